@@ -1,0 +1,184 @@
+// The only file that knows both Python and the runtime: checks arrays, releases the GIL, converts results.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <stdexcept>
+
+#include "runtime/cpu.h"
+#include "runtime/model.h"
+#include "runtime/pack.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace octavo;
+
+namespace {
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Matrix2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Table2 = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+nb::ndarray<nb::numpy, float, nb::ndim<2>> new_matrix(size_t rows, size_t cols, float*& data) {
+  data = new float[rows * cols]();
+  nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+  return {data, {rows, cols}, owner};
+}
+
+// One sampling row: (temperature, top_p, min_p, top_k, logprobs, seed, position, [(token, add, repetition)...])
+using RowTuple = std::tuple<float, float, float, int, int, uint64_t, uint64_t, std::vector<std::tuple<int, float, float>>>;
+using SampleTuple = std::tuple<int, float, std::vector<int>, std::vector<float>>;
+
+std::vector<SampleTuple> step(Model& model, Ints ids, Ints positions, Table2 spans, Ints tables, Ints select,
+                              const std::vector<RowTuple>& rows) {
+  Step s;
+  s.tokens = int(ids.size());
+  s.selected = int(select.size());
+  s.ids = ids.data();
+  s.positions = positions.data();
+  s.select = select.data();
+  s.tables = tables.data();
+  if (positions.size() != ids.size() || spans.shape(1) != 4 || rows.size() > select.size())
+    throw std::invalid_argument("step arrays disagree in length");
+  for (size_t i = 0; i < spans.shape(0); i++) s.spans.push_back({spans(i, 0), spans(i, 1), spans(i, 2), spans(i, 3)});
+  std::vector<std::vector<Adjustment>> adjustments(rows.size());
+  std::vector<SamplingRow> sampling;
+  for (size_t i = 0; i < rows.size(); i++) {
+    const auto& [temperature, top_p, min_p, top_k, logprobs, seed, position, changes] = rows[i];
+    for (const auto& [token, add, repetition] : changes) {
+      if (token < 0 || token >= model.vocabulary()) throw std::invalid_argument("adjusted token is outside the vocabulary");
+      adjustments[i].push_back({token, add, repetition});
+    }
+    sampling.push_back({temperature, top_p, min_p, top_k, logprobs, seed, position, adjustments[i].data(), int(adjustments[i].size())});
+  }
+  std::vector<Sample> samples;
+  {
+    nb::gil_scoped_release release;
+    samples = model.step(s, sampling);
+  }
+  std::vector<SampleTuple> out;
+  for (Sample& x : samples) out.emplace_back(x.token, x.logprob, std::move(x.top_tokens), std::move(x.top_logprobs));
+  return out;
+}
+
+// Kernel under test: y[m][rows] = x[m][cols] * W^T, in calls of `tile` tokens.
+auto linear(const std::string& isa, int type, Bytes data, size_t rows, size_t cols, Matrix2 x, int tile) {
+  const Kernels* k = select_kernels(isa);
+  const Format format = panel_format(type);
+  const size_t m = x.shape(0), padded = padded_cols(cols), bytes = panel_bytes(format, cols), panels = (rows + 15) / 16;
+  if (x.shape(1) != cols || data.size() != rows * row_bytes(type, cols)) throw std::invalid_argument("shapes disagree");
+  Arena arena(panels * bytes + m * padded * 32 + panels * 16 * m * 4 + (size_t(1) << 20));
+  uint8_t* packed = arena.allocate<uint8_t>(panels * bytes);
+  for (size_t p = 0; p < panels; p++) pack_panel(type, data.data(), rows, cols, p, packed + p * bytes);
+  Act act{int(padded), arena.allocate<int8_t>(m * (padded + 64)), arena.allocate<float>(m * padded / 32), arena.allocate<float>(m * padded / 32),
+          arena.allocate<int32_t>(m * padded / 32), arena.allocate<int32_t>(m * padded / 16), arena.allocate<uint16_t>(m * padded),
+          arena.allocate<float>(m * padded)};
+  float* line = arena.allocate<float>(padded);
+  float* out = arena.allocate<float>(m * panels * 16);
+  for (size_t t = 0; t < m; t++) {
+    memcpy(line, x.data() + t * cols, cols * sizeof(float));
+    k->emit(act, int(t), 0, int(padded), line);
+  }
+  for (size_t t = 0; t < m; t += size_t(tile)) {
+    Act at = act;
+    at.q += t * (padded + 64), at.scale += t * padded / 32, at.scaled += t * padded / 32, at.neg32 += t * padded / 32;
+    at.neg16 += t * padded / 16, at.bf16 += t * padded, at.f32 += t * padded;
+    const int count = int(t + size_t(tile) < m ? size_t(tile) : m - t);
+    k->linear[format]({packed, bytes, int(padded), at, count, out + t * panels * 16, int(panels * 16), nullptr, nullptr}, 0, int(panels));
+  }
+  float* y;
+  auto result = new_matrix(m, rows, y);
+  for (size_t t = 0; t < m; t++) memcpy(y + t * rows, out + t * panels * 16, rows * sizeof(float));
+  return result;
+}
+
+auto unpack(int type, Bytes data, size_t rows, size_t cols) {
+  const Format format = panel_format(type);
+  if (data.size() != rows * row_bytes(type, cols)) throw std::invalid_argument("shapes disagree");
+  std::vector<uint8_t> panel(panel_bytes(format, cols));
+  float* y;
+  auto result = new_matrix(rows, cols, y);
+  for (size_t r = 0; r < rows; r++) {
+    if (r % 16 == 0) pack_panel(type, data.data(), rows, cols, r / 16, panel.data());
+    unpack_row(format, panel.data(), int(r % 16), cols, y + r * cols);
+  }
+  return result;
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "Octavo's native runtime: packed weights, paged KV cache, kernels and sampling.";
+  m.def("isa", [](const std::string& isa) { return std::string(select_kernels(isa)->name); }, "isa"_a = "");
+  m.def("matrix_bytes", &Model::matrix_bytes);
+  m.def("cache_block_bytes", &Model::cache_block_bytes);
+  m.def("act_bytes", [](int rows, int width, bool int8, bool bf16, bool f32) { return Model::act_bytes(rows, width, {int8, bf16, f32}); });
+  m.def("uniform", &uniform, "seed"_a, "position"_a);
+  m.def("linear", &linear, "isa"_a, "type"_a, "data"_a, "rows"_a, "cols"_a, "x"_a, "tile"_a);
+  m.def("unpack", &unpack, "type"_a, "data"_a, "rows"_a, "cols"_a);
+  m.def("sample", [](const std::string& isa, Floats logits, const RowTuple& r) {
+    const size_t n = logits.size(), padded = (n + 15) / 16 * 16;
+    std::vector<float> values(padded), scratch(padded);
+    memcpy(values.data(), logits.data(), n * sizeof(float));
+    const auto& [temperature, top_p, min_p, top_k, logprobs, seed, position, changes] = r;
+    std::vector<Adjustment> a;
+    for (const auto& [token, add, repetition] : changes) {
+      if (token < 0 || size_t(token) >= n) throw std::invalid_argument("adjusted token is outside the vocabulary");
+      a.push_back({token, add, repetition});
+    }
+    Sample s = sample(*select_kernels(isa), values.data(), int(n),
+                      {temperature, top_p, min_p, top_k, logprobs, seed, position, a.data(), int(a.size())}, scratch.data());
+    return SampleTuple(s.token, s.logprob, s.top_tokens, s.top_logprobs);
+  });
+
+  nb::class_<Model>(m, "Model")
+      .def("__init__", [](Model* self, const std::string& isa, int threads, size_t weights, size_t buffers, int tokens, int selected, int features) {
+             new (self) Model(isa, threads, weights, buffers, {tokens, selected, features});
+           }, "isa"_a, "threads"_a, "weight_bytes"_a, "buffer_bytes"_a, "tokens"_a, "selected"_a, "features"_a)
+      .def("add_matrix", [](Model& self, int type, Bytes data, size_t rows, size_t cols) {
+        nb::gil_scoped_release release;
+        return self.add_matrix(type, data.data(), data.size(), rows, cols);
+      })
+      .def("add_vector", [](Model& self, Floats data) { return self.add_vector(data.data(), data.size()); })
+      .def("add_buffer", [](Model& self, bool selected, int width) { return self.add_buffer(selected ? Rows::selected : Rows::tokens, width); })
+      .def("add_act", [](Model& self, bool selected, int width, bool int8, bool bf16, bool f32) {
+        return self.add_act(selected ? Rows::selected : Rows::tokens, width, {int8, bf16, f32});
+      })
+      .def("add_rope", [](Model& self, Floats f) { return self.add_rope(f.data(), int(f.size())); })
+      .def("add_schedule", &Model::add_schedule)
+      .def("embed", &Model::embed)
+      .def("select", &Model::select)
+      .def("norm", &Model::norm)
+      .def("add", &Model::add)
+      .def("linear", [](Model& self, int act, const std::vector<std::tuple<int, int, int, int>>& parts) {
+        std::vector<Model::Part> p;
+        for (const auto& [matrix, out, bias, residual] : parts) p.push_back({matrix, out, bias, residual});
+        self.linear(act, p);
+      })
+      .def("glu", &Model::glu)
+      .def("attention", [](Model& self, int q, int k, int v, int layer, int heads, int kv_heads, int head_dim, int schedule, int q_norm,
+                           int k_norm, int rope, int act, float scale, float eps, bool interleaved) {
+        self.attention({q, k, v, layer, heads, kv_heads, head_dim, schedule, q_norm, k_norm, rope, act, scale, eps, interleaved});
+      }, "q"_a, "k"_a, "v"_a, "layer"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "schedule"_a, "q_norm"_a, "k_norm"_a, "rope"_a, "act"_a,
+         "scale"_a, "eps"_a, "interleaved"_a)
+      .def("output", &Model::output)
+      .def("allocate_cache", &Model::allocate_cache, "layers"_a, "blocks"_a, "heads"_a, "head_dim"_a, "bf16"_a, "parts"_a)
+      .def("copy_block", &Model::copy_block)
+      .def("step", &step, "ids"_a, "positions"_a, "spans"_a, "tables"_a, "select"_a, "sampling"_a)
+      .def("logits", [](Model& self, int rows) {
+        float* y;
+        auto result = new_matrix(size_t(rows), size_t(self.vocabulary()), y);
+        for (int r = 0; r < rows; r++) memcpy(y + size_t(r) * size_t(self.vocabulary()), self.logits().row(r), size_t(self.vocabulary()) * sizeof(float));
+        return result;
+      })
+      .def_prop_ro("isa", [](const Model& self) { return std::string(self.isa()); })
+      .def_prop_ro("threads", &Model::threads)
+      .def_prop_ro("weight_bytes", &Model::weight_bytes)
+      .def_prop_ro("buffer_bytes", &Model::buffer_bytes)
+      .def_prop_ro("cache_bytes", &Model::cache_bytes);
+}

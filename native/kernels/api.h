@@ -1,0 +1,84 @@
+// What a kernel is given: plain structs and one table of function pointers per instruction set.
+// Kernel translation units include only this header and C headers, so that no inline function of
+// the C++ library can be emitted with instructions the host does not have.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+namespace octavo {
+
+// Stored form of a weight matrix. Every form is a sequence of panels of 16 output rows.
+// Layouts are described beside the packers in runtime/pack.cpp.
+enum Format : int { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16, F32, FORMATS };
+
+constexpr int PANEL = 16;         // output rows per panel = lanes of one vector
+constexpr int GROUP = 32;         // input features that share one activation scale
+constexpr int BLOCK = 16;         // tokens per KV block
+constexpr int KV_TILE = 64;       // tokens per softmax tile
+constexpr int KV_CHUNK = 256;     // tokens per attention partial; fixed, so results never depend on threads
+constexpr int ATTEND_ROWS = 8;    // query rows (token, head) handled together
+constexpr float MASKED = -1e30f;  // running maximum before any key has been seen
+
+// The input of linear layers, in the forms that its consumers read. Unused forms are null.
+// Rows are tokens; `k` is the feature count rounded up to 64, padding is zero.
+struct Act {
+  int k;
+  int8_t* q;        // [rows][k + 64]   symmetric int8 per group of 32, |q| <= 127
+  float* scale;     // [rows][k / 32]
+  float* scaled;    // [rows][k / 32]   scale * sum(q), for formats with a minimum
+  int32_t* neg32;   // [rows][k / 32]   -sum(q) per 32, removes a power-of-two zero point by a shift
+  int32_t* neg16;   // [rows][k / 16]   the same per 16 (Q6_K)
+  uint16_t* bf16;   // [rows][k]
+  float* f32;       // [rows][k]
+};
+
+struct LinearArgs {
+  const uint8_t* panels;
+  size_t panel_bytes;
+  int k;                  // padded input features (multiple of 64; of 256 for K-quants)
+  Act act;
+  int rows;               // tokens
+  float* out;             // [rows][out_stride]
+  int out_stride;
+  const float* bias;      // [N padded to 16] or null
+  const float* residual;  // [rows][out_stride] added to the result, or null; may equal out
+};
+
+struct AttendArgs {
+  // ATTEND_ROWS or fewer query rows that share one KV head and one block table.
+  int rows;
+  const void* q[ATTEND_ROWS];    // each [head_dim_padded], KV dtype, already scaled
+  int position[ATTEND_ROWS];     // the row sees keys in (position - window, position]
+  int window;                    // 0: unlimited
+  int head_dim;                  // padded to 16
+  const uint8_t* pool;           // KV of this layer and KV head: pool + block * block_stride
+  size_t block_stride;
+  const int32_t* blocks;         // block table of the sequence
+  int begin, end;                // key positions to cover; begin is a multiple of KV_CHUNK
+  float* max[ATTEND_ROWS];       // partial results: running maximum,
+  float* sum[ATTEND_ROWS];       // sum of exponentials,
+  float* out[ATTEND_ROWS];       // and weighted values [head_dim]
+};
+
+struct Kernels {
+  const char* name;
+  void (*linear[FORMATS])(const LinearArgs&, int panel_begin, int panel_end);
+  void (*emit)(const Act&, int row, int first, int count, const float* x);
+  void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* y);
+  void (*glu)(int kind, const float* gate, const float* up, int n, float* y);
+  void (*rope)(float* x, const float* cos_sin, int head_dim, int interleaved);
+  void (*store_q)(const float* x, int head_dim, int padded, float scale, int bf16, void* out);
+  void (*store_k)(const float* x, int head_dim, int slot, int bf16, uint8_t* block);
+  void (*store_v)(const float* x, int head_dim, int padded, int slot, int bf16, uint8_t* block);
+  void (*attend_bf16)(const AttendArgs&);
+  void (*attend_f32)(const AttendArgs&);
+  void (*merge)(float* max, float* sum, float* out, float m, float l, const float* o, int head_dim);
+  float (*row_max)(const float* x, int n);
+  double (*exp_sum)(const float* x, int n, float max, float inv_temperature, float* p);
+};
+
+const Kernels* kernels_avx512();
+const Kernels* kernels_avx2();
+const Kernels* kernels_scalar();
+
+}  // namespace octavo

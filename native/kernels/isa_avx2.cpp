@@ -1,0 +1,20 @@
+// Kernels for avx2; see simd_avx2.h for what it needs.
+#include <immintrin.h>
+
+#include "api.h"
+
+namespace octavo {
+namespace {
+namespace avx2 {
+#define ISA_NAME "avx2"
+#include "simd_avx2.h"
+#include "linear.inc"
+#include "elementwise.inc"
+#include "attention.inc"
+#include "table.inc"
+}  // namespace avx2
+}  // namespace
+
+const Kernels* kernels_avx2() { return &avx2::TABLE; }
+
+}  // namespace octavo

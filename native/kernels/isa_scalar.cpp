@@ -1,0 +1,21 @@
+// Kernels for scalar; see simd_scalar.h for what it needs.
+#include <math.h>
+#include <string.h>
+
+#include "api.h"
+
+namespace octavo {
+namespace {
+namespace scalar {
+#define ISA_NAME "scalar"
+#include "simd_scalar.h"
+#include "linear.inc"
+#include "elementwise.inc"
+#include "attention.inc"
+#include "table.inc"
+}  // namespace scalar
+}  // namespace
+
+const Kernels* kernels_scalar() { return &scalar::TABLE; }
+
+}  // namespace octavo

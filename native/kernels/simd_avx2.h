@@ -1,0 +1,134 @@
+// 16 lanes in two 256-bit registers. Needs AVX2, FMA, F16C.
+#include <immintrin.h>
+
+constexpr int TOKEN_TILE = 4;
+constexpr int FLOAT_TILE = 1;
+
+struct VF { __m256 a, b; };
+struct VI { __m256i a, b; };
+struct VB { __m256i a, b; };
+struct VM { __m256 a, b; };
+
+static inline VF f_load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+static inline void f_store(float* p, VF x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
+static inline VF f_set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+static inline VF f_add(VF x, VF y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+static inline VF f_sub(VF x, VF y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+static inline VF f_mul(VF x, VF y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+static inline VF f_div(VF x, VF y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+static inline VF f_fma(VF x, VF y, VF z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+static inline VF f_max(VF x, VF y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+static inline VF f_min(VF x, VF y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+static inline VF f_abs(VF x) {
+  __m256 m = _mm256_castsi256_ps(_mm256_set1_epi32(0x7FFFFFFF));
+  return {_mm256_and_ps(x.a, m), _mm256_and_ps(x.b, m)};
+}
+static inline VF f_round(VF x) {
+  constexpr int MODE = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(x.a, MODE), _mm256_round_ps(x.b, MODE)};
+}
+static inline VF f_half(const void* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p + 1))};
+}
+static inline VF f_int(VI x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+static inline VF f_u8(const uint8_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p))),
+          _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8))))};
+}
+static inline VF f_s8(const uint8_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8))))};
+}
+static inline __m256 exp2i_half(__m256 n) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
+static inline VF f_exp2i(VF n) { return {exp2i_half(n.a), exp2i_half(n.b)}; }
+static inline VM f_le(VF x, VF y) { return {_mm256_cmp_ps(x.a, y.a, _CMP_LE_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_LE_OQ)}; }
+static inline VF f_select(VM m, VF yes, VF no) { return {_mm256_blendv_ps(no.a, yes.a, m.a), _mm256_blendv_ps(no.b, yes.b, m.b)}; }
+static inline VM m_range(int begin, int end) {
+  __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), eight = _mm256_set1_epi32(8);
+  __m256i lo = _mm256_set1_epi32(begin - 1), hi = _mm256_set1_epi32(end);
+  __m256i upper = _mm256_add_epi32(lane, eight);
+  return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_cmpgt_epi32(lane, lo), _mm256_cmpgt_epi32(hi, lane))),
+          _mm256_castsi256_ps(_mm256_and_si256(_mm256_cmpgt_epi32(upper, lo), _mm256_cmpgt_epi32(hi, upper)))};
+}
+
+static inline VI i_load(const int32_t* p) { return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)}; }
+static inline VI i_set(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+static inline void i_store(int32_t* p, VI x) { _mm256_storeu_si256((__m256i*)p, x.a); _mm256_storeu_si256((__m256i*)p + 1, x.b); }
+static inline VI i_add(VI x, VI y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+template <int N> static inline VI i_shl(VI x) { return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)}; }
+static inline VI i_round(VF x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+static inline void i_store8(int8_t* p, VI x) {
+  int32_t t[16];
+  i_store(t, x);
+  for (int i = 0; i < 16; i++) p[i] = (int8_t)t[i];
+}
+
+static inline VB b_load(const uint8_t* p) { return {_mm256_load_si256((const __m256i*)p), _mm256_load_si256((const __m256i*)p + 1)}; }
+static inline VB b_low(VB x) { __m256i m = _mm256_set1_epi8(15); return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)}; }
+static inline VB b_high(VB x) {
+  __m256i m = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(_mm256_srli_epi16(x.a, 4), m), _mm256_and_si256(_mm256_srli_epi16(x.b, 4), m)};
+}
+static inline __m256i bit5_half(__m256i x, uint32_t bits) {
+  __m256i byte = _mm256_shuffle_epi8(_mm256_set1_epi32((int)bits),
+      _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3));
+  __m256i one = _mm256_set1_epi64x((long long)0x8040201008040201ULL);
+  __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(byte, one), one);
+  return _mm256_or_si256(x, _mm256_and_si256(set, _mm256_set1_epi8(16)));
+}
+static inline VB b_bit5(VB x, const uint8_t* mask) {
+  return {bit5_half(x.a, *(const uint32_t*)mask), bit5_half(x.b, *(const uint32_t*)(mask + 4))};
+}
+template <int S> static inline __m256i plane_half(__m256i x, __m256i p) {
+  __m256i y = S <= 4 ? _mm256_slli_epi16(p, 4 - S) : _mm256_srli_epi16(p, S - 4);
+  return _mm256_or_si256(x, _mm256_and_si256(y, _mm256_set1_epi8(0x30)));
+}
+template <int S> static inline VB b_plane(VB x, VB p) { return {plane_half<S>(x.a, p.a), plane_half<S>(x.b, p.b)}; }
+// vpmaddubsw saturates at 16 bits: safe for weights up to 127. Wider weights are split into their
+// low seven bits and their top bit (counted 128 times), both safe, so the sum is exact.
+template <bool WIDE> static inline __m256i dot_half(__m256i acc, __m256i w, __m256i a) {
+  const __m256i one = _mm256_set1_epi16(1);
+  if (!WIDE) return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), one));
+  __m256i low = _mm256_and_si256(w, _mm256_set1_epi8(127));
+  __m256i top = _mm256_and_si256(_mm256_srli_epi16(w, 7), _mm256_set1_epi8(1));
+  acc = _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(low, a), one));
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(top, a), _mm256_set1_epi16(128)));
+}
+template <bool WIDE> static inline VI b_dot(VI acc, VB w, const int8_t* a) {
+  __m256i x = _mm256_set1_epi32(*(const int32_t*)a);
+  return {dot_half<WIDE>(acc.a, w.a, x), dot_half<WIDE>(acc.b, w.b, x)};
+}
+
+static inline __m256 h_half(__m256 acc, __m256i line, __m256i pair) {
+  const __m256i high = _mm256_set1_epi32((int)0xFFFF0000);
+  acc = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(line, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16)), acc);
+  return _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(line, high)), _mm256_castsi256_ps(_mm256_and_si256(pair, high)), acc);
+}
+static inline VF h_dot(VF acc, const uint16_t* line, const uint16_t* pair) {
+  __m256i y = _mm256_set1_epi32(*(const int32_t*)pair);
+  return {h_half(acc.a, _mm256_load_si256((const __m256i*)line), y), h_half(acc.b, _mm256_load_si256((const __m256i*)line + 1), y)};
+}
+static inline void h_store(uint16_t* p, VF x) {
+  float t[16];
+  f_store(t, x);
+  for (int i = 0; i < 16; i++) {  // round to nearest even; inputs are finite
+    uint32_t u = *(uint32_t*)&t[i];
+    p[i] = (uint16_t)((u + 0x7FFF + ((u >> 16) & 1)) >> 16);
+  }
+}
+
+static inline float f_hadd(VF x) {
+  float t[16];
+  f_store(t, x);
+  for (int w = 8; w; w /= 2) for (int i = 0; i < w; i++) t[i] += t[i + w];
+  return t[0];
+}
+static inline float f_hmax(VF x) {
+  float t[16], m;
+  f_store(t, x);
+  m = t[0];
+  for (int i = 1; i < 16; i++) m = t[i] > m ? t[i] : m;
+  return m;
+}

@@ -1,0 +1,74 @@
+// 16 lanes in one 512-bit register. Needs F, BW, DQ, VL, VNNI, BF16.
+#include <immintrin.h>
+
+constexpr int TOKEN_TILE = 12;  // tokens per integer register tile: 8 weight lines + 12 accumulators + temporaries
+constexpr int FLOAT_TILE = 6;   // tokens per float tile: 4 accumulators each
+
+struct VF { __m512 v; };
+struct VI { __m512i v; };
+struct VB { __m512i v; };  // 64 bytes: 16 rows x 4 features
+struct VM { __mmask16 v; };
+
+static inline VF f_load(const float* p) { return {_mm512_loadu_ps(p)}; }
+static inline void f_store(float* p, VF a) { _mm512_storeu_ps(p, a.v); }
+static inline VF f_set(float x) { return {_mm512_set1_ps(x)}; }
+static inline VF f_add(VF a, VF b) { return {_mm512_add_ps(a.v, b.v)}; }
+static inline VF f_sub(VF a, VF b) { return {_mm512_sub_ps(a.v, b.v)}; }
+static inline VF f_mul(VF a, VF b) { return {_mm512_mul_ps(a.v, b.v)}; }
+static inline VF f_div(VF a, VF b) { return {_mm512_div_ps(a.v, b.v)}; }
+static inline VF f_fma(VF a, VF b, VF c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+static inline VF f_max(VF a, VF b) { return {_mm512_max_ps(a.v, b.v)}; }
+static inline VF f_min(VF a, VF b) { return {_mm512_min_ps(a.v, b.v)}; }
+static inline VF f_abs(VF a) { return {_mm512_abs_ps(a.v)}; }
+static inline VF f_round(VF a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+static inline VF f_half(const void* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+static inline VF f_int(VI a) { return {_mm512_cvtepi32_ps(a.v)}; }
+static inline VF f_u8(const uint8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)))}; }
+static inline VF f_s8(const uint8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))}; }
+static inline VF f_exp2i(VF n) {  // 2^n for integral n in [-126, 127]
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23))};
+}
+static inline VM f_le(VF a, VF b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LE_OQ)}; }
+static inline VF f_select(VM m, VF yes, VF no) { return {_mm512_mask_mov_ps(no.v, m.v, yes.v)}; }
+static inline VM m_range(int begin, int end) {  // lanes begin <= i < end
+  uint32_t hi = end >= 16 ? 0xFFFF : end <= 0 ? 0 : (1u << end) - 1;
+  uint32_t lo = begin >= 16 ? 0xFFFF : begin <= 0 ? 0 : (1u << begin) - 1;
+  return {(__mmask16)(hi & ~lo)};
+}
+
+static inline VI i_load(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+static inline VI i_set(int32_t x) { return {_mm512_set1_epi32(x)}; }
+static inline void i_store(int32_t* p, VI a) { _mm512_storeu_si512(p, a.v); }
+static inline VI i_add(VI a, VI b) { return {_mm512_add_epi32(a.v, b.v)}; }
+template <int N> static inline VI i_shl(VI a) { return {_mm512_slli_epi32(a.v, N)}; }
+static inline VI i_round(VF a) { return {_mm512_cvtps_epi32(a.v)}; }
+static inline void i_store8(int8_t* p, VI a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v)); }
+
+static inline VB b_load(const uint8_t* p) { return {_mm512_load_si512(p)}; }
+static inline VB b_low(VB a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
+static inline VB b_high(VB a) { return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))}; }
+static inline VB b_bit5(VB a, const uint8_t* mask) {  // adds 16 where the bit of the 64-bit mask is set
+  return {_mm512_mask_add_epi8(a.v, *(const uint64_t*)mask, a.v, _mm512_set1_epi8(16))};
+}
+template <int S> static inline VB b_plane(VB a, VB plane) {  // a | ((plane >> S) & 3) << 4
+  __m512i x = S <= 4 ? _mm512_slli_epi16(plane.v, 4 - S) : _mm512_srli_epi16(plane.v, S - 4);
+  return {_mm512_or_si512(a.v, _mm512_and_si512(x, _mm512_set1_epi8(0x30)))};
+}
+// acc[row] += sum over 4 of u8 weight * s8 activation; WIDE: weights may exceed 127
+template <bool WIDE> static inline VI b_dot(VI acc, VB w, const int8_t* a) {
+  return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(*(const int32_t*)a))};
+}
+
+// acc[lane] += x0 * y0 + x1 * y1 over bf16 pairs; y is broadcast
+static inline VF h_dot(VF acc, const uint16_t* line, const uint16_t* pair) {
+  return {_mm512_dpbf16_ps(acc.v, (__m512bh)_mm512_load_si512(line), (__m512bh)_mm512_set1_epi32(*(const int32_t*)pair))};
+}
+static inline void h_store(uint16_t* p, VF a) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(a.v)); }
+
+static inline float f_hadd(VF a) {  // fixed tree
+  float t[16];
+  _mm512_storeu_ps(t, a.v);
+  for (int w = 8; w; w /= 2) for (int i = 0; i < w; i++) t[i] += t[i + w];
+  return t[0];
+}
+static inline float f_hmax(VF a) { return _mm512_reduce_max_ps(a.v); }

@@ -1,0 +1,191 @@
+#include "model.h"
+
+#include <cstring>
+#include <stdexcept>
+
+#include "cpu.h"
+#include "pack.h"
+
+namespace octavo {
+namespace {
+
+constexpr int SLACK = 16;  // floats past a row's end that kernels may read
+
+size_t float_row(int width) { return align_up(size_t(width), 64); }
+
+}  // namespace
+
+Model::Model(const std::string& isa, int threads, size_t weight_bytes, size_t buffer_bytes, Limits limits)
+    : kernels_(select_kernels(isa)), pool_(threads), limits_(limits), weights_(weight_bytes), buffers_arena_(buffer_bytes) {
+  context_.kernels = kernels_;
+  context_.scratch_floats = float_row(limits.features) + 2 * SLACK;
+  for (int i = 0; i < threads; i++) context_.scratch.push_back(buffers_arena_.allocate<float>(context_.scratch_floats));
+}
+
+size_t Model::matrix_bytes(int type, size_t rows, size_t cols) {
+  return align_up((rows + PANEL - 1) / PANEL * panel_bytes(panel_format(type), cols), 64);
+}
+
+int Model::add_matrix(int type, const uint8_t* data, size_t data_bytes, size_t rows, size_t cols) {
+  if (data_bytes != rows * row_bytes(type, cols)) throw std::invalid_argument("tensor bytes do not match its shape");
+  Matrix m{panel_format(type), rows, cols, panel_bytes(panel_format(type), cols), nullptr};
+  uint8_t* out = weights_.allocate<uint8_t>(matrix_bytes(type, rows, cols));
+  Work work(pool_.size());
+  pool_.run([&](int thread) {
+    work.each(thread, m.panel_count(), 1, [&](int begin, int end) {
+      for (int p = begin; p < end; p++) pack_panel(type, data, rows, cols, size_t(p), out + size_t(p) * m.panel_bytes);
+    });
+  });
+  m.panels = out;
+  matrices_.push_back(m);
+  return int(matrices_.size()) - 1;
+}
+
+int Model::add_vector(const float* data, size_t n) {
+  float* p = weights_.allocate<float>(align_up(n, 16));
+  memcpy(p, data, n * sizeof(float));
+  vectors_.push_back(p);
+  return int(vectors_.size()) - 1;
+}
+
+int Model::add_buffer(Rows rows, int width) {
+  const size_t stride = float_row(width), count = size_t(row_count(rows)) * stride + SLACK;
+  buffers_.push_back({rows, Buffer{buffers_arena_.allocate<float>(count), width, int(stride)}});
+  return int(buffers_.size()) - 1;
+}
+
+size_t Model::act_bytes(int rows, int width, ActForms forms) {
+  const size_t m = size_t(rows), k = padded_cols(size_t(width));
+  size_t bytes = 0;
+  auto add = [&](size_t n) { bytes += align_up(n, 64); };
+  if (forms.int8) add(m * (k + 64)), add(m * k / 32 * 4), add(m * k / 32 * 4), add(m * k / 32 * 4), add(m * k / 16 * 4);
+  if (forms.bf16) add(m * k * 2);
+  if (forms.f32) add(m * k * 4);
+  return bytes;
+}
+
+int Model::add_act(Rows rows, int width, ActForms forms) {
+  const size_t m = size_t(row_count(rows)), k = padded_cols(size_t(width));
+  Act a{};
+  a.k = int(k);
+  if (forms.int8) {
+    a.q = buffers_arena_.allocate<int8_t>(m * (k + 64));
+    a.scale = buffers_arena_.allocate<float>(m * k / 32);
+    a.scaled = buffers_arena_.allocate<float>(m * k / 32);
+    a.neg32 = buffers_arena_.allocate<int32_t>(m * k / 32);
+    a.neg16 = buffers_arena_.allocate<int32_t>(m * k / 16);
+  }
+  if (forms.bf16) a.bf16 = buffers_arena_.allocate<uint16_t>(m * k);
+  if (forms.f32) a.f32 = buffers_arena_.allocate<float>(m * k);
+  acts_.push_back({rows, a});
+  return int(acts_.size()) - 1;
+}
+
+int Model::add_rope(const float* frequencies, int half) {
+  float* f = weights_.allocate<float>(size_t(half));
+  memcpy(f, frequencies, size_t(half) * sizeof(float));
+  float* table = buffers_arena_.allocate<float>(size_t(limits_.tokens) * size_t(half) * 2);
+  prologue_.push_back(std::make_unique<RopeTableOp>(f, half, table));
+  ropes_.push_back(table);
+  return int(ropes_.size()) - 1;
+}
+
+int Model::add_schedule(int window) {
+  context_.schedules.push_back({window, {}, {}});
+  return int(context_.schedules.size()) - 1;
+}
+
+void Model::embed(int matrix, int out, float scale) {
+  ops_.push_back(std::make_unique<EmbedOp>(matrices_.at(size_t(matrix)), buffer(out), scale));
+}
+
+void Model::select(int in, int out) { ops_.push_back(std::make_unique<SelectOp>(buffer(in), buffer(out))); }
+
+void Model::norm(int in, int weight, float eps, int out, int residual, int act_index) {
+  const Rows rows = buffers_.at(size_t(in)).rows;
+  ops_.push_back(std::make_unique<NormOp>(rows, buffer(in), vector(weight), eps, buffer(out), buffer(residual), act(act_index)));
+}
+
+void Model::add(int a, int b, int out) {
+  ops_.push_back(std::make_unique<AddOp>(buffers_.at(size_t(out)).rows, buffer(a), buffer(b), buffer(out)));
+}
+
+void Model::linear(int act_index, const std::vector<Part>& parts) {
+  std::vector<LinearPart> p;
+  for (const Part& x : parts) p.push_back({matrices_.at(size_t(x.matrix)), buffer(x.out), vector(x.bias), buffer(x.residual).data});
+  ops_.push_back(std::make_unique<LinearOp>(acts_.at(size_t(act_index)).rows, act(act_index), std::move(p)));
+}
+
+void Model::glu(int gate, int up, int kind, int act_index) {
+  ops_.push_back(std::make_unique<GluOp>(buffers_.at(size_t(gate)).rows, buffer(gate), buffer(up), kind, act(act_index)));
+}
+
+void Model::attention(const Attention& a) {
+  AttentionSpec s{buffer(a.q), buffer(a.k), buffer(a.v), a.layer, a.heads, a.kv_heads, a.head_dim, a.schedule, a.scale,
+                  vector(a.q_norm), vector(a.k_norm), a.eps, a.rope < 0 ? nullptr : ropes_.at(size_t(a.rope)), a.interleaved, act(a.act)};
+  heads_ = a.heads;
+  kv_heads_ = a.kv_heads;
+  ops_.push_back(std::make_unique<AttentionOp>(s));
+}
+
+void Model::output(int b, int vocabulary) {
+  output_ = b;
+  vocabulary_ = vocabulary;
+  for (int i = 0; i < pool_.size(); i++) sample_scratch_.push_back(buffers_arena_.allocate<float>(float_row(vocabulary)));
+}
+
+size_t Model::cache_block_bytes(int layers, int heads, int head_dim, bool bf16) {
+  return size_t(layers) * size_t(heads) * 2 * BLOCK * align_up(size_t(head_dim), 16) * (bf16 ? 2 : 4);
+}
+
+void Model::allocate_cache(int layers, int blocks, int heads, int head_dim, bool bf16, int parts) {
+  KvCache& kv = context_.kv;
+  kv = {nullptr, layers, blocks, heads, head_dim, int(align_up(size_t(head_dim), 16)), bf16};
+  cache_ = std::make_unique<Arena>(kv.layer_bytes() * size_t(layers));
+  kv.data = cache_->allocate<uint8_t>(kv.layer_bytes() * size_t(layers));
+  const size_t pairs = size_t(parts) * size_t(heads_);
+  context_.part_capacity = parts;
+  context_.part_max = buffers_arena_.allocate<float>(pairs);
+  context_.part_sum = buffers_arena_.allocate<float>(pairs);
+  context_.part_out = buffers_arena_.allocate<float>(pairs * size_t(kv.padded));
+  context_.queries = buffers_arena_.allocate<uint8_t>(size_t(limits_.tokens) * size_t(heads_) * size_t(kv.padded) * (bf16 ? 2 : 4));
+}
+
+void Model::copy_block(int from, int to) {
+  const KvCache& kv = context_.kv;
+  if (from < 0 || to < 0 || from >= kv.blocks || to >= kv.blocks) throw std::invalid_argument("no such KV block");
+  for (int l = 0; l < kv.layers; l++) memcpy(kv.at(l, to, 0), kv.at(l, from, 0), kv.block_bytes());
+}
+
+void Model::check(const Step& s) const {
+  if (s.tokens < 1 || s.tokens > limits_.tokens || s.selected > limits_.selected) throw std::invalid_argument("step exceeds the limits of the model");
+}
+
+std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>& sampling) {
+  check(step);
+  context_.step = step;
+  for (Schedule& s : context_.schedules) plan_attention(context_, s, heads_, kv_heads_);
+  std::vector<Sample> samples(sampling.size());
+  Work works[2] = {Work(pool_.size()), Work(pool_.size())};
+  pool_.run([&](int thread) {
+    int phase = 0;
+    // Two cursor sets alternate: while all threads use one, thread 0 rewinds the other.
+    auto next = [&]() -> Work& {
+      if (thread == 0) works[(phase + 1) % 2].reset();
+      return works[phase++ % 2];
+    };
+    for (auto* list : {&prologue_, &ops_})
+      for (auto& op : *list)
+        for (int p = 0; p < op->phases(); p++) {
+          op->run(context_, p, thread, next());
+          pool_.barrier();
+        }
+    next().each(thread, int(sampling.size()), 1, [&](int begin, int end) {
+      for (int i = begin; i < end; i++)
+        samples[size_t(i)] = sample(*kernels_, logits().row(i), vocabulary_, sampling[size_t(i)], sample_scratch_[size_t(thread)]);
+    });
+  });
+  return samples;
+}
+
+}  // namespace octavo

@@ -1,0 +1,87 @@
+// A recorded program made executable: buffers, packed weights, KV cache, and one call per step.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ops.h"
+#include "sampling.h"
+
+namespace octavo {
+
+struct Limits {
+  int tokens;     // most tokens in a step
+  int selected;   // most rows that need logits
+  int features;   // widest row any operation handles in scratch
+};
+
+struct ActForms { bool int8, bf16, f32; };
+
+class Model {
+ public:
+  Model(const std::string& isa, int threads, size_t weight_bytes, size_t buffer_bytes, Limits limits);
+
+  // Recording. Indices name what was added; -1 stands for absent.
+  int add_matrix(int ggml_type, const uint8_t* data, size_t data_bytes, size_t rows, size_t cols);
+  int add_vector(const float* data, size_t n);  // padded with zeros to 16
+  int add_buffer(Rows rows, int width);
+  int add_act(Rows rows, int width, ActForms forms);
+  int add_rope(const float* frequencies, int half);
+  int add_schedule(int window);
+  void embed(int matrix, int out, float scale);
+  void select(int in, int out);
+  void norm(int in, int weight, float eps, int out, int residual, int act);
+  void add(int a, int b, int out);
+  struct Part { int matrix, out, bias, residual; };
+  void linear(int act, const std::vector<Part>& parts);
+  void glu(int gate, int up, int kind, int act);
+  struct Attention { int q, k, v, layer, heads, kv_heads, head_dim, schedule, q_norm, k_norm, rope, act; float scale, eps; bool interleaved; };
+  void attention(const Attention& a);
+  void output(int buffer, int vocabulary);
+
+  void allocate_cache(int layers, int blocks, int heads, int head_dim, bool bf16, int parts);
+  void copy_block(int from, int to);
+
+  // Runs every operation, then samples the selected rows.
+  std::vector<Sample> step(const Step& step, const std::vector<SamplingRow>& sampling);
+  const Buffer& logits() const { return buffers_[size_t(output_)].buffer; }
+  int vocabulary() const { return vocabulary_; }
+
+  int threads() const { return pool_.size(); }
+  const char* isa() const { return kernels_->name; }
+  size_t weight_bytes() const { return weights_.size(); }
+  size_t buffer_bytes() const { return buffers_arena_.size(); }
+  size_t cache_bytes() const { return cache_ ? cache_->size() : 0; }
+  const Matrix& matrix(int i) const { return matrices_.at(size_t(i)); }
+
+  static size_t matrix_bytes(int ggml_type, size_t rows, size_t cols);
+  static size_t act_bytes(int rows, int width, ActForms forms);
+  static size_t cache_block_bytes(int layers, int heads, int head_dim, bool bf16);
+
+ private:
+  struct Row { Rows rows; Buffer buffer; };
+  struct RowAct { Rows rows; Act act; };
+  int row_count(Rows r) const { return r == Rows::tokens ? limits_.tokens : limits_.selected; }
+  Buffer buffer(int i) const { return i < 0 ? Buffer{} : buffers_.at(size_t(i)).buffer; }
+  const float* vector(int i) const { return i < 0 ? nullptr : vectors_.at(size_t(i)); }
+  Act act(int i) const { return i < 0 ? Act{} : acts_.at(size_t(i)).act; }
+  void check(const Step& step) const;
+
+  const Kernels* kernels_;
+  ThreadPool pool_;
+  Limits limits_;
+  Arena weights_, buffers_arena_;
+  std::unique_ptr<Arena> cache_;
+  std::vector<Matrix> matrices_;
+  std::vector<const float*> vectors_;
+  std::vector<Row> buffers_;
+  std::vector<RowAct> acts_;
+  std::vector<float*> ropes_;
+  std::vector<std::unique_ptr<Op>> ops_;
+  std::vector<std::unique_ptr<Op>> prologue_;
+  Context context_;
+  std::vector<float*> sample_scratch_;
+  int output_ = -1, vocabulary_ = 0, heads_ = 0, kv_heads_ = 0;
+};
+
+}  // namespace octavo

@@ -1,0 +1,171 @@
+// The recorded forward pass: a list of operations over token rows. Each runs in one or more phases;
+// all threads pass a barrier after every phase, and no phase reads what another thread writes in it.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "../kernels/api.h"
+#include "memory.h"
+#include "pool.h"
+
+namespace octavo {
+
+enum class Rows { tokens, selected };
+
+struct Matrix {  // packed weight
+  Format format;
+  size_t rows, cols, panel_bytes;
+  const uint8_t* panels;
+  int panel_count() const { return int((rows + PANEL - 1) / PANEL); }
+};
+
+struct Buffer {  // float values, one row per token
+  float* data;
+  int width, stride;
+  float* row(int i) const { return data + size_t(i) * size_t(stride); }
+};
+
+struct Span {  // consecutive tokens of one sequence within the step
+  int first, count;   // rows [first, first + count)
+  int position;       // position of the first
+  int table;          // offset of its block table in `tables`
+};
+
+struct AttendItem { int span, row, rows, chunk_begin, chunk_end, part; };
+
+struct Schedule {  // attention work of a step for one window size; the same for every layer that has it
+  int window;
+  std::vector<AttendItem> items;
+  std::vector<int> part_begin;  // per token, index of its first partial; one more at the end
+};
+
+struct KvCache {
+  uint8_t* data = nullptr;
+  int layers = 0, blocks = 0, heads = 0, head_dim = 0, padded = 0, bf16 = 1;
+  size_t head_bytes() const { return size_t(2) * BLOCK * size_t(padded) * (bf16 ? 2 : 4); }
+  size_t block_bytes() const { return head_bytes() * size_t(heads); }
+  size_t layer_bytes() const { return block_bytes() * size_t(blocks); }
+  uint8_t* at(int layer, int block, int head) const {
+    return data + size_t(layer) * layer_bytes() + size_t(block) * block_bytes() + size_t(head) * head_bytes();
+  }
+};
+
+struct Step {  // what changes from step to step
+  int tokens = 0, selected = 0;
+  const int32_t *ids = nullptr, *positions = nullptr, *select = nullptr, *tables = nullptr;
+  std::vector<Span> spans;
+  int rows(Rows r) const { return r == Rows::tokens ? tokens : selected; }
+};
+
+struct Context {
+  const Kernels* kernels;
+  Step step;
+  KvCache kv;
+  std::vector<Schedule> schedules;
+  std::vector<float*> scratch;  // per thread, scratch_floats each
+  size_t scratch_floats = 0;
+  float *part_max = nullptr, *part_sum = nullptr, *part_out = nullptr;  // attention partials
+  int part_capacity = 0;                                                // in (token, chunk) pairs
+  uint8_t* queries = nullptr;
+};
+
+class Op {
+ public:
+  virtual ~Op() = default;
+  virtual int phases() const { return 1; }
+  virtual void run(Context& c, int phase, int thread, Work& work) = 0;
+};
+
+// table[ids] * scale
+class EmbedOp : public Op {
+ public:
+  EmbedOp(Matrix table, Buffer out, float scale) : table_(table), out_(out), scale_(scale) {}
+  void run(Context& c, int phase, int thread, Work& work) override;
+ private:
+  Matrix table_; Buffer out_; float scale_;
+};
+
+// out = in[select]
+class SelectOp : public Op {
+ public:
+  SelectOp(Buffer in, Buffer out) : in_(in), out_(out) {}
+  void run(Context& c, int phase, int thread, Work& work) override;
+ private:
+  Buffer in_, out_;
+};
+
+// y = rms_norm(in) * weight; to `act` for linear layers, or to `out`, optionally onto a residual.
+class NormOp : public Op {
+ public:
+  NormOp(Rows rows, Buffer in, const float* weight, float eps, Buffer out, Buffer residual, Act act)
+      : rows_(rows), in_(in), weight_(weight), eps_(eps), out_(out), residual_(residual), act_(act) {}
+  void run(Context& c, int phase, int thread, Work& work) override;
+ private:
+  Rows rows_; Buffer in_; const float* weight_; float eps_; Buffer out_, residual_; Act act_;
+};
+
+// out = a + b
+class AddOp : public Op {
+ public:
+  AddOp(Rows rows, Buffer a, Buffer b, Buffer out) : rows_(rows), a_(a), b_(b), out_(out) {}
+  void run(Context& c, int phase, int thread, Work& work) override;
+ private:
+  Rows rows_; Buffer a_, b_, out_;
+};
+
+struct LinearPart { Matrix weight; Buffer out; const float* bias; const float* residual; };
+
+// Several matrices applied to the same input, divided among threads by panels.
+class LinearOp : public Op {
+ public:
+  LinearOp(Rows rows, Act act, std::vector<LinearPart> parts) : rows_(rows), act_(act), parts_(std::move(parts)) {}
+  void run(Context& c, int phase, int thread, Work& work) override;
+ private:
+  Rows rows_; Act act_; std::vector<LinearPart> parts_;
+};
+
+class GluOp : public Op {
+ public:
+  GluOp(Rows rows, Buffer gate, Buffer up, int kind, Act act) : rows_(rows), gate_(gate), up_(up), kind_(kind), act_(act) {}
+  void run(Context& c, int phase, int thread, Work& work) override;
+ private:
+  Rows rows_; Buffer gate_, up_; int kind_; Act act_;
+};
+
+// Cosines and sines of the step's positions, shared by all layers with these frequencies.
+class RopeTableOp : public Op {
+ public:
+  RopeTableOp(const float* frequencies, int half, float* out) : frequencies_(frequencies), half_(half), out_(out) {}
+  void run(Context& c, int phase, int thread, Work& work) override;
+ private:
+  const float* frequencies_; int half_; float* out_;
+};
+
+struct AttentionSpec {
+  Buffer q, k, v;
+  int layer, heads, kv_heads, head_dim, schedule;
+  float scale;
+  const float *q_norm, *k_norm;  // null: none
+  float eps;
+  const float* rope;             // [tokens][head_dim] of a RopeTableOp, or null
+  int interleaved;
+  Act act;
+};
+
+// Phase 0 normalises and rotates queries and keys and writes the cache, 1 attends, 2 merges partials.
+class AttentionOp : public Op {
+ public:
+  explicit AttentionOp(const AttentionSpec& s) : s_(s) {}
+  int phases() const override { return 3; }
+  void run(Context& c, int phase, int thread, Work& work) override;
+ private:
+  void store(Context& c, int row, int head, float* tmp);
+  void attend(Context& c, const AttendItem& item, int kv_head, float* tmp);
+  void merge(Context& c, int row, float* tmp);
+  AttentionSpec s_;
+};
+
+// Plans the attention work of the step for one window.
+void plan_attention(const Context& c, Schedule& schedule, int heads, int kv_heads);
+
+}  // namespace octavo

@@ -1,0 +1,144 @@
+#include <algorithm>
+#include <cstring>
+
+#include "ops.h"
+#include "pack.h"
+
+namespace octavo {
+namespace {
+
+constexpr int SPLIT_TOKENS = 4;  // spans this short divide their keys among threads instead of their queries
+
+}  // namespace
+
+void plan_attention(const Context& c, Schedule& s, int heads, int kv_heads) {
+  const int group = heads / kv_heads;
+  s.items.clear();
+  s.part_begin.assign(size_t(c.step.tokens) + 1, 0);
+  int part = 0, tokens_left = c.step.tokens;
+  for (size_t i = 0; i < c.step.spans.size(); i++) {
+    const Span& span = c.step.spans[i];
+    auto first_key = [&](int t) { return s.window ? std::max(0, span.position + t - s.window + 1) : 0; };
+    for (int row = 0; row < span.count * group;) {
+      const int rows = std::min(ATTEND_ROWS, span.count * group - row);
+      const int last = (row + rows - 1) / group;
+      const int begin = first_key(row / group) / KV_CHUNK, end = (span.position + last) / KV_CHUNK + 1;
+      s.items.push_back({int(i), row, rows, begin, end, -1});
+      row += rows;
+    }
+    // Splitting keys needs one partial per chunk; when they are out, one thread walks all chunks: same bits.
+    const int span_begin = first_key(0) / KV_CHUNK, chunks = (span.position + span.count - 1) / KV_CHUNK + 1 - span_begin;
+    const bool split = span.count <= SPLIT_TOKENS && chunks > 1 && part + span.count * chunks + tokens_left <= c.part_capacity;
+    if (split) {
+      std::vector<AttendItem> whole;
+      while (!s.items.empty() && s.items.back().span == int(i)) { whole.push_back(s.items.back()); s.items.pop_back(); }
+      for (const AttendItem& w : whole)
+        for (int k = span_begin; k < span_begin + chunks; k++) s.items.push_back({w.span, w.row, w.rows, k, k + 1, k - span_begin});
+    }
+    for (int t = 0; t < span.count; t++) {
+      s.part_begin[size_t(span.first + t)] = part;
+      part += split ? chunks : 1;
+    }
+    tokens_left -= span.count;
+  }
+  s.part_begin[size_t(c.step.tokens)] = part;
+}
+
+void AttentionOp::run(Context& c, int phase, int thread, Work& work) {
+  float* tmp = c.scratch[size_t(thread)];
+  const int units = s_.heads + 2 * s_.kv_heads;
+  if (phase == 0) {
+    work.each(thread, c.step.tokens * units, units, [&](int begin, int end) {
+      for (int i = begin; i < end; i++) store(c, i / units, i % units, tmp);
+    });
+  } else if (phase == 1) {
+    const auto& items = c.schedules[size_t(s_.schedule)].items;
+    work.each(thread, int(items.size()) * s_.kv_heads, 1, [&](int begin, int end) {
+      for (int i = begin; i < end; i++) attend(c, items[size_t(i / s_.kv_heads)], i % s_.kv_heads, tmp);
+    });
+  } else {
+    work.each(thread, c.step.tokens, 1, [&](int begin, int end) {
+      for (int t = begin; t < end; t++) merge(c, t, tmp);
+    });
+  }
+}
+
+void AttentionOp::store(Context& c, int t, int unit, float* tmp) {
+  const bool query = unit < s_.heads, value = unit >= s_.heads + s_.kv_heads;
+  const int head = query ? unit : (unit - s_.heads) % s_.kv_heads, d = s_.head_dim, esz = c.kv.bf16 ? 2 : 4;
+  const float* x = (query ? s_.q : value ? s_.v : s_.k).row(t) + head * d;
+  if (!value) {
+    const float* norm = query ? s_.q_norm : s_.k_norm;
+    if (norm) c.kernels->rms_norm(x, norm, d, s_.eps, tmp);
+    else memcpy(tmp, x, size_t(d) * sizeof(float));
+    if (s_.rope) c.kernels->rope(tmp, s_.rope + size_t(t) * size_t(d), d, s_.interleaved);
+    x = tmp;
+  }
+  if (query) {
+    uint8_t* out = c.queries + (size_t(t) * size_t(s_.heads) + size_t(head)) * size_t(c.kv.padded * esz);
+    return c.kernels->store_q(x, d, c.kv.padded, s_.scale, c.kv.bf16, out);
+  }
+  const Span* span = &c.step.spans[0];
+  while (t >= span->first + span->count) span++;
+  const int position = c.step.positions[t];
+  uint8_t* block = c.kv.at(s_.layer, c.step.tables[span->table + position / BLOCK], head);
+  if (value) c.kernels->store_v(x, d, c.kv.padded, position % BLOCK, c.kv.bf16, block);
+  else c.kernels->store_k(x, d, position % BLOCK, c.kv.bf16, block);
+}
+
+void AttentionOp::attend(Context& c, const AttendItem& item, int kv_head, float* tmp) {
+  const Schedule& s = c.schedules[size_t(s_.schedule)];
+  const Span& span = c.step.spans[size_t(item.span)];
+  const int group = s_.heads / s_.kv_heads, d = c.kv.padded, esz = c.kv.bf16 ? 2 : 4;
+  float max[ATTEND_ROWS], sum[ATTEND_ROWS];
+  size_t slot[ATTEND_ROWS];
+  AttendArgs a{};
+  a.rows = item.rows;
+  a.window = s.window;
+  a.head_dim = d;
+  a.pool = c.kv.at(s_.layer, 0, kv_head);
+  a.block_stride = c.kv.block_bytes();
+  a.blocks = c.step.tables + span.table;
+  int last = 0;
+  for (int r = 0; r < item.rows; r++) {
+    const int t = (item.row + r) / group, head = kv_head * group + (item.row + r) % group;
+    a.q[r] = c.queries + (size_t(span.first + t) * size_t(s_.heads) + size_t(head)) * size_t(d * esz);
+    a.position[r] = span.position + t;
+    last = std::max(last, a.position[r]);
+    const int part = s.part_begin[size_t(span.first + t)] + std::max(item.part, 0);
+    slot[r] = size_t(part) * size_t(s_.heads) + size_t(head);
+    a.max[r] = max + r;
+    a.sum[r] = sum + r;
+    a.out[r] = tmp + r * d;
+    c.part_max[slot[r]] = MASKED;
+    c.part_sum[slot[r]] = 0;
+    memset(c.part_out + slot[r] * size_t(d), 0, size_t(d) * sizeof(float));
+  }
+  for (int chunk = item.chunk_begin; chunk < item.chunk_end; chunk++) {
+    a.begin = chunk * KV_CHUNK;
+    a.end = std::min(a.begin + KV_CHUNK, last + 1);
+    if (a.begin >= a.end) break;
+    (c.kv.bf16 ? c.kernels->attend_bf16 : c.kernels->attend_f32)(a);
+    for (int r = 0; r < item.rows; r++)
+      c.kernels->merge(&c.part_max[slot[r]], &c.part_sum[slot[r]], c.part_out + slot[r] * size_t(d), max[r], sum[r], a.out[r], d);
+  }
+}
+
+void AttentionOp::merge(Context& c, int t, float* tmp) {
+  const Schedule& s = c.schedules[size_t(s_.schedule)];
+  const int d = c.kv.padded;
+  float* row = tmp + d;
+  for (int head = 0; head < s_.heads; head++) {
+    float max = MASKED, sum = 0;
+    memset(tmp, 0, size_t(d) * sizeof(float));
+    for (int part = s.part_begin[size_t(t)]; part < s.part_begin[size_t(t) + 1]; part++) {
+      const size_t slot = size_t(part) * size_t(s_.heads) + size_t(head);
+      c.kernels->merge(&max, &sum, tmp, c.part_max[slot], c.part_sum[slot], c.part_out + slot * size_t(d), d);
+    }
+    for (int i = 0; i < s_.head_dim; i++) row[head * s_.head_dim + i] = tmp[i] / sum;
+  }
+  for (int i = s_.heads * s_.head_dim; i < s_.act.k; i++) row[i] = 0;
+  c.kernels->emit(s_.act, t, 0, s_.act.k, row);
+}
+
+}  // namespace octavo

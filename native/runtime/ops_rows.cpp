@@ -1,0 +1,105 @@
+#include <cmath>
+#include <cstring>
+
+#include "ops.h"
+#include "pack.h"
+
+namespace octavo {
+namespace {
+
+constexpr size_t LINEAR_CHUNK = 32 << 10;  // bytes of weights a thread takes at a time
+
+// Zeroes a row's tail so that kernels may work on whole groups.
+void pad(float* x, int n, int to) { for (int i = n; i < to; i++) x[i] = 0; }
+
+}  // namespace
+
+void EmbedOp::run(Context& c, int, int thread, Work& work) {
+  work.each(thread, c.step.tokens, 1, [&](int begin, int end) {
+    for (int t = begin; t < end; t++) {
+      const int id = c.step.ids[t];
+      float* out = out_.row(t);
+      unpack_row(table_.format, table_.panels + size_t(id / PANEL) * table_.panel_bytes, id % PANEL, table_.cols, out);
+      for (int i = 0; i < out_.width; i++) out[i] *= scale_;
+      pad(out, out_.width, out_.stride);
+    }
+  });
+}
+
+void SelectOp::run(Context& c, int, int thread, Work& work) {
+  work.each(thread, c.step.selected, 1, [&](int begin, int end) {
+    for (int i = begin; i < end; i++) memcpy(out_.row(i), in_.row(c.step.select[i]), size_t(in_.stride) * sizeof(float));
+  });
+}
+
+void NormOp::run(Context& c, int, int thread, Work& work) {
+  float* y = c.scratch[size_t(thread)];
+  work.each(thread, c.step.rows(rows_), 1, [&](int begin, int end) {
+    for (int t = begin; t < end; t++) {
+      c.kernels->rms_norm(in_.row(t), weight_, in_.width, eps_, y);
+      pad(y, in_.width, int(padded_cols(size_t(in_.width))));
+      if (out_.data) {
+        float* out = out_.row(t);
+        for (int i = 0; i < in_.width; i++) out[i] = residual_.data ? residual_.row(t)[i] + y[i] : y[i];
+      }
+      if (act_.k) c.kernels->emit(act_, t, 0, act_.k, y);
+    }
+  });
+}
+
+void AddOp::run(Context& c, int, int thread, Work& work) {
+  work.each(thread, c.step.rows(rows_), 1, [&](int begin, int end) {
+    for (int t = begin; t < end; t++)
+      for (int i = 0; i < out_.width; i++) out_.row(t)[i] = a_.row(t)[i] + b_.row(t)[i];
+  });
+}
+
+void LinearOp::run(Context& c, int, int thread, Work& work) {
+  const int rows = c.step.rows(rows_);
+  if (!rows) return;
+  int total = 0;
+  for (const LinearPart& p : parts_) total += p.weight.panel_count();
+  const int chunk = int(LINEAR_CHUNK / parts_[0].weight.panel_bytes) + 1;
+  work.each(thread, total, chunk, [&](int begin, int end) {
+    int base = 0;
+    for (const LinearPart& p : parts_) {
+      const int count = p.weight.panel_count();
+      const int from = begin > base ? begin - base : 0, to = end - base < count ? end - base : count;
+      base += count;
+      if (from >= to) continue;
+      const LinearArgs args{p.weight.panels, p.weight.panel_bytes, int(padded_cols(p.weight.cols)), act_, rows,
+                            p.out.data, p.out.stride, p.bias, p.residual};
+      c.kernels->linear[p.weight.format](args, from, to);
+    }
+  });
+}
+
+void GluOp::run(Context& c, int, int thread, Work& work) {
+  // Divided by 64 features, so that one token's gate is shared among threads too.
+  float* y = c.scratch[size_t(thread)];
+  const int slices = act_.k / 64;
+  work.each(thread, c.step.rows(rows_) * slices, 8, [&](int begin, int end) {
+    for (int s = begin; s < end; s++) {
+      const int t = s / slices, at = s % slices * 64;
+      const int n = gate_.width - at < 64 ? gate_.width - at : 64;
+      c.kernels->glu(kind_, gate_.row(t) + at, up_.row(t) + at, n, y);
+      pad(y, n, 64);
+      c.kernels->emit(act_, t, at, 64, y);
+    }
+  });
+}
+
+void RopeTableOp::run(Context& c, int, int thread, Work& work) {
+  work.each(thread, c.step.tokens, 1, [&](int begin, int end) {
+    for (int t = begin; t < end; t++) {
+      float* out = out_ + size_t(t) * size_t(half_) * 2;
+      for (int i = 0; i < half_; i++) {
+        const float angle = float(c.step.positions[t]) * frequencies_[i];
+        out[i] = std::cos(angle);
+        out[half_ + i] = std::sin(angle);
+      }
+    }
+  });
+}
+
+}  // namespace octavo

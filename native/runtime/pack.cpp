@@ -1,0 +1,213 @@
+#include "pack.h"
+
+#include <cstring>
+#include <stdexcept>
+
+// Panel layouts (lane r = row r of 16; a line is 64 bytes = 16 rows x 4 features):
+//   32-blocks, tile of 64 features:  d[2][16] f16, (m[2][16] f16), (fifth bits: 2 x 8 u64), lines.
+//     A nibble line s of a group holds features 4s..4s+3 low and 16+4s..16+4s+3 high; Q8_0 has one
+//     line per 4 features, stored as q + 128.
+//   K-quants, tile of 256 features:  d[16], dmin[16] f16, scales [8][16] and minima [8][16] u8 (Q6_K:
+//     signed scales [16][16]), (fifth bits: 8 x 64 bytes), 8 x 4 nibble lines, (Q6_K: 8 x 2 lines of two-bit planes).
+//   BF16: lines of 16 rows x 2 features; F32: lines of 16 rows x 1 feature.
+
+namespace octavo {
+namespace {
+
+struct Layout { int block, source, tile_k, tile, minimum, fifth, lines; };  // elements, bytes, ... offsets of each part; -1: absent
+
+const Layout& layout(Format f) {
+  static const Layout table[] = {
+      {32, 18, 64, 576, -1, -1, 64},      // Q4_0
+      {32, 20, 64, 640, 64, -1, 128},     // Q4_1
+      {32, 22, 64, 704, -1, 64, 192},     // Q5_0
+      {32, 24, 64, 768, 64, 128, 256},    // Q5_1
+      {32, 34, 64, 1088, -1, -1, 64},     // Q8_0
+      {256, 144, 256, 2368, 32, -1, 320},   // Q4_K
+      {256, 176, 256, 2880, 32, 320, 832},  // Q5_K
+      {256, 210, 256, 3392, -1, -1, 320},   // Q6_K
+  };
+  return table[f];
+}
+
+constexpr int PLANES = 2368;  // Q6_K: offset of the two-bit planes
+constexpr int ZERO_POINT[] = {8, 0, 16, 0, 128, 0, 0, 32};
+
+// Codes of one block as unsigned integers.
+void codes(Format f, const uint8_t* b, uint8_t* q) {
+  auto nibbles = [&](const uint8_t* qs) { for (int i = 0; i < 16; i++) q[i] = qs[i] & 15, q[i + 16] = qs[i] >> 4; };
+  auto fives = [&](const uint8_t* qh) { for (int i = 0; i < 32; i++) q[i] |= uint8_t((qh[i / 8] >> (i % 8) & 1) << 4); };
+  auto k_nibbles = [&](const uint8_t* qs) {
+    for (int p = 0; p < 4; p++) for (int i = 0; i < 32; i++) q[64 * p + i] = qs[32 * p + i] & 15, q[64 * p + 32 + i] = qs[32 * p + i] >> 4;
+  };
+  switch (f) {
+    case Q4_0: return nibbles(b + 2);
+    case Q4_1: return nibbles(b + 4);
+    case Q5_0: nibbles(b + 6); return fives(b + 2);
+    case Q5_1: nibbles(b + 8); return fives(b + 4);
+    case Q8_0: for (int i = 0; i < 32; i++) q[i] = b[2 + i] ^ 0x80; return;
+    case Q4_K: return k_nibbles(b + 16);
+    case Q5_K:
+      k_nibbles(b + 48);
+      for (int j = 0; j < 8; j++) for (int i = 0; i < 32; i++) q[32 * j + i] |= uint8_t((b[16 + i] >> j & 1) << 4);
+      return;
+    default:  // Q6_K
+      for (int h = 0; h < 2; h++)
+        for (int i = 0; i < 32; i++) {
+          const uint8_t *ql = b + 64 * h, high = b[128 + 32 * h + i];
+          uint8_t* o = q + 128 * h + i;
+          o[0] = uint8_t((ql[i] & 15) | (high & 3) << 4);
+          o[32] = uint8_t((ql[i + 32] & 15) | (high >> 2 & 3) << 4);
+          o[64] = uint8_t((ql[i] >> 4) | (high >> 4 & 3) << 4);
+          o[96] = uint8_t((ql[i + 32] >> 4) | (high >> 6 & 3) << 4);
+        }
+  }
+}
+
+void scales(Format f, const uint8_t* b, uint8_t* tile, int group, int lane) {
+  const Layout& l = layout(f);
+  if (f <= Q8_0) {
+    memcpy(tile + group * 32 + lane * 2, b, 2);
+    if (l.minimum >= 0) memcpy(tile + l.minimum + group * 32 + lane * 2, b + 2, 2);
+    return;
+  }
+  if (f == Q6_K) {
+    memcpy(tile + lane * 2, b + 208, 2);
+    for (int j = 0; j < 16; j++) tile[64 + j * 16 + lane] = b[192 + j];
+    return;
+  }
+  memcpy(tile + lane * 2, b, 2);
+  memcpy(tile + 32 + lane * 2, b + 2, 2);
+  const uint8_t* s = b + 4;
+  for (int j = 0; j < 8; j++) {
+    tile[64 + j * 16 + lane] = j < 4 ? s[j] & 63 : uint8_t((s[j + 4] & 15) | (s[j - 4] >> 6) << 4);
+    tile[192 + j * 16 + lane] = j < 4 ? s[j + 4] & 63 : uint8_t((s[j + 4] >> 4) | (s[j] >> 6) << 4);
+  }
+}
+
+// Writes 32 codes of `lane` into group `g` of a tile.
+void put_group(Format f, const uint8_t* q, uint8_t* tile, int g, int lane) {
+  const Layout& l = layout(f);
+  if (f == Q8_0) {
+    for (int i = 0; i < 32; i += 4) memcpy(tile + l.lines + g * 512 + i * 16 + lane * 4, q + i, 4);
+    return;
+  }
+  uint8_t* lines = tile + l.lines + g * 256 + lane * 4;
+  for (int i = 0; i < 16; i++) lines[(i / 4) * 64 + i % 4] = uint8_t((q[i] & 15) | (q[i + 16] & 15) << 4);
+  if (l.fifth >= 0)
+    for (int i = 0; i < 32; i++) tile[l.fifth + g * 64 + (i / 4) * 8 + lane / 2] |= uint8_t((q[i] >> 4 & 1) << (lane % 2 * 4 + i % 4));
+  if (f == Q6_K)
+    for (int i = 0; i < 32; i++) tile[PLANES + g * 128 + (i / 16) * 64 + lane * 4 + i % 4] |= uint8_t((q[i] >> 4 & 3) << (i / 4 % 4 * 2));
+}
+
+uint8_t get_code(Format f, const uint8_t* tile, int g, int lane, int i) {
+  const Layout& l = layout(f);
+  if (f == Q8_0) return tile[l.lines + g * 512 + (i / 4) * 64 + lane * 4 + i % 4];
+  const uint8_t byte = tile[l.lines + g * 256 + (i / 4 % 4) * 64 + lane * 4 + i % 4];
+  int q = i < 16 ? byte & 15 : byte >> 4;
+  if (l.fifth >= 0) q |= (tile[l.fifth + g * 64 + (i / 4) * 8 + lane / 2] >> (lane % 2 * 4 + i % 4) & 1) << 4;
+  if (f == Q6_K) q |= (tile[PLANES + g * 128 + (i / 16) * 64 + lane * 4 + i % 4] >> (i / 4 % 4 * 2) & 3) << 4;
+  return uint8_t(q);
+}
+
+float half(const uint8_t* p) {
+  uint16_t h;
+  memcpy(&h, p, 2);
+  const uint32_t sign = uint32_t(h & 0x8000) << 16, rest = h & 0x7FFF;
+  uint32_t bits;
+  if (rest >= 0x7C00) bits = sign | 0x7F800000 | (rest & 0x3FF) << 13;
+  else if (rest >= 0x400) bits = sign | ((rest << 13) + (112u << 23));
+  else { float f = float(rest) * 0x1p-24f; memcpy(&bits, &f, 4); bits |= sign; }
+  float f;
+  memcpy(&f, &bits, 4);
+  return f;
+}
+
+void pack_float_row(int type, const uint8_t* row, size_t cols, int lane, uint8_t* out) {
+  for (size_t i = 0; i < cols; i++) {
+    if (type == GGML_BF16) memcpy(out + (i / 2) * 64 + lane * 4 + i % 2 * 2, row + 2 * i, 2);
+    else if (type == GGML_F32) memcpy(out + i * 64 + lane * 4, row + 4 * i, 4);
+    else { float f = half(row + 2 * i); memcpy(out + i * 64 + lane * 4, &f, 4); }
+  }
+}
+
+}  // namespace
+
+Format panel_format(int type) {
+  switch (type) {
+    case GGML_F32: case GGML_F16: return F32;
+    case GGML_BF16: return BF16;
+    case GGML_Q4_0: return Q4_0;
+    case GGML_Q4_1: return Q4_1;
+    case GGML_Q5_0: return Q5_0;
+    case GGML_Q5_1: return Q5_1;
+    case GGML_Q8_0: return Q8_0;
+    case GGML_Q4_K: return Q4_K;
+    case GGML_Q5_K: return Q5_K;
+    case GGML_Q6_K: return Q6_K;
+  }
+  throw std::invalid_argument("no panel format for this tensor type");
+}
+
+size_t row_bytes(int type, size_t cols) {
+  const Format f = panel_format(type);
+  if (f >= BF16) return cols * (type == GGML_F32 ? 4 : 2);
+  if (cols % size_t(layout(f).block)) throw std::invalid_argument("row length is not a whole number of blocks");
+  return cols / size_t(layout(f).block) * size_t(layout(f).source);
+}
+
+size_t panel_bytes(Format f, size_t cols) {
+  const size_t k = padded_cols(cols);
+  if (f == BF16) return k * 32;
+  if (f == F32) return k * 64;
+  return k / size_t(layout(f).tile_k) * size_t(layout(f).tile);
+}
+
+void pack_panel(int type, const uint8_t* data, size_t rows, size_t cols, size_t panel, uint8_t* out) {
+  const Format f = panel_format(type);
+  const size_t stride = row_bytes(type, cols), bytes = panel_bytes(f, cols);
+  memset(out, 0, bytes);
+  for (int lane = 0; lane < PANEL && panel * PANEL + size_t(lane) < rows; lane++) {
+    const uint8_t* row = data + (panel * PANEL + size_t(lane)) * stride;
+    if (f >= BF16) { pack_float_row(type, row, cols, lane, out); continue; }
+    const Layout& l = layout(f);
+    for (size_t k = 0; k < cols; k += size_t(l.block)) {
+      uint8_t q[256], *tile = out + k / size_t(l.tile_k) * size_t(l.tile);
+      const uint8_t* block = row + k / size_t(l.block) * size_t(l.source);
+      const int group = int(k % size_t(l.tile_k)) / GROUP;
+      codes(f, block, q);
+      scales(f, block, tile, group, lane);
+      for (int g = 0; g < l.block / GROUP; g++) put_group(f, q + g * GROUP, tile, group + g, lane);
+    }
+  }
+}
+
+void unpack_row(Format f, const uint8_t* panel, int lane, size_t cols, float* out) {
+  for (size_t i = 0; i < cols && f >= BF16; i++) {
+    uint32_t bits = 0;
+    if (f == F32) memcpy(&bits, panel + i * 64 + lane * 4, 4);
+    else memcpy(reinterpret_cast<uint8_t*>(&bits) + 2, panel + (i / 2) * 64 + lane * 4 + i % 2 * 2, 2);
+    memcpy(out + i, &bits, 4);
+  }
+  if (f >= BF16) return;
+  const Layout& l = layout(f);
+  for (size_t k = 0; k < cols; k += GROUP) {
+    const uint8_t* tile = panel + k / size_t(l.tile_k) * size_t(l.tile);
+    const int g = int(k % size_t(l.tile_k)) / GROUP;
+    for (int i = 0; i < GROUP && k + size_t(i) < cols; i++) {
+      float d, m = 0;
+      if (f <= Q8_0) {
+        d = half(tile + g * 32 + lane * 2);
+        if (l.minimum >= 0) m = half(tile + l.minimum + g * 32 + lane * 2);
+      } else if (f == Q6_K) {
+        d = half(tile + lane * 2) * float(int8_t(tile[64 + (2 * g + i / 16) * 16 + lane]));
+      } else {
+        d = half(tile + lane * 2) * float(tile[64 + g * 16 + lane]);
+        m = -half(tile + 32 + lane * 2) * float(tile[192 + g * 16 + lane]);
+      }
+      out[k + size_t(i)] = d * float(get_code(f, tile, g, lane, i) - ZERO_POINT[f]) + m;
+    }
+  }
+}
+
+}  // namespace octavo

@@ -1,0 +1,27 @@
+// Weight matrices as panels of 16 rows, made from the blocks of a checkpoint without loss.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "../kernels/api.h"
+
+namespace octavo {
+
+// Types as numbered in GGUF files.
+enum GgmlType : int {
+  GGML_F32 = 0, GGML_F16 = 1, GGML_Q4_0 = 2, GGML_Q4_1 = 3, GGML_Q5_0 = 6, GGML_Q5_1 = 7, GGML_Q8_0 = 8,
+  GGML_Q4_K = 12, GGML_Q5_K = 13, GGML_Q6_K = 14, GGML_BF16 = 30,
+};
+
+Format panel_format(int ggml_type);                      // throws std::invalid_argument for other types
+size_t row_bytes(int ggml_type, size_t cols);            // in the checkpoint
+size_t panel_bytes(Format format, size_t cols);
+inline size_t padded_cols(size_t cols) { return (cols + 63) / 64 * 64; }
+
+// Packs rows [panel * 16, panel * 16 + 16) of a row-major matrix; rows past the end are zero.
+void pack_panel(int ggml_type, const uint8_t* data, size_t rows, size_t cols, size_t panel, uint8_t* out);
+
+// Row `lane` of a panel as floats: the plain statement of what each layout means.
+void unpack_row(Format format, const uint8_t* panel, int lane, size_t cols, float* out);
+
+}  // namespace octavo

@@ -1,0 +1,38 @@
+// One token from one row of logits: a pure function of the logits, the parameters, the seed and the position.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "../kernels/api.h"
+
+namespace octavo {
+
+struct Adjustment {  // to the logit of one token
+  int32_t token;
+  float add;         // logit bias, presence and frequency penalties
+  float repetition;  // divides positive logits and multiplies negative ones; 1: none
+};
+
+struct SamplingRow {
+  float temperature, top_p, min_p;
+  int top_k;             // 0: all
+  int logprobs;          // alternatives to report; -1: no log-probabilities at all
+  uint64_t seed, position;
+  const Adjustment* adjustments;
+  int adjustment_count;
+};
+
+struct Sample {
+  int32_t token;
+  float logprob;                     // of the token under the unmodified distribution; 0 when not asked for
+  std::vector<int32_t> top_tokens;   // most likely first
+  std::vector<float> top_logprobs;
+};
+
+// `logits` holds `vocabulary` values padded to a multiple of 16 and is modified; `scratch` is as long.
+Sample sample(const Kernels& k, float* logits, int vocabulary, const SamplingRow& row, float* scratch);
+
+// 53 random bits in [0, 1) of counter `position` under key `seed`: Philox-4x32-10 (Salmon et al., 2011).
+double uniform(uint64_t seed, uint64_t position);
+
+}  // namespace octavo

@@ -1,0 +1,1 @@
+"""Serve language models from an ordinary computer, exactly."""

@@ -1,0 +1,107 @@
+"""Block formats as floats: the plain reference beside the native packers, vectorised over blocks.
+
+Layouts and formulas: ggml's `ggml-common.h`. Each function takes `[blocks, bytes]` and gives
+`[blocks, elements]` in fp32, computed with one rounding per operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.checkpoint.base import Tensor, TensorType
+
+U8 = npt.NDArray[np.uint8]
+F32 = npt.NDArray[np.float32]
+
+
+def _half(b: U8, at: int) -> F32:
+    return np.ascontiguousarray(b[:, at : at + 2]).view(np.float16).astype(np.float32)
+
+
+def _nibbles(qs: U8) -> U8:
+    return np.concatenate([qs & 15, qs >> 4], axis=1)
+
+
+def _fifth(qh: U8) -> U8:
+    return np.unpackbits(qh, axis=1, bitorder="little") << 4
+
+
+def _q4_0(b: U8) -> F32:
+    return _half(b, 0) * (_nibbles(b[:, 2:]).astype(np.float32) - 8)
+
+
+def _q4_1(b: U8) -> F32:
+    return _half(b, 0) * _nibbles(b[:, 4:]).astype(np.float32) + _half(b, 2)
+
+
+def _q5_0(b: U8) -> F32:
+    return _half(b, 0) * ((_nibbles(b[:, 6:]) | _fifth(b[:, 2:6])).astype(np.float32) - 16)
+
+
+def _q5_1(b: U8) -> F32:
+    return _half(b, 0) * (_nibbles(b[:, 8:]) | _fifth(b[:, 4:8])).astype(np.float32) + _half(b, 2)
+
+
+def _q8_0(b: U8) -> F32:
+    return _half(b, 0) * np.ascontiguousarray(b[:, 2:]).view(np.int8).astype(np.float32)
+
+
+def _k_scales(s: U8) -> tuple[F32, F32]:
+    """Twelve bytes of 6-bit fields -> scales and minima, `[blocks, 8]` each."""
+    low, mid, high = s[:, 0:4], s[:, 4:8], s[:, 8:12]
+    scale = np.concatenate([low & 63, (high & 15) | (low >> 6) << 4], axis=1)
+    minimum = np.concatenate([mid & 63, (high >> 4) | (mid >> 6) << 4], axis=1)
+    return scale.astype(np.float32), minimum.astype(np.float32)
+
+
+def _k_nibbles(qs: U8) -> U8:
+    pairs = qs.reshape(-1, 4, 1, 32)
+    return np.concatenate([pairs & 15, pairs >> 4], axis=2).reshape(-1, 8, 32)
+
+
+def _k_values(b: U8, q: U8) -> F32:
+    scale, minimum = _k_scales(b[:, 4:16])
+    d, m = _half(b, 0) * scale, _half(b, 2) * minimum
+    return (d[:, :, None] * q.astype(np.float32) - m[:, :, None]).reshape(len(b), 256)
+
+
+def _q4_k(b: U8) -> F32:
+    return _k_values(b, _k_nibbles(b[:, 16:]))
+
+
+def _q5_k(b: U8) -> F32:
+    bits = np.unpackbits(b[:, 16:48], axis=1, bitorder="little").reshape(-1, 32, 8)
+    return _k_values(b, _k_nibbles(b[:, 48:]) | bits.transpose(0, 2, 1) << 4)
+
+
+def _q6_k(b: U8) -> F32:
+    low = b[:, :128].reshape(-1, 2, 1, 64)
+    low = np.concatenate([low & 15, low >> 4], axis=2).reshape(-1, 2, 4, 32)
+    shift = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
+    high = b[:, 128:192].reshape(-1, 2, 1, 32) >> shift & 3
+    q = (low | high << 4).reshape(-1, 16, 16).astype(np.float32) - 32
+    scale = np.ascontiguousarray(b[:, 192:208]).view(np.int8).astype(np.float32)
+    return ((_half(b, 208) * scale)[:, :, None] * q).reshape(-1, 256)
+
+
+_BLOCKS: dict[TensorType, Callable[[U8], F32]] = {
+    TensorType.Q4_0: _q4_0,
+    TensorType.Q4_1: _q4_1,
+    TensorType.Q5_0: _q5_0,
+    TensorType.Q5_1: _q5_1,
+    TensorType.Q8_0: _q8_0,
+    TensorType.Q4_K: _q4_k,
+    TensorType.Q5_K: _q5_k,
+    TensorType.Q6_K: _q6_k,
+}
+
+
+def dequantize(tensor: Tensor) -> F32:
+    """A tensor's values in fp32 and its own shape."""
+    if tensor.type not in _BLOCKS:
+        return tensor.vector()
+    blocks = tensor.raw().reshape(-1, tensor.type.block[1])
+    return _BLOCKS[tensor.type](blocks).astype(np.float32, copy=False).reshape(tensor.shape)
