@@ -1,0 +1,75 @@
+"""What every backend takes and gives: one call per step, KV blocks by number, and nothing more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+BLOCK = 16  # tokens per KV block
+
+Ints = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes fixed at compile time: tokens of a step, rows with logits in it, KV blocks."""
+
+    tokens: int
+    selected: int
+    blocks: int
+
+
+class SamplingRow(NamedTuple):
+    """How to pick the next token of one selected row. `top_k` 0: all; `logprobs` -1: none."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    top_k: int = 0
+    logprobs: int = -1
+    seed: int = 0
+    position: int = 0
+    adjustments: list[tuple[int, float, float]] = []  # (token, addend, repetition penalty)
+
+
+class Sample(NamedTuple):
+    """The token picked, its log-probability, and the most likely tokens with theirs."""
+
+    token: int
+    logprob: float
+    top_tokens: list[int]
+    top_logprobs: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """Tokens of several sequences, each a span of consecutive positions.
+
+    ids, positions: `[T]`. spans: `[S, 4]` of first row, row count, first position, offset of the
+    block table in `tables`. select: rows whose logits are computed; the first `len(sampling)` of
+    them are sampled.
+    """
+
+    ids: Ints
+    positions: Ints
+    spans: Ints
+    tables: Ints
+    select: Ints
+    sampling: list[SamplingRow] = field(default_factory=list)
+
+
+class Executable(Protocol):
+    """A compiled program with its weights and its KV cache of `limits.blocks` blocks."""
+
+    limits: Limits
+
+    def step(self, step: StepInput) -> list[Sample]:
+        """Computes the step: writes keys and values, samples the selected rows."""
+        ...
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copies a KV block, all layers."""
+        ...

@@ -1,0 +1,220 @@
+"""Loads a lowered program into the native runtime, and says beforehand how many bytes that takes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo import _native
+from octavo.backends.base import Limits, Sample, StepInput
+from octavo.backends.cpu.lower import Lowered, NativeOp
+from octavo.checkpoint import Tensor
+from octavo.program import Attention, Embed, Glu, Linear, RmsNorm, Weight
+
+SPARE_PARTS = 1024  # attention partials beyond one per token: long contexts are split into these
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
+ALIGN = 64
+SLACK = 1 << 20
+Progress = Callable[[int], None]  # told the bytes of each tensor as it is packed
+
+
+def _up(n: int, to: int = ALIGN) -> int:
+    return (n + to - 1) // to * to
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes of each native arena."""
+
+    weights: int
+    buffers: int
+    cache: int
+
+
+def _weights(lowered: Lowered) -> tuple[dict[str, Tensor], dict[tuple[str, float], Weight]]:
+    """Matrices by name and vectors by (name, offset)."""
+    matrices: dict[str, Tensor] = {}
+    vectors: dict[tuple[str, float], Weight] = {}
+    for op in lowered.program.ops:
+        if isinstance(op, Embed | Linear):
+            weight = op.table if isinstance(op, Embed) else op.weight
+            matrices[weight.tensor.name] = weight.tensor
+        if isinstance(op, Linear) and op.bias:
+            vectors[op.bias.tensor.name, 0.0] = op.bias
+        if isinstance(op, RmsNorm):
+            vectors[op.weight.tensor.name, op.weight.offset] = op.weight
+    return matrices, vectors
+
+
+def _attentions(lowered: Lowered) -> list[Attention]:
+    return [op for op in lowered.program.ops if isinstance(op, Attention)]
+
+
+def _ropes(lowered: Lowered) -> list[tuple[float, ...]]:
+    parts = [n.attention for n in lowered.ops if n.attention and n.attention.rope]
+    return list(dict.fromkeys(p.rope.frequencies for p in parts if p.rope))
+
+
+def _scratch(lowered: Lowered) -> int:
+    """Floats one thread needs: any row, the heads of a token, or the rows of an attention item."""
+    attention = _attentions(lowered)[0]
+    padded = _up(attention.q.width // attention.heads, 16)
+    widest = max(_up(width) for _, width, _ in lowered.acts)
+    return max(widest, padded + _up(attention.q.width), 8 * padded) + ALIGN
+
+
+def block_bytes(lowered: Lowered, kv_bf16: bool) -> int:
+    """Bytes of one KV block over all layers."""
+    c = lowered.program.cache
+    return _native.cache_block_bytes(c.layers, c.kv_heads, c.head_dim, kv_bf16)
+
+
+def footprint(lowered: Lowered, limits: Limits, threads: int, kv_bf16: bool) -> Footprint:
+    """What `load` will allocate, exactly but for page rounding."""
+    matrices, vectors = _weights(lowered)
+    weights = sum(_native.matrix_bytes(int(t.type), *t.shape) for t in matrices.values())
+    weights += sum(_up(4 * _up(w.tensor.shape[0], 16)) for w in vectors.values())
+    ropes = _ropes(lowered)
+    weights += sum(_up(4 * len(f)) for f in ropes)
+    attention = _attentions(lowered)[0]
+    padded = _up(attention.q.width // attention.heads, 16)
+    rows = {False: limits.tokens, True: limits.selected}
+    buffers = threads * (_up(4 * (_up(_scratch(lowered)) + 32)) + 4 * _up(lowered.program.vocabulary))
+    buffers += sum(_up(4 * (rows[s] * _up(w) + 16)) for s, w in lowered.buffers)
+    buffers += sum(_native.act_bytes(rows[s], w, *forms) for s, w, forms in lowered.acts)
+    buffers += sum(_up(8 * limits.tokens * len(f)) for f in ropes)
+    parts = (limits.tokens + SPARE_PARTS) * attention.heads
+    buffers += 2 * _up(4 * parts) + _up(4 * parts * padded)
+    buffers += _up(limits.tokens * attention.heads * padded * (2 if kv_bf16 else 4))
+    return Footprint(weights + SLACK, buffers + SLACK, limits.blocks * block_bytes(lowered, kv_bf16))
+
+
+class CpuExecutable:
+    """A program in the native runtime."""
+
+    def __init__(self, model: _native.Model, limits: Limits) -> None:
+        self.model = model
+        self.limits = limits
+
+    def step(self, step: StepInput) -> list[Sample]:
+        rows = self.model.step(
+            step.ids, step.positions, step.spans, step.tables, step.select, list(step.sampling)
+        )
+        return [Sample(*row) for row in rows]
+
+    def logits(self, rows: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+        """Logits of the last step's selected rows, `[rows, vocabulary]`, copied."""
+        return self.model.logits(rows)
+
+    def copy_block(self, source: int, target: int) -> None:
+        self.model.copy_block(source, target)
+
+
+class _Recorder:
+    """Writes a lowered program into a native model."""
+
+    def __init__(self, lowered: Lowered, model: _native.Model, progress: Progress) -> None:
+        self.lowered, self.model = lowered, model
+        matrices, vectors = _weights(lowered)
+        self.matrix, self.vector = {}, {}
+        for name, t in matrices.items():
+            self.matrix[name] = model.add_matrix(int(t.type), t.raw(), *t.shape)
+            progress(t.nbytes)
+        for key, w in vectors.items():
+            values = w.tensor.vector() + np.float32(w.offset)
+            self.vector[key] = model.add_vector(np.ascontiguousarray(values, np.float32))
+        self.rope = {f: model.add_rope(np.array(f, np.float32)) for f in _ropes(lowered)}
+        windows = dict.fromkeys(op.window for op in _attentions(lowered))
+        self.schedule = {w: model.add_schedule(w) for w in windows}
+        self.buffers = [model.add_buffer(s, w) for s, w in lowered.buffers]
+        self.acts = [model.add_act(s, w, *forms) for s, w, forms in lowered.acts]
+
+    def buffer(self, value: object) -> int:
+        if value is None:
+            return -1
+        return self.buffers[self.lowered.buffer_of[value.id]]  # type: ignore[attr-defined]
+
+    def act(self, native: NativeOp) -> int:
+        return -1 if native.act is None else self.acts[self.lowered.act_of[native.act.id]]
+
+    def norm_weight(self, op: RmsNorm | None) -> int:
+        return -1 if op is None else self.vector[op.weight.tensor.name, op.weight.offset]
+
+    def record(self, native: NativeOp) -> None:
+        getattr(self, f"_{native.kind}")(native, native.ops[0])
+
+    def _embed(self, native: NativeOp, op: Embed) -> None:
+        self.model.embed(self.matrix[op.table.tensor.name], self.buffer(op.out), op.scale)
+
+    def _select(self, native: NativeOp, op: object) -> None:
+        self.model.select(self.buffer(native.reads[0]), self.buffer(native.writes[0]))
+
+    def _add(self, native: NativeOp, op: object) -> None:
+        a, b = native.reads
+        self.model.add(self.buffer(a), self.buffer(b), self.buffer(native.writes[0]))
+
+    def _norm(self, native: NativeOp, op: RmsNorm) -> None:
+        out = self.buffer(native.writes[0]) if native.writes else -1
+        weight = self.norm_weight(op)
+        residual = self.buffer(native.residual)
+        self.model.norm(self.buffer(op.x), weight, op.eps, out, residual, self.act(native))
+
+    def _linear(self, native: NativeOp, op: object) -> None:
+        parts = []
+        for part, target in zip(native.ops, native.writes, strict=True):
+            assert isinstance(part, Linear)
+            bias = self.vector[part.bias.tensor.name, 0.0] if part.bias else -1
+            residual = self.buffer(native.residual)
+            parts.append((self.matrix[part.weight.tensor.name], self.buffer(target), bias, residual))
+        self.model.linear(self.act(native), parts)
+
+    def _glu(self, native: NativeOp, op: Glu) -> None:
+        kind = ACTIVATIONS[op.activation]
+        self.model.glu(self.buffer(op.gate), self.buffer(op.up), kind, self.act(native))
+
+    def _attention(self, native: NativeOp, op: Attention) -> None:
+        p = native.attention
+        assert p is not None
+        norm = p.q_norm or p.k_norm
+        self.model.attention(
+            q=self.buffer(p.q), k=self.buffer(p.k), v=self.buffer(op.v), layer=op.layer,
+            heads=op.heads, kv_heads=op.kv_heads, head_dim=op.q.width // op.heads,
+            schedule=self.schedule[op.window], q_norm=self.norm_weight(p.q_norm),
+            k_norm=self.norm_weight(p.k_norm),
+            rope=self.rope[p.rope.frequencies] if p.rope else -1, act=self.act(native),
+            scale=op.scale, eps=norm.eps if norm else 0.0,
+            interleaved=p.rope.interleaved if p.rope else False,
+        )  # fmt: skip
+
+
+def load(
+    lowered: Lowered,
+    limits: Limits,
+    threads: int,
+    kv_bf16: bool = True,
+    progress: Progress = lambda _: None,
+) -> CpuExecutable:
+    """Packs the weights and allocates everything a step can need.
+
+    The instruction set is the best the host runs, or the one `OCTAVO_ISA` names.
+    """
+    size = footprint(lowered, limits, threads, kv_bf16)
+    model = _native.Model(
+        isa=os.environ.get("OCTAVO_ISA", ""), threads=threads, weight_bytes=size.weights,
+        buffer_bytes=size.buffers, tokens=limits.tokens, selected=limits.selected,
+        features=_scratch(lowered),
+    )  # fmt: skip
+    recorder = _Recorder(lowered, model, progress)
+    for native in lowered.ops:
+        recorder.record(native)
+    program = lowered.program
+    model.output(recorder.buffer(program.output), program.vocabulary)
+    c = program.cache
+    model.allocate_cache(
+        layers=c.layers, blocks=limits.blocks, heads=c.kv_heads, head_dim=c.head_dim,
+        bf16=kv_bf16, parts=limits.tokens + SPARE_PARTS,
+    )  # fmt: skip
+    return CpuExecutable(model, limits)

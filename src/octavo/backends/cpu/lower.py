@@ -1,0 +1,231 @@
+"""A program as native operations: fuses neighbours, finds weights, assigns buffers by lifetime.
+
+Fusions: rotation and QK norm into attention; projections of one input into one operation; a
+residual addition into the linear layer or norm that feeds it. None changes an operation's
+arithmetic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo.checkpoint import TensorType
+from octavo.errors import Unsupported
+from octavo.program import (
+    Add,
+    Attention,
+    Embed,
+    Glu,
+    Linear,
+    Op,
+    Program,
+    RmsNorm,
+    Rope,
+    SelectRows,
+    Value,
+    Weight,
+)
+
+Forms = tuple[bool, bool, bool]  # int8, bf16, fp32 copies of a linear layer's input
+
+
+@dataclass(frozen=True)
+class AttentionParts:
+    """An attention with what precedes it on q and k."""
+
+    op: Attention
+    q: Value
+    k: Value
+    q_norm: RmsNorm | None
+    k_norm: RmsNorm | None
+    rope: Rope | None
+
+
+@dataclass(frozen=True)
+class NativeOp:
+    """One native operation: `reads` and `writes` are float values, `act` a linear layer's input."""
+
+    kind: str
+    ops: tuple[Op, ...]
+    reads: tuple[Value, ...] = ()
+    writes: tuple[Value, ...] = ()
+    act: Value | None = None  # written as activations
+    residual: Value | None = None
+    attention: AttentionParts | None = None
+
+
+@dataclass
+class Lowered:
+    """A program ready to load: operations, and where every value lives."""
+
+    program: Program
+    ops: list[NativeOp]
+    buffers: list[tuple[bool, int]] = field(default_factory=list)  # (selected rows?, width)
+    acts: list[tuple[bool, int, Forms]] = field(default_factory=list)
+    buffer_of: dict[int, int] = field(default_factory=dict)  # value id -> buffer
+    act_of: dict[int, int] = field(default_factory=dict)
+
+
+def _forms(weights: list[Weight]) -> Forms:
+    floats = {TensorType.F32, TensorType.F16}
+    kinds = {w.tensor.type for w in weights}
+    return bool(kinds - floats - {TensorType.BF16}), TensorType.BF16 in kinds, bool(kinds & floats)
+
+
+class _Lowering:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.producer = {op.out.id: op for op in program.ops}
+        self.uses: dict[int, list[Op]] = {}
+        for op in program.ops:
+            for value in op.inputs:
+                self.uses.setdefault(value.id, []).append(op)
+        self.folded: set[int] = set()  # ids of values that exist only inside a fused operation
+
+    def sole_use(self, value: Value) -> bool:
+        return len(self.uses.get(value.id, [])) == 1
+
+    def peel(self, value: Value) -> tuple[Value, RmsNorm | None, Rope | None]:
+        """Walks back through rotation and per-head norm to the projection."""
+        rope = norm = None
+        op = self.producer[value.id]
+        if isinstance(op, Rope) and self.sole_use(value):
+            rope, value = op, op.x
+            self.folded.add(op.out.id)
+            op = self.producer[value.id]
+        if isinstance(op, RmsNorm) and self.sole_use(value):
+            norm, value = op, op.x
+            self.folded.add(op.out.id)
+        return value, norm, rope
+
+    def attention(self, op: Attention) -> NativeOp:
+        q, q_norm, q_rope = self.peel(op.q)
+        k, k_norm, k_rope = self.peel(op.k)
+        same = (q_rope is None) == (k_rope is None) and (
+            q_rope is None or k_rope is None
+            or (q_rope.frequencies, q_rope.interleaved) == (k_rope.frequencies, k_rope.interleaved)
+        )  # fmt: skip
+        if not same:
+            raise Unsupported("attention whose queries and keys are rotated differently")
+        parts = AttentionParts(op, q, k, q_norm, k_norm, q_rope)
+        return NativeOp("attention", (op,), (q, k, op.v), (), act=op.out, attention=parts)
+
+    def lower(self) -> list[NativeOp]:
+        attentions = {
+            op.out.id: self.attention(op) for op in self.program.ops if isinstance(op, Attention)
+        }
+        adds: dict[int, Add] = {}  # producer's value -> the addition folded into it
+        for op in self.program.ops:
+            if isinstance(op, Add) and (target := self.residual_target(op)) is not None:
+                adds[target.id] = op
+                self.folded.add(target.id)
+        out: list[NativeOp] = []
+        for op in self.program.ops:
+            if isinstance(op, Attention):
+                out.append(attentions[op.out.id])
+            elif isinstance(op, Linear):
+                self.linear(op, adds.get(op.out.id), out)
+            elif isinstance(op, Add):
+                if not any(add is op for add in adds.values()):
+                    out.append(NativeOp("add", (op,), op.inputs, (op.out,)))
+            elif isinstance(op, RmsNorm):
+                if op.out.id not in self.folded or op.out.id in adds:
+                    out.append(self.norm(op, adds.get(op.out.id)))
+            elif isinstance(op, Glu):
+                out.append(NativeOp("glu", (op,), op.inputs, (), act=op.out))
+            elif isinstance(op, Embed):
+                out.append(NativeOp("embed", (op,), (), (op.out,)))
+            elif isinstance(op, SelectRows):
+                out.append(NativeOp("select", (op,), (op.x,), (op.out,)))
+            elif op.out.id not in self.folded:
+                raise Unsupported(f"the CPU backend cannot place {op.name} here")
+        return out
+
+    def residual_target(self, op: Add) -> Value | None:
+        """The addend whose producer can add the other one itself: computed last, used only here."""
+        last = op.b if op.b.id > op.a.id else op.a
+        producer = self.producer[last.id]
+        fits = isinstance(producer, Linear) or (isinstance(producer, RmsNorm) and producer.heads == 1)
+        return last if fits and self.sole_use(last) else None
+
+    def linear(self, op: Linear, add: Add | None, out: list[NativeOp]) -> None:
+        residual = None if add is None else (add.a if add.b is op.out else add.b)
+        target = op.out if add is None else add.out
+        previous = out[-1] if out else None
+        if residual is None and previous and previous.kind == "linear" and previous.residual is None:
+            first = previous.ops[0]
+            if isinstance(first, Linear) and first.x == op.x:
+                out[-1] = NativeOp("linear", (*previous.ops, op), (), (*previous.writes, target), op.x)
+                return
+        reads = () if residual is None else (residual,)
+        out.append(NativeOp("linear", (op,), reads, (target,), op.x, residual))
+
+    def norm(self, op: RmsNorm, add: Add | None) -> NativeOp:
+        if op.heads != 1:
+            raise Unsupported("a per-head norm outside attention")
+        if add is not None:
+            residual = add.a if add.b is op.out else add.b
+            return NativeOp("norm", (op,), (op.x, residual), (add.out,), None, residual)
+        linear = all(isinstance(u, Linear) for u in self.uses.get(op.out.id, []))
+        if linear:
+            return NativeOp("norm", (op,), (op.x,), (), act=op.out)
+        return NativeOp("norm", (op,), (op.x,), (op.out,))
+
+
+def _assign(lowered: Lowered) -> None:
+    """Gives every value a buffer, reusing those whose value has been read for the last time."""
+    last: dict[int, int] = {}
+    for i, op in enumerate(lowered.ops):
+        reads = [v.id for v in op.reads] + ([op.act.id] if op.kind == "linear" and op.act else [])
+        for value in reads:
+            last[value] = i
+    free: dict[tuple[bool, int], list[int]] = {}
+    free_acts: dict[tuple[bool, int, Forms], list[int]] = {}
+    for i, op in enumerate(lowered.ops):
+        dead = [v for v in op.reads if last[v.id] == i]
+        in_place = [v for v in dead if v == op.residual and len(op.writes) == 1]
+        for value in in_place:
+            free.setdefault((value.selected, value.width), []).append(lowered.buffer_of[value.id])
+        for value in op.writes:
+            key = (value.selected, value.width)
+            if free.get(key):
+                lowered.buffer_of[value.id] = free[key].pop()
+            else:
+                lowered.buffer_of[value.id] = len(lowered.buffers)
+                lowered.buffers.append(key)
+        if op.act is not None and op.kind != "linear":
+            _assign_act(lowered, op.act, free_acts)
+        for value in dead:
+            if value not in in_place:
+                free.setdefault((value.selected, value.width), []).append(lowered.buffer_of[value.id])
+        if op.kind == "linear" and op.act is not None and last[op.act.id] == i:
+            slot = lowered.act_of[op.act.id]
+            free_acts.setdefault(lowered.acts[slot], []).append(slot)
+
+
+def _assign_act(
+    lowered: Lowered, value: Value, free: dict[tuple[bool, int, Forms], list[int]]
+) -> None:
+    users = [op for n in lowered.ops if n.kind == "linear" for op in n.ops]
+    weights = [op.weight for op in users if isinstance(op, Linear) and op.x == value]
+    if not weights:
+        raise Unsupported("a value that no linear layer reads")
+    key = (value.selected, value.width, _forms(weights))
+    if free.get(key):
+        lowered.act_of[value.id] = free[key].pop()
+    else:
+        lowered.act_of[value.id] = len(lowered.acts)
+        lowered.acts.append(key)
+
+
+def lower(program: Program) -> Lowered:
+    """Lowers a program for the CPU. Raises Unsupported for a composition it cannot place."""
+    lowered = Lowered(program, _Lowering(program).lower())
+    for op in lowered.ops:
+        if op.kind == "linear" and op.act is not None:
+            producers = {n.act.id for n in lowered.ops if n.kind != "linear" and n.act is not None}
+            if op.act.id not in producers:
+                raise Unsupported("a linear layer whose input is not normalised, gated or attended")
+            break
+    _assign(lowered)
+    return lowered

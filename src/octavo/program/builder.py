@@ -1,0 +1,91 @@
+"""Writes programs: one method per operation, checking shapes as it goes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from octavo.checkpoint import Checkpoint
+from octavo.errors import CheckpointError
+from octavo.program.ops import (
+    Add,
+    Attention,
+    CacheShape,
+    Embed,
+    Glu,
+    Linear,
+    Op,
+    Program,
+    RmsNorm,
+    Rope,
+    SelectRows,
+    Value,
+    Weight,
+)
+
+
+class Builder:
+    """Appends operations to a program. Raises CheckpointError when a tensor has the wrong shape."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._ops: list[Op] = []
+
+    def has(self, name: str) -> bool:
+        return name in self._checkpoint.tensors
+
+    def _value(self, width: int, like: Value | None = None) -> Value:
+        return Value(len(self._ops), width, like.selected if like else False)
+
+    def _emit(self, op: Op) -> Value:
+        self._ops.append(op)
+        return op.out
+
+    def _weight(self, name: str, shape: tuple[int, ...], offset: float = 0.0) -> Weight:
+        return Weight(self._checkpoint.tensor(name, shape), offset)
+
+    def embed(self, table: str, vocabulary: int, width: int, scale: float = 1.0) -> Value:
+        weight = self._weight(table, (vocabulary, width))
+        return self._emit(Embed(self._value(width), weight, scale))
+
+    def select_rows(self, x: Value) -> Value:
+        return self._emit(SelectRows(Value(len(self._ops), x.width, True), x))
+
+    def rms_norm(
+        self, x: Value, weight: str, eps: float, heads: int = 1, offset: float = 0.0
+    ) -> Value:
+        w = self._weight(weight, (x.width // heads,), offset)
+        return self._emit(RmsNorm(self._value(x.width, x), x, w, eps, heads))
+
+    def linear(self, x: Value, weight: str, width: int, bias: str | None = None) -> Value:
+        w = self._weight(weight, (width, x.width))
+        b = self._weight(bias, (width,)) if bias else None
+        return self._emit(Linear(self._value(width, x), x, w, b))
+
+    def rope(
+        self, x: Value, heads: int, frequencies: tuple[float, ...], interleaved: bool
+    ) -> Value:
+        return self._emit(Rope(self._value(x.width, x), x, heads, frequencies, interleaved))
+
+    def attention(
+        self, q: Value, k: Value, v: Value, *,
+        layer: int, heads: int, kv_heads: int, scale: float, window: int = 0,
+    ) -> Value:  # fmt: skip
+        out = self._value(q.width, q)
+        return self._emit(Attention(out, q, k, v, layer, heads, kv_heads, scale, window))
+
+    def glu(
+        self, gate: Value, up: Value, activation: Literal["silu", "gelu_tanh", "gelu"]
+    ) -> Value:
+        return self._emit(Glu(self._value(gate.width, gate), gate, up, activation))
+
+    def add(self, a: Value, b: Value) -> Value:
+        return self._emit(Add(self._value(a.width, a), a, b))
+
+    def build(self, context: int) -> Program:
+        """Ends the program: its last value is the logits, `context` the most tokens of a sequence."""
+        attentions = [op for op in self._ops if isinstance(op, Attention)]
+        if not attentions:
+            raise CheckpointError("the model has no layers")
+        first = attentions[0]
+        shape = CacheShape(len(attentions), first.kv_heads, first.q.width // first.heads)
+        return Program(tuple(self._ops), self._ops[-1].out.width, context, shape)

@@ -1,0 +1,150 @@
+"""The op vocabulary. A value is `[T, width]` floats, T tokens of the step, unknown until run time.
+
+The meaning of each operation in plain arithmetic is `backends/torch/reference.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from octavo.checkpoint import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """`[rows, width]`: rows are the step's tokens, or the selected ones after `SelectRows`."""
+
+    id: int
+    width: int
+    selected: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A checkpoint tensor; `offset` is added to every element (Gemma's norms are 1 + w)."""
+
+    tensor: Tensor
+    offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """Writes `out`, once."""
+
+    out: Value
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        """The values it reads."""
+        named = (getattr(self, f.name) for f in fields(self) if f.name != "out")
+        return tuple(v for v in named if isinstance(v, Value))
+
+
+@dataclass(frozen=True, slots=True)
+class Embed(Op):
+    """out[t] = table[token id of t] * scale; table is `[vocabulary, width]`."""
+
+    table: Weight
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class SelectRows(Op):
+    """Keeps the rows whose logits are needed."""
+
+    x: Value
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNorm(Op):
+    """x / sqrt(mean(x^2) + eps) * weight, over each of `heads` equal slices of a row."""
+
+    x: Value
+    weight: Weight
+    eps: float
+    heads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Linear(Op):
+    """x W^T + bias; W is `[out width, x width]`."""
+
+    x: Value
+    weight: Weight
+    bias: Weight | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rope(Op):
+    """Rotary positions on every head: pair i turns by position * frequencies[i].
+
+    Pairs are (i, i + head_dim/2), or (2i, 2i + 1) when interleaved (GGUF's llama row order).
+    """
+
+    x: Value
+    heads: int
+    frequencies: tuple[float, ...]
+    interleaved: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Attention(Op):
+    """Causal attention over the sequence's keys and values, which it stores in cache `layer`.
+
+    Query head h uses key head h * kv_heads // heads. A window w > 0 limits a query at position p
+    to keys in (p - w, p].
+    """
+
+    q: Value
+    k: Value
+    v: Value
+    layer: int
+    heads: int
+    kv_heads: int
+    scale: float
+    window: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Glu(Op):
+    """activation(gate) * up."""
+
+    gate: Value
+    up: Value
+    activation: Literal["silu", "gelu_tanh", "gelu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Add(Op):
+    """a + b."""
+
+    a: Value
+    b: Value
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """What the KV cache must hold per token: layers x kv_heads x head_dim keys, and as many values."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """Operations in order; the last one writes the logits."""
+
+    ops: tuple[Op, ...]
+    vocabulary: int
+    context: int
+    cache: CacheShape
+
+    @property
+    def output(self) -> Value:
+        return self.ops[-1].out

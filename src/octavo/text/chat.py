@@ -1,0 +1,197 @@
+"""Chat templates: Jinja from the model file, so run in a sandbox with bounded work."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+
+from octavo.checkpoint import Checkpoint
+from octavo.checkpoint.safetensors import read_json
+from octavo.errors import RequestError
+from octavo.text.tokenizer import Tokenizer
+
+MAX_SOURCE = 256 << 10
+MAX_TEXT = 16 << 20  # characters of any string the template makes
+MAX_NUMBER = 1 << 20  # of any number a call or operator is given
+MAX_TICKS = 1_000_000  # loop turns and calls
+MAX_SECONDS = 1.0
+ESCAPES = [chr(c) for c in range(0xFDD0, 0xFDF0)]  # noncharacters: never in exchanged text
+FILTERS = (
+    "abs capitalize default d dictsort first float groupby int items join last length count list "
+    "lower map max min reject rejectattr replace reverse round safe select selectattr sort string "
+    "sum title trim unique upper"
+).split()
+
+
+class _Budget:
+    """Counts what a rendering does, and stops it."""
+
+    def __init__(self) -> None:
+        self.ticks = 0
+        self.deadline = time.monotonic() + MAX_SECONDS
+
+    def tick(self) -> None:
+        self.ticks += 1
+        if self.ticks > MAX_TICKS or (self.ticks % 256 == 0 and time.monotonic() > self.deadline):
+            raise SecurityError("the chat template does too much work")
+
+    def loop(self, values: Iterable[Any]) -> Iterator[Any]:
+        for value in values:
+            self.tick()
+            yield value
+
+
+def _small(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > MAX_TEXT:
+        raise SecurityError("the chat template makes a string that is too long")
+    return value
+
+
+def _tojson(value: Any, indent: int | None = None, **_: Any) -> str:
+    if isinstance(indent, int) and not 0 <= indent <= 16:
+        raise SecurityError("indentation is too deep")
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """A sandbox whose loops, calls, products and concatenations are counted or measured."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", "jinja2.ext.do"],
+        )
+        self.budget = _Budget()
+        self.filters = {k: v for k, v in self.filters.items() if k in FILTERS}
+        self.filters["tojson"] = _tojson
+        self.filters["_loop"] = lambda values: self.budget.loop(values)
+        self.filters["_small"] = _small
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = lambda form: datetime.now().strftime(str(form)[:64])
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        self.budget.tick()
+        if operator != "+":
+            sizes = [x for x in (left, right) if isinstance(x, int | float)]
+            if any(abs(x) > MAX_NUMBER for x in sizes) or (operator == "%" and isinstance(left, str)):
+                raise SecurityError(f"operator {operator} in a chat template")
+            if operator == "*" and isinstance(left, str | list) and len(left) * right > MAX_TEXT:
+                raise SecurityError("the chat template makes a value that is too long")
+            if operator == "**" and any(abs(x) > 64 for x in sizes):
+                raise SecurityError("operator ** in a chat template")
+        return _small(super().call_binop(context, operator, left, right))
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        __self.budget.tick()
+        if any(isinstance(a, int) and abs(a) > MAX_NUMBER for a in (*args, *kwargs.values())):
+            raise SecurityError("a chat template passes a number that is too large")
+        owner = getattr(__obj, "__self__", None)
+        if isinstance(owner, str) and getattr(__obj, "__name__", "") in ("format", "format_map"):
+            raise SecurityError("str.format in a chat template")
+        return _small(super().call(__context, __obj, *args, **kwargs))
+
+    def bounded(self, source: str) -> nodes.Template:
+        """The template's syntax tree with every loop and concatenation under the budget."""
+        tree = self.parse(source)
+        for loop in tree.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, "_loop", [], [], None, None, lineno=loop.lineno)
+        for parent in list(tree.find_all(nodes.Node)):
+            for name, child in list(parent.iter_fields()):
+                if isinstance(child, nodes.Concat):
+                    wrapped = nodes.Filter(child, "_small", [], [], None, None, lineno=child.lineno)
+                    setattr(parent, name, wrapped)
+        return tree
+
+
+class ChatTemplate:
+    """Renders conversations. Raises RequestError when the template is at fault."""
+
+    def __init__(self, source: str, tokenizer: Tokenizer) -> None:
+        if len(source) > MAX_SOURCE:
+            raise RequestError(f"the chat template has {len(source)} characters; {MAX_SOURCE} at most")
+        self._tokenizer = tokenizer
+        self._source = source
+        self._render_source([{"role": "user", "content": "hello"}], "", {}, check=True)
+
+    def _render_source(
+        self, messages: list[dict[str, Any]], escape: str, extra: dict[str, Any], check: bool = False
+    ) -> str:
+        env = _Environment()
+        special = self._tokenizer.special
+        eos = min(special.eos, default=None)
+        try:
+            template = env.from_string(env.bounded(self._source))
+            if check:
+                return ""
+            text = template.render(
+                messages=messages,
+                add_generation_prompt=True,
+                bos_token=self._tokenizer.name(special.bos) if special.bos is not None else "",
+                eos_token=self._tokenizer.name(eos) if eos is not None else "",
+                **extra,
+            )
+        except TemplateError as e:
+            raise RequestError(f"the chat template refused: {str(e)[:200]}", "messages") from None
+        except (RecursionError, MemoryError, OverflowError):
+            raise RequestError("the chat template does too much work", "messages") from None
+        except (TypeError, ValueError, KeyError, AttributeError, IndexError) as e:
+            name = type(e).__name__
+            raise RequestError(f"the chat template fails on these messages ({name})", "messages") from None
+        if len(text) > MAX_TEXT:
+            raise RequestError("the rendered conversation is too long", "messages")
+        return text
+
+    def encode(self, messages: list[dict[str, Any]], **extra: Any) -> list[int]:
+        """Ids of a conversation up to where the assistant speaks.
+
+        Control tokens written by the template count; the same characters in a message stay text.
+        """
+        everything = json.dumps([messages, extra], ensure_ascii=False)
+        escape = next((c for c in ESCAPES if c not in everything), None)
+        if escape is None:
+            raise RequestError("the messages use every Unicode noncharacter", "messages")
+        shielded = _map_text(messages, lambda s: self._tokenizer.shield(s, escape))
+        text = self._render_source(shielded, escape, extra)
+        return self._tokenizer.encode_rendered(text, escape)
+
+
+def _map_text(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_map_text(v, change) for v in value]
+    if isinstance(value, dict):
+        return {k: _map_text(v, change) for k, v in value.items()}
+    return value
+
+
+def template_source(checkpoint: Checkpoint) -> str | None:
+    """The chat template a checkpoint carries, if it does."""
+    if checkpoint.format == "gguf":
+        value = checkpoint.metadata.get("tokenizer.chat_template")
+        return value if isinstance(value, str) else None
+    if path := checkpoint.files.get("chat_template.jinja"):
+        return path.read_text("utf-8", "replace") if path.stat().st_size <= 4 * MAX_SOURCE else None
+    if path := checkpoint.files.get("tokenizer_config.json"):
+        value = read_json(path).get("chat_template")
+        if isinstance(value, list):  # named templates
+            named = {t.get("name"): t.get("template") for t in value if isinstance(t, dict)}
+            value = named.get("default")
+        return value if isinstance(value, str) else None
+    return None
+
+
+

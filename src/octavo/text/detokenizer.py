@@ -1,0 +1,95 @@
+"""Ids to text, a token at a time, without ever showing half a character."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_BYTE = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    table = {chr(b): b for b in plain}
+    for n, b in enumerate(b for b in range(256) if b not in plain):
+        table[chr(256 + n)] = b
+    return table
+
+
+def _is_byte_level(node: Any) -> bool:
+    if isinstance(node, dict):
+        return node.get("type") == "ByteLevel" or any(map(_is_byte_level, node.values()))
+    return isinstance(node, list) and any(map(_is_byte_level, node))
+
+
+def token_bytes(
+    description: Any, vocabulary: Mapping[str, int], control: frozenset[int]
+) -> list[bytes]:
+    """The bytes each id stands for; control tokens stand for none."""
+    out = [b""] * (max(vocabulary.values(), default=-1) + 1)
+    alphabet = _byte_alphabet() if _is_byte_level(description) else None
+    for token, i in vocabulary.items():
+        if i in control:
+            continue
+        if alphabet is not None and all(c in alphabet for c in token):
+            out[i] = bytes(alphabet[c] for c in token)
+        elif alphabet is None and (match := _BYTE.match(token)):
+            out[i] = bytes([int(match.group(1), 16)])
+        else:
+            out[i] = token.replace("\u2581", " ").encode() if alphabet is None else token.encode()
+    return out
+
+
+class Detokenizer:
+    """Turns a stream of ids into whole characters. Streams of any cut give the same text."""
+
+    def __init__(self, table: list[bytes]) -> None:
+        self._table = table
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        """The characters that `token` completes."""
+        return self._decoder.decode(self._table[token] if token < len(self._table) else b"")
+
+    def finish(self) -> str:
+        """What is left: U+FFFD if the stream ended inside a character."""
+        return self._decoder.decode(b"", final=True)
+
+
+class StopStrings:
+    """Cuts text at the first stop string, holding back what might be the beginning of one."""
+
+    def __init__(self, stops: list[str]) -> None:
+        self._stops = [s for s in stops if s]
+        self._held = ""
+        self.matched: str | None = None
+
+    def push(self, text: str) -> str:
+        """The text that is safe to show. After a match nothing more comes."""
+        if self.matched is not None or not self._stops:
+            return "" if self.matched is not None else text
+        self._held += text
+        found = [(at, -len(s), s) for s in self._stops if (at := self._held.find(s)) >= 0]
+        if found:
+            at, _, self.matched = min(found)
+            shown, self._held = self._held[:at], ""
+            return shown
+        keep = max(self._overlap(s) for s in self._stops)
+        cut = len(self._held) - keep
+        shown, self._held = self._held[:cut], self._held[cut:]
+        return shown
+
+    def _overlap(self, stop: str) -> int:
+        """Length of the longest end of the held text that begins `stop`."""
+        for n in range(min(len(stop) - 1, len(self._held)), 0, -1):
+            if self._held.endswith(stop[:n]):
+                return n
+        return 0
+
+    def finish(self) -> str:
+        """The held text, when the stream ends without a match."""
+        held, self._held = self._held, ""
+        return held

@@ -1,0 +1,150 @@
+"""Text to ids. What a user wrote never becomes a control token; only templates write those."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer as HfTokenizer
+
+from octavo.checkpoint import Checkpoint
+from octavo.checkpoint.safetensors import read_json
+from octavo.errors import CheckpointError
+from octavo.text import gguf_vocabulary
+from octavo.text.detokenizer import token_bytes
+
+# Control tokens that end a turn even when the file does not list them as end of sequence.
+TURN_ENDS = ("<|im_end|>", "<end_of_turn>", "<|eot_id|>", "<|eom_id|>", "<|end|>")
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """bos is None when the model has none; `add_bos`: plain prompts begin with it."""
+
+    bos: int | None
+    eos: frozenset[int]
+    add_bos: bool
+    control: frozenset[int]
+
+
+class Tokenizer:
+    """Encodes text and knows every token's bytes. Threads may share one."""
+
+    def __init__(self, tokenizer: HfTokenizer, special: SpecialIds) -> None:
+        tokenizer.encode_special_tokens = True  # control tokens in plain text stay text
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self.special = special
+        self.vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+        self.bytes = token_bytes(json_of(tokenizer), self.vocabulary, special.control)
+        names = {i: t for t, i in self.vocabulary.items()}
+        self._control = {names[i]: i for i in special.control if i in names}
+        longest_first = sorted(self._control, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._names = names
+
+    def encode(self, text: str, add_bos: bool | None = None) -> list[int]:
+        """Ids of plain text; begins with bos when the model wants it (or as `add_bos` says)."""
+        want = self.special.add_bos if add_bos is None else add_bos
+        ids = self._plain(text)
+        return [self.special.bos, *ids] if want and self.special.bos is not None else ids
+
+    def _plain(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids) if text else []
+
+    def encode_rendered(self, text: str, escape: str) -> list[int]:
+        """Ids of a rendered template: control tokens are recognised unless broken by `escape`.
+
+        `escape` is a character that occurs nowhere else; it is removed before encoding.
+        """
+        ids: list[int] = []
+        at = 0
+        for match in self._pattern.finditer(text):
+            ids += self._plain(text[at : match.start()].replace(escape, ""))
+            ids.append(self._control[match.group()])
+            at = match.end()
+        return ids + self._plain(text[at:].replace(escape, ""))
+
+    def shield(self, text: str, escape: str) -> str:
+        """User text whose control-token look-alikes are broken by `escape`."""
+        return self._pattern.sub(lambda m: m.group()[0] + escape + m.group()[1:], text)
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of ids; control tokens are silent, bytes that are not UTF-8 become U+FFFD."""
+        return b"".join(self.bytes[i] for i in ids).decode("utf-8", "replace")
+
+    def name(self, token: int) -> str:
+        """The token as the vocabulary spells it."""
+        return self._names.get(token, "")
+
+
+def json_of(tokenizer: HfTokenizer) -> dict[str, Any]:
+    """The parts of a tokenizer's JSON that say how ids become text."""
+    return {
+        "decoder": json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else None,
+        "pre_tokenizer": json.loads(tokenizer.pre_tokenizer.__getstate__())
+        if tokenizer.pre_tokenizer
+        else None,
+    }
+
+
+def _as_ids(value: Any, size: int) -> set[int]:
+    values = value if isinstance(value, list) else [value]
+    return {v for v in values if isinstance(v, int) and not isinstance(v, bool) and 0 <= v < size}
+
+
+def _from_gguf(checkpoint: Checkpoint) -> Tokenizer:
+    m = checkpoint.metadata
+    tokenizer, control = gguf_vocabulary.build(m)
+    size = len(m["tokenizer.ggml.tokens"])
+    bos = _as_ids(m.get("tokenizer.ggml.bos_token_id"), size)
+    eos: set[int] = set()
+    for key in ("eos", "eot", "eom"):
+        eos |= _as_ids(m.get(f"tokenizer.ggml.{key}_token_id"), size)
+    names = m["tokenizer.ggml.tokens"]
+    eos |= {i for i in control if names[i] in TURN_ENDS}
+    add_bos = m.get("tokenizer.ggml.add_bos_token", m["tokenizer.ggml.model"] == "llama")
+    special = SpecialIds(min(bos, default=None), frozenset(eos), bool(add_bos), frozenset(control))
+    return Tokenizer(tokenizer, special)
+
+
+def _adds_bos(tokenizer: HfTokenizer, bos: int | None) -> bool:
+    return bos is not None and tokenizer.encode("a", add_special_tokens=True).ids[:1] == [bos]
+
+
+def _named_token(config: dict[str, Any], key: str) -> str | None:
+    value = config.get(key)
+    value = value.get("content") if isinstance(value, dict) else value
+    return value if isinstance(value, str) else None
+
+
+def _from_folder(checkpoint: Checkpoint) -> Tokenizer:
+    path = checkpoint.files.get("tokenizer.json")
+    if path is None:
+        raise CheckpointError(f"{checkpoint.path.name} has no tokenizer.json")
+    try:
+        tokenizer = HfTokenizer.from_file(str(path))
+    except Exception as e:  # tokenizers raises bare Exception
+        raise CheckpointError(f"{path.name} cannot be read: {str(e)[:120]}") from None
+    config = read_json(checkpoint.files["tokenizer_config.json"]) if "tokenizer_config.json" in checkpoint.files else {}
+    control = {i for i, t in tokenizer.get_added_tokens_decoder().items() if t.special}
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    name = _named_token(config, "bos_token")
+    bos = tokenizer.token_to_id(name) if name else None
+    eos = _as_ids(checkpoint.metadata.get("eos_token_id"), size)
+    if "generation_config.json" in checkpoint.files:
+        eos |= _as_ids(read_json(checkpoint.files["generation_config.json"]).get("eos_token_id"), size)
+    for token in (*TURN_ENDS, _named_token(config, "eos_token")):
+        if token and (i := tokenizer.token_to_id(token)) is not None:
+            eos.add(i)
+    control |= eos
+    add_bos = _adds_bos(tokenizer, bos)
+    return Tokenizer(tokenizer, SpecialIds(bos, frozenset(eos), add_bos, frozenset(control)))
+
+
+def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    """The tokenizer of a checkpoint. Raises CheckpointError or Unsupported."""
+    return _from_gguf(checkpoint) if checkpoint.format == "gguf" else _from_folder(checkpoint)
