@@ -75,8 +75,8 @@ auto linear(const std::string& isa, int type, Bytes data, size_t rows, size_t co
   Arena arena(panels * bytes + m * padded * 32 + panels * 16 * m * 4 + (size_t(1) << 20));
   uint8_t* packed = arena.allocate<uint8_t>(panels * bytes);
   for (size_t p = 0; p < panels; p++) pack_panel(type, data.data(), rows, cols, p, packed + p * bytes);
-  Act act{int(padded), arena.allocate<int8_t>(m * (padded + 64)), arena.allocate<float>(m * padded / 32), arena.allocate<float>(m * padded / 32),
-          arena.allocate<int32_t>(m * padded / 32), arena.allocate<int32_t>(m * padded / 16), arena.allocate<uint16_t>(m * padded),
+  Act act{int(padded), arena.allocate<int8_t>(m * (2 * padded + 64)), arena.allocate<float>(m * padded / 32), arena.allocate<float>(m * padded / 32),
+          arena.allocate<int32_t>(m * padded / 32), arena.allocate<int32_t>(m * padded / 16), arena.allocate<uint16_t>(m * 2 * padded),
           arena.allocate<float>(m * padded)};
   float* line = arena.allocate<float>(padded);
   float* out = arena.allocate<float>(m * panels * 16);
@@ -86,8 +86,8 @@ auto linear(const std::string& isa, int type, Bytes data, size_t rows, size_t co
   }
   for (size_t t = 0; t < m; t += size_t(tile)) {
     Act at = act;
-    at.q += t * (padded + 64), at.scale += t * padded / 32, at.scaled += t * padded / 32, at.neg32 += t * padded / 32;
-    at.neg16 += t * padded / 16, at.bf16 += t * padded, at.f32 += t * padded;
+    at.q += t * (2 * padded + 64), at.scale += t * padded / 32, at.scaled += t * padded / 32, at.neg32 += t * padded / 32;
+    at.neg16 += t * padded / 16, at.bf16 += t * 2 * padded, at.f32 += t * padded;
     const int count = int(t + size_t(tile) < m ? size_t(tile) : m - t);
     k->linear[format]({packed, bytes, int(padded), at, count, out + t * panels * 16, int(panels * 16), nullptr, nullptr}, 0, int(panels));
   }

@@ -13,6 +13,7 @@ enum Format : int { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16, F32, F
 
 constexpr int PANEL = 16;         // output rows per panel = lanes of one vector
 constexpr int GROUP = 32;         // input features that share one activation scale
+constexpr int DIGIT = 7;          // an activation is two signed digits of base 2^7
 constexpr int BLOCK = 16;         // tokens per KV block
 constexpr int KV_TILE = 64;       // tokens per softmax tile
 constexpr int KV_CHUNK = 256;     // tokens per attention partial; fixed, so results never depend on threads
@@ -23,12 +24,13 @@ constexpr float MASKED = -1e30f;  // running maximum before any key has been see
 // Rows are tokens; `k` is the feature count rounded up to 64, padding is zero.
 struct Act {
   int k;
-  int8_t* q;        // [rows][k + 64]   symmetric int8 per group of 32, |q| <= 127
+  int8_t* q;        // [rows][2k + 64]  per group of 32, x = scale * (128 * high + low): k high digits, then
+                    //                  k low ones; |high| <= 127, -64 <= low <= 63
   float* scale;     // [rows][k / 32]
-  float* scaled;    // [rows][k / 32]   scale * sum(q), for formats with a minimum
-  int32_t* neg32;   // [rows][k / 32]   -sum(q) per 32, removes a power-of-two zero point by a shift
+  float* scaled;    // [rows][k / 32]   scale * sum(128 * high + low), for formats with a minimum
+  int32_t* neg32;   // [rows][k / 32]   minus that integer sum per 32: a zero point is removed by a shift
   int32_t* neg16;   // [rows][k / 16]   the same per 16 (Q6_K)
-  uint16_t* bf16;   // [rows][k]
+  uint16_t* bf16;   // [rows][2k]       x rounded to bf16, then the remainder rounded to bf16
   float* f32;       // [rows][k]
 };
 

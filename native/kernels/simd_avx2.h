@@ -57,6 +57,14 @@ static inline VI i_load(const int32_t* p) { return {_mm256_loadu_si256((const __
 static inline VI i_set(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 static inline void i_store(int32_t* p, VI x) { _mm256_storeu_si256((__m256i*)p, x.a); _mm256_storeu_si256((__m256i*)p + 1, x.b); }
 static inline VI i_add(VI x, VI y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+static inline VI i_sub(VI x, VI y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
+template <int N> static inline VI i_shr(VI x) { return {_mm256_srai_epi32(x.a, N), _mm256_srai_epi32(x.b, N)}; }
+static inline int i_hadd(VI x) {
+  int32_t t[16], sum = 0;
+  i_store(t, x);
+  for (int i = 0; i < 16; i++) sum += t[i];
+  return sum;
+}
 template <int N> static inline VI i_shl(VI x) { return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)}; }
 static inline VI i_round(VF x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 static inline void i_store8(int8_t* p, VI x) {
@@ -110,6 +118,8 @@ static inline VF h_dot(VF acc, const uint16_t* line, const uint16_t* pair) {
   __m256i y = _mm256_set1_epi32(*(const int32_t*)pair);
   return {h_half(acc.a, _mm256_load_si256((const __m256i*)line), y), h_half(acc.b, _mm256_load_si256((const __m256i*)line + 1), y)};
 }
+static inline __m256 h_widen(const uint16_t* p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16)); }
+static inline VF h_load(const uint16_t* p) { return {h_widen(p), h_widen(p + 8)}; }
 static inline void h_store(uint16_t* p, VF x) {
   float t[16];
   f_store(t, x);

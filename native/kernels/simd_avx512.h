@@ -40,6 +40,9 @@ static inline VI i_load(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 static inline VI i_set(int32_t x) { return {_mm512_set1_epi32(x)}; }
 static inline void i_store(int32_t* p, VI a) { _mm512_storeu_si512(p, a.v); }
 static inline VI i_add(VI a, VI b) { return {_mm512_add_epi32(a.v, b.v)}; }
+static inline VI i_sub(VI a, VI b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+template <int N> static inline VI i_shr(VI a) { return {_mm512_srai_epi32(a.v, N)}; }
+static inline int i_hadd(VI a) { return _mm512_reduce_add_epi32(a.v); }
 template <int N> static inline VI i_shl(VI a) { return {_mm512_slli_epi32(a.v, N)}; }
 static inline VI i_round(VF a) { return {_mm512_cvtps_epi32(a.v)}; }
 static inline void i_store8(int8_t* p, VI a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v)); }
@@ -62,6 +65,9 @@ template <bool WIDE> static inline VI b_dot(VI acc, VB w, const int8_t* a) {
 // acc[lane] += x0 * y0 + x1 * y1 over bf16 pairs; y is broadcast
 static inline VF h_dot(VF acc, const uint16_t* line, const uint16_t* pair) {
   return {_mm512_dpbf16_ps(acc.v, (__m512bh)_mm512_load_si512(line), (__m512bh)_mm512_set1_epi32(*(const int32_t*)pair))};
+}
+static inline VF h_load(const uint16_t* p) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
 }
 static inline void h_store(uint16_t* p, VF a) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(a.v)); }
 

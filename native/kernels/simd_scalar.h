@@ -46,6 +46,9 @@ static inline VI i_load(const int32_t* p) { VI r; memcpy(r.v, p, 64); return r; 
 static inline VI i_set(int32_t x) { VI r; EACH_LANE r.v[i] = x; return r; }
 static inline void i_store(int32_t* p, VI a) { memcpy(p, a.v, 64); }
 static inline VI i_add(VI a, VI b) { EACH_LANE a.v[i] += b.v[i]; return a; }
+static inline VI i_sub(VI a, VI b) { EACH_LANE a.v[i] -= b.v[i]; return a; }
+template <int N> static inline VI i_shr(VI a) { EACH_LANE a.v[i] >>= N; return a; }
+static inline int i_hadd(VI a) { int s = 0; EACH_LANE s += a.v[i]; return s; }
 template <int N> static inline VI i_shl(VI a) { EACH_LANE a.v[i] = (int32_t)((uint32_t)a.v[i] << N); return a; }
 static inline VI i_round(VF a) { VI r; EACH_LANE r.v[i] = (int32_t)rintf(a.v[i]); return r; }
 static inline void i_store8(int8_t* p, VI a) { EACH_LANE p[i] = (int8_t)a.v[i]; }
@@ -66,6 +69,7 @@ static inline VF h_dot(VF acc, const uint16_t* line, const uint16_t* pair) {
   EACH_LANE acc.v[i] = acc.v[i] + bf16_to_float(line[2 * i]) * y0 + bf16_to_float(line[2 * i + 1]) * y1;
   return acc;
 }
+static inline VF h_load(const uint16_t* p) { VF r; EACH_LANE r.v[i] = bf16_to_float(p[i]); return r; }
 static inline void h_store(uint16_t* p, VF a) {
   EACH_LANE { uint32_t u; memcpy(&u, &a.v[i], 4); p[i] = (uint16_t)((u + 0x7FFF + ((u >> 16) & 1)) >> 16); }
 }

@@ -58,8 +58,8 @@ size_t Model::act_bytes(int rows, int width, ActForms forms) {
   const size_t m = size_t(rows), k = padded_cols(size_t(width));
   size_t bytes = 0;
   auto add = [&](size_t n) { bytes += align_up(n, 64); };
-  if (forms.int8) add(m * (k + 64)), add(m * k / 32 * 4), add(m * k / 32 * 4), add(m * k / 32 * 4), add(m * k / 16 * 4);
-  if (forms.bf16) add(m * k * 2);
+  if (forms.int8) add(m * (2 * k + 64)), add(m * k / 32 * 4), add(m * k / 32 * 4), add(m * k / 32 * 4), add(m * k / 16 * 4);
+  if (forms.bf16) add(m * k * 4);
   if (forms.f32) add(m * k * 4);
   return bytes;
 }
@@ -69,13 +69,13 @@ int Model::add_act(Rows rows, int width, ActForms forms) {
   Act a{};
   a.k = int(k);
   if (forms.int8) {
-    a.q = buffers_arena_.allocate<int8_t>(m * (k + 64));
+    a.q = buffers_arena_.allocate<int8_t>(m * (2 * k + 64));
     a.scale = buffers_arena_.allocate<float>(m * k / 32);
     a.scaled = buffers_arena_.allocate<float>(m * k / 32);
     a.neg32 = buffers_arena_.allocate<int32_t>(m * k / 32);
     a.neg16 = buffers_arena_.allocate<int32_t>(m * k / 16);
   }
-  if (forms.bf16) a.bf16 = buffers_arena_.allocate<uint16_t>(m * k);
+  if (forms.bf16) a.bf16 = buffers_arena_.allocate<uint16_t>(m * 2 * k);
   if (forms.f32) a.f32 = buffers_arena_.allocate<float>(m * k);
   acts_.push_back({rows, a});
   return int(acts_.size()) - 1;
