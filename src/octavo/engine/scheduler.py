@@ -1,0 +1,162 @@
+"""Which tokens to compute next: policy only, deterministic, on a clock the caller owns.
+
+There is no prefill or decode mode. Every sequence has tokens to catch up on, and a step spends one
+budget on catching up; chunked prefill, cache hits and preemption all follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from octavo.backends.base import BLOCK
+from octavo.engine.prefix import PrefixIndex
+from octavo.engine.sequence import Sequence
+
+CopyBlock = Callable[[int, int], None]
+
+
+class Work(NamedTuple):
+    """Compute `count` tokens of a sequence from `sequence.computed` on."""
+
+    sequence: Sequence
+    count: int
+
+    @property
+    def samples(self) -> bool:
+        return self.count == self.sequence.pending
+
+
+class Scheduler:
+    """Sequences waiting and running, and the blocks they hold."""
+
+    def __init__(
+        self, index: PrefixIndex, copy_block: CopyBlock, budget: int, sequences: int, reuse: bool = True
+    ) -> None:
+        self.index = index
+        self._copy_block = copy_block
+        self._budget = budget
+        self._sequences = sequences
+        self._reuse = reuse
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.preemptions = 0
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Takes a sequence out, finished or not, and gives back its blocks."""
+        (self.running if sequence in self.running else self.waiting).remove(sequence)
+        self._release(sequence)
+
+    def expired(self, now: float) -> list[Sequence]:
+        """Sequences whose deadline has passed."""
+        return [
+            s for s in (*self.running, *self.waiting) if s.deadline is not None and now >= s.deadline
+        ]
+
+    def plan(self) -> list[Work]:
+        """The work of the next step, with blocks allocated for all of it.
+
+        Sequences with one token to compute come first, so that long prompts do not hold up the
+        others; within that, and for admission, the order is `Sequence.rank`.
+        """
+        work: list[Work] = []
+        left = self._budget
+        order = sorted(self.running, key=lambda s: (s.pending > 1, s.rank))
+        for sequence in order:
+            if sequence not in self.running or not left:
+                continue  # preempted for one before it, or next step
+            count = min(sequence.pending, left)
+            if self._grow(sequence, sequence.computed + count):
+                work.append(Work(sequence, count))
+                left -= count
+        work = [w for w in work if w.sequence in self.running]
+        self._admit(work, left)
+        return work
+
+    def _admit(self, work: list[Work], left: int) -> None:
+        self.waiting.sort(key=lambda s: s.rank)
+        while self.waiting and left and len(self.running) < self._sequences:
+            sequence = self.waiting[0]
+            self._adopt_prefix(sequence)
+            if not self._reserve(sequence, len(sequence.tokens)):
+                self._release(sequence)
+                return
+            self.waiting.pop(0)
+            self.running.append(sequence)
+            count = min(sequence.pending, left)
+            work.append(Work(sequence, count))
+            left -= count
+
+    def _adopt_prefix(self, sequence: Sequence) -> None:
+        """Starts a sequence from what the cache knows; one token is always left to compute."""
+        if not self._reuse:
+            sequence.admitted = True
+            return
+        match = self.index.match(sequence.tokens[:-1], sequence.request.salt)
+        sequence.blocks = list(match.blocks)
+        sequence.indexed = len(match.blocks)
+        sequence.computed = len(match.blocks) * BLOCK
+        if match.partial_block is not None:
+            block = self.index.allocate()
+            if block is not None:
+                self._copy_block(match.partial_block, block)
+                sequence.blocks.append(block)
+                sequence.computed = match.tokens
+            self.index.release(match.partial_block)
+        if not sequence.admitted:
+            sequence.admitted = True
+            sequence.cached = min(sequence.computed, len(sequence.request.prompt))
+
+    def _reserve(self, sequence: Sequence, tokens: int) -> bool:
+        """Blocks for `tokens`, without taking any from a running sequence."""
+        while len(sequence.blocks) < sequence.blocks_for(tokens):
+            block = self.index.allocate()
+            if block is None:
+                return False
+            sequence.blocks.append(block)
+        return True
+
+    def _grow(self, sequence: Sequence, tokens: int) -> bool:
+        """Blocks for `tokens`, preempting the last in rank when there are none."""
+        while not self._reserve(sequence, tokens):
+            victim = max(self.running, key=lambda s: s.rank)
+            self.preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Back to waiting; what it computed is recomputed, or found in the cache."""
+        self.preemptions += 1
+        self.running.remove(sequence)
+        self._release(sequence)
+        self.waiting.append(sequence)
+
+    def advance(self, work: Work) -> None:
+        """After the step: the tokens are computed, and whole blocks become findable."""
+        sequence = work.sequence
+        sequence.computed += work.count
+        whole = sequence.computed // BLOCK
+        if self._reuse and whole > sequence.indexed:
+            blocks = sequence.blocks[:whole]
+            self.index.insert(sequence.tokens[: whole * BLOCK], blocks, sequence.request.salt)
+            sequence.blocks[:whole] = blocks
+            sequence.indexed = whole
+
+    def retire(self, sequence: Sequence) -> None:
+        """A finished sequence leaves its last, partly filled block to the cache as well."""
+        if self._reuse and sequence.computed > sequence.indexed * BLOCK:
+            count = sequence.blocks_for(sequence.computed)
+            blocks = sequence.blocks[:count]
+            self.index.insert(sequence.tokens[: sequence.computed], blocks, sequence.request.salt)
+            sequence.blocks[:count] = blocks
+        self.remove(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        for block in sequence.blocks:
+            self.index.release(block)
+        sequence.blocks = []
+        sequence.indexed = sequence.computed = 0
