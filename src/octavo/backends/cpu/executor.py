@@ -120,7 +120,8 @@ class _Recorder:
         self.lowered, self.model = lowered, model
         matrices, vectors = _weights(lowered)
         self.matrix, self.vector = {}, {}
-        for name, t in matrices.items():
+        # Largest first: its file pages are dropped before anything else takes memory.
+        for name, t in sorted(matrices.items(), key=lambda item: -item[1].nbytes):
             self.matrix[name] = model.add_matrix(int(t.type), t.raw(), *t.shape)
             progress(t.nbytes)
         for key, w in vectors.items():

@@ -1,0 +1,61 @@
+"""From a path to a model ready to plan, and from a plan to an engine."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.backends.cpu import CpuExecutable, Lowered, load, lower
+from octavo.checkpoint import Checkpoint, open_checkpoint
+from octavo.engine.engine import Engine
+from octavo.engine.plan import Plan
+from octavo.models import build_program
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """A checkpoint whose program is known but whose weights are still on disk."""
+
+    checkpoint: Checkpoint
+    lowered: Lowered
+
+    @property
+    def vocabulary(self) -> int:
+        return self.lowered.program.vocabulary
+
+
+def open_model(path: Path) -> OpenModel:
+    """Reads headers only. Raises ModelNotFound, CheckpointError or Unsupported."""
+    checkpoint = open_checkpoint(path)
+    return OpenModel(checkpoint, lower(build_program(checkpoint)))
+
+
+def _drop_pages(checkpoint: Checkpoint) -> None:
+    """Gives back the file pages that packing has read."""
+    for file in {id(t.file): t.file for t in checkpoint.tensors.values()}.values():
+        file.madvise(mmap.MADV_DONTNEED)
+
+
+def load_executable(
+    model: OpenModel, plan: Plan, progress: Callable[[int], None] = lambda _: None
+) -> CpuExecutable:
+    """Packs the weights into memory; the file is not needed afterwards."""
+
+    def packed(count: int) -> None:
+        _drop_pages(model.checkpoint)
+        progress(count)
+
+    return load(model.lowered, plan.limits, plan.threads, plan.kv_bf16, packed)
+
+
+def load_engine(
+    model: OpenModel,
+    plan: Plan,
+    eos: frozenset[int],
+    progress: Callable[[int], None] = lambda _: None,
+) -> Engine:
+    """An engine that never uses more than `plan`."""
+    executable = load_executable(model, plan, progress)
+    return Engine(executable, model.vocabulary, plan.context, eos)

@@ -1,0 +1,164 @@
+"""Memory, planned before anything is loaded: every buffer counted, nothing beyond it allocated."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.backends.base import BLOCK, Limits
+from octavo.backends.cpu import Lowered
+from octavo.backends.cpu.executor import block_bytes, footprint
+from octavo.errors import DoesNotFit, UsageError
+
+GIB, MIB = 1 << 30, 1 << 20
+STEP_TOKENS = 256  # tokens a step computes: prefill in pieces this long
+SEQUENCES = 32  # requests computed together
+DEFAULT_SHARE = 0.8  # of the memory available, when no amount is named
+DEFAULT_CACHE = GIB  # KV cache when memory is plentiful, unless one context needs more
+SMALLEST_CONTEXT = 256
+PROCESS = 112 * MIB  # interpreter, libraries, metadata and queues of the engine process; measured 70-100
+PAGES = 8 * MIB  # rounding to huge pages
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where the bytes go. `total` is a ceiling for the engine process."""
+
+    weights: int
+    buffers: int
+    cache: int
+    block: int  # bytes of one KV block
+    available: int
+    context: int
+    model_context: int
+    threads: int
+    kv_bf16: bool
+    limits: Limits
+
+    @property
+    def process(self) -> int:
+        return PROCESS + PAGES
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.buffers + self.cache + self.process
+
+    @property
+    def tokens(self) -> int:
+        """Tokens the KV cache holds."""
+        return self.limits.blocks * BLOCK
+
+
+def size(n: float) -> str:
+    """Bytes for people: MiB below one GiB."""
+    return f"{n / GIB:.1f} GiB" if n >= GIB else f"{n / MIB:.0f} MiB"
+
+
+def parse_size(text: str, available: int) -> int:
+    """`12GiB`, `800M`, `75%` of `available`, or bytes. Raises UsageError."""
+    units = {"%": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+    number = text.strip().lower().removesuffix("ib").removesuffix("b")
+    unit = number[-1:] if number[-1:] in units else ""
+    try:
+        value = float(number.removesuffix(unit))
+    except ValueError:
+        value = -1
+    if not 0 < value < 1e18:
+        raise UsageError(f"--memory {text!r} is not an amount", "--memory 8GiB", "--memory 75%")
+    return int(value / 100 * available) if unit == "%" else int(value * (1 << units.get(unit, 0)))
+
+
+def _read_number(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text().strip())
+    except (OSError, ValueError):
+        return None
+
+
+def available_memory() -> int:
+    """Bytes this process may still use: the host's, or what its control group leaves."""
+    host = 0
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            host = int(line.split()[1]) * 1024
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        most, now = _read_number(limit), _read_number(used)
+        if most is not None and now is not None:
+            host = min(host, max(0, most - now))
+    return host
+
+
+def usable_threads() -> int:
+    """CPUs this process may run on, within its control group's quota."""
+    cpus = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cpus = min(cpus, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return cpus
+
+
+def make_plan(
+    lowered: Lowered,
+    *,
+    name: str,
+    memory: str | None = None,
+    context: int | None = None,
+    threads: int | None = None,
+    kv_bf16: bool = True,
+) -> Plan:
+    """Plans a model within `memory` (80 % of what is available unless named).
+
+    A context that was not asked for shrinks to fit; one that was is refused with the sum.
+    Raises DoesNotFit or UsageError.
+    """
+    available = available_memory()
+    budget = parse_size(memory, available) if memory else int(available * DEFAULT_SHARE)
+    threads = threads or usable_threads()
+    if not 1 <= threads <= 256:
+        raise UsageError(f"--threads {threads} is not between 1 and 256")
+    own = lowered.program.context
+    if context is not None and not 1 <= context <= own:
+        raise UsageError(f"--context {context:,} is not between 1 and the model's {own:,} tokens")
+    fixed = footprint(lowered, Limits(STEP_TOKENS, SEQUENCES, 0), threads, kv_bf16)
+    each = block_bytes(lowered, kv_bf16)
+    left = budget - fixed.weights - fixed.buffers - PROCESS - PAGES
+    wanted = context or own
+    needed = (wanted + BLOCK - 1) // BLOCK * each
+    if left < needed and (context is not None or left < SMALLEST_CONTEXT // BLOCK * each):
+        raise _refusal(name, fixed.weights + fixed.buffers + PROCESS + PAGES, needed, budget, wanted, left, each)
+    cache = left if memory else min(left, max(DEFAULT_CACHE, needed))
+    blocks = cache // each
+    return Plan(
+        weights=fixed.weights,
+        buffers=fixed.buffers,
+        cache=blocks * each,
+        block=each,
+        available=available,
+        context=min(wanted, blocks * BLOCK),
+        model_context=own,
+        threads=threads,
+        kv_bf16=kv_bf16,
+        limits=Limits(STEP_TOKENS, SEQUENCES, blocks),
+    )
+
+
+def _refusal(
+    name: str, fixed: int, cache: int, budget: int, context: int, left: int, each: int
+) -> DoesNotFit:
+    fits = left // each * BLOCK
+    hints = []
+    if fits >= SMALLEST_CONTEXT:
+        hints.append(f"--context {fits}")
+    hints.append(f"--memory {(fixed + cache) // MIB + 1}MiB")
+    return DoesNotFit(
+        f"{name} does not fit with a {context:,}-token context: weights and buffers {size(fixed)} "
+        f"+ KV cache {size(cache)} ({each // BLOCK / 1024:.1f} KiB a token) > {size(budget)}",
+        *hints,
+    )

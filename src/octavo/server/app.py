@@ -1,0 +1,241 @@
+"""The HTTP application: routes and their handlers."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from functools import wraps
+from importlib.metadata import version
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from octavo.engine.request import Request as EngineRequest
+from octavo.errors import Overloaded, RequestError
+from octavo.server import schemas
+from octavo.server.client import EngineClient
+from octavo.server.generation import Piece, Served, Usage, generate_all, requests_for
+from octavo.server.http import (
+    ApiKeys,
+    ClientGone,
+    EventStream,
+    error_response,
+    json_response,
+    read_body,
+    while_connected,
+)
+from octavo.server.metrics import Metrics
+from octavo.server.replies import DONE, Shape, encode, error_body, error_frame
+
+Handler = Callable[[Request], Awaitable[Response]]
+LogLine = Callable[[str, int, Usage], None]
+
+
+class NotFound(RequestError):
+    status = 404
+
+
+class Api:
+    """Handlers over one served model. `served` is set once the model is loaded."""
+
+    def __init__(self, client: EngineClient, log: LogLine = lambda route, status, usage: None) -> None:
+        self.client = client
+        self.served: Served | None = None
+        self.metrics = Metrics(client)
+        self._log = log
+
+    def model(self, name: str | None) -> Served:
+        if self.served is None:
+            raise Overloaded("the model is still loading", code="loading")
+        if name is not None and name not in (self.served.name, *self.served.aliases):
+            raise NotFound(
+                f"no model {name[:64]!r} here; this server has {self.served.name!r}", "model", "model_not_found"
+            )
+        return self.served
+
+    def done(self, route: str, status: int, usage: Usage | None = None) -> None:
+        self.metrics.finished(route, status, usage)
+        if usage is not None:
+            self._log(route, status, usage)
+
+    # -- generation ---------------------------------------------------------------------------
+
+    async def chat(self, request: Request) -> Response:
+        body = schemas.parse(await read_body(request), schemas.ChatBody)
+        served = self.model(body.model)
+        if served.template is None:
+            raise RequestError(
+                f"{served.name} has no chat template, so it cannot chat. Use /v1/completions, "
+                "or start the server with --chat-template FILE.",
+                "model",
+                "no_chat_template",
+            )
+        ids = served.template.encode(schemas.messages(body))
+        params = schemas.sampling(body, served.defaults, *schemas.chat_limits(body))
+        return await self.reply(request, body, served, "chat", [ids], params)
+
+    async def completions(self, request: Request) -> Response:
+        body = schemas.parse(await read_body(request), schemas.CompletionBody)
+        served = self.model(body.model)
+        n = schemas.choices(body)
+        if body.best_of is not None and body.best_of != n:
+            raise RequestError("best_of other than n is not supported", "best_of", "unsupported_parameter")
+        encode_text = served.tokenizer.encode
+        ids = [encode_text(p) if isinstance(p, str) else p for p in schemas.prompts(body)]
+        limit = 16 if body.max_tokens is None else body.max_tokens
+        params = schemas.sampling(body, served.defaults, limit, body.logprobs)
+        return await self.reply(request, body, served, "completions", ids, params)
+
+    async def reply(
+        self, request: Request, body: schemas.Common, served: Served, route: str,
+        prompts: list[list[int]], params: Any,
+    ) -> Response:  # fmt: skip
+        requests = requests_for(prompts, schemas.choices(body), params, body.timeout, body.priority or 0)
+        if len(requests) > schemas.MAX_CHOICES:
+            raise RequestError(f"{len(requests)} choices in one request; {schemas.MAX_CHOICES} at most", "n")
+        usage = Usage(prompt=sum(map(len, prompts)))
+        reply_id = ("chatcmpl-" if route == "chat" else "cmpl-") + secrets.token_hex(12)
+        shape = Shape(route == "chat", served, reply_id, int(time.time()), params.logprobs is not None)
+        if body.stream:
+            return await self.stream(request, body, served, route, requests, shape, usage)
+        work = self.collect(served, requests, usage)
+        pieces = await while_connected(request.receive, work)
+        self.done(route, 200, usage)
+        return json_response(shape.whole(pieces, len(requests), usage))
+
+    async def collect(self, served: Served, requests: list[EngineRequest], usage: Usage) -> list[Piece]:
+        async with aclosing(generate_all(self.client, served, requests, usage)) as pieces:  # type: ignore[type-var]
+            return [piece async for piece in pieces]
+
+    async def stream(
+        self, request: Request, body: schemas.Common, served: Served, route: str,
+        requests: list[EngineRequest], shape: Shape, usage: Usage,
+    ) -> Response:  # fmt: skip
+        """Streams; the status is sent only once there is a first piece, so refusals keep theirs."""
+        pieces = generate_all(self.client, served, requests, usage)
+        try:
+            first = await while_connected(request.receive, anext(pieces))  # type: ignore[arg-type]
+        except BaseException:
+            await pieces.aclose()  # type: ignore[attr-defined]
+            raise
+        with_usage = body.stream_options is not None and body.stream_options.include_usage
+
+        async def frames() -> AsyncGenerator[bytes, None]:
+            status = 499
+            try:
+                async with aclosing(pieces) as rest:  # type: ignore[type-var]
+                    opening = b"".join(shape.opening(i, with_usage) for i in range(len(requests)))
+                    yield opening + shape.chunks(first, with_usage)
+                    async for piece in rest:
+                        yield shape.chunks(piece, with_usage)
+                yield (shape.closing(usage) if with_usage else b"") + DONE
+                status = 200
+            except RequestError as e:
+                status = e.status
+                yield error_frame(e) + DONE
+            finally:
+                self.done(route, status, usage)
+
+        return EventStream(frames())
+
+    # -- text ---------------------------------------------------------------------------------
+
+    async def tokenize(self, request: Request) -> Response:
+        body = schemas.parse(await read_body(request), schemas.TokenizeBody)
+        served = self.model(body.model)
+        text = body.prompt if body.prompt is not None else body.content
+        if (text is None) == (body.messages is None):
+            raise RequestError("give either prompt or messages", "prompt", "invalid_value")
+        if text is not None:
+            ids = served.tokenizer.encode(text, None if body.add_special_tokens else False)
+        elif served.template is None:
+            raise RequestError(f"{served.name} has no chat template", "messages", "no_chat_template")
+        else:
+            ids = served.template.encode(schemas.messages(body))
+        return json_response(encode({"count": len(ids), "max_model_len": served.context, "tokens": ids}))
+
+    async def detokenize(self, request: Request) -> Response:
+        body = schemas.parse(await read_body(request), schemas.DetokenizeBody)
+        served = self.model(body.model)
+        if any(not 0 <= t < len(served.tokenizer.bytes) for t in body.tokens):
+            raise RequestError("a token is outside the vocabulary", "tokens", "invalid_value")
+        text = served.tokenizer.decode(body.tokens)
+        return json_response(encode({"prompt": text, "content": text}))
+
+    # -- about the server ---------------------------------------------------------------------
+
+    def _card(self, served: Served) -> dict[str, Any]:
+        return {
+            "id": served.name, "object": "model", "created": served.created, "owned_by": "octavo",
+            "max_model_len": served.context,
+        }  # fmt: skip
+
+    async def models(self, request: Request) -> Response:
+        cards = [self._card(self.served)] if self.served else []
+        return json_response(encode({"object": "list", "data": cards}))
+
+    async def one_model(self, request: Request) -> Response:
+        return json_response(encode(self._card(self.model(request.path_params["name"]))))
+
+    async def live(self, request: Request) -> Response:
+        return json_response(b'{"status":"live"}')
+
+    async def ready(self, request: Request) -> Response:
+        ready = self.client.ready and self.served is not None
+        state = "ready" if ready else "draining" if self.client.draining else "not ready"
+        return json_response(encode({"status": state}), 200 if ready else 503)
+
+    async def render_metrics(self, request: Request) -> Response:
+        return Response(self.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def version(self, request: Request) -> Response:
+        return json_response(encode({"version": version("octavo")}))
+
+
+def _guarded(api: Api, route: str, handler: Handler) -> Handler:
+    """Turns exceptions into replies in OpenAI's form."""
+
+    @wraps(handler)
+    async def wrapped(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except RequestError as e:
+            api.done(route, e.status)
+            return error_response(e)
+        except ClientGone:
+            api.done(route, 499)
+            return Response(status_code=499)
+
+    return wrapped
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    texts = {404: "there is no such route", 405: "the route does not take this method"}
+    return json_response(error_body(status, texts.get(status, "the server could not answer")), status)
+
+
+def create_app(api: Api, keys: list[str] | None = None) -> ApiKeys:
+    """The ASGI application. With `keys`, every route but health needs one of them."""
+    table = [
+        ("/v1/chat/completions", "POST", api.chat),
+        ("/v1/completions", "POST", api.completions),
+        ("/tokenize", "POST", api.tokenize),
+        ("/detokenize", "POST", api.detokenize),
+        ("/v1/models", "GET", api.models),
+        ("/v1/models/{name:path}", "GET", api.one_model),
+        ("/health", "GET", api.ready),
+        ("/health/ready", "GET", api.ready),
+        ("/health/live", "GET", api.live),
+        ("/metrics", "GET", api.render_metrics),
+        ("/version", "GET", api.version),
+    ]
+    routes = [Route(path, _guarded(api, path, handler), methods=[method]) for path, method, handler in table]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error, Exception: _http_error})
+    return ApiKeys(app, keys or [])

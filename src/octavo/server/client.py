@@ -1,0 +1,254 @@
+"""The front's side of an engine process: starts it, feeds it, restarts it and replays its requests.
+
+Replay is invisible to clients: a request's tokens depend on nothing but the request, so a new
+engine, told which tokens were already given, continues with the very next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from octavo import errors
+from octavo.engine.plan import Plan
+from octavo.engine.request import Request, TokenEvent
+from octavo.errors import EngineFailed, OctavoError, Overloaded, RequestError
+from octavo.server.engine_process import plan_fields
+from octavo.server.protocol import (
+    Abort,
+    Events,
+    Failed,
+    Loading,
+    Ready,
+    Refused,
+    Start,
+    Submit,
+    ToEngine,
+    ToFront,
+    frame,
+    read_frame,
+)
+
+STALL = 10.0  # seconds without a frame while requests run: not making progress
+CRASHES = 2  # a request that has seen more engine deaths than this is failed, not replayed
+BACKOFF = (0.0, 0.2, 1.0, 5.0, 15.0)
+STABLE = 30.0  # seconds after which a new death is not counted as a crash loop
+
+
+@dataclass
+class _Stream:
+    request: Request
+    events: asyncio.Queue[TokenEvent | RequestError] = field(default_factory=asyncio.Queue)
+    given: list[int] = field(default_factory=list)
+    crashes: int = 0
+
+
+class EngineClient:
+    """One supervised engine process.
+
+    max_queue: requests in flight beyond which new ones are refused with Overloaded.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        plan: Plan,
+        eos: frozenset[int],
+        max_queue: int = 256,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._start = Start(path, sorted(eos), plan_fields(plan))
+        self._max_queue = max_queue
+        self._progress = progress
+        self._streams: dict[str, _Stream] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._ready = asyncio.Event()
+        self._heard = 0.0
+        self._closing = False
+        self.draining = False
+        self.stats: dict[str, int] = {}
+        self.restarts = 0
+        self.isa = ""
+        self.failure: OctavoError | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The engine process, while there is one."""
+        return self._process.pid if self._process and self._process.poll() is None else None
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._streams)
+
+    @property
+    def ready(self) -> bool:
+        """Loaded, not draining, and making progress on whatever runs."""
+        stalled = bool(self._streams) and time.monotonic() - self._heard > STALL
+        return self._ready.is_set() and not self.draining and not stalled
+
+    async def start(self) -> None:
+        """Starts the engine and waits until it is ready. Raises what made it fail."""
+        self._supervisor = asyncio.create_task(self._supervise())
+        waiter = asyncio.create_task(self._ready.wait())
+        await asyncio.wait({waiter, self._supervisor}, return_when=asyncio.FIRST_COMPLETED)
+        waiter.cancel()
+        if self.failure is not None:
+            raise self.failure
+
+    async def close(self) -> None:
+        """Ends the engine process and every stream."""
+        self._closing = True
+        if self._writer is not None:
+            self._writer.close()
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._supervisor
+        self._reap()
+        self._fail_all(EngineFailed("the server is shutting down", code="shutting_down"))
+
+    async def drain(self, timeout: float) -> None:
+        """Refuses new requests and waits for those in flight, at most `timeout` seconds."""
+        self.draining = True
+        deadline = time.monotonic() + timeout
+        while self._streams and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+
+    async def submit(self, request: Request) -> AsyncIterator[TokenEvent]:
+        """Token events of a request until its end. Closing the iterator aborts it.
+
+        Raises RequestError if the engine refuses it, Overloaded if the queue is full.
+        """
+        if self.draining or self._closing:
+            raise Overloaded("the server is shutting down", code="shutting_down")
+        if len(self._streams) >= self._max_queue:
+            raise Overloaded(
+                f"{len(self._streams)} requests are in flight, which is the limit", code="overloaded"
+            )
+        stream = self._streams[request.id] = _Stream(request)
+        if not self._streams.keys() - {request.id}:
+            self._heard = time.monotonic()
+        self._send(Submit(request))
+        finished = False
+        try:
+            while True:
+                event = await stream.events.get()
+                if isinstance(event, RequestError):
+                    finished = True
+                    raise event
+                finished = event.finish is not None
+                yield event
+                if finished:
+                    return
+        finally:
+            self._streams.pop(request.id, None)
+            if not finished:
+                self._send(Abort(request.id))
+
+    def _send(self, message: ToEngine) -> None:
+        # While the engine restarts there is nobody to tell; streams are submitted when it is back.
+        if self._writer is not None and self._ready.is_set():
+            self._writer.write(frame(message))
+
+    async def _supervise(self) -> None:
+        failures = 0
+        while not self._closing:
+            began = time.monotonic()
+            try:
+                await self._serve_one()
+            except EOFError:
+                pass
+            finally:
+                self._ready.clear()
+                self._reap()
+            if self.failure is not None or self._closing:
+                break
+            if self.restarts == 0 and not self._heard:
+                self.failure = EngineFailed("the engine process ended while loading")
+                break
+            failures = 1 if time.monotonic() - began > STABLE else failures + 1
+            self.restarts += 1
+            self._count_crash()
+            await asyncio.sleep(BACKOFF[min(failures - 1, len(BACKOFF) - 1)])
+        if self.failure is not None:
+            self._fail_all(EngineFailed(f"the engine cannot start: {self.failure}"))
+
+    async def _serve_one(self) -> None:
+        """Runs one engine process until its socket closes."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "octavo.server.engine_process", str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        self._writer.write(frame(self._start))
+        while True:
+            self._handle(await read_frame(reader))
+
+    def _handle(self, message: ToFront) -> None:
+        self._heard = time.monotonic()
+        if isinstance(message, Loading):
+            self._progress(message.bytes)
+        elif isinstance(message, Ready):
+            self.isa = message.isa
+            self._ready.set()
+            for stream in self._streams.values():
+                resumed = Request(**{**_fields(stream.request), "resume": list(stream.given)})
+                self._send(Submit(resumed))
+        elif isinstance(message, Events):
+            self.stats = message.stats
+            for event in message.events:
+                if stream := self._streams.get(event.id):
+                    if event.token is not None:
+                        stream.given.append(event.token)
+                    stream.events.put_nowait(self._failure(event) or event)
+        elif isinstance(message, Refused):
+            if stream := self._streams.get(message.id):
+                stream.events.put_nowait(RequestError(message.message, message.param, message.code))
+        elif isinstance(message, Failed):
+            kind = getattr(errors, message.kind, OctavoError)
+            self.failure = kind(message.message, *message.suggestions)
+
+    def _failure(self, event: TokenEvent) -> RequestError | None:
+        if event.finish == "deadline":
+            return EngineFailed("the request's deadline passed", "timeout", "deadline_exceeded")
+        if event.finish == "error":
+            return EngineFailed("the engine could not compute this request", code="engine_error")
+        return None
+
+    def _count_crash(self) -> None:
+        for stream in self._streams.values():
+            stream.crashes += 1
+            if stream.crashes > CRASHES:
+                message = "the engine stopped repeatedly while computing this request"
+                stream.events.put_nowait(EngineFailed(message, code="engine_restarted"))
+
+    def _fail_all(self, error: RequestError) -> None:
+        for stream in self._streams.values():
+            stream.events.put_nowait(error)
+
+    def _reap(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+
+def _fields(request: Request) -> dict[str, object]:
+    return {name: getattr(request, name) for name in request.__struct_fields__}

@@ -1,0 +1,133 @@
+"""The engine's own process: reads requests from a socket, computes steps, writes token events.
+
+Run as `python -m octavo.server.engine_process FD`. Ends when the socket does, and the kernel ends
+it if the front dies first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from octavo.backends.base import Limits
+from octavo.engine.engine import Engine
+from octavo.engine.loader import load_executable, open_model
+from octavo.engine.plan import Plan
+from octavo.errors import OctavoError, RequestError
+from octavo.server.protocol import (
+    Abort,
+    Events,
+    Failed,
+    FrameBuffer,
+    Loading,
+    Ready,
+    Refused,
+    Start,
+    Submit,
+    ToEngine,
+    send,
+)
+
+PR_SET_PDEATHSIG = 1
+RECEIVE = 1 << 20
+
+
+def die_with_parent(parent: int) -> None:
+    """Asks the kernel to kill this process when its parent ends, however it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(0)
+
+
+def plan_fields(plan: Plan) -> dict[str, int]:
+    """A plan as plain integers, for the wire."""
+    fields = {f.name: int(getattr(plan, f.name)) for f in dataclasses.fields(plan) if f.name != "limits"}
+    return fields | {f"limits.{k}": v for k, v in dataclasses.asdict(plan.limits).items()}
+
+
+def plan_from(fields: dict[str, int]) -> Plan:
+    limits = Limits(**{k[7:]: v for k, v in fields.items() if k.startswith("limits.")})
+    plain = {k: v for k, v in fields.items() if not k.startswith("limits.")}
+    return Plan(**{**plain, "kv_bf16": bool(plain["kv_bf16"])}, limits=limits)  # type: ignore[arg-type]
+
+
+class EngineProcess:
+    """Serves one front over one socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._frames = FrameBuffer()
+        self._engine: Engine | None = None
+
+    def receive(self, wait: bool) -> list[ToEngine]:
+        """Messages that have arrived; blocks for one if `wait`. Raises EOFError at the end."""
+        ready, _, _ = select.select([self._sock], [], [], None if wait else 0)
+        if not ready:
+            return []
+        data = self._sock.recv(RECEIVE)
+        if not data:
+            raise EOFError
+        return self._frames.push(data)
+
+    def start(self, message: Start) -> None:
+        try:
+            model = open_model(Path(message.path))
+            plan = plan_from(message.memory)
+            executable = load_executable(model, plan, lambda n: send(self._sock, Loading(n)))
+            eos = frozenset(message.eos)
+            self._engine = Engine(executable, model.vocabulary, plan.context, eos)
+        except OctavoError as e:
+            send(self._sock, Failed(type(e).__name__, str(e), list(e.suggestions)))
+            raise SystemExit(e.exit_code) from None
+        del model
+        gc.collect()
+        gc.freeze()  # what is loaded stays; collections look at requests only
+        send(self._sock, Ready(os.getpid(), executable.model.isa))
+
+    def handle(self, message: ToEngine) -> None:
+        if isinstance(message, Start):
+            return self.start(message)
+        assert self._engine is not None
+        if isinstance(message, Abort):
+            self._engine.abort(message.id)
+        elif isinstance(message, Submit):
+            try:
+                self._engine.add(message.request)
+            except RequestError as e:
+                send(self._sock, Refused(message.request.id, str(e), e.param, e.code))
+
+    def report(self) -> None:
+        """One step and one frame."""
+        assert self._engine is not None
+        events = self._engine.step() if self._engine.has_work else []
+        send(self._sock, Events(events, dataclasses.asdict(self._engine.stats())))
+
+    def run(self) -> None:
+        while True:
+            busy = self._engine is not None and self._engine.has_work
+            messages = self.receive(wait=not busy)
+            for message in messages:
+                self.handle(message)
+            if self._engine is not None and (messages or busy):
+                self.report()
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the front's business
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    die_with_parent(int(sys.argv[2]))
+    try:
+        EngineProcess(socket.socket(fileno=int(sys.argv[1]))).run()
+    except (EOFError, ConnectionError):
+        pass  # the front is gone
+
+
+if __name__ == "__main__":
+    main()

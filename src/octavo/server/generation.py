@@ -1,0 +1,164 @@
+"""Token events as text: detokenizing, stop strings, and what the caller is told about each piece."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from octavo.engine.request import Request, SamplingParams, TokenEvent
+from octavo.text import ChatTemplate, Detokenizer, StopStrings, Tokenizer
+
+
+class TokenSource(Protocol):
+    """Whoever computes tokens: an engine in this process, in another, or a pool of them."""
+
+    def submit(self, request: Request) -> AsyncIterator[TokenEvent]: ...
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model under its public name."""
+
+    name: str
+    aliases: tuple[str, ...]
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    defaults: SamplingParams
+    context: int
+    created: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInfo:
+    """A generated token's log-probability and its most likely alternatives."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text that became showable, the tokens behind it, and how the choice ended if it did."""
+
+    choice: int
+    text: str
+    tokens: list[TokenInfo] = field(default_factory=list)
+    finish: str | None = None
+
+
+@dataclass
+class Usage:
+    """Counted as a request runs."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+    began: float = field(default_factory=time.monotonic)
+    first: float | None = None
+    last: float | None = None
+
+    def token(self) -> None:
+        self.last = time.monotonic()
+        self.first = self.first or self.last
+        self.completion += 1
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+
+
+async def generate(
+    source: TokenSource, served: Served, request: Request, choice: int, usage: Usage
+) -> AsyncIterator[Piece]:
+    """The pieces of one choice. Its last piece has `finish`."""
+    detokenizer = Detokenizer(served.tokenizer.bytes)
+    stops = StopStrings(request.params.stop)
+    wants = request.params.logprobs is not None
+    async with aclosing(source.submit(request)) as events:  # type: ignore[type-var]
+        async for event in events:
+            usage.cached = max(usage.cached, event.cached)
+            tokens: list[TokenInfo] = []
+            text = ""
+            if event.token is not None:
+                usage.token()
+                ends = event.finish == "stop"  # the token that ends the answer is not part of it
+                if not ends:
+                    text = detokenizer.push(event.token)
+                    if wants:
+                        tokens = [TokenInfo(event.token, event.logprob, event.top)]
+            if event.finish is not None:
+                text += detokenizer.finish()
+            shown = stops.push(text)
+            if stops.matched is not None:
+                yield Piece(choice, shown, tokens, "stop")
+                return
+            if event.finish is not None:
+                yield Piece(choice, shown + stops.finish(), tokens, event.finish)
+                return
+            if shown or tokens:
+                yield Piece(choice, shown, tokens)
+
+
+def requests_for(
+    prompts: list[list[int]], n: int, params: SamplingParams, timeout: float | None, priority: int
+) -> list[Request]:
+    """`n` requests per prompt. Choice i draws with seed + i, as if it had been asked for alone."""
+    out = []
+    for prompt in prompts:
+        for i in range(n):
+            seed = ((params.seed or 0) + i + (1 << 63)) % (1 << 64) - (1 << 63)
+            one = msgspec.structs.replace(params, seed=seed)
+            out.append(
+                Request(
+                    id=secrets.token_hex(12), prompt=prompt, params=one, timeout=timeout, priority=priority
+                )
+            )
+    return out
+
+
+async def generate_all(
+    source: TokenSource, served: Served, requests: list[Request], usage: Usage
+) -> AsyncIterator[Piece]:
+    """The pieces of all choices as they come. Closing the iterator aborts every request."""
+    if len(requests) == 1:
+        async with aclosing(generate(source, served, requests[0], 0, usage)) as pieces:
+            async for piece in pieces:
+                yield piece
+        return
+    queue: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue()
+
+    async def pump(request: Request, choice: int) -> None:
+        try:
+            async for piece in generate(source, served, request, choice, usage):
+                queue.put_nowait(piece)
+            queue.put_nowait(None)
+        except Exception as e:
+            queue.put_nowait(e)
+
+    tasks = [asyncio.create_task(pump(r, i)) for i, r in enumerate(requests)]
+    try:
+        running = len(tasks)
+        while running:
+            item = await queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,113 @@
+"""What the front and an engine process say to each other: length-prefixed msgpack frames."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import msgspec
+
+from octavo.engine.request import Request, TokenEvent
+
+MAX_FRAME = 64 << 20
+HEADER = 4
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """Load this model with exactly these sizes."""
+
+    path: str
+    eos: list[int]
+    memory: dict[str, int]  # the Plan, by field
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    request: Request
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    id: str
+
+
+class Loading(msgspec.Struct, frozen=True, tag=True):
+    """Bytes packed since the last frame."""
+
+    bytes: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    pid: int
+    isa: str
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """A request that can never be served."""
+
+    id: str
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+
+class Events(msgspec.Struct, frozen=True, tag=True):
+    """Everything one step produced, and the engine's counts after it."""
+
+    events: list[TokenEvent]
+    stats: dict[str, int]
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The engine cannot start."""
+
+    kind: str
+    message: str
+    suggestions: list[str]
+
+
+ToEngine = Start | Submit | Abort
+ToFront = Loading | Ready | Refused | Events | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_to_front = msgspec.msgpack.Decoder(ToFront)
+
+
+def frame(message: ToEngine | ToFront) -> bytes:
+    """A message with its length before it."""
+    body = _encoder.encode(message)
+    return len(body).to_bytes(HEADER, "little") + body
+
+
+class FrameBuffer:
+    """Cuts a byte stream into messages for the engine. Raises ValueError for a frame that is too long."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def push(self, data: bytes) -> list[ToEngine]:
+        self._data += data
+        out: list[ToEngine] = []
+        while len(self._data) >= HEADER:
+            length = int.from_bytes(self._data[:HEADER], "little")
+            if length > MAX_FRAME:
+                raise ValueError(f"a frame of {length} bytes")
+            if len(self._data) < HEADER + length:
+                break
+            out.append(_to_engine.decode(self._data[HEADER : HEADER + length]))
+            del self._data[: HEADER + length]
+        return out
+
+
+async def read_frame(reader: asyncio.StreamReader) -> ToFront:
+    """The next message from an engine. Raises EOFError when it is gone."""
+    try:
+        length = int.from_bytes(await reader.readexactly(HEADER), "little")
+        if length > MAX_FRAME:
+            raise EOFError(f"a frame of {length} bytes")
+        return _to_front.decode(await reader.readexactly(length))
+    except (asyncio.IncompleteReadError, ConnectionError, msgspec.MsgspecError) as e:
+        raise EOFError(str(e)) from None
+
+
+def send(sock: socket.socket, message: ToFront) -> None:
+    sock.sendall(frame(message))
