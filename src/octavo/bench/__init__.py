@@ -1,0 +1,1 @@
+"""Measurements as commands; their results are JSON."""

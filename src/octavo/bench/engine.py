@@ -1,0 +1,93 @@
+"""Prefill and decode speed of one engine in this process, without HTTP."""
+
+from __future__ import annotations
+
+import platform
+import random
+import resource
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo.backends.cpu import CpuExecutable
+from octavo.engine.engine import Engine
+from octavo.engine.loader import load_executable, open_model
+from octavo.engine.plan import make_plan
+from octavo.engine.request import Request, SamplingParams
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One batch size. prefill_tps: prompt tokens over the time until every request has its first
+    token; decode_tps: later tokens over the time they took; ttft_ms: mean time to first token."""
+
+    batch: int
+    prompt: int
+    output: int
+    prefill_tps: float
+    decode_tps: float
+    ttft_ms: float
+    rss_mb: float
+
+
+def _run_once(engine: Engine, vocabulary: int, batch: int, prompt: int, output: int) -> tuple[float, float, float]:
+    rng = random.Random(batch * 1000 + prompt)
+    params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
+    for i in range(batch):
+        ids = [rng.randrange(3, vocabulary) for _ in range(prompt)]
+        engine.add(Request(id=str(i), prompt=ids, params=params))
+    began = time.perf_counter()
+    first: dict[str, float] = {}
+    before = total = 0
+    while engine.has_work:
+        events = engine.step()
+        now = time.perf_counter()
+        for event in events:
+            first.setdefault(event.id, now)
+            total += 1
+        if len(first) == batch and not before:
+            prefilled, before = now, total
+    ended = time.perf_counter()
+    prefill = batch * prompt / (prefilled - began)
+    decode = (total - before) / (ended - prefilled) if total > before else 0.0
+    return prefill, decode, 1000 * statistics.mean(t - began for t in first.values())
+
+
+def measure(executable: CpuExecutable, vocabulary: int, batch: int, prompt: int, output: int, repeats: int) -> Measurement:
+    """Medians over `repeats` runs, after one run to warm up; no prefix is reused."""
+    context = prompt + output
+    runs = []
+    for i in range(repeats + 1):
+        engine = Engine(executable, vocabulary, context, frozenset(), reuse=False)
+        once = _run_once(engine, vocabulary, batch, prompt, output)
+        if i:
+            runs.append(once)
+    prefill, decode, ttft = (round(statistics.median(column), 2) for column in zip(*runs, strict=True))
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return Measurement(batch, prompt, output, prefill, decode, ttft, round(rss, 1))
+
+
+def machine(executable: CpuExecutable) -> dict[str, Any]:
+    info = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.split(":", 1)[1].strip() for line in info if line.startswith("model name")), "")
+    return {
+        "cpu": cpu, "system": platform.platform(), "isa": executable.model.isa,
+        "threads": executable.model.threads,
+    }  # fmt: skip
+
+
+def bench_engine(
+    path: Path, name: str, batches: list[int], prompt: int, output: int, threads: int | None, repeats: int, kv_bf16: bool = True
+) -> dict[str, Any]:
+    """`{"machine", "model", "runs"}` for the given batch sizes."""
+    opened = open_model(path)
+    plan = make_plan(opened.lowered, name=name, threads=threads, kv_bf16=kv_bf16)
+    executable = load_executable(opened, plan)
+    runs = [measure(executable, opened.vocabulary, b, prompt, output, repeats) for b in batches]
+    return {
+        "machine": machine(executable),
+        "model": {"name": name, "bytes": opened.checkpoint.nbytes},
+        "runs": [{f: getattr(r, f) for f in r.__dataclass_fields__} for r in runs],
+    }

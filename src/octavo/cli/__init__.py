@@ -1,0 +1,1 @@
+"""The command line; commands are imported when they run."""

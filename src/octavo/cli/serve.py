@@ -1,0 +1,137 @@
+"""octavo serve."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from octavo.cli.options import progress_bar, sizing
+
+if TYPE_CHECKING:
+    from octavo.engine.plan import Plan
+    from octavo.server.client import EngineClient
+    from octavo.server.generation import Served, Usage
+
+DEMO = "smollm2"
+
+
+class Screen:
+    """What the terminal shows: phases while loading, the ready block, then a line per request."""
+
+    def __init__(self, url: str, plan: Plan, title: str) -> None:
+        self._url, self._plan, self._title = url, plan, title
+        self._began = time.monotonic()
+        self.requests = self.tokens = self.errors = 0
+
+    def ready(self, client: EngineClient, served: Served) -> None:
+        from octavo.engine.plan import size
+
+        plan = self._plan
+        seconds = time.monotonic() - self._began
+        head = f"Octavo {version('octavo')}"
+        times = plan.tokens / plan.context
+        lines = [
+            "",
+            f"{head:<40}ready in {seconds:.1f} s",
+            f"  model     {served.name}   ({self._title}, {size(plan.weights)})",
+            f"  kernels   {client.isa}, {plan.threads} thread{'s' * (plan.threads > 1)}",
+            f"  memory    {size(plan.weights)} weights + {size(plan.buffers)} buffers + {size(plan.cache)} KV cache "
+            f"+ {size(plan.process)} process",
+            f"            = {size(plan.total)} at most (of {size(plan.available)} free)",
+            f"  capacity  {plan.tokens:,} tokens = {times:.1f} requests at the full {plan.context:,} context",
+            f"  API       {self._url}/v1       (metrics at /metrics)",
+            "",
+            f"  curl {self._url}/v1/chat/completions \\",
+            "    -H 'content-type: application/json' -d '" + '{"model":"' + served.name + '",',
+            """    "messages":[{"role":"user","content":"What is the capital of France?"}]}'""",
+        ]
+        if served.template is None:
+            lines[-3:] = [
+                f"  curl {self._url}/v1/completions \\",
+                "    -H 'content-type: application/json' -d '" + '{"model":"' + served.name + '",',
+                """    "prompt":"The capital of France is"}'""",
+            ]
+        click.echo("\n".join(lines))
+
+    def line(self, route: str, status: int, usage: Usage) -> None:
+        self.requests += 1
+        self.tokens += usage.completion
+        self.errors += status >= 500
+        first = f"ttft {1000 * (usage.first - usage.began):.0f} ms" if usage.first else "no token"
+        speed = ""
+        if usage.first and usage.last and usage.completion > 1:
+            speed = f"  {(usage.completion - 1) / max(usage.last - usage.first, 1e-9):.0f} tok/s"
+        click.echo(
+            f"{time.strftime('%H:%M:%S')}  {route}  {usage.prompt} → {usage.completion} tokens  {first}{speed}"
+            f"  cache {usage.cached}/{usage.prompt}  {status}"
+        )
+
+    def goodbye(self) -> None:
+        click.echo(f"served {self.requests} requests, {self.tokens:,} tokens, {self.errors} errors; bye")
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("--host", default="127.0.0.1", show_default=True, envvar="OCTAVO_HOST", help="Address to listen on.")
+@click.option("--port", default=8000, show_default=True, envvar="OCTAVO_PORT", help="Port to listen on.")
+@click.option("--api-key", "api_keys", multiple=True, envvar="OCTAVO_API_KEY", help="Require this key (repeatable).")
+@click.option("--name", help="What clients call the model. [its own name]")
+@click.option("--chat-template", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Jinja file to use instead of the model's.")
+@click.option("--max-queue", default=256, show_default=True, help="Requests in flight before new ones get 503.")
+@click.option("--drain-timeout", default=30, show_default=True, help="Seconds given to running requests at the end.")
+@sizing
+def serve(
+    model: str | None, host: str, port: int, api_keys: tuple[str, ...], name: str | None,
+    chat_template: Path | None, max_queue: int, drain_timeout: int, memory: str | None,
+    context: int | None, threads: int | None, kv_dtype: str, offline: bool,
+) -> None:  # fmt: skip
+    """Serve MODEL: a demo name, a Hugging Face id (org/name[:quant]), a folder or a .gguf file."""
+    from octavo.checkpoint.hub import DEMOS, locate
+    from octavo.engine.loader import open_model
+    from octavo.engine.plan import make_plan
+    from octavo.server.ports import bind
+
+    sock = bind(host, port)
+    if model is None:
+        model = DEMO
+        click.echo(f"No model named, so using the demo: {DEMO} ({DEMOS[DEMO].title})")
+    located = locate(model, offline=offline, progress=progress_bar)
+    opened = open_model(located.path)
+    plan = make_plan(
+        opened.lowered, name=located.name, memory=memory, context=context, threads=threads,
+        kv_bf16=kv_dtype == "bf16",
+    )  # fmt: skip
+    if context is None and plan.context < plan.model_context:
+        click.echo(f"context lowered from {plan.model_context:,} to {plan.context:,} to fit; --context sets it")
+    from octavo.server.run import ServeOptions
+
+    template = chat_template.read_text() if chat_template else None
+    options = ServeOptions(
+        located, name or located.name, plan, list(api_keys), template, max_queue, drain_timeout
+    )
+    title = DEMOS[model].title if model in DEMOS else opened.checkpoint.architecture
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
+    _run(options, opened, sock, Screen(f"http://{shown}:{sock.getsockname()[1]}", plan, title))
+
+
+def _run(options, opened, sock, screen) -> None:  # type: ignore[no-untyped-def]
+    import uvloop
+
+    from octavo.server.run import serve as serve_http
+
+    with ExitStack() as stack:
+        advance = stack.enter_context(progress_bar("Loading", opened.checkpoint.nbytes))
+
+        def ready(client: EngineClient, served: Served) -> None:
+            stack.close()  # the ready block is the last thing printed until the first request
+            screen.ready(client, served)
+
+        uvloop.run(
+            serve_http(options, opened, sock, progress=advance, ready=ready, log=screen.line)
+        )
+    screen.goodbye()

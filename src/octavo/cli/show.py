@@ -1,0 +1,49 @@
+"""octavo show."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import click
+
+
+@click.command()
+@click.argument("model")
+@click.option("--program", is_flag=True, help="List the operations of the forward pass.")
+@click.option("--offline", is_flag=True, help="Do not fetch anything.")
+def show(model: str, program: bool, offline: bool) -> None:
+    """Describe MODEL without loading it."""
+    from octavo.checkpoint.hub import locate
+    from octavo.engine.loader import open_model
+    from octavo.engine.plan import size
+    from octavo.program import listing
+    from octavo.text.chat import template_source
+
+    opened = open_model(locate(model, offline=offline).path)
+    if program:
+        click.echo(listing(opened.lowered.program))
+        return
+    checkpoint, p = opened.checkpoint, opened.lowered.program
+    types = Counter(t.type.name for t in checkpoint.tensors.values())
+    parameters = sum(_product(t.shape) for t in checkpoint.tensors.values())
+    rows = {
+        "path": checkpoint.path,
+        "architecture": checkpoint.architecture,
+        "parameters": f"{parameters / 1e6:,.1f} M",
+        "size": size(checkpoint.nbytes),
+        "tensors": ", ".join(f"{n} {t}" for t, n in types.most_common()),
+        "layers": p.cache.layers,
+        "vocabulary": f"{p.vocabulary:,}",
+        "context": f"{p.context:,}",
+        "KV cache": f"{p.cache.kv_heads} heads of {p.cache.head_dim}, {4 * p.cache.layers * p.cache.kv_heads * p.cache.head_dim / 1024:.1f} KiB a token in bf16",
+        "chat template": "yes" if template_source(checkpoint) else "no: a base model, use /v1/completions",
+    }
+    for key, value in rows.items():
+        click.echo(f"{key:<14} {value}")
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    total = 1
+    for n in shape:
+        total *= n
+    return total

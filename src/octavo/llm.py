@@ -1,0 +1,200 @@
+"""The Python API: a model in this process.
+
+    llm = octavo.LLM("smollm2")
+    llm.generate(["Once upon a time"], octavo.SamplingParams(max_tokens=32))
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from octavo.checkpoint.hub import locate
+from octavo.engine.loader import load_engine, open_model
+from octavo.engine.plan import make_plan
+from octavo.engine.request import Request, SamplingParams, TokenEvent
+from octavo.errors import RequestError, UsageError
+from octavo.text import ChatTemplate, Detokenizer, StopStrings, load_tokenizer
+from octavo.text.chat import template_source
+
+KV_DTYPES = ("bf16", "f32")
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished answer. logprobs: of `tokens`, when asked for."""
+
+    text: str
+    tokens: list[int]
+    finish_reason: str
+    prompt_tokens: int
+    cached_tokens: int
+    logprobs: list[float] | None = None
+
+
+class _Assembly:
+    """Collects one request's events into a Completion."""
+
+    def __init__(self, table: list[bytes], request: Request) -> None:
+        self.request = request
+        self._detokenizer = Detokenizer(table)
+        self._stops = StopStrings(request.params.stop)
+        self._text = ""
+        self._tokens: list[int] = []
+        self._logprobs: list[float] = []
+        self._cached = 0
+        self.finish: str | None = None
+
+    def push(self, event: TokenEvent) -> str:
+        """Text that became showable."""
+        text = ""
+        self._cached = event.cached
+        if event.token is not None and event.finish != "stop":
+            self._tokens.append(event.token)
+            self._logprobs.append(event.logprob)
+            text = self._detokenizer.push(event.token)
+        if event.finish is not None:
+            text += self._detokenizer.finish()
+        shown = self._stops.push(text)
+        if self._stops.matched is not None:
+            self.finish = "stop"
+        elif event.finish is not None:
+            shown += self._stops.finish()
+            self.finish = event.finish
+        self._text += shown
+        return shown
+
+    def completion(self) -> Completion:
+        wanted = self.request.params.logprobs is not None
+        return Completion(
+            self._text, self._tokens, self.finish or "abort", len(self.request.prompt), self._cached,
+            self._logprobs if wanted else None,
+        )  # fmt: skip
+
+
+class LLM:
+    """Loads a model (demo name, Hugging Face id, folder or .gguf) and generates with it.
+
+    memory: a ceiling such as "8GiB" or "50%". context: most tokens of a sequence. kv_dtype:
+    "bf16" or "f32". Raises OctavoError when the model cannot be found, read or fitted.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        memory: str | None = None,
+        context: int | None = None,
+        threads: int | None = None,
+        kv_dtype: str = "bf16",
+        offline: bool = False,
+        chat_template: str | None = None,
+    ) -> None:
+        if kv_dtype not in KV_DTYPES:
+            raise UsageError(f"kv_dtype {kv_dtype!r}; it may be {' or '.join(KV_DTYPES)}")
+        located = locate(model, offline=offline)
+        self.name = located.name
+        self.path: Path = located.path
+        opened = open_model(located.path)
+        self.tokenizer = load_tokenizer(opened.checkpoint)
+        source = chat_template or template_source(opened.checkpoint)
+        self.template = ChatTemplate(source, self.tokenizer) if source else None
+        self.plan = make_plan(
+            opened.lowered, name=self.name, memory=memory, context=context, threads=threads,
+            kv_bf16=kv_dtype == "bf16",
+        )  # fmt: skip
+        self.engine = load_engine(opened, self.plan, self.tokenizer.special.eos)
+        self.defaults = SamplingParams(**located.sampling)  # type: ignore[arg-type]
+        self._ids = itertools.count()
+
+    def generate(
+        self,
+        prompts: str | Sequence[str | list[int]],
+        params: SamplingParams | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[Completion]:
+        """Completes prompts (text or token ids) together, in their order.
+
+        progress: show a bar; by default when standard error is a terminal.
+        """
+        given = [prompts] if isinstance(prompts, str) else list(prompts)
+        ids = [self.tokenizer.encode(p) if isinstance(p, str) else p for p in given]
+        return self._run(ids, params, progress)
+
+    def chat(
+        self,
+        conversation: list[dict[str, Any]] | list[list[dict[str, Any]]],
+        params: SamplingParams | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[Completion]:
+        """Answers one conversation or several: lists of {"role", "content"}."""
+        many = conversation if conversation and isinstance(conversation[0], list) else [conversation]
+        return self._run([self.encode_chat(c) for c in many], params, progress)  # type: ignore[arg-type]
+
+    def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
+        """Ids of a conversation up to where the assistant speaks. Raises RequestError."""
+        if self.template is None:
+            raise RequestError(f"{self.name} has no chat template, so it cannot chat; use generate()")
+        return self.template.encode(messages)
+
+    def stream(self, prompt: list[int], params: SamplingParams | None = None) -> Iterator[str]:
+        """The answer to one prompt as it comes. Closing the iterator aborts it."""
+        assembly = self._add(prompt, params)
+        try:
+            while assembly.finish is None:
+                for event in self.engine.step():
+                    if event.id == assembly.request.id and (text := assembly.push(event)):
+                        yield text
+        finally:
+            self.engine.abort(assembly.request.id)
+
+    def _add(self, prompt: list[int], params: SamplingParams | None) -> _Assembly:
+        params = params or self.defaults
+        if params.seed is None:
+            params = msgspec.structs.replace(params, seed=secrets.randbits(62))
+        request = Request(id=str(next(self._ids)), prompt=prompt, params=params)
+        self.engine.add(request)
+        return _Assembly(self.tokenizer.bytes, request)
+
+    def _run(
+        self, prompts: list[list[int]], params: SamplingParams | None, progress: bool | None
+    ) -> list[Completion]:
+        assemblies: dict[str, _Assembly] = {}
+        try:
+            for prompt in prompts:
+                assembly = self._add(prompt, params)
+                assemblies[assembly.request.id] = assembly
+            show = sys.stderr.isatty() if progress is None else progress
+            self._finish(assemblies, show)
+        finally:
+            for request_id in assemblies:
+                self.engine.abort(request_id)
+        return [a.completion() for a in assemblies.values()]
+
+    def _finish(self, assemblies: dict[str, _Assembly], show: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("Generating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=Console(stderr=True), disable=not show) as bar:
+            task = bar.add_task("", total=len(assemblies))
+            left = set(assemblies)
+            while left:
+                for event in self.engine.step():
+                    assembly = assemblies.get(event.id)
+                    if assembly is None or event.id not in left:
+                        continue
+                    assembly.push(event)
+                    if assembly.finish is not None:
+                        self.engine.abort(event.id)  # a stop string may end it before the engine does
+                        left.discard(event.id)
+                        bar.advance(task)

@@ -1,0 +1,101 @@
+"""One server's life: listen, load beside it, serve, drain, end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+
+import uvicorn
+
+from octavo.checkpoint.hub import Located
+from octavo.engine.loader import OpenModel
+from octavo.engine.plan import Plan
+from octavo.engine.request import SamplingParams
+from octavo.server.app import Api, LogLine, create_app
+from octavo.server.client import EngineClient
+from octavo.server.generation import Served
+from octavo.text import ChatTemplate, load_tokenizer
+from octavo.text.chat import template_source
+from octavo.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Everything a server is told. `name`: what clients call the model."""
+
+    located: Located
+    name: str
+    plan: Plan
+    api_keys: list[str]
+    chat_template: str | None = None
+    max_queue: int = 256
+    drain_timeout: int = 30
+
+
+class _Server(uvicorn.Server):
+    """The first signal drains, the second ends at once."""
+
+    def __init__(self, config: uvicorn.Config, client: EngineClient) -> None:
+        super().__init__(config)
+        self._client = client
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._client.draining = True
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+def _served(options: ServeOptions, tokenizer: Tokenizer, template: ChatTemplate | None) -> Served:
+    located = options.located
+    aliases = {located.name, *located.aliases} - {options.name}
+    defaults = SamplingParams(**located.sampling)  # type: ignore[arg-type]
+    context, now = options.plan.context, int(time.time())
+    return Served(options.name, tuple(sorted(aliases)), tokenizer, template, defaults, context, now)
+
+
+async def serve(
+    options: ServeOptions,
+    model: OpenModel,
+    sock: socket.socket,
+    *,
+    progress: Callable[[int], None],
+    ready: Callable[[EngineClient, Served], None],
+    log: LogLine,
+) -> None:
+    """Serves until a signal. `ready` is called once the model can answer. Raises OctavoError."""
+    tokenizer = await asyncio.to_thread(load_tokenizer, model.checkpoint)
+    source = options.chat_template or template_source(model.checkpoint)
+    template = ChatTemplate(source, tokenizer) if source else None
+    path = str(options.located.path)
+    client = EngineClient(path, options.plan, tokenizer.special.eos, options.max_queue, progress)
+    api = Api(client, log)
+    config = uvicorn.Config(
+        create_app(api, options.api_keys),
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        timeout_graceful_shutdown=options.drain_timeout,
+        h11_max_incomplete_event_size=64 << 10,
+    )
+    server = _Server(config, client)
+    running = asyncio.create_task(server.serve([sock]))
+    starting = asyncio.create_task(client.start())
+    try:
+        await asyncio.wait({running, starting}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            api.served = _served(options, tokenizer, template)
+            ready(client, api.served)
+        await running
+    finally:
+        server.should_exit = True
+        starting.cancel()
+        await client.close()
+        await asyncio.gather(running, starting, return_exceptions=True)
+
+
