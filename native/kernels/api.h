@@ -49,7 +49,7 @@ struct LinearArgs {
 struct AttendArgs {
   // ATTEND_ROWS or fewer query rows that share one KV head and one block table.
   int rows;
-  const void* q[ATTEND_ROWS];    // each [head_dim_padded], KV dtype, already scaled
+  const void* q[ATTEND_ROWS];    // each [head_dim] fp32, or [2][head_dim] bf16 (value, remainder); scaled
   int position[ATTEND_ROWS];     // the row sees keys in (position - window, position]
   int window;                    // 0: unlimited
   int head_dim;                  // padded to 16

@@ -148,7 +148,7 @@ void Model::allocate_cache(int layers, int blocks, int heads, int head_dim, bool
   context_.part_max = buffers_arena_.allocate<float>(pairs);
   context_.part_sum = buffers_arena_.allocate<float>(pairs);
   context_.part_out = buffers_arena_.allocate<float>(pairs * size_t(kv.padded));
-  context_.queries = buffers_arena_.allocate<uint8_t>(size_t(limits_.tokens) * size_t(heads_) * size_t(kv.padded) * (bf16 ? 2 : 4));
+  context_.queries = buffers_arena_.allocate<uint8_t>(size_t(limits_.tokens) * size_t(heads_) * size_t(kv.padded) * 4);
 }
 
 void Model::copy_block(int from, int to) {

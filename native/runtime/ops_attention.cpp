@@ -65,7 +65,7 @@ void AttentionOp::run(Context& c, int phase, int thread, Work& work) {
 
 void AttentionOp::store(Context& c, int t, int unit, float* tmp) {
   const bool query = unit < s_.heads, value = unit >= s_.heads + s_.kv_heads;
-  const int head = query ? unit : (unit - s_.heads) % s_.kv_heads, d = s_.head_dim, esz = c.kv.bf16 ? 2 : 4;
+  const int head = query ? unit : (unit - s_.heads) % s_.kv_heads, d = s_.head_dim;
   const float* x = (query ? s_.q : value ? s_.v : s_.k).row(t) + head * d;
   if (!value) {
     const float* norm = query ? s_.q_norm : s_.k_norm;
@@ -75,7 +75,7 @@ void AttentionOp::store(Context& c, int t, int unit, float* tmp) {
     x = tmp;
   }
   if (query) {
-    uint8_t* out = c.queries + (size_t(t) * size_t(s_.heads) + size_t(head)) * size_t(c.kv.padded * esz);
+    uint8_t* out = c.queries + (size_t(t) * size_t(s_.heads) + size_t(head)) * size_t(c.kv.padded) * 4;
     return c.kernels->store_q(x, d, c.kv.padded, s_.scale, c.kv.bf16, out);
   }
   const Span* span = &c.step.spans[0];
@@ -89,7 +89,7 @@ void AttentionOp::store(Context& c, int t, int unit, float* tmp) {
 void AttentionOp::attend(Context& c, const AttendItem& item, int kv_head, float* tmp) {
   const Schedule& s = c.schedules[size_t(s_.schedule)];
   const Span& span = c.step.spans[size_t(item.span)];
-  const int group = s_.heads / s_.kv_heads, d = c.kv.padded, esz = c.kv.bf16 ? 2 : 4;
+  const int group = s_.heads / s_.kv_heads, d = c.kv.padded;
   float max[ATTEND_ROWS], sum[ATTEND_ROWS];
   size_t slot[ATTEND_ROWS];
   AttendArgs a{};
@@ -102,7 +102,7 @@ void AttentionOp::attend(Context& c, const AttendItem& item, int kv_head, float*
   int last = 0;
   for (int r = 0; r < item.rows; r++) {
     const int t = (item.row + r) / group, head = kv_head * group + (item.row + r) % group;
-    a.q[r] = c.queries + (size_t(span.first + t) * size_t(s_.heads) + size_t(head)) * size_t(d * esz);
+    a.q[r] = c.queries + (size_t(span.first + t) * size_t(s_.heads) + size_t(head)) * size_t(d) * 4;
     a.position[r] = span.position + t;
     last = std::max(last, a.position[r]);
     const int part = s.part_begin[size_t(span.first + t)] + std::max(item.part, 0);

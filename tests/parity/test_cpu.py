@@ -1,0 +1,113 @@
+"""The CPU backend against the torch reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Q
+
+from octavo.backends.torch.reference import Reference
+from octavo.checkpoint import open_checkpoint
+from octavo.text import load_tokenizer
+from tests.conftest import Runner, real_text
+from tests.small_models import GGUF_TYPES, Small, save_gguf, save_hf
+
+DOCUMENT = 512
+
+
+class Divergence:
+    """Accumulates Kullback-Leibler divergence, top-1 agreement and perplexities."""
+
+    def __init__(self) -> None:
+        self.kl: list[torch.Tensor] = []
+        self.same: list[torch.Tensor] = []
+        self.losses: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+
+    def add(self, expected: torch.Tensor, got: np.ndarray, ids: list[int]) -> None:
+        p, q = expected.log_softmax(-1), torch.from_numpy(got).log_softmax(-1)
+        self.kl.append((p.exp() * (p - q)).sum(-1))
+        self.same.append(p.argmax(-1) == q.argmax(-1))
+        following = torch.tensor(ids[1:])[:, None]
+        for losses, x in zip(self.losses, (p, q), strict=True):
+            losses.append(-x[:-1].gather(1, following)[:, 0])
+
+    def check(self) -> None:
+        kl, same = torch.cat(self.kl), torch.cat(self.same).double()
+        p, q = (torch.cat(x).mean().exp().item() for x in self.losses)
+        print(f"{len(kl)} tokens: KL {kl.mean():.2e}, top-1 {same.mean():.4f}, perplexity {p:.4f} {q:.4f}")
+        assert kl.mean().item() <= 2e-3
+        assert same.mean().item() >= 0.99
+        assert abs(q / p - 1) <= 0.005
+
+
+@pytest.mark.parametrize("model", ["smollm2", "gemma3"])
+def test_real_models(model: str, request: pytest.FixtureRequest) -> None:
+    path: Path = request.getfixturevalue(model)
+    checkpoint = open_checkpoint(path)
+    tokenizer = load_tokenizer(checkpoint)
+    first = [tokenizer.special.bos] if tokenizer.special.add_bos else []
+    ids = tokenizer.encode(real_text(60_000), add_bos=False)
+    runner = Runner(path)
+    reference = Reference(runner.program)
+    d = Divergence()
+    for i in range(10):
+        document = (first + ids[i * DOCUMENT : (i + 1) * DOCUMENT])[:DOCUMENT]
+        assert len(document) == DOCUMENT
+        d.add(reference.logits(document), runner.logits(document), document)
+    d.check()
+
+
+def _check_small(path: Path, vocabulary: int, documents: int = 6) -> None:
+    runner = Runner(path)
+    reference = Reference(runner.program)
+    rng = np.random.default_rng(1)
+    d = Divergence()
+    for _ in range(documents):
+        ids = rng.integers(3, vocabulary, 500).tolist()
+        d.add(reference.logits(ids), runner.logits(ids), ids)
+    d.check()
+
+
+SMALL = [
+    Small(heads=5, kv_heads=5, head_dim=10, hidden=80),
+    Small(heads=3, kv_heads=1, head_dim=24, hidden=96, dtype="bfloat16"),
+    Small(heads=9, kv_heads=3, head_dim=16, hidden=72, tied=False),
+    Small(heads=8, kv_heads=2, head_dim=32, bias=True),
+    Small(heads=8, kv_heads=1, head_dim=64, hidden=80, ffn=200, dtype="float16"),
+    Small(family="gemma3", heads=4, kv_heads=1, layers=7, head_dim=40),
+    Small(family="gemma3", heads=3, kv_heads=3, hidden=96, layers=6, tied=False, dtype="bfloat16"),
+]
+
+
+@pytest.mark.parametrize("small", SMALL, ids=lambda s: s.name)
+def test_small_safetensors(small: Small, tmp_path: Path) -> None:
+    save_hf(small, tmp_path)
+    _check_small(tmp_path, small.vocabulary)
+
+
+@pytest.mark.parametrize("quant", GGUF_TYPES, ids=lambda q: q.name)
+def test_small_gguf(quant: Q, tmp_path: Path) -> None:
+    small = Small(heads=6, kv_heads=2, head_dim=16, tied=quant != Q.Q8_0, bias=quant == Q.Q5_0)
+    save_gguf(small, tmp_path / "m.gguf", quant)
+    _check_small(tmp_path / "m.gguf", small.vocabulary)
+
+
+@pytest.mark.parametrize("isa", ["avx2", "scalar"])
+def test_other_instruction_sets(isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_ISA", isa)
+    small = Small(heads=4, kv_heads=2)
+    save_gguf(small, tmp_path / "m.gguf", Q.Q4_1)
+    assert Runner(tmp_path / "m.gguf").executable.model.isa == isa
+    _check_small(tmp_path / "m.gguf", small.vocabulary, 2)
+
+
+def test_fp32_cache_is_closer(smollm2: Path) -> None:
+    """With an fp32 cache only the activations' fifteen bits are between the backend and fp32."""
+    runner = Runner(smollm2, kv_bf16=False)
+    ids = load_tokenizer(open_checkpoint(smollm2)).encode(real_text(3000))[:DOCUMENT]
+    p = Reference(runner.program).logits(ids).double().log_softmax(-1)
+    q = torch.from_numpy(runner.logits(ids)).double().log_softmax(-1)
+    assert (p.exp() * (p - q)).sum(-1).mean().item() < 1e-5

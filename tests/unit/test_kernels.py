@@ -1,0 +1,119 @@
+"""Packing and linear kernels of every format and instruction set against plain numpy."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo import _native
+from octavo.checkpoint import TensorType
+from octavo.checkpoint.dequantize import _BLOCKS
+
+KINDS = list(TensorType)
+BLOCKS = [k for k in KINDS if k.block[0] > 1]
+
+
+def _isas() -> list[str]:
+    found = []
+    for isa in ("avx512", "avx2", "scalar"):
+        try:
+            _native.isa(isa)
+            found.append(isa)
+        except RuntimeError:
+            pass
+    return found
+
+
+ISAS = _isas()
+
+
+def random_blocks(kind: TensorType, rows: int, cols: int, seed: int) -> np.ndarray:
+    """Any bit pattern in the codes, sane numbers in the scales."""
+    rng = np.random.default_rng(seed)
+    if kind.block[0] == 1:
+        x = rng.standard_normal((rows, cols)).astype(np.float32)
+        if kind is TensorType.F16:
+            x = x.astype(np.float16)
+        elif kind is TensorType.BF16:
+            x = (x.view(np.uint32) >> 16).astype(np.uint16)
+        return np.frombuffer(x.tobytes(), np.uint8)
+    elements, size = kind.block
+    raw = rng.integers(0, 256, (rows * cols // elements, size), dtype=np.uint8)
+    places = {"Q6_K": [208], "Q4_0": [0], "Q5_0": [0], "Q8_0": [0]}.get(kind.name, [0, 2])
+    for at in places:
+        scale = (rng.standard_normal(len(raw)) * 0.02).astype(np.float16)
+        raw[:, at : at + 2] = scale.view(np.uint8).reshape(-1, 2)
+    return np.ascontiguousarray(raw).reshape(-1)
+
+
+def values(kind: TensorType, raw: np.ndarray, rows: int, cols: int) -> np.ndarray:
+    if kind in _BLOCKS:
+        return _BLOCKS[kind](raw.reshape(-1, kind.block[1])).reshape(rows, cols)
+    if kind is TensorType.BF16:
+        return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(rows, cols)
+    return raw.view(np.float32 if kind is TensorType.F32 else np.float16).astype(np.float32).reshape(rows, cols)
+
+
+@pytest.mark.parametrize("kind", BLOCKS, ids=lambda k: k.name)
+def test_dequantize_equals_ggml(kind: TensorType) -> None:
+    raw = random_blocks(kind, 8, 512, 1)
+    oracle = gguf.quants.dequantize(raw.reshape(8, -1), gguf.GGMLQuantizationType(int(kind)))
+    assert np.array_equal(values(kind, raw, 8, 512), oracle)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
+@settings(max_examples=10, deadline=None)
+@given(rows=st.integers(1, 40), blocks=st.integers(1, 5), seed=st.integers(0, 99))
+def test_packing_loses_nothing(kind: TensorType, rows: int, blocks: int, seed: int) -> None:
+    cols = blocks * max(kind.block[0], 8)
+    raw = random_blocks(kind, rows, cols, seed)
+    assert np.array_equal(_native.unpack(int(kind), raw, rows, cols), values(kind, raw, rows, cols))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
+@settings(max_examples=6, deadline=None)
+@given(
+    rows=st.integers(1, 70), blocks=st.integers(1, 9), tokens=st.integers(1, 30), seed=st.integers(0, 99)
+)
+def test_linear(kind: TensorType, isa: str, rows: int, blocks: int, tokens: int, seed: int) -> None:
+    """Within a bound from arithmetic, and the same bits for every number of tokens in the call.
+
+    Activations: 127 * 128 steps per half range of a group, so each is off by at most half a step,
+    amax / (2 * 16256). Two bf16 halves keep 16 bits. Accumulation in fp32 adds at most one rounding
+    of the running sum's magnitude per group or feature.
+    """
+    cols = blocks * max(kind.block[0], 32)
+    raw = random_blocks(kind, rows, cols, seed)
+    w = values(kind, raw, rows, cols).astype(np.float64)
+    x = np.random.default_rng(seed).standard_normal((tokens, cols)).astype(np.float32)
+    y = _native.linear(isa, int(kind), raw, rows, cols, x, tokens)
+    for tile in (1, 2, 3, 5, 12):
+        assert np.array_equal(_native.linear(isa, int(kind), raw, rows, cols, x, tile), y)
+    if kind.block[0] > 1:
+        groups = np.abs(x.reshape(tokens, -1, 32))
+        step = np.repeat(groups.max(-1) / (2 * 127 * 128), 32, axis=-1)
+    else:
+        step = np.abs(x) * (2.0**-16 if kind is TensorType.BF16 else 0)
+    magnitude = np.abs(x) @ np.abs(w).T
+    # Formats with a minimum or a zero point add terms larger than their sum.
+    offset = 64 * (np.abs(x).sum(-1, keepdims=True) * np.abs(w).max()) * 2.0**-24
+    bound = step @ np.abs(w).T * 1.01 + (magnitude * 4 * cols ** 0.5 * 2.0**-24 + offset)
+    assert (np.abs(y - x @ w.T) <= bound + 1e-30).all()
+
+
+def test_integer_sums_agree_between_instruction_sets() -> None:
+    """Q8_0 with codes of -128 and activations of full range: where 16-bit saturation would show."""
+    raw = np.tile(np.frombuffer(np.float16(1).tobytes() + bytes([128] * 32), np.uint8), 16 * 2)
+    x = np.ones((3, 64), np.float32)
+    for isa in ISAS:
+        y = _native.linear(isa, int(TensorType.Q8_0), raw, 16, 64, x, 3)
+        assert np.array_equal(y, np.full((3, 16), -128.0 * 64, np.float32))
+
+
+def test_unknown_instruction_set() -> None:
+    with pytest.raises(RuntimeError, match="OCTAVO_ISA"):
+        _native.isa("sse9")
