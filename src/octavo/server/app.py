@@ -96,6 +96,8 @@ class Api:
         self, request: Request, body: schemas.Common, served: Served, route: str,
         prompts: list[list[int]], params: Any,
     ) -> Response:  # fmt: skip
+        params.check(served.vocabulary)
+        schemas.check_numbers(body, prompts, served.vocabulary)
         requests = requests_for(prompts, schemas.choices(body), params, body.timeout, body.priority or 0)
         if len(requests) > schemas.MAX_CHOICES:
             raise RequestError(f"{len(requests)} choices in one request; {schemas.MAX_CHOICES} at most", "n")

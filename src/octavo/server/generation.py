@@ -31,6 +31,7 @@ class Served:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     defaults: SamplingParams
+    vocabulary: int
     context: int
     created: int
 

@@ -17,6 +17,7 @@ from octavo.errors import Overloaded, RequestError
 from octavo.server.replies import error_body
 
 MAX_BODY = 8 << 20
+DRAIN = 4 * MAX_BODY
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 SSE_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 T = TypeVar("T")
@@ -42,15 +43,24 @@ def error_response(error: RequestError) -> Response:
 
 
 async def read_body(request: Request) -> bytes:
-    """The request body. Raises TooLarge past MAX_BODY, without reading further."""
+    """The request body. Raises TooLarge past MAX_BODY.
+
+    A body somewhat too large is read to its end and dropped, so that the client gets to see the
+    answer; beyond DRAIN the connection is cut.
+    """
     declared = request.headers.get("content-length", "0")
-    if declared.isdigit() and int(declared) > MAX_BODY:
-        raise TooLarge(f"the body has {declared} bytes; {MAX_BODY} at most")
+    if declared.isdigit() and int(declared) > DRAIN:
+        raise TooLarge(f"the body has {declared[:20]} bytes; {MAX_BODY} at most")
     data = bytearray()
+    total = 0
     async for chunk in request.stream():
-        data += chunk
-        if len(data) > MAX_BODY:
-            raise TooLarge(f"the body is longer than {MAX_BODY} bytes")
+        total += len(chunk)
+        if total <= MAX_BODY:
+            data += chunk
+        elif total > DRAIN:
+            break
+    if total > MAX_BODY:
+        raise TooLarge(f"the body is longer than {MAX_BODY} bytes")
     return bytes(data)
 
 

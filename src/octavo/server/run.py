@@ -49,12 +49,12 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-def _served(options: ServeOptions, tokenizer: Tokenizer, template: ChatTemplate | None) -> Served:
+def _served(options: ServeOptions, vocabulary: int, tokenizer: Tokenizer, template: ChatTemplate | None) -> Served:
     located = options.located
     aliases = {located.name, *located.aliases} - {options.name}
     defaults = SamplingParams(**located.sampling)  # type: ignore[arg-type]
     context, now = options.plan.context, int(time.time())
-    return Served(options.name, tuple(sorted(aliases)), tokenizer, template, defaults, context, now)
+    return Served(options.name, tuple(sorted(aliases)), tokenizer, template, defaults, vocabulary, context, now)
 
 
 async def serve(
@@ -89,7 +89,7 @@ async def serve(
         await asyncio.wait({running, starting}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
-            api.served = _served(options, tokenizer, template)
+            api.served = _served(options, model.vocabulary, tokenizer, template)
             ready(client, api.served)
         await running
     finally:

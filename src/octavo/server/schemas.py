@@ -15,6 +15,7 @@ MAX_MESSAGES = 4096
 MAX_PROMPTS = 128
 MAX_CHOICES = 128
 MAX_STOPS = 16
+MAX_TIMEOUT = 86_400
 MAX_STOP_LENGTH = 256
 ROLES = ("system", "developer", "user", "assistant")
 
@@ -138,7 +139,7 @@ def parse(data: bytes, kind: type[Body]) -> Body:
         path = re.search(r"at `\$\.?([^`.\[]*)", str(e))
         param = path.group(1) if path and path.group(1) else None
         missing = re.search(r"missing required field `([^`]+)`", str(e))
-        raise _invalid(str(e)[:300], missing.group(1) if missing else param) from None
+        raise _invalid(str(e)[:300], param or (missing.group(1) if missing else None)) from None
 
 
 def _stops(stop: str | list[str] | None) -> list[str]:
@@ -183,6 +184,16 @@ def sampling(body: Common, defaults: SamplingParams, max_tokens: int | None, log
         logit_bias=_biases(body.logit_bias),
         logprobs=logprobs,
     )
+
+
+def check_numbers(body: Common, prompts: list[list[int]], vocabulary: int) -> None:
+    """What must hold before a request can be sent to an engine. Raises RequestError."""
+    if not -1000 <= (body.priority or 0) <= 1000:
+        raise _invalid("priority must be between -1000 and 1000", "priority")
+    if body.timeout is not None and not 0 < body.timeout <= MAX_TIMEOUT:
+        raise _invalid(f"timeout must be above 0 and at most {MAX_TIMEOUT} seconds", "timeout")
+    if any(not 0 <= token < vocabulary for prompt in prompts for token in prompt):
+        raise _invalid(f"a prompt token is outside 0 to {vocabulary - 1}", "prompt")
 
 
 def chat_limits(body: ChatBody) -> tuple[int | None, int | None]:

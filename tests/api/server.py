@@ -1,0 +1,104 @@
+"""A real server process for tests: started, watched and ended by id."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+class Server:
+    """`octavo serve` on a free port."""
+
+    def __init__(self, *arguments: str, log: Path) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = log
+        self._out = log.open("wb")
+        command = [sys.executable, "-m", "octavo.cli.main", "serve", *arguments, "--port", str(self.port)]
+        self.process = subprocess.Popen(command, stdout=self._out, stderr=self._out, stdin=subprocess.DEVNULL)
+
+    def wait_ready(self, seconds: float = 60) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, self.log.read_text()
+            if self.get("/health/ready")[0] == 200:
+                return
+            time.sleep(0.02)
+        raise AssertionError(f"not ready after {seconds} s: {self.log.read_text()}")
+
+    def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
+        return self.call("GET", path, None, headers)
+
+    def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        status, text = self.call("POST", path, data, headers)
+        return status, json.loads(text)
+
+    def call(
+        self, method: str, path: str, data: bytes | None, headers: dict[str, str] | None = None
+    ) -> tuple[int, str]:
+        request = urllib.request.Request(self.url + path, data, headers or {}, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as e:
+            return e.code, e.read().decode()
+        except OSError:
+            return 0, ""
+
+    def metric(self, name: str) -> float:
+        for line in self.get("/metrics")[1].splitlines():
+            if line.startswith(name + " "):
+                return float(line.split()[1])
+        raise AssertionError(f"no metric {name}")
+
+    def wait_idle(self, seconds: float = 5) -> None:
+        """Until nothing runs and no block is held."""
+        deadline = time.monotonic() + seconds
+        names = ("octavo_requests_running", "octavo_requests_waiting", 'octavo_kv_blocks{state="held"}')
+        while time.monotonic() < deadline:
+            if not any(self.metric(n) for n in names):
+                return
+            time.sleep(0.02)
+        raise AssertionError({n: self.metric(n) for n in names})
+
+    def engine(self) -> psutil.Process:
+        (child,) = psutil.Process(self.process.pid).children()
+        return child
+
+    def stop(self, sig: int = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            os.kill(self.process.pid, sig)
+        try:
+            return self.process.wait(40)
+        finally:
+            self._out.close()
+
+
+@contextmanager
+def serving(*arguments: str, log: Path) -> Iterator[Server]:
+    server = Server(*arguments, log=log)
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        server.stop()

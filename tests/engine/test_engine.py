@@ -1,0 +1,181 @@
+"""Admission, order, deadlines, cancelling and failures, on an executable that only counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.backends.base import BLOCK, Limits, Sample, StepInput
+from octavo.engine import Engine, Request, SamplingParams
+from octavo.errors import RequestError
+
+
+class Counting:
+    """Samples the position of each row; remembers what it was asked to compute."""
+
+    def __init__(self, tokens: int = 64, selected: int = 8, blocks: int = 32) -> None:
+        self.limits = Limits(tokens, selected, blocks)
+        self.steps: list[StepInput] = []
+        self.fail = False
+
+    def step(self, step: StepInput) -> list[Sample]:
+        if self.fail:
+            raise ValueError("broken")
+        self.steps.append(step)
+        assert len(step.ids) <= self.limits.tokens and len(step.select) <= self.limits.selected
+        for first, count, start, table in step.spans.tolist():
+            assert step.positions[first : first + count].tolist() == list(range(start, start + count))
+            blocks = step.tables[table : table + (start + count + BLOCK - 1) // BLOCK].tolist()
+            assert len(set(blocks)) == len(blocks) and all(0 <= b < self.limits.blocks for b in blocks)
+        return [Sample(100 + row.position, 0.0, [], []) for row in step.sampling]
+
+    def copy_block(self, source: int, target: int) -> None:
+        assert source != target
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def engine(executable: Counting | None = None, context: int = 400, **options: object) -> Engine:
+    return Engine(executable or Counting(), 1000, context, frozenset({999}), **options)  # type: ignore[arg-type]
+
+
+def request(name: str, prompt: int = 10, tokens: int = 5, **options: object) -> Request:
+    params = SamplingParams(max_tokens=tokens, temperature=0)
+    ids = [ord(name[0])] * prompt
+    return Request(id=name, prompt=ids, params=params, **options)  # type: ignore[arg-type]
+
+
+def finish(e: Engine, limit: int = 10_000) -> list[tuple[str, str]]:
+    """(id, reason) in the order requests ended."""
+    ends = []
+    for _ in range(limit):
+        if not e.has_work:
+            return ends
+        ends += [(event.id, event.finish) for event in e.step() if event.finish]
+    raise AssertionError("the engine does not finish")
+
+
+def test_priority_then_deadline_then_arrival() -> None:
+    e = engine(Counting(selected=1))
+    for r in (request("c"), request("d"), request("b", timeout=100.0), request("a", priority=-1)):
+        e.add(r)
+    assert [name for name, _ in finish(e)] == ["a", "b", "c", "d"]
+
+
+def test_long_prompts_do_not_hold_up_others() -> None:
+    executable = Counting(tokens=32, blocks=64)
+    e = engine(executable)
+    e.add(request("a", 4, 50))
+    e.step()
+    e.add(request("b", 300, 2))
+    before = len(executable.steps)
+    while len(executable.steps) < before + 5:
+        e.step()
+    for step in executable.steps[before:]:
+        assert 1 in step.spans[:, 1].tolist()  # the running request gets its token in every step
+
+
+def test_preemption_finishes_everything() -> None:
+    e = engine(Counting(blocks=8), context=128)
+    for name in "abcdef":
+        e.add(request(name, 30, 60))
+    assert sorted(finish(e)) == [(name, "length") for name in "abcdef"]
+    assert e.stats().preemptions > 0 and e.stats().blocks_held == 0
+
+
+def test_what_can_never_fit_is_refused() -> None:
+    e = engine(Counting(blocks=8), context=400)
+    with pytest.raises(RequestError, match="135 tokens .prompt 130 .* limit is 128") as error:
+        e.add(request("a", 130, 5))
+    assert error.value.code == "context_length_exceeded"
+    e.add(request("b", 123, 5))
+    assert finish(e) == [("b", "length")]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -1), ("temperature", float("nan")), ("top_p", 0), ("top_p", 1.1), ("min_p", -0.1),
+        ("top_k", -1), ("max_tokens", 0), ("presence_penalty", 3), ("repetition_penalty", 0),
+        ("logit_bias", {1000: 1.0}), ("logit_bias", {1: 1e308}), ("logprobs", 21), ("stop_token_ids", [-1]),
+        ("seed", 1 << 70),
+    ],
+)  # fmt: skip
+def test_bad_parameters_are_named(field: str, value: object) -> None:
+    params = SamplingParams(**{field: value})  # type: ignore[arg-type]
+    with pytest.raises(RequestError) as error:
+        engine().add(Request(id="x", prompt=[1], params=params))
+    assert error.value.param == field
+
+
+@pytest.mark.parametrize("prompt", [[], [-1], [1000], [2**31]])
+def test_bad_prompts(prompt: list[int]) -> None:
+    with pytest.raises(RequestError):
+        engine().add(Request(id="x", prompt=prompt, params=SamplingParams()))
+
+
+def test_deadline_counts_waiting() -> None:
+    clock = Clock()
+    e = engine(Counting(selected=1), clock=clock)
+    e.add(request("a", 10, 300))
+    e.add(request("b", 10, 5, timeout=1.0))
+    e.step()
+    clock.now = 2.0
+    ends = [(x.id, x.finish) for x in e.step() if x.finish]
+    assert ends == [("b", "deadline")]
+    e.abort("a")
+    assert e.stats().blocks_held == 0
+
+
+def test_abort_frees_at_once() -> None:
+    e = engine()
+    for name in "abc":
+        e.add(request(name, 40, 100))
+    e.step()
+    e.abort("b")
+    e.abort("nobody")
+    held = e.stats().blocks_held
+    for name in "ac":
+        e.abort(name)
+    assert held > 0 and e.stats().blocks_held == 0 and not e.has_work
+
+
+def test_eos_and_stop_tokens_end() -> None:
+    class Ends(Counting):
+        def step(self, step: StepInput) -> list[Sample]:
+            return [Sample(999 if row.position == 12 else 5, 0.0, [], []) for row in step.sampling]
+
+    e = engine(Ends())
+    e.add(request("a", 10, 50))
+    e.add(Request(id="b", prompt=[1] * 10, params=SamplingParams(stop_token_ids=[5])))
+    e.add(Request(id="c", prompt=[2] * 10, params=SamplingParams(ignore_eos=True, max_tokens=6)))
+    assert sorted(finish(e)) == [("a", "stop"), ("b", "stop"), ("c", "length")]
+
+
+def test_a_failing_step_fails_its_requests_only() -> None:
+    executable = Counting()
+    e = engine(executable)
+    e.add(request("a"))
+    executable.fail = True
+    assert finish(e) == [("a", "error")]
+    executable.fail = False
+    e.add(request("b"))
+    assert finish(e) == [("b", "length")]
+    assert e.stats().blocks_held == 0
+
+
+def test_cached_prefixes_are_reported() -> None:
+    executable = Counting()
+    e = engine(executable)
+    e.add(request("a", 40, 3))
+    finish(e)
+    e.add(Request(id="b", prompt=[97] * 30 + [1] * 10, params=SamplingParams(max_tokens=3)))
+    events = []
+    while e.has_work:
+        events += e.step()
+    assert events[0].cached == 30  # one whole block, and fourteen tokens of the next
+    assert executable.steps[-3].spans[0, 1] == 10

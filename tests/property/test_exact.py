@@ -1,0 +1,147 @@
+"""The promise: tokens and log-probabilities depend on the request alone, bit for bit."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGMLQuantizationType as Q
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from octavo.backends.base import Limits
+from octavo.backends.cpu import CpuExecutable, load, lower
+from octavo.checkpoint import open_checkpoint
+from octavo.engine import Engine, Request, SamplingParams
+from octavo.models import build_program
+from tests.small_models import Small, save_gguf, save_hf
+
+Output = list[tuple[int | None, float, list[tuple[int, float]], str | None]]
+
+
+class Pool:
+    """Executables of one model, made once per shape."""
+
+    def __init__(self, path: Path) -> None:
+        self.lowered = lower(build_program(open_checkpoint(path)))
+        self.executable = cache(self._executable)
+
+    def _executable(self, blocks: int, threads: int) -> CpuExecutable:
+        return load(self.lowered, Limits(256, 16, blocks), threads)
+
+    def engine(self, blocks: int = 400, threads: int = 2, **options: Any) -> Engine:
+        program = self.lowered.program
+        executable = self.executable(blocks, threads)
+        return Engine(executable, program.vocabulary, program.context, frozenset({2}), **options)
+
+
+def drive(engine: Engine, requests: list[Request], rng: random.Random | None = None) -> dict[str, Output]:
+    """Runs requests to their ends; with `rng`, they arrive and are preempted at random moments."""
+    waiting = list(requests)
+    out: dict[str, Output] = {r.id: [] for r in requests}
+    preemptions = 6  # bounded: without a cache, a sequence preempted too often never catches up
+    while waiting or engine.has_work:
+        while waiting and (rng is None or not engine.has_work or rng.random() < 0.3):
+            engine.add(waiting.pop(0))
+        if rng and preemptions and engine.scheduler.running and rng.random() < 0.1:
+            preemptions -= 1
+            engine.scheduler.preempt(rng.choice(engine.scheduler.running))
+        if rng and rng.random() < 0.05:
+            engine.index.evict()
+        for e in engine.step():
+            assert e.error is None
+            out[e.id].append((e.token, e.logprob, e.top, e.finish))
+    stats = engine.stats()
+    assert stats.blocks_held == 0 and stats.running == stats.waiting == 0
+    return out
+
+
+def some_requests(seed: int, count: int, vocabulary: int, longest: int, room: int) -> list[Request]:
+    """Requests that share prefixes of all lengths, greedy and sampled, with and without penalties."""
+    rng = random.Random(seed)
+    base = [rng.randrange(3, vocabulary) for _ in range(longest)]
+    requests = []
+    for i in range(count):
+        shared = base[: rng.randrange(1, longest)]
+        prompt = (shared + [rng.randrange(3, vocabulary) for _ in range(rng.choice([0, 1, 30]))])[:room]
+        params = SamplingParams(
+            max_tokens=rng.randrange(1, 24),
+            temperature=rng.choice([0.0, 0.0, 0.7, 1.3]),
+            top_p=rng.choice([1.0, 0.9]),
+            top_k=rng.choice([0, 20]),
+            min_p=rng.choice([0.0, 0.05]),
+            seed=rng.randrange(1 << 60),
+            repetition_penalty=rng.choice([1.0, 1.3]),
+            frequency_penalty=rng.choice([0.0, 0.5]),
+            logit_bias=rng.choice([{}, {5: 3.0}]),
+            logprobs=3,
+            ignore_eos=True,
+        )
+        requests.append(Request(id=str(i), prompt=prompt, params=params, priority=rng.choice([0, 0, 1])))
+    return requests
+
+
+def alone(pool: Pool, requests: list[Request]) -> dict[str, Output]:
+    """Each request by itself on a fresh engine, without a prefix cache."""
+    out = {}
+    for r in requests:
+        out |= drive(pool.engine(reuse=False), [r])
+    return out
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3"])
+def pool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pool:
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "gemma3":
+        save_hf(Small(family="gemma3", heads=4, kv_heads=2, layers=6, window=40), folder)
+        return Pool(folder)
+    save_gguf(Small(heads=6, kv_heads=2, head_dim=16), folder / "m.gguf", Q.Q4_1)
+    return Pool(folder / "m.gguf")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    seed=st.integers(0, 10**6),
+    count=st.integers(1, 12),
+    threads=st.sampled_from([1, 2]),
+    budget=st.sampled_from([5, 16, 33, 256]),
+    blocks=st.sampled_from([45, 60, 400]),
+    reuse=st.booleans(),
+)
+def test_nothing_but_the_request_matters(
+    pool: Pool, seed: int, count: int, threads: int, budget: int, blocks: int, reuse: bool
+) -> None:
+    requests = some_requests(seed, count, 320, 600, 660)
+    expected = alone(pool, requests)
+    rng = random.Random(seed)
+    shuffled = rng.sample(requests, len(requests))
+    engine = pool.engine(blocks, threads, budget=budget, reuse=reuse)
+    assert drive(engine, shuffled, rng) == expected
+    assert drive(engine, requests, rng) == expected  # and again, with whatever the cache now holds
+
+
+def test_real_model(smollm2: Path) -> None:
+    pool = Pool(smollm2)
+    requests = some_requests(3, 10, 49152, 400, 440)
+    expected = alone(pool, requests)
+    for options in ({}, {"threads": 1, "blocks": 40}, {"budget": 19}, {"reuse": False, "blocks": 40}):
+        engine = pool.engine(**options)
+        assert drive(engine, requests[::-1]) == expected
+        assert drive(engine, requests) == expected
+
+
+@pytest.mark.parametrize("position", [0, 1, 5])
+def test_resumed_requests_continue(pool: Pool, position: int) -> None:
+    """A request replayed with the tokens already given continues with the very next one."""
+    import msgspec
+
+    (request,) = some_requests(11, 1, 320, 100, 100)
+    params = msgspec.structs.replace(request.params, max_tokens=12, temperature=1.0)
+    request = msgspec.structs.replace(request, params=params)
+    whole = drive(pool.engine(), [request])[request.id]
+    given_tokens = [t for t, *_ in whole[:position]]
+    resumed = msgspec.structs.replace(request, resume=given_tokens)
+    assert drive(pool.engine(), [resumed])[request.id] == whole[position:]
