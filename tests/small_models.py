@@ -117,15 +117,15 @@ def save_gguf(s: Small, path: Path, quant: Q, metadata: dict[str, Any] | None = 
 
 
 def add_vocabulary(w: gguf.GGUFWriter, size: int) -> None:
-    """A byte-level vocabulary: 256 bytes, then control tokens."""
+    """A byte-level vocabulary: 256 bytes, control tokens, and one merge."""
     from octavo.text.detokenizer import _byte_alphabet
 
-    tokens = list(_byte_alphabet()) + [f"<|extra_{i}|>" for i in range(size - 256)]
+    tokens = [*_byte_alphabet(), *(f"<|extra_{i}|>" for i in range(size - 257)), "th"]
     w.add_tokenizer_model("gpt2")
     w.add_tokenizer_pre("gpt-2")
     w.add_token_list(tokens)
-    w.add_token_types([1] * 256 + [3] * (size - 256))
-    w.add_token_merges([])
+    w.add_token_types([1] * 256 + [3] * (size - 257) + [1])
+    w.add_token_merges(["t h"])
     w.add_bos_token_id(256)
     w.add_eos_token_id(257)
 
