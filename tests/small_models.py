@@ -39,16 +39,18 @@ def hf_model(s: Small) -> torch.nn.Module:
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(s.heads * 100 + s.kv_heads)
-    common: dict[str, Any] = dict(
-        vocab_size=s.vocabulary, hidden_size=s.hidden, intermediate_size=s.ffn,
-        num_hidden_layers=s.layers, num_attention_heads=s.heads, num_key_value_heads=s.kv_heads,
-        head_dim=s.head_dim, max_position_embeddings=2048, tie_word_embeddings=s.tied,
-        attn_implementation="eager", bos_token_id=1, eos_token_id=2, pad_token_id=0,
-    )  # fmt: skip
+    common: dict[str, Any] = {
+        "vocab_size": s.vocabulary, "hidden_size": s.hidden, "intermediate_size": s.ffn,
+        "num_hidden_layers": s.layers, "num_attention_heads": s.heads, "num_key_value_heads": s.kv_heads,
+        "head_dim": s.head_dim, "max_position_embeddings": 2048, "tie_word_embeddings": s.tied,
+        "attn_implementation": "eager", "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    }  # fmt: skip
     if s.family == "llama":
         model = LlamaForCausalLM(LlamaConfig(**common, attention_bias=s.bias, mlp_bias=s.bias))
     else:
-        config = Gemma3TextConfig(**common, sliding_window=s.window, query_pre_attn_scalar=s.head_dim)
+        config = Gemma3TextConfig(
+            **common, sliding_window=s.window, query_pre_attn_scalar=s.head_dim
+        )
         model = Gemma3ForCausalLM(config)
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -62,7 +64,9 @@ def save_hf(s: Small, folder: Path) -> torch.nn.Module:
     """Writes a Hugging Face folder and returns the same model in fp32."""
     model = hf_model(s)
     model.save_pretrained(folder)
-    return type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    return (
+        type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    )
 
 
 GGUF_TYPES = [Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0, Q.F16, Q.BF16, Q.F32]

@@ -6,7 +6,9 @@ import numpy.typing as npt
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Ints: TypeAlias = npt.NDArray[np.int32]
 Floats: TypeAlias = npt.NDArray[np.float32]
-SamplingRow: TypeAlias = tuple[float, float, float, int, int, int, int, list[tuple[int, float, float]]]
+SamplingRow: TypeAlias = tuple[
+    float, float, float, int, int, int, int, list[tuple[int, float, float]]
+]
 Sample: TypeAlias = tuple[int, float, list[int], list[float]]
 
 def isa(isa: str = "") -> str: ...
@@ -14,14 +16,22 @@ def matrix_bytes(ggml_type: int, rows: int, cols: int, /) -> int: ...
 def cache_block_bytes(layers: int, heads: int, head_dim: int, bf16: bool, /) -> int: ...
 def act_bytes(rows: int, width: int, int8: bool, bf16: bool, f32: bool, /) -> int: ...
 def uniform(seed: int, position: int) -> float: ...
-def linear(isa: str, type: int, data: Bytes, rows: int, cols: int, x: Floats, tile: int) -> Floats: ...
+def linear(
+    isa: str, type: int, data: Bytes, rows: int, cols: int, x: Floats, tile: int
+) -> Floats: ...
 def unpack(type: int, data: Bytes, rows: int, cols: int) -> Floats: ...
 def sample(isa: str, logits: Floats, row: SamplingRow, /) -> Sample: ...
 
 class Model:
     def __init__(
-        self, isa: str, threads: int, weight_bytes: int, buffer_bytes: int,
-        tokens: int, selected: int, features: int,
+        self,
+        isa: str,
+        threads: int,
+        weight_bytes: int,
+        buffer_bytes: int,
+        tokens: int,
+        selected: int,
+        features: int,
     ) -> None: ...
     def add_matrix(self, ggml_type: int, data: Bytes, rows: int, cols: int, /) -> int: ...
     def add_vector(self, data: Floats, /) -> int: ...
@@ -38,9 +48,22 @@ class Model:
     def linear(self, act: int, parts: list[tuple[int, int, int, int]], /) -> None: ...
     def glu(self, gate: int, up: int, kind: int, act: int, /) -> None: ...
     def attention(
-        self, q: int, k: int, v: int, layer: int, heads: int, kv_heads: int, head_dim: int,
-        schedule: int, q_norm: int, k_norm: int, rope: int, act: int,
-        scale: float, eps: float, interleaved: bool,
+        self,
+        q: int,
+        k: int,
+        v: int,
+        layer: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        schedule: int,
+        q_norm: int,
+        k_norm: int,
+        rope: int,
+        act: int,
+        scale: float,
+        eps: float,
+        interleaved: bool,
     ) -> None: ...
     def output(self, buffer: int, vocabulary: int, /) -> None: ...
     def allocate_cache(
@@ -48,7 +71,12 @@ class Model:
     ) -> None: ...
     def copy_block(self, source: int, target: int, /) -> None: ...
     def step(
-        self, ids: Ints, positions: Ints, spans: Ints, tables: Ints, select: Ints,
+        self,
+        ids: Ints,
+        positions: Ints,
+        spans: Ints,
+        tables: Ints,
+        select: Ints,
         sampling: list[SamplingRow],
     ) -> list[Sample]: ...
     def logits(self, rows: int, /) -> Floats: ...

@@ -1,7 +1,7 @@
 """The Python API: a model in this process.
 
-    llm = octavo.LLM("smollm2")
-    llm.generate(["Once upon a time"], octavo.SamplingParams(max_tokens=32))
+llm = octavo.LLM("smollm2")
+llm.generate(["Once upon a time"], octavo.SamplingParams(max_tokens=32))
 """
 
 from __future__ import annotations
@@ -74,13 +74,17 @@ class _Assembly:
     def completion(self) -> Completion:
         wanted = self.request.params.logprobs is not None
         return Completion(
-            self._text, self._tokens, self.finish or "abort", len(self.request.prompt), self._cached,
-            self._logprobs if wanted else None,
-        )  # fmt: skip
+            text=self._text,
+            tokens=self._tokens,
+            finish_reason=self.finish or "abort",
+            prompt_tokens=len(self.request.prompt),
+            cached_tokens=self._cached,
+            logprobs=self._logprobs if wanted else None,
+        )
 
 
 class LLM:
-    """Loads a model (demo name, Hugging Face id, folder or .gguf) and generates with it.
+    """A loaded model (demo name, Hugging Face id, folder or .gguf).
 
     memory: a ceiling such as "8GiB" or "50%". context: most tokens of a sequence. kv_dtype:
     "bf16" or "f32". Raises OctavoError when the model cannot be found, read or fitted.
@@ -137,13 +141,17 @@ class LLM:
         progress: bool | None = None,
     ) -> list[Completion]:
         """Answers one conversation or several: lists of {"role", "content"}."""
-        many = conversation if conversation and isinstance(conversation[0], list) else [conversation]
+        many = (
+            conversation if conversation and isinstance(conversation[0], list) else [conversation]
+        )
         return self._run([self.encode_chat(c) for c in many], params, progress)  # type: ignore[arg-type]
 
     def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
         """Ids of a conversation up to where the assistant speaks. Raises RequestError."""
         if self.template is None:
-            raise RequestError(f"{self.name} has no chat template, so it cannot chat; use generate()")
+            raise RequestError(
+                f"{self.name} has no chat template, so it cannot chat; use generate()"
+            )
         return self.template.encode(messages)
 
     def stream(self, prompt: list[int], params: SamplingParams | None = None) -> Iterator[str]:
@@ -182,7 +190,13 @@ class LLM:
 
     def _finish(self, assemblies: dict[str, _Assembly], show: bool) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+        )
 
         columns = (TextColumn("Generating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True), disable=not show) as bar:
@@ -195,6 +209,8 @@ class LLM:
                         continue
                     assembly.push(event)
                     if assembly.finish is not None:
-                        self.engine.abort(event.id)  # a stop string may end it before the engine does
+                        self.engine.abort(
+                            event.id
+                        )  # a stop string may end it before the engine does
                         left.discard(event.id)
                         bar.advance(task)

@@ -33,8 +33,18 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         self._out = log.open("wb")
-        command = [sys.executable, "-m", "octavo.cli.main", "serve", *arguments, "--port", str(self.port)]
-        self.process = subprocess.Popen(command, stdout=self._out, stderr=self._out, stdin=subprocess.DEVNULL)
+        command = [
+            sys.executable,
+            "-m",
+            "octavo.cli.main",
+            "serve",
+            *arguments,
+            "--port",
+            str(self.port),
+        ]
+        self.process = subprocess.Popen(
+            command, stdout=self._out, stderr=self._out, stdin=subprocess.DEVNULL
+        )
 
     def wait_ready(self, seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds
@@ -74,7 +84,11 @@ class Server:
     def wait_idle(self, seconds: float = 5) -> None:
         """Until nothing runs and no block is held."""
         deadline = time.monotonic() + seconds
-        names = ("octavo_requests_running", "octavo_requests_waiting", 'octavo_kv_blocks{state="held"}')
+        names = (
+            "octavo_requests_running",
+            "octavo_requests_waiting",
+            'octavo_kv_blocks{state="held"}',
+        )
         while time.monotonic() < deadline:
             if not any(self.metric(n) for n in names):
                 return

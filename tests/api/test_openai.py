@@ -35,7 +35,9 @@ def test_stream_equals_whole(client: openai.OpenAI) -> None:
         stream = list(chat(client, stream=True, stream_options={"include_usage": True}, **options))
         text = "".join(c.choices[0].delta.content or "" for c in stream if c.choices)
         assert text == whole.message.content
-        ends = [c.choices[0].finish_reason for c in stream if c.choices and c.choices[0].finish_reason]
+        ends = [
+            c.choices[0].finish_reason for c in stream if c.choices and c.choices[0].finish_reason
+        ]
         assert ends == [whole.finish_reason]
         assert stream[-1].choices == [] and stream[-1].usage.completion_tokens > 0
         assert all(c.usage is None for c in stream[:-1])
@@ -46,7 +48,10 @@ def test_stream_equals_whole(client: openai.OpenAI) -> None:
 def test_n_choices_equal_single_requests(client: openai.OpenAI) -> None:
     both = chat(client, n=2, temperature=1.0, seed=10, max_tokens=16)
     texts = [c.message.content for c in both.choices]
-    single = [chat(client, temperature=1.0, seed=s, max_tokens=16).choices[0].message.content for s in (10, 11)]
+    single = [
+        chat(client, temperature=1.0, seed=s, max_tokens=16).choices[0].message.content
+        for s in (10, 11)
+    ]
     assert texts == single and texts[0] != texts[1]
     streamed = ["", ""]
     for chunk in chat(client, n=2, temperature=1.0, seed=10, max_tokens=16, stream=True):
@@ -57,7 +62,9 @@ def test_n_choices_equal_single_requests(client: openai.OpenAI) -> None:
 
 def test_seed(client: openai.OpenAI) -> None:
     hot = {"temperature": 1.5, "max_tokens": 30}
-    first, second, other = (chat(client, seed=s, **hot).choices[0].message.content for s in (1, 1, 2))
+    first, second, other = (
+        chat(client, seed=s, **hot).choices[0].message.content for s in (1, 1, 2)
+    )
     assert first == second != other
 
 
@@ -89,10 +96,17 @@ def test_logprobs(client: openai.OpenAI) -> None:
 
 
 def test_completions(client: openai.OpenAI) -> None:
-    reply = client.completions.create(model="smollm2", prompt="The capital of France is", max_tokens=4, temperature=0)
+    reply = client.completions.create(
+        model="smollm2", prompt="The capital of France is", max_tokens=4, temperature=0
+    )
     assert "Paris" in reply.choices[0].text and reply.choices[0].finish_reason == "length"
     many = client.completions.create(
-        model="smollm2", prompt=["One, two,", "Monday, Tuesday,"], max_tokens=4, temperature=0, n=2, logprobs=1
+        model="smollm2",
+        prompt=["One, two,", "Monday, Tuesday,"],
+        max_tokens=4,
+        temperature=0,
+        n=2,
+        logprobs=1,
     )
     assert [c.index for c in many.choices] == [0, 1, 2, 3]
     assert many.choices[0].text == many.choices[1].text != many.choices[2].text
@@ -105,8 +119,12 @@ def test_completions(client: openai.OpenAI) -> None:
 
 def test_token_prompts(client: openai.OpenAI, server: Server) -> None:
     _, reply = server.post("/tokenize", {"prompt": "One, two,"})
-    by_id = client.completions.create(model="smollm2", prompt=reply["tokens"], max_tokens=4, temperature=0)
-    by_text = client.completions.create(model="smollm2", prompt="One, two,", max_tokens=4, temperature=0)
+    by_id = client.completions.create(
+        model="smollm2", prompt=reply["tokens"], max_tokens=4, temperature=0
+    )
+    by_text = client.completions.create(
+        model="smollm2", prompt="One, two,", max_tokens=4, temperature=0
+    )
     assert by_id.choices[0].text == by_text.choices[0].text
 
 
@@ -138,5 +156,12 @@ def test_context_length(client: openai.OpenAI) -> None:
 def test_penalties_change_the_answer(client: openai.OpenAI) -> None:
     messages = [{"role": "user", "content": "Repeat the word hello ten times."}]
     plain = chat(client, messages=messages, max_tokens=40).choices[0].message.content
-    for option in ({"frequency_penalty": 2.0}, {"presence_penalty": 2.0}, {"extra_body": {"repetition_penalty": 1.8}}):
-        assert chat(client, messages=messages, max_tokens=40, **option).choices[0].message.content != plain
+    for option in (
+        {"frequency_penalty": 2.0},
+        {"presence_penalty": 2.0},
+        {"extra_body": {"repetition_penalty": 1.8}},
+    ):
+        assert (
+            chat(client, messages=messages, max_tokens=40, **option).choices[0].message.content
+            != plain
+        )

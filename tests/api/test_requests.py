@@ -87,9 +87,13 @@ def test_body_too_large(server: Server) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize("prompt", [None, "", [], [[]], [[1], ["a"]], [1, "a"], [-1], [49152], [2**31], ["a"] * 200])
+@pytest.mark.parametrize(
+    "prompt", [None, "", [], [[]], [[1], ["a"]], [1, "a"], [-1], [49152], [2**31], ["a"] * 200]
+)
 def test_bad_prompts(server: Server, prompt: object) -> None:
-    status, reply = server.post("/v1/completions", {"model": "smollm2", "prompt": prompt, "max_tokens": 1})
+    status, reply = server.post(
+        "/v1/completions", {"model": "smollm2", "prompt": prompt, "max_tokens": 1}
+    )
     assert status == 400, reply
 
 
@@ -114,10 +118,23 @@ def test_tokenize_and_back(server: Server) -> None:
 
 
 def test_keys_guard_every_route_but_health(smollm2: Path, tmp_path: Path) -> None:
-    with serving("smollm2", "--offline", "--api-key", "CANARY-one", "--api-key", "CANARY-two", log=tmp_path / "log") as s:
+    with serving(
+        "smollm2",
+        "--offline",
+        "--api-key",
+        "CANARY-one",
+        "--api-key",
+        "CANARY-two",
+        log=tmp_path / "log",
+    ) as s:
         paths = ["/v1/models", "/metrics", "/version", "/v1/models/smollm2", "/nope", "/"]
         for path in paths:
-            for header in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Bearer "}, {"authorization": "Basic CANARY-one"}):
+            for header in (
+                {},
+                {"authorization": "Bearer wrong"},
+                {"authorization": "Bearer "},
+                {"authorization": "Basic CANARY-one"},
+            ):
                 status, text = s.get(path, header)
                 assert status == 401 and not LEAK.search(text)
         for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):

@@ -28,7 +28,9 @@ def body(tokens: int, **more: object) -> dict[str, object]:
     } | more  # fmt: skip
 
 
-async def stream(client: httpx.AsyncClient, url: str, request: dict[str, object], leave_after: int | None = None) -> tuple[str, str | None]:
+async def stream(
+    client: httpx.AsyncClient, url: str, request: dict[str, object], leave_after: int | None = None
+) -> tuple[str, str | None]:
     """(text, end): the end is a finish reason, an error code, or None for a client that left."""
     text, end, chunks = "", None, 0
     async with client.stream("POST", url + "/v1/chat/completions", json=request) as response:
@@ -59,14 +61,18 @@ def test_disconnects_leave_nothing_behind(server: Server) -> None:
             if leave == 0:  # gone while queued or computing, streaming or not
                 request = body(64, stream=rng.random() < 0.5)
                 with pytest.raises(httpx.TimeoutException):
-                    await client.post(server.url + "/v1/chat/completions", json=request, timeout=0.02)
+                    await client.post(
+                        server.url + "/v1/chat/completions", json=request, timeout=0.02
+                    )
             else:
                 text, end = await stream(client, server.url, body(8), leave)
                 assert leave is not None or (end == "length" and text.startswith("1"))
 
     async def run(part: list[int | None]) -> None:
         gate = asyncio.Semaphore(CONCURRENT)
-        async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=CONCURRENT)) as client:
+        async with httpx.AsyncClient(
+            timeout=60, limits=httpx.Limits(max_connections=CONCURRENT)
+        ) as client:
             await asyncio.gather(*(one(client, gate, leave) for leave in part))
 
     front, engine = psutil.Process(server.process.pid), server.engine()
@@ -98,7 +104,9 @@ def test_killed_engine_is_replaced_and_streams_go_on(server: Server) -> None:
     results, expected, back = asyncio.run(run())
     assert back < 5
     for text, end in results:
-        assert (text == expected and end == "length") or (end == "engine_restarted" and expected.startswith(text))
+        assert (text == expected and end == "length") or (
+            end == "engine_restarted" and expected.startswith(text)
+        )
     assert server.metric("octavo_engine_restarts_total") >= 1
     server.wait_idle()
 
@@ -149,12 +157,16 @@ def test_full_queue_answers_at_once(smollm2: Path, tmp_path: Path) -> None:
 
 
 def test_memory_stays_within_the_plan(smollm2: Path, tmp_path: Path) -> None:
-    with serving("smollm2", "--offline", "--memory", "400MiB", "--context", "2048", log=tmp_path / "log") as s:
+    with serving(
+        "smollm2", "--offline", "--memory", "400MiB", "--context", "2048", log=tmp_path / "log"
+    ) as s:
 
         async def run() -> None:
             async with httpx.AsyncClient(timeout=120) as client:
                 long = [{"role": "user", "content": "word " * 1500}]
-                await asyncio.gather(*(stream(client, s.url, body(64, messages=long, seed=i)) for i in range(12)))
+                await asyncio.gather(
+                    *(stream(client, s.url, body(64, messages=long, seed=i)) for i in range(12))
+                )
 
         asyncio.run(run())
         status = Path(f"/proc/{s.engine().pid}/status").read_text()

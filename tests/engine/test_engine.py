@@ -23,9 +23,13 @@ class Counting:
         self.steps.append(step)
         assert len(step.ids) <= self.limits.tokens and len(step.select) <= self.limits.selected
         for first, count, start, table in step.spans.tolist():
-            assert step.positions[first : first + count].tolist() == list(range(start, start + count))
+            assert step.positions[first : first + count].tolist() == list(
+                range(start, start + count)
+            )
             blocks = step.tables[table : table + (start + count + BLOCK - 1) // BLOCK].tolist()
-            assert len(set(blocks)) == len(blocks) and all(0 <= b < self.limits.blocks for b in blocks)
+            assert len(set(blocks)) == len(blocks) and all(
+                0 <= b < self.limits.blocks for b in blocks
+            )
         return [Sample(100 + row.position, 0.0, [], []) for row in step.sampling]
 
     def copy_block(self, source: int, target: int) -> None:

@@ -62,7 +62,9 @@ def test_a_small_pool_never_leaks(sequences: list[list[int]], count: int) -> Non
     pool = BlockPool(count)
     index = PrefixIndex(pool)
     for sequence in sequences:
-        assert store(index, sequence)  # 5 blocks and a partial one always fit once others are evicted
+        assert store(
+            index, sequence
+        )  # 5 blocks and a partial one always fit once others are evicted
         assert pool.free_count + len(index) == count
     index.clear()
     assert pool.free_count == count and len(index) == 0

@@ -37,7 +37,9 @@ class Divergence:
     def check(self) -> None:
         kl, same = torch.cat(self.kl), torch.cat(self.same).double()
         p, q = (torch.cat(x).mean().exp().item() for x in self.losses)
-        print(f"{len(kl)} tokens: KL {kl.mean():.2e}, top-1 {same.mean():.4f}, perplexity {p:.4f} {q:.4f}")
+        print(
+            f"{len(kl)} tokens: KL {kl.mean():.2e}, top-1 {same.mean():.4f}, perplexity {p:.4f} {q:.4f}"
+        )
         assert kl.mean().item() <= 2e-3
         assert same.mean().item() >= 0.99
         assert abs(q / p - 1) <= 0.005

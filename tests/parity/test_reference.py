@@ -22,7 +22,9 @@ def test_real_models(model: str, request: pytest.FixtureRequest) -> None:
     from transformers import AutoModelForCausalLM
 
     path: Path = request.getfixturevalue(model)
-    oracle = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+    oracle = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    ).eval()
     checkpoint = open_checkpoint(path)
     reference = Reference(build_program(checkpoint))
     ids = load_tokenizer(checkpoint).encode(real_text(12_000), add_bos=False)

@@ -42,7 +42,10 @@ def strings(count: int) -> Iterator[str]:
             lambda n=n, s=script: "".join(any_of(*s) for _ in range(n)),
             lambda n=n: "".join(any_of(*r.choice(SCRIPTS)) for _ in range(n)),
             lambda n=n: "".join(r.choices(SPACES, k=n)),
-            lambda n=n: "".join(r.choice(words) + r.choice([" ", "", "'s ", "\n\n", " 12345 "]) for _ in range(n // 4 + 1)),
+            lambda n=n: "".join(
+                r.choice(words) + r.choice([" ", "", "'s ", "\n\n", " 12345 "])
+                for _ in range(n // 4 + 1)
+            ),
             lambda n=n: "".join(r.choices(TRICKY, k=n // 2 + 1)),
         ][i % 6]()
 

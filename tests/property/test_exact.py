@@ -38,7 +38,9 @@ class Pool:
         return Engine(executable, program.vocabulary, program.context, frozenset({2}), **options)
 
 
-def drive(engine: Engine, requests: list[Request], rng: random.Random | None = None) -> dict[str, Output]:
+def drive(
+    engine: Engine, requests: list[Request], rng: random.Random | None = None
+) -> dict[str, Output]:
     """Runs requests to their ends; with `rng`, they arrive and are preempted at random moments."""
     waiting = list(requests)
     out: dict[str, Output] = {r.id: [] for r in requests}
@@ -66,7 +68,9 @@ def some_requests(seed: int, count: int, vocabulary: int, longest: int, room: in
     requests = []
     for i in range(count):
         shared = base[: rng.randrange(1, longest)]
-        prompt = (shared + [rng.randrange(3, vocabulary) for _ in range(rng.choice([0, 1, 30]))])[:room]
+        prompt = (shared + [rng.randrange(3, vocabulary) for _ in range(rng.choice([0, 1, 30]))])[
+            :room
+        ]
         params = SamplingParams(
             max_tokens=rng.randrange(1, 24),
             temperature=rng.choice([0.0, 0.0, 0.7, 1.3]),
@@ -80,7 +84,9 @@ def some_requests(seed: int, count: int, vocabulary: int, longest: int, room: in
             logprobs=3,
             ignore_eos=True,
         )
-        requests.append(Request(id=str(i), prompt=prompt, params=params, priority=rng.choice([0, 0, 1])))
+        requests.append(
+            Request(id=str(i), prompt=prompt, params=params, priority=rng.choice([0, 0, 1]))
+        )
     return requests
 
 
@@ -127,7 +133,12 @@ def test_real_model(smollm2: Path) -> None:
     pool = Pool(smollm2)
     requests = some_requests(3, 10, 49152, 400, 440)
     expected = alone(pool, requests)
-    for options in ({}, {"threads": 1, "blocks": 40}, {"budget": 19}, {"reuse": False, "blocks": 40}):
+    for options in (
+        {},
+        {"threads": 1, "blocks": 40},
+        {"budget": 19},
+        {"reuse": False, "blocks": 40},
+    ):
         engine = pool.engine(**options)
         assert drive(engine, requests[::-1]) == expected
         assert drive(engine, requests) == expected

@@ -59,7 +59,9 @@ def header(tensors: int = 0, pairs: int = 0, version: int = 3, magic: bytes = b"
     return magic + struct.pack("<IQQ", version, tensors, pairs)
 
 
-def tensor(name: bytes = b"t", dims: tuple[int, ...] = (32,), kind: int = 0, offset: int = 0) -> bytes:
+def tensor(
+    name: bytes = b"t", dims: tuple[int, ...] = (32,), kind: int = 0, offset: int = 0
+) -> bytes:
     return string(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
 
 
@@ -131,7 +133,9 @@ def test_truncated_anywhere(good: bytes, tmp_path: Path) -> None:
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.integers(0, 12_000), st.integers(0, 255)), min_size=1, max_size=6))
-def test_corrupted_anywhere(good: bytes, tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]]) -> None:
+def test_corrupted_anywhere(
+    good: bytes, tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]]
+) -> None:
     data = bytearray(good)
     for at, value in changes:
         data[at % len(data)] = value
@@ -198,7 +202,11 @@ def safetensors(entries: Any, data: bytes = b"\0" * 64) -> bytes:
 
 
 def entry(dtype: Any = "F32", shape: Any = (16,), offsets: Any = (0, 64)) -> dict[str, Any]:
-    return {"dtype": dtype, "shape": list(shape) if isinstance(shape, tuple) else shape, "data_offsets": list(offsets) if isinstance(offsets, tuple) else offsets}
+    return {
+        "dtype": dtype,
+        "shape": list(shape) if isinstance(shape, tuple) else shape,
+        "data_offsets": list(offsets) if isinstance(offsets, tuple) else offsets,
+    }
 
 
 HOSTILE_SAFETENSORS = {

@@ -11,7 +11,18 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "octavo"
 
 # Each room may import from those after it in its row, and never from those before it.
-LAYERS = ["cli", "bench", "server", "llm", "engine", "backends", "models", "program", "checkpoint", "errors"]
+LAYERS = [
+    "cli",
+    "bench",
+    "server",
+    "llm",
+    "engine",
+    "backends",
+    "models",
+    "program",
+    "checkpoint",
+    "errors",
+]
 BESIDE = {"text": {"checkpoint", "errors"}}  # usable from engine upward
 MODULES = sorted(SOURCE.rglob("*.py"))
 
@@ -28,7 +39,11 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module == "octavo":
             rooms |= {alias.name for alias in node.names}
         elif isinstance(node, ast.Import):
-            rooms |= {room(tuple(a.name.split(".")[1:])) for a in node.names if a.name.startswith("octavo.")}
+            rooms |= {
+                room(tuple(a.name.split(".")[1:]))
+                for a in node.names
+                if a.name.startswith("octavo.")
+            }
     return rooms
 
 
@@ -62,7 +77,9 @@ def test_core_does_not_import_heavy_packages() -> None:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            names += (
+                [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            )
             assert not heavy & {n.split(".")[0] for n in names}, path
 
 

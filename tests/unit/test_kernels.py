@@ -54,7 +54,11 @@ def values(kind: TensorType, raw: np.ndarray, rows: int, cols: int) -> np.ndarra
         return _BLOCKS[kind](raw.reshape(-1, kind.block[1])).reshape(rows, cols)
     if kind is TensorType.BF16:
         return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(rows, cols)
-    return raw.view(np.float32 if kind is TensorType.F32 else np.float16).astype(np.float32).reshape(rows, cols)
+    return (
+        raw.view(np.float32 if kind is TensorType.F32 else np.float16)
+        .astype(np.float32)
+        .reshape(rows, cols)
+    )
 
 
 @pytest.mark.parametrize("kind", BLOCKS, ids=lambda k: k.name)
@@ -77,7 +81,10 @@ def test_packing_loses_nothing(kind: TensorType, rows: int, blocks: int, seed: i
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
 @settings(max_examples=6, deadline=None)
 @given(
-    rows=st.integers(1, 70), blocks=st.integers(1, 9), tokens=st.integers(1, 30), seed=st.integers(0, 99)
+    rows=st.integers(1, 70),
+    blocks=st.integers(1, 9),
+    tokens=st.integers(1, 30),
+    seed=st.integers(0, 99),
 )
 def test_linear(kind: TensorType, isa: str, rows: int, blocks: int, tokens: int, seed: int) -> None:
     """Within a bound from arithmetic, and the same bits for every number of tokens in the call.
@@ -101,7 +108,7 @@ def test_linear(kind: TensorType, isa: str, rows: int, blocks: int, tokens: int,
     magnitude = np.abs(x) @ np.abs(w).T
     # Formats with a minimum or a zero point add terms larger than their sum.
     offset = 64 * (np.abs(x).sum(-1, keepdims=True) * np.abs(w).max()) * 2.0**-24
-    bound = step @ np.abs(w).T * 1.01 + (magnitude * 4 * cols ** 0.5 * 2.0**-24 + offset)
+    bound = step @ np.abs(w).T * 1.01 + (magnitude * 4 * cols**0.5 * 2.0**-24 + offset)
     assert (np.abs(y - x @ w.T) <= bound + 1e-30).all()
 
 

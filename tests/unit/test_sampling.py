@@ -65,7 +65,11 @@ def test_frequencies_follow_the_distribution() -> None:
     for top_k in (0, 4):  # both ways of drawing
         counts = np.zeros(4)
         for position in range(20_000):
-            counts[_native.sample("", logits, tuple(SamplingRow(1.0, top_k=top_k, seed=1, position=position)))[0]] += 1
+            counts[
+                _native.sample(
+                    "", logits, tuple(SamplingRow(1.0, top_k=top_k, seed=1, position=position))
+                )[0]
+            ] += 1
         # Five standard deviations of a binomial share.
         share = np.exp(logits)
         assert (np.abs(counts / 20_000 - share) < 5 * np.sqrt(share * (1 - share) / 20_000)).all()
@@ -98,11 +102,18 @@ def test_penalties_and_bias() -> None:
     assert pick((0, -0.2, 1.0)) == 1  # presence or frequency
     assert pick((0, 0.0, 1.1)) == 1  # repetition divides what is positive
     assert pick((0, -100, 1.0), (1, -100, 1.0)) == 3
-    assert pick((2, 0.0, 0.1), (0, -100, 1), (1, -100, 1), (3, -0.2, 1)) == 2  # and multiplies the rest
+    assert (
+        pick((2, 0.0, 0.1), (0, -100, 1), (1, -100, 1), (3, -0.2, 1)) == 2
+    )  # and multiplies the rest
 
 
 def test_bad_logits_do_not_hang() -> None:
     for value in (np.nan, np.inf, -np.inf):
         logits = np.full(1000, value, np.float32)
-        for row in (SamplingRow(), SamplingRow(1.0), SamplingRow(1.0, top_p=0.5), SamplingRow(1.0, top_k=5)):
+        for row in (
+            SamplingRow(),
+            SamplingRow(1.0),
+            SamplingRow(1.0, top_p=0.5),
+            SamplingRow(1.0, top_k=5),
+        ):
             assert 0 <= _native.sample("", logits, tuple(row))[0] < 1000

@@ -22,7 +22,9 @@ def tokenizer(smollm2: Path) -> Tokenizer:
 @settings(max_examples=300, deadline=None)
 @given(st.text(max_size=60))
 def test_round_trip_and_streaming(tokenizer: Tokenizer, text: str) -> None:
-    assume(set(text.encode()) <= {b[0] for b in tokenizer.bytes if len(b) == 1})  # the vocabulary lacks a few
+    assume(
+        set(text.encode()) <= {b[0] for b in tokenizer.bytes if len(b) == 1}
+    )  # the vocabulary lacks a few
     ids = tokenizer.encode(text)
     d = Detokenizer(tokenizer.bytes)
     pieces = [d.push(i) for i in ids]
@@ -38,7 +40,11 @@ def test_half_a_character_at_the_end(tokenizer: Tokenizer) -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.data())
+@given(
+    st.text("ab", max_size=30),
+    st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
+    st.data(),
+)
 def test_stop_strings(text: str, stops: list[str], data: st.DataObject) -> None:
     """However the text is cut, what is shown is the text up to the first stop."""
     s = StopStrings(stops)
@@ -128,7 +134,9 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("source", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_templates(tokenizer: Tokenizer, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_templates(
+    tokenizer: Tokenizer, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     began = time.monotonic()
     with pytest.raises(RequestError) as error:

@@ -32,7 +32,9 @@ class Measurement:
     rss_mb: float
 
 
-def _run_once(engine: Engine, vocabulary: int, batch: int, prompt: int, output: int) -> tuple[float, float, float]:
+def _run_once(
+    engine: Engine, vocabulary: int, batch: int, prompt: int, output: int
+) -> tuple[float, float, float]:
     rng = random.Random(batch * 1000 + prompt)
     params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
     for i in range(batch):
@@ -55,7 +57,9 @@ def _run_once(engine: Engine, vocabulary: int, batch: int, prompt: int, output: 
     return prefill, decode, 1000 * statistics.mean(t - began for t in first.values())
 
 
-def measure(executable: CpuExecutable, vocabulary: int, batch: int, prompt: int, output: int, repeats: int) -> Measurement:
+def measure(
+    executable: CpuExecutable, vocabulary: int, batch: int, prompt: int, output: int, repeats: int
+) -> Measurement:
     """Medians over `repeats` runs, after one run to warm up; no prefix is reused."""
     context = prompt + output
     runs = []
@@ -64,14 +68,18 @@ def measure(executable: CpuExecutable, vocabulary: int, batch: int, prompt: int,
         once = _run_once(engine, vocabulary, batch, prompt, output)
         if i:
             runs.append(once)
-    prefill, decode, ttft = (round(statistics.median(column), 2) for column in zip(*runs, strict=True))
+    prefill, decode, ttft = (
+        round(statistics.median(column), 2) for column in zip(*runs, strict=True)
+    )
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return Measurement(batch, prompt, output, prefill, decode, ttft, round(rss, 1))
 
 
 def machine(executable: CpuExecutable) -> dict[str, Any]:
     info = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next((line.split(":", 1)[1].strip() for line in info if line.startswith("model name")), "")
+    cpu = next(
+        (line.split(":", 1)[1].strip() for line in info if line.startswith("model name")), ""
+    )
     return {
         "cpu": cpu, "system": platform.platform(), "isa": executable.model.isa,
         "threads": executable.model.threads,
@@ -79,7 +87,14 @@ def machine(executable: CpuExecutable) -> dict[str, Any]:
 
 
 def bench_engine(
-    path: Path, name: str, batches: list[int], prompt: int, output: int, threads: int | None, repeats: int, kv_bf16: bool = True
+    path: Path,
+    name: str,
+    batches: list[int],
+    prompt: int,
+    output: int,
+    threads: int | None,
+    repeats: int,
+    kv_bf16: bool = True,
 ) -> dict[str, Any]:
     """`{"machine", "model", "runs"}` for the given batch sizes."""
     opened = open_model(path)

@@ -83,7 +83,7 @@ class Tensor:
         return np.frombuffer(self.file, np.uint8, self.nbytes, self.offset)
 
     def vector(self) -> npt.NDArray[np.float32]:
-        """A float tensor as fp32 in its own shape, copied. Raises CheckpointError for block types."""
+        """A float tensor as fp32 in its own shape, copied. CheckpointError for block types."""
         data = self.raw()
         if self.type is TensorType.F32:
             values = data.view(np.float32).copy()
@@ -92,7 +92,9 @@ class Tensor:
         elif self.type is TensorType.BF16:
             values = (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
         else:
-            raise CheckpointError(f"tensor {self.name!r} is {self.type.name}, expected a float type")
+            raise CheckpointError(
+                f"tensor {self.name!r} is {self.type.name}, expected a float type"
+            )
         return values.reshape(self.shape)
 
 
@@ -115,7 +117,9 @@ class Checkpoint:
         key = "general.architecture" if self.format == "gguf" else "model_type"
         value = self.metadata.get(key)
         if not isinstance(value, str):
-            raise CheckpointError(f"{self.path.name}: no {key}, so this is not a model Octavo can read")
+            raise CheckpointError(
+                f"{self.path.name}: no {key}, so this is not a model Octavo can read"
+            )
         return value
 
     @property

@@ -26,7 +26,7 @@ def _nibbles(qs: U8) -> U8:
 
 
 def _fifth(qh: U8) -> U8:
-    return np.unpackbits(qh, axis=1, bitorder="little") << 4
+    return np.unpackbits(qh, axis=1, bitorder="little") * np.uint8(16)
 
 
 def _q4_0(b: U8) -> F32:
@@ -74,7 +74,7 @@ def _q4_k(b: U8) -> F32:
 
 def _q5_k(b: U8) -> F32:
     bits = np.unpackbits(b[:, 16:48], axis=1, bitorder="little").reshape(-1, 32, 8)
-    return _k_values(b, _k_nibbles(b[:, 48:]) | bits.transpose(0, 2, 1) << 4)
+    return _k_values(b, _k_nibbles(b[:, 48:]) | bits.transpose(0, 2, 1) * np.uint8(16))
 
 
 def _q6_k(b: U8) -> F32:

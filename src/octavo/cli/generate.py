@@ -25,7 +25,9 @@ def generate(
     from octavo.llm import LLM
 
     text = sys.stdin.read() if prompt is None else prompt
-    llm = LLM(model, memory=memory, context=context, threads=threads, kv_dtype=kv_dtype, offline=offline)
+    llm = LLM(
+        model, memory=memory, context=context, threads=threads, kv_dtype=kv_dtype, offline=offline
+    )
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     for piece in llm.stream(llm.tokenizer.encode(text), params):
         click.echo(piece, nl=False)

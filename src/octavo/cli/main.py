@@ -46,7 +46,14 @@ def _version(ctx: click.Context, _: Any, wanted: bool) -> None:
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version.")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_version,
+    help="Print the version.",
+)
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def cli(debug: bool) -> None:
     """Serve language models from an ordinary computer, exactly."""

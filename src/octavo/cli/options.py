@@ -10,18 +10,33 @@ import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_MEMORY = (
-    click.option("--memory", metavar="SIZE", envvar="OCTAVO_MEMORY", help="Most memory to use: 8GiB, 75%. [80% of what is available]"),
-    click.option("--context", type=int, envvar="OCTAVO_CONTEXT", metavar="N", help="Most tokens of a conversation. [the model's own, or what fits]"),
-    click.option("--threads", type=int, envvar="OCTAVO_THREADS", metavar="N", help="CPU threads. [all this process may use]"),
-    click.option("--kv-dtype", type=click.Choice(["bf16", "f32"]), default="bf16", show_default=True, envvar="OCTAVO_KV_DTYPE", help="Precision of cached keys and values."),
-    click.option("--offline", is_flag=True, envvar="OCTAVO_OFFLINE", help="Use only models that are already here."),
+_SIZING = (
+    click.option(
+        "--memory", metavar="SIZE", envvar="OCTAVO_MEMORY",
+        help="Most memory to use: 8GiB, 75%. [80% of what is available]",
+    ),
+    click.option(
+        "--context", type=int, metavar="N", envvar="OCTAVO_CONTEXT",
+        help="Most tokens of a conversation. [the model's own, or what fits]",
+    ),
+    click.option(
+        "--threads", type=int, metavar="N", envvar="OCTAVO_THREADS",
+        help="CPU threads. [all this process may use]",
+    ),
+    click.option(
+        "--kv-dtype", type=click.Choice(["bf16", "f32"]), default="bf16", show_default=True,
+        envvar="OCTAVO_KV_DTYPE", help="Precision of cached keys and values.",
+    ),
+    click.option(
+        "--offline", is_flag=True, envvar="OCTAVO_OFFLINE",
+        help="Use only models that are already here.",
+    ),
 )  # fmt: skip
 
 
 def sizing(command: F) -> F:
     """--memory, --context, --threads, --kv-dtype, --offline."""
-    for option in reversed(_MEMORY):
+    for option in reversed(_SIZING):
         command = option(command)
     return command
 

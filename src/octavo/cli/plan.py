@@ -10,7 +10,14 @@ from octavo.cli.options import sizing
 @click.command()
 @click.argument("model")
 @sizing
-def plan(model: str, memory: str | None, context: int | None, threads: int | None, kv_dtype: str, offline: bool) -> None:
+def plan(
+    model: str,
+    memory: str | None,
+    context: int | None,
+    threads: int | None,
+    kv_dtype: str,
+    offline: bool,
+) -> None:
     """Print the memory MODEL would take, without loading it."""
     from octavo.checkpoint.hub import locate
     from octavo.engine.loader import open_model
@@ -22,8 +29,18 @@ def plan(model: str, memory: str | None, context: int | None, threads: int | Non
         opened.lowered, name=located.name, memory=memory, context=context, threads=threads,
         kv_bf16=kv_dtype == "bf16",
     )  # fmt: skip
-    for name, value in (("weights", p.weights), ("buffers", p.buffers), ("KV cache", p.cache), ("process", p.process)):
+    for name, value in (
+        ("weights", p.weights),
+        ("buffers", p.buffers),
+        ("KV cache", p.cache),
+        ("process", p.process),
+    ):
         click.echo(f"{name:<10} {size(value):>10}")
     click.echo(f"{'total':<10} {size(p.total):>10}   of {size(p.available)} available")
-    click.echo(f"{'context':<10} {p.context:>10,}   tokens (the model's own is {p.model_context:,})")
-    click.echo(f"{'capacity':<10} {p.tokens:>10,}   tokens = {p.tokens / p.context:.1f} requests at the full context")
+    click.echo(
+        f"{'context':<10} {p.context:>10,}   tokens (the model's own is {p.model_context:,})"
+    )
+    times = p.tokens / p.context
+    click.echo(
+        f"{'capacity':<10} {p.tokens:>10,}   tokens = {times:.1f} requests at the full context"
+    )

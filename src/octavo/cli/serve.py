@@ -13,9 +13,13 @@ import click
 from octavo.cli.options import progress_bar, sizing
 
 if TYPE_CHECKING:
+    import socket
+
+    from octavo.engine.loader import OpenModel
     from octavo.engine.plan import Plan
     from octavo.server.client import EngineClient
     from octavo.server.generation import Served, Usage
+    from octavo.server.run import ServeOptions
 
 DEMO = "smollm2"
 
@@ -40,10 +44,11 @@ class Screen:
             f"{head:<40}ready in {seconds:.1f} s",
             f"  model     {served.name}   ({self._title}, {size(plan.weights)})",
             f"  kernels   {client.isa}, {plan.threads} thread{'s' * (plan.threads > 1)}",
-            f"  memory    {size(plan.weights)} weights + {size(plan.buffers)} buffers + {size(plan.cache)} KV cache "
-            f"+ {size(plan.process)} process",
+            f"  memory    {size(plan.weights)} weights + {size(plan.buffers)} buffers "
+            f"+ {size(plan.cache)} KV cache + {size(plan.process)} process",
             f"            = {size(plan.total)} at most (of {size(plan.available)} free)",
-            f"  capacity  {plan.tokens:,} tokens = {times:.1f} requests at the full {plan.context:,} context",
+            f"  capacity  {plan.tokens:,} tokens "
+            f"= {times:.1f} requests at the full {plan.context:,} context",
             f"  API       {self._url}/v1       (metrics at /metrics)",
             "",
             f"  curl {self._url}/v1/chat/completions \\",
@@ -67,23 +72,53 @@ class Screen:
         if usage.first and usage.last and usage.completion > 1:
             speed = f"  {(usage.completion - 1) / max(usage.last - usage.first, 1e-9):.0f} tok/s"
         click.echo(
-            f"{time.strftime('%H:%M:%S')}  {route}  {usage.prompt} → {usage.completion} tokens  {first}{speed}"
-            f"  cache {usage.cached}/{usage.prompt}  {status}"
+            f"{time.strftime('%H:%M:%S')}  {route}  {usage.prompt} → {usage.completion} tokens"
+            f"  {first}{speed}  cache {usage.cached}/{usage.prompt}  {status}"
         )
 
     def goodbye(self) -> None:
-        click.echo(f"served {self.requests} requests, {self.tokens:,} tokens, {self.errors} errors; bye")
+        click.echo(
+            f"served {self.requests} requests, {self.tokens:,} tokens, {self.errors} errors; bye"
+        )
 
 
 @click.command()
 @click.argument("model", required=False)
-@click.option("--host", default="127.0.0.1", show_default=True, envvar="OCTAVO_HOST", help="Address to listen on.")
-@click.option("--port", default=8000, show_default=True, envvar="OCTAVO_PORT", help="Port to listen on.")
-@click.option("--api-key", "api_keys", multiple=True, envvar="OCTAVO_API_KEY", help="Require this key (repeatable).")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    envvar="OCTAVO_HOST",
+    help="Address to listen on.",
+)
+@click.option(
+    "--port", default=8000, show_default=True, envvar="OCTAVO_PORT", help="Port to listen on."
+)
+@click.option(
+    "--api-key",
+    "api_keys",
+    multiple=True,
+    envvar="OCTAVO_API_KEY",
+    help="Require this key (repeatable).",
+)
 @click.option("--name", help="What clients call the model. [its own name]")
-@click.option("--chat-template", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Jinja file to use instead of the model's.")
-@click.option("--max-queue", default=256, show_default=True, help="Requests in flight before new ones get 503.")
-@click.option("--drain-timeout", default=30, show_default=True, help="Seconds given to running requests at the end.")
+@click.option(
+    "--chat-template",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Jinja file to use instead of the model's.",
+)
+@click.option(
+    "--max-queue",
+    default=256,
+    show_default=True,
+    help="Requests in flight before new ones get 503.",
+)
+@click.option(
+    "--drain-timeout",
+    default=30,
+    show_default=True,
+    help="Seconds given to running requests at the end.",
+)
 @sizing
 def serve(
     model: str | None, host: str, port: int, api_keys: tuple[str, ...], name: str | None,
@@ -107,7 +142,8 @@ def serve(
         kv_bf16=kv_dtype == "bf16",
     )  # fmt: skip
     if context is None and plan.context < plan.model_context:
-        click.echo(f"context lowered from {plan.model_context:,} to {plan.context:,} to fit; --context sets it")
+        wanted, given = plan.model_context, plan.context
+        click.echo(f"context lowered from {wanted:,} to {given:,} to fit; --context sets it")
     from octavo.server.run import ServeOptions
 
     template = chat_template.read_text() if chat_template else None
@@ -119,7 +155,7 @@ def serve(
     _run(options, opened, sock, Screen(f"http://{shown}:{sock.getsockname()[1]}", plan, title))
 
 
-def _run(options, opened, sock, screen) -> None:  # type: ignore[no-untyped-def]
+def _run(options: ServeOptions, opened: OpenModel, sock: socket.socket, screen: Screen) -> None:
     import uvloop
 
     from octavo.server.run import serve as serve_http

@@ -26,6 +26,8 @@ def show(model: str, program: bool, offline: bool) -> None:
     checkpoint, p = opened.checkpoint, opened.lowered.program
     types = Counter(t.type.name for t in checkpoint.tensors.values())
     parameters = sum(_product(t.shape) for t in checkpoint.tensors.values())
+    c = p.cache
+    each = 4 * c.layers * c.kv_heads * c.head_dim / 1024
     rows = {
         "path": checkpoint.path,
         "architecture": checkpoint.architecture,
@@ -35,8 +37,10 @@ def show(model: str, program: bool, offline: bool) -> None:
         "layers": p.cache.layers,
         "vocabulary": f"{p.vocabulary:,}",
         "context": f"{p.context:,}",
-        "KV cache": f"{p.cache.kv_heads} heads of {p.cache.head_dim}, {4 * p.cache.layers * p.cache.kv_heads * p.cache.head_dim / 1024:.1f} KiB a token in bf16",
-        "chat template": "yes" if template_source(checkpoint) else "no: a base model, use /v1/completions",
+        "KV cache": f"{c.kv_heads} heads of {c.head_dim}, {each:.1f} KiB a token in bf16",
+        "chat template": "yes"
+        if template_source(checkpoint)
+        else "no: a base model, use /v1/completions",
     }
     for key, value in rows.items():
         click.echo(f"{key:<14} {value}")

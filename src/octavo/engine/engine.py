@@ -88,7 +88,9 @@ class Engine:
                 "messages",
                 "context_length_exceeded",
             )
-        if request.timeout is not None and not (math.isfinite(request.timeout) and request.timeout > 0):
+        if request.timeout is not None and not (
+            math.isfinite(request.timeout) and request.timeout > 0
+        ):
             raise RequestError("timeout must be a positive number of seconds", "timeout")
         if request.id in self._sequences:
             raise RequestError("a request with this id is running", None)
@@ -160,9 +162,7 @@ class Engine:
             del self._sequences[sequence.id]
             self.scheduler.retire(sequence)
         top = list(zip(sample.top_tokens, sample.top_logprobs, strict=True))
-        return TokenEvent(
-            sequence.id, sample.token, sample.logprob, top, finish, sequence.cached
-        )
+        return TokenEvent(sequence.id, sample.token, sample.logprob, top, finish, sequence.cached)
 
     def stats(self) -> EngineStats:
         held = {b for s in self.scheduler.running for b in s.blocks}

@@ -17,7 +17,9 @@ SEQUENCES = 32  # requests computed together
 DEFAULT_SHARE = 0.8  # of the memory available, when no amount is named
 DEFAULT_CACHE = GIB  # KV cache when memory is plentiful, unless one context needs more
 SMALLEST_CONTEXT = 256
-PROCESS = 112 * MIB  # interpreter, libraries, metadata and queues of the engine process; measured 70-100
+PROCESS = (
+    112 * MIB
+)  # interpreter, libraries, metadata and queues of the engine process; measured 70-100
 PAGES = 8 * MIB  # rounding to huge pages
 
 
@@ -84,7 +86,10 @@ def available_memory() -> int:
             host = int(line.split()[1]) * 1024
     for limit, used in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+        (
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        ),
     ):
         most, now = _read_number(limit), _read_number(used)
         if most is not None and now is not None:
@@ -132,7 +137,15 @@ def make_plan(
     wanted = context or own
     needed = (wanted + BLOCK - 1) // BLOCK * each
     if left < needed and (context is not None or left < SMALLEST_CONTEXT // BLOCK * each):
-        raise _refusal(name, fixed.weights + fixed.buffers + PROCESS + PAGES, needed, budget, wanted, left, each)
+        raise _refusal(
+            name,
+            fixed.weights + fixed.buffers + PROCESS + PAGES,
+            needed,
+            budget,
+            wanted,
+            left,
+            each,
+        )
     cache = left if memory else min(left, max(DEFAULT_CACHE, needed))
     blocks = cache // each
     return Plan(

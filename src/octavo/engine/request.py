@@ -59,12 +59,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for token, bias in self.logit_bias.items():
             if not 0 <= token < vocabulary or not -100 <= bias <= 100:
                 raise RequestError(
-                    f"logit_bias {token}: {bias}: tokens are 0 to {vocabulary - 1}, biases -100 to 100",
+                    f"logit_bias {token}: {bias}: tokens are 0 to {vocabulary - 1}, "
+                    "biases -100 to 100",
                     "logit_bias",
                     "invalid_value",
                 )
         if any(not 0 <= t < vocabulary for t in self.stop_token_ids):
-            raise RequestError("stop_token_ids holds a token outside the vocabulary", "stop_token_ids")
+            raise RequestError(
+                "stop_token_ids holds a token outside the vocabulary", "stop_token_ids"
+            )
 
 
 _RANGES = (

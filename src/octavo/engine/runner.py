@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from octavo.backends.base import Executable, Sample, StepInput
+from octavo.backends.base import Executable, Ints, Sample, StepInput
 from octavo.engine.scheduler import Work
 
 
@@ -24,8 +24,13 @@ def step_input(work: list[Work]) -> StepInput:
         if count == sequence.pending:
             select.append(len(ids) - 1)
     sampling = [w.sequence.sampling() for w in work if w.samples]
-    arrays = (np.array(x, np.int32) for x in (ids, positions, spans, tables, select))
-    return StepInput(*arrays, sampling)
+
+    def array(values: object) -> Ints:
+        return np.array(values, np.int32)
+
+    return StepInput(
+        array(ids), array(positions), array(spans), array(tables), array(select), sampling
+    )
 
 
 def run(executable: Executable, work: list[Work]) -> list[tuple[Work, Sample | None]]:

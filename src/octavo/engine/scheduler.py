@@ -17,21 +17,26 @@ CopyBlock = Callable[[int, int], None]
 
 
 class Work(NamedTuple):
-    """Compute `count` tokens of a sequence from `sequence.computed` on."""
+    """Compute `length` tokens of a sequence from `sequence.computed` on."""
 
     sequence: Sequence
-    count: int
+    length: int
 
     @property
     def samples(self) -> bool:
-        return self.count == self.sequence.pending
+        return self.length == self.sequence.pending
 
 
 class Scheduler:
     """Sequences waiting and running, and the blocks they hold."""
 
     def __init__(
-        self, index: PrefixIndex, copy_block: CopyBlock, budget: int, sequences: int, reuse: bool = True
+        self,
+        index: PrefixIndex,
+        copy_block: CopyBlock,
+        budget: int,
+        sequences: int,
+        reuse: bool = True,
     ) -> None:
         self.index = index
         self._copy_block = copy_block
@@ -53,7 +58,9 @@ class Scheduler:
     def expired(self, now: float) -> list[Sequence]:
         """Sequences whose deadline has passed."""
         return [
-            s for s in (*self.running, *self.waiting) if s.deadline is not None and now >= s.deadline
+            s
+            for s in (*self.running, *self.waiting)
+            if s.deadline is not None and now >= s.deadline
         ]
 
     def plan(self) -> list[Work]:
@@ -138,7 +145,7 @@ class Scheduler:
     def advance(self, work: Work) -> None:
         """After the step: the tokens are computed, and whole blocks become findable."""
         sequence = work.sequence
-        sequence.computed += work.count
+        sequence.computed += work.length
         whole = sequence.computed // BLOCK
         if self._reuse and whole > sequence.indexed:
             blocks = sequence.blocks[:whole]

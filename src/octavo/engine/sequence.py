@@ -49,7 +49,7 @@ class Sequence:
         self.counts[token] += 1
 
     def sampling(self) -> SamplingRow:
-        """Parameters for the token at position `len(tokens)`; its random number depends on nothing else."""
+        """Parameters for the next token; its random number depends on seed and position alone."""
         p = self.request.params
         return SamplingRow(
             temperature=p.temperature,

@@ -71,7 +71,11 @@ def every_sixth(layers: int) -> frozenset[int]:
 def from_gguf(checkpoint: Checkpoint) -> Config:
     prefix = checkpoint.architecture + "."
     m = Metadata(checkpoint, prefix)
-    layers, heads, hidden = m.size("block_count"), m.size("attention.head_count"), m.size("embedding_length")
+    layers, heads, hidden = (
+        m.size("block_count"),
+        m.size("attention.head_count"),
+        m.size("embedding_length"),
+    )
     head_dim = m.size("attention.key_length", 256)
     base = rope.frequencies(m.number("rope.freq_base", 1e6), head_dim)
     query = hidden // heads if layers == LAYERS_27B else head_dim
@@ -150,7 +154,10 @@ def _layer(b: Builder, c: Config, names: dict[str, str], i: int, x: Value) -> Va
     full = i in c.full_layers
     inverse = c.full if full else c.local
     y = norm(x, "attn_norm")
-    q, k = b.linear(y, names["q"], c.heads * c.head_dim), b.linear(y, names["k"], c.kv_heads * c.head_dim)
+    q, k = (
+        b.linear(y, names["q"], c.heads * c.head_dim),
+        b.linear(y, names["k"], c.kv_heads * c.head_dim),
+    )
     v = b.linear(y, names["v"], c.kv_heads * c.head_dim)
     q = b.rope(norm(q, "q_norm", c.heads), c.heads, inverse, False)
     k = b.rope(norm(k, "k_norm", c.kv_heads), c.kv_heads, inverse, False)

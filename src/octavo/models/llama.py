@@ -9,7 +9,7 @@ from octavo.checkpoint import Checkpoint
 from octavo.errors import CheckpointError
 from octavo.models import rope
 from octavo.models.metadata import Metadata
-from octavo.program import Builder, Program
+from octavo.program import Builder, Program, Value
 
 GGUF_NAMES = {
     "embed": "token_embd.weight", "norm": "output_norm.weight", "head": "output.weight",
@@ -106,6 +106,26 @@ def from_hf(checkpoint: Checkpoint) -> Config:
     )
 
 
+def _layer(b: Builder, c: Config, names: dict[str, str], i: int, x: Value) -> Value:
+    def linear(y: Value, part: str, width: int) -> Value:
+        bias = names[part] + ".bias"
+        return b.linear(y, names[part] + ".weight", width, bias if b.has(bias) else None)
+
+    y = b.rms_norm(x, names["attn_norm"], c.eps)
+    q, k = linear(y, "q", c.heads * c.head_dim), linear(y, "k", c.kv_heads * c.head_dim)
+    v = linear(y, "v", c.kv_heads * c.head_dim)
+    q = b.rope(q, c.heads, c.frequencies, c.interleaved)
+    k = b.rope(k, c.kv_heads, c.frequencies, c.interleaved)
+    a = b.attention(
+        q, k, v, layer=i, heads=c.heads, kv_heads=c.kv_heads,
+        scale=1 / math.sqrt(c.head_dim), window=c.window,
+    )  # fmt: skip
+    x = b.add(x, linear(a, "o", c.hidden))
+    y = b.rms_norm(x, names["ffn_norm"], c.eps)
+    h = b.glu(linear(y, "gate", c.ffn), linear(y, "up", c.ffn), "silu")
+    return b.add(x, linear(h, "down", c.hidden))
+
+
 def build(checkpoint: Checkpoint) -> Program:
     """The forward pass of a llama checkpoint. Raises CheckpointError or Unsupported."""
     gguf = checkpoint.format == "gguf"
@@ -115,25 +135,7 @@ def build(checkpoint: Checkpoint) -> Program:
     b = Builder(checkpoint)
     x = b.embed(names["embed"], c.vocabulary, c.hidden)
     for i in range(c.layers):
-        layer = {k: v.format(i) for k, v in names.items()}
-
-        def linear(y, part, width, layer=layer):  # type: ignore[no-untyped-def]
-            bias = layer[part] + ".bias"
-            return b.linear(y, layer[part] + ".weight", width, bias if b.has(bias) else None)
-
-        y = b.rms_norm(x, layer["attn_norm"], c.eps)
-        q, k = linear(y, "q", c.heads * c.head_dim), linear(y, "k", c.kv_heads * c.head_dim)
-        v = linear(y, "v", c.kv_heads * c.head_dim)
-        q = b.rope(q, c.heads, c.frequencies, c.interleaved)
-        k = b.rope(k, c.kv_heads, c.frequencies, c.interleaved)
-        a = b.attention(
-            q, k, v, layer=i, heads=c.heads, kv_heads=c.kv_heads,
-            scale=1 / math.sqrt(c.head_dim), window=c.window,
-        )  # fmt: skip
-        x = b.add(x, linear(a, "o", c.hidden))
-        y = b.rms_norm(x, layer["ffn_norm"], c.eps)
-        h = b.glu(linear(y, "gate", c.ffn), linear(y, "up", c.ffn), "silu")
-        x = b.add(x, linear(h, "down", c.hidden))
+        x = _layer(b, c, {k: v.format(i) for k, v in names.items()}, i, x)
     y = b.rms_norm(b.select_rows(x), names["norm"], c.eps)
     b.linear(y, names["embed"] if c.tied else names["head"], c.vocabulary)
     return b.build(c.context)

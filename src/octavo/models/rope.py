@@ -19,7 +19,9 @@ def frequencies(base: float, head_dim: int) -> tuple[float, ...]:
 
 def _llama3(inverse: tuple[float, ...], scaling: dict[str, Any]) -> tuple[float, ...]:
     """Llama 3.1's rule: long wavelengths are stretched, short ones kept, those between blended."""
-    factor, low, high = (float(scaling[k]) for k in ("factor", "low_freq_factor", "high_freq_factor"))
+    factor, low, high = (
+        float(scaling[k]) for k in ("factor", "low_freq_factor", "high_freq_factor")
+    )
     original = float(scaling["original_max_position_embeddings"])
     out = []
     for f in inverse:
@@ -53,7 +55,9 @@ def gguf_scaled(
     """Applies a GGUF file's linear factor or its `rope_freqs.weight` divisors."""
     kind = checkpoint.metadata.get(prefix + "rope.scaling.type", "none")
     if kind not in ("none", "linear"):
-        raise Unsupported(f"{checkpoint.path.name}: rope scaling {str(kind)[:40]!r} is not supported")
+        raise Unsupported(
+            f"{checkpoint.path.name}: rope scaling {str(kind)[:40]!r} is not supported"
+        )
     factor = checkpoint.metadata.get(prefix + "rope.scaling.factor", 1.0)
     if kind == "linear" and isinstance(factor, int | float) and factor > 0:
         inverse = tuple(f / factor for f in inverse)

@@ -82,7 +82,7 @@ class Builder:
         return self._emit(Add(self._value(a.width, a), a, b))
 
     def build(self, context: int) -> Program:
-        """Ends the program: its last value is the logits, `context` the most tokens of a sequence."""
+        """Ends the program: its last value is the logits; `context`: most tokens of a sequence."""
         attentions = [op for op in self._ops if isinstance(op, Attention)]
         if not attentions:
             raise CheckpointError("the model has no layers")

@@ -129,7 +129,7 @@ class Add(Op):
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What the KV cache must hold per token: layers x kv_heads x head_dim keys, and as many values."""
+    """What the KV cache holds per token: layers x kv_heads x head_dim keys, and as many values."""
 
     layers: int
     kv_heads: int

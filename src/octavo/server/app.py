@@ -44,7 +44,9 @@ class NotFound(RequestError):
 class Api:
     """Handlers over one served model. `served` is set once the model is loaded."""
 
-    def __init__(self, client: EngineClient, log: LogLine = lambda route, status, usage: None) -> None:
+    def __init__(
+        self, client: EngineClient, log: LogLine = lambda route, status, usage: None
+    ) -> None:
         self.client = client
         self.served: Served | None = None
         self.metrics = Metrics(client)
@@ -55,7 +57,9 @@ class Api:
             raise Overloaded("the model is still loading", code="loading")
         if name is not None and name not in (self.served.name, *self.served.aliases):
             raise NotFound(
-                f"no model {name[:64]!r} here; this server has {self.served.name!r}", "model", "model_not_found"
+                f"no model {name[:64]!r} here; this server has {self.served.name!r}",
+                "model",
+                "model_not_found",
             )
         return self.served
 
@@ -85,7 +89,9 @@ class Api:
         served = self.model(body.model)
         n = schemas.choices(body)
         if body.best_of is not None and body.best_of != n:
-            raise RequestError("best_of other than n is not supported", "best_of", "unsupported_parameter")
+            raise RequestError(
+                "best_of other than n is not supported", "best_of", "unsupported_parameter"
+            )
         encode_text = served.tokenizer.encode
         ids = [encode_text(p) if isinstance(p, str) else p for p in schemas.prompts(body)]
         limit = 16 if body.max_tokens is None else body.max_tokens
@@ -98,12 +104,18 @@ class Api:
     ) -> Response:  # fmt: skip
         params.check(served.vocabulary)
         schemas.check_numbers(body, prompts, served.vocabulary)
-        requests = requests_for(prompts, schemas.choices(body), params, body.timeout, body.priority or 0)
+        requests = requests_for(
+            prompts, schemas.choices(body), params, body.timeout, body.priority or 0
+        )
         if len(requests) > schemas.MAX_CHOICES:
-            raise RequestError(f"{len(requests)} choices in one request; {schemas.MAX_CHOICES} at most", "n")
+            raise RequestError(
+                f"{len(requests)} choices in one request; {schemas.MAX_CHOICES} at most", "n"
+            )
         usage = Usage(prompt=sum(map(len, prompts)))
         reply_id = ("chatcmpl-" if route == "chat" else "cmpl-") + secrets.token_hex(12)
-        shape = Shape(route == "chat", served, reply_id, int(time.time()), params.logprobs is not None)
+        shape = Shape(
+            route == "chat", served, reply_id, int(time.time()), params.logprobs is not None
+        )
         if body.stream:
             return await self.stream(request, body, served, route, requests, shape, usage)
         work = self.collect(served, requests, usage)
@@ -111,8 +123,10 @@ class Api:
         self.done(route, 200, usage)
         return json_response(shape.whole(pieces, len(requests), usage))
 
-    async def collect(self, served: Served, requests: list[EngineRequest], usage: Usage) -> list[Piece]:
-        async with aclosing(generate_all(self.client, served, requests, usage)) as pieces:  # type: ignore[type-var]
+    async def collect(
+        self, served: Served, requests: list[EngineRequest], usage: Usage
+    ) -> list[Piece]:
+        async with aclosing(generate_all(self.client, served, requests, usage)) as pieces:
             return [piece async for piece in pieces]
 
     async def stream(
@@ -122,16 +136,16 @@ class Api:
         """Streams; the status is sent only once there is a first piece, so refusals keep theirs."""
         pieces = generate_all(self.client, served, requests, usage)
         try:
-            first = await while_connected(request.receive, anext(pieces))  # type: ignore[arg-type]
+            first = await while_connected(request.receive, anext(pieces))
         except BaseException:
-            await pieces.aclose()  # type: ignore[attr-defined]
+            await pieces.aclose()
             raise
         with_usage = body.stream_options is not None and body.stream_options.include_usage
 
         async def frames() -> AsyncGenerator[bytes, None]:
             status = 499
             try:
-                async with aclosing(pieces) as rest:  # type: ignore[type-var]
+                async with aclosing(pieces) as rest:
                     opening = b"".join(shape.opening(i, with_usage) for i in range(len(requests)))
                     yield opening + shape.chunks(first, with_usage)
                     async for piece in rest:
@@ -157,10 +171,14 @@ class Api:
         if text is not None:
             ids = served.tokenizer.encode(text, None if body.add_special_tokens else False)
         elif served.template is None:
-            raise RequestError(f"{served.name} has no chat template", "messages", "no_chat_template")
+            raise RequestError(
+                f"{served.name} has no chat template", "messages", "no_chat_template"
+            )
         else:
             ids = served.template.encode(schemas.messages(body))
-        return json_response(encode({"count": len(ids), "max_model_len": served.context, "tokens": ids}))
+        return json_response(
+            encode({"count": len(ids), "max_model_len": served.context, "tokens": ids})
+        )
 
     async def detokenize(self, request: Request) -> Response:
         body = schemas.parse(await read_body(request), schemas.DetokenizeBody)
@@ -194,7 +212,9 @@ class Api:
         return json_response(encode({"status": state}), 200 if ready else 503)
 
     async def render_metrics(self, request: Request) -> Response:
-        return Response(self.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(
+            self.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
 
     async def version(self, request: Request) -> Response:
         return json_response(encode({"version": version("octavo")}))
@@ -220,7 +240,9 @@ def _guarded(api: Api, route: str, handler: Handler) -> Handler:
 async def _http_error(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     texts = {404: "there is no such route", 405: "the route does not take this method"}
-    return json_response(error_body(status, texts.get(status, "the server could not answer")), status)
+    return json_response(
+        error_body(status, texts.get(status, "the server could not answer")), status
+    )
 
 
 def create_app(api: Api, keys: list[str] | None = None) -> ApiKeys:
@@ -238,6 +260,11 @@ def create_app(api: Api, keys: list[str] | None = None) -> ApiKeys:
         ("/metrics", "GET", api.render_metrics),
         ("/version", "GET", api.version),
     ]
-    routes = [Route(path, _guarded(api, path, handler), methods=[method]) for path, method, handler in table]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error, Exception: _http_error})
+    routes = [
+        Route(path, _guarded(api, path, handler), methods=[method])
+        for path, method, handler in table
+    ]
+    app = Starlette(
+        routes=routes, exception_handlers={HTTPException: _http_error, Exception: _http_error}
+    )
     return ApiKeys(app, keys or [])

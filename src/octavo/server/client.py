@@ -14,8 +14,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
+
+import msgspec
 
 from octavo import errors
 from octavo.engine.plan import Plan
@@ -124,7 +126,7 @@ class EngineClient:
         while self._streams and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
 
-    async def submit(self, request: Request) -> AsyncIterator[TokenEvent]:
+    async def submit(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
         """Token events of a request until its end. Closing the iterator aborts it.
 
         Raises RequestError if the engine refuses it, Overloaded if the queue is full.
@@ -133,7 +135,8 @@ class EngineClient:
             raise Overloaded("the server is shutting down", code="shutting_down")
         if len(self._streams) >= self._max_queue:
             raise Overloaded(
-                f"{len(self._streams)} requests are in flight, which is the limit", code="overloaded"
+                f"{len(self._streams)} requests are in flight, which is the limit",
+                code="overloaded",
             )
         stream = self._streams[request.id] = _Stream(request)
         if not self._streams.keys() - {request.id}:
@@ -188,7 +191,13 @@ class EngineClient:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "octavo.server.engine_process", str(theirs.fileno()), str(os.getpid())],
+                [
+                    sys.executable,
+                    "-m",
+                    "octavo.server.engine_process",
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )
@@ -204,8 +213,8 @@ class EngineClient:
         elif isinstance(message, Ready):
             self.isa = message.isa
             self._ready.set()
-            for stream in self._streams.values():
-                resumed = Request(**{**_fields(stream.request), "resume": list(stream.given)})
+            for running in self._streams.values():
+                resumed = msgspec.structs.replace(running.request, resume=list(running.given))
                 self._send(Submit(resumed))
         elif isinstance(message, Events):
             self.stats = message.stats
@@ -248,7 +257,3 @@ class EngineClient:
                 self._process.send_signal(signal.SIGKILL)
             self._process.wait()
             self._process = None
-
-
-def _fields(request: Request) -> dict[str, object]:
-    return {name: getattr(request, name) for name in request.__struct_fields__}

@@ -48,7 +48,9 @@ def die_with_parent(parent: int) -> None:
 
 def plan_fields(plan: Plan) -> dict[str, int]:
     """A plan as plain integers, for the wire."""
-    fields = {f.name: int(getattr(plan, f.name)) for f in dataclasses.fields(plan) if f.name != "limits"}
+    fields = {
+        f.name: int(getattr(plan, f.name)) for f in dataclasses.fields(plan) if f.name != "limits"
+    }
     return fields | {f"limits.{k}": v for k, v in dataclasses.asdict(plan.limits).items()}
 
 

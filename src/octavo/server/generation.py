@@ -1,11 +1,11 @@
-"""Token events as text: detokenizing, stop strings, and what the caller is told about each piece."""
+"""Token events as text: detokenizing, stop strings, and what is told about each piece."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -19,7 +19,7 @@ from octavo.text import ChatTemplate, Detokenizer, StopStrings, Tokenizer
 class TokenSource(Protocol):
     """Whoever computes tokens: an engine in this process, in another, or a pool of them."""
 
-    def submit(self, request: Request) -> AsyncIterator[TokenEvent]: ...
+    def submit(self, request: Request) -> AsyncGenerator[TokenEvent, None]: ...
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,12 @@ class Usage:
 
 async def generate(
     source: TokenSource, served: Served, request: Request, choice: int, usage: Usage
-) -> AsyncIterator[Piece]:
+) -> AsyncGenerator[Piece, None]:
     """The pieces of one choice. Its last piece has `finish`."""
     detokenizer = Detokenizer(served.tokenizer.bytes)
     stops = StopStrings(request.params.stop)
     wants = request.params.logprobs is not None
-    async with aclosing(source.submit(request)) as events:  # type: ignore[type-var]
+    async with aclosing(source.submit(request)) as events:
         async for event in events:
             usage.cached = max(usage.cached, event.cached)
             tokens: list[TokenInfo] = []
@@ -123,7 +123,11 @@ def requests_for(
             one = msgspec.structs.replace(params, seed=seed)
             out.append(
                 Request(
-                    id=secrets.token_hex(12), prompt=prompt, params=one, timeout=timeout, priority=priority
+                    id=secrets.token_hex(12),
+                    prompt=prompt,
+                    params=one,
+                    timeout=timeout,
+                    priority=priority,
                 )
             )
     return out
@@ -131,7 +135,7 @@ def requests_for(
 
 async def generate_all(
     source: TokenSource, served: Served, requests: list[Request], usage: Usage
-) -> AsyncIterator[Piece]:
+) -> AsyncGenerator[Piece, None]:
     """The pieces of all choices as they come. Closing the iterator aborts every request."""
     if len(requests) == 1:
         async with aclosing(generate(source, served, requests[0], 0, usage)) as pieces:

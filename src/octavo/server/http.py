@@ -1,4 +1,4 @@
-"""HTTP plumbing: bounded bodies, API keys, errors in OpenAI's form, work that ends with its client."""
+"""HTTP plumbing: bounded bodies, API keys, OpenAI's errors, work that ends with its client."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class TooLarge(RequestError):
     status = 413
 
 
-def json_response(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def json_response(
+    body: bytes, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
     return Response(body, status, headers, "application/json")
 
 
@@ -39,7 +41,9 @@ def error_response(error: RequestError) -> Response:
     headers = {}
     if isinstance(error, Overloaded):
         headers = {"retry-after": "1", "retry-after-ms": "500", "x-should-retry": "true"}
-    return json_response(error_body(error.status, str(error), error.param, error.code), error.status, headers)
+    return json_response(
+        error_body(error.status, str(error), error.param, error.code), error.status, headers
+    )
 
 
 async def read_body(request: Request) -> bytes:
@@ -107,7 +111,7 @@ class EventStream(Response):
 
 
 class ApiKeys:
-    """ASGI middleware: every path but health needs `Authorization: Bearer KEY`, when keys are set."""
+    """ASGI middleware: with keys, every path but health needs `Authorization: Bearer KEY`."""
 
     def __init__(self, app: ASGIApp, keys: list[str]) -> None:
         self._app = app
@@ -118,7 +122,9 @@ class ApiKeys:
         if len(given) != 1 or given[0][:7].lower() != b"bearer ":
             return False
         digest = hashlib.sha256(given[0][7:].strip()).digest()
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]  # all of them, always
+        matches = [
+            hmac.compare_digest(digest, known) for known in self._digests
+        ]  # all of them, always
         return any(matches)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

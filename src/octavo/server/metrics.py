@@ -1,4 +1,4 @@
-"""Numbers for Prometheus. The engine counts tokens and blocks; the front counts requests and times."""
+"""Numbers for Prometheus: the engine counts tokens and blocks, the front requests and times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ class _EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         stats = self._client.stats
         for name in ("running", "waiting"):
-            yield GaugeMetricFamily(f"octavo_requests_{name}", f"Requests {name}", stats.get(name, 0))
+            yield GaugeMetricFamily(
+                f"octavo_requests_{name}", f"Requests {name}", stats.get(name, 0)
+            )
         blocks = GaugeMetricFamily("octavo_kv_blocks", "KV blocks by state", labels=["state"])
         free, cached = stats.get("blocks_free", 0), stats.get("blocks_cached", 0)
         total = stats.get("blocks", 0)
@@ -33,7 +35,9 @@ class _EngineCollector(Collector):
         for name in ("prompt_tokens", "cached_tokens", "generated_tokens", "preemptions", "steps"):
             text = name.replace("_", " ").capitalize()
             yield CounterMetricFamily(f"octavo_{name}", text, stats.get(name, 0))
-        yield CounterMetricFamily("octavo_engine_restarts", "Engine restarts", self._client.restarts)
+        yield CounterMetricFamily(
+            "octavo_engine_restarts", "Engine restarts", self._client.restarts
+        )
 
 
 class Metrics:
@@ -43,7 +47,10 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(client))
         self._requests = Counter(
-            "octavo_requests", "Requests by route and status", ["route", "status"], registry=self._registry
+            "octavo_requests",
+            "Requests by route and status",
+            ["route", "status"],
+            registry=self._registry,
         )
         self._first = Histogram(
             "octavo_time_to_first_token_seconds", "From arrival to the first token",

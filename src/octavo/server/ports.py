@@ -11,9 +11,11 @@ from octavo.errors import PortTaken, UsageError
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound, listening socket. Raises PortTaken, or UsageError for an address that is not ours."""
+    """A bound, listening socket. PortTaken, or UsageError for an address that is not ours."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
     except (socket.gaierror, OverflowError):
         raise UsageError(f"--host {host!r} --port {port} is not an address") from None
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -24,9 +26,13 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as e:
         sock.close()
         if e.errno == errno.EADDRINUSE:
-            raise PortTaken(f"port {port} is in use{_holder(port)}", f"--port {_free_port(host, port)}") from None
+            raise PortTaken(
+                f"port {port} is in use{_holder(port)}", f"--port {_free_port(host, port)}"
+            ) from None
         if e.errno == errno.EACCES:
-            raise UsageError(f"port {port} needs more rights than this user has", "--port 8000") from None
+            raise UsageError(
+                f"port {port} needs more rights than this user has", "--port 8000"
+            ) from None
         raise UsageError(f"cannot listen on {host}:{port}: {e.strerror}") from None
     sock.setblocking(False)
     return sock
@@ -58,7 +64,9 @@ def _holder(port: int) -> str:
             if any(os.readlink(fd) in targets for fd in (process / "fd").iterdir()):
                 name = (process / "comm").read_text().strip()
                 words = (process / "cmdline").read_bytes().split(b"\0")
-                command = b" ".join(w.rsplit(b"/", 1)[-1] for w in words if w).decode(errors="replace")
+                command = b" ".join(w.rsplit(b"/", 1)[-1] for w in words if w).decode(
+                    errors="replace"
+                )
                 return f" by {name} (pid {process.name}, {command[:60]})"
         except OSError:
             continue

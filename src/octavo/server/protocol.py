@@ -68,8 +68,8 @@ ToEngine = Start | Submit | Abort
 ToFront = Loading | Ready | Refused | Events | Failed
 
 _encoder = msgspec.msgpack.Encoder()
-_to_engine = msgspec.msgpack.Decoder(ToEngine)
-_to_front = msgspec.msgpack.Decoder(ToFront)
+_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+_to_front: msgspec.msgpack.Decoder[ToFront] = msgspec.msgpack.Decoder(ToFront)
 
 
 def frame(message: ToEngine | ToFront) -> bytes:
@@ -79,7 +79,7 @@ def frame(message: ToEngine | ToFront) -> bytes:
 
 
 class FrameBuffer:
-    """Cuts a byte stream into messages for the engine. Raises ValueError for a frame that is too long."""
+    """Cuts a byte stream into messages for the engine. ValueError: a frame that is too long."""
 
     def __init__(self) -> None:
         self._data = bytearray()

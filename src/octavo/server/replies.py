@@ -22,7 +22,9 @@ DONE = b"data: [DONE]\n\n"
 encode = msgspec.json.Encoder().encode
 
 
-def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> bytes:
+def error_body(
+    status: int, message: str, param: str | None = None, code: str | None = None
+) -> bytes:
     kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     return encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
@@ -49,7 +51,9 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[TokenInfo]) -> dict[str
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(tokenizer: Tokenizer, tokens: list[TokenInfo], offset: int) -> dict[str, Any]:
+def completion_logprobs(
+    tokenizer: Tokenizer, tokens: list[TokenInfo], offset: int
+) -> dict[str, Any]:
     texts = [_token_entry(tokenizer, t.token, 0)["token"] for t in tokens]
     offsets = []
     for text in texts:
@@ -68,7 +72,9 @@ def completion_logprobs(tokenizer: Tokenizer, tokens: list[TokenInfo], offset: i
 class Shape:
     """How pieces become a reply. `chat` and plain completions differ only here."""
 
-    def __init__(self, chat: bool, served: Served, reply_id: str, created: int, logprobs: bool) -> None:
+    def __init__(
+        self, chat: bool, served: Served, reply_id: str, created: int, logprobs: bool
+    ) -> None:
         self.chat, self.served, self.logprobs = chat, served, logprobs
         kind = "chat.completion" if chat else "text_completion"
         self._base = {"id": reply_id, "object": kind, "created": created, "model": served.name}
@@ -83,7 +89,9 @@ class Shape:
         self._offsets[choice] = self._offsets.get(choice, 0) + sum(map(len, value["tokens"]))
         return value
 
-    def _choice(self, index: int, body: dict[str, Any], logprobs: Any, finish: str | None) -> dict[str, Any]:
+    def _choice(
+        self, index: int, body: dict[str, Any], logprobs: Any, finish: str | None
+    ) -> dict[str, Any]:
         return {"index": index, **body, "logprobs": logprobs, "finish_reason": finish}
 
     def _chunk(self, choices: list[dict[str, Any]], usage: Usage | None, with_usage: bool) -> bytes:
@@ -104,13 +112,16 @@ class Shape:
     def chunks(self, piece: Piece, with_usage: bool) -> bytes:
         """The chunks of a piece: text first, then the end."""
         out = b""
+        body: dict[str, Any]
         if piece.text or piece.tokens:
             body = {"delta": {"content": piece.text}} if self.chat else {"text": piece.text}
             logprobs = self._logprobs(piece.choice, piece.tokens)
             out += self._chunk([self._choice(piece.choice, body, logprobs, None)], None, with_usage)
         if piece.finish:
             body = {"delta": {}} if self.chat else {"text": ""}
-            out += self._chunk([self._choice(piece.choice, body, None, piece.finish)], None, with_usage)
+            out += self._chunk(
+                [self._choice(piece.choice, body, None, piece.finish)], None, with_usage
+            )
         return out
 
     def closing(self, usage: Usage) -> bytes:
@@ -125,5 +136,7 @@ class Shape:
             finish = next((p.finish for p in own if p.finish), None)
             message = {"message": {"role": "assistant", "content": text, "refusal": None}}
             logprobs = self._logprobs(index, [t for p in own for t in p.tokens])
-            choices.append(self._choice(index, message if self.chat else {"text": text}, logprobs, finish))
+            choices.append(
+                self._choice(index, message if self.chat else {"text": text}, logprobs, finish)
+            )
         return encode(dict(self._base, choices=choices, usage=usage.to_dict()))

@@ -49,12 +49,23 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-def _served(options: ServeOptions, vocabulary: int, tokenizer: Tokenizer, template: ChatTemplate | None) -> Served:
+def _served(
+    options: ServeOptions, vocabulary: int, tokenizer: Tokenizer, template: ChatTemplate | None
+) -> Served:
     located = options.located
     aliases = {located.name, *located.aliases} - {options.name}
     defaults = SamplingParams(**located.sampling)  # type: ignore[arg-type]
     context, now = options.plan.context, int(time.time())
-    return Served(options.name, tuple(sorted(aliases)), tokenizer, template, defaults, vocabulary, context, now)
+    return Served(
+        options.name,
+        tuple(sorted(aliases)),
+        tokenizer,
+        template,
+        defaults,
+        vocabulary,
+        context,
+        now,
+    )
 
 
 async def serve(
@@ -97,5 +108,3 @@ async def serve(
         starting.cancel()
         await client.close()
         await asyncio.gather(running, starting, return_exceptions=True)
-
-

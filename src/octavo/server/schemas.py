@@ -1,4 +1,4 @@
-"""Request bodies: every field is obeyed, harmlessly accepted, or refused with a 400 that names it."""
+"""Request bodies: every field is obeyed, harmlessly accepted, or refused by name with a 400."""
 
 from __future__ import annotations
 
@@ -145,7 +145,9 @@ def parse(data: bytes, kind: type[Body]) -> Body:
 def _stops(stop: str | list[str] | None) -> list[str]:
     stops = [stop] if isinstance(stop, str) else stop or []
     if len(stops) > MAX_STOPS or any(not 1 <= len(s) <= MAX_STOP_LENGTH for s in stops):
-        raise _invalid(f"stop takes up to {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters", "stop")
+        raise _invalid(
+            f"stop takes up to {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters", "stop"
+        )
     return stops
 
 
@@ -165,7 +167,9 @@ def choices(body: Common) -> int:
     return n
 
 
-def sampling(body: Common, defaults: SamplingParams, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+def sampling(
+    body: Common, defaults: SamplingParams, max_tokens: int | None, logprobs: int | None
+) -> SamplingParams:
     """Parameters of a request: its own, else the model's defaults. A missing seed is drawn here."""
     given = {
         name: value
@@ -213,14 +217,20 @@ def messages(body: ChatBody | TokenizeBody) -> list[dict[str, Any]]:
     """Messages for the template: roles checked, text parts joined. Raises RequestError."""
     given = body.messages or []
     if not 1 <= len(given) <= MAX_MESSAGES:
-        raise _invalid(f"messages has {len(given)} entries; 1 to {MAX_MESSAGES} are taken", "messages")
+        raise _invalid(
+            f"messages has {len(given)} entries; 1 to {MAX_MESSAGES} are taken", "messages"
+        )
     out = []
     for i, m in enumerate(given):
         if m.role not in ROLES:
-            raise _invalid(f"messages[{i}].role is {m.role[:32]!r}; it may be {', '.join(ROLES)}", "messages")
+            raise _invalid(
+                f"messages[{i}].role is {m.role[:32]!r}; it may be {', '.join(ROLES)}", "messages"
+            )
         if m.tool_calls:
             raise RequestError("tool calls are not supported", "messages", "unsupported_parameter")
-        out.append({"role": "system" if m.role == "developer" else m.role, "content": _content(i, m)})
+        out.append(
+            {"role": "system" if m.role == "developer" else m.role, "content": _content(i, m)}
+        )
     return out
 
 

@@ -9,7 +9,8 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.exceptions import SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from octavo.checkpoint import Checkpoint
 from octavo.checkpoint.safetensors import read_json
@@ -86,7 +87,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.budget.tick()
         if operator != "+":
             sizes = [x for x in (left, right) if isinstance(x, int | float)]
-            if any(abs(x) > MAX_NUMBER for x in sizes) or (operator == "%" and isinstance(left, str)):
+            if any(abs(x) > MAX_NUMBER for x in sizes) or (
+                operator == "%" and isinstance(left, str)
+            ):
                 raise SecurityError(f"operator {operator} in a chat template")
             if operator == "*" and isinstance(left, str | list) and len(left) * right > MAX_TEXT:
                 raise SecurityError("the chat template makes a value that is too long")
@@ -94,7 +97,7 @@ class _Environment(ImmutableSandboxedEnvironment):
                 raise SecurityError("operator ** in a chat template")
         return _small(super().call_binop(context, operator, left, right))
 
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         __self.budget.tick()
         if any(isinstance(a, int) and abs(a) > MAX_NUMBER for a in (*args, *kwargs.values())):
             raise SecurityError("a chat template passes a number that is too large")
@@ -121,13 +124,19 @@ class ChatTemplate:
 
     def __init__(self, source: str, tokenizer: Tokenizer) -> None:
         if len(source) > MAX_SOURCE:
-            raise RequestError(f"the chat template has {len(source)} characters; {MAX_SOURCE} at most")
+            raise RequestError(
+                f"the chat template has {len(source)} characters; {MAX_SOURCE} at most"
+            )
         self._tokenizer = tokenizer
         self._source = source
         self._render_source([{"role": "user", "content": "hello"}], "", {}, check=True)
 
     def _render_source(
-        self, messages: list[dict[str, Any]], escape: str, extra: dict[str, Any], check: bool = False
+        self,
+        messages: list[dict[str, Any]],
+        escape: str,
+        extra: dict[str, Any],
+        check: bool = False,
     ) -> str:
         env = _Environment()
         special = self._tokenizer.special
@@ -149,7 +158,9 @@ class ChatTemplate:
             raise RequestError("the chat template does too much work", "messages") from None
         except (TypeError, ValueError, KeyError, AttributeError, IndexError) as e:
             name = type(e).__name__
-            raise RequestError(f"the chat template fails on these messages ({name})", "messages") from None
+            raise RequestError(
+                f"the chat template fails on these messages ({name})", "messages"
+            ) from None
         if len(text) > MAX_TEXT:
             raise RequestError("the rendered conversation is too long", "messages")
         return text
@@ -192,6 +203,3 @@ def template_source(checkpoint: Checkpoint) -> str | None:
             value = named.get("default")
         return value if isinstance(value, str) else None
     return None
-
-
-

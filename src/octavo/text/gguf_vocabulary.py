@@ -1,4 +1,4 @@
-"""A `tokenizers.Tokenizer` from GGUF metadata: byte-level BPE, or SentencePiece BPE with byte fallback."""
+"""A `tokenizers.Tokenizer` from GGUF metadata: byte-level BPE, or SentencePiece's with fallback."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str]) -> HfTokenize
     if not isinstance(scores, list) or len(scores) != len(tokens):
         raise CheckpointError("the vocabulary has no scores")
     unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
-    unknown_token = tokens[unknown] if isinstance(unknown, int) and 0 <= unknown < len(tokens) else None
+    unknown_token = (
+        tokens[unknown] if isinstance(unknown, int) and 0 <= unknown < len(tokens) else None
+    )
     tokenizer = HfTokenizer(
         BPE(
             {t: i for i, t in enumerate(tokens)},
@@ -117,7 +119,9 @@ def build(metadata: Mapping[str, Any]) -> tuple[HfTokenizer, list[int]]:
     model = metadata.get("tokenizer.ggml.model")
     builders = {"gpt2": _byte_level, "llama": _sentencepiece}
     if model not in builders:
-        raise Unsupported(f"tokenizer model {str(model)[:40]!r}; gpt2 (BPE) and llama (SPM) are read")
+        raise Unsupported(
+            f"tokenizer model {str(model)[:40]!r}; gpt2 (BPE) and llama (SPM) are read"
+        )
     tokenizer = builders[model](metadata, tokens)
     tokenizer.add_tokens(
         [

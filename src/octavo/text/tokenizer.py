@@ -129,14 +129,20 @@ def _from_folder(checkpoint: Checkpoint) -> Tokenizer:
         tokenizer = HfTokenizer.from_file(str(path))
     except Exception as e:  # tokenizers raises bare Exception
         raise CheckpointError(f"{path.name} cannot be read: {str(e)[:120]}") from None
-    config = read_json(checkpoint.files["tokenizer_config.json"]) if "tokenizer_config.json" in checkpoint.files else {}
+    config = (
+        read_json(checkpoint.files["tokenizer_config.json"])
+        if "tokenizer_config.json" in checkpoint.files
+        else {}
+    )
     control = {i for i, t in tokenizer.get_added_tokens_decoder().items() if t.special}
     size = tokenizer.get_vocab_size(with_added_tokens=True)
     name = _named_token(config, "bos_token")
     bos = tokenizer.token_to_id(name) if name else None
     eos = _as_ids(checkpoint.metadata.get("eos_token_id"), size)
     if "generation_config.json" in checkpoint.files:
-        eos |= _as_ids(read_json(checkpoint.files["generation_config.json"]).get("eos_token_id"), size)
+        eos |= _as_ids(
+            read_json(checkpoint.files["generation_config.json"]).get("eos_token_id"), size
+        )
     for token in (*TURN_ENDS, _named_token(config, "eos_token")):
         if token and (i := tokenizer.token_to_id(token)) is not None:
             eos.add(i)

@@ -1,4 +1,4 @@
-"""Loads a lowered program into the native runtime, and says beforehand how many bytes that takes."""
+"""Loads a lowered program into the native runtime, and says beforehand how many bytes it takes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from octavo import _native
 from octavo.backends.base import Limits, Sample, StepInput
 from octavo.backends.cpu.lower import Lowered, NativeOp
 from octavo.checkpoint import Tensor
-from octavo.program import Attention, Embed, Glu, Linear, RmsNorm, Weight
+from octavo.errors import UsageError
+from octavo.program import Attention, Embed, Glu, Linear, RmsNorm, Value, Weight
 
 SPARE_PARTS = 1024  # attention partials beyond one per token: long contexts are split into these
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
@@ -82,14 +83,18 @@ def footprint(lowered: Lowered, limits: Limits, threads: int, kv_bf16: bool) -> 
     attention = _attentions(lowered)[0]
     padded = _up(attention.q.width // attention.heads, 16)
     rows = {False: limits.tokens, True: limits.selected}
-    buffers = threads * (_up(4 * (_up(_scratch(lowered)) + 32)) + 4 * _up(lowered.program.vocabulary))
+    buffers = threads * (
+        _up(4 * (_up(_scratch(lowered)) + 32)) + 4 * _up(lowered.program.vocabulary)
+    )
     buffers += sum(_up(4 * (rows[s] * _up(w) + 16)) for s, w in lowered.buffers)
     buffers += sum(_native.act_bytes(rows[s], w, *forms) for s, w, forms in lowered.acts)
     buffers += sum(_up(8 * limits.tokens * len(f)) for f in ropes)
     parts = (limits.tokens + SPARE_PARTS) * attention.heads
     buffers += 2 * _up(4 * parts) + _up(4 * parts * padded)
     buffers += _up(limits.tokens * attention.heads * padded * 4)
-    return Footprint(weights + SLACK, buffers + SLACK, limits.blocks * block_bytes(lowered, kv_bf16))
+    return Footprint(
+        weights + SLACK, buffers + SLACK, limits.blocks * block_bytes(lowered, kv_bf16)
+    )
 
 
 class CpuExecutable:
@@ -133,10 +138,8 @@ class _Recorder:
         self.buffers = [model.add_buffer(s, w) for s, w in lowered.buffers]
         self.acts = [model.add_act(s, w, *forms) for s, w, forms in lowered.acts]
 
-    def buffer(self, value: object) -> int:
-        if value is None:
-            return -1
-        return self.buffers[self.lowered.buffer_of[value.id]]  # type: ignore[attr-defined]
+    def buffer(self, value: Value | None) -> int:
+        return -1 if value is None else self.buffers[self.lowered.buffer_of[value.id]]
 
     def act(self, native: NativeOp) -> int:
         return -1 if native.act is None else self.acts[self.lowered.act_of[native.act.id]]
@@ -169,7 +172,9 @@ class _Recorder:
             assert isinstance(part, Linear)
             bias = self.vector[part.bias.tensor.name, 0.0] if part.bias else -1
             residual = self.buffer(native.residual)
-            parts.append((self.matrix[part.weight.tensor.name], self.buffer(target), bias, residual))
+            parts.append(
+                (self.matrix[part.weight.tensor.name], self.buffer(target), bias, residual)
+            )
         self.model.linear(self.act(native), parts)
 
     def _glu(self, native: NativeOp, op: Glu) -> None:
@@ -203,10 +208,13 @@ def load(
     The instruction set is the best the host runs, or the one `OCTAVO_ISA` names.
     """
     size = footprint(lowered, limits, threads, kv_bf16)
+    try:
+        isa = _native.isa(os.environ.get("OCTAVO_ISA", "")).split("-")[0]
+    except RuntimeError as e:
+        raise UsageError(str(e), "OCTAVO_ISA=scalar octavo doctor") from None
     model = _native.Model(
-        isa=os.environ.get("OCTAVO_ISA", ""), threads=threads, weight_bytes=size.weights,
-        buffer_bytes=size.buffers, tokens=limits.tokens, selected=limits.selected,
-        features=_scratch(lowered),
+        isa=isa, threads=threads, weight_bytes=size.weights, buffer_bytes=size.buffers,
+        tokens=limits.tokens, selected=limits.selected, features=_scratch(lowered),
     )  # fmt: skip
     recorder = _Recorder(lowered, model, progress)
     for native in lowered.ops:

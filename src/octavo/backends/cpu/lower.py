@@ -145,17 +145,26 @@ class _Lowering:
         """The addend whose producer can add the other one itself: computed last, used only here."""
         last = op.b if op.b.id > op.a.id else op.a
         producer = self.producer[last.id]
-        fits = isinstance(producer, Linear) or (isinstance(producer, RmsNorm) and producer.heads == 1)
+        fits = isinstance(producer, Linear) or (
+            isinstance(producer, RmsNorm) and producer.heads == 1
+        )
         return last if fits and self.sole_use(last) else None
 
     def linear(self, op: Linear, add: Add | None, out: list[NativeOp]) -> None:
         residual = None if add is None else (add.a if add.b is op.out else add.b)
         target = op.out if add is None else add.out
         previous = out[-1] if out else None
-        if residual is None and previous and previous.kind == "linear" and previous.residual is None:
+        if (
+            residual is None
+            and previous
+            and previous.kind == "linear"
+            and previous.residual is None
+        ):
             first = previous.ops[0]
             if isinstance(first, Linear) and first.x == op.x:
-                out[-1] = NativeOp("linear", (*previous.ops, op), (), (*previous.writes, target), op.x)
+                out[-1] = NativeOp(
+                    "linear", (*previous.ops, op), (), (*previous.writes, target), op.x
+                )
                 return
         reads = () if residual is None else (residual,)
         out.append(NativeOp("linear", (op,), reads, (target,), op.x, residual))
@@ -176,9 +185,8 @@ def _assign(lowered: Lowered) -> None:
     """Gives every value a buffer, reusing those whose value has been read for the last time."""
     last: dict[int, int] = {}
     for i, op in enumerate(lowered.ops):
-        reads = [v.id for v in op.reads] + ([op.act.id] if op.kind == "linear" and op.act else [])
-        for value in reads:
-            last[value] = i
+        ids = [v.id for v in op.reads] + ([op.act.id] if op.kind == "linear" and op.act else [])
+        last.update(dict.fromkeys(ids, i))
     free: dict[tuple[bool, int], list[int]] = {}
     free_acts: dict[tuple[bool, int, Forms], list[int]] = {}
     for i, op in enumerate(lowered.ops):
@@ -197,7 +205,9 @@ def _assign(lowered: Lowered) -> None:
             _assign_act(lowered, op.act, free_acts)
         for value in dead:
             if value not in in_place:
-                free.setdefault((value.selected, value.width), []).append(lowered.buffer_of[value.id])
+                free.setdefault((value.selected, value.width), []).append(
+                    lowered.buffer_of[value.id]
+                )
         if op.kind == "linear" and op.act is not None and last[op.act.id] == i:
             slot = lowered.act_of[op.act.id]
             free_acts.setdefault(lowered.acts[slot], []).append(slot)

@@ -1,6 +1,6 @@
 """The reference: interprets a program in fp32, one plain statement per operation.
 
-Used by tests as the oracle for the CPU backend; attention works on whole sequences, without a cache.
+Tests use it as the oracle of the CPU backend; attention sees whole sequences, without a cache.
 """
 
 from __future__ import annotations
