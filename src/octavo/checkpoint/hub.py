@@ -51,7 +51,7 @@ DEMOS = {
         size=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         title="SmolLM2-135M-Instruct, Q4_1",
-        # At 0.2, as its card recommends, one answer in three to "capital of France?" is nonsense: the
+        # At 0.2, as its card says, one answer in three to "capital of France?" is nonsense: the
         # first tokens "The" and "L" are almost equally likely in this quantization.
         sampling={"temperature": 0.0},
     )
