@@ -152,3 +152,16 @@ def test_prompts_stay_out_of_logs(server: Server) -> None:
     server.post("/v1/chat/completions", body(messages=secret))
     server.post("/v1/chat/completions", body(messages=secret, n=0))
     assert "CANARY" not in server.log.read_text()
+
+
+def test_keys_do_not_share_cached_prefixes(smollm2: Path, tmp_path: Path) -> None:
+    with serving(
+        "smollm2", "--offline", "--api-key", "a", "--api-key", "b", log=tmp_path / "log"
+    ) as s:
+
+        def cached(key: str) -> int:
+            _, reply = s.post("/v1/chat/completions", body(), {"authorization": f"Bearer {key}"})
+            return int(reply["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        assert cached("a") == 0 and cached("a") > 0
+        assert cached("b") == 0 and cached("b") > 0

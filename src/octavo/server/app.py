@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -80,7 +81,9 @@ class Api:
                 "model",
                 "no_chat_template",
             )
-        ids = served.template.encode(schemas.messages(body))
+        messages = schemas.messages(body)
+        # In a thread: a long text must not hold up everybody else's streams.
+        ids = await asyncio.to_thread(served.template.encode, messages)
         params = schemas.sampling(body, served.defaults, *schemas.chat_limits(body))
         return await self.reply(request, body, served, "chat", [ids], params)
 
@@ -92,8 +95,7 @@ class Api:
             raise RequestError(
                 "best_of other than n is not supported", "best_of", "unsupported_parameter"
             )
-        encode_text = served.tokenizer.encode
-        ids = [encode_text(p) if isinstance(p, str) else p for p in schemas.prompts(body)]
+        ids = await asyncio.to_thread(_encode_all, served, schemas.prompts(body))
         limit = 16 if body.max_tokens is None else body.max_tokens
         params = schemas.sampling(body, served.defaults, limit, body.logprobs)
         return await self.reply(request, body, served, "completions", ids, params)
@@ -105,7 +107,12 @@ class Api:
         params.check(served.vocabulary)
         schemas.check_numbers(body, prompts, served.vocabulary)
         requests = requests_for(
-            prompts, schemas.choices(body), params, body.timeout, body.priority or 0
+            prompts,
+            schemas.choices(body),
+            params,
+            body.timeout,
+            body.priority or 0,
+            request.scope.get("salt", ""),
         )
         if len(requests) > schemas.MAX_CHOICES:
             raise RequestError(
@@ -169,13 +176,14 @@ class Api:
         if (text is None) == (body.messages is None):
             raise RequestError("give either prompt or messages", "prompt", "invalid_value")
         if text is not None:
-            ids = served.tokenizer.encode(text, None if body.add_special_tokens else False)
+            add_bos = None if body.add_special_tokens else False
+            ids = await asyncio.to_thread(served.tokenizer.encode, text, add_bos)
         elif served.template is None:
             raise RequestError(
                 f"{served.name} has no chat template", "messages", "no_chat_template"
             )
         else:
-            ids = served.template.encode(schemas.messages(body))
+            ids = await asyncio.to_thread(served.template.encode, schemas.messages(body))
         return json_response(
             encode({"count": len(ids), "max_model_len": served.context, "tokens": ids})
         )
@@ -218,6 +226,10 @@ class Api:
 
     async def version(self, request: Request) -> Response:
         return json_response(encode({"version": version("octavo")}))
+
+
+def _encode_all(served: Served, prompts: list[str | list[int]]) -> list[list[int]]:
+    return [served.tokenizer.encode(p) if isinstance(p, str) else p for p in prompts]
 
 
 def _guarded(api: Api, route: str, handler: Handler) -> Handler:

@@ -176,8 +176,8 @@ class EngineClient:
                 self._reap()
             if self.failure is not None or self._closing:
                 break
-            if self.restarts == 0 and not self._heard:
-                self.failure = EngineFailed("the engine process ended while loading")
+            if not self.isa:  # it never became ready, so another try would end the same way
+                self.failure = EngineFailed("the engine process ended while loading the model")
                 break
             failures = 1 if time.monotonic() - began > STABLE else failures + 1
             self.restarts += 1

@@ -113,7 +113,12 @@ async def generate(
 
 
 def requests_for(
-    prompts: list[list[int]], n: int, params: SamplingParams, timeout: float | None, priority: int
+    prompts: list[list[int]],
+    n: int,
+    params: SamplingParams,
+    timeout: float | None = None,
+    priority: int = 0,
+    salt: str = "",
 ) -> list[Request]:
     """`n` requests per prompt. Choice i draws with seed + i, as if it had been asked for alone."""
     out = []
@@ -128,6 +133,7 @@ def requests_for(
                     params=one,
                     timeout=timeout,
                     priority=priority,
+                    salt=salt,
                 )
             )
     return out

@@ -91,7 +91,6 @@ async def serve(
         server_header=False,
         lifespan="off",
         timeout_graceful_shutdown=options.drain_timeout,
-        h11_max_incomplete_event_size=64 << 10,
     )
     server = _Server(config, client)
     running = asyncio.create_task(server.serve([sock]))

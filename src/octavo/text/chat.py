@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
@@ -128,39 +129,35 @@ class ChatTemplate:
                 f"the chat template has {len(source)} characters; {MAX_SOURCE} at most"
             )
         self._tokenizer = tokenizer
-        self._source = source
-        self._render_source([{"role": "user", "content": "hello"}], "", {}, check=True)
+        self._lock = threading.Lock()  # a rendering has the environment's budget to itself
+        self._environment = _Environment()
+        try:
+            tree = self._environment.bounded(source)
+            self._template = self._environment.from_string(tree)
+        except (TemplateError, RecursionError) as e:
+            reason = str(e)[:200] or "it nests too deeply"
+            raise RequestError(f"the chat template cannot be compiled: {reason}") from None
 
-    def _render_source(
-        self,
-        messages: list[dict[str, Any]],
-        escape: str,
-        extra: dict[str, Any],
-        check: bool = False,
-    ) -> str:
-        env = _Environment()
+    def _render(self, messages: list[dict[str, Any]], extra: dict[str, Any]) -> str:
         special = self._tokenizer.special
         eos = min(special.eos, default=None)
         try:
-            template = env.from_string(env.bounded(self._source))
-            if check:
-                return ""
-            text = template.render(
-                messages=messages,
-                add_generation_prompt=True,
-                bos_token=self._tokenizer.name(special.bos) if special.bos is not None else "",
-                eos_token=self._tokenizer.name(eos) if eos is not None else "",
-                **extra,
-            )
+            with self._lock:
+                self._environment.budget = _Budget()
+                text = self._template.render(
+                    messages=messages,
+                    add_generation_prompt=True,
+                    bos_token=self._tokenizer.name(special.bos) if special.bos is not None else "",
+                    eos_token=self._tokenizer.name(eos) if eos is not None else "",
+                    **extra,
+                )
         except TemplateError as e:
             raise RequestError(f"the chat template refused: {str(e)[:200]}", "messages") from None
         except (RecursionError, MemoryError, OverflowError):
             raise RequestError("the chat template does too much work", "messages") from None
         except (TypeError, ValueError, KeyError, AttributeError, IndexError) as e:
-            name = type(e).__name__
-            raise RequestError(
-                f"the chat template fails on these messages ({name})", "messages"
-            ) from None
+            why = type(e).__name__
+            raise RequestError(f"the chat template fails on this ({why})", "messages") from None
         if len(text) > MAX_TEXT:
             raise RequestError("the rendered conversation is too long", "messages")
         return text
@@ -175,7 +172,7 @@ class ChatTemplate:
         if escape is None:
             raise RequestError("the messages use every Unicode noncharacter", "messages")
         shielded = _map_text(messages, lambda s: self._tokenizer.shield(s, escape))
-        text = self._render_source(shielded, escape, extra)
+        text = self._render(shielded, extra)
         return self._tokenizer.encode_rendered(text, escape)
 
 
