@@ -5,6 +5,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// Pieces of kernels: GCC leaves some out of line otherwise, and their vectors then pass through memory.
+#define INLINE static inline __attribute__((always_inline))
+
 namespace octavo {
 
 // Stored form of a weight matrix. Every form is a sequence of panels of 16 output rows.

@@ -1,7 +1,7 @@
 // 16 lanes in one 512-bit register. Needs F, BW, DQ, VL, VNNI, BF16.
 #include <immintrin.h>
 
-constexpr int TOKEN_TILE = 12;  // tokens per integer register tile: 8 weight lines + 12 accumulators + temporaries
+constexpr int TOKEN_TILE = 8;  // tokens per integer register tile: 8 weight lines + 8 accumulators + temporaries
 constexpr int FLOAT_TILE = 6;   // tokens per float tile: 4 accumulators each
 
 struct VF { __m512 v; };

