@@ -21,7 +21,7 @@ from octavo.engine.loader import load_engine, open_model
 from octavo.engine.plan import make_plan
 from octavo.engine.request import Request, SamplingParams, TokenEvent
 from octavo.errors import RequestError, UsageError
-from octavo.text import ChatTemplate, Detokenizer, StopStrings, load_tokenizer
+from octavo.text import ChatTemplate, TextStream, load_tokenizer
 from octavo.text.chat import template_source
 
 KV_DTYPES = ("bf16", "f32")
@@ -44,32 +44,22 @@ class _Assembly:
 
     def __init__(self, table: list[bytes], request: Request) -> None:
         self.request = request
-        self._detokenizer = Detokenizer(table)
-        self._stops = StopStrings(request.params.stop)
+        self.finish: str | None = None
+        self._stream = TextStream(table, request.params.stop)
         self._text = ""
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
         self._cached = 0
-        self.finish: str | None = None
 
     def push(self, event: TokenEvent) -> str:
         """Text that became showable."""
-        text = ""
         self._cached = event.cached
         if event.token is not None and event.finish != "stop":
             self._tokens.append(event.token)
             self._logprobs.append(event.logprob)
-            text = self._detokenizer.push(event.token)
-        if event.finish is not None:
-            text += self._detokenizer.finish()
-        shown = self._stops.push(text)
-        if self._stops.matched is not None:
-            self.finish = "stop"
-        elif event.finish is not None:
-            shown += self._stops.finish()
-            self.finish = event.finish
-        self._text += shown
-        return shown
+        text, self.finish = self._stream.push(event.token, event.finish)
+        self._text += text
+        return text
 
     def completion(self) -> Completion:
         wanted = self.request.params.logprobs is not None

@@ -89,10 +89,10 @@ def locate(name: str, *, offline: bool = False, progress: Progress = _no_progres
         path = _demo_file(name, demo, offline, progress)
         return Located(path, name, (path.stem,), demo.sampling)
     path = Path(name).expanduser()
-    if path.exists():
+    if name and path.exists():
         stem = path.stem if path.suffix == ".gguf" else path.resolve().name
         return Located(path, stem)
-    if HUB_ID.match(name) and not name.endswith(".gguf"):
+    if HUB_ID.match(name) and (":" in name or not name.endswith(".gguf")):
         return Located(_hub_path(name, offline), name)
     if name.endswith(".gguf") or "/" in name:
         raise ModelNotFound(f"no file or folder {name!r}")

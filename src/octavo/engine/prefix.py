@@ -63,6 +63,11 @@ class PrefixIndex:
         self._clock = count(1)
         self._ties = count()
 
+    @property
+    def capacity(self) -> int:
+        """Blocks of the pool."""
+        return self._pool.count
+
     def __len__(self) -> int:
         """Blocks the index refers to."""
         return len(self._node_of)

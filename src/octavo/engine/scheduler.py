@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from octavo.backends.base import BLOCK
-from octavo.engine.prefix import PrefixIndex
+from octavo.engine.prefix import Match, PrefixIndex
 from octavo.engine.sequence import Sequence
 
 CopyBlock = Callable[[int, int], None]
@@ -87,7 +87,11 @@ class Scheduler:
         self.waiting.sort(key=lambda s: s.rank)
         while self.waiting and left and len(self.running) < self._sequences:
             sequence = self.waiting[0]
-            self._adopt_prefix(sequence)
+            match = self._match(sequence)
+            if not self._fits(sequence, match):
+                self._give_back(match)
+                return
+            self._adopt(sequence, match)
             if not self._reserve(sequence, len(sequence.tokens)):
                 self._release(sequence)
                 return
@@ -97,12 +101,26 @@ class Scheduler:
             work.append(Work(sequence, count))
             left -= count
 
-    def _adopt_prefix(self, sequence: Sequence) -> None:
-        """Starts a sequence from what the cache knows; one token is always left to compute."""
+    def _match(self, sequence: Sequence) -> Match:
+        """What the cache knows of a sequence; one token is always left to compute."""
         if not self._reuse:
-            sequence.admitted = True
-            return
-        match = self.index.match(sequence.tokens[:-1], sequence.request.salt)
+            return Match([], None, 0)
+        return self.index.match(sequence.tokens[:-1], sequence.request.salt)
+
+    def _give_back(self, match: Match) -> None:
+        for block in match.blocks:
+            self.index.release(block)
+        if match.partial_block is not None:
+            self.index.release(match.partial_block)
+
+    def _fits(self, sequence: Sequence, match: Match) -> bool:
+        """Whether the whole sequence could get blocks; asked before any is evicted for it."""
+        held = {b for s in self.running for b in s.blocks} | set(match.blocks)
+        needed = sequence.blocks_for(len(sequence.tokens)) - len(match.blocks)
+        return len(held) + needed <= self.index.capacity
+
+    def _adopt(self, sequence: Sequence, match: Match) -> None:
+        """Starts a sequence from what was matched; a partly matching block is copied."""
         sequence.blocks = list(match.blocks)
         sequence.indexed = len(match.blocks)
         sequence.computed = len(match.blocks) * BLOCK

@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from octavo.engine.request import Request, SamplingParams, TokenEvent
-from octavo.text import ChatTemplate, Detokenizer, StopStrings, Tokenizer
+from octavo.text import ChatTemplate, TextStream, Tokenizer
 
 
 class TokenSource(Protocol):
@@ -84,32 +84,20 @@ async def generate(
     source: TokenSource, served: Served, request: Request, choice: int, usage: Usage
 ) -> AsyncGenerator[Piece, None]:
     """The pieces of one choice. Its last piece has `finish`."""
-    detokenizer = Detokenizer(served.tokenizer.bytes)
-    stops = StopStrings(request.params.stop)
-    wants = request.params.logprobs is not None
+    stream = TextStream(served.tokenizer.bytes, request.params.stop)
     async with aclosing(source.submit(request)) as events:
         async for event in events:
             usage.cached = max(usage.cached, event.cached)
             tokens: list[TokenInfo] = []
-            text = ""
             if event.token is not None:
                 usage.token()
-                ends = event.finish == "stop"  # the token that ends the answer is not part of it
-                if not ends:
-                    text = detokenizer.push(event.token)
-                    if wants:
-                        tokens = [TokenInfo(event.token, event.logprob, event.top)]
-            if event.finish is not None:
-                text += detokenizer.finish()
-            shown = stops.push(text)
-            if stops.matched is not None:
-                yield Piece(choice, shown, tokens, "stop")
+                if request.params.logprobs is not None and event.finish != "stop":
+                    tokens = [TokenInfo(event.token, event.logprob, event.top)]
+            text, finish = stream.push(event.token, event.finish)
+            if text or tokens or finish:
+                yield Piece(choice, text, tokens, finish)
+            if finish:
                 return
-            if event.finish is not None:
-                yield Piece(choice, shown + stops.finish(), tokens, event.finish)
-                return
-            if shown or tokens:
-                yield Piece(choice, shown, tokens)
 
 
 def requests_for(

@@ -1,7 +1,14 @@
 """Text on the caller's side: tokenizer, detokenizer, chat templates, stop strings."""
 
 from octavo.text.chat import ChatTemplate
-from octavo.text.detokenizer import Detokenizer, StopStrings
+from octavo.text.detokenizer import Detokenizer, StopStrings, TextStream
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["ChatTemplate", "Detokenizer", "StopStrings", "Tokenizer", "load_tokenizer"]
+__all__ = [
+    "ChatTemplate",
+    "Detokenizer",
+    "StopStrings",
+    "TextStream",
+    "Tokenizer",
+    "load_tokenizer",
+]

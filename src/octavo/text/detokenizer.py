@@ -93,3 +93,28 @@ class StopStrings:
         """The held text, when the stream ends without a match."""
         held, self._held = self._held, ""
         return held
+
+
+class TextStream:
+    """A request's tokens as text to show: whole characters, up to the first stop string."""
+
+    def __init__(self, table: list[bytes], stops: list[str]) -> None:
+        self._detokenizer = Detokenizer(table)
+        self._stops = StopStrings(stops)
+
+    def push(self, token: int | None, finish: str | None) -> tuple[str, str | None]:
+        """Takes a token, an end, or both; gives new text and how the answer ended, if it did.
+
+        A token that comes with the end "stop" ends the answer and is not part of it.
+        """
+        text = ""
+        if token is not None and finish != "stop":
+            text = self._detokenizer.push(token)
+        if finish is not None:
+            text += self._detokenizer.finish()
+        shown = self._stops.push(text)
+        if self._stops.matched is not None:
+            return shown, "stop"
+        if finish is not None:
+            return shown + self._stops.finish(), finish
+        return shown, None
