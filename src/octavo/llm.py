@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.checkpoint.hub import locate
+from octavo.checkpoint.hub import Progress, locate, no_progress
 from octavo.engine.loader import load_engine, open_model
 from octavo.engine.plan import make_plan
 from octavo.engine.request import Request, SamplingParams, TokenEvent
@@ -77,7 +77,8 @@ class LLM:
     """A loaded model (demo name, Hugging Face id, folder or .gguf).
 
     memory: a ceiling such as "8GiB" or "50%". context: most tokens of a sequence. kv_dtype:
-    "bf16" or "f32". Raises OctavoError when the model cannot be found, read or fitted.
+    "bf16" or "f32". loading: opens a progress bar, given what it is for and the bytes in all.
+    Raises OctavoError when the model cannot be found, read or fitted.
     """
 
     def __init__(
@@ -90,10 +91,11 @@ class LLM:
         kv_dtype: str = "bf16",
         offline: bool = False,
         chat_template: str | None = None,
+        loading: Progress = no_progress,
     ) -> None:
         if kv_dtype not in KV_DTYPES:
             raise UsageError(f"kv_dtype {kv_dtype!r}; it may be {' or '.join(KV_DTYPES)}")
-        located = locate(model, offline=offline)
+        located = locate(model, offline=offline, progress=loading)
         self.name = located.name
         self.path: Path = located.path
         opened = open_model(located.path)
@@ -104,7 +106,8 @@ class LLM:
             opened.lowered, name=self.name, memory=memory, context=context, threads=threads,
             kv_bf16=kv_dtype == "bf16",
         )  # fmt: skip
-        self.engine = load_engine(opened, self.plan, self.tokenizer.special.eos)
+        with loading("Loading", opened.checkpoint.nbytes) as advance:
+            self.engine = load_engine(opened, self.plan, self.tokenizer.special.eos, advance)
         self.defaults = SamplingParams(**located.sampling)  # type: ignore[arg-type]
         self._ids = itertools.count()
 

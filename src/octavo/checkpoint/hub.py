@@ -68,7 +68,7 @@ class Located:
     sampling: dict[str, float] = field(default_factory=dict)
 
 
-def _no_progress(what: str, total: int) -> AbstractContextManager[Advance]:
+def no_progress(what: str, total: int) -> AbstractContextManager[Advance]:
     return nullcontext(lambda n: None)
 
 
@@ -79,7 +79,7 @@ def cache_folder() -> Path:
     return Path(root) / "models"
 
 
-def locate(name: str, *, offline: bool = False, progress: Progress = _no_progress) -> Located:
+def locate(name: str, *, offline: bool = False, progress: Progress = no_progress) -> Located:
     """Finds a model, fetching it if need be.
 
     Raises ModelNotFound when the name means nothing here, or cannot be fetched.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from octavo.cli.options import sizing
+from octavo.cli.options import progress_bar, sizing
 
 if TYPE_CHECKING:
     from octavo.llm import LLM
@@ -119,8 +119,9 @@ def chat(
     from octavo.llm import LLM
 
     llm = LLM(
-        model, memory=memory, context=context, threads=threads, kv_dtype=kv_dtype, offline=offline
-    )
+        model, memory=memory, context=context, threads=threads, kv_dtype=kv_dtype,
+        offline=offline, loading=progress_bar,
+    )  # fmt: skip
     llm.encode_chat([{"role": "user", "content": ""}])  # a base model is better refused now
     conversation = Conversation(llm)
     if system:

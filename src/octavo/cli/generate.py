@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from octavo.cli.options import sizing
+from octavo.cli.options import progress_bar, sizing
 
 
 @click.command()
@@ -26,8 +26,9 @@ def generate(
 
     text = sys.stdin.read() if prompt is None else prompt
     llm = LLM(
-        model, memory=memory, context=context, threads=threads, kv_dtype=kv_dtype, offline=offline
-    )
+        model, memory=memory, context=context, threads=threads, kv_dtype=kv_dtype,
+        offline=offline, loading=progress_bar,
+    )  # fmt: skip
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     for piece in llm.stream(llm.tokenizer.encode(text), params):
         click.echo(piece, nl=False)

@@ -77,20 +77,11 @@ class EngineClient:
         self._ready = asyncio.Event()
         self._heard = 0.0
         self._closing = False
-        self.draining = False
+        self.draining = False  # set when the server is told to stop: new requests are refused
         self.stats: dict[str, int] = {}
         self.restarts = 0
         self.isa = ""
         self.failure: OctavoError | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """The engine process, while there is one."""
-        return self._process.pid if self._process and self._process.poll() is None else None
-
-    @property
-    def in_flight(self) -> int:
-        return len(self._streams)
 
     @property
     def ready(self) -> bool:
@@ -118,13 +109,6 @@ class EngineClient:
                 await self._supervisor
         self._reap()
         self._fail_all(EngineFailed("the server is shutting down", code="shutting_down"))
-
-    async def drain(self, timeout: float) -> None:
-        """Refuses new requests and waits for those in flight, at most `timeout` seconds."""
-        self.draining = True
-        deadline = time.monotonic() + timeout
-        while self._streams and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
 
     async def submit(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
         """Token events of a request until its end. Closing the iterator aborts it.
