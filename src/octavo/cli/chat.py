@@ -116,13 +116,18 @@ def chat(
     threads: int | None, kv_dtype: str, offline: bool,
 ) -> None:  # fmt: skip
     """Talk to MODEL (the demo model if none is named)."""
+    from octavo.errors import Unsupported
     from octavo.llm import LLM
 
     llm = LLM(
         model, memory=memory, context=context, threads=threads, kv_dtype=kv_dtype,
         offline=offline, loading=progress_bar,
     )  # fmt: skip
-    llm.encode_chat([{"role": "user", "content": ""}])  # a base model is better refused now
+    if llm.template is None:
+        raise Unsupported(
+            f"{llm.name} has no chat template, so it cannot chat",
+            f"octavo generate {model} -p TEXT",
+        )
     conversation = Conversation(llm)
     if system:
         conversation.messages = [{"role": "system", "content": system}]

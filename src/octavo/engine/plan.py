@@ -171,7 +171,8 @@ def _refusal(
         hints.append(f"--context {fits}")
     hints.append(f"--memory {(fixed + cache) // MIB + 1}MiB")
     return DoesNotFit(
-        f"{name} does not fit with a {context:,}-token context: weights and buffers {size(fixed)} "
-        f"+ KV cache {size(cache)} ({each // BLOCK / 1024:.1f} KiB a token) > {size(budget)}",
+        f"{name} does not fit with a {context:,}-token context: weights, buffers and process "
+        f"{size(fixed)} + KV cache {size(cache)} ({each // BLOCK / 1024:.1f} KiB a token) "
+        f"> {size(budget)}",
         *hints,
     )
