@@ -41,7 +41,9 @@ def strings(count: int) -> Iterator[str]:
             lambda n=n: " ".join(r.choices(words, k=n)),
             lambda n=n, s=script: "".join(any_of(*s) for _ in range(n)),
             lambda n=n: "".join(any_of(*r.choice(SCRIPTS)) for _ in range(n)),
-            lambda n=n: "".join(r.choices(SPACES, k=n)),
+            lambda n=n: "".join(
+                r.choice(SPACES) * r.choice([1, 1, 2, 5, 17, 40]) for _ in range(n)
+            ),
             lambda n=n: "".join(
                 r.choice(words) + r.choice([" ", "", "'s ", "\n\n", " 12345 "])
                 for _ in range(n // 4 + 1)
@@ -62,12 +64,14 @@ def test_ids_and_streams(model: str, request: pytest.FixtureRequest) -> None:
         digits = pre_tokenizers.Digits(individual_digits=True)
         oracle.pre_tokenizer = pre_tokenizers.Sequence([digits, oracle.pre_tokenizer])
     ours = load_tokenizer(open_checkpoint(path))
-    different = 0
+    different = compared = 0
     for text in strings(COUNT):
-        if model == "gemma3" and " " * 16 in text:
+        if model == "gemma3" and " " * 32 in text:
             continue  # the conversion loses Gemma's tokens of many spaces; the published file has them
         ids = ours.encode(text, add_bos=False)
+        compared += 1
         different += ids != oracle.encode(text, add_special_tokens=False).ids
         d = Detokenizer(ours.bytes)
         assert "".join(map(d.push, ids)) + d.finish() == ours.decode(ids)
+    assert compared >= 10_000
     assert different == 0
