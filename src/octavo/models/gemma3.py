@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from octavo.checkpoint import Checkpoint
 from octavo.errors import CheckpointError, Unsupported
-from octavo.models import rope
-from octavo.models.llama import rope_theta
+from octavo.models import llama, rope
 from octavo.models.metadata import Metadata
 from octavo.program import Builder, Program, Value
 
@@ -20,27 +19,16 @@ LOCAL_BASE = 10000.0
 PATTERN = 6  # every sixth layer is global
 LAYERS_27B = 62  # the one size whose query scale is not 1/sqrt(head_dim)
 
-GGUF_NAMES = {
-    "embed": "token_embd.weight", "norm": "output_norm.weight", "head": "output.weight",
-    "attn_norm": "blk.{}.attn_norm.weight", "attn_post": "blk.{}.post_attention_norm.weight",
-    "ffn_norm": "blk.{}.ffn_norm.weight", "ffn_post": "blk.{}.post_ffw_norm.weight",
+GGUF_NAMES = llama.GGUF_NAMES | {
+    "attn_post": "blk.{}.post_attention_norm.weight", "ffn_post": "blk.{}.post_ffw_norm.weight",
     "q_norm": "blk.{}.attn_q_norm.weight", "k_norm": "blk.{}.attn_k_norm.weight",
-    "q": "blk.{}.attn_q.weight", "k": "blk.{}.attn_k.weight", "v": "blk.{}.attn_v.weight",
-    "o": "blk.{}.attn_output.weight", "gate": "blk.{}.ffn_gate.weight",
-    "up": "blk.{}.ffn_up.weight", "down": "blk.{}.ffn_down.weight",
 }  # fmt: skip
-HF_NAMES = {
-    "embed": "model.embed_tokens.weight", "norm": "model.norm.weight", "head": "lm_head.weight",
-    "attn_norm": "model.layers.{}.input_layernorm.weight",
+HF_NAMES = llama.HF_NAMES | {
     "attn_post": "model.layers.{}.post_attention_layernorm.weight",
     "ffn_norm": "model.layers.{}.pre_feedforward_layernorm.weight",
     "ffn_post": "model.layers.{}.post_feedforward_layernorm.weight",
     "q_norm": "model.layers.{}.self_attn.q_norm.weight",
     "k_norm": "model.layers.{}.self_attn.k_norm.weight",
-    "q": "model.layers.{}.self_attn.q_proj.weight", "k": "model.layers.{}.self_attn.k_proj.weight",
-    "v": "model.layers.{}.self_attn.v_proj.weight", "o": "model.layers.{}.self_attn.o_proj.weight",
-    "gate": "model.layers.{}.mlp.gate_proj.weight", "up": "model.layers.{}.mlp.up_proj.weight",
-    "down": "model.layers.{}.mlp.down_proj.weight",
 }  # fmt: skip
 
 
@@ -112,7 +100,7 @@ def _hf_ropes(m: Metadata, head_dim: int, name: str) -> tuple[tuple[float, ...],
             parts.append(rope.scaled(rope.frequencies(float(theta), head_dim), part, name))
         return parts[0], parts[1]
     local = rope.frequencies(m.number("rope_local_base_freq", LOCAL_BASE), head_dim)
-    full = rope.frequencies(rope_theta(m, 1e6), head_dim)
+    full = rope.frequencies(llama.rope_theta(m, 1e6), head_dim)
     return local, rope.scaled(full, m.get("rope_scaling"), name)
 
 
@@ -151,24 +139,27 @@ def _layer(b: Builder, c: Config, names: dict[str, str], i: int, x: Value) -> Va
     def norm(y: Value, part: str, heads: int = 1) -> Value:
         return b.rms_norm(y, names[part], c.eps, heads, c.norm_offset)
 
+    def linear(y: Value, part: str, width: int) -> Value:
+        return b.linear(y, names[part] + ".weight", width)
+
     full = i in c.full_layers
     inverse = c.full if full else c.local
     y = norm(x, "attn_norm")
     q, k = (
-        b.linear(y, names["q"], c.heads * c.head_dim),
-        b.linear(y, names["k"], c.kv_heads * c.head_dim),
+        linear(y, "q", c.heads * c.head_dim),
+        linear(y, "k", c.kv_heads * c.head_dim),
     )
-    v = b.linear(y, names["v"], c.kv_heads * c.head_dim)
+    v = linear(y, "v", c.kv_heads * c.head_dim)
     q = b.rope(norm(q, "q_norm", c.heads), c.heads, inverse, False)
     k = b.rope(norm(k, "k_norm", c.kv_heads), c.kv_heads, inverse, False)
     a = b.attention(
         q, k, v, layer=i, heads=c.heads, kv_heads=c.kv_heads, scale=c.scale,
         window=0 if full else c.window,
     )  # fmt: skip
-    x = b.add(x, norm(b.linear(a, names["o"], c.hidden), "attn_post"))
+    x = b.add(x, norm(linear(a, "o", c.hidden), "attn_post"))
     y = norm(x, "ffn_norm")
-    h = b.glu(b.linear(y, names["gate"], c.ffn), b.linear(y, names["up"], c.ffn), "gelu_tanh")
-    return b.add(x, norm(b.linear(h, names["down"], c.hidden), "ffn_post"))
+    h = b.glu(linear(y, "gate", c.ffn), linear(y, "up", c.ffn), "gelu_tanh")
+    return b.add(x, norm(linear(h, "down", c.hidden), "ffn_post"))
 
 
 def build(checkpoint: Checkpoint) -> Program:
