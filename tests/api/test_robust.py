@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import time
@@ -102,6 +103,7 @@ def test_killed_engine_is_replaced_and_streams_go_on(server: Server) -> None:
             return await asyncio.gather(*tasks), expected, back
 
     results, expected, back = asyncio.run(run())
+    print(f"ready again after {back:.2f} s; ends: {[end for _, end in results]}")
     assert back < 5
     for text, end in results:
         assert (text == expected and end == "length") or (
@@ -109,6 +111,27 @@ def test_killed_engine_is_replaced_and_streams_go_on(server: Server) -> None:
         )
     assert server.metric("octavo_engine_restarts_total") >= 1
     server.wait_idle()
+
+
+def test_an_engine_that_cannot_restart_fails_requests(smollm2: Path, tmp_path: Path) -> None:
+    """Without its file the model cannot come back: requests are told, not left waiting."""
+    model = tmp_path / "m.gguf"
+    shutil.copyfile(smollm2, model)
+    with serving(str(model), log=tmp_path / "log") as s:
+        model.unlink()
+        s.engine().kill()
+        deadline = time.monotonic() + 20
+        status, reply = 200, {}
+        while status != 500 and time.monotonic() < deadline:
+            status, reply = s.post(
+                "/v1/completions", {"model": "m", "prompt": "a", "max_tokens": 1}
+            )
+        assert status == 500 and reply["error"]["message"].startswith("the engine")
+        assert (
+            s.post("/v1/completions", {"model": "m", "prompt": "a"})[1]["error"]["code"]
+            == "engine_failed"
+        )
+        assert s.get("/health/ready")[0] == 503 and s.get("/health/live")[0] == 200
 
 
 def test_nothing_outlives_a_killed_front(smollm2: Path, tmp_path: Path) -> None:

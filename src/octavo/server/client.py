@@ -117,6 +117,8 @@ class EngineClient:
         """
         if self.draining or self._closing:
             raise Overloaded("the server is shutting down", code="shutting_down")
+        if self.failure is not None:
+            raise EngineFailed("the engine is gone and cannot start again", code="engine_failed")
         if len(self._streams) >= self._max_queue:
             raise Overloaded(
                 f"{len(self._streams)} requests are in flight, which is the limit",
