@@ -72,24 +72,22 @@ auto linear(const std::string& isa, int type, Bytes data, size_t rows, size_t co
   const Format format = panel_format(type);
   const size_t m = x.shape(0), padded = padded_cols(cols), bytes = panel_bytes(format, cols), panels = (rows + 15) / 16;
   if (x.shape(1) != cols || data.size() != rows * row_bytes(type, cols)) throw std::invalid_argument("shapes disagree");
-  Arena arena(panels * bytes + m * padded * 32 + panels * 16 * m * 4 + (size_t(1) << 20));
+  const size_t most = align_up(size_t(tile), ROW_TILE);
+  Arena arena(panels * bytes + most * padded * 32 + panels * 16 * m * 4 + (size_t(1) << 20));
   uint8_t* packed = arena.allocate<uint8_t>(panels * bytes);
   for (size_t p = 0; p < panels; p++) pack_panel(type, data.data(), rows, cols, p, packed + p * bytes);
-  Act act{int(padded), arena.allocate<int8_t>(m * (2 * padded + 64)), arena.allocate<float>(m * padded / 32), arena.allocate<float>(m * padded / 32),
-          arena.allocate<int32_t>(m * padded / 32), arena.allocate<int32_t>(m * padded / 16), arena.allocate<uint16_t>(m * 2 * padded),
-          arena.allocate<float>(m * padded)};
+  const Act act{int(padded), arena.allocate<int8_t>(most * (2 * padded + 64)), arena.allocate<float>(most * padded / 32),
+                arena.allocate<float>(most * padded / 32), arena.allocate<int32_t>(most * padded / 32),
+                arena.allocate<int32_t>(most * padded / 16), arena.allocate<uint16_t>(most * 2 * padded), arena.allocate<float>(most * padded)};
   float* line = arena.allocate<float>(padded);
   float* out = arena.allocate<float>(m * panels * 16);
-  for (size_t t = 0; t < m; t++) {
-    memcpy(line, x.data() + t * cols, cols * sizeof(float));
-    k->emit(act, int(t), 0, int(padded), line);
-  }
   for (size_t t = 0; t < m; t += size_t(tile)) {
-    Act at = act;
-    at.q += t * (2 * padded + 64), at.scale += t * padded / 32, at.scaled += t * padded / 32, at.neg32 += t * padded / 32;
-    at.neg16 += t * padded / 16, at.bf16 += t * 2 * padded, at.f32 += t * padded;
     const int count = int(t + size_t(tile) < m ? size_t(tile) : m - t);
-    k->linear[format]({packed, bytes, int(padded), at, count, out + t * panels * 16, int(panels * 16), nullptr, nullptr}, 0, int(panels));
+    for (int i = 0; i < count; i++) {
+      memcpy(line, x.data() + (t + size_t(i)) * cols, cols * sizeof(float));
+      k->emit(act, i, 0, int(padded), line);
+    }
+    k->linear[format]({packed, bytes, int(padded), act, count, out + t * panels * 16, int(panels * 16), nullptr, nullptr}, 0, int(panels));
   }
   float* y;
   auto result = new_matrix(m, rows, y);

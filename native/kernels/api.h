@@ -16,26 +16,32 @@ enum Format : int { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16, F32, F
 
 constexpr int PANEL = 16;         // output rows per panel = lanes of one vector
 constexpr int GROUP = 32;         // input features that share one activation scale
-constexpr int DIGIT = 7;          // an activation is two signed digits of base 2^7
+constexpr int DIGIT = 4;          // an activation is 2^DIGIT * high + low, two signed bytes
+constexpr int ROW_TILE = 16;      // token rows whose scales lie together
 constexpr int BLOCK = 16;         // tokens per KV block
 constexpr int KV_TILE = 64;       // tokens per softmax tile
 constexpr int KV_CHUNK = 256;     // tokens per attention partial; fixed, so results never depend on threads
-constexpr int ATTEND_ROWS = 8;    // query rows (token, head) handled together
+constexpr int ATTEND_ROWS = 16;   // query rows (token, head) handled together
 constexpr float MASKED = -1e30f;  // running maximum before any key has been seen
 
 // The input of linear layers, in the forms that its consumers read. Unused forms are null.
-// Rows are tokens; `k` is the feature count rounded up to 64, padding is zero.
+// Rows are tokens, allocated in whole tiles of 16; `k` is the feature count rounded up to 64 (padding is zero).
+// Scales and sums are tiled: entry (row, group) lies at `tiled(row, group, groups)`.
 struct Act {
   int k;
-  int8_t* q;        // [rows][2k + 64]  per group of 32, x = scale * (128 * high + low): k high digits, then
-                    //                  k low ones; |high| <= 127, -64 <= low <= 63
-  float* scale;     // [rows][k / 32]
-  float* scaled;    // [rows][k / 32]   scale * sum(128 * high + low), for formats with a minimum
-  int32_t* neg32;   // [rows][k / 32]   minus that integer sum per 32: a zero point is removed by a shift
-  int32_t* neg16;   // [rows][k / 16]   the same per 16 (Q6_K)
+  int8_t* q;        // [rows][2k + 64]  per group of 32, x = scale * (16 * high + low): 32 high digits, then
+                    //                  the 32 low ones; |high| <= 127, -8 <= low <= 7
+  float* scale;     // k / 32 a row
+  float* scaled;    // k / 32 a row     scale * sum(16 * high + low), for formats with a minimum
+  int32_t* neg32;   // k / 32 a row     minus that integer sum per 32: a zero point is removed by a shift
+  int32_t* neg16;   // k / 16 a row     the same per 16 (Q6_K)
   uint16_t* bf16;   // [rows][2k]       x rounded to bf16, then the remainder rounded to bf16
   float* f32;       // [rows][k]
 };
+
+INLINE size_t tiled(int row, int group, int groups) {
+  return ((size_t)(row / ROW_TILE) * groups + group) * ROW_TILE + row % ROW_TILE;
+}
 
 struct LinearArgs {
   const uint8_t* panels;

@@ -55,7 +55,7 @@ int Model::add_buffer(Rows rows, int width) {
 }
 
 size_t Model::act_bytes(int rows, int width, ActForms forms) {
-  const size_t m = size_t(rows), k = padded_cols(size_t(width));
+  const size_t m = align_up(size_t(rows), ROW_TILE), k = padded_cols(size_t(width));
   size_t bytes = 0;
   auto add = [&](size_t n) { bytes += align_up(n, 64); };
   if (forms.int8) add(m * (2 * k + 64)), add(m * k / 32 * 4), add(m * k / 32 * 4), add(m * k / 32 * 4), add(m * k / 16 * 4);
@@ -65,7 +65,7 @@ size_t Model::act_bytes(int rows, int width, ActForms forms) {
 }
 
 int Model::add_act(Rows rows, int width, ActForms forms) {
-  const size_t m = size_t(row_count(rows)), k = padded_cols(size_t(width));
+  const size_t m = align_up(size_t(row_count(rows)), ROW_TILE), k = padded_cols(size_t(width));
   Act a{};
   a.k = int(k);
   if (forms.int8) {
