@@ -1,6 +1,7 @@
 // The only file that knows both Python and the runtime: checks arrays, releases the GIL, converts results.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -28,6 +29,13 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> new_matrix(size_t rows, size_t cols, 
   data = new float[rows * cols]();
   nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<float*>(p); });
   return {data, {rows, cols}, owner};
+}
+
+KvType kv_type(const std::string& name) {
+  if (name == "f32") return KV_F32;
+  if (name == "bf16") return KV_BF16;
+  if (name == "int8") return KV_INT8;
+  throw std::invalid_argument("no such KV type");
 }
 
 // One sampling row: (temperature, top_p, min_p, top_k, logprobs, seed, position, [(token, add, repetition)...])
@@ -76,7 +84,7 @@ auto linear(const std::string& isa, int type, Bytes data, size_t rows, size_t co
   Arena arena(panels * bytes + most * padded * 32 + panels * 16 * m * 4 + (size_t(1) << 20));
   uint8_t* packed = arena.allocate<uint8_t>(panels * bytes);
   for (size_t p = 0; p < panels; p++) pack_panel(type, data.data(), rows, cols, p, packed + p * bytes);
-  const Act act{int(padded), arena.allocate<int8_t>(most * (2 * padded + 64)), arena.allocate<float>(most * padded / 32),
+  const Act act{int(padded), arena.allocate<int8_t>(most * 2 * padded), arena.allocate<float>(most * padded / 32),
                 arena.allocate<float>(most * padded / 32), arena.allocate<int32_t>(most * padded / 32),
                 arena.allocate<int32_t>(most * padded / 16), arena.allocate<uint16_t>(most * 2 * padded), arena.allocate<float>(most * padded)};
   float* line = arena.allocate<float>(padded);
@@ -113,8 +121,11 @@ auto unpack(int type, Bytes data, size_t rows, size_t cols) {
 NB_MODULE(_native, m) {
   m.doc() = "Octavo's native runtime: packed weights, paged KV cache, kernels and sampling.";
   m.def("isa", [](const std::string& isa) { return std::string(select_kernels(isa)->name); }, "isa"_a = "");
+  m.def("isas", &runnable_isas);
   m.def("matrix_bytes", &Model::matrix_bytes);
-  m.def("cache_block_bytes", &Model::cache_block_bytes);
+  m.def("cache_block_bytes", [](int layers, int heads, int head_dim, const std::string& type) {
+    return Model::cache_block_bytes(layers, heads, head_dim, kv_type(type));
+  });
   m.def("act_bytes", [](int rows, int width, bool int8, bool bf16, bool f32) { return Model::act_bytes(rows, width, {int8, bf16, f32}); });
   m.def("uniform", &uniform, "seed"_a, "position"_a);
   m.def("linear", &linear, "isa"_a, "type"_a, "data"_a, "rows"_a, "cols"_a, "x"_a, "tile"_a);
@@ -165,7 +176,9 @@ NB_MODULE(_native, m) {
       }, "q"_a, "k"_a, "v"_a, "layer"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "schedule"_a, "q_norm"_a, "k_norm"_a, "rope"_a, "act"_a,
          "scale"_a, "eps"_a, "interleaved"_a)
       .def("output", &Model::output)
-      .def("allocate_cache", &Model::allocate_cache, "layers"_a, "blocks"_a, "heads"_a, "head_dim"_a, "bf16"_a, "parts"_a)
+      .def("allocate_cache", [](Model& self, int layers, int blocks, int heads, int head_dim, const std::string& type, int parts) {
+        self.allocate_cache(layers, blocks, heads, head_dim, kv_type(type), parts);
+      }, "layers"_a, "blocks"_a, "heads"_a, "head_dim"_a, "type"_a, "parts"_a)
       .def("copy_block", &Model::copy_block)
       .def("step", &step, "ids"_a, "positions"_a, "spans"_a, "tables"_a, "select"_a, "sampling"_a)
       .def("logits", [](Model& self, int rows) {
@@ -173,6 +186,9 @@ NB_MODULE(_native, m) {
         auto result = new_matrix(size_t(rows), size_t(self.vocabulary()), y);
         for (int r = 0; r < rows; r++) memcpy(y + size_t(r) * size_t(self.vocabulary()), self.logits().row(r), size_t(self.vocabulary()) * sizeof(float));
         return result;
+      })
+      .def("profile", [](const Model& self) {  // steps, seconds in them, seconds by kind of operation; since loading
+        return std::make_tuple(self.profile().steps(), self.profile().seconds(), self.profile().by_name());
       })
       .def_prop_ro("isa", [](const Model& self) { return std::string(self.isa()); })
       .def_prop_ro("threads", &Model::threads)

@@ -76,11 +76,11 @@ class Runner:
         tokens: int = 512,
         blocks: int = 128,
         threads: int = 2,
-        kv_bf16: bool = True,
+        kv_dtype: str = "bf16",
     ) -> None:
         self.program = build_program(open_checkpoint(path))
         limits = Limits(tokens, tokens, blocks)
-        self.executable: CpuExecutable = load(lower(self.program), limits, threads, kv_bf16)
+        self.executable: CpuExecutable = load(lower(self.program), limits, threads, kv_dtype)
 
     def logits(self, ids: list[int], start: int = 0) -> np.ndarray:
         """Logits of every row of `ids`, which follow `start` computed tokens."""

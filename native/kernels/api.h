@@ -22,15 +22,18 @@ constexpr int BLOCK = 16;         // tokens per KV block
 constexpr int KV_TILE = 64;       // tokens per softmax tile
 constexpr int KV_CHUNK = 256;     // tokens per attention partial; fixed, so results never depend on threads
 constexpr int ATTEND_ROWS = 16;   // query rows (token, head) handled together
+constexpr int WIDEST_HEAD = 512;  // most dimensions of an attention head
 constexpr float MASKED = -1e30f;  // running maximum before any key has been seen
+
+enum KvType : int { KV_F32, KV_BF16, KV_INT8 };
 
 // The input of linear layers, in the forms that its consumers read. Unused forms are null.
 // Rows are tokens, allocated in whole tiles of 16; `k` is the feature count rounded up to 64 (padding is zero).
-// Scales and sums are tiled: entry (row, group) lies at `tiled(row, group, groups)`.
+// What belongs to a group of 32 features is tiled: entry (row, group) lies at `tiled(row, group, groups)`.
 struct Act {
   int k;
-  int8_t* q;        // [rows][2k + 64]  per group of 32, x = scale * (16 * high + low): 32 high digits, then
-                    //                  the 32 low ones; |high| <= 127, -8 <= low <= 7
+  int8_t* q;        // 64 bytes a group x = scale * (16 * high + low): 32 high digits, then the 32 low ones;
+                    //                  |high| <= 127, -8 <= low <= 7
   float* scale;     // k / 32 a row
   float* scaled;    // k / 32 a row     scale * sum(16 * high + low), for formats with a minimum
   int32_t* neg32;   // k / 32 a row     minus that integer sum per 32: a zero point is removed by a shift
@@ -58,7 +61,7 @@ struct LinearArgs {
 struct AttendArgs {
   // ATTEND_ROWS or fewer query rows that share one KV head and one block table.
   int rows;
-  const void* q[ATTEND_ROWS];    // each [head_dim] fp32, or [2][head_dim] bf16 (value, remainder); scaled
+  const void* q[ATTEND_ROWS];    // each [head_dim] fp32 for an fp32 cache, else [2][head_dim] bf16 (value, remainder); scaled
   int position[ATTEND_ROWS];     // the row sees keys in (position - window, position]
   int window;                    // 0: unlimited
   int head_dim;                  // padded to 16
@@ -78,18 +81,21 @@ struct Kernels {
   void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* y);
   void (*glu)(int kind, const float* gate, const float* up, int n, float* y);
   void (*rope)(float* x, const float* cos_sin, int head_dim, int interleaved);
-  void (*store_q)(const float* x, int head_dim, int padded, float scale, int bf16, void* out);
-  void (*store_k)(const float* x, int head_dim, int slot, int bf16, uint8_t* block);
-  void (*store_v)(const float* x, int head_dim, int padded, int slot, int bf16, uint8_t* block);
-  void (*attend_bf16)(const AttendArgs&);
-  void (*attend_f32)(const AttendArgs&);
+  void (*store_q)(const float* x, int head_dim, int padded, float scale, KvType type, void* out);
+  void (*store_k)(const float* x, int head_dim, int padded, int slot, KvType type, uint8_t* block);
+  void (*store_v)(const float* x, int head_dim, int padded, int slot, KvType type, uint8_t* block);
+  void (*attend[3])(const AttendArgs&);  // by KvType
   void (*merge)(float* max, float* sum, float* out, float m, float l, const float* o, int head_dim);
   float (*row_max)(const float* x, int n);
   double (*exp_sum)(const float* x, int n, float max, float inv_temperature, float* p);
 };
 
-const Kernels* kernels_avx512();
+const Kernels* kernels_amx();
+const Kernels* kernels_avx512bf16();
+const Kernels* kernels_avx512vnni();
+const Kernels* kernels_avxvnni();
 const Kernels* kernels_avx2();
+const Kernels* kernels_neon();
 const Kernels* kernels_scalar();
 
 }  // namespace octavo

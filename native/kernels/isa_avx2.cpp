@@ -1,4 +1,4 @@
-// Kernels for avx2; see simd_avx2.h for what it needs.
+// Kernels for avx2; see simd_avx2.h for what they need.
 #include <immintrin.h>
 
 #include "api.h"

@@ -1,4 +1,4 @@
-// 16 lanes in two 256-bit registers. Needs AVX2, FMA, F16C.
+// 16 lanes in two 256-bit registers. Needs AVX2, FMA, F16C; uses AVX-VNNI where the compiler is told of it.
 #include <immintrin.h>
 
 constexpr int TOKEN_TILE = 4;
@@ -42,7 +42,15 @@ static inline VF f_s8(const uint8_t* p) {
 static inline __m256 exp2i_half(__m256 n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
-static inline VF f_exp2i(VF n) { return {exp2i_half(n.a), exp2i_half(n.b)}; }
+static inline VF f_scale2(VF x, VF n) { return {_mm256_mul_ps(x.a, exp2i_half(n.a)), _mm256_mul_ps(x.b, exp2i_half(n.b))}; }  // n in [-126, 127]
+static inline __m256 even_half(__m256 a, __m256 b) {
+  return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(_mm256_shuffle_ps(a, b, 0x88)), 0xD8));
+}
+static inline __m256 odd_half(__m256 a, __m256 b) {
+  return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(_mm256_shuffle_ps(a, b, 0xDD)), 0xD8));
+}
+static inline VF f_even(VF x, VF y) { return {even_half(x.a, x.b), even_half(y.a, y.b)}; }  // lanes 0, 2, 4... of x, then of y
+static inline VF f_odd(VF x, VF y) { return {odd_half(x.a, x.b), odd_half(y.a, y.b)}; }
 static inline VM f_le(VF x, VF y) { return {_mm256_cmp_ps(x.a, y.a, _CMP_LE_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_LE_OQ)}; }
 static inline VF f_select(VM m, VF yes, VF no) { return {_mm256_blendv_ps(no.a, yes.a, m.a), _mm256_blendv_ps(no.b, yes.b, m.b)}; }
 static inline VM m_range(int begin, int end) {
@@ -94,6 +102,9 @@ template <int S> static inline __m256i plane_half(__m256i x, __m256i p) {
   return _mm256_or_si256(x, _mm256_and_si256(y, _mm256_set1_epi8(0x30)));
 }
 template <int S> static inline VB b_plane(VB x, VB p) { return {plane_half<S>(x.a, p.a), plane_half<S>(x.b, p.b)}; }
+#ifdef __AVXVNNI__
+template <bool WIDE> static inline __m256i dot_half(__m256i acc, __m256i w, __m256i a) { return _mm256_dpbusd_avx_epi32(acc, w, a); }
+#else
 // vpmaddubsw saturates at 16 bits: safe for weights up to 127. Wider weights are split into their
 // low seven bits and their top bit (counted 128 times), both safe, so the sum is exact.
 template <bool WIDE> static inline __m256i dot_half(__m256i acc, __m256i w, __m256i a) {
@@ -104,6 +115,7 @@ template <bool WIDE> static inline __m256i dot_half(__m256i acc, __m256i w, __m2
   acc = _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(low, a), one));
   return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(top, a), _mm256_set1_epi16(128)));
 }
+#endif
 template <bool WIDE> static inline VI b_dot(VI acc, VB w, const int8_t* a) {
   __m256i x = _mm256_set1_epi32(*(const int32_t*)a);
   return {dot_half<WIDE>(acc.a, w.a, x), dot_half<WIDE>(acc.b, w.b, x)};

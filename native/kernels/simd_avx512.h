@@ -1,4 +1,4 @@
-// 16 lanes in one 512-bit register. Needs F, BW, DQ, VL, VNNI, BF16.
+// 16 lanes in one 512-bit register. Needs F, BW, DQ, VL, VNNI; uses BF16 where the compiler is told of it.
 #include <immintrin.h>
 
 constexpr int TOKEN_TILE = 8;  // tokens per integer register tile: 8 weight lines + 8 accumulators + temporaries
@@ -25,8 +25,14 @@ static inline VF f_half(const void* p) { return {_mm512_cvtph_ps(_mm256_loadu_si
 static inline VF f_int(VI a) { return {_mm512_cvtepi32_ps(a.v)}; }
 static inline VF f_u8(const uint8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)))}; }
 static inline VF f_s8(const uint8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))}; }
-static inline VF f_exp2i(VF n) {  // 2^n for integral n in [-126, 127]
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23))};
+static inline VF f_scale2(VF x, VF n) { return {_mm512_scalef_ps(x.v, n.v)}; }  // x * 2^n
+static inline VF f_even(VF a, VF b) {  // lanes 0, 2, 4... of a, then of b
+  const __m512i at = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  return {_mm512_permutex2var_ps(a.v, at, b.v)};
+}
+static inline VF f_odd(VF a, VF b) {
+  const __m512i at = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+  return {_mm512_permutex2var_ps(a.v, at, b.v)};
 }
 static inline VM f_le(VF a, VF b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LE_OQ)}; }
 static inline VF f_select(VM m, VF yes, VF no) { return {_mm512_mask_mov_ps(no.v, m.v, yes.v)}; }
@@ -62,14 +68,27 @@ template <bool WIDE> static inline VI b_dot(VI acc, VB w, const int8_t* a) {
   return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(*(const int32_t*)a))};
 }
 
-// acc[lane] += x0 * y0 + x1 * y1 over bf16 pairs; y is broadcast
-static inline VF h_dot(VF acc, const uint16_t* line, const uint16_t* pair) {
-  return {_mm512_dpbf16_ps(acc.v, (__m512bh)_mm512_load_si512(line), (__m512bh)_mm512_set1_epi32(*(const int32_t*)pair))};
-}
 static inline VF h_load(const uint16_t* p) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
 }
+// h_dot: acc[lane] += x0 * y0 + x1 * y1 over bf16 pairs; y is broadcast. h_store rounds to nearest even.
+#ifdef __AVX512BF16__
+static inline VF h_dot(VF acc, const uint16_t* line, const uint16_t* pair) {
+  return {_mm512_dpbf16_ps(acc.v, (__m512bh)_mm512_load_si512(line), (__m512bh)_mm512_set1_epi32(*(const int32_t*)pair))};
+}
 static inline void h_store(uint16_t* p, VF a) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(a.v)); }
+#else
+static inline VF h_dot(VF acc, const uint16_t* line, const uint16_t* pair) {
+  const __m512i x = _mm512_load_si512(line), y = _mm512_set1_epi32(*(const int32_t*)pair), high = _mm512_set1_epi32((int)0xFFFF0000);
+  acc.v = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(x, 16)), _mm512_castsi512_ps(_mm512_slli_epi32(y, 16)), acc.v);
+  return {_mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(x, high)), _mm512_castsi512_ps(_mm512_and_si512(y, high)), acc.v)};
+}
+static inline void h_store(uint16_t* p, VF a) {
+  const __m512i u = _mm512_castps_si512(a.v), odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+}
+#endif
 
 static inline float f_hadd(VF a) {  // fixed tree
   float t[16];

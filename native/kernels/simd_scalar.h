@@ -37,7 +37,9 @@ static inline VF f_half(const void* p) { VF r; EACH_LANE r.v[i] = half_to_float(
 static inline VF f_int(VI a) { VF r; EACH_LANE r.v[i] = (float)a.v[i]; return r; }
 static inline VF f_u8(const uint8_t* p) { VF r; EACH_LANE r.v[i] = p[i]; return r; }
 static inline VF f_s8(const uint8_t* p) { VF r; EACH_LANE r.v[i] = (int8_t)p[i]; return r; }
-static inline VF f_exp2i(VF n) { EACH_LANE n.v[i] = ldexpf(1.0f, (int)n.v[i]); return n; }
+static inline VF f_scale2(VF a, VF n) { EACH_LANE a.v[i] = ldexpf(a.v[i], n.v[i] > -200 ? (int)n.v[i] : -200); return a; }
+static inline VF f_even(VF a, VF b) { VF r; EACH_LANE r.v[i] = i < 8 ? a.v[2 * i] : b.v[2 * i - 16]; return r; }
+static inline VF f_odd(VF a, VF b) { VF r; EACH_LANE r.v[i] = i < 8 ? a.v[2 * i + 1] : b.v[2 * i - 15]; return r; }
 static inline VM f_le(VF a, VF b) { VM r; EACH_LANE r.v[i] = a.v[i] <= b.v[i]; return r; }
 static inline VF f_select(VM m, VF yes, VF no) { EACH_LANE no.v[i] = m.v[i] ? yes.v[i] : no.v[i]; return no; }
 static inline VM m_range(int begin, int end) { VM r; EACH_LANE r.v[i] = i >= begin && i < end; return r; }

@@ -58,7 +58,7 @@ size_t Model::act_bytes(int rows, int width, ActForms forms) {
   const size_t m = align_up(size_t(rows), ROW_TILE), k = padded_cols(size_t(width));
   size_t bytes = 0;
   auto add = [&](size_t n) { bytes += align_up(n, 64); };
-  if (forms.int8) add(m * (2 * k + 64)), add(m * k / 32 * 4), add(m * k / 32 * 4), add(m * k / 32 * 4), add(m * k / 16 * 4);
+  if (forms.int8) add(m * 2 * k), add(m * k / 32 * 4), add(m * k / 32 * 4), add(m * k / 32 * 4), add(m * k / 16 * 4);
   if (forms.bf16) add(m * k * 4);
   if (forms.f32) add(m * k * 4);
   return bytes;
@@ -69,7 +69,7 @@ int Model::add_act(Rows rows, int width, ActForms forms) {
   Act a{};
   a.k = int(k);
   if (forms.int8) {
-    a.q = buffers_arena_.allocate<int8_t>(m * (2 * k + 64));
+    a.q = buffers_arena_.allocate<int8_t>(m * 2 * k);
     a.scale = buffers_arena_.allocate<float>(m * k / 32);
     a.scaled = buffers_arena_.allocate<float>(m * k / 32);
     a.neg32 = buffers_arena_.allocate<int32_t>(m * k / 32);
@@ -134,13 +134,14 @@ void Model::output(int b, int vocabulary) {
   for (int i = 0; i < pool_.size(); i++) sample_scratch_.push_back(buffers_arena_.allocate<float>(float_row(vocabulary)));
 }
 
-size_t Model::cache_block_bytes(int layers, int heads, int head_dim, bool bf16) {
-  return size_t(layers) * size_t(heads) * 2 * BLOCK * align_up(size_t(head_dim), 16) * (bf16 ? 2 : 4);
+size_t Model::cache_block_bytes(int layers, int heads, int head_dim, KvType type) {
+  return size_t(layers) * size_t(heads) * kv_head_bytes(type, int(align_up(size_t(head_dim), 16)));
 }
 
-void Model::allocate_cache(int layers, int blocks, int heads, int head_dim, bool bf16, int parts) {
+void Model::allocate_cache(int layers, int blocks, int heads, int head_dim, KvType type, int parts) {
+  if (head_dim > WIDEST_HEAD) throw std::invalid_argument("attention heads wider than 512 are not supported");
   KvCache& kv = context_.kv;
-  kv = {nullptr, layers, blocks, heads, head_dim, int(align_up(size_t(head_dim), 16)), bf16};
+  kv = {nullptr, layers, blocks, heads, head_dim, int(align_up(size_t(head_dim), 16)), type};
   cache_ = std::make_unique<Arena>(kv.layer_bytes() * size_t(layers));
   kv.data = cache_->allocate<uint8_t>(kv.layer_bytes() * size_t(layers));
   const size_t pairs = size_t(parts) * size_t(heads_);
@@ -167,6 +168,7 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
   for (Schedule& s : context_.schedules) plan_attention(context_, s, heads_, kv_heads_);
   std::vector<Sample> samples(sampling.size());
   Work works[2] = {Work(pool_.size()), Work(pool_.size())};
+  profile_.begin();
   pool_.run([&](int thread) {
     int phase = 0;
     // Two cursor sets alternate: while all threads use one, thread 0 rewinds the other.
@@ -179,12 +181,15 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
         for (int p = 0; p < op->phases(); p++) {
           op->run(context_, p, thread, next());
           pool_.barrier();
+          if (thread == 0) profile_.mark([&] { return op->name(p); });
         }
     next().each(thread, int(sampling.size()), 1, [&](int begin, int end) {
       for (int i = begin; i < end; i++)
         samples[size_t(i)] = sample(*kernels_, logits().row(i), vocabulary_, sampling[size_t(i)], sample_scratch_[size_t(thread)]);
     });
   });
+  profile_.mark([] { return std::string("sample"); });
+  profile_.end();
   return samples;
 }
 

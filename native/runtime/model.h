@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ops.h"
+#include "profile.h"
 #include "sampling.h"
 
 namespace octavo {
@@ -39,11 +40,12 @@ class Model {
   void attention(const Attention& a);
   void output(int buffer, int vocabulary);
 
-  void allocate_cache(int layers, int blocks, int heads, int head_dim, bool bf16, int parts);
+  void allocate_cache(int layers, int blocks, int heads, int head_dim, KvType type, int parts);
   void copy_block(int from, int to);
 
   // Runs every operation, then samples the selected rows.
   std::vector<Sample> step(const Step& step, const std::vector<SamplingRow>& sampling);
+  const Profile& profile() const { return profile_; }
   const Buffer& logits() const { return buffers_[size_t(output_)].buffer; }
   int vocabulary() const { return vocabulary_; }
 
@@ -56,7 +58,7 @@ class Model {
 
   static size_t matrix_bytes(int ggml_type, size_t rows, size_t cols);
   static size_t act_bytes(int rows, int width, ActForms forms);
-  static size_t cache_block_bytes(int layers, int heads, int head_dim, bool bf16);
+  static size_t cache_block_bytes(int layers, int heads, int head_dim, KvType type);
 
  private:
   struct Row { Rows rows; Buffer buffer; };
@@ -80,6 +82,7 @@ class Model {
   std::vector<std::unique_ptr<Op>> ops_;
   std::vector<std::unique_ptr<Op>> prologue_;
   Context context_;
+  Profile profile_;
   std::vector<float*> sample_scratch_;
   int output_ = -1, vocabulary_ = 0, heads_ = 0, kv_heads_ = 0;
 };

@@ -2,6 +2,7 @@
 // all threads pass a barrier after every phase, and no phase reads what another thread writes in it.
 #pragma once
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "../kernels/api.h"
@@ -39,10 +40,17 @@ struct Schedule {  // attention work of a step for one window size; the same for
   std::vector<int> part_begin;  // per token, index of its first partial; one more at the end
 };
 
+// Bytes of one KV head in a block: keys and values of 16 tokens, for int8 with their scales.
+inline size_t kv_head_bytes(KvType type, int padded) {
+  const size_t values = size_t(2) * BLOCK * size_t(padded);
+  return type == KV_F32 ? 4 * values : type == KV_BF16 ? 2 * values : values + 2 * BLOCK * sizeof(float);
+}
+
 struct KvCache {
   uint8_t* data = nullptr;
-  int layers = 0, blocks = 0, heads = 0, head_dim = 0, padded = 0, bf16 = 1;
-  size_t head_bytes() const { return size_t(2) * BLOCK * size_t(padded) * (bf16 ? 2 : 4); }
+  int layers = 0, blocks = 0, heads = 0, head_dim = 0, padded = 0;
+  KvType type = KV_BF16;
+  size_t head_bytes() const { return kv_head_bytes(type, padded); }
   size_t block_bytes() const { return head_bytes() * size_t(heads); }
   size_t layer_bytes() const { return block_bytes() * size_t(blocks); }
   uint8_t* at(int layer, int block, int head) const {
@@ -72,6 +80,7 @@ struct Context {
 class Op {
  public:
   virtual ~Op() = default;
+  virtual std::string name(int phase) const = 0;  // for the profile
   virtual int phases() const { return 1; }
   virtual void run(Context& c, int phase, int thread, Work& work) = 0;
 };
@@ -80,6 +89,7 @@ class Op {
 class EmbedOp : public Op {
  public:
   EmbedOp(Matrix table, Buffer out, float scale) : table_(table), out_(out), scale_(scale) {}
+  std::string name(int) const override { return "embed"; }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
   Matrix table_; Buffer out_; float scale_;
@@ -89,6 +99,7 @@ class EmbedOp : public Op {
 class SelectOp : public Op {
  public:
   SelectOp(Buffer in, Buffer out) : in_(in), out_(out) {}
+  std::string name(int) const override { return "select"; }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
   Buffer in_, out_;
@@ -99,6 +110,7 @@ class NormOp : public Op {
  public:
   NormOp(Rows rows, Buffer in, const float* weight, float eps, Buffer out, Buffer residual, Act act)
       : rows_(rows), in_(in), weight_(weight), eps_(eps), out_(out), residual_(residual), act_(act) {}
+  std::string name(int) const override { return "norm"; }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
   Rows rows_; Buffer in_; const float* weight_; float eps_; Buffer out_, residual_; Act act_;
@@ -108,6 +120,7 @@ class NormOp : public Op {
 class AddOp : public Op {
  public:
   AddOp(Rows rows, Buffer a, Buffer b, Buffer out) : rows_(rows), a_(a), b_(b), out_(out) {}
+  std::string name(int) const override { return "add"; }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
   Rows rows_; Buffer a_, b_, out_;
@@ -119,6 +132,7 @@ struct LinearPart { Matrix weight; Buffer out; const float* bias; const float* r
 class LinearOp : public Op {
  public:
   LinearOp(Rows rows, Act act, std::vector<LinearPart> parts) : rows_(rows), act_(act), parts_(std::move(parts)) {}
+  std::string name(int) const override;  // "linear IN->OUT"
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
   Rows rows_; Act act_; std::vector<LinearPart> parts_;
@@ -127,6 +141,7 @@ class LinearOp : public Op {
 class GluOp : public Op {
  public:
   GluOp(Rows rows, Buffer gate, Buffer up, int kind, Act act) : rows_(rows), gate_(gate), up_(up), kind_(kind), act_(act) {}
+  std::string name(int) const override { return "glu"; }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
   Rows rows_; Buffer gate_, up_; int kind_; Act act_;
@@ -136,6 +151,7 @@ class GluOp : public Op {
 class RopeTableOp : public Op {
  public:
   RopeTableOp(const float* frequencies, int half, float* out) : frequencies_(frequencies), half_(half), out_(out) {}
+  std::string name(int) const override { return "rope table"; }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
   const float* frequencies_; int half_; float* out_;
@@ -156,6 +172,7 @@ struct AttentionSpec {
 class AttentionOp : public Op {
  public:
   explicit AttentionOp(const AttentionSpec& s) : s_(s) {}
+  std::string name(int phase) const override { return phase == 0 ? "attention: store" : phase == 1 ? "attention" : "attention: merge"; }
   int phases() const override { return 3; }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:

@@ -76,14 +76,14 @@ void AttentionOp::store(Context& c, int t, int unit, float* tmp) {
   }
   if (query) {
     uint8_t* out = c.queries + (size_t(t) * size_t(s_.heads) + size_t(head)) * size_t(c.kv.padded) * 4;
-    return c.kernels->store_q(x, d, c.kv.padded, s_.scale, c.kv.bf16, out);
+    return c.kernels->store_q(x, d, c.kv.padded, s_.scale, c.kv.type, out);
   }
   const Span* span = &c.step.spans[0];
   while (t >= span->first + span->count) span++;
   const int position = c.step.positions[t];
   uint8_t* block = c.kv.at(s_.layer, c.step.tables[span->table + position / BLOCK], head);
-  if (value) c.kernels->store_v(x, d, c.kv.padded, position % BLOCK, c.kv.bf16, block);
-  else c.kernels->store_k(x, d, position % BLOCK, c.kv.bf16, block);
+  if (value) c.kernels->store_v(x, d, c.kv.padded, position % BLOCK, c.kv.type, block);
+  else c.kernels->store_k(x, d, c.kv.padded, position % BLOCK, c.kv.type, block);
 }
 
 void AttentionOp::attend(Context& c, const AttendItem& item, int kv_head, float* tmp) {
@@ -118,7 +118,7 @@ void AttentionOp::attend(Context& c, const AttendItem& item, int kv_head, float*
     a.begin = chunk * KV_CHUNK;
     a.end = std::min(a.begin + KV_CHUNK, last + 1);
     if (a.begin >= a.end) break;
-    (c.kv.bf16 ? c.kernels->attend_bf16 : c.kernels->attend_f32)(a);
+    c.kernels->attend[c.kv.type](a);
     for (int r = 0; r < item.rows; r++)
       c.kernels->merge(&c.part_max[slot[r]], &c.part_sum[slot[r]], c.part_out + slot[r] * size_t(d), max[r], sum[r], a.out[r], d);
   }

@@ -54,6 +54,12 @@ void AddOp::run(Context& c, int, int thread, Work& work) {
   });
 }
 
+std::string LinearOp::name(int) const {
+  size_t out = 0;
+  for (const LinearPart& p : parts_) out += p.weight.rows;
+  return "linear " + std::to_string(parts_[0].weight.cols) + "->" + std::to_string(out);
+}
+
 void LinearOp::run(Context& c, int, int thread, Work& work) {
   const int rows = c.step.rows(rows_);
   if (!rows) return;

@@ -24,7 +24,7 @@ from octavo.errors import RequestError, UsageError
 from octavo.text import ChatTemplate, TextStream, load_tokenizer
 from octavo.text.chat import template_source
 
-KV_DTYPES = ("bf16", "f32")
+KV_DTYPES = ("bf16", "int8", "f32")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class LLM:
     """A loaded model (demo name, Hugging Face id, folder or .gguf).
 
     memory: a ceiling such as "8GiB" or "50%". context: most tokens of a sequence. kv_dtype:
-    "bf16" or "f32". loading: opens a progress bar, given what it is for and the bytes in all.
+    "bf16", "int8" or "f32". loading: opens a progress bar, given what it is for and the bytes in all.
     Raises OctavoError when the model cannot be found, read or fitted.
     """
 
@@ -104,7 +104,7 @@ class LLM:
         self.template = ChatTemplate(source, self.tokenizer) if source else None
         self.plan = make_plan(
             opened.lowered, name=self.name, memory=memory, context=context, threads=threads,
-            kv_bf16=kv_dtype == "bf16",
+            kv_dtype=kv_dtype,
         )  # fmt: skip
         with loading("Loading", opened.checkpoint.nbytes) as advance:
             self.engine = load_engine(opened, self.plan, self.tokenizer.special.eos, advance)

@@ -108,7 +108,7 @@ def test_other_instruction_sets(isa: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_fp32_cache_is_closer(smollm2: Path) -> None:
     """With an fp32 cache only the activations' fifteen bits are between the backend and fp32."""
-    runner = Runner(smollm2, kv_bf16=False)
+    runner = Runner(smollm2, kv_dtype="f32")
     ids = load_tokenizer(open_checkpoint(smollm2)).encode(real_text(3000))[:DOCUMENT]
     p = Reference(runner.program).logits(ids).double().log_softmax(-1)
     q = torch.from_numpy(runner.logits(ids)).double().log_softmax(-1)

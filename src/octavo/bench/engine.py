@@ -94,11 +94,11 @@ def bench_engine(
     output: int,
     threads: int | None,
     repeats: int,
-    kv_bf16: bool = True,
+    kv_dtype: str = "bf16",
 ) -> dict[str, Any]:
     """`{"machine", "model", "runs"}` for the given batch sizes."""
     opened = open_model(path)
-    plan = make_plan(opened.lowered, name=name, threads=threads, kv_bf16=kv_bf16)
+    plan = make_plan(opened.lowered, name=name, threads=threads, kv_dtype=kv_dtype)
     executable = load_executable(opened, plan)
     runs = [measure(executable, opened.vocabulary, b, prompt, output, repeats) for b in batches]
     return {

@@ -24,7 +24,7 @@ _SIZING = (
         help="CPU threads. [all this process may use]",
     ),
     click.option(
-        "--kv-dtype", type=click.Choice(["bf16", "f32"]), default="bf16", show_default=True,
+        "--kv-dtype", type=click.Choice(["bf16", "int8", "f32"]), default="bf16", show_default=True,
         envvar="OCTAVO_KV_DTYPE", help="Precision of cached keys and values.",
     ),
     click.option(

@@ -27,7 +27,7 @@ def plan(
     opened = open_model(located.path)
     p = make_plan(
         opened.lowered, name=located.name, memory=memory, context=context, threads=threads,
-        kv_bf16=kv_dtype == "bf16",
+        kv_dtype=kv_dtype,
     )  # fmt: skip
     for name, value in (
         ("weights", p.weights),

@@ -139,7 +139,7 @@ def serve(
     opened = open_model(located.path)
     plan = make_plan(
         opened.lowered, name=located.name, memory=memory, context=context, threads=threads,
-        kv_bf16=kv_dtype == "bf16",
+        kv_dtype=kv_dtype,
     )  # fmt: skip
     if context is None and plan.context < plan.model_context:
         wanted, given = plan.model_context, plan.context

@@ -47,7 +47,7 @@ def load_executable(
         _drop_pages(model.checkpoint)
         progress(count)
 
-    return load(model.lowered, plan.limits, plan.threads, plan.kv_bf16, packed)
+    return load(model.lowered, plan.limits, plan.threads, plan.kv_dtype, packed)
 
 
 def load_engine(

@@ -35,7 +35,7 @@ class Plan:
     context: int
     model_context: int
     threads: int
-    kv_bf16: bool
+    kv_dtype: str
     limits: Limits
 
     @property
@@ -116,7 +116,7 @@ def make_plan(
     memory: str | None = None,
     context: int | None = None,
     threads: int | None = None,
-    kv_bf16: bool = True,
+    kv_dtype: str = "bf16",
 ) -> Plan:
     """Plans a model within `memory` (80 % of what is available unless named).
 
@@ -131,8 +131,8 @@ def make_plan(
     own = lowered.program.context
     if context is not None and not 1 <= context <= own:
         raise UsageError(f"--context {context:,} is not between 1 and the model's {own:,} tokens")
-    fixed = footprint(lowered, Limits(STEP_TOKENS, SEQUENCES, 0), threads, kv_bf16)
-    each = block_bytes(lowered, kv_bf16)
+    fixed = footprint(lowered, Limits(STEP_TOKENS, SEQUENCES, 0), threads, kv_dtype)
+    each = block_bytes(lowered, kv_dtype)
     left = budget - fixed.weights - fixed.buffers - PROCESS - PAGES
     wanted = context or own
     needed = (wanted + BLOCK - 1) // BLOCK * each
@@ -157,7 +157,7 @@ def make_plan(
         context=min(wanted, blocks * BLOCK),
         model_context=own,
         threads=threads,
-        kv_bf16=kv_bf16,
+        kv_dtype=kv_dtype,
         limits=Limits(STEP_TOKENS, SEQUENCES, blocks),
     )
 

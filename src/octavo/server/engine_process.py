@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 from octavo.backends.base import Limits
 from octavo.engine.engine import Engine
@@ -46,18 +47,16 @@ def die_with_parent(parent: int) -> None:
         sys.exit(0)
 
 
-def plan_fields(plan: Plan) -> dict[str, int]:
-    """A plan as plain integers, for the wire."""
-    fields = {
-        f.name: int(getattr(plan, f.name)) for f in dataclasses.fields(plan) if f.name != "limits"
-    }
+def plan_fields(plan: Plan) -> dict[str, Any]:
+    """A plan as plain values, for the wire."""
+    fields = {f.name: getattr(plan, f.name) for f in dataclasses.fields(plan) if f.name != "limits"}
     return fields | {f"limits.{k}": v for k, v in dataclasses.asdict(plan.limits).items()}
 
 
-def plan_from(fields: dict[str, int]) -> Plan:
+def plan_from(fields: dict[str, Any]) -> Plan:
     limits = Limits(**{k[7:]: v for k, v in fields.items() if k.startswith("limits.")})
     plain = {k: v for k, v in fields.items() if not k.startswith("limits.")}
-    return Plan(**{**plain, "kv_bf16": bool(plain["kv_bf16"])}, limits=limits)  # type: ignore[arg-type]
+    return Plan(**plain, limits=limits)
 
 
 class EngineProcess:

@@ -67,13 +67,13 @@ def _scratch(lowered: Lowered) -> int:
     return max(widest, padded + _up(attention.q.width), 8 * padded) + ALIGN
 
 
-def block_bytes(lowered: Lowered, kv_bf16: bool) -> int:
+def block_bytes(lowered: Lowered, kv_dtype: str) -> int:
     """Bytes of one KV block over all layers."""
     c = lowered.program.cache
-    return _native.cache_block_bytes(c.layers, c.kv_heads, c.head_dim, kv_bf16)
+    return _native.cache_block_bytes(c.layers, c.kv_heads, c.head_dim, kv_dtype)
 
 
-def footprint(lowered: Lowered, limits: Limits, threads: int, kv_bf16: bool) -> Footprint:
+def footprint(lowered: Lowered, limits: Limits, threads: int, kv_dtype: str) -> Footprint:
     """What `load` will allocate, exactly but for page rounding."""
     matrices, vectors = _weights(lowered)
     weights = sum(_native.matrix_bytes(int(t.type), *t.shape) for t in matrices.values())
@@ -93,7 +93,7 @@ def footprint(lowered: Lowered, limits: Limits, threads: int, kv_bf16: bool) -> 
     buffers += 2 * _up(4 * parts) + _up(4 * parts * padded)
     buffers += _up(limits.tokens * attention.heads * padded * 4)
     return Footprint(
-        weights + SLACK, buffers + SLACK, limits.blocks * block_bytes(lowered, kv_bf16)
+        weights + SLACK, buffers + SLACK, limits.blocks * block_bytes(lowered, kv_dtype)
     )
 
 
@@ -200,16 +200,16 @@ def load(
     lowered: Lowered,
     limits: Limits,
     threads: int,
-    kv_bf16: bool = True,
+    kv_dtype: str = "bf16",
     progress: Progress = lambda _: None,
 ) -> CpuExecutable:
     """Packs the weights and allocates everything a step can need.
 
     The instruction set is the best the host runs, or the one `OCTAVO_ISA` names.
     """
-    size = footprint(lowered, limits, threads, kv_bf16)
+    size = footprint(lowered, limits, threads, kv_dtype)
     try:
-        isa = _native.isa(os.environ.get("OCTAVO_ISA", "")).split("-")[0]
+        isa = _native.isa(os.environ.get("OCTAVO_ISA", ""))
     except RuntimeError as e:
         raise UsageError(str(e), "OCTAVO_ISA=scalar octavo doctor") from None
     model = _native.Model(
@@ -224,6 +224,6 @@ def load(
     c = program.cache
     model.allocate_cache(
         layers=c.layers, blocks=limits.blocks, heads=c.kv_heads, head_dim=c.head_dim,
-        bf16=kv_bf16, parts=limits.tokens + SPARE_PARTS,
+        type=kv_dtype, parts=limits.tokens + SPARE_PARTS,
     )  # fmt: skip
     return CpuExecutable(model, limits)

@@ -1,20 +1,20 @@
-// Kernels for avx512-vnni-bf16; see simd_avx512.h for what it needs.
+// Kernels for avx512bf16; see simd_avx512.h for what they need.
 #include <immintrin.h>
 
 #include "api.h"
 
 namespace octavo {
 namespace {
-namespace avx512 {
-#define ISA_NAME "avx512-vnni-bf16"
+namespace avx512bf16 {
+#define ISA_NAME "avx512bf16"
 #include "simd_avx512.h"
 #include "linear.inc"
 #include "elementwise.inc"
 #include "attention.inc"
 #include "table.inc"
-}  // namespace avx512
+}  // namespace avx512bf16
 }  // namespace
 
-const Kernels* kernels_avx512() { return &avx512::TABLE; }
+const Kernels* kernels_avx512bf16() { return &avx512bf16::TABLE; }
 
 }  // namespace octavo

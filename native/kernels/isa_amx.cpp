@@ -1,0 +1,26 @@
+// Kernels for AMX beside AVX-512: tiles where many rows meet, registers for the rest.
+#include <immintrin.h>
+
+#include "api.h"
+
+namespace octavo {
+namespace {
+namespace amx {
+#define ISA_NAME "amx"
+#include "simd_avx512.h"
+#include "linear.inc"
+#include "elementwise.inc"
+#include "attention.inc"
+#include "amx.h"
+#include "amx_linear.inc"
+#include "amx_attention.inc"
+#define LINEAR tile_linear
+#define LINEAR_BF16 bf16_linear
+#define ATTEND_BF16 Tiles
+#include "table.inc"
+}  // namespace amx
+}  // namespace
+
+const Kernels* kernels_amx() { return &amx::TABLE; }
+
+}  // namespace octavo

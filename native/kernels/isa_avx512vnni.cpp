@@ -1,0 +1,20 @@
+// Kernels for avx512vnni; see simd_avx512.h for what they need.
+#include <immintrin.h>
+
+#include "api.h"
+
+namespace octavo {
+namespace {
+namespace avx512vnni {
+#define ISA_NAME "avx512vnni"
+#include "simd_avx512.h"
+#include "linear.inc"
+#include "elementwise.inc"
+#include "attention.inc"
+#include "table.inc"
+}  // namespace avx512vnni
+}  // namespace
+
+const Kernels* kernels_avx512vnni() { return &avx512vnni::TABLE; }
+
+}  // namespace octavo
