@@ -80,12 +80,13 @@ struct Kernels {
   void (*emit)(const Act&, int row, int first, int count, const float* x);
   void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* y);
   void (*glu)(int kind, const float* gate, const float* up, int n, float* y);
-  void (*rope)(float* x, const float* cos_sin, int head_dim, int interleaved);
+  void (*rope)(const float* in, const float* cos_sin, int head_dim, int interleaved, float* out);
   void (*store_q)(const float* x, int head_dim, int padded, float scale, KvType type, void* out);
   void (*store_k)(const float* x, int head_dim, int padded, int slot, KvType type, uint8_t* block);
   void (*store_v)(const float* x, int head_dim, int padded, int slot, KvType type, uint8_t* block);
   void (*attend[3])(const AttendArgs&);  // by KvType
   void (*merge)(float* max, float* sum, float* out, float m, float l, const float* o, int head_dim);
+  void (*combine)(const float* max, const float* sum, const float* out, int count, int step, int padded, int head_dim, float* y);
   float (*row_max)(const float* x, int n);
   double (*exp_sum)(const float* x, int n, float max, float inv_temperature, float* p);
 };

@@ -16,6 +16,7 @@ static inline VF f_add(VF x, VF y) { return {_mm256_add_ps(x.a, y.a), _mm256_add
 static inline VF f_sub(VF x, VF y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
 static inline VF f_mul(VF x, VF y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
 static inline VF f_div(VF x, VF y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+static inline VF f_inverse(VF x) { return f_div(f_set(1), x); }
 static inline VF f_fma(VF x, VF y, VF z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
 static inline VF f_max(VF x, VF y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 static inline VF f_min(VF x, VF y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
@@ -67,19 +68,23 @@ static inline void i_store(int32_t* p, VI x) { _mm256_storeu_si256((__m256i*)p, 
 static inline VI i_add(VI x, VI y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 static inline VI i_sub(VI x, VI y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
 template <int N> static inline VI i_shr(VI x) { return {_mm256_srai_epi32(x.a, N), _mm256_srai_epi32(x.b, N)}; }
-static inline int i_hadd(VI x) {
-  int32_t t[16], sum = 0;
-  i_store(t, x);
-  for (int i = 0; i < 16; i++) sum += t[i];
-  return sum;
+static inline int32_t hadd_half(__m256i a, __m256i b) {
+  a = _mm256_add_epi32(a, b);
+  __m128i t = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  t = _mm_add_epi32(t, _mm_shuffle_epi32(t, 0x4E));
+  return _mm_cvtsi128_si32(_mm_add_epi32(t, _mm_shuffle_epi32(t, 0xB1)));
 }
+static inline void i_hadd2(VI x, VI y, int32_t* sums) { sums[0] = hadd_half(x.a, x.b), sums[1] = hadd_half(y.a, y.b); }
 template <int N> static inline VI i_shl(VI x) { return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)}; }
 static inline VI i_round(VF x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 static inline void i_store8(int8_t* p, VI x) {
-  int32_t t[16];
-  i_store(t, x);
-  for (int i = 0; i < 16; i++) p[i] = (int8_t)t[i];
+  const __m256i low = _mm256_set1_epi32(255);  // packing saturates: bytes first
+  __m256i w = _mm256_packus_epi32(_mm256_and_si256(x.a, low), _mm256_and_si256(x.b, low));
+  w = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(w, w), _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5));
+  _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(w));
 }
+
+static inline void i_store8x4(int8_t* p, VI a, VI b, VI c, VI d) { i_store8(p, a), i_store8(p + 16, b), i_store8(p + 32, c), i_store8(p + 48, d); }
 
 static inline VB b_load(const uint8_t* p) { return {_mm256_load_si256((const __m256i*)p), _mm256_load_si256((const __m256i*)p + 1)}; }
 static inline VB b_low(VB x) { __m256i m = _mm256_set1_epi8(15); return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)}; }
@@ -132,13 +137,13 @@ static inline VF h_dot(VF acc, const uint16_t* line, const uint16_t* pair) {
 }
 static inline __m256 h_widen(const uint16_t* p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16)); }
 static inline VF h_load(const uint16_t* p) { return {h_widen(p), h_widen(p + 8)}; }
+static inline __m256i round_half(__m256 x) {  // to nearest even; inputs are finite
+  const __m256i u = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  return _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF))), 16);
+}
 static inline void h_store(uint16_t* p, VF x) {
-  float t[16];
-  f_store(t, x);
-  for (int i = 0; i < 16; i++) {  // round to nearest even; inputs are finite
-    uint32_t u = *(uint32_t*)&t[i];
-    p[i] = (uint16_t)((u + 0x7FFF + ((u >> 16) & 1)) >> 16);
-  }
+  const __m256i packed = _mm256_packus_epi32(round_half(x.a), round_half(x.b));
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(packed, 0xD8));
 }
 
 static inline float f_hadd(VF x) {
@@ -148,9 +153,8 @@ static inline float f_hadd(VF x) {
   return t[0];
 }
 static inline float f_hmax(VF x) {
-  float t[16], m;
-  f_store(t, x);
-  m = t[0];
-  for (int i = 1; i < 16; i++) m = t[i] > m ? t[i] : m;
-  return m;
+  __m256 a = _mm256_max_ps(x.a, x.b);
+  __m128 m = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+  return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
 }

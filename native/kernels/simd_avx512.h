@@ -16,6 +16,10 @@ static inline VF f_add(VF a, VF b) { return {_mm512_add_ps(a.v, b.v)}; }
 static inline VF f_sub(VF a, VF b) { return {_mm512_sub_ps(a.v, b.v)}; }
 static inline VF f_mul(VF a, VF b) { return {_mm512_mul_ps(a.v, b.v)}; }
 static inline VF f_div(VF a, VF b) { return {_mm512_div_ps(a.v, b.v)}; }
+static inline VF f_inverse(VF a) {  // 1 / a within 1 ulp or so: two Newton steps from 14 bits; a finite and not tiny
+  const __m512 two = _mm512_set1_ps(2), r = _mm512_rcp14_ps(a.v), s = _mm512_mul_ps(r, _mm512_fnmadd_ps(a.v, r, two));
+  return {_mm512_mul_ps(s, _mm512_fnmadd_ps(a.v, s, two))};
+}
 static inline VF f_fma(VF a, VF b, VF c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 static inline VF f_max(VF a, VF b) { return {_mm512_max_ps(a.v, b.v)}; }
 static inline VF f_min(VF a, VF b) { return {_mm512_min_ps(a.v, b.v)}; }
@@ -48,10 +52,27 @@ static inline void i_store(int32_t* p, VI a) { _mm512_storeu_si512(p, a.v); }
 static inline VI i_add(VI a, VI b) { return {_mm512_add_epi32(a.v, b.v)}; }
 static inline VI i_sub(VI a, VI b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 template <int N> static inline VI i_shr(VI a) { return {_mm512_srai_epi32(a.v, N)}; }
-static inline int i_hadd(VI a) { return _mm512_reduce_add_epi32(a.v); }
+static inline void i_hadd2(VI a, VI b, int32_t* sums) {
+  __m512i t = _mm512_add_epi32(_mm512_shuffle_i64x2(a.v, b.v, 0x44), _mm512_shuffle_i64x2(a.v, b.v, 0xEE));
+  t = _mm512_add_epi32(t, _mm512_shuffle_i64x2(t, t, 0xB1));
+  t = _mm512_add_epi32(t, _mm512_shuffle_epi32(t, (_MM_PERM_ENUM)0x4E));
+  t = _mm512_add_epi32(t, _mm512_shuffle_epi32(t, (_MM_PERM_ENUM)0xB1));
+  sums[0] = _mm_cvtsi128_si32(_mm512_castsi512_si128(t));
+  sums[1] = _mm_cvtsi128_si32(_mm512_extracti32x4_epi32(t, 2));
+}
 template <int N> static inline VI i_shl(VI a) { return {_mm512_slli_epi32(a.v, N)}; }
 static inline VI i_round(VF a) { return {_mm512_cvtps_epi32(a.v)}; }
 static inline void i_store8(int8_t* p, VI a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v)); }
+
+// The low bytes of four vectors, one vector after the other
+static inline void i_store8x4(int8_t* p, VI a, VI b, VI c, VI d) {
+  const __m512i byte = _mm512_set1_epi32(255);
+  __m512i x = _mm512_or_si512(_mm512_and_si512(a.v, byte), _mm512_slli_epi32(_mm512_and_si512(b.v, byte), 8));
+  x = _mm512_or_si512(x, _mm512_or_si512(_mm512_slli_epi32(_mm512_and_si512(c.v, byte), 16), _mm512_slli_epi32(d.v, 24)));
+  x = _mm512_shuffle_epi8(x, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)));
+  x = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), x);
+  _mm512_store_si512(p, x);
+}
 
 static inline VB b_load(const uint8_t* p) { return {_mm512_load_si512(p)}; }
 static inline VB b_low(VB a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }

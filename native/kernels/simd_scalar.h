@@ -19,6 +19,7 @@ static inline VF f_add(VF a, VF b) { EACH_LANE a.v[i] += b.v[i]; return a; }
 static inline VF f_sub(VF a, VF b) { EACH_LANE a.v[i] -= b.v[i]; return a; }
 static inline VF f_mul(VF a, VF b) { EACH_LANE a.v[i] *= b.v[i]; return a; }
 static inline VF f_div(VF a, VF b) { EACH_LANE a.v[i] /= b.v[i]; return a; }
+static inline VF f_inverse(VF a) { return f_div(f_set(1), a); }
 static inline VF f_fma(VF a, VF b, VF c) { EACH_LANE c.v[i] = a.v[i] * b.v[i] + c.v[i]; return c; }
 static inline VF f_max(VF a, VF b) { EACH_LANE b.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return b; }
 static inline VF f_min(VF a, VF b) { EACH_LANE b.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return b; }
@@ -50,10 +51,12 @@ static inline void i_store(int32_t* p, VI a) { memcpy(p, a.v, 64); }
 static inline VI i_add(VI a, VI b) { EACH_LANE a.v[i] += b.v[i]; return a; }
 static inline VI i_sub(VI a, VI b) { EACH_LANE a.v[i] -= b.v[i]; return a; }
 template <int N> static inline VI i_shr(VI a) { EACH_LANE a.v[i] >>= N; return a; }
-static inline int i_hadd(VI a) { int s = 0; EACH_LANE s += a.v[i]; return s; }
+static inline void i_hadd2(VI a, VI b, int32_t* sums) { sums[0] = sums[1] = 0; EACH_LANE sums[0] += a.v[i], sums[1] += b.v[i]; }
 template <int N> static inline VI i_shl(VI a) { EACH_LANE a.v[i] = (int32_t)((uint32_t)a.v[i] << N); return a; }
 static inline VI i_round(VF a) { VI r; EACH_LANE r.v[i] = (int32_t)rintf(a.v[i]); return r; }
 static inline void i_store8(int8_t* p, VI a) { EACH_LANE p[i] = (int8_t)a.v[i]; }
+
+static inline void i_store8x4(int8_t* p, VI a, VI b, VI c, VI d) { i_store8(p, a), i_store8(p + 16, b), i_store8(p + 32, c), i_store8(p + 48, d); }
 
 static inline VB b_load(const uint8_t* p) { VB r; memcpy(r.v, p, 64); return r; }
 static inline VB b_low(VB a) { EACH_BYTE a.v[i] &= 15; return a; }

@@ -9,14 +9,12 @@
 namespace octavo {
 namespace {
 
-constexpr int SLACK = 16;  // floats past a row's end that kernels may read
-
 size_t float_row(int width) { return align_up(size_t(width), 64); }
 
 }  // namespace
 
 Model::Model(const std::string& isa, int threads, size_t weight_bytes, size_t buffer_bytes, Limits limits)
-    : kernels_(select_kernels(isa)), pool_(threads), limits_(limits), weights_(weight_bytes), buffers_arena_(buffer_bytes) {
+    : kernels_(select_kernels(isa)), pool_(threads), work_(threads), limits_(limits), weights_(weight_bytes), buffers_arena_(buffer_bytes) {
   context_.kernels = kernels_;
   context_.scratch_floats = float_row(limits.features) + 2 * SLACK;
   for (int i = 0; i < threads; i++) context_.scratch.push_back(buffers_arena_.allocate<float>(context_.scratch_floats));
@@ -30,9 +28,8 @@ int Model::add_matrix(int type, const uint8_t* data, size_t data_bytes, size_t r
   if (data_bytes != rows * row_bytes(type, cols)) throw std::invalid_argument("tensor bytes do not match its shape");
   Matrix m{panel_format(type), rows, cols, panel_bytes(panel_format(type), cols), nullptr};
   uint8_t* out = weights_.allocate<uint8_t>(matrix_bytes(type, rows, cols));
-  Work work(pool_.size());
   pool_.run([&](int thread) {
-    work.each(thread, m.panel_count(), 1, [&](int begin, int end) {
+    work_.each(thread, m.panel_count(), 1, [&](int begin, int end) {
       for (int p = begin; p < end; p++) pack_panel(type, data, rows, cols, size_t(p), out + size_t(p) * m.panel_bytes);
     });
   });
@@ -167,23 +164,15 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
   context_.step = step;
   for (Schedule& s : context_.schedules) plan_attention(context_, s, heads_, kv_heads_);
   std::vector<Sample> samples(sampling.size());
-  Work works[2] = {Work(pool_.size()), Work(pool_.size())};
   profile_.begin();
   pool_.run([&](int thread) {
-    int phase = 0;
-    // Two cursor sets alternate: while all threads use one, thread 0 rewinds the other.
-    auto next = [&]() -> Work& {
-      if (thread == 0) works[(phase + 1) % 2].reset();
-      return works[phase++ % 2];
-    };
     for (auto* list : {&prologue_, &ops_})
       for (auto& op : *list)
         for (int p = 0; p < op->phases(); p++) {
-          op->run(context_, p, thread, next());
-          pool_.barrier();
+          op->run(context_, p, thread, work_);
           if (thread == 0) profile_.mark([&] { return op->name(p); });
         }
-    next().each(thread, int(sampling.size()), 1, [&](int begin, int end) {
+    work_.each(thread, int(sampling.size()), 1, [&](int begin, int end) {
       for (int i = begin; i < end; i++)
         samples[size_t(i)] = sample(*kernels_, logits().row(i), vocabulary_, sampling[size_t(i)], sample_scratch_[size_t(thread)]);
     });

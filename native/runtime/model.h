@@ -71,6 +71,7 @@ class Model {
 
   const Kernels* kernels_;
   ThreadPool pool_;
+  Work work_;
   Limits limits_;
   Arena weights_, buffers_arena_;
   std::unique_ptr<Arena> cache_;

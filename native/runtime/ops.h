@@ -1,5 +1,6 @@
 // The recorded forward pass: a list of operations over token rows. Each runs in one or more phases;
-// all threads pass a barrier after every phase, and no phase reads what another thread writes in it.
+// a phase is one call of Work::each, which all threads leave together, and no phase reads what another
+// thread writes in it.
 #pragma once
 #include <memory>
 #include <string>
@@ -19,6 +20,8 @@ struct Matrix {  // packed weight
   const uint8_t* panels;
   int panel_count() const { return int((rows + PANEL - 1) / PANEL); }
 };
+
+constexpr int SLACK = 16;  // floats past a row's end that kernels may read
 
 struct Buffer {  // float values, one row per token
   float* data;
@@ -178,7 +181,7 @@ class AttentionOp : public Op {
  private:
   void store(Context& c, int row, int head, float* tmp);
   void attend(Context& c, const AttendItem& item, int kv_head, float* tmp);
-  void merge(Context& c, int row, float* tmp);
+  void merge(Context& c, int t, float* row);
   AttentionSpec s_;
 };
 

@@ -69,10 +69,8 @@ void AttentionOp::store(Context& c, int t, int unit, float* tmp) {
   const float* x = (query ? s_.q : value ? s_.v : s_.k).row(t) + head * d;
   if (!value) {
     const float* norm = query ? s_.q_norm : s_.k_norm;
-    if (norm) c.kernels->rms_norm(x, norm, d, s_.eps, tmp);
-    else memcpy(tmp, x, size_t(d) * sizeof(float));
-    if (s_.rope) c.kernels->rope(tmp, s_.rope + size_t(t) * size_t(d), d, s_.interleaved);
-    x = tmp;
+    if (norm) c.kernels->rms_norm(x, norm, d, s_.eps, tmp), x = tmp;
+    if (s_.rope) c.kernels->rope(x, s_.rope + size_t(t) * size_t(d), d, s_.interleaved, tmp + d + SLACK), x = tmp + d + SLACK;
   }
   if (query) {
     uint8_t* out = c.queries + (size_t(t) * size_t(s_.heads) + size_t(head)) * size_t(c.kv.padded) * 4;
@@ -107,35 +105,31 @@ void AttentionOp::attend(Context& c, const AttendItem& item, int kv_head, float*
     last = std::max(last, a.position[r]);
     const int part = s.part_begin[size_t(span.first + t)] + std::max(item.part, 0);
     slot[r] = size_t(part) * size_t(s_.heads) + size_t(head);
-    a.max[r] = max + r;
-    a.sum[r] = sum + r;
-    a.out[r] = tmp + r * d;
-    c.part_max[slot[r]] = MASKED;
-    c.part_sum[slot[r]] = 0;
-    memset(c.part_out + slot[r] * size_t(d), 0, size_t(d) * sizeof(float));
+    a.max[r] = c.part_max + slot[r];
+    a.sum[r] = c.part_sum + slot[r];
+    a.out[r] = c.part_out + slot[r] * size_t(d);
   }
+  if (item.chunk_begin * KV_CHUNK > last)  // a split span whose earlier tokens see nothing of this chunk
+    for (int r = 0; r < item.rows; r++) *a.max[r] = MASKED, *a.sum[r] = 0, memset(a.out[r], 0, size_t(d) * sizeof(float));
   for (int chunk = item.chunk_begin; chunk < item.chunk_end; chunk++) {
     a.begin = chunk * KV_CHUNK;
     a.end = std::min(a.begin + KV_CHUNK, last + 1);
     if (a.begin >= a.end) break;
-    c.kernels->attend[c.kv.type](a);
-    for (int r = 0; r < item.rows; r++)
-      c.kernels->merge(&c.part_max[slot[r]], &c.part_sum[slot[r]], c.part_out + slot[r] * size_t(d), max[r], sum[r], a.out[r], d);
+    c.kernels->attend[c.kv.type](a);  // the first chunk goes where the result belongs, later ones are folded in
+    if (chunk > item.chunk_begin)
+      for (int r = 0; r < item.rows; r++)
+        c.kernels->merge(&c.part_max[slot[r]], &c.part_sum[slot[r]], c.part_out + slot[r] * size_t(d), max[r], sum[r], a.out[r], d);
+    for (int r = 0; r < item.rows; r++) a.max[r] = max + r, a.sum[r] = sum + r, a.out[r] = tmp + r * d;
   }
 }
 
-void AttentionOp::merge(Context& c, int t, float* tmp) {
+void AttentionOp::merge(Context& c, int t, float* row) {
   const Schedule& s = c.schedules[size_t(s_.schedule)];
-  const int d = c.kv.padded;
-  float* row = tmp + d;
+  const int d = c.kv.padded, first = s.part_begin[size_t(t)], count = s.part_begin[size_t(t) + 1] - first;
   for (int head = 0; head < s_.heads; head++) {
-    float max = MASKED, sum = 0;
-    memset(tmp, 0, size_t(d) * sizeof(float));
-    for (int part = s.part_begin[size_t(t)]; part < s.part_begin[size_t(t) + 1]; part++) {
-      const size_t slot = size_t(part) * size_t(s_.heads) + size_t(head);
-      c.kernels->merge(&max, &sum, tmp, c.part_max[slot], c.part_sum[slot], c.part_out + slot * size_t(d), d);
-    }
-    for (int i = 0; i < s_.head_dim; i++) row[head * s_.head_dim + i] = tmp[i] / sum;
+    const size_t slot = size_t(first) * size_t(s_.heads) + size_t(head);
+    c.kernels->combine(c.part_max + slot, c.part_sum + slot, c.part_out + slot * size_t(d), count, s_.heads, d, s_.head_dim,
+                       row + head * s_.head_dim);
   }
   for (int i = s_.heads * s_.head_dim; i < s_.act.k; i++) row[i] = 0;
   c.kernels->emit(s_.act, t, 0, s_.act.k, row);

@@ -78,4 +78,6 @@ void ThreadPool::barrier() {
   for (int i = 0; generation_.load(std::memory_order_acquire) == generation; i++) i < SPINS ? relax() : (void)sched_yield();
 }
 
+void Work::pause(int spins) { spins < SPINS ? relax() : (void)sched_yield(); }
+
 }  // namespace octavo

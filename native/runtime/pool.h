@@ -1,5 +1,5 @@
-// A fixed team of threads that runs one function together, with a barrier cheap enough to use
-// hundreds of times per step. The calling thread is member 0; helpers sleep between calls.
+// A fixed team of threads that runs one function together. The calling thread is member 0; helpers sleep
+// between calls. `Work` leads the members through the phases of that function.
 #pragma once
 #include <atomic>
 #include <functional>
@@ -18,10 +18,10 @@ class ThreadPool {
 
   int size() const { return size_; }
   void run(const std::function<void(int)>& work);  // work(thread) on every member; must not throw
-  void barrier();                                  // callable only inside run, by every member
 
  private:
   void helper(int thread);
+  void barrier();
 
   const int size_;
   std::vector<std::thread> helpers_;
@@ -33,30 +33,72 @@ class ThreadPool {
   alignas(64) std::atomic<int> sleeping_{0};
 };
 
-// Divides `total` items among the members: each takes chunks from the front of its own share, then
-// from the others'. Which member runs an item never changes what the item computes.
+// A phase after another, each a number of items divided among the members, who leave it together.
+//
+// What a phase costs beyond its items is one cache line from member to member (a core may be half a
+// microsecond away), so a member signals by writing its own line and reads the others'. Phases of few
+// items are divided once for all. In longer ones a member takes chunks of its own share by its own
+// cursor, and when it has waited long for the others, which something must have taken off their cores,
+// it takes chunks of theirs. Which member runs an item never changes what the item computes.
 class Work {
  public:
-  explicit Work(int members) : members_(members), cursor_(new Cursor[members]) {}
-  void reset() {
-    for (int i = 0; i < members_; i++) cursor_[i].next.store(0, std::memory_order_relaxed);
-  }
+  explicit Work(int members) : count_(members), members_(new Member[size_t(members)]) {}
+
+  // Runs f(begin, end) over [0, total) in pieces of `chunk` or, if small, one piece a member. Every
+  // member calls this with the same total and chunk, and returns when all items are done.
   template <class F> void each(int member, int total, int chunk, F&& f) {
-    for (int i = 0; i < members_; i++) {
-      const int owner = (member + i) % members_;
-      const int begin = int(int64_t(total) * owner / members_), end = int(int64_t(total) * (owner + 1) / members_);
-      for (;;) {
-        const int at = begin + cursor_[owner].next.fetch_add(chunk, std::memory_order_relaxed);
-        if (at >= end) break;
-        f(at, at + chunk < end ? at + chunk : end);
+    Member& me = members_[member];
+    const uint64_t phase = ++me.phase;
+    const int begin = first(member, total), end = first(member + 1, total);
+    const bool shared = count_ > 1 && total > chunk * count_;
+    if (shared) take(me, phase, begin, end, chunk, f);
+    else if (begin < end) f(begin, end);
+    if (count_ == 1) return;
+    me.cursor[(phase + 1) % 2].store(0, std::memory_order_relaxed);
+    me.state.store(2 * phase, std::memory_order_release);
+    for (int spins = 0; !complete(member, phase); spins++) {
+      if (shared && spins == PATIENCE) {
+        me.state.store(2 * phase + 1, std::memory_order_release);  // not done after all
+        for (int i = 0; i < count_; i++)
+          if (!passed(i, phase)) take(members_[i], phase, first(i, total), first(i + 1, total), chunk, f);
+        me.state.store(2 * phase, std::memory_order_release);
       }
+      pause(spins);
     }
   }
 
  private:
-  struct alignas(64) Cursor { std::atomic<int> next{0}; };
-  int members_;
-  std::unique_ptr<Cursor[]> cursor_;
+  struct Member {
+    alignas(64) uint64_t phase = 0;              // its own count
+    alignas(64) std::atomic<uint64_t> state{0};  // 2 * phase: its share is done; one more: it helps others
+    alignas(64) std::atomic<int> cursor[2] = {0, 0};  // items taken of its share, for even and odd phases
+  };
+  static constexpr int PATIENCE = 1000;  // pauses before helping: 10 to 40 us
+
+  int first(int member, int total) const { return int(int64_t(total) * member / count_); }
+  bool passed(int i, uint64_t phase) const {
+    const uint64_t state = members_[i].state.load(std::memory_order_acquire);
+    return state >= 2 * phase && state != 2 * phase + 1;
+  }
+  // True when all have passed. A member seen as done may have begun to help a later one since, so one
+  // look at all must follow the look at the last.
+  bool complete(int member, uint64_t phase) const {
+    for (int look = 0; look < (count_ > 2 ? 2 : 1); look++)
+      for (int i = 0; i < count_; i++)
+        if (i != member && !passed(i, phase)) return false;
+    return true;
+  }
+  template <class F> void take(Member& owner, uint64_t phase, int begin, int end, int chunk, F&& f) {
+    for (;;) {
+      const int at = begin + owner.cursor[phase % 2].fetch_add(chunk, std::memory_order_acq_rel);
+      if (at >= end) return;
+      f(at, at + chunk < end ? at + chunk : end);
+    }
+  }
+  static void pause(int spins);
+
+  int count_;
+  std::unique_ptr<Member[]> members_;
 };
 
 }  // namespace octavo

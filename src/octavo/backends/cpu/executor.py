@@ -64,7 +64,7 @@ def _scratch(lowered: Lowered) -> int:
     attention = _attentions(lowered)[0]
     padded = _up(attention.q.width // attention.heads, 16)
     widest = max(_up(width) for _, width, _ in lowered.acts)
-    return max(widest, padded + _up(attention.q.width), 8 * padded) + ALIGN
+    return max(widest, padded + _up(attention.q.width), 16 * padded) + ALIGN
 
 
 def block_bytes(lowered: Lowered, kv_dtype: str) -> int:
