@@ -9,6 +9,8 @@ namespace {
 
 constexpr size_t LINEAR_CHUNK = 32 << 10;  // bytes of weights a thread takes at a time
 
+constexpr int WHOLE_ROWS = 8;              // this many tokens are divided among threads by rows
+
 // Zeroes a row's tail so that kernels may work on whole groups.
 void pad(float* x, int n, int to) { for (int i = n; i < to; i++) x[i] = 0; }
 
@@ -81,16 +83,16 @@ void LinearOp::run(Context& c, int, int thread, Work& work) {
 }
 
 void GluOp::run(Context& c, int, int thread, Work& work) {
-  // Divided by 64 features, so that one token's gate is shared among threads too.
+  // One token's gate is shared among threads too, in slices of a few cache lines; many tokens in whole rows.
   float* y = c.scratch[size_t(thread)];
-  const int slices = act_.k / 64;
-  work.each(thread, c.step.rows(rows_) * slices, 8, [&](int begin, int end) {
+  const int rows = c.step.rows(rows_), width = rows < WHOLE_ROWS ? 64 : act_.k, slices = act_.k / width;
+  work.each(thread, rows * slices, WHOLE_ROWS, [&](int begin, int end) {
     for (int s = begin; s < end; s++) {
-      const int t = s / slices, at = s % slices * 64;
-      const int n = gate_.width - at < 64 ? gate_.width - at : 64;
+      const int t = s / slices, at = s % slices * width;
+      const int n = gate_.width - at < width ? gate_.width - at : width;
       c.kernels->glu(kind_, gate_.row(t) + at, up_.row(t) + at, n, y);
-      pad(y, n, 64);
-      c.kernels->emit(act_, t, at, 64, y);
+      pad(y, n, width);
+      c.kernels->emit(act_, t, at, width, y);
     }
   });
 }

@@ -25,12 +25,13 @@ Output = list[tuple[int | None, float, list[tuple[int, float]], str | None]]
 class Pool:
     """Executables of one model, made once per shape."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kv_dtype: str = "bf16") -> None:
+        self.kv_dtype = kv_dtype
         self.lowered = lower(build_program(open_checkpoint(path)))
         self.executable = cache(self._executable)
 
     def _executable(self, blocks: int, threads: int) -> CpuExecutable:
-        return load(self.lowered, Limits(256, 16, blocks), threads)
+        return load(self.lowered, Limits(256, 16, blocks), threads, self.kv_dtype)
 
     def engine(self, blocks: int = 400, threads: int = 2, **options: Any) -> Engine:
         program = self.lowered.program
@@ -98,14 +99,14 @@ def alone(pool: Pool, requests: list[Request]) -> dict[str, Output]:
     return out
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3"])
+@pytest.fixture(scope="module", params=["llama", "llama-int8", "gemma3"])
 def pool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pool:
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "gemma3":
         save_hf(Small(family="gemma3", heads=4, kv_heads=2, layers=6, window=40), folder)
         return Pool(folder)
     save_gguf(Small(heads=6, kv_heads=2, head_dim=16), folder / "m.gguf", Q.Q4_1)
-    return Pool(folder / "m.gguf")
+    return Pool(folder / "m.gguf", "int8" if request.param == "llama-int8" else "bf16")
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
