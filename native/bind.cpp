@@ -9,6 +9,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "runtime/bench.h"
 #include "runtime/cpu.h"
 #include "runtime/model.h"
 #include "runtime/pack.h"
@@ -130,6 +131,17 @@ NB_MODULE(_native, m) {
   m.def("uniform", &uniform, "seed"_a, "position"_a);
   m.def("linear", &linear, "isa"_a, "type"_a, "data"_a, "rows"_a, "cols"_a, "x"_a, "tile"_a);
   m.def("unpack", &unpack, "type"_a, "data"_a, "rows"_a, "cols"_a);
+  m.def("measure_limits", [](const std::string& isa, int threads, size_t bytes, double seconds) {
+    nb::gil_scoped_release release;
+    const HostLimits l = measure_limits(isa, threads, bytes, seconds);
+    return std::make_tuple(l.read_gbs, l.registers_gops, l.widest_gops);
+  }, "isa"_a, "threads"_a, "bytes"_a, "seconds"_a);
+  m.def("time_linear", &time_linear, "isa"_a, "type"_a, "rows"_a, "cols"_a, "tokens"_a, "threads"_a, "copies"_a, "seconds"_a,
+        nb::call_guard<nb::gil_scoped_release>());
+  m.def("time_attention", [](const std::string& isa, const std::string& type, int head_dim, int queries, int keys, double seconds) {
+    if (queries < 1 || queries > ATTEND_ROWS) throw std::invalid_argument("between 1 and 16 queries");
+    return time_attention(isa, kv_type(type), head_dim, queries, keys, seconds);
+  }, "isa"_a, "type"_a, "head_dim"_a, "queries"_a, "keys"_a, "seconds"_a);
   m.def("sample", [](const std::string& isa, Floats logits, const RowTuple& r) {
     const size_t n = logits.size(), padded = (n + 15) / 16 * 16;
     std::vector<float> values(padded), scratch(padded);
@@ -168,6 +180,9 @@ NB_MODULE(_native, m) {
         std::vector<Model::Part> p;
         for (const auto& [matrix, out, bias, residual] : parts) p.push_back({matrix, out, bias, residual});
         self.linear(act, p);
+      })
+      .def("gated", [](Model& self, int in, std::tuple<int, int> gate, std::tuple<int, int> up, int kind, int act) {  // (matrix, bias) each
+        self.gated(in, {std::get<0>(gate), -1, std::get<1>(gate), -1}, {std::get<0>(up), -1, std::get<1>(up), -1}, kind, act);
       })
       .def("glu", &Model::glu)
       .def("attention", [](Model& self, int q, int k, int v, int layer, int heads, int kv_heads, int head_dim, int schedule, int q_norm,

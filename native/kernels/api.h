@@ -10,6 +10,15 @@
 
 namespace octavo {
 
+// f(0) ... f(N - 1), expanded so early that arrays indexed by the argument become registers.
+template <int N, class F> INLINE void repeat(F&& f) {
+  if constexpr (N > 0) {
+    repeat<N - 1>(f);
+    f(N - 1);
+  }
+}
+#define EXPANDED __attribute__((always_inline))
+
 // Stored form of a weight matrix. Every form is a sequence of panels of 16 output rows.
 // Layouts are described beside the packers in runtime/pack.cpp.
 enum Format : int { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16, F32, FORMATS };
@@ -83,6 +92,7 @@ struct Kernels {
   void (*emit)(const Act&, int row, int first, int count, const float* x);
   void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* y);
   void (*glu)(int kind, const float* gate, const float* up, int n, float* y);
+  void (*gated)(int kind, const float* gate, const float* up, int stride, int rows, const Act& act, int first, int count);
   void (*rope)(const float* in, const float* cos_sin, int head_dim, int interleaved, float* out);
   void (*store_q)(const float* x, int head_dim, int padded, float scale, KvType type, void* out);
   void (*store_k)(const float* x, int head_dim, int padded, int slot, KvType type, uint8_t* block);
@@ -92,6 +102,10 @@ struct Kernels {
   void (*combine)(const float* max, const float* sum, const float* out, int count, int step, int padded, int head_dim, float* y);
   float (*row_max)(const float* x, int n);
   double (*exp_sum)(const float* x, int n, float max, float inv_temperature, float* p);
+  // Limits of the host: all bytes read; operations of byte products in registers, and by the widest means there is.
+  uint64_t (*read)(const uint8_t* p, size_t bytes);
+  double (*multiply_registers)(long rounds, int32_t* sink);
+  double (*multiply)(long rounds, int32_t* sink);
 };
 
 const Kernels* kernels_amx();

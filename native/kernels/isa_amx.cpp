@@ -11,12 +11,14 @@ namespace amx {
 #include "linear.inc"
 #include "elementwise.inc"
 #include "attention.inc"
+#include "limits.inc"
 #include "amx.h"
 #include "amx_linear.inc"
 #include "amx_attention.inc"
 #define LINEAR tile_linear
 #define LINEAR_BF16 bf16_linear
 #define ATTEND_BF16 Tiles
+#define MULTIPLY multiply_tiles
 #include "table.inc"
 }  // namespace amx
 }  // namespace

@@ -113,6 +113,12 @@ void Model::linear(int act_index, const std::vector<Part>& parts) {
   ops_.push_back(std::make_unique<LinearOp>(acts_.at(size_t(act_index)).rows, act(act_index), std::move(p)));
 }
 
+void Model::gated(int in, const Part& gate, const Part& up, int kind, int act_index) {
+  const RowAct& source = acts_.at(size_t(in));
+  auto part = [&](const Part& p) { return LinearPart{matrices_.at(size_t(p.matrix)), Buffer{}, vector(p.bias), nullptr}; };
+  ops_.push_back(std::make_unique<GatedOp>(source.rows, source.act, part(gate), part(up), kind, act(act_index)));
+}
+
 void Model::glu(int gate, int up, int kind, int act_index) {
   ops_.push_back(std::make_unique<GluOp>(buffers_.at(size_t(gate)).rows, buffer(gate), buffer(up), kind, act(act_index)));
 }

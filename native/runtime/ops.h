@@ -129,6 +129,9 @@ class AddOp : public Op {
   Rows rows_; Buffer a_, b_, out_;
 };
 
+// Panels a thread takes at a time: 32 KiB of weights.
+inline int linear_chunk(size_t panel_bytes) { return int((32 << 10) / panel_bytes) + 1; }
+
 struct LinearPart { Matrix weight; Buffer out; const float* bias; const float* residual; };
 
 // Several matrices applied to the same input, divided among threads by panels.
@@ -139,6 +142,18 @@ class LinearOp : public Op {
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
   Rows rows_; Act act_; std::vector<LinearPart> parts_;
+};
+
+// Gate and up projections with what follows them, group by group of features: what lies between never leaves the core.
+class GatedOp : public Op {
+ public:
+  GatedOp(Rows rows, Act in, LinearPart gate, LinearPart up, int kind, Act out)
+      : rows_(rows), in_(in), out_(out), gate_(gate), up_(up), kind_(kind) {}
+  std::string name(int) const override { return "gated " + std::to_string(gate_.weight.cols) + "->" + std::to_string(gate_.weight.rows); }
+  void run(Context& c, int phase, int thread, Work& work) override;
+  static constexpr int WIDTH = 2 * GROUP;  // scratch floats a row: gates, then ups
+ private:
+  Rows rows_; Act in_, out_; LinearPart gate_, up_; int kind_;
 };
 
 class GluOp : public Op {

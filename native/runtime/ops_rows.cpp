@@ -7,7 +7,6 @@
 namespace octavo {
 namespace {
 
-constexpr size_t LINEAR_CHUNK = 32 << 10;  // bytes of weights a thread takes at a time
 
 constexpr int WHOLE_ROWS = 8;              // this many tokens are divided among threads by rows
 
@@ -67,7 +66,7 @@ void LinearOp::run(Context& c, int, int thread, Work& work) {
   if (!rows) return;
   int total = 0;
   for (const LinearPart& p : parts_) total += p.weight.panel_count();
-  const int chunk = int(LINEAR_CHUNK / parts_[0].weight.panel_bytes) + 1;
+  const int chunk = linear_chunk(parts_[0].weight.panel_bytes);
   work.each(thread, total, chunk, [&](int begin, int end) {
     int base = 0;
     for (const LinearPart& p : parts_) {
@@ -78,6 +77,27 @@ void LinearOp::run(Context& c, int, int thread, Work& work) {
       const LinearArgs args{p.weight.panels, p.weight.panel_bytes, int(padded_cols(p.weight.cols)), act_, rows,
                             p.out.data, p.out.stride, p.bias, p.residual};
       c.kernels->linear[p.weight.format](args, from, to);
+    }
+  });
+}
+
+void GatedOp::run(Context& c, int, int thread, Work& work) {
+  const int rows = c.step.rows(rows_), panels = gate_.weight.panel_count();
+  float* y = c.scratch[size_t(thread)];
+  auto project = [&](const LinearPart& p, int group, float* out) {
+    constexpr int EACH = GROUP / PANEL;
+    const int first = group * EACH, count = panels - first < EACH ? panels - first : EACH;
+    if (count < EACH) for (int t = 0; t < rows; t++) memset(out + t * WIDTH, 0, GROUP * sizeof(float));
+    if (count <= 0) return;
+    const LinearArgs args{p.weight.panels + size_t(first) * p.weight.panel_bytes, p.weight.panel_bytes, in_.k, in_, rows, out, WIDTH,
+                          p.bias ? p.bias + first * PANEL : nullptr, nullptr};
+    c.kernels->linear[p.weight.format](args, 0, count);
+  };
+  work.each(thread, out_.k / GROUP, 1, [&](int begin, int end) {
+    for (int g = begin; g < end; g++) {
+      project(gate_, g, y);
+      project(up_, g, y + GROUP);
+      c.kernels->gated(kind_, y, y + GROUP, WIDTH, rows, out_, g * GROUP, GROUP);
     }
   });
 }

@@ -59,12 +59,14 @@ def _ropes(lowered: Lowered) -> list[tuple[float, ...]]:
     return list(dict.fromkeys(p.rope.frequencies for p in parts if p.rope))
 
 
-def _scratch(lowered: Lowered) -> int:
-    """Floats one thread needs: any row, the heads of a token, or the rows of an attention item."""
+def _scratch(lowered: Lowered, limits: Limits) -> int:
+    """Floats one thread needs: any row, the heads of a token, the rows of an attention item, or a
+    group of gates and ups of every token."""
     attention = _attentions(lowered)[0]
     padded = _up(attention.q.width // attention.heads, 16)
     widest = max(_up(width) for _, width, _ in lowered.acts)
-    return max(widest, padded + _up(attention.q.width), 16 * padded) + ALIGN
+    heads = max(2 * padded, _up(attention.q.width), 16 * padded)
+    return max(widest, heads, 64 * max(limits.tokens, limits.selected)) + ALIGN
 
 
 def block_bytes(lowered: Lowered, kv_dtype: str) -> int:
@@ -84,7 +86,7 @@ def footprint(lowered: Lowered, limits: Limits, threads: int, kv_dtype: str) -> 
     padded = _up(attention.q.width // attention.heads, 16)
     rows = {False: limits.tokens, True: limits.selected}
     buffers = threads * (
-        _up(4 * (_up(_scratch(lowered)) + 32)) + 4 * _up(lowered.program.vocabulary)
+        _up(4 * (_up(_scratch(lowered, limits)) + 32)) + 4 * _up(lowered.program.vocabulary)
     )
     buffers += sum(_up(4 * (rows[s] * _up(w) + 16)) for s, w in lowered.buffers)
     buffers += sum(_native.act_bytes(rows[s], w, *forms) for s, w, forms in lowered.acts)
@@ -141,8 +143,8 @@ class _Recorder:
     def buffer(self, value: Value | None) -> int:
         return -1 if value is None else self.buffers[self.lowered.buffer_of[value.id]]
 
-    def act(self, native: NativeOp) -> int:
-        return -1 if native.act is None else self.acts[self.lowered.act_of[native.act.id]]
+    def act(self, value: Value | None) -> int:
+        return -1 if value is None else self.acts[self.lowered.act_of[value.id]]
 
     def norm_weight(self, op: RmsNorm | None) -> int:
         return -1 if op is None else self.vector[op.weight.tensor.name, op.weight.offset]
@@ -164,7 +166,7 @@ class _Recorder:
         out = self.buffer(native.writes[0]) if native.writes else -1
         weight = self.norm_weight(op)
         residual = self.buffer(native.residual)
-        self.model.norm(self.buffer(op.x), weight, op.eps, out, residual, self.act(native))
+        self.model.norm(self.buffer(op.x), weight, op.eps, out, residual, self.act(native.act))
 
     def _linear(self, native: NativeOp, op: object) -> None:
         parts = []
@@ -175,11 +177,22 @@ class _Recorder:
             parts.append(
                 (self.matrix[part.weight.tensor.name], self.buffer(target), bias, residual)
             )
-        self.model.linear(self.act(native), parts)
+        self.model.linear(self.act(native.source), parts)
+
+    def _gated(self, native: NativeOp, op: object) -> None:
+        *projections, glu = native.ops
+        assert isinstance(glu, Glu)
+        parts = []
+        for part in projections:
+            assert isinstance(part, Linear)
+            bias = self.vector[part.bias.tensor.name, 0.0] if part.bias else -1
+            parts.append((self.matrix[part.weight.tensor.name], bias))
+        kind = ACTIVATIONS[glu.activation]
+        self.model.gated(self.act(native.source), *parts, kind, self.act(native.act))
 
     def _glu(self, native: NativeOp, op: Glu) -> None:
         kind = ACTIVATIONS[op.activation]
-        self.model.glu(self.buffer(op.gate), self.buffer(op.up), kind, self.act(native))
+        self.model.glu(self.buffer(op.gate), self.buffer(op.up), kind, self.act(native.act))
 
     def _attention(self, native: NativeOp, op: Attention) -> None:
         p = native.attention
@@ -190,7 +203,7 @@ class _Recorder:
             heads=op.heads, kv_heads=op.kv_heads, head_dim=op.q.width // op.heads,
             schedule=self.schedule[op.window], q_norm=self.norm_weight(p.q_norm),
             k_norm=self.norm_weight(p.k_norm),
-            rope=self.rope[p.rope.frequencies] if p.rope else -1, act=self.act(native),
+            rope=self.rope[p.rope.frequencies] if p.rope else -1, act=self.act(native.act),
             scale=op.scale, eps=norm.eps if norm else 0.0,
             interleaved=p.rope.interleaved if p.rope else False,
         )  # fmt: skip
@@ -214,7 +227,7 @@ def load(
         raise UsageError(str(e), "OCTAVO_ISA=scalar octavo doctor") from None
     model = _native.Model(
         isa=isa, threads=threads, weight_bytes=size.weights, buffer_bytes=size.buffers,
-        tokens=limits.tokens, selected=limits.selected, features=_scratch(lowered),
+        tokens=limits.tokens, selected=limits.selected, features=_scratch(lowered, limits),
     )  # fmt: skip
     recorder = _Recorder(lowered, model, progress)
     for native in lowered.ops:

@@ -43,13 +43,15 @@ class AttentionParts:
 
 @dataclass(frozen=True)
 class NativeOp:
-    """One native operation: `reads` and `writes` are float values, `act` a linear layer's input."""
+    """One native operation: `reads` and `writes` are float values; `source` and `act` are inputs of
+    linear layers, read and written."""
 
     kind: str
     ops: tuple[Op, ...]
     reads: tuple[Value, ...] = ()
     writes: tuple[Value, ...] = ()
-    act: Value | None = None  # written as activations
+    source: Value | None = None
+    act: Value | None = None
     residual: Value | None = None
     attention: AttentionParts | None = None
 
@@ -132,7 +134,7 @@ class _Lowering:
                 if op.out.id not in self.folded or op.out.id in adds:
                     out.append(self.norm(op, adds.get(op.out.id)))
             elif isinstance(op, Glu):
-                out.append(NativeOp("glu", (op,), op.inputs, (), act=op.out))
+                self.glu(op, out)
             elif isinstance(op, Embed):
                 out.append(NativeOp("embed", (op,), (), (op.out,)))
             elif isinstance(op, SelectRows):
@@ -163,18 +165,33 @@ class _Lowering:
             first = previous.ops[0]
             if isinstance(first, Linear) and first.x == op.x:
                 out[-1] = NativeOp(
-                    "linear", (*previous.ops, op), (), (*previous.writes, target), op.x
+                    "linear", (*previous.ops, op), (), (*previous.writes, target), source=op.x
                 )
                 return
         reads = () if residual is None else (residual,)
-        out.append(NativeOp("linear", (op,), reads, (target,), op.x, residual))
+        out.append(NativeOp("linear", (op,), reads, (target,), source=op.x, residual=residual))
+
+    def glu(self, op: Glu, out: list[NativeOp]) -> None:
+        """Joins the projections before it when they are nothing else's and of one shape."""
+        last = out[-1] if out else None
+        if (
+            last
+            and last.kind == "linear"
+            and last.writes == op.inputs == (op.gate, op.up)
+            and last.residual is None
+            and self.sole_use(op.gate)
+            and self.sole_use(op.up)
+        ):
+            out[-1] = NativeOp("gated", (*last.ops, op), source=last.source, act=op.out)
+        else:
+            out.append(NativeOp("glu", (op,), op.inputs, (), act=op.out))
 
     def norm(self, op: RmsNorm, add: Add | None) -> NativeOp:
         if op.heads != 1:
             raise Unsupported("a per-head norm outside attention")
         if add is not None:
             residual = add.a if add.b is op.out else add.b
-            return NativeOp("norm", (op,), (op.x, residual), (add.out,), None, residual)
+            return NativeOp("norm", (op,), (op.x, residual), (add.out,), residual=residual)
         linear = all(isinstance(u, Linear) for u in self.uses.get(op.out.id, []))
         if linear:
             return NativeOp("norm", (op,), (op.x,), (), act=op.out)
@@ -185,7 +202,7 @@ def _assign(lowered: Lowered) -> None:
     """Gives every value a buffer, reusing those whose value has been read for the last time."""
     last: dict[int, int] = {}
     for i, op in enumerate(lowered.ops):
-        ids = [v.id for v in op.reads] + ([op.act.id] if op.kind == "linear" and op.act else [])
+        ids = [v.id for v in op.reads] + ([op.source.id] if op.source else [])
         last.update(dict.fromkeys(ids, i))
     free: dict[tuple[bool, int], list[int]] = {}
     free_acts: dict[tuple[bool, int, Forms], list[int]] = {}
@@ -201,22 +218,22 @@ def _assign(lowered: Lowered) -> None:
             else:
                 lowered.buffer_of[value.id] = len(lowered.buffers)
                 lowered.buffers.append(key)
-        if op.act is not None and op.kind != "linear":
+        if op.act is not None:
             _assign_act(lowered, op.act, free_acts)
         for value in dead:
             if value not in in_place:
                 free.setdefault((value.selected, value.width), []).append(
                     lowered.buffer_of[value.id]
                 )
-        if op.kind == "linear" and op.act is not None and last[op.act.id] == i:
-            slot = lowered.act_of[op.act.id]
+        if op.source is not None and last[op.source.id] == i:
+            slot = lowered.act_of[op.source.id]
             free_acts.setdefault(lowered.acts[slot], []).append(slot)
 
 
 def _assign_act(
     lowered: Lowered, value: Value, free: dict[tuple[bool, int, Forms], list[int]]
 ) -> None:
-    users = [op for n in lowered.ops if n.kind == "linear" for op in n.ops]
+    users = [op for n in lowered.ops if n.source == value for op in n.ops]
     weights = [op.weight for op in users if isinstance(op, Linear) and op.x == value]
     if not weights:
         raise Unsupported("a value that no linear layer reads")
@@ -232,9 +249,9 @@ def lower(program: Program) -> Lowered:
     """Lowers a program for the CPU. Raises Unsupported for a composition it cannot place."""
     lowered = Lowered(program, _Lowering(program).lower())
     for op in lowered.ops:
-        if op.kind == "linear" and op.act is not None:
-            producers = {n.act.id for n in lowered.ops if n.kind != "linear" and n.act is not None}
-            if op.act.id not in producers:
+        if op.source is not None:
+            producers = {n.act.id for n in lowered.ops if n.act is not None}
+            if op.source.id not in producers:
                 raise Unsupported("a linear layer whose input is not normalised, gated or attended")
             break
     _assign(lowered)
