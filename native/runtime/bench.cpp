@@ -28,10 +28,10 @@ template <class F> double least(double seconds, F&& f) {
   return best;
 }
 
-// Bytes that any packer accepts and whose scales are ordinary numbers.
+// Bytes that are ordinary numbers wherever a format has a scale or a float.
 void fill(uint8_t* p, size_t n) {
   uint32_t x = 1;
-  for (size_t i = 0; i < n; i++) p[i] = uint8_t((x = x * 1664525 + 1013904223) >> 24 & 0x33);
+  for (size_t i = 0; i < n; i++) p[i] = uint8_t(0x30 | ((x = x * 1664525 + 1013904223) >> 28));
 }
 
 }  // namespace

@@ -77,7 +77,7 @@ class LLM:
     """A loaded model (demo name, Hugging Face id, folder or .gguf).
 
     memory: a ceiling such as "8GiB" or "50%". context: most tokens of a sequence. kv_dtype:
-    "bf16", "int8" or "f32". loading: opens a progress bar, given what it is for and the bytes in all.
+    "bf16", "int8" or "f32". loading: opens a progress bar, given what it is for and how many bytes.
     Raises OctavoError when the model cannot be found, read or fitted.
     """
 

@@ -7,6 +7,7 @@ import random
 import resource
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from octavo.engine.request import Request, SamplingParams
 @dataclass(frozen=True)
 class Measurement:
     """One batch size. prefill_tps: prompt tokens over the time until every request has its first
-    token; decode_tps: later tokens over the time they took; ttft_ms: mean time to first token."""
+    token; decode_tps: later tokens over the time they took; ttft_ms: mean time to first token.
+    overhead: percent of decoding spent outside native steps (scheduler, Python). phases: percent of
+    native decoding by kind of operation."""
 
     batch: int
     prompt: int
@@ -29,12 +32,22 @@ class Measurement:
     prefill_tps: float
     decode_tps: float
     ttft_ms: float
+    overhead: float
     rss_mb: float
+    phases: dict[str, float]
+
+
+Profile = tuple[int, float, dict[str, float]]  # steps, seconds in them, seconds by operation
 
 
 def _run_once(
-    engine: Engine, vocabulary: int, batch: int, prompt: int, output: int
-) -> tuple[float, float, float]:
+    engine: Engine,
+    profile: Callable[[], Profile],
+    vocabulary: int,
+    batch: int,
+    prompt: int,
+    output: int,
+) -> tuple[tuple[float, float, float, float], dict[str, float]]:
     rng = random.Random(batch * 1000 + prompt)
     params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
     for i in range(batch):
@@ -50,11 +63,15 @@ def _run_once(
             first.setdefault(event.id, now)
             total += 1
         if len(first) == batch and not before:
-            prefilled, before = now, total
+            prefilled, before, (_, native, phases) = now, total, profile()
     ended = time.perf_counter()
+    _, native_end, phases_end = profile()
+    native, spent = native_end - native, ended - prefilled
     prefill = batch * prompt / (prefilled - began)
-    decode = (total - before) / (ended - prefilled) if total > before else 0.0
-    return prefill, decode, 1000 * statistics.mean(t - began for t in first.values())
+    decode = (total - before) / spent if total > before else 0.0
+    ttft = 1000 * statistics.mean(t - began for t in first.values())
+    shares = {k: 100 * (v - phases.get(k, 0.0)) / max(native, 1e-9) for k, v in phases_end.items()}
+    return (prefill, decode, ttft, 100 * (1 - native / spent)), shares
 
 
 def measure(
@@ -65,14 +82,16 @@ def measure(
     runs = []
     for i in range(repeats + 1):
         engine = Engine(executable, vocabulary, context, frozenset(), reuse=False)
-        once = _run_once(engine, vocabulary, batch, prompt, output)
+        profile = executable.model.profile
+        once, phases = _run_once(engine, profile, vocabulary, batch, prompt, output)
         if i:
             runs.append(once)
-    prefill, decode, ttft = (
+    prefill, decode, ttft, overhead = (
         round(statistics.median(column), 2) for column in zip(*runs, strict=True)
     )
-    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return Measurement(batch, prompt, output, prefill, decode, ttft, round(rss, 1))
+    rss = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
+    phases = {name: round(share, 1) for name, share in phases.items()}
+    return Measurement(batch, prompt, output, prefill, decode, ttft, overhead, rss, phases)
 
 
 def machine(executable: CpuExecutable) -> dict[str, Any]:

@@ -54,11 +54,80 @@ def engine(
         )
     located = locate(model)
     result = bench_engine(located.path, located.name, batches, prompt, output, threads, repeats)
-    click.echo("batch  prompt  output  prefill tok/s  decode tok/s   ttft ms   rss MB")
+    click.echo("batch  prompt  output  prefill tok/s  decode tok/s   ttft ms  overhead %   rss MB")
     for r in result["runs"]:
         click.echo(
             f"{r['batch']:>5}{r['prompt']:>8}{r['output']:>8}{r['prefill_tps']:>15.1f}"
-            f"{r['decode_tps']:>14.1f}{r['ttft_ms']:>10.1f}{r['rss_mb']:>9.1f}"
+            f"{r['decode_tps']:>14.1f}{r['ttft_ms']:>10.1f}{r['overhead']:>12.1f}{r['rss_mb']:>9.1f}"
         )
+        click.echo(f"       {_phases(r['phases'])}")
     if json_file:
         json_file.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _phases(phases: dict[str, float]) -> str:
+    """The largest shares of a decode step, in percent."""
+    largest = sorted(phases.items(), key=lambda item: -item[1])[:6]
+    return "decode step: " + ", ".join(f"{name} {share:.0f} %" for name, share in largest)
+
+
+@bench.command()
+@click.option("--isa", help="Instruction set. [the best of this host]")
+@click.option("--threads", type=int, help="CPU threads. [all]")
+@click.option(
+    "--formats", help="Stored formats, separated by commas, like Q4_1,BF16. [all]", metavar="LIST"
+)
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write the results here.",
+)
+@click.option(
+    "--svg",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also draw a roofline here.",
+)
+def kernels(
+    isa: str | None,
+    threads: int | None,
+    formats: str | None,
+    json_file: Path | None,
+    svg: Path | None,
+) -> None:
+    """Speed of each kernel, beside what this host can do at most."""
+    from dataclasses import asdict
+
+    from octavo import _native
+    from octavo.bench.kernels import KINDS, bench_kernels, measure_limits
+    from octavo.bench.roofline import roofline
+    from octavo.engine.plan import usable_threads
+    from octavo.errors import UsageError
+
+    isas = _native.isas()
+    if isa is not None and isa not in isas:
+        raise UsageError(f"--isa {isa}: this host runs {', '.join(isas)}", f"--isa {isas[0]}")
+    wanted = {f.strip().upper() for f in formats.split(",")} if formats else None
+    if wanted and (unknown := wanted - {k.name for k in KINDS}):
+        raise UsageError(
+            f"--formats {', '.join(sorted(unknown))}; there are {', '.join(k.name for k in KINDS)}"
+        )
+    limits = measure_limits(isa or isas[0], threads or usable_threads())
+    click.echo(
+        f"{limits.isa}, {limits.threads} threads: memory {limits.read_gbs:.1f} GB/s, byte products "
+        f"{limits.registers_gops:,.0f} GOPS in registers, {limits.widest_gops:,.0f} at most"
+    )
+    click.echo("kernel          shape            tokens        us      GB/s      GOPS  % of limit")
+    times = []
+    for t in bench_kernels(limits, tuple(k for k in KINDS if not wanted or k.name in wanted)):
+        times.append(t)
+        share = f"{t.percent:>10.0f}" if t.percent else " " * 9 + "-"
+        click.echo(
+            f"{t.kernel:<16}{t.shape:<16}{t.tokens:>7}{t.microseconds:>10.1f}{t.gbs:>10.1f}"
+            f"{t.gops:>10.1f}  {share}"
+        )
+    if json_file:
+        record = {"limits": asdict(limits), "kernels": [asdict(t) for t in times]}
+        json_file.write_text(json.dumps(record, indent=1) + "\n")
+    if svg:
+        svg.write_text(roofline(limits, times))

@@ -187,8 +187,9 @@ class _Recorder:
             assert isinstance(part, Linear)
             bias = self.vector[part.bias.tensor.name, 0.0] if part.bias else -1
             parts.append((self.matrix[part.weight.tensor.name], bias))
+        gate, up = parts
         kind = ACTIVATIONS[glu.activation]
-        self.model.gated(self.act(native.source), *parts, kind, self.act(native.act))
+        self.model.gated(self.act(native.source), gate, up, kind, self.act(native.act))
 
     def _glu(self, native: NativeOp, op: Glu) -> None:
         kind = ACTIVATIONS[op.activation]

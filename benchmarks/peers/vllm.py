@@ -1,0 +1,68 @@
+"""vLLM's side of compare.py, in bf16: it gets a Hugging Face folder made from the GGUF. Prints JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+# This file's name must not hide the package.
+sys.path.pop(0)
+
+
+def convert(gguf: Path, folder: Path) -> None:
+    """The GGUF's weights, rounded to bf16, as a checkpoint that vLLM reads."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    weights = {k: v.to(torch.bfloat16).contiguous() for k, v in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        weights.pop("lm_head.weight", None)
+    model.config.__dict__.pop("quantization_config", None)
+    model.config.dtype = "bfloat16"
+    model.config.save_pretrained(folder)
+    save_file(weights, folder / "model.safetensors")
+
+
+def main(path: str, threads: int, cases: dict[str, list[int]]) -> None:
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = "2"
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{threads - 1}"
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    from vllm import LLM, SamplingParams
+
+    with tempfile.TemporaryDirectory() as folder:
+        convert(Path(path), Path(folder))
+        llm = LLM(folder, dtype="bfloat16", skip_tokenizer_init=True, enable_prefix_caching=False)
+        rng = __import__("random").Random(0)
+
+        def seconds(streams: int, prompt: int, output: int) -> float:
+            prompts = [
+                {"prompt_token_ids": [rng.randrange(10, 49000) for _ in range(prompt)]}
+                for _ in range(streams)
+            ]
+            params = SamplingParams(
+                temperature=0, max_tokens=output, ignore_eos=True, detokenize=False
+            )
+            began = time.perf_counter()
+            llm.generate(prompts, params, use_tqdm=False)
+            return time.perf_counter() - began
+
+        results = {}
+        for name, (streams, prompt, output) in cases.items():
+            seconds(streams, min(prompt, 64), 4)
+            first = min(seconds(streams, prompt, 1) for _ in range(2))
+            whole = seconds(streams, prompt, output)
+            results[name] = {
+                "prefill_tps": streams * prompt / first,
+                "decode_tps": streams * (output - 1) / (whole - first),
+            }
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]))
