@@ -102,6 +102,11 @@ static inline __m256i bit5_half(__m256i x, uint32_t bits) {
 static inline VB b_bit5(VB x, const uint8_t* mask) {
   return {bit5_half(x.a, *(const uint32_t*)mask), bit5_half(x.b, *(const uint32_t*)(mask + 4))};
 }
+static inline VB b_lookup(VB x, const int8_t* table) {
+  const __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
+  return {_mm256_shuffle_epi8(t, x.a), _mm256_shuffle_epi8(t, x.b)};
+}
+static inline VB b_flip(VB x) { const __m256i m = _mm256_set1_epi8(-128); return {_mm256_xor_si256(x.a, m), _mm256_xor_si256(x.b, m)}; }  // signed to unsigned
 template <int S> static inline __m256i plane_half(__m256i x, __m256i p) {
   __m256i y = S <= 4 ? _mm256_slli_epi16(p, 4 - S) : _mm256_srli_epi16(p, S - 4);
   return _mm256_or_si256(x, _mm256_and_si256(y, _mm256_set1_epi8(0x30)));

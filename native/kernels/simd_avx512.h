@@ -80,6 +80,8 @@ static inline VB b_high(VB a) { return {_mm512_and_si512(_mm512_srli_epi16(a.v, 
 static inline VB b_bit5(VB a, const uint8_t* mask) {  // adds 16 where the bit of the 64-bit mask is set
   return {_mm512_mask_add_epi8(a.v, *(const uint64_t*)mask, a.v, _mm512_set1_epi8(16))};
 }
+static inline VB b_lookup(VB a, const int8_t* table) { return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table)), a.v)}; }
+static inline VB b_flip(VB a) { return {_mm512_xor_si512(a.v, _mm512_set1_epi8(-128))}; }  // signed to unsigned: adds 128
 template <int S> static inline VB b_plane(VB a, VB plane) {  // a | ((plane >> S) & 3) << 4
   __m512i x = S <= 4 ? _mm512_slli_epi16(plane.v, 4 - S) : _mm512_srli_epi16(plane.v, S - 4);
   return {_mm512_or_si512(a.v, _mm512_and_si512(x, _mm512_set1_epi8(0x30)))};

@@ -62,6 +62,8 @@ static inline VB b_load(const uint8_t* p) { VB r; memcpy(r.v, p, 64); return r; 
 static inline VB b_low(VB a) { EACH_BYTE a.v[i] &= 15; return a; }
 static inline VB b_high(VB a) { EACH_BYTE a.v[i] >>= 4; return a; }
 static inline VB b_bit5(VB a, const uint8_t* mask) { EACH_BYTE a.v[i] |= (uint8_t)((mask[i / 8] >> (i % 8) & 1) << 4); return a; }
+static inline VB b_lookup(VB a, const int8_t* table) { EACH_BYTE a.v[i] = (uint8_t)table[a.v[i]]; return a; }
+static inline VB b_flip(VB a) { EACH_BYTE a.v[i] ^= 128; return a; }  // signed to unsigned: adds 128
 template <int S> static inline VB b_plane(VB a, VB plane) { EACH_BYTE a.v[i] |= (uint8_t)((plane.v[i] >> S & 3) << 4); return a; }
 template <bool WIDE> static inline VI b_dot(VI acc, VB w, const int8_t* a) {
   EACH_LANE for (int j = 0; j < 4; j++) acc.v[i] += w.v[4 * i + j] * a[j];

@@ -9,7 +9,7 @@
 //     line per 4 features, stored as q + 128.
 //   K-quants, tile of 256 features:  d[16], dmin[16] f16, scales [8][16] and minima [8][16] u8 (Q6_K:
 //     signed scales [16][16]), (fifth bits: 8 x 64 bytes), 8 x 4 nibble lines, (Q6_K: 8 x 2 lines of two-bit planes).
-//   BF16: lines of 16 rows x 2 features; F32: lines of 16 rows x 1 feature.
+//   BF16: lines of 16 rows x 2 features; F16 and F32: 16 rows of one feature after another.
 
 namespace octavo {
 namespace {
@@ -22,6 +22,7 @@ const Layout& layout(Format f) {
       {32, 20, 64, 640, 64, -1, 128},     // Q4_1
       {32, 22, 64, 704, -1, 64, 192},     // Q5_0
       {32, 24, 64, 768, 64, 128, 256},    // Q5_1
+      {32, 18, 64, 576, -1, -1, 64},      // IQ4_NL
       {32, 34, 64, 1088, -1, -1, 64},     // Q8_0
       {256, 144, 256, 2368, 32, -1, 320},   // Q4_K
       {256, 176, 256, 2880, 32, 320, 832},  // Q5_K
@@ -31,7 +32,7 @@ const Layout& layout(Format f) {
 }
 
 constexpr int PLANES = 2368;  // Q6_K: offset of the two-bit planes
-constexpr int ZERO_POINT[] = {8, 0, 16, 0, 128, 0, 0, 32};
+constexpr int ZERO_POINT[] = {8, 0, 16, 0, 128, 128, 0, 0, 32};
 
 // Codes of one block as unsigned integers.
 void codes(Format f, const uint8_t* b, uint8_t* q) {
@@ -41,7 +42,7 @@ void codes(Format f, const uint8_t* b, uint8_t* q) {
     for (int p = 0; p < 4; p++) for (int i = 0; i < 32; i++) q[64 * p + i] = qs[32 * p + i] & 15, q[64 * p + 32 + i] = qs[32 * p + i] >> 4;
   };
   switch (f) {
-    case Q4_0: return nibbles(b + 2);
+    case Q4_0: case IQ4_NL: return nibbles(b + 2);
     case Q4_1: return nibbles(b + 4);
     case Q5_0: nibbles(b + 6); return fives(b + 2);
     case Q5_1: nibbles(b + 8); return fives(b + 4);
@@ -105,6 +106,7 @@ uint8_t get_code(Format f, const uint8_t* tile, int g, int lane, int i) {
   if (f == Q8_0) return tile[l.lines + g * 512 + (i / 4) * 64 + lane * 4 + i % 4];
   const uint8_t byte = tile[l.lines + g * 256 + (i / 4 % 4) * 64 + lane * 4 + i % 4];
   int q = i < 16 ? byte & 15 : byte >> 4;
+  if (f == IQ4_NL) return uint8_t(IQ4_NL_VALUES[q] + 128);
   if (l.fifth >= 0) q |= (tile[l.fifth + g * 64 + (i / 4) * 8 + lane / 2] >> (lane % 2 * 4 + i % 4) & 1) << 4;
   if (f == Q6_K) q |= (tile[PLANES + g * 128 + (i / 16) * 64 + lane * 4 + i % 4] >> (i / 4 % 4 * 2) & 3) << 4;
   return uint8_t(q);
@@ -126,8 +128,8 @@ float half(const uint8_t* p) {
 void pack_float_row(int type, const uint8_t* row, size_t cols, int lane, uint8_t* out) {
   for (size_t i = 0; i < cols; i++) {
     if (type == GGML_BF16) memcpy(out + (i / 2) * 64 + lane * 4 + i % 2 * 2, row + 2 * i, 2);
-    else if (type == GGML_F32) memcpy(out + i * 64 + lane * 4, row + 4 * i, 4);
-    else { float f = half(row + 2 * i); memcpy(out + i * 64 + lane * 4, &f, 4); }
+    else if (type == GGML_F16) memcpy(out + i * 32 + lane * 2, row + 2 * i, 2);
+    else memcpy(out + i * 64 + lane * 4, row + 4 * i, 4);
   }
 }
 
@@ -135,12 +137,14 @@ void pack_float_row(int type, const uint8_t* row, size_t cols, int lane, uint8_t
 
 Format panel_format(int type) {
   switch (type) {
-    case GGML_F32: case GGML_F16: return F32;
+    case GGML_F32: return F32;
+    case GGML_F16: return F16;
     case GGML_BF16: return BF16;
     case GGML_Q4_0: return Q4_0;
     case GGML_Q4_1: return Q4_1;
     case GGML_Q5_0: return Q5_0;
     case GGML_Q5_1: return Q5_1;
+    case GGML_IQ4_NL: return IQ4_NL;
     case GGML_Q8_0: return Q8_0;
     case GGML_Q4_K: return Q4_K;
     case GGML_Q5_K: return Q5_K;
@@ -158,7 +162,7 @@ size_t row_bytes(int type, size_t cols) {
 
 size_t panel_bytes(Format f, size_t cols) {
   const size_t k = padded_cols(cols);
-  if (f == BF16) return k * 32;
+  if (f == BF16 || f == F16) return k * 32;
   if (f == F32) return k * 64;
   return k / size_t(layout(f).tile_k) * size_t(layout(f).tile);
 }
@@ -184,6 +188,10 @@ void pack_panel(int type, const uint8_t* data, size_t rows, size_t cols, size_t 
 
 void unpack_row(Format f, const uint8_t* panel, int lane, size_t cols, float* out) {
   for (size_t i = 0; i < cols && f >= BF16; i++) {
+    if (f == F16) {
+      out[i] = half(panel + i * 32 + lane * 2);
+      continue;
+    }
     uint32_t bits = 0;
     if (f == F32) memcpy(&bits, panel + i * 64 + lane * 4, 4);
     else memcpy(reinterpret_cast<uint8_t*>(&bits) + 2, panel + (i / 2) * 64 + lane * 4 + i % 2 * 2, 2);

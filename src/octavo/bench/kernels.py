@@ -11,7 +11,7 @@ from octavo.checkpoint import TensorType
 SHAPES = ((576, 1536), (1536, 576))  # (inputs, outputs) of SmolLM2's gate and down projections
 TOKENS = (1, 8, 32, 256)
 COLD_BYTES = 256 << 20  # weights used in turn, so that each comes from memory
-KINDS = tuple(k for k in TensorType)
+KINDS = tuple(TensorType)
 DIGITS = 2  # integer products per weight and activation
 SECONDS = 0.15  # per figure
 
@@ -34,9 +34,10 @@ class HostLimits:
 
 @dataclass(frozen=True)
 class KernelTime:
-    """One kernel. nbytes: weights (or keys and values) read. operations: two per multiply-accumulate
-    of the result. executed: those the kernel runs, which for integer formats is one product per digit
-    of the activations. percent: of the time that the host's limits allow for `executed`."""
+    """One kernel. nbytes: weights (or keys and values) read. operations: two per
+    multiply-accumulate of the result. executed: those the kernel runs, which for integer formats is
+    one product per digit of the activations. percent: of the time that the host's limits allow for
+    `executed`, or 0 where the limits say nothing."""
 
     kernel: str
     shape: str

@@ -28,6 +28,7 @@ class TensorType(enum.IntEnum):
     Q4_K = 12
     Q5_K = 13
     Q6_K = 14
+    IQ4_NL = 20
     BF16 = 30
 
     @property
@@ -45,6 +46,7 @@ _BLOCKS = {
     TensorType.Q5_0: (32, 22),
     TensorType.Q5_1: (32, 24),
     TensorType.Q8_0: (32, 34),
+    TensorType.IQ4_NL: (32, 18),
     TensorType.Q4_K: (256, 144),
     TensorType.Q5_K: (256, 176),
     TensorType.Q6_K: (256, 210),

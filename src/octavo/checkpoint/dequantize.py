@@ -16,6 +16,10 @@ from octavo.checkpoint.base import Tensor, TensorType
 U8 = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
 
+IQ4_NL_VALUES = np.array(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
+)
+
 
 def _half(b: U8, at: int) -> F32:
     return np.ascontiguousarray(b[:, at : at + 2]).view(np.float16).astype(np.float32)
@@ -87,12 +91,17 @@ def _q6_k(b: U8) -> F32:
     return ((_half(b, 208) * scale)[:, :, None] * q).reshape(-1, 256)
 
 
+def _iq4_nl(b: U8) -> F32:
+    return _half(b, 0) * IQ4_NL_VALUES[_nibbles(b[:, 2:])]
+
+
 _BLOCKS: dict[TensorType, Callable[[U8], F32]] = {
     TensorType.Q4_0: _q4_0,
     TensorType.Q4_1: _q4_1,
     TensorType.Q5_0: _q5_0,
     TensorType.Q5_1: _q5_1,
     TensorType.Q8_0: _q8_0,
+    TensorType.IQ4_NL: _iq4_nl,
     TensorType.Q4_K: _q4_k,
     TensorType.Q5_K: _q5_k,
     TensorType.Q6_K: _q6_k,

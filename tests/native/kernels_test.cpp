@@ -1,0 +1,154 @@
+// Portable kernels and packing under the address and undefined-behaviour sanitizers, against sums in int64
+// and double: every format, sizes that fill no tile, one token and many.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "kernels/api.h"
+#include "runtime/pack.h"
+
+using namespace octavo;
+
+namespace {
+
+std::mt19937 rng(1);
+
+struct Input {  // activations of `tokens` rows in every form, in exact allocations
+  int k;
+  size_t rows;
+  std::vector<int8_t> q;
+  std::vector<float> scale, scaled, f32;
+  std::vector<int32_t> neg32, neg16;
+  std::vector<uint16_t> bf16;
+  Input(int tokens, int k) : k(k), rows(size_t(tokens + ROW_TILE - 1) / ROW_TILE * ROW_TILE) {
+    const size_t n = rows * size_t(k);
+    q.resize(2 * n), scale.resize(n / 32), scaled.resize(n / 32), neg32.resize(n / 32), neg16.resize(n / 16), bf16.resize(2 * n), f32.resize(n);
+  }
+  Act act() { return {k, q.data(), scale.data(), scaled.data(), neg32.data(), neg16.data(), bf16.data(), f32.data()}; }
+};
+
+uint8_t* aligned(std::vector<uint8_t>& storage, size_t bytes) {
+  storage.assign(bytes + 64, 0);
+  return storage.data() + (64 - reinterpret_cast<uintptr_t>(storage.data()) % 64) % 64;
+}
+
+void check(int type, const char* name, size_t n, size_t k, int tokens) {
+  std::vector<uint8_t> source(n * row_bytes(type, k));
+  for (uint8_t& b : source) b = uint8_t(0x30 | (rng() & 15));  // ordinary numbers wherever a float lies
+  const Format format = panel_format(type);
+  const size_t bytes = panel_bytes(format, k), panels = (n + PANEL - 1) / PANEL;
+  const int padded = int(padded_cols(k));
+  std::vector<uint8_t> storage;
+  uint8_t* packed = aligned(storage, panels * bytes);
+  for (size_t p = 0; p < panels; p++) pack_panel(type, source.data(), n, k, p, packed + p * bytes);
+
+  const Kernels* kernels = kernels_scalar();
+  Input input(tokens, padded);
+  const Act act = input.act();
+  std::vector<float> line(static_cast<size_t>(padded));
+  std::normal_distribution<float> normal;
+  for (int t = 0; t < tokens; t++) {
+    for (size_t i = 0; i < k; i++) line[i] = normal(rng);
+    kernels->emit(act, t, 0, padded, line.data());
+  }
+  std::vector<float> out(static_cast<size_t>(tokens) * panels * PANEL), row(k);
+  kernels->linear[format]({packed, bytes, padded, act, tokens, out.data(), int(panels * PANEL), nullptr, nullptr}, 0, int(panels));
+  for (size_t r = 0; r < n; r++) {
+    unpack_row(format, packed + r / PANEL * bytes, int(r % PANEL), k, row.data());
+    for (int t = 0; t < tokens; t++) {
+      double sum = 0, size = 0;
+      for (size_t i = 0; i < k; i++) {
+        const int g = int(i) / GROUP;
+        double x;
+        if (format == F32) x = input.f32[size_t(t * padded) + i];
+        else if (format == BF16) {
+          auto widen = [&](size_t at) { uint32_t u = uint32_t(input.bf16[at]) << 16; float f; memcpy(&f, &u, 4); return double(f); };
+          x = widen(size_t(2 * t * padded) + i) + widen(size_t((2 * t + 1) * padded) + i);
+        } else {
+          const int8_t* q = input.q.data() + tiled(t, g, padded / GROUP) * 2 * GROUP + i % GROUP;
+          x = double(input.scale[tiled(t, g, padded / GROUP)]) * (q[0] * (1 << DIGIT) + q[GROUP]);
+        }
+        sum += x * double(row[i]);
+        size += std::fabs(x * double(row[i]));
+      }
+      // Each group or feature is rounded a few times in fp32; a zero point or minimum adds terms as large as its sums.
+      const double bound = (64 + 4.0 * double(k)) * size * 0x1p-24 + 1e-6;
+      const double got = double(out[size_t(t) * panels * PANEL + r]);
+      if (!(std::fabs(got - sum) <= bound)) {
+        fprintf(stderr, "%s %zux%zu, token %d, row %zu: %g, expected %g\n", name, n, k, t, r, got, sum);
+        exit(1);
+      }
+    }
+  }
+}
+
+void check_attention(KvType type, int head_dim, int keys, int rows) {
+  const Kernels* kernels = kernels_scalar();
+  const int padded = (head_dim + 15) / 16 * 16, blocks = (keys + BLOCK - 1) / BLOCK;
+  const size_t each = size_t(2 * BLOCK * padded) * (type == KV_F32 ? 4 : type == KV_BF16 ? 2 : 1) +
+                      (type == KV_INT8 ? size_t(2 * BLOCK * kv_groups(padded)) * 4 : 0);
+  std::vector<uint8_t> storage;
+  uint8_t* pool = aligned(storage, each * size_t(blocks));
+  std::normal_distribution<float> normal;
+  std::vector<float> k(static_cast<size_t>(keys * padded)), v(k), x(static_cast<size_t>(padded)), q(static_cast<size_t>(rows * padded));
+  auto draw = [&] { for (int i = 0; i < head_dim; i++) x[size_t(i)] = normal(rng); };
+  std::vector<int32_t> table;
+  for (int b = 0; b < blocks; b++) table.push_back(blocks - 1 - b);
+  for (int t = 0; t < keys; t++) {
+    uint8_t* block = pool + size_t(table[size_t(t / BLOCK)]) * each;
+    draw(), memcpy(&k[size_t(t * padded)], x.data(), size_t(padded) * 4), kernels->store_k(x.data(), head_dim, padded, t % BLOCK, type, block);
+    draw(), memcpy(&v[size_t(t * padded)], x.data(), size_t(padded) * 4), kernels->store_v(x.data(), head_dim, padded, t % BLOCK, type, block);
+  }
+  std::vector<std::vector<uint8_t>> queries(static_cast<size_t>(rows), std::vector<uint8_t>(size_t(padded) * 4));
+  std::vector<float> max(static_cast<size_t>(rows)), sum(max), out(static_cast<size_t>(rows * padded));
+  AttendArgs a{};
+  for (int r = 0; r < rows; r++) {
+    draw(), memcpy(&q[size_t(r * padded)], x.data(), size_t(padded) * 4);
+    kernels->store_q(x.data(), head_dim, padded, 1, type, queries[size_t(r)].data());
+    a.q[r] = queries[size_t(r)].data(), a.position[r] = keys - 1 - r % keys, a.max[r] = &max[size_t(r)], a.sum[r] = &sum[size_t(r)], a.out[r] = &out[size_t(r * padded)];
+  }
+  a.rows = rows, a.head_dim = padded, a.pool = pool, a.block_stride = each, a.blocks = table.data(), a.end = keys;
+  kernels->attend[type](a);
+  for (int r = 0; r < rows; r++) {
+    std::vector<double> scores, value(size_t(head_dim), 0);
+    double top = -1e30, total = 0;
+    for (int t = 0; t <= a.position[r]; t++) {
+      double s = 0;
+      for (int i = 0; i < head_dim; i++) s += double(q[size_t(r * padded + i)]) * double(k[size_t(t * padded + i)]);
+      scores.push_back(s), top = std::max(top, s);
+    }
+    for (size_t t = 0; t < scores.size(); t++) {
+      const double p = std::exp(scores[t] - top);
+      total += p;
+      for (int i = 0; i < head_dim; i++) value[size_t(i)] += p * double(v[t * size_t(padded) + size_t(i)]);
+    }
+    // Values are rounded by 2^-9 (int8: 1/254 of the largest), scores by as much of their terms.
+    const double bound = type == KV_F32 ? 1e-4 : type == KV_BF16 ? 0.06 : 0.25;
+    for (int i = 0; i < head_dim; i++)
+      if (!(std::fabs(double(out[size_t(r * padded + i)] / sum[size_t(r)]) - value[size_t(i)] / total) <= bound)) {
+        fprintf(stderr, "attention, cache type %d, head %d, %d keys: row %d differs\n", type, head_dim, keys, r);
+        exit(1);
+      }
+  }
+}
+
+}  // namespace
+
+int main() {
+  const struct { int type; const char* name; size_t block; } types[] = {
+      {0, "F32", 1}, {1, "F16", 1}, {2, "Q4_0", 32}, {3, "Q4_1", 32}, {6, "Q5_0", 32}, {7, "Q5_1", 32}, {8, "Q8_0", 32},
+      {12, "Q4_K", 256}, {13, "Q5_K", 256}, {14, "Q6_K", 256}, {20, "IQ4_NL", 32}, {30, "BF16", 1}};
+  for (const auto& t : types)
+    for (size_t n : {1, 16, 37})
+      for (size_t blocks : {1, 3})
+        for (int tokens : {1, 3, 9}) check(t.type, t.name, n, t.block * blocks * (t.block == 1 ? 24 : 1), tokens);
+  for (KvType type : {KV_F32, KV_BF16, KV_INT8})
+    for (int head_dim : {10, 64})
+      for (int keys : {1, 16, 70, 256})
+        for (int rows : {1, 3, 16}) check_attention(type, head_dim, keys, rows);
+  puts("kernels: ok");
+}
