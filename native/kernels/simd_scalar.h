@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-constexpr int TOKEN_TILE = 4;
+constexpr int TOKEN_TILE = 1;
 constexpr int FLOAT_TILE = 1;
 
 struct VF { float v[16]; };

@@ -5,6 +5,8 @@
 #if defined(__x86_64__)
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 namespace octavo {
@@ -37,6 +39,10 @@ bool has_amx() {
 }
 #endif
 
+#if defined(__aarch64__)
+bool has_dotprod() { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP; }
+#endif
+
 bool always() { return true; }
 
 struct Isa { const char* name; bool (*runs)(); const Kernels* (*kernels)(); };
@@ -48,8 +54,8 @@ const Isa ISAS[] = {  // best first
     {"avx512vnni", has_avx512vnni, kernels_avx512vnni},
     {"avxvnni", has_avxvnni, kernels_avxvnni},
     {"avx2", has_avx2, kernels_avx2},
-#elif defined(__aarch64__) && defined(OCTAVO_NEON)
-    {"neon", always, kernels_neon},
+#elif defined(__aarch64__)
+    {"neon", has_dotprod, kernels_neon},
 #endif
     {"scalar", always, kernels_scalar},
 };

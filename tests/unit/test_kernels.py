@@ -31,7 +31,9 @@ def random_blocks(kind: TensorType, rows: int, cols: int, seed: int) -> np.ndarr
         return np.frombuffer(x.tobytes(), np.uint8)
     elements, size = kind.block
     raw = rng.integers(0, 256, (rows * cols // elements, size), dtype=np.uint8)
-    places = {"Q6_K": [208], "Q4_0": [0], "Q5_0": [0], "Q8_0": [0], "IQ4_NL": [0]}.get(kind.name, [0, 2])
+    places = {"Q6_K": [208], "Q4_0": [0], "Q5_0": [0], "Q8_0": [0], "IQ4_NL": [0]}.get(
+        kind.name, [0, 2]
+    )
     for at in places:
         scale = (rng.standard_normal(len(raw)) * 0.02).astype(np.float16)
         raw[:, at : at + 2] = scale.view(np.uint8).reshape(-1, 2)

@@ -1,0 +1,21 @@
+// Kernels for NEON; see simd_neon.h for what they need.
+#include <arm_neon.h>
+
+#include "api.h"
+
+namespace octavo {
+namespace {
+namespace neon {
+#define ISA_NAME "neon"
+#include "simd_neon.h"
+#include "linear.inc"
+#include "elementwise.inc"
+#include "attention.inc"
+#include "limits.inc"
+#include "table.inc"
+}  // namespace neon
+}  // namespace
+
+const Kernels* kernels_neon() { return &neon::TABLE; }
+
+}  // namespace octavo

@@ -1,0 +1,146 @@
+// 16 lanes in four 128-bit registers. Needs Armv8.2-A with the dot-product extension.
+#include <arm_neon.h>
+
+constexpr int TOKEN_TILE = 4;
+constexpr int FLOAT_TILE = 1;
+
+struct VF { float32x4_t v[4]; };
+struct VI { int32x4_t v[4]; };
+struct VB { uint8x16_t v[4]; };
+struct VM { uint32x4_t v[4]; };
+#define EACH for (int i = 0; i < 4; i++)
+
+static inline VF f_load(const float* p) { VF r; EACH r.v[i] = vld1q_f32(p + 4 * i); return r; }
+static inline void f_store(float* p, VF a) { EACH vst1q_f32(p + 4 * i, a.v[i]); }
+static inline VF f_set(float x) { VF r; EACH r.v[i] = vdupq_n_f32(x); return r; }
+static inline VF f_add(VF a, VF b) { EACH a.v[i] = vaddq_f32(a.v[i], b.v[i]); return a; }
+static inline VF f_sub(VF a, VF b) { EACH a.v[i] = vsubq_f32(a.v[i], b.v[i]); return a; }
+static inline VF f_mul(VF a, VF b) { EACH a.v[i] = vmulq_f32(a.v[i], b.v[i]); return a; }
+static inline VF f_div(VF a, VF b) { EACH a.v[i] = vdivq_f32(a.v[i], b.v[i]); return a; }
+static inline VF f_inverse(VF a) { return f_div(f_set(1), a); }
+static inline VF f_fma(VF a, VF b, VF c) { EACH c.v[i] = vfmaq_f32(c.v[i], a.v[i], b.v[i]); return c; }
+// Comparisons with NaN choose the second operand, as on x86.
+static inline VF f_max(VF a, VF b) { EACH b.v[i] = vbslq_f32(vcgtq_f32(a.v[i], b.v[i]), a.v[i], b.v[i]); return b; }
+static inline VF f_min(VF a, VF b) { EACH b.v[i] = vbslq_f32(vcltq_f32(a.v[i], b.v[i]), a.v[i], b.v[i]); return b; }
+static inline VF f_abs(VF a) { EACH a.v[i] = vabsq_f32(a.v[i]); return a; }
+static inline VF f_round(VF a) { EACH a.v[i] = vrndnq_f32(a.v[i]); return a; }
+static inline VF f_half(const void* p) {
+  VF r;
+  EACH r.v[i] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t*)p + 4 * i)));
+  return r;
+}
+static inline VF f_int(VI a) { VF r; EACH r.v[i] = vcvtq_f32_s32(a.v[i]); return r; }
+static inline VF f_u8(const uint8_t* p) {
+  const uint8x16_t b = vld1q_u8(p);
+  const uint16x8_t low = vmovl_u8(vget_low_u8(b)), high = vmovl_u8(vget_high_u8(b));
+  return {{vcvtq_f32_u32(vmovl_u16(vget_low_u16(low))), vcvtq_f32_u32(vmovl_u16(vget_high_u16(low))),
+           vcvtq_f32_u32(vmovl_u16(vget_low_u16(high))), vcvtq_f32_u32(vmovl_u16(vget_high_u16(high)))}};
+}
+static inline VF f_s8(const uint8_t* p) {
+  const int8x16_t b = vld1q_s8((const int8_t*)p);
+  const int16x8_t low = vmovl_s8(vget_low_s8(b)), high = vmovl_s8(vget_high_s8(b));
+  return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
+           vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))}};
+}
+static inline VF f_scale2(VF x, VF n) {  // x * 2^n, n in [-126, 127]
+  EACH x.v[i] = vmulq_f32(x.v[i], vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n.v[i]), vdupq_n_s32(127)), 23)));
+  return x;
+}
+static inline VF f_even(VF a, VF b) {  // lanes 0, 2, 4... of a, then of b
+  return {{vuzp1q_f32(a.v[0], a.v[1]), vuzp1q_f32(a.v[2], a.v[3]), vuzp1q_f32(b.v[0], b.v[1]), vuzp1q_f32(b.v[2], b.v[3])}};
+}
+static inline VF f_odd(VF a, VF b) {
+  return {{vuzp2q_f32(a.v[0], a.v[1]), vuzp2q_f32(a.v[2], a.v[3]), vuzp2q_f32(b.v[0], b.v[1]), vuzp2q_f32(b.v[2], b.v[3])}};
+}
+static inline VM f_le(VF a, VF b) { VM r; EACH r.v[i] = vcleq_f32(a.v[i], b.v[i]); return r; }
+static inline VF f_select(VM m, VF yes, VF no) { EACH no.v[i] = vbslq_f32(m.v[i], yes.v[i], no.v[i]); return no; }
+static inline VM m_range(int begin, int end) {
+  const int32_t lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  VM r;
+  EACH {
+    const int32x4_t lane = vld1q_s32(lanes + 4 * i);
+    r.v[i] = vandq_u32(vcgeq_s32(lane, vdupq_n_s32(begin)), vcltq_s32(lane, vdupq_n_s32(end)));
+  }
+  return r;
+}
+
+static inline VI i_load(const int32_t* p) { VI r; EACH r.v[i] = vld1q_s32(p + 4 * i); return r; }
+static inline VI i_set(int32_t x) { VI r; EACH r.v[i] = vdupq_n_s32(x); return r; }
+static inline void i_store(int32_t* p, VI a) { EACH vst1q_s32(p + 4 * i, a.v[i]); }
+static inline VI i_add(VI a, VI b) { EACH a.v[i] = vaddq_s32(a.v[i], b.v[i]); return a; }
+static inline VI i_sub(VI a, VI b) { EACH a.v[i] = vsubq_s32(a.v[i], b.v[i]); return a; }
+template <int N> static inline VI i_shr(VI a) { EACH a.v[i] = vshrq_n_s32(a.v[i], N); return a; }
+template <int N> static inline VI i_shl(VI a) {
+  if constexpr (N > 0) EACH a.v[i] = vshlq_n_s32(a.v[i], N);
+  return a;
+}
+static inline int32_t hadd_one(VI a) { return vaddvq_s32(vaddq_s32(vaddq_s32(a.v[0], a.v[1]), vaddq_s32(a.v[2], a.v[3]))); }
+static inline void i_hadd2(VI a, VI b, int32_t* sums) { sums[0] = hadd_one(a), sums[1] = hadd_one(b); }
+static inline VI i_round(VF a) { VI r; EACH r.v[i] = vcvtnq_s32_f32(a.v[i]); return r; }
+static inline void i_store8(int8_t* p, VI a) {
+  const int16x8_t low = vcombine_s16(vmovn_s32(a.v[0]), vmovn_s32(a.v[1])), high = vcombine_s16(vmovn_s32(a.v[2]), vmovn_s32(a.v[3]));
+  vst1q_s8(p, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
+}
+static inline void i_store8x4(int8_t* p, VI a, VI b, VI c, VI d) { i_store8(p, a), i_store8(p + 16, b), i_store8(p + 32, c), i_store8(p + 48, d); }
+
+static inline VB b_load(const uint8_t* p) { VB r; EACH r.v[i] = vld1q_u8(p + 16 * i); return r; }
+static inline VB b_low(VB a) { EACH a.v[i] = vandq_u8(a.v[i], vdupq_n_u8(15)); return a; }
+static inline VB b_high(VB a) { EACH a.v[i] = vshrq_n_u8(a.v[i], 4); return a; }
+static inline VB b_bit5(VB a, const uint8_t* mask) {
+  const uint8_t bits[16] = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
+  EACH {
+    const uint8x16_t byte = vcombine_u8(vdup_n_u8(mask[2 * i]), vdup_n_u8(mask[2 * i + 1]));
+    a.v[i] = vorrq_u8(a.v[i], vandq_u8(vtstq_u8(byte, vld1q_u8(bits)), vdupq_n_u8(16)));
+  }
+  return a;
+}
+static inline VB b_lookup(VB a, const int8_t* table) { EACH a.v[i] = vqtbl1q_u8(vld1q_u8((const uint8_t*)table), a.v[i]); return a; }
+static inline VB b_flip(VB a) { EACH a.v[i] = veorq_u8(a.v[i], vdupq_n_u8(128)); return a; }  // signed to unsigned
+template <int S> static inline VB b_plane(VB a, VB plane) {
+  EACH {
+    uint8x16_t two = plane.v[i];
+    if constexpr (S > 0) two = vshrq_n_u8(two, S);
+    a.v[i] = vorrq_u8(a.v[i], vshlq_n_u8(vandq_u8(two, vdupq_n_u8(3)), 4));
+  }
+  return a;
+}
+// The dot product takes signed bytes: a wider weight is its low seven bits and 128 times its top bit.
+template <bool WIDE> static inline VI b_dot(VI acc, VB w, const int8_t* a) {
+  const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(*(const int32_t*)a));
+  EACH {
+    const uint8x16_t low = WIDE ? vandq_u8(w.v[i], vdupq_n_u8(127)) : w.v[i];
+    acc.v[i] = vdotq_s32(acc.v[i], vreinterpretq_s8_u8(low), x);
+    if (!WIDE) continue;
+    const int32x4_t top = vdotq_s32(vdupq_n_s32(0), vreinterpretq_s8_u8(vshrq_n_u8(w.v[i], 7)), x);
+    acc.v[i] = vaddq_s32(acc.v[i], vshlq_n_s32(top, 7));
+  }
+  return acc;
+}
+
+static inline float32x4_t h_widen(const uint16_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
+static inline VF h_load(const uint16_t* p) { VF r; EACH r.v[i] = h_widen(p + 4 * i); return r; }
+// acc[lane] += x0 * y0 + x1 * y1 over bf16 pairs; y is broadcast
+static inline VF h_dot(VF acc, const uint16_t* line, const uint16_t* pair) {
+  const uint32x4_t y = vdupq_n_u32(*(const uint32_t*)pair), high = vdupq_n_u32(0xFFFF0000);
+  const float32x4_t y0 = vreinterpretq_f32_u32(vshlq_n_u32(y, 16)), y1 = vreinterpretq_f32_u32(vandq_u32(y, high));
+  EACH {
+    const uint32x4_t x = vreinterpretq_u32_u16(vld1q_u16(line + 8 * i));
+    acc.v[i] = vfmaq_f32(acc.v[i], vreinterpretq_f32_u32(vshlq_n_u32(x, 16)), y0);
+    acc.v[i] = vfmaq_f32(acc.v[i], vreinterpretq_f32_u32(vandq_u32(x, high)), y1);
+  }
+  return acc;
+}
+static inline void h_store(uint16_t* p, VF a) {  // to nearest even; inputs are finite
+  EACH {
+    const uint32x4_t u = vreinterpretq_u32_f32(a.v[i]), odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
+    vst1_u16(p + 4 * i, vshrn_n_u32(vaddq_u32(u, vaddq_u32(odd, vdupq_n_u32(0x7FFF))), 16));
+  }
+}
+
+static inline float f_hadd(VF a) {  // fixed tree
+  float t[16];
+  f_store(t, a);
+  for (int w = 8; w; w /= 2) for (int i = 0; i < w; i++) t[i] += t[i + w];
+  return t[0];
+}
+static inline float f_hmax(VF a) { return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.v[0], a.v[1]), vmaxq_f32(a.v[2], a.v[3]))); }
