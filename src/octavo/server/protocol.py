@@ -18,7 +18,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
     path: str
     eos: list[int]
-    memory: dict[str, int]  # the Plan, by field
+    memory: dict[str, int | str]  # the Plan, by field
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
