@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -158,9 +159,32 @@ def test_generate_chat_and_bench(smollm2: Path, tmp_path: Path) -> None:
     assert octavo("bench", "engine", "smollm2", *options).returncode == 0
     result = json.loads(out.read_text())
     assert set(result) == {"machine", "model", "runs"}
-    keys = {"batch", "prompt", "output", "prefill_tps", "decode_tps", "ttft_ms", "rss_mb"}
+    numbers = {"batch", "prompt", "output", "prefill_tps", "decode_tps", "ttft_ms", "rss_mb"}
     assert [r["batch"] for r in result["runs"]] == [1, 2]
-    assert all(set(r) == keys and min(r.values()) > 0 for r in result["runs"])
+    for r in result["runs"]:
+        assert set(r) == numbers | {"overhead", "phases"}
+        assert min(r[n] for n in numbers) > 0
+        assert 99 < sum(r["phases"].values()) < 101
+
+
+def test_bench_kernels(tmp_path: Path) -> None:
+    out, plot = tmp_path / "k.json", tmp_path / "k.svg"
+    result = octavo(
+        "bench", "kernels", "--formats", "q4_1", "--threads", "1", "--json", str(out),
+        "--svg", str(plot),
+    )  # fmt: skip
+    assert result.returncode == 0 and "GB/s" in result.stdout
+    record = json.loads(out.read_text())
+    assert {k["kernel"] for k in record["kernels"]} == {
+        "Q4_1", "attention bf16", "attention int8", "attention f32",
+    }  # fmt: skip
+    assert all(0 < k["percent"] < 150 for k in record["kernels"] if k["kernel"] == "Q4_1")
+    svg = ElementTree.fromstring(plot.read_text())
+    assert len([e for e in svg.iter() if e.tag.endswith("title")]) == 8
+    wrong = octavo("bench", "kernels", "--formats", "q9", "--isa", "scalar")
+    assert wrong.returncode == 2 and "Q4_1" in wrong.stderr
+    wrong = octavo("bench", "kernels", "--isa", "sse9")
+    assert wrong.returncode == 2 and "scalar" in wrong.stderr
 
 
 def test_ready_block_is_last_and_its_curl_works(smollm2: Path, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def doctor() -> None:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": names.get("model name", platform.processor()),
         "flags": " ".join(f for f in FLAGS if f in flags) or "none of note",
-        "kernels": _native.isa(""),
+        "kernels": ", ".join(_native.isas()),
         "threads": usable_threads(),
         "memory": f"{size(available_memory())} available",
         "huge pages": _huge_pages(),
