@@ -81,13 +81,10 @@ auto linear(const std::string& isa, int type, Bytes data, size_t rows, size_t co
   const Format format = panel_format(type);
   const size_t m = x.shape(0), padded = padded_cols(cols), bytes = panel_bytes(format, cols), panels = (rows + 15) / 16;
   if (x.shape(1) != cols || data.size() != rows * row_bytes(type, cols)) throw std::invalid_argument("shapes disagree");
-  const size_t most = align_up(size_t(tile), ROW_TILE);
-  Arena arena(panels * bytes + most * padded * 32 + panels * 16 * m * 4 + (size_t(1) << 20));
+  Arena arena(panels * bytes + act_bytes(tile, int(cols), {true, true, true}) + panels * 16 * m * 4 + (size_t(1) << 20));
   uint8_t* packed = arena.allocate<uint8_t>(panels * bytes);
   for (size_t p = 0; p < panels; p++) pack_panel(type, data.data(), rows, cols, p, packed + p * bytes);
-  const Act act{int(padded), arena.allocate<int8_t>(most * 2 * padded), arena.allocate<float>(most * padded / 32),
-                arena.allocate<float>(most * padded / 32), arena.allocate<int32_t>(most * padded / 32),
-                arena.allocate<int32_t>(most * padded / 16), arena.allocate<uint16_t>(most * 2 * padded), arena.allocate<float>(most * padded)};
+  const Act act = allocate_act(arena, tile, int(cols), {true, true, true});
   float* line = arena.allocate<float>(padded);
   float* out = arena.allocate<float>(m * panels * 16);
   for (size_t t = 0; t < m; t += size_t(tile)) {
@@ -127,7 +124,7 @@ NB_MODULE(_native, m) {
   m.def("cache_block_bytes", [](int layers, int heads, int head_dim, const std::string& type) {
     return Model::cache_block_bytes(layers, heads, head_dim, kv_type(type));
   });
-  m.def("act_bytes", [](int rows, int width, bool int8, bool bf16, bool f32) { return Model::act_bytes(rows, width, {int8, bf16, f32}); });
+  m.def("act_bytes", [](int rows, int width, bool int8, bool bf16, bool f32) { return act_bytes(rows, width, {int8, bf16, f32}); });
   m.def("uniform", &uniform, "seed"_a, "position"_a);
   m.def("linear", &linear, "isa"_a, "type"_a, "data"_a, "rows"_a, "cols"_a, "x"_a, "tile"_a);
   m.def("unpack", &unpack, "type"_a, "data"_a, "rows"_a, "cols"_a);
@@ -184,7 +181,6 @@ NB_MODULE(_native, m) {
       .def("gated", [](Model& self, int in, std::tuple<int, int> gate, std::tuple<int, int> up, int kind, int act) {  // (matrix, bias) each
         self.gated(in, {std::get<0>(gate), -1, std::get<1>(gate), -1}, {std::get<0>(up), -1, std::get<1>(up), -1}, kind, act);
       })
-      .def("glu", &Model::glu)
       .def("attention", [](Model& self, int q, int k, int v, int layer, int heads, int kv_heads, int head_dim, int schedule, int q_norm,
                            int k_norm, int rope, int act, float scale, float eps, bool interleaved) {
         self.attention({q, k, v, layer, heads, kv_heads, head_dim, schedule, q_norm, k_norm, rope, act, scale, eps, interleaved});

@@ -92,7 +92,6 @@ struct Kernels {
   void (*linear[FORMATS])(const LinearArgs&, int panel_begin, int panel_end);
   void (*emit)(const Act&, int row, int first, int count, const float* x);
   void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* y);
-  void (*glu)(int kind, const float* gate, const float* up, int n, float* y);
   void (*gated)(int kind, const float* gate, const float* up, int stride, int rows, const Act& act, int first, int count);
   void (*rope)(const float* in, const float* cos_sin, int head_dim, int interleaved, float* out);
   void (*store_q)(const float* x, int head_dim, int padded, float scale, KvType type, void* out);

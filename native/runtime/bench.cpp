@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "act.h"
 #include "cpu.h"
 #include "memory.h"
 #include "ops.h"
@@ -65,22 +66,21 @@ double time_linear(const std::string& isa, int type, size_t rows, size_t cols, i
   const Kernels* k = select_kernels(isa);
   const Format format = panel_format(type);
   const size_t padded = padded_cols(cols), bytes = panel_bytes(format, cols), panels = (rows + PANEL - 1) / PANEL;
-  const size_t m = align_up(size_t(tokens), ROW_TILE), matrix = align_up(panels * bytes, 64);
+  const size_t matrix = align_up(panels * bytes, 64), outputs = size_t(tokens) * panels * PANEL;
+  const ActForms forms{true, true, true};
   ThreadPool pool(threads);
   Work work(threads);
-  Arena arena(size_t(copies) * matrix + m * padded * 32 + m * panels * PANEL * 4 + (size_t(1) << 20));
+  Arena arena(size_t(copies) * matrix + act_bytes(tokens, int(cols), forms) + outputs * 4 + (size_t(1) << 20));
   std::vector<uint8_t> source(rows * row_bytes(type, cols));
   fill(source.data(), source.size());
   uint8_t* packed = arena.allocate<uint8_t>(size_t(copies) * matrix);
   for (size_t p = 0; p < panels; p++) pack_panel(type, source.data(), rows, cols, p, packed + p * bytes);
   for (int c = 1; c < copies; c++) memcpy(packed + size_t(c) * matrix, packed, matrix);
-  const Act act{int(padded), arena.allocate<int8_t>(m * 2 * padded), arena.allocate<float>(m * padded / 32), arena.allocate<float>(m * padded / 32),
-                arena.allocate<int32_t>(m * padded / 32), arena.allocate<int32_t>(m * padded / 16), arena.allocate<uint16_t>(m * 2 * padded),
-                arena.allocate<float>(m * padded)};
+  const Act act = allocate_act(arena, tokens, int(cols), forms);
   std::vector<float> line(padded);
   for (size_t i = 0; i < cols; i++) line[i] = float(int(i * 7919 % 1000) - 500) / 500;
   for (int t = 0; t < tokens; t++) k->emit(act, t, 0, int(padded), line.data());
-  float* out = arena.allocate<float>(m * panels * PANEL);
+  float* out = arena.allocate<float>(outputs);
   const int chunk = linear_chunk(bytes);
   return least(seconds, [&](int i) {
     const uint8_t* weights = packed + size_t(i % copies) * matrix;

@@ -51,30 +51,8 @@ int Model::add_buffer(Rows rows, int width) {
   return int(buffers_.size()) - 1;
 }
 
-size_t Model::act_bytes(int rows, int width, ActForms forms) {
-  const size_t m = align_up(size_t(rows), ROW_TILE), k = padded_cols(size_t(width));
-  size_t bytes = 0;
-  auto add = [&](size_t n) { bytes += align_up(n, 64); };
-  if (forms.int8) add(m * 2 * k), add(m * k / 32 * 4), add(m * k / 32 * 4), add(m * k / 32 * 4), add(m * k / 16 * 4);
-  if (forms.bf16) add(m * k * 4);
-  if (forms.f32) add(m * k * 4);
-  return bytes;
-}
-
 int Model::add_act(Rows rows, int width, ActForms forms) {
-  const size_t m = align_up(size_t(row_count(rows)), ROW_TILE), k = padded_cols(size_t(width));
-  Act a{};
-  a.k = int(k);
-  if (forms.int8) {
-    a.q = buffers_arena_.allocate<int8_t>(m * 2 * k);
-    a.scale = buffers_arena_.allocate<float>(m * k / 32);
-    a.scaled = buffers_arena_.allocate<float>(m * k / 32);
-    a.neg32 = buffers_arena_.allocate<int32_t>(m * k / 32);
-    a.neg16 = buffers_arena_.allocate<int32_t>(m * k / 16);
-  }
-  if (forms.bf16) a.bf16 = buffers_arena_.allocate<uint16_t>(m * 2 * k);
-  if (forms.f32) a.f32 = buffers_arena_.allocate<float>(m * k);
-  acts_.push_back({rows, a});
+  acts_.push_back({rows, allocate_act(buffers_arena_, row_count(rows), width, forms)});
   return int(acts_.size()) - 1;
 }
 
@@ -117,10 +95,6 @@ void Model::gated(int in, const Part& gate, const Part& up, int kind, int act_in
   const RowAct& source = acts_.at(size_t(in));
   auto part = [&](const Part& p) { return LinearPart{matrices_.at(size_t(p.matrix)), Buffer{}, vector(p.bias), nullptr}; };
   ops_.push_back(std::make_unique<GatedOp>(source.rows, source.act, part(gate), part(up), kind, act(act_index)));
-}
-
-void Model::glu(int gate, int up, int kind, int act_index) {
-  ops_.push_back(std::make_unique<GluOp>(buffers_.at(size_t(gate)).rows, buffer(gate), buffer(up), kind, act(act_index)));
 }
 
 void Model::attention(const Attention& a) {

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "act.h"
 #include "ops.h"
 #include "profile.h"
 #include "sampling.h"
@@ -15,8 +16,6 @@ struct Limits {
   int selected;   // most rows that need logits
   int features;   // widest row any operation handles in scratch
 };
-
-struct ActForms { bool int8, bf16, f32; };
 
 class Model {
  public:
@@ -36,7 +35,6 @@ class Model {
   struct Part { int matrix, out, bias, residual; };
   void linear(int act, const std::vector<Part>& parts);
   void gated(int in, const Part& gate, const Part& up, int kind, int act);
-  void glu(int gate, int up, int kind, int act);
   struct Attention { int q, k, v, layer, heads, kv_heads, head_dim, schedule, q_norm, k_norm, rope, act; float scale, eps; bool interleaved; };
   void attention(const Attention& a);
   void output(int buffer, int vocabulary);
@@ -58,7 +56,6 @@ class Model {
   const Matrix& matrix(int i) const { return matrices_.at(size_t(i)); }
 
   static size_t matrix_bytes(int ggml_type, size_t rows, size_t cols);
-  static size_t act_bytes(int rows, int width, ActForms forms);
   static size_t cache_block_bytes(int layers, int heads, int head_dim, KvType type);
 
  private:

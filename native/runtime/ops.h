@@ -156,15 +156,6 @@ class GatedOp : public Op {
   Rows rows_; Act in_, out_; LinearPart gate_, up_; int kind_;
 };
 
-class GluOp : public Op {
- public:
-  GluOp(Rows rows, Buffer gate, Buffer up, int kind, Act act) : rows_(rows), gate_(gate), up_(up), kind_(kind), act_(act) {}
-  std::string name(int) const override { return "glu"; }
-  void run(Context& c, int phase, int thread, Work& work) override;
- private:
-  Rows rows_; Buffer gate_, up_; int kind_; Act act_;
-};
-
 // Cosines and sines of the step's positions, shared by all layers with these frequencies.
 class RopeTableOp : public Op {
  public:

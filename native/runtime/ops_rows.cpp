@@ -8,8 +8,6 @@ namespace octavo {
 namespace {
 
 
-constexpr int WHOLE_ROWS = 8;              // this many tokens are divided among threads by rows
-
 // Zeroes a row's tail so that kernels may work on whole groups.
 void pad(float* x, int n, int to) { for (int i = n; i < to; i++) x[i] = 0; }
 
@@ -98,21 +96,6 @@ void GatedOp::run(Context& c, int, int thread, Work& work) {
       project(gate_, g, y);
       project(up_, g, y + GROUP);
       c.kernels->gated(kind_, y, y + GROUP, WIDTH, rows, out_, g * GROUP, GROUP);
-    }
-  });
-}
-
-void GluOp::run(Context& c, int, int thread, Work& work) {
-  // One token's gate is shared among threads too, in slices of a few cache lines; many tokens in whole rows.
-  float* y = c.scratch[size_t(thread)];
-  const int rows = c.step.rows(rows_), width = rows < WHOLE_ROWS ? 64 : act_.k, slices = act_.k / width;
-  work.each(thread, rows * slices, WHOLE_ROWS, [&](int begin, int end) {
-    for (int s = begin; s < end; s++) {
-      const int t = s / slices, at = s % slices * width;
-      const int n = gate_.width - at < width ? gate_.width - at : width;
-      c.kernels->glu(kind_, gate_.row(t) + at, up_.row(t) + at, n, y);
-      pad(y, n, width);
-      c.kernels->emit(act_, t, at, width, y);
     }
   });
 }

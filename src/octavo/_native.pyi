@@ -66,7 +66,6 @@ class Model:
     def gated(
         self, source: int, gate: tuple[int, int], up: tuple[int, int], kind: int, act: int, /
     ) -> None: ...
-    def glu(self, gate: int, up: int, kind: int, act: int, /) -> None: ...
     def attention(
         self,
         q: int,

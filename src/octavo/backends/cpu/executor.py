@@ -191,10 +191,6 @@ class _Recorder:
         kind = ACTIVATIONS[glu.activation]
         self.model.gated(self.act(native.source), gate, up, kind, self.act(native.act))
 
-    def _glu(self, native: NativeOp, op: Glu) -> None:
-        kind = ACTIVATIONS[op.activation]
-        self.model.glu(self.buffer(op.gate), self.buffer(op.up), kind, self.act(native.act))
-
     def _attention(self, native: NativeOp, op: Attention) -> None:
         p = native.attention
         assert p is not None

@@ -1,7 +1,7 @@
 """A program as native operations: fuses neighbours, finds weights, assigns buffers by lifetime.
 
-Fusions: rotation and QK norm into attention; projections of one input into one operation; a
-residual addition into the linear layer or norm that feeds it. None changes an operation's
+Fusions: rotation and QK norm into attention; projections of one input into one operation; a gate
+into its two projections; a residual addition into the linear layer or norm that feeds it. None changes an operation's
 arithmetic.
 """
 
@@ -172,7 +172,7 @@ class _Lowering:
         out.append(NativeOp("linear", (op,), reads, (target,), source=op.x, residual=residual))
 
     def glu(self, op: Glu, out: list[NativeOp]) -> None:
-        """Joins the projections before it when they are nothing else's and of one shape."""
+        """Joins the two projections before it, which are nothing else's."""
         last = out[-1] if out else None
         if (
             last
@@ -184,7 +184,7 @@ class _Lowering:
         ):
             out[-1] = NativeOp("gated", (*last.ops, op), source=last.source, act=op.out)
         else:
-            out.append(NativeOp("glu", (op,), op.inputs, (), act=op.out))
+            raise Unsupported("a gate that does not follow its own two projections")
 
     def norm(self, op: RmsNorm, add: Add | None) -> NativeOp:
         if op.heads != 1:

@@ -1,0 +1,37 @@
+// Room for the input of linear layers, in the forms that its consumers read.
+#pragma once
+#include "../kernels/api.h"
+#include "memory.h"
+#include "pack.h"
+
+namespace octavo {
+
+struct ActForms { bool int8, bf16, f32; };
+
+inline size_t act_bytes(int rows, int width, ActForms forms) {
+  const size_t m = align_up(size_t(rows), ROW_TILE), k = padded_cols(size_t(width));
+  size_t bytes = 0;
+  auto add = [&](size_t n) { bytes += align_up(n, 64); };
+  if (forms.int8) add(m * 2 * k), add(m * k / 32 * 4), add(m * k / 32 * 4), add(m * k / 32 * 4), add(m * k / 16 * 4);
+  if (forms.bf16) add(m * k * 4);
+  if (forms.f32) add(m * k * 4);
+  return bytes;
+}
+
+inline Act allocate_act(Arena& arena, int rows, int width, ActForms forms) {
+  const size_t m = align_up(size_t(rows), ROW_TILE), k = padded_cols(size_t(width));
+  Act a{};
+  a.k = int(k);
+  if (forms.int8) {
+    a.q = arena.allocate<int8_t>(m * 2 * k);
+    a.scale = arena.allocate<float>(m * k / 32);
+    a.scaled = arena.allocate<float>(m * k / 32);
+    a.neg32 = arena.allocate<int32_t>(m * k / 32);
+    a.neg16 = arena.allocate<int32_t>(m * k / 16);
+  }
+  if (forms.bf16) a.bf16 = arena.allocate<uint16_t>(m * 2 * k);
+  if (forms.f32) a.f32 = arena.allocate<float>(m * k);
+  return a;
+}
+
+}  // namespace octavo
