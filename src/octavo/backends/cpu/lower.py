@@ -1,8 +1,8 @@
 """A program as native operations: fuses neighbours, finds weights, assigns buffers by lifetime.
 
 Fusions: rotation and QK norm into attention; projections of one input into one operation; a gate
-into its two projections; a residual addition into the linear layer or norm that feeds it. None changes an operation's
-arithmetic.
+into its two projections; a residual addition into the linear layer or norm that feeds it. None
+changes an operation's arithmetic.
 """
 
 from __future__ import annotations
