@@ -1,7 +1,7 @@
 // AMX tiles: eight registers of up to 16 rows x 64 bytes. Needs amx-tile, amx-int8, amx-bf16 and the
 // kernel's permission (runtime/cpu.cpp). Written as assembly: a tile register is part of an instruction.
 //
-// A product takes about as many cycles as its left operand has rows, so shapes follow the tokens there are.
+// A product takes a cycle per row of its left operand, but ten at least, so shapes follow the tokens there are.
 
 struct __attribute__((packed)) TileShapes {
   uint8_t palette = 1, start = 0, reserved[14] = {};

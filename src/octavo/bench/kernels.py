@@ -93,10 +93,9 @@ def bench_kernels(
     """Every format at every shape and token count, then attention on one thread from cache."""
     for kind in kinds:
         for k, n in SHAPES:
-            if k % kind.block[0]:
-                k = -(-k // kind.block[0]) * kind.block[0]
+            whole = -(-k // kind.block[0]) * kind.block[0]
             for tokens in TOKENS:
-                yield _linear(limits, kind, k, n, tokens)
+                yield _linear(limits, kind, whole, n, tokens)
     for cache in ("bf16", "int8", "f32"):
         for queries in (1, 3, 16):
             yield _attention(limits, cache, queries)

@@ -65,8 +65,10 @@ def _scratch(lowered: Lowered, limits: Limits) -> int:
     attention = _attentions(lowered)[0]
     padded = _up(attention.q.width // attention.heads, 16)
     widest = max(_up(width) for _, width, _ in lowered.acts)
-    heads = max(2 * padded, _up(attention.q.width), 16 * padded)
-    return max(widest, heads, 64 * max(limits.tokens, limits.selected)) + ALIGN
+    return (
+        max(widest, _up(attention.q.width), 16 * padded, 64 * max(limits.tokens, limits.selected))
+        + ALIGN
+    )
 
 
 def block_bytes(lowered: Lowered, kv_dtype: str) -> int:
@@ -149,6 +151,9 @@ class _Recorder:
     def norm_weight(self, op: RmsNorm | None) -> int:
         return -1 if op is None else self.vector[op.weight.tensor.name, op.weight.offset]
 
+    def bias(self, op: Linear) -> int:
+        return self.vector[op.bias.tensor.name, 0.0] if op.bias else -1
+
     def record(self, native: NativeOp) -> None:
         getattr(self, f"_{native.kind}")(native, native.ops[0])
 
@@ -172,10 +177,14 @@ class _Recorder:
         parts = []
         for part, target in zip(native.ops, native.writes, strict=True):
             assert isinstance(part, Linear)
-            bias = self.vector[part.bias.tensor.name, 0.0] if part.bias else -1
             residual = self.buffer(native.residual)
             parts.append(
-                (self.matrix[part.weight.tensor.name], self.buffer(target), bias, residual)
+                (
+                    self.matrix[part.weight.tensor.name],
+                    self.buffer(target),
+                    self.bias(part),
+                    residual,
+                )
             )
         self.model.linear(self.act(native.source), parts)
 
@@ -185,8 +194,7 @@ class _Recorder:
         parts = []
         for part in projections:
             assert isinstance(part, Linear)
-            bias = self.vector[part.bias.tensor.name, 0.0] if part.bias else -1
-            parts.append((self.matrix[part.weight.tensor.name], bias))
+            parts.append((self.matrix[part.weight.tensor.name], self.bias(part)))
         gate, up = parts
         kind = ACTIVATIONS[glu.activation]
         self.model.gated(self.act(native.source), gate, up, kind, self.act(native.act))

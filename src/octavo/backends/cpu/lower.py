@@ -28,6 +28,8 @@ from octavo.program import (
 
 Forms = tuple[bool, bool, bool]  # int8, bf16, fp32 copies of a linear layer's input
 
+WIDEST_HEAD = 512  # dimensions; kernels keep a head on the stack
+
 
 @dataclass(frozen=True)
 class AttentionParts:
@@ -101,6 +103,8 @@ class _Lowering:
         return value, norm, rope
 
     def attention(self, op: Attention) -> NativeOp:
+        if op.q.width // op.heads > WIDEST_HEAD:
+            raise Unsupported(f"attention heads wider than {WIDEST_HEAD} dimensions")
         q, q_norm, q_rope = self.peel(op.q)
         k, k_norm, k_rope = self.peel(op.k)
         same = (q_rope is None) == (k_rope is None) and (
