@@ -15,6 +15,7 @@ namespace amx {
 #include "amx.h"
 #include "amx_linear.inc"
 #include "amx_attention.inc"
+#include "amx_limits.inc"
 #define LINEAR tile_linear
 #define LINEAR_BF16 bf16_linear
 #define ATTEND_BF16 Tiles
