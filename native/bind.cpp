@@ -39,9 +39,22 @@ KvType kv_type(const std::string& name) {
   throw std::invalid_argument("no such KV type");
 }
 
-// One sampling row: (temperature, top_p, min_p, top_k, logprobs, seed, position, [(token, add, repetition)...])
-using RowTuple = std::tuple<float, float, float, int, int, uint64_t, uint64_t, std::vector<std::tuple<int, float, float>>>;
+// A sampling row as backends/base.py has it, in its order. The mask is empty or holds 4 bytes for every 32 tokens.
+using RowTuple = std::tuple<float, float, float, float, int, int, int, bool, uint64_t, uint64_t,
+                            std::vector<std::tuple<int, float, float>>, nb::bytes>;
 using SampleTuple = std::tuple<int, float, std::vector<int>, std::vector<float>>;
+
+SamplingRow sampling_row(const RowTuple& tuple, int vocabulary, std::vector<Adjustment>& adjustments) {
+  const auto& [temperature, top_p, min_p, typical_p, top_k, logprobs, target, legal, seed, position, changes, mask] = tuple;
+  for (const auto& [token, add, repetition] : changes) {
+    if (token < 0 || token >= vocabulary) throw std::invalid_argument("adjusted token is outside the vocabulary");
+    adjustments.push_back({token, add, repetition});
+  }
+  if (target >= vocabulary) throw std::invalid_argument("target token is outside the vocabulary");
+  if (mask.size() && mask.size() != size_t(vocabulary + 31) / 32 * 4) throw std::invalid_argument("mask and vocabulary disagree in length");
+  return {temperature, top_p, min_p, typical_p, top_k, logprobs, target, legal, seed, position, adjustments.data(), int(adjustments.size()),
+          mask.size() ? reinterpret_cast<const uint32_t*>(mask.c_str()) : nullptr};
+}
 
 std::vector<SampleTuple> step(Model& model, Ints ids, Ints positions, Table2 spans, Ints tables, Ints select,
                               const std::vector<RowTuple>& rows) {
@@ -57,14 +70,7 @@ std::vector<SampleTuple> step(Model& model, Ints ids, Ints positions, Table2 spa
   for (size_t i = 0; i < spans.shape(0); i++) s.spans.push_back({spans(i, 0), spans(i, 1), spans(i, 2), spans(i, 3)});
   std::vector<std::vector<Adjustment>> adjustments(rows.size());
   std::vector<SamplingRow> sampling;
-  for (size_t i = 0; i < rows.size(); i++) {
-    const auto& [temperature, top_p, min_p, top_k, logprobs, seed, position, changes] = rows[i];
-    for (const auto& [token, add, repetition] : changes) {
-      if (token < 0 || token >= model.vocabulary()) throw std::invalid_argument("adjusted token is outside the vocabulary");
-      adjustments[i].push_back({token, add, repetition});
-    }
-    sampling.push_back({temperature, top_p, min_p, top_k, logprobs, seed, position, adjustments[i].data(), int(adjustments[i].size())});
-  }
+  for (size_t i = 0; i < rows.size(); i++) sampling.push_back(sampling_row(rows[i], model.vocabulary(), adjustments[i]));
   std::vector<Sample> samples;
   {
     nb::gil_scoped_release release;
@@ -143,14 +149,8 @@ NB_MODULE(_native, m) {
     const size_t n = logits.size(), padded = (n + 15) / 16 * 16;
     std::vector<float> values(padded), scratch(padded);
     memcpy(values.data(), logits.data(), n * sizeof(float));
-    const auto& [temperature, top_p, min_p, top_k, logprobs, seed, position, changes] = r;
     std::vector<Adjustment> a;
-    for (const auto& [token, add, repetition] : changes) {
-      if (token < 0 || size_t(token) >= n) throw std::invalid_argument("adjusted token is outside the vocabulary");
-      a.push_back({token, add, repetition});
-    }
-    Sample s = sample(*select_kernels(isa), values.data(), int(n),
-                      {temperature, top_p, min_p, top_k, logprobs, seed, position, a.data(), int(a.size())}, scratch.data());
+    Sample s = sample(*select_kernels(isa), values.data(), int(n), sampling_row(r, int(n), a), scratch.data());
     return SampleTuple(s.token, s.logprob, s.top_tokens, s.top_logprobs);
   });
 

@@ -107,6 +107,7 @@ void Model::attention(const Attention& a) {
 
 void Model::output(int b, int vocabulary) {
   output_ = b;
+  context_.head = logits().data;
   vocabulary_ = vocabulary;
   for (int i = 0; i < pool_.size(); i++) sample_scratch_.push_back(buffers_arena_.allocate<float>(float_row(vocabulary)));
 }
@@ -139,9 +140,20 @@ void Model::check(const Step& s) const {
   if (s.tokens < 1 || s.tokens > limits_.tokens || s.selected > limits_.selected) throw std::invalid_argument("step exceeds the limits of the model");
 }
 
+// Panels of the head without a token that may be drawn need not be computed, unless log-probabilities sum over them.
+void Model::plan_head(const std::vector<SamplingRow>& sampling) {
+  context_.live.clear();
+  if (int(sampling.size()) < context_.step.selected) return;
+  for (const SamplingRow& r : sampling) if (!r.mask || r.logprobs >= 0) return;
+  context_.live.assign(size_t(vocabulary_ + PANEL - 1) / PANEL, 0);
+  for (size_t p = 0; p < context_.live.size(); p++)
+    for (const SamplingRow& r : sampling) context_.live[p] |= uint16_t(r.mask[p / 2] >> (p % 2 * PANEL)) != 0;
+}
+
 std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>& sampling) {
   check(step);
   context_.step = step;
+  plan_head(sampling);
   for (Schedule& s : context_.schedules) plan_attention(context_, s, heads_, kv_heads_);
   std::vector<Sample> samples(sampling.size());
   profile_.begin();

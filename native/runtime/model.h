@@ -66,6 +66,7 @@ class Model {
   const float* vector(int i) const { return i < 0 ? nullptr : vectors_.at(size_t(i)); }
   Act act(int i) const { return i < 0 ? Act{} : acts_.at(size_t(i)).act; }
   void check(const Step& step) const;
+  void plan_head(const std::vector<SamplingRow>& sampling);
 
   const Kernels* kernels_;
   ThreadPool pool_;

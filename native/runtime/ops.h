@@ -78,6 +78,8 @@ struct Context {
   float *part_max = nullptr, *part_sum = nullptr, *part_out = nullptr;  // attention partials
   int part_capacity = 0;                                                // in (token, chunk) pairs
   uint8_t* queries = nullptr;
+  const float* head = nullptr;  // the logits
+  std::vector<uint8_t> live;    // by panel of the head: whether a token in it may be drawn; empty: compute all
 };
 
 class Op {

@@ -74,7 +74,12 @@ void LinearOp::run(Context& c, int, int thread, Work& work) {
       if (from >= to) continue;
       const LinearArgs args{p.weight.panels, p.weight.panel_bytes, int(padded_cols(p.weight.cols)), act_, rows,
                             p.out.data, p.out.stride, p.bias, p.residual};
-      c.kernels->linear[p.weight.format](args, from, to);
+      if (p.out.data != c.head || c.live.empty()) {
+        c.kernels->linear[p.weight.format](args, from, to);
+        continue;
+      }
+      for (int i = from; i < to; i++)
+        if (c.live[size_t(i)]) c.kernels->linear[p.weight.format](args, i, i + 1);
     }
   });
 }

@@ -33,8 +33,7 @@ void top_candidates(const Kernels& kernels, const float* logits, int n, int padd
   out.resize(size_t(k));
 }
 
-int argmax(const Kernels& kernels, const float* logits, int n, int padded) {
-  const float max = kernels.row_max(logits, padded);
+int argmax(const float* logits, int n, float max) {
   for (int i = 0; i < n; i++) if (logits[i] == max) return i;
   return 0;  // every logit is NaN
 }
@@ -63,51 +62,120 @@ int32_t draw_all(const float* p, int n, double u) {
   return last;
 }
 
-int32_t draw(const std::vector<Candidate>& c, const SamplingRow& row, double total, float max) {
-  std::vector<double> p;
+// What top_p and typical_p leave of sorted candidates, with their weights.
+struct Kept {
+  std::vector<int32_t> tokens;
+  std::vector<double> weights;
   double mass = 0;
+};
+
+Kept nucleus(const std::vector<Candidate>& c, const SamplingRow& row, double total, float max) {
+  Kept k;
   for (const Candidate& x : c) {
-    p.push_back(std::exp(double(x.logit - max) / double(row.temperature)));
-    mass += p.back();
-    if (row.top_p < 1 && mass >= double(row.top_p) * total) break;
+    k.tokens.push_back(x.token);
+    k.weights.push_back(std::exp(double(x.logit - max) / double(row.temperature)));
+    k.mass += k.weights.back();
+    if (row.top_p < 1 && k.mass >= double(row.top_p) * total) break;
   }
-  double target = uniform(row.seed, row.position) * mass;
-  for (size_t i = 0; i + 1 < p.size(); i++) {
-    if (target < p[i]) return c[i].token;
-    target -= p[i];
+  return k;
+}
+
+// Locally typical sampling (Meister et al., 2023): the tokens whose information content is nearest to
+// the entropy, until they hold typical_p of the mass.
+Kept typical(const Kept& from, double share) {
+  const size_t n = from.tokens.size();
+  std::vector<double> information(n);
+  double entropy = 0;
+  for (size_t i = 0; i < n; i++) {
+    const double p = from.weights[i] / from.mass;
+    information[i] = p > 0 ? -std::log(p) : std::numeric_limits<double>::infinity();
+    if (p > 0) entropy += p * information[i];
   }
-  return c[p.size() - 1].token;
+  std::vector<size_t> order(n);
+  for (size_t i = 0; i < n; i++) order[i] = i;
+  auto distance = [&](size_t i) { return std::abs(information[i] - entropy); };
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return distance(a) != distance(b) ? distance(a) < distance(b) : a < b; });
+  Kept k;
+  for (size_t i : order) {
+    k.tokens.push_back(from.tokens[i]);
+    k.weights.push_back(from.weights[i]);
+    k.mass += from.weights[i];
+    if (k.mass >= share * from.mass) break;
+  }
+  return k;
+}
+
+int32_t draw(const Kept& k, double u) {
+  double target = u * k.mass;
+  for (size_t i = 0; i + 1 < k.tokens.size(); i++) {
+    if (target < k.weights[i]) return k.tokens[i];
+    target -= k.weights[i];
+  }
+  return k.tokens.back();
+}
+
+// The candidates worth sorting: the top_k best, or the head of the distribution that holds top_p of its mass.
+double candidates(const Kernels& kernels, const float* logits, int n, int padded, const SamplingRow& row, float max, float floor,
+                  float* scratch, std::vector<Candidate>& c) {
+  const double temperature = double(row.temperature);
+  double total = 0;
+  if (row.top_k > 0 && row.top_k < n) {
+    top_candidates(kernels, logits, n, padded, row.top_k, c);
+    for (const Candidate& x : c) total += std::exp(double(x.logit - max) / temperature);
+    return total;
+  }
+  const float lowest = std::numeric_limits<float>::lowest();  // what is -inf is no candidate
+  total = kernels.exp_sum(logits, padded, max, 1.0f / row.temperature, scratch);
+  for (float cut = 7.0f;; cut *= 2) {
+    float threshold = max - cut * row.temperature;
+    if (cut > 200 || (row.top_p >= 1 && threshold < floor)) threshold = row.top_p >= 1 ? floor : lowest;
+    threshold = std::max(threshold, lowest);
+    collect(logits, n, threshold, c);
+    double mass = 0;
+    for (const Candidate& x : c) mass += std::exp(double(x.logit - max) / temperature);
+    if (cut > 200 || threshold <= floor || mass >= double(row.top_p) * total) break;
+  }
+  std::sort(c.begin(), c.end(), better);
+  return total;
 }
 
 int32_t choose(const Kernels& kernels, const float* logits, int n, int padded, const SamplingRow& row, float* scratch) {
-  if (row.temperature <= 0) return argmax(kernels, logits, n, padded);
-  const float max = kernels.row_max(logits, padded), inverse = 1.0f / row.temperature;
+  const float max = kernels.row_max(logits, padded);
+  if (max == -std::numeric_limits<float>::infinity()) return NO_TOKEN;
+  if (row.temperature <= 0) return argmax(logits, n, max);
   const float floor = row.min_p > 0 ? max + std::log(row.min_p) * row.temperature : -std::numeric_limits<float>::infinity();
   const bool limited = row.top_k > 0 && row.top_k < n;
-  if (!limited && row.top_p >= 1 && row.min_p <= 0) {
-    kernels.exp_sum(logits, padded, max, inverse, scratch);
-    return draw_all(scratch, n, uniform(row.seed, row.position));
+  const double u = uniform(row.seed, row.position);
+  if (!limited && row.top_p >= 1 && row.min_p <= 0 && row.typical_p >= 1) {
+    kernels.exp_sum(logits, padded, max, 1.0f / row.temperature, scratch);
+    return draw_all(scratch, n, u);
   }
   std::vector<Candidate> c;
-  double total = 0;
-  if (limited) {
-    top_candidates(kernels, logits, n, padded, row.top_k, c);
-    for (const Candidate& x : c) total += std::exp(double(x.logit - max) / double(row.temperature));
-  } else {
-    // Only the head of the distribution needs sorting; lower the cut until it holds top_p of the mass.
-    total = kernels.exp_sum(logits, padded, max, inverse, scratch);
-    for (float cut = 7.0f;; cut *= 2) {
-      float threshold = max - cut * row.temperature;
-      if (cut > 200 || (row.top_p >= 1 && threshold < floor)) threshold = row.top_p >= 1 ? floor : -std::numeric_limits<float>::infinity();
-      collect(logits, n, threshold, c);
-      double mass = 0;
-      for (const Candidate& x : c) mass += std::exp(double(x.logit - max) / double(row.temperature));
-      if (cut > 200 || threshold <= floor || mass >= double(row.top_p) * total) break;
-    }
-    std::sort(c.begin(), c.end(), better);
-  }
+  const double total = candidates(kernels, logits, n, padded, row, max, floor, scratch, c);
   while (c.size() > 1 && c.back().logit < floor) c.pop_back();
-  return c.empty() ? 0 : draw(c, row, total, max);
+  if (c.empty()) return 0;  // every logit is NaN
+  const Kept kept = nucleus(c, row, total, max);
+  return draw(row.typical_p < 1 ? typical(kept, double(row.typical_p)) : kept, u);
+}
+
+// Takes the tokens that are not allowed out of the running.
+void apply_mask(float* logits, int n, const uint32_t* mask) {
+  for (int i = 0; i < n; i += 32) {
+    const uint32_t bits = mask[i / 32];
+    if (bits == ~0u) continue;
+    for (int j = 0; j < 32 && i + j < n; j++)
+      if (!(bits >> j & 1)) logits[i + j] = -std::numeric_limits<float>::infinity();
+  }
+}
+
+void report(const Kernels& kernels, const float* logits, int n, int padded, int count, float log_total, Sample& s) {
+  std::vector<Candidate> top;
+  if (count > 0) top_candidates(kernels, logits, n, padded, count, top);
+  for (const Candidate& x : top) {
+    if (x.logit == -std::numeric_limits<float>::infinity()) break;
+    s.top_tokens.push_back(x.token);
+    s.top_logprobs.push_back(x.logit - log_total);
+  }
 }
 
 }  // namespace
@@ -132,13 +200,14 @@ Sample sample(const Kernels& kernels, float* logits, int n, const SamplingRow& r
   if (row.logprobs >= 0) {
     const float max = kernels.row_max(logits, padded);
     log_total = max + float(std::log(kernels.exp_sum(logits, padded, max, 1.0f, nullptr)));
-    std::vector<Candidate> top;
-    if (row.logprobs > 0) top_candidates(kernels, logits, n, padded, row.logprobs, top);
-    for (const Candidate& x : top) {
-      s.top_tokens.push_back(x.token);
-      s.top_logprobs.push_back(x.logit - log_total);
-    }
+    if (!row.legal) report(kernels, logits, n, padded, row.logprobs, log_total, s);
   }
+  if (row.target >= 0) {
+    s.token = row.target;
+    s.logprob = logits[row.target] - log_total;
+    return s;
+  }
+  if (row.mask) apply_mask(logits, n, row.mask);
   std::vector<float> original;
   for (int i = 0; i < row.adjustment_count; i++) {
     const Adjustment& a = row.adjustments[i];
@@ -146,9 +215,10 @@ Sample sample(const Kernels& kernels, float* logits, int n, const SamplingRow& r
     original.push_back(l);
     l = (l > 0 ? l / a.repetition : l * a.repetition) + a.add;
   }
+  if (row.legal) report(kernels, logits, n, padded, row.logprobs, log_total, s);
   s.token = choose(kernels, logits, n, padded, row, scratch);
   for (int i = row.adjustment_count; i-- > 0;) logits[row.adjustments[i].token] = original[size_t(i)];
-  if (row.logprobs >= 0) s.logprob = logits[s.token] - log_total;
+  if (row.logprobs >= 0 && s.token >= 0) s.logprob = logits[s.token] - log_total;
   return s;
 }
 

@@ -14,22 +14,28 @@ struct Adjustment {  // to the logit of one token
 };
 
 struct SamplingRow {
-  float temperature, top_p, min_p;
+  float temperature, top_p, min_p, typical_p;
   int top_k;             // 0: all
   int logprobs;          // alternatives to report; -1: no log-probabilities at all
+  int target;            // a token to report instead of drawing one; -1: draw
+  bool legal;            // alternatives are taken from the tokens that mask and adjustments leave
   uint64_t seed, position;
   const Adjustment* adjustments;
   int adjustment_count;
+  const uint32_t* mask;  // one bit a token, set for those that may be drawn; null: all
 };
 
+constexpr int32_t NO_TOKEN = -1;
+
 struct Sample {
-  int32_t token;
+  int32_t token;                     // NO_TOKEN when mask and adjustments leave none
   float logprob;                     // of the token under the unmodified distribution; 0 when not asked for
   std::vector<int32_t> top_tokens;   // most likely first
   std::vector<float> top_logprobs;
 };
 
 // `logits` holds `vocabulary` values padded to a multiple of 16 and is modified; `scratch` is as long.
+// Without log-probabilities, the logits of tokens outside the mask are never read.
 Sample sample(const Kernels& k, float* logits, int vocabulary, const SamplingRow& row, float* scratch);
 
 // 53 random bits in [0, 1) of counter `position` under key `seed`: Philox-4x32-10 (Salmon et al., 2011).

@@ -7,7 +7,7 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 Ints: TypeAlias = npt.NDArray[np.int32]
 Floats: TypeAlias = npt.NDArray[np.float32]
 SamplingRow: TypeAlias = tuple[
-    float, float, float, int, int, int, int, list[tuple[int, float, float]]
+    float, float, float, float, int, int, int, bool, int, int, list[tuple[int, float, float]], bytes
 ]
 Sample: TypeAlias = tuple[int, float, list[int], list[float]]
 

@@ -28,15 +28,34 @@ def test_random_numbers(seed: int, position: int) -> None:
 
 
 def allowed(logits: np.ndarray, row: SamplingRow) -> set[int]:
-    """Tokens the filters leave, computed the long way, with a little slack at the top-p edge."""
-    scaled = logits.astype(np.float64) / row.temperature
-    order = np.lexsort((np.arange(len(logits)), -logits))
+    """Tokens the filters leave, computed the long way, with a little slack at every edge."""
+    legal = unpack(row.mask, len(logits)) if row.mask else np.ones(len(logits), bool)
+    scaled = np.where(legal, logits.astype(np.float64), -np.inf) / row.temperature
+    order = np.lexsort((np.arange(len(logits)), -scaled))[: legal.sum()]
     if row.top_k:
         order = order[: row.top_k]
     p = np.exp(scaled[order] - scaled[order[0]])
     before = np.cumsum(p) / p.sum() - p / p.sum()
     keep = (before <= row.top_p + 1e-5) & (p >= row.min_p * (1 - 1e-5))
-    return set(order[keep].tolist())
+    order, p = order[keep], p[keep] / p[keep].sum()
+    if row.typical_p < 1:
+        information = -np.log(np.maximum(p, 1e-300))
+        distance = np.abs(information - (p * information).sum())
+        by_distance = np.argsort(distance, kind="stable")
+        mass = np.cumsum(p[by_distance]) - p[by_distance]
+        last = distance[by_distance[mass <= row.typical_p + 1e-5]].max()
+        order = order[distance <= last + 1e-4]
+    return set(order.tolist())
+
+
+def unpack(mask: bytes, n: int) -> np.ndarray:
+    return np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[:n].astype(bool)
+
+
+def pack(legal: np.ndarray) -> bytes:
+    padded = np.zeros((len(legal) + 31) // 32 * 32, bool)
+    padded[: len(legal)] = legal
+    return np.packbits(padded, bitorder="little").tobytes()
 
 
 rows = st.builds(
@@ -44,20 +63,90 @@ rows = st.builds(
     temperature=st.sampled_from([0.2, 0.7, 1.0, 2.0]),
     top_p=st.sampled_from([1.0, 0.95, 0.5, 0.01]),
     min_p=st.sampled_from([0.0, 0.1, 1.0]),
+    typical_p=st.sampled_from([1.0, 0.9, 0.3]),
     top_k=st.sampled_from([0, 1, 2, 50, 100000]),
+    logprobs=st.just(-1),
+    target=st.just(-1),
+    legal=st.just(False),
     seed=st.integers(0, 2**62),
     position=st.integers(0, 1000),
-    logprobs=st.just(-1),
     adjustments=st.just([]),
+    mask=st.just(b""),
 )
 
 
-@settings(max_examples=150, deadline=None)
-@given(rows, st.integers(1, 3000), st.integers(0, 1000))
-def test_only_allowed_tokens(row: SamplingRow, vocabulary: int, seed: int) -> None:
-    logits = (np.random.default_rng(seed).standard_normal(vocabulary) * 4).astype(np.float32)
+@settings(max_examples=300, deadline=None)
+@given(rows, st.integers(1, 3000), st.integers(0, 1000), st.sampled_from([0.0, 0.01, 0.5]))
+def test_only_allowed_tokens(row: SamplingRow, vocabulary: int, seed: int, share: float) -> None:
+    rng = np.random.default_rng(seed)
+    logits = (rng.standard_normal(vocabulary) * 4).astype(np.float32)
+    if share:
+        legal = rng.random(vocabulary) < share
+        legal[rng.integers(vocabulary)] = True
+        row = row._replace(mask=pack(legal))
     token, *_ = _native.sample("", logits, tuple(row))
     assert token in allowed(logits, row)
+
+
+def probabilities(logits: np.ndarray, row: SamplingRow) -> np.ndarray:
+    """The exact distribution that `row` draws from."""
+    p = np.zeros(len(logits))
+    for t in allowed(logits, row):
+        p[t] = np.exp(float(logits[t]) / row.temperature)
+    return p / p.sum()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        SamplingRow(1.0), SamplingRow(0.7), SamplingRow(1.0, top_k=5), SamplingRow(1.0, top_p=0.8),
+        SamplingRow(1.0, min_p=0.1), SamplingRow(1.0, typical_p=0.7),
+        SamplingRow(1.5, top_k=20, top_p=0.9, typical_p=0.8),
+        SamplingRow(1.0, mask=pack(np.arange(40) % 3 == 0)),
+    ],
+    ids=lambda row: "-".join(f"{k}={v}" for k, v in row._asdict().items() if v != SamplingRow._field_defaults[k] and k != "mask"),
+)  # fmt: skip
+def test_chi_square(row: SamplingRow) -> None:
+    """20,000 draws against the exact distribution; fails by chance once in 100,000 runs."""
+    logits = (np.random.default_rng(3).standard_normal(40) * 1.5).astype(np.float32)
+    expected = probabilities(logits, row) * 20_000
+    counts = np.zeros(40)
+    for position in range(20_000):
+        counts[_native.sample("", logits, tuple(row._replace(seed=5, position=position)))[0]] += 1
+    assert not counts[expected == 0].any()
+    seen = expected > 0
+    statistic = ((counts[seen] - expected[seen]) ** 2 / expected[seen]).sum()
+    free = int(seen.sum()) - 1
+    # Wilson and Hilferty (1931): chi-square / n to the third is nearly normal; 4.26 standard deviations
+    bound = free * (1 - 2 / (9 * free) + 4.26 * (2 / (9 * free)) ** 0.5) ** 3
+    assert statistic < bound, (statistic, bound)
+
+
+def test_nothing_left_to_draw() -> None:
+    logits = np.zeros(50, np.float32)
+    for row in (
+        SamplingRow(mask=pack(np.zeros(50, bool))),
+        SamplingRow(1.0, mask=pack(np.zeros(50, bool))),
+        SamplingRow(1.0, adjustments=[(i, -np.inf, 1.0) for i in range(50)]),
+    ):
+        assert _native.sample("", logits, tuple(row))[0] == -1
+
+
+def test_a_target_is_scored_not_drawn() -> None:
+    logits = (np.random.default_rng(1).standard_normal(500) * 3).astype(np.float32)
+    exact = logits - np.log(np.exp(logits.astype(np.float64)).sum())
+    for token in (0, 17, 499):
+        got = _native.sample("", logits, tuple(SamplingRow(logprobs=2, target=token)))
+        assert got[0] == token and abs(got[1] - exact[token]) < 1e-5
+        assert got[2] == np.argsort(-logits)[:2].tolist()
+
+
+def test_legal_alternatives_come_from_the_mask() -> None:
+    logits = np.arange(100, dtype=np.float32)
+    row = SamplingRow(logprobs=3, legal=True, mask=pack(np.arange(100) % 10 == 0))
+    token, logprob, top, top_logprobs = _native.sample("", logits, tuple(row))
+    assert (token, top) == (90, [90, 80, 70])
+    assert top_logprobs[0] == logprob < -9  # of the whole distribution, not of what is legal
 
 
 def test_frequencies_follow_the_distribution() -> None:
@@ -116,4 +205,4 @@ def test_bad_logits_do_not_hang() -> None:
             SamplingRow(1.0, top_p=0.5),
             SamplingRow(1.0, top_k=5),
         ):
-            assert 0 <= _native.sample("", logits, tuple(row))[0] < 1000
+            assert -1 <= _native.sample("", logits, tuple(row))[0] < 1000

@@ -23,25 +23,38 @@ class Limits:
 
 
 class SamplingRow(NamedTuple):
-    """How to pick the next token of one selected row. `top_k` 0: all; `logprobs` -1: none."""
+    """How to pick the next token of one selected row. `top_k` 0: all; `logprobs` -1: none.
+
+    target: a token to report instead of drawing one, -1 to draw. legal: `logprobs` alternatives are
+    the best of what mask and adjustments leave. mask: empty, or 32 tokens in every 4 bytes, with the
+    bits of those that may be drawn set.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
     top_k: int = 0
     logprobs: int = -1
+    target: int = -1
+    legal: bool = False
     seed: int = 0
     position: int = 0
     adjustments: list[tuple[int, float, float]] = []  # (token, addend, repetition penalty)
+    mask: bytes = b""
 
 
 class Sample(NamedTuple):
-    """The token picked, its log-probability, and the most likely tokens with theirs."""
+    """The token picked (-1: none may be), its log-probability, the most likely ones with theirs."""
 
     token: int
     logprob: float
     top_tokens: list[int]
     top_logprobs: list[float]
+
+    @property
+    def alternatives(self) -> list[tuple[int, float]]:
+        return list(zip(self.top_tokens, self.top_logprobs, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,17 +5,25 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
-from octavo.backends.base import BLOCK, Executable, Sample
+import numpy as np
+
+from octavo.backends.base import BLOCK, Executable
 from octavo.engine.blocks import BlockPool
+from octavo.engine.constraint import GrammarCompiler, Mask
 from octavo.engine.prefix import PrefixIndex
 from octavo.engine.request import Finish, Request, TokenEvent
-from octavo.engine.runner import run
-from octavo.engine.scheduler import Scheduler, Work
+from octavo.engine.runner import Outcome, run
+from octavo.engine.scheduler import Scheduler
 from octavo.engine.sequence import Sequence
 from octavo.errors import RequestError
+
+
+IDLE_WAIT = 0.01  # seconds a step waits for a grammar when there is nothing else to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +51,8 @@ class Engine:
     """Serves requests on an executable.
 
     context: most tokens of a sequence. eos: ids that end one. budget: tokens a step computes.
-    reuse: whether computed prefixes are found again. clock: seconds, for deadlines.
+    reuse: whether computed prefixes are found again. clock: seconds, for deadlines. grammars: makes
+    grammars ready; without it requests that have one are refused.
     """
 
     def __init__(
@@ -55,6 +64,7 @@ class Engine:
         budget: int | None = None,
         reuse: bool = True,
         clock: Callable[[], float] = time.monotonic,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         limits = executable.limits
         self._executable = executable
@@ -62,6 +72,7 @@ class Engine:
         self.context = context
         self._eos = eos
         self._clock = clock
+        self._grammars = grammars
         self._pool = BlockPool(limits.blocks)
         self.index = PrefixIndex(self._pool)
         self.scheduler = Scheduler(
@@ -69,13 +80,15 @@ class Engine:
             limits.selected, reuse,
         )  # fmt: skip
         self._sequences: dict[str, Sequence] = {}
+        self._compiling: list[tuple[Sequence, Future[Any]]] = []
         self._arrivals = count()
         self._counts = dict.fromkeys(("steps", "prompt", "cached", "generated"), 0)
 
     def check(self, request: Request) -> None:
         """Raises RequestError for a request that can never be served."""
         request.params.check(self._vocabulary)
-        prompt, wanted = len(request.prompt), request.params.max_tokens or 1
+        prompt, wanted = len(request.prompt), request.params.max_tokens
+        wanted = 1 if wanted is None else wanted
         if not prompt:
             raise RequestError("the prompt is empty", "prompt", "invalid_value")
         if any(not 0 <= t < self._vocabulary for t in request.prompt):
@@ -94,25 +107,71 @@ class Engine:
             raise RequestError("timeout must be a positive number of seconds", "timeout")
         if request.id in self._sequences:
             raise RequestError("a request with this id is running", None)
+        if request.params.grammar is not None and self._grammars is None:
+            raise RequestError("this engine has no vocabulary for grammars", "response_format")
 
     def add(self, request: Request) -> None:
         """Queues a request. Raises RequestError if it can never be served."""
         self.check(request)
+        params = request.params
         room = min(self.context, self._pool.count * BLOCK)
-        wanted = request.params.max_tokens or room
+        wanted = room if params.max_tokens is None else params.max_tokens
         deadline = None if request.timeout is None else self._clock() + request.timeout
         limit = min(len(request.prompt) + wanted, room)
-        sequence = Sequence(request, next(self._arrivals), deadline, limit, list(request.prompt))
-        for token in request.resume:
-            sequence.append(token)
+        sequence = Sequence(
+            request, next(self._arrivals), deadline, limit, list(request.prompt), eos=self._eos,
+            allowed=self._allowed(params.allowed_token_ids),
+        )  # fmt: skip
         self._sequences[request.id] = sequence
-        self.scheduler.add(sequence)
         self._counts["prompt"] += len(request.prompt)
+        if params.grammar is None:
+            self._begin(sequence)
+        else:
+            assert self._grammars is not None
+            self._compiling.append((sequence, self._grammars.start(params.grammar)))
+
+    def _allowed(self, tokens: list[int] | None) -> Mask | None:
+        if tokens is None:
+            return None
+        mask = np.zeros((self._vocabulary + 31) // 32, np.uint32)
+        for token in tokens:
+            mask[token >> 5] |= np.uint32(1 << (token & 31))
+        return mask
+
+    def _begin(self, sequence: Sequence) -> None:
+        """Queues a sequence whose grammar, if it has one, is ready."""
+        for token in sequence.request.resume:
+            sequence.append(token)
+        sequence.mask()
+        self.scheduler.add(sequence)
+
+    def _compiled(self, idle: bool) -> list[TokenEvent]:
+        """Queues sequences whose grammar has become ready; waits a moment when that is all to do."""
+        if idle and self._compiling:
+            wait([f for _, f in self._compiling], IDLE_WAIT, FIRST_COMPLETED)
+        ready = [(s, f) for s, f in self._compiling if f.done()]
+        self._compiling = [(s, f) for s, f in self._compiling if not f.done()]
+        events = []
+        for sequence, compiled in ready:
+            assert self._grammars is not None
+            try:
+                sequence.constraint = self._grammars.constraint(compiled)
+                self._begin(sequence)
+            except (RequestError, ValueError) as e:
+                del self._sequences[sequence.id]
+                events.append(TokenEvent(sequence.id, finish="error", error=str(e)[:200]))
+        return events
 
     def abort(self, request_id: str) -> None:
         """Ends a request and frees its blocks; unknown ids are ignored."""
         if sequence := self._sequences.pop(request_id, None):
+            self._remove(sequence)
+
+    def _remove(self, sequence: Sequence) -> None:
+        left = [(s, f) for s, f in self._compiling if s is not sequence]
+        if len(left) == len(self._compiling):
             self.scheduler.remove(sequence)
+        self._compiling = left
 
     @property
     def has_work(self) -> bool:
@@ -120,56 +179,93 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         """Computes one step and returns what it produced."""
-        events = [self._end(s, "deadline") for s in self.scheduler.expired(self._clock())]
+        events = [self._end(s, "deadline") for s in self._expired()]
+        events += self._compiled(idle=not (self.scheduler.running or self.scheduler.waiting))
         events += [self._end(s, "length") for s in self._complete()]
         work = self.scheduler.plan()
         if not work:
             return events
         try:
-            results = run(self._executable, work)
+            outcomes = run(self._executable, work)
         except (ValueError, MemoryError) as e:
             return events + [self._end(w.sequence, "error", str(e)[:200]) for w in work]
         self._counts["steps"] += 1
-        for done, sample in results:
-            self.scheduler.advance(done)
-            if sample is not None:
-                events.append(self._commit(done, sample))
+        for outcome in outcomes:
+            self.scheduler.advance(outcome.work)
+            events += self._commit(outcome)
         return events
+
+    def _expired(self) -> list[Sequence]:
+        """Sequences whose deadline has passed."""
+        now = self._clock()
+        return [s for s in self._sequences.values() if s.deadline is not None and now >= s.deadline]
 
     def _complete(self) -> list[Sequence]:
         """Replayed sequences that had reached their limit already."""
-        return [s for s in self._sequences.values() if len(s.tokens) >= s.limit]
+        return [
+            s for s in self._sequences.values() if len(s.tokens) >= s.limit and not s.unscored
+        ]
 
     def _end(self, sequence: Sequence, finish: Finish, error: str | None = None) -> TokenEvent:
         del self._sequences[sequence.id]
-        self.scheduler.remove(sequence)
+        self._remove(sequence)
         return TokenEvent(sequence.id, finish=finish, cached=sequence.cached, error=error)
 
-    def _commit(self, work: Work, sample: Sample) -> TokenEvent:
-        sequence, params = work.sequence, work.sequence.request.params
+    def _commit(self, outcome: Outcome) -> list[TokenEvent]:
+        """What a step's outcome means for its sequence."""
+        sequence, sample = outcome.work.sequence, outcome.sample
+        events = []
+        if outcome.scores:
+            sequence.scored += len(outcome.scores)
+            scores = [(s.logprob, s.alternatives) for s in outcome.scores]
+            events.append(TokenEvent(sequence.id, cached=sequence.cached, scores=scores))
+        if sample is None:
+            return events
+        if sample.token < 0:
+            return [*events, self._end(sequence, "error", "no token is left that may follow")]
         if not sequence.counts:
             self._counts["cached"] += sequence.cached
+        try:
+            events += self._accept(sequence, sample.token, sample.logprob, sample.alternatives)
+            while events[-1].finish is None and (token := self._forced(sequence)) is not None:
+                events += self._accept(sequence, token, 0.0, [])
+            sequence.mask()  # what may go wrong with it goes wrong here, not in everybody's step
+        except ValueError as e:  # the grammar has become too costly
+            events.append(self._end(sequence, "error", str(e)[:200]))
+        return events
+
+    def _forced(self, sequence: Sequence) -> int | None:
+        """The next token where there is only one: then it needs no step. Log-probabilities do."""
+        return None if sequence.request.params.logprobs is not None else sequence.forced()
+
+    def _accept(
+        self, sequence: Sequence, token: int, logprob: float, top: list[tuple[int, float]]
+    ) -> list[TokenEvent]:
+        """Appends a token; the last event has `finish` if that ended the sequence."""
+        params = sequence.request.params
         self._counts["generated"] += 1
-        sequence.append(sample.token)
+        sequence.append(token)
         finish: Finish | None = None
-        if sample.token in params.stop_token_ids:
+        complete = sequence.constraint is not None and sequence.constraint.finished
+        if token in params.stop_token_ids or (token in self._eos and not params.ignore_eos):
             finish = "stop"
-        elif sample.token in self._eos and not params.ignore_eos:
-            finish = "stop"
-        elif len(sequence.tokens) >= sequence.limit:
+        elif len(sequence.tokens) >= sequence.limit and not complete:
             finish = "length"
+        events = [TokenEvent(sequence.id, token, logprob, top, finish, sequence.cached)]
+        if complete and finish is None:  # the text is whole, and this token is part of it
+            finish = "stop"
+            events.append(TokenEvent(sequence.id, finish=finish, cached=sequence.cached))
         if finish:
             del self._sequences[sequence.id]
             self.scheduler.retire(sequence)
-        top = list(zip(sample.top_tokens, sample.top_logprobs, strict=True))
-        return TokenEvent(sequence.id, sample.token, sample.logprob, top, finish, sequence.cached)
+        return events
 
     def stats(self) -> EngineStats:
         held = {b for s in self.scheduler.running for b in s.blocks}
         free = self._pool.free_count
         return EngineStats(
             running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting),
+            waiting=len(self.scheduler.waiting) + len(self._compiling),
             blocks=self._pool.count,
             blocks_free=free,
             blocks_cached=self._pool.count - free - len(held),

@@ -14,14 +14,19 @@ Finish = Literal["stop", "length", "abort", "deadline", "error"]
 MAX_LOGPROBS = 20
 MAX_BIAS = 1024
 MAX_STOP_TOKENS = 128
+MAX_BAD_WORDS = 512
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to choose tokens and when to stop.
 
     temperature: 0 picks the most likely token. top_k 0: no limit. min_p: drops tokens less likely
-    than min_p times the best. seed: None draws one. logprobs: None for none, else how many
-    alternatives to report (0 reports the chosen token's only). max_tokens: None up to the context.
+    than min_p times the best. typical_p: keeps those whose surprise is nearest to the expected.
+    seed: None draws one. logprobs: None for none, else how many alternatives to report (0 reports
+    the chosen token's only); prompt_logprobs: the same for every prompt token after the first.
+    max_tokens: None up to the context; 0 only computes the prompt. min_tokens: no end before.
+    bad_words: token sequences that are never completed. allowed_token_ids: the only ones drawn.
+    grammar: a Lark grammar that the text will match (see octavo.text.grammar for schemas).
     """
 
     max_tokens: int | None = None
@@ -29,6 +34,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    typical_p: float = 1.0
     seed: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -37,7 +43,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stop: list[str] = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
+    min_tokens: int = 0
+    bad_words: list[list[int]] = []
+    allowed_token_ids: list[int] | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    grammar: str | None = None
 
     def check(self, vocabulary: int) -> None:
         """Raises RequestError naming the first field that cannot be obeyed."""
@@ -47,31 +58,46 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise RequestError(
                     f"{name} is {value}; it must be between {low} and {high}", name, "invalid_value"
                 )
-        if self.top_p <= 0:
-            raise RequestError("top_p must be above 0", "top_p", "invalid_value")
-        if self.repetition_penalty <= 0:
+        for name in ("top_p", "typical_p", "repetition_penalty"):
+            if getattr(self, name) <= 0:
+                raise RequestError(f"{name} must be above 0", name, "invalid_value")
+        if self.min_tokens > (self.max_tokens or _MANY):
+            raise RequestError("min_tokens is above max_tokens", "min_tokens", "invalid_value")
+        if self.max_tokens == 0 and self.prompt_logprobs is None:
             raise RequestError(
-                "repetition_penalty must be above 0", "repetition_penalty", "invalid_value"
-            )
-        if len(self.logit_bias) > MAX_BIAS or len(self.stop_token_ids) > MAX_STOP_TOKENS:
-            name = "logit_bias" if len(self.logit_bias) > MAX_BIAS else "stop_token_ids"
-            raise RequestError(f"{name} has too many entries", name, "invalid_value")
+                "max_tokens 0 needs prompt log-probabilities (echo and logprobs, or "
+                "prompt_logprobs)", "max_tokens", "invalid_value",
+            )  # fmt: skip
         for token, bias in self.logit_bias.items():
-            if not 0 <= token < vocabulary or not -100 <= bias <= 100:
+            if not -100 <= bias <= 100:
                 raise RequestError(
-                    f"logit_bias {token}: {bias}: tokens are 0 to {vocabulary - 1}, "
-                    "biases -100 to 100",
+                    f"logit_bias {token}: {bias}: biases are -100 to 100",
                     "logit_bias",
                     "invalid_value",
                 )
-        if any(not 0 <= t < vocabulary for t in self.stop_token_ids):
-            raise RequestError(
-                "stop_token_ids holds a token outside the vocabulary", "stop_token_ids"
-            )
+        for name, most in _LENGTHS:
+            if len(getattr(self, name) or ()) > most:
+                raise RequestError(f"{name} takes {most} entries at most", name, "invalid_value")
+        words = [t for word in self.bad_words for t in word]
+        for name, tokens in (
+            ("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids),
+            ("allowed_token_ids", self.allowed_token_ids or []), ("bad_words", words),
+        ):  # fmt: skip
+            if any(not 0 <= t < vocabulary for t in tokens):
+                raise RequestError(
+                    f"{name} holds a token outside 0 to {vocabulary - 1}", name, "invalid_value"
+                )
+        if self.allowed_token_ids == [] or not all(self.bad_words):
+            name = "bad_words" if self.bad_words else "allowed_token_ids"
+            raise RequestError(f"{name} has an empty entry", name, "invalid_value")
 
 
+_MANY = 1 << 31
 _RANGES = (
-    ("max_tokens", 1, 1 << 31),
+    ("max_tokens", 0, _MANY),
+    ("min_tokens", 0, _MANY),
+    ("typical_p", 0, 1),
+    ("prompt_logprobs", 0, MAX_LOGPROBS),
     ("temperature", 0, 2),
     ("top_p", 0, 1),
     ("top_k", 0, 1 << 31),
@@ -81,6 +107,13 @@ _RANGES = (
     ("frequency_penalty", -2, 2),
     ("repetition_penalty", 0, 10),
     ("logprobs", 0, MAX_LOGPROBS),
+)
+
+
+_LENGTHS = (
+    ("logit_bias", MAX_BIAS),
+    ("stop_token_ids", MAX_STOP_TOKENS),
+    ("bad_words", MAX_BAD_WORDS),
 )
 
 
@@ -102,7 +135,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
-    """One token of a request, or its end, or both. `token` is None for an end without a token."""
+    """One token of a request, its end, or both, or log-probabilities of its prompt.
+
+    token: None for an end without one. scores: (log-probability, alternatives) of prompt tokens, in
+    order, from the second one on.
+    """
 
     id: str
     token: int | None = None
@@ -111,3 +148,4 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
     finish: Finish | None = None
     cached: int = 0  # prompt tokens whose keys and values were found in the cache
     error: str | None = None
+    scores: list[tuple[float, list[tuple[int, float]]]] = []

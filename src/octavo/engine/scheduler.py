@@ -24,7 +24,18 @@ class Work(NamedTuple):
 
     @property
     def samples(self) -> bool:
-        return self.length == self.sequence.pending
+        """Whether the next token is drawn after it."""
+        s = self.sequence
+        return self.length == s.pending and len(s.tokens) < s.limit
+
+    @property
+    def scores(self) -> range:
+        """Prompt tokens whose log-probabilities it gives."""
+        s = self.sequence
+        if not s.unscored:
+            return range(0)
+        end = min(s.computed + self.length + 1, len(s.request.prompt))
+        return range(max(s.scored, s.computed + 1), end)
 
 
 class Scheduler:
@@ -43,6 +54,7 @@ class Scheduler:
         self._budget = budget
         self._sequences = sequences
         self._reuse = reuse
+        self._spare = 0  # rows of logits that nobody has a claim to in this step
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
@@ -55,14 +67,6 @@ class Scheduler:
         (self.running if sequence in self.running else self.waiting).remove(sequence)
         self._release(sequence)
 
-    def expired(self, now: float) -> list[Sequence]:
-        """Sequences whose deadline has passed."""
-        return [
-            s
-            for s in (*self.running, *self.waiting)
-            if s.deadline is not None and now >= s.deadline
-        ]
-
     def plan(self) -> list[Work]:
         """The work of the next step, with blocks allocated for all of it.
 
@@ -71,17 +75,27 @@ class Scheduler:
         """
         work: list[Work] = []
         left = self._budget
+        self._spare = self._sequences - len(self.running)
         order = sorted(self.running, key=lambda s: (s.pending > 1, s.rank))
         for sequence in order:
             if sequence not in self.running or not left:
                 continue  # preempted for one before it, or next step
-            count = min(sequence.pending, left)
+            count = self._share(sequence, left)
             if self._grow(sequence, sequence.computed + count):
                 work.append(Work(sequence, count))
                 left -= count
         work = [w for w in work if w.sequence in self.running]
         self._admit(work, left)
         return work
+
+    def _share(self, sequence: Sequence, left: int) -> int:
+        """Tokens to compute of a sequence. Each token to score takes a row of logits, of which every
+        running sequence has one for itself."""
+        count = min(sequence.pending, left)
+        if sequence.unscored:
+            count = min(count, self._spare + 1)
+            self._spare -= count - 1
+        return count
 
     def _admit(self, work: list[Work], left: int) -> None:
         self.waiting.sort(key=lambda s: s.rank)
@@ -97,13 +111,14 @@ class Scheduler:
                 return
             self.waiting.pop(0)
             self.running.append(sequence)
-            count = min(sequence.pending, left)
+            self._spare -= 1
+            count = self._share(sequence, left)
             work.append(Work(sequence, count))
             left -= count
 
     def _match(self, sequence: Sequence) -> Match:
         """What the cache knows of a sequence; one token is always left to compute."""
-        if not self._reuse:
+        if not self._reuse or sequence.unscored:
             return Match([], None, 0)
         return self.index.match(sequence.tokens[:-1], sequence.request.salt)
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from octavo.backends.base import BLOCK, SamplingRow
+from octavo.engine.constraint import Constraint, Mask
 from octavo.engine.request import Request
 
 MASK64 = (1 << 64) - 1
@@ -26,6 +30,11 @@ class Sequence:
     cached: int = 0  # prompt tokens found in the cache at first admission
     admitted: bool = False
     counts: Counter[int] = field(default_factory=Counter)  # generated tokens
+    eos: frozenset[int] = frozenset()
+    allowed: Mask | None = None  # allowed_token_ids
+    constraint: Constraint | None = None
+    scored: int = 1  # prompt tokens whose log-probabilities have been reported, the first included
+    _mask: Mask | None = None
 
     @property
     def id(self) -> str:
@@ -45,30 +54,87 @@ class Sequence:
         return (tokens + BLOCK - 1) // BLOCK
 
     def append(self, token: int) -> None:
+        """A token that was generated. Raises ValueError for one that the grammar does not allow."""
         self.tokens.append(token)
         self.counts[token] += 1
+        self._mask = None
+        if self.constraint is not None:
+            self.constraint.push(token)
+
+    @property
+    def unscored(self) -> bool:
+        """Prompt tokens are left whose log-probabilities were asked for."""
+        return (
+            self.request.params.prompt_logprobs is not None
+            and self.scored < len(self.request.prompt)
+        )
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - len(self.request.prompt)
+
+    def banned(self) -> set[int]:
+        """Tokens that may not come next: ends before min_tokens, and last tokens of bad words."""
+        p = self.request.params
+        out = set(self.eos | set(p.stop_token_ids)) if self.generated < p.min_tokens else set()
+        for *head, last in p.bad_words:
+            if len(head) <= self.generated and self.tokens[len(self.tokens) - len(head) :] == head:
+                out.add(last)
+        return out
+
+    def mask(self) -> Mask | None:
+        """Tokens that may come next, None for all. Raises ValueError from the grammar."""
+        if self.constraint is None and self.allowed is None:
+            return None
+        if self._mask is None:
+            mask = self.allowed.copy() if self.allowed is not None else None
+            if self.constraint is not None:
+                legal = self.constraint.mask()
+                mask = legal if mask is None else mask & legal
+            assert mask is not None
+            for token in self.banned():
+                mask[token >> 5] &= ~np.uint32(1 << (token & 31))
+            self._mask = mask
+        return self._mask
+
+    def forced(self) -> int | None:
+        """The only token that may come next, if there is just one."""
+        if (mask := self.mask()) is None or int(np.bitwise_count(mask).sum()) != 1:
+            return None
+        word = int(np.flatnonzero(mask)[0])
+        return word * 32 + int(mask[word]).bit_length() - 1
 
     def sampling(self) -> SamplingRow:
         """Parameters for the next token; its random number depends on seed and position alone."""
         p = self.request.params
+        mask = self.mask()
         return SamplingRow(
             temperature=p.temperature,
             top_p=p.top_p,
             min_p=p.min_p,
+            typical_p=p.typical_p,
             top_k=p.top_k,
             logprobs=-1 if p.logprobs is None else p.logprobs,
             seed=(p.seed or 0) & MASK64,
             position=len(self.tokens),
-            adjustments=self._adjustments(),
+            adjustments=self._adjustments(self.banned() if mask is None else set()),
+            mask=b"" if mask is None else mask.tobytes(),
         )
 
-    def _adjustments(self) -> list[tuple[int, float, float]]:
+    def scoring(self, at: int) -> SamplingRow:
+        """Asks for the log-probability of the prompt token at `at`."""
+        wanted = self.request.params.prompt_logprobs
+        assert wanted is not None
+        return SamplingRow(logprobs=wanted, target=self.request.prompt[at])
+
+    def _adjustments(self, banned: set[int]) -> list[tuple[int, float, float]]:
         p = self.request.params
-        if not (
-            p.logit_bias or p.presence_penalty or p.frequency_penalty or p.repetition_penalty != 1
-        ):
+        penalties = p.presence_penalty or p.frequency_penalty or p.repetition_penalty != 1
+        if not (p.logit_bias or penalties or banned):
             return []
-        touched = set(p.logit_bias) | set(self.counts)
+        touched = set(p.logit_bias) | banned
+        if penalties:
+            touched |= set(self.counts)
         repeated: set[int] = set()
         if p.repetition_penalty != 1:
             repeated = set(self.tokens)
@@ -79,5 +145,7 @@ class Sequence:
             add = p.logit_bias.get(token, 0.0) - p.frequency_penalty * count
             if count:
                 add -= p.presence_penalty
+            if token in banned:
+                add = -math.inf
             out.append((token, add, p.repetition_penalty if token in repeated else 1.0))
         return out

@@ -1,0 +1,135 @@
+"""Which tokens may come next: grammars, compiled by llguidance on a thread of their own."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from octavo.errors import RequestError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+Mask = npt.NDArray[np.uint32]  # 32 tokens a word
+
+CACHED_GRAMMARS = 128
+CACHED_CHARACTERS = 4 << 20
+MAX_STATES = 50_000  # of a grammar's lexer, 1 to 2 kB each
+
+
+class TokenTable(msgspec.Struct, frozen=True):
+    """What grammars need of a vocabulary: every token's bytes (a control token's are its name)."""
+
+    tokens: list[bytes]
+    control: list[int]
+    eos: list[int]
+
+
+class _Vocabulary:
+    """A TokenTable in the form that llguidance takes: its attributes are read, nothing is called."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, table: TokenTable, size: int) -> None:
+        self.tokens = table.tokens + [b""] * (size - len(table.tokens))
+        self.special_token_ids = table.control
+        self.eos_token_id = table.eos[0]
+
+    def __call__(self, text: str) -> list[int]:
+        return []
+
+
+def _first_line(message: str) -> str:
+    """What went wrong, without the grammar that llguidance repeats below it."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    last = next((line for line in lines if line.startswith("error:")), lines[0] if lines else "")
+    return last.removeprefix("error: ")[:200]
+
+
+class Constraint:
+    """Where one sequence stands in its grammar."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def fork(self) -> Constraint:
+        """An independent copy."""
+        return Constraint(self._matcher.deep_copy())
+
+    @property
+    def finished(self) -> bool:
+        """Nothing more can follow."""
+        return self._matcher.is_stopped()
+
+    def mask(self) -> Mask:
+        """Tokens that may come next. Raises ValueError when the grammar is too costly to go on."""
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32).copy()
+        self._check()
+        return mask
+
+    def push(self, token: int) -> None:
+        """The token that came. Raises ValueError for one that the mask does not have."""
+        self._matcher.consume_token(token)
+        self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise ValueError(f"grammar: {_first_line(self._matcher.get_error())}")
+
+
+class GrammarCompiler:
+    """Makes grammars ready; those used last are kept.
+
+    vocabulary: tokens of the model, at least those of the table.
+    """
+
+    def __init__(self, table: TokenTable, vocabulary: int) -> None:
+        self._table = table
+        self._vocabulary = vocabulary
+        self._tokenizer: LLTokenizer | None = None
+        self._thread = ThreadPoolExecutor(1, "grammar")
+        self._kept: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+
+    def start(self, grammar: str) -> Future[Any]:
+        """Begins to compile; the result goes to `constraint`."""
+        if grammar not in self._kept:
+            self._kept[grammar] = self._thread.submit(self._compile, grammar)
+        self._kept.move_to_end(grammar)
+        while len(self._kept) > 1 and (
+            len(self._kept) > CACHED_GRAMMARS or sum(map(len, self._kept)) > CACHED_CHARACTERS
+        ):
+            self._kept.popitem(last=False)
+        return self._kept[grammar]
+
+    def constraint(self, compiled: Future[Any]) -> Constraint:
+        """A constraint at the grammar's beginning; waits for `compiled`. Raises RequestError."""
+        return Constraint(compiled.result().deep_copy())
+
+    def check(self, grammar: str) -> None:
+        """Compiles now. Raises RequestError."""
+        self.constraint(self.start(grammar))
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+        if self._tokenizer is None:
+            table = _Vocabulary(self._table, self._vocabulary)
+            self._tokenizer = LLTokenizer(table, eos_token=self._table.eos)  # type: ignore[arg-type]
+        limits = LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
+        matcher = LLMatcher(self._tokenizer, grammar, limits=limits, log_level=0)
+        if not matcher.is_error():
+            matcher.deep_copy().compute_bitmask()  # builds what every use shares
+        if matcher.is_error():
+            reason = _first_line(matcher.get_error())
+            raise RequestError(
+                f"the grammar or schema cannot be used: {reason}",
+                "response_format",
+                "invalid_grammar",
+            )
+        return matcher
