@@ -17,11 +17,12 @@ from typing import Any
 import msgspec
 
 from octavo.checkpoint.hub import Progress, locate, no_progress
+from octavo.engine.constraint import TokenTable
 from octavo.engine.loader import load_engine, open_model
 from octavo.engine.plan import make_plan
 from octavo.engine.request import Request, SamplingParams, TokenEvent
 from octavo.errors import RequestError, UsageError
-from octavo.text import ChatTemplate, TextStream, load_tokenizer
+from octavo.text import ChatTemplate, TextStream, Tokenizer, load_tokenizer
 from octavo.text.chat import template_source
 
 KV_DTYPES = ("bf16", "int8", "f32")
@@ -73,6 +74,12 @@ class _Assembly:
         )
 
 
+def token_table(tokenizer: Tokenizer) -> TokenTable:
+    """What an engine is told of a vocabulary."""
+    special = tokenizer.special
+    return TokenTable(tokenizer.grammar_bytes(), sorted(special.control), sorted(special.eos))
+
+
 class LLM:
     """A loaded model (demo name, Hugging Face id, folder or .gguf).
 
@@ -107,7 +114,7 @@ class LLM:
             kv_dtype=kv_dtype,
         )  # fmt: skip
         with loading("Loading", opened.checkpoint.nbytes) as advance:
-            self.engine = load_engine(opened, self.plan, self.tokenizer.special.eos, advance)
+            self.engine = load_engine(opened, self.plan, token_table(self.tokenizer), advance)
         self.defaults = SamplingParams(**located.sampling)  # type: ignore[arg-type]
         self._ids = itertools.count()
 
@@ -162,6 +169,8 @@ class LLM:
         params = params or self.defaults
         if params.seed is None:
             params = msgspec.structs.replace(params, seed=secrets.randbits(62))
+        if params.grammar is not None and self.engine.grammars is not None:
+            self.engine.grammars.check(params.grammar)
         request = Request(id=str(next(self._ids)), prompt=prompt, params=params)
         self.engine.add(request)
         return _Assembly(self.tokenizer.bytes, request)

@@ -96,8 +96,10 @@ class Server:
         raise AssertionError({n: self.metric(n) for n in names})
 
     def engine(self) -> psutil.Process:
-        (child,) = psutil.Process(self.process.pid).children()
-        return child
+        """The process that loads the model; others compile grammars."""
+        children = psutil.Process(self.process.pid).children()
+        (engine,) = [c for c in children if "octavo.server.engine_process" in c.cmdline()]
+        return engine
 
     def stop(self, sig: int = signal.SIGTERM) -> int:
         if self.process.poll() is None:

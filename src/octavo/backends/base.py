@@ -26,8 +26,8 @@ class SamplingRow(NamedTuple):
     """How to pick the next token of one selected row. `top_k` 0: all; `logprobs` -1: none.
 
     target: a token to report instead of drawing one, -1 to draw. legal: `logprobs` alternatives are
-    the best of what mask and adjustments leave. mask: empty, or 32 tokens in every 4 bytes, with the
-    bits of those that may be drawn set.
+    the best of what mask and adjustments leave. mask: empty, or 32 tokens in every 4 bytes, with
+    the bits of those that may be drawn set.
     """
 
     temperature: float = 0.0

@@ -31,7 +31,7 @@ class TokenTable(msgspec.Struct, frozen=True):
 
 
 class _Vocabulary:
-    """A TokenTable in the form that llguidance takes: its attributes are read, nothing is called."""
+    """A TokenTable in llguidance's form: it reads the attributes and calls nothing."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -55,12 +55,13 @@ def _first_line(message: str) -> str:
 class Constraint:
     """Where one sequence stands in its grammar."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, words: int) -> None:
         self._matcher = matcher
+        self._words = words  # of a mask
 
     def fork(self) -> Constraint:
         """An independent copy."""
-        return Constraint(self._matcher.deep_copy())
+        return Constraint(self._matcher.deep_copy(), self._words)
 
     @property
     def finished(self) -> bool:
@@ -69,9 +70,9 @@ class Constraint:
 
     def mask(self) -> Mask:
         """Tokens that may come next. Raises ValueError when the grammar is too costly to go on."""
-        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32).copy()
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
         self._check()
-        return mask
+        return mask[: self._words]
 
     def push(self, token: int) -> None:
         """The token that came. Raises ValueError for one that the mask does not have."""
@@ -109,7 +110,7 @@ class GrammarCompiler:
 
     def constraint(self, compiled: Future[Any]) -> Constraint:
         """A constraint at the grammar's beginning; waits for `compiled`. Raises RequestError."""
-        return Constraint(compiled.result().deep_copy())
+        return Constraint(compiled.result().deep_copy(), (self._vocabulary + 31) // 32)
 
     def check(self, grammar: str) -> None:
         """Compiles now. Raises RequestError."""
@@ -123,10 +124,11 @@ class GrammarCompiler:
             self._tokenizer = LLTokenizer(table, eos_token=self._table.eos)  # type: ignore[arg-type]
         limits = LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
         matcher = LLMatcher(self._tokenizer, grammar, limits=limits, log_level=0)
+        trial = matcher.deep_copy()
         if not matcher.is_error():
-            matcher.deep_copy().compute_bitmask()  # builds what every use shares
-        if matcher.is_error():
-            reason = _first_line(matcher.get_error())
+            trial.compute_bitmask()  # builds what every use shares
+        if trial.is_error():
+            reason = _first_line(trial.get_error()) or "no text matches it"
             raise RequestError(
                 f"the grammar or schema cannot be used: {reason}",
                 "response_format",

@@ -22,7 +22,6 @@ from octavo.engine.scheduler import Scheduler
 from octavo.engine.sequence import Sequence
 from octavo.errors import RequestError
 
-
 IDLE_WAIT = 0.01  # seconds a step waits for a grammar when there is nothing else to do
 
 
@@ -72,7 +71,7 @@ class Engine:
         self.context = context
         self._eos = eos
         self._clock = clock
-        self._grammars = grammars
+        self.grammars = grammars
         self._pool = BlockPool(limits.blocks)
         self.index = PrefixIndex(self._pool)
         self.scheduler = Scheduler(
@@ -107,7 +106,7 @@ class Engine:
             raise RequestError("timeout must be a positive number of seconds", "timeout")
         if request.id in self._sequences:
             raise RequestError("a request with this id is running", None)
-        if request.params.grammar is not None and self._grammars is None:
+        if request.params.grammar is not None and self.grammars is None:
             raise RequestError("this engine has no vocabulary for grammars", "response_format")
 
     def add(self, request: Request) -> None:
@@ -120,15 +119,15 @@ class Engine:
         limit = min(len(request.prompt) + wanted, room)
         sequence = Sequence(
             request, next(self._arrivals), deadline, limit, list(request.prompt), eos=self._eos,
-            allowed=self._allowed(params.allowed_token_ids),
+            vocabulary=self._vocabulary, allowed=self._allowed(params.allowed_token_ids),
         )  # fmt: skip
         self._sequences[request.id] = sequence
         self._counts["prompt"] += len(request.prompt)
         if params.grammar is None:
             self._begin(sequence)
         else:
-            assert self._grammars is not None
-            self._compiling.append((sequence, self._grammars.start(params.grammar)))
+            assert self.grammars is not None
+            self._compiling.append((sequence, self.grammars.start(params.grammar)))
 
     def _allowed(self, tokens: list[int] | None) -> Mask | None:
         if tokens is None:
@@ -146,16 +145,16 @@ class Engine:
         self.scheduler.add(sequence)
 
     def _compiled(self, idle: bool) -> list[TokenEvent]:
-        """Queues sequences whose grammar has become ready; waits a moment when that is all to do."""
+        """Queues sequences whose grammar is ready; waits a moment when that is all to do."""
         if idle and self._compiling:
             wait([f for _, f in self._compiling], IDLE_WAIT, FIRST_COMPLETED)
         ready = [(s, f) for s, f in self._compiling if f.done()]
         self._compiling = [(s, f) for s, f in self._compiling if not f.done()]
         events = []
         for sequence, compiled in ready:
-            assert self._grammars is not None
+            assert self.grammars is not None
             try:
-                sequence.constraint = self._grammars.constraint(compiled)
+                sequence.constraint = self.grammars.constraint(compiled)
                 self._begin(sequence)
             except (RequestError, ValueError) as e:
                 del self._sequences[sequence.id]
@@ -202,9 +201,7 @@ class Engine:
 
     def _complete(self) -> list[Sequence]:
         """Replayed sequences that had reached their limit already."""
-        return [
-            s for s in self._sequences.values() if len(s.tokens) >= s.limit and not s.unscored
-        ]
+        return [s for s in self._sequences.values() if len(s.tokens) >= s.limit and not s.unscored]
 
     def _end(self, sequence: Sequence, finish: Finish, error: str | None = None) -> TokenEvent:
         del self._sequences[sequence.id]

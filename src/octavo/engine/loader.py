@@ -9,6 +9,7 @@ from pathlib import Path
 
 from octavo.backends.cpu import CpuExecutable, Lowered, load, lower
 from octavo.checkpoint import Checkpoint, open_checkpoint
+from octavo.engine.constraint import GrammarCompiler, TokenTable
 from octavo.engine.engine import Engine
 from octavo.engine.plan import Plan
 from octavo.models import build_program
@@ -50,12 +51,22 @@ def load_executable(
     return load(model.lowered, plan.limits, plan.threads, plan.kv_dtype, packed)
 
 
+def make_engine(
+    executable: CpuExecutable, vocabulary: int, plan: Plan, table: TokenTable
+) -> Engine:
+    """An engine that never uses more than `plan`."""
+    return Engine(
+        executable, vocabulary, plan.context, frozenset(table.eos),
+        grammars=GrammarCompiler(table, vocabulary),
+    )  # fmt: skip
+
+
 def load_engine(
     model: OpenModel,
     plan: Plan,
-    eos: frozenset[int],
+    table: TokenTable,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Engine:
-    """An engine that never uses more than `plan`."""
+    """Loads a model into an engine."""
     executable = load_executable(model, plan, progress)
-    return Engine(executable, model.vocabulary, plan.context, eos)
+    return make_engine(executable, model.vocabulary, plan, table)

@@ -17,6 +17,13 @@ MAX_STOP_TOKENS = 128
 MAX_BAD_WORDS = 512
 
 
+class Thinking(msgspec.Struct, frozen=True):
+    """Ends a model's thoughts: after `budget` tokens without `closing[0]`, `closing` is written."""
+
+    budget: int
+    closing: list[int]
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to choose tokens and when to stop.
 
@@ -27,6 +34,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     max_tokens: None up to the context; 0 only computes the prompt. min_tokens: no end before.
     bad_words: token sequences that are never completed. allowed_token_ids: the only ones drawn.
     grammar: a Lark grammar that the text will match (see octavo.text.grammar for schemas).
+    thinking: a bound on the thoughts that the prompt has opened.
     """
 
     max_tokens: int | None = None
@@ -49,6 +57,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     grammar: str | None = None
+    thinking: Thinking | None = None
 
     def check(self, vocabulary: int) -> None:
         """Raises RequestError naming the first field that cannot be obeyed."""

@@ -89,8 +89,8 @@ class Scheduler:
         return work
 
     def _share(self, sequence: Sequence, left: int) -> int:
-        """Tokens to compute of a sequence. Each token to score takes a row of logits, of which every
-        running sequence has one for itself."""
+        """Tokens to compute of a sequence. Each token to score takes a row of logits, of which
+        every running sequence has one for itself."""
         count = min(sequence.pending, left)
         if sequence.unscored:
             count = min(count, self._spare + 1)

@@ -31,6 +31,7 @@ class Sequence:
     admitted: bool = False
     counts: Counter[int] = field(default_factory=Counter)  # generated tokens
     eos: frozenset[int] = frozenset()
+    vocabulary: int = 0
     allowed: Mask | None = None  # allowed_token_ids
     constraint: Constraint | None = None
     scored: int = 1  # prompt tokens whose log-probabilities have been reported, the first included
@@ -64,9 +65,8 @@ class Sequence:
     @property
     def unscored(self) -> bool:
         """Prompt tokens are left whose log-probabilities were asked for."""
-        return (
-            self.request.params.prompt_logprobs is not None
-            and self.scored < len(self.request.prompt)
+        return self.request.params.prompt_logprobs is not None and self.scored < len(
+            self.request.prompt
         )
 
     @property
@@ -82,20 +82,36 @@ class Sequence:
                 out.add(last)
         return out
 
+    def _closing(self) -> int | None:
+        """The token that ends thoughts which have used up their budget."""
+        if (thinking := self.request.params.thinking) is None:
+            return None
+        past, start = self.generated - thinking.budget, len(self.request.prompt)
+        if not 0 <= past < len(thinking.closing):
+            return None
+        ended = thinking.closing[0] in self.tokens[start : start + thinking.budget]
+        return None if ended else thinking.closing[past]
+
     def mask(self) -> Mask | None:
         """Tokens that may come next, None for all. Raises ValueError from the grammar."""
-        if self.constraint is None and self.allowed is None:
-            return None
         if self._mask is None:
-            mask = self.allowed.copy() if self.allowed is not None else None
-            if self.constraint is not None:
-                legal = self.constraint.mask()
-                mask = legal if mask is None else mask & legal
-            assert mask is not None
-            for token in self.banned():
-                mask[token >> 5] &= ~np.uint32(1 << (token & 31))
-            self._mask = mask
+            self._mask = self._legal()
         return self._mask
+
+    def _legal(self) -> Mask | None:
+        if (token := self._closing()) is not None:
+            only: Mask = np.zeros((self.vocabulary + 31) // 32, np.uint32)
+            only[token >> 5] = 1 << (token & 31)
+            return only
+        mask = self.allowed
+        if self.constraint is not None:
+            legal = self.constraint.mask()
+            mask = legal if mask is None else mask & legal
+        if mask is not None and (banned := self.banned()):
+            mask = mask.copy()
+            for token in banned:
+                mask[token >> 5] &= ~np.uint32(1 << (token & 31))
+        return mask
 
     def forced(self) -> int | None:
         """The only token that may come next, if there is just one."""

@@ -11,17 +11,18 @@ from functools import wraps
 from importlib.metadata import version
 from typing import Any
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from octavo.engine.request import Request as EngineRequest
 from octavo.errors import Overloaded, RequestError
-from octavo.server import schemas
+from octavo.server import decoding, schemas
 from octavo.server.client import EngineClient
 from octavo.server.generation import Piece, Served, Usage, generate_all, requests_for
+from octavo.server.grammar_check import GrammarChecker
 from octavo.server.http import (
     ApiKeys,
     ClientGone,
@@ -31,6 +32,8 @@ from octavo.server.http import (
     read_body,
     while_connected,
 )
+from octavo.server.jobs import Job, echoed
+from octavo.server.messages import conversation, tool_use
 from octavo.server.metrics import Metrics
 from octavo.server.replies import DONE, Shape, encode, error_body, error_frame
 
@@ -49,6 +52,7 @@ class Api:
         self, client: EngineClient, log: LogLine = lambda route, status, usage: None
     ) -> None:
         self.client = client
+        self.grammars = GrammarChecker(client.table, client.vocabulary)
         self.served: Served | None = None
         self.metrics = Metrics(client)
         self._log = log
@@ -74,74 +78,79 @@ class Api:
     async def chat(self, request: Request) -> Response:
         body = schemas.parse(await read_body(request), schemas.ChatBody)
         served = self.model(body.model)
-        if served.template is None:
+        template = served.template
+        if template is None:
             raise RequestError(
                 f"{served.name} has no chat template, so it cannot chat. Use /v1/completions, "
                 "or start the server with --chat-template FILE.",
                 "model",
                 "no_chat_template",
             )
-        messages = schemas.messages(body)
+        use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+        messages = conversation(body.messages)
+        options = decoding.template_options(body)
         # In a thread: a long text must not hold up everybody else's streams.
-        ids = await asyncio.to_thread(served.template.encode, messages)
-        params = schemas.sampling(body, served.defaults, *schemas.chat_limits(body))
-        return await self.reply(request, body, served, "chat", [ids], params)
+        ids = await asyncio.to_thread(
+            template.encode, messages, tools=use.told if use else None, **options
+        )
+        limits = decoding.chat_limits(body)
+        params = decoding.sampling(body, served.defaults, served.tokenizer, *limits)
+        params, reply = decoding.for_chat(
+            params, use, template.style, served.tokenizer, template.reasons,
+            template.thinking(ids), body.thinking_token_budget,
+        )  # fmt: skip
+        job = Job("chat", [ids], params, decoding.choices(body), reply=reply)
+        return await self.reply(request, body, served, job)
 
     async def completions(self, request: Request) -> Response:
         body = schemas.parse(await read_body(request), schemas.CompletionBody)
         served = self.model(body.model)
-        n = schemas.choices(body)
-        if body.best_of is not None and body.best_of != n:
-            raise RequestError(
-                "best_of other than n is not supported", "best_of", "unsupported_parameter"
-            )
+        n = decoding.choices(body)
         ids = await asyncio.to_thread(_encode_all, served, schemas.prompts(body))
         limit = 16 if body.max_tokens is None else body.max_tokens
-        params = schemas.sampling(body, served.defaults, limit, body.logprobs)
-        return await self.reply(request, body, served, "completions", ids, params)
+        params = decoding.sampling(body, served.defaults, served.tokenizer, limit, body.logprobs)
+        if body.echo and body.logprobs is not None:
+            params = msgspec.structs.replace(params, prompt_logprobs=body.logprobs)
+        best_of = decoding.candidates(body, n)
+        job = Job("completions", ids, params, n, best_of, echo=bool(body.echo))
+        return await self.reply(request, body, served, job)
 
     async def reply(
-        self, request: Request, body: schemas.Common, served: Served, route: str,
-        prompts: list[list[int]], params: Any,
-    ) -> Response:  # fmt: skip
+        self, request: Request, body: schemas.Common, served: Served, job: Job
+    ) -> Response:
+        """Checks a job as a whole and runs it, streaming or not."""
+        params = job.params
         params.check(served.vocabulary)
-        schemas.check_numbers(body, prompts, served.vocabulary)
+        decoding.check_numbers(body, job.prompts, served.vocabulary)
         requests = requests_for(
-            prompts,
-            schemas.choices(body),
-            params,
-            body.timeout,
-            body.priority or 0,
+            job.prompts, job.made, params, body.timeout, body.priority or 0,
             request.scope.get("salt", ""),
-        )
-        if len(requests) > schemas.MAX_CHOICES:
+        )  # fmt: skip
+        if len(requests) > decoding.MAX_CHOICES:
             raise RequestError(
-                f"{len(requests)} choices in one request; {schemas.MAX_CHOICES} at most", "n"
+                f"{len(requests)} choices in one request; {decoding.MAX_CHOICES} at most", "n"
             )
-        usage = Usage(prompt=sum(map(len, prompts)))
-        reply_id = ("chatcmpl-" if route == "chat" else "cmpl-") + secrets.token_hex(12)
+        if params.grammar is not None:
+            await self.grammars.check(params.grammar)
+        usage = Usage(prompt=sum(map(len, job.prompts)))
+        reply_id = ("chatcmpl-" if job.chat else "cmpl-") + secrets.token_hex(12)
         shape = Shape(
-            route == "chat", served, reply_id, int(time.time()), params.logprobs is not None
+            job.chat, served, reply_id, int(time.time()), params.logprobs is not None, job.echo
         )
+        pieces = generate_all(self.client, served, job.tuned(requests), usage, job.reply)
+        if job.echo:
+            pieces = echoed(pieces, served.tokenizer, requests)
         if body.stream:
-            return await self.stream(request, body, served, route, requests, shape, usage)
-        work = self.collect(served, requests, usage)
-        pieces = await while_connected(request.receive, work)
-        self.done(route, 200, usage)
-        return json_response(shape.whole(pieces, len(requests), usage))
-
-    async def collect(
-        self, served: Served, requests: list[EngineRequest], usage: Usage
-    ) -> list[Piece]:
-        async with aclosing(generate_all(self.client, served, requests, usage)) as pieces:
-            return [piece async for piece in pieces]
+            return await self.stream(request, body, job, len(requests), pieces, shape, usage)
+        choices = await while_connected(request.receive, _collect(pieces, len(requests)))
+        self.done(job.route, 200, usage)
+        return json_response(shape.whole(job.best(choices), usage))
 
     async def stream(
-        self, request: Request, body: schemas.Common, served: Served, route: str,
-        requests: list[EngineRequest], shape: Shape, usage: Usage,
+        self, request: Request, body: schemas.Common, job: Job, count: int,
+        pieces: AsyncGenerator[Piece, None], shape: Shape, usage: Usage,
     ) -> Response:  # fmt: skip
         """Streams; the status is sent only once there is a first piece, so refusals keep theirs."""
-        pieces = generate_all(self.client, served, requests, usage)
         try:
             first = await while_connected(request.receive, anext(pieces))
         except BaseException:
@@ -153,7 +162,7 @@ class Api:
             status = 499
             try:
                 async with aclosing(pieces) as rest:
-                    opening = b"".join(shape.opening(i, with_usage) for i in range(len(requests)))
+                    opening = b"".join(shape.opening(i, with_usage) for i in range(count))
                     yield opening + shape.chunks(first, with_usage)
                     async for piece in rest:
                         yield shape.chunks(piece, with_usage)
@@ -163,7 +172,7 @@ class Api:
                 status = e.status
                 yield error_frame(e) + DONE
             finally:
-                self.done(route, status, usage)
+                self.done(job.route, status, usage)
 
         return EventStream(frames())
 
@@ -183,7 +192,7 @@ class Api:
                 f"{served.name} has no chat template", "messages", "no_chat_template"
             )
         else:
-            ids = await asyncio.to_thread(served.template.encode, schemas.messages(body))
+            ids = await asyncio.to_thread(served.template.encode, conversation(body.messages))
         return json_response(
             encode({"count": len(ids), "max_model_len": served.context, "tokens": ids})
         )
@@ -226,6 +235,15 @@ class Api:
 
     async def version(self, request: Request) -> Response:
         return json_response(encode({"version": version("octavo")}))
+
+
+async def _collect(pieces: AsyncGenerator[Piece, None], count: int) -> list[list[Piece]]:
+    """The pieces of each choice, once all have ended."""
+    out: list[list[Piece]] = [[] for _ in range(count)]
+    async with aclosing(pieces):
+        async for piece in pieces:
+            out[piece.choice].append(piece)
+    return out
 
 
 def _encode_all(served: Served, prompts: list[str | list[int]]) -> list[list[int]]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from octavo import errors
+from octavo.engine.constraint import TokenTable
 from octavo.engine.plan import Plan
 from octavo.engine.request import Request, TokenEvent
 from octavo.errors import EngineFailed, OctavoError, Overloaded, RequestError
@@ -63,11 +64,14 @@ class EngineClient:
         self,
         path: str,
         plan: Plan,
-        eos: frozenset[int],
+        table: TokenTable,
+        vocabulary: int,
         max_queue: int = 256,
         progress: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self._start = Start(path, sorted(eos), plan_fields(plan))
+        self._start = Start(path, table, plan_fields(plan))
+        self.table = table
+        self.vocabulary = vocabulary
         self._max_queue = max_queue
         self._progress = progress
         self._streams: dict[str, _Stream] = {}

@@ -19,7 +19,7 @@ from typing import Any
 
 from octavo.backends.base import Limits
 from octavo.engine.engine import Engine
-from octavo.engine.loader import load_executable, open_model
+from octavo.engine.loader import load_executable, make_engine, open_model
 from octavo.engine.plan import Plan
 from octavo.errors import OctavoError, RequestError
 from octavo.server.protocol import (
@@ -82,8 +82,7 @@ class EngineProcess:
             model = open_model(Path(message.path))
             plan = plan_from(message.memory)
             executable = load_executable(model, plan, lambda n: send(self._sock, Loading(n)))
-            eos = frozenset(message.eos)
-            self._engine = Engine(executable, model.vocabulary, plan.context, eos)
+            self._engine = make_engine(executable, model.vocabulary, plan, message.table)
         except OctavoError as e:
             send(self._sock, Failed(type(e).__name__, str(e), list(e.suggestions)))
             raise SystemExit(e.exit_code) from None

@@ -13,7 +13,9 @@ from typing import Protocol
 import msgspec
 
 from octavo.engine.request import Request, SamplingParams, TokenEvent
-from octavo.text import ChatTemplate, TextStream, Tokenizer
+from octavo.server.decoding import ReplyFormat
+from octavo.text import CallDelta, ChatTemplate, TextStream, Tokenizer
+from octavo.text.tools import MARKERS
 
 
 class TokenSource(Protocol):
@@ -38,21 +40,31 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class TokenInfo:
-    """A generated token's log-probability and its most likely alternatives."""
+    """A token's log-probability (None: a prompt's first) and its most likely alternatives."""
 
     token: int
-    logprob: float
+    logprob: float | None
     top: list[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text that became showable, the tokens behind it, and how the choice ended if it did."""
+    """Text that became showable, the tokens behind it, and how the choice ended if it did.
+
+    reasoning, calls: what of a chat's text was no content. prompt: the scored prompt, once.
+    """
 
     choice: int
     text: str
     tokens: list[TokenInfo] = field(default_factory=list)
     finish: str | None = None
+    reasoning: str = ""
+    calls: list[CallDelta] = field(default_factory=list)
+    prompt: list[TokenInfo] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        shown = self.text or self.tokens or self.finish or self.reasoning
+        return bool(shown or self.calls or self.prompt)
 
 
 @dataclass
@@ -80,24 +92,65 @@ class Usage:
         }
 
 
+class Reading:
+    """One choice's events as pieces."""
+
+    def __init__(
+        self, served: Served, request: Request, choice: int, usage: Usage, reply: ReplyFormat | None
+    ) -> None:
+        markers = reply is not None and (reply.tools is not None or reply.reasoning)
+        table = served.tokenizer.bytes_saying(MARKERS) if markers else served.tokenizer.bytes
+        self._stream = TextStream(table, request.params.stop)
+        self._parser = reply.parser() if reply else None
+        self._request, self._choice, self._usage = request, choice, usage
+        self._scores: list[TokenInfo] = []
+
+    def push(self, event: TokenEvent) -> Piece:
+        """What an event adds, which may be nothing."""
+        self._usage.cached = max(self._usage.cached, event.cached)
+        params, tokens = self._request.params, []
+        if event.token is not None:
+            self._usage.token()
+            if params.logprobs is not None and event.finish != "stop":
+                tokens = [TokenInfo(event.token, event.logprob, event.top)]
+        text, finish = self._stream.push(event.token, event.finish)
+        prompt = self._prompt(event)
+        if self._parser is None:
+            return Piece(self._choice, text, tokens, finish, prompt=prompt)
+        delta = self._parser.push(text)
+        reasoning, calls, text = delta.reasoning, delta.calls, delta.content
+        if finish:
+            rest = self._parser.finish()
+            reasoning, calls, text = (
+                reasoning + rest.reasoning, calls + rest.calls, text + rest.content,
+            )  # fmt: skip
+        if finish == "stop" and self._parser.calls:
+            finish = "tool_calls"
+        return Piece(self._choice, text, tokens, finish, reasoning, calls, prompt)
+
+    def _prompt(self, event: TokenEvent) -> list[TokenInfo]:
+        """The scored prompt, when the last of its log-probabilities has come."""
+        if not event.scores:
+            return []
+        prompt = self._request.prompt
+        self._scores = self._scores or [TokenInfo(prompt[0], None, [])]
+        for logprob, top in event.scores:
+            self._scores.append(TokenInfo(prompt[len(self._scores)], logprob, top))
+        return self._scores if len(self._scores) == len(prompt) else []
+
+
 async def generate(
-    source: TokenSource, served: Served, request: Request, choice: int, usage: Usage
-) -> AsyncGenerator[Piece, None]:
+    source: TokenSource, served: Served, request: Request, choice: int, usage: Usage,
+    reply: ReplyFormat | None = None,
+) -> AsyncGenerator[Piece, None]:  # fmt: skip
     """The pieces of one choice. Its last piece has `finish`."""
-    stream = TextStream(served.tokenizer.bytes, request.params.stop)
+    reading = Reading(served, request, choice, usage, reply)
     async with aclosing(source.submit(request)) as events:
         async for event in events:
-            usage.cached = max(usage.cached, event.cached)
-            tokens: list[TokenInfo] = []
-            if event.token is not None:
-                usage.token()
-                if request.params.logprobs is not None and event.finish != "stop":
-                    tokens = [TokenInfo(event.token, event.logprob, event.top)]
-            text, finish = stream.push(event.token, event.finish)
-            if text or tokens or finish:
-                yield Piece(choice, text, tokens, finish)
-            if finish:
-                return
+            if piece := reading.push(event):
+                yield piece
+                if piece.finish:
+                    return
 
 
 def requests_for(
@@ -128,11 +181,12 @@ def requests_for(
 
 
 async def generate_all(
-    source: TokenSource, served: Served, requests: list[Request], usage: Usage
-) -> AsyncGenerator[Piece, None]:
+    source: TokenSource, served: Served, requests: list[Request], usage: Usage,
+    reply: ReplyFormat | None = None,
+) -> AsyncGenerator[Piece, None]:  # fmt: skip
     """The pieces of all choices as they come. Closing the iterator aborts every request."""
     if len(requests) == 1:
-        async with aclosing(generate(source, served, requests[0], 0, usage)) as pieces:
+        async with aclosing(generate(source, served, requests[0], 0, usage, reply)) as pieces:
             async for piece in pieces:
                 yield piece
         return
@@ -140,7 +194,7 @@ async def generate_all(
 
     async def pump(request: Request, choice: int) -> None:
         try:
-            async for piece in generate(source, served, request, choice, usage):
+            async for piece in generate(source, served, request, choice, usage, reply):
                 queue.put_nowait(piece)
             queue.put_nowait(None)
         except Exception as e:

@@ -1,7 +1,7 @@
 """A process that compiles grammars before an engine gets to see them, and can be killed.
 
-Run as `python -m octavo.server.grammar_worker`. Reads frames from standard input: a vocabulary, then
-grammars; answers each grammar with what is wrong with it, or nothing.
+Run as `python -m octavo.server.grammar_worker`. Reads frames from standard input: a vocabulary,
+then grammars; answers each grammar with what is wrong with it, or nothing.
 """
 
 from __future__ import annotations

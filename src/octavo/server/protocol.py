@@ -7,6 +7,7 @@ import socket
 
 import msgspec
 
+from octavo.engine.constraint import TokenTable
 from octavo.engine.request import Request, TokenEvent
 
 MAX_FRAME = 64 << 20
@@ -17,7 +18,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     """Load this model with exactly these sizes."""
 
     path: str
-    eos: list[int]
+    table: TokenTable
     memory: dict[str, int | str]  # the Plan, by field
 
 

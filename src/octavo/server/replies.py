@@ -9,7 +9,7 @@ import msgspec
 
 from octavo.errors import RequestError
 from octavo.server.generation import Piece, Served, TokenInfo, Usage
-from octavo.text import Tokenizer
+from octavo.text import CallDelta, Tokenizer
 
 KINDS = {
     400: "invalid_request_error",
@@ -38,7 +38,7 @@ def sse(value: Any) -> bytes:
     return b"data: " + encode(value) + b"\n\n"
 
 
-def _token_entry(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
+def _token_entry(tokenizer: Tokenizer, token: int, logprob: float | None) -> dict[str, Any]:
     raw = tokenizer.bytes[token] or tokenizer.name(token).encode()
     return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
 
@@ -63,19 +63,57 @@ def completion_logprobs(
         "tokens": texts,
         "token_logprobs": [t.logprob for t in tokens],
         "top_logprobs": [
-            {_token_entry(tokenizer, i, 0)["token"]: p for i, p in t.top} for t in tokens
+            None if t.logprob is None
+            else {_token_entry(tokenizer, i, 0)["token"]: p for i, p in t.top}
+            for t in tokens
         ],
         "text_offset": offsets,
-    }
+    }  # fmt: skip
+
+
+def prompt_logprobs(tokenizer: Tokenizer, tokens: list[TokenInfo]) -> list[Any]:
+    """vLLM's form: for each token a map of ids, itself among them, to log-probabilities."""
+    out: list[Any] = []
+    for t in tokens:
+        if t.logprob is None:
+            out.append(None)
+            continue
+        entries = dict(t.top) | {t.token: t.logprob}
+        out.append(
+            {
+                str(i): {"logprob": p, "decoded_token": _token_entry(tokenizer, i, 0)["token"]}
+                for i, p in entries.items()
+            }
+        )
+    return out
+
+
+def _tool_call(call: CallDelta) -> dict[str, Any]:
+    """A streamed piece of a tool call."""
+    if call.id is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}
+
+
+def _whole_calls(calls: Iterable[CallDelta]) -> list[dict[str, Any]]:
+    out: list[dict[str, Any]] = []
+    for call in calls:
+        if call.id is not None:
+            function = {"name": call.name, "arguments": ""}
+            out.append({"id": call.id, "type": "function", "function": function})
+        out[call.index]["function"]["arguments"] += call.arguments
+    return out
 
 
 class Shape:
     """How pieces become a reply. `chat` and plain completions differ only here."""
 
     def __init__(
-        self, chat: bool, served: Served, reply_id: str, created: int, logprobs: bool
-    ) -> None:
-        self.chat, self.served, self.logprobs = chat, served, logprobs
+        self, chat: bool, served: Served, reply_id: str, created: int, logprobs: bool,
+        echo: bool = False,
+    ) -> None:  # fmt: skip
+        self.chat, self.served, self.logprobs, self.echo = chat, served, logprobs, echo
         kind = "chat.completion" if chat else "text_completion"
         self._base = {"id": reply_id, "object": kind, "created": created, "model": served.name}
         self._offsets: dict[int, int] = {}
@@ -110,11 +148,12 @@ class Shape:
         return self._chunk([self._choice(index, delta, None, None)], None, with_usage)
 
     def chunks(self, piece: Piece, with_usage: bool) -> bytes:
-        """The chunks of a piece: text first, then the end."""
+        """The chunks of a piece: what it says first, then the end."""
         out = b""
-        body: dict[str, Any]
-        if piece.text or piece.tokens:
-            body = {"delta": {"content": piece.text}} if self.chat else {"text": piece.text}
+        if piece.text or piece.tokens or piece.reasoning or piece.calls:
+            body: dict[str, Any] = {"text": piece.text}
+            if self.chat:
+                body = {"delta": self._delta(piece)}
             logprobs = self._logprobs(piece.choice, piece.tokens)
             out += self._chunk([self._choice(piece.choice, body, logprobs, None)], None, with_usage)
         if piece.finish:
@@ -124,19 +163,46 @@ class Shape:
             )
         return out
 
+    def _delta(self, piece: Piece) -> dict[str, Any]:
+        delta: dict[str, Any] = {}
+        if piece.reasoning:
+            delta["reasoning_content"] = piece.reasoning
+        if piece.calls:
+            delta["tool_calls"] = [_tool_call(c) for c in piece.calls]
+        if piece.text or not delta:
+            delta["content"] = piece.text
+        return delta
+
     def closing(self, usage: Usage) -> bytes:
         return self._chunk([], usage, True)
 
-    def whole(self, pieces: list[Piece], count: int, usage: Usage) -> bytes:
-        """The reply of a request that does not stream."""
-        choices = []
-        for index in range(count):
-            own = [p for p in pieces if p.choice == index]
-            text = "".join(p.text for p in own)
-            finish = next((p.finish for p in own if p.finish), None)
-            message = {"message": {"role": "assistant", "content": text, "refusal": None}}
-            logprobs = self._logprobs(index, [t for p in own for t in p.tokens])
-            choices.append(
-                self._choice(index, message if self.chat else {"text": text}, logprobs, finish)
-            )
-        return encode(dict(self._base, choices=choices, usage=usage.to_dict()))
+    def whole(self, choices: list[list[Piece]], usage: Usage) -> bytes:
+        """The reply of a request that does not stream, from the pieces of each choice."""
+        out = []
+        scored: list[Any] | None = None
+        for index, pieces in enumerate(choices):
+            text = "".join(p.text for p in pieces)
+            finish = next((p.finish for p in pieces if p.finish), None)
+            logprobs = self._logprobs(index, [t for p in pieces for t in p.tokens])
+            body = {"message": self._message(text, pieces)} if self.chat else {"text": text}
+            choice = self._choice(index, body, logprobs, finish)
+            prompt = next((p.prompt for p in pieces if p.prompt), None)
+            if prompt is not None and not self.echo:
+                scored = prompt_logprobs(self.served.tokenizer, prompt)
+                if not self.chat:
+                    choice["prompt_logprobs"] = scored
+            out.append(choice)
+        reply: dict[str, Any] = dict(self._base, choices=out, usage=usage.to_dict())
+        if self.chat and scored is not None:
+            reply["prompt_logprobs"] = scored
+        return encode(reply)
+
+    def _message(self, text: str, pieces: list[Piece]) -> dict[str, Any]:
+        calls = _whole_calls(c for p in pieces for c in p.calls)
+        reasoning = "".join(p.reasoning for p in pieces)
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            message |= {"content": text or None, "tool_calls": calls}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        return message

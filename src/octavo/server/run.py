@@ -15,6 +15,7 @@ from octavo.checkpoint.hub import Located
 from octavo.engine.loader import OpenModel
 from octavo.engine.plan import Plan
 from octavo.engine.request import SamplingParams
+from octavo.llm import token_table
 from octavo.server.app import Api, LogLine, create_app
 from octavo.server.client import EngineClient
 from octavo.server.generation import Served
@@ -82,7 +83,9 @@ async def serve(
     source = options.chat_template or template_source(model.checkpoint)
     template = ChatTemplate(source, tokenizer) if source else None
     path = str(options.located.path)
-    client = EngineClient(path, options.plan, tokenizer.special.eos, options.max_queue, progress)
+    client = EngineClient(
+        path, options.plan, token_table(tokenizer), model.vocabulary, options.max_queue, progress
+    )
     api = Api(client, log)
     config = uvicorn.Config(
         create_app(api, options.api_keys),
@@ -106,4 +109,5 @@ async def serve(
         server.should_exit = True
         starting.cancel()
         await client.close()
+        await api.grammars.close()
         await asyncio.gather(running, starting, return_exceptions=True)

@@ -11,12 +11,14 @@ from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
 from jinja2.exceptions import SecurityError
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from octavo.checkpoint import Checkpoint
 from octavo.checkpoint.safetensors import read_json
 from octavo.errors import RequestError
 from octavo.text.tokenizer import Tokenizer
+from octavo.text.tools import THINK, THOUGHT, format_of, without_tools
 
 MAX_SOURCE = 256 << 10
 MAX_TEXT = 16 << 20  # characters of any string the template makes
@@ -121,7 +123,10 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class ChatTemplate:
-    """Renders conversations. Raises RequestError when the template is at fault."""
+    """Renders conversations. Raises RequestError when the template is at fault.
+
+    style: how the model writes tool calls. reasons: whether its replies may hold thoughts.
+    """
 
     def __init__(self, source: str, tokenizer: Tokenizer) -> None:
         if len(source) > MAX_SOURCE:
@@ -129,11 +134,14 @@ class ChatTemplate:
                 f"the chat template has {len(source)} characters; {MAX_SOURCE} at most"
             )
         self._tokenizer = tokenizer
+        self.style = format_of(source)
+        self.reasons = THOUGHT in source
         self._lock = threading.Lock()  # a rendering has the environment's budget to itself
         self._environment = _Environment()
         try:
             tree = self._environment.bounded(source)
             self._template = self._environment.from_string(tree)
+            self._takes_tools = "tools" in find_undeclared_variables(tree)
         except (TemplateError, RecursionError) as e:
             reason = str(e)[:200] or "it nests too deeply"
             raise RequestError(f"the chat template cannot be compiled: {reason}") from None
@@ -162,18 +170,34 @@ class ChatTemplate:
             raise RequestError("the rendered conversation is too long", "messages")
         return text
 
-    def encode(self, messages: list[dict[str, Any]], **extra: Any) -> list[int]:
+    def encode(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        **extra: Any,
+    ) -> list[int]:
         """Ids of a conversation up to where the assistant speaks.
 
         Control tokens written by the template count; the same characters in a message stay text.
+        Tools, calls and their results are written as text where the template knows nothing of them.
         """
+        if self._takes_tools:
+            extra = {**extra, "tools": tools or None}
+        else:
+            messages = without_tools(messages, tools or [], self.style)
         everything = json.dumps([messages, extra], ensure_ascii=False)
         escape = next((c for c in ESCAPES if c not in everything), None)
         if escape is None:
             raise RequestError("the messages use every Unicode noncharacter", "messages")
-        shielded = _map_text(messages, lambda s: self._tokenizer.shield(s, escape))
+        shielded, extra = _map_text([messages, extra], lambda s: self._tokenizer.shield(s, escape))
         text = self._render(shielded, extra)
         return self._tokenizer.encode_rendered(text, escape)
+
+    def thinking(self, ids: list[int]) -> bool:
+        """Whether a rendered conversation leaves the model inside its thoughts."""
+        saying = self._tokenizer.bytes_saying((THINK, THOUGHT))
+        end = b"".join(saying[i] for i in ids[-8:]).decode("utf-8", "replace")
+        return self.reasons and end.rstrip().endswith(THINK)
 
 
 def _map_text(value: Any, change: Callable[[str], str]) -> Any:

@@ -1,8 +1,8 @@
 """JSON schemas, regular expressions, choices and grammars as the one form engines take: Lark.
 
 The dialect is llguidance's. JSON is written on one line with ", " and ": " between its parts (a
-schema's own `x-guidance` may say otherwise), so a model cannot lose itself in white space; and every
-tokenization of a text is allowed, so a constraint changes no probability but that of illegal tokens.
+schema's own `x-guidance` may say otherwise), so a model cannot lose itself in white space; and
+every tokenization of a text is allowed, so that only illegal tokens lose their probability.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _check_size(value: Any, param: str) -> None:
     """Bounds on nesting and enumerations, without recursion."""
     level = [value]
     for _ in range(MAX_DEPTH):
-        below = []
+        below: list[Any] = []
         for item in level:
             if isinstance(item, dict):
                 below += item.values()
@@ -72,7 +72,9 @@ def from_regex(pattern: str, param: str = "structured_outputs") -> str:
     if not 0 < len(pattern) <= MAX_REGEX:
         raise _refuse(f"a regular expression has 1 to {MAX_REGEX} characters", param)
     plain = {"/": r"\/", "\n": r"\n"}
-    quoted = re.sub(r"\\.|/|\n", lambda m: plain.get(m.group(), m.group()), pattern, flags=re.DOTALL)
+    quoted = re.sub(
+        r"\\.|/|\n", lambda m: plain.get(m.group(), m.group()), pattern, flags=re.DOTALL
+    )
     return f"{HEADER}start: /{quoted}/"
 
 
@@ -97,3 +99,18 @@ def from_grammar(text: str, param: str = "structured_outputs") -> str:
             raise _refuse(f"the grammar cannot be read: {reason}", param) from None
     text = text.lstrip().removeprefix("%llguidance {}")
     return text if text.startswith("%llguidance") else HEADER + text
+
+
+def after_thoughts(grammar: str, opening: str, closing: str, inside: bool) -> str:
+    """A grammar whose texts may follow a model's thoughts.
+
+    opening, closing: the terms that stand for the markers. inside: the prompt opens the thoughts,
+    so that they cannot be left out.
+    """
+    head = "thoughts" if inside else f"({opening} thoughts)?"
+    if closing.startswith("<["):
+        thoughts = f"thoughts: THOUGHTS {closing} SPACE?\nTHOUGHTS: /(.|\\n)*/"
+    else:
+        thoughts = f"thoughts: closed SPACE?\nclosed[lazy]: /(.|\\n)*/ {closing}"
+    answer = re.sub(r"(?m)^start\s*:", "answer:", grammar, count=1)
+    return f"{answer}\nstart: {head} answer\n{thoughts}\nSPACE: /\\s+/"

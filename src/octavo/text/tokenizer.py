@@ -72,6 +72,15 @@ class Tokenizer:
         """User text whose control-token look-alikes are broken by `escape`."""
         return self._pattern.sub(lambda m: m.group()[0] + escape + m.group()[1:], text)
 
+    def bytes_saying(self, names: tuple[str, ...]) -> list[bytes]:
+        """Every token's bytes, where these control tokens, silent in `bytes`, have their names."""
+        spoken = {self._control[n]: n.encode() for n in names if n in self._control}
+        return [spoken.get(i, b) for i, b in enumerate(self.bytes)] if spoken else self.bytes
+
+    def grammar_bytes(self) -> list[bytes]:
+        """Every token's bytes, a control token's being its name."""
+        return self.bytes_saying(tuple(self._control))
+
     def decode(self, ids: list[int]) -> str:
         """Text of ids; control tokens are silent, bytes that are not UTF-8 become U+FFFD."""
         return b"".join(self.bytes[i] for i in ids).decode("utf-8", "replace")

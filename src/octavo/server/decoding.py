@@ -1,0 +1,235 @@
+"""From the fields of a request to what an engine is told, and to how its reply is read."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from octavo.engine.request import SamplingParams, Thinking
+from octavo.errors import RequestError
+from octavo.server.messages import ToolUse
+from octavo.server.schemas import ChatBody, Common, CompletionBody
+from octavo.text import ReplyParser, Tokenizer, grammar, tools
+from octavo.text.tools import THINK, THOUGHT, ToolFormat
+
+MAX_CHOICES = 128
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 256
+MAX_BAD_WORDS = 128
+MAX_TIMEOUT = 86_400
+
+# What chat templates are given by the server itself.
+RESERVED = frozenset(
+    "messages tools add_generation_prompt continue_final_message tokenize chat_template "
+    "bos_token eos_token".split()
+)
+PASSED = (
+    "temperature top_p top_k min_p typical_p presence_penalty frequency_penalty "
+    "repetition_penalty stop_token_ids ignore_eos min_tokens allowed_token_ids prompt_logprobs"
+).split()
+
+
+def _invalid(message: str, param: str) -> RequestError:
+    return RequestError(message, param, "invalid_value")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyFormat:
+    """How a chat reply is told apart into thoughts, content and tool calls."""
+
+    tools: ToolFormat | None
+    reasoning: bool
+    thinking: bool
+
+    def parser(self) -> ReplyParser:
+        return ReplyParser(self.tools, self.reasoning, self.thinking)
+
+
+def _stops(stop: str | list[str] | None) -> list[str]:
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if len(stops) > MAX_STOPS or any(not 1 <= len(s) <= MAX_STOP_LENGTH for s in stops):
+        raise _invalid(
+            f"stop takes up to {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters", "stop"
+        )
+    return stops
+
+
+def _biases(biases: dict[str, float] | None) -> dict[int, float]:
+    try:
+        return {int(token): bias for token, bias in (biases or {}).items()}
+    except ValueError:
+        raise _invalid("logit_bias maps token ids to numbers", "logit_bias") from None
+
+
+def _bad_words(words: list[str] | None, tokenizer: Tokenizer) -> list[list[int]]:
+    """Each word as it is tokenized at the beginning of a text and after a space."""
+    given = words or []
+    if len(given) > MAX_BAD_WORDS or any(not 1 <= len(w) <= MAX_STOP_LENGTH for w in given):
+        raise _invalid(
+            f"bad_words takes up to {MAX_BAD_WORDS} texts of 1 to {MAX_STOP_LENGTH} characters",
+            "bad_words",
+        )
+    out = []
+    for word in given:
+        forms = [tokenizer.encode(w, add_bos=False) for w in (word, " " + word.lstrip())]
+        out += [ids for ids in forms if ids and ids not in out]
+    return out
+
+
+def choices(body: Common) -> int:
+    n = 1 if body.n is None else body.n
+    if not 1 <= n <= MAX_CHOICES:
+        raise _invalid(f"n is {n}; it must be between 1 and {MAX_CHOICES}", "n")
+    if body.stream_options is not None and not body.stream:
+        raise _invalid("stream_options needs stream", "stream_options")
+    if body.stream and body.prompt_logprobs is not None:
+        raise _invalid("prompt_logprobs and stream exclude each other", "prompt_logprobs")
+    return n
+
+
+def candidates(body: CompletionBody, n: int) -> int:
+    """How many completions are made, of which the `n` most likely are returned."""
+    best_of = n if body.best_of is None else body.best_of
+    if not n <= best_of <= MAX_CHOICES:
+        raise _invalid(f"best_of is {best_of}; it must be n to {MAX_CHOICES}", "best_of")
+    if best_of > n and body.stream:
+        raise _invalid("best_of above n and stream exclude each other", "best_of")
+    return best_of
+
+
+def constraint(body: Common) -> str | None:
+    """The grammar a body asks for, in whichever way. Raises RequestError."""
+    given: list[str] = []
+    if body.response_format is not None and (text := _response_format(body.response_format)):
+        given.append(text)
+    if (outputs := body.structured_outputs) is not None:
+        if outputs.json is not None:
+            schema = _schema_text(outputs.json)
+            given.append(grammar.from_schema(schema, "structured_outputs"))
+        if outputs.regex is not None:
+            given.append(grammar.from_regex(outputs.regex))
+        if outputs.choice is not None:
+            given.append(grammar.from_choice(outputs.choice))
+        if outputs.grammar is not None:
+            given.append(grammar.from_grammar(outputs.grammar))
+        if not given:
+            raise _invalid("structured_outputs is empty", "structured_outputs")
+    if len(given) > 1:
+        raise _invalid("only one constraint can be given", "structured_outputs")
+    return given[0] if given else None
+
+
+def _schema_text(schema: dict[str, Any] | str) -> Any:
+    if isinstance(schema, dict):
+        return schema
+    try:
+        return msgspec.json.decode(schema)
+    except (msgspec.DecodeError, RecursionError):
+        raise _invalid("structured_outputs.json is not JSON", "structured_outputs") from None
+
+
+def _response_format(given: dict[str, Any]) -> str | None:
+    match given:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return grammar.from_schema({"type": "object"})
+        case {"type": "json_schema", "json_schema": {"schema": schema}}:
+            return grammar.from_schema(schema)
+    raise _invalid(
+        "response_format is text, json_object, or json_schema with json_schema.schema",
+        "response_format",
+    )
+
+
+def sampling(
+    body: Common, defaults: SamplingParams, tokenizer: Tokenizer,
+    max_tokens: int | None, logprobs: int | None,
+) -> SamplingParams:  # fmt: skip
+    """Parameters of a request: its own, else the model's defaults. A missing seed is drawn here."""
+    given = {name: value for name in PASSED if (value := getattr(body, name)) is not None}
+    return msgspec.structs.replace(
+        defaults,
+        **given,
+        max_tokens=max_tokens,
+        seed=secrets.randbits(62) if body.seed is None else body.seed,
+        stop=_stops(body.stop),
+        logit_bias=_biases(body.logit_bias),
+        bad_words=_bad_words(body.bad_words, tokenizer),
+        logprobs=logprobs,
+        grammar=constraint(body),
+    )
+
+
+def check_numbers(body: Common, prompts: list[list[int]], vocabulary: int) -> None:
+    """What must hold before a request can be sent to an engine. Raises RequestError."""
+    if not -1000 <= (body.priority or 0) <= 1000:
+        raise _invalid("priority must be between -1000 and 1000", "priority")
+    if body.timeout is not None and not 0 < body.timeout <= MAX_TIMEOUT:
+        raise _invalid(f"timeout must be above 0 and at most {MAX_TIMEOUT} seconds", "timeout")
+    if any(not 0 <= token < vocabulary for prompt in prompts for token in prompt):
+        raise _invalid(f"a prompt token is outside 0 to {vocabulary - 1}", "prompt")
+
+
+def chat_limits(body: ChatBody) -> tuple[int | None, int | None]:
+    """(max_tokens, logprobs) of a chat request."""
+    limits = {body.max_tokens, body.max_completion_tokens} - {None}
+    if len(limits) > 1:
+        raise _invalid("max_tokens and max_completion_tokens differ", "max_tokens")
+    if 0 in limits:
+        raise _invalid("max_tokens is 0; it must be 1 or more", "max_tokens")
+    top = body.top_logprobs
+    if top is not None and not body.logprobs:
+        raise _invalid("top_logprobs needs logprobs", "top_logprobs")
+    if top is not None and not 0 <= top <= 20:
+        raise _invalid(f"top_logprobs is {top}; it must be between 0 and 20", "top_logprobs")
+    return next(iter(limits), None), (top or 0) if body.logprobs else None
+
+
+def template_options(body: ChatBody) -> dict[str, Any]:
+    """chat_template_kwargs, checked: plain values under names that the server does not use."""
+    given = body.chat_template_kwargs or {}
+    for name, value in given.items():
+        plain = value is None or isinstance(value, bool | int | float) or (
+            isinstance(value, str) and len(value) <= MAX_STOP_LENGTH
+        )  # fmt: skip
+        if name in RESERVED or name.startswith("_") or not name.isidentifier() or not plain:
+            raise _invalid(
+                f"chat_template_kwargs.{name[:32]} cannot be given", "chat_template_kwargs"
+            )
+    return given
+
+
+def for_chat(
+    params: SamplingParams, use: ToolUse | None, style: ToolFormat, tokenizer: Tokenizer,
+    reasons: bool, thinking: bool, budget: int | None,
+) -> tuple[SamplingParams, ReplyFormat]:  # fmt: skip
+    """Adds what tools and thoughts ask for to parameters, and says how to read the reply."""
+    text = params.grammar
+    if use is not None and use.callable and (use.required or use.strict):
+        if text is not None:
+            raise _invalid(
+                "tools that are enforced and response_format exclude each other", "tools"
+            )
+        text = tools.grammar(
+            use.callable, style, tokenizer, required=use.required, parallel=use.parallel
+        )
+    if text is not None and reasons:
+        opening, closing = (tools.terminal(m, tokenizer) for m in (THINK, THOUGHT))
+        text = grammar.after_thoughts(text, opening, closing, inside=thinking)
+    changes: dict[str, Any] = {"grammar": text}
+    if budget is not None:
+        end = tokenizer.vocabulary.get(THOUGHT)
+        if not reasons or end is None:
+            raise _invalid("this model does not think", "thinking_token_budget")
+        if budget < 0:
+            raise _invalid("thinking_token_budget is below 0", "thinking_token_budget")
+        if thinking:
+            after = tokenizer.encode("\n\n", add_bos=False)
+            changes["thinking"] = Thinking(budget=budget, closing=[end, *after])
+    callable_tools = style if use is not None and use.callable else None
+    reply = ReplyFormat(callable_tools, reasons, thinking)
+    return msgspec.structs.replace(params, **changes), reply
