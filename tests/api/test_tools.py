@@ -108,7 +108,13 @@ def test_the_conversation_goes_on(client: openai.OpenAI) -> None:
     assert reply.choices[0].message.content and not reply.choices[0].message.tool_calls
     for wrong in (
         [*ASK, {"role": "tool", "content": "x"}],
-        [*ASK, {"role": "assistant", "tool_calls": [{**call, "function": {"name": "f", "arguments": "{"}}]}],
+        [
+            *ASK,
+            {
+                "role": "assistant",
+                "tool_calls": [{**call, "function": {"name": "f", "arguments": "{"}}],
+            },
+        ],
     ):
         with pytest.raises(openai.BadRequestError):
             client.chat.completions.create(model="smollm2", messages=wrong)  # type: ignore[arg-type]
@@ -133,7 +139,9 @@ class Person(BaseModel):
     age: int = Field(ge=0, le=120)
 
 
-@pytest.mark.parametrize("mode", [instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA, instructor.Mode.JSON])
+@pytest.mark.parametrize(
+    "mode", [instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA, instructor.Mode.JSON]
+)
 def test_instructor(client: openai.OpenAI, mode: instructor.Mode) -> None:
     made = instructor.from_openai(client, mode=mode).chat.completions.create(
         model="smollm2", response_model=Person, max_retries=0, max_tokens=100,

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from octavo.backends.base import BLOCK, Executable
+from octavo.backends.base import BLOCK, Executable, Sample
 from octavo.engine.blocks import BlockPool
 from octavo.engine.constraint import GrammarCompiler, Mask
 from octavo.engine.prefix import PrefixIndex
-from octavo.engine.request import Finish, Request, TokenEvent
+from octavo.engine.request import Finish, Request, SamplingParams, TokenEvent
 from octavo.engine.runner import Outcome, run
 from octavo.engine.scheduler import Scheduler
+from octavo.engine.search import BeamSearches
 from octavo.engine.sequence import Sequence
 from octavo.errors import RequestError
 
@@ -78,6 +79,7 @@ class Engine:
             self.index, executable.copy_block, min(budget or limits.tokens, limits.tokens),
             limits.selected, reuse,
         )  # fmt: skip
+        self._searches = BeamSearches(self.scheduler, limits.selected, self._ends)
         self._sequences: dict[str, Sequence] = {}
         self._compiling: list[tuple[Sequence, Future[Any]]] = []
         self._arrivals = count()
@@ -121,6 +123,7 @@ class Engine:
             request, next(self._arrivals), deadline, limit, list(request.prompt), eos=self._eos,
             vocabulary=self._vocabulary, allowed=self._allowed(params.allowed_token_ids),
         )  # fmt: skip
+        sequence.scored += request.scored
         self._sequences[request.id] = sequence
         self._counts["prompt"] += len(request.prompt)
         if params.grammar is None:
@@ -139,8 +142,11 @@ class Engine:
 
     def _begin(self, sequence: Sequence) -> None:
         """Queues a sequence whose grammar, if it has one, is ready."""
-        for token in sequence.request.resume:
-            sequence.append(token)
+        if sequence.request.params.beam is not None:
+            self._searches.begin(sequence)
+        else:
+            for token in sequence.request.resume:
+                sequence.append(token)
         sequence.mask()
         self.scheduler.add(sequence)
 
@@ -158,7 +164,7 @@ class Engine:
                 self._begin(sequence)
             except (RequestError, ValueError) as e:
                 del self._sequences[sequence.id]
-                events.append(TokenEvent(sequence.id, finish="error", error=str(e)[:200]))
+                events.append(TokenEvent(sequence.id, finish="refused", error=str(e)[:200]))
         return events
 
     def abort(self, request_id: str) -> None:
@@ -167,10 +173,12 @@ class Engine:
             self._remove(sequence)
 
     def _remove(self, sequence: Sequence) -> None:
-        left = [(s, f) for s, f in self._compiling if s is not sequence]
-        if len(left) == len(self._compiling):
+        compiling = len(self._compiling)
+        self._compiling = [(s, f) for s, f in self._compiling if s is not sequence]
+        if len(self._compiling) < compiling:
+            return
+        if not self._searches.remove(sequence.id):
             self.scheduler.remove(sequence)
-        self._compiling = left
 
     @property
     def has_work(self) -> bool:
@@ -191,6 +199,7 @@ class Engine:
         self._counts["steps"] += 1
         for outcome in outcomes:
             self.scheduler.advance(outcome.work)
+        for outcome in outcomes:
             events += self._commit(outcome)
         return events
 
@@ -216,19 +225,29 @@ class Engine:
             sequence.scored += len(outcome.scores)
             scores = [(s.logprob, s.alternatives) for s in outcome.scores]
             events.append(TokenEvent(sequence.id, cached=sequence.cached, scores=scores))
-        if sample is None:
+        if sample is None or sequence.id not in self._sequences:  # a search may just have ended
             return events
         if sample.token < 0:
-            return [*events, self._end(sequence, "error", "no token is left that may follow")]
+            return [*events, self._end(sequence, "refused", "no token is left that may follow")]
         if not sequence.counts:
             self._counts["cached"] += sequence.cached
         try:
-            events += self._accept(sequence, sample.token, sample.logprob, sample.alternatives)
+            if sequence.request.params.beam is not None:
+                return events + self._search(sequence, sample)
+            events.append(self._accept(sequence, sample.token, sample.logprob, sample.alternatives))
             while events[-1].finish is None and (token := self._forced(sequence)) is not None:
-                events += self._accept(sequence, token, 0.0, [])
+                events.append(self._accept(sequence, token, 0.0, []))
             sequence.mask()  # what may go wrong with it goes wrong here, not in everybody's step
         except ValueError as e:  # the grammar has become too costly
-            events.append(self._end(sequence, "error", str(e)[:200]))
+            events.append(self._end(self._sequences[sequence.id], "refused", str(e)[:200]))
+        return events
+
+    def _search(self, sequence: Sequence, sample: Sample) -> list[TokenEvent]:
+        """Beam search: texts come when the best have been found."""
+        events = self._searches.advance(sequence, sample)
+        if events:
+            del self._sequences[sequence.id]
+            self._counts["generated"] += sum(e.token is not None for e in events)
         return events
 
     def _forced(self, sequence: Sequence) -> int | None:
@@ -237,25 +256,25 @@ class Engine:
 
     def _accept(
         self, sequence: Sequence, token: int, logprob: float, top: list[tuple[int, float]]
-    ) -> list[TokenEvent]:
-        """Appends a token; the last event has `finish` if that ended the sequence."""
+    ) -> TokenEvent:
+        """Appends a token; the event has `finish` if that ended the sequence."""
         params = sequence.request.params
         self._counts["generated"] += 1
         sequence.append(token)
         finish: Finish | None = None
-        complete = sequence.constraint is not None and sequence.constraint.finished
-        if token in params.stop_token_ids or (token in self._eos and not params.ignore_eos):
+        if self._ends(params, token):
             finish = "stop"
-        elif len(sequence.tokens) >= sequence.limit and not complete:
+        elif sequence.constraint is not None and sequence.constraint.finished:
+            finish = "complete"
+        elif len(sequence.tokens) >= sequence.limit:
             finish = "length"
-        events = [TokenEvent(sequence.id, token, logprob, top, finish, sequence.cached)]
-        if complete and finish is None:  # the text is whole, and this token is part of it
-            finish = "stop"
-            events.append(TokenEvent(sequence.id, finish=finish, cached=sequence.cached))
         if finish:
             del self._sequences[sequence.id]
             self.scheduler.retire(sequence)
-        return events
+        return TokenEvent(sequence.id, token, logprob, top, finish, sequence.cached)
+
+    def _ends(self, params: SamplingParams, token: int) -> bool:
+        return token in params.stop_token_ids or (token in self._eos and not params.ignore_eos)
 
     def stats(self) -> EngineStats:
         held = {b for s in self.scheduler.running for b in s.blocks}

@@ -125,6 +125,10 @@ class PrefixIndex:
                 break
             node = child
 
+    def share(self, block: int) -> None:
+        """Adds a reference to a block that somebody holds."""
+        self._pool.share(block)
+
     def release(self, block: int) -> None:
         """Drops a reference somebody held; a block only the index holds becomes evictable."""
         if self._pool.free(block) == 1 and (node := self._node_of.get(block)):

@@ -9,9 +9,10 @@ import msgspec
 
 from octavo.errors import RequestError
 
-Finish = Literal["stop", "length", "abort", "deadline", "error"]
+Finish = Literal["stop", "complete", "length", "abort", "deadline", "refused", "error"]
 
 MAX_LOGPROBS = 20
+MAX_BEAMS = 32
 MAX_BIAS = 1024
 MAX_STOP_TOKENS = 128
 MAX_BAD_WORDS = 512
@@ -24,6 +25,31 @@ class Thinking(msgspec.Struct, frozen=True):
     closing: list[int]
 
 
+class BeamSearch(msgspec.Struct, frozen=True):
+    """Keeps the `width` likeliest texts and gives the `n` best.
+
+    length_penalty: a text scores its log-probability / tokens ** length_penalty. early_stopping:
+    True ends with `width` finished texts; False when no running text seems able to beat them,
+    judged by its present length; "never" judges by the greatest length it could reach.
+    """
+
+    width: int
+    n: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+    def check(self) -> None:
+        """Raises RequestError naming the field at fault."""
+        for name, value, low, high in (
+            ("beam_width", self.width, 1, MAX_BEAMS), ("n", self.n, 1, self.width),
+            ("length_penalty", self.length_penalty, -10, 10),
+        ):  # fmt: skip
+            if not low <= value <= high:
+                raise RequestError(
+                    f"{name} is {value}; it must be between {low} and {high}", name, "invalid_value"
+                )
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to choose tokens and when to stop.
 
@@ -34,7 +60,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     max_tokens: None up to the context; 0 only computes the prompt. min_tokens: no end before.
     bad_words: token sequences that are never completed. allowed_token_ids: the only ones drawn.
     grammar: a Lark grammar that the text will match (see octavo.text.grammar for schemas).
-    thinking: a bound on the thoughts that the prompt has opened.
+    thinking: a bound on the thoughts that the prompt has opened. beam: search instead of drawing.
     """
 
     max_tokens: int | None = None
@@ -58,6 +84,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None
     grammar: str | None = None
     thinking: Thinking | None = None
+    beam: BeamSearch | None = None
 
     def check(self, vocabulary: int) -> None:
         """Raises RequestError naming the first field that cannot be obeyed."""
@@ -99,9 +126,23 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if self.allowed_token_ids == [] or not all(self.bad_words):
             name = "bad_words" if self.bad_words else "allowed_token_ids"
             raise RequestError(f"{name} has an empty entry", name, "invalid_value")
+        if self.beam is not None:
+            self.beam.check()
+            if self.max_tokens == 0:
+                raise RequestError("max_tokens is 0", "max_tokens", "invalid_value")
+            neutral = SamplingParams(temperature=0)
+            for name in _NOT_WITH_BEAMS:
+                if getattr(self, name) != getattr(neutral, name):
+                    raise RequestError(
+                        f"{name} and beam search exclude each other", name, "unsupported_parameter"
+                    )
 
 
 _MANY = 1 << 31
+_NOT_WITH_BEAMS = (
+    "temperature top_p top_k min_p typical_p presence_penalty frequency_penalty repetition_penalty "
+    "stop thinking"
+).split()
 _RANGES = (
     ("max_tokens", 0, _MANY),
     ("min_tokens", 0, _MANY),
@@ -129,7 +170,8 @@ _LENGTHS = (
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One completion to compute.
 
-    resume: tokens already given to the client, to be continued from (a replay after a crash).
+    resume, scored: tokens already given to the client and prompt tokens already scored for it, to
+    be continued from (a replay after a crash).
     priority: lower runs first. timeout: seconds from submission, None for no deadline.
     salt: requests share cached prefixes only with others of the same salt.
     """
@@ -138,6 +180,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt: list[int]
     params: SamplingParams
     resume: list[int] = []
+    scored: int = 0
     priority: int = 0
     timeout: float | None = None
     salt: str = ""
@@ -147,7 +190,8 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
     """One token of a request, its end, or both, or log-probabilities of its prompt.
 
     token: None for an end without one. scores: (log-probability, alternatives) of prompt tokens, in
-    order, from the second one on.
+    order, from the second one on. beam: which of the texts that a beam search found; width: its
+    width as the blocks allowed it; score: that text's; more: others follow it.
     """
 
     id: str
@@ -158,3 +202,7 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
     cached: int = 0  # prompt tokens whose keys and values were found in the cache
     error: str | None = None
     scores: list[tuple[float, list[tuple[int, float]]]] = []
+    beam: int = 0
+    width: int = 0
+    score: float = 0.0
+    more: bool = False

@@ -78,14 +78,18 @@ class Scheduler:
         self._spare = self._sequences - len(self.running)
         order = sorted(self.running, key=lambda s: (s.pending > 1, s.rank))
         for sequence in order:
-            if sequence not in self.running or not left:
-                continue  # preempted for one before it, or next step
+            if sequence not in self.running or not left or not sequence.pending:
+                continue  # preempted for one before it, next step, or a beam that waits for others
             count = self._share(sequence, left)
             if self._grow(sequence, sequence.computed + count):
                 work.append(Work(sequence, count))
                 left -= count
         work = [w for w in work if w.sequence in self.running]
         self._admit(work, left)
+        while not work and self.running and self.waiting:
+            # Only beams that wait for others of theirs, which have no room: the last makes some.
+            self.preempt(max(self.running, key=lambda s: s.rank))
+            self._admit(work, left)
         return work
 
     def _share(self, sequence: Sequence, left: int) -> int:
@@ -174,6 +178,30 @@ class Scheduler:
         self.running.remove(sequence)
         self._release(sequence)
         self.waiting.append(sequence)
+
+    def fork(self, sequence: Sequence) -> Sequence:
+        """A copy that shares the computed blocks; a partly filled one is copied.
+
+        Without room for it the copy waits, and finds the blocks it shares in the index.
+        """
+        child = sequence.fork()
+        whole = sequence.computed // BLOCK
+        copied = self.index.allocate() if sequence.computed % BLOCK else None
+        room = sequence in self.running and len(self.running) < self._sequences
+        if not room or (sequence.computed % BLOCK and copied is None):
+            if copied is not None:
+                self.index.release(copied)
+            self.waiting.append(child)
+            return child
+        child.blocks = sequence.blocks[:whole]
+        for block in child.blocks:
+            self.index.share(block)
+        if copied is not None:
+            self._copy_block(sequence.blocks[whole], copied)
+            child.blocks.append(copied)
+        child.computed, child.indexed = sequence.computed, sequence.indexed
+        self.running.append(child)
+        return child
 
     def advance(self, work: Work) -> None:
         """After the step: the tokens are computed, and whole blocks become findable."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -34,6 +34,7 @@ class Sequence:
     vocabulary: int = 0
     allowed: Mask | None = None  # allowed_token_ids
     constraint: Constraint | None = None
+    continuations: int = 0  # of a beam: how many are looked at
     scored: int = 1  # prompt tokens whose log-probabilities have been reported, the first included
     _mask: Mask | None = None
 
@@ -61,6 +62,14 @@ class Sequence:
         self._mask = None
         if self.constraint is not None:
             self.constraint.push(token)
+
+    def fork(self) -> Sequence:
+        """A copy that has computed nothing and holds no blocks."""
+        constraint = self.constraint.fork() if self.constraint else None
+        return replace(
+            self, tokens=list(self.tokens), counts=Counter(self.counts), constraint=constraint,
+            blocks=[], computed=0, indexed=0,
+        )  # fmt: skip
 
     @property
     def unscored(self) -> bool:
@@ -130,7 +139,8 @@ class Sequence:
             min_p=p.min_p,
             typical_p=p.typical_p,
             top_k=p.top_k,
-            logprobs=-1 if p.logprobs is None else p.logprobs,
+            logprobs=self.continuations or (-1 if p.logprobs is None else p.logprobs),
+            legal=self.continuations > 0,
             seed=(p.seed or 0) & MASK64,
             position=len(self.tokens),
             adjustments=self._adjustments(self.banned() if mask is None else set()),

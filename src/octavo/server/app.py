@@ -139,10 +139,11 @@ class Api:
         )
         pieces = generate_all(self.client, served, job.tuned(requests), usage, job.reply)
         if job.echo:
-            pieces = echoed(pieces, served.tokenizer, requests)
+            pieces = echoed(pieces, served.tokenizer, job)
+        count = len(job.prompts) * job.made
         if body.stream:
-            return await self.stream(request, body, job, len(requests), pieces, shape, usage)
-        choices = await while_connected(request.receive, _collect(pieces, len(requests)))
+            return await self.stream(request, body, job, count, pieces, shape, usage)
+        choices = await while_connected(request.receive, _collect(pieces, count))
         self.done(job.route, 200, usage)
         return json_response(shape.whole(job.best(choices), usage))
 

@@ -51,6 +51,7 @@ class _Stream:
     request: Request
     events: asyncio.Queue[TokenEvent | RequestError] = field(default_factory=asyncio.Queue)
     given: list[int] = field(default_factory=list)
+    scored: int = 0
     crashes: int = 0
 
 
@@ -139,7 +140,7 @@ class EngineClient:
                 if isinstance(event, RequestError):
                     finished = True
                     raise event
-                finished = event.finish is not None
+                finished = event.finish is not None and not event.more
                 yield event
                 if finished:
                     return
@@ -204,12 +205,15 @@ class EngineClient:
             self.isa = message.isa
             self._ready.set()
             for running in self._streams.values():
-                resumed = msgspec.structs.replace(running.request, resume=list(running.given))
+                resumed = msgspec.structs.replace(
+                    running.request, resume=list(running.given), scored=running.scored
+                )
                 self._send(Submit(resumed))
         elif isinstance(message, Events):
             self.stats = message.stats
             for event in message.events:
                 if stream := self._streams.get(event.id):
+                    stream.scored += len(event.scores)
                     if event.token is not None:
                         stream.given.append(event.token)
                     stream.events.put_nowait(self._failure(event) or event)
@@ -223,6 +227,8 @@ class EngineClient:
     def _failure(self, event: TokenEvent) -> RequestError | None:
         if event.finish == "deadline":
             return EngineFailed("the request's deadline passed", "timeout", "deadline_exceeded")
+        if event.finish == "refused":
+            return RequestError(event.error or "", "response_format", "constraint_failed")
         if event.finish == "error":
             return EngineFailed("the engine could not compute this request", code="engine_error")
         return None

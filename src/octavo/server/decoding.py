@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from octavo.engine.request import SamplingParams, Thinking
+from octavo.engine.request import BeamSearch, SamplingParams, Thinking
 from octavo.errors import RequestError
 from octavo.server.messages import ToolUse
 from octavo.server.schemas import ChatBody, Common, CompletionBody
@@ -93,6 +93,8 @@ def choices(body: Common) -> int:
 def candidates(body: CompletionBody, n: int) -> int:
     """How many completions are made, of which the `n` most likely are returned."""
     best_of = n if body.best_of is None else body.best_of
+    if best_of > n and (body.use_beam_search or body.beam_width):
+        raise _invalid("best_of and beam search exclude each other", "best_of")
     if not n <= best_of <= MAX_CHOICES:
         raise _invalid(f"best_of is {best_of}; it must be n to {MAX_CHOICES}", "best_of")
     if best_of > n and body.stream:
@@ -145,12 +147,33 @@ def _response_format(given: dict[str, Any]) -> str | None:
     )
 
 
+def beam_search(body: Common) -> BeamSearch | None:
+    """The beam search a body asks for. Raises RequestError."""
+    wanted = body.use_beam_search or (body.use_beam_search is None and body.beam_width is not None)
+    for name in () if wanted else ("beam_width", "length_penalty", "early_stopping"):
+        if getattr(body, name) is not None:
+            raise _invalid(f"{name} needs use_beam_search", name)
+    if not wanted:
+        return None
+    n = 1 if body.n is None else body.n
+    early: bool | Literal["never"] = False
+    if body.early_stopping is not None:
+        if body.early_stopping not in (True, False, "never"):
+            raise _invalid('early_stopping is true, false or "never"', "early_stopping")
+        early = "never" if body.early_stopping == "never" else bool(body.early_stopping)
+    penalty = 1.0 if body.length_penalty is None else body.length_penalty
+    width = n if body.beam_width is None else body.beam_width
+    return BeamSearch(width=width, n=n, length_penalty=penalty, early_stopping=early)
+
+
 def sampling(
     body: Common, defaults: SamplingParams, tokenizer: Tokenizer,
     max_tokens: int | None, logprobs: int | None,
 ) -> SamplingParams:  # fmt: skip
     """Parameters of a request: its own, else the model's defaults. A missing seed is drawn here."""
     given = {name: value for name in PASSED if (value := getattr(body, name)) is not None}
+    if beam := beam_search(body):
+        defaults = SamplingParams(temperature=0, beam=beam)
     return msgspec.structs.replace(
         defaults,
         **given,

@@ -51,7 +51,8 @@ class TokenInfo:
 class Piece:
     """Text that became showable, the tokens behind it, and how the choice ended if it did.
 
-    reasoning, calls: what of a chat's text was no content. prompt: the scored prompt, once.
+    reasoning, calls: what of a chat's text was no content. prompt: the scored prompt, once. score:
+    of a beam, with its end.
     """
 
     choice: int
@@ -61,6 +62,7 @@ class Piece:
     reasoning: str = ""
     calls: list[CallDelta] = field(default_factory=list)
     prompt: list[TokenInfo] = field(default_factory=list)
+    score: float | None = None
 
     def __bool__(self) -> bool:
         shown = self.text or self.tokens or self.finish or self.reasoning
@@ -74,6 +76,7 @@ class Usage:
     prompt: int = 0
     completion: int = 0
     cached: int = 0
+    beam_width: int = 0  # as the KV cache allowed it
     began: float = field(default_factory=time.monotonic)
     first: float | None = None
     last: float | None = None
@@ -84,12 +87,13 @@ class Usage:
         self.completion += 1
 
     def to_dict(self) -> dict[str, object]:
-        return {
+        value: dict[str, object] = {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
         }
+        return value | {"beam_width": self.beam_width} if self.beam_width else value
 
 
 class Reading:
@@ -108,6 +112,7 @@ class Reading:
     def push(self, event: TokenEvent) -> Piece:
         """What an event adds, which may be nothing."""
         self._usage.cached = max(self._usage.cached, event.cached)
+        self._usage.beam_width = event.width or self._usage.beam_width
         params, tokens = self._request.params, []
         if event.token is not None:
             self._usage.token()
@@ -115,8 +120,9 @@ class Reading:
                 tokens = [TokenInfo(event.token, event.logprob, event.top)]
         text, finish = self._stream.push(event.token, event.finish)
         prompt = self._prompt(event)
+        score = event.score if finish and event.width else None
         if self._parser is None:
-            return Piece(self._choice, text, tokens, finish, prompt=prompt)
+            return Piece(self._choice, text, tokens, finish, prompt=prompt, score=score)
         delta = self._parser.push(text)
         reasoning, calls, text = delta.reasoning, delta.calls, delta.content
         if finish:
@@ -126,7 +132,7 @@ class Reading:
             )  # fmt: skip
         if finish == "stop" and self._parser.calls:
             finish = "tool_calls"
-        return Piece(self._choice, text, tokens, finish, reasoning, calls, prompt)
+        return Piece(self._choice, text, tokens, finish, reasoning, calls, prompt, score)
 
     def _prompt(self, event: TokenEvent) -> list[TokenInfo]:
         """The scored prompt, when the last of its log-probabilities has come."""
@@ -143,13 +149,18 @@ async def generate(
     source: TokenSource, served: Served, request: Request, choice: int, usage: Usage,
     reply: ReplyFormat | None = None,
 ) -> AsyncGenerator[Piece, None]:  # fmt: skip
-    """The pieces of one choice. Its last piece has `finish`."""
-    reading = Reading(served, request, choice, usage, reply)
+    """The pieces of one request: choice `choice`, or from there on the texts of a beam search.
+
+    The last piece of each has `finish`.
+    """
+    readings: dict[int, Reading] = {}
     async with aclosing(source.submit(request)) as events:
         async for event in events:
-            if piece := reading.push(event):
+            if event.beam not in readings:
+                readings[event.beam] = Reading(served, request, choice + event.beam, usage, reply)
+            if piece := readings[event.beam].push(event):
                 yield piece
-                if piece.finish:
+                if piece.finish and not event.more:
                     return
 
 
@@ -161,10 +172,13 @@ def requests_for(
     priority: int = 0,
     salt: str = "",
 ) -> list[Request]:
-    """`n` requests per prompt. Choice i draws with seed + i, as if it had been asked for alone."""
+    """`n` requests per prompt. Choice i draws with seed + i, as if it had been asked for alone.
+
+    A beam search gives its choices in one request.
+    """
     out = []
     for prompt in prompts:
-        for i in range(n):
+        for i in range(1 if params.beam else n):
             seed = ((params.seed or 0) + i + (1 << 63)) % (1 << 64) - (1 << 63)
             one = msgspec.structs.replace(params, seed=seed)
             out.append(
@@ -200,7 +214,9 @@ async def generate_all(
         except Exception as e:
             queue.put_nowait(e)
 
-    tasks = [asyncio.create_task(pump(r, i)) for i, r in enumerate(requests)]
+    each = [r.params.beam.n if r.params.beam else 1 for r in requests]
+    firsts = [sum(each[:i]) for i in range(len(each))]
+    tasks = [asyncio.create_task(pump(r, c)) for r, c in zip(requests, firsts, strict=True)]
     try:
         running = len(tasks)
         while running:

@@ -10,7 +10,7 @@ import msgspec
 
 from octavo.engine.request import Request, SamplingParams
 from octavo.server.decoding import ReplyFormat
-from octavo.server.generation import Piece
+from octavo.server.generation import Piece, TokenInfo
 from octavo.text import Tokenizer
 
 
@@ -61,17 +61,20 @@ def _rank(pieces: list[Piece]) -> float:
 
 
 async def echoed(
-    pieces: AsyncGenerator[Piece, None], tokenizer: Tokenizer, requests: list[Request]
+    pieces: AsyncGenerator[Piece, None], tokenizer: Tokenizer, job: Job
 ) -> AsyncGenerator[Piece, None]:
     """Puts each prompt, with its log-probabilities if asked for, before its completion."""
     begun: set[int] = set()
+    scored: dict[int, list[TokenInfo]] = {}  # by prompt: the texts of a beam search share theirs
     async with aclosing(pieces):
         async for piece in pieces:
-            prompt = requests[piece.choice].prompt
-            if piece.choice not in begun and (
-                piece.prompt or len(prompt) == 1 or requests[piece.choice].params.logprobs is None
-            ):
+            number = piece.choice // job.made
+            if piece.prompt:
+                scored[number] = piece.prompt
+            wanted = job.params.prompt_logprobs is not None
+            ready = not wanted or number in scored or len(job.prompts[number]) == 1
+            if piece.choice not in begun and ready:
                 begun.add(piece.choice)
-                text, tokens = tokenizer.decode(prompt) + piece.text, piece.prompt + piece.tokens
-                piece = replace(piece, text=text, tokens=tokens)
+                text = tokenizer.decode(job.prompts[number]) + piece.text
+                piece = replace(piece, text=text, tokens=scored.get(number, []) + piece.tokens)
             yield piece

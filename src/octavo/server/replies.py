@@ -88,6 +88,11 @@ def prompt_logprobs(tokenizer: Tokenizer, tokens: list[TokenInfo]) -> list[Any]:
     return out
 
 
+def _scored(choice: dict[str, Any], piece: Piece) -> dict[str, Any]:
+    """With the score of a beam, where it is one."""
+    return choice if piece.score is None else {**choice, "score": piece.score}
+
+
 def _tool_call(call: CallDelta) -> dict[str, Any]:
     """A streamed piece of a tool call."""
     if call.id is None:
@@ -158,9 +163,8 @@ class Shape:
             out += self._chunk([self._choice(piece.choice, body, logprobs, None)], None, with_usage)
         if piece.finish:
             body = {"delta": {}} if self.chat else {"text": ""}
-            out += self._chunk(
-                [self._choice(piece.choice, body, None, piece.finish)], None, with_usage
-            )
+            choice = self._choice(piece.choice, body, None, piece.finish)
+            out += self._chunk([_scored(choice, piece)], None, with_usage)
         return out
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
@@ -181,6 +185,8 @@ class Shape:
         out = []
         scored: list[Any] | None = None
         for index, pieces in enumerate(choices):
+            if not pieces:
+                continue  # a beam search may find fewer texts than were asked for
             text = "".join(p.text for p in pieces)
             finish = next((p.finish for p in pieces if p.finish), None)
             logprobs = self._logprobs(index, [t for p in pieces for t in p.tokens])
@@ -191,7 +197,7 @@ class Shape:
                 scored = prompt_logprobs(self.served.tokenizer, prompt)
                 if not self.chat:
                     choice["prompt_logprobs"] = scored
-            out.append(choice)
+            out.append(_scored(choice, pieces[-1]))
         reply: dict[str, Any] = dict(self._base, choices=out, usage=usage.to_dict())
         if self.chat and scored is not None:
             reply["prompt_logprobs"] = scored

@@ -75,6 +75,10 @@ class Common(msgspec.Struct, kw_only=True):
     prompt_logprobs: int | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: StructuredOutputs | None = None
+    use_beam_search: bool | None = None
+    beam_width: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
 
 
 class ChatBody(Common, kw_only=True):

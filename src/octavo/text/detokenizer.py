@@ -105,7 +105,8 @@ class TextStream:
     def push(self, token: int | None, finish: str | None) -> tuple[str, str | None]:
         """Takes a token, an end, or both; gives new text and how the answer ended, if it did.
 
-        A token that comes with the end "stop" ends the answer and is not part of it.
+        A token that comes with the end "stop" ends the answer and is not part of it; one that comes
+        with "complete" is its last, and the answer's end is a stop.
         """
         text = ""
         if token is not None and finish != "stop":
@@ -116,5 +117,5 @@ class TextStream:
         if self._stops.matched is not None:
             return shown, "stop"
         if finish is not None:
-            return shown + self._stops.finish(), finish
+            return shown + self._stops.finish(), "stop" if finish == "complete" else finish
         return shown, None

@@ -1,0 +1,128 @@
+"""Beam search over sequences that share blocks: what to keep, what is finished, when to stop.
+
+The rules are those of transformers' `GenerationMixin._beam_search`, so that equal log-probabilities
+give equal sequences and scores: of `width` beams the (1 + number of end tokens) * width best
+continuations are looked at; those that end count only among the `width` best of them; a finished
+text scores sum of log-probabilities / generated tokens ** length_penalty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from octavo.backends.base import Sample
+from octavo.engine.constraint import Constraint
+from octavo.engine.request import BeamSearch, Finish
+from octavo.engine.sequence import Sequence
+
+
+class Choice(NamedTuple):
+    """A token of a beam, its log-probability and the alternatives it had."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A finished text."""
+
+    score: float
+    choices: tuple[Choice, ...]
+    finish: Finish
+
+
+@dataclass(eq=False, slots=True)
+class Beam:
+    """A text in progress. score: the sum of its log-probabilities."""
+
+    sequence: Sequence
+    score: float = 0.0
+    choices: tuple[Choice, ...] = ()
+    offer: Sample | None = None  # what may follow, when that is known
+
+
+class Continuation(NamedTuple):
+    beam: Beam
+    score: float
+    choice: Choice
+
+
+@dataclass(eq=False, slots=True)
+class BeamGroup:
+    """The beams of one request. ends: whether a token ends a text."""
+
+    params: BeamSearch
+    width: int
+    limit: int  # most tokens of a sequence
+    looked_at: int  # continuations per step
+    ends: Callable[[int], bool]
+    live: list[Beam] = field(default_factory=list)
+    finished: list[Hypothesis] = field(default_factory=list)
+
+    @property
+    def ready(self) -> bool:
+        """Every beam knows what may follow."""
+        return all(b.offer is not None for b in self.live)
+
+    def offer(self, sequence: Sequence, sample: Sample) -> None:
+        """The best continuations of one beam."""
+        next(b for b in self.live if b.sequence is sequence).offer = sample
+
+    def select(self) -> list[Continuation]:
+        """The beams of the next step, best first; none when the search is over.
+
+        Raises ValueError when a grammar becomes too costly.
+        """
+        following: list[Continuation] = []
+        for rank, c in enumerate(self._best()):
+            finish = self._finish(c)
+            if finish is None:
+                following.append(c)
+            elif rank < self.width:
+                length = len(c.beam.choices) + 1
+                score = c.score / length**self.params.length_penalty
+                self.finished.append(Hypothesis(score, (*c.beam.choices, c.choice), finish))
+        following = following[: self.width]
+        self.finished.sort(key=lambda h: -h.score)
+        del self.finished[self.width :]
+        return [] if self._over(following) else following
+
+    def _best(self) -> list[Continuation]:
+        """Continuations of all beams, best first; ties go to the earlier beam, then token."""
+        every = []
+        for beam in self.live:
+            assert beam.offer is not None
+            top = beam.offer.alternatives
+            for token, logprob in top:
+                every.append(Continuation(beam, beam.score + logprob, Choice(token, logprob, top)))
+        every.sort(key=lambda c: -c.score)
+        return every[: self.looked_at]
+
+    def _finish(self, c: Continuation) -> Finish | None:
+        if self.ends(c.choice.token):
+            return "stop"
+        constraint: Constraint | None = c.beam.sequence.constraint
+        if constraint is not None:
+            after = constraint.fork()
+            after.push(c.choice.token)
+            if after.finished:
+                return "complete"
+        return "length" if len(c.beam.sequence.tokens) + 1 >= self.limit else None
+
+    def _over(self, following: list[Continuation]) -> bool:
+        if not following:
+            return True
+        if len(self.finished) < self.width:
+            return False
+        if self.params.early_stopping is True:
+            return True
+        length = len(following[0].beam.choices) + 1
+        if self.params.early_stopping == "never" and self.params.length_penalty > 0:
+            start = len(following[0].beam.sequence.tokens) + 1 - length
+            length = self.limit - start
+        best = following[0].score / length**self.params.length_penalty
+        return bool(best <= self.finished[-1].score)

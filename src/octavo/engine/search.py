@@ -1,0 +1,118 @@
+"""Beam searches in progress: forks their sequences, and tells what they found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from octavo.backends.base import BLOCK, Sample
+from octavo.engine.beam import Beam, BeamGroup, Hypothesis
+from octavo.engine.request import SamplingParams, TokenEvent
+from octavo.engine.scheduler import Scheduler
+from octavo.engine.sequence import Sequence
+
+
+class BeamSearches:
+    """One BeamGroup per request. A beam is a sequence like any other to the scheduler.
+
+    rows: most sequences that run together. ends: whether a token ends a text.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, rows: int, ends: Callable[[SamplingParams, int], bool]
+    ) -> None:
+        self._scheduler = scheduler
+        self._rows = rows
+        self._ends = ends
+        self._groups: dict[str, BeamGroup] = {}
+
+    def width(self, sequence: Sequence) -> int:
+        """Beams that fit into the pool together, sharing the prompt's blocks, whatever else runs.
+
+        It depends on the request and the pool alone, so that a busy engine finds the same texts.
+        """
+        assert sequence.request.params.beam is not None
+        shared = len(sequence.request.prompt) // BLOCK
+        own = sequence.blocks_for(sequence.limit) - shared
+        room = (self._scheduler.index.capacity - shared) // max(1, own)
+        return max(1, min(sequence.request.params.beam.width, room, self._rows))
+
+    def begin(self, sequence: Sequence) -> None:
+        """Starts a search from a sequence that holds the prompt."""
+        params = sequence.request.params
+        assert params.beam is not None
+        width = self.width(sequence)
+        looked_at = width * max(2, 1 + len(sequence.eos | set(params.stop_token_ids)))
+        group = BeamGroup(
+            params.beam, width, sequence.limit, looked_at, partial(self._ends, params)
+        )
+        group.live.append(Beam(sequence))
+        sequence.continuations = looked_at
+        self._groups[sequence.id] = group
+
+    def remove(self, request_id: str) -> bool:
+        """Ends a search, if there is one, and frees its blocks."""
+        if (group := self._groups.pop(request_id, None)) is None:
+            return False
+        for beam in group.live:
+            self._scheduler.remove(beam.sequence)
+        return True
+
+    def advance(self, sequence: Sequence, sample: Sample) -> list[TokenEvent]:
+        """Takes what may follow one beam; when all have theirs, the search goes on by a token.
+
+        Gives what was found once it is over. Raises ValueError when a grammar becomes too costly.
+        """
+        group = self._groups[sequence.id]
+        group.offer(sequence, sample)
+        if not group.ready:
+            return []
+        following = group.select()
+        if not following:
+            del self._groups[sequence.id]
+            for beam in group.live:
+                self._scheduler.retire(beam.sequence)
+            return _found(group, sequence)
+        live: list[Beam] = []
+        kept: set[Sequence] = set()
+        for beam, score, choice in following:
+            own = beam.sequence
+            if own in kept:
+                own = self._scheduler.fork(beam.sequence)
+            kept.add(own)
+            live.append(Beam(own, score, (*beam.choices, choice)))
+        for beam in group.live:
+            if beam.sequence not in kept:
+                self._scheduler.remove(beam.sequence)
+        group.live = live
+        for beam in live:
+            beam.sequence.append(beam.choices[-1].token)
+            beam.sequence.mask()
+        return []
+
+
+def _found(group: BeamGroup, sequence: Sequence) -> list[TokenEvent]:
+    """The events of the best texts, one text after the other."""
+    wanted = group.finished[: group.params.n]
+    if not wanted:
+        reason = "no token is left that may follow"
+        return [TokenEvent(sequence.id, finish="refused", error=reason)]
+    events: list[TokenEvent] = []
+    for i, hypothesis in enumerate(wanted):
+        events += _events(hypothesis, i, group, sequence, more=i + 1 < len(wanted))
+    return events
+
+
+def _events(
+    hypothesis: Hypothesis, index: int, group: BeamGroup, sequence: Sequence, more: bool
+) -> list[TokenEvent]:
+    shown = sequence.request.params.logprobs or 0
+    last = len(hypothesis.choices) - 1
+    return [
+        TokenEvent(
+            sequence.id, c.token, c.logprob, c.top[:shown],
+            finish=hypothesis.finish if i == last else None, cached=sequence.cached,
+            beam=index, width=group.width, more=more, score=hypothesis.score,
+        )
+        for i, c in enumerate(hypothesis.choices)
+    ]  # fmt: skip

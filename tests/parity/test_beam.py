@@ -1,0 +1,159 @@
+"""Beam search against transformers', on fp32 models; and its ways with blocks."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from octavo.backends.base import Limits
+from octavo.backends.cpu import load, lower
+from octavo.checkpoint import open_checkpoint
+from octavo.engine import Engine, Request, SamplingParams, TokenEvent
+from octavo.engine.request import BeamSearch
+from octavo.errors import RequestError
+from octavo.models import build_program
+from tests.small_models import Small, save_hf
+
+EOS = 2
+SMALL = Small(heads=4, kv_heads=2, head_dim=16, vocabulary=320, tied=False)
+PROMPTS = [[5, 9, 200, 31], list(range(40, 77))]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("beam")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> torch.nn.Module:
+    model = save_hf(SMALL, folder)
+    with torch.no_grad():  # an end of sequence that is likely enough to be met
+        model.lm_head.weight[EOS] *= 2.5
+        model.lm_head.weight.mul_(2.0)
+    model.save_pretrained(folder)
+    return model
+
+
+def engine(folder: Path, blocks: int = 256, selected: int = 32, **options: Any) -> Engine:
+    program = build_program(open_checkpoint(folder))
+    executable = load(lower(program), Limits(64, selected, blocks), 2, "f32")
+    return Engine(executable, program.vocabulary, 512, frozenset({EOS}), **options)
+
+
+def run(e: Engine, *requests: Request) -> dict[str, list[TokenEvent]]:
+    out: dict[str, list[TokenEvent]] = {r.id: [] for r in requests}
+    for r in requests:
+        e.add(r)
+    for _ in range(10_000):
+        if not e.has_work:
+            break
+        for event in e.step():
+            out[event.id].append(event)
+    assert not e.has_work
+    return out
+
+
+def texts(events: list[TokenEvent]) -> list[tuple[list[int], float]]:
+    """(tokens, score) of every beam, best first."""
+    out: list[tuple[list[int], float]] = []
+    for event in events:
+        assert event.error is None and event.token is not None
+        if event.beam == len(out):
+            out.append(([], event.score))
+        out[event.beam][0].append(event.token)
+    return out
+
+
+def request(
+    prompt: list[int], width: int, tokens: int = 24, name: str = "a", **beam: Any
+) -> Request:
+    search = BeamSearch(width=width, **({"n": width} | beam))
+    params = SamplingParams(max_tokens=tokens, temperature=0, beam=search)
+    return Request(id=name, prompt=prompt, params=params)
+
+
+@pytest.mark.parametrize("early", [False, True, "never"])
+@pytest.mark.parametrize("penalty", [0.6, 1.0, 1.4])
+@pytest.mark.parametrize("width", [2, 4, 8])
+def test_equals_transformers(
+    folder: Path, model: Any, width: int, penalty: float, early: Any
+) -> None:
+    e = engine(folder)
+    for prompt in PROMPTS:
+        expected = model.generate(
+            torch.tensor([prompt]), num_beams=width, num_return_sequences=width, do_sample=False,
+            length_penalty=penalty, early_stopping=early, max_new_tokens=24, eos_token_id=EOS,
+            pad_token_id=0, output_scores=True, return_dict_in_generate=True,
+        )  # fmt: skip
+        got = texts(
+            run(e, request(prompt, width, length_penalty=penalty, early_stopping=early))["a"]
+        )
+        assert len(got) == width
+        for (tokens, score), row, reference in zip(
+            got, expected.sequences, expected.sequences_scores, strict=True
+        ):
+            rest = row[len(prompt) :].tolist()
+            assert tokens == rest[: len(tokens)] and set(rest[len(tokens) :]) <= {0, EOS}
+            assert abs(score - float(reference)) < 1e-4
+    assert any(len(t) < 24 for t, _ in got)  # some met the end of sequence
+
+
+def test_neighbours_chunks_and_preemption_change_nothing(folder: Path, model: Any) -> None:
+    alone = texts(run(engine(folder), request(PROMPTS[1], 6))["a"])
+    crowd = [request(PROMPTS[i % 2], 2 + i, name=f"n{i}") for i in range(3)]
+    plain = Request(
+        id="p", prompt=PROMPTS[0], params=SamplingParams(max_tokens=60, temperature=1, seed=3)
+    )
+    for options in ({}, {"budget": 7}, {"reuse": False}):
+        e = engine(folder, **options)
+        assert texts(run(e, request(PROMPTS[1], 6), *crowd, plain)["a"]) == alone
+        steps = e.stats().steps
+    # Room for one search, not for two: beams wait for others of theirs, or lose their blocks.
+    preemptions = 0
+    for blocks, selected in ((16, 9), (14, 6)):
+        tight = engine(folder, blocks=blocks, selected=selected)
+        both = run(tight, request(PROMPTS[1], 6), request(PROMPTS[1], 6, name="b"), plain)
+        assert texts(both["a"]) == alone == texts(both["b"])
+        assert tight.stats().steps > steps and tight.stats().blocks_held == 0
+        preemptions += tight.scheduler.preemptions
+    assert preemptions
+
+
+def test_width_is_what_the_blocks_allow(folder: Path, model: Any) -> None:
+    narrow = engine(folder, blocks=12)
+    events = run(narrow, request(PROMPTS[1], 8, n=2))["a"]
+    width = events[0].width
+    assert 2 <= width < 8
+    assert texts(events) == texts(run(engine(folder), request(PROMPTS[1], width, n=2))["a"])
+    assert narrow.stats().blocks_held == 0
+
+
+def test_cancelling_frees_every_beam(folder: Path, model: Any) -> None:
+    e = engine(folder)
+    e.add(request(PROMPTS[0], 8, tokens=100))
+    for _ in range(10):
+        e.step()
+    assert e.stats().running > 1
+    e.abort("a")
+    assert e.stats().running == e.stats().blocks_held == 0 and not e.has_work
+    gc.collect()
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"temperature": 1.0}, "temperature"), ({"top_k": 5}, "top_k"), ({"stop": ["x"]}, "stop"),
+        ({"presence_penalty": 1.0}, "presence_penalty"), ({"beam": BeamSearch(width=0)}, "beam_width"),
+        ({"beam": BeamSearch(width=33)}, "beam_width"), ({"beam": BeamSearch(width=2, n=3)}, "n"),
+        ({"beam": BeamSearch(width=2, length_penalty=99)}, "length_penalty"),
+    ],
+)  # fmt: skip
+def test_refused_by_name(changes: dict[str, Any], name: str) -> None:
+    fields = {"temperature": 0.0, "beam": BeamSearch(width=2)} | changes
+    with pytest.raises(RequestError) as e:
+        SamplingParams(**fields).check(100)
+    assert e.value.param == name
