@@ -57,7 +57,7 @@ SamplingRow sampling_row(const RowTuple& tuple, int vocabulary, std::vector<Adju
 }
 
 std::vector<SampleTuple> step(Model& model, Ints ids, Ints positions, Table2 spans, Ints tables, Ints select,
-                              const std::vector<RowTuple>& rows) {
+                              const std::vector<RowTuple>& rows, Ints types, bool all_logits) {
   Step s;
   s.tokens = int(ids.size());
   s.selected = int(select.size());
@@ -65,12 +65,15 @@ std::vector<SampleTuple> step(Model& model, Ints ids, Ints positions, Table2 spa
   s.positions = positions.data();
   s.select = select.data();
   s.tables = tables.data();
+  s.types = types.size() ? types.data() : nullptr;
+  s.all_logits = all_logits;
+  if (types.size() && types.size() != ids.size()) throw std::invalid_argument("step arrays disagree in length");
   if (positions.size() != ids.size() || spans.shape(1) != 4 || rows.size() > select.size())
     throw std::invalid_argument("step arrays disagree in length");
   for (size_t i = 0; i < spans.shape(0); i++) s.spans.push_back({spans(i, 0), spans(i, 1), spans(i, 2), spans(i, 3)});
   std::vector<std::vector<Adjustment>> adjustments(rows.size());
   std::vector<SamplingRow> sampling;
-  for (size_t i = 0; i < rows.size(); i++) sampling.push_back(sampling_row(rows[i], model.vocabulary(), adjustments[i]));
+  for (size_t i = 0; i < rows.size(); i++) sampling.push_back(sampling_row(rows[i], model.width(), adjustments[i]));
   std::vector<Sample> samples;
   {
     nb::gil_scoped_release release;
@@ -172,6 +175,7 @@ NB_MODULE(_native, m) {
       .def("embed", &Model::embed)
       .def("select", &Model::select)
       .def("norm", &Model::norm)
+      .def("layer_norm", &Model::layer_norm)
       .def("add", &Model::add)
       .def("linear", [](Model& self, int act, const std::vector<std::tuple<int, int, int, int>>& parts) {
         std::vector<Model::Part> p;
@@ -191,11 +195,13 @@ NB_MODULE(_native, m) {
         self.allocate_cache(layers, blocks, heads, head_dim, kv_type(type), parts);
       }, "layers"_a, "blocks"_a, "heads"_a, "head_dim"_a, "type"_a, "parts"_a)
       .def("copy_block", &Model::copy_block)
-      .def("step", &step, "ids"_a, "positions"_a, "spans"_a, "tables"_a, "select"_a, "sampling"_a)
-      .def("logits", [](Model& self, int rows) {
+      .def("step", &step, "ids"_a, "positions"_a, "spans"_a, "tables"_a, "select"_a, "sampling"_a,
+           "types"_a, "all_logits"_a)
+      .def("rows", [](Model& self, int buffer, int first, int count) {  // of a buffer as the last step left it, copied
+        const Buffer& from = self.values(buffer);
         float* y;
-        auto result = new_matrix(size_t(rows), size_t(self.vocabulary()), y);
-        for (int r = 0; r < rows; r++) memcpy(y + size_t(r) * size_t(self.vocabulary()), self.logits().row(r), size_t(self.vocabulary()) * sizeof(float));
+        auto result = new_matrix(size_t(count), size_t(from.width), y);
+        for (int r = 0; r < count; r++) memcpy(y + size_t(r) * size_t(from.width), from.row(first + r), size_t(from.width) * sizeof(float));
         return result;
       })
       .def("profile", [](const Model& self) {  // steps, seconds in them, seconds by kind of operation; since loading

@@ -65,16 +65,23 @@ int Model::add_rope(const float* frequencies, int half) {
   return int(ropes_.size()) - 1;
 }
 
-int Model::add_schedule(int window) {
-  context_.schedules.push_back({window, {}, {}});
+int Model::add_schedule(int window, bool causal) {
+  context_.schedules.push_back({window, causal, {}, {}});
   return int(context_.schedules.size()) - 1;
 }
 
-void Model::embed(int matrix, int out, float scale) {
-  ops_.push_back(std::make_unique<EmbedOp>(matrices_.at(size_t(matrix)), buffer(out), scale));
+void Model::embed(int matrix, int out, float scale, int index, int offset) {
+  ops_.push_back(std::make_unique<EmbedOp>(matrices_.at(size_t(matrix)), buffer(out), scale, Index(index), offset));
 }
 
-void Model::select(int in, int out) { ops_.push_back(std::make_unique<SelectOp>(buffer(in), buffer(out))); }
+void Model::select(int in, int out, int act_index) {
+  ops_.push_back(std::make_unique<SelectOp>(buffer(in), buffer(out), act(act_index)));
+}
+
+void Model::layer_norm(int in, int weight, int bias, float eps, int out, int act_index) {
+  const Rows rows = buffers_.at(size_t(in)).rows;
+  ops_.push_back(std::make_unique<LayerNormOp>(rows, buffer(in), vector(weight), vector(bias), eps, buffer(out), act(act_index)));
+}
 
 void Model::norm(int in, int weight, float eps, int out, int residual, int act_index) {
   const Rows rows = buffers_.at(size_t(in)).rows;
@@ -93,7 +100,9 @@ void Model::linear(int act_index, const std::vector<Part>& parts) {
 
 void Model::gated(int in, const Part& gate, const Part& up, int kind, int act_index) {
   const RowAct& source = acts_.at(size_t(in));
-  auto part = [&](const Part& p) { return LinearPart{matrices_.at(size_t(p.matrix)), Buffer{}, vector(p.bias), nullptr}; };
+  auto part = [&](const Part& p) {
+    return p.matrix < 0 ? LinearPart{} : LinearPart{matrices_.at(size_t(p.matrix)), Buffer{}, vector(p.bias), nullptr};
+  };
   ops_.push_back(std::make_unique<GatedOp>(source.rows, source.act, part(gate), part(up), kind, act(act_index)));
 }
 
@@ -105,11 +114,11 @@ void Model::attention(const Attention& a) {
   ops_.push_back(std::make_unique<AttentionOp>(s));
 }
 
-void Model::output(int b, int vocabulary) {
+void Model::output(int b, int width) {
   output_ = b;
   context_.head = logits().data;
-  vocabulary_ = vocabulary;
-  for (int i = 0; i < pool_.size(); i++) sample_scratch_.push_back(buffers_arena_.allocate<float>(float_row(vocabulary)));
+  width_ = width;
+  for (int i = 0; i < pool_.size(); i++) sample_scratch_.push_back(buffers_arena_.allocate<float>(float_row(width)));
 }
 
 size_t Model::cache_block_bytes(int layers, int heads, int head_dim, KvType type) {
@@ -143,9 +152,9 @@ void Model::check(const Step& s) const {
 // Panels of the head without a token that may be drawn need not be computed, unless log-probabilities sum over them.
 void Model::plan_head(const std::vector<SamplingRow>& sampling) {
   context_.live.clear();
-  if (int(sampling.size()) < context_.step.selected) return;
+  if (context_.step.all_logits && int(sampling.size()) < context_.step.selected) return;
   for (const SamplingRow& r : sampling) if (!r.mask || r.logprobs >= 0) return;
-  context_.live.assign(size_t(vocabulary_ + PANEL - 1) / PANEL, 0);
+  context_.live.assign(size_t(width_ + PANEL - 1) / PANEL, 0);
   for (size_t p = 0; p < context_.live.size(); p++)
     for (const SamplingRow& r : sampling) context_.live[p] |= uint16_t(r.mask[p / 2] >> (p % 2 * PANEL)) != 0;
 }
@@ -166,7 +175,7 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
         }
     work_.each(thread, int(sampling.size()), 1, [&](int begin, int end) {
       for (int i = begin; i < end; i++)
-        samples[size_t(i)] = sample(*kernels_, logits().row(i), vocabulary_, sampling[size_t(i)], sample_scratch_[size_t(thread)]);
+        samples[size_t(i)] = sample(*kernels_, logits().row(i), width_, sampling[size_t(i)], sample_scratch_[size_t(thread)]);
     });
   });
   profile_.mark([] { return std::string("sample"); });

@@ -27,9 +27,10 @@ class Model {
   int add_buffer(Rows rows, int width);
   int add_act(Rows rows, int width, ActForms forms);
   int add_rope(const float* frequencies, int half);
-  int add_schedule(int window);
-  void embed(int matrix, int out, float scale);
-  void select(int in, int out);
+  int add_schedule(int window, bool causal);
+  void embed(int matrix, int out, float scale, int index, int offset);
+  void select(int in, int out, int act);
+  void layer_norm(int in, int weight, int bias, float eps, int out, int act);
   void norm(int in, int weight, float eps, int out, int residual, int act);
   void add(int a, int b, int out);
   struct Part { int matrix, out, bias, residual; };
@@ -37,7 +38,7 @@ class Model {
   void gated(int in, const Part& gate, const Part& up, int kind, int act);
   struct Attention { int q, k, v, layer, heads, kv_heads, head_dim, schedule, q_norm, k_norm, rope, act; float scale, eps; bool interleaved; };
   void attention(const Attention& a);
-  void output(int buffer, int vocabulary);
+  void output(int buffer, int width);
 
   void allocate_cache(int layers, int blocks, int heads, int head_dim, KvType type, int parts);
   void copy_block(int from, int to);
@@ -46,7 +47,8 @@ class Model {
   std::vector<Sample> step(const Step& step, const std::vector<SamplingRow>& sampling);
   const Profile& profile() const { return profile_; }
   const Buffer& logits() const { return buffers_[size_t(output_)].buffer; }
-  int vocabulary() const { return vocabulary_; }
+  int width() const { return width_; }  // of the output: the vocabulary, where it is logits
+  const Buffer& values(int buffer) const { return buffers_.at(size_t(buffer)).buffer; }
 
   int threads() const { return pool_.size(); }
   const char* isa() const { return kernels_->name; }
@@ -84,7 +86,7 @@ class Model {
   Context context_;
   Profile profile_;
   std::vector<float*> sample_scratch_;
-  int output_ = -1, vocabulary_ = 0, heads_ = 0, kv_heads_ = 0;
+  int output_ = -1, width_ = 0, heads_ = 0, kv_heads_ = 0;
 };
 
 }  // namespace octavo

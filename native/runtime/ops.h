@@ -39,6 +39,7 @@ struct AttendItem { int span, row, rows, chunk_begin, chunk_end, part; };
 
 struct Schedule {  // attention work of a step for one window size; the same for every layer that has it
   int window;
+  bool causal;  // else every token sees the whole span, which holds its sequence from the first token on
   std::vector<AttendItem> items;
   std::vector<int> part_begin;  // per token, index of its first partial; one more at the end
 };
@@ -64,6 +65,8 @@ struct KvCache {
 struct Step {  // what changes from step to step
   int tokens = 0, selected = 0;
   const int32_t *ids = nullptr, *positions = nullptr, *select = nullptr, *tables = nullptr;
+  const int32_t* types = nullptr;  // segment of each token; null: all 0
+  bool all_logits = true;          // those of rows that are not sampled will be read
   std::vector<Span> spans;
   int rows(Rows r) const { return r == Rows::tokens ? tokens : selected; }
 };
@@ -90,24 +93,38 @@ class Op {
   virtual void run(Context& c, int phase, int thread, Work& work) = 0;
 };
 
-// table[ids] * scale
+enum class Index { ids, positions, types };
+
+// table[index + offset] * scale
 class EmbedOp : public Op {
  public:
-  EmbedOp(Matrix table, Buffer out, float scale) : table_(table), out_(out), scale_(scale) {}
+  EmbedOp(Matrix table, Buffer out, float scale, Index index, int offset)
+      : table_(table), out_(out), scale_(scale), index_(index), offset_(offset) {}
   std::string name(int) const override { return "embed"; }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
-  Matrix table_; Buffer out_; float scale_;
+  Matrix table_; Buffer out_; float scale_; Index index_; int offset_;
 };
 
-// out = in[select]
+// out = in[select]; to `act` as well for linear layers
 class SelectOp : public Op {
  public:
-  SelectOp(Buffer in, Buffer out) : in_(in), out_(out) {}
+  SelectOp(Buffer in, Buffer out, Act act) : in_(in), out_(out), act_(act) {}
   std::string name(int) const override { return "select"; }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
-  Buffer in_, out_;
+  Buffer in_, out_; Act act_;
+};
+
+// y = (in - mean) / sqrt(variance + eps) * weight + bias; to `out`, and to `act` for linear layers.
+class LayerNormOp : public Op {
+ public:
+  LayerNormOp(Rows rows, Buffer in, const float* weight, const float* bias, float eps, Buffer out, Act act)
+      : rows_(rows), in_(in), weight_(weight), bias_(bias), eps_(eps), out_(out), act_(act) {}
+  std::string name(int) const override { return "norm"; }
+  void run(Context& c, int phase, int thread, Work& work) override;
+ private:
+  Rows rows_; Buffer in_; const float *weight_, *bias_; float eps_; Buffer out_; Act act_;
 };
 
 // y = rms_norm(in) * weight; to `act` for linear layers, or to `out`, optionally onto a residual.
@@ -147,6 +164,7 @@ class LinearOp : public Op {
 };
 
 // Gate and up projections with what follows them, group by group of features: what lies between never leaves the core.
+// Without an up projection the gate is multiplied by one.
 class GatedOp : public Op {
  public:
   GatedOp(Rows rows, Act in, LinearPart gate, LinearPart up, int kind, Act out)

@@ -22,7 +22,8 @@ void plan_attention(const Context& c, Schedule& s, int heads, int kv_heads) {
     for (int row = 0; row < span.count * group;) {
       const int rows = std::min(ATTEND_ROWS, span.count * group - row);
       const int last = (row + rows - 1) / group;
-      const int begin = first_key(row / group) / KV_CHUNK, end = (span.position + last) / KV_CHUNK + 1;
+      const int newest = span.position + (s.causal ? last : span.count - 1);
+      const int begin = first_key(row / group) / KV_CHUNK, end = newest / KV_CHUNK + 1;
       s.items.push_back({int(i), row, rows, begin, end, -1});
       row += rows;
     }
@@ -101,7 +102,7 @@ void AttentionOp::attend(Context& c, const AttendItem& item, int kv_head, float*
   for (int r = 0; r < item.rows; r++) {
     const int t = (item.row + r) / group, head = kv_head * group + (item.row + r) % group;
     a.q[r] = c.queries + (size_t(span.first + t) * size_t(s_.heads) + size_t(head)) * size_t(d) * 4;
-    a.position[r] = span.position + t;
+    a.position[r] = span.position + (s.causal ? t : span.count - 1);
     last = std::max(last, a.position[r]);
     const int part = s.part_begin[size_t(span.first + t)] + std::max(item.part, 0);
     slot[r] = size_t(part) * size_t(s_.heads) + size_t(head);

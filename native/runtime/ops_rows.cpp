@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -16,7 +17,8 @@ void pad(float* x, int n, int to) { for (int i = n; i < to; i++) x[i] = 0; }
 void EmbedOp::run(Context& c, int, int thread, Work& work) {
   work.each(thread, c.step.tokens, 1, [&](int begin, int end) {
     for (int t = begin; t < end; t++) {
-      const int id = c.step.ids[t];
+      const int32_t* from = index_ == Index::ids ? c.step.ids : index_ == Index::positions ? c.step.positions : c.step.types;
+      const int id = (from ? from[t] : 0) + offset_;
       float* out = out_.row(t);
       unpack_row(table_.format, table_.panels + size_t(id / PANEL) * table_.panel_bytes, id % PANEL, table_.cols, out);
       for (int i = 0; i < out_.width; i++) out[i] *= scale_;
@@ -27,7 +29,10 @@ void EmbedOp::run(Context& c, int, int thread, Work& work) {
 
 void SelectOp::run(Context& c, int, int thread, Work& work) {
   work.each(thread, c.step.selected, 1, [&](int begin, int end) {
-    for (int i = begin; i < end; i++) memcpy(out_.row(i), in_.row(c.step.select[i]), size_t(in_.stride) * sizeof(float));
+    for (int i = begin; i < end; i++) {
+      memcpy(out_.row(i), in_.row(c.step.select[i]), size_t(in_.stride) * sizeof(float));
+      if (act_.k) c.kernels->emit(act_, i, 0, act_.k, out_.row(i));
+    }
   });
 }
 
@@ -41,6 +46,24 @@ void NormOp::run(Context& c, int, int thread, Work& work) {
         float* out = out_.row(t);
         for (int i = 0; i < in_.width; i++) out[i] = residual_.data ? residual_.row(t)[i] + y[i] : y[i];
       }
+      if (act_.k) c.kernels->emit(act_, t, 0, act_.k, y);
+    }
+  });
+}
+
+void LayerNormOp::run(Context& c, int, int thread, Work& work) {
+  const int n = in_.width;
+  work.each(thread, c.step.rows(rows_), 1, [&](int begin, int end) {
+    for (int t = begin; t < end; t++) {
+      const float* x = in_.row(t);
+      float* y = out_.row(t);
+      double mean = 0, variance = 0;
+      for (int i = 0; i < n; i++) mean += double(x[i]);
+      mean /= n;
+      for (int i = 0; i < n; i++) variance += (double(x[i]) - mean) * (double(x[i]) - mean);
+      const double scale = 1 / std::sqrt(variance / n + double(eps_));
+      for (int i = 0; i < n; i++) y[i] = float((double(x[i]) - mean) * scale) * weight_[i] + bias_[i];
+      pad(y, n, out_.stride);
       if (act_.k) c.kernels->emit(act_, t, 0, act_.k, y);
     }
   });
@@ -99,7 +122,8 @@ void GatedOp::run(Context& c, int, int thread, Work& work) {
   work.each(thread, out_.k / GROUP, 1, [&](int begin, int end) {
     for (int g = begin; g < end; g++) {
       project(gate_, g, y);
-      project(up_, g, y + GROUP);
+      if (up_.weight.panels) project(up_, g, y + GROUP);
+      else for (int t = 0; t < rows; t++) std::fill_n(y + t * WIDTH + GROUP, GROUP, 1.0f);
       c.kernels->gated(kind_, y, y + GROUP, WIDTH, rows, out_, g * GROUP, GROUP);
     }
   });

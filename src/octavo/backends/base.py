@@ -8,9 +8,13 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from octavo.program import Task
+
 BLOCK = 16  # tokens per KV block
 
 Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+NO_INTS: Ints = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +66,9 @@ class StepInput:
     """Tokens of several sequences, each a span of consecutive positions.
 
     ids, positions: `[T]`. spans: `[S, 4]` of first row, row count, first position, offset of the
-    block table in `tables`. select: rows whose logits are computed; the first `len(sampling)` of
-    them are sampled.
+    block table in `tables`. select: rows whose results are computed; the first `len(sampling)` of
+    them are sampled. types: `[T]` segment numbers, or empty for all 0. all_logits: the logits of
+    selected rows that are not sampled will be read.
     """
 
     ids: Ints
@@ -72,15 +77,22 @@ class StepInput:
     tables: Ints
     select: Ints
     sampling: list[SamplingRow] = field(default_factory=list)
+    types: Ints = field(default_factory=lambda: NO_INTS)
+    all_logits: bool = True
 
 
 class Executable(Protocol):
     """A compiled program with its weights and its KV cache of `limits.blocks` blocks."""
 
     limits: Limits
+    task: Task
 
     def step(self, step: StepInput) -> list[Sample]:
         """Computes the step: writes keys and values, samples the selected rows."""
+        ...
+
+    def hidden(self, first: int, count: int) -> Floats:
+        """States of the last step's selected rows `[count, width]`, or results of other tasks."""
         ...
 
     def copy_block(self, source: int, target: int) -> None:

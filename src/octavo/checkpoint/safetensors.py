@@ -15,6 +15,7 @@ from octavo.errors import CheckpointError, ModelNotFound, Unsupported
 
 MAX_HEADER = 100 << 20
 MAX_JSON = 64 << 20
+_INTEGERS = {"I64", "I32", "BOOL"}
 _TYPES = {"F32": TensorType.F32, "F16": TensorType.F16, "BF16": TensorType.BF16}
 
 
@@ -82,6 +83,8 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     for name, info in header.items():
         if name == "__metadata__":
             continue
+        if isinstance(info, dict) and info.get("dtype") in _INTEGERS:
+            continue  # position numbers and other buffers, which no program reads
         kind, shape, begin, end = _entry(name, info, path.name)
         size = tensor_bytes(kind, shape, name[:64])
         if end - begin != size or start + end > len(data):

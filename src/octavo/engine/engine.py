@@ -67,6 +67,7 @@ class Engine:
         grammars: GrammarCompiler | None = None,
     ) -> None:
         limits = executable.limits
+        whole = executable.task != "generate"
         self._executable = executable
         self._vocabulary = vocabulary
         self.context = context
@@ -77,7 +78,7 @@ class Engine:
         self.index = PrefixIndex(self._pool)
         self.scheduler = Scheduler(
             self.index, executable.copy_block, min(budget or limits.tokens, limits.tokens),
-            limits.selected, reuse,
+            limits.selected, reuse and not whole, whole,
         )  # fmt: skip
         self._searches = BeamSearches(self.scheduler, limits.selected, self._ends)
         self._sequences: dict[str, Sequence] = {}
@@ -89,7 +90,7 @@ class Engine:
         """Raises RequestError for a request that can never be served."""
         request.params.check(self._vocabulary)
         prompt, wanted = len(request.prompt), request.params.max_tokens
-        wanted = 1 if wanted is None else wanted
+        wanted = 0 if request.pool else 1 if wanted is None else wanted
         if not prompt:
             raise RequestError("the prompt is empty", "prompt", "invalid_value")
         if any(not 0 <= t < self._vocabulary for t in request.prompt):
@@ -106,6 +107,10 @@ class Engine:
             math.isfinite(request.timeout) and request.timeout > 0
         ):
             raise RequestError("timeout must be a positive number of seconds", "timeout")
+        if self._executable.task != "generate" and not request.pool:
+            raise RequestError("this model generates no text", "model", "unsupported_task")
+        if request.types and (len(request.types) != prompt or set(request.types) - {0, 1}):
+            raise RequestError("types are 0 or 1 for each prompt token", "types", "invalid_value")
         if request.id in self._sequences:
             raise RequestError("a request with this id is running", None)
         if request.params.grammar is not None and self.grammars is None:
@@ -117,6 +122,7 @@ class Engine:
         params = request.params
         room = min(self.context, self._pool.count * BLOCK)
         wanted = room if params.max_tokens is None else params.max_tokens
+        wanted = 0 if request.pool else wanted
         deadline = None if request.timeout is None else self._clock() + request.timeout
         limit = min(len(request.prompt) + wanted, room)
         sequence = Sequence(
@@ -210,7 +216,11 @@ class Engine:
 
     def _complete(self) -> list[Sequence]:
         """Replayed sequences that had reached their limit already."""
-        return [s for s in self._sequences.values() if len(s.tokens) >= s.limit and not s.unscored]
+        return [
+            s
+            for s in self._sequences.values()
+            if len(s.tokens) >= s.limit and not (s.unscored or s.request.pool)
+        ]
 
     def _end(self, sequence: Sequence, finish: Finish, error: str | None = None) -> TokenEvent:
         del self._sequences[sequence.id]
@@ -225,6 +235,8 @@ class Engine:
             sequence.scored += len(outcome.scores)
             scores = [(s.logprob, s.alternatives) for s in outcome.scores]
             events.append(TokenEvent(sequence.id, cached=sequence.cached, scores=scores))
+        if sequence.request.pool:
+            return self._pool_states(outcome)
         if sample is None or sequence.id not in self._sequences:  # a search may just have ended
             return events
         if sample.token < 0:
@@ -241,6 +253,20 @@ class Engine:
         except ValueError as e:  # the grammar has become too costly
             events.append(self._end(self._sequences[sequence.id], "refused", str(e)[:200]))
         return events
+
+    def _pool_states(self, outcome: Outcome) -> list[TokenEvent]:
+        """Collects states; the vector comes with the last of them."""
+        sequence = outcome.work.sequence
+        if sequence.computed == outcome.work.length:
+            sequence.pooled = None  # the beginning, or the beginning again after a preemption
+        if outcome.states is not None:
+            sequence.pool(outcome.states)
+        if sequence.pending:
+            return []
+        del self._sequences[sequence.id]
+        self.scheduler.retire(sequence)
+        vector, cached = sequence.vector, sequence.cached
+        return [TokenEvent(sequence.id, finish="stop", cached=cached, vector=vector)]
 
     def _search(self, sequence: Sequence, sample: Sample) -> list[TokenEvent]:
         """Beam search: texts come when the best have been found."""

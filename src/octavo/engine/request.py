@@ -173,7 +173,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     resume, scored: tokens already given to the client and prompt tokens already scored for it, to
     be continued from (a replay after a crash).
     priority: lower runs first. timeout: seconds from submission, None for no deadline.
-    salt: requests share cached prefixes only with others of the same salt.
+    salt: requests share cached prefixes only with others of the same salt. pool: instead of
+    generating, give the mean, first (cls) or last state of the prompt, or a cross-encoder's scores
+    (cls); types: the segment of each prompt token.
     """
 
     id: str
@@ -184,6 +186,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0
     timeout: float | None = None
     salt: str = ""
+    pool: Literal["", "mean", "cls", "last"] = ""
+    types: list[int] = []
 
 
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
@@ -206,3 +210,4 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
     width: int = 0
     score: float = 0.0
     more: bool = False
+    vector: bytes = b""  # fp32, what was pooled

@@ -7,26 +7,33 @@ from typing import NamedTuple
 
 import numpy as np
 
-from octavo.backends.base import Executable, Ints, Sample, SamplingRow, StepInput
+from octavo.backends.base import Executable, Floats, Ints, Sample, SamplingRow, StepInput
 from octavo.engine.scheduler import Work
 
 
 class Outcome(NamedTuple):
-    """What a piece of work gave: log-probabilities of prompt tokens, and the next token."""
+    """What a piece of work gave: log-probabilities of prompt tokens, the next token, states."""
 
     work: Work
     scores: list[Sample]
     sample: Sample | None
+    states: Floats | None
 
 
 def step_input(work: list[Work]) -> StepInput:
-    """Rows of all sequences one after the other, and those of them that need logits."""
+    """Rows of all sequences one after the other, and those of them that have results.
+
+    Rows to sample are selected first, those to pool after them.
+    """
     ids: list[int] = []
     positions: list[int] = []
     spans: list[tuple[int, int, int, int]] = []
     tables: list[int] = []
     select: list[int] = []
     sampling: list[SamplingRow] = []
+    pooled: list[int] = []
+    types: list[int] = []
+    typed = any(w.sequence.request.types for w in work)
     for piece in work:
         sequence, count = piece
         start = sequence.computed
@@ -34,6 +41,9 @@ def step_input(work: list[Work]) -> StepInput:
         for at in piece.scores:
             select.append(len(ids) + at - 1 - start)
             sampling.append(sequence.scoring(at))
+        pooled += [len(ids) + at - start for at in piece.pooled]
+        if typed:
+            types += sequence.request.types or [0] * count
         ids += sequence.tokens[start : start + count]
         positions += range(start, start + count)
         tables += sequence.blocks
@@ -45,14 +55,21 @@ def step_input(work: list[Work]) -> StepInput:
         return np.array(values, np.int32)
 
     return StepInput(
-        array(ids), array(positions), array(spans), array(tables), array(select), sampling
-    )
+        array(ids), array(positions), array(spans), array(tables), array(select + pooled), sampling,
+        array(types), all_logits=False,
+    )  # fmt: skip
 
 
 def run(executable: Executable, work: list[Work]) -> list[Outcome]:
     """Runs a step and gives every piece of work what is its own."""
-    samples = iter(executable.step(step_input(work)))
-    return [
-        Outcome(w, list(islice(samples, len(w.scores))), next(samples) if w.samples else None)
-        for w in work
-    ]
+    step = step_input(work)
+    samples = iter(executable.step(step))
+    first = len(step.sampling)
+    out = []
+    for w in work:
+        scores = list(islice(samples, len(w.scores)))
+        sample = next(samples) if w.samples else None
+        count = len(w.pooled)
+        out.append(Outcome(w, scores, sample, executable.hidden(first, count) if count else None))
+        first += count
+    return out

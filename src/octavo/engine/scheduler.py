@@ -37,6 +37,19 @@ class Work(NamedTuple):
         end = min(s.computed + self.length + 1, len(s.request.prompt))
         return range(max(s.scored, s.computed + 1), end)
 
+    @property
+    def pooled(self) -> range:
+        """Tokens whose states it gives."""
+        s, end = self.sequence, self.sequence.computed + self.length
+        match s.request.pool:
+            case "mean":
+                return range(s.computed, end)
+            case "cls":
+                return range(0, 1 if s.computed == 0 else 0)
+            case "last":
+                return range(end - 1, end) if self.length == s.pending else range(0)
+        return range(0)
+
 
 class Scheduler:
     """Sequences waiting and running, and the blocks they hold."""
@@ -48,12 +61,14 @@ class Scheduler:
         budget: int,
         sequences: int,
         reuse: bool = True,
+        whole: bool = False,
     ) -> None:
         self.index = index
         self._copy_block = copy_block
         self._budget = budget
         self._sequences = sequences
         self._reuse = reuse
+        self._whole = whole  # every token sees the whole sequence: one step, and nothing to reuse
         self._spare = 0  # rows of logits that nobody has a claim to in this step
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -93,10 +108,10 @@ class Scheduler:
         return work
 
     def _share(self, sequence: Sequence, left: int) -> int:
-        """Tokens to compute of a sequence. Each token to score takes a row of logits, of which
-        every running sequence has one for itself."""
+        """Tokens to compute of a sequence. Each token to score or to pool takes a row of results,
+        of which every running sequence has one for itself."""
         count = min(sequence.pending, left)
-        if sequence.unscored:
+        if sequence.unscored or sequence.request.pool == "mean":
             count = min(count, self._spare + 1)
             self._spare -= count - 1
         return count
@@ -105,6 +120,8 @@ class Scheduler:
         self.waiting.sort(key=lambda s: s.rank)
         while self.waiting and left and len(self.running) < self._sequences:
             sequence = self.waiting[0]
+            if self._whole and len(sequence.tokens) > min(left, self._spare):
+                return  # it must be computed in one step, the next
             match = self._match(sequence)
             if not self._fits(sequence, match):
                 self._give_back(match)
@@ -122,7 +139,7 @@ class Scheduler:
 
     def _match(self, sequence: Sequence) -> Match:
         """What the cache knows of a sequence; one token is always left to compute."""
-        if not self._reuse or sequence.unscored:
+        if not self._reuse or sequence.unscored or sequence.request.pool in ("mean", "cls"):
             return Match([], None, 0)
         return self.index.match(sequence.tokens[:-1], sequence.request.salt)
 

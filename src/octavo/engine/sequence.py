@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from octavo.backends.base import BLOCK, SamplingRow
+from octavo.backends.base import BLOCK, Floats, SamplingRow
 from octavo.engine.constraint import Constraint, Mask
 from octavo.engine.request import Request
 
@@ -35,6 +35,7 @@ class Sequence:
     allowed: Mask | None = None  # allowed_token_ids
     constraint: Constraint | None = None
     continuations: int = 0  # of a beam: how many are looked at
+    pooled: Floats | None = None  # the sum of states so far
     scored: int = 1  # prompt tokens whose log-probabilities have been reported, the first included
     _mask: Mask | None = None
 
@@ -77,6 +78,18 @@ class Sequence:
         return self.request.params.prompt_logprobs is not None and self.scored < len(
             self.request.prompt
         )
+
+    def pool(self, states: Floats) -> None:
+        """Adds states `[n, width]` of the next tokens; those of the first come first."""
+        total = states.sum(0, dtype=np.float32)
+        self.pooled = total if self.pooled is None else self.pooled + total
+
+    @property
+    def vector(self) -> bytes:
+        """What was asked for, fp32, when the whole prompt is computed."""
+        assert self.pooled is not None
+        count = len(self.request.prompt) if self.request.pool == "mean" else 1
+        return (self.pooled / np.float32(count)).astype(np.float32).tobytes()
 
     @property
     def generated(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from octavo.checkpoint import Checkpoint
 from octavo.errors import Unsupported
-from octavo.models import gemma3, llama
+from octavo.models import bert, gemma3, llama
 from octavo.program import Program
 
 ARCHITECTURES: dict[str, Callable[[Checkpoint], Program]] = {
@@ -14,6 +14,9 @@ ARCHITECTURES: dict[str, Callable[[Checkpoint], Program]] = {
     "mistral": llama.build,
     "gemma3": gemma3.build,
     "gemma3_text": gemma3.build,
+    "bert": bert.build,
+    "roberta": bert.build,
+    "xlm-roberta": bert.build,
 }
 
 

@@ -2,33 +2,41 @@
 
 from octavo.program.builder import Builder
 from octavo.program.ops import (
+    Activate,
+    Activation,
     Add,
     Attention,
     Embed,
     Glu,
+    LayerNorm,
     Linear,
     Op,
     Program,
     RmsNorm,
     Rope,
     SelectRows,
+    Task,
     Value,
     Weight,
 )
 from octavo.program.printer import listing
 
 __all__ = [
+    "Activate",
+    "Activation",
     "Add",
     "Attention",
     "Builder",
     "Embed",
     "Glu",
+    "LayerNorm",
     "Linear",
     "Op",
     "Program",
     "RmsNorm",
     "Rope",
     "SelectRows",
+    "Task",
     "Value",
     "Weight",
     "listing",

@@ -7,17 +7,21 @@ from typing import Literal
 from octavo.checkpoint import Checkpoint
 from octavo.errors import CheckpointError
 from octavo.program.ops import (
+    Activate,
+    Activation,
     Add,
     Attention,
     CacheShape,
     Embed,
     Glu,
+    LayerNorm,
     Linear,
     Op,
     Program,
     RmsNorm,
     Rope,
     SelectRows,
+    Task,
     Value,
     Weight,
 )
@@ -43,9 +47,12 @@ class Builder:
     def _weight(self, name: str, shape: tuple[int, ...], offset: float = 0.0) -> Weight:
         return Weight(self._checkpoint.tensor(name, shape), offset)
 
-    def embed(self, table: str, vocabulary: int, width: int, scale: float = 1.0) -> Value:
-        weight = self._weight(table, (vocabulary, width))
-        return self._emit(Embed(self._value(width), weight, scale))
+    def embed(
+        self, table: str, entries: int, width: int, scale: float = 1.0,
+        index: Literal["ids", "positions", "types"] = "ids", offset: int = 0,
+    ) -> Value:  # fmt: skip
+        weight = self._weight(table, (entries, width))
+        return self._emit(Embed(self._value(width), weight, scale, index, offset))
 
     def select_rows(self, x: Value) -> Value:
         return self._emit(SelectRows(Value(len(self._ops), x.width, True), x))
@@ -55,6 +62,10 @@ class Builder:
     ) -> Value:
         w = self._weight(weight, (x.width // heads,), offset)
         return self._emit(RmsNorm(self._value(x.width, x), x, w, eps, heads))
+
+    def layer_norm(self, x: Value, weight: str, bias: str, eps: float) -> Value:
+        w, b = self._weight(weight, (x.width,)), self._weight(bias, (x.width,))
+        return self._emit(LayerNorm(self._value(x.width, x), x, w, b, eps))
 
     def linear(self, x: Value, weight: str, width: int, bias: str | None = None) -> Value:
         w = self._weight(weight, (width, x.width))
@@ -69,23 +80,27 @@ class Builder:
     def attention(
         self, q: Value, k: Value, v: Value, *,
         layer: int, heads: int, kv_heads: int, scale: float, window: int = 0,
+        causal: bool = True,
     ) -> Value:  # fmt: skip
         out = self._value(q.width, q)
-        return self._emit(Attention(out, q, k, v, layer, heads, kv_heads, scale, window))
+        return self._emit(Attention(out, q, k, v, layer, heads, kv_heads, scale, window, causal))
 
-    def glu(
-        self, gate: Value, up: Value, activation: Literal["silu", "gelu_tanh", "gelu"]
-    ) -> Value:
+    def activate(self, x: Value, activation: Activation) -> Value:
+        return self._emit(Activate(self._value(x.width, x), x, activation))
+
+    def glu(self, gate: Value, up: Value, activation: Activation) -> Value:
         return self._emit(Glu(self._value(gate.width, gate), gate, up, activation))
 
     def add(self, a: Value, b: Value) -> Value:
         return self._emit(Add(self._value(a.width, a), a, b))
 
-    def build(self, context: int) -> Program:
-        """Ends the program: its last value is the logits; `context`: most tokens of a sequence."""
+    def build(self, context: int, task: Task = "generate") -> Program:
+        """Ends the program: its last value is the result; `context`: most tokens of a sequence."""
         attentions = [op for op in self._ops if isinstance(op, Attention)]
         if not attentions:
             raise CheckpointError("the model has no layers")
         first = attentions[0]
         shape = CacheShape(len(attentions), first.kv_heads, first.q.width // first.heads)
-        return Program(tuple(self._ops), self._ops[-1].out.width, context, shape)
+        tables = [op for op in self._ops if isinstance(op, Embed) and op.index == "ids"]
+        vocabulary = tables[0].table.tensor.shape[0]
+        return Program(tuple(self._ops), vocabulary, context, shape, task)

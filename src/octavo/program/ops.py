@@ -10,6 +10,9 @@ from typing import Literal
 
 from octavo.checkpoint import Tensor
 
+Activation = Literal["silu", "gelu_tanh", "gelu", "tanh", "relu"]
+Task = Literal["generate", "embed", "rank"]
+
 
 @dataclass(frozen=True, slots=True)
 class Value:
@@ -47,10 +50,15 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Embed(Op):
-    """out[t] = table[token id of t] * scale; table is `[vocabulary, width]`."""
+    """out[t] = table[index of t + offset] * scale; table is `[entries, width]`.
+
+    The index is the token's id, its position, or the number of its segment.
+    """
 
     table: Weight
     scale: float
+    index: Literal["ids", "positions", "types"] = "ids"
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +76,16 @@ class RmsNorm(Op):
     weight: Weight
     eps: float
     heads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm(Op):
+    """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias, over a row."""
+
+    x: Value
+    weight: Weight
+    bias: Weight
+    eps: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +112,10 @@ class Rope(Op):
 
 @dataclass(frozen=True, slots=True)
 class Attention(Op):
-    """Causal attention over the sequence's keys and values, which it stores in cache `layer`.
+    """Attention over the sequence's keys and values, which it stores in cache `layer`.
+
+    Causal: a query sees keys up to its own position. Otherwise it sees all of its sequence, which
+    must be computed in one step.
 
     Query head h uses key head h * kv_heads // heads. A window w > 0 limits a query at position p
     to keys in (p - w, p].
@@ -108,6 +129,15 @@ class Attention(Op):
     kv_heads: int
     scale: float
     window: int = 0
+    causal: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Activate(Op):
+    """activation(x)."""
+
+    x: Value
+    activation: Activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +146,7 @@ class Glu(Op):
 
     gate: Value
     up: Value
-    activation: Literal["silu", "gelu_tanh", "gelu"]
+    activation: Activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +168,21 @@ class CacheShape:
 
 @dataclass(frozen=True)
 class Program:
-    """Operations in order; the last one writes the logits."""
+    """Operations in order. The last one writes logits, states to pool (embed), or scores (rank).
+
+    hidden: the states that logits are made from, which generating models are pooled by.
+    """
 
     ops: tuple[Op, ...]
     vocabulary: int
     context: int
     cache: CacheShape
+    task: Task = "generate"
+
+    @property
+    def hidden(self) -> Value:
+        last = self.ops[-1]
+        return last.x if self.task == "generate" and isinstance(last, Linear) else last.out
 
     @property
     def output(self) -> Value:

@@ -9,14 +9,26 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo import _native
-from octavo.backends.base import Limits, Sample, StepInput
+from octavo.backends.base import Floats, Limits, Sample, StepInput
 from octavo.backends.cpu.lower import Lowered, NativeOp
 from octavo.checkpoint import Tensor
 from octavo.errors import UsageError
-from octavo.program import Attention, Embed, Glu, Linear, RmsNorm, Value, Weight
+from octavo.program import (
+    Activate,
+    Attention,
+    Embed,
+    Glu,
+    LayerNorm,
+    Linear,
+    RmsNorm,
+    Task,
+    Value,
+    Weight,
+)
 
 SPARE_PARTS = 1024  # attention partials beyond one per token: long contexts are split into these
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "tanh": 3, "relu": 4}
+INDEXES = {"ids": 0, "positions": 1, "types": 2}
 ALIGN = 64
 SLACK = 1 << 20
 Progress = Callable[[int], None]  # told the bytes of each tensor as it is packed
@@ -44,6 +56,9 @@ def _weights(lowered: Lowered) -> tuple[dict[str, Tensor], dict[tuple[str, float
             weight = op.table if isinstance(op, Embed) else op.weight
             matrices[weight.tensor.name] = weight.tensor
         if isinstance(op, Linear) and op.bias:
+            vectors[op.bias.tensor.name, 0.0] = op.bias
+        if isinstance(op, LayerNorm):
+            vectors[op.weight.tensor.name, 0.0] = op.weight
             vectors[op.bias.tensor.name, 0.0] = op.bias
         if isinstance(op, RmsNorm):
             vectors[op.weight.tensor.name, op.weight.offset] = op.weight
@@ -88,7 +103,7 @@ def footprint(lowered: Lowered, limits: Limits, threads: int, kv_dtype: str) -> 
     padded = _up(attention.q.width // attention.heads, 16)
     rows = {False: limits.tokens, True: limits.selected}
     buffers = threads * (
-        _up(4 * (_up(_scratch(lowered, limits)) + 32)) + 4 * _up(lowered.program.vocabulary)
+        _up(4 * (_up(_scratch(lowered, limits)) + 32)) + 4 * _up(lowered.program.output.width)
     )
     buffers += sum(_up(4 * (rows[s] * _up(w) + 16)) for s, w in lowered.buffers)
     buffers += sum(_native.act_bytes(rows[s], w, *forms) for s, w, forms in lowered.acts)
@@ -104,19 +119,27 @@ def footprint(lowered: Lowered, limits: Limits, threads: int, kv_dtype: str) -> 
 class CpuExecutable:
     """A program in the native runtime."""
 
-    def __init__(self, model: _native.Model, limits: Limits) -> None:
+    def __init__(
+        self, model: _native.Model, limits: Limits, task: Task, output: int, hidden: int
+    ) -> None:
         self.model = model
         self.limits = limits
+        self.task = task
+        self._output, self._hidden = output, hidden  # buffers
 
     def step(self, step: StepInput) -> list[Sample]:
         rows = self.model.step(
-            step.ids, step.positions, step.spans, step.tables, step.select, list(step.sampling)
-        )
+            step.ids, step.positions, step.spans, step.tables, step.select, list(step.sampling),
+            step.types, step.all_logits or self.task != "generate",
+        )  # fmt: skip
         return [Sample(*row) for row in rows]
 
-    def logits(self, rows: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-        """Logits of the last step's selected rows, `[rows, vocabulary]`, copied."""
-        return self.model.logits(rows)
+    def logits(self, rows: int) -> Floats:
+        """The output of the last step's selected rows, `[rows, width]`, copied."""
+        return self.model.rows(self._output, 0, rows)
+
+    def hidden(self, first: int, count: int) -> Floats:
+        return self.model.rows(self._hidden, first, count)
 
     def copy_block(self, source: int, target: int) -> None:
         self.model.copy_block(source, target)
@@ -137,8 +160,8 @@ class _Recorder:
             values = w.tensor.vector() + np.float32(w.offset)
             self.vector[key] = model.add_vector(np.ascontiguousarray(values, np.float32))
         self.rope = {f: model.add_rope(np.array(f, np.float32)) for f in _ropes(lowered)}
-        windows = dict.fromkeys(op.window for op in _attentions(lowered))
-        self.schedule = {w: model.add_schedule(w) for w in windows}
+        kinds = dict.fromkeys((op.window, op.causal) for op in _attentions(lowered))
+        self.schedule = {kind: model.add_schedule(*kind) for kind in kinds}
         self.buffers = [model.add_buffer(s, w) for s, w in lowered.buffers]
         self.acts = [model.add_act(s, w, *forms) for s, w, forms in lowered.acts]
 
@@ -158,10 +181,17 @@ class _Recorder:
         getattr(self, f"_{native.kind}")(native, native.ops[0])
 
     def _embed(self, native: NativeOp, op: Embed) -> None:
-        self.model.embed(self.matrix[op.table.tensor.name], self.buffer(op.out), op.scale)
+        table, index = self.matrix[op.table.tensor.name], INDEXES[op.index]
+        self.model.embed(table, self.buffer(op.out), op.scale, index, op.offset)
 
     def _select(self, native: NativeOp, op: object) -> None:
-        self.model.select(self.buffer(native.reads[0]), self.buffer(native.writes[0]))
+        source, target = self.buffer(native.reads[0]), self.buffer(native.writes[0])
+        self.model.select(source, target, self.act(native.act))
+
+    def _layer_norm(self, native: NativeOp, op: LayerNorm) -> None:
+        weight, bias = (self.vector[w.tensor.name, 0.0] for w in (op.weight, op.bias))
+        out, act = self.buffer(op.out), self.act(native.act)
+        self.model.layer_norm(self.buffer(op.x), weight, bias, op.eps, out, act)
 
     def _add(self, native: NativeOp, op: object) -> None:
         a, b = native.reads
@@ -189,14 +219,14 @@ class _Recorder:
         self.model.linear(self.act(native.source), parts)
 
     def _gated(self, native: NativeOp, op: object) -> None:
-        *projections, glu = native.ops
-        assert isinstance(glu, Glu)
+        *projections, gate_op = native.ops
+        assert isinstance(gate_op, Glu | Activate)
         parts = []
         for part in projections:
             assert isinstance(part, Linear)
             parts.append((self.matrix[part.weight.tensor.name], self.bias(part)))
-        gate, up = parts
-        kind = ACTIVATIONS[glu.activation]
+        gate, up = parts if len(parts) == 2 else (parts[0], (-1, -1))
+        kind = ACTIVATIONS[gate_op.activation]
         self.model.gated(self.act(native.source), gate, up, kind, self.act(native.act))
 
     def _attention(self, native: NativeOp, op: Attention) -> None:
@@ -206,7 +236,7 @@ class _Recorder:
         self.model.attention(
             q=self.buffer(p.q), k=self.buffer(p.k), v=self.buffer(op.v), layer=op.layer,
             heads=op.heads, kv_heads=op.kv_heads, head_dim=op.q.width // op.heads,
-            schedule=self.schedule[op.window], q_norm=self.norm_weight(p.q_norm),
+            schedule=self.schedule[op.window, op.causal], q_norm=self.norm_weight(p.q_norm),
             k_norm=self.norm_weight(p.k_norm),
             rope=self.rope[p.rope.frequencies] if p.rope else -1, act=self.act(native.act),
             scale=op.scale, eps=norm.eps if norm else 0.0,
@@ -238,10 +268,11 @@ def load(
     for native in lowered.ops:
         recorder.record(native)
     program = lowered.program
-    model.output(recorder.buffer(program.output), program.vocabulary)
+    output, hidden = recorder.buffer(program.output), recorder.buffer(program.hidden)
+    model.output(output, program.output.width)
     c = program.cache
     model.allocate_cache(
         layers=c.layers, blocks=limits.blocks, heads=c.kv_heads, head_dim=c.head_dim,
         type=kv_dtype, parts=limits.tokens + SPARE_PARTS,
     )  # fmt: skip
-    return CpuExecutable(model, limits)
+    return CpuExecutable(model, limits, program.task, output, hidden)

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from octavo.checkpoint import TensorType
 from octavo.errors import Unsupported
 from octavo.program import (
+    Activate,
     Add,
     Attention,
     Embed,
     Glu,
+    LayerNorm,
     Linear,
     Op,
     Program,
@@ -137,12 +139,14 @@ class _Lowering:
             elif isinstance(op, RmsNorm):
                 if op.out.id not in self.folded or op.out.id in adds:
                     out.append(self.norm(op, adds.get(op.out.id)))
-            elif isinstance(op, Glu):
-                self.glu(op, out)
+            elif isinstance(op, LayerNorm):
+                out.append(NativeOp("layer_norm", (op,), (op.x,), (op.out,), act=self.act(op.out)))
+            elif isinstance(op, Glu | Activate):
+                self.gate(op, out)
             elif isinstance(op, Embed):
                 out.append(NativeOp("embed", (op,), (), (op.out,)))
             elif isinstance(op, SelectRows):
-                out.append(NativeOp("select", (op,), (op.x,), (op.out,)))
+                out.append(NativeOp("select", (op,), (op.x,), (op.out,), act=self.act(op.out)))
             elif op.out.id not in self.folded:
                 raise Unsupported(f"the CPU backend cannot place {op.name} here")
         return out
@@ -175,20 +179,24 @@ class _Lowering:
         reads = () if residual is None else (residual,)
         out.append(NativeOp("linear", (op,), reads, (target,), source=op.x, residual=residual))
 
-    def glu(self, op: Glu, out: list[NativeOp]) -> None:
-        """Joins the two projections before it, which are nothing else's."""
+    def act(self, value: Value) -> Value | None:
+        """The value, if linear layers read it."""
+        uses = self.uses.get(value.id, [])
+        return value if any(isinstance(u, Linear) for u in uses) else None
+
+    def gate(self, op: Glu | Activate, out: list[NativeOp]) -> None:
+        """Joins the projections before it, which are nothing else's."""
         last = out[-1] if out else None
         if (
             last
             and last.kind == "linear"
-            and last.writes == op.inputs == (op.gate, op.up)
+            and last.writes == op.inputs
             and last.residual is None
-            and self.sole_use(op.gate)
-            and self.sole_use(op.up)
+            and all(self.sole_use(v) for v in op.inputs)
         ):
             out[-1] = NativeOp("gated", (*last.ops, op), source=last.source, act=op.out)
         else:
-            raise Unsupported("a gate that does not follow its own two projections")
+            raise Unsupported("an activation that does not follow its own projections")
 
     def norm(self, op: RmsNorm, add: Add | None) -> NativeOp:
         if op.heads != 1:
@@ -197,9 +205,9 @@ class _Lowering:
             residual = add.a if add.b is op.out else add.b
             return NativeOp("norm", (op,), (op.x, residual), (add.out,), residual=residual)
         linear = all(isinstance(u, Linear) for u in self.uses.get(op.out.id, []))
-        if linear:
+        if linear and op.out != self.program.hidden:
             return NativeOp("norm", (op,), (op.x,), (), act=op.out)
-        return NativeOp("norm", (op,), (op.x,), (op.out,))
+        return NativeOp("norm", (op,), (op.x,), (op.out,), act=self.act(op.out))
 
 
 def _assign(lowered: Lowered) -> None:

@@ -11,10 +11,12 @@ import torch.nn.functional as F
 
 from octavo.checkpoint.dequantize import dequantize
 from octavo.program import (
+    Activate,
     Add,
     Attention,
     Embed,
     Glu,
+    LayerNorm,
     Linear,
     Op,
     Program,
@@ -40,25 +42,38 @@ class Reference:
         return self._weights[w.tensor.name] + w.offset if w.offset else self._weights[w.tensor.name]
 
     @torch.inference_mode()
-    def logits(self, ids: list[int], rows: list[int] | None = None) -> Tensor:
-        """Logits `[rows, vocabulary]` of a sequence; all its positions unless `rows` names some."""
-        tokens = torch.tensor(ids)
+    def logits(
+        self, ids: list[int], rows: list[int] | None = None, types: list[int] | None = None
+    ) -> Tensor:
+        """The output `[rows, width]` of a sequence; all its positions unless `rows` names some."""
+        index = {
+            "ids": torch.tensor(ids),
+            "positions": torch.arange(len(ids)),
+            "types": torch.tensor(types or [0] * len(ids)),
+        }
         select = torch.arange(len(ids)) if rows is None else torch.tensor(rows)
         values: dict[int, Tensor] = {}
         for op in self.program.ops:
-            values[op.out.id] = self.run(op, values, tokens, select)
+            values[op.out.id] = self.run(op, values, index, select)
         return values[self.program.output.id]
 
-    def run(self, op: Op, v: dict[int, Tensor], tokens: Tensor, select: Tensor) -> Tensor:
+    def run(self, op: Op, v: dict[int, Tensor], index: dict[str, Tensor], select: Tensor) -> Tensor:
         match op:
             case Embed():
-                return self.weight(op.table)[tokens] * op.scale
+                return self.weight(op.table)[index[op.index] + op.offset] * op.scale
             case SelectRows():
                 return v[op.x.id][select]
             case RmsNorm():
                 x = v[op.x.id].unflatten(1, (op.heads, -1))
                 x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + op.eps)
                 return (x * self.weight(op.weight)).flatten(1)
+            case LayerNorm():
+                shape = (op.x.width,)
+                return F.layer_norm(
+                    v[op.x.id], shape, self.weight(op.weight), self.weight(op.bias), op.eps
+                )
+            case Activate():
+                return activate(v[op.x.id], op.activation)
             case Linear():
                 bias = self.weight(op.bias) if op.bias else None
                 return F.linear(v[op.x.id], self.weight(op.weight), bias)
@@ -76,6 +91,10 @@ class Reference:
 def activate(x: Tensor, kind: str) -> Tensor:
     if kind == "silu":
         return F.silu(x)
+    if kind == "tanh":
+        return torch.tanh(x)
+    if kind == "relu":
+        return F.relu(x)
     return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 
@@ -95,6 +114,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, op: Attention) -> Tensor:
     k, v = (x.unflatten(1, (op.kv_heads, -1)).transpose(0, 1) for x in (k, v))
     k, v = (x.repeat_interleave(op.heads // op.kv_heads, 0) for x in (k, v))
     distance = torch.arange(q.shape[1])[:, None] - torch.arange(k.shape[1])
-    seen = (distance >= 0) & (distance < (op.window or len(distance) + 1))
+    seen = distance < (op.window or len(distance) + 1)
+    if op.causal:
+        seen &= distance >= 0
     scores = (q @ k.transpose(1, 2) * op.scale).masked_fill(~seen, float("-inf"))
     return (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
