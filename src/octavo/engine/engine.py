@@ -96,6 +96,11 @@ class Engine:
         if any(not 0 <= t < self._vocabulary for t in request.prompt):
             raise RequestError(f"a prompt token is outside 0 to {self._vocabulary - 1}", "prompt")
         room = min(self.context, self._pool.count * BLOCK)
+        if request.pool and prompt > room:
+            raise RequestError(
+                f"This text has {prompt:,} tokens; the limit is {room:,}. Shorten it.", "input",
+                "context_length_exceeded",
+            )  # fmt: skip
         if prompt + wanted > room:
             raise RequestError(
                 f"This request needs {prompt + wanted:,} tokens (prompt {prompt:,} + max_tokens "

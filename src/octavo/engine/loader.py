@@ -13,6 +13,7 @@ from octavo.engine.constraint import GrammarCompiler, TokenTable
 from octavo.engine.engine import Engine
 from octavo.engine.plan import Plan
 from octavo.models import build_program
+from octavo.program import Task
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,10 @@ class OpenModel:
     @property
     def vocabulary(self) -> int:
         return self.lowered.program.vocabulary
+
+    @property
+    def task(self) -> Task:
+        return self.lowered.program.task
 
 
 def open_model(path: Path) -> OpenModel:

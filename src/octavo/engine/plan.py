@@ -131,6 +131,8 @@ def make_plan(
     own = lowered.program.context
     if context is not None and not 1 <= context <= own:
         raise UsageError(f"--context {context:,} is not between 1 and the model's {own:,} tokens")
+    if lowered.program.task != "generate":
+        return _encoder_plan(lowered, name, available, budget, context or own, threads)
     fixed = footprint(lowered, Limits(STEP_TOKENS, SEQUENCES, 0), threads, kv_dtype)
     each = block_bytes(lowered, kv_dtype)
     left = budget - fixed.weights - fixed.buffers - PROCESS - PAGES
@@ -160,6 +162,27 @@ def make_plan(
         kv_dtype=kv_dtype,
         limits=Limits(STEP_TOKENS, SEQUENCES, blocks),
     )
+
+
+def _encoder_plan(
+    lowered: Lowered, name: str, available: int, budget: int, context: int, threads: int
+) -> Plan:
+    """Encoders compute whole texts in one step, in fp32, and keep nothing for the next."""
+    own = lowered.program.context
+    tokens = max(STEP_TOKENS, context)
+    limits = Limits(tokens, tokens, 4 * tokens // BLOCK)
+    size_of = footprint(lowered, limits, threads, "f32")
+    total = size_of.weights + size_of.buffers + size_of.cache + PROCESS + PAGES
+    if total > budget:
+        raise DoesNotFit(
+            f"{name} does not fit: weights, buffers and process {size(total)} > {size(budget)}",
+            f"--memory {total // MIB + 1}MiB",
+        )
+    return Plan(
+        weights=size_of.weights, buffers=size_of.buffers, cache=size_of.cache,
+        block=block_bytes(lowered, "f32"), available=available, context=context, model_context=own,
+        threads=threads, kv_dtype="f32", limits=limits,
+    )  # fmt: skip
 
 
 def _refusal(

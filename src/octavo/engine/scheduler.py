@@ -118,7 +118,7 @@ class Scheduler:
 
     def _admit(self, work: list[Work], left: int) -> None:
         self.waiting.sort(key=lambda s: s.rank)
-        while self.waiting and left and len(self.running) < self._sequences:
+        while self.waiting and left and self._spare > 0:
             sequence = self.waiting[0]
             if self._whole and len(sequence.tokens) > min(left, self._spare):
                 return  # it must be computed in one step, the next

@@ -80,9 +80,9 @@ class Sequence:
         )
 
     def pool(self, states: Floats) -> None:
-        """Adds states `[n, width]` of the next tokens; those of the first come first."""
-        total = states.sum(0, dtype=np.float32)
-        self.pooled = total if self.pooled is None else self.pooled + total
+        """Adds states `[n, width]` of the next tokens, one by one: chunks of any size sum alike."""
+        for state in states:
+            self.pooled = state if self.pooled is None else self.pooled + state
 
     @property
     def vector(self) -> bytes:

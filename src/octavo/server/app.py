@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from octavo.errors import Overloaded, RequestError
-from octavo.server import decoding, schemas
+from octavo.server import decoding, schemas, vectors
 from octavo.server.client import EngineClient
 from octavo.server.generation import Piece, Served, Usage, generate_all, requests_for
 from octavo.server.grammar_check import GrammarChecker
@@ -68,6 +68,17 @@ class Api:
             )
         return self.served
 
+    def writer(self, name: str) -> Served:
+        """The model, if it generates text."""
+        served = self.model(name)
+        if served.task != "generate":
+            raise RequestError(
+                f"{served.name} generates no text; it answers /v1/embeddings and /v1/rerank",
+                "model",
+                "unsupported_task",
+            )
+        return served
+
     def done(self, route: str, status: int, usage: Usage | None = None) -> None:
         self.metrics.finished(route, status, usage)
         if usage is not None:
@@ -77,7 +88,7 @@ class Api:
 
     async def chat(self, request: Request) -> Response:
         body = schemas.parse(await read_body(request), schemas.ChatBody)
-        served = self.model(body.model)
+        served = self.writer(body.model)
         template = served.template
         if template is None:
             raise RequestError(
@@ -104,7 +115,7 @@ class Api:
 
     async def completions(self, request: Request) -> Response:
         body = schemas.parse(await read_body(request), schemas.CompletionBody)
-        served = self.model(body.model)
+        served = self.writer(body.model)
         n = decoding.choices(body)
         ids = await asyncio.to_thread(_encode_all, served, schemas.prompts(body))
         limit = 16 if body.max_tokens is None else body.max_tokens
@@ -176,6 +187,46 @@ class Api:
                 self.done(job.route, status, usage)
 
         return EventStream(frames())
+
+    # -- vectors ------------------------------------------------------------------------------
+
+    async def embeddings(self, request: Request) -> Response:
+        body = schemas.parse(await read_body(request), vectors.EmbeddingBody)
+        served = self.model(body.model)
+        if served.task == "rank":
+            raise RequestError(
+                "this model ranks; it makes no embeddings", "model", "unsupported_task"
+            )
+        texts = await asyncio.to_thread(vectors.inputs, body, served)
+        work = vectors.pool(self.client, served, texts, request.scope.get("salt", ""))
+        pooled = await while_connected(request.receive, work)
+        made = [vectors.embedding(v, served, body.dimensions) for v in pooled]
+        tokens = sum(len(ids) for ids, _ in texts)
+        self.done("embeddings", 200, Usage(prompt=tokens))
+        reply = vectors.embeddings_reply(made, served, body.encoding_format, tokens)
+        return json_response(encode(reply))
+
+    async def rerank(self, request: Request) -> Response:
+        body = schemas.parse(await read_body(request), vectors.RerankBody)
+        served = self.model(body.model)
+        texts = vectors.documents(body)
+        pairs = [(body.query, text) for text in texts]
+        work = vectors.scores(self.client, served, pairs, request.scope.get("salt", ""))
+        relevance, tokens = await while_connected(request.receive, work)
+        self.done("rerank", 200, Usage(prompt=tokens))
+        return json_response(encode(vectors.rerank_reply(body, texts, relevance, served, tokens)))
+
+    async def score(self, request: Request) -> Response:
+        body = schemas.parse(await read_body(request), vectors.ScoreBody)
+        served = self.model(body.model)
+        pairs = vectors.score_pairs(body)
+        work = vectors.scores(self.client, served, pairs, request.scope.get("salt", ""))
+        values, tokens = await while_connected(request.receive, work)
+        self.done("score", 200, Usage(prompt=tokens))
+        data = [{"index": i, "object": "score", "score": v} for i, v in enumerate(values)]
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        reply = {"object": "list", "model": served.name, "data": data, "usage": usage}
+        return json_response(encode(reply))
 
     # -- text ---------------------------------------------------------------------------------
 
@@ -281,6 +332,11 @@ def create_app(api: Api, keys: list[str] | None = None) -> ApiKeys:
     table = [
         ("/v1/chat/completions", "POST", api.chat),
         ("/v1/completions", "POST", api.completions),
+        ("/v1/embeddings", "POST", api.embeddings),
+        ("/v1/rerank", "POST", api.rerank),
+        ("/rerank", "POST", api.rerank),
+        ("/v1/score", "POST", api.score),
+        ("/score", "POST", api.score),
         ("/tokenize", "POST", api.tokenize),
         ("/detokenize", "POST", api.detokenize),
         ("/v1/models", "GET", api.models),

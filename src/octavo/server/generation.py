@@ -12,7 +12,9 @@ from typing import Protocol
 
 import msgspec
 
+from octavo.checkpoint.pooling import Pooling
 from octavo.engine.request import Request, SamplingParams, TokenEvent
+from octavo.program import Task
 from octavo.server.decoding import ReplyFormat
 from octavo.text import CallDelta, ChatTemplate, TextStream, Tokenizer
 from octavo.text.tools import MARKERS
@@ -36,6 +38,8 @@ class Served:
     vocabulary: int
     context: int
     created: int
+    task: Task
+    pooling: Pooling
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from types import FrameType
 import uvicorn
 
 from octavo.checkpoint.hub import Located
+from octavo.checkpoint.pooling import read_pooling
 from octavo.engine.loader import OpenModel
 from octavo.engine.plan import Plan
 from octavo.engine.request import SamplingParams
@@ -51,7 +52,7 @@ class _Server(uvicorn.Server):
 
 
 def _served(
-    options: ServeOptions, vocabulary: int, tokenizer: Tokenizer, template: ChatTemplate | None
+    options: ServeOptions, model: OpenModel, tokenizer: Tokenizer, template: ChatTemplate | None
 ) -> Served:
     located = options.located
     aliases = {located.name, *located.aliases} - {options.name}
@@ -63,9 +64,11 @@ def _served(
         tokenizer,
         template,
         defaults,
-        vocabulary,
+        model.vocabulary,
         context,
         now,
+        model.task,
+        read_pooling(model.checkpoint, model.task != "generate"),
     )
 
 
@@ -102,7 +105,7 @@ async def serve(
         await asyncio.wait({running, starting}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
-            api.served = _served(options, model.vocabulary, tokenizer, template)
+            api.served = _served(options, model, tokenizer, template)
             ready(client, api.served)
         await running
     finally:

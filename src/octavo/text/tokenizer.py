@@ -52,6 +52,16 @@ class Tokenizer:
         ids = self._plain(text)
         return [self.special.bos, *ids] if want and self.special.bos is not None else ids
 
+    def encode_segments(self, text: str, second: str | None = None) -> tuple[list[int], list[int]]:
+        """Ids and segment numbers of a text, or of a pair, as an encoder wants them: with the
+        tokens that its tokenizer puts around them."""
+        encoding = self._tokenizer.encode(text, second, add_special_tokens=True)
+        ids, types = list(encoding.ids), list(encoding.type_ids)
+        bos = self.special.bos
+        if self.special.add_bos and bos is not None and ids[:1] != [bos]:
+            return [bos, *ids], [0, *types]
+        return ids, types
+
     def _plain(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids) if text else []
 

@@ -1,0 +1,186 @@
+"""Embeddings, reranking and scoring: texts in, vectors and numbers out."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import math
+import secrets
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from octavo.checkpoint.pooling import Vector, unit
+from octavo.engine.request import Request, SamplingParams
+from octavo.errors import RequestError
+from octavo.server.generation import Served, TokenSource
+
+MAX_INPUTS = 2048
+AT_ONCE = 64  # requests of one body in flight
+
+Segments = tuple[list[int], list[int]]  # token ids and their segments
+
+
+class EmbeddingBody(msgspec.Struct, kw_only=True):
+    model: str
+    input: str | list[str | int | list[int]]
+    encoding_format: str | None = None
+    dimensions: int | None = None
+
+
+class Document(msgspec.Struct):
+    text: str
+
+
+class RerankBody(msgspec.Struct, kw_only=True):
+    model: str
+    query: str
+    documents: list[str | Document]
+    top_n: int | None = None
+    return_documents: bool | None = None
+
+
+class ScoreBody(msgspec.Struct, kw_only=True):
+    model: str
+    text_1: str | list[str]
+    text_2: str | list[str]
+
+
+def _invalid(message: str, param: str) -> RequestError:
+    return RequestError(message, param, "invalid_value")
+
+
+def inputs(body: EmbeddingBody, served: Served) -> list[Segments]:
+    """The texts of an embedding request, tokenized. Raises RequestError."""
+    given = body.input
+    if isinstance(given, str):
+        given = [given]
+    elif given and all(isinstance(x, int) for x in given):
+        given = [[x for x in given if isinstance(x, int)]]
+    if not 0 < len(given) <= MAX_INPUTS or any(isinstance(x, int) or not x for x in given):
+        raise _invalid(f"input takes 1 to {MAX_INPUTS} texts or lists of ids, none empty", "input")
+    if body.encoding_format not in (None, "float", "base64"):
+        raise _invalid("encoding_format is float or base64", "encoding_format")
+    out = []
+    for text in given:
+        if isinstance(text, str):
+            out.append(served.tokenizer.encode_segments(text))
+        elif isinstance(text, list):
+            if any(not 0 <= t < served.vocabulary for t in text):
+                raise _invalid(f"a token is outside 0 to {served.vocabulary - 1}", "input")
+            out.append((text, []))
+    return out
+
+
+async def pool(
+    source: TokenSource, served: Served, texts: list[Segments], salt: str
+) -> list[Vector]:
+    """The vector of each text: its pooled states, or a cross-encoder's scores."""
+    gate = asyncio.Semaphore(AT_ONCE)
+    mode = "cls" if served.task == "rank" else served.pooling.mode
+
+    async def one(text: Segments) -> Vector:
+        request = Request(
+            id=secrets.token_hex(12), prompt=text[0], types=text[1], params=SamplingParams(),
+            pool=mode, salt=salt,
+        )  # fmt: skip
+        async with gate, aclosing(source.submit(request)) as events:
+            async for event in events:
+                if event.vector:
+                    return np.frombuffer(event.vector, np.float32)
+        raise AssertionError("a request ended without its vector")
+
+    tasks = [asyncio.create_task(one(text)) for text in texts]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:  # after a failure, or when the client is gone, the others need not go on
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def embedding(vector: Vector, served: Served, dimensions: int | None) -> Vector:
+    """The vector to return: cut to `dimensions`, and of length 1 if the model's are."""
+    if dimensions is not None:
+        if not 1 <= dimensions <= len(vector):
+            raise _invalid(f"dimensions is {dimensions}; 1 to {len(vector)}", "dimensions")
+        vector = vector[:dimensions]
+    return served.pooling.finish(vector)
+
+
+def embeddings_reply(vectors: list[Vector], served: Served, form: str | None, tokens: int) -> Any:
+    data = [
+        {
+            "object": "embedding",
+            "index": i,
+            "embedding": base64.b64encode(v.tobytes()).decode() if form == "base64" else v.tolist(),
+        }
+        for i, v in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "model": served.name, "data": data, "usage": usage}
+
+
+async def scores(
+    source: TokenSource, served: Served, pairs: list[tuple[str, str]], salt: str
+) -> tuple[list[float], int]:
+    """How well the texts of each pair go together, and the tokens it took.
+
+    A cross-encoder's probability, else the cosine of the two embeddings.
+    """
+    if not 0 < len(pairs) <= MAX_INPUTS:
+        raise _invalid(f"1 to {MAX_INPUTS} pairs are taken", "documents")
+    encode = served.tokenizer.encode_segments
+    if served.task == "rank":
+        texts = [await asyncio.to_thread(encode, a, b) for a, b in pairs]
+        logits = await pool(source, served, texts, salt)
+        if len(logits[0]) != 1:
+            raise RequestError(f"this model gives {len(logits[0])} scores, not one", "model")
+        return [1 / (1 + math.exp(-float(x[0]))) for x in logits], _count(texts)
+    singles = list(dict.fromkeys(text for pair in pairs for text in pair))
+    texts = [await asyncio.to_thread(encode, text) for text in singles]
+    vectors = await pool(source, served, texts, salt)
+    known = {text: unit(v) for text, v in zip(singles, vectors, strict=True)}
+    return [float(np.dot(known[a], known[b])) for a, b in pairs], _count(texts)
+
+
+def _count(texts: list[Segments]) -> int:
+    return sum(len(ids) for ids, _ in texts)
+
+
+def score_pairs(body: ScoreBody) -> list[tuple[str, str]]:
+    """One text against many, or texts in pairs. Raises RequestError."""
+    first, second = ([t] if isinstance(t, str) else t for t in (body.text_1, body.text_2))
+    if len(first) == 1:
+        first = first * len(second)
+    if len(first) != len(second) or not all(first) or not all(second):
+        raise _invalid("text_1 is one text, or as many as text_2; none is empty", "text_1")
+    return list(zip(first, second, strict=True))
+
+
+def documents(body: RerankBody) -> list[str]:
+    """The documents to rank. Raises RequestError."""
+    texts = [d if isinstance(d, str) else d.text for d in body.documents]
+    if not body.query or not texts or not all(texts):
+        raise _invalid("query and documents must not be empty", "documents")
+    if body.top_n is not None and body.top_n < 1:
+        raise _invalid(f"top_n is {body.top_n}; it must be 1 or more", "top_n")
+    return texts
+
+
+def rerank_reply(
+    body: RerankBody, texts: list[str], relevance: list[float], served: Served, tokens: int
+) -> Any:
+    """Documents by descending relevance; equal ones keep their order."""
+    order = sorted(range(len(texts)), key=lambda i: -relevance[i])[: body.top_n]
+    results = []
+    for i in order:
+        result: dict[str, Any] = {"index": i, "relevance_score": relevance[i]}
+        if body.return_documents:
+            result["document"] = {"text": texts[i]}
+        results.append(result)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"id": "rerank-" + secrets.token_hex(12), "model": served.name, "results": results,
+            "usage": usage}  # fmt: skip

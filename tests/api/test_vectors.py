@@ -1,0 +1,85 @@
+"""Embeddings, reranking and scoring over HTTP, with the openai client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+
+import octavo
+from tests.api.server import Server, serving
+
+
+@pytest.fixture(scope="module")
+def encoder(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("encoder") / "log"
+    with serving(str(minilm), "--name", "minilm", log=log) as server:
+        yield server
+
+
+def test_openai_embeddings(encoder: Server, minilm: Path) -> None:
+    texts = ["one text", "another, longer text", "a"] * 40
+    client = openai.OpenAI(base_url=encoder.url + "/v1", api_key="none", max_retries=0)
+    reply = client.embeddings.create(model="minilm", input=texts)  # base64 by default
+    plain = client.embeddings.create(model="minilm", input=texts, encoding_format="float")
+    expected = octavo.LLM(str(minilm)).embed(texts[:3])
+    for i, (a, b) in enumerate(zip(reply.data, plain.data, strict=True)):
+        assert a.index == i and a.embedding == b.embedding
+        assert (np.array(a.embedding, np.float32) == expected[i % 3]).all()
+    assert reply.usage.prompt_tokens > len(texts)
+    short = client.embeddings.create(model="minilm", input="one text", dimensions=16)
+    vector = np.array(short.data[0].embedding)
+    assert len(vector) == 16 and abs(np.linalg.norm(vector) - 1) < 1e-5
+    encoder.wait_idle()
+
+
+def test_rerank_and_score(encoder: Server) -> None:
+    documents = ["Berlin is in Germany.", {"text": "Paris is the capital of France."}, "Cats."]
+    body: dict[str, Any] = {
+        "model": "minilm",
+        "query": "capital of France?",
+        "documents": documents,
+    }
+    reply = encoder.post("/v1/rerank", body | {"return_documents": True})[1]
+    assert [r["index"] for r in reply["results"]] == [1, 0, 2]
+    assert reply["results"][0]["document"]["text"].startswith("Paris")
+    assert len(encoder.post("/rerank", body | {"top_n": 1})[1]["results"]) == 1
+    score = encoder.post(
+        "/v1/score", {"model": "minilm", "text_1": "capital of France?", "text_2": ["Cats."]}
+    )[1]["data"]
+    assert score[0]["score"] == reply["results"][2]["relevance_score"]
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "param"),
+    [
+        ("embeddings", {"input": ""}, "input"), ("embeddings", {"input": []}, "input"),
+        ("embeddings", {"input": [1, "a"]}, "input"), ("embeddings", {"input": ["x"] * 3000}, "input"),
+        ("embeddings", {"input": [[-1]]}, "input"), ("embeddings", {"input": "word " * 600}, "input"),
+        ("embeddings", {"input": "x", "dimensions": 0}, "dimensions"),
+        ("embeddings", {"input": "x", "dimensions": 385}, "dimensions"),
+        ("embeddings", {"input": "x", "encoding_format": "hex"}, "encoding_format"),
+        ("embeddings", {"input": "x", "truncate": True}, "truncate"),
+        ("rerank", {"query": "", "documents": ["a"]}, "documents"),
+        ("rerank", {"query": "a", "documents": []}, "documents"),
+        ("rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n"),
+        ("score", {"text_1": ["a", "b"], "text_2": ["c"]}, "text_1"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x"}]}, "model"),
+        ("completions", {"prompt": "x"}, "model"),
+    ],
+)  # fmt: skip
+def test_refused_by_name(encoder: Server, path: str, change: dict[str, Any], param: str) -> None:
+    status, reply = encoder.post("/v1/" + path, {"model": "minilm"} | change)
+    assert (status, reply["error"]["param"]) == (400, param)
+
+
+def test_decoders_embed_too(server: Server) -> None:
+    body = {"model": "smollm2", "input": ["The capital of France is", "x"]}
+    first = server.post("/v1/embeddings", body)[1]["data"]
+    assert first == server.post("/v1/embeddings", body)[1]["data"]
+    assert len(first[0]["embedding"]) == 576
+    server.wait_idle()
