@@ -24,7 +24,7 @@ from octavo.engine.constraint import TokenTable
 from octavo.engine.loader import load_engine, open_model
 from octavo.engine.plan import make_plan
 from octavo.engine.request import Request, SamplingParams, TokenEvent
-from octavo.errors import RequestError, UsageError
+from octavo.errors import EngineFailed, RequestError, UsageError
 from octavo.text import ChatTemplate, TextStream, Tokenizer, load_tokenizer
 from octavo.text.chat import template_source
 
@@ -191,6 +191,8 @@ class LLM:
                 )
             while len(found) < len(wanted):
                 for event in self.engine.step():
+                    if event.error is not None:
+                        raise EngineFailed(event.error)
                     found[event.id] = np.frombuffer(event.vector, np.float32)
         finally:
             for request_id in wanted:

@@ -43,7 +43,7 @@ def step_input(work: list[Work]) -> StepInput:
             sampling.append(sequence.scoring(at))
         pooled += [len(ids) + at - start for at in piece.pooled]
         if typed:
-            types += sequence.request.types or [0] * count
+            types += sequence.request.types[start : start + count] or [0] * count
         ids += sequence.tokens[start : start + count]
         positions += range(start, start + count)
         tables += sequence.blocks
