@@ -68,9 +68,9 @@ std::vector<SampleTuple> step(Model& model, Ints ids, Ints positions, Table2 spa
   s.types = types.size() ? types.data() : nullptr;
   s.all_logits = all_logits;
   if (types.size() && types.size() != ids.size()) throw std::invalid_argument("step arrays disagree in length");
-  if (positions.size() != ids.size() || spans.shape(1) != 4 || rows.size() > select.size())
+  if (positions.size() != ids.size() || spans.shape(1) != 5 || rows.size() > select.size())
     throw std::invalid_argument("step arrays disagree in length");
-  for (size_t i = 0; i < spans.shape(0); i++) s.spans.push_back({spans(i, 0), spans(i, 1), spans(i, 2), spans(i, 3)});
+  for (size_t i = 0; i < spans.shape(0); i++) s.spans.push_back({spans(i, 0), spans(i, 1), spans(i, 2), spans(i, 3), spans(i, 4)});
   std::vector<std::vector<Adjustment>> adjustments(rows.size());
   std::vector<SamplingRow> sampling;
   for (size_t i = 0; i < rows.size(); i++) sampling.push_back(sampling_row(rows[i], model.width(), adjustments[i]));
@@ -171,6 +171,20 @@ NB_MODULE(_native, m) {
         return self.add_act(selected ? Rows::selected : Rows::tokens, width, {int8, bf16, f32});
       })
       .def("add_rope", [](Model& self, Floats f) { return self.add_rope(f.data(), int(f.size())); })
+      .def("allow_adapters", &Model::allow_adapters)
+      // Each part: (matrix, type, A [rank][inputs], B transposed [rank][outputs rounded up to 16], rank, inputs, outputs, scale)
+      .def("add_adapter", [](Model& self, const std::vector<std::tuple<int, int, Bytes, Bytes, int, size_t, size_t, float>>& given) {
+        std::vector<Adapter::Part> parts;
+        for (const auto& [matrix, type, a, b, rank, inputs, outputs, scale] : given) {
+          const size_t element = Adapter::element(panel_format(type));
+          if (a.size() != size_t(rank) * inputs * element || b.size() != size_t(rank) * align_up(outputs, PANEL) * element)
+            throw std::invalid_argument("adapter bytes do not match their shape");
+          parts.push_back({matrix, type, a.data(), b.data(), rank, inputs, outputs, scale});
+        }
+        nb::gil_scoped_release release;
+        return self.add_adapter(parts);
+      })
+      .def("remove_adapter", &Model::remove_adapter)
       .def("add_schedule", &Model::add_schedule)
       .def("embed", &Model::embed)
       .def("select", &Model::select)

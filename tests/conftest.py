@@ -107,7 +107,7 @@ class Runner:
         step = StepInput(
             np.array(ids, np.int32),
             np.arange(start, start + n, dtype=np.int32),
-            np.array([[0, n, start, 0]], np.int32),
+            np.array([[0, n, start, 0, -1]], np.int32),
             np.arange((start + n + BLOCK - 1) // BLOCK, dtype=np.int32),
             np.arange(n, dtype=np.int32),
         )

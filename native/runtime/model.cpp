@@ -26,7 +26,7 @@ size_t Model::matrix_bytes(int type, size_t rows, size_t cols) {
 
 int Model::add_matrix(int type, const uint8_t* data, size_t data_bytes, size_t rows, size_t cols) {
   if (data_bytes != rows * row_bytes(type, cols)) throw std::invalid_argument("tensor bytes do not match its shape");
-  Matrix m{panel_format(type), rows, cols, panel_bytes(panel_format(type), cols), nullptr};
+  Matrix m{panel_format(type), rows, cols, panel_bytes(panel_format(type), cols), nullptr, int(matrices_.size())};
   uint8_t* out = weights_.allocate<uint8_t>(matrix_bytes(type, rows, cols));
   pool_.run([&](int thread) {
     work_.each(thread, m.panel_count(), 1, [&](int begin, int end) {
@@ -94,12 +94,20 @@ void Model::add(int a, int b, int out) {
 
 void Model::linear(int act_index, const std::vector<Part>& parts) {
   std::vector<LinearPart> p;
+  if (context_.low_rank && acts_.at(size_t(act_index)).rows == Rows::tokens) {
+    if (parts.size() > ADAPTED_PARTS) throw std::invalid_argument("too many matrices share an input");
+    std::vector<int> ids;
+    for (const Part& x : parts) ids.push_back(x.matrix);
+    ops_.push_back(std::make_unique<LowRankOp>(act(act_index), ids));
+  }
   for (const Part& x : parts) p.push_back({matrices_.at(size_t(x.matrix)), buffer(x.out), vector(x.bias), buffer(x.residual).data});
   ops_.push_back(std::make_unique<LinearOp>(acts_.at(size_t(act_index)).rows, act(act_index), std::move(p)));
 }
 
 void Model::gated(int in, const Part& gate, const Part& up, int kind, int act_index) {
   const RowAct& source = acts_.at(size_t(in));
+  if (context_.low_rank && source.rows == Rows::tokens)
+    ops_.push_back(std::make_unique<LowRankOp>(source.act, std::vector<int>{gate.matrix, up.matrix}));
   auto part = [&](const Part& p) {
     return p.matrix < 0 ? LinearPart{} : LinearPart{matrices_.at(size_t(p.matrix)), Buffer{}, vector(p.bias), nullptr};
   };
@@ -120,6 +128,26 @@ void Model::output(int b, int width) {
   width_ = width;
   for (int i = 0; i < pool_.size(); i++) sample_scratch_.push_back(buffers_arena_.allocate<float>(float_row(width)));
 }
+
+void Model::allow_adapters() {
+  context_.low_rank_tokens = limits_.tokens;
+  context_.low_rank = buffers_arena_.allocate<float>(size_t(ADAPTED_PARTS) * size_t(limits_.tokens) * MAX_RANK);
+}
+
+int Model::add_adapter(const std::vector<Adapter::Part>& parts) {
+  for (const Adapter::Part& p : parts) {
+    const Matrix& m = matrices_.at(size_t(p.matrix));
+    if (p.rank < 1 || p.rank > MAX_RANK || p.inputs != m.cols || p.outputs != m.rows) throw std::invalid_argument("an adapter does not fit its matrix");
+    if (p.type != GGML_F32 && p.type != GGML_BF16) throw std::invalid_argument("adapters are fp32 or bf16");
+  }
+  size_t slot = 0;
+  while (slot < adapters_.size() && adapters_[slot]) slot++;
+  if (slot == adapters_.size()) adapters_.emplace_back();
+  adapters_[slot] = std::make_unique<Adapter>(parts);
+  return int(slot);
+}
+
+void Model::remove_adapter(int slot) { adapters_.at(size_t(slot)).reset(); }
 
 size_t Model::cache_block_bytes(int layers, int heads, int head_dim, KvType type) {
   return size_t(layers) * size_t(heads) * kv_head_bytes(type, int(align_up(size_t(head_dim), 16)));
@@ -163,13 +191,19 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
   check(step);
   context_.step = step;
   plan_head(sampling);
+  context_.runs.clear();
+  for (const Span& s : step.spans)
+    if (s.adapter >= 0) {
+      if (!adapters_.at(size_t(s.adapter))) throw std::invalid_argument("no such adapter");
+      context_.runs.push_back({adapters_[size_t(s.adapter)].get(), s.first, s.count});
+    }
   for (Schedule& s : context_.schedules) plan_attention(context_, s, heads_, kv_heads_);
   std::vector<Sample> samples(sampling.size());
   profile_.begin();
   pool_.run([&](int thread) {
     for (auto* list : {&prologue_, &ops_})
       for (auto& op : *list)
-        for (int p = 0; p < op->phases(); p++) {
+        for (int p = op->idle(context_) ? op->phases() : 0; p < op->phases(); p++) {
           op->run(context_, p, thread, work_);
           if (thread == 0) profile_.mark([&] { return op->name(p); });
         }

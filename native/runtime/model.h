@@ -40,6 +40,11 @@ class Model {
   void attention(const Attention& a);
   void output(int buffer, int width);
 
+  // Makes room for adapters; before anything is recorded.
+  void allow_adapters();
+  int add_adapter(const std::vector<Adapter::Part>& parts);  // gives a slot
+  void remove_adapter(int slot);
+
   void allocate_cache(int layers, int blocks, int heads, int head_dim, KvType type, int parts);
   void copy_block(int from, int to);
 
@@ -85,6 +90,7 @@ class Model {
   std::vector<std::unique_ptr<Op>> prologue_;
   Context context_;
   Profile profile_;
+  std::vector<std::unique_ptr<Adapter>> adapters_;  // by slot
   std::vector<float*> sample_scratch_;
   int output_ = -1, width_ = 0, heads_ = 0, kv_heads_ = 0;
 };

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "../kernels/api.h"
+#include "adapter.h"
 #include "memory.h"
 #include "pool.h"
 
@@ -18,6 +19,7 @@ struct Matrix {  // packed weight
   Format format;
   size_t rows, cols, panel_bytes;
   const uint8_t* panels;
+  int id;
   int panel_count() const { return int((rows + PANEL - 1) / PANEL); }
 };
 
@@ -33,6 +35,7 @@ struct Span {  // consecutive tokens of one sequence within the step
   int first, count;   // rows [first, first + count)
   int position;       // position of the first
   int table;          // offset of its block table in `tables`
+  int adapter;        // slot, or -1
 };
 
 struct AttendItem { int span, row, rows, chunk_begin, chunk_end, part; };
@@ -82,6 +85,10 @@ struct Context {
   int part_capacity = 0;                                                // in (token, chunk) pairs
   uint8_t* queries = nullptr;
   const float* head = nullptr;  // the logits
+  std::vector<AdapterRun> runs; // rows of the step that have an adapter
+  float* low_rank = nullptr;    // [part][token][MAX_RANK] A x of the next linear layer; null: no adapters here
+  int low_rank_tokens = 0;
+  float* projected(int part, int token) const { return low_rank + (size_t(part) * size_t(low_rank_tokens) + size_t(token)) * MAX_RANK; }
   std::vector<uint8_t> live;    // by panel of the head: whether a token in it may be drawn; empty: compute all
 };
 
@@ -90,6 +97,7 @@ class Op {
   virtual ~Op() = default;
   virtual std::string name(int phase) const = 0;  // for the profile
   virtual int phases() const { return 1; }
+  virtual bool idle(const Context&) const { return false; }  // nothing to do in this step
   virtual void run(Context& c, int phase, int thread, Work& work) = 0;
 };
 
@@ -152,6 +160,17 @@ class AddOp : public Op {
 inline int linear_chunk(size_t panel_bytes) { return int((32 << 10) / panel_bytes) + 1; }
 
 struct LinearPart { Matrix weight; Buffer out; const float* bias; const float* residual; };
+
+// The first half of adapters: A x for every matrix that reads this input.
+class LowRankOp : public Op {
+ public:
+  LowRankOp(Act act, std::vector<int> matrices) : act_(act), matrices_(std::move(matrices)) {}
+  std::string name(int) const override { return "adapters"; }
+  bool idle(const Context& c) const override { return c.runs.empty(); }
+  void run(Context& c, int phase, int thread, Work& work) override;
+ private:
+  Act act_; std::vector<int> matrices_;
+};
 
 // Several matrices applied to the same input, divided among threads by panels.
 class LinearOp : public Op {

@@ -12,6 +12,17 @@ namespace {
 // Zeroes a row's tail so that kernels may work on whole groups.
 void pad(float* x, int n, int to) { for (int i = n; i < to; i++) x[i] = 0; }
 
+// The second half of adapters: adds B A x to panels [from, to) of a matrix's result, row t at out + t * stride.
+void add_adapters(const Context& c, int part, int matrix, int from, int to, float* out, int stride) {
+  for (const AdapterRun& run : c.runs) {
+    const LowRank* lr = run.adapter->find(matrix);
+    if (!lr) continue;
+    const uint8_t* b = lr->b + size_t(from) * PANEL * Adapter::element(lr->format);
+    for (int t = run.first; t < run.first + run.count; t++)
+      c.kernels->add_low_rank[lr->format == BF16](b, lr->rank, lr->stride, c.projected(part, t), (to - from) * PANEL, out + size_t(t) * size_t(stride));
+  }
+}
+
 }  // namespace
 
 void EmbedOp::run(Context& c, int, int thread, Work& work) {
@@ -76,6 +87,26 @@ void AddOp::run(Context& c, int, int thread, Work& work) {
   });
 }
 
+void LowRankOp::run(Context& c, int, int thread, Work& work) {
+  const int parts = int(matrices_.size());
+  work.each(thread, int(c.runs.size()) * parts, 1, [&](int begin, int end) {
+    for (int i = begin; i < end; i++) {
+      const AdapterRun& run = c.runs[size_t(i / parts)];
+      const LowRank* lr = run.adapter->find(matrices_[size_t(i % parts)]);
+      if (!lr) continue;
+      Act rows{};
+      rows.k = act_.k;
+      rows.bf16 = act_.bf16 + size_t(run.first) * 2 * size_t(act_.k);
+      rows.f32 = act_.f32 + size_t(run.first) * size_t(act_.k);
+      float* out = c.projected(i % parts, run.first);
+      const LinearArgs args{lr->a, lr->panel_bytes, lr->inputs, rows, run.count, out, MAX_RANK, nullptr, nullptr};
+      c.kernels->linear[lr->format](args, 0, (lr->rank + PANEL - 1) / PANEL);
+      for (int t = 0; t < run.count; t++)
+        for (int r = 0; r < lr->rank; r++) out[t * MAX_RANK + r] *= lr->scale;
+    }
+  });
+}
+
 std::string LinearOp::name(int) const {
   size_t out = 0;
   for (const LinearPart& p : parts_) out += p.weight.rows;
@@ -89,8 +120,9 @@ void LinearOp::run(Context& c, int, int thread, Work& work) {
   for (const LinearPart& p : parts_) total += p.weight.panel_count();
   const int chunk = linear_chunk(parts_[0].weight.panel_bytes);
   work.each(thread, total, chunk, [&](int begin, int end) {
-    int base = 0;
+    int base = 0, number = 0;
     for (const LinearPart& p : parts_) {
+      const int part = number++;
       const int count = p.weight.panel_count();
       const int from = begin > base ? begin - base : 0, to = end - base < count ? end - base : count;
       base += count;
@@ -99,6 +131,7 @@ void LinearOp::run(Context& c, int, int thread, Work& work) {
                             p.out.data, p.out.stride, p.bias, p.residual};
       if (p.out.data != c.head || c.live.empty()) {
         c.kernels->linear[p.weight.format](args, from, to);
+        if (rows_ == Rows::tokens) add_adapters(c, part, p.weight.id, from, to, p.out.data + from * PANEL, p.out.stride);
         continue;
       }
       for (int i = from; i < to; i++)
@@ -110,7 +143,7 @@ void LinearOp::run(Context& c, int, int thread, Work& work) {
 void GatedOp::run(Context& c, int, int thread, Work& work) {
   const int rows = c.step.rows(rows_), panels = gate_.weight.panel_count();
   float* y = c.scratch[size_t(thread)];
-  auto project = [&](const LinearPart& p, int group, float* out) {
+  auto project = [&](const LinearPart& p, int part, int group, float* out) {
     constexpr int EACH = GROUP / PANEL;
     const int first = group * EACH, count = panels - first < EACH ? panels - first : EACH;
     if (count < EACH) for (int t = 0; t < rows; t++) memset(out + t * WIDTH, 0, GROUP * sizeof(float));
@@ -118,11 +151,12 @@ void GatedOp::run(Context& c, int, int thread, Work& work) {
     const LinearArgs args{p.weight.panels + size_t(first) * p.weight.panel_bytes, p.weight.panel_bytes, in_.k, in_, rows, out, WIDTH,
                           p.bias ? p.bias + first * PANEL : nullptr, nullptr};
     c.kernels->linear[p.weight.format](args, 0, count);
+    if (rows_ == Rows::tokens) add_adapters(c, part, p.weight.id, first, first + count, out, WIDTH);
   };
   work.each(thread, out_.k / GROUP, 1, [&](int begin, int end) {
     for (int g = begin; g < end; g++) {
-      project(gate_, g, y);
-      if (up_.weight.panels) project(up_, g, y + GROUP);
+      project(gate_, 0, g, y);
+      if (up_.weight.panels) project(up_, 1, g, y + GROUP);
       else for (int t = 0; t < rows; t++) std::fill_n(y + t * WIDTH + GROUP, GROUP, 1.0f);
       c.kernels->gated(kind_, y, y + GROUP, WIDTH, rows, out_, g * GROUP, GROUP);
     }

@@ -22,7 +22,7 @@ from octavo.checkpoint.hub import Progress, locate, no_progress
 from octavo.checkpoint.pooling import Vector, read_pooling, unit
 from octavo.engine.constraint import TokenTable
 from octavo.engine.loader import load_engine, open_model
-from octavo.engine.plan import make_plan
+from octavo.engine.plan import available_memory, make_plan, parse_size
 from octavo.engine.request import Request, SamplingParams, TokenEvent
 from octavo.errors import EngineFailed, RequestError, UsageError
 from octavo.text import ChatTemplate, TextStream, Tokenizer, load_tokenizer
@@ -87,7 +87,8 @@ class LLM:
     """A loaded model (demo name, Hugging Face id, folder or .gguf).
 
     memory: a ceiling such as "8GiB" or "50%". context: most tokens of a sequence. kv_dtype:
-    "bf16", "int8" or "f32". loading: opens a progress bar, given what it is for and how many bytes.
+    "bf16", "int8" or "f32". adapters: LoRA adapters by name, {} for none yet; they take at most
+    lora_memory. loading: opens a progress bar, given what it is for and how many bytes.
     Raises OctavoError when the model cannot be found, read or fitted.
     """
 
@@ -101,6 +102,8 @@ class LLM:
         kv_dtype: str = "bf16",
         offline: bool = False,
         chat_template: str | None = None,
+        adapters: dict[str, str] | None = None,
+        lora_memory: str = "256MiB",
         loading: Progress = no_progress,
     ) -> None:
         if kv_dtype not in KV_DTYPES:
@@ -108,35 +111,52 @@ class LLM:
         located = locate(model, offline=offline, progress=loading)
         self.name = located.name
         self.path: Path = located.path
-        opened = open_model(located.path)
+        opened = open_model(located.path, adapters is not None)
         self.tokenizer = load_tokenizer(opened.checkpoint)
         source = chat_template or template_source(opened.checkpoint)
         self.template = ChatTemplate(source, self.tokenizer) if source else None
         self.plan = make_plan(
             opened.lowered, name=self.name, memory=memory, context=context, threads=threads,
             kv_dtype=kv_dtype,
+            adapters=parse_size(lora_memory, available_memory()) if adapters is not None else 0,
         )  # fmt: skip
         with loading("Loading", opened.checkpoint.nbytes) as advance:
             self.engine = load_engine(opened, self.plan, token_table(self.tokenizer), advance)
+        for adapter, folder in (adapters or {}).items():
+            self.load_adapter(adapter, folder)
         self.task = opened.task
         self.pooling = read_pooling(opened.checkpoint, opened.task != "generate")
         self.defaults = SamplingParams(**located.sampling)  # type: ignore[arg-type]
         self._ids = itertools.count()
+
+    def load_adapter(self, name: str, folder: str) -> None:
+        """Makes a LoRA adapter (a PEFT folder) usable by name. Raises RequestError."""
+        if self.engine.adapters is None:
+            raise UsageError("give LLM(adapters={}) to load adapters")
+        self.engine.adapters.load(name, Path(folder))
+
+    def unload_adapter(self, name: str) -> None:
+        """Forgets an adapter. Raises RequestError."""
+        if self.engine.adapters is not None:
+            self.engine.adapters.unload(name)
 
     def generate(
         self,
         prompts: str | Sequence[str | list[int]],
         params: SamplingParams | None = None,
         *,
+        adapter: str | Sequence[str] = "",
         progress: bool | None = None,
     ) -> list[Completion]:
         """Completes prompts (text or token ids) together, in their order.
 
-        progress: show a bar; by default when standard error is a terminal.
+        adapter: the LoRA adapter of all, or of each ("" for none). progress: show a bar; by default
+        when standard error is a terminal.
         """
         given = [prompts] if isinstance(prompts, str) else list(prompts)
         ids = [self.tokenizer.encode(p) if isinstance(p, str) else p for p in given]
-        return self._run(ids, params, progress)
+        adapters = [adapter] * len(ids) if isinstance(adapter, str) else list(adapter)
+        return self._run(ids, params, progress, adapters)
 
     def chat(
         self,
@@ -210,23 +230,26 @@ class LLM:
         finally:
             self.engine.abort(assembly.request.id)
 
-    def _add(self, prompt: list[int], params: SamplingParams | None) -> _Assembly:
+    def _add(
+        self, prompt: list[int], params: SamplingParams | None, adapter: str = ""
+    ) -> _Assembly:
         params = params or self.defaults
         if params.seed is None:
             params = msgspec.structs.replace(params, seed=secrets.randbits(62))
         if params.grammar is not None and self.engine.grammars is not None:
             self.engine.grammars.check(params.grammar)
-        request = Request(id=str(next(self._ids)), prompt=prompt, params=params)
+        request = Request(id=str(next(self._ids)), prompt=prompt, params=params, adapter=adapter)
         self.engine.add(request)
         return _Assembly(self.tokenizer.bytes, request)
 
     def _run(
-        self, prompts: list[list[int]], params: SamplingParams | None, progress: bool | None
-    ) -> list[Completion]:
+        self, prompts: list[list[int]], params: SamplingParams | None, progress: bool | None,
+        adapters: list[str] | None = None,
+    ) -> list[Completion]:  # fmt: skip
         assemblies: dict[str, _Assembly] = {}
         try:
-            for prompt in prompts:
-                assembly = self._add(prompt, params)
+            for prompt, adapter in zip(prompts, adapters or [""] * len(prompts), strict=True):
+                assembly = self._add(prompt, params, adapter)
                 assemblies[assembly.request.id] = assembly
             show = sys.stderr.isatty() if progress is None else progress
             self._finish(assemblies, show)

@@ -65,10 +65,10 @@ class Sample(NamedTuple):
 class StepInput:
     """Tokens of several sequences, each a span of consecutive positions.
 
-    ids, positions: `[T]`. spans: `[S, 4]` of first row, row count, first position, offset of the
-    block table in `tables`. select: rows whose results are computed; the first `len(sampling)` of
-    them are sampled. types: `[T]` segment numbers, or empty for all 0. all_logits: the logits of
-    selected rows that are not sampled will be read.
+    ids, positions: `[T]`. spans: `[S, 5]` of first row, row count, first position, offset of the
+    block table in `tables`, slot of the adapter or -1. select: rows whose results are computed; the
+    first `len(sampling)` of them are sampled. types: `[T]` segment numbers, or empty for all 0.
+    all_logits: the logits of selected rows that are not sampled will be read.
     """
 
     ids: Ints

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -39,6 +40,21 @@ def sizing(command: F) -> F:
     for option in reversed(_SIZING):
         command = option(command)
     return command
+
+
+def parse_adapters(given: tuple[str, ...]) -> tuple[tuple[str, Path], ...]:
+    """NAME=FOLDER pairs. Raises UsageError."""
+    from octavo.errors import UsageError
+
+    out = []
+    for text in given:
+        name, equals, folder = text.partition("=")
+        if not equals or not name or not Path(folder).is_dir():
+            raise UsageError(
+                f"--lora {text!r} is not NAME=FOLDER", "--lora german=./adapters/german"
+            )
+        out.append((name, Path(folder).resolve()))
+    return tuple(out)
 
 
 @contextmanager

@@ -45,7 +45,9 @@ class Screen:
             f"  model     {served.name}   ({self._title}, {size(plan.weights)})",
             f"  kernels   {client.isa}, {plan.threads} thread{'s' * (plan.threads > 1)}",
             f"  memory    {size(plan.weights)} weights + {size(plan.buffers)} buffers "
-            f"+ {size(plan.cache)} KV cache + {size(plan.process)} process",
+            f"+ {size(plan.cache)} KV cache + "
+            + (f"{size(plan.adapters)} adapters + " if plan.adapters else "")
+            + f"{size(plan.process)} process",
             f"            = {size(plan.total)} at most (of {size(plan.available)} free)",
             f"  capacity  {plan.tokens:,} tokens "
             f"= {times:.1f} requests at the full {plan.context:,} context",
@@ -132,16 +134,35 @@ class Screen:
     show_default=True,
     help="Seconds given to running requests at the end.",
 )
+@click.option(
+    "--lora",
+    "loras",
+    multiple=True,
+    metavar="NAME=FOLDER",
+    help="Serve a LoRA adapter under this name (repeatable).",
+)
+@click.option(
+    "--lora-dir",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder from which adapters may be loaded while serving.",
+)
+@click.option(
+    "--lora-memory",
+    metavar="SIZE",
+    help="Most memory for adapters. [256MiB with --lora or --lora-dir]",
+)
 @sizing
 def serve(
     model: str | None, host: str, port: int, api_keys: tuple[str, ...], name: str | None,
-    chat_template: Path | None, max_queue: int, drain_timeout: int, memory: str | None,
+    chat_template: Path | None, max_queue: int, drain_timeout: int, loras: tuple[str, ...],
+    lora_dir: Path | None, lora_memory: str | None, memory: str | None,
     context: int | None, threads: int | None, kv_dtype: str, offline: bool,
 ) -> None:  # fmt: skip
     """Serve MODEL: a demo name, a Hugging Face id (org/name[:quant]), a folder or a .gguf file."""
     from octavo.checkpoint.hub import DEMOS, locate
+    from octavo.cli.options import parse_adapters
     from octavo.engine.loader import open_model
-    from octavo.engine.plan import make_plan
+    from octavo.engine.plan import available_memory, make_plan, parse_size
     from octavo.server.ports import bind
 
     sock = bind(host, port)
@@ -149,10 +170,14 @@ def serve(
         model = DEMO
         click.echo(f"No model named, so using the demo: {DEMO} ({DEMOS[DEMO].title})")
     located = locate(model, offline=offline, progress=progress_bar)
-    opened = open_model(located.path)
+    adapters = parse_adapters(loras)
+    room = 0
+    if loras or lora_dir or lora_memory:
+        room = parse_size(lora_memory or "256MiB", available_memory())
+    opened = open_model(located.path, room > 0)
     plan = make_plan(
         opened.lowered, name=located.name, memory=memory, context=context, threads=threads,
-        kv_dtype=kv_dtype,
+        kv_dtype=kv_dtype, adapters=room,
     )  # fmt: skip
     if context is None and plan.context < plan.model_context:
         wanted, given = plan.model_context, plan.context
@@ -161,7 +186,15 @@ def serve(
 
     template = chat_template.read_text() if chat_template else None
     options = ServeOptions(
-        located, name or located.name, plan, list(api_keys), template, max_queue, drain_timeout
+        located,
+        name or located.name,
+        plan,
+        list(api_keys),
+        template,
+        max_queue,
+        drain_timeout,
+        adapters,
+        lora_dir,
     )
     title = DEMOS[model].title if model in DEMOS else opened.checkpoint.architecture
     shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from octavo.backends.base import BLOCK, Executable, Sample
+from octavo.engine.adapters import Adapters
 from octavo.engine.blocks import BlockPool
 from octavo.engine.constraint import GrammarCompiler, Mask
 from octavo.engine.prefix import PrefixIndex
@@ -52,7 +53,7 @@ class Engine:
 
     context: most tokens of a sequence. eos: ids that end one. budget: tokens a step computes.
     reuse: whether computed prefixes are found again. clock: seconds, for deadlines. grammars: makes
-    grammars ready; without it requests that have one are refused.
+    grammars ready; adapters: LoRA adapters; requests for what is not given are refused.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Engine:
         reuse: bool = True,
         clock: Callable[[], float] = time.monotonic,
         grammars: GrammarCompiler | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         limits = executable.limits
         whole = executable.task != "generate"
@@ -74,6 +76,7 @@ class Engine:
         self._eos = eos
         self._clock = clock
         self.grammars = grammars
+        self.adapters = adapters
         self._pool = BlockPool(limits.blocks)
         self.index = PrefixIndex(self._pool)
         self.scheduler = Scheduler(
@@ -112,6 +115,8 @@ class Engine:
             math.isfinite(request.timeout) and request.timeout > 0
         ):
             raise RequestError("timeout must be a positive number of seconds", "timeout")
+        if request.adapter and self.adapters is None:
+            raise RequestError("this server has no adapters", "model", "model_not_found")
         if self._executable.task != "generate" and not request.pool:
             raise RequestError("this model generates no text", "model", "unsupported_task")
         if request.types and (len(request.types) != prompt or set(request.types) - {0, 1}):
@@ -135,6 +140,11 @@ class Engine:
             vocabulary=self._vocabulary, allowed=self._allowed(params.allowed_token_ids),
         )  # fmt: skip
         sequence.scored += request.scored
+        sequence.salt = request.salt
+        if request.adapter:
+            assert self.adapters is not None
+            sequence.adapter, key = self.adapters.acquire(request.adapter)
+            sequence.salt += key
         self._sequences[request.id] = sequence
         self._counts["prompt"] += len(request.prompt)
         if params.grammar is None:
@@ -174,13 +184,21 @@ class Engine:
                 sequence.constraint = self.grammars.constraint(compiled)
                 self._begin(sequence)
             except (RequestError, ValueError) as e:
-                del self._sequences[sequence.id]
+                self._forget(sequence.id)
                 events.append(TokenEvent(sequence.id, finish="refused", error=str(e)[:200]))
         return events
 
+    def _forget(self, request_id: str) -> Sequence | None:
+        """Takes a request off the list of those that run."""
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is not None and sequence.adapter >= 0:
+            assert self.adapters is not None
+            self.adapters.release(sequence.request.adapter)
+        return sequence
+
     def abort(self, request_id: str) -> None:
         """Ends a request and frees its blocks; unknown ids are ignored."""
-        if sequence := self._sequences.pop(request_id, None):
+        if sequence := self._forget(request_id):
             self._remove(sequence)
 
     def _remove(self, sequence: Sequence) -> None:
@@ -228,7 +246,7 @@ class Engine:
         ]
 
     def _end(self, sequence: Sequence, finish: Finish, error: str | None = None) -> TokenEvent:
-        del self._sequences[sequence.id]
+        self._forget(sequence.id)
         self._remove(sequence)
         return TokenEvent(sequence.id, finish=finish, cached=sequence.cached, error=error)
 
@@ -268,7 +286,7 @@ class Engine:
             sequence.pool(outcome.states)
         if sequence.pending:
             return []
-        del self._sequences[sequence.id]
+        self._forget(sequence.id)
         self.scheduler.retire(sequence)
         vector, cached = sequence.vector, sequence.cached
         return [TokenEvent(sequence.id, finish="stop", cached=cached, vector=vector)]
@@ -277,7 +295,7 @@ class Engine:
         """Beam search: texts come when the best have been found."""
         events = self._searches.advance(sequence, sample)
         if events:
-            del self._sequences[sequence.id]
+            self._forget(sequence.id)
             self._counts["generated"] += sum(e.token is not None for e in events)
         return events
 
@@ -300,7 +318,7 @@ class Engine:
         elif len(sequence.tokens) >= sequence.limit:
             finish = "length"
         if finish:
-            del self._sequences[sequence.id]
+            self._forget(sequence.id)
             self.scheduler.retire(sequence)
         return TokenEvent(sequence.id, token, logprob, top, finish, sequence.cached)
 

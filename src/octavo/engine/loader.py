@@ -9,6 +9,7 @@ from pathlib import Path
 
 from octavo.backends.cpu import CpuExecutable, Lowered, load, lower
 from octavo.checkpoint import Checkpoint, open_checkpoint
+from octavo.engine.adapters import Adapters
 from octavo.engine.constraint import GrammarCompiler, TokenTable
 from octavo.engine.engine import Engine
 from octavo.engine.plan import Plan
@@ -32,10 +33,13 @@ class OpenModel:
         return self.lowered.program.task
 
 
-def open_model(path: Path) -> OpenModel:
-    """Reads headers only. Raises ModelNotFound, CheckpointError or Unsupported."""
+def open_model(path: Path, adapters: bool = False) -> OpenModel:
+    """Reads headers only; `adapters`: whether LoRA adapters may be loaded.
+
+    Raises ModelNotFound, CheckpointError or Unsupported.
+    """
     checkpoint = open_checkpoint(path)
-    return OpenModel(checkpoint, lower(build_program(checkpoint)))
+    return OpenModel(checkpoint, lower(build_program(checkpoint), adapters))
 
 
 def _drop_pages(checkpoint: Checkpoint) -> None:
@@ -57,12 +61,16 @@ def load_executable(
 
 
 def make_engine(
-    executable: CpuExecutable, vocabulary: int, plan: Plan, table: TokenTable
+    model: OpenModel, executable: CpuExecutable, plan: Plan, table: TokenTable
 ) -> Engine:
     """An engine that never uses more than `plan`."""
+    adapters = None
+    if model.lowered.adapters:
+        program = model.lowered.program
+        adapters = Adapters(model.checkpoint, program, executable, plan.adapters)
     return Engine(
-        executable, vocabulary, plan.context, frozenset(table.eos),
-        grammars=GrammarCompiler(table, vocabulary),
+        executable, model.vocabulary, plan.context, frozenset(table.eos),
+        grammars=GrammarCompiler(table, model.vocabulary), adapters=adapters,
     )  # fmt: skip
 
 
@@ -74,4 +82,4 @@ def load_engine(
 ) -> Engine:
     """Loads a model into an engine."""
     executable = load_executable(model, plan, progress)
-    return make_engine(executable, model.vocabulary, plan, table)
+    return make_engine(model, executable, plan, table)

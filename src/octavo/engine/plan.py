@@ -37,6 +37,7 @@ class Plan:
     threads: int
     kv_dtype: str
     limits: Limits
+    adapters: int = 0  # bytes that LoRA adapters may take
 
     @property
     def process(self) -> int:
@@ -44,7 +45,7 @@ class Plan:
 
     @property
     def total(self) -> int:
-        return self.weights + self.buffers + self.cache + self.process
+        return self.weights + self.buffers + self.cache + self.adapters + self.process
 
     @property
     def tokens(self) -> int:
@@ -117,6 +118,7 @@ def make_plan(
     context: int | None = None,
     threads: int | None = None,
     kv_dtype: str = "bf16",
+    adapters: int = 0,
 ) -> Plan:
     """Plans a model within `memory` (80 % of what is available unless named).
 
@@ -135,13 +137,13 @@ def make_plan(
         return _encoder_plan(lowered, name, available, budget, context or own, threads)
     fixed = footprint(lowered, Limits(STEP_TOKENS, SEQUENCES, 0), threads, kv_dtype)
     each = block_bytes(lowered, kv_dtype)
-    left = budget - fixed.weights - fixed.buffers - PROCESS - PAGES
+    left = budget - fixed.weights - fixed.buffers - adapters - PROCESS - PAGES
     wanted = context or own
     needed = (wanted + BLOCK - 1) // BLOCK * each
     if left < needed and (context is not None or left < SMALLEST_CONTEXT // BLOCK * each):
         raise _refusal(
             name,
-            fixed.weights + fixed.buffers + PROCESS + PAGES,
+            fixed.weights + fixed.buffers + adapters + PROCESS + PAGES,
             needed,
             budget,
             wanted,
@@ -161,6 +163,7 @@ def make_plan(
         threads=threads,
         kv_dtype=kv_dtype,
         limits=Limits(STEP_TOKENS, SEQUENCES, blocks),
+        adapters=adapters,
     )
 
 

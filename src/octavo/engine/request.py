@@ -175,7 +175,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: lower runs first. timeout: seconds from submission, None for no deadline.
     salt: requests share cached prefixes only with others of the same salt. pool: instead of
     generating, give the mean, first (cls) or last state of the prompt, or a cross-encoder's scores
-    (cls); types: the segment of each prompt token.
+    (cls); types: the segment of each prompt token. adapter: the LoRA adapter to compute with.
     """
 
     id: str
@@ -188,6 +188,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     salt: str = ""
     pool: Literal["", "mean", "cls", "last"] = ""
     types: list[int] = []
+    adapter: str = ""
 
 
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True):

@@ -27,7 +27,7 @@ def step_input(work: list[Work]) -> StepInput:
     """
     ids: list[int] = []
     positions: list[int] = []
-    spans: list[tuple[int, int, int, int]] = []
+    spans: list[tuple[int, int, int, int, int]] = []
     tables: list[int] = []
     select: list[int] = []
     sampling: list[SamplingRow] = []
@@ -37,7 +37,7 @@ def step_input(work: list[Work]) -> StepInput:
     for piece in work:
         sequence, count = piece
         start = sequence.computed
-        spans.append((len(ids), count, start, len(tables)))
+        spans.append((len(ids), count, start, len(tables), sequence.adapter))
         for at in piece.scores:
             select.append(len(ids) + at - 1 - start)
             sampling.append(sequence.scoring(at))

@@ -141,7 +141,7 @@ class Scheduler:
         """What the cache knows of a sequence; one token is always left to compute."""
         if not self._reuse or sequence.unscored or sequence.request.pool in ("mean", "cls"):
             return Match([], None, 0)
-        return self.index.match(sequence.tokens[:-1], sequence.request.salt)
+        return self.index.match(sequence.tokens[:-1], sequence.salt)
 
     def _give_back(self, match: Match) -> None:
         for block in match.blocks:
@@ -227,7 +227,7 @@ class Scheduler:
         whole = sequence.computed // BLOCK
         if self._reuse and whole > sequence.indexed:
             blocks = sequence.blocks[:whole]
-            self.index.insert(sequence.tokens[: whole * BLOCK], blocks, sequence.request.salt)
+            self.index.insert(sequence.tokens[: whole * BLOCK], blocks, sequence.salt)
             sequence.blocks[:whole] = blocks
             sequence.indexed = whole
 
@@ -236,7 +236,7 @@ class Scheduler:
         if self._reuse and sequence.computed > sequence.indexed * BLOCK:
             count = sequence.blocks_for(sequence.computed)
             blocks = sequence.blocks[:count]
-            self.index.insert(sequence.tokens[: sequence.computed], blocks, sequence.request.salt)
+            self.index.insert(sequence.tokens[: sequence.computed], blocks, sequence.salt)
             sequence.blocks[:count] = blocks
         self.remove(sequence)
 

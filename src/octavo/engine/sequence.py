@@ -32,6 +32,8 @@ class Sequence:
     counts: Counter[int] = field(default_factory=Counter)  # generated tokens
     eos: frozenset[int] = frozenset()
     vocabulary: int = 0
+    adapter: int = -1  # slot
+    salt: str = ""  # sets its cached prefixes apart
     allowed: Mask | None = None  # allowed_token_ids
     constraint: Constraint | None = None
     continuations: int = 0  # of a beam: how many are looked at

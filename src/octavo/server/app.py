@@ -7,8 +7,10 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from functools import wraps
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from octavo.errors import Overloaded, RequestError
-from octavo.server import decoding, schemas, vectors
+from octavo.server import decoding, schemas
 from octavo.server.client import EngineClient
 from octavo.server.generation import Piece, Served, Usage, generate_all, requests_for
 from octavo.server.grammar_check import GrammarChecker
@@ -33,9 +35,11 @@ from octavo.server.http import (
     while_connected,
 )
 from octavo.server.jobs import Job, echoed
+from octavo.server.lora import AdapterRoutes
 from octavo.server.messages import conversation, tool_use
 from octavo.server.metrics import Metrics
 from octavo.server.replies import DONE, Shape, encode, error_body, error_frame
+from octavo.server.vectors import VectorRoutes
 
 Handler = Callable[[Request], Awaitable[Response]]
 LogLine = Callable[[str, int, Usage], None]
@@ -60,6 +64,8 @@ class Api:
     def model(self, name: str | None) -> Served:
         if self.served is None:
             raise Overloaded("the model is still loading", code="loading")
+        if name in self.client.adapters:
+            return replace(self.served, name=name, adapter=name)
         if name is not None and name not in (self.served.name, *self.served.aliases):
             raise NotFound(
                 f"no model {name[:64]!r} here; this server has {self.served.name!r}",
@@ -135,7 +141,7 @@ class Api:
         decoding.check_numbers(body, job.prompts, served.vocabulary)
         requests = requests_for(
             job.prompts, job.made, params, body.timeout, body.priority or 0,
-            request.scope.get("salt", ""),
+            request.scope.get("salt", ""), served.adapter,
         )  # fmt: skip
         if len(requests) > decoding.MAX_CHOICES:
             raise RequestError(
@@ -188,46 +194,6 @@ class Api:
 
         return EventStream(frames())
 
-    # -- vectors ------------------------------------------------------------------------------
-
-    async def embeddings(self, request: Request) -> Response:
-        body = schemas.parse(await read_body(request), vectors.EmbeddingBody)
-        served = self.model(body.model)
-        if served.task == "rank":
-            raise RequestError(
-                "this model ranks; it makes no embeddings", "model", "unsupported_task"
-            )
-        texts = await asyncio.to_thread(vectors.inputs, body, served)
-        work = vectors.pool(self.client, served, texts, request.scope.get("salt", ""))
-        pooled = await while_connected(request.receive, work)
-        made = [vectors.embedding(v, served, body.dimensions) for v in pooled]
-        tokens = sum(len(ids) for ids, _ in texts)
-        self.done("embeddings", 200, Usage(prompt=tokens))
-        reply = vectors.embeddings_reply(made, served, body.encoding_format, tokens)
-        return json_response(encode(reply))
-
-    async def rerank(self, request: Request) -> Response:
-        body = schemas.parse(await read_body(request), vectors.RerankBody)
-        served = self.model(body.model)
-        texts = vectors.documents(body)
-        pairs = [(body.query, text) for text in texts]
-        work = vectors.scores(self.client, served, pairs, request.scope.get("salt", ""))
-        relevance, tokens = await while_connected(request.receive, work)
-        self.done("rerank", 200, Usage(prompt=tokens))
-        return json_response(encode(vectors.rerank_reply(body, texts, relevance, served, tokens)))
-
-    async def score(self, request: Request) -> Response:
-        body = schemas.parse(await read_body(request), vectors.ScoreBody)
-        served = self.model(body.model)
-        pairs = vectors.score_pairs(body)
-        work = vectors.scores(self.client, served, pairs, request.scope.get("salt", ""))
-        values, tokens = await while_connected(request.receive, work)
-        self.done("score", 200, Usage(prompt=tokens))
-        data = [{"index": i, "object": "score", "score": v} for i, v in enumerate(values)]
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        reply = {"object": "list", "model": served.name, "data": data, "usage": usage}
-        return json_response(encode(reply))
-
     # -- text ---------------------------------------------------------------------------------
 
     async def tokenize(self, request: Request) -> Response:
@@ -260,13 +226,15 @@ class Api:
     # -- about the server ---------------------------------------------------------------------
 
     def _card(self, served: Served) -> dict[str, Any]:
+        parent = self.served.name if served.adapter and self.served else None
         return {
             "id": served.name, "object": "model", "created": served.created, "owned_by": "octavo",
-            "max_model_len": served.context,
+            "max_model_len": served.context, "parent": parent,
         }  # fmt: skip
 
     async def models(self, request: Request) -> Response:
-        cards = [self._card(self.served)] if self.served else []
+        names = [None, *self.client.adapters] if self.served else []
+        cards = [self._card(self.model(name)) for name in names]
         return json_response(encode({"object": "list", "data": cards}))
 
     async def one_model(self, request: Request) -> Response:
@@ -327,16 +295,22 @@ async def _http_error(request: Request, error: Exception) -> Response:
     )
 
 
-def create_app(api: Api, keys: list[str] | None = None) -> ApiKeys:
-    """The ASGI application. With `keys`, every route but health needs one of them."""
+def create_app(api: Api, keys: list[str] | None = None, lora_folder: Path | None = None) -> ApiKeys:
+    """The ASGI application. With `keys`, every route but health needs one of them.
+
+    lora_folder: where adapters may be loaded from while serving.
+    """
+    vectors, lora = VectorRoutes(api), AdapterRoutes(api, lora_folder)
     table = [
         ("/v1/chat/completions", "POST", api.chat),
         ("/v1/completions", "POST", api.completions),
-        ("/v1/embeddings", "POST", api.embeddings),
-        ("/v1/rerank", "POST", api.rerank),
-        ("/rerank", "POST", api.rerank),
-        ("/v1/score", "POST", api.score),
-        ("/score", "POST", api.score),
+        ("/v1/embeddings", "POST", vectors.embeddings),
+        ("/v1/rerank", "POST", vectors.rerank),
+        ("/rerank", "POST", vectors.rerank),
+        ("/v1/score", "POST", vectors.score),
+        ("/score", "POST", vectors.score),
+        ("/v1/load_lora_adapter", "POST", lora.load),
+        ("/v1/unload_lora_adapter", "POST", lora.unload),
         ("/tokenize", "POST", api.tokenize),
         ("/detokenize", "POST", api.detokenize),
         ("/v1/models", "GET", api.models),

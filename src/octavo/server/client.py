@@ -27,8 +27,10 @@ from octavo.errors import EngineFailed, OctavoError, Overloaded, RequestError
 from octavo.server.engine_process import plan_fields
 from octavo.server.protocol import (
     Abort,
+    Adapted,
     Events,
     Failed,
+    LoadAdapter,
     Loading,
     Ready,
     Refused,
@@ -36,10 +38,12 @@ from octavo.server.protocol import (
     Submit,
     ToEngine,
     ToFront,
+    UnloadAdapter,
     frame,
     read_frame,
 )
 
+ADAPT_SECONDS = 60.0  # for an adapter to load
 STALL = 10.0  # seconds without a frame while requests run: not making progress
 CRASHES = 2  # a request that has seen more engine deaths than this is failed, not replayed
 BACKOFF = (0.0, 0.2, 1.0, 5.0, 15.0)
@@ -76,6 +80,9 @@ class EngineClient:
         self._max_queue = max_queue
         self._progress = progress
         self._streams: dict[str, _Stream] = {}
+        self.adapters: dict[str, str] = {}  # names and paths of what is loaded
+        self._adapting: tuple[str, asyncio.Future[Adapted]] | None = None
+        self._one_at_a_time = asyncio.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -149,6 +156,32 @@ class EngineClient:
             if not finished:
                 self._send(Abort(request.id))
 
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Loads a LoRA adapter; a restarted engine loads it again. Raises RequestError."""
+        await self._adapt(LoadAdapter(name, path))
+        self.adapters[name] = path
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unloads an adapter once its requests have ended. Raises RequestError."""
+        await self._adapt(UnloadAdapter(name))
+        del self.adapters[name]
+
+    async def _adapt(self, message: LoadAdapter | UnloadAdapter) -> None:
+        async with self._one_at_a_time:
+            if not self._ready.is_set():
+                raise Overloaded("the engine is starting", code="loading")
+            done: asyncio.Future[Adapted] = asyncio.get_running_loop().create_future()
+            self._adapting = (message.name, done)
+            self._send(message)
+            try:
+                answer = await asyncio.wait_for(done, ADAPT_SECONDS)
+            except TimeoutError:
+                raise EngineFailed("the engine did not answer", code="engine_failed") from None
+            finally:
+                self._adapting = None
+        if answer.message:
+            raise RequestError(answer.message, answer.param, answer.code)
+
     def _send(self, message: ToEngine) -> None:
         # While the engine restarts there is nobody to tell; streams are submitted when it is back.
         if self._writer is not None and self._ready.is_set():
@@ -204,6 +237,8 @@ class EngineClient:
         elif isinstance(message, Ready):
             self.isa = message.isa
             self._ready.set()
+            for name, path in self.adapters.items():
+                self._send(LoadAdapter(name, path))
             for running in self._streams.values():
                 resumed = msgspec.structs.replace(
                     running.request, resume=list(running.given), scored=running.scored
@@ -220,6 +255,10 @@ class EngineClient:
         elif isinstance(message, Refused):
             if stream := self._streams.get(message.id):
                 stream.events.put_nowait(RequestError(message.message, message.param, message.code))
+        elif isinstance(message, Adapted):
+            if self._adapting is not None and self._adapting[0] == message.name:
+                self._adapting[1].set_result(message)
+                self._adapting = None
         elif isinstance(message, Failed):
             kind = getattr(errors, message.kind, OctavoError)
             self.failure = kind(message.message, *message.suggestions)

@@ -24,15 +24,18 @@ from octavo.engine.plan import Plan
 from octavo.errors import OctavoError, RequestError
 from octavo.server.protocol import (
     Abort,
+    Adapted,
     Events,
     Failed,
     FrameBuffer,
+    LoadAdapter,
     Loading,
     Ready,
     Refused,
     Start,
     Submit,
     ToEngine,
+    UnloadAdapter,
     send,
 )
 
@@ -79,10 +82,10 @@ class EngineProcess:
 
     def start(self, message: Start) -> None:
         try:
-            model = open_model(Path(message.path))
             plan = plan_from(message.memory)
+            model = open_model(Path(message.path), plan.adapters > 0)
             executable = load_executable(model, plan, lambda n: send(self._sock, Loading(n)))
-            self._engine = make_engine(executable, model.vocabulary, plan, message.table)
+            self._engine = make_engine(model, executable, plan, message.table)
         except OctavoError as e:
             send(self._sock, Failed(type(e).__name__, str(e), list(e.suggestions)))
             raise SystemExit(e.exit_code) from None
@@ -97,11 +100,27 @@ class EngineProcess:
         assert self._engine is not None
         if isinstance(message, Abort):
             self._engine.abort(message.id)
+        elif isinstance(message, LoadAdapter | UnloadAdapter):
+            send(self._sock, self.adapt(message))
         elif isinstance(message, Submit):
             try:
                 self._engine.add(message.request)
             except RequestError as e:
                 send(self._sock, Refused(message.request.id, str(e), e.param, e.code))
+
+    def adapt(self, message: LoadAdapter | UnloadAdapter) -> Adapted:
+        """Loads or unloads an adapter, and says how that went."""
+        assert self._engine is not None
+        try:
+            if self._engine.adapters is None:
+                raise RequestError("this server was started without adapters", "lora_name")
+            if isinstance(message, LoadAdapter):
+                self._engine.adapters.load(message.name, Path(message.path))
+            else:
+                self._engine.adapters.unload(message.name)
+        except RequestError as e:
+            return Adapted(message.name, str(e), e.param, e.code)
+        return Adapted(message.name)
 
     def report(self) -> None:
         """One step and one frame."""

@@ -40,6 +40,7 @@ class Served:
     created: int
     task: Task
     pooling: Pooling
+    adapter: str = ""  # the LoRA adapter that goes by this name
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +176,7 @@ def requests_for(
     timeout: float | None = None,
     priority: int = 0,
     salt: str = "",
+    adapter: str = "",
 ) -> list[Request]:
     """`n` requests per prompt. Choice i draws with seed + i, as if it had been asked for alone.
 
@@ -193,6 +195,7 @@ def requests_for(
                     timeout=timeout,
                     priority=priority,
                     salt=salt,
+                    adapter=adapter,
                 )
             )
     return out

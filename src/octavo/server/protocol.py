@@ -30,6 +30,26 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     id: str
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """A LoRA adapter in a PEFT folder."""
+
+    name: str
+    path: str
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
+    name: str
+
+
+class Adapted(msgspec.Struct, frozen=True, tag=True):
+    """The end of loading or unloading an adapter; `message` says why it failed."""
+
+    name: str
+    message: str = ""
+    param: str | None = None
+    code: str | None = None
+
+
 class Loading(msgspec.Struct, frozen=True, tag=True):
     """Bytes packed since the last frame."""
 
@@ -65,8 +85,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     suggestions: list[str]
 
 
-ToEngine = Start | Submit | Abort
-ToFront = Loading | Ready | Refused | Events | Failed
+ToEngine = Start | Submit | Abort | LoadAdapter | UnloadAdapter
+ToFront = Loading | Ready | Refused | Events | Failed | Adapted
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -16,6 +17,7 @@ from octavo.checkpoint.pooling import read_pooling
 from octavo.engine.loader import OpenModel
 from octavo.engine.plan import Plan
 from octavo.engine.request import SamplingParams
+from octavo.errors import RequestError, UsageError
 from octavo.llm import token_table
 from octavo.server.app import Api, LogLine, create_app
 from octavo.server.client import EngineClient
@@ -36,6 +38,8 @@ class ServeOptions:
     chat_template: str | None = None
     max_queue: int = 256
     drain_timeout: int = 30
+    adapters: tuple[tuple[str, Path], ...] = ()  # loaded at start
+    lora_folder: Path | None = None  # where others may be loaded from
 
 
 class _Server(uvicorn.Server):
@@ -72,6 +76,14 @@ def _served(
     )
 
 
+async def _load_adapters(client: EngineClient, adapters: tuple[tuple[str, Path], ...]) -> None:
+    for name, path in adapters:
+        try:
+            await client.load_adapter(name, str(path))
+        except RequestError as e:
+            raise UsageError(f"--lora {name}: {e}") from None
+
+
 async def serve(
     options: ServeOptions,
     model: OpenModel,
@@ -91,7 +103,7 @@ async def serve(
     )
     api = Api(client, log)
     config = uvicorn.Config(
-        create_app(api, options.api_keys),
+        create_app(api, options.api_keys, options.lora_folder),
         log_level="critical",
         access_log=False,
         server_header=False,
@@ -105,6 +117,7 @@ async def serve(
         await asyncio.wait({running, starting}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
+            await _load_adapters(client, options.adapters)
             api.served = _served(options, model, tokenizer, template)
             ready(client, api.served)
         await running

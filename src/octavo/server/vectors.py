@@ -7,15 +7,23 @@ import base64
 import math
 import secrets
 from contextlib import aclosing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 
 from octavo.checkpoint.pooling import Vector, unit
 from octavo.engine.request import Request, SamplingParams
 from octavo.errors import RequestError
-from octavo.server.generation import Served, TokenSource
+from octavo.server import schemas
+from octavo.server.generation import Served, TokenSource, Usage
+from octavo.server.http import json_response, read_body, while_connected
+from octavo.server.replies import encode
+
+if TYPE_CHECKING:
+    from octavo.server.app import Api
 
 MAX_INPUTS = 2048
 AT_ONCE = 64  # requests of one body in flight
@@ -84,7 +92,7 @@ async def pool(
     async def one(text: Segments) -> Vector:
         request = Request(
             id=secrets.token_hex(12), prompt=text[0], types=text[1], params=SamplingParams(),
-            pool=mode, salt=salt,
+            pool=mode, salt=salt, adapter=served.adapter,
         )  # fmt: skip
         async with gate, aclosing(source.submit(request)) as events:
             async for event in events:
@@ -184,3 +192,48 @@ def rerank_reply(
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return {"id": "rerank-" + secrets.token_hex(12), "model": served.name, "results": results,
             "usage": usage}  # fmt: skip
+
+
+class VectorRoutes:
+    """The handlers of /v1/embeddings, /v1/rerank and /v1/score."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    async def embeddings(self, request: HttpRequest) -> Response:
+        body = schemas.parse(await read_body(request), EmbeddingBody)
+        served = self._api.model(body.model)
+        if served.task == "rank":
+            raise RequestError(
+                "this model ranks; it makes no embeddings", "model", "unsupported_task"
+            )
+        texts = await asyncio.to_thread(inputs, body, served)
+        work = pool(self._api.client, served, texts, request.scope.get("salt", ""))
+        pooled = await while_connected(request.receive, work)
+        made = [embedding(v, served, body.dimensions) for v in pooled]
+        tokens = sum(len(ids) for ids, _ in texts)
+        self._api.done("embeddings", 200, Usage(prompt=tokens))
+        reply = embeddings_reply(made, served, body.encoding_format, tokens)
+        return json_response(encode(reply))
+
+    async def rerank(self, request: HttpRequest) -> Response:
+        body = schemas.parse(await read_body(request), RerankBody)
+        served = self._api.model(body.model)
+        texts = documents(body)
+        pairs = [(body.query, text) for text in texts]
+        work = scores(self._api.client, served, pairs, request.scope.get("salt", ""))
+        relevance, tokens = await while_connected(request.receive, work)
+        self._api.done("rerank", 200, Usage(prompt=tokens))
+        return json_response(encode(rerank_reply(body, texts, relevance, served, tokens)))
+
+    async def score(self, request: HttpRequest) -> Response:
+        body = schemas.parse(await read_body(request), ScoreBody)
+        served = self._api.model(body.model)
+        pairs = score_pairs(body)
+        work = scores(self._api.client, served, pairs, request.scope.get("salt", ""))
+        values, tokens = await while_connected(request.receive, work)
+        self._api.done("score", 200, Usage(prompt=tokens))
+        data = [{"index": i, "object": "score", "score": v} for i, v in enumerate(values)]
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        reply = {"object": "list", "model": served.name, "data": data, "usage": usage}
+        return json_response(encode(reply))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from octavo import _native
 from octavo.backends.base import Floats, Limits, Sample, StepInput
 from octavo.backends.cpu.lower import Lowered, NativeOp
 from octavo.checkpoint import Tensor
+from octavo.checkpoint.adapter import MAX_RANK
 from octavo.errors import UsageError
 from octavo.program import (
     Activate,
@@ -26,6 +28,7 @@ from octavo.program import (
     Weight,
 )
 
+ADAPTED_PARTS = 3  # matrices that share an input, as native/runtime/adapter.h has it
 SPARE_PARTS = 1024  # attention partials beyond one per token: long contexts are split into these
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "tanh": 3, "relu": 4}
 INDEXES = {"ids": 0, "positions": 1, "types": 2}
@@ -111,6 +114,8 @@ def footprint(lowered: Lowered, limits: Limits, threads: int, kv_dtype: str) -> 
     parts = (limits.tokens + SPARE_PARTS) * attention.heads
     buffers += 2 * _up(4 * parts) + _up(4 * parts * padded)
     buffers += _up(limits.tokens * attention.heads * padded * 4)
+    if lowered.adapters:
+        buffers += _up(4 * ADAPTED_PARTS * limits.tokens * MAX_RANK)
     return Footprint(
         weights + SLACK, buffers + SLACK, limits.blocks * block_bytes(lowered, kv_dtype)
     )
@@ -120,12 +125,14 @@ class CpuExecutable:
     """A program in the native runtime."""
 
     def __init__(
-        self, model: _native.Model, limits: Limits, task: Task, output: int, hidden: int
-    ) -> None:
+        self, model: _native.Model, limits: Limits, task: Task, output: int, hidden: int,
+        matrices: dict[str, int],
+    ) -> None:  # fmt: skip
         self.model = model
         self.limits = limits
         self.task = task
         self._output, self._hidden = output, hidden  # buffers
+        self._matrices = matrices  # by tensor name
 
     def step(self, step: StepInput) -> list[Sample]:
         rows = self.model.step(
@@ -140,6 +147,13 @@ class CpuExecutable:
 
     def hidden(self, first: int, count: int) -> Floats:
         return self.model.rows(self._hidden, first, count)
+
+    def add_adapter(self, parts: list[Any]) -> int:
+        """Keeps the factors of an adapter and gives its slot (see engine/adapters.py)."""
+        return self.model.add_adapter([(self._matrices[name], *rest) for name, *rest in parts])
+
+    def remove_adapter(self, slot: int) -> None:
+        self.model.remove_adapter(slot)
 
     def copy_block(self, source: int, target: int) -> None:
         self.model.copy_block(source, target)
@@ -264,6 +278,8 @@ def load(
         isa=isa, threads=threads, weight_bytes=size.weights, buffer_bytes=size.buffers,
         tokens=limits.tokens, selected=limits.selected, features=_scratch(lowered, limits),
     )  # fmt: skip
+    if lowered.adapters:
+        model.allow_adapters()
     recorder = _Recorder(lowered, model, progress)
     for native in lowered.ops:
         recorder.record(native)
@@ -275,4 +291,4 @@ def load(
         layers=c.layers, blocks=limits.blocks, heads=c.kv_heads, head_dim=c.head_dim,
         type=kv_dtype, parts=limits.tokens + SPARE_PARTS,
     )  # fmt: skip
-    return CpuExecutable(model, limits, program.task, output, hidden)
+    return CpuExecutable(model, limits, program.task, output, hidden, recorder.matrix)

@@ -66,15 +66,18 @@ class Lowered:
 
     program: Program
     ops: list[NativeOp]
+    adapters: bool = False  # whether LoRA adapters may be loaded
     buffers: list[tuple[bool, int]] = field(default_factory=list)  # (selected rows?, width)
     acts: list[tuple[bool, int, Forms]] = field(default_factory=list)
     buffer_of: dict[int, int] = field(default_factory=dict)  # value id -> buffer
     act_of: dict[int, int] = field(default_factory=dict)
 
 
-def _forms(weights: list[Weight]) -> Forms:
+def _forms(weights: list[Weight], adapters: bool) -> Forms:
     floats = {TensorType.F32, TensorType.F16}
     kinds = {w.tensor.type for w in weights}
+    if adapters:
+        kinds |= {TensorType.F32, TensorType.BF16}  # which their factors may have
     return bool(kinds - floats - {TensorType.BF16}), TensorType.BF16 in kinds, bool(kinds & floats)
 
 
@@ -249,7 +252,8 @@ def _assign_act(
     weights = [op.weight for op in users if isinstance(op, Linear) and op.x == value]
     if not weights:
         raise Unsupported("a value that no linear layer reads")
-    key = (value.selected, value.width, _forms(weights))
+    adapters = lowered.adapters and not value.selected
+    key = (value.selected, value.width, _forms(weights, adapters))
     if free.get(key):
         lowered.act_of[value.id] = free[key].pop()
     else:
@@ -257,9 +261,12 @@ def _assign_act(
         lowered.acts.append(key)
 
 
-def lower(program: Program) -> Lowered:
-    """Lowers a program for the CPU. Raises Unsupported for a composition it cannot place."""
-    lowered = Lowered(program, _Lowering(program).lower())
+def lower(program: Program, adapters: bool = False) -> Lowered:
+    """Lowers a program for the CPU, with room for LoRA adapters if they are wanted.
+
+    Raises Unsupported for a composition it cannot place.
+    """
+    lowered = Lowered(program, _Lowering(program).lower(), adapters)
     for op in lowered.ops:
         if op.source is not None:
             producers = {n.act.id for n in lowered.ops if n.act is not None}

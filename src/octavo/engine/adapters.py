@@ -1,0 +1,131 @@
+"""LoRA adapters that are loaded: by name, with the requests that use them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from octavo.checkpoint import TensorType
+from octavo.checkpoint.adapter import LowRank, read_adapter
+from octavo.checkpoint.base import Checkpoint
+from octavo.errors import OctavoError, RequestError
+from octavo.models.adapters import Target, adapter_targets
+from octavo.program import Program
+
+MAX_ADAPTERS = 64
+Part = tuple[str, int, np.ndarray, np.ndarray, int, int, int, float]
+
+
+class Host(Protocol):
+    """Whoever computes with adapters."""
+
+    def add_adapter(self, parts: list[Part]) -> int: ...
+
+    def remove_adapter(self, slot: int) -> None: ...
+
+
+@dataclass(slots=True)
+class _Loaded:
+    slot: int
+    bytes: int
+    serial: int  # a name that is loaded again is another adapter
+    users: int = 0
+    leaving: bool = False
+
+
+def _part(target: Target, factors: LowRank, shape: tuple[int, ...]) -> Part:
+    """Factors as the native code takes them: B transposed, its outputs padded to 16."""
+    rank, inputs = factors.a.shape
+    outputs = factors.b.shape[0]
+    if (outputs, inputs) != shape:
+        raise RequestError(
+            f"the adapter is for weights of {outputs} x {inputs}; {target.tensor} has "
+            f"{' x '.join(map(str, shape))}",
+            "lora_path",
+        )
+    wide = factors.a.type is not TensorType.BF16  # fp16 becomes fp32, which loses nothing
+    a, b = (
+        t.vector() if wide else t.raw().view(np.uint16).reshape(t.shape)
+        for t in (factors.a, factors.b)
+    )  # fmt: skip
+    if target.heads:
+        b = b.reshape(target.heads, 2, -1, rank).swapaxes(1, 2).reshape(outputs, rank)
+    padded = np.zeros((rank, -(-outputs // 16) * 16), b.dtype)
+    padded[:, :outputs] = b.T
+    kind = TensorType.F32 if wide else TensorType.BF16
+    flat = [np.ascontiguousarray(x).view(np.uint8).reshape(-1) for x in (a, padded)]
+    return target.tensor, int(kind), flat[0], flat[1], rank, inputs, outputs, factors.scale
+
+
+class Adapters:
+    """Loads and unloads adapters of one model. room: bytes they may take together."""
+
+    def __init__(self, checkpoint: Checkpoint, program: Program, host: Host, room: int) -> None:
+        self._targets = adapter_targets(checkpoint, program)
+        self._shapes = {name: t.shape for name, t in checkpoint.tensors.items()}
+        self._host = host
+        self._room = room
+        self._serials = count(1)
+        self._loaded: dict[str, _Loaded] = {}
+
+    def load(self, name: str, path: Path) -> None:
+        """Reads an adapter from a PEFT folder. Raises RequestError."""
+        if name in self._loaded or len(self._loaded) >= MAX_ADAPTERS:
+            why = "is loaded already" if name in self._loaded else f"is one over {MAX_ADAPTERS}"
+            raise RequestError(f"adapter {name[:64]!r} {why}", "lora_name", "invalid_value")
+        try:
+            factors = read_adapter(path)
+        except OctavoError as e:
+            raise RequestError(str(e), "lora_path", "invalid_adapter") from None
+        unknown = sorted(set(factors) - set(self._targets))
+        if unknown:
+            raise RequestError(
+                f"the adapter changes {unknown[0][:80]!r}, which this model does not have, or "
+                "which cannot be adapted", "lora_path", "invalid_adapter",
+            )  # fmt: skip
+        parts = []
+        for module, factor in factors.items():
+            target = self._targets[module]
+            parts.append(_part(target, factor, self._shapes[target.tensor]))
+        size = sum(p[2].nbytes + p[3].nbytes for p in parts)
+        used = sum(a.bytes for a in self._loaded.values())
+        if used + size > self._room:
+            raise RequestError(
+                f"adapter {name[:64]!r} takes {size >> 10:,} KiB and {(self._room - used) >> 10:,} "
+                "KiB are left; start the server with a larger --lora-memory", "lora_path",
+                "insufficient_memory",
+            )  # fmt: skip
+        slot = self._host.add_adapter(parts)
+        self._loaded[name] = _Loaded(slot, size, next(self._serials))
+
+    def unload(self, name: str) -> None:
+        """Forgets an adapter, once the requests that use it have ended. Raises RequestError."""
+        adapter = self._find(name)
+        adapter.leaving = True
+        self._sweep(name, adapter)
+
+    def acquire(self, name: str) -> tuple[int, str]:
+        """Its slot, and a key that sets its cached prefixes apart. Raises RequestError."""
+        adapter = self._find(name)
+        adapter.users += 1
+        return adapter.slot, f"\0{name}\0{adapter.serial}"
+
+    def release(self, name: str) -> None:
+        adapter = self._loaded[name]
+        adapter.users -= 1
+        self._sweep(name, adapter)
+
+    def _find(self, name: str) -> _Loaded:
+        adapter = self._loaded.get(name)
+        if adapter is None or adapter.leaving:
+            raise RequestError(f"no adapter {name[:64]!r}", "model", "model_not_found")
+        return adapter
+
+    def _sweep(self, name: str, adapter: _Loaded) -> None:
+        if adapter.leaving and not adapter.users:
+            self._host.remove_adapter(adapter.slot)
+            del self._loaded[name]
