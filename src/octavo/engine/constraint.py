@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,9 @@ Mask = npt.NDArray[np.uint32]  # 32 tokens a word
 CACHED_GRAMMARS = 128
 CACHED_CHARACTERS = 4 << 20
 MAX_STATES = 50_000  # of a grammar's lexer, 1 to 2 kB each
+
+
+_PLACE = re.compile(r"^(at )?\d+\(\d+\): (failed to compile JSON schema: )?")
 
 
 class TokenTable(msgspec.Struct, frozen=True):
@@ -46,10 +50,10 @@ class _Vocabulary:
 
 
 def _first_line(message: str) -> str:
-    """What went wrong, without the grammar that llguidance repeats below it."""
+    """What went wrong, without its place in the grammar, which llguidance repeats below it."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     last = next((line for line in lines if line.startswith("error:")), lines[0] if lines else "")
-    return last.removeprefix("error: ")[:200]
+    return _PLACE.sub("", last.removeprefix("error: "))[:200]
 
 
 class Constraint:

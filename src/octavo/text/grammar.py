@@ -43,6 +43,47 @@ def _check_size(value: Any, param: str) -> None:
     raise _refuse(f"the schema nests deeper than {MAX_DEPTH} levels", param)
 
 
+_YEAR, _DAY28 = r"[0-9]{4}", r"(0[1-9]|1[0-9]|2[0-8])"
+_LEAP = r"([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
+_DATE = (
+    rf"({_YEAR}-(01|0[3-9]|1[0-2])-({_DAY28}|29|30)|{_YEAR}-(0[13578]|1[02])-31"
+    rf"|{_YEAR}-02-{_DAY28}|{_LEAP}-02-29)"
+)
+_HOUR = r"([01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_HOUR}:[0-5][0-9](\.[0-9]+)?(Z|[+-]{_HOUR})"
+# Formats whose usual patterns let through days and seconds that do not exist.
+EXACT_FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
+DATA = {"const", "enum", "default", "examples"}  # whose values are no schemas
+
+
+def _exact(schema: Any) -> Any:
+    """A schema whose formats and patterns mean to llguidance what they mean to JSON Schema."""
+    if isinstance(schema, list):
+        return [_exact(s) for s in schema]
+    if not isinstance(schema, dict):
+        return schema
+    out = {k: v if k in DATA else _exact(v) for k, v in schema.items()}
+    if isinstance(pattern := out.get("pattern"), str):
+        out["pattern"] = _ecma(pattern)
+    exact = EXACT_FORMATS.get(out["format"]) if isinstance(out.get("format"), str) else None
+    if exact is not None:
+        del out["format"]
+        if "pattern" in out:
+            out["allOf"] = [*out.get("allOf", []), {"pattern": exact}]
+        else:
+            out["pattern"] = exact
+    return out
+
+
+def _ecma(pattern: str) -> str:
+    r"""ECMA 262 counts U+FEFF as white space: outside of classes, \S must not match it."""
+    return re.sub(
+        r"\\.|\[(?:\\.|[^\]\\])*\]",
+        lambda m: r"[^\s\x{FEFF}]" if m.group() == r"\S" else m.group(),
+        pattern, flags=re.DOTALL,
+    )  # fmt: skip
+
+
 def json_text(schema: Any, param: str) -> str:
     """A schema as the `%json` term of a Lark grammar. Raises RequestError naming `param`."""
     if schema is True:
@@ -54,7 +95,7 @@ def json_text(schema: Any, param: str) -> str:
     if not isinstance(style, dict):
         raise _refuse("x-guidance is an object", param)
     try:
-        text = json.dumps(schema | {"x-guidance": JSON_STYLE | style}, allow_nan=False)
+        text = json.dumps(_exact(schema) | {"x-guidance": JSON_STYLE | style}, allow_nan=False)
     except ValueError:
         raise _refuse("a JSON schema holds no NaN or infinity", param) from None
     if len(text) > MAX_SCHEMA:
