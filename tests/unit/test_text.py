@@ -28,7 +28,7 @@ def test_round_trip_and_streaming(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
     d = Detokenizer(tokenizer.bytes)
     pieces = [d.push(i) for i in ids]
-    assert "".join(pieces) + d.finish() == tokenizer.decode(ids) == text
+    assert "".join(pieces) == tokenizer.decode(ids) == text
     assert all("\ufffd" not in p for p in pieces) or "\ufffd" in text
 
 
@@ -36,7 +36,7 @@ def test_half_a_character_at_the_end(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("🙂")
     assert len(ids) > 1
     d = Detokenizer(tokenizer.bytes)
-    assert d.push(ids[0]) == "" and d.finish() == "\ufffd"
+    assert [d.push(i) for i in ids] == [""] * (len(ids) - 1) + ["🙂"]
 
 
 @settings(max_examples=300, deadline=None)

@@ -44,7 +44,10 @@ def token_bytes(
 
 
 class Detokenizer:
-    """Turns a stream of ids into whole characters. Streams of any cut give the same text."""
+    """Turns a stream of ids into whole characters; half a one at the end is not shown.
+
+    Streams of any cut give the same text.
+    """
 
     def __init__(self, table: list[bytes]) -> None:
         self._table = table
@@ -53,10 +56,6 @@ class Detokenizer:
     def push(self, token: int) -> str:
         """The characters that `token` completes."""
         return self._decoder.decode(self._table[token] if token < len(self._table) else b"")
-
-    def finish(self) -> str:
-        """What is left: U+FFFD if the stream ended inside a character."""
-        return self._decoder.decode(b"", final=True)
 
 
 class StopStrings:
@@ -111,8 +110,6 @@ class TextStream:
         text = ""
         if token is not None and finish != "stop":
             text = self._detokenizer.push(token)
-        if finish is not None:
-            text += self._detokenizer.finish()
         shown = self._stops.push(text)
         if self._stops.matched is not None:
             return shown, "stop"
