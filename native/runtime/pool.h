@@ -40,6 +40,10 @@ class ThreadPool {
 // items are divided once for all. In longer ones a member takes chunks of its own share by its own
 // cursor, and when it has waited long for the others, which something must have taken off their cores,
 // it takes chunks of theirs. Which member runs an item never changes what the item computes.
+//
+// A member writes its state, then reads the others', both in the one order of all such accesses
+// (seq_cst). Else a helper might miss that another is done while that one misses the helper, goes on,
+// and resets the cursor that the helper is about to take from.
 class Work {
  public:
   explicit Work(int members) : count_(members), members_(new Member[size_t(members)]) {}
@@ -55,10 +59,10 @@ class Work {
     else if (begin < end) f(begin, end);
     if (count_ == 1) return;
     me.cursor[(phase + 1) % 2].store(0, std::memory_order_relaxed);
-    me.state.store(2 * phase, std::memory_order_release);
+    me.state.store(2 * phase);
     for (int spins = 0; !complete(member, phase); spins++) {
       if (shared && spins == PATIENCE) {
-        me.state.store(2 * phase + 1, std::memory_order_release);  // not done after all
+        me.state.store(2 * phase + 1);  // not done after all
         for (int i = 0; i < count_; i++)
           if (!passed(i, phase)) take(members_[i], phase, first(i, total), first(i + 1, total), chunk, f);
         me.state.store(2 * phase, std::memory_order_release);
@@ -77,7 +81,7 @@ class Work {
 
   int first(int member, int total) const { return int(int64_t(total) * member / count_); }
   bool passed(int i, uint64_t phase) const {
-    const uint64_t state = members_[i].state.load(std::memory_order_acquire);
+    const uint64_t state = members_[i].state.load();
     return state >= 2 * phase && state != 2 * phase + 1;
   }
   // True when all have passed. A member seen as done may have begun to help a later one since, so one
