@@ -34,8 +34,8 @@ def rows() -> list[Row]:
         if match:
             field, where, example, others, meaning = match.groups()
             values = {field: json.loads(example)} | json.loads("{" + (others or "") + "}")
-            for place in ("chat", "text") if where == "both" else (where,):
-                out.append(Row(field, place, values, meaning))
+            places = ("chat", "text") if where == "both" else (where,)
+            out += [Row(field, place, values, meaning) for place in places]
     return out
 
 

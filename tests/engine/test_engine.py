@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from octavo.backends.base import BLOCK, Limits, Sample, StepInput
 from octavo.engine import Engine, Request, SamplingParams
+from octavo.engine.request import Thinking
 from octavo.errors import RequestError
 
 
@@ -23,7 +26,7 @@ class Counting:
             raise ValueError("broken")
         self.steps.append(step)
         assert len(step.ids) <= self.limits.tokens and len(step.select) <= self.limits.selected
-        for first, count, start, table in step.spans.tolist():
+        for first, count, start, table, _ in step.spans.tolist():
             assert step.positions[first : first + count].tolist() == list(
                 range(start, start + count)
             )
@@ -184,3 +187,56 @@ def test_cached_prefixes_are_reported() -> None:
         events += e.step()
     assert events[0].cached == 30  # one whole block, and fourteen tokens of the next
     assert executable.steps[-3].spans[0, 1] == 10
+
+
+def test_thoughts_end_with_their_budget() -> None:
+    """After 4 tokens the closing ones come, without a step of their own; not if the model closed."""
+    thinking = Thinking(budget=4, closing=[900, 901])
+    e = engine()
+    e.add(
+        Request(
+            id="a",
+            prompt=[1] * 10,
+            params=SamplingParams(max_tokens=8, temperature=0, thinking=thinking),
+        )
+    )
+    tokens = [event.token for _ in range(20) if e.has_work for event in e.step()]
+    assert tokens == [110, 111, 112, 113, 900, 901, 116, 117]
+    assert e.stats().steps == 6
+    closed = Thinking(budget=4, closing=[111, 901])
+    e.add(
+        Request(
+            id="b",
+            prompt=[1] * 10,
+            params=SamplingParams(max_tokens=6, temperature=0, thinking=closed),
+        )
+    )
+    assert 901 not in [event.token for _ in range(20) if e.has_work for event in e.step()]
+
+
+def test_bad_words_and_min_tokens_are_masked() -> None:
+    executable = Counting()
+    e = engine(executable)
+    params = SamplingParams(
+        max_tokens=4, temperature=0, min_tokens=2, bad_words=[[110, 111], [500]], stop_token_ids=[7]
+    )
+    e.add(Request(id="a", prompt=[1] * 10, params=params))
+    finish(e)
+    banned = [
+        {t for t, add, _ in s.sampling[0].adjustments if add == -math.inf} for s in executable.steps
+    ]
+    assert banned == [{999, 7, 500}, {999, 7, 500, 111}, {500}, {500}]
+
+
+def test_prompts_are_scored_within_the_rows_of_a_step() -> None:
+    executable = Counting(selected=4)
+    e = engine(executable)
+    for name in "ab":
+        params = SamplingParams(max_tokens=2, temperature=0, prompt_logprobs=0)
+        e.add(Request(id=name, prompt=[5] * 20, params=params))
+    e.add(request("c", 30, 5))
+    scores: dict[str, int] = {"a": 0, "b": 0}
+    while e.has_work:
+        for event in e.step():
+            scores[event.id] = scores.get(event.id, 0) + len(event.scores)
+    assert scores == {"a": 19, "b": 19, "c": 0}

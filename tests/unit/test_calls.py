@@ -1,0 +1,173 @@
+"""Replies taken apart: the same however the text is cut, in linear time, and nothing lost."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.text import ReplyParser
+from octavo.text.tools import (
+    GEMMA,
+    HERMES,
+    LLAMA3,
+    MISTRAL,
+    ToolFormat,
+    format_of,
+    without_tools,
+    written,
+)
+
+Taken = tuple[str, str, list[tuple[str, str]]]
+
+
+def read(
+    text: str,
+    style: ToolFormat | None,
+    cuts: list[int],
+    reasoning: bool = False,
+    thinking: bool = False,
+) -> Taken:
+    """(content, reasoning, calls) of a text that comes in pieces."""
+    parser = ReplyParser(style, reasoning, thinking)
+    content = thoughts = ""
+    calls: list[list[str]] = []
+    edges = [0, *sorted(c for c in cuts if c < len(text)), len(text)]
+    for a, b in zip(edges, edges[1:], strict=False):
+        for delta in (
+            parser.push(text[a:b]),
+            parser.finish() if b == len(text) else parser.push(""),
+        ):
+            content += delta.content
+            thoughts += delta.reasoning
+            for call in delta.calls:
+                if call.id is not None:
+                    calls.append([call.name or "", ""])
+                calls[call.index][1] += call.arguments
+    return content, thoughts, [(n, a) for n, a in calls]
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+arguments = st.dictionaries(st.text("abc", min_size=1, max_size=5), values, max_size=3)
+named = st.tuples(st.sampled_from(["f", "get_x", "a.b-c"]), arguments)
+
+
+def compose(style: ToolFormat, calls: list[tuple[str, Any]], spaced: bool, swapped: bool) -> str:
+    objects = []
+    for name, given_arguments in calls:
+        items = [("name", name), (style.key, given_arguments)]
+        body = dict(reversed(items) if swapped else items)
+        objects.append(json.dumps(body, ensure_ascii=False, indent=2 if spaced else None))
+    if style is HERMES:
+        return "\n".join(f"<tool_call>\n{o}\n</tool_call>" for o in objects)
+    if style is MISTRAL:
+        return "[TOOL_CALLS] [" + ", ".join(objects) + "]"
+    if style is GEMMA:
+        return "```json\n" + "\n".join(objects) + "\n```"
+    return "; ".join(objects)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.sampled_from([HERMES, LLAMA3, MISTRAL, GEMMA]), st.lists(named, min_size=1, max_size=3), st.booleans(),
+    st.booleans(), st.lists(st.integers(0, 400), max_size=40),
+)  # fmt: skip
+def test_calls_survive_any_cut(
+    style: ToolFormat, calls: list[tuple[str, Any]], spaced: bool, swapped: bool, cuts: list[int]
+) -> None:
+    content, _, got = read(compose(style, calls, spaced, swapped), style, cuts)
+    assert not content.strip()
+    assert [(n, json.loads(a)) for n, a in got] == calls
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.text('<tool_call>/{}[]",:aename \n`json', max_size=80), st.sampled_from([HERMES, LLAMA3, MISTRAL, GEMMA]),
+    st.lists(st.integers(0, 80), max_size=30),
+)  # fmt: skip
+def test_cuts_never_matter(text: str, style: ToolFormat, cuts: list[int]) -> None:
+    assert read(text, style, cuts) == read(text, style, [])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=60), st.lists(st.integers(0, 60), max_size=20))
+def test_plain_text_passes(text: str, cuts: list[int]) -> None:
+    assert read(text, None, cuts) == (text, "", [])
+
+
+@pytest.mark.parametrize(
+    ("text", "style", "calls"),
+    [
+        ('[TOOL_CALLS]f[ARGS]{"a": {"b": 1}}[TOOL_CALLS]g{}', MISTRAL, [("f", '{"a": {"b": 1}}'), ("g", "{}")]),
+        ('<|python_tag|>{"type": "function", "name": "f", "parameters": {}}', LLAMA3, [("f", "{}")]),
+        ('{"name": "f"}', GEMMA, [("f", "{}")]),
+        ('Sure.\n<tool_call>{"name": "f", "arguments": {"a', HERMES, [("f", '{"a')]),
+    ],
+)  # fmt: skip
+def test_other_ways_to_write_a_call(
+    text: str, style: ToolFormat, calls: list[tuple[str, str]]
+) -> None:
+    for step in (1, 3, 1000):
+        assert read(text, style, list(range(0, len(text), step)))[2] == calls
+
+
+@pytest.mark.parametrize(
+    ("text", "thinking", "content", "thoughts"),
+    [
+        ("<think>\nhm, <b>\n</think>\n\nHi", False, "Hi", "\nhm, <b>"), ("hm\n</think>\nHi", True, "Hi", "hm"),
+        ("Hi <think>x</think>", False, "Hi <think>x</think>", ""), ("never ends", True, "", "never ends"),
+        ("  <thin", False, "  <thin", ""),
+    ],
+)  # fmt: skip
+def test_thoughts(text: str, thinking: bool, content: str, thoughts: str) -> None:
+    for step in (1, 2, 5, 1000):
+        assert read(text, None, list(range(0, len(text), step)), True, thinking) == (
+            content,
+            thoughts,
+            [],
+        )
+
+
+@pytest.mark.parametrize(
+    "unit", ["<tool_call>", '{"a":', '<tool_call>{"name":"f","arguments":{"x":"' + "y" * 50, " ", "[TOOL_CALLS]", "\n<", "```json\n"]
+)  # fmt: skip
+@pytest.mark.parametrize("style", [HERMES, LLAMA3, MISTRAL, GEMMA], ids=lambda s: s.name)
+def test_work_is_linear(unit: str, style: ToolFormat) -> None:
+    """What is looked at again with the next piece is bounded, however long the text."""
+    parser = ReplyParser(style, True, False)
+    text = unit * (50_000 // len(unit))
+    for i in range(0, len(text), 16):
+        parser.push(text[i : i + 16])
+        assert len(parser._held) + len(parser._skipped) < 1024
+
+
+def test_templates_without_tools() -> None:
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]},
+        {"role": "tool", "content": "one"}, {"role": "tool", "content": "two"},
+    ]  # fmt: skip
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    out = without_tools(messages, tools, HERMES)
+    assert [m["role"] for m in out] == ["system", "user", "assistant", "user"]
+    assert '"name": "f"' in out[0]["content"] and "<tool_call>" in out[0]["content"]
+    assert out[2]["content"] == written({"name": "f", "arguments": {"a": 1}}, HERMES)
+    assert out[3]["content"].count("<tool_response>") == 2
+    assert without_tools(messages[:1], [], HERMES) == messages[:1]
+
+
+def test_styles_are_told_by_their_templates() -> None:
+    for source, style in (
+        ("...<tool_call>...", HERMES), ("<|start_header_id|>", LLAMA3), ("[TOOL_CALLS]", MISTRAL),
+        ("<start_of_turn>", GEMMA), ("<|im_start|>", HERMES),
+    ):  # fmt: skip
+        assert format_of(source) is style
