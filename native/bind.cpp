@@ -172,7 +172,7 @@ NB_MODULE(_native, m) {
       })
       .def("add_rope", [](Model& self, Floats f) { return self.add_rope(f.data(), int(f.size())); })
       .def("allow_adapters", &Model::allow_adapters)
-      // Each part: (matrix, type, A [rank][inputs], B transposed [rank][outputs rounded up to 16], rank, inputs, outputs, scale)
+      // Each part: (matrix, type, A [rank][inputs], B [panels of 16 outputs][rank][16], rank, inputs, outputs, scale)
       .def("add_adapter", [](Model& self, const std::vector<std::tuple<int, int, Bytes, Bytes, int, size_t, size_t, float>>& given) {
         std::vector<Adapter::Part> parts;
         for (const auto& [matrix, type, a, b, rank, inputs, outputs, scale] : given) {

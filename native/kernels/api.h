@@ -93,8 +93,8 @@ struct Kernels {
   void (*emit)(const Act&, int row, int first, int count, const float* x);
   void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* y);
   void (*gated)(int kind, const float* gate, const float* up, int stride, int rows, const Act& act, int first, int count);
-  // y[i] += sum over r of b[r * stride + i] * h[r] for i < count, a multiple of 16; b is fp32, or bf16 in the second.
-  void (*add_low_rank[2])(const void* b, int rank, int stride, const float* h, int count, float* y);
+  // y[16 * p + i] += sum over r of b[p][r][i] * h[r] for `panels` panels of 16; b is fp32, or bf16 in the second.
+  void (*add_low_rank[2])(const void* b, int rank, const float* h, int panels, float* y);
   void (*rope)(const float* in, const float* cos_sin, int head_dim, int interleaved, float* out);
   void (*store_q)(const float* x, int head_dim, int padded, float scale, KvType type, void* out);
   void (*store_k)(const float* x, int head_dim, int padded, int slot, KvType type, uint8_t* block);

@@ -18,8 +18,7 @@ struct LowRank {
   const uint8_t* a;     // [rank][inputs] as panels
   size_t panel_bytes;
   int rank, inputs;
-  const uint8_t* b;     // [rank][stride], the outputs' factor transposed
-  int stride;           // outputs rounded up to 16
+  const uint8_t* b;     // [panels of 16 outputs][rank][16]
   float scale;
 };
 
@@ -30,13 +29,13 @@ class Adapter {
   explicit Adapter(const std::vector<Part>& parts) : arena_(bytes(parts)) {
     for (const Part& p : parts) {
       const Format format = panel_format(p.type);
-      const size_t panels = size_t(p.rank + PANEL - 1) / PANEL, each = panel_bytes(format, p.inputs), stride = align_up(p.outputs, PANEL);
+      const size_t panels = size_t(p.rank + PANEL - 1) / PANEL, each = panel_bytes(format, p.inputs);
       uint8_t* a = arena_.allocate<uint8_t>(panels * each);
       for (size_t i = 0; i < panels; i++) pack_panel(p.type, p.a, size_t(p.rank), p.inputs, i, a + i * each);
-      const size_t size = size_t(p.rank) * stride * element(format);
+      const size_t size = size_t(p.rank) * align_up(p.outputs, PANEL) * element(format);
       uint8_t* b = arena_.allocate<uint8_t>(size);
       memcpy(b, p.b, size);
-      parts_[p.matrix] = {format, a, each, p.rank, int(padded_cols(p.inputs)), b, int(stride), p.scale};
+      parts_[p.matrix] = {format, a, each, p.rank, int(padded_cols(p.inputs)), b, p.scale};
     }
   }
 

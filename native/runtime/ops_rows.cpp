@@ -17,9 +17,9 @@ void add_adapters(const Context& c, int part, int matrix, int from, int to, floa
   for (const AdapterRun& run : c.runs) {
     const LowRank* lr = run.adapter->find(matrix);
     if (!lr) continue;
-    const uint8_t* b = lr->b + size_t(from) * PANEL * Adapter::element(lr->format);
+    const uint8_t* b = lr->b + size_t(from) * PANEL * size_t(lr->rank) * Adapter::element(lr->format);
     for (int t = run.first; t < run.first + run.count; t++)
-      c.kernels->add_low_rank[lr->format == BF16](b, lr->rank, lr->stride, c.projected(part, t), (to - from) * PANEL, out + size_t(t) * size_t(stride));
+      c.kernels->add_low_rank[lr->format == BF16](b, lr->rank, c.projected(part, t), to - from, out + size_t(t) * size_t(stride));
   }
 }
 

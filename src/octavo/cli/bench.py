@@ -72,6 +72,22 @@ def _phases(phases: dict[str, float]) -> str:
 
 
 @bench.command()
+@click.argument("model")
+@click.option("--threads", type=int, help="CPU threads. [all]")
+@click.option("--repeats", default=5, show_default=True, help="Rounds in which all take turns.")
+@click.option("--offline", is_flag=True)
+def decoding(model: str, threads: int | None, repeats: int, offline: bool) -> None:
+    """What grammars, log-probabilities, adapters and beams add to a step of MODEL."""
+    from octavo.bench.decoding import bench_decoding
+    from octavo.checkpoint.hub import locate
+
+    located = locate(model, offline=offline)
+    for c in bench_decoding(located.path, located.name, threads, repeats, click.echo):
+        more = "" if c.percent is None else f"{c.percent:+8.1f} %"
+        click.echo(f"{c.name:<28}{c.step_ms:>8.2f} ms a step{more}")
+
+
+@bench.command()
 @click.option("--isa", help="Instruction set. [the best of this host]")
 @click.option("--threads", type=int, help="CPU threads. [all]")
 @click.option(

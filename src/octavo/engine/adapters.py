@@ -38,7 +38,7 @@ class _Loaded:
 
 
 def _part(target: Target, factors: LowRank, shape: tuple[int, ...]) -> Part:
-    """Factors as the native code takes them: B transposed, its outputs padded to 16."""
+    """Factors as the native code takes them: B as panels of 16 outputs, `[panels, rank, 16]`."""
     rank, inputs = factors.a.shape
     outputs = factors.b.shape[0]
     if (outputs, inputs) != shape:
@@ -54,10 +54,11 @@ def _part(target: Target, factors: LowRank, shape: tuple[int, ...]) -> Part:
     )  # fmt: skip
     if target.heads:
         b = b.reshape(target.heads, 2, -1, rank).swapaxes(1, 2).reshape(outputs, rank)
-    padded = np.zeros((rank, -(-outputs // 16) * 16), b.dtype)
-    padded[:, :outputs] = b.T
+    padded = np.zeros((-(-outputs // 16) * 16, rank), b.dtype)
+    padded[:outputs] = b
+    panels = padded.reshape(-1, 16, rank).swapaxes(1, 2)
     kind = TensorType.F32 if wide else TensorType.BF16
-    flat = [np.ascontiguousarray(x).view(np.uint8).reshape(-1) for x in (a, padded)]
+    flat = [np.ascontiguousarray(x).view(np.uint8).reshape(-1) for x in (a, panels)]
     return target.tensor, int(kind), flat[0], flat[1], rank, inputs, outputs, factors.scale
 
 
@@ -65,7 +66,7 @@ class Adapters:
     """Loads and unloads adapters of one model. room: bytes they may take together."""
 
     def __init__(self, checkpoint: Checkpoint, program: Program, host: Host, room: int) -> None:
-        self._targets = adapter_targets(checkpoint, program)
+        self.targets = adapter_targets(checkpoint, program)
         self._shapes = {name: t.shape for name, t in checkpoint.tensors.items()}
         self._host = host
         self._room = room
@@ -81,7 +82,7 @@ class Adapters:
             factors = read_adapter(path)
         except OctavoError as e:
             raise RequestError(str(e), "lora_path", "invalid_adapter") from None
-        unknown = sorted(set(factors) - set(self._targets))
+        unknown = sorted(set(factors) - set(self.targets))
         if unknown:
             raise RequestError(
                 f"the adapter changes {unknown[0][:80]!r}, which this model does not have, or "
@@ -89,7 +90,7 @@ class Adapters:
             )  # fmt: skip
         parts = []
         for module, factor in factors.items():
-            target = self._targets[module]
+            target = self.targets[module]
             parts.append(_part(target, factor, self._shapes[target.tensor]))
         size = sum(p[2].nbytes + p[3].nbytes for p in parts)
         used = sum(a.bytes for a in self._loaded.values())
