@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from octavo.engine.request import SamplingParams
+    from octavo.engine.request import BeamSearch, SamplingParams
     from octavo.errors import OctavoError
     from octavo.llm import LLM, Completion
+    from octavo.text import grammar
 
-__all__ = ["LLM", "Completion", "OctavoError", "SamplingParams"]
+__all__ = ["LLM", "BeamSearch", "Completion", "OctavoError", "SamplingParams", "grammar"]
 
 _HOMES = {
     "LLM": "octavo.llm",
     "Completion": "octavo.llm",
+    "BeamSearch": "octavo.engine.request",
     "OctavoError": "octavo.errors",
     "SamplingParams": "octavo.engine.request",
 }
@@ -25,4 +27,8 @@ def __getattr__(name: str) -> Any:
         from importlib import import_module
 
         return getattr(import_module(_HOMES[name]), name)
+    if name == "grammar":
+        from octavo.text import grammar
+
+        return grammar
     raise AttributeError(f"module 'octavo' has no attribute {name!r}")

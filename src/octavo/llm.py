@@ -33,7 +33,7 @@ KV_DTYPES = ("bf16", "int8", "f32")
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished answer. logprobs: of `tokens`, when asked for."""
+    """A finished answer. logprobs: of `tokens`, when asked for; score: of a beam search's text."""
 
     text: str
     tokens: list[int]
@@ -41,6 +41,7 @@ class Completion:
     prompt_tokens: int
     cached_tokens: int
     logprobs: list[float] | None = None
+    score: float | None = None
 
 
 class _Assembly:
@@ -54,10 +55,12 @@ class _Assembly:
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
         self._cached = 0
+        self._score: float | None = None
 
     def push(self, event: TokenEvent) -> str:
         """Text that became showable."""
         self._cached = event.cached
+        self._score = event.score if event.width else None
         if event.token is not None and event.finish != "stop":
             self._tokens.append(event.token)
             self._logprobs.append(event.logprob)
@@ -74,6 +77,7 @@ class _Assembly:
             prompt_tokens=len(self.request.prompt),
             cached_tokens=self._cached,
             logprobs=self._logprobs if wanted else None,
+            score=self._score,
         )
 
 
@@ -150,6 +154,8 @@ class LLM:
     ) -> list[Completion]:
         """Completes prompts (text or token ids) together, in their order.
 
+        A beam search gives up to `n` completions per prompt, best first.
+
         adapter: the LoRA adapter of all, or of each ("" for none). progress: show a bar; by default
         when standard error is a terminal.
         """
@@ -220,13 +226,17 @@ class LLM:
         return [found[i] for i in wanted]
 
     def stream(self, prompt: list[int], params: SamplingParams | None = None) -> Iterator[str]:
-        """The answer to one prompt as it comes. Closing the iterator aborts it."""
+        """The (best) answer to one prompt as it comes. Closing the iterator aborts it."""
         assembly = self._add(prompt, params)
         try:
             while assembly.finish is None:
                 for event in self.engine.step():
-                    if event.id == assembly.request.id and (text := assembly.push(event)):
+                    if event.id != assembly.request.id or event.beam:
+                        continue
+                    if text := assembly.push(event):
                         yield text
+                    if event.error is not None:
+                        raise RequestError(event.error)
         finally:
             self.engine.abort(assembly.request.id)
 
@@ -246,19 +256,19 @@ class LLM:
         self, prompts: list[list[int]], params: SamplingParams | None, progress: bool | None,
         adapters: list[str] | None = None,
     ) -> list[Completion]:  # fmt: skip
-        assemblies: dict[str, _Assembly] = {}
+        assemblies: dict[str, list[_Assembly]] = {}
         try:
             for prompt, adapter in zip(prompts, adapters or [""] * len(prompts), strict=True):
                 assembly = self._add(prompt, params, adapter)
-                assemblies[assembly.request.id] = assembly
+                assemblies[assembly.request.id] = [assembly]
             show = sys.stderr.isatty() if progress is None else progress
             self._finish(assemblies, show)
         finally:
             for request_id in assemblies:
                 self.engine.abort(request_id)
-        return [a.completion() for a in assemblies.values()]
+        return [a.completion() for texts in assemblies.values() for a in texts]
 
-    def _finish(self, assemblies: dict[str, _Assembly], show: bool) -> None:
+    def _finish(self, assemblies: dict[str, list[_Assembly]], show: bool) -> None:
         from rich.console import Console
         from rich.progress import (
             BarColumn,
@@ -274,13 +284,15 @@ class LLM:
             left = set(assemblies)
             while left:
                 for event in self.engine.step():
-                    assembly = assemblies.get(event.id)
-                    if assembly is None or event.id not in left:
+                    if event.id not in left:
                         continue
-                    assembly.push(event)
-                    if assembly.finish is not None:
-                        self.engine.abort(
-                            event.id
-                        )  # a stop string may end it before the engine does
+                    texts = assemblies[event.id]
+                    if event.beam == len(texts):
+                        texts.append(_Assembly(self.tokenizer.bytes, texts[0].request))
+                    texts[event.beam].push(event)
+                    if event.error is not None:
+                        raise RequestError(event.error)
+                    if texts[event.beam].finish is not None and not event.more:
+                        self.engine.abort(event.id)  # a stop string may end it before the engine
                         left.discard(event.id)
                         bar.advance(task)

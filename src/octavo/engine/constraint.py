@@ -26,6 +26,13 @@ MAX_STATES = 50_000  # of a grammar's lexer, 1 to 2 kB each
 _PLACE = re.compile(r"^(at )?\d+\(\d+\): (failed to compile JSON schema: )?")
 
 
+_KEYWORDS = (
+    ("Failed to generate regex for float range", "minimum, maximum: "),
+    ("Anchor", "$ref: "),
+    ("Resource", "$ref: "),
+)
+
+
 class TokenTable(msgspec.Struct, frozen=True):
     """What grammars need of a vocabulary: every token's bytes (a control token's are its name)."""
 
@@ -49,11 +56,13 @@ class _Vocabulary:
         return []
 
 
-def _first_line(message: str) -> str:
-    """What went wrong, without its place in the grammar, which llguidance repeats below it."""
+def _reason(message: str) -> str:
+    """What went wrong, without the grammar that llguidance repeats below it; names the keyword."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    last = next((line for line in lines if line.startswith("error:")), lines[0] if lines else "")
-    return _PLACE.sub("", last.removeprefix("error: "))[:200]
+    wrong = [line for line in lines if line.startswith("error:")]  # of a regular expression
+    text = wrong[0].replace("error:", "pattern:") if wrong else _PLACE.sub("", (lines or [""])[0])
+    keyword = next((k for start, k in _KEYWORDS if text.startswith(start)), "")
+    return (keyword + text)[:200]
 
 
 class Constraint:
@@ -85,7 +94,7 @@ class Constraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise ValueError(f"grammar: {_first_line(self._matcher.get_error())}")
+            raise ValueError(f"grammar: {_reason(self._matcher.get_error())}")
 
 
 class GrammarCompiler:
@@ -132,7 +141,7 @@ class GrammarCompiler:
         if not matcher.is_error():
             trial.compute_bitmask()  # builds what every use shares
         if trial.is_error():
-            reason = _first_line(trial.get_error()) or "no text matches it"
+            reason = _reason(trial.get_error()) or "no text matches it"
             raise RequestError(
                 f"the grammar or schema cannot be used: {reason}",
                 "response_format",

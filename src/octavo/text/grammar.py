@@ -89,7 +89,7 @@ def json_text(schema: Any, param: str) -> str:
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
-        raise _refuse("a JSON schema is an object", param)
+        raise _refuse("a JSON schema is an object (no text matches `false`)", param)
     _check_size(schema, param)
     style = schema.get("x-guidance", {})
     if not isinstance(style, dict):
