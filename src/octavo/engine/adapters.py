@@ -17,6 +17,7 @@ from octavo.models.adapters import Target, adapter_targets
 from octavo.program import Program
 
 MAX_ADAPTERS = 64
+HUGE_PAGE = 2 << 20
 Part = tuple[str, int, np.ndarray, np.ndarray, int, int, int, float]
 
 
@@ -62,6 +63,15 @@ def _part(target: Target, factors: LowRank, shape: tuple[int, ...]) -> Part:
     return target.tensor, int(kind), flat[0], flat[1], rank, inputs, outputs, factors.scale
 
 
+def _bytes(parts: list[Part]) -> int:
+    """What the native code takes for them: A in panels of 16 rows and 64 columns, whole pages."""
+    total = 0
+    for _, kind, _, b, rank, inputs, _, _ in parts:
+        element = TensorType(kind).block[1]
+        total += -(-rank // 16) * 16 * -(-inputs // 64) * 64 * element + b.nbytes + 128
+    return -(-total // HUGE_PAGE) * HUGE_PAGE
+
+
 class Adapters:
     """Loads and unloads adapters of one model. room: bytes they may take together."""
 
@@ -92,7 +102,7 @@ class Adapters:
         for module, factor in factors.items():
             target = self.targets[module]
             parts.append(_part(target, factor, self._shapes[target.tensor]))
-        size = sum(p[2].nbytes + p[3].nbytes for p in parts)
+        size = _bytes(parts)
         used = sum(a.bytes for a in self._loaded.values())
         if used + size > self._room:
             raise RequestError(
