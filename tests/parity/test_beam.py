@@ -143,6 +143,41 @@ def test_cancelling_frees_every_beam(folder: Path, model: Any) -> None:
     gc.collect()
 
 
+def test_a_failing_step_ends_the_search_once(
+    folder: Path, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    e = engine(folder)
+    e.add(request(PROMPTS[0], 4, tokens=100))
+    for _ in range(6):
+        e.step()
+
+    def broken(step: object) -> None:
+        raise ValueError("broken")
+
+    with monkeypatch.context() as m:
+        m.setattr(e._executable, "step", broken)
+        events = e.step()
+    assert [(v.id, v.finish) for v in events] == [("a", "error")]
+    assert e.stats().running == e.stats().blocks_held == 0 and not e.has_work
+    assert texts(run(e, request(PROMPTS[0], 4))["a"])
+
+
+def test_a_beam_without_legal_tokens_is_given_up(folder: Path, model: Any) -> None:
+    """Of two tokens one must not follow the other, so half of all beams end there."""
+    e = engine(folder)
+    params = SamplingParams(
+        max_tokens=6, temperature=0, beam=BeamSearch(width=4, n=4), allowed_token_ids=[7, 9],
+        bad_words=[[7, 7], [7, 9]],
+    )  # fmt: skip
+    e.add(Request(id="a", prompt=PROMPTS[0], params=params))
+    events = []
+    while e.has_work:
+        events += e.step()
+    found = [tokens for tokens, _ in texts(events)]
+    assert all(set(t[:-1]) <= {9} for t in found) and [9] * 6 in found
+    assert e.stats().blocks_held == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "name"),
     [

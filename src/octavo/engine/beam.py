@@ -69,8 +69,14 @@ class BeamGroup:
         return all(b.offer is not None for b in self.live)
 
     def offer(self, sequence: Sequence, sample: Sample) -> None:
-        """The best continuations of one beam."""
-        next(b for b in self.live if b.sequence is sequence).offer = sample
+        """The best continuations of one beam.
+
+        One that had lost its blocks offers for a second time what it did before; by then the search
+        may have gone on with it or without it, and the offer is void.
+        """
+        for beam in self.live:
+            if beam.sequence is sequence and not sequence.pending:
+                beam.offer = sample
 
     def select(self) -> list[Continuation]:
         """The beams of the next step, best first; none when the search is over.

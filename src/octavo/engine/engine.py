@@ -163,12 +163,12 @@ class Engine:
 
     def _begin(self, sequence: Sequence) -> None:
         """Queues a sequence whose grammar, if it has one, is ready."""
-        if sequence.request.params.beam is not None:
-            self._searches.begin(sequence)
-        else:
-            for token in sequence.request.resume:
-                sequence.append(token)
+        beams = sequence.request.params.beam is not None
+        for token in () if beams else sequence.request.resume:
+            sequence.append(token)
         sequence.mask()
+        if beams:
+            self._searches.begin(sequence)
         self.scheduler.add(sequence)
 
     def _compiled(self, idle: bool) -> list[TokenEvent]:
@@ -224,7 +224,8 @@ class Engine:
         try:
             outcomes = run(self._executable, work)
         except (ValueError, MemoryError) as e:
-            return events + [self._end(w.sequence, "error", str(e)[:200]) for w in work]
+            failed = {w.sequence.id: self._sequences[w.sequence.id] for w in work}
+            return events + [self._end(s, "error", str(e)[:200]) for s in failed.values()]
         self._counts["steps"] += 1
         for outcome in outcomes:
             self.scheduler.advance(outcome.work)
@@ -262,13 +263,13 @@ class Engine:
             return self._pool_states(outcome)
         if sample is None or sequence.id not in self._sequences:  # a search may just have ended
             return events
-        if sample.token < 0:
-            return [*events, self._end(sequence, "refused", "no token is left that may follow")]
         if not sequence.counts:
             self._counts["cached"] += sequence.cached
         try:
             if sequence.request.params.beam is not None:
                 return events + self._search(sequence, sample)
+            if sample.token < 0:
+                return [*events, self._end(sequence, "refused", "no token is left that may follow")]
             events.append(self._accept(sequence, sample.token, sample.logprob, sample.alternatives))
             while events[-1].finish is None and (token := self._forced(sequence)) is not None:
                 events.append(self._accept(sequence, token, 0.0, []))
