@@ -123,6 +123,10 @@ def chat(
         model, memory=memory, context=context, threads=threads, kv_dtype=kv_dtype,
         offline=offline, loading=progress_bar,
     )  # fmt: skip
+    if llm.task != "generate":
+        raise Unsupported(
+            f"{llm.name} generates no text; it makes vectors", f"octavo serve {model}"
+        )
     if llm.template is None:
         raise Unsupported(
             f"{llm.name} has no chat template, so it cannot chat",

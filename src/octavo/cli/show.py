@@ -38,10 +38,14 @@ def show(model: str, program: bool, offline: bool) -> None:
         "vocabulary": f"{p.vocabulary:,}",
         "context": f"{p.context:,}",
         "KV cache": f"{c.kv_heads} heads of {c.head_dim}, {each:.1f} KiB a token in bf16",
-        "chat template": "yes"
-        if template_source(checkpoint)
-        else "no: a base model, use /v1/completions",
     }
+    if p.task == "generate":
+        chats = template_source(checkpoint) is not None
+        rows["chat template"] = "yes" if chats else "no: a base model, use /v1/completions"
+    else:
+        rows["task"] = {"embed": "embeddings (/v1/embeddings)", "rank": "reranking (/v1/rerank)"}[
+            p.task
+        ]
     for key, value in rows.items():
         click.echo(f"{key:<14} {value}")
 

@@ -24,7 +24,7 @@ def _line(op: Op) -> str:
     parts = []
     for f in fields(op):
         value = getattr(op, f.name)
-        if f.name == "out" or value is None:
+        if f.name == "out" or value == f.default:
             continue
         text = _operand(value)
         parts.append(text if isinstance(value, Value | Weight) else f"{f.name}={text}")
