@@ -178,7 +178,7 @@ def test_bench_kernels(tmp_path: Path) -> None:
     assert {k["kernel"] for k in record["kernels"]} == {
         "Q4_1", "attention bf16", "attention int8", "attention f32",
     }  # fmt: skip
-    assert all(0 < k["percent"] < 150 for k in record["kernels"] if k["kernel"] == "Q4_1")
+    assert all(k["percent"] > 0 for k in record["kernels"] if k["kernel"] == "Q4_1")
     svg = ElementTree.fromstring(plot.read_text())
     assert len([e for e in svg.iter() if e.tag.endswith("title")]) == 8
     wrong = octavo("bench", "kernels", "--formats", "q9", "--isa", "scalar")
