@@ -72,6 +72,6 @@ def test_ids_and_streams(model: str, request: pytest.FixtureRequest) -> None:
         compared += 1
         different += ids != oracle.encode(text, add_special_tokens=False).ids
         d = Detokenizer(ours.bytes)
-        assert "".join(map(d.push, ids)) + d.finish() == ours.decode(ids)
+        assert "".join(map(d.push, ids)) == ours.decode(ids)
     assert compared >= 10_000
     assert different == 0
