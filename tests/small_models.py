@@ -72,9 +72,8 @@ def save_hf(s: Small, folder: Path) -> torch.nn.Module:
 GGUF_TYPES = [Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0, Q.F16, Q.BF16, Q.F32]
 
 
-def save_gguf(s: Small, path: Path, quant: Q, metadata: dict[str, Any] | None = None) -> None:
-    """A llama GGUF with random weights, its matrices stored as `quant`."""
-    rng = np.random.default_rng(7)
+def llama_writer(s: Small, path: Path, eps: float) -> gguf.GGUFWriter:
+    """A llama GGUF with its hyperparameters and a vocabulary, but no tensors yet."""
     w = gguf.GGUFWriter(path, "llama")
     w.add_context_length(2048)
     w.add_embedding_length(s.hidden)
@@ -83,9 +82,16 @@ def save_gguf(s: Small, path: Path, quant: Q, metadata: dict[str, Any] | None = 
     w.add_head_count(s.heads)
     w.add_head_count_kv(s.kv_heads)
     w.add_key_length(s.head_dim)
-    w.add_layer_norm_rms_eps(1e-5)
+    w.add_layer_norm_rms_eps(eps)
     w.add_rope_freq_base(10000.0)
     add_vocabulary(w, s.vocabulary)
+    return w
+
+
+def save_gguf(s: Small, path: Path, quant: Q, metadata: dict[str, Any] | None = None) -> None:
+    """A llama GGUF with random weights, its matrices stored as `quant`."""
+    rng = np.random.default_rng(7)
+    w = llama_writer(s, path, 1e-5)
     for key, value in (metadata or {}).items():
         w.add_key_value(key, *value)
 

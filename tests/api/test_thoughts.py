@@ -11,6 +11,7 @@ import pytest
 
 from tests.api.server import Server, serving
 from tests.api.test_forced import streamed
+from tests.api.test_structured import chat
 
 TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>
@@ -30,14 +31,8 @@ def thinker(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def ask(server: Server, **changes: Any) -> dict[str, Any]:
-    body = {
-        "model": "smollm2",
-        "messages": [{"role": "user", "content": "2 + 2?"}],
-        "max_tokens": 60,
-    } | changes
-    status, reply = server.post("/v1/chat/completions", body)
-    assert status == 200, reply
-    return reply["choices"][0]  # type: ignore[no-any-return]
+    messages = [{"role": "user", "content": "2 + 2?"}]
+    return chat(server, messages=messages, **{"max_tokens": 60} | changes)  # type: ignore[no-any-return]
 
 
 def test_thoughts_come_apart(thinker: Server) -> None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import subprocess
-import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +25,7 @@ from octavo.errors import RequestError
 from octavo.llm import token_table
 from octavo.text import Tokenizer, load_tokenizer
 from octavo.text.grammar import from_schema
+from tests.conftest import download
 
 PACKAGE = "jsonschema-4.26.0"
 # What these later drafts made of older rules; schemas are read as draft 2020-12 has them.
@@ -38,18 +37,7 @@ def suite() -> Path:
     folder = cache_folder() / PACKAGE
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "-q",
-            "--no-deps",
-            "--no-binary",
-            ":all:",
-        ]
-        target = ["-d", str(folder.parent), PACKAGE.replace("-", "==")]
-        subprocess.run([*command, *target], check=True)
+        download(folder.parent, "--no-binary", "jsonschema", PACKAGE.replace("-", "=="))
         archive = folder.parent / f"{PACKAGE}.tar.gz"
         with tarfile.open(archive) as tar:
             members = [m for m in tar.getmembers() if "/json/tests/" in m.name]

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -21,7 +20,7 @@ from octavo.engine.constraint import TokenTable
 from octavo.engine.loader import load_engine, open_model
 from octavo.engine.plan import Plan, make_plan
 from octavo.errors import OctavoError, RequestError
-from tests.small_models import Small, save_hf
+from tests.small_models import Small, llama_writer, save_hf
 
 SMALL = Small(heads=6, kv_heads=2, head_dim=10, hidden=60, ffn=92, bias=True, tied=False)
 MODULES = {
@@ -190,19 +189,7 @@ def test_gguf_takes_adapters_of_the_original(tmp_path: Path) -> None:
 
 def write_gguf(s: Small, weights: dict[str, torch.Tensor], path: Path) -> None:
     """What the published converter makes of a llama checkpoint, in fp32."""
-    from tests.small_models import add_vocabulary
-
-    w = gguf.GGUFWriter(path, "llama")
-    w.add_context_length(2048)
-    w.add_embedding_length(s.hidden)
-    w.add_block_count(s.layers)
-    w.add_feed_forward_length(s.ffn)
-    w.add_head_count(s.heads)
-    w.add_head_count_kv(s.kv_heads)
-    w.add_key_length(s.head_dim)
-    w.add_layer_norm_rms_eps(1e-6)
-    w.add_rope_freq_base(10000.0)
-    add_vocabulary(w, s.vocabulary)
+    w = llama_writer(s, path, 1e-6)
     names = {
         "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
         "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",

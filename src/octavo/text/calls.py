@@ -123,9 +123,7 @@ class ReplyParser:
         self._object: _Object | None = None
         self._announced = False  # the call being read
         self._bare = False  # it has no arguments yet
-        self._skipped = (
-            ""  # since content ended and no call has begun: content after all if none does
-        )
+        self._skipped = ""  # since content ended: content after all if no call begins
         self._started = False  # some content has been shown
         self.calls = 0
 
