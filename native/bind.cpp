@@ -32,6 +32,8 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> new_matrix(size_t rows, size_t cols, 
   return {data, {rows, cols}, owner};
 }
 
+ActForms forms(const std::tuple<bool, bool, bool>& f) { return {std::get<0>(f), std::get<1>(f), std::get<2>(f)}; }
+
 KvType kv_type(const std::string& name) {
   if (name == "f32") return KV_F32;
   if (name == "bf16") return KV_BF16;
@@ -85,14 +87,14 @@ std::vector<SampleTuple> step(Model& model, Ints ids, Ints positions, Table2 spa
 }
 
 // Kernel under test: y[m][rows] = x[m][cols] * W^T, in calls of `tile` tokens.
-auto linear(const std::string& isa, int type, Bytes data, size_t rows, size_t cols, Matrix2 x, int tile) {
+auto linear(const std::string& isa, int type, int group, Bytes data, size_t rows, size_t cols, Matrix2 x, int tile) {
   const Kernels* k = select_kernels(isa);
   const Format format = panel_format(type);
-  const size_t m = x.shape(0), padded = padded_cols(cols), bytes = panel_bytes(format, cols), panels = (rows + 15) / 16;
-  if (x.shape(1) != cols || data.size() != rows * row_bytes(type, cols)) throw std::invalid_argument("shapes disagree");
+  const size_t m = x.shape(0), padded = padded_cols(cols), bytes = panel_bytes(format, group, cols), panels = (rows + 15) / 16;
+  if (x.shape(1) != cols || data.size() != stored_bytes({type, group}, rows, cols)) throw std::invalid_argument("shapes disagree");
   Arena arena(panels * bytes + act_bytes(tile, int(cols), {true, true, true}) + panels * 16 * m * 4 + (size_t(1) << 20));
   uint8_t* packed = arena.allocate<uint8_t>(panels * bytes);
-  for (size_t p = 0; p < panels; p++) pack_panel(type, data.data(), rows, cols, p, packed + p * bytes);
+  for (size_t p = 0; p < panels; p++) pack_panel({type, group}, data.data(), rows, cols, p, packed + p * bytes);
   const Act act = allocate_act(arena, tile, int(cols), {true, true, true});
   float* line = arena.allocate<float>(padded);
   float* out = arena.allocate<float>(m * panels * 16);
@@ -102,7 +104,7 @@ auto linear(const std::string& isa, int type, Bytes data, size_t rows, size_t co
       memcpy(line, x.data() + (t + size_t(i)) * cols, cols * sizeof(float));
       k->emit(act, i, 0, int(padded), line);
     }
-    k->linear[format]({packed, bytes, int(padded), act, count, out + t * panels * 16, int(panels * 16), nullptr, nullptr}, 0, int(panels));
+    k->linear[format]({packed, bytes, int(padded), act, count, out + t * panels * 16, int(panels * 16), nullptr, nullptr, group}, 0, int(panels));
   }
   float* y;
   auto result = new_matrix(m, rows, y);
@@ -110,15 +112,15 @@ auto linear(const std::string& isa, int type, Bytes data, size_t rows, size_t co
   return result;
 }
 
-auto unpack(int type, Bytes data, size_t rows, size_t cols) {
+auto unpack(int type, int group, Bytes data, size_t rows, size_t cols) {
   const Format format = panel_format(type);
-  if (data.size() != rows * row_bytes(type, cols)) throw std::invalid_argument("shapes disagree");
-  std::vector<uint8_t> panel(panel_bytes(format, cols));
+  if (data.size() != stored_bytes({type, group}, rows, cols)) throw std::invalid_argument("shapes disagree");
+  std::vector<uint8_t> panel(panel_bytes(format, group, cols));
   float* y;
   auto result = new_matrix(rows, cols, y);
   for (size_t r = 0; r < rows; r++) {
-    if (r % 16 == 0) pack_panel(type, data.data(), rows, cols, r / 16, panel.data());
-    unpack_row(format, panel.data(), int(r % 16), cols, y + r * cols);
+    if (r % 16 == 0) pack_panel({type, group}, data.data(), rows, cols, r / 16, panel.data());
+    unpack_row(format, group, panel.data(), int(r % 16), cols, y + r * cols);
   }
   return result;
 }
@@ -129,20 +131,23 @@ NB_MODULE(_native, m) {
   m.doc() = "Octavo's native runtime: packed weights, paged KV cache, kernels and sampling.";
   m.def("isa", [](const std::string& isa) { return std::string(select_kernels(isa)->name); }, "isa"_a = "");
   m.def("isas", &runnable_isas);
-  m.def("matrix_bytes", &Model::matrix_bytes);
+  m.def("matrix_bytes", [](int type, int group, size_t rows, size_t cols) { return Model::matrix_bytes({type, group}, rows, cols); });
   m.def("cache_block_bytes", [](int layers, int heads, int head_dim, const std::string& type) {
     return Model::cache_block_bytes(layers, heads, head_dim, kv_type(type));
   });
   m.def("act_bytes", [](int rows, int width, bool int8, bool bf16, bool f32) { return act_bytes(rows, width, {int8, bf16, f32}); });
+  m.def("expert_rows_bytes", [](int tokens, int experts, int top, int hidden, int ffn, std::tuple<bool, bool, bool> in, std::tuple<bool, bool, bool> mid) {
+    return expert_rows_bytes(tokens, experts, top, hidden, ffn, forms(in), forms(mid));
+  });
   m.def("uniform", &uniform, "seed"_a, "position"_a);
-  m.def("linear", &linear, "isa"_a, "type"_a, "data"_a, "rows"_a, "cols"_a, "x"_a, "tile"_a);
-  m.def("unpack", &unpack, "type"_a, "data"_a, "rows"_a, "cols"_a);
+  m.def("linear", &linear, "isa"_a, "type"_a, "group"_a, "data"_a, "rows"_a, "cols"_a, "x"_a, "tile"_a);
+  m.def("unpack", &unpack, "type"_a, "group"_a, "data"_a, "rows"_a, "cols"_a);
   m.def("measure_limits", [](const std::string& isa, int threads, size_t bytes, double seconds) {
     nb::gil_scoped_release release;
     const HostLimits l = measure_limits(isa, threads, bytes, seconds);
     return std::make_tuple(l.read_gbs, l.registers_gops, l.widest_gops);
   }, "isa"_a, "threads"_a, "bytes"_a, "seconds"_a);
-  m.def("time_linear", &time_linear, "isa"_a, "type"_a, "rows"_a, "cols"_a, "tokens"_a, "threads"_a, "copies"_a, "seconds"_a,
+  m.def("time_linear", &time_linear, "isa"_a, "type"_a, "group"_a, "rows"_a, "cols"_a, "tokens"_a, "threads"_a, "copies"_a, "seconds"_a,
         nb::call_guard<nb::gil_scoped_release>());
   m.def("time_attention", [](const std::string& isa, const std::string& type, int head_dim, int queries, int keys, double seconds) {
     if (queries < 1 || queries > ATTEND_ROWS) throw std::invalid_argument("between 1 and 16 queries");
@@ -161,16 +166,17 @@ NB_MODULE(_native, m) {
       .def("__init__", [](Model* self, const std::string& isa, int threads, size_t weights, size_t buffers, int tokens, int selected, int features) {
              new (self) Model(isa, threads, weights, buffers, {tokens, selected, features});
            }, "isa"_a, "threads"_a, "weight_bytes"_a, "buffer_bytes"_a, "tokens"_a, "selected"_a, "features"_a)
-      .def("add_matrix", [](Model& self, int type, Bytes data, size_t rows, size_t cols) {
+      .def("add_matrix", [](Model& self, int type, int group, Bytes data, size_t rows, size_t cols) {
         nb::gil_scoped_release release;
-        return self.add_matrix(type, data.data(), data.size(), rows, cols);
+        return self.add_matrix({type, group}, data.data(), data.size(), rows, cols);
       })
       .def("add_vector", [](Model& self, Floats data) { return self.add_vector(data.data(), data.size()); })
       .def("add_buffer", [](Model& self, bool selected, int width) { return self.add_buffer(selected ? Rows::selected : Rows::tokens, width); })
       .def("add_act", [](Model& self, bool selected, int width, bool int8, bool bf16, bool f32) {
         return self.add_act(selected ? Rows::selected : Rows::tokens, width, {int8, bf16, f32});
       })
-      .def("add_rope", [](Model& self, Floats f) { return self.add_rope(f.data(), int(f.size())); })
+      .def("add_rope", [](Model& self, Floats f, float factor) { return self.add_rope(f.data(), int(f.size()), factor); })
+      .def("add_order", [](Model& self, Ints order) { return self.add_order(order.data(), int(order.size())); })
       .def("allow_adapters", &Model::allow_adapters)
       // Each part: (matrix, type, A [rank][inputs], B [panels of 16 outputs][rank][16], rank, inputs, outputs, scale)
       .def("add_adapter", [](Model& self, const std::vector<std::tuple<int, int, Bytes, Bytes, int, size_t, size_t, float>>& given) {
@@ -191,6 +197,8 @@ NB_MODULE(_native, m) {
       .def("norm", &Model::norm)
       .def("layer_norm", &Model::layer_norm)
       .def("add", &Model::add)
+      .def("softcap", &Model::softcap)
+      .def("emit", &Model::emit)
       .def("linear", [](Model& self, int act, const std::vector<std::tuple<int, int, int, int>>& parts) {
         std::vector<Model::Part> p;
         for (const auto& [matrix, out, bias, residual] : parts) p.push_back({matrix, out, bias, residual});
@@ -200,10 +208,19 @@ NB_MODULE(_native, m) {
         self.gated(in, {std::get<0>(gate), -1, std::get<1>(gate), -1}, {std::get<0>(up), -1, std::get<1>(up), -1}, kind, act);
       })
       .def("attention", [](Model& self, int q, int k, int v, int layer, int heads, int kv_heads, int head_dim, int schedule, int q_norm,
-                           int k_norm, int rope, int act, float scale, float eps, bool interleaved) {
-        self.attention({q, k, v, layer, heads, kv_heads, head_dim, schedule, q_norm, k_norm, rope, act, scale, eps, interleaved});
-      }, "q"_a, "k"_a, "v"_a, "layer"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "schedule"_a, "q_norm"_a, "k_norm"_a, "rope"_a, "act"_a,
-         "scale"_a, "eps"_a, "interleaved"_a)
+                           int k_norm, int rope, int sinks, int act, float scale, float eps, float softcap, bool interleaved) {
+        self.attention({q, k, v, layer, heads, kv_heads, head_dim, schedule, q_norm, k_norm, rope, sinks, act, scale, eps, softcap, interleaved});
+      }, "q"_a, "k"_a, "v"_a, "layer"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "schedule"_a, "q_norm"_a, "k_norm"_a, "rope"_a, "sinks"_a,
+         "act"_a, "scale"_a, "eps"_a, "softcap"_a, "interleaved"_a)
+      .def("route", &Model::route)
+      .def("add_expert_rows", [](Model& self, int experts, int top, int hidden, int ffn, std::tuple<bool, bool, bool> in, std::tuple<bool, bool, bool> mid) {
+        return self.add_expert_rows(experts, top, hidden, ffn, forms(in), forms(mid));
+      })
+      .def("experts", [](Model& self, int x, int routes, const std::vector<std::tuple<int, int, int>>& parts, int kind, int rows, int out, int residual) {
+        std::vector<Model::ExpertParts> p;  // (gate, up, down) each
+        for (const auto& [gate, up, down] : parts) p.push_back({gate, up, down});
+        self.experts(x, routes, p, kind, rows, out, residual);
+      })
       .def("output", &Model::output)
       .def("allocate_cache", [](Model& self, int layers, int blocks, int heads, int head_dim, const std::string& type, int parts) {
         self.allocate_cache(layers, blocks, heads, head_dim, kv_type(type), parts);
@@ -221,6 +238,7 @@ NB_MODULE(_native, m) {
       .def("profile", [](const Model& self) {  // steps, seconds in them, seconds by kind of operation; since loading
         return std::make_tuple(self.profile().steps(), self.profile().seconds(), self.profile().by_name());
       })
+      .def_prop_ro("expert_bytes", &Model::expert_bytes)
       .def_prop_ro("isa", [](const Model& self) { return std::string(self.isa()); })
       .def_prop_ro("threads", &Model::threads)
       .def_prop_ro("weight_bytes", &Model::weight_bytes)

@@ -21,7 +21,7 @@ template <int N, class F> INLINE void repeat(F&& f) {
 
 // Stored form of a weight matrix. Every form is a sequence of panels of 16 output rows.
 // Layouts are described beside the packers in runtime/pack.cpp.
-enum Format : int { Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, Q8_0, Q4_K, Q5_K, Q6_K, BF16, F16, F32, FORMATS };
+enum Format : int { Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, Q8_0, Q4_K, Q5_K, Q6_K, CODE4, CODE4_MIN, CODE8, CODE8_MIN, BF16, F16, F32, TABLE4, FP8, FORMATS };
 
 constexpr int8_t IQ4_NL_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 constexpr int PANEL = 16;         // output rows per panel = lanes of one vector
@@ -69,6 +69,7 @@ struct LinearArgs {
   int out_stride;
   const float* bias;      // [N padded to 16] or null
   const float* residual;  // [rows][out_stride] added to the result, or null; may equal out
+  int group = 0;          // features that share a scale, in formats that leave it open: a multiple of 32
 };
 
 struct AttendArgs {
@@ -77,6 +78,7 @@ struct AttendArgs {
   const void* q[ATTEND_ROWS];    // each [head_dim] fp32 for an fp32 cache, else [2][head_dim] bf16 (value, remainder); scaled
   int position[ATTEND_ROWS];     // the row sees keys in (position - window, position]
   int window;                    // 0: unlimited
+  float softcap;                 // scores s become softcap * tanh(s / softcap); 0: as they are
   int head_dim;                  // padded to 16
   const uint8_t* pool;           // KV of this layer and KV head: pool + block * block_stride
   size_t block_stride;
@@ -95,13 +97,14 @@ struct Kernels {
   void (*gated)(int kind, const float* gate, const float* up, int stride, int rows, const Act& act, int first, int count);
   // y[16 * p + i] += sum over r of b[p][r][i] * h[r] for `panels` panels of 16; b is fp32, or bf16 in the second.
   void (*add_low_rank[2])(const void* b, int rank, const float* h, int panels, float* y);
-  void (*rope)(const float* in, const float* cos_sin, int head_dim, int interleaved, float* out);
+  void (*rope)(const float* in, const float* cos_sin, int half, int head_dim, int interleaved, float* out);
   void (*store_q)(const float* x, int head_dim, int padded, float scale, KvType type, void* out);
   void (*store_k)(const float* x, int head_dim, int padded, int slot, KvType type, uint8_t* block);
   void (*store_v)(const float* x, int head_dim, int padded, int slot, KvType type, uint8_t* block);
   void (*attend[3])(const AttendArgs&);  // by KvType
   void (*merge)(float* max, float* sum, float* out, float m, float l, const float* o, int head_dim);
-  void (*combine)(const float* max, const float* sum, const float* out, int count, int step, int padded, int head_dim, float* y);
+  void (*combine)(const float* max, const float* sum, const float* out, int count, int step, int padded, int head_dim, const float* sink, float* y);
+  void (*softcap)(float* x, int n, float cap);  // n is rounded up to 16
   float (*row_max)(const float* x, int n);
   double (*exp_sum)(const float* x, int n, float max, float inv_temperature, float* p);
   // Limits of the host: all bytes read; operations of byte products in registers, and by the widest means there is.

@@ -31,6 +31,21 @@ static inline VF f_round(VF x) {
 static inline VF f_half(const void* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p + 1))};
 }
+static inline __m256 table_half(__m256i index, VF table) {
+  const __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28));  // bit 3 as sign
+  return _mm256_blendv_ps(_mm256_permutevar8x32_ps(table.a, index), _mm256_permutevar8x32_ps(table.b, index), upper);
+}
+static inline VF f_table(const uint8_t* p, int high, VF table) {
+  __m256i a = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)), b = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)));
+  if (high) a = _mm256_srli_epi32(a, 4), b = _mm256_srli_epi32(b, 4);
+  return {table_half(a, table), table_half(b, table)};
+}
+static inline __m256 fp8_half(const uint8_t* p) {
+  const __m256i b = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+  const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(b, _mm256_set1_epi32(128)), 24), rest = _mm256_slli_epi32(_mm256_and_si256(b, _mm256_set1_epi32(127)), 20);
+  return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_or_si256(sign, rest)), _mm256_set1_ps(0x1p120f));
+}
+static inline VF f_fp8(const uint8_t* p) { return {fp8_half(p), fp8_half(p + 8)}; }  // e4m3; 2^120 moves the exponent's bias from 127 to 7
 static inline VF f_int(VI x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 static inline VF f_u8(const uint8_t* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p))),

@@ -26,6 +26,15 @@ static inline VF f_min(VF a, VF b) { return {_mm512_min_ps(a.v, b.v)}; }
 static inline VF f_abs(VF a) { return {_mm512_abs_ps(a.v)}; }
 static inline VF f_round(VF a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 static inline VF f_half(const void* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+static inline VF f_table(const uint8_t* p, int high, VF table) {
+  const __m512i b = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+  return {_mm512_permutexvar_ps(high ? _mm512_srli_epi32(b, 4) : b, table.v)};  // reads the low four bits
+}
+static inline VF f_fp8(const uint8_t* p) {  // e4m3; 2^120 moves the exponent's bias from 127 to 7
+  const __m512i b = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+  const __m512i sign = _mm512_slli_epi32(_mm512_and_si512(b, _mm512_set1_epi32(128)), 24), rest = _mm512_slli_epi32(_mm512_and_si512(b, _mm512_set1_epi32(127)), 20);
+  return {_mm512_mul_ps(_mm512_castsi512_ps(_mm512_or_si512(sign, rest)), _mm512_set1_ps(0x1p120f))};
+}
 static inline VF f_int(VI a) { return {_mm512_cvtepi32_ps(a.v)}; }
 static inline VF f_u8(const uint8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)))}; }
 static inline VF f_s8(const uint8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))}; }

@@ -29,6 +29,23 @@ static inline VF f_half(const void* p) {
   EACH r.v[i] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t*)p + 4 * i)));
   return r;
 }
+static inline VF f_table(const uint8_t* p, int high, VF table) {
+  float t[16], r[16];
+  f_store(t, table);
+  for (int i = 0; i < 16; i++) r[i] = t[high ? p[i] >> 4 : p[i] & 15];
+  return f_load(r);
+}
+static inline VF f_fp8(const uint8_t* p) {  // e4m3; 2^120 moves the exponent's bias from 127 to 7
+  const uint8x16_t b = vld1q_u8(p);
+  const uint16x8_t low = vmovl_u8(vget_low_u8(b)), high = vmovl_u8(vget_high_u8(b));
+  const uint32x4_t w[4] = {vmovl_u16(vget_low_u16(low)), vmovl_u16(vget_high_u16(low)), vmovl_u16(vget_low_u16(high)), vmovl_u16(vget_high_u16(high))};
+  VF r;
+  EACH {
+    const uint32x4_t sign = vshlq_n_u32(vandq_u32(w[i], vdupq_n_u32(128)), 24), rest = vshlq_n_u32(vandq_u32(w[i], vdupq_n_u32(127)), 20);
+    r.v[i] = vmulq_n_f32(vreinterpretq_f32_u32(vorrq_u32(sign, rest)), 0x1p120f);
+  }
+  return r;
+}
 static inline VF f_int(VI a) { VF r; EACH r.v[i] = vcvtq_f32_s32(a.v[i]); return r; }
 static inline VF f_u8(const uint8_t* p) {
   const uint8x16_t b = vld1q_u8(p);

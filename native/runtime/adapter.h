@@ -29,9 +29,9 @@ class Adapter {
   explicit Adapter(const std::vector<Part>& parts) : arena_(bytes(parts)) {
     for (const Part& p : parts) {
       const Format format = panel_format(p.type);
-      const size_t panels = size_t(p.rank + PANEL - 1) / PANEL, each = panel_bytes(format, p.inputs);
+      const size_t panels = size_t(p.rank + PANEL - 1) / PANEL, each = panel_bytes(format, 0, p.inputs);
       uint8_t* a = arena_.allocate<uint8_t>(panels * each);
-      for (size_t i = 0; i < panels; i++) pack_panel(p.type, p.a, size_t(p.rank), p.inputs, i, a + i * each);
+      for (size_t i = 0; i < panels; i++) pack_panel({p.type, 0}, p.a, size_t(p.rank), p.inputs, i, a + i * each);
       const size_t size = size_t(p.rank) * align_up(p.outputs, PANEL) * element(format);
       uint8_t* b = arena_.allocate<uint8_t>(size);
       memcpy(b, p.b, size);
@@ -50,7 +50,7 @@ class Adapter {
     size_t total = 0;
     for (const Part& p : parts) {
       const Format format = panel_format(p.type);
-      total += align_up(size_t(p.rank + PANEL - 1) / PANEL * panel_bytes(format, p.inputs), 64);
+      total += align_up(size_t(p.rank + PANEL - 1) / PANEL * panel_bytes(format, 0, p.inputs), 64);
       total += align_up(size_t(p.rank) * align_up(p.outputs, PANEL) * element(format), 64);
     }
     return total;

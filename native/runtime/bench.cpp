@@ -62,19 +62,19 @@ HostLimits measure_limits(const std::string& isa, int threads, size_t bytes, dou
   return {double(share) * threads / read / 1e9, gops(k->multiply_registers, 200000), gops(k->multiply, 50000)};
 }
 
-double time_linear(const std::string& isa, int type, size_t rows, size_t cols, int tokens, int threads, int copies, double seconds) {
+double time_linear(const std::string& isa, int type, int group, size_t rows, size_t cols, int tokens, int threads, int copies, double seconds) {
   const Kernels* k = select_kernels(isa);
   const Format format = panel_format(type);
-  const size_t padded = padded_cols(cols), bytes = panel_bytes(format, cols), panels = (rows + PANEL - 1) / PANEL;
+  const size_t padded = padded_cols(cols), bytes = panel_bytes(format, group, cols), panels = (rows + PANEL - 1) / PANEL;
   const size_t matrix = align_up(panels * bytes, 64), outputs = size_t(tokens) * panels * PANEL;
   const ActForms forms{true, true, true};
   ThreadPool pool(threads);
   Work work(threads);
   Arena arena(size_t(copies) * matrix + act_bytes(tokens, int(cols), forms) + outputs * 4 + (size_t(1) << 20));
-  std::vector<uint8_t> source(rows * row_bytes(type, cols));
+  std::vector<uint8_t> source(stored_bytes({type, group}, rows, cols));
   fill(source.data(), source.size());
   uint8_t* packed = arena.allocate<uint8_t>(size_t(copies) * matrix);
-  for (size_t p = 0; p < panels; p++) pack_panel(type, source.data(), rows, cols, p, packed + p * bytes);
+  for (size_t p = 0; p < panels; p++) pack_panel({type, group}, source.data(), rows, cols, p, packed + p * bytes);
   for (int c = 1; c < copies; c++) memcpy(packed + size_t(c) * matrix, packed, matrix);
   const Act act = allocate_act(arena, tokens, int(cols), forms);
   std::vector<float> line(padded);
@@ -86,7 +86,7 @@ double time_linear(const std::string& isa, int type, size_t rows, size_t cols, i
     const uint8_t* weights = packed + size_t(i % copies) * matrix;
     pool.run([&](int thread) {
       work.each(thread, int(panels), chunk, [&](int begin, int end) {
-        k->linear[format]({weights, bytes, int(padded), act, tokens, out, int(panels) * PANEL, nullptr, nullptr}, begin, end);
+        k->linear[format]({weights, bytes, int(padded), act, tokens, out, int(panels) * PANEL, nullptr, nullptr, group}, begin, end);
       });
     });
   });

@@ -20,17 +20,18 @@ Model::Model(const std::string& isa, int threads, size_t weight_bytes, size_t bu
   for (int i = 0; i < threads; i++) context_.scratch.push_back(buffers_arena_.allocate<float>(context_.scratch_floats));
 }
 
-size_t Model::matrix_bytes(int type, size_t rows, size_t cols) {
-  return align_up((rows + PANEL - 1) / PANEL * panel_bytes(panel_format(type), cols), 64);
+size_t Model::matrix_bytes(Storage s, size_t rows, size_t cols) {
+  return align_up((rows + PANEL - 1) / PANEL * panel_bytes(panel_format(s.type), s.group, cols), 64);
 }
 
-int Model::add_matrix(int type, const uint8_t* data, size_t data_bytes, size_t rows, size_t cols) {
-  if (data_bytes != rows * row_bytes(type, cols)) throw std::invalid_argument("tensor bytes do not match its shape");
-  Matrix m{panel_format(type), rows, cols, panel_bytes(panel_format(type), cols), nullptr, int(matrices_.size())};
-  uint8_t* out = weights_.allocate<uint8_t>(matrix_bytes(type, rows, cols));
+int Model::add_matrix(Storage s, const uint8_t* data, size_t data_bytes, size_t rows, size_t cols) {
+  if (data_bytes != stored_bytes(s, rows, cols)) throw std::invalid_argument("tensor bytes do not match its shape");
+  const Format f = panel_format(s.type);
+  Matrix m{f, rows, cols, panel_bytes(f, s.group, cols), nullptr, int(matrices_.size()), s.group};
+  uint8_t* out = weights_.allocate<uint8_t>(matrix_bytes(s, rows, cols));
   pool_.run([&](int thread) {
     work_.each(thread, m.panel_count(), 1, [&](int begin, int end) {
-      for (int p = begin; p < end; p++) pack_panel(type, data, rows, cols, size_t(p), out + size_t(p) * m.panel_bytes);
+      for (int p = begin; p < end; p++) pack_panel(s, data, rows, cols, size_t(p), out + size_t(p) * m.panel_bytes);
     });
   });
   m.panels = out;
@@ -56,13 +57,21 @@ int Model::add_act(Rows rows, int width, ActForms forms) {
   return int(acts_.size()) - 1;
 }
 
-int Model::add_rope(const float* frequencies, int half) {
+int Model::add_rope(const float* frequencies, int half, float factor) {
   float* f = weights_.allocate<float>(size_t(half));
   memcpy(f, frequencies, size_t(half) * sizeof(float));
-  float* table = buffers_arena_.allocate<float>(size_t(limits_.tokens) * size_t(half) * 2);
-  prologue_.push_back(std::make_unique<RopeTableOp>(f, half, table));
-  ropes_.push_back(table);
+  const Rotation out{buffers_arena_.allocate<float>(size_t(limits_.tokens) * size_t(half) * 2), half};
+  prologue_.push_back(std::make_unique<RopeTableOp>(f, factor, out));
+  ropes_.push_back(out);
   return int(ropes_.size()) - 1;
+}
+
+int Model::add_order(const int32_t* order, int n) {
+  for (int i = 0; i < n; i++) if (order[i] < 0 || order[i] >= n) throw std::invalid_argument("not an order of features");
+  int32_t* p = weights_.allocate<int32_t>(size_t(n));
+  memcpy(p, order, size_t(n) * sizeof(int32_t));
+  orders_.push_back(p);
+  return int(orders_.size()) - 1;
 }
 
 int Model::add_schedule(int window, bool causal) {
@@ -92,6 +101,15 @@ void Model::add(int a, int b, int out) {
   ops_.push_back(std::make_unique<AddOp>(buffers_.at(size_t(out)).rows, buffer(a), buffer(b), buffer(out)));
 }
 
+void Model::softcap(int b, float cap) {
+  ops_.push_back(std::make_unique<SoftcapOp>(buffers_.at(size_t(b)).rows, buffer(b), cap));
+}
+
+void Model::emit(int in, int source, int order, int width, int act_index) {
+  const int32_t* by = order < 0 ? nullptr : orders_.at(size_t(order));
+  ops_.push_back(std::make_unique<EmitOp>(acts_.at(size_t(act_index)).rows, buffer(in), act(source), by, width, act(act_index)));
+}
+
 void Model::linear(int act_index, const std::vector<Part>& parts) {
   std::vector<LinearPart> p;
   if (context_.low_rank && acts_.at(size_t(act_index)).rows == Rows::tokens) {
@@ -116,10 +134,25 @@ void Model::gated(int in, const Part& gate, const Part& up, int kind, int act_in
 
 void Model::attention(const Attention& a) {
   AttentionSpec s{buffer(a.q), buffer(a.k), buffer(a.v), a.layer, a.heads, a.kv_heads, a.head_dim, a.schedule, a.scale,
-                  vector(a.q_norm), vector(a.k_norm), a.eps, a.rope < 0 ? nullptr : ropes_.at(size_t(a.rope)), a.interleaved, act(a.act)};
+                  vector(a.q_norm), vector(a.k_norm), a.eps, a.rope < 0 ? Rotation{} : ropes_.at(size_t(a.rope)), a.interleaved, a.softcap, vector(a.sinks), act(a.act)};
   heads_ = a.heads;
   kv_heads_ = a.kv_heads;
   ops_.push_back(std::make_unique<AttentionOp>(s));
+}
+
+void Model::route(int in, int out, int top, bool normalize) {
+  ops_.push_back(std::make_unique<RouteOp>(buffer(in), buffer(out), top, normalize));
+}
+
+int Model::add_expert_rows(int experts, int top, int hidden, int ffn, ActForms in, ActForms mid) {
+  expert_rows_.push_back(allocate_expert_rows(buffers_arena_, limits_.tokens, experts, top, hidden, ffn, in, mid));
+  return int(expert_rows_.size()) - 1;
+}
+
+void Model::experts(int x, int routes, const std::vector<ExpertParts>& parts, int kind, int rows, int out, int residual) {
+  std::vector<Expert> e;
+  for (const ExpertParts& p : parts) e.push_back({matrices_.at(size_t(p.gate)), matrices_.at(size_t(p.up)), matrices_.at(size_t(p.down))});
+  ops_.push_back(std::make_unique<ExpertsOp>(buffer(x), buffer(routes), std::move(e), kind, *expert_rows_.at(size_t(rows)), buffer(out), buffer(residual)));
 }
 
 void Model::output(int b, int width) {
@@ -203,8 +236,8 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
   pool_.run([&](int thread) {
     for (auto* list : {&prologue_, &ops_})
       for (auto& op : *list)
-        for (int p = op->idle(context_) ? op->phases() : 0; p < op->phases(); p++) {
-          op->run(context_, p, thread, work_);
+        for (int p = 0; p < op->phases(); p++) {
+          if (!op->idle(context_)) op->run(context_, p, thread, work_);
           if (thread == 0) profile_.mark([&] { return op->name(p); });
         }
     work_.each(thread, int(sampling.size()), 1, [&](int begin, int end) {

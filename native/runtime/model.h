@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "act.h"
+#include "experts.h"
 #include "ops.h"
 #include "profile.h"
 #include "sampling.h"
@@ -22,22 +23,33 @@ class Model {
   Model(const std::string& isa, int threads, size_t weight_bytes, size_t buffer_bytes, Limits limits);
 
   // Recording. Indices name what was added; -1 stands for absent.
-  int add_matrix(int ggml_type, const uint8_t* data, size_t data_bytes, size_t rows, size_t cols);
+  int add_matrix(Storage storage, const uint8_t* data, size_t data_bytes, size_t rows, size_t cols);
   int add_vector(const float* data, size_t n);  // padded with zeros to 16
   int add_buffer(Rows rows, int width);
   int add_act(Rows rows, int width, ActForms forms);
-  int add_rope(const float* frequencies, int half);
+  int add_rope(const float* frequencies, int half, float factor);
+  int add_order(const int32_t* order, int n);
   int add_schedule(int window, bool causal);
   void embed(int matrix, int out, float scale, int index, int offset);
   void select(int in, int out, int act);
   void layer_norm(int in, int weight, int bias, float eps, int out, int act);
   void norm(int in, int weight, float eps, int out, int residual, int act);
   void add(int a, int b, int out);
+  void softcap(int buffer, float cap);
+  void emit(int buffer, int source, int order, int width, int act);  // from a buffer, or from another act
   struct Part { int matrix, out, bias, residual; };
   void linear(int act, const std::vector<Part>& parts);
   void gated(int in, const Part& gate, const Part& up, int kind, int act);
-  struct Attention { int q, k, v, layer, heads, kv_heads, head_dim, schedule, q_norm, k_norm, rope, act; float scale, eps; bool interleaved; };
+  struct Attention {
+    int q, k, v, layer, heads, kv_heads, head_dim, schedule, q_norm, k_norm, rope, sinks, act;
+    float scale, eps, softcap;
+    bool interleaved;
+  };
   void attention(const Attention& a);
+  void route(int in, int out, int top, bool normalize);
+  int add_expert_rows(int experts, int top, int hidden, int ffn, ActForms in, ActForms mid);
+  struct ExpertParts { int gate, up, down; };
+  void experts(int x, int routes, const std::vector<ExpertParts>& parts, int kind, int rows, int out, int residual);
   void output(int buffer, int width);
 
   // Makes room for adapters; before anything is recorded.
@@ -50,6 +62,7 @@ class Model {
 
   // Runs every operation, then samples the selected rows.
   std::vector<Sample> step(const Step& step, const std::vector<SamplingRow>& sampling);
+  size_t expert_bytes() const { return context_.expert_bytes; }
   const Profile& profile() const { return profile_; }
   const Buffer& logits() const { return buffers_[size_t(output_)].buffer; }
   int width() const { return width_; }  // of the output: the vocabulary, where it is logits
@@ -62,7 +75,7 @@ class Model {
   size_t cache_bytes() const { return cache_ ? cache_->size() : 0; }
   const Matrix& matrix(int i) const { return matrices_.at(size_t(i)); }
 
-  static size_t matrix_bytes(int ggml_type, size_t rows, size_t cols);
+  static size_t matrix_bytes(Storage storage, size_t rows, size_t cols);
   static size_t cache_block_bytes(int layers, int heads, int head_dim, KvType type);
 
  private:
@@ -85,11 +98,13 @@ class Model {
   std::vector<const float*> vectors_;
   std::vector<Row> buffers_;
   std::vector<RowAct> acts_;
-  std::vector<float*> ropes_;
+  std::vector<Rotation> ropes_;
+  std::vector<const int32_t*> orders_;
   std::vector<std::unique_ptr<Op>> ops_;
   std::vector<std::unique_ptr<Op>> prologue_;
   Context context_;
   Profile profile_;
+  std::vector<std::unique_ptr<ExpertRows>> expert_rows_;
   std::vector<std::unique_ptr<Adapter>> adapters_;  // by slot
   std::vector<float*> sample_scratch_;
   int output_ = -1, width_ = 0, heads_ = 0, kv_heads_ = 0;

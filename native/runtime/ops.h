@@ -20,7 +20,12 @@ struct Matrix {  // packed weight
   size_t rows, cols, panel_bytes;
   const uint8_t* panels;
   int id;
+  int group;  // as in Storage
   int panel_count() const { return int((rows + PANEL - 1) / PANEL); }
+  // A linear layer of panels from `first` on, for rows of `act`.
+  LinearArgs args(const Act& act, int tokens, float* out, int stride, const float* bias = nullptr, const float* residual = nullptr, int first = 0) const {
+    return {panels + size_t(first) * panel_bytes, panel_bytes, act.k, act, tokens, out, stride, bias, residual, group};
+  }
 };
 
 constexpr int SLACK = 16;  // floats past a row's end that kernels may read
@@ -85,6 +90,7 @@ struct Context {
   int part_capacity = 0;                                                // in (token, chunk) pairs
   uint8_t* queries = nullptr;
   const float* head = nullptr;  // the logits
+  size_t expert_bytes = 0;      // weights of experts read since loading
   std::vector<AdapterRun> runs; // rows of the step that have an adapter
   float* low_rank = nullptr;    // [part][token][MAX_RANK] A x of the next linear layer; null: no adapters here
   int low_rank_tokens = 0;
@@ -195,14 +201,41 @@ class GatedOp : public Op {
   Rows rows_; Act in_, out_; LinearPart gate_, up_; int kind_;
 };
 
+struct Rotation {  // of the step's tokens: a row of `half` cosines and as many sines each
+  float* table;
+  int half;
+  float* row(int t) const { return table + size_t(t) * 2 * size_t(half); }
+};
+
 // Cosines and sines of the step's positions, shared by all layers with these frequencies.
 class RopeTableOp : public Op {
  public:
-  RopeTableOp(const float* frequencies, int half, float* out) : frequencies_(frequencies), half_(half), out_(out) {}
+  RopeTableOp(const float* frequencies, float factor, Rotation out) : frequencies_(frequencies), factor_(factor), out_(out) {}
   std::string name(int) const override { return "rope table"; }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
-  const float* frequencies_; int half_; float* out_;
+  const float* frequencies_; float factor_; Rotation out_;
+};
+
+// x = cap * tanh(x / cap), in place
+class SoftcapOp : public Op {
+ public:
+  SoftcapOp(Rows rows, Buffer x, float cap) : rows_(rows), x_(x), cap_(cap) {}
+  std::string name(int) const override { return "softcap"; }
+  void run(Context& c, int phase, int thread, Work& work) override;
+ private:
+  Rows rows_; Buffer x_; float cap_;
+};
+
+// Rows as input of linear layers, in the given order of features or as they are; from a buffer or from another input.
+class EmitOp : public Op {
+ public:
+  EmitOp(Rows rows, Buffer in, Act source, const int32_t* order, int width, Act act)
+      : rows_(rows), in_(in), source_(source), order_(order), width_(width), act_(act) {}
+  std::string name(int) const override { return "emit"; }
+  void run(Context& c, int phase, int thread, Work& work) override;
+ private:
+  Rows rows_; Buffer in_; Act source_; const int32_t* order_; int width_; Act act_;
 };
 
 struct AttentionSpec {
@@ -211,8 +244,10 @@ struct AttentionSpec {
   float scale;
   const float *q_norm, *k_norm;  // null: none
   float eps;
-  const float* rope;             // [tokens][head_dim] of a RopeTableOp, or null
+  Rotation rope;                 // without a table: none
   int interleaved;
+  float softcap;                 // 0: none
+  const float* sinks;            // one a head, or null
   Act act;
 };
 

@@ -71,7 +71,7 @@ void AttentionOp::store(Context& c, int t, int unit, float* tmp) {
   if (!value) {
     const float* norm = query ? s_.q_norm : s_.k_norm;
     if (norm) c.kernels->rms_norm(x, norm, d, s_.eps, tmp), x = tmp;
-    if (s_.rope) c.kernels->rope(x, s_.rope + size_t(t) * size_t(d), d, s_.interleaved, tmp + d + SLACK), x = tmp + d + SLACK;
+    if (s_.rope.table) c.kernels->rope(x, s_.rope.row(t), s_.rope.half, d, s_.interleaved, tmp + d + SLACK), x = tmp + d + SLACK;
   }
   if (query) {
     uint8_t* out = c.queries + (size_t(t) * size_t(s_.heads) + size_t(head)) * size_t(c.kv.padded) * 4;
@@ -94,6 +94,7 @@ void AttentionOp::attend(Context& c, const AttendItem& item, int kv_head, float*
   AttendArgs a{};
   a.rows = item.rows;
   a.window = s.window;
+  a.softcap = s_.softcap;
   a.head_dim = d;
   a.pool = c.kv.at(s_.layer, 0, kv_head);
   a.block_stride = c.kv.block_bytes();
@@ -130,7 +131,7 @@ void AttentionOp::merge(Context& c, int t, float* row) {
   for (int head = 0; head < s_.heads; head++) {
     const size_t slot = size_t(first) * size_t(s_.heads) + size_t(head);
     c.kernels->combine(c.part_max + slot, c.part_sum + slot, c.part_out + slot * size_t(d), count, s_.heads, d, s_.head_dim,
-                       row + head * s_.head_dim);
+                       s_.sinks ? s_.sinks + head : nullptr, row + head * s_.head_dim);
   }
   for (int i = s_.heads * s_.head_dim; i < s_.act.k; i++) row[i] = 0;
   c.kernels->emit(s_.act, t, 0, s_.act.k, row);

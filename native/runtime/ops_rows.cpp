@@ -31,7 +31,7 @@ void EmbedOp::run(Context& c, int, int thread, Work& work) {
       const int32_t* from = index_ == Index::ids ? c.step.ids : index_ == Index::positions ? c.step.positions : c.step.types;
       const int id = (from ? from[t] : 0) + offset_;
       float* out = out_.row(t);
-      unpack_row(table_.format, table_.panels + size_t(id / PANEL) * table_.panel_bytes, id % PANEL, table_.cols, out);
+      unpack_row(table_.format, table_.group, table_.panels + size_t(id / PANEL) * table_.panel_bytes, id % PANEL, table_.cols, out);
       for (int i = 0; i < out_.width; i++) out[i] *= scale_;
       pad(out, out_.width, out_.stride);
     }
@@ -127,8 +127,7 @@ void LinearOp::run(Context& c, int, int thread, Work& work) {
       const int from = begin > base ? begin - base : 0, to = end - base < count ? end - base : count;
       base += count;
       if (from >= to) continue;
-      const LinearArgs args{p.weight.panels, p.weight.panel_bytes, int(padded_cols(p.weight.cols)), act_, rows,
-                            p.out.data, p.out.stride, p.bias, p.residual};
+      const LinearArgs args = p.weight.args(act_, rows, p.out.data, p.out.stride, p.bias, p.residual);
       if (p.out.data != c.head || c.live.empty()) {
         c.kernels->linear[p.weight.format](args, from, to);
         if (rows_ == Rows::tokens) add_adapters(c, part, p.weight.id, from, to, p.out.data + from * PANEL, p.out.stride);
@@ -148,8 +147,7 @@ void GatedOp::run(Context& c, int, int thread, Work& work) {
     const int first = group * EACH, count = panels - first < EACH ? panels - first : EACH;
     if (count < EACH) for (int t = 0; t < rows; t++) memset(out + t * WIDTH, 0, GROUP * sizeof(float));
     if (count <= 0) return;
-    const LinearArgs args{p.weight.panels + size_t(first) * p.weight.panel_bytes, p.weight.panel_bytes, in_.k, in_, rows, out, WIDTH,
-                          p.bias ? p.bias + first * PANEL : nullptr, nullptr};
+    const LinearArgs args = p.weight.args(in_, rows, out, WIDTH, p.bias ? p.bias + first * PANEL : nullptr, nullptr, first);
     c.kernels->linear[p.weight.format](args, 0, count);
     if (rows_ == Rows::tokens) add_adapters(c, part, p.weight.id, first, first + count, out, WIDTH);
   };
@@ -166,12 +164,30 @@ void GatedOp::run(Context& c, int, int thread, Work& work) {
 void RopeTableOp::run(Context& c, int, int thread, Work& work) {
   work.each(thread, c.step.tokens, 1, [&](int begin, int end) {
     for (int t = begin; t < end; t++) {
-      float* out = out_ + size_t(t) * size_t(half_) * 2;
-      for (int i = 0; i < half_; i++) {
+      float* out = out_.row(t);
+      for (int i = 0; i < out_.half; i++) {
         const float angle = float(c.step.positions[t]) * frequencies_[i];
-        out[i] = std::cos(angle);
-        out[half_ + i] = std::sin(angle);
+        out[i] = std::cos(angle) * factor_;
+        out[out_.half + i] = std::sin(angle) * factor_;
       }
+    }
+  });
+}
+
+void SoftcapOp::run(Context& c, int, int thread, Work& work) {
+  work.each(thread, c.step.rows(rows_), 1, [&](int begin, int end) {
+    for (int t = begin; t < end; t++) c.kernels->softcap(x_.row(t), x_.width, cap_);
+  });
+}
+
+void EmitOp::run(Context& c, int, int thread, Work& work) {
+  float* y = c.scratch[size_t(thread)];
+  work.each(thread, c.step.rows(rows_), 1, [&](int begin, int end) {
+    for (int t = begin; t < end; t++) {
+      const float* x = in_.data ? in_.row(t) : source_.f32 + size_t(t) * size_t(source_.k);
+      for (int i = 0; i < width_; i++) y[i] = x[order_ ? order_[i] : i];
+      pad(y, width_, act_.k);
+      c.kernels->emit(act_, t, 0, act_.k, y);
     }
   });
 }

@@ -9,6 +9,8 @@
 //     line per 4 features, stored as q + 128.
 //   K-quants, tile of 256 features:  d[16], dmin[16] f16, scales [8][16] and minima [8][16] u8 (Q6_K:
 //     signed scales [16][16]), (fifth bits: 8 x 64 bytes), 8 x 4 nibble lines, (Q6_K: 8 x 2 lines of two-bit planes).
+//   CODE4, CODE8: scales [groups][16] f32, (minima likewise), then the lines of Q4_0 or Q8_0 for each 32 features.
+//   TABLE4: scales, values [16] f32, 16 rows of two features after another; FP8: scales, 16 rows of one feature after another.
 //   BF16: lines of 16 rows x 2 features; F16 and F32: 16 rows of one feature after another.
 
 namespace octavo {
@@ -32,7 +34,71 @@ const Layout& layout(Format f) {
 }
 
 constexpr int PLANES = 2368;  // Q6_K: offset of the two-bit planes
-constexpr int ZERO_POINT[] = {8, 0, 16, 0, 128, 128, 0, 0, 32};
+constexpr int ZERO_POINT[] = {8, 0, 16, 0, 128, 128, 0, 0, 32, 8, 0, 128, 0};
+constexpr size_t SCALE_LINE = PANEL * sizeof(float);
+
+bool has_minimum(Format f) { return f == CODE4_MIN || f == CODE8_MIN; }
+
+size_t scale_lines(int group, size_t cols) { return (cols + size_t(group) - 1) / size_t(group); }
+
+struct GroupedLayout { size_t minima, values, codes; };  // offsets in a panel, whose scales come first
+
+GroupedLayout grouped_layout(Format f, int group, size_t cols) {
+  const size_t scales = scale_lines(group, padded_cols(cols)) * SCALE_LINE;
+  return {scales, scales, scales * (has_minimum(f) ? 2 : 1) + (f == TABLE4 ? SCALE_LINE : 0)};
+}
+
+size_t code_bytes(Format f, size_t k) { return f == FP8 ? k * 16 : f == CODE8 || f == CODE8_MIN ? k * 16 : k * 8; }
+
+void put_code(Format f, uint8_t* codes, size_t i, int lane, uint8_t q) {
+  if (f == FP8) codes[i * 16 + size_t(lane)] = q;
+  else if (f == TABLE4) codes[i / 2 * 16 + size_t(lane)] |= uint8_t(i % 2 ? q << 4 : q);
+  else if (f == CODE8 || f == CODE8_MIN) codes[i / 4 * 64 + size_t(lane) * 4 + i % 4] = q;
+  else codes[i / 32 * 256 + i % 16 / 4 * 64 + size_t(lane) * 4 + i % 4] |= uint8_t(i % 32 < 16 ? q : q << 4);
+}
+
+uint8_t get_grouped(Format f, const uint8_t* codes, size_t i, int lane) {
+  if (f == FP8) return codes[i * 16 + size_t(lane)];
+  if (f == TABLE4) return uint8_t(i % 2 ? codes[i / 2 * 16 + size_t(lane)] >> 4 : codes[i / 2 * 16 + size_t(lane)] & 15);
+  if (f == CODE8 || f == CODE8_MIN) return codes[i / 4 * 64 + size_t(lane) * 4 + i % 4];
+  const uint8_t byte = codes[i / 32 * 256 + i % 16 / 4 * 64 + size_t(lane) * 4 + i % 4];
+  return uint8_t(i % 32 < 16 ? byte & 15 : byte >> 4);
+}
+
+void pack_grouped(Storage s, Format f, const uint8_t* data, size_t rows, size_t cols, size_t panel, uint8_t* out) {
+  const GroupedLayout l = grouped_layout(f, s.group, cols);
+  const size_t groups = scale_lines(s.group, cols);
+  const uint8_t *scales = data + rows * cols, *more = scales + rows * groups * sizeof(float);
+  if (f == TABLE4) memcpy(out + l.values, more, SCALE_LINE);
+  for (int lane = 0; lane < PANEL && panel * PANEL + size_t(lane) < rows; lane++) {
+    const size_t row = panel * PANEL + size_t(lane);
+    for (size_t g = 0; g < groups; g++) {
+      memcpy(out + g * SCALE_LINE + size_t(lane) * 4, scales + (row * groups + g) * 4, 4);
+      if (has_minimum(f)) memcpy(out + l.minima + g * SCALE_LINE + size_t(lane) * 4, more + (row * groups + g) * 4, 4);
+    }
+    for (size_t i = 0; i < cols; i++) put_code(f, out + l.codes, i, lane, data[row * cols + i]);
+  }
+}
+
+float e4m3(uint8_t code) {
+  const uint32_t bits = uint32_t(code & 128) << 24 | uint32_t(code & 127) << 20;
+  float f;
+  memcpy(&f, &bits, 4);
+  return f * 0x1p120f;
+}
+
+void unpack_grouped(Format f, int group, const uint8_t* panel, int lane, size_t cols, float* out) {
+  const GroupedLayout l = grouped_layout(f, group, cols);
+  const float *scales = reinterpret_cast<const float*>(panel) + lane, *minima = reinterpret_cast<const float*>(panel + l.minima) + lane;
+  const float* values = reinterpret_cast<const float*>(panel + l.values);
+  for (size_t i = 0; i < cols; i++) {
+    const size_t g = i / size_t(group) * PANEL;
+    const uint8_t q = get_grouped(f, panel + l.codes, i, lane);
+    if (f == FP8) out[i] = scales[g] * e4m3(q);
+    else if (f == TABLE4) out[i] = scales[g] * values[q];
+    else out[i] = scales[g] * float(q - ZERO_POINT[f]) + (has_minimum(f) ? minima[g] : 0);
+  }
+}
 
 // Codes of one block as unsigned integers.
 void codes(Format f, const uint8_t* b, uint8_t* q) {
@@ -149,9 +215,19 @@ Format panel_format(int type) {
     case GGML_Q4_K: return Q4_K;
     case GGML_Q5_K: return Q5_K;
     case GGML_Q6_K: return Q6_K;
+    case STORED_INT4: return CODE4;
+    case STORED_INT4_MIN: return CODE4_MIN;
+    case STORED_INT8: return CODE8;
+    case STORED_INT8_MIN: return CODE8_MIN;
+    case STORED_TABLE4: return TABLE4;
+    case STORED_FP8: return FP8;
   }
   throw std::invalid_argument("no panel format for this tensor type");
 }
+
+bool is_grouped(Format f) { return (f >= CODE4 && f <= CODE8_MIN) || f == TABLE4 || f == FP8; }
+
+namespace {
 
 size_t row_bytes(int type, size_t cols) {
   const Format f = panel_format(type);
@@ -160,17 +236,29 @@ size_t row_bytes(int type, size_t cols) {
   return cols / size_t(layout(f).block) * size_t(layout(f).source);
 }
 
-size_t panel_bytes(Format f, size_t cols) {
+}  // namespace
+
+size_t stored_bytes(Storage s, size_t rows, size_t cols) {
+  const Format f = panel_format(s.type);
+  if (!is_grouped(f)) return rows * row_bytes(s.type, cols);
+  if (s.group < GROUP || s.group % GROUP) throw std::invalid_argument("groups are multiples of 32 columns");
+  return rows * cols + rows * scale_lines(s.group, cols) * sizeof(float) * (has_minimum(f) ? 2 : 1) + (f == TABLE4 ? SCALE_LINE : 0);
+}
+
+size_t panel_bytes(Format f, int group, size_t cols) {
   const size_t k = padded_cols(cols);
+  if (is_grouped(f)) return grouped_layout(f, group, cols).codes + code_bytes(f, k);
   if (f == BF16 || f == F16) return k * 32;
   if (f == F32) return k * 64;
   return k / size_t(layout(f).tile_k) * size_t(layout(f).tile);
 }
 
-void pack_panel(int type, const uint8_t* data, size_t rows, size_t cols, size_t panel, uint8_t* out) {
+void pack_panel(Storage s, const uint8_t* data, size_t rows, size_t cols, size_t panel, uint8_t* out) {
+  const int type = s.type;
   const Format f = panel_format(type);
-  const size_t stride = row_bytes(type, cols), bytes = panel_bytes(f, cols);
-  memset(out, 0, bytes);
+  memset(out, 0, panel_bytes(f, s.group, cols));
+  if (is_grouped(f)) return pack_grouped(s, f, data, rows, cols, panel, out);
+  const size_t stride = row_bytes(type, cols);
   for (int lane = 0; lane < PANEL && panel * PANEL + size_t(lane) < rows; lane++) {
     const uint8_t* row = data + (panel * PANEL + size_t(lane)) * stride;
     if (f >= BF16) { pack_float_row(type, row, cols, lane, out); continue; }
@@ -186,7 +274,8 @@ void pack_panel(int type, const uint8_t* data, size_t rows, size_t cols, size_t 
   }
 }
 
-void unpack_row(Format f, const uint8_t* panel, int lane, size_t cols, float* out) {
+void unpack_row(Format f, int group, const uint8_t* panel, int lane, size_t cols, float* out) {
+  if (is_grouped(f)) return unpack_grouped(f, group, panel, lane, cols, out);
   for (size_t i = 0; i < cols && f >= BF16; i++) {
     if (f == F16) {
       out[i] = half(panel + i * 32 + lane * 2);

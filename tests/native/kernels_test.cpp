@@ -40,11 +40,12 @@ uint8_t* aligned(std::vector<uint8_t>& storage, size_t bytes) {
   return storage.data() + (64 - reinterpret_cast<uintptr_t>(storage.data()) % 64) % 64;
 }
 
-void check(int type, const char* name, size_t n, size_t k, int tokens) {
-  std::vector<uint8_t> source(n * row_bytes(type, k));
+void check(Storage type, const char* name, size_t n, size_t k, int tokens) {
+  std::vector<uint8_t> source(stored_bytes(type, n, k));
   for (uint8_t& b : source) b = uint8_t(0x30 | (rng() & 15));  // ordinary numbers wherever a float lies
-  const Format format = panel_format(type);
-  const size_t bytes = panel_bytes(format, k), panels = (n + PANEL - 1) / PANEL;
+  if (is_grouped(panel_format(type.type))) for (size_t i = 0; i < n * k; i++) source[i] &= 15;
+  const Format format = panel_format(type.type);
+  const size_t bytes = panel_bytes(format, type.group, k), panels = (n + PANEL - 1) / PANEL;
   const int padded = int(padded_cols(k));
   std::vector<uint8_t> storage;
   uint8_t* packed = aligned(storage, panels * bytes);
@@ -60,15 +61,15 @@ void check(int type, const char* name, size_t n, size_t k, int tokens) {
     kernels->emit(act, t, 0, padded, line.data());
   }
   std::vector<float> out(static_cast<size_t>(tokens) * panels * PANEL), row(k);
-  kernels->linear[format]({packed, bytes, padded, act, tokens, out.data(), int(panels * PANEL), nullptr, nullptr}, 0, int(panels));
+  kernels->linear[format]({packed, bytes, padded, act, tokens, out.data(), int(panels * PANEL), nullptr, nullptr, type.group}, 0, int(panels));
   for (size_t r = 0; r < n; r++) {
-    unpack_row(format, packed + r / PANEL * bytes, int(r % PANEL), k, row.data());
+    unpack_row(format, type.group, packed + r / PANEL * bytes, int(r % PANEL), k, row.data());
     for (int t = 0; t < tokens; t++) {
       double sum = 0, size = 0;
       for (size_t i = 0; i < k; i++) {
         const int g = int(i) / GROUP;
         double x;
-        if (format == F32 || format == F16) x = input.f32[size_t(t * padded) + i];
+        if (format == F32 || format == F16 || format == TABLE4 || format == FP8) x = input.f32[size_t(t * padded) + i];
         else if (format == BF16) {
           auto widen = [&](size_t at) { uint32_t u = uint32_t(input.bf16[at]) << 16; float f; memcpy(&f, &u, 4); return double(f); };
           x = widen(size_t(2 * t * padded) + i) + widen(size_t((2 * t + 1) * padded) + i);
@@ -143,13 +144,15 @@ void check_attention(KvType type, int head_dim, int keys, int rows) {
 }  // namespace
 
 int main() {
-  const struct { int type; const char* name; size_t block; } types[] = {
+  const struct { int type; const char* name; size_t block; int group = 0; } types[] = {
       {0, "F32", 1}, {1, "F16", 1}, {2, "Q4_0", 32}, {3, "Q4_1", 32}, {6, "Q5_0", 32}, {7, "Q5_1", 32}, {8, "Q8_0", 32},
-      {12, "Q4_K", 256}, {13, "Q5_K", 256}, {14, "Q6_K", 256}, {20, "IQ4_NL", 32}, {30, "BF16", 1}};
+      {12, "Q4_K", 256}, {13, "Q5_K", 256}, {14, "Q6_K", 256}, {20, "IQ4_NL", 32}, {30, "BF16", 1},
+      {1010, "INT4", 1, 32}, {1011, "INT4_MIN", 1, 64}, {1012, "INT8", 1, 128}, {1013, "INT8_MIN", 1, 32}, {1014, "TABLE4", 1, 64},
+      {1015, "FP8", 1, 128}};
   for (const auto& t : types)
     for (size_t n : {1, 16, 37})
       for (size_t blocks : {1, 3})
-        for (int tokens : {1, 3, 9}) check(t.type, t.name, n, t.block * blocks * (t.block == 1 ? 24 : 1), tokens);
+        for (int tokens : {1, 3, 9}) check({t.type, t.group}, t.name, n, t.block * blocks * (t.block == 1 ? 24 : 1), tokens);
   for (KvType type : {KV_F32, KV_BF16, KV_INT8})
     for (int head_dim : {10, 64})
       for (int keys : {1, 16, 70, 256})

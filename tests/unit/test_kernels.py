@@ -10,19 +10,40 @@ from hypothesis import strategies as st
 
 from octavo import _native
 from octavo.checkpoint import TensorType
+from octavo.checkpoint.base import BLOCKS, DIGITAL, GROUPED, PACKED
 from octavo.checkpoint.dequantize import _BLOCKS
+from octavo.checkpoint.grouped import WITH_MINIMUM, Codes, Grouped, e4m3
 
-KINDS = list(TensorType)
-BLOCKS = [k for k in KINDS if k.block[0] > 1]
-
+GROUPS = [32, 64, 128, 4096]
 
 ISAS = _native.isas()
 
 
+def grouped(kind: TensorType, rows: int, cols: int, group: int, seed: int) -> Grouped:
+    """Any codes but FP8's NaN, scales and minima as they come."""
+    rng = np.random.default_rng(seed)
+    groups = -(-cols // group)
+    codes = rng.integers(0, 256, (rows, cols), dtype=np.uint8)
+    if kind in (TensorType.INT4, TensorType.INT4_MIN, TensorType.TABLE4):
+        codes &= 15
+    if kind is TensorType.FP8:
+        codes[codes & 127 == 127] = 0
+    numbers = rng.standard_normal((2, rows, groups)).astype(np.float32) * np.float32(0.02)
+    table = rng.standard_normal(16).astype(np.float32) if kind is TensorType.TABLE4 else None
+    read = Codes(codes, numbers[0], numbers[1] if kind in WITH_MINIMUM else None, table)
+    return Grouped("w", kind, (rows, cols), group, 0, lambda: read)
+
+
+def group_of(kind: TensorType, seed: int) -> int:
+    return GROUPS[seed % 4] if kind in GROUPED else 0
+
+
 def random_blocks(kind: TensorType, rows: int, cols: int, seed: int) -> np.ndarray:
     """Any bit pattern in the codes, sane numbers in the scales."""
+    if kind in GROUPED:
+        return grouped(kind, rows, cols, group_of(kind, seed), seed).raw()
     rng = np.random.default_rng(seed)
-    if kind.block[0] == 1:
+    if _block(kind) == 1:
         x = rng.standard_normal((rows, cols)).astype(np.float32)
         if kind is TensorType.F16:
             x = x.astype(np.float16)
@@ -40,7 +61,13 @@ def random_blocks(kind: TensorType, rows: int, cols: int, seed: int) -> np.ndarr
     return np.ascontiguousarray(raw).reshape(-1)
 
 
-def values(kind: TensorType, raw: np.ndarray, rows: int, cols: int) -> np.ndarray:
+def _block(kind: TensorType) -> int:
+    return kind.block[0] if kind in BLOCKS else 1
+
+
+def values(kind: TensorType, raw: np.ndarray, rows: int, cols: int, seed: int = 0) -> np.ndarray:
+    if kind in GROUPED:
+        return grouped(kind, rows, cols, group_of(kind, seed), seed).values()
     if kind in _BLOCKS:
         return _BLOCKS[kind](raw.reshape(-1, kind.block[1])).reshape(rows, cols)
     if kind is TensorType.BF16:
@@ -52,6 +79,14 @@ def values(kind: TensorType, raw: np.ndarray, rows: int, cols: int) -> np.ndarra
     )
 
 
+def test_fp8_equals_torch() -> None:
+    import torch
+
+    codes = np.arange(256, dtype=np.uint8)
+    oracle = torch.from_numpy(codes.copy()).view(torch.float8_e4m3fn).float().numpy()
+    assert np.array_equal(e4m3(codes)[codes & 127 != 127], oracle[codes & 127 != 127])
+
+
 @pytest.mark.parametrize("kind", BLOCKS, ids=lambda k: k.name)
 def test_dequantize_equals_ggml(kind: TensorType) -> None:
     raw = random_blocks(kind, 8, 512, 1)
@@ -59,17 +94,18 @@ def test_dequantize_equals_ggml(kind: TensorType) -> None:
     assert np.array_equal(values(kind, raw, 8, 512), oracle)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
+@pytest.mark.parametrize("kind", PACKED, ids=lambda k: k.name)
 @settings(max_examples=10, deadline=None)
 @given(rows=st.integers(1, 40), blocks=st.integers(1, 5), seed=st.integers(0, 99))
 def test_packing_loses_nothing(kind: TensorType, rows: int, blocks: int, seed: int) -> None:
-    cols = blocks * max(kind.block[0], 8)
+    cols = blocks * max(_block(kind), 8)
     raw = random_blocks(kind, rows, cols, seed)
-    assert np.array_equal(_native.unpack(int(kind), raw, rows, cols), values(kind, raw, rows, cols))
+    got = _native.unpack(int(kind), group_of(kind, seed), raw, rows, cols)
+    assert np.array_equal(got, values(kind, raw, rows, cols, seed))
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
+@pytest.mark.parametrize("kind", PACKED, ids=lambda k: k.name)
 @settings(max_examples=6, deadline=None)
 @given(
     rows=st.integers(1, 70),
@@ -84,14 +120,15 @@ def test_linear(kind: TensorType, isa: str, rows: int, blocks: int, tokens: int,
     amax / (2 * 2039). Two bf16 halves keep 16 bits. Accumulation in fp32 adds at most one rounding
     of the running sum's magnitude per group or feature.
     """
-    cols = blocks * max(kind.block[0], 32)
+    cols = blocks * max(_block(kind), 32)
     raw = random_blocks(kind, rows, cols, seed)
-    w = values(kind, raw, rows, cols).astype(np.float64)
+    w = values(kind, raw, rows, cols, seed).astype(np.float64)
+    group = group_of(kind, seed)
     x = np.random.default_rng(seed).standard_normal((tokens, cols)).astype(np.float32)
-    y = _native.linear(isa, int(kind), raw, rows, cols, x, tokens)
+    y = _native.linear(isa, int(kind), group, raw, rows, cols, x, tokens)
     for tile in (1, 2, 3, 5, 12):
-        assert np.array_equal(_native.linear(isa, int(kind), raw, rows, cols, x, tile), y)
-    if kind.block[0] > 1:
+        assert np.array_equal(_native.linear(isa, int(kind), group, raw, rows, cols, x, tile), y)
+    if kind in DIGITAL:
         groups = np.abs(x.reshape(tokens, -1, 32))
         step = np.repeat(groups.max(-1) / (2 * 2039), 32, axis=-1)
     else:
@@ -106,14 +143,15 @@ def test_linear(kind: TensorType, isa: str, rows: int, blocks: int, tokens: int,
 FUSED = [isa for isa in ISAS if isa != "scalar"]  # the portable path rounds products and sums apart
 
 
-@pytest.mark.parametrize("kind", BLOCKS, ids=lambda k: k.name)
+@pytest.mark.parametrize("kind", DIGITAL, ids=lambda k: k.name)
 @pytest.mark.parametrize("tokens", [1, 3, 4, 8, 9, 33, 300])
 def test_instruction_sets_agree(kind: TensorType, tokens: int) -> None:
     """Integer sums are exact and folded in one order, so tiles, wide and narrow registers agree."""
-    cols = 3 * max(kind.block[0], 64)
+    cols = 3 * max(_block(kind), 64)
     raw = random_blocks(kind, 50, cols, tokens)
     x = np.random.default_rng(tokens).standard_normal((tokens, cols)).astype(np.float32)
-    first, *others = (_native.linear(i, int(kind), raw, 50, cols, x, tokens) for i in FUSED)
+    group = group_of(kind, tokens)
+    first, *others = (_native.linear(i, int(kind), group, raw, 50, cols, x, tokens) for i in FUSED)
     assert all(np.array_equal(first, y) for y in others)
 
 
@@ -122,7 +160,7 @@ def test_integer_sums_agree_between_instruction_sets() -> None:
     raw = np.tile(np.frombuffer(np.float16(1).tobytes() + bytes([128] * 32), np.uint8), 16 * 2)
     x = np.ones((3, 64), np.float32)
     for isa in ISAS:
-        y = _native.linear(isa, int(TensorType.Q8_0), raw, 16, 64, x, 3)
+        y = _native.linear(isa, int(TensorType.Q8_0), 0, raw, 16, 64, x, 3)
         assert np.array_equal(y, np.full((3, 16), -128.0 * 64, np.float32))
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from octavo import _native
-from octavo.checkpoint import TensorType
+from octavo.checkpoint.base import BLOCKS, DIGITAL, PACKED, TensorType
 
 SHAPES = ((576, 1536), (1536, 576))  # (inputs, outputs) of SmolLM2's gate and down projections
 TOKENS = (1, 8, 32, 256)
 COLD_BYTES = 256 << 20  # weights used in turn, so that each comes from memory
-KINDS = tuple(TensorType)
+GROUP = 128  # columns that share a scale, where the format leaves it open
 DIGITS = 2  # integer products per weight and activation
 SECONDS = 0.15  # per figure
 
@@ -62,12 +62,14 @@ def measure_limits(isa: str, threads: int) -> HostLimits:
 
 
 def _linear(limits: HostLimits, kind: TensorType, k: int, n: int, tokens: int) -> KernelTime:
-    nbytes = _native.matrix_bytes(int(kind), n, k)
+    nbytes = _native.matrix_bytes(int(kind), GROUP, n, k)
     # Few tokens are bound by memory, so weights are cold; many are bound by arithmetic.
     copies = max(1, COLD_BYTES // nbytes) if tokens <= 8 else 1
-    took = _native.time_linear(limits.isa, int(kind), n, k, tokens, limits.threads, copies, SECONDS)
+    took = _native.time_linear(
+        limits.isa, int(kind), GROUP, n, k, tokens, limits.threads, copies, SECONDS
+    )
     operations = 2.0 * k * n * tokens
-    quantized = kind.block[0] > 1
+    quantized = kind in DIGITAL
     executed = operations * (DIGITS if quantized else 1)
     # The byte limits say nothing of float products; those kernels are held against memory alone.
     bound = limits.seconds(nbytes if copies > 1 else 0, executed if quantized else 0)
@@ -88,12 +90,13 @@ def _attention(limits: HostLimits, kind: str, queries: int, keys: int = 2048) ->
 
 
 def bench_kernels(
-    limits: HostLimits, kinds: tuple[TensorType, ...] = KINDS
+    limits: HostLimits, kinds: tuple[TensorType, ...] = PACKED
 ) -> Iterator[KernelTime]:
     """Every format at every shape and token count, then attention on one thread from cache."""
     for kind in kinds:
         for k, n in SHAPES:
-            whole = -(-k // kind.block[0]) * kind.block[0]
+            block = kind.block[0] if kind in BLOCKS else 1
+            whole = -(-k // block) * block
             for tokens in TOKENS:
                 yield _linear(limits, kind, whole, n, tokens)
     for cache in ("bf16", "int8", "f32"):

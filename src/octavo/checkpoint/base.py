@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import mmap
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,10 @@ from octavo.errors import CheckpointError
 
 
 class TensorType(enum.IntEnum):
-    """Storage types, numbered as in GGUF files."""
+    """Storage types, numbered as in GGUF files; from 1000 on, those that GGUF does not have.
+
+    INT4 to FP8 are codes with a scale for each group of columns (`checkpoint/grouped.py`).
+    """
 
     F32 = 0
     F16 = 1
@@ -29,7 +33,19 @@ class TensorType(enum.IntEnum):
     Q5_K = 13
     Q6_K = 14
     IQ4_NL = 20
+    I8 = 24
+    I32 = 26
+    I64 = 27
     BF16 = 30
+    U8 = 1000
+    U32 = 1001
+    FP8_E4M3 = 1002
+    INT4 = 1010
+    INT4_MIN = 1011
+    INT8 = 1012
+    INT8_MIN = 1013
+    TABLE4 = 1014
+    FP8 = 1015
 
     @property
     def block(self) -> tuple[int, int]:
@@ -50,7 +66,28 @@ _BLOCKS = {
     TensorType.Q4_K: (256, 144),
     TensorType.Q5_K: (256, 176),
     TensorType.Q6_K: (256, 210),
+    TensorType.I8: (1, 1),
+    TensorType.I32: (1, 4),
+    TensorType.I64: (1, 8),
+    TensorType.U8: (1, 1),
+    TensorType.U32: (1, 4),
+    TensorType.FP8_E4M3: (1, 1),
 }
+# Codes with scales apart (grouped.py); what kernels read as it lies; of that, what they multiply
+# as integers.
+GROUPED = (
+    TensorType.INT4, TensorType.INT4_MIN, TensorType.INT8, TensorType.INT8_MIN, TensorType.TABLE4,
+    TensorType.FP8,
+)  # fmt: skip
+FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
+BLOCKS = tuple(kind for kind, (elements, _) in _BLOCKS.items() if elements > 1)
+PACKED = (*BLOCKS, *GROUPED, *FLOATS)
+DIGITAL = (*BLOCKS, *GROUPED[:4])
+_NUMPY: dict[TensorType, npt.DTypeLike] = {
+    TensorType.F32: np.float32, TensorType.F16: np.float16, TensorType.BF16: np.uint16,
+    TensorType.I8: np.int8, TensorType.I32: np.int32, TensorType.I64: np.int64,
+    TensorType.U8: np.uint8, TensorType.U32: np.uint32, TensorType.FP8_E4M3: np.uint8,
+}  # fmt: skip
 
 
 def tensor_bytes(kind: TensorType, shape: tuple[int, ...], name: str) -> int:
@@ -67,25 +104,45 @@ def tensor_bytes(kind: TensorType, shape: tuple[int, ...], name: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
-    """A tensor in a mapped file. `shape` is row-major, outermost first."""
+class Tensor(ABC):
+    """A matrix or vector of a checkpoint. `shape` is row-major, outermost first."""
 
     name: str
     type: TensorType
     shape: tuple[int, ...]
-    file: mmap.mmap = field(repr=False)
-    offset: int
 
     @property
-    def nbytes(self) -> int:
-        return tensor_bytes(self.type, self.shape, self.name)
+    def group(self) -> int:
+        """Columns that share a scale, for types that leave it open; else 0."""
+        return 0
 
+    @property
+    def order(self) -> tuple[int, ...] | None:
+        """Column i of what is stored belongs to input order[i]; None: as they come."""
+        return None
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+
+    @abstractmethod
     def raw(self) -> npt.NDArray[np.uint8]:
-        """The stored bytes, `[nbytes]`, without a copy."""
-        return np.frombuffer(self.file, np.uint8, self.nbytes, self.offset)
+        """What the packers read: rows of elements or blocks."""
+
+    @abstractmethod
+    def rows(self, begin: int, end: int) -> Tensor:
+        """Rows [begin, end) of a matrix, or elements of a vector."""
+
+    def _cut(self, begin: int, end: int) -> tuple[str, TensorType, tuple[int, ...]]:
+        return f"{self.name}[{begin}:{end}]", self.type, (end - begin, *self.shape[1:])
+
+    def part(self, index: int) -> Tensor:
+        """The index-th of what the first dimension counts."""
+        raise CheckpointError(f"tensor {self.name!r} has no parts")
 
     def vector(self) -> npt.NDArray[np.float32]:
-        """A float tensor as fp32 in its own shape, copied. CheckpointError for block types."""
+        """A float tensor as fp32 in its own shape, copied. CheckpointError for other types."""
         data = self.raw()
         if self.type is TensorType.F32:
             values = data.view(np.float32).copy()
@@ -100,12 +157,67 @@ class Tensor:
         return values.reshape(self.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class Stored(Tensor):
+    """A tensor as it lies in a mapped file."""
+
+    file: mmap.mmap = field(repr=False)
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        return tensor_bytes(self.type, self.shape, self.name)
+
+    def raw(self) -> npt.NDArray[np.uint8]:
+        """The stored bytes, `[nbytes]`, without a copy."""
+        return np.frombuffer(self.file, np.uint8, self.nbytes, self.offset)
+
+    def array(self) -> npt.NDArray[Any]:
+        """In its own shape, without a copy; bf16 and fp8 as unsigned integers."""
+        return self.raw().view(_NUMPY[self.type]).reshape(self.shape)
+
+    def rows(self, begin: int, end: int) -> Stored:
+        each = self.nbytes // self.shape[0]
+        return Stored(*self._cut(begin, end), self.file, self.offset + begin * each)
+
+    def part(self, index: int) -> Stored:
+        each = self.nbytes // self.shape[0]
+        name, kind = f"{self.name}[{index}]", self.type
+        return Stored(name, kind, self.shape[1:], self.file, self.offset + index * each)
+
+
+@dataclass(frozen=True, slots=True)
+class Transposed(Tensor):
+    """Columns [begin, end) of a stored float matrix, as rows."""
+
+    source: Stored
+    begin: int
+    end: int
+
+    @classmethod
+    def of(cls, source: Stored) -> Transposed:
+        inputs, outputs = source.shape
+        return cls(source.name, source.type, (outputs, inputs), source, 0, outputs)
+
+    @property
+    def nbytes(self) -> int:
+        return self.source.nbytes // self.source.shape[1] * (self.end - self.begin)
+
+    def raw(self) -> npt.NDArray[np.uint8]:
+        columns = self.source.array()[:, self.begin : self.end]
+        return np.ascontiguousarray(columns.T).reshape(-1).view(np.uint8)
+
+    def rows(self, begin: int, end: int) -> Transposed:
+        return Transposed(*self._cut(begin, end), self.source, self.begin + begin, self.begin + end)
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A model on disk.
 
     metadata: GGUF key-values, or the Hugging Face `config.json`.
     files: for Hugging Face folders, the other JSON files by name (tokenizer.json, ...).
+    maps: the mapped files that tensors read.
     """
 
     path: Path
@@ -113,6 +225,7 @@ class Checkpoint:
     metadata: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
     files: Mapping[str, Path] = field(default_factory=dict)
+    maps: tuple[mmap.mmap, ...] = ()
 
     @property
     def architecture(self) -> str:

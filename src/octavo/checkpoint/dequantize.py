@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.checkpoint.base import Tensor, TensorType
+from octavo.checkpoint.grouped import Grouped
 
 U8 = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
@@ -110,6 +111,8 @@ _BLOCKS: dict[TensorType, Callable[[U8], F32]] = {
 
 def dequantize(tensor: Tensor) -> F32:
     """A tensor's values in fp32 and its own shape."""
+    if isinstance(tensor, Grouped):
+        return tensor.values()
     if tensor.type not in _BLOCKS:
         return tensor.vector()
     blocks = tensor.raw().reshape(-1, tensor.type.block[1])

@@ -12,10 +12,11 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from octavo.checkpoint.base import Checkpoint, Tensor, TensorType, tensor_bytes
+from octavo.checkpoint.base import Checkpoint, Stored, Tensor, TensorType, tensor_bytes
 from octavo.errors import CheckpointError, Unsupported
 
 MAX_DIMENSIONS = 4
+READABLE = frozenset(TensorType) - {kind for kind in TensorType if kind >= 1000}
 MAX_ARRAY_DEPTH = 2
 _SCALARS = {
     0: "B",
@@ -138,7 +139,7 @@ def _read_tensor(r: _Reader) -> tuple[str, TensorType, tuple[int, ...], int]:
         raise r.fail(f"tensor {name[:64]!r} has {dims} dimensions")
     shape = tuple(r.scalar("Q") for _ in range(dims))[::-1]
     kind, offset = r.scalar("I"), r.scalar("Q")
-    if kind not in TensorType.__members__.values():
+    if kind not in READABLE:
         raise Unsupported(
             f"{r.name}: tensor {name[:64]!r} has type {kind}, which Octavo does not read",
             "use a file quantized as Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, F16 or BF16",
@@ -156,7 +157,7 @@ def _map(path: Path) -> mmap.mmap:
         raise CheckpointError(f"{path.name}: cannot be read: {e.strerror}") from None
 
 
-def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], mmap.mmap]:
     r = _Reader(_map(path), path.name)
     count, pairs = _read_header(r)
     metadata = _read_metadata(r, pairs)
@@ -179,8 +180,8 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
                 f"{path.name}: tensor {name[:64]!r} ends at byte {start + offset + size}, "
                 f"but the file has {r.size}: is the download complete?"
             )
-        tensors[name] = Tensor(name, kind, shape, r.data, start + offset)
-    return metadata, tensors
+        tensors[name] = Stored(name, kind, shape, r.data, start + offset)
+    return metadata, tensors, r.data
 
 
 def _shards(path: Path) -> list[Path]:
@@ -201,9 +202,9 @@ def open_gguf(path: Path) -> Checkpoint:
     Raises CheckpointError for a damaged file, Unsupported for a tensor type Octavo does not read.
     """
     parts = [_read_file(p) for p in _shards(path)]
-    metadata, tensors = parts[0]
-    for _, more in parts[1:]:
+    metadata, tensors, _ = parts[0]
+    for _, more, _ in parts[1:]:
         if clash := tensors.keys() & more.keys():
             raise CheckpointError(f"{path.name}: tensor {min(clash)!r} is in two parts")
         tensors.update(more)
-    return Checkpoint(path, "gguf", metadata, tensors)
+    return Checkpoint(path, "gguf", metadata, tensors, maps=tuple(data for *_, data in parts))

@@ -10,13 +10,18 @@ import mmap
 from pathlib import Path
 from typing import Any
 
-from octavo.checkpoint.base import Checkpoint, Tensor, TensorType, tensor_bytes
+from octavo.checkpoint.base import Checkpoint, Stored, TensorType, tensor_bytes
+from octavo.checkpoint.quantized import import_quantized
 from octavo.errors import CheckpointError, ModelNotFound, Unsupported
 
 MAX_HEADER = 100 << 20
 MAX_JSON = 64 << 20
-_INTEGERS = {"I64", "I32", "BOOL"}
-_TYPES = {"F32": TensorType.F32, "F16": TensorType.F16, "BF16": TensorType.BF16}
+_UNREAD = {"BOOL", "I16", "U16", "U64", "F64"}  # buffers that no program needs
+_TYPES = {
+    "F32": TensorType.F32, "F16": TensorType.F16, "BF16": TensorType.BF16, "I8": TensorType.I8,
+    "U8": TensorType.U8, "I32": TensorType.I32, "U32": TensorType.U32, "I64": TensorType.I64,
+    "F8_E4M3": TensorType.FP8_E4M3, "F8_E8M0": TensorType.U8,
+}  # fmt: skip
 
 
 def read_json(path: Path, limit: int = MAX_JSON) -> dict[str, Any]:
@@ -59,7 +64,7 @@ def _entry(name: str, info: Any, file: str) -> tuple[TensorType, tuple[int, ...]
     dtype, shape, offsets = info.get("dtype"), info.get("shape"), info.get("data_offsets")
     if dtype not in _TYPES:
         raise Unsupported(
-            f"{file}: tensor {name[:64]!r} is {str(dtype)[:20]}; F32, F16 and BF16 are read"
+            f"{file}: tensor {name[:64]!r} is {str(dtype)[:20]}; {', '.join(_TYPES)} are read"
         )
     if not isinstance(shape, list) or len(shape) > 8 or not all(map(_is_size, shape)):
         raise CheckpointError(f"{file}: tensor {name[:64]!r} has no sound shape")
@@ -68,7 +73,7 @@ def _entry(name: str, info: Any, file: str) -> tuple[TensorType, tuple[int, ...]
     return _TYPES[dtype], tuple(shape), offsets[0], offsets[1]
 
 
-def read_safetensors(path: Path) -> dict[str, Tensor]:
+def read_safetensors(path: Path) -> dict[str, Stored]:
     """The tensors of one file. Raises CheckpointError for a damaged one."""
     try:
         with path.open("rb") as f:
@@ -78,13 +83,13 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     except OSError as e:
         raise CheckpointError(f"{path.name}: cannot be read: {e.strerror}") from None
     header, start = _header(data, path.name)
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Stored] = {}
     spans: list[tuple[int, int, str]] = []
     for name, info in header.items():
         if name == "__metadata__":
             continue
-        if isinstance(info, dict) and info.get("dtype") in _INTEGERS:
-            continue  # position numbers and other buffers, which no program reads
+        if isinstance(info, dict) and info.get("dtype") in _UNREAD:
+            continue
         kind, shape, begin, end = _entry(name, info, path.name)
         size = tensor_bytes(kind, shape, name[:64])
         if end - begin != size or start + end > len(data):
@@ -93,7 +98,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
                 f"and the file has {len(data)}"
             )
         spans.append((begin, end, name))
-        tensors[name] = Tensor(name, kind, shape, data, start + begin)
+        tensors[name] = Stored(name, kind, shape, data, start + begin)
     spans.sort()
     for (_, end, a), (begin, _, b) in zip(spans, spans[1:], strict=False):
         if begin < end:
@@ -124,8 +129,14 @@ def open_folder(folder: Path) -> Checkpoint:
         raise ModelNotFound(
             f"{folder} has no .safetensors weights (pickled .bin files are not read)"
         )
-    tensors: dict[str, Tensor] = {}
+    stored: dict[str, Stored] = {}
     for path in _weight_files(folder):
-        tensors.update(read_safetensors(path))
+        stored.update(read_safetensors(path))
     files = {p.name: p for p in folder.iterdir() if p.suffix in (".json", ".jinja", ".model")}
-    return Checkpoint(folder, "hf", read_json(config), tensors, files)
+    metadata = read_json(config)
+    if "quantize_config.json" in files and "quantization_config" not in metadata:
+        older = {"quant_method": "gptq"} | read_json(files["quantize_config.json"])
+        metadata["quantization_config"] = older
+    maps = {id(t.file): t.file for t in stored.values()}
+    tensors = import_quantized(stored, metadata)
+    return Checkpoint(folder, "hf", metadata, tensors, files, tuple(maps.values()))

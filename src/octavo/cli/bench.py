@@ -115,8 +115,9 @@ def kernels(
     from dataclasses import asdict
 
     from octavo import _native
-    from octavo.bench.kernels import KINDS, bench_kernels, measure_limits
+    from octavo.bench.kernels import bench_kernels, measure_limits
     from octavo.bench.roofline import roofline
+    from octavo.checkpoint.base import PACKED
     from octavo.engine.plan import usable_threads
     from octavo.errors import UsageError
 
@@ -124,9 +125,9 @@ def kernels(
     if isa is not None and isa not in isas:
         raise UsageError(f"--isa {isa}: this host runs {', '.join(isas)}", f"--isa {isas[0]}")
     wanted = {f.strip().upper() for f in formats.split(",")} if formats else None
-    if wanted and (unknown := wanted - {k.name for k in KINDS}):
+    if wanted and (unknown := wanted - {k.name for k in PACKED}):
         raise UsageError(
-            f"--formats {', '.join(sorted(unknown))}; there are {', '.join(k.name for k in KINDS)}"
+            f"--formats {', '.join(sorted(unknown))}; there are {', '.join(k.name for k in PACKED)}"
         )
     limits = measure_limits(isa or isas[0], threads or usable_threads())
     click.echo(
@@ -135,7 +136,7 @@ def kernels(
     )
     click.echo("kernel          shape            tokens        us      GB/s      GOPS  % of limit")
     times = []
-    for t in bench_kernels(limits, tuple(k for k in KINDS if not wanted or k.name in wanted)):
+    for t in bench_kernels(limits, tuple(k for k in PACKED if not wanted or k.name in wanted)):
         times.append(t)
         share = f"{t.percent:>10.0f}" if t.percent else " " * 9 + "-"
         click.echo(

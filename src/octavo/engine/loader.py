@@ -44,7 +44,7 @@ def open_model(path: Path, adapters: bool = False) -> OpenModel:
 
 def _drop_pages(checkpoint: Checkpoint) -> None:
     """Gives back the file pages that packing has read."""
-    for file in {id(t.file): t.file for t in checkpoint.tensors.values()}.values():
+    for file in checkpoint.maps:
         file.madvise(mmap.MADV_DONTNEED)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from octavo.checkpoint import Checkpoint
-from octavo.models import llama
+from octavo.models.decoder import GGUF_NAMES, HF_NAMES
 from octavo.program import Linear, Program, Rope
 
 PARTS = ("q", "k", "v", "o", "gate", "up", "down")
@@ -33,9 +33,10 @@ def adapter_targets(checkpoint: Checkpoint, program: Program) -> Mapping[str, Ta
             if heads["k"]:
                 break
     out = {}
+    known = {op.weight.tensor.name for op in linears}
     for layer in range(program.cache.layers):
         for part in PARTS:
-            module = llama.HF_NAMES[part].format(layer)
-            tensor = llama.GGUF_NAMES[part].format(layer) + ".weight"
-            out[module] = Target(tensor, heads.get(part, 0))
+            tensor = GGUF_NAMES[part].format(layer) + ".weight"
+            if tensor in known:
+                out[HF_NAMES[part].format(layer)] = Target(tensor, heads.get(part, 0))
     return out

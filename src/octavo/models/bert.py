@@ -93,7 +93,7 @@ def _layer(b: Builder, c: Config, name: str, i: int, x: Value) -> Value:
     return norm(b.add(x, _linear(b, h, name + "output.dense", c.hidden)), name + "output")
 
 
-def build(checkpoint: Checkpoint) -> Program:
+def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     """The forward pass of an encoder. Raises CheckpointError or Unsupported."""
     c = _config(checkpoint)
     b = Builder(checkpoint)

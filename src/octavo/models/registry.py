@@ -6,22 +6,51 @@ from collections.abc import Callable
 
 from octavo.checkpoint import Checkpoint
 from octavo.errors import Unsupported
-from octavo.models import bert, gemma3, llama
+from octavo.models import (
+    bert,
+    gemma2,
+    gemma3,
+    gpt2,
+    llama,
+    mixtral,
+    olmoe,
+    opt,
+    phi3,
+    qwen2,
+    qwen3,
+)
 from octavo.program import Program
 
-ARCHITECTURES: dict[str, Callable[[Checkpoint], Program]] = {
+Family = Callable[[Checkpoint, int | None], Program]
+
+# By GGUF's general.architecture and Hugging Face's model_type.
+ARCHITECTURES: dict[str, Family] = {
     "llama": llama.build,
     "mistral": llama.build,
+    "smollm3": llama.build,
+    "mixtral": mixtral.build,
+    "qwen2": qwen2.build,
+    "qwen3": qwen3.build,
+    "qwen3moe": qwen3.build,
+    "qwen3_moe": qwen3.build,
+    "olmoe": olmoe.build,
+    "phi3": phi3.build,
+    "gemma2": gemma2.build,
     "gemma3": gemma3.build,
     "gemma3_text": gemma3.build,
+    "gpt2": gpt2.build,
+    "opt": opt.build,
     "bert": bert.build,
     "roberta": bert.build,
     "xlm-roberta": bert.build,
 }
 
 
-def build_program(checkpoint: Checkpoint) -> Program:
-    """The program of a checkpoint. Raises Unsupported for an unknown architecture."""
+def build_program(checkpoint: Checkpoint, context: int | None = None) -> Program:
+    """The program of a checkpoint, for sequences up to `context` tokens or the model's own limit.
+
+    Raises Unsupported for an unknown architecture.
+    """
     name = checkpoint.architecture
     if name not in ARCHITECTURES:
         key = "general.architecture" if checkpoint.format == "gguf" else "model_type"
@@ -29,4 +58,4 @@ def build_program(checkpoint: Checkpoint) -> Program:
             f'"{name[:40]}" models are not supported yet   ({checkpoint.path.name}, {key})',
             f"supported: {', '.join(ARCHITECTURES)}",
         )
-    return ARCHITECTURES[name](checkpoint)
+    return ARCHITECTURES[name](checkpoint, context)

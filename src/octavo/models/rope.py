@@ -1,69 +1,198 @@
-"""Rotary frequencies: base^(-2i/d), and the two rescalings that checkpoints ask for."""
+"""Rotary frequencies: base^(-2i/d), and the rescalings that checkpoints ask for."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from octavo.checkpoint import Checkpoint
 from octavo.errors import CheckpointError, Unsupported
+from octavo.models.metadata import Metadata
+
+F32 = npt.NDArray[np.float32]
+SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
-def frequencies(base: float, head_dim: int) -> tuple[float, ...]:
-    """The `head_dim / 2` inverse frequencies, in fp32 as the field computes them."""
-    exponent = np.arange(0, head_dim, 2, dtype=np.int64).astype(np.float32) / np.float32(head_dim)
-    return tuple((np.float32(1.0) / np.power(np.float32(base), exponent)).tolist())
+@dataclass(frozen=True)
+class Rotation:
+    """How a layer turns queries and keys; see the Rope operation."""
+
+    frequencies: tuple[float, ...]
+    factor: float = 1.0
+    interleaved: bool = False
 
 
-def _llama3(inverse: tuple[float, ...], scaling: dict[str, Any]) -> tuple[float, ...]:
+@dataclass(frozen=True)
+class _Scaling:
+    """A rescaling under its Hugging Face names, whichever file it comes from.
+
+    original: the context the frequencies were first trained for. context: the one in use.
+    """
+
+    kind: str
+    values: dict[str, Any]
+    original: int
+    context: int
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.values.get(key)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+            raise CheckpointError(f"the rope scaling's {key} is {str(value)[:40]}")
+        return float(value)
+
+
+def _inverse(base: float, width: int, divisors: F32 | None = None) -> F32:
+    """The `width / 2` inverse frequencies, in fp32 as the field computes them."""
+    exponent = np.arange(0, width, 2, dtype=np.int64).astype(np.float32) / np.float32(width)
+    wavelengths = np.power(np.float32(base), exponent)
+    stretched: F32 = wavelengths if divisors is None else divisors * wavelengths
+    return np.float32(1.0) / stretched
+
+
+def _llama3(inverse: F32, s: _Scaling) -> F32:
     """Llama 3.1's rule: long wavelengths are stretched, short ones kept, those between blended."""
-    factor, low, high = (
-        float(scaling[k]) for k in ("factor", "low_freq_factor", "high_freq_factor")
-    )
-    original = float(scaling["original_max_position_embeddings"])
-    out = []
-    for f in inverse:
-        wavelength = 2 * math.pi / f
-        smooth = (original / wavelength - low) / (high - low)
-        smooth = min(max(smooth, 0.0), 1.0)
-        out.append((1 - smooth) * f / factor + smooth * f)
-    return tuple(out)
+    factor, low, high = (s.number(k) for k in ("factor", "low_freq_factor", "high_freq_factor"))
+    wavelength = 2 * np.pi / inverse.astype(np.float64)
+    smooth = np.clip((s.original / wavelength - low) / (high - low), 0, 1)
+    return ((1 - smooth) * inverse / factor + smooth * inverse).astype(np.float32)
 
 
-def scaled(inverse: tuple[float, ...], scaling: Any, name: str) -> tuple[float, ...]:
-    """Applies a Hugging Face `rope_scaling`/`rope_parameters` entry. Raises Unsupported."""
-    if not isinstance(scaling, dict):
-        return inverse
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
+def _yarn(inverse: F32, base: float, s: _Scaling) -> Rotation:
+    """YaRN (Peng et al. 2023): slow pairs are interpolated, fast ones kept, with a ramp between."""
+    factor, width = s.number("factor"), 2 * len(inverse)
+
+    def dimension(rotations: float) -> float:
+        return width * math.log(s.original / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = dimension(s.number("beta_fast", 32)), dimension(s.number("beta_slow", 1))
+    if s.values.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
+    ramp = (np.arange(len(inverse), dtype=np.float32) - low) / max(high - low, 0.001)
+    kept = 1 - np.clip(ramp, 0, 1).astype(np.float32)
+    blended = inverse / np.float32(factor) * (1 - kept) + inverse * kept
+
+    def mscale(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    m, every = s.values.get("mscale"), s.values.get("mscale_all_dim")
+    inferred = mscale(m) / mscale(every) if m and every else mscale(1)
+    return Rotation(_tuple(blended), s.number("attention_factor", inferred))
+
+
+def _longrope(base: float, width: int, s: _Scaling) -> Rotation:
+    """LongRoPE (Ding et al. 2024): one divisor a pair, from one of two lists.
+
+    The short list serves contexts up to the original one; a longer context in use takes the long
+    list for every position, so that no token depends on how long its sequence will become.
+    """
+    long = s.context > s.original
+    divisors = np.asarray(s.values["long_factor" if long else "short_factor"], np.float32)
+    if divisors.shape != (width // 2,) or not (divisors > 0).all():
+        raise CheckpointError(f"the rope scaling needs {width // 2} positive divisors")
+    factor = s.number("factor", s.number("model_context") / s.original)
+    inferred = math.sqrt(1 + math.log(factor) / math.log(s.original)) if factor > 1 else 1.0
+    frequencies = _tuple(_inverse(base, width, divisors))
+    return Rotation(frequencies, s.number("attention_factor", inferred))
+
+
+def _tuple(inverse: F32) -> tuple[float, ...]:
+    return tuple(inverse.astype(np.float32).tolist())
+
+
+def _scaled(base: float, width: int, s: _Scaling, name: str) -> Rotation:
+    inverse = _inverse(base, width)
     try:
-        if kind == "default":
-            return inverse
-        if kind == "linear":
-            return tuple(f / float(scaling["factor"]) for f in inverse)
-        if kind == "llama3":
-            return _llama3(inverse, scaling)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        if s.kind in ("default", "dynamic"):  # dynamic NTK changes nothing within the context
+            return Rotation(_tuple(inverse))
+        if s.kind == "linear":
+            return Rotation(_tuple(inverse / np.float32(s.number("factor"))))
+        if s.kind == "llama3":
+            return Rotation(_tuple(_llama3(inverse, s)))
+        if s.kind == "yarn":
+            return _yarn(inverse, base, s)
+        if s.kind in ("longrope", "su"):
+            return _longrope(base, width, s)
+    except CheckpointError as e:
+        raise CheckpointError(f"{name}: {e}") from None
+    except (KeyError, TypeError, ValueError, ArithmeticError):
         raise CheckpointError(f"{name}: the rope scaling is incomplete") from None
-    raise Unsupported(f"{name}: rope scaling {str(kind)[:40]!r} is not supported")
+    raise Unsupported(f"{name}: rope scaling {s.kind[:40]!r}", f"supported: {', '.join(SCALINGS)}")
 
 
-def gguf_scaled(
-    inverse: tuple[float, ...], checkpoint: Checkpoint, prefix: str
-) -> tuple[float, ...]:
-    """Applies a GGUF file's linear factor or its `rope_freqs.weight` divisors."""
-    kind = checkpoint.metadata.get(prefix + "rope.scaling.type", "none")
-    if kind not in ("none", "linear"):
-        raise Unsupported(
-            f"{checkpoint.path.name}: rope scaling {str(kind)[:40]!r} is not supported"
-        )
-    factor = checkpoint.metadata.get(prefix + "rope.scaling.factor", 1.0)
-    if kind == "linear" and isinstance(factor, int | float) and factor > 0:
-        inverse = tuple(f / factor for f in inverse)
+def _width(head_dim: int, part: object, name: str) -> int:
+    width = int(head_dim * part) if isinstance(part, int | float) else head_dim
+    if not 2 <= width <= head_dim or width % 2:
+        raise CheckpointError(f"{name}: {width} of {head_dim} features cannot be rotated")
+    return width
+
+
+def plain(base: float, head_dim: int) -> Rotation:
+    """All of every head, without a rescaling."""
+    return Rotation(_tuple(_inverse(base, head_dim)))
+
+
+def from_hf(
+    checkpoint: Checkpoint, head_dim: int, context: int, base: float, kind: str
+) -> Rotation:
+    """The rotation that a `config.json` gives layers of `kind` ("full_attention", ...)."""
+    m, name = Metadata(checkpoint), checkpoint.path.name
+    entries = [m.get("rope_parameters"), m.get("rope_scaling")]  # transformers 5, and before
+    parameters = next((e for e in entries if isinstance(e, dict)), {})
+    if isinstance(parameters.get(kind), dict):
+        parameters = parameters[kind]
+    theta = parameters.get("rope_theta")
+    base = float(theta) if isinstance(theta, int | float) else m.number("rope_theta", base)
+    part = parameters.get("partial_rotary_factor", m.get("partial_rotary_factor"))
+    limit = m.size("max_position_embeddings", 2048)
+    original = parameters.get("original_max_position_embeddings") or m.size(
+        "original_max_position_embeddings", limit
+    )
+    method = str(parameters.get("rope_type", parameters.get("type", "default")))
+    if not isinstance(original, int) or original < 2 or base <= 1:
+        raise CheckpointError(f"{name}: rope base {base}, original context {str(original)[:20]}")
+    scaling = _Scaling(method, parameters | {"model_context": limit}, original, context)
+    return _scaled(base, _width(head_dim, part, name), scaling, name)
+
+
+def from_gguf(checkpoint: Checkpoint, head_dim: int, context: int, base: float) -> Rotation:
+    """The rotation of a GGUF file: its keys, its `rope_freqs` divisors or its two lists."""
+    m, name = Metadata(checkpoint, checkpoint.architecture + "."), checkpoint.path.name
+    base = m.number("rope.freq_base", base)
+    width = _width(m.size("rope.dimension_count", head_dim), None, name)
+    limit = m.size("context_length")
+    kind = m.get("rope.scaling.type") or "default"
+    values: dict[str, Any] = {
+        "factor": m.get("rope.scaling.factor"),
+        "attention_factor": m.get("rope.scaling.attn_factor"),
+        "beta_fast": m.get("rope.scaling.yarn_beta_fast"),
+        "beta_slow": m.get("rope.scaling.yarn_beta_slow"),
+        "model_context": limit,
+    }
+    if "rope_factors_long.weight" in checkpoint.tensors:
+        kind = "longrope"
+        for which in ("long", "short"):
+            divisors = checkpoint.tensor(f"rope_factors_{which}.weight", (width // 2,)).vector()
+            values[f"{which}_factor"] = divisors
+    elif kind == "yarn" and values["attention_factor"] is not None:
+        # there a multiplier of what YaRN infers
+        inferred = 0.1 * math.log(max(1.0, m.number("rope.scaling.factor"))) + 1.0
+        values["attention_factor"] *= inferred
+    original = m.size("rope.scaling.original_context_length", limit)
+    if base <= 1:
+        raise CheckpointError(f"{name}: a rope base of {base}")
+    scaling = _Scaling("default" if kind == "none" else str(kind), values, original, context)
+    rotation = _scaled(base, width, scaling, name)
     if "rope_freqs.weight" in checkpoint.tensors:
-        divisors = checkpoint.tensor("rope_freqs.weight", (len(inverse),)).vector()
+        divisors = checkpoint.tensor("rope_freqs.weight", (width // 2,)).vector()
         if not (divisors > 0).all():
-            raise CheckpointError(f"{checkpoint.path.name}: rope_freqs.weight is not positive")
-        inverse = tuple(f / float(d) for f, d in zip(inverse, divisors, strict=True))
-    return inverse
+            raise CheckpointError(f"{name}: rope_freqs.weight is not positive")
+        pairs = zip(rotation.frequencies, divisors, strict=True)
+        rotation = replace(rotation, frequencies=tuple(f / float(d) for f, d in pairs))
+    return rotation

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from octavo.checkpoint import Checkpoint
-from octavo.errors import CheckpointError
+from octavo.checkpoint import Checkpoint, Tensor
+from octavo.errors import CheckpointError, Unsupported
 from octavo.program.ops import (
     Activate,
     Activation,
@@ -13,14 +13,18 @@ from octavo.program.ops import (
     Attention,
     CacheShape,
     Embed,
+    Experts,
     Glu,
     LayerNorm,
     Linear,
     Op,
+    Permute,
     Program,
     RmsNorm,
     Rope,
+    Route,
     SelectRows,
+    Softcap,
     Task,
     Value,
     Weight,
@@ -33,6 +37,7 @@ class Builder:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
         self._ops: list[Op] = []
+        self._permuted: dict[tuple[int, tuple[int, ...]], Value] = {}
 
     def has(self, name: str) -> bool:
         return name in self._checkpoint.tensors
@@ -67,23 +72,79 @@ class Builder:
         w, b = self._weight(weight, (x.width,)), self._weight(bias, (x.width,))
         return self._emit(LayerNorm(self._value(x.width, x), x, w, b, eps))
 
-    def linear(self, x: Value, weight: str, width: int, bias: str | None = None) -> Value:
+    def linear(
+        self, x: Value, weight: str, width: int, bias: str | None = None,
+        part: tuple[int, int] | None = None,
+    ) -> Value:  # fmt: skip
+        """`part`: the rows `[begin, end)` of a matrix of `width` rows, and of its bias."""
         w = self._weight(weight, (width, x.width))
         b = self._weight(bias, (width,)) if bias else None
+        if part is not None:
+            w = Weight(w.tensor.rows(*part))
+            b = Weight(b.tensor.rows(*part)) if b else None
+            width = part[1] - part[0]
+        x = self._ordered(x, w.tensor)
         return self._emit(Linear(self._value(width, x), x, w, b))
 
+    def _ordered(self, x: Value, tensor: Tensor) -> Value:
+        """x in the order in which the tensor's columns are stored."""
+        if tensor.order is None:
+            return x
+        key = (x.id, tensor.order)
+        if key not in self._permuted:
+            self._permuted[key] = self._emit(Permute(self._value(x.width, x), x, tensor.order))
+        return self._permuted[key]
+
     def rope(
-        self, x: Value, heads: int, frequencies: tuple[float, ...], interleaved: bool
-    ) -> Value:
-        return self._emit(Rope(self._value(x.width, x), x, heads, frequencies, interleaved))
+        self, x: Value, heads: int, frequencies: tuple[float, ...], interleaved: bool,
+        factor: float = 1.0,
+    ) -> Value:  # fmt: skip
+        out = self._value(x.width, x)
+        return self._emit(Rope(out, x, heads, frequencies, interleaved, factor))
 
     def attention(
         self, q: Value, k: Value, v: Value, *,
         layer: int, heads: int, kv_heads: int, scale: float, window: int = 0,
-        causal: bool = True,
+        causal: bool = True, softcap: float = 0.0, sinks: str | None = None,
     ) -> Value:  # fmt: skip
         out = self._value(q.width, q)
-        return self._emit(Attention(out, q, k, v, layer, heads, kv_heads, scale, window, causal))
+        sink = self._weight(sinks, (heads,)) if sinks else None
+        return self._emit(
+            Attention(out, q, k, v, layer, heads, kv_heads, scale, window, causal, softcap, sink)
+        )
+
+    def softcap(self, x: Value, cap: float) -> Value:
+        return self._emit(Softcap(self._value(x.width, x), x, cap))
+
+    def route(self, x: Value, top_k: int, normalize: bool) -> Value:
+        if not 1 <= top_k <= x.width:
+            raise CheckpointError(f"{top_k} of {x.width} experts cannot be chosen")
+        return self._emit(Route(self._value(x.width, x), x, top_k, normalize))
+
+    def experts(
+        self, x: Value, routes: Value, names: tuple[str, str, str], ffn: int,
+        activation: Activation,
+    ) -> Value:  # fmt: skip
+        """`names` of gate, up and down weights: one tensor `[experts, ...]` each, or with {} for
+        the number of the expert."""
+        gate, up, down = (
+            self._stack(name, routes.width, shape)
+            for name, shape in zip(
+                names, ((ffn, x.width), (ffn, x.width), (x.width, ffn)), strict=True
+            )
+        )
+        out = self._value(x.width, x)
+        return self._emit(Experts(out, x, routes, gate, up, down, activation))
+
+    def _stack(self, name: str, count: int, shape: tuple[int, int]) -> tuple[Weight, ...]:
+        if "{}" in name:
+            weights = [self._weight(name.format(e), shape) for e in range(count)]
+        else:
+            whole = self._checkpoint.tensor(name, (count, *shape))
+            weights = [Weight(whole.part(e)) for e in range(count)]
+        if any(w.tensor.order for w in weights):
+            raise Unsupported("experts whose columns are stored in an order of their own")
+        return tuple(weights)
 
     def activate(self, x: Value, activation: Activation) -> Value:
         return self._emit(Activate(self._value(x.width, x), x, activation))

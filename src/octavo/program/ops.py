@@ -99,15 +99,17 @@ class Linear(Op):
 
 @dataclass(frozen=True, slots=True)
 class Rope(Op):
-    """Rotary positions on every head: pair i turns by position * frequencies[i].
+    """Rotary positions on every head: pair i turns by position * frequencies[i], times `factor`.
 
-    Pairs are (i, i + head_dim/2), or (2i, 2i + 1) when interleaved (GGUF's llama row order).
+    Pairs are (i, i + n) for n frequencies, or (2i, 2i + 1) when interleaved (GGUF's llama row
+    order). What a head has beyond its first 2n features passes unchanged.
     """
 
     x: Value
     heads: int
     frequencies: tuple[float, ...]
     interleaved: bool
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,8 @@ class Attention(Op):
     must be computed in one step.
 
     Query head h uses key head h * kv_heads // heads. A window w > 0 limits a query at position p
-    to keys in (p - w, p].
+    to keys in (p - w, p]. A softcap c > 0 turns scores s into c tanh(s / c). sinks: a score per
+    head that takes its share of the softmax and has no value.
     """
 
     q: Value
@@ -130,6 +133,8 @@ class Attention(Op):
     scale: float
     window: int = 0
     causal: bool = True
+    softcap: float = 0.0
+    sinks: Weight | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +163,45 @@ class Add(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class Softcap(Op):
+    """cap * tanh(x / cap)."""
+
+    x: Value
+    cap: float
+
+
+@dataclass(frozen=True, slots=True)
+class Permute(Op):
+    """out[:, i] = x[:, order[i]]."""
+
+    x: Value
+    order: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Op):
+    """softmax(x) with all but the `top_k` largest of a row set to 0, divided by what is left
+    if `normalize`. Of equals the first is taken. x is `[T, experts]`."""
+
+    x: Value
+    top_k: int
+    normalize: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Experts(Op):
+    """Sum over the experts e with routes[t, e] > 0, in ascending order, of
+    routes[t, e] * ((activation(x gate_e^T) * (x up_e^T)) down_e^T)."""
+
+    x: Value
+    routes: Value
+    gate: tuple[Weight, ...]
+    up: tuple[Weight, ...]
+    down: tuple[Weight, ...]
+    activation: Activation
+
+
+@dataclass(frozen=True, slots=True)
 class CacheShape:
     """What the KV cache holds per token: layers x kv_heads x head_dim keys, and as many values."""
 
@@ -182,6 +226,8 @@ class Program:
     @property
     def hidden(self) -> Value:
         last = self.ops[-1]
+        if isinstance(last, Softcap):
+            last = next(op for op in self.ops if op.out == last.x)
         return last.x if self.task == "generate" and isinstance(last, Linear) else last.out
 
     @property

@@ -11,7 +11,7 @@ import numpy as np
 
 from octavo import _native
 from octavo.backends.base import Floats, Limits, Sample, StepInput
-from octavo.backends.cpu.lower import Lowered, NativeOp
+from octavo.backends.cpu.lower import Forms, Lowered, NativeOp, forms
 from octavo.checkpoint import Tensor
 from octavo.checkpoint.adapter import MAX_RANK
 from octavo.errors import UsageError
@@ -19,10 +19,16 @@ from octavo.program import (
     Activate,
     Attention,
     Embed,
+    Experts,
     Glu,
     LayerNorm,
     Linear,
+    Op,
+    Permute,
     RmsNorm,
+    Rope,
+    Route,
+    Softcap,
     Task,
     Value,
     Weight,
@@ -50,14 +56,26 @@ class Footprint:
     cache: int
 
 
+def _matrices_of(op: Op) -> tuple[Weight, ...]:
+    match op:
+        case Embed():
+            return (op.table,)
+        case Linear():
+            return (op.weight,)
+        case Experts():
+            return op.gate + op.up + op.down
+    return ()
+
+
 def _weights(lowered: Lowered) -> tuple[dict[str, Tensor], dict[tuple[str, float], Weight]]:
     """Matrices by name and vectors by (name, offset)."""
     matrices: dict[str, Tensor] = {}
     vectors: dict[tuple[str, float], Weight] = {}
     for op in lowered.program.ops:
-        if isinstance(op, Embed | Linear):
-            weight = op.table if isinstance(op, Embed) else op.weight
+        for weight in _matrices_of(op):
             matrices[weight.tensor.name] = weight.tensor
+        if isinstance(op, Attention) and op.sinks:
+            vectors[op.sinks.tensor.name, 0.0] = op.sinks
         if isinstance(op, Linear) and op.bias:
             vectors[op.bias.tensor.name, 0.0] = op.bias
         if isinstance(op, LayerNorm):
@@ -72,9 +90,31 @@ def _attentions(lowered: Lowered) -> list[Attention]:
     return [op for op in lowered.program.ops if isinstance(op, Attention)]
 
 
-def _ropes(lowered: Lowered) -> list[tuple[float, ...]]:
-    parts = [n.attention for n in lowered.ops if n.attention and n.attention.rope]
-    return list(dict.fromkeys(p.rope.frequencies for p in parts if p.rope))
+def _rotation(rope: Rope) -> tuple[tuple[float, ...], float]:
+    return rope.frequencies, rope.factor
+
+
+def _ropes(lowered: Lowered) -> list[tuple[tuple[float, ...], float]]:
+    ropes = [n.attention.rope for n in lowered.ops if n.attention]
+    return list(dict.fromkeys(_rotation(rope) for rope in ropes if rope))
+
+
+def _orders(lowered: Lowered) -> list[tuple[int, ...]]:
+    return list(dict.fromkeys(op.order for op in lowered.program.ops if isinstance(op, Permute)))
+
+
+ExpertShape = tuple[int, int, int, int, Forms, Forms]  # experts, used, hidden, ffn, inputs' forms
+
+
+def _expert_shape(op: Experts, lowered: Lowered) -> ExpertShape:
+    (route,) = (r for r in lowered.program.ops if isinstance(r, Route) and r.out == op.routes)
+    ffn = op.gate[0].tensor.shape[0]
+    return len(op.gate), route.top_k, op.x.width, ffn, forms(op.gate + op.up), forms(op.down)
+
+
+def _expert_shapes(lowered: Lowered) -> list[ExpertShape]:
+    experts = (op for op in lowered.program.ops if isinstance(op, Experts))
+    return list(dict.fromkeys(_expert_shape(op, lowered) for op in experts))
 
 
 def _scratch(lowered: Lowered, limits: Limits) -> int:
@@ -98,10 +138,11 @@ def block_bytes(lowered: Lowered, kv_dtype: str) -> int:
 def footprint(lowered: Lowered, limits: Limits, threads: int, kv_dtype: str) -> Footprint:
     """What `load` will allocate, exactly but for page rounding."""
     matrices, vectors = _weights(lowered)
-    weights = sum(_native.matrix_bytes(int(t.type), *t.shape) for t in matrices.values())
+    weights = sum(_native.matrix_bytes(int(t.type), t.group, *t.shape) for t in matrices.values())
     weights += sum(_up(4 * _up(w.tensor.shape[0], 16)) for w in vectors.values())
     ropes = _ropes(lowered)
-    weights += sum(_up(4 * len(f)) for f in ropes)
+    weights += sum(_up(4 * len(f)) for f, _ in ropes)
+    weights += sum(_up(4 * len(order)) for order in _orders(lowered))
     attention = _attentions(lowered)[0]
     padded = _up(attention.q.width // attention.heads, 16)
     rows = {False: limits.tokens, True: limits.selected}
@@ -110,7 +151,10 @@ def footprint(lowered: Lowered, limits: Limits, threads: int, kv_dtype: str) -> 
     )
     buffers += sum(_up(4 * (rows[s] * _up(w) + 16)) for s, w in lowered.buffers)
     buffers += sum(_native.act_bytes(rows[s], w, *forms) for s, w, forms in lowered.acts)
-    buffers += sum(_up(8 * limits.tokens * len(f)) for f in ropes)
+    buffers += sum(_up(8 * limits.tokens * len(f)) for f, _ in ropes)
+    buffers += sum(
+        _native.expert_rows_bytes(limits.tokens, *shape) for shape in _expert_shapes(lowered)
+    )
     parts = (limits.tokens + SPARE_PARTS) * attention.heads
     buffers += 2 * _up(4 * parts) + _up(4 * parts * padded)
     buffers += _up(limits.tokens * attention.heads * padded * 4)
@@ -168,12 +212,14 @@ class _Recorder:
         self.matrix, self.vector = {}, {}
         # Largest first: its file pages are dropped before anything else takes memory.
         for name, t in sorted(matrices.items(), key=lambda item: -item[1].nbytes):
-            self.matrix[name] = model.add_matrix(int(t.type), t.raw(), *t.shape)
+            self.matrix[name] = model.add_matrix(int(t.type), t.group, t.raw(), *t.shape)
             progress(t.nbytes)
         for key, w in vectors.items():
             values = w.tensor.vector() + np.float32(w.offset)
             self.vector[key] = model.add_vector(np.ascontiguousarray(values, np.float32))
-        self.rope = {f: model.add_rope(np.array(f, np.float32)) for f in _ropes(lowered)}
+        self.rope = {r: model.add_rope(np.array(r[0], np.float32), r[1]) for r in _ropes(lowered)}
+        self.order = {o: model.add_order(np.array(o, np.int32)) for o in _orders(lowered)}
+        self.expert_rows = {s: model.add_expert_rows(*s) for s in _expert_shapes(lowered)}
         kinds = dict.fromkeys((op.window, op.causal) for op in _attentions(lowered))
         self.schedule = {kind: model.add_schedule(*kind) for kind in kinds}
         self.buffers = [model.add_buffer(s, w) for s, w in lowered.buffers]
@@ -210,6 +256,28 @@ class _Recorder:
     def _add(self, native: NativeOp, op: object) -> None:
         a, b = native.reads
         self.model.add(self.buffer(a), self.buffer(b), self.buffer(native.writes[0]))
+
+    def _softcap(self, native: NativeOp, op: Softcap) -> None:
+        assert self.buffer(op.x) == self.buffer(op.out)
+        self.model.softcap(self.buffer(op.x), op.cap)
+
+    def _emit(self, native: NativeOp, op: Op) -> None:
+        assert native.act is not None
+        source = self.buffer(native.reads[0]) if native.reads else -1
+        order = self.order[op.order] if isinstance(op, Permute) else -1
+        width = native.act.width
+        self.model.emit(source, self.act(native.source), order, width, self.act(native.act))
+
+    def _route(self, native: NativeOp, op: Route) -> None:
+        self.model.route(self.buffer(op.x), self.buffer(op.out), op.top_k, op.normalize)
+
+    def _experts(self, native: NativeOp, op: Experts) -> None:
+        matrices = ([self.matrix[w.tensor.name] for w in ws] for ws in (op.gate, op.up, op.down))
+        parts = list(zip(*matrices, strict=True))
+        rows = self.expert_rows[_expert_shape(op, self.lowered)]
+        kind, out = ACTIVATIONS[op.activation], self.buffer(native.writes[0])
+        x, routes, residual = (self.buffer(v) for v in (op.x, op.routes, native.residual))
+        self.model.experts(x, routes, parts, kind, rows, out, residual)
 
     def _norm(self, native: NativeOp, op: RmsNorm) -> None:
         out = self.buffer(native.writes[0]) if native.writes else -1
@@ -252,8 +320,10 @@ class _Recorder:
             heads=op.heads, kv_heads=op.kv_heads, head_dim=op.q.width // op.heads,
             schedule=self.schedule[op.window, op.causal], q_norm=self.norm_weight(p.q_norm),
             k_norm=self.norm_weight(p.k_norm),
-            rope=self.rope[p.rope.frequencies] if p.rope else -1, act=self.act(native.act),
-            scale=op.scale, eps=norm.eps if norm else 0.0,
+            rope=self.rope[_rotation(p.rope)] if p.rope else -1,
+            sinks=self.vector[op.sinks.tensor.name, 0.0] if op.sinks else -1,
+            act=self.act(native.act), scale=op.scale, eps=norm.eps if norm else 0.0,
+            softcap=op.softcap,
             interleaved=p.rope.interleaved if p.rope else False,
         )  # fmt: skip
 

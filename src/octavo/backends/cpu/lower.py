@@ -7,6 +7,7 @@ changes an operation's arithmetic.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from octavo.checkpoint import TensorType
@@ -16,21 +17,29 @@ from octavo.program import (
     Add,
     Attention,
     Embed,
+    Experts,
     Glu,
     LayerNorm,
     Linear,
     Op,
+    Permute,
     Program,
     RmsNorm,
     Rope,
+    Route,
     SelectRows,
+    Softcap,
     Value,
     Weight,
 )
 
 Forms = tuple[bool, bool, bool]  # int8, bf16, fp32 copies of a linear layer's input
+FLOATING = {TensorType.F32, TensorType.F16, TensorType.TABLE4, TensorType.FP8}  # read fp32
 
 WIDEST_HEAD = 512  # dimensions; kernels keep a head on the stack
+# Operations that leave their result as an input of linear layers; some of them nowhere else.
+EMITTING = (Attention, Glu, Activate, RmsNorm, LayerNorm, SelectRows, Permute)
+EMITTING_ONLY = (Attention, Glu, Activate, Permute)
 
 
 @dataclass(frozen=True)
@@ -73,12 +82,13 @@ class Lowered:
     act_of: dict[int, int] = field(default_factory=dict)
 
 
-def _forms(weights: list[Weight], adapters: bool) -> Forms:
-    floats = {TensorType.F32, TensorType.F16}
+def forms(weights: Iterable[Weight], floats: bool = False, adapters: bool = False) -> Forms:
+    """What these weights read their input as; floats: something else reads it as fp32."""
     kinds = {w.tensor.type for w in weights}
     if adapters:
         kinds |= {TensorType.F32, TensorType.BF16}  # which their factors may have
-    return bool(kinds - floats - {TensorType.BF16}), TensorType.BF16 in kinds, bool(kinds & floats)
+    rest = kinds - FLOATING - {TensorType.BF16}
+    return bool(rest), TensorType.BF16 in kinds, floats or bool(kinds & FLOATING)
 
 
 class _Lowering:
@@ -89,12 +99,13 @@ class _Lowering:
         for op in program.ops:
             for value in op.inputs:
                 self.uses.setdefault(value.id, []).append(op)
+        self.emitted: set[int] = set()
         self.folded: set[int] = set()  # ids of values that exist only inside a fused operation
 
     def sole_use(self, value: Value) -> bool:
         return len(self.uses.get(value.id, [])) == 1
 
-    def peel(self, value: Value) -> tuple[Value, RmsNorm | None, Rope | None]:
+    def peel(self, value: Value, heads: int) -> tuple[Value, RmsNorm | None, Rope | None]:
         """Walks back through rotation and per-head norm to the projection."""
         rope = norm = None
         op = self.producer[value.id]
@@ -102,7 +113,7 @@ class _Lowering:
             rope, value = op, op.x
             self.folded.add(op.out.id)
             op = self.producer[value.id]
-        if isinstance(op, RmsNorm) and self.sole_use(value):
+        if isinstance(op, RmsNorm) and self.sole_use(value) and op.heads == heads:
             norm, value = op, op.x
             self.folded.add(op.out.id)
         return value, norm, rope
@@ -110,11 +121,12 @@ class _Lowering:
     def attention(self, op: Attention) -> NativeOp:
         if op.q.width // op.heads > WIDEST_HEAD:
             raise Unsupported(f"attention heads wider than {WIDEST_HEAD} dimensions")
-        q, q_norm, q_rope = self.peel(op.q)
-        k, k_norm, k_rope = self.peel(op.k)
+        q, q_norm, q_rope = self.peel(op.q, op.heads)
+        k, k_norm, k_rope = self.peel(op.k, op.kv_heads)
         same = (q_rope is None) == (k_rope is None) and (
             q_rope is None or k_rope is None
-            or (q_rope.frequencies, q_rope.interleaved) == (k_rope.frequencies, k_rope.interleaved)
+            or (q_rope.frequencies, q_rope.factor, q_rope.interleaved)
+            == (k_rope.frequencies, k_rope.factor, k_rope.interleaved)
         )  # fmt: skip
         if not same:
             raise Unsupported("attention whose queries and keys are rotated differently")
@@ -135,7 +147,16 @@ class _Lowering:
             if isinstance(op, Attention):
                 out.append(attentions[op.out.id])
             elif isinstance(op, Linear):
+                self.emit(op.x, out)
                 self.linear(op, adds.get(op.out.id), out)
+            elif isinstance(op, Permute):
+                out.append(self.permute(op))
+            elif isinstance(op, Route):
+                out.append(NativeOp("route", (op,), (op.x,), (op.out,)))
+            elif isinstance(op, Experts):
+                out.append(self.experts(op, adds.get(op.out.id)))
+            elif isinstance(op, Softcap):
+                out.append(NativeOp("softcap", (op,), (op.x,), (op.out,), residual=op.x))
             elif isinstance(op, Add):
                 if not any(add is op for add in adds.values()):
                     out.append(NativeOp("add", (op,), op.inputs, (op.out,)))
@@ -158,10 +179,30 @@ class _Lowering:
         """The addend whose producer can add the other one itself: computed last, used only here."""
         last = op.b if op.b.id > op.a.id else op.a
         producer = self.producer[last.id]
-        fits = isinstance(producer, Linear) or (
+        fits = isinstance(producer, Linear | Experts) or (
             isinstance(producer, RmsNorm) and producer.heads == 1
         )
         return last if fits and self.sole_use(last) else None
+
+    def emit(self, value: Value, out: list[NativeOp]) -> None:
+        """Makes a value an input of linear layers if what computes it does not."""
+        producer = self.producer[value.id]
+        if not isinstance(producer, EMITTING) and value.id not in self.emitted:
+            self.emitted.add(value.id)
+            out.append(NativeOp("emit", (producer,), (value,), act=value))
+
+    def permute(self, op: Permute) -> NativeOp:
+        if isinstance(self.producer[op.x.id], EMITTING_ONLY):
+            return NativeOp("emit", (op,), source=op.x, act=op.out)
+        return NativeOp("emit", (op,), (op.x,), act=op.out)
+
+    def experts(self, op: Experts, add: Add | None) -> NativeOp:
+        if isinstance(self.producer[op.x.id], EMITTING_ONLY):
+            raise Unsupported("experts that do not follow a norm")
+        residual = None if add is None else (add.a if add.b is op.out else add.b)
+        reads = (op.x, op.routes) if residual is None else (op.x, op.routes, residual)
+        target = op.out if add is None else add.out
+        return NativeOp("experts", (op,), reads, (target,), residual=residual)
 
     def linear(self, op: Linear, add: Add | None, out: list[NativeOp]) -> None:
         residual = None if add is None else (add.a if add.b is op.out else add.b)
@@ -250,10 +291,11 @@ def _assign_act(
 ) -> None:
     users = [op for n in lowered.ops if n.source == value for op in n.ops]
     weights = [op.weight for op in users if isinstance(op, Linear) and op.x == value]
-    if not weights:
+    permuted = any(isinstance(op, Permute) and op.x == value for op in users)
+    if not weights and not permuted:
         raise Unsupported("a value that no linear layer reads")
     adapters = lowered.adapters and not value.selected
-    key = (value.selected, value.width, _forms(weights, adapters))
+    key = (value.selected, value.width, forms(weights, permuted, adapters))
     if free.get(key):
         lowered.act_of[value.id] = free[key].pop()
     else:
@@ -267,11 +309,5 @@ def lower(program: Program, adapters: bool = False) -> Lowered:
     Raises Unsupported for a composition it cannot place.
     """
     lowered = Lowered(program, _Lowering(program).lower(), adapters)
-    for op in lowered.ops:
-        if op.source is not None:
-            producers = {n.act.id for n in lowered.ops if n.act is not None}
-            if op.source.id not in producers:
-                raise Unsupported("a linear layer whose input is not normalised, gated or attended")
-            break
     _assign(lowered)
     return lowered

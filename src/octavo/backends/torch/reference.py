@@ -15,14 +15,18 @@ from octavo.program import (
     Add,
     Attention,
     Embed,
+    Experts,
     Glu,
     LayerNorm,
     Linear,
     Op,
+    Permute,
     Program,
     RmsNorm,
     Rope,
+    Route,
     SelectRows,
+    Softcap,
     Weight,
 )
 
@@ -80,12 +84,39 @@ class Reference:
             case Rope():
                 return rope(v[op.x.id], op)
             case Attention():
-                return attention(v[op.q.id], v[op.k.id], v[op.v.id], op)
+                sinks = self.weight(op.sinks) if op.sinks else None
+                return attention(v[op.q.id], v[op.k.id], v[op.v.id], op, sinks)
+            case Softcap():
+                return op.cap * torch.tanh(v[op.x.id] / op.cap)
+            case Permute():
+                return v[op.x.id][:, list(op.order)]
+            case Route():
+                return route(v[op.x.id], op)
+            case Experts():
+                return self.experts(v[op.x.id], v[op.routes.id], op)
             case Glu():
                 return activate(v[op.gate.id], op.activation) * v[op.up.id]
             case Add():
                 return v[op.a.id] + v[op.b.id]
         raise TypeError(f"no reference for {op.name}")
+
+    def experts(self, x: Tensor, routes: Tensor, op: Experts) -> Tensor:
+        out = torch.zeros_like(x)
+        for e, (gate, up, down) in enumerate(zip(op.gate, op.up, op.down, strict=True)):
+            rows = routes[:, e].nonzero()[:, 0]
+            if len(rows):
+                y = F.linear(x[rows], self.weight(gate))
+                y = activate(y, op.activation) * F.linear(x[rows], self.weight(up))
+                out[rows] += routes[rows, e, None] * F.linear(y, self.weight(down))
+        return out
+
+
+def route(x: Tensor, op: Route) -> Tensor:
+    """Softmax, the `top_k` largest kept; of equals the first."""
+    p = x.softmax(-1)
+    best = p.argsort(dim=-1, descending=True, stable=True)[:, : op.top_k]
+    kept = torch.zeros_like(p).scatter(1, best, p.gather(1, best))
+    return kept / kept.sum(-1, keepdim=True) if op.normalize else kept
 
 
 def activate(x: Tensor, kind: str) -> Tensor:
@@ -99,17 +130,20 @@ def activate(x: Tensor, kind: str) -> Tensor:
 
 
 def rope(x: Tensor, op: Rope) -> Tensor:
-    """Turns pairs of `[T, heads * D]` by position * frequency."""
+    """Turns pairs of the first features of `[T, heads * D]` by position * frequency."""
     x = x.unflatten(1, (op.heads, -1))
     angle = torch.outer(torch.arange(len(x)).float(), torch.tensor(op.frequencies))[:, None]
-    half = x.shape[-1] // 2
+    cos, sin = angle.cos() * op.factor, angle.sin() * op.factor
+    half = len(op.frequencies)
+    x, rest = x[..., : 2 * half], x[..., 2 * half :]
     a, b = (x[..., ::2], x[..., 1::2]) if op.interleaved else (x[..., :half], x[..., half:])
-    a, b = a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()
-    return (torch.stack([a, b], -1) if op.interleaved else torch.cat([a, b], -1)).flatten(1)
+    a, b = a * cos - b * sin, b * cos + a * sin
+    x = torch.stack([a, b], -1).flatten(2) if op.interleaved else torch.cat([a, b], -1)
+    return torch.cat([x, rest], -1).flatten(1)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, op: Attention) -> Tensor:
-    """softmax(q k^T * scale, masked) v, heads apart."""
+def attention(q: Tensor, k: Tensor, v: Tensor, op: Attention, sinks: Tensor | None) -> Tensor:
+    """softmax(q k^T * scale, capped, masked) v, heads apart."""
     q = q.unflatten(1, (op.heads, -1)).transpose(0, 1)
     k, v = (x.unflatten(1, (op.kv_heads, -1)).transpose(0, 1) for x in (k, v))
     k, v = (x.repeat_interleave(op.heads // op.kv_heads, 0) for x in (k, v))
@@ -117,5 +151,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, op: Attention) -> Tensor:
     seen = distance < (op.window or len(distance) + 1)
     if op.causal:
         seen &= distance >= 0
-    scores = (q @ k.transpose(1, 2) * op.scale).masked_fill(~seen, float("-inf"))
-    return (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
+    scores = q @ k.transpose(1, 2) * op.scale
+    if op.softcap:
+        scores = op.softcap * torch.tanh(scores / op.softcap)
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if sinks is None:
+        return (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
+    sink = sinks[:, None, None].expand(-1, len(distance), 1)
+    shares = torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
+    return (shares @ v).transpose(0, 1).flatten(1)

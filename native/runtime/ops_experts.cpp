@@ -1,0 +1,157 @@
+#include "experts.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace octavo {
+namespace {
+
+// The rows of an act from `row`, a multiple of ROW_TILE, on: whatever is tiled is laid out tile after tile.
+Act from_row(const Act& a, int row) {
+  const size_t n = size_t(row) * size_t(a.k);
+  Act b = a;
+  if (a.q) b.q += 2 * n, b.scale += n / 32, b.scaled += n / 32, b.neg32 += n / 32, b.neg16 += n / 16;
+  if (a.bf16) b.bf16 += 2 * n;
+  if (a.f32) b.f32 += n;
+  return b;
+}
+
+size_t row_stride(int width) { return align_up(size_t(width), 64); }
+
+}  // namespace
+
+void RouteOp::run(Context& c, int, int thread, Work& work) {
+  work.each(thread, c.step.tokens, 1, [&](int begin, int end) {
+    for (int t = begin; t < end; t++) {
+      const float* x = in_.row(t);
+      float *y = out_.row(t), *p = c.scratch[size_t(thread)], sum = 0, kept = 0;
+      const int n = in_.width;
+      const float top = *std::max_element(x, x + n);
+      const int padded = int(align_up(size_t(n), 16));
+      memcpy(p, x, size_t(n) * sizeof(float));
+      std::fill(p + n, p + padded, MASKED);
+      sum = float(c.kernels->exp_sum(p, padded, top, 1, p));
+      memset(y, 0, size_t(out_.stride) * sizeof(float));
+      for (int k = 0; k < top_; k++) {
+        int best = -1;
+        for (int i = 0; i < n; i++) if (y[i] == 0 && (best < 0 || p[i] > p[best])) best = i;
+        y[best] = p[best] / sum;
+        kept += y[best];
+      }
+      for (int i = 0; i < n && normalize_; i++) y[i] /= kept;
+    }
+  });
+}
+
+void ExpertRows::plan(const Buffer& routes, int tokens, int experts) {
+  count.assign(size_t(experts), 0), begin.assign(size_t(experts), 0);
+  active.clear(), row.clear(), weight.clear(), first.assign(1, 0);
+  for (int t = 0; t < tokens; t++)
+    for (int e = 0; e < experts; e++) count[size_t(e)] += routes.row(t)[e] > 0;
+  int next = 0;
+  for (int e = 0; e < experts; e++) {
+    begin[size_t(e)] = next;
+    next += int(align_up(size_t(count[size_t(e)]), ROW_TILE));
+    if (count[size_t(e)]) active.push_back(e);
+  }
+  token.assign(size_t(next), -1);
+  std::vector<int> used(size_t(experts), 0);
+  for (int t = 0; t < tokens; t++) {
+    for (int e = 0; e < experts; e++) {
+      const float w = routes.row(t)[e];
+      if (!(w > 0)) continue;
+      const int r = begin[size_t(e)] + used[size_t(e)]++;
+      token[size_t(r)] = t, row.push_back(r), weight.push_back(w);
+    }
+    first.push_back(int(row.size()));
+  }
+}
+
+size_t expert_rows_bytes(int tokens, int experts, int top, int hidden, int ffn, ActForms in, ActForms mid) {
+  const int rows = ExpertRows::rows(tokens, experts, top);
+  return act_bytes(rows, hidden, in) + act_bytes(rows, ffn, mid) + align_up((size_t(rows) * row_stride(hidden) + SLACK) * sizeof(float), 64);
+}
+
+std::unique_ptr<ExpertRows> allocate_expert_rows(Arena& arena, int tokens, int experts, int top, int hidden, int ffn, ActForms in, ActForms mid) {
+  auto r = std::make_unique<ExpertRows>();
+  r->capacity = ExpertRows::rows(tokens, experts, top);
+  r->in = allocate_act(arena, r->capacity, hidden, in);
+  r->mid = allocate_act(arena, r->capacity, ffn, mid);
+  const size_t stride = row_stride(hidden);
+  r->out = {arena.allocate<float>(size_t(r->capacity) * stride + SLACK), hidden, int(stride)};
+  return r;
+}
+
+std::string ExpertsOp::name(int phase) const {
+  const char* names[] = {"experts: sort", "experts: gather", "experts: gated", "experts: linear", "experts: sum"};
+  return names[phase];
+}
+
+void ExpertsOp::gather(Context& c, int row, float* line) const {
+  const int t = rows_.token[size_t(row)];
+  if (t < 0) return;
+  memset(line, 0, size_t(rows_.in.k) * sizeof(float));
+  memcpy(line, x_.row(t), size_t(x_.width) * sizeof(float));
+  c.kernels->emit(rows_.in, row, 0, rows_.in.k, line);
+}
+
+void ExpertsOp::gate(Context& c, int expert, int group, float* y) const {
+  constexpr int WIDTH = GatedOp::WIDTH, EACH = GROUP / PANEL;
+  const Expert& e = experts_[size_t(expert)];
+  const int begin = rows_.begin[size_t(expert)], rows = rows_.count[size_t(expert)];
+  const Act in = from_row(rows_.in, begin), out = from_row(rows_.mid, begin);
+  const int first = group * EACH, count = std::clamp(e.gate.panel_count() - first, 0, EACH);
+  if (count < EACH) for (int t = 0; t < rows; t++) std::fill_n(y + t * WIDTH, WIDTH, 0.0f);
+  for (const Matrix* m : {&e.gate, &e.up}) {
+    if (count) c.kernels->linear[m->format](m->args(in, rows, m == &e.gate ? y : y + GROUP, WIDTH, nullptr, nullptr, first), 0, count);
+  }
+  c.kernels->gated(kind_, y, y + GROUP, WIDTH, rows, out, group * GROUP, GROUP);
+}
+
+void ExpertsOp::sum(int t) const {
+  float* out = out_.row(t);
+  const int n = out_.width;
+  const float* before = residual_.data ? residual_.row(t) : nullptr;
+  for (int i = 0; i < n; i++) {
+    float s = 0;
+    for (int a = rows_.first[size_t(t)]; a < rows_.first[size_t(t) + 1]; a++) s += rows_.weight[size_t(a)] * rows_.out.row(rows_.row[size_t(a)])[i];
+    out[i] = before ? before[i] + s : s;
+  }
+}
+
+void ExpertsOp::run(Context& c, int phase, int thread, Work& work) {
+  float* tmp = c.scratch[size_t(thread)];
+  const auto& active = rows_.active;
+  if (phase == 0) {
+    work.each(thread, 1, 1, [&](int, int) {
+      rows_.plan(routes_, c.step.tokens, int(experts_.size()));
+      for (int e : active)
+        for (const Matrix* m : {&experts_[size_t(e)].gate, &experts_[size_t(e)].up, &experts_[size_t(e)].down}) c.expert_bytes += size_t(m->panel_count()) * m->panel_bytes;
+    });
+  } else if (phase == 1) {
+    work.each(thread, int(rows_.token.size()), 1, [&](int begin, int end) {
+      for (int r = begin; r < end; r++) gather(c, r, tmp);
+    });
+  } else if (phase == 2) {
+    const int groups = rows_.mid.k / GROUP;
+    work.each(thread, int(active.size()) * groups, 1, [&](int begin, int end) {
+      for (int i = begin; i < end; i++) gate(c, active[size_t(i / groups)], i % groups, tmp);
+    });
+  } else if (phase == 3) {
+    const int panels = experts_[0].down.panel_count(), chunk = linear_chunk(experts_[0].down.panel_bytes), chunks = (panels + chunk - 1) / chunk;
+    work.each(thread, int(active.size()) * chunks, 1, [&](int begin, int end) {
+      for (int i = begin; i < end; i++) {
+        const int e = active[size_t(i / chunks)], from = i % chunks * chunk, first = rows_.begin[size_t(e)];
+        const Matrix& m = experts_[size_t(e)].down;
+        const LinearArgs args = m.args(from_row(rows_.mid, first), rows_.count[size_t(e)], rows_.out.row(first), rows_.out.stride);
+        c.kernels->linear[m.format](args, from, std::min(panels, from + chunk));
+      }
+    });
+  } else {
+    work.each(thread, c.step.tokens, 1, [&](int begin, int end) {
+      for (int t = begin; t < end; t++) sum(t);
+    });
+  }
+}
+
+}  // namespace octavo

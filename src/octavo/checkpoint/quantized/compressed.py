@@ -1,0 +1,121 @@
+"""compressed-tensors: packed integers of 2 to 8 bits, int8 (W8A8), FP8, MXFP4.
+
+What a module is shows in its tensors, so targets and ignored names need not be matched. Activations
+that the file wants quantized stay at Octavo's own precision, which is higher.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from octavo.checkpoint.base import FLOATS, TensorType
+from octavo.checkpoint.grouped import Codes, Grouped
+from octavo.checkpoint.quantized.bits import U8, unpack
+from octavo.checkpoint.quantized.fp8 import read_scaled
+from octavo.checkpoint.quantized.module import Module, order_of
+from octavo.errors import CheckpointError, Unsupported
+
+ENDINGS = (
+    "weight", "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx",
+    "weight_global_scale", "input_global_scale", "input_scale", "input_zero_point",
+)  # fmt: skip
+KEY = "weight_scale"
+FORMATS = "pack-quantized, int-quantized, float-quantized and mxfp4-pack-quantized"
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+
+
+def _group_size(config: dict[str, Any]) -> int:
+    """Of the first scheme that has one; a module's own number of groups corrects it."""
+    groups = config.get("config_groups")
+    for scheme in groups.values() if isinstance(groups, dict) else ():
+        weights = scheme.get("weights") if isinstance(scheme, dict) else None
+        size = weights.get("group_size") if isinstance(weights, dict) else None
+        if isinstance(size, int) and size > 0:
+            return size
+    return 0
+
+
+def _block(config: dict[str, Any]) -> object:
+    groups = config.get("config_groups")
+    for scheme in groups.values() if isinstance(groups, dict) else ():
+        weights = scheme.get("weights") if isinstance(scheme, dict) else None
+        if isinstance(weights, dict) and weights.get("block_structure"):
+            return weights["block_structure"]
+    return None
+
+
+def _packed(m: Module, config: dict[str, Any]) -> Grouped:
+    packed = m.part("weight_packed", TensorType.I32)
+    shape = m.part("weight_shape", TensorType.I64, TensorType.I32, dims=1).array()
+    if len(shape) != 2 or int(shape[0]) != packed.shape[0] or int(shape[1]) < 1:
+        raise CheckpointError(f"{m.name[:80]}.weight_shape is {shape.tolist()[:4]}")
+    rows, columns = int(shape[0]), int(shape[1])
+    bits = packed.shape[1] * 32 // columns
+    if not 2 <= bits <= 8 or packed.shape[1] != -(-columns * bits // 32):
+        raise m.mismatch("weight_packed", packed.shape, (rows, -(-columns * 4 // 32)))
+    groups = (m.part("weight_scale", *FLOATS).shape + (1,))[1]
+    scales = m.floats("weight_scale", (rows, groups))
+    group = m.group(columns, groups, _group_size(config))
+    zeros = None
+    if m.has("weight_zero_point"):
+        words = m.part("weight_zero_point", TensorType.I32).array()
+        if words.shape != (-(-rows * bits // 32), groups):
+            raise m.mismatch("weight_zero_point", words.shape, (-(-rows * bits // 32), groups))
+        zeros = unpack(words.T, bits, rows).T.astype(np.int32)
+    order = None
+    if m.has("weight_g_idx"):
+        indices = m.part("weight_g_idx", TensorType.I32, TensorType.I64, dims=1).array()
+        order = order_of(indices, group, m.name)
+
+    def codes() -> U8:
+        c = unpack(packed.array(), bits, columns)
+        return c if order is None else c[:, list(order)]
+
+    return m.integers((rows, columns), bits, group, codes, scales, zeros, order)
+
+
+def _int8(m: Module, config: dict[str, Any]) -> Grouped:
+    weight = m.part("weight", TensorType.I8)
+    rows, columns = weight.shape
+    stored = m.part("weight_scale", *FLOATS)
+    groups = (*stored.shape, 1, 1)[1]
+    scales = np.broadcast_to(stored.vector().reshape(-1, groups), (rows, groups))
+    group = m.group(columns, scales.shape[1], _group_size(config))
+    zeros = None
+    if m.has("weight_zero_point"):
+        points = m.part("weight_zero_point", TensorType.I8).array().astype(np.int32)
+        zeros = np.broadcast_to(points.reshape(-1, scales.shape[1]), scales.shape) + 128
+
+    def codes() -> U8:
+        return weight.array().view(np.uint8) ^ np.uint8(128)
+
+    return m.integers((rows, columns), 8, group, codes, scales, zeros)
+
+
+def _mxfp4(m: Module) -> Grouped:
+    packed = m.part("weight_packed", TensorType.U8)
+    rows, columns = packed.shape[0], packed.shape[1] * 2
+    exponents = m.part("weight_scale", TensorType.U8)
+    if exponents.shape != (rows, columns // 32) or columns % 32:
+        raise m.mismatch("weight_scale", exponents.shape, (rows, columns // 32))
+    table = np.concatenate([E2M1, -E2M1])
+
+    def read() -> Codes:
+        scales = np.ldexp(np.float32(1), exponents.array().astype(np.int32) - 127)
+        return Codes(unpack(packed.array(), 4, columns), scales.astype(np.float32), None, table)
+
+    return m.grouped(TensorType.TABLE4, (rows, columns), 32, read)
+
+
+def read(m: Module, config: dict[str, Any]) -> Grouped | None:
+    """None for a weight that was left alone. Raises CheckpointError or Unsupported."""
+    if m.has("weight_global_scale"):
+        raise Unsupported(f"{m.name[:80]}: nvfp4-pack-quantized", f"supported: {FORMATS}")
+    if m.has("weight_packed"):
+        return _mxfp4(m) if m.parts["weight_packed"].type is TensorType.U8 else _packed(m, config)
+    kind = m.part("weight", TensorType.I8, TensorType.FP8_E4M3, *FLOATS).type
+    if kind is TensorType.I8:
+        return _int8(m, config)
+    return read_scaled(m, _block(config)) if kind is TensorType.FP8_E4M3 else None

@@ -1,0 +1,116 @@
+"""The tensors of one module of a quantized folder, and what its importer makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.checkpoint.base import FLOATS, Stored, TensorType
+from octavo.checkpoint.grouped import Codes, Grouped
+from octavo.errors import CheckpointError, Unsupported
+
+F32 = npt.NDArray[np.float32]
+U8 = npt.NDArray[np.uint8]
+LARGEST_ZERO = 1 << 8
+
+
+@dataclass(frozen=True)
+class Module:
+    """name: without the ending of its tensors, of which `parts` holds all."""
+
+    name: str
+    parts: Mapping[str, Stored]
+
+    def has(self, *endings: str) -> bool:
+        return all(ending in self.parts for ending in endings)
+
+    def part(self, ending: str, *types: TensorType, dims: int = 2) -> Stored:
+        """A tensor of one of these types. Raises CheckpointError."""
+        tensor = self.parts.get(ending)
+        if tensor is None:
+            raise CheckpointError(f"{self.name[:80]}: {ending} is missing")
+        if tensor.type not in types or len(tensor.shape) > dims:
+            raise CheckpointError(
+                f"{tensor.name[:80]}: {tensor.type.name} {list(tensor.shape)}, "
+                f"expected {' or '.join(t.name for t in types)} of {dims} dimensions"
+            )
+        return tensor
+
+    def floats(self, ending: str, shape: tuple[int, ...]) -> F32:
+        tensor = self.part(ending, *FLOATS)
+        if tensor.shape != shape:
+            raise self.mismatch(ending, tensor.shape, shape)
+        return tensor.vector()
+
+    def mismatch(
+        self, ending: str, shape: tuple[int, ...], expected: tuple[int, ...]
+    ) -> CheckpointError:
+        return CheckpointError(
+            f"{self.name[:80]}.{ending} has shape {list(shape)}, expected {list(expected)}"
+        )
+
+    def group(self, columns: int, groups: int, size: int) -> int:
+        """Columns of a group: `size`, or all of them. Raises for what is not built."""
+        if groups == 1:
+            return -(-columns // 32) * 32
+        if size < 1 or -(-columns // size) != groups:
+            size = columns // groups
+        if size < 1 or -(-columns // size) != groups:
+            raise CheckpointError(f"{self.name[:80]}: {groups} groups of {columns} columns")
+        if size % 32:
+            raise Unsupported(
+                f"{self.name[:80]}: groups of {size} columns", "groups are multiples of 32"
+            )
+        return size
+
+    def integers(
+        self, shape: tuple[int, int], bits: int, group: int, codes: Callable[[], U8],
+        scales: F32, zeros: npt.NDArray[Any] | None, order: tuple[int, ...] | None = None,
+    ) -> Grouped:  # fmt: skip
+        """scale * (code - zero), zeros and scales `[rows, groups]`. No zeros: the middle.
+
+        The zero point times the scale is exact in fp32: at most nine bits times a scale's eleven
+        (fp16) or eight (bf16).
+        """
+        rows, middle = shape[0], 1 << (bits - 1)
+        wide = bits > 4
+        if zeros is None:
+            zeros = np.full((1, 1), middle)
+        if zeros.min() < -LARGEST_ZERO or zeros.max() > LARGEST_ZERO:
+            raise CheckpointError(f"{self.name[:80]}: zero points up to {zeros.max()}")
+        symmetric = bool((zeros == (128 if wide else 8)).all())
+        kinds = (
+            (TensorType.INT8, TensorType.INT8_MIN)
+            if wide
+            else (TensorType.INT4, TensorType.INT4_MIN)
+        )
+        minima = None
+        if not symmetric:
+            minima = np.broadcast_to(-zeros.astype(np.float32) * scales, scales.shape)
+
+        def read() -> Codes:
+            return Codes(codes(), np.broadcast_to(scales, (rows, scales.shape[1])), minima)
+
+        return self.grouped(kinds[not symmetric], shape, group, read, order)
+
+    def grouped(
+        self, kind: TensorType, shape: tuple[int, int], group: int, read: Callable[[], Codes],
+        order: tuple[int, ...] | None = None,
+    ) -> Grouped:  # fmt: skip
+        stored = sum(t.nbytes for t in self.parts.values())
+        return Grouped(f"{self.name}.weight", kind, shape, group, stored, read, order)
+
+
+def order_of(indices: npt.NDArray[np.int32], group: int, name: str) -> tuple[int, ...] | None:
+    """Columns sorted by the group they belong to (GPTQ's act-order); None if they lie sorted."""
+    sorted_groups = np.arange(len(indices)) // group
+    if np.array_equal(indices, sorted_groups):
+        return None
+    order = np.argsort(indices, kind="stable")
+    if not np.array_equal(indices[order], sorted_groups):
+        raise CheckpointError(f"{name[:80]}: g_idx does not divide the columns into groups")
+    return tuple(order.tolist())

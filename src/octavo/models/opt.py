@@ -1,0 +1,51 @@
+"""OPT: learned positions from 2 on, layer norms before or after each block, ReLU.
+
+The 350M model's embeddings are narrower than its layers, with a projection in and one out.
+"""
+
+from __future__ import annotations
+
+from octavo.checkpoint import Checkpoint
+from octavo.errors import Unsupported
+from octavo.models.decoder import Decoder
+from octavo.program import Program
+
+_MODEL, _LAYER = "model.decoder.", "model.decoder.layers.{}."
+NAMES = {
+    "embed": _MODEL + "embed_tokens", "positions": _MODEL + "embed_positions",
+    "norm": _MODEL + "final_layer_norm", "attn_norm": _LAYER + "self_attn_layer_norm",
+    "ffn_norm": _LAYER + "final_layer_norm", "q": _LAYER + "self_attn.q_proj",
+    "k": _LAYER + "self_attn.k_proj", "v": _LAYER + "self_attn.v_proj",
+    "o": _LAYER + "self_attn.out_proj", "up": _LAYER + "fc1", "down": _LAYER + "fc2",
+    "in": _MODEL + "project_in", "out": _MODEL + "project_out",
+}  # fmt: skip
+KEYS = {"ffn": "ffn_dim"}
+FIRST = 2  # entry of the position table that position 0 takes
+EPS = 1e-5  # not in the configuration
+
+
+def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
+    """The forward pass of an OPT folder. Raises CheckpointError or Unsupported."""
+    d = Decoder(checkpoint, NAMES, KEYS, norms="layer", eps=EPS)
+    if d.meta.get("activation_function") not in (None, "relu"):
+        raise Unsupported(f"{checkpoint.path.name}: another activation than relu")
+    before = d.meta.get("do_layer_norm_before") is not False
+    s, b = d.shape, d.b
+    width = d.meta.size("word_embed_proj_dim", s.hidden)
+    x = b.embed(d.name("embed") + ".weight", s.vocabulary, width)
+    if width != s.hidden:
+        x = d.linear(x, "in", s.hidden)
+    table = d.name("positions") + ".weight"
+    x = b.add(x, b.embed(table, s.context + FIRST, s.hidden, index="positions", offset=FIRST))
+    for i in range(s.layers):
+        y = d.attention(d.norm(x, "attn_norm", i) if before else x, i, None)
+        x = b.add(x, y) if before else d.norm(b.add(x, y), "attn_norm", i)
+        y = d.mlp(d.norm(x, "ffn_norm", i) if before else x, i, "relu")
+        x = b.add(x, y) if before else d.norm(b.add(x, y), "ffn_norm", i)
+    x = b.select_rows(x)
+    if d.has("norm"):
+        x = d.norm(x, "norm")
+    if width != s.hidden:
+        x = d.linear(x, "out", width)
+    d.logits(x)
+    return d.build()
