@@ -197,6 +197,7 @@ NB_MODULE(_native, m) {
       .def("norm", &Model::norm)
       .def("layer_norm", &Model::layer_norm)
       .def("add", &Model::add)
+      .def("glu", &Model::glu)
       .def("softcap", &Model::softcap)
       .def("emit", &Model::emit)
       .def("linear", [](Model& self, int act, const std::vector<std::tuple<int, int, int, int>>& parts) {

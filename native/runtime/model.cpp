@@ -132,6 +132,10 @@ void Model::gated(int in, const Part& gate, const Part& up, int kind, int act_in
   ops_.push_back(std::make_unique<GatedOp>(source.rows, source.act, part(gate), part(up), kind, act(act_index)));
 }
 
+void Model::glu(int gate, int up, int kind, int act_index) {
+  ops_.push_back(std::make_unique<GluOp>(buffers_.at(size_t(gate)).rows, buffer(gate), buffer(up), kind, act(act_index)));
+}
+
 void Model::attention(const Attention& a) {
   AttentionSpec s{buffer(a.q), buffer(a.k), buffer(a.v), a.layer, a.heads, a.kv_heads, a.head_dim, a.schedule, a.scale,
                   vector(a.q_norm), vector(a.k_norm), a.eps, a.rope < 0 ? Rotation{} : ropes_.at(size_t(a.rope)), a.interleaved, a.softcap, vector(a.sinks), act(a.act)};

@@ -40,6 +40,7 @@ class Model {
   struct Part { int matrix, out, bias, residual; };
   void linear(int act, const std::vector<Part>& parts);
   void gated(int in, const Part& gate, const Part& up, int kind, int act);
+  void glu(int gate, int up, int kind, int act);
   struct Attention {
     int q, k, v, layer, heads, kv_heads, head_dim, schedule, q_norm, k_norm, rope, sinks, act;
     float scale, eps, softcap;

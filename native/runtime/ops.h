@@ -201,6 +201,16 @@ class GatedOp : public Op {
   Rows rows_; Act in_, out_; LinearPart gate_, up_; int kind_;
 };
 
+// Gates and ups that lie in buffers of one width, for linear layers.
+class GluOp : public Op {
+ public:
+  GluOp(Rows rows, Buffer gate, Buffer up, int kind, Act out) : rows_(rows), gate_(gate), up_(up), kind_(kind), out_(out) {}
+  std::string name(int) const override { return "glu"; }
+  void run(Context& c, int phase, int thread, Work& work) override;
+ private:
+  Rows rows_; Buffer gate_, up_; int kind_; Act out_;
+};
+
 struct Rotation {  // of the step's tokens: a row of `half` cosines and as many sines each
   float* table;
   int half;

@@ -161,6 +161,13 @@ void GatedOp::run(Context& c, int, int thread, Work& work) {
   });
 }
 
+void GluOp::run(Context& c, int, int thread, Work& work) {
+  work.each(thread, out_.k / GROUP, 1, [&](int begin, int end) {
+    for (int i = begin * GROUP; i < end * GROUP; i += GROUP)
+      c.kernels->gated(kind_, gate_.data + i, up_.data + i, gate_.stride, c.step.rows(rows_), out_, i, GROUP);
+  });
+}
+
 void RopeTableOp::run(Context& c, int, int thread, Work& work) {
   work.each(thread, c.step.tokens, 1, [&](int begin, int end) {
     for (int t = begin; t < end; t++) {

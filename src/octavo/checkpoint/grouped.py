@@ -68,24 +68,18 @@ class Grouped(Tensor):
         return np.concatenate([part.reshape(-1).view(np.uint8) for part in _parts(self.read())])
 
     def values(self) -> F32:
-        """In fp32, columns in the order of the inputs."""
+        """In fp32, columns as they are stored."""
         c = self.read()
         n = self.shape[1]
         scales = np.repeat(c.scales, self.columns, axis=1)[:, :n]
         if self.type is TensorType.FP8:
-            values = scales * e4m3(c.codes)
-        elif c.table is not None:
-            values = scales * c.table[c.codes]
-        elif c.minima is not None:
-            values = scales * c.codes.astype(np.float32)
-            values += np.repeat(c.minima, self.columns, axis=1)[:, :n]
-        else:
-            values = scales * (c.codes.astype(np.float32) - ZERO[self.type])
-        if self.inputs is None:
-            return values
-        out = np.empty_like(values)
-        out[:, list(self.inputs)] = values
-        return out
+            return scales * e4m3(c.codes)
+        if c.table is not None:
+            return scales * c.table[c.codes]
+        if c.minima is not None:
+            minima = np.repeat(c.minima, self.columns, axis=1)[:, :n]
+            return scales * c.codes.astype(np.float32) + minima
+        return scales * (c.codes.astype(np.float32) - np.float32(ZERO[self.type]))
 
     def rows(self, begin: int, end: int) -> Grouped:
         def read() -> Codes:

@@ -311,6 +311,10 @@ class _Recorder:
         kind = ACTIVATIONS[gate_op.activation]
         self.model.gated(self.act(native.source), gate, up, kind, self.act(native.act))
 
+    def _glu(self, native: NativeOp, op: Glu) -> None:
+        gate, up = self.buffer(op.gate), self.buffer(op.up)
+        self.model.glu(gate, up, ACTIVATIONS[op.activation], self.act(native.act))
+
     def _attention(self, native: NativeOp, op: Attention) -> None:
         p = native.attention
         assert p is not None

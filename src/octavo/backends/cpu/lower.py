@@ -239,6 +239,8 @@ class _Lowering:
             and all(self.sole_use(v) for v in op.inputs)
         ):
             out[-1] = NativeOp("gated", (*last.ops, op), source=last.source, act=op.out)
+        elif isinstance(op, Glu):
+            out.append(NativeOp("glu", (op,), op.inputs, act=op.out))
         else:
             raise Unsupported("an activation that does not follow its own projections")
 
