@@ -124,6 +124,7 @@ class LLM:
             kv_dtype=kv_dtype,
             adapters=parse_size(lora_memory, available_memory()) if adapters is not None else 0,
         )  # fmt: skip
+        opened = open_model(located.path, adapters is not None, self.plan.context)
         with loading("Loading", opened.checkpoint.nbytes) as advance:
             self.engine = load_engine(opened, self.plan, token_table(self.tokenizer), advance)
         for adapter, folder in (adapters or {}).items():

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from octavo.backends.torch.reference import Reference
-from octavo.checkpoint import open_checkpoint
+from octavo.checkpoint import Tensor, open_checkpoint
 from octavo.checkpoint.base import GROUPED
 from octavo.checkpoint.dequantize import dequantize
 from octavo.checkpoint.quantized import import_quantized
 from octavo.models import build_program
 from tests.conftest import Runner
 from tests.parity.test_cpu import Divergence
+from tests.parity.test_reference import LIMIT
 from tests.quantized_models import WRITERS, Tensors, quantize_folder
 from tests.small_models import Small, save_hf
 
@@ -24,6 +25,22 @@ LAST_PLACE = {"bnb-int8", "mlx-8", "mlx-6"}  # two roundings there, one here
 
 def linears(name: str) -> bool:
     return "proj" in name
+
+
+def dense(tensor: Tensor) -> torch.Tensor:
+    """In fp32, columns in the order of the inputs."""
+    values = torch.from_numpy(dequantize(tensor))
+    if tensor.order is None:
+        return values
+    return torch.empty_like(values).index_copy(1, torch.tensor(tensor.order), values)
+
+
+def check(format: str, ours: torch.Tensor, expected: torch.Tensor) -> None:
+    if format in LAST_PLACE:
+        step = torch.finfo(expected.dtype).eps * expected.abs().max()
+        assert (ours.to(expected.dtype) - expected).abs().max() <= step
+    else:
+        assert torch.equal(ours.to(expected.dtype), expected)
 
 
 def save(tensors: Tensors, folder: Path) -> None:
@@ -51,35 +68,30 @@ def test_dequantized_bits(format: str, tmp_path: Path) -> None:
     for name, expected in written.dequantized.items():
         tensor = got[f"{name}.weight"]
         assert tensor.type in GROUPED
-        ours = torch.from_numpy(dequantize(tensor)).to(expected.dtype)
-        if tensor.order:  # as stored; back to the order of the inputs
-            ours = torch.empty_like(ours).index_copy(1, torch.tensor(tensor.order), ours)
-        if format in LAST_PLACE:
-            step = torch.finfo(expected.dtype).eps * expected.abs().max()
-            assert (ours - expected).abs().max() <= step
-        else:
-            assert torch.equal(ours, expected)
+        check(format, dense(tensor), expected)
         part = dequantize(tensor.rows(16, 50))
         assert np.array_equal(part, dequantize(tensor)[16:50])
 
 
 @pytest.mark.parametrize("format", WRITERS)
 def test_small_models(format: str, tmp_path: Path) -> None:
-    """A folder in the format against transformers with its dequantized weights, then the kernels."""
+    """A folder in the format: the weights, all of it against transformers, then the kernels."""
     small = Small(heads=4, kv_heads=2, head_dim=32, hidden=128, ffn=256)
     oracle = save_hf(small, tmp_path)
     weights = quantize_folder(tmp_path, WRITERS[format], linears)
+    checkpoint = open_checkpoint(tmp_path)
     with torch.no_grad():
-        for name, w in weights.items():
-            oracle.get_parameter(f"{name}.weight").copy_(w)
-    program = build_program(open_checkpoint(tmp_path))
+        for name, expected in weights.items():
+            ours = dense(checkpoint.tensor(f"{name}.weight"))
+            check(format, ours, expected)
+            oracle.get_parameter(f"{name}.weight").copy_(ours)
+    program = build_program(checkpoint)
     rng = np.random.default_rng(1)
     reference, runner, d = Reference(program), Runner(tmp_path), Divergence()
     for _ in range(3):
         ids = rng.integers(3, small.vocabulary, 500).tolist()
         expected = reference.logits(ids)
         with torch.inference_mode():
-            # its weights are rounded to its own type, ours are not
-            assert (oracle(torch.tensor([ids])).logits[0] - expected).abs().max() <= 0.15
+            assert (oracle(torch.tensor([ids])).logits[0] - expected).abs().max() <= LIMIT
         d.add(expected, runner.logits(ids), ids)
     d.check()

@@ -33,13 +33,14 @@ class OpenModel:
         return self.lowered.program.task
 
 
-def open_model(path: Path, adapters: bool = False) -> OpenModel:
-    """Reads headers only; `adapters`: whether LoRA adapters may be loaded.
+def open_model(path: Path, adapters: bool = False, context: int | None = None) -> OpenModel:
+    """Reads headers only; `adapters`: whether LoRA adapters may be loaded; `context`: the longest
+    sequence to come, by which models with two sets of rotations choose theirs.
 
     Raises ModelNotFound, CheckpointError or Unsupported.
     """
     checkpoint = open_checkpoint(path)
-    return OpenModel(checkpoint, lower(build_program(checkpoint), adapters))
+    return OpenModel(checkpoint, lower(build_program(checkpoint, context), adapters))
 
 
 def _drop_pages(checkpoint: Checkpoint) -> None:

@@ -83,7 +83,7 @@ class EngineProcess:
     def start(self, message: Start) -> None:
         try:
             plan = plan_from(message.memory)
-            model = open_model(Path(message.path), plan.adapters > 0)
+            model = open_model(Path(message.path), plan.adapters > 0, plan.context)
             executable = load_executable(model, plan, lambda n: send(self._sock, Loading(n)))
             self._engine = make_engine(model, executable, plan, message.table)
         except OctavoError as e:
