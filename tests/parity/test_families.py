@@ -13,7 +13,7 @@ from octavo.backends.torch.reference import Reference
 from octavo.checkpoint import open_checkpoint
 from octavo.models import build_program
 from tests.conftest import Runner
-from tests.families import FAMILIES, VOCABULARY, Family, save_family, save_gguf
+from tests.families import COMMON, FAMILIES, VOCABULARY, Family, save_family, save_gguf
 from tests.parity.test_cpu import Divergence
 from tests.parity.test_reference import LIMIT
 
@@ -104,3 +104,19 @@ def test_routing(name: str, tmp_path: Path) -> None:
         expected = torch.zeros_like(theirs).scatter(1, chosen, weights)
         assert torch.equal(ours > 0, expected > 0)
         assert (ours - expected).abs().max() <= 1e-5
+
+
+def test_only_chosen_experts_are_read(tmp_path: Path) -> None:
+    """What a step of one token reads of the experts' weights is top_k of them in every layer."""
+    from octavo import _native
+
+    save_family(FAMILIES["qwen3-moe"], tmp_path)
+    runner = Runner(tmp_path)
+    shape = COMMON["num_hidden_layers"], 48, COMMON["hidden_size"]
+    layers, ffn, hidden = shape
+    each = 2 * _native.matrix_bytes(0, 0, ffn, hidden) + _native.matrix_bytes(0, 0, hidden, ffn)
+    before = runner.executable.model.expert_bytes
+    runner.logits([7])
+    assert runner.executable.model.expert_bytes - before == layers * 3 * each
+    runner.logits(_ids(9, 200))  # of many tokens every expert has some
+    assert runner.executable.model.expert_bytes - before == layers * (3 + 8) * each

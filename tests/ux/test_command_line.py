@@ -162,7 +162,7 @@ def test_generate_chat_and_bench(smollm2: Path, tmp_path: Path) -> None:
     numbers = {"batch", "prompt", "output", "prefill_tps", "decode_tps", "ttft_ms", "rss_mb"}
     assert [r["batch"] for r in result["runs"]] == [1, 2]
     for r in result["runs"]:
-        assert set(r) == numbers | {"overhead", "phases"}
+        assert set(r) == numbers | {"overhead", "expert_mb", "phases"}
         assert min(r[n] for n in numbers) > 0
         assert 99 < sum(r["phases"].values()) < 101
 

@@ -9,8 +9,9 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from octavo.backends.cpu import CpuExecutable
 from octavo.engine.engine import Engine
@@ -24,7 +25,7 @@ class Measurement:
     """One batch size. prefill_tps: prompt tokens over the time until every request has its first
     token; decode_tps: later tokens over the time they took; ttft_ms: mean time to first token.
     overhead: percent of decoding spent outside native steps (scheduler, Python). phases: percent of
-    native decoding by kind of operation."""
+    native decoding by kind of operation. expert_mb: weights of experts read in a decoding step."""
 
     batch: int
     prompt: int
@@ -34,20 +35,31 @@ class Measurement:
     ttft_ms: float
     overhead: float
     rss_mb: float
+    expert_mb: float
     phases: dict[str, float]
 
 
-Profile = tuple[int, float, dict[str, float]]  # steps, seconds in them, seconds by operation
+class Counters(NamedTuple):
+    """Since loading: steps, seconds in them, seconds by operation, bytes of experts read."""
+
+    steps: int
+    seconds: float
+    phases: dict[str, float]
+    expert_bytes: int
+
+
+def read_counters(executable: CpuExecutable) -> Counters:
+    return Counters(*executable.model.profile(), executable.model.expert_bytes)
 
 
 def _run_once(
     engine: Engine,
-    profile: Callable[[], Profile],
+    counters: Callable[[], Counters],
     vocabulary: int,
     batch: int,
     prompt: int,
     output: int,
-) -> tuple[tuple[float, float, float, float], dict[str, float]]:
+) -> tuple[tuple[float, ...], dict[str, float]]:
     rng = random.Random(batch * 1000 + prompt)
     params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
     for i in range(batch):
@@ -63,15 +75,18 @@ def _run_once(
             first.setdefault(event.id, now)
             total += 1
         if len(first) == batch and not before:
-            prefilled, before, (_, native, phases) = now, total, profile()
+            prefilled, before, start = now, total, counters()
     ended = time.perf_counter()
-    _, native_end, phases_end = profile()
-    native, spent = native_end - native, ended - prefilled
+    end = counters()
+    native, spent = end.seconds - start.seconds, ended - prefilled
+    experts = (end.expert_bytes - start.expert_bytes) / max(1, end.steps - start.steps) / 1e6
     prefill = batch * prompt / (prefilled - began)
     decode = (total - before) / spent if total > before else 0.0
     ttft = 1000 * statistics.mean(t - began for t in first.values())
-    shares = {k: 100 * (v - phases.get(k, 0.0)) / max(native, 1e-9) for k, v in phases_end.items()}
-    return (prefill, decode, ttft, 100 * (1 - native / spent)), shares
+    shares = {
+        k: 100 * (v - start.phases.get(k, 0.0)) / max(native, 1e-9) for k, v in end.phases.items()
+    }
+    return (prefill, decode, ttft, 100 * (1 - native / spent), experts), shares
 
 
 def measure(
@@ -82,16 +97,18 @@ def measure(
     runs = []
     for i in range(repeats + 1):
         engine = Engine(executable, vocabulary, context, frozenset(), reuse=False)
-        profile = executable.model.profile
-        once, phases = _run_once(engine, profile, vocabulary, batch, prompt, output)
+        counters = partial(read_counters, executable)
+        once, phases = _run_once(engine, counters, vocabulary, batch, prompt, output)
         if i:
             runs.append(once)
-    prefill, decode, ttft, overhead = (
+    prefill, decode, ttft, overhead, experts = (
         round(statistics.median(column), 2) for column in zip(*runs, strict=True)
     )
     rss = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
     phases = {name: round(share, 1) for name, share in phases.items()}
-    return Measurement(batch, prompt, output, prefill, decode, ttft, overhead, rss, phases)
+    return Measurement(
+        batch, prompt, output, prefill, decode, ttft, overhead, rss, experts, phases
+    )  # fmt: skip
 
 
 def machine(executable: CpuExecutable) -> dict[str, Any]:

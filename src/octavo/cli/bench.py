@@ -61,6 +61,8 @@ def engine(
             f"{r['decode_tps']:>14.1f}{r['ttft_ms']:>10.1f}{r['overhead']:>12.1f}{r['rss_mb']:>9.1f}"
         )
         click.echo(f"       {_phases(r['phases'])}")
+        if r["expert_mb"]:
+            click.echo(f"       {r['expert_mb']:.1f} MB of experts' weights read a step")
     if json_file:
         json_file.write_text(json.dumps(result, indent=1) + "\n")
 
