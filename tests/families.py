@@ -82,11 +82,19 @@ FAMILIES: dict[str, Family] = {
     "llama": Family("llama", _small(), "llama"),
     "llama-odd": Family(
         "llama",
-        _small(num_attention_heads=9, num_key_value_heads=3, head_dim=10, hidden_size=72, attention_bias=True),
+        _small(
+            num_attention_heads=9,
+            num_key_value_heads=3,
+            head_dim=10,
+            hidden_size=72,
+            attention_bias=True,
+        ),
         "llama",
     ),
     "llama-linear": Family(
-        "llama", _small(rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}), "llama"
+        "llama",
+        _small(rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}),
+        "llama",
     ),
     "llama-ntk": Family(
         "llama", _small(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
@@ -100,18 +108,30 @@ FAMILIES: dict[str, Family] = {
     "qwen2-windows": Family(
         "qwen2", _small(use_sliding_window=True, sliding_window=24, max_window_layers=2)
     ),
-    "qwen2-mqa": Family("qwen2", _small(num_attention_heads=3, num_key_value_heads=1, hidden_size=96), "qwen2"),
+    "qwen2-mqa": Family(
+        "qwen2", _small(num_attention_heads=3, num_key_value_heads=1, hidden_size=96), "qwen2"
+    ),
     "qwen3": Family("qwen3", _small(head_dim=24, tie_word_embeddings=True), "qwen3"),
     "qwen3-moe": Family(
         "qwen3_moe",
-        _small(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=48, norm_topk_prob=True, head_dim=16),
+        _small(
+            num_experts=8,
+            num_experts_per_tok=3,
+            moe_intermediate_size=48,
+            norm_topk_prob=True,
+            head_dim=16,
+        ),
         "qwen3moe",
     ),
     "qwen3-moe-mixed": Family(
         "qwen3_moe",
         _small(
-            num_experts=8, num_experts_per_tok=2, moe_intermediate_size=40, norm_topk_prob=False,
-            head_dim=16, mlp_only_layers=[1],
+            num_experts=8,
+            num_experts_per_tok=2,
+            moe_intermediate_size=40,
+            norm_topk_prob=False,
+            head_dim=16,
+            mlp_only_layers=[1],
         ),  # fmt: skip
     ),
     "olmoe": Family("olmoe", _small(num_experts=8, num_experts_per_tok=3), "olmoe"),
@@ -127,7 +147,10 @@ FAMILIES: dict[str, Family] = {
     "gemma3": Family(
         "gemma3_text",
         _small(
-            head_dim=24, sliding_window=24, query_pre_attn_scalar=24, num_hidden_layers=7,
+            head_dim=24,
+            sliding_window=24,
+            query_pre_attn_scalar=24,
+            num_hidden_layers=7,
             tie_word_embeddings=True,
         ),  # fmt: skip
         "gemma3",

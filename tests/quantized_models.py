@@ -61,7 +61,9 @@ def gptq(
             codes = np.clip(np.rint(wt), 0, top).astype(np.uint8)
             stored = zeros - 1 if version == 1 else zeros
             tensors[f"{name}.qweight"] = torch.from_numpy(_pack_rows(codes, bits))
-            tensors[f"{name}.qzeros"] = torch.from_numpy(_pack_rows(stored.T.astype(np.uint8), bits).T.copy())
+            tensors[f"{name}.qzeros"] = torch.from_numpy(
+                _pack_rows(stored.T.astype(np.uint8), bits).T.copy()
+            )
             tensors[f"{name}.scales"] = scales
             tensors[f"{name}.g_idx"] = torch.from_numpy(index.astype(np.int32))
             offset = torch.from_numpy(codes.astype(np.int32) - zeros[index].astype(np.int32))
@@ -103,8 +105,10 @@ def awq(group: int = 64) -> Writer:
             codes = (codes + zeros.repeat_interleave(group, 0)).round().clamp(0, 15).int()
             parts = {"qweight": pack(codes), "qzeros": pack(zeros), "scales": scales}
             tensors |= {f"{name}.{k}": v.contiguous() for k, v in parts.items()}
-            q, scale, zero = converter._convert_gemm_module(parts["qweight"], scales, parts["qzeros"])
-            each = (q.half() - zero.half().repeat_interleave(group, 1))
+            q, scale, zero = converter._convert_gemm_module(
+                parts["qweight"], scales, parts["qzeros"]
+            )
+            each = q.half() - zero.half().repeat_interleave(group, 1)
             expected[name] = each * scale.repeat_interleave(group, 1)
         config = {
             "quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm",
@@ -158,7 +162,9 @@ def compressed(
     return write
 
 
-def _extremes(w: torch.Tensor, strategy: str, group: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _extremes(
+    w: torch.Tensor, strategy: str, group: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     if strategy == "tensor":
         return w.min().reshape(1), w.max().reshape(1)
     if strategy == "channel":
@@ -254,7 +260,11 @@ def mlx(bits: int, group: int, dtype: torch.dtype = torch.float32) -> Writer:
             codes = codes.round().clamp(0, top)
             flat = codes.flatten(1).to(torch.uint8).numpy()
             packed = _pack_rows(flat.T, bits).T.copy().view(np.uint32)
-            tensors |= {f"{name}.weight": torch.from_numpy(packed), f"{name}.scales": scale, f"{name}.biases": bias}
+            tensors |= {
+                f"{name}.weight": torch.from_numpy(packed),
+                f"{name}.scales": scale,
+                f"{name}.biases": bias,
+            }
             product = codes * scale.float()[..., None] + bias.float()[..., None]
             expected[name] = product.flatten(1)
         return Written(tensors, {"quantization": {"group_size": group, "bits": bits}}, expected)

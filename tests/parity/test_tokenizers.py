@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tokenizers import pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers
 
-from octavo.checkpoint import open_checkpoint
+from octavo.checkpoint import Checkpoint, open_checkpoint
+from octavo.errors import Unsupported
 from octavo.text import Detokenizer, load_tokenizer
-from tests.conftest import real_text
+from tests.conftest import mistral_file, npm_tokenizer, real_text
 
 COUNT = 12_000
 SCRIPTS = [
@@ -75,3 +78,164 @@ def test_ids_and_streams(model: str, request: pytest.FixtureRequest) -> None:
         assert "".join(map(d.push, ids)) == ours.decode(ids)
     assert compared >= 10_000
     assert different == 0
+
+
+# -- GGUF vocabularies of published models ----------------------------------------------------
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+
+
+def from_gguf(metadata: dict[str, Any]) -> Any:
+    keys = {f"tokenizer.ggml.{k}": v for k, v in metadata.items()}
+    return load_tokenizer(Checkpoint(Path("model.gguf"), "gguf", keys, {}))
+
+
+def check(ours: Any, oracle: Callable[[str], list[int]]) -> None:
+    different = 0
+    for text in strings(COUNT):
+        ids = ours.encode(text, add_bos=False)
+        different += ids != oracle(text)
+        d = Detokenizer(ours.bytes)
+        assert "".join(map(d.push, ids)) == ours.decode(ids)
+    assert different == 0
+
+
+def converted(folder: Path) -> tuple[dict[str, Any], Tokenizer]:
+    """A tokenizer.json as llama.cpp's converter writes it, and the tokenizer itself."""
+    source = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = dict(source["model"]["vocab"])
+    kinds = dict.fromkeys(vocabulary, NORMAL)
+    for token in source["added_tokens"]:
+        vocabulary[token["content"]] = token["id"]
+        kinds[token["content"]] = CONTROL if token["special"] else USER_DEFINED
+    size = max(vocabulary.values()) + 1
+    tokens, types = [f"[PAD{i}]" for i in range(size)], [UNUSED] * size
+    for token, i in vocabulary.items():
+        tokens[i], types[i] = token, kinds[token]
+    merges = [m if isinstance(m, str) else " ".join(m) for m in source["model"]["merges"]]
+    oracle = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    oracle.encode_special_tokens = True
+    return {"tokens": tokens, "token_type": types, "merges": merges}, oracle
+
+
+@pytest.mark.parametrize(
+    ("name", "pre"),
+    [("qwen3", "qwen2"), ("llama3_1", "llama-bpe"), ("gptoss", "gpt-4o"), ("deepseek_v3", "deepseek-v3")],
+)  # fmt: skip
+def test_byte_level(name: str, pre: str) -> None:
+    metadata, oracle = converted(npm_tokenizer(name))
+    ours = from_gguf(metadata | {"model": "gpt2", "pre": pre, "eos_token_id": 0})
+    check(ours, lambda text: oracle.encode(text, add_special_tokens=False).ids)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama3_1", "gptoss", "deepseek_v3", "gemma3"])
+def test_folders(name: str) -> None:
+    """The same files from a Hugging Face folder, against transformers."""
+    from transformers import AutoTokenizer
+
+    folder = npm_tokenizer(name)
+    oracle = AutoTokenizer.from_pretrained(folder)
+    ours = load_tokenizer(
+        Checkpoint(folder, "hf", {}, {}, {p.name: p for p in folder.glob("*.json")})
+    )
+    check(
+        ours, lambda text: oracle.encode(text, add_special_tokens=False, split_special_tokens=True)
+    )
+
+
+def test_llama2() -> None:
+    """Scores fall with the order of merges, and runs of spaces come last, as in the original file."""
+    metadata, oracle = converted(npm_tokenizer("llama2"))
+    tokens = metadata["tokens"]
+    types = [
+        BYTE if t.startswith("<0x") and len(t) == 6 else k
+        for t, k in zip(tokens, metadata["token_type"], strict=True)
+    ]
+    types[0] = UNKNOWN
+    scores = [-1e9 if set(t) == {"▁"} else float(min(0, 259 - i)) for i, t in enumerate(tokens)]
+    ours = from_gguf(
+        {
+            "model": "llama",
+            "tokens": tokens,
+            "token_type": types,
+            "scores": scores,
+            "eos_token_id": 2,
+        }
+    )
+    check(ours, lambda text: oracle.encode(text, add_special_tokens=False).ids)
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.model.v1", "mistral_instruct_tokenizer_240323.model.v3"]
+)
+def test_mistral_sentencepiece(name: str, tmp_path: Path) -> None:
+    """Against the sentencepiece library itself."""
+    from sentencepiece import SentencePieceProcessor
+
+    model = SentencePieceProcessor(model_file=str(mistral_file(name, tmp_path)))
+    count = model.vocab_size()
+    kinds = [
+        UNKNOWN if model.is_unknown(i) else CONTROL if model.is_control(i) else BYTE if model.is_byte(i) else NORMAL
+        for i in range(count)
+    ]  # fmt: skip
+    ours = from_gguf({
+        "model": "llama", "tokens": [model.id_to_piece(i) for i in range(count)], "token_type": kinds,
+        "scores": [model.get_score(i) for i in range(count)], "eos_token_id": 2,
+    })  # fmt: skip
+    check(ours, model.encode)
+
+
+def _merges(ranks: dict[bytes, int], spell: Callable[[bytes], str]) -> list[str]:
+    """The two parts that byte-pair encoding joins last to make each token, in order of rank."""
+    out = []
+    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
+        parts = [bytes([b]) for b in token]
+        while len(parts) > 2:
+            pairs = [
+                (ranks.get(a + b, rank), i)
+                for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False))
+            ]
+            best, at = min(pairs)
+            if best >= rank:
+                break
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        if len(parts) == 2:
+            out.append(f"{spell(parts[0])} {spell(parts[1])}")
+    return out
+
+
+def test_tekken(tmp_path: Path) -> None:
+    """Against tiktoken, which is what Mistral's own library runs it with."""
+    import base64
+
+    import tiktoken
+
+    from octavo.text.detokenizer import _byte_alphabet
+
+    source = json.loads(mistral_file("tekken_240911.json", tmp_path).read_text())
+    special = source["config"]["default_num_special_tokens"]
+    count = source["config"]["default_vocab_size"] - special
+    ranks = {base64.b64decode(v["token_bytes"]): v["rank"] for v in source["vocab"][:count]}
+    oracle = tiktoken.Encoding(
+        "tekken", pat_str=source["config"]["pattern"], mergeable_ranks=ranks, special_tokens={}
+    )
+    alphabet = {byte: char for char, byte in _byte_alphabet().items()}
+
+    def spell(token: bytes) -> str:
+        return "".join(alphabet[b] for b in token)
+
+    controls = [f"<SPECIAL_{i}>" for i in range(special)]
+    tokens = [*controls, *(spell(t) for t, _ in sorted(ranks.items(), key=lambda item: item[1]))]
+    ours = from_gguf({
+        "model": "gpt2", "pre": "tekken", "tokens": tokens, "merges": _merges(ranks, spell),
+        "token_type": [CONTROL] * special + [NORMAL] * count, "eos_token_id": 2,
+    })  # fmt: skip
+    check(ours, lambda text: [i + special for i in oracle.encode_ordinary(text)])
+
+
+def test_unknown_vocabularies_are_refused() -> None:
+    metadata = {"tokens": ["a", "b"], "merges": []}
+    with pytest.raises(Unsupported, match=r"'wordy'.*tokenizer.ggml.pre"):
+        from_gguf(metadata | {"model": "gpt2", "pre": "wordy"})
+    with pytest.raises(Unsupported, match="'t5'"):
+        from_gguf(metadata | {"model": "t5"})

@@ -11,7 +11,9 @@ from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
 from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
 from jinja2.meta import find_undeclared_variables
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from octavo.checkpoint import Checkpoint
@@ -57,10 +59,26 @@ def _small(value: Any) -> Any:
     return value
 
 
-def _tojson(value: Any, indent: int | None = None, **_: Any) -> str:
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None,
+    separators: tuple[str, str] | None = None, sort_keys: bool = False,
+) -> str:  # fmt: skip
+    """With the parameters and defaults that transformers gives it."""
     if isinstance(indent, int) and not 0 <= indent <= 16:
         raise SecurityError("indentation is too deep")
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what the assistant said, for training; here it is just its body."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -76,7 +94,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            extensions=["jinja2.ext.loopcontrols", "jinja2.ext.do"],
+            extensions=["jinja2.ext.loopcontrols", "jinja2.ext.do", _Generation],
         )
         self.budget = _Budget()
         self.filters = {k: v for k, v in self.filters.items() if k in FILTERS}
@@ -146,9 +164,11 @@ class ChatTemplate:
             reason = str(e)[:200] or "it nests too deeply"
             raise RequestError(f"the chat template cannot be compiled: {reason}") from None
 
-    def _render(self, messages: list[dict[str, Any]], extra: dict[str, Any]) -> str:
+    def render(self, messages: list[dict[str, Any]], **extra: Any) -> str:
+        """The conversation as text, up to where the assistant speaks."""
         special = self._tokenizer.special
-        eos = min(special.eos, default=None)
+        # Templates handle a key that is missing better than one that is None; so does transformers.
+        messages = [{k: v for k, v in m.items() if v is not None} for m in messages]
         try:
             with self._lock:
                 self._environment.budget = _Budget()
@@ -156,7 +176,7 @@ class ChatTemplate:
                     messages=messages,
                     add_generation_prompt=True,
                     bos_token=self._tokenizer.name(special.bos) if special.bos is not None else "",
-                    eos_token=self._tokenizer.name(eos) if eos is not None else "",
+                    eos_token=self._tokenizer.name(special.end) if special.end is not None else "",
                     **extra,
                 )
         except TemplateError as e:
@@ -190,7 +210,7 @@ class ChatTemplate:
         if escape is None:
             raise RequestError("the messages use every Unicode noncharacter", "messages")
         shielded, extra = _map_text([messages, extra], lambda s: self._tokenizer.shield(s, escape))
-        text = self._render(shielded, extra)
+        text = self.render(shielded, **extra)
         return self._tokenizer.encode_rendered(text, escape)
 
     def thinking(self, ids: list[int]) -> bool:

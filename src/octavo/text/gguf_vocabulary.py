@@ -19,29 +19,51 @@ LLAMA3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pattern), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+def _cased(suffix: str, digits: str) -> str:
+    """Words split where lower case turns to upper."""
+    start = r"[^\r\n\p{L}\p{N}]?"
+    words = f"{start}{_UPPER}*{_LOWER}+{suffix}|{start}{_UPPER}+{_LOWER}*{suffix}"
+    return f"{words}|{digits}{_REST}"
+
+
+GPT4O = _cased(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", r"\p{N}{1,3}")
+TEKKEN = _cased("", r"\p{N}")
+DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+IGNORES_MERGES = ("llama-bpe", "llama3", "llama-v3", "tekken", "gpt-4o")  # of whole words it knows
+# By GGUF's tokenizer.ggml.pre: the patterns that split text one after another.
+PATTERNS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe"), (LLAMA3,)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan"), (QWEN2,)),
+    "gpt-4o": (GPT4O,),
+    "tekken": (TEKKEN,),
+    "deepseek-v3": DEEPSEEK3,
+}
+GPT2 = ("gpt-2", "gpt2", "phi-2", "olmo", "mpt", "exaone", "jina-v2-code", "roberta-bpe")
+GPT2_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "granite-docling")
 
 
 def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
-    if name in ("gpt-2", "gpt2"):
-        return pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if name == "smollm":
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=name not in PATTERNS)
+    if name in GPT2:
+        return byte_level
+    if name in GPT2_DIGITS:
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-    if name in ("llama-bpe", "llama3", "llama-v3"):
-        return _split(LLAMA3)
-    if name == "qwen2":
-        return _split(QWEN2)
+    if name in PATTERNS:
+        splits = [pre_tokenizers.Split(Regex(p), "isolated") for p in PATTERNS[name]]
+        return pre_tokenizers.Sequence([*splits, byte_level])
+    known = ", ".join(sorted({*GPT2, *GPT2_DIGITS, *PATTERNS}))
     raise Unsupported(
-        f"the file's pre-tokenizer is {name[:40]!r}; gpt-2, smollm, llama-bpe and qwen2 are known",
+        f"the file's pre-tokenizer is {name[:40]!r}   (tokenizer.ggml.pre)",
+        f"supported: {known}",
         "convert the model again with a recent converter",
     )
 
@@ -56,9 +78,11 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> HfTokenizer:
         BPE(
             {t: i for i, t in enumerate(tokens)},
             [(p[0], p[1]) for p in pairs if len(p) == 2],
-            ignore_merges=name in ("llama-bpe", "llama3", "llama-v3"),
+            ignore_merges=name in IGNORES_MERGES,
         )
     )
+    if name == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pre_tokenizer(str(name))
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
@@ -67,18 +91,19 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> HfTokenizer:
 def merges_from_scores(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
     """SentencePiece's merge order: every split of a piece into two pieces, best score first.
 
-    Equal to the conversion that Hugging Face ships in tokenizer.json files.
+    Pieces that only the vocabulary's maker defined share a score; there the longer parts go first,
+    as in the conversion that Hugging Face ships in tokenizer.json files.
     """
     index = {t: i for i, t in enumerate(tokens)}
-    ranked: list[tuple[float, int, int, str, str]] = []
+    ranked: list[tuple[float, int, int, int, int, int, str, str]] = []
     for i, token in enumerate(tokens):
         for at in range(1, len(token)):
             left, right = token[:at], token[at:]
             a = index.get(left)
             if a is not None and (b := index.get(right)) is not None:
-                ranked.append((-scores[i], a, b, left, right))
-    ranked.sort(key=lambda m: m[0:3])
-    return [(left, right) for _, _, _, left, right in ranked]
+                ranked.append((-scores[i], -at, at - len(token), i, a, b, left, right))
+    ranked.sort()
+    return [(left, right) for *_, left, right in ranked]
 
 
 def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str]) -> HfTokenizer:

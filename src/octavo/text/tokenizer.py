@@ -21,10 +21,12 @@ TURN_ENDS = ("<|im_end|>", "<end_of_turn>", "<|eot_id|>", "<|eom_id|>", "<|end|>
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """bos is None when the model has none; `add_bos`: plain prompts begin with it."""
+    """bos is None when the model has none; `add_bos`: plain prompts begin with it. eos: all that
+    end a reply; end: the one that templates know as `eos_token`."""
 
     bos: int | None
     eos: frozenset[int]
+    end: int | None
     add_bos: bool
     control: frozenset[int]
 
@@ -126,7 +128,10 @@ def _from_gguf(checkpoint: Checkpoint) -> Tokenizer:
     names = m["tokenizer.ggml.tokens"]
     eos |= {i for i in control if names[i] in TURN_ENDS}
     add_bos = m.get("tokenizer.ggml.add_bos_token", m["tokenizer.ggml.model"] == "llama")
-    special = SpecialIds(min(bos, default=None), frozenset(eos), bool(add_bos), frozenset(control))
+    end = min(_as_ids(m.get("tokenizer.ggml.eos_token_id"), size), default=None)
+    special = SpecialIds(
+        min(bos, default=None), frozenset(eos), end, bool(add_bos), frozenset(control)
+    )
     return Tokenizer(tokenizer, special)
 
 
@@ -167,7 +172,10 @@ def _from_folder(checkpoint: Checkpoint) -> Tokenizer:
             eos.add(i)
     control |= eos
     add_bos = _adds_bos(tokenizer, bos)
-    return Tokenizer(tokenizer, SpecialIds(bos, frozenset(eos), add_bos, frozenset(control)))
+    last = _named_token(config, "eos_token")
+    end = tokenizer.token_to_id(last) if last else min(eos, default=None)
+    special = SpecialIds(bos, frozenset(eos), end, add_bos, frozenset(control))
+    return Tokenizer(tokenizer, special)
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:

@@ -1,0 +1,139 @@
+"""Chat templates of published models: the same text as transformers, and the same ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.checkpoint import Checkpoint, open_checkpoint
+from octavo.errors import RequestError
+from octavo.text import load_tokenizer
+from octavo.text.chat import ChatTemplate, template_source
+from tests.conftest import npm_tokenizer
+
+MODELS = ["smollm2", "qwen3", "llama3", "llama3_1", "gemma3", "deepseek_v3"]
+Message = dict[str, Any]
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "What it is like outside, \"now\" & <here>",
+        "parameters": {
+            "type": "object",
+            "properties": {"place": {"type": "string"}, "units": {"type": "string", "enum": ["C", "°F"]}},
+            "required": ["place"],
+        },
+    },
+}  # fmt: skip
+SEARCH = {
+    "type": "function",
+    "function": {"name": "search", "description": "", "parameters": {"type": "object", "properties": {}}},
+}  # fmt: skip
+
+
+def user(text: Any) -> Message:
+    return {"role": "user", "content": text}
+
+
+def system(text: str) -> Message:
+    return {"role": "system", "content": text}
+
+
+def says(text: str | None, *calls: Message) -> Message:
+    return {"role": "assistant", "content": text} | ({"tool_calls": list(calls)} if calls else {})
+
+
+def call(name: str, **arguments: Any) -> Message:
+    function = {"name": name, "arguments": arguments}
+    return {"id": "call00001", "type": "function", "function": function}
+
+
+def result(text: str) -> Message:
+    return {"role": "tool", "name": "get_weather", "tool_call_id": "call00001", "content": text}
+
+
+TEXTS = [
+    "hi",
+    "",
+    " ",
+    "  two\n\nlines \n",
+    "naïve – ☃ 漢字 👩‍🚀",
+    "<b>&amp;\"'\\",
+    "{{ x }}{% y %}",
+    "a" * 500,
+]
+ASKED = [user("Paris?"), says(None, call("get_weather", place="Paris", units="C"))]
+ANSWERED = [*ASKED, result('{"t": 12.5}')]
+CONVERSATIONS: list[tuple[list[Message], list[Message] | None]] = [
+    *[([user(t)], None) for t in TEXTS],
+    *[([system(t), user("hi")], None) for t in TEXTS[:5]],
+    ([user("a"), says("b"), user("c")], None),
+    ([system("s"), user("a"), says("b"), user("c"), says("d"), user("e")], None),
+    ([user("a"), says(""), user("")], None),
+    ([user("a"), says("<think>\nwhy\n</think>\n\nb"), user("c")], None),
+    ([user("a"), says("<think>\n\n</think>\n\nb"), user("c"), says("</think> d"), user("e")], None),
+    ([system("s")], None),
+    ([user("a"), user("b")], None),
+    ([says("first"), user("b")], None),
+    ([user("a"), says("b")], None),
+    ([user("a")], [WEATHER]),
+    ([system("s"), user("a")], [WEATHER, SEARCH]),
+    (ANSWERED, [WEATHER]),
+    ([*ANSWERED, says("12.5 °C"), user("and Rome?")], [WEATHER]),
+    ([system("s"), *ANSWERED, says("12.5"), user("x")], [WEATHER, SEARCH]),
+    ([user("a"), says("wait", call("search", q="é\n", n=[1, {"b": None}]))], [SEARCH]),
+    (ANSWERED, None),
+    ([*ASKED, result("")], [WEATHER]),
+]  # fmt: skip
+assert len(CONVERSATIONS) >= 30
+
+
+def _load(model: str, request: pytest.FixtureRequest) -> tuple[ChatTemplate, Any]:
+    from transformers import AutoTokenizer
+
+    if model == "smollm2":
+        path: Path = request.getfixturevalue("smollm2")
+        checkpoint = open_checkpoint(path)
+        oracle = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    else:
+        folder = npm_tokenizer(model)
+        files = {p.name: p for p in folder.glob("*.json")}
+        checkpoint = Checkpoint(folder, "hf", {}, {}, files)
+        oracle = AutoTokenizer.from_pretrained(folder)
+    source = template_source(checkpoint)
+    assert source
+    oracle.chat_template = source
+    return ChatTemplate(source, load_tokenizer(checkpoint)), oracle
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_equal_to_transformers(model: str, request: pytest.FixtureRequest) -> None:
+    """What transformers renders we render; what its template refuses ours refuses."""
+    ours, oracle = _load(model, request)
+    rendered = 0
+    for messages, tools in CONVERSATIONS:
+        try:
+            expected = oracle.apply_chat_template(
+                messages, tools=tools, tokenize=False, add_generation_prompt=True
+            )
+        except Exception:  # whatever the template runs into
+            with pytest.raises(RequestError):
+                ours.render(messages, tools=tools)
+            continue
+        rendered += 1
+        assert ours.render(messages, tools=tools) == expected
+    print(f"{model}: {rendered} of {len(CONVERSATIONS)} rendered, the rest refused by both")
+    assert rendered >= 20
+
+
+@pytest.mark.parametrize("model", [m for m in MODELS if m != "smollm2"])
+def test_same_ids(model: str, request: pytest.FixtureRequest) -> None:
+    """Where no message spells a control token, the ids are transformers' too."""
+    ours, oracle = _load(model, request)
+    for text in TEXTS:
+        messages = [user(text), says("b"), user("c")]
+        ids = oracle.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        assert ours.encode(messages) == ids
