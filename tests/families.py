@@ -156,6 +156,9 @@ FAMILIES: dict[str, Family] = {
         "gemma3",
     ),
     "gpt2": Family("gpt2", GPT2, "gpt2"),
+    "olmo2": Family("olmo2", _small(), "olmo2"),
+    "starcoder2": Family("starcoder2", _small(sliding_window=24), "starcoder2"),
+    "phi": Family("phi", _small(partial_rotary_factor=0.5), "phi2"),
     "opt": Family("opt", OPT),
     "opt-350m": Family("opt", OPT | {"word_embed_proj_dim": 32, "do_layer_norm_before": False}),
 }
@@ -216,7 +219,8 @@ def _hyperparameters(w: gguf.GGUFWriter, family: Family, config: Any) -> None:
     if (eps := getattr(config, "rms_norm_eps", None)) is not None:
         w.add_layer_norm_rms_eps(eps)
     else:
-        w.add_layer_norm_eps(getattr(config, "layer_norm_epsilon", None) or config.norm_epsilon)
+        w.add_layer_norm_eps(getattr(config, "layer_norm_epsilon", None)
+            or getattr(config, "norm_epsilon", None) or config.layer_norm_eps)
     if getattr(config, "sliding_window", None):
         w.add_sliding_window(config.sliding_window)
     if family.model_type == "gemma2":
