@@ -166,6 +166,11 @@ NB_MODULE(_native, m) {
       .def("__init__", [](Model* self, const std::string& isa, int threads, size_t weights, size_t buffers, int tokens, int selected, int features) {
              new (self) Model(isa, threads, weights, buffers, {tokens, selected, features});
            }, "isa"_a, "threads"_a, "weight_bytes"_a, "buffer_bytes"_a, "tokens"_a, "selected"_a, "features"_a)
+      .def("map_weights", [](Model& self, const std::string& path, size_t bytes) { return self.map_weights(path.c_str(), bytes); })
+      .def("save_weights", [](Model& self, const std::string& path) {
+        nb::gil_scoped_release release;
+        return self.save_weights(path.c_str());
+      })
       .def("add_matrix", [](Model& self, int type, int group, Bytes data, size_t rows, size_t cols) {
         nb::gil_scoped_release release;
         return self.add_matrix({type, group}, data.data(), data.size(), rows, cols);

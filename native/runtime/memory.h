@@ -1,9 +1,14 @@
-// Anonymous memory in 2 MiB pages where the kernel has them, zeroed, handed out in 64-byte steps.
+// Anonymous memory in 2 MiB pages where the kernel has them, zeroed, handed out in 64-byte steps; or what an arena
+// held before, mapped from a file.
 #pragma once
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <new>
 
 namespace octavo {
@@ -18,6 +23,44 @@ class Arena {
     base_ = static_cast<uint8_t*>(p);
     madvise(base_, size_, MADV_HUGEPAGE);  // advice: plain pages do as well, only slower
   }
+  // A file of an arena of which `used` bytes had been handed out: null if there is no such file.
+  static std::unique_ptr<Arena> from_file(const char* path, size_t used) {
+    const int file = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat s;
+    if (file < 0) return nullptr;
+    Trailer t{};
+    const bool whole = fstat(file, &s) == 0 && s.st_size > off_t(sizeof t) &&
+                       pread(file, &t, sizeof t, s.st_size - off_t(sizeof t)) == ssize_t(sizeof t) &&
+                       t.magic == MAGIC && t.used == used && used + sizeof t == size_t(s.st_size);
+    void* p = whole ? mmap(nullptr, size_t(s.st_size), PROT_READ, MAP_PRIVATE | MAP_POPULATE, file, 0) : MAP_FAILED;
+    close(file);
+    if (p == MAP_FAILED) return nullptr;
+    return std::unique_ptr<Arena>(new Arena(static_cast<uint8_t*>(p), size_t(s.st_size)));
+  }
+
+  // Writes what has been handed out; false, and no file, if that fails.
+  bool save(const char* path) const {
+    const int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    if (file < 0) return false;
+    bool good = true;
+    auto put = [&](const uint8_t* p, size_t n) {
+      while (good && n) {
+        const ssize_t done = write(file, p, n);
+        good = done > 0;
+        if (good) p += done, n -= size_t(done);
+      }
+    };
+    const Trailer t{MAGIC, used_};
+    put(base_, used_);
+    put(reinterpret_cast<const uint8_t*>(&t), sizeof t);
+    good = fsync(file) == 0 && good;
+    good = close(file) == 0 && good;
+    if (!good) unlink(path);
+    return good;
+  }
+
+  bool mapped() const { return mapped_; }
+
   ~Arena() { munmap(base_, size_); }
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -33,9 +76,13 @@ class Arena {
   size_t used() const { return used_; }
 
  private:
+  struct Trailer { uint64_t magic, used; };
+  static constexpr uint64_t MAGIC = 0x4B4341504F564154;
   static constexpr size_t HUGE_PAGE = size_t(2) << 20;
+  Arena(uint8_t* base, size_t size) : base_(base), size_(size), mapped_(true) {}
   uint8_t* base_;
   size_t size_, used_ = 0;
+  bool mapped_ = false;
 };
 
 }  // namespace octavo

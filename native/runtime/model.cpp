@@ -14,10 +14,16 @@ size_t float_row(int width) { return align_up(size_t(width), 64); }
 }  // namespace
 
 Model::Model(const std::string& isa, int threads, size_t weight_bytes, size_t buffer_bytes, Limits limits)
-    : kernels_(select_kernels(isa)), pool_(threads), work_(threads), limits_(limits), weights_(weight_bytes), buffers_arena_(buffer_bytes) {
+    : kernels_(select_kernels(isa)), pool_(threads), work_(threads), limits_(limits), weights_(std::make_unique<Arena>(weight_bytes)), buffers_arena_(buffer_bytes) {
   context_.kernels = kernels_;
   context_.scratch_floats = float_row(limits.features) + 2 * SLACK;
   for (int i = 0; i < threads; i++) context_.scratch.push_back(buffers_arena_.allocate<float>(context_.scratch_floats));
+}
+
+bool Model::map_weights(const char* path, size_t bytes) {
+  auto mapped = Arena::from_file(path, bytes);
+  if (mapped) weights_ = std::move(mapped);
+  return weights_->mapped();
 }
 
 size_t Model::matrix_bytes(Storage s, size_t rows, size_t cols) {
@@ -25,11 +31,11 @@ size_t Model::matrix_bytes(Storage s, size_t rows, size_t cols) {
 }
 
 int Model::add_matrix(Storage s, const uint8_t* data, size_t data_bytes, size_t rows, size_t cols) {
-  if (data_bytes != stored_bytes(s, rows, cols)) throw std::invalid_argument("tensor bytes do not match its shape");
+  if (!weights_->mapped() && data_bytes != stored_bytes(s, rows, cols)) throw std::invalid_argument("tensor bytes do not match its shape");
   const Format f = panel_format(s.type);
   Matrix m{f, rows, cols, panel_bytes(f, s.group, cols), nullptr, int(matrices_.size()), s.group};
-  uint8_t* out = weights_.allocate<uint8_t>(matrix_bytes(s, rows, cols));
-  pool_.run([&](int thread) {
+  uint8_t* out = weights_->allocate<uint8_t>(matrix_bytes(s, rows, cols));
+  if (!weights_->mapped()) pool_.run([&](int thread) {
     work_.each(thread, m.panel_count(), 1, [&](int begin, int end) {
       for (int p = begin; p < end; p++) pack_panel(s, data, rows, cols, size_t(p), out + size_t(p) * m.panel_bytes);
     });
@@ -40,8 +46,8 @@ int Model::add_matrix(Storage s, const uint8_t* data, size_t data_bytes, size_t 
 }
 
 int Model::add_vector(const float* data, size_t n) {
-  float* p = weights_.allocate<float>(align_up(n, 16));
-  memcpy(p, data, n * sizeof(float));
+  float* p = weights_->allocate<float>(align_up(n, 16));
+  if (!weights_->mapped()) memcpy(p, data, n * sizeof(float));
   vectors_.push_back(p);
   return int(vectors_.size()) - 1;
 }
@@ -58,7 +64,7 @@ int Model::add_act(Rows rows, int width, ActForms forms) {
 }
 
 int Model::add_rope(const float* frequencies, int half, float factor) {
-  float* f = weights_.allocate<float>(size_t(half));
+  float* f = buffers_arena_.allocate<float>(size_t(half));
   memcpy(f, frequencies, size_t(half) * sizeof(float));
   const Rotation out{buffers_arena_.allocate<float>(size_t(limits_.tokens) * size_t(half) * 2), half};
   prologue_.push_back(std::make_unique<RopeTableOp>(f, factor, out));
@@ -68,7 +74,7 @@ int Model::add_rope(const float* frequencies, int half, float factor) {
 
 int Model::add_order(const int32_t* order, int n) {
   for (int i = 0; i < n; i++) if (order[i] < 0 || order[i] >= n) throw std::invalid_argument("not an order of features");
-  int32_t* p = weights_.allocate<int32_t>(size_t(n));
+  int32_t* p = buffers_arena_.allocate<int32_t>(size_t(n));
   memcpy(p, order, size_t(n) * sizeof(int32_t));
   orders_.push_back(p);
   return int(orders_.size()) - 1;

@@ -22,6 +22,11 @@ class Model {
  public:
   Model(const std::string& isa, int threads, size_t weight_bytes, size_t buffer_bytes, Limits limits);
 
+  // Takes packed weights from a file that save_weights wrote, before anything is recorded; what is added then only
+  // says where it lies. False if there is no such file of `bytes`.
+  bool map_weights(const char* path, size_t bytes);
+  bool save_weights(const char* path) const { return weights_->save(path); }
+
   // Recording. Indices name what was added; -1 stands for absent.
   int add_matrix(Storage storage, const uint8_t* data, size_t data_bytes, size_t rows, size_t cols);
   int add_vector(const float* data, size_t n);  // padded with zeros to 16
@@ -71,7 +76,7 @@ class Model {
 
   int threads() const { return pool_.size(); }
   const char* isa() const { return kernels_->name; }
-  size_t weight_bytes() const { return weights_.size(); }
+  size_t weight_bytes() const { return weights_->size(); }
   size_t buffer_bytes() const { return buffers_arena_.size(); }
   size_t cache_bytes() const { return cache_ ? cache_->size() : 0; }
   const Matrix& matrix(int i) const { return matrices_.at(size_t(i)); }
@@ -93,7 +98,8 @@ class Model {
   ThreadPool pool_;
   Work work_;
   Limits limits_;
-  Arena weights_, buffers_arena_;
+  std::unique_ptr<Arena> weights_;
+  Arena buffers_arena_;
   std::unique_ptr<Arena> cache_;
   std::vector<Matrix> matrices_;
   std::vector<const float*> vectors_;

@@ -191,6 +191,33 @@ float half(const uint8_t* p) {
   return f;
 }
 
+typedef uint32_t Four __attribute__((vector_size(16), aligned(4), may_alias));
+
+// `words` 4-byte elements of 16 rows `stride` bytes apart, one element of all rows after another.
+void interleave(const uint8_t* rows, size_t stride, size_t words, uint8_t* out) {
+  for (size_t i = 0; i + 4 <= words; i += 4)
+    for (size_t lane = 0; lane < PANEL; lane += 4) {
+      const uint8_t* from = rows + lane * stride + 4 * i;
+      const Four a = *reinterpret_cast<const Four*>(from), b = *reinterpret_cast<const Four*>(from + stride);
+      const Four c = *reinterpret_cast<const Four*>(from + 2 * stride), d = *reinterpret_cast<const Four*>(from + 3 * stride);
+      const Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+      const Four ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7), cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+      uint8_t* to = out + i * 64 + lane * 4;
+      *reinterpret_cast<Four*>(to) = __builtin_shufflevector(ab, cd, 0, 1, 4, 5);
+      *reinterpret_cast<Four*>(to + 64) = __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+      *reinterpret_cast<Four*>(to + 128) = __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5);
+      *reinterpret_cast<Four*>(to + 192) = __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7);
+    }
+}
+
+// Bf16 pairs and fp32 of a whole panel whose rows need no padding.
+bool pack_words(int type, const uint8_t* rows, size_t cols, uint8_t* out) {
+  const size_t stride = cols * (type == GGML_F32 ? 4 : 2);
+  if (type == GGML_F16 || cols % 64) return false;
+  interleave(rows, stride, stride / 4, out);
+  return true;
+}
+
 void pack_float_row(int type, const uint8_t* row, size_t cols, int lane, uint8_t* out) {
   for (size_t i = 0; i < cols; i++) {
     if (type == GGML_BF16) memcpy(out + (i / 2) * 64 + lane * 4 + i % 2 * 2, row + 2 * i, 2);
@@ -256,9 +283,10 @@ size_t panel_bytes(Format f, int group, size_t cols) {
 void pack_panel(Storage s, const uint8_t* data, size_t rows, size_t cols, size_t panel, uint8_t* out) {
   const int type = s.type;
   const Format f = panel_format(type);
+  const size_t stride = is_grouped(f) ? 0 : row_bytes(type, cols);
+  if (f >= BF16 && !is_grouped(f) && (panel + 1) * PANEL <= rows && pack_words(type, data + panel * PANEL * stride, cols, out)) return;
   memset(out, 0, panel_bytes(f, s.group, cols));
   if (is_grouped(f)) return pack_grouped(s, f, data, rows, cols, panel, out);
-  const size_t stride = row_bytes(type, cols);
   for (int lane = 0; lane < PANEL && panel * PANEL + size_t(lane) < rows; lane++) {
     const uint8_t* row = data + (panel * PANEL + size_t(lane)) * stride;
     if (f >= BF16) { pack_float_row(type, row, cols, lane, out); continue; }

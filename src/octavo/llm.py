@@ -92,7 +92,8 @@ class LLM:
 
     memory: a ceiling such as "8GiB" or "50%". context: most tokens of a sequence. kv_dtype:
     "bf16", "int8" or "f32". adapters: LoRA adapters by name, {} for none yet; they take at most
-    lora_memory. loading: opens a progress bar, given what it is for and how many bytes.
+    lora_memory. packed_cache: keep packed weights on disk for the next start. loading: opens a
+    progress bar, given what it is for and how many bytes.
     Raises OctavoError when the model cannot be found, read or fitted.
     """
 
@@ -108,6 +109,7 @@ class LLM:
         chat_template: str | None = None,
         adapters: dict[str, str] | None = None,
         lora_memory: str = "256MiB",
+        packed_cache: bool = False,
         loading: Progress = no_progress,
     ) -> None:
         if kv_dtype not in KV_DTYPES:
@@ -121,7 +123,7 @@ class LLM:
         self.template = ChatTemplate(source, self.tokenizer) if source else None
         self.plan = make_plan(
             opened.lowered, name=self.name, memory=memory, context=context, threads=threads,
-            kv_dtype=kv_dtype,
+            kv_dtype=kv_dtype, packed=packed_cache,
             adapters=parse_size(lora_memory, available_memory()) if adapters is not None else 0,
         )  # fmt: skip
         opened = open_model(located.path, adapters is not None, self.plan.context)

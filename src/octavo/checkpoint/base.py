@@ -217,7 +217,7 @@ class Checkpoint:
 
     metadata: GGUF key-values, or the Hugging Face `config.json`.
     files: for Hugging Face folders, the other JSON files by name (tokenizer.json, ...).
-    maps: the mapped files that tensors read.
+    sources, maps: the files that hold tensors, and as mapped.
     """
 
     path: Path
@@ -225,6 +225,7 @@ class Checkpoint:
     metadata: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
     files: Mapping[str, Path] = field(default_factory=dict)
+    sources: tuple[Path, ...] = ()
     maps: tuple[mmap.mmap, ...] = ()
 
     @property

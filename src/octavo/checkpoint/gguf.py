@@ -201,10 +201,11 @@ def open_gguf(path: Path) -> Checkpoint:
 
     Raises CheckpointError for a damaged file, Unsupported for a tensor type Octavo does not read.
     """
-    parts = [_read_file(p) for p in _shards(path)]
+    shards = _shards(path)
+    parts = [_read_file(p) for p in shards]
     metadata, tensors, _ = parts[0]
     for _, more, _ in parts[1:]:
         if clash := tensors.keys() & more.keys():
             raise CheckpointError(f"{path.name}: tensor {min(clash)!r} is in two parts")
         tensors.update(more)
-    return Checkpoint(path, "gguf", metadata, tensors, maps=tuple(data for *_, data in parts))
+    return Checkpoint(path, "gguf", metadata, tensors, {}, tuple(shards), tuple(p[-1] for p in parts))

@@ -130,7 +130,8 @@ def open_folder(folder: Path) -> Checkpoint:
             f"{folder} has no .safetensors weights (pickled .bin files are not read)"
         )
     stored: dict[str, Stored] = {}
-    for path in _weight_files(folder):
+    sources = tuple(_weight_files(folder))
+    for path in sources:
         stored.update(read_safetensors(path))
     files = {p.name: p for p in folder.iterdir() if p.suffix in (".json", ".jinja", ".model")}
     metadata = read_json(config)
@@ -139,4 +140,4 @@ def open_folder(folder: Path) -> Checkpoint:
         metadata["quantization_config"] = older
     maps = {id(t.file): t.file for t in stored.values()}
     tensors = import_quantized(stored, metadata)
-    return Checkpoint(folder, "hf", metadata, tensors, files, tuple(maps.values()))
+    return Checkpoint(folder, "hf", metadata, tensors, files, sources, tuple(maps.values()))

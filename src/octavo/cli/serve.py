@@ -151,11 +151,16 @@ class Screen:
     metavar="SIZE",
     help="Most memory for adapters. [256MiB with --lora or --lora-dir]",
 )
+@click.option(
+    "--packed-cache",
+    is_flag=True,
+    help="Keep packed weights on disk, and map them at the next start.",
+)
 @sizing
 def serve(
     model: str | None, host: str, port: int, api_keys: tuple[str, ...], name: str | None,
     chat_template: Path | None, max_queue: int, drain_timeout: int, loras: tuple[str, ...],
-    lora_dir: Path | None, lora_memory: str | None, memory: str | None,
+    lora_dir: Path | None, lora_memory: str | None, packed_cache: bool, memory: str | None,
     context: int | None, threads: int | None, kv_dtype: str, offline: bool,
 ) -> None:  # fmt: skip
     """Serve MODEL: a demo name, a Hugging Face id (org/name[:quant]), a folder or a .gguf file."""
@@ -177,7 +182,7 @@ def serve(
     opened = open_model(located.path, room > 0)
     plan = make_plan(
         opened.lowered, name=located.name, memory=memory, context=context, threads=threads,
-        kv_dtype=kv_dtype, adapters=room,
+        kv_dtype=kv_dtype, adapters=room, packed=packed_cache,
     )  # fmt: skip
     if context is None and plan.context < plan.model_context:
         wanted, given = plan.model_context, plan.context

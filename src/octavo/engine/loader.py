@@ -12,6 +12,7 @@ from octavo.checkpoint import Checkpoint, open_checkpoint
 from octavo.engine.adapters import Adapters
 from octavo.engine.constraint import GrammarCompiler, TokenTable
 from octavo.engine.engine import Engine
+from octavo.engine.packed import packed_file
 from octavo.engine.plan import Plan
 from octavo.models import build_program
 from octavo.program import Task
@@ -58,7 +59,8 @@ def load_executable(
         _drop_pages(model.checkpoint)
         progress(count)
 
-    return load(model.lowered, plan.limits, plan.threads, plan.kv_dtype, packed)
+    file = packed_file(model.checkpoint) if plan.packed else None
+    return load(model.lowered, plan.limits, plan.threads, plan.kv_dtype, packed, file)
 
 
 def make_engine(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from octavo.backends.base import BLOCK, Limits
@@ -38,6 +38,7 @@ class Plan:
     kv_dtype: str
     limits: Limits
     adapters: int = 0  # bytes that LoRA adapters may take
+    packed: bool = False  # keep packed weights in a file, and map them at the next start
 
     @property
     def process(self) -> int:
@@ -119,6 +120,7 @@ def make_plan(
     threads: int | None = None,
     kv_dtype: str = "bf16",
     adapters: int = 0,
+    packed: bool = False,
 ) -> Plan:
     """Plans a model within `memory` (80 % of what is available unless named).
 
@@ -134,7 +136,8 @@ def make_plan(
     if context is not None and not 1 <= context <= own:
         raise UsageError(f"--context {context:,} is not between 1 and the model's {own:,} tokens")
     if lowered.program.task != "generate":
-        return _encoder_plan(lowered, name, available, budget, context or own, threads)
+        plan = _encoder_plan(lowered, name, available, budget, context or own, threads)
+        return replace(plan, packed=packed)
     fixed = footprint(lowered, Limits(STEP_TOKENS, SEQUENCES, 0), threads, kv_dtype)
     each = block_bytes(lowered, kv_dtype)
     left = budget - fixed.weights - fixed.buffers - adapters - PROCESS - PAGES
@@ -164,6 +167,7 @@ def make_plan(
         kv_dtype=kv_dtype,
         limits=Limits(STEP_TOKENS, SEQUENCES, blocks),
         adapters=adapters,
+        packed=packed,
     )
 
 

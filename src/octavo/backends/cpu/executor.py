@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "tanh": 3, "relu": 4}
 INDEXES = {"ids": 0, "positions": 1, "types": 2}
 ALIGN = 64
 SLACK = 1 << 20
+NOTHING = np.zeros(0, np.uint8)
 Progress = Callable[[int], None]  # told the bytes of each tensor as it is packed
 
 
@@ -140,9 +142,6 @@ def footprint(lowered: Lowered, limits: Limits, threads: int, kv_dtype: str) -> 
     matrices, vectors = _weights(lowered)
     weights = sum(_native.matrix_bytes(int(t.type), t.group, *t.shape) for t in matrices.values())
     weights += sum(_up(4 * _up(w.tensor.shape[0], 16)) for w in vectors.values())
-    ropes = _ropes(lowered)
-    weights += sum(_up(4 * len(f)) for f, _ in ropes)
-    weights += sum(_up(4 * len(order)) for order in _orders(lowered))
     attention = _attentions(lowered)[0]
     padded = _up(attention.q.width // attention.heads, 16)
     rows = {False: limits.tokens, True: limits.selected}
@@ -151,7 +150,9 @@ def footprint(lowered: Lowered, limits: Limits, threads: int, kv_dtype: str) -> 
     )
     buffers += sum(_up(4 * (rows[s] * _up(w) + 16)) for s, w in lowered.buffers)
     buffers += sum(_native.act_bytes(rows[s], w, *forms) for s, w, forms in lowered.acts)
-    buffers += sum(_up(8 * limits.tokens * len(f)) for f, _ in ropes)
+    ropes = _ropes(lowered)
+    buffers += sum(_up(4 * len(f)) + _up(8 * limits.tokens * len(f)) for f, _ in ropes)
+    buffers += sum(_up(4 * len(order)) for order in _orders(lowered))
     buffers += sum(
         _native.expert_rows_bytes(limits.tokens, *shape) for shape in _expert_shapes(lowered)
     )
@@ -204,15 +205,18 @@ class CpuExecutable:
 
 
 class _Recorder:
-    """Writes a lowered program into a native model."""
+    """Writes a lowered program into a native model; `mapped`: one whose weights are there."""
 
-    def __init__(self, lowered: Lowered, model: _native.Model, progress: Progress) -> None:
+    def __init__(
+        self, lowered: Lowered, model: _native.Model, progress: Progress, mapped: bool
+    ) -> None:
         self.lowered, self.model = lowered, model
         matrices, vectors = _weights(lowered)
         self.matrix, self.vector = {}, {}
         # Largest first: its file pages are dropped before anything else takes memory.
         for name, t in sorted(matrices.items(), key=lambda item: -item[1].nbytes):
-            self.matrix[name] = model.add_matrix(int(t.type), t.group, t.raw(), *t.shape)
+            raw = NOTHING if mapped else t.raw()
+            self.matrix[name] = model.add_matrix(int(t.type), t.group, raw, *t.shape)
             progress(t.nbytes)
         for key, w in vectors.items():
             values = w.tensor.vector() + np.float32(w.offset)
@@ -332,14 +336,28 @@ class _Recorder:
         )  # fmt: skip
 
 
+def _keep(model: _native.Model, packed: Path) -> None:
+    """Writes packed weights, in place of those of older states of the same model."""
+    packed.parent.mkdir(parents=True, exist_ok=True)
+    part = packed.with_suffix(f".{os.getpid()}")
+    if model.save_weights(str(part)):
+        part.replace(packed)
+        for old in packed.parent.glob(f"{packed.stem.split('-')[0]}-*{packed.suffix}"):
+            if old != packed:
+                old.unlink(missing_ok=True)
+
+
 def load(
     lowered: Lowered,
     limits: Limits,
     threads: int,
     kv_dtype: str = "bf16",
     progress: Progress = lambda _: None,
+    packed: Path | None = None,
 ) -> CpuExecutable:
     """Packs the weights and allocates everything a step can need.
+
+    packed: a file that keeps the packed weights; mapped if it is there, else written.
 
     The instruction set is the best the host runs, or the one `OCTAVO_ISA` names.
     """
@@ -354,12 +372,15 @@ def load(
     )  # fmt: skip
     if lowered.adapters:
         model.allow_adapters()
-    recorder = _Recorder(lowered, model, progress)
+    mapped = packed is not None and model.map_weights(str(packed), size.weights - SLACK)
+    recorder = _Recorder(lowered, model, progress, mapped)
     for native in lowered.ops:
         recorder.record(native)
     program = lowered.program
     output, hidden = recorder.buffer(program.output), recorder.buffer(program.hidden)
     model.output(output, program.output.width)
+    if packed is not None and not mapped:
+        _keep(model, packed)
     c = program.cache
     model.allocate_cache(
         layers=c.layers, blocks=limits.blocks, heads=c.kv_heads, head_dim=c.head_dim,

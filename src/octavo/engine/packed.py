@@ -1,0 +1,22 @@
+"""Where the packed weights of a model are kept for its next start."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.metadata import version
+from pathlib import Path
+
+from octavo.checkpoint import Checkpoint
+from octavo.checkpoint.hub import cache_folder
+
+LAYOUT = 1  # of native/runtime/pack.cpp; to be raised when a panel changes
+
+
+def packed_file(checkpoint: Checkpoint) -> Path:
+    """A file for this state of this model: its files' paths, sizes and times, and our layout."""
+    where = hashlib.sha256(str(checkpoint.path.resolve()).encode()).hexdigest()[:16]
+    state = hashlib.sha256(f"{version('octavo')} {LAYOUT}".encode())
+    for path in checkpoint.sources:
+        s = path.stat()
+        state.update(f"{path.resolve()} {s.st_size} {s.st_mtime_ns}\n".encode())
+    return cache_folder().parent / "packed" / f"{where}-{state.hexdigest()[:16]}.weights"
