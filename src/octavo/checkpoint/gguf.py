@@ -208,4 +208,6 @@ def open_gguf(path: Path) -> Checkpoint:
         if clash := tensors.keys() & more.keys():
             raise CheckpointError(f"{path.name}: tensor {min(clash)!r} is in two parts")
         tensors.update(more)
-    return Checkpoint(path, "gguf", metadata, tensors, {}, tuple(shards), tuple(p[-1] for p in parts))
+    return Checkpoint(
+        path, "gguf", metadata, tensors, {}, tuple(shards), tuple(p[-1] for p in parts)
+    )

@@ -150,3 +150,36 @@ def kernels(
         json_file.write_text(json.dumps(record, indent=1) + "\n")
     if svg:
         svg.write_text(roofline(limits, times))
+
+
+@bench.command()
+@click.argument("model", default="smollm2")
+@click.option("--repeats", type=int, default=3, show_default=True)
+@click.option("--threads", type=int, metavar="N", help="CPU threads. [all this process may use]")
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write the results here.",
+)
+def load(model: str, repeats: int, threads: int | None, json_file: Path | None) -> None:
+    """How long MODEL takes to load, beside copying its files from the page cache."""
+    from dataclasses import asdict
+
+    from octavo.bench.load import bench_load
+    from octavo.checkpoint.hub import locate
+    from octavo.errors import UsageError
+
+    if repeats < 1 or (threads is not None and threads < 1):
+        raise UsageError("--repeats and --threads start at 1")
+    t = bench_load(locate(model).path, repeats, threads)
+    for name, seconds in (
+        ("files to one buffer", t.buffer_seconds),
+        ("files to new memory", t.memory_seconds),
+        ("load", t.load_seconds),
+        ("load packed", t.packed_seconds),
+    ):
+        click.echo(f"{name:<20}{seconds:>8.3f} s{t.nbytes / seconds / 1e9:>8.2f} GB/s")
+    click.echo(f"peak {t.peak / 2**20:,.0f} MiB, {t.peak / t.planned:.2f} of what was planned")
+    if json_file:
+        json_file.write_text(json.dumps(asdict(t), indent=1) + "\n")
