@@ -19,7 +19,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
     path: str
     table: TokenTable
-    memory: dict[str, int | str]  # the Plan, by field
+    memory: dict[str, int | str | bool]  # the Plan, by field
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
