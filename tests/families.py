@@ -219,8 +219,11 @@ def _hyperparameters(w: gguf.GGUFWriter, family: Family, config: Any) -> None:
     if (eps := getattr(config, "rms_norm_eps", None)) is not None:
         w.add_layer_norm_rms_eps(eps)
     else:
-        w.add_layer_norm_eps(getattr(config, "layer_norm_epsilon", None)
-            or getattr(config, "norm_epsilon", None) or config.layer_norm_eps)
+        w.add_layer_norm_eps(
+            getattr(config, "layer_norm_epsilon", None)
+            or getattr(config, "norm_epsilon", None)
+            or config.layer_norm_eps
+        )
     if getattr(config, "sliding_window", None):
         w.add_sliding_window(config.sliding_window)
     if family.model_type == "gemma2":

@@ -54,11 +54,16 @@ def gptq(
             if act_order:
                 index = rng.permutation(index)
             groups, top = -(-cols // size), (1 << bits) - 1
-            scales = (torch.rand(groups, rows) * 0.02 + 0.01).half()
-            shape = (groups, rows)
-            zeros = np.full(shape, 1 << (bits - 1)) if sym else rng.integers(1, top + 1, shape)
-            wt = w.float().T.numpy() / scales.float().numpy()[index] + zeros[index]
-            codes = np.clip(np.rint(wt), 0, top).astype(np.uint8)
+            wt = w.float().T.numpy()
+            each = [wt[index == g] for g in range(groups)]
+            low, high = (np.stack([f(e, 0) for e in each]) for f in (np.min, np.max))
+            middle = 1 << (bits - 1)
+            span = np.maximum(-low, high) / (middle - 0.5) if sym else (high - low) / (top - 0.5)
+            scales = torch.from_numpy(np.maximum(span, 1e-4)).half()
+            fitted = np.clip(np.rint(-low / scales.float().numpy()), 1, top).astype(np.int64)
+            zeros = np.full_like(fitted, middle) if sym else fitted
+            codes = np.rint(wt / scales.float().numpy()[index] + zeros[index])
+            codes = np.clip(codes, 0, top).astype(np.uint8)
             stored = zeros - 1 if version == 1 else zeros
             tensors[f"{name}.qweight"] = torch.from_numpy(_pack_rows(codes, bits))
             tensors[f"{name}.qzeros"] = torch.from_numpy(
@@ -96,11 +101,11 @@ def awq(group: int = 64) -> Writer:
         tensors: Tensors = {}
         expected: Tensors = {}
         converter = AutoAWQConverter(group_size=group)
-        generator = torch.Generator().manual_seed(6)
         for name, w in weights.items():
-            rows, cols = w.shape
-            scales = (torch.rand(cols // group, rows, generator=generator) * 0.02 + 0.01).half()
-            zeros = torch.randint(0, 16, (cols // group, rows), generator=generator)
+            each = w.float().T.unflatten(0, (-1, group))
+            low, high = each.amin(1), each.amax(1)
+            scales = ((high - low) / 15).clamp(min=1e-4).half()
+            zeros = (-low / scales.float()).round().clamp(0, 15).int()
             codes = w.float().T / scales.float().repeat_interleave(group, 0)
             codes = (codes + zeros.repeat_interleave(group, 0)).round().clamp(0, 15).int()
             parts = {"qweight": pack(codes), "qzeros": pack(zeros), "scales": scales}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from octavo.checkpoint import Checkpoint
-from octavo.models.decoder import GGUF_NAMES, HF_NAMES
+from octavo.models.names import GGUF_NAMES, HF_NAMES
 from octavo.program import Linear, Program, Rope
 
 PARTS = ("q", "k", "v", "o", "gate", "up", "down")

@@ -10,47 +10,10 @@ from octavo.checkpoint import Checkpoint
 from octavo.errors import CheckpointError, Unsupported
 from octavo.models import rope
 from octavo.models.metadata import Metadata
+from octavo.models.names import GGUF_KEYS, GGUF_NAMES, HF_KEYS, HF_NAMES
 from octavo.models.rope import Rotation
 from octavo.program import Activation, Builder, Program, Value
 
-GGUF_NAMES = {
-    "embed": "token_embd", "positions": "position_embd", "norm": "output_norm", "head": "output",
-    "attn_norm": "blk.{}.attn_norm", "ffn_norm": "blk.{}.ffn_norm",
-    "attn_post": "blk.{}.post_attention_norm", "ffn_post": "blk.{}.post_ffw_norm",
-    "qkv": "blk.{}.attn_qkv", "q": "blk.{}.attn_q", "k": "blk.{}.attn_k", "v": "blk.{}.attn_v",
-    "q_norm": "blk.{}.attn_q_norm", "k_norm": "blk.{}.attn_k_norm", "o": "blk.{}.attn_output",
-    "gate": "blk.{}.ffn_gate", "up": "blk.{}.ffn_up", "down": "blk.{}.ffn_down",
-    "router": "blk.{}.ffn_gate_inp", "gates": "blk.{}.ffn_gate_exps",
-    "ups": "blk.{}.ffn_up_exps", "downs": "blk.{}.ffn_down_exps",
-}  # fmt: skip
-_LAYER, _ATTN, _MLP = "model.layers.{}.", "model.layers.{}.self_attn.", "model.layers.{}.mlp."
-HF_NAMES = {
-    "embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head",
-    "attn_norm": _LAYER + "input_layernorm", "ffn_norm": _LAYER + "post_attention_layernorm",
-    "qkv": _ATTN + "qkv_proj", "q": _ATTN + "q_proj", "k": _ATTN + "k_proj",
-    "v": _ATTN + "v_proj", "q_norm": _ATTN + "q_norm", "k_norm": _ATTN + "k_norm",
-    "o": _ATTN + "o_proj", "gate": _MLP + "gate_proj", "up": _MLP + "up_proj",
-    "down": _MLP + "down_proj", "router": _MLP + "gate",
-    "gates": _MLP + "experts.{{}}.gate_proj", "ups": _MLP + "experts.{{}}.up_proj",
-    "downs": _MLP + "experts.{{}}.down_proj",
-}  # fmt: skip
-GGUF_KEYS = {
-    "layers": "block_count", "hidden": "embedding_length", "ffn": "feed_forward_length",
-    "heads": "attention.head_count", "kv_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length", "context": "context_length",
-    "eps": "attention.layer_norm_rms_epsilon", "layer_norm_eps": "attention.layer_norm_epsilon",
-    "window": "attention.sliding_window", "experts": "expert_count",
-    "local_experts": "expert_count",
-    "experts_used": "expert_used_count", "expert_ffn": "expert_feed_forward_length",
-}  # fmt: skip
-HF_KEYS = {
-    "layers": "num_hidden_layers", "hidden": "hidden_size", "ffn": "intermediate_size",
-    "heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "head_dim": "head_dim",
-    "context": "max_position_embeddings", "vocabulary": "vocab_size", "eps": "rms_norm_eps",
-    "layer_norm_eps": "layer_norm_eps", "window": "sliding_window", "experts": "num_experts",
-    "local_experts": "num_local_experts",
-    "experts_used": "num_experts_per_tok", "expert_ffn": "moe_intermediate_size",
-}  # fmt: skip
 Norms = Literal["rms", "layer"]
 
 
@@ -77,13 +40,13 @@ class Decoder:
     """A program in the making, with a checkpoint's names, sizes and numbers at hand.
 
     names, keys: what this family's Hugging Face files call what is common to all.
-    norm_offset: what is added to the weights of norms. eps: theirs, where no file says it.
+    norm_offset: what is added to the weights of norms. eps: theirs, where a folder does not say.
     """
 
     def __init__(
         self, checkpoint: Checkpoint, names: Mapping[str, str] | None = None,
         keys: Mapping[str, str] | None = None, *, norms: Norms = "rms", norm_offset: float = 0.0,
-        eps: float | None = None,
+        eps: float = 1e-6,
     ) -> None:  # fmt: skip
         self.gguf = checkpoint.format == "gguf"
         self.checkpoint = checkpoint
@@ -94,7 +57,7 @@ class Decoder:
         self.norms, self.norm_offset = norms, norm_offset
         self.shape = self._read_shape(eps)
 
-    def _read_shape(self, eps: float | None) -> Shape:
+    def _read_shape(self, default_eps: float) -> Shape:
         def size(part: str, default: int | None = None) -> int:
             return self.meta.size(self.keys[part], default)
 
@@ -110,7 +73,8 @@ class Decoder:
             )
         table = self.names["embed"] + ".weight"
         vocabulary = self.checkpoint.tensor(table).shape[0] if self.gguf else size("vocabulary")
-        eps = self.meta.number(self.keys["eps" if self.norms == "rms" else "layer_norm_eps"], eps)
+        key = self.keys["eps" if self.norms == "rms" else "layer_norm_eps"]
+        eps = self.meta.number(key, None if self.gguf else default_eps)
         ffn = size("ffn", 4 * hidden)
         return Shape(
             layers=size("layers"), hidden=hidden, ffn=ffn, heads=heads, kv_heads=kv_heads,

@@ -35,7 +35,7 @@ def _upright(checkpoint: Checkpoint) -> Checkpoint:
 def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     """The forward pass of a GPT-2 checkpoint. Raises CheckpointError or Unsupported."""
     gguf = checkpoint.format == "gguf"
-    d = Decoder(checkpoint if gguf else _upright(checkpoint), NAMES, KEYS, norms="layer")
+    d = Decoder(checkpoint if gguf else _upright(checkpoint), NAMES, KEYS, norms="layer", eps=1e-5)
     if d.meta.get("activation_function") not in (None, "gelu_new", "gelu_pytorch_tanh"):
         raise Unsupported(f"{checkpoint.path.name}: another activation than gelu_new")
     d.refuse("scale_attn_by_inverse_layer_idx", "add_cross_attention")

@@ -14,7 +14,7 @@ NAMES = {
 
 def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     """The forward pass of an OLMo 2 checkpoint. Raises CheckpointError or Unsupported."""
-    d = Decoder(checkpoint, NAMES)
+    d = Decoder(checkpoint, NAMES, eps=1e-5)
     rotation = d.rotation(context)
     x = d.embed()
     for i in range(d.shape.layers):

@@ -9,7 +9,7 @@ from octavo.program import Program
 
 def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     """The forward pass of an OLMoE checkpoint. Raises CheckpointError or Unsupported."""
-    d = Decoder(checkpoint)
+    d = Decoder(checkpoint, eps=1e-5)
     d.refuse("clip_qkv", "attention.clamp_kqv")
     rotation = d.rotation(context)
     normalize = d.meta.get("norm_topk_prob") is True

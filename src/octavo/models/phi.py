@@ -15,7 +15,7 @@ NAMES = {
 
 def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     """The forward pass of a Phi 1 or 2 checkpoint. Raises CheckpointError or Unsupported."""
-    d = Decoder(checkpoint, NAMES, norms="layer")
+    d = Decoder(checkpoint, NAMES, norms="layer", eps=1e-5)
     d.refuse("qk_layernorm")
     if d.meta.get("hidden_act") not in (None, "gelu_new", "gelu_pytorch_tanh"):
         raise Unsupported(f"{checkpoint.path.name}: another activation than gelu_new")

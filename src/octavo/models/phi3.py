@@ -11,7 +11,7 @@ NAMES = {"up": "model.layers.{}.mlp.gate_up_proj"}
 
 def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     """The forward pass of a Phi 3 checkpoint. Raises CheckpointError or Unsupported."""
-    d = Decoder(checkpoint, NAMES)
+    d = Decoder(checkpoint, NAMES, eps=1e-5)
     rotation = d.rotation(context)
     x = d.embed()
     for i in range(d.shape.layers):

@@ -13,7 +13,7 @@ KEYS = {"layer_norm_eps": "norm_epsilon"}
 
 def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     """The forward pass of a StarCoder 2 checkpoint. Raises CheckpointError or Unsupported."""
-    d = Decoder(checkpoint, NAMES, KEYS, norms="layer")
+    d = Decoder(checkpoint, NAMES, KEYS, norms="layer", eps=1e-5)
     if d.meta.get("hidden_act") not in (None, "gelu_pytorch_tanh"):
         raise Unsupported(f"{checkpoint.path.name}: another activation than gelu_pytorch_tanh")
     rotation = d.rotation(context)

@@ -1,0 +1,156 @@
+"""What is not read is refused by name; what is damaged says where. Folders of one small module."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from octavo.checkpoint import open_checkpoint
+from octavo.errors import CheckpointError, ModelNotFound, Unsupported
+from octavo.models import build_program
+from tests.families import COMMON
+
+NAME = "model.layers.0.self_attn.q_proj"
+Tensors = dict[str, torch.Tensor]
+
+
+def folder(path: Path, tensors: Tensors, **config: Any) -> Path:
+    save_file({f"{NAME}.{k}": v for k, v in tensors.items()}, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps({"model_type": "llama"} | COMMON | config))
+    return path
+
+
+def ints(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int32)
+
+
+def floats(*shape: int) -> torch.Tensor:
+    return torch.ones(shape, dtype=torch.float16)
+
+
+GPTQ = {"qweight": ints(16, 64), "qzeros": ints(2, 8), "scales": floats(2, 64)}
+PACKED = {
+    "weight_packed": ints(64, 16),
+    "weight_scale": floats(64, 2),
+    "weight_shape": torch.tensor([64, 128]),
+}
+MLX = {"weight": ints(64, 16).to(torch.uint32), "scales": floats(64, 2), "biases": floats(64, 2)}
+METHOD: dict[str, dict[str, Any]] = {
+    name: {"quantization_config": {"quant_method": name, "bits": 4, "group_size": 64}}
+    for name in ("gptq", "awq", "compressed-tensors", "fp8", "bitsandbytes", "hqq")
+}
+STATE = {"blocksize": 64, "shape": [4, 96], "quant_type": "nf4", "dtype": "float16"}
+NF4 = {
+    "weight": torch.zeros((192, 1), dtype=torch.uint8), "weight.absmax": torch.ones(6),
+    "weight.quant_map": torch.ones(16),
+    "weight.quant_state.bitsandbytes__nf4": torch.tensor(list(json.dumps(STATE).encode()), dtype=torch.uint8),
+}  # fmt: skip
+
+REFUSED: dict[str, tuple[Tensors, dict[str, Any], str]] = {
+    "method": (GPTQ, METHOD["hqq"], r"'hqq'.*quantization_config"),
+    "gptq-5-bits": (GPTQ, {"quantization_config": {"quant_method": "gptq", "bits": 5}}, "5 bits"),
+    "groups-of-16": (
+        GPTQ | {"qzeros": ints(8, 8), "scales": floats(8, 64)},
+        METHOD["gptq"],
+        "groups of 16 columns",
+    ),
+    "awq-gemv": (
+        GPTQ,
+        {"quantization_config": {"quant_method": "awq", "version": "gemv", "bits": 4}},
+        "'gemv'",
+    ),
+    "nvfp4": (
+        PACKED | {"weight_global_scale": torch.ones(1)},
+        METHOD["compressed-tensors"],
+        "nvfp4",
+    ),
+    "mlx-mode": (MLX, {"quantization": {"bits": 4, "group_size": 64, "mode": "mxfp4"}}, "'mxfp4'"),
+    "nf4-rows": (NF4, METHOD["bitsandbytes"], "rows of 96 are not whole blocks of 64"),
+    "e5m2": ({"weight": torch.ones(4, 4).to(torch.float8_e5m2)}, {}, "F8_E5M2"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str, tmp_path: Path) -> None:
+    tensors, config, reason = REFUSED[case]
+    with pytest.raises(Unsupported, match=reason):
+        open_checkpoint(folder(tmp_path, tensors, **config))
+
+
+DAMAGED: dict[str, tuple[Tensors, dict[str, Any], str]] = {
+    "no-scales": ({"qweight": ints(16, 64), "qzeros": ints(2, 8)}, METHOD["gptq"], "scales is missing"),
+    "scales-of-another-shape": (GPTQ | {"scales": floats(2, 32)}, METHOD["gptq"], "expected"),
+    "zeros-of-another-shape": (GPTQ | {"qzeros": ints(3, 8)}, METHOD["gptq"], "qzeros has shape"),
+    "g_idx": (GPTQ | {"g_idx": ints(128)}, METHOD["gptq"], "g_idx does not divide"),
+    "wrong-type": (GPTQ | {"qweight": floats(16, 64)}, METHOD["gptq"], "expected I32"),
+    "awq-zeros": (
+        {"qweight": ints(128, 8), "qzeros": ints(1, 8), "scales": floats(2, 64)}, METHOD["awq"], "qzeros"
+    ),
+    "packed-shape": (
+        PACKED | {"weight_shape": torch.tensor([64, 4])}, METHOD["compressed-tensors"], "weight_packed"
+    ),
+    "packed-shape-absurd": (
+        PACKED | {"weight_shape": torch.tensor([64, -5])}, METHOD["compressed-tensors"], "weight_shape"
+    ),
+    "fp8-scales": (
+        {"weight": torch.ones(64, 64).to(torch.float8_e4m3fn), "weight_scale": torch.ones(3, 5)},
+        METHOD["fp8"], "weight_scale has shape",
+    ),
+    "mlx-words": (MLX | {"weight": ints(64, 3).to(torch.uint32)}, {"quantization": {"bits": 4, "group_size": 64}}, "hold no"),
+    "nf4-state": (
+        NF4 | {"weight.quant_state.bitsandbytes__nf4": torch.tensor([1, 2], dtype=torch.uint8)},
+        METHOD["bitsandbytes"], "does not say",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_damaged(case: str, tmp_path: Path) -> None:
+    tensors, config, reason = DAMAGED[case]
+    with pytest.raises(CheckpointError, match=reason):
+        open_checkpoint(folder(tmp_path, tensors, **config))
+
+
+def test_fp8_nan(tmp_path: Path) -> None:
+    weight = torch.full((64, 64), float("nan")).to(torch.float8_e4m3fn)
+    path = folder(tmp_path, {"weight": weight, "weight_scale": torch.ones(1)}, **METHOD["fp8"])
+    with pytest.raises(CheckpointError, match="NaN"):
+        open_checkpoint(path).tensor(f"{NAME}.weight").raw()
+
+
+def test_unknown_architecture(tmp_path: Path) -> None:
+    path = folder(tmp_path, {"weight": floats(2, 2)}, model_type="rwkv7")
+    with pytest.raises(Unsupported, match=r'"rwkv7".*model_type') as e:
+        build_program(open_checkpoint(path))
+    assert "qwen3_moe" in str(e.value.suggestions)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "error", "reason"),
+    [
+        ({"rope_type": "spiral", "rope_theta": 1e4}, Unsupported, "'spiral'"),
+        ({"rope_type": "yarn", "rope_theta": 1e4}, CheckpointError, "factor"),
+        ({"rope_type": "linear", "rope_theta": 1e4, "factor": 0}, CheckpointError, "factor"),
+        ({"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0], "long_factor": [1.0]}, CheckpointError, "8 positive"),
+        ({"rope_type": "default", "rope_theta": 0.5}, CheckpointError, "rope base"),
+    ],
+    ids=lambda x: str(x.get("rope_type")) if isinstance(x, dict) else None,
+)  # fmt: skip
+def test_rope(
+    parameters: dict[str, Any], error: type[Exception], reason: str, tmp_path: Path
+) -> None:
+    path = folder(tmp_path, {"weight": floats(2, 2)}, rope_parameters=parameters)
+    with pytest.raises(error, match=reason):
+        build_program(open_checkpoint(path))
+
+
+def test_pickled_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(ModelNotFound, match=r"\.bin"):
+        open_checkpoint(tmp_path)
