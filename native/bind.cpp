@@ -222,9 +222,9 @@ NB_MODULE(_native, m) {
       .def("add_expert_rows", [](Model& self, int experts, int top, int hidden, int ffn, std::tuple<bool, bool, bool> in, std::tuple<bool, bool, bool> mid) {
         return self.add_expert_rows(experts, top, hidden, ffn, forms(in), forms(mid));
       })
-      .def("experts", [](Model& self, int x, int routes, const std::vector<std::tuple<int, int, int>>& parts, int kind, int rows, int out, int residual) {
-        std::vector<Model::ExpertParts> p;  // (gate, up, down) each
-        for (const auto& [gate, up, down] : parts) p.push_back({gate, up, down});
+      .def("experts", [](Model& self, int x, int routes, const std::vector<std::tuple<int, int, int, int, int, int>>& parts, int kind, int rows, int out, int residual) {
+        std::vector<Model::ExpertParts> p;  // (gate, up, down, and their biases) each
+        for (const auto& [gate, up, down, gate_bias, up_bias, down_bias] : parts) p.push_back({gate, up, down, gate_bias, up_bias, down_bias});
         self.experts(x, routes, p, kind, rows, out, residual);
       })
       .def("output", &Model::output)

@@ -6,6 +6,7 @@ GGUF names come from the `gguf` package's own table; what llama.cpp's converter 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +48,7 @@ class Family:
     arch: str = ""
 
     def build(self) -> torch.nn.Module:
-        """In fp32, with weights that keep the scale of what passes through; logits of a sharp model."""
+        """In fp32, with weights that keep the scale of what passes through."""
         from transformers import AutoConfig, AutoModelForCausalLM
 
         torch.manual_seed(3)
@@ -56,15 +57,20 @@ class Family:
         offset = 0.0 if self.model_type.startswith("gemma") else 1.0
         with torch.no_grad():
             for name, p in model.named_parameters():
-                conv = self.model_type == "gpt2" and ".c_" in name and p.ndim == 2
-                fan = p.shape[0] if conv else p.shape[-1]
-                p.copy_(torch.randn_like(p) * (0.2 if p.ndim == 1 else fan**-0.5))
+                transposed = (self.model_type == "gpt2" and ".c_" in name) or ".experts." in name
+                vector = p.ndim == 1 or name.endswith("_bias")
+                fan = (
+                    25
+                    if vector
+                    else p.shape[-2]
+                    if transposed and self.model_type != "mixtral"
+                    else p.shape[-1]
+                )
+                p.copy_(torch.randn_like(p) * fan**-0.5)
                 if p.ndim == 1 and name.endswith("weight"):
                     p.add_(offset)
-                if name.endswith("mlp.gate.weight"):
+                if name.endswith(("mlp.gate.weight", "mlp.router.weight")):
                     p.mul_(4)  # a router's choices are far from ties, as trained ones' are
-            final = [m for n, m in model.named_modules() if "norm" in n or "ln_" in n][-1]
-            final.weight.mul_(3).add_(0 if offset else 2)
         return model
 
 
@@ -159,6 +165,17 @@ FAMILIES: dict[str, Family] = {
     "olmo2": Family("olmo2", _small(), "olmo2"),
     "starcoder2": Family("starcoder2", _small(sliding_window=24), "starcoder2"),
     "phi": Family("phi", _small(partial_rotary_factor=0.5), "phi2"),
+    "gpt-oss": Family(
+        "gpt_oss",
+        _small(
+            head_dim=16,
+            num_local_experts=6,
+            num_experts_per_tok=2,
+            sliding_window=24,
+            rope_parameters=YARN | {"truncate": False},
+        ),  # fmt: skip
+        "gpt-oss",
+    ),
     "opt": Family("opt", OPT),
     "opt-350m": Family("opt", OPT | {"word_embed_proj_dim": 32, "do_layer_norm_before": False}),
 }
@@ -200,8 +217,25 @@ def _stacked(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             count = sum(name.replace(".experts.0.", f".experts.{e}.") in tensors for e in range(64))
             each = [tensors[name.replace(".experts.0.", f".experts.{e}.")] for e in range(count)]
             out[name.replace(".experts.0.", ".experts.")] = np.stack(each)
-        elif ".experts." not in name:
+        elif not re.search(r"\.experts\.\d", name):
             out[name] = tensors[name]
+    return out
+
+
+def _unzipped(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """gpt-oss: gates and ups apart, experts' matrices as outputs by inputs."""
+    out: dict[str, np.ndarray] = {}
+    for name, t in tensors.items():
+        base, bias = name.removesuffix("_bias"), ".bias" if name.endswith("_bias") else ".weight"
+        if ".experts." not in name or t.ndim < 2 or base.endswith(".weight"):
+            out[name] = t
+            continue
+        upright = t if bias == ".bias" else t.swapaxes(1, 2)
+        if "gate_up_proj" in name:
+            for part, first in (("gate_proj", 0), ("up_proj", 1)):
+                out[base.replace("gate_up_proj", part) + bias] = upright[:, first::2]
+        else:
+            out[base + bias] = upright
     return out
 
 
@@ -274,7 +308,7 @@ def save_gguf(family: Family, folder: Path, path: Path, quant: Q = Q.F32) -> Non
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder)
-    tensors = _stacked(load_file(folder / "model.safetensors"))
+    tensors = _stacked(_unzipped(load_file(folder / "model.safetensors")))
     w = gguf.GGUFWriter(path, family.arch)
     _hyperparameters(w, family, config)
     extra = list(_rope(w, config))
@@ -284,10 +318,12 @@ def save_gguf(family: Family, folder: Path, path: Path, quant: Q = Q.F32) -> Non
     for name, tensor in tensors.items():
         if name == "lm_head.weight" and getattr(config, "tie_word_embeddings", False):
             continue
+        if name.endswith(".sinks"):
+            name += ".weight"
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None, name
         values = np.ascontiguousarray(_converted(family, config, name, tensor), dtype=np.float32)
-        fits = values.ndim > 1 and values.shape[-1] % 32 == 0 and "router" not in target
+        fits = values.ndim > 1 and values.shape[-1] % 32 == 0 and not target.endswith(".bias")
         kind = quant if fits and "gate_inp" not in target else Q.F32
         w.add_tensor(target, gguf.quants.quantize(values, kind), raw_dtype=kind)
     for name, values in extra:

@@ -307,6 +307,9 @@ WRITERS: dict[str, Writer] = {
     "ct-fp8-block": compressed(
         bits=8, kind="float", strategy="block", group=None, format="float-quantized"
     ),
+    "ct-mxfp4": compressed(
+        kind="float", group=32, format="mxfp4-pack-quantized", dtype=torch.float32
+    ),
     "fp8-tensor": fp8("tensor"),
     "fp8-row": fp8("row"),
     "fp8-block": fp8("block"),

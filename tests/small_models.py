@@ -69,7 +69,7 @@ def save_hf(s: Small, folder: Path) -> torch.nn.Module:
     )
 
 
-GGUF_TYPES = [Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0, Q.F16, Q.BF16, Q.F32]
+GGUF_TYPES = [Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0, Q.MXFP4, Q.F16, Q.BF16, Q.F32]
 
 
 def llama_writer(s: Small, path: Path, eps: float) -> gguf.GGUFWriter:

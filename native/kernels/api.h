@@ -21,9 +21,10 @@ template <int N, class F> INLINE void repeat(F&& f) {
 
 // Stored form of a weight matrix. Every form is a sequence of panels of 16 output rows.
 // Layouts are described beside the packers in runtime/pack.cpp.
-enum Format : int { Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, Q8_0, Q4_K, Q5_K, Q6_K, CODE4, CODE4_MIN, CODE8, CODE8_MIN, BF16, F16, F32, TABLE4, FP8, FORMATS };
+enum Format : int { Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, MXFP4, Q8_0, Q4_K, Q5_K, Q6_K, CODE4, CODE4_MIN, CODE8, CODE8_MIN, BF16, F16, F32, TABLE4, FP8, FORMATS };
 
 constexpr int8_t IQ4_NL_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int8_t MXFP4_VALUES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // twice what they stand for
 constexpr int PANEL = 16;         // output rows per panel = lanes of one vector
 constexpr int GROUP = 32;         // input features that share one activation scale
 constexpr int DIGIT = 4;          // an activation is 2^DIGIT * high + low, two signed bytes

@@ -40,6 +40,11 @@ static inline VF f_table(const uint8_t* p, int high, VF table) {
   if (high) a = _mm256_srli_epi32(a, 4), b = _mm256_srli_epi32(b, 4);
   return {table_half(a, table), table_half(b, table)};
 }
+static inline __m256 e8m0_half(const uint8_t* p) {
+  const __m256i b = _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)), 23);
+  return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_max_epu32(b, _mm256_set1_epi32(0x00400000))), _mm256_set1_ps(0.5f));
+}
+static inline VF f_e8m0(const uint8_t* p) { return {e8m0_half(p), e8m0_half(p + 8)}; }  // 2^(p - 128)
 static inline __m256 fp8_half(const uint8_t* p) {
   const __m256i b = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
   const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(b, _mm256_set1_epi32(128)), 24), rest = _mm256_slli_epi32(_mm256_and_si256(b, _mm256_set1_epi32(127)), 20);

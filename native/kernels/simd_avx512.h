@@ -30,6 +30,10 @@ static inline VF f_table(const uint8_t* p, int high, VF table) {
   const __m512i b = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
   return {_mm512_permutexvar_ps(high ? _mm512_srli_epi32(b, 4) : b, table.v)};  // reads the low four bits
 }
+static inline VF f_e8m0(const uint8_t* p) {  // 2^(p - 128)
+  const __m512i b = _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)), 23);
+  return {_mm512_mul_ps(_mm512_castsi512_ps(_mm512_max_epu32(b, _mm512_set1_epi32(0x00400000))), _mm512_set1_ps(0.5f))};
+}
 static inline VF f_fp8(const uint8_t* p) {  // e4m3; 2^120 moves the exponent's bias from 127 to 7
   const __m512i b = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
   const __m512i sign = _mm512_slli_epi32(_mm512_and_si512(b, _mm512_set1_epi32(128)), 24), rest = _mm512_slli_epi32(_mm512_and_si512(b, _mm512_set1_epi32(127)), 20);

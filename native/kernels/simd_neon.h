@@ -35,6 +35,14 @@ static inline VF f_table(const uint8_t* p, int high, VF table) {
   for (int i = 0; i < 16; i++) r[i] = t[high ? p[i] >> 4 : p[i] & 15];
   return f_load(r);
 }
+static inline VF f_e8m0(const uint8_t* p) {  // 2^(p - 128)
+  const uint8x16_t b = vld1q_u8(p);
+  const uint16x8_t low = vmovl_u8(vget_low_u8(b)), high = vmovl_u8(vget_high_u8(b));
+  const uint32x4_t w[4] = {vmovl_u16(vget_low_u16(low)), vmovl_u16(vget_high_u16(low)), vmovl_u16(vget_low_u16(high)), vmovl_u16(vget_high_u16(high))};
+  VF r;
+  EACH r.v[i] = vmulq_n_f32(vreinterpretq_f32_u32(vmaxq_u32(vshlq_n_u32(w[i], 23), vdupq_n_u32(0x00400000))), 0.5f);
+  return r;
+}
 static inline VF f_fp8(const uint8_t* p) {  // e4m3; 2^120 moves the exponent's bias from 127 to 7
   const uint8x16_t b = vld1q_u8(p);
   const uint16x8_t low = vmovl_u8(vget_low_u8(b)), high = vmovl_u8(vget_high_u8(b));

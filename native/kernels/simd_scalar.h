@@ -36,6 +36,11 @@ static inline float half_to_float(uint16_t h) {
 }
 static inline VF f_half(const void* p) { VF r; EACH_LANE r.v[i] = half_to_float(((const uint16_t*)p)[i]); return r; }
 static inline VF f_table(const uint8_t* p, int high, VF table) { VF r; EACH_LANE r.v[i] = table.v[high ? p[i] >> 4 : p[i] & 15]; return r; }
+static inline VF f_e8m0(const uint8_t* p) {  // 2^(p - 128)
+  VF r;
+  EACH_LANE { const uint32_t u = p[i] ? (uint32_t)p[i] << 23 : 0x00400000; memcpy(&r.v[i], &u, 4); r.v[i] *= 0.5f; }
+  return r;
+}
 static inline VF f_fp8(const uint8_t* p) {  // e4m3; 2^120 moves the exponent's bias from 127 to 7
   VF r;
   EACH_LANE { uint32_t u = (uint32_t)(p[i] & 128) << 24 | (uint32_t)(p[i] & 127) << 20; memcpy(&r.v[i], &u, 4); r.v[i] *= 0x1p120f; }

@@ -38,7 +38,10 @@ struct ExpertRows {
 size_t expert_rows_bytes(int tokens, int experts, int top, int hidden, int ffn, ActForms in, ActForms mid);
 std::unique_ptr<ExpertRows> allocate_expert_rows(Arena& arena, int tokens, int experts, int top, int hidden, int ffn, ActForms in, ActForms mid);
 
-struct Expert { Matrix gate, up, down; };
+struct Expert {
+  struct Part { Matrix weight; const float* bias; };  // null: none
+  Part gate, up, down;
+};
 
 // out = residual + sum over a row's experts, in ascending order, of weight * down(activation(gate x) * up x).
 // Phase 0 sorts rows by expert, 1 gathers them, 2 gates, 3 projects back, 4 sums.

@@ -161,7 +161,8 @@ int Model::add_expert_rows(int experts, int top, int hidden, int ffn, ActForms i
 
 void Model::experts(int x, int routes, const std::vector<ExpertParts>& parts, int kind, int rows, int out, int residual) {
   std::vector<Expert> e;
-  for (const ExpertParts& p : parts) e.push_back({matrices_.at(size_t(p.gate)), matrices_.at(size_t(p.up)), matrices_.at(size_t(p.down))});
+  auto part = [&](int matrix, int bias) { return Expert::Part{matrices_.at(size_t(matrix)), vector(bias)}; };
+  for (const ExpertParts& p : parts) e.push_back({part(p.gate, p.gate_bias), part(p.up, p.up_bias), part(p.down, p.down_bias)});
   ops_.push_back(std::make_unique<ExpertsOp>(buffer(x), buffer(routes), std::move(e), kind, *expert_rows_.at(size_t(rows)), buffer(out), buffer(residual)));
 }
 

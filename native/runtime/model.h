@@ -54,7 +54,7 @@ class Model {
   void attention(const Attention& a);
   void route(int in, int out, int top, bool normalize);
   int add_expert_rows(int experts, int top, int hidden, int ffn, ActForms in, ActForms mid);
-  struct ExpertParts { int gate, up, down; };
+  struct ExpertParts { int gate, up, down, gate_bias, up_bias, down_bias; };
   void experts(int x, int routes, const std::vector<ExpertParts>& parts, int kind, int rows, int out, int residual);
   void output(int buffer, int width);
 

@@ -100,10 +100,11 @@ void ExpertsOp::gate(Context& c, int expert, int group, float* y) const {
   const Expert& e = experts_[size_t(expert)];
   const int begin = rows_.begin[size_t(expert)], rows = rows_.count[size_t(expert)];
   const Act in = from_row(rows_.in, begin), out = from_row(rows_.mid, begin);
-  const int first = group * EACH, count = std::clamp(e.gate.panel_count() - first, 0, EACH);
+  const int first = group * EACH, count = std::clamp(e.gate.weight.panel_count() - first, 0, EACH);
   if (count < EACH) for (int t = 0; t < rows; t++) std::fill_n(y + t * WIDTH, WIDTH, 0.0f);
-  for (const Matrix* m : {&e.gate, &e.up}) {
-    if (count) c.kernels->linear[m->format](m->args(in, rows, m == &e.gate ? y : y + GROUP, WIDTH, nullptr, nullptr, first), 0, count);
+  for (const Expert::Part* p : {&e.gate, &e.up}) {
+    const float* bias = p->bias ? p->bias + first * PANEL : nullptr;
+    if (count) c.kernels->linear[p->weight.format](p->weight.args(in, rows, p == &e.gate ? y : y + GROUP, WIDTH, bias, nullptr, first), 0, count);
   }
   c.kernels->gated(kind_, y, y + GROUP, WIDTH, rows, out, group * GROUP, GROUP);
 }
@@ -126,7 +127,8 @@ void ExpertsOp::run(Context& c, int phase, int thread, Work& work) {
     work.each(thread, 1, 1, [&](int, int) {
       rows_.plan(routes_, c.step.tokens, int(experts_.size()));
       for (int e : active)
-        for (const Matrix* m : {&experts_[size_t(e)].gate, &experts_[size_t(e)].up, &experts_[size_t(e)].down}) c.expert_bytes += size_t(m->panel_count()) * m->panel_bytes;
+        for (const Expert::Part* p : {&experts_[size_t(e)].gate, &experts_[size_t(e)].up, &experts_[size_t(e)].down})
+          c.expert_bytes += size_t(p->weight.panel_count()) * p->weight.panel_bytes;
     });
   } else if (phase == 1) {
     work.each(thread, int(rows_.token.size()), 1, [&](int begin, int end) {
@@ -138,12 +140,12 @@ void ExpertsOp::run(Context& c, int phase, int thread, Work& work) {
       for (int i = begin; i < end; i++) gate(c, active[size_t(i / groups)], i % groups, tmp);
     });
   } else if (phase == 3) {
-    const int panels = experts_[0].down.panel_count(), chunk = linear_chunk(experts_[0].down.panel_bytes), chunks = (panels + chunk - 1) / chunk;
+    const int panels = experts_[0].down.weight.panel_count(), chunk = linear_chunk(experts_[0].down.weight.panel_bytes), chunks = (panels + chunk - 1) / chunk;
     work.each(thread, int(active.size()) * chunks, 1, [&](int begin, int end) {
       for (int i = begin; i < end; i++) {
         const int e = active[size_t(i / chunks)], from = i % chunks * chunk, first = rows_.begin[size_t(e)];
-        const Matrix& m = experts_[size_t(e)].down;
-        const LinearArgs args = m.args(from_row(rows_.mid, first), rows_.count[size_t(e)], rows_.out.row(first), rows_.out.stride);
+        const Matrix& m = experts_[size_t(e)].down.weight;
+        const LinearArgs args = m.args(from_row(rows_.mid, first), rows_.count[size_t(e)], rows_.out.row(first), rows_.out.stride, experts_[size_t(e)].down.bias);
         c.kernels->linear[m.format](args, from, std::min(panels, from + chunk));
       }
     });

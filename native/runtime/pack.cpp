@@ -1,5 +1,6 @@
 #include "pack.h"
 
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 
@@ -7,6 +8,7 @@
 //   32-blocks, tile of 64 features:  d[2][16] f16, (m[2][16] f16), (fifth bits: 2 x 8 u64), lines.
 //     A nibble line s of a group holds features 4s..4s+3 low and 16+4s..16+4s+3 high; Q8_0 has one
 //     line per 4 features, stored as q + 128.
+//     MXFP4 has exponents [2][16] u8 in place of d.
 //   K-quants, tile of 256 features:  d[16], dmin[16] f16, scales [8][16] and minima [8][16] u8 (Q6_K:
 //     signed scales [16][16]), (fifth bits: 8 x 64 bytes), 8 x 4 nibble lines, (Q6_K: 8 x 2 lines of two-bit planes).
 //   CODE4, CODE8: scales [groups][16] f32, (minima likewise), then the lines of Q4_0 or Q8_0 for each 32 features.
@@ -25,6 +27,7 @@ const Layout& layout(Format f) {
       {32, 22, 64, 704, -1, 64, 192},     // Q5_0
       {32, 24, 64, 768, 64, 128, 256},    // Q5_1
       {32, 18, 64, 576, -1, -1, 64},      // IQ4_NL
+      {32, 17, 64, 576, -1, -1, 64},      // MXFP4
       {32, 34, 64, 1088, -1, -1, 64},     // Q8_0
       {256, 144, 256, 2368, 32, -1, 320},   // Q4_K
       {256, 176, 256, 2880, 32, 320, 832},  // Q5_K
@@ -34,7 +37,7 @@ const Layout& layout(Format f) {
 }
 
 constexpr int PLANES = 2368;  // Q6_K: offset of the two-bit planes
-constexpr int ZERO_POINT[] = {8, 0, 16, 0, 128, 128, 0, 0, 32, 8, 0, 128, 0};
+constexpr int ZERO_POINT[] = {8, 0, 16, 0, 128, 128, 128, 0, 0, 32, 8, 0, 128, 0};
 constexpr size_t SCALE_LINE = PANEL * sizeof(float);
 
 bool has_minimum(Format f) { return f == CODE4_MIN || f == CODE8_MIN; }
@@ -109,6 +112,7 @@ void codes(Format f, const uint8_t* b, uint8_t* q) {
   };
   switch (f) {
     case Q4_0: case IQ4_NL: return nibbles(b + 2);
+    case MXFP4: return nibbles(b + 1);
     case Q4_1: return nibbles(b + 4);
     case Q5_0: nibbles(b + 6); return fives(b + 2);
     case Q5_1: nibbles(b + 8); return fives(b + 4);
@@ -133,6 +137,10 @@ void codes(Format f, const uint8_t* b, uint8_t* q) {
 
 void scales(Format f, const uint8_t* b, uint8_t* tile, int group, int lane) {
   const Layout& l = layout(f);
+  if (f == MXFP4) {
+    tile[group * 16 + lane] = b[0];
+    return;
+  }
   if (f <= Q8_0) {
     memcpy(tile + group * 32 + lane * 2, b, 2);
     if (l.minimum >= 0) memcpy(tile + l.minimum + group * 32 + lane * 2, b + 2, 2);
@@ -173,6 +181,7 @@ uint8_t get_code(Format f, const uint8_t* tile, int g, int lane, int i) {
   const uint8_t byte = tile[l.lines + g * 256 + (i / 4 % 4) * 64 + lane * 4 + i % 4];
   int q = i < 16 ? byte & 15 : byte >> 4;
   if (f == IQ4_NL) return uint8_t(IQ4_NL_VALUES[q] + 128);
+  if (f == MXFP4) return uint8_t(MXFP4_VALUES[q] + 128);
   if (l.fifth >= 0) q |= (tile[l.fifth + g * 64 + (i / 4) * 8 + lane / 2] >> (lane % 2 * 4 + i % 4) & 1) << 4;
   if (f == Q6_K) q |= (tile[PLANES + g * 128 + (i / 16) * 64 + lane * 4 + i % 4] >> (i / 4 % 4 * 2) & 3) << 4;
   return uint8_t(q);
@@ -238,6 +247,7 @@ Format panel_format(int type) {
     case GGML_Q5_0: return Q5_0;
     case GGML_Q5_1: return Q5_1;
     case GGML_IQ4_NL: return IQ4_NL;
+    case GGML_MXFP4: return MXFP4;
     case GGML_Q8_0: return Q8_0;
     case GGML_Q4_K: return Q4_K;
     case GGML_Q5_K: return Q5_K;
@@ -321,7 +331,9 @@ void unpack_row(Format f, int group, const uint8_t* panel, int lane, size_t cols
     const int g = int(k % size_t(l.tile_k)) / GROUP;
     for (int i = 0; i < GROUP && k + size_t(i) < cols; i++) {
       float d, m = 0;
-      if (f <= Q8_0) {
+      if (f == MXFP4) {
+        d = std::ldexp(1.0f, tile[g * 16 + lane] - 128);
+      } else if (f <= Q8_0) {
         d = half(tile + g * 32 + lane * 2);
         if (l.minimum >= 0) m = half(tile + l.minimum + g * 32 + lane * 2);
       } else if (f == Q6_K) {

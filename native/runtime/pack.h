@@ -10,7 +10,7 @@ namespace octavo {
 // Types as numbered in GGUF files.
 enum GgmlType : int {  // from 1000 on: codes with scales apart, see Storage
   GGML_F32 = 0, GGML_F16 = 1, GGML_Q4_0 = 2, GGML_Q4_1 = 3, GGML_Q5_0 = 6, GGML_Q5_1 = 7, GGML_Q8_0 = 8,
-  GGML_Q4_K = 12, GGML_Q5_K = 13, GGML_Q6_K = 14, GGML_IQ4_NL = 20, GGML_BF16 = 30,
+  GGML_Q4_K = 12, GGML_Q5_K = 13, GGML_Q6_K = 14, GGML_IQ4_NL = 20, GGML_BF16 = 30, GGML_MXFP4 = 39,
   STORED_INT4 = 1010, STORED_INT4_MIN = 1011, STORED_INT8 = 1012, STORED_INT8_MIN = 1013, STORED_TABLE4 = 1014, STORED_FP8 = 1015,
 };
 

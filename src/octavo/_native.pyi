@@ -113,7 +113,7 @@ class Model:
         self,
         x: int,
         routes: int,
-        parts: list[tuple[int, int, int]],
+        parts: list[tuple[int, ...]],
         kind: int,
         rows: int,
         out: int,

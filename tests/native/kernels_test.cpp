@@ -146,7 +146,7 @@ void check_attention(KvType type, int head_dim, int keys, int rows) {
 int main() {
   const struct { int type; const char* name; size_t block; int group = 0; } types[] = {
       {0, "F32", 1}, {1, "F16", 1}, {2, "Q4_0", 32}, {3, "Q4_1", 32}, {6, "Q5_0", 32}, {7, "Q5_1", 32}, {8, "Q8_0", 32},
-      {12, "Q4_K", 256}, {13, "Q5_K", 256}, {14, "Q6_K", 256}, {20, "IQ4_NL", 32}, {30, "BF16", 1},
+      {12, "Q4_K", 256}, {13, "Q5_K", 256}, {14, "Q6_K", 256}, {20, "IQ4_NL", 32}, {39, "MXFP4", 32}, {30, "BF16", 1},
       {1010, "INT4", 1, 32}, {1011, "INT4_MIN", 1, 64}, {1012, "INT8", 1, 128}, {1013, "INT8_MIN", 1, 32}, {1014, "TABLE4", 1, 64},
       {1015, "FP8", 1, 128}};
   for (const auto& t : types)

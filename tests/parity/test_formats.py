@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from pathlib import Path
 
@@ -11,17 +12,18 @@ import torch
 
 from octavo.backends.torch.reference import Reference
 from octavo.checkpoint import Tensor, open_checkpoint
-from octavo.checkpoint.base import GROUPED
+from octavo.checkpoint.base import FLOATS, PACKED
 from octavo.checkpoint.dequantize import dequantize
 from octavo.checkpoint.quantized import import_quantized
 from octavo.checkpoint.safetensors import read_safetensors
 from octavo.models import build_program
 from octavo.text import load_tokenizer
 from tests.conftest import Runner, real_text
+from tests.families import FAMILIES, VOCABULARY, save_family
 from tests.parity.test_cpu import Divergence
 from tests.parity.test_reference import LIMIT
 from tests.quantized_models import WRITERS, Tensors, quantize_folder
-from tests.small_models import Small, save_hf
+from tests.small_models import Small, save_hf, write_config
 
 LAST_PLACE = {"bnb-int8", "mlx-8", "mlx-6"}  # two roundings there, one here
 
@@ -80,7 +82,7 @@ def test_dequantized_bits(
     assert got.keys() == {f"{name}.weight" for name in weights}
     for name, expected in written.dequantized.items():
         tensor = got[f"{name}.weight"]
-        assert tensor.type in GROUPED
+        assert tensor.type in PACKED and tensor.type not in FLOATS
         check(format, dense(tensor), expected)
         assert np.array_equal(dequantize(tensor.rows(16, 50)), dequantize(tensor)[16:50])
 
@@ -99,7 +101,8 @@ def test_small_models(format: str, tmp_path: Path) -> None:
             oracle.get_parameter(f"{name}.weight").copy_(ours)
     program = build_program(checkpoint)
     rng = np.random.default_rng(1)
-    reference, runner, d = Reference(program), Runner(tmp_path), Divergence()
+    # With an fp32 cache only the kernels differ: random logits stand close to ties.
+    reference, runner, d = Reference(program), Runner(tmp_path, kv_dtype="f32"), Divergence()
     for _ in range(3):
         ids = rng.integers(3, small.vocabulary, 500).tolist()
         expected = reference.logits(ids)
@@ -115,9 +118,13 @@ def smollm2_folder(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     from transformers import AutoModelForCausalLM
 
     folder = tmp_path_factory.mktemp("smollm2")
-    model = AutoModelForCausalLM.from_pretrained(
+    read = AutoModelForCausalLM.from_pretrained(
         smollm2.parent, gguf_file=smollm2.name, dtype=torch.bfloat16
     )
+    config = copy.deepcopy(read.config)
+    del config.quantization_config  # with which it would not be saved
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.load_state_dict(read.state_dict())
     model.save_pretrained(folder)
     return folder
 
@@ -137,4 +144,41 @@ def test_real_model(format: str, smollm2_folder: Path, smollm2: Path, tmp_path: 
         document = ids[i * 512 : (i + 1) * 512]
         assert len(document) == 512
         d.add(reference.logits(document), runner.logits(document), document)
+    d.check()
+
+
+def _mxfp4(w: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """A stack of matrices `[experts, inputs, outputs]` as gpt-oss stores it, and its values again."""
+    upright = w.float().transpose(1, 2).unflatten(2, (-1, 32))
+    exponent = (upright.abs().amax(-1).clamp(min=1e-20).log2().floor() - 2).clamp(-100, 100)
+    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    table = torch.cat([table, -table])
+    scaled = upright / exponent.exp2()[..., None]
+    codes = (scaled[..., None] - table).abs().argmin(-1)
+    pairs = codes.unflatten(-1, (16, 2))
+    blocks = (pairs[..., 0] | pairs[..., 1] << 4).to(torch.uint8)
+    values = table[codes] * exponent.exp2()[..., None]
+    scales = (exponent + 127).to(torch.uint8)
+    return {"blocks": blocks, "scales": scales}, values.flatten(2).transpose(1, 2)
+
+
+def test_gpt_oss_mxfp4(tmp_path: Path) -> None:
+    """A folder as gpt-oss is published: experts in MXFP4, the rest in floats."""
+    from safetensors.torch import load_file
+
+    oracle = save_family(FAMILIES["gpt-oss"], tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in [n for n in tensors if n.endswith(("gate_up_proj", "down_proj"))]:
+        parts, values = _mxfp4(tensors.pop(name))
+        tensors |= {f"{name}_{kind}": part for kind, part in parts.items()}
+        with torch.no_grad():
+            oracle.get_parameter(name).copy_(values)
+    save({n: t.contiguous() for n, t in tensors.items()}, tmp_path)
+    write_config(tmp_path, quantization_config={"quant_method": "mxfp4"})
+    ids = np.random.default_rng(1).integers(3, VOCABULARY, 300).tolist()
+    runner, d = Runner(tmp_path, kv_dtype="f32"), Divergence()
+    expected = Reference(runner.program).logits(ids)
+    with torch.inference_mode():
+        assert (oracle(torch.tensor([ids])).logits[0] - expected).abs().max() <= LIMIT
+    d.add(expected, runner.logits(ids), ids)
     d.check()

@@ -55,6 +55,9 @@ def random_blocks(kind: TensorType, rows: int, cols: int, seed: int) -> np.ndarr
     places = {"Q6_K": [208], "Q4_0": [0], "Q5_0": [0], "Q8_0": [0], "IQ4_NL": [0]}.get(
         kind.name, [0, 2]
     )
+    if kind is TensorType.MXFP4:
+        places = []
+        raw[:, 0] = rng.integers(100, 130, len(raw))
     for at in places:
         scale = (rng.standard_normal(len(raw)) * 0.02).astype(np.float16)
         raw[:, at : at + 2] = scale.view(np.uint8).reshape(-1, 2)

@@ -28,7 +28,7 @@ def test_every_test_exists() -> None:
     named = set(re.findall(r"`(test_\w+\.py::[^`]+)`", PAGE))
     assert len(named) > 60
     folders = ["tests/parity", "tests/unit", "tests/engine"]
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *folders]
+    command = [sys.executable, "-m", "pytest", "--collect-only", *folders]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
     ids = {line.rsplit("/", 1)[-1] for line in found.splitlines() if "::" in line}
     known = ids | {i.split("[")[0] for i in ids}

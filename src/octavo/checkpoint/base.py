@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import mmap
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -37,6 +37,7 @@ class TensorType(enum.IntEnum):
     I32 = 26
     I64 = 27
     BF16 = 30
+    MXFP4 = 39
     U8 = 1000
     U32 = 1001
     FP8_E4M3 = 1002
@@ -63,6 +64,7 @@ _BLOCKS = {
     TensorType.Q5_1: (32, 24),
     TensorType.Q8_0: (32, 34),
     TensorType.IQ4_NL: (32, 18),
+    TensorType.MXFP4: (32, 17),
     TensorType.Q4_K: (256, 144),
     TensorType.Q5_K: (256, 176),
     TensorType.Q6_K: (256, 210),
@@ -187,28 +189,37 @@ class Stored(Tensor):
 
 
 @dataclass(frozen=True, slots=True)
-class Transposed(Tensor):
-    """Columns [begin, end) of a stored float matrix, as rows."""
+class Computed(Tensor):
+    """A tensor that is made of others when it is read: `[rows, ...]` of elements or blocks."""
 
-    source: Stored
-    begin: int
-    end: int
+    stored: int
+    read: Callable[[], npt.NDArray[Any]] = field(repr=False)
 
     @classmethod
-    def of(cls, source: Stored) -> Transposed:
-        inputs, outputs = source.shape
-        return cls(source.name, source.type, (outputs, inputs), source, 0, outputs)
+    def transposed(cls, source: Stored) -> Computed:
+        """A stored float matrix `[inputs, outputs]` as rows of outputs."""
+        shape = source.shape[::-1]
+        return cls(source.name, source.type, shape, source.nbytes, lambda: source.array().T)
+
+    @classmethod
+    def every(cls, source: Stored | Computed, first: int, step: int) -> Computed:
+        """Rows first, first + step, ... of another."""
+        read = source.array if isinstance(source, Stored) else source.read
+        count = len(range(first, source.shape[0], step))
+        shape, name = (count, *source.shape[1:]), f"{source.name}[{first}::{step}]"
+        stored = source.nbytes * count // source.shape[0]
+        return cls(name, source.type, shape, stored, lambda: read()[first::step])
 
     @property
     def nbytes(self) -> int:
-        return self.source.nbytes // self.source.shape[1] * (self.end - self.begin)
+        return self.stored
 
     def raw(self) -> npt.NDArray[np.uint8]:
-        columns = self.source.array()[:, self.begin : self.end]
-        return np.ascontiguousarray(columns.T).reshape(-1).view(np.uint8)
+        return np.ascontiguousarray(self.read()).reshape(-1).view(np.uint8)
 
-    def rows(self, begin: int, end: int) -> Transposed:
-        return Transposed(*self._cut(begin, end), self.source, self.begin + begin, self.begin + end)
+    def rows(self, begin: int, end: int) -> Computed:
+        stored = self.stored * (end - begin) // self.shape[0]
+        return Computed(*self._cut(begin, end), stored, lambda: self.read()[begin:end])
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,9 @@ IQ4_NL_VALUES = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
 )
 
+# Twice what the codes stand for: a scale's exponent is one less for it.
+MXFP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+
 
 def _half(b: U8, at: int) -> F32:
     return np.ascontiguousarray(b[:, at : at + 2]).view(np.float16).astype(np.float32)
@@ -96,6 +99,11 @@ def _iq4_nl(b: U8) -> F32:
     return _half(b, 0) * IQ4_NL_VALUES[_nibbles(b[:, 2:])]
 
 
+def _mxfp4(b: U8) -> F32:
+    scale = np.ldexp(np.float32(1), b[:, :1].astype(np.int32) - 128)
+    return scale.astype(np.float32) * MXFP4_VALUES[_nibbles(b[:, 1:])]
+
+
 _BLOCKS: dict[TensorType, Callable[[U8], F32]] = {
     TensorType.Q4_0: _q4_0,
     TensorType.Q4_1: _q4_1,
@@ -103,6 +111,7 @@ _BLOCKS: dict[TensorType, Callable[[U8], F32]] = {
     TensorType.Q5_1: _q5_1,
     TensorType.Q8_0: _q8_0,
     TensorType.IQ4_NL: _iq4_nl,
+    TensorType.MXFP4: _mxfp4,
     TensorType.Q4_K: _q4_k,
     TensorType.Q5_K: _q5_k,
     TensorType.Q6_K: _q6_k,

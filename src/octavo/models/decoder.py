@@ -141,7 +141,7 @@ class Decoder:
     def attention(
         self, x: Value, layer: int, rotation: Rotation | None, *, window: int = 0,
         qk_norm: Literal["none", "heads", "all"] = "none", scale: float | None = None,
-        softcap: float = 0.0,
+        softcap: float = 0.0, sinks: str | None = None,
     ) -> Value:  # fmt: skip
         """The block up to and with the output projection. qk_norm: of each head, or of all."""
         s, b = self.shape, self.b
@@ -157,6 +157,7 @@ class Decoder:
         a = b.attention(
             q, k, v, layer=layer, heads=s.heads, kv_heads=s.kv_heads,
             scale=s.head_dim**-0.5 if scale is None else scale, window=window, softcap=softcap,
+            sinks=sinks,
         )  # fmt: skip
         return self.linear(a, "o", s.hidden, layer)
 
@@ -178,10 +179,8 @@ class Decoder:
     def experts(self, x: Value, layer: int, activation: Activation, normalize: bool) -> Value:
         s = self.shape
         routes = self.b.route(self.linear(x, "router", s.experts, layer), s.experts_used, normalize)
-        gates, ups, downs = (
-            self.name(part, layer) + ".weight" for part in ("gates", "ups", "downs")
-        )
-        return self.b.experts(x, routes, (gates, ups, downs), s.expert_ffn, activation)
+        names = self.name("gates", layer), self.name("ups", layer), self.name("downs", layer)
+        return self.b.experts(x, routes, names, s.expert_ffn, activation)
 
     def head(self, x: Value, softcap: float = 0.0) -> None:
         """The last norm and the logits of the selected rows."""

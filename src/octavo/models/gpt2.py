@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from octavo.checkpoint import Checkpoint, Stored, Tensor, Transposed
+from octavo.checkpoint import Checkpoint, Computed, Stored, Tensor
 from octavo.errors import Unsupported
 from octavo.models.decoder import Decoder
 from octavo.program import Program
@@ -27,8 +27,9 @@ def _upright(checkpoint: Checkpoint) -> Checkpoint:
     tensors: dict[str, Tensor] = {}
     for name, tensor in checkpoint.tensors.items():
         full = name if name.startswith(("transformer.", "lm_head.")) else "transformer." + name
-        flat = isinstance(tensor, Stored) and name.endswith(TRANSPOSED) and len(tensor.shape) == 2
-        tensors[full] = Transposed.of(tensor) if flat and isinstance(tensor, Stored) else tensor
+        if name.endswith(TRANSPOSED) and isinstance(tensor, Stored) and len(tensor.shape) == 2:
+            tensor = Computed.transposed(tensor)
+        tensors[full] = tensor
     return replace(checkpoint, tensors=tensors)
 
 

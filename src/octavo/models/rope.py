@@ -174,6 +174,7 @@ def from_gguf(checkpoint: Checkpoint, head_dim: int, context: int, base: float) 
         "beta_fast": m.get("rope.scaling.yarn_beta_fast"),
         "beta_slow": m.get("rope.scaling.yarn_beta_slow"),
         "model_context": limit,
+        "truncate": checkpoint.architecture != "gpt-oss",  # which its files do not say
     }
     if "rope_factors_long.weight" in checkpoint.tensors:
         kind = "longrope"

@@ -125,18 +125,21 @@ class Builder:
         self, x: Value, routes: Value, names: tuple[str, str, str], ffn: int,
         activation: Activation,
     ) -> Value:  # fmt: skip
-        """`names` of gate, up and down weights: one tensor `[experts, ...]` each, or with {} for
-        the number of the expert."""
-        gate, up, down = (
-            self._stack(name, routes.width, shape)
-            for name, shape in zip(
-                names, ((ffn, x.width), (ffn, x.width), (x.width, ffn)), strict=True
-            )
-        )
-        out = self._value(x.width, x)
-        return self._emit(Experts(out, x, routes, gate, up, down, activation))
+        """`names` of gate, up and down modules: one tensor `[experts, ...]` each, or with {} for
+        the number of the expert. With biases where the checkpoint has them."""
+        n, count = x.width, routes.width
+        shapes = ((ffn, n), (ffn, n), (n, ffn))
+        parts = zip(names, shapes, strict=True)
+        gate, up, down = (self._stack(f"{name}.weight", count, shape) for name, shape in parts)
+        biases: tuple[tuple[Weight, Weight, Weight], ...] = ()
+        if self.has(f"{names[0]}.bias".format(0)):
+            parts = zip(names, shapes, strict=True)
+            a, b, c = (self._stack(f"{name}.bias", count, shape[:1]) for name, shape in parts)
+            biases = tuple(zip(a, b, c, strict=True))
+        out = self._value(n, x)
+        return self._emit(Experts(out, x, routes, gate, up, down, activation, biases))
 
-    def _stack(self, name: str, count: int, shape: tuple[int, int]) -> tuple[Weight, ...]:
+    def _stack(self, name: str, count: int, shape: tuple[int, ...]) -> tuple[Weight, ...]:
         if "{}" in name:
             weights = [self._weight(name.format(e), shape) for e in range(count)]
         else:

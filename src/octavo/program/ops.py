@@ -10,7 +10,8 @@ from typing import Literal
 
 from octavo.checkpoint import Tensor
 
-Activation = Literal["silu", "gelu_tanh", "gelu", "tanh", "relu"]
+# swiglu_clamped: min(g, 7) sigmoid(1.702 min(g, 7)) * (clamp(u, -7, 7) + 1) for a gate g and an up u
+Activation = Literal["silu", "gelu_tanh", "gelu", "tanh", "relu", "swiglu_clamped"]
 Task = Literal["generate", "embed", "rank"]
 
 
@@ -191,7 +192,8 @@ class Route(Op):
 @dataclass(frozen=True, slots=True)
 class Experts(Op):
     """Sum over the experts e with routes[t, e] > 0, in ascending order, of
-    routes[t, e] * ((activation(x gate_e^T) * (x up_e^T)) down_e^T)."""
+    routes[t, e] * ((activation(x gate_e^T) * (x up_e^T)) down_e^T), each product plus its bias if
+    there are biases."""
 
     x: Value
     routes: Value
@@ -199,6 +201,7 @@ class Experts(Op):
     up: tuple[Weight, ...]
     down: tuple[Weight, ...]
     activation: Activation
+    biases: tuple[tuple[Weight, Weight, Weight], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from octavo.program import (
 
 ADAPTED_PARTS = 3  # matrices that share an input, as native/runtime/adapter.h has it
 SPARE_PARTS = 1024  # attention partials beyond one per token: long contexts are split into these
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "tanh": 3, "relu": 4}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "tanh": 3, "relu": 4, "swiglu_clamped": 5}
 INDEXES = {"ids": 0, "positions": 1, "types": 2}
 ALIGN = 64
 SLACK = 1 << 20
@@ -76,6 +76,8 @@ def _weights(lowered: Lowered) -> tuple[dict[str, Tensor], dict[tuple[str, float
     for op in lowered.program.ops:
         for weight in _matrices_of(op):
             matrices[weight.tensor.name] = weight.tensor
+        if isinstance(op, Experts):
+            vectors |= {(b.tensor.name, 0.0): b for each in op.biases for b in each}
         if isinstance(op, Attention) and op.sinks:
             vectors[op.sinks.tensor.name, 0.0] = op.sinks
         if isinstance(op, Linear) and op.bias:
@@ -277,7 +279,9 @@ class _Recorder:
 
     def _experts(self, native: NativeOp, op: Experts) -> None:
         matrices = ([self.matrix[w.tensor.name] for w in ws] for ws in (op.gate, op.up, op.down))
-        parts = list(zip(*matrices, strict=True))
+        biases = [tuple(self.vector[b.tensor.name, 0.0] for b in each) for each in op.biases]
+        none = [(-1, -1, -1)] * len(op.gate)
+        parts = [m + b for m, b in zip(zip(*matrices, strict=True), biases or none, strict=True)]
         rows = self.expert_rows[_expert_shape(op, self.lowered)]
         kind, out = ACTIVATIONS[op.activation], self.buffer(native.writes[0])
         x, routes, residual = (self.buffer(v) for v in (op.x, op.routes, native.residual))

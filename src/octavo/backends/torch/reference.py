@@ -95,7 +95,7 @@ class Reference:
             case Experts():
                 return self.experts(v[op.x.id], v[op.routes.id], op)
             case Glu():
-                return activate(v[op.gate.id], op.activation) * v[op.up.id]
+                return glu(v[op.gate.id], v[op.up.id], op.activation)
             case Add():
                 return v[op.a.id] + v[op.b.id]
         raise TypeError(f"no reference for {op.name}")
@@ -105,9 +105,10 @@ class Reference:
         for e, (gate, up, down) in enumerate(zip(op.gate, op.up, op.down, strict=True)):
             rows = routes[:, e].nonzero()[:, 0]
             if len(rows):
-                y = F.linear(x[rows], self.weight(gate))
-                y = activate(y, op.activation) * F.linear(x[rows], self.weight(up))
-                out[rows] += routes[rows, e, None] * F.linear(y, self.weight(down))
+                a, b, c = (self.weight(w) for w in op.biases[e]) if op.biases else (None,) * 3
+                g = F.linear(x[rows], self.weight(gate), a)
+                y = glu(g, F.linear(x[rows], self.weight(up), b), op.activation)
+                out[rows] += routes[rows, e, None] * F.linear(y, self.weight(down), c)
         return out
 
 
@@ -117,6 +118,13 @@ def route(x: Tensor, op: Route) -> Tensor:
     best = p.argsort(dim=-1, descending=True, stable=True)[:, : op.top_k]
     kept = torch.zeros_like(p).scatter(1, best, p.gather(1, best))
     return kept / kept.sum(-1, keepdim=True) if op.normalize else kept
+
+
+def glu(gate: Tensor, up: Tensor, kind: str) -> Tensor:
+    if kind == "swiglu_clamped":
+        gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+        return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+    return activate(gate, kind) * up
 
 
 def activate(x: Tensor, kind: str) -> Tensor:

@@ -7,13 +7,13 @@ from types import ModuleType
 from typing import Any
 
 from octavo.checkpoint.base import PACKED, Stored, Tensor
-from octavo.checkpoint.quantized import awq, bitsandbytes, compressed, fp8, gptq, mlx
+from octavo.checkpoint.quantized import awq, bitsandbytes, compressed, fp8, gptq, mlx, mxfp4
 from octavo.checkpoint.quantized.module import Module
 from octavo.errors import Unsupported
 
 METHODS: dict[str, ModuleType] = {
     "gptq": gptq, "awq": awq, "compressed-tensors": compressed, "fp8": fp8,
-    "bitsandbytes": bitsandbytes, "mlx": mlx,
+    "bitsandbytes": bitsandbytes, "mxfp4": mxfp4, "mlx": mlx,
 }  # fmt: skip
 
 
@@ -56,9 +56,9 @@ def import_quantized(tensors: Mapping[str, Stored], config: Mapping[str, Any]) -
         for module in _modules(tensors, importer.ENDINGS).values():
             if not module.has(importer.KEY):
                 continue
-            tensor = importer.read(module, settings)
-            if tensor is not None:
+            made = importer.read(module, settings)
+            if made is not None:
                 for part in module.parts.values():
                     out.pop(part.name, None)
-                out[tensor.name] = tensor
+                out |= {t.name: t for t in (made if isinstance(made, list) else [made])}
     return {name: tensor for name, tensor in out.items() if tensor.type in PACKED}

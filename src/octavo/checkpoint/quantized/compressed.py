@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from octavo.checkpoint.base import FLOATS, TensorType
-from octavo.checkpoint.grouped import Codes, Grouped
+from octavo.checkpoint.base import FLOATS, Computed, TensorType
+from octavo.checkpoint.grouped import Grouped
+from octavo.checkpoint.quantized import mxfp4
 from octavo.checkpoint.quantized.bits import U8, unpack
 from octavo.checkpoint.quantized.fp8 import read_scaled
 from octavo.checkpoint.quantized.module import Module, order_of
@@ -23,7 +24,6 @@ ENDINGS = (
 )  # fmt: skip
 KEY = "weight_scale"
 FORMATS = "pack-quantized, int-quantized, float-quantized and mxfp4-pack-quantized"
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
 
 def _group_size(config: dict[str, Any]) -> int:
@@ -94,22 +94,15 @@ def _int8(m: Module, config: dict[str, Any]) -> Grouped:
     return m.integers((rows, columns), 8, group, codes, scales, zeros)
 
 
-def _mxfp4(m: Module) -> Grouped:
-    packed = m.part("weight_packed", TensorType.U8)
-    rows, columns = packed.shape[0], packed.shape[1] * 2
-    exponents = m.part("weight_scale", TensorType.U8)
-    if exponents.shape != (rows, columns // 32) or columns % 32:
-        raise m.mismatch("weight_scale", exponents.shape, (rows, columns // 32))
-    table = np.concatenate([E2M1, -E2M1])
-
-    def read() -> Codes:
-        scales = np.ldexp(np.float32(1), exponents.array().astype(np.int32) - 127)
-        return Codes(unpack(packed.array(), 4, columns), scales.astype(np.float32), None, table)
-
-    return m.grouped(TensorType.TABLE4, (rows, columns), 32, read)
+def _mxfp4(m: Module) -> Computed:
+    packed, exponents = (m.part(f"weight_{p}", TensorType.U8) for p in ("packed", "scale"))
+    expected = (exponents.shape[0], exponents.shape[-1] * 16)
+    if packed.shape != expected:
+        raise m.mismatch("weight_packed", packed.shape, expected)
+    return mxfp4.tensor(f"{m.name}.weight", packed, exponents)
 
 
-def read(m: Module, config: dict[str, Any]) -> Grouped | None:
+def read(m: Module, config: dict[str, Any]) -> Grouped | Computed | None:
     """None for a weight that was left alone. Raises CheckpointError or Unsupported."""
     if m.has("weight_global_scale"):
         raise Unsupported(f"{m.name[:80]}: nvfp4-pack-quantized", f"supported: {FORMATS}")
