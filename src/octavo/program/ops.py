@@ -10,7 +10,7 @@ from typing import Literal
 
 from octavo.checkpoint import Tensor
 
-# swiglu_clamped: min(g, 7) sigmoid(1.702 min(g, 7)) * (clamp(u, -7, 7) + 1) for a gate g and an up u
+# swiglu_clamped: min(g, 7) sigmoid(1.702 min(g, 7)) * (clamp(u, -7, 7) + 1), gate g and up u
 Activation = Literal["silu", "gelu_tanh", "gelu", "tanh", "relu", "swiglu_clamped"]
 Task = Literal["generate", "embed", "rank"]
 

@@ -47,6 +47,8 @@ def read(m: Module, config: dict[str, Any]) -> list[Computed]:
         exponents = m.part(f"{part}_scales", TensorType.U8, dims=3)
         if packed.shape != (*exponents.shape, 16):
             raise m.mismatch(f"{part}_blocks", packed.shape, (*exponents.shape, 16))
-        for e in range(packed.shape[0]):
-            out.append(tensor(f"{m.name}.{part}.{e}", packed.part(e), exponents.part(e)))
+        out += [
+            tensor(f"{m.name}.{part}.{e}", packed.part(e), exponents.part(e))
+            for e in range(packed.shape[0])
+        ]
     return out
