@@ -251,27 +251,24 @@ def bitsandbytes8(weights: Tensors) -> Written:
 # -- MLX --------------------------------------------------------------------------------------
 
 
-def mlx(bits: int, group: int, dtype: torch.dtype = torch.float32) -> Writer:
-    """A stream of codes along the inputs; dequantized as documented, scale * code + bias."""
+def mlx(bits: int, group: int, dtype: str = "float32") -> Writer:
+    """Quantized and, from scales and biases widened to fp32, dequantized by the package."""
 
     def write(weights: Tensors) -> Written:
+        import mlx.core as mx
+
+        def to_torch(x: mx.array) -> torch.Tensor:
+            return torch.from_numpy(np.array(x.astype(mx.float32)))
+
         tensors, expected = {}, {}
-        top = (1 << bits) - 1
         for name, w in weights.items():
-            each = w.float().unflatten(1, (-1, group))
-            bias = each.amin(2).to(dtype)
-            scale = ((each.amax(2) - each.amin(2)) / top).to(dtype)
-            codes = (each - bias.float()[..., None]) / scale.float()[..., None]
-            codes = codes.round().clamp(0, top)
-            flat = codes.flatten(1).to(torch.uint8).numpy()
-            packed = _pack_rows(flat.T, bits).T.copy().view(np.uint32)
-            tensors |= {
-                f"{name}.weight": torch.from_numpy(packed),
-                f"{name}.scales": scale,
-                f"{name}.biases": bias,
-            }
-            product = codes * scale.float()[..., None] + bias.float()[..., None]
-            expected[name] = product.flatten(1)
+            x = mx.array(w.float().numpy()).astype(getattr(mx, dtype))
+            q, scales, biases = mx.quantize(x, group_size=group, bits=bits)
+            wide = scales.astype(mx.float32), biases.astype(mx.float32)
+            expected[name] = to_torch(mx.dequantize(q, *wide, group_size=group, bits=bits))
+            tensors[f"{name}.weight"] = torch.from_numpy(np.array(q))
+            for part, x in (("scales", scales), ("biases", biases)):
+                tensors[f"{name}.{part}"] = to_torch(x).to(getattr(torch, dtype))
         return Written(tensors, {"quantization": {"group_size": group, "bits": bits}}, expected)
 
     return write
@@ -318,9 +315,11 @@ WRITERS: dict[str, Writer] = {
     "fp4": bitsandbytes4("fp4", False, torch.float16),
     "bnb-int8": bitsandbytes8,
     "mlx-4": mlx(4, 64),
-    "mlx-4-bf16": mlx(4, 64, torch.bfloat16),
+    "mlx-4-bf16": mlx(4, 64, "bfloat16"),
     "mlx-8": mlx(8, 128),
+    "mlx-2": mlx(2, 64),
     "mlx-3": mlx(3, 64),
+    "mlx-5": mlx(5, 64),
     "mlx-6": mlx(6, 32),
 }
 

@@ -31,7 +31,7 @@ def grouped(kind: TensorType, rows: int, cols: int, group: int, seed: int) -> Gr
     numbers = rng.standard_normal((2, rows, groups)).astype(np.float32) * np.float32(0.02)
     table = rng.standard_normal(16).astype(np.float32) if kind is TensorType.TABLE4 else None
     read = Codes(codes, numbers[0], numbers[1] if kind in WITH_MINIMUM else None, table)
-    return Grouped("w", kind, (rows, cols), group, 0, lambda: read)
+    return Grouped("w", kind, (rows, cols), group, 0, lambda: read, 8)
 
 
 def group_of(kind: TensorType, seed: int) -> int:

@@ -44,11 +44,13 @@ def e4m3(codes: U8) -> F32:
 
 @dataclass(frozen=True, slots=True)
 class Grouped(Tensor):
-    """columns: how many share a scale, a multiple of 32. stored: bytes in the file."""
+    """columns: how many share a scale, a multiple of 32. stored: bytes in the file. bits: of a code
+    there."""
 
     columns: int
     stored: int
     read: Callable[[], Codes] = field(repr=False)
+    bits: int
     inputs: tuple[int, ...] | None = None
 
     @property

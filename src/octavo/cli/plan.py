@@ -19,6 +19,8 @@ def plan(
     offline: bool,
 ) -> None:
     """Print the memory MODEL would take, without loading it."""
+    from octavo.backends.cpu.footprint import kept
+    from octavo.checkpoint.base import GROUPED
     from octavo.checkpoint.hub import locate
     from octavo.engine.loader import open_model
     from octavo.engine.plan import make_plan, size
@@ -29,6 +31,11 @@ def plan(
         opened.lowered, name=located.name, memory=memory, context=context, threads=threads,
         kv_dtype=kv_dtype,
     )  # fmt: skip
+    for k in kept(opened.lowered):
+        wider = f", {k.bits} bits a code in the file" if k.type in GROUPED else ""
+        click.echo(
+            f"  {k.count} matrices as {k.type.name}{wider}: {size(k.stored)} -> {size(k.packed)}"
+        )
     for name, value in (
         ("weights", p.weights),
         ("buffers", p.buffers),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from octavo.backends.base import BLOCK, Limits
 from octavo.backends.cpu import Lowered
-from octavo.backends.cpu.executor import block_bytes, footprint
+from octavo.backends.cpu.footprint import block_bytes, footprint
 from octavo.errors import DoesNotFit, UsageError
 
 GIB, MIB = 1 << 30, 1 << 20

@@ -21,8 +21,15 @@ class Target:
 
 
 def adapter_targets(checkpoint: Checkpoint, program: Program) -> Mapping[str, Target]:
-    """Modules, by their Hugging Face names, that adapters can change."""
-    linears = [op for op in program.ops if isinstance(op, Linear) and not op.out.selected]
+    """Modules, by their Hugging Face names, that adapters can change.
+
+    Not those whose input is permuted for the sake of their weights: A expects it as it comes.
+    """
+    linears = [
+        op
+        for op in program.ops
+        if isinstance(op, Linear) and not op.out.selected and op.weight.tensor.order is None
+    ]
     if checkpoint.format == "hf":
         names = [op.weight.tensor.name for op in linears]
         return {name.removesuffix(".weight"): Target(name) for name in names}

@@ -1,10 +1,9 @@
-"""Loads a lowered program into the native runtime, and says beforehand how many bytes it takes."""
+"""Loads a lowered program into the native runtime."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,20 @@ import numpy as np
 
 from octavo import _native
 from octavo.backends.base import Floats, Limits, Sample, StepInput
-from octavo.backends.cpu.lower import Forms, Lowered, NativeOp, forms
-from octavo.checkpoint import Tensor
-from octavo.checkpoint.adapter import MAX_RANK
+from octavo.backends.cpu.footprint import (
+    SLACK,
+    SPARE_PARTS,
+    attentions_of,
+    expert_shape,
+    expert_shapes,
+    footprint,
+    orders_of,
+    ropes_of,
+    rotation_of,
+    scratch_floats,
+    weights_of,
+)
+from octavo.backends.cpu.lower import Lowered, NativeOp
 from octavo.errors import UsageError
 from octavo.program import (
     Activate,
@@ -27,145 +37,16 @@ from octavo.program import (
     Op,
     Permute,
     RmsNorm,
-    Rope,
     Route,
     Softcap,
     Task,
     Value,
-    Weight,
 )
 
-ADAPTED_PARTS = 3  # matrices that share an input, as native/runtime/adapter.h has it
-SPARE_PARTS = 1024  # attention partials beyond one per token: long contexts are split into these
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "tanh": 3, "relu": 4, "swiglu_clamped": 5}
 INDEXES = {"ids": 0, "positions": 1, "types": 2}
-ALIGN = 64
-SLACK = 1 << 20
 NOTHING = np.zeros(0, np.uint8)
 Progress = Callable[[int], None]  # told the bytes of each tensor as it is packed
-
-
-def _up(n: int, to: int = ALIGN) -> int:
-    return (n + to - 1) // to * to
-
-
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """Bytes of each native arena."""
-
-    weights: int
-    buffers: int
-    cache: int
-
-
-def _matrices_of(op: Op) -> tuple[Weight, ...]:
-    match op:
-        case Embed():
-            return (op.table,)
-        case Linear():
-            return (op.weight,)
-        case Experts():
-            return op.gate + op.up + op.down
-    return ()
-
-
-def _weights(lowered: Lowered) -> tuple[dict[str, Tensor], dict[tuple[str, float], Weight]]:
-    """Matrices by name and vectors by (name, offset)."""
-    matrices: dict[str, Tensor] = {}
-    vectors: dict[tuple[str, float], Weight] = {}
-    for op in lowered.program.ops:
-        for weight in _matrices_of(op):
-            matrices[weight.tensor.name] = weight.tensor
-        if isinstance(op, Experts):
-            vectors |= {(b.tensor.name, 0.0): b for each in op.biases for b in each}
-        if isinstance(op, Attention) and op.sinks:
-            vectors[op.sinks.tensor.name, 0.0] = op.sinks
-        if isinstance(op, Linear) and op.bias:
-            vectors[op.bias.tensor.name, 0.0] = op.bias
-        if isinstance(op, LayerNorm):
-            vectors[op.weight.tensor.name, 0.0] = op.weight
-            vectors[op.bias.tensor.name, 0.0] = op.bias
-        if isinstance(op, RmsNorm):
-            vectors[op.weight.tensor.name, op.weight.offset] = op.weight
-    return matrices, vectors
-
-
-def _attentions(lowered: Lowered) -> list[Attention]:
-    return [op for op in lowered.program.ops if isinstance(op, Attention)]
-
-
-def _rotation(rope: Rope) -> tuple[tuple[float, ...], float]:
-    return rope.frequencies, rope.factor
-
-
-def _ropes(lowered: Lowered) -> list[tuple[tuple[float, ...], float]]:
-    ropes = [n.attention.rope for n in lowered.ops if n.attention]
-    return list(dict.fromkeys(_rotation(rope) for rope in ropes if rope))
-
-
-def _orders(lowered: Lowered) -> list[tuple[int, ...]]:
-    return list(dict.fromkeys(op.order for op in lowered.program.ops if isinstance(op, Permute)))
-
-
-ExpertShape = tuple[int, int, int, int, Forms, Forms]  # experts, used, hidden, ffn, inputs' forms
-
-
-def _expert_shape(op: Experts, lowered: Lowered) -> ExpertShape:
-    (route,) = (r for r in lowered.program.ops if isinstance(r, Route) and r.out == op.routes)
-    ffn = op.gate[0].tensor.shape[0]
-    return len(op.gate), route.top_k, op.x.width, ffn, forms(op.gate + op.up), forms(op.down)
-
-
-def _expert_shapes(lowered: Lowered) -> list[ExpertShape]:
-    experts = (op for op in lowered.program.ops if isinstance(op, Experts))
-    return list(dict.fromkeys(_expert_shape(op, lowered) for op in experts))
-
-
-def _scratch(lowered: Lowered, limits: Limits) -> int:
-    """Floats one thread needs: any row, the heads of a token, the rows of an attention item, or a
-    group of gates and ups of every token."""
-    attention = _attentions(lowered)[0]
-    padded = _up(attention.q.width // attention.heads, 16)
-    widest = max(_up(width) for _, width, _ in lowered.acts)
-    return (
-        max(widest, _up(attention.q.width), 16 * padded, 64 * max(limits.tokens, limits.selected))
-        + ALIGN
-    )
-
-
-def block_bytes(lowered: Lowered, kv_dtype: str) -> int:
-    """Bytes of one KV block over all layers."""
-    c = lowered.program.cache
-    return _native.cache_block_bytes(c.layers, c.kv_heads, c.head_dim, kv_dtype)
-
-
-def footprint(lowered: Lowered, limits: Limits, threads: int, kv_dtype: str) -> Footprint:
-    """What `load` will allocate, exactly but for page rounding."""
-    matrices, vectors = _weights(lowered)
-    weights = sum(_native.matrix_bytes(int(t.type), t.group, *t.shape) for t in matrices.values())
-    weights += sum(_up(4 * _up(w.tensor.shape[0], 16)) for w in vectors.values())
-    attention = _attentions(lowered)[0]
-    padded = _up(attention.q.width // attention.heads, 16)
-    rows = {False: limits.tokens, True: limits.selected}
-    buffers = threads * (
-        _up(4 * (_up(_scratch(lowered, limits)) + 32)) + 4 * _up(lowered.program.output.width)
-    )
-    buffers += sum(_up(4 * (rows[s] * _up(w) + 16)) for s, w in lowered.buffers)
-    buffers += sum(_native.act_bytes(rows[s], w, *forms) for s, w, forms in lowered.acts)
-    ropes = _ropes(lowered)
-    buffers += sum(_up(4 * len(f)) + _up(8 * limits.tokens * len(f)) for f, _ in ropes)
-    buffers += sum(_up(4 * len(order)) for order in _orders(lowered))
-    buffers += sum(
-        _native.expert_rows_bytes(limits.tokens, *shape) for shape in _expert_shapes(lowered)
-    )
-    parts = (limits.tokens + SPARE_PARTS) * attention.heads
-    buffers += 2 * _up(4 * parts) + _up(4 * parts * padded)
-    buffers += _up(limits.tokens * attention.heads * padded * 4)
-    if lowered.adapters:
-        buffers += _up(4 * ADAPTED_PARTS * limits.tokens * MAX_RANK)
-    return Footprint(
-        weights + SLACK, buffers + SLACK, limits.blocks * block_bytes(lowered, kv_dtype)
-    )
 
 
 class CpuExecutable:
@@ -213,7 +94,7 @@ class _Recorder:
         self, lowered: Lowered, model: _native.Model, progress: Progress, mapped: bool
     ) -> None:
         self.lowered, self.model = lowered, model
-        matrices, vectors = _weights(lowered)
+        matrices, vectors = weights_of(lowered)
         self.matrix, self.vector = {}, {}
         # Largest first: its file pages are dropped before anything else takes memory.
         for name, t in sorted(matrices.items(), key=lambda item: -item[1].nbytes):
@@ -223,10 +104,10 @@ class _Recorder:
         for key, w in vectors.items():
             values = w.tensor.vector() + np.float32(w.offset)
             self.vector[key] = model.add_vector(np.ascontiguousarray(values, np.float32))
-        self.rope = {r: model.add_rope(np.array(r[0], np.float32), r[1]) for r in _ropes(lowered)}
-        self.order = {o: model.add_order(np.array(o, np.int32)) for o in _orders(lowered)}
-        self.expert_rows = {s: model.add_expert_rows(*s) for s in _expert_shapes(lowered)}
-        kinds = dict.fromkeys((op.window, op.causal) for op in _attentions(lowered))
+        self.rope = {r: model.add_rope(np.array(r[0], np.float32), r[1]) for r in ropes_of(lowered)}
+        self.order = {o: model.add_order(np.array(o, np.int32)) for o in orders_of(lowered)}
+        self.expert_rows = {s: model.add_expert_rows(*s) for s in expert_shapes(lowered)}
+        kinds = dict.fromkeys((op.window, op.causal) for op in attentions_of(lowered))
         self.schedule = {kind: model.add_schedule(*kind) for kind in kinds}
         self.buffers = [model.add_buffer(s, w) for s, w in lowered.buffers]
         self.acts = [model.add_act(s, w, *forms) for s, w, forms in lowered.acts]
@@ -282,7 +163,7 @@ class _Recorder:
         biases = [tuple(self.vector[b.tensor.name, 0.0] for b in each) for each in op.biases]
         none = [(-1, -1, -1)] * len(op.gate)
         parts = [m + b for m, b in zip(zip(*matrices, strict=True), biases or none, strict=True)]
-        rows = self.expert_rows[_expert_shape(op, self.lowered)]
+        rows = self.expert_rows[expert_shape(op, self.lowered)]
         kind, out = ACTIVATIONS[op.activation], self.buffer(native.writes[0])
         x, routes, residual = (self.buffer(v) for v in (op.x, op.routes, native.residual))
         self.model.experts(x, routes, parts, kind, rows, out, residual)
@@ -332,7 +213,7 @@ class _Recorder:
             heads=op.heads, kv_heads=op.kv_heads, head_dim=op.q.width // op.heads,
             schedule=self.schedule[op.window, op.causal], q_norm=self.norm_weight(p.q_norm),
             k_norm=self.norm_weight(p.k_norm),
-            rope=self.rope[_rotation(p.rope)] if p.rope else -1,
+            rope=self.rope[rotation_of(p.rope)] if p.rope else -1,
             sinks=self.vector[op.sinks.tensor.name, 0.0] if op.sinks else -1,
             act=self.act(native.act), scale=op.scale, eps=norm.eps if norm else 0.0,
             softcap=op.softcap,
@@ -372,7 +253,7 @@ def load(
         raise UsageError(str(e), "OCTAVO_ISA=scalar octavo doctor") from None
     model = _native.Model(
         isa=isa, threads=threads, weight_bytes=size.weights, buffer_bytes=size.buffers,
-        tokens=limits.tokens, selected=limits.selected, features=_scratch(lowered, limits),
+        tokens=limits.tokens, selected=limits.selected, features=scratch_floats(lowered, limits),
     )  # fmt: skip
     if lowered.adapters:
         model.allow_adapters()

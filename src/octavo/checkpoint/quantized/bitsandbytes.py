@@ -67,7 +67,7 @@ def _four_bits(m: Module) -> Grouped:
         scales = _absmax(m, state, rows * columns // block)
         return Codes(codes, scales.reshape(rows, -1), None, table)
 
-    return m.grouped(TensorType.TABLE4, (rows, columns), block, read)
+    return m.grouped(TensorType.TABLE4, (rows, columns), block, read, 4)
 
 
 def read(m: Module, config: dict[str, Any]) -> Grouped | None:

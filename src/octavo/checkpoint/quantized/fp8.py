@@ -47,7 +47,7 @@ def read_scaled(m: Module, block: object) -> Grouped:
             raise CheckpointError(f"{m.name[:80]}.weight holds a NaN")
         return Codes(codes, scales)
 
-    return m.grouped(TensorType.FP8, (rows, columns), group, read)
+    return m.grouped(TensorType.FP8, (rows, columns), group, read, 8)
 
 
 def read(m: Module, config: dict[str, Any]) -> Grouped | None:

@@ -35,4 +35,4 @@ def read(m: Module, config: dict[str, Any]) -> Grouped:
         return Codes(unpack(weight.array(), bits, columns), scales, minima)
 
     kind = TensorType.INT8_MIN if bits > 4 else TensorType.INT4_MIN
-    return m.grouped(kind, (rows, columns), group, read_codes)
+    return m.grouped(kind, (rows, columns), group, read_codes, bits)

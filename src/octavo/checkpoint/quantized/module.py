@@ -95,14 +95,14 @@ class Module:
         def read() -> Codes:
             return Codes(codes(), np.broadcast_to(scales, (rows, scales.shape[1])), minima)
 
-        return self.grouped(kinds[not symmetric], shape, group, read, order)
+        return self.grouped(kinds[not symmetric], shape, group, read, bits, order)
 
     def grouped(
         self, kind: TensorType, shape: tuple[int, int], group: int, read: Callable[[], Codes],
-        order: tuple[int, ...] | None = None,
+        bits: int, order: tuple[int, ...] | None = None,
     ) -> Grouped:  # fmt: skip
         stored = sum(t.nbytes for t in self.parts.values())
-        return Grouped(f"{self.name}.weight", kind, shape, group, stored, read, order)
+        return Grouped(f"{self.name}.weight", kind, shape, group, stored, read, bits, order)
 
 
 def order_of(indices: npt.NDArray[np.int32], group: int, name: str) -> tuple[int, ...] | None:
