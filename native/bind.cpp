@@ -177,8 +177,8 @@ NB_MODULE(_native, m) {
       })
       .def("add_vector", [](Model& self, Floats data) { return self.add_vector(data.data(), data.size()); })
       .def("add_buffer", [](Model& self, bool selected, int width) { return self.add_buffer(selected ? Rows::selected : Rows::tokens, width); })
-      .def("add_act", [](Model& self, bool selected, int width, bool int8, bool bf16, bool f32) {
-        return self.add_act(selected ? Rows::selected : Rows::tokens, width, {int8, bf16, f32});
+      .def("add_act", [](Model& self, bool selected, int width, std::tuple<bool, bool, bool> all, std::tuple<bool, bool> adapted) {
+        return self.add_act(selected ? Rows::selected : Rows::tokens, width, forms(all), std::get<0>(adapted), std::get<1>(adapted));
       })
       .def("add_rope", [](Model& self, Floats f, float factor) { return self.add_rope(f.data(), int(f.size()), factor); })
       .def("add_order", [](Model& self, Ints order) { return self.add_order(order.data(), int(order.size())); })

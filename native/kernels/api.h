@@ -54,6 +54,7 @@ struct Act {
   int32_t* neg16;   // k / 16 a row     the same per 16 (Q6_K)
   uint16_t* bf16;   // [rows][2k]       x rounded to bf16, then the remainder rounded to bf16
   float* f32;       // [rows][k]
+  bool adapted_bf16, adapted_f32;  // forms that only adapters read: left out where a step has none that do
 };
 
 INLINE size_t tiled(int row, int group, int groups) {

@@ -18,10 +18,11 @@ inline size_t act_bytes(int rows, int width, ActForms forms) {
   return bytes;
 }
 
-inline Act allocate_act(Arena& arena, int rows, int width, ActForms forms) {
+inline Act allocate_act(Arena& arena, int rows, int width, ActForms forms, bool adapted_bf16 = false, bool adapted_f32 = false) {
   const size_t m = align_up(size_t(rows), ROW_TILE), k = padded_cols(size_t(width));
   Act a{};
   a.k = int(k);
+  a.adapted_bf16 = adapted_bf16, a.adapted_f32 = adapted_f32;
   if (forms.int8) {
     a.q = arena.allocate<int8_t>(m * 2 * k);
     a.scale = arena.allocate<float>(m * k / 32);

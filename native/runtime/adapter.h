@@ -39,6 +39,11 @@ class Adapter {
     }
   }
 
+  bool reads(Format format) const {
+    for (const auto& [matrix, part] : parts_) if (part.format == format) return true;
+    return false;
+  }
+
   const LowRank* find(int matrix) const {
     auto it = parts_.find(matrix);
     return it == parts_.end() ? nullptr : &it->second;

@@ -58,8 +58,8 @@ int Model::add_buffer(Rows rows, int width) {
   return int(buffers_.size()) - 1;
 }
 
-int Model::add_act(Rows rows, int width, ActForms forms) {
-  acts_.push_back({rows, allocate_act(buffers_arena_, row_count(rows), width, forms)});
+int Model::add_act(Rows rows, int width, ActForms forms, bool adapted_bf16, bool adapted_f32) {
+  acts_.push_back({rows, allocate_act(buffers_arena_, row_count(rows), width, forms, adapted_bf16, adapted_f32)});
   return int(acts_.size()) - 1;
 }
 
@@ -241,6 +241,9 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
       if (!adapters_.at(size_t(s.adapter))) throw std::invalid_argument("no such adapter");
       context_.runs.push_back({adapters_[size_t(s.adapter)].get(), s.first, s.count});
     }
+  context_.reads_bf16 = context_.reads_f32 = false;
+  for (const AdapterRun& run : context_.runs)
+    context_.reads_bf16 |= run.adapter->reads(BF16), context_.reads_f32 |= run.adapter->reads(F32);
   for (Schedule& s : context_.schedules) plan_attention(context_, s, heads_, kv_heads_);
   std::vector<Sample> samples(sampling.size());
   profile_.begin();

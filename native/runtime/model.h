@@ -31,7 +31,7 @@ class Model {
   int add_matrix(Storage storage, const uint8_t* data, size_t data_bytes, size_t rows, size_t cols);
   int add_vector(const float* data, size_t n);  // padded with zeros to 16
   int add_buffer(Rows rows, int width);
-  int add_act(Rows rows, int width, ActForms forms);
+  int add_act(Rows rows, int width, ActForms forms, bool adapted_bf16, bool adapted_f32);  // forms that only adapters read
   int add_rope(const float* frequencies, int half, float factor);
   int add_order(const int32_t* order, int n);
   int add_schedule(int window, bool causal);

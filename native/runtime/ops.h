@@ -94,6 +94,12 @@ struct Context {
   std::vector<AdapterRun> runs; // rows of the step that have an adapter
   float* low_rank = nullptr;    // [part][token][MAX_RANK] A x of the next linear layer; null: no adapters here
   int low_rank_tokens = 0;
+  bool reads_bf16 = false, reads_f32 = false;  // whether adapters of the step do
+  Act wanted(Act a) const {
+    if (a.adapted_bf16 && !reads_bf16) a.bf16 = nullptr;
+    if (a.adapted_f32 && !reads_f32) a.f32 = nullptr;
+    return a;
+  }
   float* projected(int part, int token) const { return low_rank + (size_t(part) * size_t(low_rank_tokens) + size_t(token)) * MAX_RANK; }
   std::vector<uint8_t> live;    // by panel of the head: whether a token in it may be drawn; empty: compute all
 };

@@ -134,7 +134,7 @@ void AttentionOp::merge(Context& c, int t, float* row) {
                        s_.sinks ? s_.sinks + head : nullptr, row + head * s_.head_dim);
   }
   for (int i = s_.heads * s_.head_dim; i < s_.act.k; i++) row[i] = 0;
-  c.kernels->emit(s_.act, t, 0, s_.act.k, row);
+  c.kernels->emit(c.wanted(s_.act), t, 0, s_.act.k, row);
 }
 
 }  // namespace octavo

@@ -39,15 +39,17 @@ void EmbedOp::run(Context& c, int, int thread, Work& work) {
 }
 
 void SelectOp::run(Context& c, int, int thread, Work& work) {
+  const Act act = c.wanted(act_);
   work.each(thread, c.step.selected, 1, [&](int begin, int end) {
     for (int i = begin; i < end; i++) {
       memcpy(out_.row(i), in_.row(c.step.select[i]), size_t(in_.stride) * sizeof(float));
-      if (act_.k) c.kernels->emit(act_, i, 0, act_.k, out_.row(i));
+      if (act.k) c.kernels->emit(act, i, 0, act.k, out_.row(i));
     }
   });
 }
 
 void NormOp::run(Context& c, int, int thread, Work& work) {
+  const Act act = c.wanted(act_);
   float* y = c.scratch[size_t(thread)];
   work.each(thread, c.step.rows(rows_), 1, [&](int begin, int end) {
     for (int t = begin; t < end; t++) {
@@ -57,12 +59,13 @@ void NormOp::run(Context& c, int, int thread, Work& work) {
         float* out = out_.row(t);
         for (int i = 0; i < in_.width; i++) out[i] = residual_.data ? residual_.row(t)[i] + y[i] : y[i];
       }
-      if (act_.k) c.kernels->emit(act_, t, 0, act_.k, y);
+      if (act.k) c.kernels->emit(act, t, 0, act.k, y);
     }
   });
 }
 
 void LayerNormOp::run(Context& c, int, int thread, Work& work) {
+  const Act act = c.wanted(act_);
   const int n = in_.width;
   work.each(thread, c.step.rows(rows_), 1, [&](int begin, int end) {
     for (int t = begin; t < end; t++) {
@@ -75,7 +78,7 @@ void LayerNormOp::run(Context& c, int, int thread, Work& work) {
       const double scale = 1 / std::sqrt(variance / n + double(eps_));
       for (int i = 0; i < n; i++) y[i] = float((double(x[i]) - mean) * scale) * weight_[i] + bias_[i];
       pad(y, n, out_.stride);
-      if (act_.k) c.kernels->emit(act_, t, 0, act_.k, y);
+      if (act.k) c.kernels->emit(act, t, 0, act.k, y);
     }
   });
 }
@@ -141,6 +144,7 @@ void LinearOp::run(Context& c, int, int thread, Work& work) {
 
 void GatedOp::run(Context& c, int, int thread, Work& work) {
   const int rows = c.step.rows(rows_), panels = gate_.weight.panel_count();
+  const Act out = c.wanted(out_);
   float* y = c.scratch[size_t(thread)];
   auto project = [&](const LinearPart& p, int part, int group, float* out) {
     constexpr int EACH = GROUP / PANEL;
@@ -156,15 +160,16 @@ void GatedOp::run(Context& c, int, int thread, Work& work) {
       project(gate_, 0, g, y);
       if (up_.weight.panels) project(up_, 1, g, y + GROUP);
       else for (int t = 0; t < rows; t++) std::fill_n(y + t * WIDTH + GROUP, GROUP, 1.0f);
-      c.kernels->gated(kind_, y, y + GROUP, WIDTH, rows, out_, g * GROUP, GROUP);
+      c.kernels->gated(kind_, y, y + GROUP, WIDTH, rows, out, g * GROUP, GROUP);
     }
   });
 }
 
 void GluOp::run(Context& c, int, int thread, Work& work) {
+  const Act out = c.wanted(out_);
   work.each(thread, out_.k / GROUP, 1, [&](int begin, int end) {
     for (int i = begin * GROUP; i < end * GROUP; i += GROUP)
-      c.kernels->gated(kind_, gate_.data + i, up_.data + i, gate_.stride, c.step.rows(rows_), out_, i, GROUP);
+      c.kernels->gated(kind_, gate_.data + i, up_.data + i, gate_.stride, c.step.rows(rows_), out, i, GROUP);
   });
 }
 
@@ -188,13 +193,14 @@ void SoftcapOp::run(Context& c, int, int thread, Work& work) {
 }
 
 void EmitOp::run(Context& c, int, int thread, Work& work) {
+  const Act act = c.wanted(act_);
   float* y = c.scratch[size_t(thread)];
   work.each(thread, c.step.rows(rows_), 1, [&](int begin, int end) {
     for (int t = begin; t < end; t++) {
       const float* x = in_.data ? in_.row(t) : source_.f32 + size_t(t) * size_t(source_.k);
       for (int i = 0; i < width_; i++) y[i] = x[order_ ? order_[i] : i];
-      pad(y, width_, act_.k);
-      c.kernels->emit(act_, t, 0, act_.k, y);
+      pad(y, width_, act.k);
+      c.kernels->emit(act, t, 0, act.k, y);
     }
   });
 }

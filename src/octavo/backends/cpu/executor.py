@@ -110,7 +110,7 @@ class _Recorder:
         kinds = dict.fromkeys((op.window, op.causal) for op in attentions_of(lowered))
         self.schedule = {kind: model.add_schedule(*kind) for kind in kinds}
         self.buffers = [model.add_buffer(s, w) for s, w in lowered.buffers]
-        self.acts = [model.add_act(s, w, *forms) for s, w, forms in lowered.acts]
+        self.acts = [model.add_act(*act) for act in lowered.acts]
 
     def buffer(self, value: Value | None) -> int:
         return -1 if value is None else self.buffers[self.lowered.buffer_of[value.id]]

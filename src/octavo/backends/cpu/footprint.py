@@ -111,7 +111,7 @@ def scratch_floats(lowered: Lowered, limits: Limits) -> int:
     group of gates and ups of every token."""
     attention = attentions_of(lowered)[0]
     padded = _up(attention.q.width // attention.heads, 16)
-    widest = max(_up(width) for _, width, _ in lowered.acts)
+    widest = max(_up(width) for _, width, *_ in lowered.acts)
     return (
         max(widest, _up(attention.q.width), 16 * padded, 64 * max(limits.tokens, limits.selected))
         + ALIGN
@@ -163,7 +163,7 @@ def footprint(lowered: Lowered, limits: Limits, threads: int, kv_dtype: str) -> 
         _up(4 * (_up(scratch_floats(lowered, limits)) + 32)) + 4 * _up(lowered.program.output.width)
     )
     buffers += sum(_up(4 * (rows[s] * _up(w) + 16)) for s, w in lowered.buffers)
-    buffers += sum(_native.act_bytes(rows[s], w, *forms) for s, w, forms in lowered.acts)
+    buffers += sum(_native.act_bytes(rows[s], w, *forms) for s, w, forms, _ in lowered.acts)
     ropes = ropes_of(lowered)
     buffers += sum(_up(4 * len(f)) + _up(8 * limits.tokens * len(f)) for f, _ in ropes)
     buffers += sum(_up(4 * len(order)) for order in orders_of(lowered))

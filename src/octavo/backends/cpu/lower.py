@@ -36,6 +36,9 @@ from octavo.program import (
 Forms = tuple[bool, bool, bool]  # int8, bf16, fp32 copies of a linear layer's input
 FLOATING = {TensorType.F32, TensorType.F16, TensorType.TABLE4, TensorType.FP8}  # read fp32
 
+# Of selected rows?, width, forms, and which of bf16 and fp32 only adapters read
+ActShape = tuple[bool, int, Forms, tuple[bool, bool]]
+
 WIDEST_HEAD = 512  # dimensions; kernels keep a head on the stack
 # Operations that leave their result as an input of linear layers; some of them nowhere else.
 EMITTING = (Attention, Glu, Activate, RmsNorm, LayerNorm, SelectRows, Permute)
@@ -77,7 +80,7 @@ class Lowered:
     ops: list[NativeOp]
     adapters: bool = False  # whether LoRA adapters may be loaded
     buffers: list[tuple[bool, int]] = field(default_factory=list)  # (selected rows?, width)
-    acts: list[tuple[bool, int, Forms]] = field(default_factory=list)
+    acts: list[ActShape] = field(default_factory=list)
     buffer_of: dict[int, int] = field(default_factory=dict)  # value id -> buffer
     act_of: dict[int, int] = field(default_factory=dict)
 
@@ -263,7 +266,7 @@ def _assign(lowered: Lowered) -> None:
         ids = [v.id for v in op.reads] + ([op.source.id] if op.source else [])
         last.update(dict.fromkeys(ids, i))
     free: dict[tuple[bool, int], list[int]] = {}
-    free_acts: dict[tuple[bool, int, Forms], list[int]] = {}
+    free_acts: dict[ActShape, list[int]] = {}
     for i, op in enumerate(lowered.ops):
         dead = [v for v in op.reads if last[v.id] == i]
         in_place = [v for v in dead if v == op.residual and len(op.writes) == 1]
@@ -289,7 +292,7 @@ def _assign(lowered: Lowered) -> None:
 
 
 def _assign_act(
-    lowered: Lowered, value: Value, free: dict[tuple[bool, int, Forms], list[int]]
+    lowered: Lowered, value: Value, free: dict[ActShape, list[int]]
 ) -> None:
     users = [op for n in lowered.ops if n.source == value for op in n.ops]
     weights = [op.weight for op in users if isinstance(op, Linear) and op.x == value]
@@ -297,7 +300,9 @@ def _assign_act(
     if not weights and not permuted:
         raise Unsupported("a value that no linear layer reads")
     adapters = lowered.adapters and not value.selected
-    key = (value.selected, value.width, forms(weights, permuted, adapters))
+    own, every = forms(weights, permuted), forms(weights, permuted, adapters)
+    adapted = (every[1] and not own[1], every[2] and not own[2])
+    key = (value.selected, value.width, every, adapted)
     if free.get(key):
         lowered.act_of[value.id] = free[key].pop()
     else:
