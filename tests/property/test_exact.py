@@ -17,6 +17,8 @@ from octavo.backends.cpu import CpuExecutable, load, lower
 from octavo.checkpoint import open_checkpoint
 from octavo.engine import Engine, Request, SamplingParams
 from octavo.models import build_program
+from tests.families import FAMILIES, save_family
+from tests.quantized_models import WRITERS, quantize_folder
 from tests.small_models import Small, save_gguf, save_hf
 
 Output = list[tuple[int | None, float, list[tuple[int, float]], str | None]]
@@ -99,9 +101,25 @@ def alone(pool: Pool, requests: list[Request]) -> dict[str, Output]:
     return out
 
 
-@pytest.fixture(scope="module", params=["llama", "llama-int8", "gemma3"])
+# A family, then the format its matrices are stored in.
+OTHERS = [
+    ("gemma2", ""), ("gpt-oss", ""), ("qwen3-moe", "gptq-8"), ("llama", "gptq-4-act-order"), ("phi3", "fp8-row"),
+]  # fmt: skip
+
+
+@pytest.fixture(
+    scope="module",
+    params=["llama", "llama-int8", "gemma3", *OTHERS],
+    ids=lambda p: "-".join(p) if isinstance(p, tuple) else p,
+)
 def pool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pool:
-    folder = tmp_path_factory.mktemp(request.param)
+    folder = tmp_path_factory.mktemp("model")
+    if isinstance(request.param, tuple):
+        family, format = request.param
+        save_family(FAMILIES[family], folder)
+        if format:
+            quantize_folder(folder, WRITERS[format], lambda name: "proj" in name)
+        return Pool(folder)
     if request.param == "gemma3":
         save_hf(Small(family="gemma3", heads=4, kv_heads=2, layers=6, window=40), folder)
         return Pool(folder)
