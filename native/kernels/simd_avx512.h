@@ -35,9 +35,8 @@ static inline VF f_e8m0(const uint8_t* p) {  // 2^(p - 128)
   return {_mm512_mul_ps(_mm512_castsi512_ps(_mm512_max_epu32(b, _mm512_set1_epi32(0x00400000))), _mm512_set1_ps(0.5f))};
 }
 static inline VF f_fp8(const uint8_t* p) {  // e4m3; 2^120 moves the exponent's bias from 127 to 7
-  const __m512i b = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
-  const __m512i sign = _mm512_slli_epi32(_mm512_and_si512(b, _mm512_set1_epi32(128)), 24), rest = _mm512_slli_epi32(_mm512_and_si512(b, _mm512_set1_epi32(127)), 20);
-  return {_mm512_mul_ps(_mm512_castsi512_ps(_mm512_or_si512(sign, rest)), _mm512_set1_ps(0x1p120f))};
+  const __m512i b = _mm512_slli_epi32(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)), 20);  // the sign, five times
+  return {_mm512_mul_ps(_mm512_castsi512_ps(_mm512_and_si512(b, _mm512_set1_epi32((int)0x87F00000))), _mm512_set1_ps(0x1p120f))};
 }
 static inline VF f_int(VI a) { return {_mm512_cvtepi32_ps(a.v)}; }
 static inline VF f_u8(const uint8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)))}; }
