@@ -291,9 +291,7 @@ def _assign(lowered: Lowered) -> None:
             free_acts.setdefault(lowered.acts[slot], []).append(slot)
 
 
-def _assign_act(
-    lowered: Lowered, value: Value, free: dict[ActShape, list[int]]
-) -> None:
+def _assign_act(lowered: Lowered, value: Value, free: dict[ActShape, list[int]]) -> None:
     users = [op for n in lowered.ops if n.source == value for op in n.ops]
     weights = [op.weight for op in users if isinstance(op, Linear) and op.x == value]
     permuted = any(isinstance(op, Permute) and op.x == value for op in users)
