@@ -163,6 +163,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "gpt2": Family("gpt2", GPT2, "gpt2"),
     "olmo2": Family("olmo2", _small(), "olmo2"),
+    "olmo3": Family("olmo3", _small(sliding_window=24, num_hidden_layers=5)),
+    "gemma": Family("gemma", _small(head_dim=24, tie_word_embeddings=True), "gemma"),
+    "seed-oss": Family("seed_oss", _small(head_dim=16), "seed_oss"),
     "starcoder2": Family("starcoder2", _small(sliding_window=24), "starcoder2"),
     "phi": Family("phi", _small(partial_rotary_factor=0.5), "phi2"),
     "gpt-oss": Family(

@@ -8,6 +8,7 @@ from octavo.checkpoint import Checkpoint
 from octavo.errors import Unsupported
 from octavo.models import (
     bert,
+    gemma,
     gemma2,
     gemma3,
     gpt2,
@@ -15,12 +16,14 @@ from octavo.models import (
     llama,
     mixtral,
     olmo2,
+    olmo3,
     olmoe,
     opt,
     phi,
     phi3,
     qwen2,
     qwen3,
+    seed_oss,
     starcoder2,
 )
 from octavo.program import Program
@@ -39,9 +42,11 @@ ARCHITECTURES: dict[str, Family] = {
     "qwen3_moe": qwen3.build,
     "olmoe": olmoe.build,
     "olmo2": olmo2.build,
+    "olmo3": olmo3.build,
     "phi": phi.build,
     "phi2": phi.build,
     "phi3": phi3.build,
+    "gemma": gemma.build,
     "gemma2": gemma2.build,
     "gemma3": gemma3.build,
     "gemma3_text": gemma3.build,
@@ -49,6 +54,7 @@ ARCHITECTURES: dict[str, Family] = {
     "gpt_oss": gpt_oss.build,
     "gpt2": gpt2.build,
     "opt": opt.build,
+    "seed_oss": seed_oss.build,
     "starcoder2": starcoder2.build,
     "bert": bert.build,
     "roberta": bert.build,

@@ -1,0 +1,20 @@
+"""Seed-OSS: llama with biases on queries, keys and values; GGUF has another name for a norm."""
+
+from __future__ import annotations
+
+from octavo.checkpoint import Checkpoint
+from octavo.models.decoder import Decoder
+from octavo.program import Program
+
+
+def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
+    """The forward pass of a Seed-OSS checkpoint. Raises CheckpointError or Unsupported."""
+    d = Decoder(checkpoint)
+    rotation = d.rotation(context)
+    x = d.embed()
+    for i in range(d.shape.layers):
+        x = d.b.add(x, d.attention(d.norm(x, "attn_norm", i), i, rotation))
+        y = d.norm(x, "attn_post" if d.gguf else "ffn_norm", i)
+        x = d.b.add(x, d.glu(y, i, "silu"))
+    d.head(x)
+    return d.build()
