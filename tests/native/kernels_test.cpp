@@ -32,7 +32,7 @@ struct Input {  // activations of `tokens` rows in every form, in exact allocati
     const size_t n = rows * size_t(k);
     q.resize(2 * n), scale.resize(n / 32), scaled.resize(n / 32), neg32.resize(n / 32), neg16.resize(n / 16), bf16.resize(2 * n), f32.resize(n);
   }
-  Act act() { return {k, q.data(), scale.data(), scaled.data(), neg32.data(), neg16.data(), bf16.data(), f32.data()}; }
+  Act act() { return {k, q.data(), scale.data(), scaled.data(), neg32.data(), neg16.data(), bf16.data(), f32.data(), false, false}; }
 };
 
 uint8_t* aligned(std::vector<uint8_t>& storage, size_t bytes) {
