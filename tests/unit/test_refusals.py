@@ -144,9 +144,21 @@ def test_unknown_architecture(tmp_path: Path) -> None:
 def test_rope(
     parameters: dict[str, Any], error: type[Exception], reason: str, tmp_path: Path
 ) -> None:
-    path = folder(tmp_path, {"weight": floats(2, 2)}, rope_parameters=parameters)
+    tensors = {"weight": floats(2, 2)}
+    path = folder(tmp_path, tensors, rope_parameters=parameters, num_hidden_layers=1)
     with pytest.raises(error, match=reason):
         build_program(open_checkpoint(path))
+
+
+def test_absurd_sizes(tmp_path: Path) -> None:
+    """Refused before anything of that size is made."""
+    tensors = {"weight": floats(2, 2)}
+    for sizes, reason in (
+        ({"num_hidden_layers": 1 << 23}, "8388608 layers, 1 tensors"),
+        ({"num_hidden_layers": 1, "head_dim": 1 << 23}, "8388608 dimensions"),
+    ):
+        with pytest.raises(CheckpointError, match=reason):
+            build_program(open_checkpoint(folder(tmp_path, tensors, **sizes)))
 
 
 def test_pickled_weights(tmp_path: Path) -> None:

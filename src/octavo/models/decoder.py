@@ -15,6 +15,7 @@ from octavo.models.rope import Rotation
 from octavo.program import Activation, Builder, Program, Value
 
 Norms = Literal["rms", "layer"]
+WIDEST_HEAD = 4096  # dimensions; a damaged file may claim anything
 
 
 @dataclass(frozen=True)
@@ -66,18 +67,20 @@ class Decoder:
 
         heads, hidden = size("heads"), size("hidden")
         kv_heads, head_dim = size("kv_heads", heads), size("head_dim", max(1, hidden // heads))
-        if heads % kv_heads:
+        if heads % kv_heads or head_dim > WIDEST_HEAD:
             raise CheckpointError(
                 f"{self.checkpoint.path.name}: {heads} heads over {kv_heads} KV heads of "
                 f"{head_dim} dimensions is impossible"
             )
+        if (layers := size("layers")) > (held := len(self.checkpoint.tensors)):
+            raise CheckpointError(f"{self.checkpoint.path.name}: {layers} layers, {held} tensors")
         table = self.names["embed"] + ".weight"
         vocabulary = self.checkpoint.tensor(table).shape[0] if self.gguf else size("vocabulary")
         key = self.keys["eps" if self.norms == "rms" else "layer_norm_eps"]
         eps = self.meta.number(key, None if self.gguf else default_eps)
         ffn = size("ffn", 4 * hidden)
         return Shape(
-            layers=size("layers"), hidden=hidden, ffn=ffn, heads=heads, kv_heads=kv_heads,
+            layers=layers, hidden=hidden, ffn=ffn, heads=heads, kv_heads=kv_heads,
             head_dim=head_dim, vocabulary=vocabulary, context=size("context"), eps=eps,
             window=optional("window"), experts=optional("experts", "local_experts"),
             experts_used=optional("experts_used"), expert_ffn=size("expert_ffn", ffn),
