@@ -28,10 +28,10 @@ def _numbers(d: Decoder) -> tuple[float, float, float]:
 
     s = d.shape
     if d.gguf:
-        width = s.hidden / s.heads if s.layers == LAYERS_27B else s.head_dim
-        return width**-0.5, cap("attn_logit_softcapping"), cap("final_logit_softcapping")
-    scale = d.meta.number("query_pre_attn_scalar", 256.0) ** -0.5
-    return scale, cap("attn_logit_softcapping"), cap("final_logit_softcapping")
+        square = s.hidden / s.heads if s.layers == LAYERS_27B else s.head_dim
+    else:
+        square = d.meta.number("query_pre_attn_scalar", 256.0)
+    return square**-0.5, cap("attn_logit_softcapping"), cap("final_logit_softcapping")
 
 
 def build(checkpoint: Checkpoint, context: int | None = None) -> Program:

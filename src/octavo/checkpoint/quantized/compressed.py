@@ -26,24 +26,20 @@ KEY = "weight_scale"
 FORMATS = "pack-quantized, int-quantized, float-quantized and mxfp4-pack-quantized"
 
 
-def _group_size(config: dict[str, Any]) -> int:
-    """Of the first scheme that has one; a module's own number of groups corrects it."""
+def _setting(config: dict[str, Any], key: str) -> Any:
+    """What the first scheme that says it has for its weights; None if none does."""
     groups = config.get("config_groups")
     for scheme in groups.values() if isinstance(groups, dict) else ():
         weights = scheme.get("weights") if isinstance(scheme, dict) else None
-        size = weights.get("group_size") if isinstance(weights, dict) else None
-        if isinstance(size, int) and size > 0:
-            return size
-    return 0
-
-
-def _block(config: dict[str, Any]) -> object:
-    groups = config.get("config_groups")
-    for scheme in groups.values() if isinstance(groups, dict) else ():
-        weights = scheme.get("weights") if isinstance(scheme, dict) else None
-        if isinstance(weights, dict) and weights.get("block_structure"):
-            return weights["block_structure"]
+        if isinstance(weights, dict) and weights.get(key):
+            return weights[key]
     return None
+
+
+def _group_size(config: dict[str, Any]) -> int:
+    """A module's own number of groups corrects it."""
+    size = _setting(config, "group_size")
+    return size if isinstance(size, int) and size > 0 else 0
 
 
 def _packed(m: Module, config: dict[str, Any]) -> Grouped:
@@ -111,4 +107,6 @@ def read(m: Module, config: dict[str, Any]) -> Grouped | Computed | None:
     kind = m.part("weight", TensorType.I8, TensorType.FP8_E4M3, *FLOATS).type
     if kind is TensorType.I8:
         return _int8(m, config)
-    return read_scaled(m, _block(config)) if kind is TensorType.FP8_E4M3 else None
+    if kind is TensorType.FP8_E4M3:
+        return read_scaled(m, _setting(config, "block_structure"))
+    return None
