@@ -74,6 +74,12 @@ struct LinearArgs {
   int group = 0;          // features that share a scale, in formats that leave it open: a multiple of 32
 };
 
+struct KeyRange {                // keys and values of one sequence and KV head
+  const uint8_t* pool;           // of this layer and KV head: pool + block * AttendArgs::block_stride
+  const int32_t* blocks;         // block table of the sequence
+  int begin, end;                // key positions
+};
+
 struct AttendArgs {
   // ATTEND_ROWS or fewer query rows that share one KV head and one block table.
   int rows;
@@ -82,10 +88,9 @@ struct AttendArgs {
   int window;                    // 0: unlimited
   float softcap;                 // scores s become softcap * tanh(s / softcap); 0: as they are
   int head_dim;                  // padded to 16
-  const uint8_t* pool;           // KV of this layer and KV head: pool + block * block_stride
   size_t block_stride;
-  const int32_t* blocks;         // block table of the sequence
-  int begin, end;                // key positions to cover; begin is a multiple of KV_CHUNK
+  KeyRange keys;                 // what to cover; begin is a multiple of KV_CHUNK
+  KeyRange next;                 // what will be asked for after that, to be fetched meanwhile; may be empty
   float* max[ATTEND_ROWS];       // partial results: running maximum,
   float* sum[ATTEND_ROWS];       // sum of exponentials,
   float* out[ATTEND_ROWS];       // and weighted values [head_dim]

@@ -113,9 +113,9 @@ double time_attention(const std::string& isa, int kv_type, int head_dim, int que
     k->store_q(x.data(), head_dim, padded, 0.125f, type, q + size_t(r * padded) * 4);
     a.q[r] = q + size_t(r * padded) * 4, a.position[r] = keys - 1, a.max[r] = max + r, a.sum[r] = sum + r, a.out[r] = out + r * padded;
   }
-  a.rows = queries, a.head_dim = padded, a.pool = pool, a.block_stride = bytes, a.blocks = table.data();
+  a.rows = queries, a.head_dim = padded, a.block_stride = bytes, a.keys = {pool, table.data(), 0, 0};
   return least(seconds, [&](int) {
-    for (a.begin = 0; a.begin < keys; a.begin += KV_CHUNK) a.end = std::min(a.begin + KV_CHUNK, keys), k->attend[type](a);
+    for (int i = 0; i < keys; i += KV_CHUNK) a.keys.begin = i, a.keys.end = std::min(i + KV_CHUNK, keys), k->attend[type](a);
   });
 }
 

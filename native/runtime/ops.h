@@ -43,7 +43,7 @@ struct Span {  // consecutive tokens of one sequence within the step
   int adapter;        // slot, or -1
 };
 
-struct AttendItem { int span, row, rows, chunk_begin, chunk_end, part; };
+struct AttendItem { int span, row, rows, keys, chunk_begin, chunk_end, part; };  // rows see no more than the first `keys`
 
 struct Schedule {  // attention work of a step for one window size; the same for every layer that has it
   int window;
@@ -276,7 +276,8 @@ class AttentionOp : public Op {
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
   void store(Context& c, int row, int head, float* tmp);
-  void attend(Context& c, const AttendItem& item, int kv_head, float* tmp);
+  KeyRange keys(const Context& c, int index) const;
+  void attend(Context& c, int index, int units, float* tmp);
   void merge(Context& c, int t, float* row);
   AttentionSpec s_;
 };

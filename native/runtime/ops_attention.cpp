@@ -24,7 +24,7 @@ void plan_attention(const Context& c, Schedule& s, int heads, int kv_heads) {
       const int last = (row + rows - 1) / group;
       const int newest = span.position + (s.causal ? last : span.count - 1);
       const int begin = first_key(row / group) / KV_CHUNK, end = newest / KV_CHUNK + 1;
-      s.items.push_back({int(i), row, rows, begin, end, -1});
+      s.items.push_back({int(i), row, rows, newest + 1, begin, end, -1});
       row += rows;
     }
     // Splitting keys needs one partial per chunk; when they are out, one thread walks all chunks: same bits.
@@ -34,7 +34,7 @@ void plan_attention(const Context& c, Schedule& s, int heads, int kv_heads) {
       std::vector<AttendItem> whole;
       while (!s.items.empty() && s.items.back().span == int(i)) { whole.push_back(s.items.back()); s.items.pop_back(); }
       for (const AttendItem& w : whole)
-        for (int k = span_begin; k < span_begin + chunks; k++) s.items.push_back({w.span, w.row, w.rows, k, k + 1, k - span_begin});
+        for (int k = span_begin; k < span_begin + chunks; k++) s.items.push_back({w.span, w.row, w.rows, w.keys, k, k + 1, k - span_begin});
     }
     for (int t = 0; t < span.count; t++) {
       s.part_begin[size_t(span.first + t)] = part;
@@ -53,9 +53,9 @@ void AttentionOp::run(Context& c, int phase, int thread, Work& work) {
       for (int i = begin; i < end; i++) store(c, i / units, i % units, tmp);
     });
   } else if (phase == 1) {
-    const auto& items = c.schedules[size_t(s_.schedule)].items;
-    work.each(thread, int(items.size()) * s_.kv_heads, 1, [&](int begin, int end) {
-      for (int i = begin; i < end; i++) attend(c, items[size_t(i / s_.kv_heads)], i % s_.kv_heads, tmp);
+    const int units = int(c.schedules[size_t(s_.schedule)].items.size()) * s_.kv_heads;
+    work.each(thread, units, 1, [&](int begin, int end) {
+      for (int i = begin; i < end; i++) attend(c, i, units, tmp);
     });
   } else {
     work.each(thread, c.step.tokens, 1, [&](int begin, int end) {
@@ -85,9 +85,19 @@ void AttentionOp::store(Context& c, int t, int unit, float* tmp) {
   else c.kernels->store_k(x, d, c.kv.padded, position % BLOCK, c.kv.type, block);
 }
 
-void AttentionOp::attend(Context& c, const AttendItem& item, int kv_head, float* tmp) {
+// What unit of work `index` reads: an item and a KV head.
+KeyRange AttentionOp::keys(const Context& c, int index) const {
+  const AttendItem& item = c.schedules[size_t(s_.schedule)].items[size_t(index / s_.kv_heads)];
+  const int32_t* blocks = c.step.tables + c.step.spans[size_t(item.span)].table;
+  return {c.kv.at(s_.layer, 0, index % s_.kv_heads), blocks, item.chunk_begin * KV_CHUNK, std::min(item.chunk_end * KV_CHUNK, item.keys)};
+}
+
+void AttentionOp::attend(Context& c, int index, int units, float* tmp) {
   const Schedule& s = c.schedules[size_t(s_.schedule)];
+  const AttendItem& item = s.items[size_t(index / s_.kv_heads)];
+  const KeyRange all = keys(c, index);
   const Span& span = c.step.spans[size_t(item.span)];
+  const int kv_head = index % s_.kv_heads;
   const int group = s_.heads / s_.kv_heads, d = c.kv.padded;
   float max[ATTEND_ROWS], sum[ATTEND_ROWS];
   size_t slot[ATTEND_ROWS];
@@ -96,29 +106,25 @@ void AttentionOp::attend(Context& c, const AttendItem& item, int kv_head, float*
   a.window = s.window;
   a.softcap = s_.softcap;
   a.head_dim = d;
-  a.pool = c.kv.at(s_.layer, 0, kv_head);
   a.block_stride = c.kv.block_bytes();
-  a.blocks = c.step.tables + span.table;
-  int last = 0;
   for (int r = 0; r < item.rows; r++) {
     const int t = (item.row + r) / group, head = kv_head * group + (item.row + r) % group;
     a.q[r] = c.queries + (size_t(span.first + t) * size_t(s_.heads) + size_t(head)) * size_t(d) * 4;
     a.position[r] = span.position + (s.causal ? t : span.count - 1);
-    last = std::max(last, a.position[r]);
     const int part = s.part_begin[size_t(span.first + t)] + std::max(item.part, 0);
     slot[r] = size_t(part) * size_t(s_.heads) + size_t(head);
     a.max[r] = c.part_max + slot[r];
     a.sum[r] = c.part_sum + slot[r];
     a.out[r] = c.part_out + slot[r] * size_t(d);
   }
-  if (item.chunk_begin * KV_CHUNK > last)  // a split span whose earlier tokens see nothing of this chunk
+  if (all.begin >= all.end)  // a split span whose earlier tokens see nothing of this chunk
     for (int r = 0; r < item.rows; r++) *a.max[r] = MASKED, *a.sum[r] = 0, memset(a.out[r], 0, size_t(d) * sizeof(float));
-  for (int chunk = item.chunk_begin; chunk < item.chunk_end; chunk++) {
-    a.begin = chunk * KV_CHUNK;
-    a.end = std::min(a.begin + KV_CHUNK, last + 1);
-    if (a.begin >= a.end) break;
+  for (int begin = all.begin; begin < all.end; begin += KV_CHUNK) {
+    a.keys = a.next = all;
+    a.keys.begin = begin, a.keys.end = a.next.begin = std::min(begin + KV_CHUNK, all.end);
+    if (a.next.begin == all.end) a.next = index + 1 < units ? keys(c, index + 1) : KeyRange{};
     c.kernels->attend[c.kv.type](a);  // the first chunk goes where the result belongs, later ones are folded in
-    if (chunk > item.chunk_begin)
+    if (begin > all.begin)
       for (int r = 0; r < item.rows; r++)
         c.kernels->merge(&c.part_max[slot[r]], &c.part_sum[slot[r]], c.part_out + slot[r] * size_t(d), max[r], sum[r], a.out[r], d);
     for (int r = 0; r < item.rows; r++) a.max[r] = max + r, a.sum[r] = sum + r, a.out[r] = tmp + r * d;

@@ -116,7 +116,7 @@ void check_attention(KvType type, int head_dim, int keys, int rows) {
     kernels->store_q(x.data(), head_dim, padded, 1, type, queries[size_t(r)].data());
     a.q[r] = queries[size_t(r)].data(), a.position[r] = keys - 1 - r % keys, a.max[r] = &max[size_t(r)], a.sum[r] = &sum[size_t(r)], a.out[r] = &out[size_t(r * padded)];
   }
-  a.rows = rows, a.head_dim = padded, a.pool = pool, a.block_stride = each, a.blocks = table.data(), a.end = keys;
+  a.rows = rows, a.head_dim = padded, a.block_stride = each, a.keys = {pool, table.data(), 0, keys};
   kernels->attend[type](a);
   for (int r = 0; r < rows; r++) {
     std::vector<double> scores, value(size_t(head_dim), 0);
