@@ -135,7 +135,7 @@ NB_MODULE(_native, m) {
   m.def("cache_block_bytes", [](int layers, int heads, int head_dim, const std::string& type) {
     return Model::cache_block_bytes(layers, heads, head_dim, kv_type(type));
   });
-  m.def("act_bytes", [](int rows, int width, bool int8, bool bf16, bool f32) { return act_bytes(rows, width, {int8, bf16, f32}); });
+  m.def("input_bytes", [](int rows, int width, std::tuple<bool, bool, bool> all, int own) { return input_bytes(rows, width, forms(all), own); });
   m.def("expert_rows_bytes", [](int tokens, int experts, int top, int hidden, int ffn, std::tuple<bool, bool, bool> in, std::tuple<bool, bool, bool> mid) {
     return expert_rows_bytes(tokens, experts, top, hidden, ffn, forms(in), forms(mid));
   });
@@ -177,8 +177,8 @@ NB_MODULE(_native, m) {
       })
       .def("add_vector", [](Model& self, Floats data) { return self.add_vector(data.data(), data.size()); })
       .def("add_buffer", [](Model& self, bool selected, int width) { return self.add_buffer(selected ? Rows::selected : Rows::tokens, width); })
-      .def("add_act", [](Model& self, bool selected, int width, std::tuple<bool, bool, bool> all, std::tuple<bool, bool> adapted) {
-        return self.add_act(selected ? Rows::selected : Rows::tokens, width, forms(all), std::get<0>(adapted), std::get<1>(adapted));
+      .def("add_act", [](Model& self, bool selected, int width, std::tuple<bool, bool, bool> all, std::tuple<bool, bool> adapted, bool apart) {
+        return self.add_act(selected ? Rows::selected : Rows::tokens, width, forms(all), apart, std::get<0>(adapted), std::get<1>(adapted));
       })
       .def("add_rope", [](Model& self, Floats f, float factor) { return self.add_rope(f.data(), int(f.size()), factor); })
       .def("add_order", [](Model& self, Ints order) { return self.add_order(order.data(), int(order.size())); })

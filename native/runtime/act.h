@@ -1,5 +1,8 @@
 // Room for the input of linear layers, in the forms that its consumers read.
 #pragma once
+#include <algorithm>
+#include <vector>
+
 #include "../kernels/api.h"
 #include "memory.h"
 #include "pack.h"
@@ -33,6 +36,31 @@ inline Act allocate_act(Arena& arena, int rows, int width, ActForms forms, bool 
   if (forms.bf16) a.bf16 = arena.allocate<uint16_t>(m * 2 * k);
   if (forms.f32) a.f32 = arena.allocate<float>(m * k);
   return a;
+}
+
+// Steps of no more features than this compute what linear layers read once for each thread: quicker than to
+// divide the rows, wait, and fetch the others' share from their cores.
+constexpr int OWN_FEATURES = 16 << 10;
+
+// The input of linear layers: all threads' or, in small steps and where its producer can, each thread's own.
+struct Input {
+  Act shared{};
+  std::vector<Act> own;  // by thread; empty: always shared
+
+  bool apart(int rows) const { return !own.empty() && rows * shared.k <= OWN_FEATURES; }
+  const Act& of(int rows, int thread) const { return apart(rows) ? own[size_t(thread)] : shared; }
+};
+
+inline int own_rows(int rows, int width) { return std::min(rows, OWN_FEATURES / int(padded_cols(size_t(width)))); }
+
+inline size_t input_bytes(int rows, int width, ActForms forms, int own) {
+  return act_bytes(rows, width, forms) + size_t(own) * act_bytes(own_rows(rows, width), width, forms);
+}
+
+inline Input allocate_input(Arena& arena, int rows, int width, ActForms forms, int own, bool adapted_bf16, bool adapted_f32) {
+  Input in{allocate_act(arena, rows, width, forms, adapted_bf16, adapted_f32), {}};
+  for (int i = 0; i < own; i++) in.own.push_back(allocate_act(arena, own_rows(rows, width), width, forms, adapted_bf16, adapted_f32));
+  return in;
 }
 
 }  // namespace octavo

@@ -58,8 +58,8 @@ int Model::add_buffer(Rows rows, int width) {
   return int(buffers_.size()) - 1;
 }
 
-int Model::add_act(Rows rows, int width, ActForms forms, bool adapted_bf16, bool adapted_f32) {
-  acts_.push_back({rows, allocate_act(buffers_arena_, row_count(rows), width, forms, adapted_bf16, adapted_f32)});
+int Model::add_act(Rows rows, int width, ActForms forms, bool apart, bool adapted_bf16, bool adapted_f32) {
+  acts_.push_back({rows, allocate_input(buffers_arena_, row_count(rows), width, forms, apart ? threads() : 0, adapted_bf16, adapted_f32)});
   return int(acts_.size()) - 1;
 }
 
@@ -131,11 +131,11 @@ void Model::linear(int act_index, const std::vector<Part>& parts) {
 void Model::gated(int in, const Part& gate, const Part& up, int kind, int act_index) {
   const RowAct& source = acts_.at(size_t(in));
   if (context_.low_rank && source.rows == Rows::tokens)
-    ops_.push_back(std::make_unique<LowRankOp>(source.act, std::vector<int>{gate.matrix, up.matrix}));
+    ops_.push_back(std::make_unique<LowRankOp>(source.input, std::vector<int>{gate.matrix, up.matrix}));
   auto part = [&](const Part& p) {
     return p.matrix < 0 ? LinearPart{} : LinearPart{matrices_.at(size_t(p.matrix)), Buffer{}, vector(p.bias), nullptr};
   };
-  ops_.push_back(std::make_unique<GatedOp>(source.rows, source.act, part(gate), part(up), kind, act(act_index)));
+  ops_.push_back(std::make_unique<GatedOp>(source.rows, source.input, part(gate), part(up), kind, act(act_index)));
 }
 
 void Model::glu(int gate, int up, int kind, int act_index) {
@@ -208,7 +208,6 @@ void Model::allocate_cache(int layers, int blocks, int heads, int head_dim, KvTy
   context_.part_max = buffers_arena_.allocate<float>(pairs);
   context_.part_sum = buffers_arena_.allocate<float>(pairs);
   context_.part_out = buffers_arena_.allocate<float>(pairs * size_t(kv.padded));
-  context_.queries = buffers_arena_.allocate<uint8_t>(size_t(limits_.tokens) * size_t(heads_) * size_t(kv.padded) * 4);
 }
 
 void Model::copy_block(int from, int to) {

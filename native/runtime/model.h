@@ -31,7 +31,8 @@ class Model {
   int add_matrix(Storage storage, const uint8_t* data, size_t data_bytes, size_t rows, size_t cols);
   int add_vector(const float* data, size_t n);  // padded with zeros to 16
   int add_buffer(Rows rows, int width);
-  int add_act(Rows rows, int width, ActForms forms, bool adapted_bf16, bool adapted_f32);  // forms that only adapters read
+  // apart: its producer can give each thread its own; then what the producer reads must stay until the operation after it.
+  int add_act(Rows rows, int width, ActForms forms, bool apart, bool adapted_bf16, bool adapted_f32);  // forms that only adapters read
   int add_rope(const float* frequencies, int half, float factor);
   int add_order(const int32_t* order, int n);
   int add_schedule(int window, bool causal);
@@ -86,11 +87,11 @@ class Model {
 
  private:
   struct Row { Rows rows; Buffer buffer; };
-  struct RowAct { Rows rows; Act act; };
+  struct RowAct { Rows rows; Input input; };
   int row_count(Rows r) const { return r == Rows::tokens ? limits_.tokens : limits_.selected; }
   Buffer buffer(int i) const { return i < 0 ? Buffer{} : buffers_.at(size_t(i)).buffer; }
   const float* vector(int i) const { return i < 0 ? nullptr : vectors_.at(size_t(i)); }
-  Act act(int i) const { return i < 0 ? Act{} : acts_.at(size_t(i)).act; }
+  Input act(int i) const { return i < 0 ? Input{} : acts_.at(size_t(i)).input; }
   void check(const Step& step) const;
   void plan_head(const std::vector<SamplingRow>& sampling);
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "../kernels/api.h"
+#include "act.h"
 #include "adapter.h"
 #include "memory.h"
 #include "pool.h"
@@ -88,7 +89,6 @@ struct Context {
   size_t scratch_floats = 0;
   float *part_max = nullptr, *part_sum = nullptr, *part_out = nullptr;  // attention partials
   int part_capacity = 0;                                                // in (token, chunk) pairs
-  uint8_t* queries = nullptr;
   const float* head = nullptr;  // the logits
   size_t expert_bytes = 0;      // weights of experts read since loading
   std::vector<AdapterRun> runs; // rows of the step that have an adapter
@@ -103,6 +103,12 @@ struct Context {
   float* projected(int part, int token) const { return low_rank + (size_t(part) * size_t(low_rank_tokens) + size_t(token)) * MAX_RANK; }
   std::vector<uint8_t> live;    // by panel of the head: whether a token in it may be drawn; empty: compute all
 };
+
+// Rows of `in` that this thread computes: all where inputs are apart, else its share, which all threads leave together.
+template <class F> void each_row(const Input& in, int rows, int thread, Work& work, F&& f) {
+  if (in.apart(rows)) f(0, rows);
+  else work.each(thread, rows, 1, f);
+}
 
 class Op {
  public:
@@ -129,33 +135,33 @@ class EmbedOp : public Op {
 // out = in[select]; to `act` as well for linear layers
 class SelectOp : public Op {
  public:
-  SelectOp(Buffer in, Buffer out, Act act) : in_(in), out_(out), act_(act) {}
+  SelectOp(Buffer in, Buffer out, Input act) : in_(in), out_(out), act_(act) {}
   std::string name(int) const override { return "select"; }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
-  Buffer in_, out_; Act act_;
+  Buffer in_, out_; Input act_;
 };
 
 // y = (in - mean) / sqrt(variance + eps) * weight + bias; to `out`, and to `act` for linear layers.
 class LayerNormOp : public Op {
  public:
-  LayerNormOp(Rows rows, Buffer in, const float* weight, const float* bias, float eps, Buffer out, Act act)
+  LayerNormOp(Rows rows, Buffer in, const float* weight, const float* bias, float eps, Buffer out, Input act)
       : rows_(rows), in_(in), weight_(weight), bias_(bias), eps_(eps), out_(out), act_(act) {}
   std::string name(int) const override { return "norm"; }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
-  Rows rows_; Buffer in_; const float *weight_, *bias_; float eps_; Buffer out_; Act act_;
+  Rows rows_; Buffer in_; const float *weight_, *bias_; float eps_; Buffer out_; Input act_;
 };
 
 // y = rms_norm(in) * weight; to `act` for linear layers, or to `out`, optionally onto a residual.
 class NormOp : public Op {
  public:
-  NormOp(Rows rows, Buffer in, const float* weight, float eps, Buffer out, Buffer residual, Act act)
+  NormOp(Rows rows, Buffer in, const float* weight, float eps, Buffer out, Buffer residual, Input act)
       : rows_(rows), in_(in), weight_(weight), eps_(eps), out_(out), residual_(residual), act_(act) {}
   std::string name(int) const override { return "norm"; }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
-  Rows rows_; Buffer in_; const float* weight_; float eps_; Buffer out_, residual_; Act act_;
+  Rows rows_; Buffer in_; const float* weight_; float eps_; Buffer out_, residual_; Input act_;
 };
 
 // out = a + b
@@ -176,45 +182,45 @@ struct LinearPart { Matrix weight; Buffer out; const float* bias; const float* r
 // The first half of adapters: A x for every matrix that reads this input.
 class LowRankOp : public Op {
  public:
-  LowRankOp(Act act, std::vector<int> matrices) : act_(act), matrices_(std::move(matrices)) {}
+  LowRankOp(Input act, std::vector<int> matrices) : act_(act), matrices_(std::move(matrices)) {}
   std::string name(int) const override { return "adapters"; }
   bool idle(const Context& c) const override { return c.runs.empty(); }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
-  Act act_; std::vector<int> matrices_;
+  Input act_; std::vector<int> matrices_;
 };
 
 // Several matrices applied to the same input, divided among threads by panels.
 class LinearOp : public Op {
  public:
-  LinearOp(Rows rows, Act act, std::vector<LinearPart> parts) : rows_(rows), act_(act), parts_(std::move(parts)) {}
+  LinearOp(Rows rows, Input act, std::vector<LinearPart> parts) : rows_(rows), act_(act), parts_(std::move(parts)) {}
   std::string name(int) const override;  // "linear IN->OUT"
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
-  Rows rows_; Act act_; std::vector<LinearPart> parts_;
+  Rows rows_; Input act_; std::vector<LinearPart> parts_;
 };
 
 // Gate and up projections with what follows them, group by group of features: what lies between never leaves the core.
 // Without an up projection the gate is multiplied by one.
 class GatedOp : public Op {
  public:
-  GatedOp(Rows rows, Act in, LinearPart gate, LinearPart up, int kind, Act out)
+  GatedOp(Rows rows, Input in, LinearPart gate, LinearPart up, int kind, Input out)
       : rows_(rows), in_(in), out_(out), gate_(gate), up_(up), kind_(kind) {}
   std::string name(int) const override { return "gated " + std::to_string(gate_.weight.cols) + "->" + std::to_string(gate_.weight.rows); }
   void run(Context& c, int phase, int thread, Work& work) override;
   static constexpr int WIDTH = 2 * GROUP;  // scratch floats a row: gates, then ups
  private:
-  Rows rows_; Act in_, out_; LinearPart gate_, up_; int kind_;
+  Rows rows_; Input in_, out_; LinearPart gate_, up_; int kind_;
 };
 
 // Gates and ups that lie in buffers of one width, for linear layers.
 class GluOp : public Op {
  public:
-  GluOp(Rows rows, Buffer gate, Buffer up, int kind, Act out) : rows_(rows), gate_(gate), up_(up), kind_(kind), out_(out) {}
+  GluOp(Rows rows, Buffer gate, Buffer up, int kind, Input out) : rows_(rows), gate_(gate), up_(up), kind_(kind), out_(out) {}
   std::string name(int) const override { return "glu"; }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
-  Rows rows_; Buffer gate_, up_; int kind_; Act out_;
+  Rows rows_; Buffer gate_, up_; int kind_; Input out_;
 };
 
 struct Rotation {  // of the step's tokens: a row of `half` cosines and as many sines each
@@ -246,12 +252,12 @@ class SoftcapOp : public Op {
 // Rows as input of linear layers, in the given order of features or as they are; from a buffer or from another input.
 class EmitOp : public Op {
  public:
-  EmitOp(Rows rows, Buffer in, Act source, const int32_t* order, int width, Act act)
+  EmitOp(Rows rows, Buffer in, Input source, const int32_t* order, int width, Input act)
       : rows_(rows), in_(in), source_(source), order_(order), width_(width), act_(act) {}
   std::string name(int) const override { return "emit"; }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
-  Rows rows_; Buffer in_; Act source_; const int32_t* order_; int width_; Act act_;
+  Rows rows_; Buffer in_; Input source_; const int32_t* order_; int width_; Input act_;
 };
 
 struct AttentionSpec {
@@ -264,10 +270,11 @@ struct AttentionSpec {
   int interleaved;
   float softcap;                 // 0: none
   const float* sinks;            // one a head, or null
-  Act act;
+  Input act;
 };
 
-// Phase 0 normalises and rotates queries and keys and writes the cache, 1 attends, 2 merges partials.
+// Phase 0 writes keys and values into the cache, 1 attends, 2 merges partials. Where every sequence has one new
+// token, who attends to its newest keys writes them first, and phase 0 has nothing to do.
 class AttentionOp : public Op {
  public:
   explicit AttentionOp(const AttentionSpec& s) : s_(s) {}
@@ -275,10 +282,12 @@ class AttentionOp : public Op {
   int phases() const override { return 3; }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
-  void store(Context& c, int row, int head, float* tmp);
+  const float* turned(const Context& c, Buffer from, const float* norm, int t, int head, float* tmp) const;
+  void store(Context& c, const Span& span, int t, int kv_head, float* tmp) const;
+  bool stores_first(const Context& c) const;
   KeyRange keys(const Context& c, int index) const;
   void attend(Context& c, int index, int units, float* tmp);
-  void merge(Context& c, int t, float* row);
+  void merge(Context& c, int t, const Act& act, float* row);
   AttentionSpec s_;
 };
 

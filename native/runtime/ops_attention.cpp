@@ -47,10 +47,14 @@ void plan_attention(const Context& c, Schedule& s, int heads, int kv_heads) {
 
 void AttentionOp::run(Context& c, int phase, int thread, Work& work) {
   float* tmp = c.scratch[size_t(thread)];
-  const int units = s_.heads + 2 * s_.kv_heads;
   if (phase == 0) {
-    work.each(thread, c.step.tokens * units, units, [&](int begin, int end) {
-      for (int i = begin; i < end; i++) store(c, i / units, i % units, tmp);
+    if (!stores_first(c)) return;
+    work.each(thread, c.step.tokens * s_.kv_heads, s_.kv_heads, [&](int begin, int end) {
+      const Span* span = &c.step.spans[0];
+      for (int i = begin; i < end; i++) {
+        while (i / s_.kv_heads >= span->first + span->count) span++;
+        store(c, *span, i / s_.kv_heads, i % s_.kv_heads, tmp);
+      }
     });
   } else if (phase == 1) {
     const int units = int(c.schedules[size_t(s_.schedule)].items.size()) * s_.kv_heads;
@@ -58,31 +62,31 @@ void AttentionOp::run(Context& c, int phase, int thread, Work& work) {
       for (int i = begin; i < end; i++) attend(c, i, units, tmp);
     });
   } else {
-    work.each(thread, c.step.tokens, 1, [&](int begin, int end) {
-      for (int t = begin; t < end; t++) merge(c, t, tmp);
+    each_row(s_.act, c.step.tokens, thread, work, [&](int begin, int end) {
+      const Act act = c.wanted(s_.act.of(c.step.tokens, thread));
+      for (int t = begin; t < end; t++) merge(c, t, act, tmp);
     });
   }
 }
 
-void AttentionOp::store(Context& c, int t, int unit, float* tmp) {
-  const bool query = unit < s_.heads, value = unit >= s_.heads + s_.kv_heads;
-  const int head = query ? unit : (unit - s_.heads) % s_.kv_heads, d = s_.head_dim;
-  const float* x = (query ? s_.q : value ? s_.v : s_.k).row(t) + head * d;
-  if (!value) {
-    const float* norm = query ? s_.q_norm : s_.k_norm;
-    if (norm) c.kernels->rms_norm(x, norm, d, s_.eps, tmp), x = tmp;
-    if (s_.rope.table) c.kernels->rope(x, s_.rope.row(t), s_.rope.half, d, s_.interleaved, tmp + d + SLACK), x = tmp + d + SLACK;
-  }
-  if (query) {
-    uint8_t* out = c.queries + (size_t(t) * size_t(s_.heads) + size_t(head)) * size_t(c.kv.padded) * 4;
-    return c.kernels->store_q(x, d, c.kv.padded, s_.scale, c.kv.type, out);
-  }
-  const Span* span = &c.step.spans[0];
-  while (t >= span->first + span->count) span++;
-  const int position = c.step.positions[t];
-  uint8_t* block = c.kv.at(s_.layer, c.step.tables[span->table + position / BLOCK], head);
-  if (value) c.kernels->store_v(x, d, c.kv.padded, position % BLOCK, c.kv.type, block);
-  else c.kernels->store_k(x, d, c.kv.padded, position % BLOCK, c.kv.type, block);
+bool AttentionOp::stores_first(const Context& c) const {
+  return c.step.tokens > int(c.step.spans.size()) || s_.heads / s_.kv_heads > ATTEND_ROWS;
+}
+
+// A head's row, normalised and rotated if that is asked for; `tmp` has room for two.
+const float* AttentionOp::turned(const Context& c, Buffer from, const float* norm, int t, int head, float* tmp) const {
+  const int d = s_.head_dim;
+  const float* x = from.row(t) + head * d;
+  if (norm) c.kernels->rms_norm(x, norm, d, s_.eps, tmp), x = tmp;
+  if (s_.rope.table) c.kernels->rope(x, s_.rope.row(t), s_.rope.half, d, s_.interleaved, tmp + d + SLACK), x = tmp + d + SLACK;
+  return x;
+}
+
+void AttentionOp::store(Context& c, const Span& span, int t, int kv_head, float* tmp) const {
+  const int position = c.step.positions[t], slot = position % BLOCK;
+  uint8_t* block = c.kv.at(s_.layer, c.step.tables[span.table + position / BLOCK], kv_head);
+  c.kernels->store_k(turned(c, s_.k, s_.k_norm, t, kv_head, tmp), s_.head_dim, c.kv.padded, slot, c.kv.type, block);
+  c.kernels->store_v(s_.v.row(t) + kv_head * s_.head_dim, s_.head_dim, c.kv.padded, slot, c.kv.type, block);
 }
 
 // What unit of work `index` reads: an item and a KV head.
@@ -100,7 +104,9 @@ void AttentionOp::attend(Context& c, int index, int units, float* tmp) {
   const int kv_head = index % s_.kv_heads;
   const int group = s_.heads / s_.kv_heads, d = c.kv.padded;
   float max[ATTEND_ROWS], sum[ATTEND_ROWS];
+  float *queries = tmp + ATTEND_ROWS * d, *spare = queries + ATTEND_ROWS * d;  // after the partial outputs
   size_t slot[ATTEND_ROWS];
+  if (!stores_first(c) && all.end == item.keys) store(c, span, span.first, kv_head, spare);
   AttendArgs a{};
   a.rows = item.rows;
   a.window = s.window;
@@ -109,7 +115,8 @@ void AttentionOp::attend(Context& c, int index, int units, float* tmp) {
   a.block_stride = c.kv.block_bytes();
   for (int r = 0; r < item.rows; r++) {
     const int t = (item.row + r) / group, head = kv_head * group + (item.row + r) % group;
-    a.q[r] = c.queries + (size_t(span.first + t) * size_t(s_.heads) + size_t(head)) * size_t(d) * 4;
+    c.kernels->store_q(turned(c, s_.q, s_.q_norm, span.first + t, head, spare), s_.head_dim, d, s_.scale, c.kv.type, queries + r * d);
+    a.q[r] = queries + r * d;
     a.position[r] = span.position + (s.causal ? t : span.count - 1);
     const int part = s.part_begin[size_t(span.first + t)] + std::max(item.part, 0);
     slot[r] = size_t(part) * size_t(s_.heads) + size_t(head);
@@ -131,7 +138,7 @@ void AttentionOp::attend(Context& c, int index, int units, float* tmp) {
   }
 }
 
-void AttentionOp::merge(Context& c, int t, float* row) {
+void AttentionOp::merge(Context& c, int t, const Act& act, float* row) {
   const Schedule& s = c.schedules[size_t(s_.schedule)];
   const int d = c.kv.padded, first = s.part_begin[size_t(t)], count = s.part_begin[size_t(t) + 1] - first;
   for (int head = 0; head < s_.heads; head++) {
@@ -139,8 +146,8 @@ void AttentionOp::merge(Context& c, int t, float* row) {
     c.kernels->combine(c.part_max + slot, c.part_sum + slot, c.part_out + slot * size_t(d), count, s_.heads, d, s_.head_dim,
                        s_.sinks ? s_.sinks + head : nullptr, row + head * s_.head_dim);
   }
-  for (int i = s_.heads * s_.head_dim; i < s_.act.k; i++) row[i] = 0;
-  c.kernels->emit(c.wanted(s_.act), t, 0, s_.act.k, row);
+  for (int i = s_.heads * s_.head_dim; i < act.k; i++) row[i] = 0;
+  c.kernels->emit(act, t, 0, act.k, row);
 }
 
 }  // namespace octavo

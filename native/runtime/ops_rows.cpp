@@ -39,7 +39,7 @@ void EmbedOp::run(Context& c, int, int thread, Work& work) {
 }
 
 void SelectOp::run(Context& c, int, int thread, Work& work) {
-  const Act act = c.wanted(act_);
+  const Act act = c.wanted(act_.shared);
   work.each(thread, c.step.selected, 1, [&](int begin, int end) {
     for (int i = begin; i < end; i++) {
       memcpy(out_.row(i), in_.row(c.step.select[i]), size_t(in_.stride) * sizeof(float));
@@ -49,9 +49,10 @@ void SelectOp::run(Context& c, int, int thread, Work& work) {
 }
 
 void NormOp::run(Context& c, int, int thread, Work& work) {
-  const Act act = c.wanted(act_);
+  const int rows = c.step.rows(rows_);
+  const Act act = c.wanted(act_.of(rows, thread));
   float* y = c.scratch[size_t(thread)];
-  work.each(thread, c.step.rows(rows_), 1, [&](int begin, int end) {
+  each_row(act_, rows, thread, work, [&](int begin, int end) {
     for (int t = begin; t < end; t++) {
       c.kernels->rms_norm(in_.row(t), weight_, in_.width, eps_, y);
       pad(y, in_.width, int(padded_cols(size_t(in_.width))));
@@ -65,7 +66,7 @@ void NormOp::run(Context& c, int, int thread, Work& work) {
 }
 
 void LayerNormOp::run(Context& c, int, int thread, Work& work) {
-  const Act act = c.wanted(act_);
+  const Act act = c.wanted(act_.shared);
   const int n = in_.width;
   work.each(thread, c.step.rows(rows_), 1, [&](int begin, int end) {
     for (int t = begin; t < end; t++) {
@@ -91,6 +92,7 @@ void AddOp::run(Context& c, int, int thread, Work& work) {
 }
 
 void LowRankOp::run(Context& c, int, int thread, Work& work) {
+  const Act& act = act_.of(c.step.tokens, thread);
   const int parts = int(matrices_.size());
   work.each(thread, int(c.runs.size()) * parts, 1, [&](int begin, int end) {
     for (int i = begin; i < end; i++) {
@@ -98,9 +100,9 @@ void LowRankOp::run(Context& c, int, int thread, Work& work) {
       const LowRank* lr = run.adapter->find(matrices_[size_t(i % parts)]);
       if (!lr) continue;
       Act rows{};
-      rows.k = act_.k;
-      rows.bf16 = act_.bf16 + size_t(run.first) * 2 * size_t(act_.k);
-      rows.f32 = act_.f32 + size_t(run.first) * size_t(act_.k);
+      rows.k = act.k;
+      rows.bf16 = act.bf16 + size_t(run.first) * 2 * size_t(act.k);
+      rows.f32 = act.f32 + size_t(run.first) * size_t(act.k);
       float* out = c.projected(i % parts, run.first);
       const LinearArgs args{lr->a, lr->panel_bytes, lr->inputs, rows, run.count, out, MAX_RANK, nullptr, nullptr};
       c.kernels->linear[lr->format](args, 0, (lr->rank + PANEL - 1) / PANEL);
@@ -119,6 +121,7 @@ std::string LinearOp::name(int) const {
 void LinearOp::run(Context& c, int, int thread, Work& work) {
   const int rows = c.step.rows(rows_);
   if (!rows) return;
+  const Act& act = act_.of(rows, thread);
   int total = 0;
   for (const LinearPart& p : parts_) total += p.weight.panel_count();
   const int chunk = linear_chunk(parts_[0].weight.panel_bytes);
@@ -130,7 +133,7 @@ void LinearOp::run(Context& c, int, int thread, Work& work) {
       const int from = begin > base ? begin - base : 0, to = end - base < count ? end - base : count;
       base += count;
       if (from >= to) continue;
-      const LinearArgs args = p.weight.args(act_, rows, p.out.data, p.out.stride, p.bias, p.residual);
+      const LinearArgs args = p.weight.args(act, rows, p.out.data, p.out.stride, p.bias, p.residual);
       if (p.out.data != c.head || c.live.empty()) {
         c.kernels->linear[p.weight.format](args, from, to);
         if (rows_ == Rows::tokens) add_adapters(c, part, p.weight.id, from, to, p.out.data + from * PANEL, p.out.stride);
@@ -144,18 +147,19 @@ void LinearOp::run(Context& c, int, int thread, Work& work) {
 
 void GatedOp::run(Context& c, int, int thread, Work& work) {
   const int rows = c.step.rows(rows_), panels = gate_.weight.panel_count();
-  const Act out = c.wanted(out_);
+  const Act out = c.wanted(out_.shared);
+  const Act& in = in_.of(rows, thread);
   float* y = c.scratch[size_t(thread)];
   auto project = [&](const LinearPart& p, int part, int group, float* out) {
     constexpr int EACH = GROUP / PANEL;
     const int first = group * EACH, count = panels - first < EACH ? panels - first : EACH;
     if (count < EACH) for (int t = 0; t < rows; t++) memset(out + t * WIDTH, 0, GROUP * sizeof(float));
     if (count <= 0) return;
-    const LinearArgs args = p.weight.args(in_, rows, out, WIDTH, p.bias ? p.bias + first * PANEL : nullptr, nullptr, first);
+    const LinearArgs args = p.weight.args(in, rows, out, WIDTH, p.bias ? p.bias + first * PANEL : nullptr, nullptr, first);
     c.kernels->linear[p.weight.format](args, 0, count);
     if (rows_ == Rows::tokens) add_adapters(c, part, p.weight.id, first, first + count, out, WIDTH);
   };
-  work.each(thread, out_.k / GROUP, 1, [&](int begin, int end) {
+  work.each(thread, out.k / GROUP, 1, [&](int begin, int end) {
     for (int g = begin; g < end; g++) {
       project(gate_, 0, g, y);
       if (up_.weight.panels) project(up_, 1, g, y + GROUP);
@@ -166,8 +170,8 @@ void GatedOp::run(Context& c, int, int thread, Work& work) {
 }
 
 void GluOp::run(Context& c, int, int thread, Work& work) {
-  const Act out = c.wanted(out_);
-  work.each(thread, out_.k / GROUP, 1, [&](int begin, int end) {
+  const Act out = c.wanted(out_.shared);
+  work.each(thread, out.k / GROUP, 1, [&](int begin, int end) {
     for (int i = begin * GROUP; i < end * GROUP; i += GROUP)
       c.kernels->gated(kind_, gate_.data + i, up_.data + i, gate_.stride, c.step.rows(rows_), out, i, GROUP);
   });
@@ -193,11 +197,13 @@ void SoftcapOp::run(Context& c, int, int thread, Work& work) {
 }
 
 void EmitOp::run(Context& c, int, int thread, Work& work) {
-  const Act act = c.wanted(act_);
+  const int rows = c.step.rows(rows_);
+  const Act act = c.wanted(act_.shared);
+  const Act& source = source_.of(rows, thread);
   float* y = c.scratch[size_t(thread)];
-  work.each(thread, c.step.rows(rows_), 1, [&](int begin, int end) {
+  work.each(thread, rows, 1, [&](int begin, int end) {
     for (int t = begin; t < end; t++) {
-      const float* x = in_.data ? in_.row(t) : source_.f32 + size_t(t) * size_t(source_.k);
+      const float* x = in_.data ? in_.row(t) : source.f32 + size_t(t) * size_t(source.k);
       for (int i = 0; i < width_; i++) y[i] = x[order_ ? order_[i] : i];
       pad(y, width_, act.k);
       c.kernels->emit(act, t, 0, act.k, y);

@@ -107,13 +107,13 @@ def expert_shapes(lowered: Lowered) -> list[ExpertShape]:
 
 
 def scratch_floats(lowered: Lowered, limits: Limits) -> int:
-    """Floats one thread needs: any row, the heads of a token, the rows of an attention item, or a
-    group of gates and ups of every token."""
+    """Floats one thread needs: any row, the heads of a token, the outputs and queries of an
+    attention item and two heads more, or a group of gates and ups of every token."""
     attention = attentions_of(lowered)[0]
     padded = _up(attention.q.width // attention.heads, 16)
     widest = max(_up(width) for _, width, *_ in lowered.acts)
     return (
-        max(widest, _up(attention.q.width), 16 * padded, 64 * max(limits.tokens, limits.selected))
+        max(widest, _up(attention.q.width), 34 * padded, 64 * max(limits.tokens, limits.selected))
         + ALIGN
     )
 
@@ -163,7 +163,10 @@ def footprint(lowered: Lowered, limits: Limits, threads: int, kv_dtype: str) -> 
         _up(4 * (_up(scratch_floats(lowered, limits)) + 32)) + 4 * _up(lowered.program.output.width)
     )
     buffers += sum(_up(4 * (rows[s] * _up(w) + 16)) for s, w in lowered.buffers)
-    buffers += sum(_native.act_bytes(rows[s], w, *forms) for s, w, forms, _ in lowered.acts)
+    buffers += sum(
+        _native.input_bytes(rows[s], w, forms, threads if apart else 0)
+        for s, w, forms, _, apart in lowered.acts
+    )
     ropes = ropes_of(lowered)
     buffers += sum(_up(4 * len(f)) + _up(8 * limits.tokens * len(f)) for f, _ in ropes)
     buffers += sum(_up(4 * len(order)) for order in orders_of(lowered))
@@ -172,7 +175,6 @@ def footprint(lowered: Lowered, limits: Limits, threads: int, kv_dtype: str) -> 
     )
     parts = (limits.tokens + SPARE_PARTS) * attention.heads
     buffers += 2 * _up(4 * parts) + _up(4 * parts * padded)
-    buffers += _up(limits.tokens * attention.heads * padded * 4)
     if lowered.adapters:
         buffers += _up(4 * ADAPTED_PARTS * limits.tokens * MAX_RANK)
     return Footprint(

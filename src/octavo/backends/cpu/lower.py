@@ -36,8 +36,8 @@ from octavo.program import (
 Forms = tuple[bool, bool, bool]  # int8, bf16, fp32 copies of a linear layer's input
 FLOATING = {TensorType.F32, TensorType.F16, TensorType.TABLE4, TensorType.FP8}  # read fp32
 
-# Of selected rows?, width, forms, and which of bf16 and fp32 only adapters read
-ActShape = tuple[bool, int, Forms, tuple[bool, bool]]
+# Of selected rows?, width, forms, which of bf16 and fp32 only adapters read, each thread its own?
+ActShape = tuple[bool, int, Forms, tuple[bool, bool], bool]
 
 WIDEST_HEAD = 512  # dimensions; kernels keep a head on the stack
 # Operations that leave their result as an input of linear layers; some of them nowhere else.
@@ -70,6 +70,12 @@ class NativeOp:
     act: Value | None = None
     residual: Value | None = None
     attention: AttentionParts | None = None
+
+    @property
+    def apart(self) -> bool:
+        """Whether each thread may compute all of it for itself, when steps are small: then no
+        thread waits for the others before the next operation."""
+        return self.kind in ("norm", "attention") and not self.writes
 
 
 @dataclass
@@ -267,6 +273,7 @@ def _assign(lowered: Lowered) -> None:
         last.update(dict.fromkeys(ids, i))
     free: dict[tuple[bool, int], list[int]] = {}
     free_acts: dict[ActShape, list[int]] = {}
+    held: list[Value] = []  # read by operations that other threads may not have ended
     for i, op in enumerate(lowered.ops):
         dead = [v for v in op.reads if last[v.id] == i]
         in_place = [v for v in dead if v == op.residual and len(op.writes) == 1]
@@ -280,18 +287,22 @@ def _assign(lowered: Lowered) -> None:
                 lowered.buffer_of[value.id] = len(lowered.buffers)
                 lowered.buffers.append(key)
         if op.act is not None:
-            _assign_act(lowered, op.act, free_acts)
-        for value in dead:
-            if value not in in_place:
+            _assign_act(lowered, op.act, op.apart, free_acts)
+        held += [v for v in dead if v not in in_place]
+        if not op.apart:
+            for value in held:
                 free.setdefault((value.selected, value.width), []).append(
                     lowered.buffer_of[value.id]
                 )
+            held.clear()
         if op.source is not None and last[op.source.id] == i:
             slot = lowered.act_of[op.source.id]
             free_acts.setdefault(lowered.acts[slot], []).append(slot)
 
 
-def _assign_act(lowered: Lowered, value: Value, free: dict[ActShape, list[int]]) -> None:
+def _assign_act(
+    lowered: Lowered, value: Value, apart: bool, free: dict[ActShape, list[int]]
+) -> None:
     users = [op for n in lowered.ops if n.source == value for op in n.ops]
     weights = [op.weight for op in users if isinstance(op, Linear) and op.x == value]
     permuted = any(isinstance(op, Permute) and op.x == value for op in users)
@@ -300,7 +311,7 @@ def _assign_act(lowered: Lowered, value: Value, free: dict[ActShape, list[int]])
     adapters = lowered.adapters and not value.selected
     own, every = forms(weights, permuted), forms(weights, permuted, adapters)
     adapted = (every[1] and not own[1], every[2] and not own[2])
-    key = (value.selected, value.width, every, adapted)
+    key = (value.selected, value.width, every, adapted, apart)
     if free.get(key):
         lowered.act_of[value.id] = free[key].pop()
     else:
