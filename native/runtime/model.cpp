@@ -248,11 +248,14 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
   profile_.begin();
   pool_.run([&](int thread) {
     for (auto* list : {&prologue_, &ops_})
-      for (auto& op : *list)
+      for (size_t i = 0; i < list->size(); i++) {
+        Op* op = (*list)[i].get();
+        if (i + 1 < list->size()) (*list)[i + 1]->fetch(thread, work_);  // so that memory is busy where this one is not
         for (int p = 0; p < op->phases(); p++) {
           if (!op->idle(context_)) op->run(context_, p, thread, work_);
           if (thread == 0) profile_.mark([&] { return op->name(p); });
         }
+      }
     work_.each(thread, int(sampling.size()), 1, [&](int begin, int end) {
       for (int i = begin; i < end; i++)
         samples[size_t(i)] = sample(*kernels_, logits().row(i), width_, sampling[size_t(i)], sample_scratch_[size_t(thread)]);

@@ -116,6 +116,7 @@ class Op {
   virtual std::string name(int phase) const = 0;  // for the profile
   virtual int phases() const { return 1; }
   virtual bool idle(const Context&) const { return false; }  // nothing to do in this step
+  virtual void fetch(int /*thread*/, const Work&) const {}   // asks for the weights that this thread will read first
   virtual void run(Context& c, int phase, int thread, Work& work) = 0;
 };
 
@@ -194,6 +195,7 @@ class LowRankOp : public Op {
 class LinearOp : public Op {
  public:
   LinearOp(Rows rows, Input act, std::vector<LinearPart> parts) : rows_(rows), act_(act), parts_(std::move(parts)) {}
+  void fetch(int thread, const Work& work) const override;
   std::string name(int) const override;  // "linear IN->OUT"
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
@@ -206,6 +208,7 @@ class GatedOp : public Op {
  public:
   GatedOp(Rows rows, Input in, LinearPart gate, LinearPart up, int kind, Input out)
       : rows_(rows), in_(in), out_(out), gate_(gate), up_(up), kind_(kind) {}
+  void fetch(int thread, const Work& work) const override;
   std::string name(int) const override { return "gated " + std::to_string(gate_.weight.cols) + "->" + std::to_string(gate_.weight.rows); }
   void run(Context& c, int phase, int thread, Work& work) override;
   static constexpr int WIDTH = 2 * GROUP;  // scratch floats a row: gates, then ups

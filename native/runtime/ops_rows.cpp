@@ -8,6 +8,7 @@
 namespace octavo {
 namespace {
 
+constexpr size_t FIRST_FETCH = 8 << 10;  // bytes of weights to ask for before an operation begins
 
 // Zeroes a row's tail so that kernels may work on whole groups.
 void pad(float* x, int n, int to) { for (int i = n; i < to; i++) x[i] = 0; }
@@ -23,7 +24,30 @@ void add_adapters(const Context& c, int part, int matrix, int from, int to, floa
   }
 }
 
+// Asks for a share's first panels; kernels ask for what follows themselves.
+void fetch_panels(const Matrix& m, int panel) {
+  const uint8_t* p = m.panels + size_t(panel) * m.panel_bytes;
+  for (size_t i = 0; i < FIRST_FETCH; i += 64) __builtin_prefetch(p + i, 0, 2);
+}
+
 }  // namespace
+
+void LinearOp::fetch(int thread, const Work& work) const {
+  int total = 0, begin = 0;
+  for (const LinearPart& p : parts_) total += p.weight.panel_count();
+  begin = work.first(thread, total);
+  for (const LinearPart& p : parts_) {
+    if (begin < p.weight.panel_count()) return fetch_panels(p.weight, begin);
+    begin -= p.weight.panel_count();
+  }
+}
+
+void GatedOp::fetch(int thread, const Work& work) const {
+  const int begin = work.first(thread, out_.shared.k / GROUP) * GROUP / PANEL;
+  if (begin >= gate_.weight.panel_count()) return;
+  fetch_panels(gate_.weight, begin);
+  if (up_.weight.panels) fetch_panels(up_.weight, begin);
+}
 
 void EmbedOp::run(Context& c, int, int thread, Work& work) {
   work.each(thread, c.step.tokens, 1, [&](int begin, int end) {

@@ -71,6 +71,8 @@ class Work {
     }
   }
 
+  int first(int member, int total) const { return int(int64_t(total) * member / count_); }
+
  private:
   struct Member {
     alignas(64) uint64_t phase = 0;              // its own count
@@ -79,7 +81,6 @@ class Work {
   };
   static constexpr int PATIENCE = 1000;  // pauses before helping: 10 to 40 us
 
-  int first(int member, int total) const { return int(int64_t(total) * member / count_); }
   bool passed(int i, uint64_t phase) const {
     const uint64_t state = members_[i].state.load();
     return state >= 2 * phase && state != 2 * phase + 1;
