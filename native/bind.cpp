@@ -58,8 +58,9 @@ SamplingRow sampling_row(const RowTuple& tuple, int vocabulary, std::vector<Adju
           mask.size() ? reinterpret_cast<const uint32_t*>(mask.c_str()) : nullptr};
 }
 
-std::vector<SampleTuple> step(Model& model, Ints ids, Ints positions, Table2 spans, Ints tables, Ints select,
-                              const std::vector<RowTuple>& rows, Ints types, bool all_logits) {
+std::vector<std::vector<SampleTuple>> step(Model& model, Ints ids, Ints positions, Table2 spans, Ints tables, Ints select,
+                                           const std::vector<RowTuple>& rows, Ints types, bool all_logits, int steps,
+                                           const std::vector<std::vector<int32_t>>& ends) {
   Step s;
   s.tokens = int(ids.size());
   s.selected = int(select.size());
@@ -76,13 +77,15 @@ std::vector<SampleTuple> step(Model& model, Ints ids, Ints positions, Table2 spa
   std::vector<std::vector<Adjustment>> adjustments(rows.size());
   std::vector<SamplingRow> sampling;
   for (size_t i = 0; i < rows.size(); i++) sampling.push_back(sampling_row(rows[i], model.width(), adjustments[i]));
-  std::vector<Sample> samples;
+  std::vector<std::vector<Sample>> samples;
   {
     nb::gil_scoped_release release;
-    samples = model.step(s, sampling);
+    if (steps == 1) samples.push_back(model.step(s, sampling));
+    else samples = model.decode(s, sampling, steps, ends);
   }
-  std::vector<SampleTuple> out;
-  for (Sample& x : samples) out.emplace_back(x.token, x.logprob, std::move(x.top_tokens), std::move(x.top_logprobs));
+  std::vector<std::vector<SampleTuple>> out(samples.size());
+  for (size_t i = 0; i < samples.size(); i++)
+    for (Sample& x : samples[i]) out[i].emplace_back(x.token, x.logprob, std::move(x.top_tokens), std::move(x.top_logprobs));
   return out;
 }
 
@@ -233,7 +236,7 @@ NB_MODULE(_native, m) {
       }, "layers"_a, "blocks"_a, "heads"_a, "head_dim"_a, "type"_a, "parts"_a)
       .def("copy_block", &Model::copy_block)
       .def("step", &step, "ids"_a, "positions"_a, "spans"_a, "tables"_a, "select"_a, "sampling"_a,
-           "types"_a, "all_logits"_a)
+           "types"_a, "all_logits"_a, "steps"_a, "ends"_a)
       .def("rows", [](Model& self, int buffer, int first, int count) {  // of a buffer as the last step left it, copied
         const Buffer& from = self.values(buffer);
         float* y;

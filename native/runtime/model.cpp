@@ -1,5 +1,6 @@
 #include "model.h"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
@@ -264,6 +265,25 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
   profile_.mark([] { return std::string("sample"); });
   profile_.end();
   return samples;
+}
+
+std::vector<std::vector<Sample>> Model::decode(Step step, std::vector<SamplingRow> sampling, int steps, const std::vector<std::vector<int32_t>>& ends) {
+  const size_t n = size_t(step.tokens);
+  if (step.spans.size() != n || sampling.size() != n || ends.size() != n || step.selected != step.tokens)
+    throw std::invalid_argument("only single tokens that are all sampled can be decoded in a row");
+  std::vector<int32_t> ids(step.ids, step.ids + n), positions(step.positions, step.positions + n);
+  step.ids = ids.data(), step.positions = positions.data();
+  std::vector<std::vector<Sample>> out;
+  for (bool ended = false; !ended && int(out.size()) < steps;) {
+    out.push_back(this->step(step, sampling));
+    for (size_t i = 0; i < n; i++) {
+      const int32_t token = out.back()[i].token;
+      ended |= token == NO_TOKEN || std::find(ends[i].begin(), ends[i].end(), token) != ends[i].end();
+      ids[i] = token;
+      positions[i]++, step.spans[i].position++, sampling[i].position++;
+    }
+  }
+  return out;
 }
 
 }  // namespace octavo

@@ -69,6 +69,10 @@ class Model {
 
   // Runs every operation, then samples the selected rows.
   std::vector<Sample> step(const Step& step, const std::vector<SamplingRow>& sampling);
+
+  // Up to `steps` steps, the tokens drawn in one being the input of the next: for spans of one token that are all
+  // sampled. Stops after a step that draws, for some row, a token of its `ends` or none.
+  std::vector<std::vector<Sample>> decode(Step step, std::vector<SamplingRow> sampling, int steps, const std::vector<std::vector<int32_t>>& ends);
   size_t expert_bytes() const { return context_.expert_bytes; }
   const Profile& profile() const { return profile_; }
   const Buffer& logits() const { return buffers_[size_t(output_)].buffer; }

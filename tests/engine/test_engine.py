@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from octavo.backends.base import BLOCK, Limits, Sample, StepInput
@@ -36,6 +38,17 @@ class Counting:
             )
         return [Sample(100 + row.position, 0.0, [], []) for row in step.sampling]
 
+    def decode(self, step: StepInput, steps: int, ends: list[list[int]]) -> list[list[Sample]]:
+        out: list[list[Sample]] = []
+        while len(out) < steps and not any(
+            s.token in e for r in out[-1:] for s, e in zip(r, ends, strict=True)
+        ):
+            spans = step.spans + np.array([0, 0, len(out), 0, 0], np.int32)
+            rows = [row._replace(position=row.position + len(out)) for row in step.sampling]
+            at = step.positions + np.int32(len(out))
+            out.append(self.step(replace(step, positions=at, spans=spans, sampling=rows)))
+        return out
+
     def copy_block(self, source: int, target: int) -> None:
         assert source != target
 
@@ -48,6 +61,7 @@ class Clock:
 
 
 def engine(executable: Counting | None = None, context: int = 400, **options: object) -> Engine:
+    options.setdefault("ahead", 0.0)
     return Engine(executable or Counting(), 1000, context, frozenset({999}), **options)  # type: ignore[arg-type]
 
 
@@ -162,6 +176,29 @@ def test_eos_and_stop_tokens_end() -> None:
     e.add(Request(id="b", prompt=[1] * 10, params=SamplingParams(stop_token_ids=[5])))
     e.add(Request(id="c", prompt=[2] * 10, params=SamplingParams(ignore_eos=True, max_tokens=6)))
     assert sorted(finish(e)) == [("a", "stop"), ("b", "stop"), ("c", "length")]
+
+
+def test_steady_requests_take_several_steps_in_a_row() -> None:
+    def run(ahead: float, **second: object) -> tuple[dict[str, list[int]], int, int]:
+        executable = Counting()
+        e, out, calls = engine(executable, ahead=ahead), {"a": [], "b": []}, 0
+        e.add(request("a", 10, 30))
+        params = SamplingParams(max_tokens=30, stop_token_ids=[117], **second)  # type: ignore[arg-type]
+        e.add(Request(id="b", prompt=[1] * 10, params=params))
+        while e.has_work:
+            calls += 1
+            for event in e.step():
+                out[event.id].append(event.token)
+        assert e.stats().blocks_held == 0 and e.stats().steps == len(executable.steps)
+        return out, calls, len(executable.steps)
+
+    expected, calls, steps = run(0.0)
+    assert calls == steps == 30 and expected["b"] == list(range(110, 118))
+    given, calls, steps = run(1e9)
+    assert given == expected and steps == 30 and calls <= 6
+    for second in ({"bad_words": [[7]]}, {"presence_penalty": 1.0}, {"min_tokens": 8}):
+        given, calls, steps = run(1e9, **second)
+        assert given == expected and steps == 30 and 8 < calls < 16  # one by one while "b" runs
 
 
 def test_a_failing_step_fails_its_requests_only() -> None:

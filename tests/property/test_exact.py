@@ -65,8 +65,12 @@ def drive(
 
 
 def some_requests(seed: int, count: int, vocabulary: int, longest: int, room: int) -> list[Request]:
-    """Requests that share prefixes of all lengths, greedy and sampled, with and without penalties."""
+    """Requests that share prefixes of all lengths, greedy and sampled, with and without penalties.
+
+    Where none has any, their steps may follow each other in a row.
+    """
     rng = random.Random(seed)
+    penalties = rng.random() < 0.5
     base = [rng.randrange(3, vocabulary) for _ in range(longest)]
     requests = []
     for i in range(count):
@@ -81,8 +85,9 @@ def some_requests(seed: int, count: int, vocabulary: int, longest: int, room: in
             top_k=rng.choice([0, 20]),
             min_p=rng.choice([0.0, 0.05]),
             seed=rng.randrange(1 << 60),
-            repetition_penalty=rng.choice([1.0, 1.3]),
-            frequency_penalty=rng.choice([0.0, 0.5]),
+            repetition_penalty=rng.choice([1.0, 1.3]) if penalties else 1.0,
+            frequency_penalty=rng.choice([0.0, 0.5]) if penalties else 0.0,
+            stop_token_ids=rng.sample(range(3, vocabulary), rng.choice([0, 0, 20])),
             logit_bias=rng.choice([{}, {5: 3.0}]),
             logprobs=3,
             ignore_eos=True,
@@ -94,10 +99,10 @@ def some_requests(seed: int, count: int, vocabulary: int, longest: int, room: in
 
 
 def alone(pool: Pool, requests: list[Request]) -> dict[str, Output]:
-    """Each request by itself on a fresh engine, without a prefix cache."""
+    """Each request by itself on a fresh engine, step by step, without a prefix cache."""
     out = {}
     for r in requests:
-        out |= drive(pool.engine(reuse=False), [r])
+        out |= drive(pool.engine(reuse=False, ahead=0.0), [r])
     return out
 
 
@@ -135,15 +140,23 @@ def pool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     budget=st.sampled_from([5, 16, 33, 256]),
     blocks=st.sampled_from([45, 60, 400]),
     reuse=st.booleans(),
+    ahead=st.sampled_from([0.0, 10.0]),
 )
 def test_nothing_but_the_request_matters(
-    pool: Pool, seed: int, count: int, threads: int, budget: int, blocks: int, reuse: bool
+    pool: Pool,
+    seed: int,
+    count: int,
+    threads: int,
+    budget: int,
+    blocks: int,
+    reuse: bool,
+    ahead: float,
 ) -> None:
     requests = some_requests(seed, count, 320, 600, 660)
     expected = alone(pool, requests)
     rng = random.Random(seed)
     shuffled = rng.sample(requests, len(requests))
-    engine = pool.engine(blocks, threads, budget=budget, reuse=reuse)
+    engine = pool.engine(blocks, threads, budget=budget, reuse=reuse, ahead=ahead)
     assert drive(engine, shuffled, rng) == expected
     assert drive(engine, requests, rng) == expected  # and again, with whatever the cache now holds
 

@@ -91,6 +91,13 @@ class Executable(Protocol):
         """Computes the step: writes keys and values, samples the selected rows."""
         ...
 
+    def decode(self, step: StepInput, steps: int, ends: list[list[int]]) -> list[list[Sample]]:
+        """Up to `steps` steps of spans of one token, all sampled: what one draws the next computes.
+
+        Stops early after a step that draws, for some row, one of its `ends` or no token.
+        """
+        ...
+
     def hidden(self, first: int, count: int) -> Floats:
         """States of the last step's selected rows `[count, width]`, or results of other tasks."""
         ...

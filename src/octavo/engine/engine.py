@@ -18,12 +18,14 @@ from octavo.engine.blocks import BlockPool
 from octavo.engine.constraint import GrammarCompiler, Mask
 from octavo.engine.prefix import PrefixIndex
 from octavo.engine.request import Finish, Request, SamplingParams, TokenEvent
-from octavo.engine.runner import Outcome, run
-from octavo.engine.scheduler import Scheduler
+from octavo.engine.runner import Outcome, decode, run
+from octavo.engine.scheduler import Scheduler, Work
 from octavo.engine.search import BeamSearches
 from octavo.engine.sequence import Sequence
 from octavo.errors import RequestError
 
+AHEAD = 0.02  # seconds
+MOST_AHEAD = 8  # steps
 IDLE_WAIT = 0.01  # seconds a step waits for a grammar when there is nothing else to do
 
 
@@ -53,7 +55,8 @@ class Engine:
 
     context: most tokens of a sequence. eos: ids that end one. budget: tokens a step computes.
     reuse: whether computed prefixes are found again. clock: seconds, for deadlines. grammars: makes
-    grammars ready; adapters: LoRA adapters; requests for what is not given are refused.
+    grammars ready; adapters: LoRA adapters; requests for what is not given are refused. ahead:
+    seconds for which steps may follow each other, nothing admitted or aborted between them.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         grammars: GrammarCompiler | None = None,
         adapters: Adapters | None = None,
+        ahead: float = AHEAD,
     ) -> None:
         limits = executable.limits
         whole = executable.task != "generate"
@@ -87,6 +91,8 @@ class Engine:
         self._sequences: dict[str, Sequence] = {}
         self._compiling: list[tuple[Sequence, Future[Any]]] = []
         self._arrivals = count()
+        self._ahead_seconds = ahead
+        self._seconds = math.inf  # that the last step took
         self._counts = dict.fromkeys(("steps", "prompt", "cached", "generated"), 0)
 
     def check(self, request: Request) -> None:
@@ -214,24 +220,45 @@ class Engine:
         return bool(self._sequences)
 
     def step(self) -> list[TokenEvent]:
-        """Computes one step and returns what it produced."""
+        """Computes a step, or a few that need nothing between them; returns what they produced."""
         events = [self._end(s, "deadline") for s in self._expired()]
         events += self._compiled(idle=not (self.scheduler.running or self.scheduler.waiting))
         events += [self._end(s, "length") for s in self._complete()]
         work = self.scheduler.plan()
         if not work:
             return events
+        began = time.perf_counter()
         try:
-            outcomes = run(self._executable, work)
+            if (steps := self._steps_ahead(work)) > 1:
+                ends = [self._end_tokens(w.sequence.request.params) for w in work]
+                rounds = decode(self._executable, work, steps, ends)
+            else:
+                rounds = [run(self._executable, work)]
         except (ValueError, MemoryError) as e:
             failed = {w.sequence.id: self._sequences[w.sequence.id] for w in work}
             return events + [self._end(s, "error", str(e)[:200]) for s in failed.values()]
-        self._counts["steps"] += 1
-        for outcome in outcomes:
-            self.scheduler.advance(outcome.work)
-        for outcome in outcomes:
-            events += self._commit(outcome)
+        self._seconds = (time.perf_counter() - began) / len(rounds)
+        for outcomes in rounds:
+            self._counts["steps"] += 1
+            for outcome in outcomes:
+                self.scheduler.advance(outcome.work)
+            for outcome in outcomes:
+                events += self._commit(outcome)
         return events
+
+    def _steps_ahead(self, work: list[Work]) -> int:
+        """Steps to compute in a row: those that would be planned like this one."""
+        scheduler = self.scheduler
+        if scheduler.waiting or self._compiling or len(work) < len(scheduler.running):
+            return 1
+        if not all(w.length == 1 and w.samples and w.sequence.steady for w in work):
+            return 1
+        left = min(w.sequence.limit - len(w.sequence.tokens) for w in work)
+        steps = min(left, MOST_AHEAD, int(self._ahead_seconds / self._seconds))
+        if steps < 2:
+            return 1
+        room = all(scheduler.reserve(w.sequence, w.sequence.computed + steps) for w in work)
+        return steps if room else 1
 
     def _expired(self) -> list[Sequence]:
         """Sequences whose deadline has passed."""
@@ -323,8 +350,11 @@ class Engine:
             self.scheduler.retire(sequence)
         return TokenEvent(sequence.id, token, logprob, top, finish, sequence.cached)
 
+    def _end_tokens(self, params: SamplingParams) -> list[int]:
+        return [*params.stop_token_ids, *(() if params.ignore_eos else self._eos)]
+
     def _ends(self, params: SamplingParams, token: int) -> bool:
-        return token in params.stop_token_ids or (token in self._eos and not params.ignore_eos)
+        return token in self._end_tokens(params)
 
     def stats(self) -> EngineStats:
         held = {b for s in self.scheduler.running for b in s.blocks}

@@ -60,6 +60,14 @@ def step_input(work: list[Work]) -> StepInput:
     )  # fmt: skip
 
 
+def decode(
+    executable: Executable, work: list[Work], steps: int, ends: list[list[int]]
+) -> list[list[Outcome]]:
+    """Runs up to `steps` steps in a row; all pieces of work are single tokens that sample."""
+    rounds = executable.decode(step_input(work), steps, ends)
+    return [[Outcome(w, [], s, None) for w, s in zip(work, each, strict=True)] for each in rounds]
+
+
 def run(executable: Executable, work: list[Work]) -> list[Outcome]:
     """Runs a step and gives every piece of work what is its own."""
     step = step_input(work)

@@ -127,7 +127,7 @@ class Scheduler:
                 self._give_back(match)
                 return
             self._adopt(sequence, match)
-            if not self._reserve(sequence, len(sequence.tokens)):
+            if not self.reserve(sequence, len(sequence.tokens)):
                 self._release(sequence)
                 return
             self.waiting.pop(0)
@@ -171,7 +171,7 @@ class Scheduler:
             sequence.admitted = True
             sequence.cached = min(sequence.computed, len(sequence.request.prompt))
 
-    def _reserve(self, sequence: Sequence, tokens: int) -> bool:
+    def reserve(self, sequence: Sequence, tokens: int) -> bool:
         """Blocks for `tokens`, without taking any from a running sequence."""
         while len(sequence.blocks) < sequence.blocks_for(tokens):
             block = self.index.allocate()
@@ -182,7 +182,7 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence, tokens: int) -> bool:
         """Blocks for `tokens`, preempting the last in rank when there are none."""
-        while not self._reserve(sequence, tokens):
+        while not self.reserve(sequence, tokens):
             victim = max(self.running, key=lambda s: s.rank)
             self.preempt(victim)
             if victim is sequence:

@@ -144,6 +144,14 @@ class Sequence:
         word = int(np.flatnonzero(mask)[0])
         return word * 32 + int(mask[word]).bit_length() - 1
 
+    @property
+    def steady(self) -> bool:
+        """Whether the next tokens are drawn by the same rules whatever the tokens before them."""
+        p = self.request.params
+        penalties = p.presence_penalty or p.frequency_penalty or p.repetition_penalty != 1
+        follows = self.constraint or p.beam or p.bad_words or p.thinking or penalties
+        return not follows and self.generated >= p.min_tokens
+
     def sampling(self) -> SamplingRow:
         """Parameters for the next token; its random number depends on seed and position alone."""
         p = self.request.params

@@ -63,11 +63,14 @@ class CpuExecutable:
         self._matrices = matrices  # by tensor name
 
     def step(self, step: StepInput) -> list[Sample]:
+        return self.decode(step, 1, [])[0]
+
+    def decode(self, step: StepInput, steps: int, ends: list[list[int]]) -> list[list[Sample]]:
         rows = self.model.step(
             step.ids, step.positions, step.spans, step.tables, step.select, list(step.sampling),
-            step.types, step.all_logits or self.task != "generate",
+            step.types, step.all_logits or self.task != "generate", steps, ends,
         )  # fmt: skip
-        return [Sample(*row) for row in rows]
+        return [[Sample(*row) for row in each] for each in rows]
 
     def logits(self, rows: int) -> Floats:
         """The output of the last step's selected rows, `[rows, width]`, copied."""
