@@ -1,10 +1,12 @@
 """Octavo and its peers on the same file, threads and lengths, in alternating runs.
 
-    python benchmarks/compare.py MODEL.gguf --work /tmp/peers --json out.json --svg out.svg
+    python benchmarks/compare.py MODEL.gguf --work /tmp/peers --json out.json --svg out.svg \
+        --update README.md --update docs/benchmarks.md
 
 Builds an environment per peer under --work (kept for the next time), then starts every program anew
 in each round, one after the other. Ratios are those of the medians. A peer that cannot be installed
-or does not run is reported with the reason and left out of the ratios.
+or does not run is reported with the reason and left out of the ratios. --update puts the table where a
+Markdown file has `<!-- compare MODEL -->` and `<!-- end -->`, MODEL being the file's name.
 """
 
 from __future__ import annotations
@@ -94,6 +96,15 @@ def table(summary: dict[str, dict[str, dict[str, float]]]) -> str:
     return "\n".join(lines)
 
 
+def update(page: Path, model: str, new: str) -> None:
+    """Replaces the table of a model in a Markdown file. Raises ValueError if it has no place for it."""
+    before, start, rest = page.read_text().partition(f"<!-- compare {model} -->\n")
+    _, end, after = rest.partition("<!-- end -->")
+    if not end:
+        raise ValueError(f"{page} has no <!-- compare {model} --> with an <!-- end --> after it")
+    page.write_text(f"{before}{start}\n{new}\n\n{end}{after}")
+
+
 def chart(summary: dict[str, dict[str, dict[str, float]]]) -> str:
     """A bar chart as SVG: per figure, each program's speed as a share of the fastest."""
     colours = ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd"]
@@ -135,6 +146,7 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=300, help="seconds a program may take")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--svg", type=Path)
+    parser.add_argument("--update", type=Path, action="append", default=[], metavar="PAGE")
     a = parser.parse_args()
     cases = json.dumps(CASES)
     programs = {"octavo": Path(sys.executable)}
@@ -171,6 +183,8 @@ def main() -> None:
             "summary": summary, "left_out": left_out,
         }  # fmt: skip
         a.json.write_text(json.dumps(record, indent=1) + "\n")
+    for page in a.update:
+        update(page, Path(a.model).name, table(summary))
     if a.svg:
         a.svg.write_text(chart(summary))
 

@@ -31,8 +31,9 @@ class Model {
   int add_matrix(Storage storage, const uint8_t* data, size_t data_bytes, size_t rows, size_t cols);
   int add_vector(const float* data, size_t n);  // padded with zeros to 16
   int add_buffer(Rows rows, int width);
-  // apart: its producer can give each thread its own; then what the producer reads must stay until the operation after it.
-  int add_act(Rows rows, int width, ActForms forms, bool apart, bool adapted_bf16, bool adapted_f32);  // forms that only adapters read
+  // apart: its producer can give each thread its own; what that reads must then stay until the operation after it is done.
+  // adapted: forms that only adapters read.
+  int add_act(Rows rows, int width, ActForms forms, bool apart, bool adapted_bf16, bool adapted_f32);
   int add_rope(const float* frequencies, int half, float factor);
   int add_order(const int32_t* order, int n);
   int add_schedule(int window, bool causal);

@@ -116,7 +116,7 @@ class Op {
   virtual std::string name(int phase) const = 0;  // for the profile
   virtual int phases() const { return 1; }
   virtual bool idle(const Context&) const { return false; }  // nothing to do in this step
-  virtual void fetch(int /*thread*/, const Work&) const {}   // asks for the weights that this thread will read first
+  virtual void fetch(int /*thread*/, const Work&) const {}  // asks for the weights that this thread will read first
   virtual void run(Context& c, int phase, int thread, Work& work) = 0;
 };
 

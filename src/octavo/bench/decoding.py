@@ -12,10 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
+from octavo.bench.kernels import measure_limits
 from octavo.engine.constraint import GrammarCompiler, TokenTable
 from octavo.engine.engine import Engine
 from octavo.engine.loader import load_engine, open_model
-from octavo.engine.plan import make_plan
+from octavo.engine.plan import make_plan, usable_threads
 from octavo.engine.request import BeamSearch, Request, SamplingParams
 from octavo.llm import token_table
 from octavo.program import Linear, Program
@@ -33,11 +34,15 @@ SCHEMA = {
 
 @dataclass(frozen=True)
 class Cost:
-    """A way of decoding: milliseconds per step, and percent over its baseline (None: it is one)."""
+    """A way of decoding: milliseconds per step, and percent over its baseline (None: it is one).
+
+    least: percent that reading the weights it adds takes by itself, at the speed this host reads at.
+    """
 
     name: str
     step_ms: float
     percent: float | None
+    least: float
 
 
 def write_adapter(
@@ -96,8 +101,11 @@ def mask_times(compiler: GrammarCompiler, tokens: list[int]) -> list[float]:
     return out
 
 
-def load_engines(path: Path, name: str, threads: int | None, table: TokenTable) -> list[Engine]:
-    """An engine without adapters, and one with eight on q and v ("qv0") and eight on all layers."""
+def load_engines(
+    path: Path, name: str, threads: int | None, table: TokenTable
+) -> tuple[Engine, Engine, dict[str, int]]:
+    """An engine without adapters, and one with eight on q and v ("qv0") and eight on all layers;
+    bytes of the eight, by kind."""
     plain_model, lora_model = open_model(path), open_model(path, adapters=True)
     sizes = {"name": name, "threads": threads, "context": 1024, "memory": "2GiB"}
     plain = load_engine(plain_model, make_plan(plain_model.lowered, **sizes), table)  # type: ignore[arg-type]
@@ -105,13 +113,15 @@ def load_engines(path: Path, name: str, threads: int | None, table: TokenTable) 
     lora = load_engine(lora_model, lora_plan, table)
     assert lora.adapters is not None
     names = {t.tensor: module for module, t in lora.adapters.targets.items()}
+    sizes_of = {"qv": 0, "all": 0}
     with tempfile.TemporaryDirectory() as scratch:
         for kind, parts in (("all", ("proj",)), ("qv", ("q_proj", "v_proj"))):
             for i in range(ADAPTERS):
                 folder = Path(scratch) / f"{kind}{i}"
                 write_adapter(folder, lora_model.lowered.program, names, i, parts)
                 lora.adapters.load(folder.name, folder)
-    return [plain, lora]
+                sizes_of[kind] += (folder / "adapter_model.safetensors").stat().st_size
+    return plain, lora, sizes_of
 
 
 def batch(
@@ -133,22 +143,26 @@ def bench_decoding(
 ) -> list[Cost]:
     """Medians of `repeats` rounds in which all ways take turns."""
     tokenizer = load_tokenizer(open_model(path).checkpoint)
-    plain, lora = load_engines(path, name, threads, token_table(tokenizer))
+    plain, lora, bytes_of = load_engines(path, name, threads, token_table(tokenizer))
     prompt = tokenizer.encode("Write a JSON object with a long title.")
     eight, four = f"{STREAMS} streams", f"{WIDTH} streams"
     grammar, beam = from_schema(SCHEMA), BeamSearch(width=WIDTH)
+    on_some, on_all = f"{ADAPTERS} adapters on q, v", f"{ADAPTERS} adapters on all layers"
+    more = {on_some: bytes_of["qv"], on_all: bytes_of["all"]}
     ways: list[tuple[str, str, Engine, list[Request]]] = [  # name, baseline, engine, requests
         (eight, "", plain, batch(prompt)),
         ("grammar", eight, plain, batch(prompt, grammar=grammar)),
         ("logprobs 5", eight, plain, batch(prompt, logprobs=5)),
-        (f"{ADAPTERS} adapters on q, v", eight, lora, batch(prompt, adapter="qv")),
-        (f"{ADAPTERS} adapters on all layers", eight, lora, batch(prompt, adapter="all")),
+        (on_some, eight, lora, batch(prompt, adapter="qv")),
+        (on_all, eight, lora, batch(prompt, adapter="all")),
         ("adapters allowed, unused", eight, lora, batch(prompt)),
         (four, "", plain, batch(prompt, WIDTH)),
         (f"beam search, width {WIDTH}", four, plain, batch(prompt, 1, beam=beam)),
     ]
     times: dict[str, list[float]] = {way: [] for way, *_ in ways}
+    bandwidths = []  # bytes per millisecond
     for i in range(repeats + 1):
+        bandwidths.append(1e6 * measure_limits("", threads or usable_threads()).read_gbs)
         for way, _, engine, requests in ways:
             spent = step_ms(engine, requests)
             if i:
@@ -162,5 +176,7 @@ def bench_decoding(
     for way, baseline, _, _ in ways:
         ratios = [a / b for a, b in zip(times[way], times[baseline or way], strict=True)]
         percent = 100 * (statistics.median(ratios) - 1) if baseline else None
-        out.append(Cost(way, statistics.median(times[way]), percent))
+        reading = more.get(way, 0) / statistics.median(bandwidths)
+        least = 100 * reading / statistics.median(times[baseline or way])
+        out.append(Cost(way, statistics.median(times[way]), percent, least))
     return out

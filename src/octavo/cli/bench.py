@@ -86,6 +86,8 @@ def decoding(model: str, threads: int | None, repeats: int, offline: bool) -> No
     located = locate(model, offline=offline)
     for c in bench_decoding(located.path, located.name, threads, repeats, click.echo):
         more = "" if c.percent is None else f"{c.percent:+8.1f} %"
+        if c.least:
+            more += f" (reading the adapters alone: {c.least:.0f} %)"
         click.echo(f"{c.name:<28}{c.step_ms:>8.2f} ms a step{more}")
 
 
