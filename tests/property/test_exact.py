@@ -114,7 +114,7 @@ OTHERS = [
 
 @pytest.fixture(
     scope="module",
-    params=["llama", "llama-int8", "gemma3", *OTHERS],
+    params=["llama", "llama-int8", "llama-mqa", "gemma3", *OTHERS],
     ids=lambda p: "-".join(p) if isinstance(p, tuple) else p,
 )
 def pool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pool:
@@ -128,7 +128,8 @@ def pool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if request.param == "gemma3":
         save_hf(Small(family="gemma3", heads=4, kv_heads=2, layers=6, window=40), folder)
         return Pool(folder)
-    save_gguf(Small(heads=6, kv_heads=2, head_dim=16), folder / "m.gguf", Q.Q4_1)
+    heads, kv_heads = (20, 1) if request.param == "llama-mqa" else (6, 2)  # 20 rows: two items
+    save_gguf(Small(heads=heads, kv_heads=kv_heads, head_dim=16), folder / "m.gguf", Q.Q4_1)
     return Pool(folder / "m.gguf", "int8" if request.param == "llama-int8" else "bf16")
 
 
