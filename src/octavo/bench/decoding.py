@@ -36,7 +36,7 @@ SCHEMA = {
 class Cost:
     """A way of decoding: milliseconds per step, and percent over its baseline (None: it is one).
 
-    least: percent that reading the weights it adds takes by itself, at the speed this host reads at.
+    least: percent that reading the weights it adds takes by itself, at the host's speed.
     """
 
     name: str
