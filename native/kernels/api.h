@@ -35,6 +35,7 @@ constexpr int KV_TILE = 64;       // tokens per softmax tile
 constexpr int KV_CHUNK = 256;     // tokens per attention partial; fixed, so results never depend on threads
 constexpr int ATTEND_ROWS = 16;   // query rows (token, head) handled together
 constexpr int WIDEST_HEAD = 512;  // most dimensions of an attention head
+constexpr int PEAK_PANELS = 16;   // panels of logits whose maxima are kept together
 constexpr float MASKED = -1e30f;  // running maximum before any key has been seen
 
 INLINE int kv_groups(int padded) { return (padded + KV_GROUP - 1) / KV_GROUP; }
@@ -113,6 +114,7 @@ struct Kernels {
   void (*combine)(const float* max, const float* sum, const float* out, int count, int step, int padded, int head_dim, const float* sink, float* y);
   void (*softcap)(float* x, int n, float cap);  // n is rounded up to 16
   float (*row_max)(const float* x, int n);
+  void (*peaks)(const float* x, int n, float* out);  // out[i] = max of x[i], x[16 + i], x[32 + i] ...; n is a multiple of 16
   double (*exp_sum)(const float* x, int n, float max, float inv_temperature, float* p);
   // Limits of the host: all bytes read; operations of byte products in registers, and by the widest means there is.
   uint64_t (*read)(const uint8_t* p, size_t bytes);

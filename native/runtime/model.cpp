@@ -167,10 +167,11 @@ void Model::experts(int x, int routes, const std::vector<ExpertParts>& parts, in
   ops_.push_back(std::make_unique<ExpertsOp>(buffer(x), buffer(routes), std::move(e), kind, *expert_rows_.at(size_t(rows)), buffer(out), buffer(residual)));
 }
 
-void Model::output(int b, int width) {
+void Model::output(int b, int width, bool last) {
   output_ = b;
   context_.head = logits().data;
   width_ = width;
+  if (last) context_.peaks = buffers_arena_.allocate<float>(size_t(limits_.selected) * size_t(peak_count(width)));
   for (int i = 0; i < pool_.size(); i++) sample_scratch_.push_back(buffers_arena_.allocate<float>(float_row(width)));
 }
 
@@ -246,6 +247,8 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
     context_.reads_bf16 |= run.adapter->reads(BF16), context_.reads_f32 |= run.adapter->reads(F32);
   for (Schedule& s : context_.schedules) plan_attention(context_, s, heads_, kv_heads_);
   std::vector<Sample> samples(sampling.size());
+  const bool peaked = context_.peaks && context_.live.empty();
+  auto peaks = [&](int row) { return peaked ? context_.peaks + size_t(row) * size_t(peak_count(width_)) : nullptr; };
   profile_.begin();
   pool_.run([&](int thread) {
     for (auto* list : {&prologue_, &ops_})
@@ -259,7 +262,7 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
       }
     work_.each(thread, int(sampling.size()), 1, [&](int begin, int end) {
       for (int i = begin; i < end; i++)
-        samples[size_t(i)] = sample(*kernels_, logits().row(i), width_, sampling[size_t(i)], sample_scratch_[size_t(thread)]);
+        samples[size_t(i)] = sample(*kernels_, logits().row(i), peaks(i), width_, sampling[size_t(i)], sample_scratch_[size_t(thread)]);
     });
   });
   profile_.mark([] { return std::string("sample"); });

@@ -58,7 +58,7 @@ class Model {
   int add_expert_rows(int experts, int top, int hidden, int ffn, ActForms in, ActForms mid);
   struct ExpertParts { int gate, up, down, gate_bias, up_bias, down_bias; };
   void experts(int x, int routes, const std::vector<ExpertParts>& parts, int kind, int rows, int out, int residual);
-  void output(int buffer, int width);
+  void output(int buffer, int width, bool last);  // last: written by a linear layer of selected rows that nothing follows
 
   // Makes room for adapters; before anything is recorded.
   void allow_adapters();

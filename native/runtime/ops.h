@@ -90,6 +90,7 @@ struct Context {
   float *part_max = nullptr, *part_sum = nullptr, *part_out = nullptr;  // attention partials
   int part_capacity = 0;                                                // in (token, chunk) pairs
   const float* head = nullptr;  // the logits
+  float* peaks = nullptr;       // their maxima, row after row as sampling.h has them; null: something changes them after the head
   size_t expert_bytes = 0;      // weights of experts read since loading
   std::vector<AdapterRun> runs; // rows of the step that have an adapter
   float* low_rank = nullptr;    // [part][token][MAX_RANK] A x of the next linear layer; null: no adapters here
@@ -199,6 +200,7 @@ class LinearOp : public Op {
   std::string name(int) const override;  // "linear IN->OUT"
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
+  void run_head(Context& c, int rows, const Act& act, int thread, Work& work) const;
   Rows rows_; Input act_; std::vector<LinearPart> parts_;
 };
 

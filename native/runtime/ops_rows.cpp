@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "ops.h"
 #include "pack.h"
@@ -146,6 +147,7 @@ void LinearOp::run(Context& c, int, int thread, Work& work) {
   const int rows = c.step.rows(rows_);
   if (!rows) return;
   const Act& act = act_.of(rows, thread);
+  if (rows_ == Rows::selected && parts_[0].out.data == c.head) return run_head(c, rows, act, thread, work);
   int total = 0;
   for (const LinearPart& p : parts_) total += p.weight.panel_count();
   const int chunk = linear_chunk(parts_[0].weight.panel_bytes);
@@ -158,13 +160,28 @@ void LinearOp::run(Context& c, int, int thread, Work& work) {
       base += count;
       if (from >= to) continue;
       const LinearArgs args = p.weight.args(act, rows, p.out.data, p.out.stride, p.bias, p.residual);
-      if (p.out.data != c.head || c.live.empty()) {
-        c.kernels->linear[p.weight.format](args, from, to);
-        if (rows_ == Rows::tokens) add_adapters(c, part, p.weight.id, from, to, p.out.data + from * PANEL, p.out.stride);
-        continue;
+      c.kernels->linear[p.weight.format](args, from, to);
+      if (rows_ == Rows::tokens) add_adapters(c, part, p.weight.id, from, to, p.out.data + from * PANEL, p.out.stride);
+    }
+  });
+}
+
+// Logits, and their maxima while they are in the core's cache. Of panels that no token may be drawn from, neither.
+void LinearOp::run_head(Context& c, int rows, const Act& act, int thread, Work& work) const {
+  const LinearPart& p = parts_[0];
+  const int panels = p.weight.panel_count(), sets = (panels + PEAK_PANELS - 1) / PEAK_PANELS;
+  const LinearArgs args = p.weight.args(act, rows, p.out.data, p.out.stride, p.bias, p.residual);
+  work.each(thread, sets, 1, [&](int begin, int end) {
+    for (int set = begin; set < end; set++) {
+      const int from = set * PEAK_PANELS, to = std::min(from + PEAK_PANELS, panels);
+      if (c.live.empty()) c.kernels->linear[p.weight.format](args, from, to);
+      else for (int i = from; i < to; i++) if (c.live[size_t(i)]) c.kernels->linear[p.weight.format](args, i, i + 1);
+      if (!c.peaks || !c.live.empty()) continue;
+      for (int t = 0; t < rows; t++) {
+        float* x = p.out.row(t);
+        if (to == panels) std::fill(x + p.out.width, x + panels * PANEL, -std::numeric_limits<float>::infinity());  // no tokens
+        c.kernels->peaks(x + from * PANEL, (to - from) * PANEL, c.peaks + size_t(t) * size_t(sets * PANEL) + set * PANEL);
       }
-      for (int i = from; i < to; i++)
-        if (c.live[size_t(i)]) c.kernels->linear[p.weight.format](args, i, i + 1);
     }
   });
 }

@@ -7,6 +7,27 @@
 namespace octavo {
 namespace {
 
+struct Logits {
+  const Kernels& kernels;
+  const float* values;
+  int n, padded;
+  const float* peaks;  // null: not known, or values have changed since
+
+  float max() const { return peaks ? kernels.row_max(peaks, peak_count(n)) : kernels.row_max(values, padded); }
+  int first(float max) const {  // of the values that are `max`
+    int from = 0;
+    if (peaks) while (from + PANEL < peak_count(n) && kernels.row_max(peaks + from, PANEL) != max) from += PANEL;
+    for (int i = from * PEAK_PANELS; i < n; i++) if (values[i] == max) return i;
+    return 0;  // every logit is NaN
+  }
+  std::vector<float> maxima() const {  // of sets of tokens that have none in common
+    if (peaks) return {peaks, peaks + peak_count(n)};
+    std::vector<float> out;
+    for (int i = 0; i < padded; i += 64) out.push_back(kernels.row_max(values + i, std::min(64, padded - i)));
+    return out;
+  }
+};
+
 struct Candidate { float logit; int32_t token; };
 
 bool better(const Candidate& a, const Candidate& b) {  // a total order: ties go to the lower token
@@ -18,24 +39,18 @@ void collect(const float* logits, int n, float threshold, std::vector<Candidate>
   for (int i = 0; i < n; i++) if (logits[i] >= threshold) out.push_back({logits[i], i});
 }
 
-// The k best, sorted. The k-th largest of the maxima of 64-token blocks bounds the k-th best from below.
-void top_candidates(const Kernels& kernels, const float* logits, int n, int padded, int k, std::vector<Candidate>& out) {
-  std::vector<float> maxima;
-  for (int i = 0; i < padded; i += 64) maxima.push_back(kernels.row_max(logits + i, std::min(64, padded - i)));
+// The k best, sorted. The k-th largest of the maxima of disjoint sets bounds the k-th best from below.
+void top_candidates(const Logits& l, int k, std::vector<Candidate>& out) {
+  std::vector<float> maxima = l.maxima();
   float threshold = -std::numeric_limits<float>::infinity();
   if (k < int(maxima.size())) {
     std::nth_element(maxima.begin(), maxima.begin() + (k - 1), maxima.end(), std::greater<float>());
     threshold = maxima[size_t(k - 1)];
   }
-  collect(logits, n, threshold, out);
+  collect(l.values, l.n, threshold, out);
   k = std::min(k, int(out.size()));
   std::partial_sort(out.begin(), out.begin() + k, out.end(), better);
   out.resize(size_t(k));
-}
-
-int argmax(const float* logits, int n, float max) {
-  for (int i = 0; i < n; i++) if (logits[i] == max) return i;
-  return 0;  // every logit is NaN
 }
 
 // Draws by inverse cumulative distribution over all tokens in id order.
@@ -115,22 +130,21 @@ int32_t draw(const Kept& k, double u) {
 }
 
 // The candidates worth sorting: the top_k best, or the head of the distribution that holds top_p of its mass.
-double candidates(const Kernels& kernels, const float* logits, int n, int padded, const SamplingRow& row, float max, float floor,
-                  float* scratch, std::vector<Candidate>& c) {
+double candidates(const Logits& l, const SamplingRow& row, float max, float floor, float* scratch, std::vector<Candidate>& c) {
   const double temperature = double(row.temperature);
   double total = 0;
-  if (row.top_k > 0 && row.top_k < n) {
-    top_candidates(kernels, logits, n, padded, row.top_k, c);
+  if (row.top_k > 0 && row.top_k < l.n) {
+    top_candidates(l, row.top_k, c);
     for (const Candidate& x : c) total += std::exp(double(x.logit - max) / temperature);
     return total;
   }
   const float lowest = std::numeric_limits<float>::lowest();  // what is -inf is no candidate
-  total = kernels.exp_sum(logits, padded, max, 1.0f / row.temperature, scratch);
+  total = l.kernels.exp_sum(l.values, l.padded, max, 1.0f / row.temperature, scratch);
   for (float cut = 7.0f;; cut *= 2) {
     float threshold = max - cut * row.temperature;
     if (cut > 200 || (row.top_p >= 1 && threshold < floor)) threshold = row.top_p >= 1 ? floor : lowest;
     threshold = std::max(threshold, lowest);
-    collect(logits, n, threshold, c);
+    collect(l.values, l.n, threshold, c);
     double mass = 0;
     for (const Candidate& x : c) mass += std::exp(double(x.logit - max) / temperature);
     if (cut > 200 || threshold <= floor || mass >= double(row.top_p) * total) break;
@@ -139,19 +153,19 @@ double candidates(const Kernels& kernels, const float* logits, int n, int padded
   return total;
 }
 
-int32_t choose(const Kernels& kernels, const float* logits, int n, int padded, const SamplingRow& row, float* scratch) {
-  const float max = kernels.row_max(logits, padded);
+int32_t choose(const Logits& l, const SamplingRow& row, float* scratch) {
+  const float max = l.max();
   if (max == -std::numeric_limits<float>::infinity()) return NO_TOKEN;
-  if (row.temperature <= 0) return argmax(logits, n, max);
+  if (row.temperature <= 0) return l.first(max);
   const float floor = row.min_p > 0 ? max + std::log(row.min_p) * row.temperature : -std::numeric_limits<float>::infinity();
-  const bool limited = row.top_k > 0 && row.top_k < n;
+  const bool limited = row.top_k > 0 && row.top_k < l.n;
   const double u = uniform(row.seed, row.position);
   if (!limited && row.top_p >= 1 && row.min_p <= 0 && row.typical_p >= 1) {
-    kernels.exp_sum(logits, padded, max, 1.0f / row.temperature, scratch);
-    return draw_all(scratch, n, u);
+    l.kernels.exp_sum(l.values, l.padded, max, 1.0f / row.temperature, scratch);
+    return draw_all(scratch, l.n, u);
   }
   std::vector<Candidate> c;
-  const double total = candidates(kernels, logits, n, padded, row, max, floor, scratch, c);
+  const double total = candidates(l, row, max, floor, scratch, c);
   while (c.size() > 1 && c.back().logit < floor) c.pop_back();
   if (c.empty()) return 0;  // every logit is NaN
   const Kept kept = nucleus(c, row, total, max);
@@ -168,9 +182,9 @@ void apply_mask(float* logits, int n, const uint32_t* mask) {
   }
 }
 
-void report(const Kernels& kernels, const float* logits, int n, int padded, int count, float log_total, Sample& s) {
+void report(const Logits& l, int count, float log_total, Sample& s) {
   std::vector<Candidate> top;
-  if (count > 0) top_candidates(kernels, logits, n, padded, count, top);
+  if (count > 0) top_candidates(l, count, top);
   for (const Candidate& x : top) {
     if (x.logit == -std::numeric_limits<float>::infinity()) break;
     s.top_tokens.push_back(x.token);
@@ -192,21 +206,22 @@ double uniform(uint64_t seed, uint64_t position) {
   return double((uint64_t(c[0]) << 32 | c[1]) >> 11) * 0x1p-53;
 }
 
-Sample sample(const Kernels& kernels, float* logits, int n, const SamplingRow& row, float* scratch) {
-  const int padded = (n + 15) / 16 * 16;
-  for (int i = n; i < padded; i++) logits[i] = -std::numeric_limits<float>::infinity();
+Sample sample(const Kernels& kernels, float* logits, const float* peaks, int n, const SamplingRow& row, float* scratch) {
+  Logits l{kernels, logits, n, (n + 15) / 16 * 16, peaks};
+  for (int i = n; i < l.padded; i++) logits[i] = -std::numeric_limits<float>::infinity();
   Sample s{};
   float log_total = 0;
   if (row.logprobs >= 0) {
-    const float max = kernels.row_max(logits, padded);
-    log_total = max + float(std::log(kernels.exp_sum(logits, padded, max, 1.0f, nullptr)));
-    if (!row.legal) report(kernels, logits, n, padded, row.logprobs, log_total, s);
+    const float max = l.max();
+    log_total = max + float(std::log(kernels.exp_sum(logits, l.padded, max, 1.0f, nullptr)));
+    if (!row.legal) report(l, row.logprobs, log_total, s);
   }
   if (row.target >= 0) {
     s.token = row.target;
     s.logprob = logits[row.target] - log_total;
     return s;
   }
+  if (row.mask || row.adjustment_count) l.peaks = nullptr;
   if (row.mask) apply_mask(logits, n, row.mask);
   std::vector<float> original;
   for (int i = 0; i < row.adjustment_count; i++) {
@@ -215,8 +230,8 @@ Sample sample(const Kernels& kernels, float* logits, int n, const SamplingRow& r
     original.push_back(l);
     l = (l > 0 ? l / a.repetition : l * a.repetition) + a.add;
   }
-  if (row.legal) report(kernels, logits, n, padded, row.logprobs, log_total, s);
-  s.token = choose(kernels, logits, n, padded, row, scratch);
+  if (row.legal) report(l, row.logprobs, log_total, s);
+  s.token = choose(l, row, scratch);
   for (int i = row.adjustment_count; i-- > 0;) logits[row.adjustments[i].token] = original[size_t(i)];
   if (row.logprobs >= 0 && s.token >= 0) s.logprob = logits[s.token] - log_total;
   return s;

@@ -88,6 +88,30 @@ def test_only_allowed_tokens(row: SamplingRow, vocabulary: int, seed: int, share
     assert token in allowed(logits, row)
 
 
+@settings(max_examples=300, deadline=None)
+@given(
+    rows, st.integers(1, 3000), st.integers(0, 1000), st.sampled_from([0.5, 8.0, 1e4]), st.data()
+)
+def test_known_maxima_change_nothing(
+    row: SamplingRow, vocabulary: int, seed: int, steps: float, data: st.DataObject
+) -> None:
+    """Logits of few steps have many ties; some are impossible."""
+    rng = np.random.default_rng(seed)
+    logits = (np.round(rng.standard_normal(vocabulary) * steps) / steps).astype(np.float32)
+    logits[rng.random(vocabulary) < 0.2] = -np.inf
+    row = row._replace(
+        temperature=data.draw(st.sampled_from([0.0, row.temperature])),
+        logprobs=data.draw(st.sampled_from([-1, 0, 5])),
+        target=data.draw(st.sampled_from([-1, 0])),
+        adjustments=data.draw(
+            st.sampled_from([[], [(0, 50.0, 1.0), (vocabulary - 1, -50.0, 1.0)]])
+        ),
+        mask=data.draw(st.sampled_from([b"", pack(rng.random(vocabulary) < 0.5)])),
+    )
+    expected = _native.sample("", logits, tuple(row))
+    assert repr(_native.sample("", logits, tuple(row), peaked=True)) == repr(expected)
+
+
 def probabilities(logits: np.ndarray, row: SamplingRow) -> np.ndarray:
     """The exact distribution that `row` draws from."""
     p = np.zeros(len(logits))

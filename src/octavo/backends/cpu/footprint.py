@@ -106,6 +106,13 @@ def expert_shapes(lowered: Lowered) -> list[ExpertShape]:
     return list(dict.fromkeys(expert_shape(op, lowered) for op in experts))
 
 
+def peaked(lowered: Lowered) -> bool:
+    """Whether the maxima of logits are found with them: nothing changes them afterwards."""
+    last = lowered.ops[-1]
+    output = lowered.program.output
+    return output.selected and last.kind == "linear" and last.writes == (output,)
+
+
 def scratch_floats(lowered: Lowered, limits: Limits) -> int:
     """Floats one thread needs: any row, the heads of a token, the outputs and queries of an
     attention item and two heads more, or a group of gates and ups of every token."""
@@ -175,6 +182,8 @@ def footprint(lowered: Lowered, limits: Limits, threads: int, kv_dtype: str) -> 
     )
     parts = (limits.tokens + SPARE_PARTS) * attention.heads
     buffers += 2 * _up(4 * parts) + _up(4 * parts * padded)
+    if peaked(lowered):
+        buffers += _up(4 * limits.selected * _up(lowered.program.output.width, 256) // 16)
     if lowered.adapters:
         buffers += _up(4 * ADAPTED_PARTS * limits.tokens * MAX_RANK)
     return Footprint(
