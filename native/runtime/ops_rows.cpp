@@ -34,9 +34,9 @@ void fetch_panels(const Matrix& m, int panel) {
 }  // namespace
 
 void LinearOp::fetch(int thread, const Work& work) const {
-  int total = 0, begin = 0;
+  int total = 0;
   for (const LinearPart& p : parts_) total += p.weight.panel_count();
-  begin = work.first(thread, total);
+  int begin = work.first(thread, total);
   for (const LinearPart& p : parts_) {
     if (begin < p.weight.panel_count()) return fetch_panels(p.weight, begin);
     begin -= p.weight.panel_count();

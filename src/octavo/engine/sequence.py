@@ -145,11 +145,16 @@ class Sequence:
         return word * 32 + int(mask[word]).bit_length() - 1
 
     @property
+    def _penalized(self) -> bool:
+        """Whether tokens that were generated change what comes next by penalties."""
+        p = self.request.params
+        return bool(p.presence_penalty or p.frequency_penalty or p.repetition_penalty != 1)
+
+    @property
     def steady(self) -> bool:
         """Whether the next tokens are drawn by the same rules whatever the tokens before them."""
         p = self.request.params
-        penalties = p.presence_penalty or p.frequency_penalty or p.repetition_penalty != 1
-        follows = self.constraint or p.beam or p.bad_words or p.thinking or penalties
+        follows = self.constraint or p.beam or p.bad_words or p.thinking or self._penalized
         return not follows and self.generated >= p.min_tokens
 
     def sampling(self) -> SamplingRow:
@@ -178,11 +183,10 @@ class Sequence:
 
     def _adjustments(self, banned: set[int]) -> list[tuple[int, float, float]]:
         p = self.request.params
-        penalties = p.presence_penalty or p.frequency_penalty or p.repetition_penalty != 1
-        if not (p.logit_bias or penalties or banned):
+        if not (p.logit_bias or self._penalized or banned):
             return []
         touched = set(p.logit_bias) | banned
-        if penalties:
+        if self._penalized:
             touched |= set(self.counts)
         repeated: set[int] = set()
         if p.repetition_penalty != 1:
