@@ -107,7 +107,7 @@ auto linear(const std::string& isa, int type, int group, Bytes data, size_t rows
     const int count = int(t + size_t(tile) < m ? size_t(tile) : m - t);
     for (int i = 0; i < count; i++) {
       memcpy(line, x.data() + (t + size_t(i)) * cols, cols * sizeof(float));
-      k->emit(act, i, 0, int(padded), line);
+      k->emit(act, i, line);
     }
     k->linear[format]({packed, bytes, int(padded), act, count, out + t * panels * 16, int(panels * 16), nullptr, nullptr, group}, 0, int(panels));
   }
@@ -219,8 +219,8 @@ NB_MODULE(_native, m) {
         for (const auto& [matrix, out, bias, residual] : parts) p.push_back({matrix, out, bias, residual});
         self.linear(act, p);
       })
-      .def("gated", [](Model& self, int in, std::tuple<int, int> gate, std::tuple<int, int> up, int kind, int act) {  // (matrix, bias) each
-        self.gated(in, {std::get<0>(gate), -1, std::get<1>(gate), -1}, {std::get<0>(up), -1, std::get<1>(up), -1}, kind, act);
+      .def("gated", [](Model& self, int in, std::tuple<int, int> gate, std::tuple<int, int> up, int kind, int mid, int act) {  // (matrix, bias) each
+        self.gated(in, {std::get<0>(gate), -1, std::get<1>(gate), -1}, {std::get<0>(up), -1, std::get<1>(up), -1}, kind, mid, act);
       })
       .def("attention", [](Model& self, int q, int k, int v, int layer, int heads, int kv_heads, int head_dim, int schedule, int q_norm,
                            int k_norm, int rope, int sinks, int act, float scale, float eps, float softcap, bool interleaved) {

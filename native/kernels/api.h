@@ -26,9 +26,11 @@ enum Format : int { Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, MXFP4, Q8_0, Q4_K, Q5_K, Q6_
 constexpr int8_t IQ4_NL_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 constexpr int8_t MXFP4_VALUES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // twice what they stand for
 constexpr int PANEL = 16;         // output rows per panel = lanes of one vector
-constexpr int GROUP = 32;         // input features that share one activation scale
-constexpr int DIGIT = 4;          // an activation is 2^DIGIT * high + low, two signed bytes
-constexpr int ROW_TILE = 16;      // token rows whose scales lie together
+constexpr int GROUP = 32;         // input features whose sums are taken together
+constexpr int DIGIT = 8;          // an activation is 2^DIGIT * high + low, two signed bytes
+constexpr int MIDDLE = 8;         // where four-bit codes are counted from in fixed point
+constexpr int LINE = 64;          // input features whose digits lie together
+constexpr int ROW_TILE = 16;      // token rows that lie together
 constexpr int BLOCK = 16;         // tokens per KV block
 constexpr int KV_GROUP = 32;      // dimensions of a cached int8 key or value that share a scale
 constexpr int KV_TILE = 64;       // tokens per softmax tile
@@ -47,19 +49,26 @@ enum KvType : int { KV_F32, KV_BF16, KV_INT8 };
 // What belongs to a group of 32 features is tiled: entry (row, group) lies at `tiled(row, group, groups)`.
 struct Act {
   int k;
-  int8_t* q;        // 64 bytes a group x = scale * (16 * high + low): 32 high digits, then the 32 low ones;
-                    //                  |high| <= 127, -8 <= low <= 7
-  float* scale;     // k / 32 a row
-  float* scaled;    // k / 32 a row     scale * sum(16 * high + low), for formats with a minimum
-  int32_t* neg32;   // k / 32 a row     minus that integer sum per 32: a zero point is removed by a shift
-  int32_t* neg16;   // k / 16 a row     the same per 16 (Q6_K)
-  uint16_t* bf16;   // [rows][2k]       x rounded to bf16, then the remainder rounded to bf16
-  float* f32;       // [rows][k]
+  int8_t* q;          // x = scale * (256 * high + low), digits from -127 to 127: per tile of rows and 64 features
+                      //                 16 rows of 64 high digits, then as many low ones; see `digits`
+  float* scale;       // 1 a row
+  float* sum;         // k / 32 a row    sum(256 * high + low), for formats with a minimum
+  int32_t* neg32;     // k / 32 a row    minus that sum: a zero point is removed by a shift
+  int32_t* neg16;     // k / 16 a row    the same per 16 (Q6_K)
+  int32_t* neg_high;  // k / 32 a row    minus the sum of the high digits
+  int32_t* neg_low;   // k / 32 a row    and of the low ones
+  uint16_t* bf16;     // [rows][2k]      x rounded to bf16, then the remainder rounded to bf16
+  float* f32;         // [rows][k]
   bool adapted_bf16, adapted_f32;  // forms that only adapters read: left out where a step has none that do
 };
 
 INLINE size_t tiled(int row, int group, int groups) {
   return ((size_t)(row / ROW_TILE) * groups + group) * ROW_TILE + row % ROW_TILE;
+}
+
+constexpr int DIGITS = ROW_TILE * LINE;  // bytes from a high digit to its low one; rows of a tile are LINE bytes apart
+INLINE size_t digits(int row, int group, int groups) {
+  return ((size_t)(row / ROW_TILE) * groups + group / 2 * 2) * DIGITS + row % ROW_TILE * LINE + group % 2 * GROUP;
 }
 
 struct LinearArgs {
@@ -100,9 +109,9 @@ struct AttendArgs {
 struct Kernels {
   const char* name;
   void (*linear[FORMATS])(const LinearArgs&, int panel_begin, int panel_end);
-  void (*emit)(const Act&, int row, int first, int count, const float* x);
+  void (*emit)(const Act&, int row, const float* x);  // x: as many values as act.k
   void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* y);
-  void (*gated)(int kind, const float* gate, const float* up, int stride, int rows, const Act& act, int first, int count);
+  void (*gated)(int kind, const float* gate, const float* up, int stride, int rows, float* out, int out_stride, int count);
   // y[16 * p + i] += sum over r of b[p][r][i] * h[r] for `panels` panels of 16; b is fp32, or bf16 in the second.
   void (*add_low_rank[2])(const void* b, int rank, const float* h, int panels, float* y);
   void (*rope)(const float* in, const float* cos_sin, int half, int head_dim, int interleaved, float* out);

@@ -86,6 +86,12 @@ static inline VI i_set(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_ep
 static inline void i_store(int32_t* p, VI x) { _mm256_storeu_si256((__m256i*)p, x.a); _mm256_storeu_si256((__m256i*)p + 1, x.b); }
 static inline VI i_add(VI x, VI y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 static inline VI i_sub(VI x, VI y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
+static inline VI i_max(VI x, VI y) { return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)}; }
+// Lanes as pairs of 16 bits: acc + x.low * y.low + x.high * y.high; the low halves of `low` under those of `high`, whose own are zero
+static inline VI i_dot16(VI acc, VI x, VI y) {
+  return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(x.a, y.a)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(x.b, y.b))};
+}
+static inline VI i_pair(VI low, VI high) { return {_mm256_blend_epi16(high.a, low.a, 0x55), _mm256_blend_epi16(high.b, low.b, 0x55)}; }
 template <int N> static inline VI i_shr(VI x) { return {_mm256_srai_epi32(x.a, N), _mm256_srai_epi32(x.b, N)}; }
 static inline int32_t hadd_half(__m256i a, __m256i b) {
   a = _mm256_add_epi32(a, b);
@@ -102,8 +108,6 @@ static inline void i_store8(int8_t* p, VI x) {
   w = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(w, w), _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5));
   _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(w));
 }
-
-static inline void i_store8x4(int8_t* p, VI a, VI b, VI c, VI d) { i_store8(p, a), i_store8(p + 16, b), i_store8(p + 32, c), i_store8(p + 48, d); }
 
 static inline VB b_load(const uint8_t* p) { return {_mm256_load_si256((const __m256i*)p), _mm256_load_si256((const __m256i*)p + 1)}; }
 static inline VB b_low(VB x) { __m256i m = _mm256_set1_epi8(15); return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)}; }

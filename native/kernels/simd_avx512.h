@@ -63,6 +63,10 @@ static inline VI i_set(int32_t x) { return {_mm512_set1_epi32(x)}; }
 static inline void i_store(int32_t* p, VI a) { _mm512_storeu_si512(p, a.v); }
 static inline VI i_add(VI a, VI b) { return {_mm512_add_epi32(a.v, b.v)}; }
 static inline VI i_sub(VI a, VI b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+static inline VI i_max(VI a, VI b) { return {_mm512_max_epi32(a.v, b.v)}; }
+// Lanes as pairs of 16 bits: acc + a.low * b.low + a.high * b.high; the low halves of `low` under those of `high`, whose own are zero
+static inline VI i_dot16(VI acc, VI a, VI b) { return {_mm512_dpwssd_epi32(acc.v, a.v, b.v)}; }
+static inline VI i_pair(VI low, VI high) { return {_mm512_mask_mov_epi16(high.v, 0x55555555, low.v)}; }
 template <int N> static inline VI i_shr(VI a) { return {_mm512_srai_epi32(a.v, N)}; }
 static inline void i_hadd2(VI a, VI b, int32_t* sums) {
   __m512i t = _mm512_add_epi32(_mm512_shuffle_i64x2(a.v, b.v, 0x44), _mm512_shuffle_i64x2(a.v, b.v, 0xEE));
@@ -75,16 +79,6 @@ static inline void i_hadd2(VI a, VI b, int32_t* sums) {
 template <int N> static inline VI i_shl(VI a) { return {_mm512_slli_epi32(a.v, N)}; }
 static inline VI i_round(VF a) { return {_mm512_cvtps_epi32(a.v)}; }
 static inline void i_store8(int8_t* p, VI a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v)); }
-
-// The low bytes of four vectors, one vector after the other
-static inline void i_store8x4(int8_t* p, VI a, VI b, VI c, VI d) {
-  const __m512i byte = _mm512_set1_epi32(255);
-  __m512i x = _mm512_or_si512(_mm512_and_si512(a.v, byte), _mm512_slli_epi32(_mm512_and_si512(b.v, byte), 8));
-  x = _mm512_or_si512(x, _mm512_or_si512(_mm512_slli_epi32(_mm512_and_si512(c.v, byte), 16), _mm512_slli_epi32(d.v, 24)));
-  x = _mm512_shuffle_epi8(x, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)));
-  x = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), x);
-  _mm512_store_si512(p, x);
-}
 
 static inline VB b_load(const uint8_t* p) { return {_mm512_load_si512(p)}; }
 static inline VB b_low(VB a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
@@ -132,3 +126,25 @@ static inline float f_hadd(VF a) {  // fixed tree
   return t[0];
 }
 static inline float f_hmax(VF a) { return _mm512_reduce_max_ps(a.v); }
+
+#define LINE_DIGITS line_digits  // as the plain one of elementwise.inc
+static void line_digits(const float* x, VF inverse, int8_t* q, int32_t* sums) {
+  __m512i n[4], high[2], low[2];
+  for (int i = 0; i < 4; i++) n[i] = i_round(f_mul(f_load(x + 16 * i), inverse)).v;
+  for (int i = 0; i < 2; i++) {
+    const __m512i w = _mm512_packs_epi32(n[2 * i], n[2 * i + 1]);
+    high[i] = _mm512_srai_epi16(_mm512_add_epi16(w, _mm512_set1_epi16(128)), 8);
+    low[i] = _mm512_and_si512(w, _mm512_set1_epi16(255));
+  }
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), one = _mm512_set1_epi8(1);
+  const __m512i h = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(high[0], high[1]));
+  const __m512i l = _mm512_max_epi8(_mm512_permutexvar_epi32(order, _mm512_packus_epi16(low[0], low[1])), _mm512_set1_epi8(-127));
+  _mm512_store_si512(q, h);
+  _mm512_store_si512(q + DIGITS, l);
+  // By four in each lane, then the fours of each quarter: a quarter's sum over high digits and over low ones, next to each other.
+  const __m512i a = _mm512_dpbusd_epi32(_mm512_setzero_si512(), one, h), b = _mm512_dpbusd_epi32(_mm512_setzero_si512(), one, l);
+  __m512i t = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+  t = _mm512_add_epi32(t, _mm512_shuffle_epi32(t, (_MM_PERM_ENUM)0x4E));
+  const __m512i pick = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 0, 0, 0, 0, 0, 0, 0, 0);
+  _mm256_storeu_si256((__m256i*)sums, _mm512_castsi512_si256(_mm512_permutexvar_epi32(pick, t)));
+}

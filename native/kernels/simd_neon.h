@@ -94,6 +94,16 @@ static inline VI i_set(int32_t x) { VI r; EACH r.v[i] = vdupq_n_s32(x); return r
 static inline void i_store(int32_t* p, VI a) { EACH vst1q_s32(p + 4 * i, a.v[i]); }
 static inline VI i_add(VI a, VI b) { EACH a.v[i] = vaddq_s32(a.v[i], b.v[i]); return a; }
 static inline VI i_sub(VI a, VI b) { EACH a.v[i] = vsubq_s32(a.v[i], b.v[i]); return a; }
+static inline VI i_max(VI a, VI b) { EACH a.v[i] = vmaxq_s32(a.v[i], b.v[i]); return a; }
+// Lanes as pairs of 16 bits: acc + a.low * b.low + a.high * b.high; the low halves of `low` under those of `high`, whose own are zero
+static inline VI i_dot16(VI acc, VI a, VI b) {
+  EACH {
+    const int16x8_t x = vreinterpretq_s16_s32(a.v[i]), y = vreinterpretq_s16_s32(b.v[i]);
+    acc.v[i] = vaddq_s32(acc.v[i], vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y)));
+  }
+  return acc;
+}
+static inline VI i_pair(VI low, VI high) { EACH high.v[i] = vbslq_s32(vdupq_n_u32(0xFFFF), low.v[i], high.v[i]); return high; }
 template <int N> static inline VI i_shr(VI a) { EACH a.v[i] = vshrq_n_s32(a.v[i], N); return a; }
 template <int N> static inline VI i_shl(VI a) {
   if constexpr (N > 0) EACH a.v[i] = vshlq_n_s32(a.v[i], N);
@@ -106,8 +116,6 @@ static inline void i_store8(int8_t* p, VI a) {
   const int16x8_t low = vcombine_s16(vmovn_s32(a.v[0]), vmovn_s32(a.v[1])), high = vcombine_s16(vmovn_s32(a.v[2]), vmovn_s32(a.v[3]));
   vst1q_s8(p, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
 }
-static inline void i_store8x4(int8_t* p, VI a, VI b, VI c, VI d) { i_store8(p, a), i_store8(p + 16, b), i_store8(p + 32, c), i_store8(p + 48, d); }
-
 static inline VB b_load(const uint8_t* p) { VB r; EACH r.v[i] = vld1q_u8(p + 16 * i); return r; }
 static inline VB b_low(VB a) { EACH a.v[i] = vandq_u8(a.v[i], vdupq_n_u8(15)); return a; }
 static inline VB b_high(VB a) { EACH a.v[i] = vshrq_n_u8(a.v[i], 4); return a; }

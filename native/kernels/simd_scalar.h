@@ -61,13 +61,18 @@ static inline VI i_set(int32_t x) { VI r; EACH_LANE r.v[i] = x; return r; }
 static inline void i_store(int32_t* p, VI a) { memcpy(p, a.v, 64); }
 static inline VI i_add(VI a, VI b) { EACH_LANE a.v[i] += b.v[i]; return a; }
 static inline VI i_sub(VI a, VI b) { EACH_LANE a.v[i] -= b.v[i]; return a; }
+static inline VI i_max(VI a, VI b) { EACH_LANE a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return a; }
+// Lanes as pairs of 16 bits: acc + a.low * b.low + a.high * b.high; the low halves of `low` under those of `high`, whose own are zero
+static inline VI i_dot16(VI acc, VI a, VI b) {
+  EACH_LANE acc.v[i] = (int32_t)((uint32_t)acc.v[i] + (uint32_t)((int16_t)a.v[i] * (int16_t)b.v[i]) + (uint32_t)((a.v[i] >> 16) * (b.v[i] >> 16)));
+  return acc;
+}
+static inline VI i_pair(VI low, VI high) { EACH_LANE high.v[i] |= low.v[i] & 0xFFFF; return high; }
 template <int N> static inline VI i_shr(VI a) { EACH_LANE a.v[i] >>= N; return a; }
 static inline void i_hadd2(VI a, VI b, int32_t* sums) { sums[0] = sums[1] = 0; EACH_LANE sums[0] += a.v[i], sums[1] += b.v[i]; }
 template <int N> static inline VI i_shl(VI a) { EACH_LANE a.v[i] = (int32_t)((uint32_t)a.v[i] << N); return a; }
 static inline VI i_round(VF a) { VI r; EACH_LANE r.v[i] = (int32_t)rintf(a.v[i]); return r; }
 static inline void i_store8(int8_t* p, VI a) { EACH_LANE p[i] = (int8_t)a.v[i]; }
-
-static inline void i_store8x4(int8_t* p, VI a, VI b, VI c, VI d) { i_store8(p, a), i_store8(p + 16, b), i_store8(p + 32, c), i_store8(p + 48, d); }
 
 static inline VB b_load(const uint8_t* p) { VB r; memcpy(r.v, p, 64); return r; }
 static inline VB b_low(VB a) { EACH_BYTE a.v[i] &= 15; return a; }

@@ -15,7 +15,10 @@ inline size_t act_bytes(int rows, int width, ActForms forms) {
   const size_t m = align_up(size_t(rows), ROW_TILE), k = padded_cols(size_t(width));
   size_t bytes = 0;
   auto add = [&](size_t n) { bytes += align_up(n, 64); };
-  if (forms.int8) add(m * 2 * k), add(m * k / 32 * 4), add(m * k / 32 * 4), add(m * k / 32 * 4), add(m * k / 16 * 4);
+  if (forms.int8) {
+    add(m * 2 * k), add(m * 4), add(m * k / 16 * 4);
+    for (int i = 0; i < 4; i++) add(m * k / 32 * 4);
+  }
   if (forms.bf16) add(m * k * 4);
   if (forms.f32) add(m * k * 4);
   return bytes;
@@ -28,14 +31,27 @@ inline Act allocate_act(Arena& arena, int rows, int width, ActForms forms, bool 
   a.adapted_bf16 = adapted_bf16, a.adapted_f32 = adapted_f32;
   if (forms.int8) {
     a.q = arena.allocate<int8_t>(m * 2 * k);
-    a.scale = arena.allocate<float>(m * k / 32);
-    a.scaled = arena.allocate<float>(m * k / 32);
-    a.neg32 = arena.allocate<int32_t>(m * k / 32);
+    a.scale = arena.allocate<float>(m);
     a.neg16 = arena.allocate<int32_t>(m * k / 16);
+    a.sum = arena.allocate<float>(m * k / 32);
+    for (int32_t** p : {&a.neg32, &a.neg_high, &a.neg_low}) *p = arena.allocate<int32_t>(m * k / 32);
   }
   if (forms.bf16) a.bf16 = arena.allocate<uint16_t>(m * 2 * k);
   if (forms.f32) a.f32 = arena.allocate<float>(m * k);
   return a;
+}
+
+// The rows of an act from `row`, a multiple of ROW_TILE, on: whatever is tiled is laid out tile after tile.
+inline Act from_row(const Act& a, int row) {
+  const size_t n = size_t(row) * size_t(a.k);
+  Act b = a;
+  if (a.q) {
+    b.q += 2 * n, b.scale += row, b.sum += n / 32, b.neg16 += n / 16;
+    b.neg32 += n / 32, b.neg_high += n / 32, b.neg_low += n / 32;
+  }
+  if (a.bf16) b.bf16 += 2 * n;
+  if (a.f32) b.f32 += n;
+  return b;
 }
 
 // Steps of no more features than this compute what linear layers read once for each thread: quicker than to

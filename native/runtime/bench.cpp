@@ -79,7 +79,7 @@ double time_linear(const std::string& isa, int type, int group, size_t rows, siz
   const Act act = allocate_act(arena, tokens, int(cols), forms);
   std::vector<float> line(padded);
   for (size_t i = 0; i < cols; i++) line[i] = float(int(i * 7919 % 1000) - 500) / 500;
-  for (int t = 0; t < tokens; t++) k->emit(act, t, 0, int(padded), line.data());
+  for (int t = 0; t < tokens; t++) k->emit(act, t, line.data());
   float* out = arena.allocate<float>(outputs);
   const int chunk = linear_chunk(bytes);
   return least(seconds, [&](int i) {

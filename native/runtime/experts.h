@@ -19,6 +19,7 @@ class RouteOp : public Op {
 struct ExpertRows {
   int capacity = 0;              // rows: those of an expert begin at a multiple of ROW_TILE
   Act in, mid;                   // gathered inputs, and what lies between the projections
+  Buffer gated;                  // the latter as floats
   Buffer out;                    // results, before they are weighted
   std::vector<int> begin, count; // by expert
   std::vector<int> active;       // experts that have rows
@@ -44,17 +45,18 @@ struct Expert {
 };
 
 // out = residual + sum over a row's experts, in ascending order, of weight * down(activation(gate x) * up x).
-// Phase 0 sorts rows by expert, 1 gathers them, 2 gates, 3 projects back, 4 sums.
+// Phase 0 sorts rows by expert, 1 gathers them, 2 gates, 3 emits, 4 projects back, 5 sums.
 class ExpertsOp : public Op {
  public:
   ExpertsOp(Buffer x, Buffer routes, std::vector<Expert> experts, int kind, ExpertRows& rows, Buffer out, Buffer residual)
       : x_(x), routes_(routes), experts_(std::move(experts)), kind_(kind), rows_(rows), out_(out), residual_(residual) {}
   std::string name(int phase) const override;
-  int phases() const override { return 5; }
+  int phases() const override { return 6; }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
   void gather(Context& c, int row, float* line) const;
-  void gate(Context& c, int expert, int group, float* y) const;
+  void gate(Context& c, int expert, int panel, float* y) const;
+  void emit(Context& c, int row) const;
   void sum(int token) const;
   Buffer x_, routes_; std::vector<Expert> experts_; int kind_; ExpertRows& rows_; Buffer out_, residual_;
 };

@@ -129,14 +129,14 @@ void Model::linear(int act_index, const std::vector<Part>& parts) {
   ops_.push_back(std::make_unique<LinearOp>(acts_.at(size_t(act_index)).rows, act(act_index), std::move(p)));
 }
 
-void Model::gated(int in, const Part& gate, const Part& up, int kind, int act_index) {
+void Model::gated(int in, const Part& gate, const Part& up, int kind, int mid, int act_index) {
   const RowAct& source = acts_.at(size_t(in));
   if (context_.low_rank && source.rows == Rows::tokens)
     ops_.push_back(std::make_unique<LowRankOp>(source.input, std::vector<int>{gate.matrix, up.matrix}));
   auto part = [&](const Part& p) {
     return p.matrix < 0 ? LinearPart{} : LinearPart{matrices_.at(size_t(p.matrix)), Buffer{}, vector(p.bias), nullptr};
   };
-  ops_.push_back(std::make_unique<GatedOp>(source.rows, source.input, part(gate), part(up), kind, act(act_index)));
+  ops_.push_back(std::make_unique<GatedOp>(source.rows, source.input, part(gate), part(up), kind, buffer(mid), act(act_index)));
 }
 
 void Model::glu(int gate, int up, int kind, int act_index) {

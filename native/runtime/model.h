@@ -46,7 +46,7 @@ class Model {
   void emit(int buffer, int source, int order, int width, int act);  // from a buffer, or from another act
   struct Part { int matrix, out, bias, residual; };
   void linear(int act, const std::vector<Part>& parts);
-  void gated(int in, const Part& gate, const Part& up, int kind, int act);
+  void gated(int in, const Part& gate, const Part& up, int kind, int mid, int act);
   void glu(int gate, int up, int kind, int act);
   struct Attention {
     int q, k, v, layer, heads, kv_heads, head_dim, schedule, q_norm, k_norm, rope, sinks, act;

@@ -204,18 +204,20 @@ class LinearOp : public Op {
   Rows rows_; Input act_; std::vector<LinearPart> parts_;
 };
 
-// Gate and up projections with what follows them, group by group of features: what lies between never leaves the core.
-// Without an up projection the gate is multiplied by one.
+// Gate and up projections with what follows them, panel by panel: what lies between never leaves the core.
+// Without an up projection the gate is multiplied by one. Phase 0 leaves values in `mid`, 1 emits them.
 class GatedOp : public Op {
  public:
-  GatedOp(Rows rows, Input in, LinearPart gate, LinearPart up, int kind, Input out)
-      : rows_(rows), in_(in), out_(out), gate_(gate), up_(up), kind_(kind) {}
+  GatedOp(Rows rows, Input in, LinearPart gate, LinearPart up, int kind, Buffer mid, Input out)
+      : rows_(rows), in_(in), out_(out), gate_(gate), up_(up), kind_(kind), mid_(mid) {}
   void fetch(int thread, const Work& work) const override;
-  std::string name(int) const override { return "gated " + std::to_string(gate_.weight.cols) + "->" + std::to_string(gate_.weight.rows); }
+  std::string name(int phase) const override { return phase ? "gated: emit" : "gated " + std::to_string(gate_.weight.cols) + "->" + std::to_string(gate_.weight.rows); }
+  int phases() const override { return 2; }
   void run(Context& c, int phase, int thread, Work& work) override;
-  static constexpr int WIDTH = 2 * GROUP;  // scratch floats a row: gates, then ups
+  static constexpr int WIDTH = 2 * PANEL;  // scratch floats a row: gates, then ups
  private:
-  Rows rows_; Input in_, out_; LinearPart gate_, up_; int kind_;
+  void project(Context& c, int rows, int thread, Work& work) const;
+  Rows rows_; Input in_, out_; LinearPart gate_, up_; int kind_; Buffer mid_;
 };
 
 // Gates and ups that lie in buffers of one width, for linear layers.

@@ -147,7 +147,7 @@ void AttentionOp::merge(Context& c, int t, const Act& act, float* row) {
                        s_.sinks ? s_.sinks + head : nullptr, row + head * s_.head_dim);
   }
   for (int i = s_.heads * s_.head_dim; i < act.k; i++) row[i] = 0;
-  c.kernels->emit(act, t, 0, act.k, row);
+  c.kernels->emit(act, t, row);
 }
 
 }  // namespace octavo

@@ -6,16 +6,6 @@
 namespace octavo {
 namespace {
 
-// The rows of an act from `row`, a multiple of ROW_TILE, on: whatever is tiled is laid out tile after tile.
-Act from_row(const Act& a, int row) {
-  const size_t n = size_t(row) * size_t(a.k);
-  Act b = a;
-  if (a.q) b.q += 2 * n, b.scale += n / 32, b.scaled += n / 32, b.neg32 += n / 32, b.neg16 += n / 16;
-  if (a.bf16) b.bf16 += 2 * n;
-  if (a.f32) b.f32 += n;
-  return b;
-}
-
 size_t row_stride(int width) { return align_up(size_t(width), 64); }
 
 }  // namespace
@@ -69,7 +59,8 @@ void ExpertRows::plan(const Buffer& routes, int tokens, int experts) {
 
 size_t expert_rows_bytes(int tokens, int experts, int top, int hidden, int ffn, ActForms in, ActForms mid) {
   const int rows = ExpertRows::rows(tokens, experts, top);
-  return act_bytes(rows, hidden, in) + act_bytes(rows, ffn, mid) + align_up((size_t(rows) * row_stride(hidden) + SLACK) * sizeof(float), 64);
+  auto buffer = [&](int width) { return align_up((size_t(rows) * row_stride(width) + SLACK) * sizeof(float), 64); };
+  return act_bytes(rows, hidden, in) + act_bytes(rows, ffn, mid) + buffer(ffn) + buffer(hidden);
 }
 
 std::unique_ptr<ExpertRows> allocate_expert_rows(Arena& arena, int tokens, int experts, int top, int hidden, int ffn, ActForms in, ActForms mid) {
@@ -77,13 +68,14 @@ std::unique_ptr<ExpertRows> allocate_expert_rows(Arena& arena, int tokens, int e
   r->capacity = ExpertRows::rows(tokens, experts, top);
   r->in = allocate_act(arena, r->capacity, hidden, in);
   r->mid = allocate_act(arena, r->capacity, ffn, mid);
-  const size_t stride = row_stride(hidden);
-  r->out = {arena.allocate<float>(size_t(r->capacity) * stride + SLACK), hidden, int(stride)};
+  auto buffer = [&](int width) { return Buffer{arena.allocate<float>(size_t(r->capacity) * row_stride(width) + SLACK), width, int(row_stride(width))}; };
+  r->gated = buffer(ffn);
+  r->out = buffer(hidden);
   return r;
 }
 
 std::string ExpertsOp::name(int phase) const {
-  const char* names[] = {"experts: sort", "experts: gather", "experts: gated", "experts: linear", "experts: sum"};
+  const char* names[] = {"experts: sort", "experts: gather", "experts: gated", "experts: emit", "experts: linear", "experts: sum"};
   return names[phase];
 }
 
@@ -92,21 +84,24 @@ void ExpertsOp::gather(Context& c, int row, float* line) const {
   if (t < 0) return;
   memset(line, 0, size_t(rows_.in.k) * sizeof(float));
   memcpy(line, x_.row(t), size_t(x_.width) * sizeof(float));
-  c.kernels->emit(rows_.in, row, 0, rows_.in.k, line);
+  c.kernels->emit(rows_.in, row, line);
 }
 
-void ExpertsOp::gate(Context& c, int expert, int group, float* y) const {
-  constexpr int WIDTH = GatedOp::WIDTH, EACH = GROUP / PANEL;
+void ExpertsOp::gate(Context& c, int expert, int panel, float* y) const {
   const Expert& e = experts_[size_t(expert)];
   const int begin = rows_.begin[size_t(expert)], rows = rows_.count[size_t(expert)];
-  const Act in = from_row(rows_.in, begin), out = from_row(rows_.mid, begin);
-  const int first = group * EACH, count = std::clamp(e.gate.weight.panel_count() - first, 0, EACH);
-  if (count < EACH) for (int t = 0; t < rows; t++) std::fill_n(y + t * WIDTH, WIDTH, 0.0f);
+  const Act in = from_row(rows_.in, begin);
   for (const Expert::Part* p : {&e.gate, &e.up}) {
-    const float* bias = p->bias ? p->bias + first * PANEL : nullptr;
-    if (count) c.kernels->linear[p->weight.format](p->weight.args(in, rows, p == &e.gate ? y : y + GROUP, WIDTH, bias, nullptr, first), 0, count);
+    const float* bias = p->bias ? p->bias + panel * PANEL : nullptr;
+    c.kernels->linear[p->weight.format](p->weight.args(in, rows, p == &e.gate ? y : y + PANEL, GatedOp::WIDTH, bias, nullptr, panel), 0, 1);
   }
-  c.kernels->gated(kind_, y, y + GROUP, WIDTH, rows, out, group * GROUP, GROUP);
+  c.kernels->gated(kind_, y, y + PANEL, GatedOp::WIDTH, rows, rows_.gated.row(begin) + panel * PANEL, rows_.gated.stride, PANEL);
+}
+
+void ExpertsOp::emit(Context& c, int row) const {
+  float* x = rows_.gated.row(row);
+  std::fill(x + rows_.gated.width, x + rows_.mid.k, 0.0f);
+  c.kernels->emit(rows_.mid, row, x);
 }
 
 void ExpertsOp::sum(int t) const {
@@ -135,11 +130,15 @@ void ExpertsOp::run(Context& c, int phase, int thread, Work& work) {
       for (int r = begin; r < end; r++) gather(c, r, tmp);
     });
   } else if (phase == 2) {
-    const int groups = rows_.mid.k / GROUP;
-    work.each(thread, int(active.size()) * groups, 1, [&](int begin, int end) {
-      for (int i = begin; i < end; i++) gate(c, active[size_t(i / groups)], i % groups, tmp);
+    const int panels = experts_[0].gate.weight.panel_count();
+    work.each(thread, int(active.size()) * panels, 1, [&](int begin, int end) {
+      for (int i = begin; i < end; i++) gate(c, active[size_t(i / panels)], i % panels, tmp);
     });
   } else if (phase == 3) {
+    work.each(thread, int(rows_.token.size()), 1, [&](int begin, int end) {
+      for (int r = begin; r < end; r++) if (rows_.token[size_t(r)] >= 0) emit(c, r);
+    });
+  } else if (phase == 4) {
     const int panels = experts_[0].down.weight.panel_count(), chunk = linear_chunk(experts_[0].down.weight.panel_bytes), chunks = (panels + chunk - 1) / chunk;
     work.each(thread, int(active.size()) * chunks, 1, [&](int begin, int end) {
       for (int i = begin; i < end; i++) {

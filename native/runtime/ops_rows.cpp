@@ -14,14 +14,41 @@ constexpr size_t FIRST_FETCH = 8 << 10;  // bytes of weights to ask for before a
 // Zeroes a row's tail so that kernels may work on whole groups.
 void pad(float* x, int n, int to) { for (int i = n; i < to; i++) x[i] = 0; }
 
-// The second half of adapters: adds B A x to panels [from, to) of a matrix's result, row t at out + t * stride.
-void add_adapters(const Context& c, int part, int matrix, int from, int to, float* out, int stride) {
+// Rows of a step in blocks that pass all panels. Small steps are one, whose panels the threads divide. Large ones have one
+// a thread, which then reads what it wrote itself: lines come slowly from other cores.
+class Blocks {
+ public:
+  Blocks(int rows, int threads) : rows_(rows), size_(rows) {
+    const int count = std::min(rows / LEAST, threads);
+    if (count > 1) size_ = int(align_up(size_t(rows + count - 1) / size_t(count), ROW_TILE));
+  }
+
+  // f(first row, rows, begin, end) over every block's items.
+  template <class F> void each(Work& work, int thread, int items, int chunk, F&& f) const {
+    const int count = (rows_ + size_ - 1) / size_;
+    work.each(thread, count * items, chunk, [&](int begin, int end) {
+      for (int next; begin < end; begin = next) {
+        const int block = begin / items, base = block * items, first = block * size_;
+        next = std::min(end, base + items);
+        f(first, std::min(size_, rows_ - first), begin - base, next - base);
+      }
+    });
+  }
+
+ private:
+  static constexpr int LEAST = 64;  // rows that are worth unpacking a panel again
+  int rows_, size_;
+};
+
+// The second half of adapters: adds B A x to panels [from, to) of a matrix's result for rows [first, first + rows),
+// the first of which lies at out.
+void add_adapters(const Context& c, int part, int matrix, int first, int rows, int from, int to, float* out, int stride) {
   for (const AdapterRun& run : c.runs) {
     const LowRank* lr = run.adapter->find(matrix);
     if (!lr) continue;
     const uint8_t* b = lr->b + size_t(from) * PANEL * size_t(lr->rank) * Adapter::element(lr->format);
-    for (int t = run.first; t < run.first + run.count; t++)
-      c.kernels->add_low_rank[lr->format == BF16](b, lr->rank, c.projected(part, t), to - from, out + size_t(t) * size_t(stride));
+    for (int t = std::max(run.first, first); t < std::min(run.first + run.count, first + rows); t++)
+      c.kernels->add_low_rank[lr->format == BF16](b, lr->rank, c.projected(part, t), to - from, out + size_t(t - first) * size_t(stride));
   }
 }
 
@@ -44,8 +71,7 @@ void LinearOp::fetch(int thread, const Work& work) const {
 }
 
 void GatedOp::fetch(int thread, const Work& work) const {
-  const int begin = work.first(thread, out_.shared.k / GROUP) * GROUP / PANEL;
-  if (begin >= gate_.weight.panel_count()) return;
+  const int begin = work.first(thread, gate_.weight.panel_count());
   fetch_panels(gate_.weight, begin);
   if (up_.weight.panels) fetch_panels(up_.weight, begin);
 }
@@ -68,7 +94,7 @@ void SelectOp::run(Context& c, int, int thread, Work& work) {
   work.each(thread, c.step.selected, 1, [&](int begin, int end) {
     for (int i = begin; i < end; i++) {
       memcpy(out_.row(i), in_.row(c.step.select[i]), size_t(in_.stride) * sizeof(float));
-      if (act.k) c.kernels->emit(act, i, 0, act.k, out_.row(i));
+      if (act.k) c.kernels->emit(act, i, out_.row(i));
     }
   });
 }
@@ -85,7 +111,7 @@ void NormOp::run(Context& c, int, int thread, Work& work) {
         float* out = out_.row(t);
         for (int i = 0; i < in_.width; i++) out[i] = residual_.data ? residual_.row(t)[i] + y[i] : y[i];
       }
-      if (act.k) c.kernels->emit(act, t, 0, act.k, y);
+      if (act.k) c.kernels->emit(act, t, y);
     }
   });
 }
@@ -104,7 +130,7 @@ void LayerNormOp::run(Context& c, int, int thread, Work& work) {
       const double scale = 1 / std::sqrt(variance / n + double(eps_));
       for (int i = 0; i < n; i++) y[i] = float((double(x[i]) - mean) * scale) * weight_[i] + bias_[i];
       pad(y, n, out_.stride);
-      if (act.k) c.kernels->emit(act, t, 0, act.k, y);
+      if (act.k) c.kernels->emit(act, t, y);
     }
   });
 }
@@ -150,18 +176,18 @@ void LinearOp::run(Context& c, int, int thread, Work& work) {
   if (rows_ == Rows::selected && parts_[0].out.data == c.head) return run_head(c, rows, act, thread, work);
   int total = 0;
   for (const LinearPart& p : parts_) total += p.weight.panel_count();
-  const int chunk = linear_chunk(parts_[0].weight.panel_bytes);
-  work.each(thread, total, chunk, [&](int begin, int end) {
-    int base = 0, number = 0;
+  Blocks(rows, work.members()).each(work, thread, total, linear_chunk(parts_[0].weight.panel_bytes), [&](int first, int count, int begin, int end) {
+    const Act in = from_row(act, first);
+    int base = 0, part = 0;
     for (const LinearPart& p : parts_) {
-      const int part = number++;
-      const int count = p.weight.panel_count();
-      const int from = begin > base ? begin - base : 0, to = end - base < count ? end - base : count;
-      base += count;
-      if (from >= to) continue;
-      const LinearArgs args = p.weight.args(act, rows, p.out.data, p.out.stride, p.bias, p.residual);
-      c.kernels->linear[p.weight.format](args, from, to);
-      if (rows_ == Rows::tokens) add_adapters(c, part, p.weight.id, from, to, p.out.data + from * PANEL, p.out.stride);
+      const int panels = p.weight.panel_count(), from = std::max(begin - base, 0), to = std::min(end - base, panels);
+      if (from < to) {
+        float* out = p.out.row(first);
+        const float* residual = p.residual ? p.residual + (out - p.out.data) : nullptr;
+        c.kernels->linear[p.weight.format](p.weight.args(in, count, out, p.out.stride, p.bias, residual), from, to);
+        if (rows_ == Rows::tokens) add_adapters(c, part, p.weight.id, first, count, from, to, out + from * PANEL, p.out.stride);
+      }
+      base += panels, part++;
     }
   });
 }
@@ -186,35 +212,46 @@ void LinearOp::run_head(Context& c, int rows, const Act& act, int thread, Work& 
   });
 }
 
-void GatedOp::run(Context& c, int, int thread, Work& work) {
-  const int rows = c.step.rows(rows_), panels = gate_.weight.panel_count();
-  const Act out = c.wanted(out_.shared);
-  const Act& in = in_.of(rows, thread);
-  float* y = c.scratch[size_t(thread)];
-  auto project = [&](const LinearPart& p, int part, int group, float* out) {
-    constexpr int EACH = GROUP / PANEL;
-    const int first = group * EACH, count = panels - first < EACH ? panels - first : EACH;
-    if (count < EACH) for (int t = 0; t < rows; t++) memset(out + t * WIDTH, 0, GROUP * sizeof(float));
-    if (count <= 0) return;
-    const LinearArgs args = p.weight.args(in, rows, out, WIDTH, p.bias ? p.bias + first * PANEL : nullptr, nullptr, first);
-    c.kernels->linear[p.weight.format](args, 0, count);
-    if (rows_ == Rows::tokens) add_adapters(c, part, p.weight.id, first, first + count, out, WIDTH);
-  };
-  work.each(thread, out.k / GROUP, 1, [&](int begin, int end) {
-    for (int g = begin; g < end; g++) {
-      project(gate_, 0, g, y);
-      if (up_.weight.panels) project(up_, 1, g, y + GROUP);
-      else for (int t = 0; t < rows; t++) std::fill_n(y + t * WIDTH + GROUP, GROUP, 1.0f);
-      c.kernels->gated(kind_, y, y + GROUP, WIDTH, rows, out, g * GROUP, GROUP);
+void GatedOp::run(Context& c, int phase, int thread, Work& work) {
+  const int rows = c.step.rows(rows_);
+  if (phase == 0) return project(c, rows, thread, work);
+  const Act act = c.wanted(out_.of(rows, thread));
+  each_row(out_, rows, thread, work, [&](int begin, int end) {
+    for (int t = begin; t < end; t++) {
+      pad(mid_.row(t), mid_.width, act.k);
+      c.kernels->emit(act, t, mid_.row(t));
+    }
+  });
+}
+
+void GatedOp::project(Context& c, int rows, int thread, Work& work) const {
+  const Act& act = in_.of(rows, thread);
+  float *gate = c.scratch[size_t(thread)], *up = gate + PANEL;
+  Blocks(rows, work.members()).each(work, thread, gate_.weight.panel_count(), 1, [&](int first, int count, int begin, int end) {
+    const Act in = from_row(act, first);
+    auto project = [&](const LinearPart& p, int part, int panel, float* out) {
+      c.kernels->linear[p.weight.format](p.weight.args(in, count, out, WIDTH, p.bias ? p.bias + panel * PANEL : nullptr, nullptr, panel), 0, 1);
+      if (rows_ == Rows::tokens) add_adapters(c, part, p.weight.id, first, count, panel, panel + 1, out, WIDTH);
+    };
+    for (int panel = begin; panel < end; panel++) {
+      project(gate_, 0, panel, gate);
+      if (up_.weight.panels) project(up_, 1, panel, up);
+      else for (int t = 0; t < count; t++) std::fill_n(up + t * WIDTH, PANEL, 1.0f);
+      c.kernels->gated(kind_, gate, up, WIDTH, count, mid_.row(first) + panel * PANEL, mid_.stride, PANEL);
     }
   });
 }
 
 void GluOp::run(Context& c, int, int thread, Work& work) {
-  const Act out = c.wanted(out_.shared);
-  work.each(thread, out.k / GROUP, 1, [&](int begin, int end) {
-    for (int i = begin * GROUP; i < end * GROUP; i += GROUP)
-      c.kernels->gated(kind_, gate_.data + i, up_.data + i, gate_.stride, c.step.rows(rows_), out, i, GROUP);
+  const int rows = c.step.rows(rows_);
+  const Act out = c.wanted(out_.of(rows, thread));
+  float* y = c.scratch[size_t(thread)];
+  each_row(out_, rows, thread, work, [&](int begin, int end) {
+    for (int t = begin; t < end; t++) {
+      c.kernels->gated(kind_, gate_.row(t), up_.row(t), 0, 1, y, 0, out.k);
+      pad(y, gate_.width, out.k);
+      c.kernels->emit(out, t, y);
+    }
   });
 }
 
@@ -247,7 +284,7 @@ void EmitOp::run(Context& c, int, int thread, Work& work) {
       const float* x = in_.data ? in_.row(t) : source.f32 + size_t(t) * size_t(source.k);
       for (int i = 0; i < width_; i++) y[i] = x[order_ ? order_[i] : i];
       pad(y, width_, act.k);
-      c.kernels->emit(act, t, 0, act.k, y);
+      c.kernels->emit(act, t, y);
     }
   });
 }

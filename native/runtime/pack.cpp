@@ -4,6 +4,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "units.h"
+
 // Panel layouts (lane r = row r of 16; a line is 64 bytes = 16 rows x 4 features):
 //   32-blocks, tile of 64 features:  d[2][16] f16, (m[2][16] f16), (fifth bits: 2 x 8 u64), lines.
 //     A nibble line s of a group holds features 4s..4s+3 low and 16+4s..16+4s+3 high; Q8_0 has one
@@ -13,6 +15,7 @@
 //     signed scales [16][16]), (fifth bits: 8 x 64 bytes), 8 x 4 nibble lines, (Q6_K: 8 x 2 lines of two-bit planes).
 //   CODE4, CODE8: scales [groups][16] f32, (minima likewise), then the lines of Q4_0 or Q8_0 for each 32 features.
 //   TABLE4: scales, values [16] f32, 16 rows of two features after another; FP8: scales, 16 rows of one feature after another.
+//   Formats in fixed point end with the rows' units [16] f32.
 //   BF16: lines of 16 rows x 2 features; F16 and F32: 16 rows of one feature after another.
 
 namespace octavo {
@@ -39,6 +42,13 @@ const Layout& layout(Format f) {
 constexpr int PLANES = 2368;  // Q6_K: offset of the two-bit planes
 constexpr int ZERO_POINT[] = {8, 0, 16, 0, 128, 128, 128, 0, 0, 32, 8, 0, 128, 0};
 constexpr size_t SCALE_LINE = PANEL * sizeof(float);
+
+bool is_fixed(Format f) { return f == Q4_0 || f == Q4_1 || f == Q4_K || f == CODE4 || f == CODE4_MIN; }
+
+void put_unit(uint8_t* panel, size_t bytes, int lane, const RowRange& range) {
+  const float unit = range.unit();
+  memcpy(panel + bytes - SCALE_LINE + size_t(lane) * sizeof(float), &unit, sizeof(float));
+}
 
 bool has_minimum(Format f) { return f == CODE4_MIN || f == CODE8_MIN; }
 
@@ -68,6 +78,12 @@ uint8_t get_grouped(Format f, const uint8_t* codes, size_t i, int lane) {
   return uint8_t(i % 32 < 16 ? byte & 15 : byte >> 4);
 }
 
+float float_at(const uint8_t* p) {
+  float f;
+  memcpy(&f, p, 4);
+  return f;
+}
+
 void pack_grouped(Storage s, Format f, const uint8_t* data, size_t rows, size_t cols, size_t panel, uint8_t* out) {
   const GroupedLayout l = grouped_layout(f, s.group, cols);
   const size_t groups = scale_lines(s.group, cols);
@@ -80,6 +96,14 @@ void pack_grouped(Storage s, Format f, const uint8_t* data, size_t rows, size_t 
       if (has_minimum(f)) memcpy(out + l.minima + g * SCALE_LINE + size_t(lane) * 4, more + (row * groups + g) * 4, 4);
     }
     for (size_t i = 0; i < cols; i++) put_code(f, out + l.codes, i, lane, data[row * cols + i]);
+    if (!is_fixed(f)) continue;
+    RowRange range;
+    for (size_t g = 0, i = 0; g < groups; g++, i += size_t(s.group)) {
+      const float scale = float_at(scales + (row * groups + g) * 4);
+      const float middle = has_minimum(f) ? float_at(more + (row * groups + g) * 4) + MIDDLE * scale : 0;
+      range.add(data + row * cols + i, std::min(cols - i, size_t(s.group)), scale, middle);
+    }
+    put_unit(out, panel_bytes(f, s.group, cols), lane, range);
   }
 }
 
@@ -200,6 +224,18 @@ float half(const uint8_t* p) {
   return f;
 }
 
+struct Scales { float scale, minimum; };
+
+// Of feature `i` of a group.
+Scales scales_of(Format f, const uint8_t* tile, int g, int lane, int i = 0) {
+  const Layout& l = layout(f);
+  if (f == MXFP4) return {std::ldexp(1.0f, tile[g * 16 + lane] - 128), 0};
+  if (f <= Q8_0) return {half(tile + g * 32 + lane * 2), l.minimum >= 0 ? half(tile + l.minimum + g * 32 + lane * 2) : 0};
+  const float d = half(tile + lane * 2);
+  if (f == Q6_K) return {d * float(int8_t(tile[64 + (2 * g + i / 16) * 16 + lane])), 0};
+  return {d * float(tile[64 + g * 16 + lane]), -half(tile + 32 + lane * 2) * float(tile[192 + g * 16 + lane])};
+}
+
 typedef uint32_t Four __attribute__((vector_size(16), aligned(4), may_alias));
 
 // `words` 4-byte elements of 16 rows `stride` bytes apart, one element of all rows after another.
@@ -283,11 +319,11 @@ size_t stored_bytes(Storage s, size_t rows, size_t cols) {
 }
 
 size_t panel_bytes(Format f, int group, size_t cols) {
-  const size_t k = padded_cols(cols);
-  if (is_grouped(f)) return grouped_layout(f, group, cols).codes + code_bytes(f, k);
+  const size_t k = padded_cols(cols), units = is_fixed(f) ? SCALE_LINE : 0;
+  if (is_grouped(f)) return grouped_layout(f, group, cols).codes + code_bytes(f, k) + units;
   if (f == BF16 || f == F16) return k * 32;
   if (f == F32) return k * 64;
-  return k / size_t(layout(f).tile_k) * size_t(layout(f).tile);
+  return k / size_t(layout(f).tile_k) * size_t(layout(f).tile) + units;
 }
 
 void pack_panel(Storage s, const uint8_t* data, size_t rows, size_t cols, size_t panel, uint8_t* out) {
@@ -301,14 +337,21 @@ void pack_panel(Storage s, const uint8_t* data, size_t rows, size_t cols, size_t
     const uint8_t* row = data + (panel * PANEL + size_t(lane)) * stride;
     if (f >= BF16) { pack_float_row(type, row, cols, lane, out); continue; }
     const Layout& l = layout(f);
+    RowRange range;
     for (size_t k = 0; k < cols; k += size_t(l.block)) {
       uint8_t q[256], *tile = out + k / size_t(l.tile_k) * size_t(l.tile);
       const uint8_t* block = row + k / size_t(l.block) * size_t(l.source);
       const int group = int(k % size_t(l.tile_k)) / GROUP;
       codes(f, block, q);
       scales(f, block, tile, group, lane);
-      for (int g = 0; g < l.block / GROUP; g++) put_group(f, q + g * GROUP, tile, group + g, lane);
+      for (int g = 0; g < l.block / GROUP; g++) {
+        put_group(f, q + g * GROUP, tile, group + g, lane);
+        if (!is_fixed(f)) continue;
+        const Scales s = scales_of(f, tile, group + g, lane);
+        range.add(q + g * GROUP, GROUP, s.scale, ZERO_POINT[f] ? 0 : s.minimum + MIDDLE * s.scale);
+      }
     }
+    if (is_fixed(f)) put_unit(out, panel_bytes(f, s.group, cols), lane, range);
   }
 }
 
@@ -330,19 +373,8 @@ void unpack_row(Format f, int group, const uint8_t* panel, int lane, size_t cols
     const uint8_t* tile = panel + k / size_t(l.tile_k) * size_t(l.tile);
     const int g = int(k % size_t(l.tile_k)) / GROUP;
     for (int i = 0; i < GROUP && k + size_t(i) < cols; i++) {
-      float d, m = 0;
-      if (f == MXFP4) {
-        d = std::ldexp(1.0f, tile[g * 16 + lane] - 128);
-      } else if (f <= Q8_0) {
-        d = half(tile + g * 32 + lane * 2);
-        if (l.minimum >= 0) m = half(tile + l.minimum + g * 32 + lane * 2);
-      } else if (f == Q6_K) {
-        d = half(tile + lane * 2) * float(int8_t(tile[64 + (2 * g + i / 16) * 16 + lane]));
-      } else {
-        d = half(tile + lane * 2) * float(tile[64 + g * 16 + lane]);
-        m = -half(tile + 32 + lane * 2) * float(tile[192 + g * 16 + lane]);
-      }
-      out[k + size_t(i)] = d * float(get_code(f, tile, g, lane, i) - ZERO_POINT[f]) + m;
+      const Scales s = scales_of(f, tile, g, lane, i);
+      out[k + size_t(i)] = s.scale * float(get_code(f, tile, g, lane, i) - ZERO_POINT[f]) + s.minimum;
     }
   }
 }

@@ -71,6 +71,7 @@ class Work {
     }
   }
 
+  int members() const { return count_; }
   int first(int member, int total) const { return int(int64_t(total) * member / count_); }
 
  private:

@@ -82,7 +82,14 @@ class Model:
     def add(self, a: int, b: int, out: int, /) -> None: ...
     def linear(self, act: int, parts: list[tuple[int, int, int, int]], /) -> None: ...
     def gated(
-        self, source: int, gate: tuple[int, int], up: tuple[int, int], kind: int, act: int, /
+        self,
+        source: int,
+        gate: tuple[int, int],
+        up: tuple[int, int],
+        kind: int,
+        mid: int,
+        act: int,
+        /,
     ) -> None: ...
     def attention(
         self,

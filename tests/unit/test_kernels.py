@@ -15,6 +15,13 @@ from octavo.checkpoint.dequantize import _BLOCKS
 from octavo.checkpoint.grouped import WITH_MINIMUM, Codes, Grouped, e4m3
 
 GROUPS = [32, 64, 128, 4096]
+FIXED = [  # multiplied in fixed point
+    TensorType.Q4_0,
+    TensorType.Q4_1,
+    TensorType.Q4_K,
+    TensorType.INT4,
+    TensorType.INT4_MIN,
+]
 
 ISAS = _native.isas()
 
@@ -119,9 +126,10 @@ def test_packing_loses_nothing(kind: TensorType, rows: int, blocks: int, seed: i
 def test_linear(kind: TensorType, isa: str, rows: int, blocks: int, tokens: int, seed: int) -> None:
     """Within a bound from arithmetic, and the same bits for every number of tokens in the call.
 
-    Activations: 127 * 16 + 7 steps per half range of a group, so each is off by at most half a step,
-    amax / (2 * 2039). Two bf16 halves keep 16 bits. Accumulation in fp32 adds at most one rounding
-    of the running sum's magnitude per group or feature.
+    Activations: 127 * 256 + 127 steps per half range of a row; a value is off by half a step, or by one
+    more where its low digit would be -128. Two bf16 halves keep 16 bits. Weights in fixed point are off
+    by five units (native/runtime/units.h), and the sum of low digits gives its carry only. Accumulation
+    in fp32 adds at most one rounding of the running sum's magnitude per group or feature.
     """
     cols = blocks * max(_block(kind), 32)
     raw = random_blocks(kind, rows, cols, seed)
@@ -132,15 +140,51 @@ def test_linear(kind: TensorType, isa: str, rows: int, blocks: int, tokens: int,
     for tile in (1, 2, 3, 5, 12):
         assert np.array_equal(_native.linear(isa, int(kind), group, raw, rows, cols, x, tile), y)
     if kind in DIGITAL:
-        groups = np.abs(x.reshape(tokens, -1, 32))
-        step = np.repeat(groups.max(-1) / (2 * 2039), 32, axis=-1)
+        step = np.repeat(np.abs(x).max(-1, keepdims=True) * (1.5 / 32639), cols, axis=-1)
     else:
         step = np.abs(x) * (2.0**-16 if kind is TensorType.BF16 else 0)
     magnitude = np.abs(x) @ np.abs(w).T
     # Formats with a minimum or a zero point add terms larger than their sum.
     offset = 64 * (np.abs(x).sum(-1, keepdims=True) * np.abs(w).max()) * 2.0**-24
     bound = step @ np.abs(w).T * 1.01 + (magnitude * 4 * cols**0.5 * 2.0**-24 + offset)
+    if kind in FIXED:
+        scales = np.abs(w - w.mean(-1, keepdims=True)).max() + np.abs(w).max()
+        unit = scales / 32000 + np.abs(w).sum(-1).max() * 1.01 / 2**24
+        bound += unit * (5 * np.abs(x).sum(-1, keepdims=True) + 256 * step[:, :1])
     assert (np.abs(y - x @ w.T) <= bound + 1e-30).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", FIXED, ids=lambda k: k.name)
+@pytest.mark.parametrize("tokens", [1, 9])
+@pytest.mark.parametrize("cols", [256, 4096, 32768])
+def test_fixed_point_keeps_within_32_bits(
+    kind: TensorType, isa: str, tokens: int, cols: int
+) -> None:
+    """Every weight of a row as large as it can be, and every digit of the input too."""
+    group = 32 if kind in GROUPED else 0
+    if kind in GROUPED:
+        codes = np.full((16, cols), 15, np.uint8)
+        codes[8:] = 0
+        scales = np.full((16, cols // 32), 0.5, np.float32)
+        parts = [codes, scales, scales] if kind in WITH_MINIMUM else [codes, scales]
+        raw = np.frombuffer(b"".join(x.tobytes() for x in parts), np.uint8)
+        low = 0.5 if kind in WITH_MINIMUM else -4.0
+        w = np.where(codes[:, :1] == 15, low + 7.5, low)[:, 0]
+    else:
+        elements, size = kind.block
+        blocks = np.zeros((16, cols // elements, size), np.uint8)
+        head = {"Q4_0": 2, "Q4_1": 4, "Q4_K": 16}[kind.name]
+        blocks[..., :2] = np.frombuffer(np.float16(0.5).tobytes(), np.uint8)
+        blocks[..., 4:head] = 0xFF  # Q4_K: scales and minima of 63
+        blocks[:8, :, head:] = 0xFF
+        raw = blocks.reshape(-1)
+        w = values(kind, raw, 16, cols)[:, 0]
+    unit = np.abs(w).max() * (1 / 32000 + cols / 2**24)
+    for sign in (1, -1):
+        x = np.full((tokens, cols), sign, np.float32)
+        y = _native.linear(isa, int(kind), group, raw, 16, cols, x, tokens)
+        assert (np.abs(y - sign * w.astype(np.float64) * cols) <= 5 * unit * cols).all()
 
 
 FUSED = [isa for isa in ISAS if isa != "scalar"]  # the portable path rounds products and sums apart
@@ -149,7 +193,7 @@ FUSED = [isa for isa in ISAS if isa != "scalar"]  # the portable path rounds pro
 @pytest.mark.parametrize("kind", DIGITAL, ids=lambda k: k.name)
 @pytest.mark.parametrize("tokens", [1, 3, 4, 8, 9, 33, 300])
 def test_instruction_sets_agree(kind: TensorType, tokens: int) -> None:
-    """Integer sums are exact and folded in one order, so tiles, wide and narrow registers agree."""
+    """Integer sums are exact, and floats folded in one order: tiles, wide and narrow registers agree."""
     cols = 3 * max(_block(kind), 64)
     raw = random_blocks(kind, 50, cols, tokens)
     x = np.random.default_rng(tokens).standard_normal((tokens, cols)).astype(np.float32)

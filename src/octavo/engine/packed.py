@@ -9,7 +9,7 @@ from pathlib import Path
 from octavo.checkpoint import Checkpoint
 from octavo.checkpoint.hub import cache_folder
 
-LAYOUT = 1  # of native/runtime/pack.cpp; to be raised when a panel changes
+LAYOUT = 2  # of native/runtime/pack.cpp; to be raised when a panel changes
 
 
 def packed_file(checkpoint: Checkpoint) -> Path:

@@ -202,7 +202,9 @@ class _Recorder:
             parts.append((self.matrix[part.weight.tensor.name], self.bias(part)))
         gate, up = parts if len(parts) == 2 else (parts[0], (-1, -1))
         kind = ACTIVATIONS[gate_op.activation]
-        self.model.gated(self.act(native.source), gate, up, kind, self.act(native.act))
+        assert native.act is not None
+        mid = self.lowered.mid_of[native.act.id]
+        self.model.gated(self.act(native.source), gate, up, kind, mid, self.act(native.act))
 
     def _glu(self, native: NativeOp, op: Glu) -> None:
         gate, up = self.buffer(op.gate), self.buffer(op.up)

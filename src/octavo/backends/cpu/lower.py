@@ -33,6 +33,7 @@ from octavo.program import (
     Weight,
 )
 
+Buffer = tuple[tuple[bool, int], int]  # of selected rows?, width; its index
 Forms = tuple[bool, bool, bool]  # int8, bf16, fp32 copies of a linear layer's input
 FLOATING = {TensorType.F32, TensorType.F16, TensorType.TABLE4, TensorType.FP8}  # read fp32
 
@@ -75,7 +76,7 @@ class NativeOp:
     def apart(self) -> bool:
         """Whether each thread may compute all of it for itself, when steps are small: then no
         thread waits for the others before the next operation."""
-        return self.kind in ("norm", "attention") and not self.writes
+        return self.kind in ("norm", "attention", "gated", "glu") and not self.writes
 
 
 @dataclass
@@ -89,6 +90,7 @@ class Lowered:
     acts: list[ActShape] = field(default_factory=list)
     buffer_of: dict[int, int] = field(default_factory=dict)  # value id -> buffer
     act_of: dict[int, int] = field(default_factory=dict)
+    mid_of: dict[int, int] = field(default_factory=dict)  # a gated value, before it is an input
 
 
 def forms(weights: Iterable[Weight], floats: bool = False, adapters: bool = False) -> Forms:
@@ -273,27 +275,33 @@ def _assign(lowered: Lowered) -> None:
         last.update(dict.fromkeys(ids, i))
     free: dict[tuple[bool, int], list[int]] = {}
     free_acts: dict[ActShape, list[int]] = {}
-    held: list[Value] = []  # read by operations that other threads may not have ended
+    held: list[Buffer] = []  # read by operations that other threads may not have ended
+
+    def take(key: tuple[bool, int]) -> int:
+        if free.get(key):
+            return free[key].pop()
+        lowered.buffers.append(key)
+        return len(lowered.buffers) - 1
+
     for i, op in enumerate(lowered.ops):
         dead = [v for v in op.reads if last[v.id] == i]
         in_place = [v for v in dead if v == op.residual and len(op.writes) == 1]
         for value in in_place:
             free.setdefault((value.selected, value.width), []).append(lowered.buffer_of[value.id])
         for value in op.writes:
-            key = (value.selected, value.width)
-            if free.get(key):
-                lowered.buffer_of[value.id] = free[key].pop()
-            else:
-                lowered.buffer_of[value.id] = len(lowered.buffers)
-                lowered.buffers.append(key)
+            lowered.buffer_of[value.id] = take((value.selected, value.width))
         if op.act is not None:
             _assign_act(lowered, op.act, op.apart, free_acts)
-        held += [v for v in dead if v not in in_place]
+        held += [
+            ((v.selected, v.width), lowered.buffer_of[v.id]) for v in dead if v not in in_place
+        ]
+        if op.kind == "gated" and op.act is not None:
+            key = (op.act.selected, op.act.width)
+            lowered.mid_of[op.act.id] = take(key)
+            held.append((key, lowered.mid_of[op.act.id]))
         if not op.apart:
-            for value in held:
-                free.setdefault((value.selected, value.width), []).append(
-                    lowered.buffer_of[value.id]
-                )
+            for key, buffer in held:
+                free.setdefault(key, []).append(buffer)
             held.clear()
         if op.source is not None and last[op.source.id] == i:
             slot = lowered.act_of[op.source.id]
