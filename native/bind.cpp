@@ -34,7 +34,9 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> new_matrix(size_t rows, size_t cols, 
   return {data, {rows, cols}, owner};
 }
 
-ActForms forms(const std::tuple<bool, bool, bool>& f) { return {std::get<0>(f), std::get<1>(f), std::get<2>(f)}; }
+using Forms = std::tuple<bool, bool, bool, bool>;
+
+ActForms forms(const Forms& f) { return {std::get<0>(f), std::get<1>(f), std::get<2>(f), std::get<3>(f)}; }
 
 KvType kv_type(const std::string& name) {
   if (name == "f32") return KV_F32;
@@ -97,10 +99,10 @@ auto linear(const std::string& isa, int type, int group, Bytes data, size_t rows
   const Format format = panel_format(type);
   const size_t m = x.shape(0), padded = padded_cols(cols), bytes = panel_bytes(format, group, cols), panels = (rows + 15) / 16;
   if (x.shape(1) != cols || data.size() != stored_bytes({type, group}, rows, cols)) throw std::invalid_argument("shapes disagree");
-  Arena arena(panels * bytes + act_bytes(tile, int(cols), {true, true, true}) + panels * 16 * m * 4 + (size_t(1) << 20));
+  Arena arena(panels * bytes + act_bytes(tile, int(cols), {true, true, true, true}) + panels * 16 * m * 4 + (size_t(1) << 20));
   uint8_t* packed = arena.allocate<uint8_t>(panels * bytes);
   for (size_t p = 0; p < panels; p++) pack_panel({type, group}, data.data(), rows, cols, p, packed + p * bytes);
-  const Act act = allocate_act(arena, tile, int(cols), {true, true, true});
+  const Act act = allocate_act(arena, tile, int(cols), {true, true, true, true});
   float* line = arena.allocate<float>(padded);
   float* out = arena.allocate<float>(m * panels * 16);
   for (size_t t = 0; t < m; t += size_t(tile)) {
@@ -140,8 +142,8 @@ NB_MODULE(_native, m) {
   m.def("cache_block_bytes", [](int layers, int heads, int head_dim, const std::string& type) {
     return Model::cache_block_bytes(layers, heads, head_dim, kv_type(type));
   });
-  m.def("input_bytes", [](int rows, int width, std::tuple<bool, bool, bool> all, int own) { return input_bytes(rows, width, forms(all), own); });
-  m.def("expert_rows_bytes", [](int tokens, int experts, int top, int hidden, int ffn, std::tuple<bool, bool, bool> in, std::tuple<bool, bool, bool> mid) {
+  m.def("input_bytes", [](int rows, int width, Forms all, int own) { return input_bytes(rows, width, forms(all), own); });
+  m.def("expert_rows_bytes", [](int tokens, int experts, int top, int hidden, int ffn, Forms in, Forms mid) {
     return expert_rows_bytes(tokens, experts, top, hidden, ffn, forms(in), forms(mid));
   });
   m.def("uniform", &uniform, "seed"_a, "position"_a);
@@ -186,7 +188,7 @@ NB_MODULE(_native, m) {
       })
       .def("add_vector", [](Model& self, Floats data) { return self.add_vector(data.data(), data.size()); })
       .def("add_buffer", [](Model& self, bool selected, int width) { return self.add_buffer(selected ? Rows::selected : Rows::tokens, width); })
-      .def("add_act", [](Model& self, bool selected, int width, std::tuple<bool, bool, bool> all, std::tuple<bool, bool> adapted, bool apart) {
+      .def("add_act", [](Model& self, bool selected, int width, Forms all, std::tuple<bool, bool> adapted, bool apart) {
         return self.add_act(selected ? Rows::selected : Rows::tokens, width, forms(all), apart, std::get<0>(adapted), std::get<1>(adapted));
       })
       .def("add_rope", [](Model& self, Floats f, float factor) { return self.add_rope(f.data(), int(f.size()), factor); })
@@ -228,7 +230,7 @@ NB_MODULE(_native, m) {
       }, "q"_a, "k"_a, "v"_a, "layer"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "schedule"_a, "q_norm"_a, "k_norm"_a, "rope"_a, "sinks"_a,
          "act"_a, "scale"_a, "eps"_a, "softcap"_a, "interleaved"_a)
       .def("route", &Model::route)
-      .def("add_expert_rows", [](Model& self, int experts, int top, int hidden, int ffn, std::tuple<bool, bool, bool> in, std::tuple<bool, bool, bool> mid) {
+      .def("add_expert_rows", [](Model& self, int experts, int top, int hidden, int ffn, Forms in, Forms mid) {
         return self.add_expert_rows(experts, top, hidden, ffn, forms(in), forms(mid));
       })
       .def("experts", [](Model& self, int x, int routes, const std::vector<std::tuple<int, int, int, int, int, int>>& parts, int kind, int rows, int out, int residual) {

@@ -52,11 +52,11 @@ struct Act {
   int8_t* q;          // x = scale * (256 * high + low), digits from -127 to 127: per tile of rows and 64 features
                       //                 16 rows of 64 high digits, then as many low ones; see `digits`
   float* scale;       // 1 a row
-  float* sum;         // k / 32 a row    sum(256 * high + low), for formats with a minimum
+  int32_t* neg_high;  // k / 32 a row    for fixed point: minus the sum of the high digits
+  int32_t* neg_low;   // k / 32 a row    and of the low ones
+  float* sum;         // k / 32 a row    for grouped floats: sum(256 * high + low), for minima
   int32_t* neg32;     // k / 32 a row    minus that sum: a zero point is removed by a shift
   int32_t* neg16;     // k / 16 a row    the same per 16 (Q6_K)
-  int32_t* neg_high;  // k / 32 a row    minus the sum of the high digits
-  int32_t* neg_low;   // k / 32 a row    and of the low ones
   uint16_t* bf16;     // [rows][2k]      x rounded to bf16, then the remainder rounded to bf16
   float* f32;         // [rows][k]
   bool adapted_bf16, adapted_f32;  // forms that only adapters read: left out where a step has none that do
@@ -100,7 +100,8 @@ struct AttendArgs {
   int head_dim;                  // padded to 16
   size_t block_stride;
   KeyRange keys;                 // what to cover; begin is a multiple of KV_CHUNK
-  KeyRange next;                 // what will be asked for after that, to be fetched meanwhile; may be empty
+  KeyRange next;                 // what will be asked for after that; may be empty
+  bool fetch;                    // ask for keys and values ahead: they are not in the core's cache
   float* max[ATTEND_ROWS];       // partial results: running maximum,
   float* sum[ATTEND_ROWS];       // sum of exponentials,
   float* out[ATTEND_ROWS];       // and weighted values [head_dim]

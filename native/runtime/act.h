@@ -9,16 +9,19 @@
 
 namespace octavo {
 
-struct ActForms { bool int8, bf16, f32; };
+// Digits with the sums that fixed point needs, digits with those of grouped floats, or floats.
+struct ActForms {
+  bool fixed, grouped, bf16, f32;
+  bool digits() const { return fixed || grouped; }
+};
 
 inline size_t act_bytes(int rows, int width, ActForms forms) {
   const size_t m = align_up(size_t(rows), ROW_TILE), k = padded_cols(size_t(width));
   size_t bytes = 0;
   auto add = [&](size_t n) { bytes += align_up(n, 64); };
-  if (forms.int8) {
-    add(m * 2 * k), add(m * 4), add(m * k / 16 * 4);
-    for (int i = 0; i < 4; i++) add(m * k / 32 * 4);
-  }
+  if (forms.digits()) add(m * 2 * k), add(m * 4);
+  if (forms.fixed) add(m * k / 32 * 4), add(m * k / 32 * 4);
+  if (forms.grouped) add(m * k / 32 * 4), add(m * k / 32 * 4), add(m * k / 16 * 4);
   if (forms.bf16) add(m * k * 4);
   if (forms.f32) add(m * k * 4);
   return bytes;
@@ -29,12 +32,18 @@ inline Act allocate_act(Arena& arena, int rows, int width, ActForms forms, bool 
   Act a{};
   a.k = int(k);
   a.adapted_bf16 = adapted_bf16, a.adapted_f32 = adapted_f32;
-  if (forms.int8) {
+  if (forms.digits()) {
     a.q = arena.allocate<int8_t>(m * 2 * k);
     a.scale = arena.allocate<float>(m);
-    a.neg16 = arena.allocate<int32_t>(m * k / 16);
+  }
+  if (forms.fixed) {
+    a.neg_high = arena.allocate<int32_t>(m * k / 32);
+    a.neg_low = arena.allocate<int32_t>(m * k / 32);
+  }
+  if (forms.grouped) {
     a.sum = arena.allocate<float>(m * k / 32);
-    for (int32_t** p : {&a.neg32, &a.neg_high, &a.neg_low}) *p = arena.allocate<int32_t>(m * k / 32);
+    a.neg32 = arena.allocate<int32_t>(m * k / 32);
+    a.neg16 = arena.allocate<int32_t>(m * k / 16);
   }
   if (forms.bf16) a.bf16 = arena.allocate<uint16_t>(m * 2 * k);
   if (forms.f32) a.f32 = arena.allocate<float>(m * k);
@@ -45,10 +54,9 @@ inline Act allocate_act(Arena& arena, int rows, int width, ActForms forms, bool 
 inline Act from_row(const Act& a, int row) {
   const size_t n = size_t(row) * size_t(a.k);
   Act b = a;
-  if (a.q) {
-    b.q += 2 * n, b.scale += row, b.sum += n / 32, b.neg16 += n / 16;
-    b.neg32 += n / 32, b.neg_high += n / 32, b.neg_low += n / 32;
-  }
+  if (a.q) b.q += 2 * n, b.scale += row;
+  if (a.neg_high) b.neg_high += n / 32, b.neg_low += n / 32;
+  if (a.sum) b.sum += n / 32, b.neg32 += n / 32, b.neg16 += n / 16;
   if (a.bf16) b.bf16 += 2 * n;
   if (a.f32) b.f32 += n;
   return b;

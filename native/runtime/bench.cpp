@@ -67,7 +67,7 @@ double time_linear(const std::string& isa, int type, int group, size_t rows, siz
   const Format format = panel_format(type);
   const size_t padded = padded_cols(cols), bytes = panel_bytes(format, group, cols), panels = (rows + PANEL - 1) / PANEL;
   const size_t matrix = align_up(panels * bytes, 64), outputs = size_t(tokens) * panels * PANEL;
-  const ActForms forms{true, true, true};
+  const ActForms forms{is_fixed(format), !is_fixed(format), true, true};
   ThreadPool pool(threads);
   Work work(threads);
   Arena arena(size_t(copies) * matrix + act_bytes(tokens, int(cols), forms) + outputs * 4 + (size_t(1) << 20));
@@ -113,7 +113,7 @@ double time_attention(const std::string& isa, int kv_type, int head_dim, int que
     k->store_q(x.data(), head_dim, padded, 0.125f, type, q + size_t(r * padded) * 4);
     a.q[r] = q + size_t(r * padded) * 4, a.position[r] = keys - 1, a.max[r] = max + r, a.sum[r] = sum + r, a.out[r] = out + r * padded;
   }
-  a.rows = queries, a.head_dim = padded, a.block_stride = bytes, a.keys = {pool, table.data(), 0, 0};
+  a.rows = queries, a.fetch = true, a.head_dim = padded, a.block_stride = bytes, a.keys = {pool, table.data(), 0, 0};
   return least(seconds, [&](int) {
     for (int i = 0; i < keys; i += KV_CHUNK) a.keys.begin = i, a.keys.end = std::min(i + KV_CHUNK, keys), k->attend[type](a);
   });

@@ -10,7 +10,8 @@
 namespace octavo {
 namespace {
 
-size_t float_row(int width) { return align_up(size_t(width), 64); }
+// Rows of an odd number of cache lines: a column of them then spreads over all sets of the first cache.
+size_t float_row(int width) { return align_up(size_t(width), 64) + PANEL; }
 
 }  // namespace
 

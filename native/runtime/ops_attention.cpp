@@ -113,6 +113,7 @@ void AttentionOp::attend(Context& c, int index, int units, float* tmp) {
   a.softcap = s_.softcap;
   a.head_dim = d;
   a.block_stride = c.kv.block_bytes();
+  a.fetch = span.count <= SPLIT_TOKENS;  // longer spans read the same keys again and again
   for (int r = 0; r < item.rows; r++) {
     const int t = (item.row + r) / group, head = kv_head * group + (item.row + r) % group;
     c.kernels->store_q(turned(c, s_.q, s_.q_norm, span.first + t, head, spare), s_.head_dim, d, s_.scale, c.kv.type, queries + r * d);

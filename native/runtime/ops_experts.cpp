@@ -6,7 +6,7 @@
 namespace octavo {
 namespace {
 
-size_t row_stride(int width) { return align_up(size_t(width), 64); }
+size_t row_stride(int width) { return align_up(size_t(width), 64) + PANEL; }
 
 }  // namespace
 

@@ -43,8 +43,6 @@ constexpr int PLANES = 2368;  // Q6_K: offset of the two-bit planes
 constexpr int ZERO_POINT[] = {8, 0, 16, 0, 128, 128, 128, 0, 0, 32, 8, 0, 128, 0};
 constexpr size_t SCALE_LINE = PANEL * sizeof(float);
 
-bool is_fixed(Format f) { return f == Q4_0 || f == Q4_1 || f == Q4_K || f == CODE4 || f == CODE4_MIN; }
-
 void put_unit(uint8_t* panel, size_t bytes, int lane, const RowRange& range) {
   const float unit = range.unit();
   memcpy(panel + bytes - SCALE_LINE + size_t(lane) * sizeof(float), &unit, sizeof(float));
@@ -297,6 +295,8 @@ Format panel_format(int type) {
   }
   throw std::invalid_argument("no panel format for this tensor type");
 }
+
+bool is_fixed(Format f) { return f == Q4_0 || f == Q4_1 || f == Q4_K || f == CODE4 || f == CODE4_MIN; }
 
 bool is_grouped(Format f) { return (f >= CODE4 && f <= CODE8_MIN) || f == TABLE4 || f == FP8; }
 

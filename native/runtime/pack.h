@@ -21,6 +21,7 @@ struct Storage { int type, group; };
 
 Format panel_format(int ggml_type);                      // throws std::invalid_argument for other types
 bool is_grouped(Format format);
+bool is_fixed(Format format);                           // multiplied in fixed point
 size_t stored_bytes(Storage storage, size_t rows, size_t cols);
 size_t panel_bytes(Format format, int group, size_t cols);
 inline size_t padded_cols(size_t cols) { return (cols + 63) / 64 * 64; }

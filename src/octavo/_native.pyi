@@ -9,7 +9,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 SamplingRow: TypeAlias = tuple[
     float, float, float, float, int, int, int, bool, int, int, list[tuple[int, float, float]], bytes
 ]
-Forms: TypeAlias = tuple[bool, bool, bool]
+Forms: TypeAlias = tuple[bool, bool, bool, bool]
 Sample: TypeAlias = tuple[int, float, list[int], list[float]]
 
 def isa(isa: str = "") -> str: ...

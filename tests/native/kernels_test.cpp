@@ -34,7 +34,7 @@ struct Input {  // activations of `tokens` rows in every form, in exact allocati
     for (auto* x : {&neg32, &neg_high, &neg_low}) x->resize(n / 32);
   }
   Act act() {
-    return {k, q.data(), scale.data(), sum.data(), neg32.data(), neg16.data(), neg_high.data(), neg_low.data(), bf16.data(), f32.data(), false, false};
+    return {k, q.data(), scale.data(), neg_high.data(), neg_low.data(), sum.data(), neg32.data(), neg16.data(), bf16.data(), f32.data(), false, false};
   }
 };
 
@@ -54,7 +54,6 @@ void check(Storage type, const char* name, size_t n, size_t k, int tokens) {
   uint8_t* packed = aligned(storage, panels * bytes);
   for (size_t p = 0; p < panels; p++) pack_panel(type, source.data(), n, k, p, packed + p * bytes);
 
-  const bool fixed = format == Q4_0 || format == Q4_1 || format == Q4_K || format == CODE4 || format == CODE4_MIN;
   const Kernels* kernels = KERNELS();
   Input input(tokens, padded);
   const Act act = input.act();
@@ -88,7 +87,7 @@ void check(Storage type, const char* name, size_t n, size_t k, int tokens) {
       // Each group or feature is rounded a few times in fp32; a zero point or minimum adds terms as large as its sums.
       // In fixed point a weight is off by five units (runtime/units.h).
       const double unit = 3 * largest / 32000 + weights / (1 << 24);
-      const double bound = (64 + 4.0 * double(k)) * size * 0x1p-24 + (fixed ? unit * (5 * inputs + 1) : 0) + 1e-6;
+      const double bound = (64 + 4.0 * double(k)) * size * 0x1p-24 + (is_fixed(format) ? unit * (5 * inputs + 1) : 0) + 1e-6;
       const double got = double(out[size_t(t) * panels * PANEL + r]);
       if (!(std::fabs(got - sum) <= bound)) {
         fprintf(stderr, "%s %zux%zu, token %d, row %zu: %g, expected %g\n", name, n, k, t, r, got, sum);

@@ -12,7 +12,7 @@ from octavo.backends.cpu.footprint import block_bytes, footprint
 from octavo.errors import DoesNotFit, UsageError
 
 GIB, MIB = 1 << 30, 1 << 20
-STEP_TOKENS = 256  # tokens a step computes: prefill in pieces this long
+STEP_TOKENS = 512  # tokens a step computes: prefill in pieces this long, half of it beside decoding
 SEQUENCES = 32  # requests computed together
 DEFAULT_SHARE = 0.8  # of the memory available, when no amount is named
 DEFAULT_CACHE = GIB  # KV cache when memory is plentiful, unless one context needs more

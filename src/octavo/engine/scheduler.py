@@ -85,11 +85,12 @@ class Scheduler:
     def plan(self) -> list[Work]:
         """The work of the next step, with blocks allocated for all of it.
 
-        Sequences with one token to compute come first, so that long prompts do not hold up the
-        others; within that, and for admission, the order is `Sequence.rank`.
+        Sequences with one token to compute come first, and leave the others half of a step, so that
+        long prompts do not hold them up; within that, and for admission, the order is `Sequence.rank`.
         """
         work: list[Work] = []
-        left = self._budget
+        decoding = sum(s.pending == 1 for s in self.running)
+        left = min(self._budget, decoding + self._budget // 2) if decoding else self._budget
         self._spare = self._sequences - len(self.running)
         order = sorted(self.running, key=lambda s: (s.pending > 1, s.rank))
         for sequence in order:

@@ -34,6 +34,11 @@ def _up(n: int, to: int = ALIGN) -> int:
     return (n + to - 1) // to * to
 
 
+def _row(width: int) -> int:
+    """Floats from one row of a buffer to the next."""
+    return _up(width) + 16
+
+
 @dataclass(frozen=True, slots=True)
 class Footprint:
     """Bytes of each native arena."""
@@ -167,9 +172,10 @@ def footprint(lowered: Lowered, limits: Limits, threads: int, kv_dtype: str) -> 
     padded = _up(attention.q.width // attention.heads, 16)
     rows = {False: limits.tokens, True: limits.selected}
     buffers = threads * (
-        _up(4 * (_up(scratch_floats(lowered, limits)) + 32)) + 4 * _up(lowered.program.output.width)
+        _up(4 * (_row(scratch_floats(lowered, limits)) + 32))
+        + _up(4 * _row(lowered.program.output.width))
     )
-    buffers += sum(_up(4 * (rows[s] * _up(w) + 16)) for s, w in lowered.buffers)
+    buffers += sum(_up(4 * (rows[s] * _row(w) + 16)) for s, w in lowered.buffers)
     buffers += sum(
         _native.input_bytes(rows[s], w, forms, threads if apart else 0)
         for s, w, forms, _, apart in lowered.acts

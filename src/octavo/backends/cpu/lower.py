@@ -34,7 +34,9 @@ from octavo.program import (
 )
 
 Buffer = tuple[tuple[bool, int], int]  # of selected rows?, width; its index
-Forms = tuple[bool, bool, bool]  # int8, bf16, fp32 copies of a linear layer's input
+# Copies of a linear layer's input: for fixed point, for groups of integers, as bf16, as fp32.
+Forms = tuple[bool, bool, bool, bool]
+FIXED = {TensorType.Q4_0, TensorType.Q4_1, TensorType.Q4_K, TensorType.INT4, TensorType.INT4_MIN}
 FLOATING = {TensorType.F32, TensorType.F16, TensorType.TABLE4, TensorType.FP8}  # read fp32
 
 # Of selected rows?, width, forms, which of bf16 and fp32 only adapters read, each thread its own?
@@ -98,8 +100,9 @@ def forms(weights: Iterable[Weight], floats: bool = False, adapters: bool = Fals
     kinds = {w.tensor.type for w in weights}
     if adapters:
         kinds |= {TensorType.F32, TensorType.BF16}  # which their factors may have
-    rest = kinds - FLOATING - {TensorType.BF16}
-    return bool(rest), TensorType.BF16 in kinds, floats or bool(kinds & FLOATING)
+    grouped = kinds - FIXED - FLOATING - {TensorType.BF16}
+    bf16 = TensorType.BF16 in kinds
+    return bool(kinds & FIXED), bool(grouped), bf16, floats or bool(kinds & FLOATING)
 
 
 class _Lowering:
@@ -318,7 +321,7 @@ def _assign_act(
         raise Unsupported("a value that no linear layer reads")
     adapters = lowered.adapters and not value.selected
     own, every = forms(weights, permuted), forms(weights, permuted, adapters)
-    adapted = (every[1] and not own[1], every[2] and not own[2])
+    adapted = (every[2] and not own[2], every[3] and not own[3])
     key = (value.selected, value.width, every, adapted, apart)
     if free.get(key):
         lowered.act_of[value.id] = free[key].pop()
