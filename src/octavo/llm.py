@@ -28,7 +28,7 @@ from octavo.errors import EngineFailed, RequestError, UsageError
 from octavo.text import ChatTemplate, TextStream, Tokenizer, load_tokenizer
 from octavo.text.chat import template_source
 
-KV_DTYPES = ("bf16", "int8", "f32")
+KV_DTYPES = ("auto", "bf16", "int8", "f32")
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,10 @@ class LLM:
     """A loaded model (demo name, Hugging Face id, folder or .gguf).
 
     memory: a ceiling such as "8GiB" or "50%". context: most tokens of a sequence. kv_dtype:
-    "bf16", "int8" or "f32". adapters: LoRA adapters by name, {} for none yet; they take at most
-    lora_memory. packed_cache: keep packed weights on disk for the next start. loading: opens a
-    progress bar, given what it is for and how many bytes.
+    "bf16", "int8", "f32", or "auto", which is f32 for mixtures of experts and bf16 for others.
+    adapters: LoRA adapters by name, {} for none yet; they take at most lora_memory. packed_cache:
+    keep packed weights on disk for the next start. loading: opens a progress bar, given what it
+    is for and how many bytes.
     Raises OctavoError when the model cannot be found, read or fitted.
     """
 
@@ -104,7 +105,7 @@ class LLM:
         memory: str | None = None,
         context: int | None = None,
         threads: int | None = None,
-        kv_dtype: str = "bf16",
+        kv_dtype: str = "auto",
         offline: bool = False,
         chat_template: str | None = None,
         adapters: dict[str, str] | None = None,

@@ -130,7 +130,7 @@ def bench_engine(
     output: int,
     threads: int | None,
     repeats: int,
-    kv_dtype: str = "bf16",
+    kv_dtype: str = "auto",
 ) -> dict[str, Any]:
     """`{"machine", "model", "runs"}` for the given batch sizes."""
     opened = open_model(path)

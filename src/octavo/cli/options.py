@@ -25,8 +25,9 @@ _SIZING = (
         help="CPU threads. [all this process may use]",
     ),
     click.option(
-        "--kv-dtype", type=click.Choice(["bf16", "int8", "f32"]), default="bf16", show_default=True,
-        envvar="OCTAVO_KV_DTYPE", help="Precision of cached keys and values.",
+        "--kv-dtype", type=click.Choice(["auto", "bf16", "int8", "f32"]), default="auto",
+        envvar="OCTAVO_KV_DTYPE",
+        help="Precision of cached keys and values. [bf16; f32 for mixtures of experts]",
     ),
     click.option(
         "--offline", is_flag=True, envvar="OCTAVO_OFFLINE",

@@ -10,6 +10,7 @@ from octavo.backends.base import BLOCK, Limits
 from octavo.backends.cpu import Lowered
 from octavo.backends.cpu.footprint import block_bytes, footprint
 from octavo.errors import DoesNotFit, UsageError
+from octavo.program import Experts, Program
 
 GIB, MIB = 1 << 30, 1 << 20
 STEP_TOKENS = 512  # tokens a step computes: prefill in pieces this long, half of it beside decoding
@@ -111,6 +112,14 @@ def usable_threads() -> int:
     return cpus
 
 
+def cache_type(program: Program, asked: str = "auto") -> str:
+    """What keys and values are cached as, unless it was asked for: bf16, and fp32 where experts are
+    routed to, because a router close to a tie makes another expert of the cache's rounding."""
+    if asked != "auto":
+        return asked
+    return "f32" if any(isinstance(op, Experts) for op in program.ops) else "bf16"
+
+
 def make_plan(
     lowered: Lowered,
     *,
@@ -118,7 +127,7 @@ def make_plan(
     memory: str | None = None,
     context: int | None = None,
     threads: int | None = None,
-    kv_dtype: str = "bf16",
+    kv_dtype: str = "auto",
     adapters: int = 0,
     packed: bool = False,
 ) -> Plan:
@@ -127,6 +136,7 @@ def make_plan(
     A context that was not asked for shrinks to fit; one that was is refused with the sum.
     Raises DoesNotFit or UsageError.
     """
+    kv_dtype = cache_type(lowered.program, kv_dtype)
     available = available_memory()
     budget = parse_size(memory, available) if memory else int(available * DEFAULT_SHARE)
     threads = threads or usable_threads()

@@ -85,8 +85,9 @@ class Scheduler:
     def plan(self) -> list[Work]:
         """The work of the next step, with blocks allocated for all of it.
 
-        Sequences with one token to compute come first, and leave the others half of a step, so that
-        long prompts do not hold them up; within that, and for admission, the order is `Sequence.rank`.
+        Sequences with one token to compute come first and leave the others half of a step, so
+        that long prompts do not hold them up; within that, and for admission, the order is
+        `Sequence.rank`.
         """
         work: list[Work] = []
         decoding = sum(s.pending == 1 for s in self.running)
