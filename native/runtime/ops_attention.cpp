@@ -19,7 +19,8 @@ void plan_attention(const Context& c, Schedule& s, int heads, int kv_heads) {
   for (size_t i = 0; i < c.step.spans.size(); i++) {
     const Span& span = c.step.spans[i];
     auto first_key = [&](int t) { return s.window ? std::max(0, span.position + t - s.window + 1) : 0; };
-    for (int row = 0; row < span.count * group;) {
+    size_t count = 0;
+    for (int row = 0; row < span.count * group; count++) {
       const int rows = std::min(ATTEND_ROWS, span.count * group - row);
       const int last = (row + rows - 1) / group;
       const int newest = span.position + (s.causal ? last : span.count - 1);
@@ -28,6 +29,9 @@ void plan_attention(const Context& c, Schedule& s, int heads, int kv_heads) {
       row += rows;
     }
     // Splitting keys needs one partial per chunk; when they are out, one thread walks all chunks: same bits.
+    // Later tokens see more: taken from both ends by turns, equal shares of the items are equal work.
+    const std::vector<AttendItem> ascending(s.items.end() - std::ptrdiff_t(count > 2 ? count : 0), s.items.end());
+    for (size_t k = 0; count > 2 && k < count; k++) s.items[s.items.size() - count + k] = ascending[k % 2 ? count - 1 - k / 2 : k / 2];
     const int span_begin = first_key(0) / KV_CHUNK, chunks = (span.position + span.count - 1) / KV_CHUNK + 1 - span_begin;
     const bool split = span.count <= SPLIT_TOKENS && chunks > 1 && part + span.count * chunks + tokens_left <= c.part_capacity;
     if (split) {
