@@ -217,10 +217,7 @@ void GatedOp::run(Context& c, int phase, int thread, Work& work) {
   if (phase == 0) return project(c, rows, thread, work);
   const Act act = c.wanted(out_.of(rows, thread));
   each_row(out_, rows, thread, work, [&](int begin, int end) {
-    for (int t = begin; t < end; t++) {
-      pad(mid_.row(t), mid_.width, act.k);
-      c.kernels->emit(act, t, mid_.row(t));
-    }
+    for (int t = begin; t < end; t++) c.kernels->emit(act, t, mid_.row(t));
   });
 }
 
@@ -238,6 +235,7 @@ void GatedOp::project(Context& c, int rows, int thread, Work& work) const {
       if (up_.weight.panels) project(up_, 1, panel, up);
       else for (int t = 0; t < count; t++) std::fill_n(up + t * WIDTH, PANEL, 1.0f);
       c.kernels->gated(kind_, gate, up, WIDTH, count, mid_.row(first) + panel * PANEL, mid_.stride, PANEL);
+      if (panel + 1 == gate_.weight.panel_count()) for (int t = first; t < first + count; t++) pad(mid_.row(t), mid_.width, out_.shared.k);
     }
   });
 }
