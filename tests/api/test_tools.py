@@ -32,7 +32,10 @@ WEATHER = {
 }
 TIME = {
     "type": "function",
-    "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}},
+    "function": {  # closed: a hot model would go on adding properties
+        "name": "get_time",
+        "parameters": {"type": "object", "properties": {}, "additionalProperties": False},
+    },
 }
 ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
 
