@@ -138,6 +138,7 @@ NB_MODULE(_native, m) {
   m.doc() = "Octavo's native runtime: packed weights, paged KV cache, kernels and sampling.";
   m.def("isa", [](const std::string& isa) { return std::string(select_kernels(isa)->name); }, "isa"_a = "");
   m.def("isas", &runnable_isas);
+  m.def("is_fixed", [](int type) { return is_fixed(panel_format(type)); });
   m.def("matrix_bytes", [](int type, int group, size_t rows, size_t cols) { return Model::matrix_bytes({type, group}, rows, cols); });
   m.def("cache_block_bytes", [](int layers, int heads, int head_dim, const std::string& type) {
     return Model::cache_block_bytes(layers, heads, head_dim, kv_type(type));

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from octavo import _native
 from octavo.checkpoint import TensorType
 from octavo.errors import Unsupported
 from octavo.program import (
@@ -36,7 +37,6 @@ from octavo.program import (
 Buffer = tuple[tuple[bool, int], int]  # of selected rows?, width; its index
 # Copies of a linear layer's input: for fixed point, for groups of integers, as bf16, as fp32.
 Forms = tuple[bool, bool, bool, bool]
-FIXED = {TensorType.Q4_0, TensorType.Q4_1, TensorType.Q4_K, TensorType.INT4, TensorType.INT4_MIN}
 FLOATING = {TensorType.F32, TensorType.F16, TensorType.TABLE4, TensorType.FP8}  # read fp32
 
 # Of selected rows?, width, forms, which of bf16 and fp32 only adapters read, each thread its own?
@@ -100,9 +100,10 @@ def forms(weights: Iterable[Weight], floats: bool = False, adapters: bool = Fals
     kinds = {w.tensor.type for w in weights}
     if adapters:
         kinds |= {TensorType.F32, TensorType.BF16}  # which their factors may have
-    grouped = kinds - FIXED - FLOATING - {TensorType.BF16}
+    fixed = {kind for kind in kinds if _native.is_fixed(int(kind))}
+    grouped = kinds - fixed - FLOATING - {TensorType.BF16}
     bf16 = TensorType.BF16 in kinds
-    return bool(kinds & FIXED), bool(grouped), bf16, floats or bool(kinds & FLOATING)
+    return bool(fixed), bool(grouped), bf16, floats or bool(kinds & FLOATING)
 
 
 class _Lowering:
