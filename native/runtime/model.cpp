@@ -8,17 +8,10 @@
 #include "pack.h"
 
 namespace octavo {
-namespace {
-
-// Rows of an odd number of cache lines: a column of them then spreads over all sets of the first cache.
-size_t float_row(int width) { return align_up(size_t(width), 64) + PANEL; }
-
-}  // namespace
-
 Model::Model(const std::string& isa, int threads, size_t weight_bytes, size_t buffer_bytes, Limits limits)
     : kernels_(select_kernels(isa)), pool_(threads), work_(threads), limits_(limits), weights_(std::make_unique<Arena>(weight_bytes)), buffers_arena_(buffer_bytes) {
   context_.kernels = kernels_;
-  context_.scratch_floats = float_row(limits.features) + 2 * SLACK;
+  context_.scratch_floats = row_stride(limits.features) + 2 * SLACK;
   for (int i = 0; i < threads; i++) context_.scratch.push_back(buffers_arena_.allocate<float>(context_.scratch_floats));
 }
 
@@ -55,7 +48,7 @@ int Model::add_vector(const float* data, size_t n) {
 }
 
 int Model::add_buffer(Rows rows, int width) {
-  const size_t stride = float_row(width), count = size_t(row_count(rows)) * stride + SLACK;
+  const size_t stride = row_stride(width), count = size_t(row_count(rows)) * stride + SLACK;
   buffers_.push_back({rows, Buffer{buffers_arena_.allocate<float>(count), width, int(stride)}});
   return int(buffers_.size()) - 1;
 }
@@ -173,7 +166,7 @@ void Model::output(int b, int width, bool last) {
   context_.head = logits().data;
   width_ = width;
   if (last) context_.peaks = buffers_arena_.allocate<float>(size_t(limits_.selected) * size_t(peak_count(width)));
-  for (int i = 0; i < pool_.size(); i++) sample_scratch_.push_back(buffers_arena_.allocate<float>(float_row(width)));
+  for (int i = 0; i < pool_.size(); i++) sample_scratch_.push_back(buffers_arena_.allocate<float>(row_stride(width)));
 }
 
 void Model::allow_adapters() {

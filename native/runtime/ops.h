@@ -37,6 +37,9 @@ struct Buffer {  // float values, one row per token
   float* row(int i) const { return data + size_t(i) * size_t(stride); }
 };
 
+// Floats from row to row: an odd number of cache lines, so that a column of rows spreads over all sets of the first cache.
+inline size_t row_stride(int width) { return align_up(size_t(width), 64) + PANEL; }
+
 struct Span {  // consecutive tokens of one sequence within the step
   int first, count;   // rows [first, first + count)
   int position;       // position of the first

@@ -4,12 +4,6 @@
 #include <cstring>
 
 namespace octavo {
-namespace {
-
-size_t row_stride(int width) { return align_up(size_t(width), 64) + PANEL; }
-
-}  // namespace
-
 void RouteOp::run(Context& c, int, int thread, Work& work) {
   work.each(thread, c.step.tokens, 1, [&](int begin, int end) {
     for (int t = begin; t < end; t++) {
