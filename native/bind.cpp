@@ -13,6 +13,7 @@
 
 #include "runtime/bench.h"
 #include "runtime/cpu.h"
+#include "runtime/logits.h"
 #include "runtime/model.h"
 #include "runtime/pack.h"
 
@@ -161,18 +162,18 @@ NB_MODULE(_native, m) {
     if (queries < 1 || queries > ATTEND_ROWS) throw std::invalid_argument("between 1 and 16 queries");
     return time_attention(isa, kv_type(type), head_dim, queries, keys, seconds);
   }, "isa"_a, "type"_a, "head_dim"_a, "queries"_a, "keys"_a, "seconds"_a);
-  m.def("sample", [](const std::string& isa, Floats logits, const RowTuple& r, bool peaked) {  // peaked: knowing the maxima
-    constexpr size_t SET = PEAK_PANELS * PANEL;
-    const size_t n = logits.size(), padded = (n + 15) / 16 * 16;
+  m.def("sample", [](const std::string& isa, Floats logits, const RowTuple& r, bool measured) {  // as the head measures
+    const int n = int(logits.size());
     const Kernels* k = select_kernels(isa);
-    std::vector<float> values(padded, -std::numeric_limits<float>::infinity()), scratch(padded);
-    std::vector<float> peaks(static_cast<size_t>(peak_count(int(n))));
-    memcpy(values.data(), logits.data(), n * sizeof(float));
-    for (size_t i = 0; i < padded; i += SET) k->peaks(values.data() + i, int(std::min(SET, padded - i)), peaks.data() + i / PEAK_PANELS);
+    std::vector<float> values(size_t(set_count(n)) * SET_TOKENS), statistics(Logits::statistics_floats(n));
+    memcpy(values.data(), logits.data(), logits.size() * sizeof(float));
     std::vector<Adjustment> a;
-    Sample s = sample(*k, values.data(), peaked ? peaks.data() : nullptr, int(n), sampling_row(r, int(n), a), scratch.data());
+    const SamplingRow row = sampling_row(r, n, a);
+    Logits l(*k, values.data(), n, statistics.data());
+    for (int set = 0; measured && set < set_count(n); set++) l.measure(set, summed_inverse(row, n));
+    Sample s = sample(*k, values.data(), statistics.data(), measured, n, row);
     return SampleTuple(s.token, s.logprob, s.top_tokens, s.top_logprobs);
-  }, "isa"_a, "logits"_a, "row"_a, "peaked"_a = false);
+  }, "isa"_a, "logits"_a, "row"_a, "measured"_a = false);
 
   nb::class_<Model>(m, "Model")
       .def("__init__", [](Model* self, const std::string& isa, int threads, size_t weights, size_t buffers, int tokens, int selected, int features) {

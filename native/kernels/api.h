@@ -37,7 +37,6 @@ constexpr int KV_TILE = 64;       // tokens per softmax tile
 constexpr int KV_CHUNK = 256;     // tokens per attention partial; fixed, so results never depend on threads
 constexpr int ATTEND_ROWS = 16;   // query rows (token, head) handled together
 constexpr int WIDEST_HEAD = 512;  // most dimensions of an attention head
-constexpr int PEAK_PANELS = 16;   // panels of logits whose maxima are kept together
 constexpr float MASKED = -1e30f;  // running maximum before any key has been seen
 
 INLINE int kv_groups(int padded) { return (padded + KV_GROUP - 1) / KV_GROUP; }

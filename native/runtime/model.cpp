@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "cpu.h"
+#include "logits.h"
 #include "pack.h"
 
 namespace octavo {
@@ -165,8 +166,9 @@ void Model::output(int b, int width, bool last) {
   output_ = b;
   context_.head = logits().data;
   width_ = width;
-  if (last) context_.peaks = buffers_arena_.allocate<float>(size_t(limits_.selected) * size_t(peak_count(width)));
-  for (int i = 0; i < pool_.size(); i++) sample_scratch_.push_back(buffers_arena_.allocate<float>(row_stride(width)));
+  last_ = last;
+  context_.statistics_stride = Logits::statistics_floats(width);
+  if (buffers_[size_t(b)].rows == Rows::selected) context_.statistics = buffers_arena_.allocate<float>(size_t(limits_.selected) * context_.statistics_stride);
 }
 
 void Model::allow_adapters() {
@@ -216,8 +218,15 @@ void Model::check(const Step& s) const {
   if (s.tokens < 1 || s.tokens > limits_.tokens || s.selected > limits_.selected) throw std::invalid_argument("step exceeds the limits of the model");
 }
 
-// Panels of the head without a token that may be drawn need not be computed, unless log-probabilities sum over them.
 void Model::plan_head(const std::vector<SamplingRow>& sampling) {
+  plan_live(sampling);
+  context_.measured = last_ && context_.live.empty();
+  context_.inverses.assign(size_t(context_.step.selected), 0);
+  for (size_t i = 0; i < sampling.size(); i++) context_.inverses[i] = summed_inverse(sampling[i], width_);
+}
+
+// Panels of the head without a token that may be drawn need not be computed, unless log-probabilities sum over them.
+void Model::plan_live(const std::vector<SamplingRow>& sampling) {
   context_.live.clear();
   if (context_.step.all_logits && int(sampling.size()) < context_.step.selected) return;
   for (const SamplingRow& r : sampling) if (!r.mask || r.logprobs >= 0) return;
@@ -241,8 +250,6 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
     context_.reads_bf16 |= run.adapter->reads(BF16), context_.reads_f32 |= run.adapter->reads(F32);
   for (Schedule& s : context_.schedules) plan_attention(context_, s, heads_, kv_heads_);
   std::vector<Sample> samples(sampling.size());
-  const bool peaked = context_.peaks && context_.live.empty();
-  auto peaks = [&](int row) { return peaked ? context_.peaks + size_t(row) * size_t(peak_count(width_)) : nullptr; };
   profile_.begin();
   pool_.run([&](int thread) {
     for (auto* list : {&prologue_, &ops_})
@@ -256,7 +263,7 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
       }
     work_.each(thread, int(sampling.size()), 1, [&](int begin, int end) {
       for (int i = begin; i < end; i++)
-        samples[size_t(i)] = sample(*kernels_, logits().row(i), peaks(i), width_, sampling[size_t(i)], sample_scratch_[size_t(thread)]);
+        samples[size_t(i)] = sample(*kernels_, logits().row(i), context_.statistics_of(i), context_.measured, width_, sampling[size_t(i)]);
     });
   });
   profile_.mark([] { return std::string("sample"); });

@@ -99,6 +99,7 @@ class Model {
   Input act(int i) const { return i < 0 ? Input{} : acts_.at(size_t(i)).input; }
   void check(const Step& step) const;
   void plan_head(const std::vector<SamplingRow>& sampling);
+  void plan_live(const std::vector<SamplingRow>& sampling);
 
   const Kernels* kernels_;
   ThreadPool pool_;
@@ -119,7 +120,7 @@ class Model {
   Profile profile_;
   std::vector<std::unique_ptr<ExpertRows>> expert_rows_;
   std::vector<std::unique_ptr<Adapter>> adapters_;  // by slot
-  std::vector<float*> sample_scratch_;
+  bool last_ = false;  // the head is the last operation: nothing changes the logits after it
   int output_ = -1, width_ = 0, heads_ = 0, kv_heads_ = 0;
 };
 

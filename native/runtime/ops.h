@@ -93,7 +93,11 @@ struct Context {
   float *part_max = nullptr, *part_sum = nullptr, *part_out = nullptr;  // attention partials
   int part_capacity = 0;                                                // in (token, chunk) pairs
   const float* head = nullptr;  // the logits
-  float* peaks = nullptr;       // their maxima, row after row as sampling.h has them; null: something changes them after the head
+  float* statistics = nullptr;  // of their sets, row after row (logits.h)
+  size_t statistics_stride = 0;
+  bool measured = false;        // whether the head finds them in this step,
+  std::vector<float> inverses;  // with this inverse temperature for each row
+  float* statistics_of(int row) const { return statistics + size_t(row) * statistics_stride; }
   size_t expert_bytes = 0;      // weights of experts read since loading
   std::vector<AdapterRun> runs; // rows of the step that have an adapter
   float* low_rank = nullptr;    // [part][token][MAX_RANK] A x of the next linear layer; null: no adapters here

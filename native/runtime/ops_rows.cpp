@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
+#include "logits.h"
 #include "ops.h"
 #include "pack.h"
 
@@ -192,22 +192,18 @@ void LinearOp::run(Context& c, int, int thread, Work& work) {
   });
 }
 
-// Logits, and their maxima while they are in the core's cache. Of panels that no token may be drawn from, neither.
+// Logits, and the statistics of their sets while they are in the core's cache. Of panels that no token may be drawn from, neither.
 void LinearOp::run_head(Context& c, int rows, const Act& act, int thread, Work& work) const {
   const LinearPart& p = parts_[0];
-  const int panels = p.weight.panel_count(), sets = (panels + PEAK_PANELS - 1) / PEAK_PANELS;
+  const int panels = p.weight.panel_count(), sets = set_count(panels * PANEL);
   const LinearArgs args = p.weight.args(act, rows, p.out.data, p.out.stride, p.bias, p.residual);
   work.each(thread, sets, 1, [&](int begin, int end) {
     for (int set = begin; set < end; set++) {
-      const int from = set * PEAK_PANELS, to = std::min(from + PEAK_PANELS, panels);
+      const int from = set * SET_PANELS, to = std::min(from + SET_PANELS, panels);
       if (c.live.empty()) c.kernels->linear[p.weight.format](args, from, to);
       else for (int i = from; i < to; i++) if (c.live[size_t(i)]) c.kernels->linear[p.weight.format](args, i, i + 1);
-      if (!c.peaks || !c.live.empty()) continue;
-      for (int t = 0; t < rows; t++) {
-        float* x = p.out.row(t);
-        if (to == panels) std::fill(x + p.out.width, x + panels * PANEL, -std::numeric_limits<float>::infinity());  // no tokens
-        c.kernels->peaks(x + from * PANEL, (to - from) * PANEL, c.peaks + size_t(t) * size_t(sets * PANEL) + set * PANEL);
-      }
+      if (!c.measured) continue;
+      for (int t = 0; t < rows; t++) Logits(*c.kernels, p.out.row(t), p.out.width, c.statistics_of(t)).measure(set, c.inverses[size_t(t)]);
     }
   });
 }

@@ -4,29 +4,10 @@
 #include <cmath>
 #include <limits>
 
+#include "logits.h"
+
 namespace octavo {
 namespace {
-
-struct Logits {
-  const Kernels& kernels;
-  const float* values;
-  int n, padded;
-  const float* peaks;  // null: not known, or values have changed since
-
-  float max() const { return peaks ? kernels.row_max(peaks, peak_count(n)) : kernels.row_max(values, padded); }
-  int first(float max) const {  // of the values that are `max`
-    int from = 0;
-    if (peaks) while (from + PANEL < peak_count(n) && kernels.row_max(peaks + from, PANEL) != max) from += PANEL;
-    for (int i = from * PEAK_PANELS; i < n; i++) if (values[i] == max) return i;
-    return 0;  // every logit is NaN
-  }
-  std::vector<float> maxima() const {  // of sets of tokens that have none in common
-    if (peaks) return {peaks, peaks + peak_count(n)};
-    std::vector<float> out;
-    for (int i = 0; i < padded; i += 64) out.push_back(kernels.row_max(values + i, std::min(64, padded - i)));
-    return out;
-  }
-};
 
 struct Candidate { float logit; int32_t token; };
 
@@ -34,47 +15,21 @@ bool better(const Candidate& a, const Candidate& b) {  // a total order: ties go
   return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
 }
 
-void collect(const float* logits, int n, float threshold, std::vector<Candidate>& out) {
-  out.clear();
-  for (int i = 0; i < n; i++) if (logits[i] >= threshold) out.push_back({logits[i], i});
-}
-
 // The k best, sorted. The k-th largest of the maxima of disjoint sets bounds the k-th best from below.
-void top_candidates(const Logits& l, int k, std::vector<Candidate>& out) {
-  std::vector<float> maxima = l.maxima();
+void top_candidates(Logits& l, int k, std::vector<Candidate>& out) {
+  int count;
+  const float* first = l.maxima(count);
+  std::vector<float> maxima(first, first + count);
   float threshold = -std::numeric_limits<float>::infinity();
-  if (k < int(maxima.size())) {
+  if (k < count) {
     std::nth_element(maxima.begin(), maxima.begin() + (k - 1), maxima.end(), std::greater<float>());
     threshold = maxima[size_t(k - 1)];
   }
-  collect(l.values, l.n, threshold, out);
+  out.clear();
+  l.each_from(threshold, [&](int32_t token, float logit) { out.push_back({logit, token}); });
   k = std::min(k, int(out.size()));
   std::partial_sort(out.begin(), out.begin() + k, out.end(), better);
   out.resize(size_t(k));
-}
-
-// Draws by inverse cumulative distribution over all tokens in id order.
-int32_t draw_all(const float* p, int n, double u) {
-  constexpr int BLOCK_TOKENS = 256;
-  std::vector<double> sums;
-  double total = 0;
-  for (int i = 0; i < n; i += BLOCK_TOKENS) {
-    double s = 0;
-    for (int j = i; j < std::min(n, i + BLOCK_TOKENS); j++) s += double(p[j]);
-    sums.push_back(s);
-    total += s;
-  }
-  double target = u * total;
-  size_t block = 0;
-  while (block + 1 < sums.size() && target >= sums[block]) target -= sums[block++];
-  int32_t last = 0;
-  for (int j = int(block) * BLOCK_TOKENS; j < n; j++) {
-    if (p[j] <= 0) continue;
-    last = j;
-    if (target < double(p[j])) return j;
-    target -= double(p[j]);
-  }
-  return last;
 }
 
 // What top_p and typical_p leave of sorted candidates, with their weights.
@@ -129,43 +84,46 @@ int32_t draw(const Kept& k, double u) {
   return k.tokens.back();
 }
 
+bool limited(const SamplingRow& row, int vocabulary) { return row.top_k > 0 && row.top_k < vocabulary; }
+
 // The candidates worth sorting: the top_k best, or the head of the distribution that holds top_p of its mass.
-double candidates(const Logits& l, const SamplingRow& row, float max, float floor, float* scratch, std::vector<Candidate>& c) {
+double candidates(Logits& l, const SamplingRow& row, float max, float floor, std::vector<Candidate>& c) {
   const double temperature = double(row.temperature);
   double total = 0;
-  if (row.top_k > 0 && row.top_k < l.n) {
+  if (limited(row, l.size())) {
     top_candidates(l, row.top_k, c);
     for (const Candidate& x : c) total += std::exp(double(x.logit - max) / temperature);
     return total;
   }
   const float lowest = std::numeric_limits<float>::lowest();  // what is -inf is no candidate
-  total = l.kernels.exp_sum(l.values, l.padded, max, 1.0f / row.temperature, scratch);
-  for (float cut = 7.0f;; cut *= 2) {
+  total = l.total(max, 1.0f / row.temperature);
+  double mass = 0;
+  float above = std::numeric_limits<float>::quiet_NaN();  // where the last round ended: nothing is above it yet
+  for (float cut = 2;; cut += std::max(2.0f, cut / 2)) {
     float threshold = max - cut * row.temperature;
     if (cut > 200 || (row.top_p >= 1 && threshold < floor)) threshold = row.top_p >= 1 ? floor : lowest;
     threshold = std::max(threshold, lowest);
-    collect(l.values, l.n, threshold, c);
-    double mass = 0;
-    for (const Candidate& x : c) mass += std::exp(double(x.logit - max) / temperature);
+    l.each_from(threshold, [&](int32_t token, float logit) {
+      if (logit >= above) return;
+      c.push_back({logit, token});
+      mass += std::exp(double(logit - max) / temperature);
+    });
     if (cut > 200 || threshold <= floor || mass >= double(row.top_p) * total) break;
+    above = threshold;
   }
   std::sort(c.begin(), c.end(), better);
   return total;
 }
 
-int32_t choose(const Logits& l, const SamplingRow& row, float* scratch) {
+int32_t choose(Logits& l, const SamplingRow& row) {
   const float max = l.max();
   if (max == -std::numeric_limits<float>::infinity()) return NO_TOKEN;
   if (row.temperature <= 0) return l.first(max);
   const float floor = row.min_p > 0 ? max + std::log(row.min_p) * row.temperature : -std::numeric_limits<float>::infinity();
-  const bool limited = row.top_k > 0 && row.top_k < l.n;
   const double u = uniform(row.seed, row.position);
-  if (!limited && row.top_p >= 1 && row.min_p <= 0 && row.typical_p >= 1) {
-    l.kernels.exp_sum(l.values, l.padded, max, 1.0f / row.temperature, scratch);
-    return draw_all(scratch, l.n, u);
-  }
+  if (!limited(row, l.size()) && row.top_p >= 1 && row.min_p <= 0 && row.typical_p >= 1) return l.draw(max, 1.0f / row.temperature, u);
   std::vector<Candidate> c;
-  const double total = candidates(l, row, max, floor, scratch, c);
+  const double total = candidates(l, row, max, floor, c);
   while (c.size() > 1 && c.back().logit < floor) c.pop_back();
   if (c.empty()) return 0;  // every logit is NaN
   const Kept kept = nucleus(c, row, total, max);
@@ -182,7 +140,7 @@ void apply_mask(float* logits, int n, const uint32_t* mask) {
   }
 }
 
-void report(const Logits& l, int count, float log_total, Sample& s) {
+void report(Logits& l, int count, float log_total, Sample& s) {
   std::vector<Candidate> top;
   if (count > 0) top_candidates(l, count, top);
   for (const Candidate& x : top) {
@@ -206,14 +164,20 @@ double uniform(uint64_t seed, uint64_t position) {
   return double((uint64_t(c[0]) << 32 | c[1]) >> 11) * 0x1p-53;
 }
 
-Sample sample(const Kernels& kernels, float* logits, const float* peaks, int n, const SamplingRow& row, float* scratch) {
-  Logits l{kernels, logits, n, (n + 15) / 16 * 16, peaks};
-  for (int i = n; i < l.padded; i++) logits[i] = -std::numeric_limits<float>::infinity();
+float summed_inverse(const SamplingRow& row, int vocabulary) {
+  const bool changed = row.mask || row.adjustment_count, drawn = row.target < 0 && row.temperature > 0 && !limited(row, vocabulary);
+  if (drawn && !changed) return 1.0f / row.temperature;
+  return row.logprobs >= 0 ? 1.0f : 0.0f;
+}
+
+Sample sample(const Kernels& kernels, float* logits, float* statistics, bool measured, int n, const SamplingRow& row) {
+  Logits l(kernels, logits, n, statistics);
+  if (measured) l.trust(summed_inverse(row, n));
   Sample s{};
   float log_total = 0;
   if (row.logprobs >= 0) {
     const float max = l.max();
-    log_total = max + float(std::log(kernels.exp_sum(logits, l.padded, max, 1.0f, nullptr)));
+    log_total = max + float(std::log(l.total(max, 1.0f)));
     if (!row.legal) report(l, row.logprobs, log_total, s);
   }
   if (row.target >= 0) {
@@ -221,17 +185,17 @@ Sample sample(const Kernels& kernels, float* logits, const float* peaks, int n, 
     s.logprob = logits[row.target] - log_total;
     return s;
   }
-  if (row.mask || row.adjustment_count) l.peaks = nullptr;
+  if (row.mask || row.adjustment_count) l.forget();
   if (row.mask) apply_mask(logits, n, row.mask);
   std::vector<float> original;
   for (int i = 0; i < row.adjustment_count; i++) {
     const Adjustment& a = row.adjustments[i];
-    float& l = logits[a.token];
-    original.push_back(l);
-    l = (l > 0 ? l / a.repetition : l * a.repetition) + a.add;
+    float& x = logits[a.token];
+    original.push_back(x);
+    x = (x > 0 ? x / a.repetition : x * a.repetition) + a.add;
   }
   if (row.legal) report(l, row.logprobs, log_total, s);
-  s.token = choose(l, row, scratch);
+  s.token = choose(l, row);
   for (int i = row.adjustment_count; i-- > 0;) logits[row.adjustments[i].token] = original[size_t(i)];
   if (row.logprobs >= 0 && s.token >= 0) s.logprob = logits[s.token] - log_total;
   return s;

@@ -34,13 +34,13 @@ struct Sample {
   std::vector<float> top_logprobs;
 };
 
-// The maxima of a row of logits, which are found while it is computed: for each PEAK_PANELS panels 16 of them, of tokens
-// 16 apart.
-inline int peak_count(int vocabulary) { return (vocabulary + PEAK_PANELS * PANEL - 1) / (PEAK_PANELS * PANEL) * PANEL; }
+// The inverse temperature of the sums that `row` asks of the head; 0: none.
+float summed_inverse(const SamplingRow& row, int vocabulary);
 
-// `logits` holds `vocabulary` values padded to a multiple of 16 and is modified; `scratch` is as long. `peaks` may be null.
-// Without log-probabilities, the logits of tokens outside the mask are never read.
-Sample sample(const Kernels& k, float* logits, const float* peaks, int vocabulary, const SamplingRow& row, float* scratch);
+// `logits` holds `vocabulary` values, with room for a multiple of 16, and `statistics` Logits::statistics_floats; both are
+// modified. `measured`: every set has been measured with summed_inverse. Without log-probabilities, the logits of tokens
+// outside the mask are never read.
+Sample sample(const Kernels& k, float* logits, float* statistics, bool measured, int vocabulary, const SamplingRow& row);
 
 // 53 random bits in [0, 1) of counter `position` under key `seed`: Philox-4x32-10 (Salmon et al., 2011).
 double uniform(uint64_t seed, uint64_t position);

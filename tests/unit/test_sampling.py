@@ -92,7 +92,7 @@ def test_only_allowed_tokens(row: SamplingRow, vocabulary: int, seed: int, share
 @given(
     rows, st.integers(1, 3000), st.integers(0, 1000), st.sampled_from([0.5, 8.0, 1e4]), st.data()
 )
-def test_known_maxima_change_nothing(
+def test_known_statistics_change_nothing(
     row: SamplingRow, vocabulary: int, seed: int, steps: float, data: st.DataObject
 ) -> None:
     """Logits of few steps have many ties; some are impossible."""
@@ -109,7 +109,7 @@ def test_known_maxima_change_nothing(
         mask=data.draw(st.sampled_from([b"", pack(rng.random(vocabulary) < 0.5)])),
     )
     expected = _native.sample("", logits, tuple(row))
-    assert repr(_native.sample("", logits, tuple(row), peaked=True)) == repr(expected)
+    assert repr(_native.sample("", logits, tuple(row), measured=True)) == repr(expected)
 
 
 def probabilities(logits: np.ndarray, row: SamplingRow) -> np.ndarray:

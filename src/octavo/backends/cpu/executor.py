@@ -19,7 +19,7 @@ from octavo.backends.cpu.footprint import (
     expert_shapes,
     footprint,
     orders_of,
-    peaked,
+    measured,
     ropes_of,
     rotation_of,
     scratch_floats,
@@ -269,7 +269,7 @@ def load(
         recorder.record(native)
     program = lowered.program
     output, hidden = recorder.buffer(program.output), recorder.buffer(program.hidden)
-    model.output(output, program.output.width, peaked(lowered))
+    model.output(output, program.output.width, measured(lowered))
     if packed is not None and not mapped:
         _keep(model, packed)
     c = program.cache

@@ -111,8 +111,8 @@ def expert_shapes(lowered: Lowered) -> list[ExpertShape]:
     return list(dict.fromkeys(expert_shape(op, lowered) for op in experts))
 
 
-def peaked(lowered: Lowered) -> bool:
-    """Whether the maxima of logits are found with them: nothing changes them afterwards."""
+def measured(lowered: Lowered) -> bool:
+    """Whether the head finds the statistics of logits: nothing changes them afterwards."""
     last = lowered.ops[-1]
     output = lowered.program.output
     return output.selected and last.kind == "linear" and last.writes == (output,)
@@ -171,10 +171,7 @@ def footprint(lowered: Lowered, limits: Limits, threads: int, kv_dtype: str) -> 
     attention = attentions_of(lowered)[0]
     padded = _up(attention.q.width // attention.heads, 16)
     rows = {False: limits.tokens, True: limits.selected}
-    buffers = threads * (
-        _up(4 * (_row(scratch_floats(lowered, limits)) + 32))
-        + _up(4 * _row(lowered.program.output.width))
-    )
+    buffers = threads * _up(4 * (_row(scratch_floats(lowered, limits)) + 32))
     buffers += sum(_up(4 * (rows[s] * _row(w) + 16)) for s, w in lowered.buffers)
     buffers += sum(
         _native.input_bytes(rows[s], w, forms, threads if apart else 0)
@@ -188,8 +185,9 @@ def footprint(lowered: Lowered, limits: Limits, threads: int, kv_dtype: str) -> 
     )
     parts = (limits.tokens + SPARE_PARTS) * attention.heads
     buffers += 2 * _up(4 * parts) + _up(4 * parts * padded)
-    if peaked(lowered):
-        buffers += _up(4 * limits.selected * _up(lowered.program.output.width, 256) // 16)
+    if lowered.program.output.selected:
+        sets = _up(lowered.program.output.width, 256) // 256
+        buffers += _up(4 * limits.selected * sets * 17)
     if lowered.adapters:
         buffers += _up(4 * ADAPTED_PARTS * limits.tokens * MAX_RANK)
     return Footprint(
