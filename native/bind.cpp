@@ -140,6 +140,9 @@ NB_MODULE(_native, m) {
   m.def("isa", [](const std::string& isa) { return std::string(select_kernels(isa)->name); }, "isa"_a = "");
   m.def("isas", &runnable_isas);
   m.def("is_fixed", [](int type) { return is_fixed(panel_format(type)); });
+  m.def("room_bytes", [](int type, size_t cols) {  // of each thread, where a matrix is used as it is stored
+    return align_up(Matrix::ROOM_PANELS * panel_bytes(panel_format(type), 0, cols), 64);
+  });
   m.def("matrix_bytes", [](int type, int group, size_t rows, size_t cols) { return Model::matrix_bytes({type, group}, rows, cols); });
   m.def("cache_block_bytes", [](int layers, int heads, int head_dim, const std::string& type) {
     return Model::cache_block_bytes(layers, heads, head_dim, kv_type(type));
@@ -188,6 +191,11 @@ NB_MODULE(_native, m) {
         nb::gil_scoped_release release;
         return self.add_matrix({type, group}, data.data(), data.size(), rows, cols);
       })
+      .def("add_stored", [](Model& self, int type, Bytes data, size_t rows, size_t cols) {
+        return self.add_stored({type, 0}, data.data(), data.size(), rows, cols);
+      }, nb::keep_alive<1, 3>())
+      .def("read_stored", &Model::read_stored, nb::call_guard<nb::gil_scoped_release>())
+      .def("pack", &Model::pack, nb::call_guard<nb::gil_scoped_release>())
       .def("add_vector", [](Model& self, Floats data) { return self.add_vector(data.data(), data.size()); })
       .def("add_buffer", [](Model& self, bool selected, int width) { return self.add_buffer(selected ? Rows::selected : Rows::tokens, width); })
       .def("add_act", [](Model& self, bool selected, int width, Forms all, std::tuple<bool, bool> adapted, bool apart) {

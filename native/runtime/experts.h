@@ -40,7 +40,7 @@ size_t expert_rows_bytes(int tokens, int experts, int top, int hidden, int ffn, 
 std::unique_ptr<ExpertRows> allocate_expert_rows(Arena& arena, int tokens, int experts, int top, int hidden, int ffn, ActForms in, ActForms mid);
 
 struct Expert {
-  struct Part { Matrix weight; const float* bias; };  // null: none
+  struct Part { const Matrix* weight; const float* bias; };  // null: none
   Part gate, up, down;
 };
 
@@ -55,7 +55,7 @@ class ExpertsOp : public Op {
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
   void gather(Context& c, int row, float* line) const;
-  void gate(Context& c, int expert, int panel, float* y) const;
+  void gate(Context& c, int expert, int panel, int thread) const;
   void emit(Context& c, int row) const;
   void sum(int token) const;
   Buffer x_, routes_; std::vector<Expert> experts_; int kind_; ExpertRows& rows_; Buffer out_, residual_;

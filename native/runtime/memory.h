@@ -15,6 +15,19 @@ namespace octavo {
 
 inline size_t align_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
+// Pages of a mapped file. Those that are in the page cache are only entered into this process's table, many at a time.
+constexpr size_t PAGE = 4096;
+inline void populate(const uint8_t* begin, const uint8_t* end) {
+  constexpr int POPULATE_READ = 22;  // MADV_POPULATE_READ, since Linux 5.14
+  const uint8_t* first = begin - reinterpret_cast<uintptr_t>(begin) % PAGE;
+  if (madvise(const_cast<uint8_t*>(first), size_t(end - first), POPULATE_READ) == 0) return;
+  for (const uint8_t* p = first; p < end; p += PAGE) (void)*static_cast<const volatile uint8_t*>(p);
+}
+inline void give_back(const uint8_t* begin, const uint8_t* end) {  // from the table; who reads them again gets them again
+  const uint8_t* first = begin - reinterpret_cast<uintptr_t>(begin) % PAGE;
+  madvise(const_cast<uint8_t*>(first), size_t(end - first), MADV_DONTNEED);
+}
+
 class Arena {
  public:
   explicit Arena(size_t bytes) : size_(align_up(bytes ? bytes : 1, HUGE_PAGE)) {

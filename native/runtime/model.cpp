@@ -13,6 +13,7 @@ Model::Model(const std::string& isa, int threads, size_t weight_bytes, size_t bu
     : kernels_(select_kernels(isa)), pool_(threads), work_(threads), limits_(limits), weights_(std::make_unique<Arena>(weight_bytes)), buffers_arena_(buffer_bytes) {
   context_.kernels = kernels_;
   context_.scratch_floats = row_stride(limits.features) + 2 * SLACK;
+  context_.rooms.assign(size_t(threads), nullptr);
   for (int i = 0; i < threads; i++) context_.scratch.push_back(buffers_arena_.allocate<float>(context_.scratch_floats));
 }
 
@@ -26,19 +27,56 @@ size_t Model::matrix_bytes(Storage s, size_t rows, size_t cols) {
   return align_up((rows + PANEL - 1) / PANEL * panel_bytes(panel_format(s.type), s.group, cols), 64);
 }
 
-int Model::add_matrix(Storage s, const uint8_t* data, size_t data_bytes, size_t rows, size_t cols) {
+Matrix& Model::new_matrix(Storage s, size_t data_bytes, size_t rows, size_t cols) {
   if (!weights_->mapped() && data_bytes != stored_bytes(s, rows, cols)) throw std::invalid_argument("tensor bytes do not match its shape");
   const Format f = panel_format(s.type);
-  Matrix m{f, rows, cols, panel_bytes(f, s.group, cols), nullptr, int(matrices_.size()), s.group};
-  uint8_t* out = weights_->allocate<uint8_t>(matrix_bytes(s, rows, cols));
+  uint8_t* panels = weights_->allocate<uint8_t>(matrix_bytes(s, rows, cols));
+  matrices_.push_back(std::make_unique<Matrix>(Matrix{s, f, rows, cols, panel_bytes(f, s.group, cols), int(matrices_.size()), panels}));
+  return *matrices_.back();
+}
+
+int Model::add_matrix(Storage s, const uint8_t* data, size_t data_bytes, size_t rows, size_t cols) {
+  const Matrix& m = new_matrix(s, data_bytes, rows, cols);
   if (!weights_->mapped()) pool_.run([&](int thread) {
-    work_.each(thread, m.panel_count(), 1, [&](int begin, int end) {
-      for (int p = begin; p < end; p++) pack_panel(s, data, rows, cols, size_t(p), out + size_t(p) * m.panel_bytes);
-    });
+    work_.each(thread, m.panel_count(), 1, [&](int begin, int end) { m.pack(data, begin, end); });
   });
-  m.panels = out;
-  matrices_.push_back(m);
-  return int(matrices_.size()) - 1;
+  return m.id;
+}
+
+int Model::add_stored(Storage s, const uint8_t* data, size_t data_bytes, size_t rows, size_t cols) {
+  Matrix& m = new_matrix(s, data_bytes, rows, cols);
+  m.stored = data;
+  return m.id;
+}
+
+void Model::read_stored() {
+  constexpr size_t PIECE = size_t(16) << 20;
+  for (const auto& m : matrices_) {
+    const size_t bytes = m->stored ? m->bytes() : 0;
+    pool_.run([&](int thread) {
+      work_.each(thread, int((bytes + PIECE - 1) / PIECE), 1, [&](int begin, int end) {
+        populate(m->stored + size_t(begin) * PIECE, m->stored + std::min(bytes, size_t(end) * PIECE));
+      });
+    });
+  }
+}
+
+bool Model::pack(size_t bytes) {
+  for (; stored_ < matrices_.size(); stored_++) {
+    Matrix& m = *matrices_[stored_];
+    if (!m.stored) continue;
+    if (!bytes) return true;
+    const int from = m.packed, to = std::min(m.panel_count(), from + int((bytes + m.panel_bytes - 1) / m.panel_bytes));
+    pool_.run([&](int thread) {
+      work_.each(thread, to - from, 1, [&](int begin, int end) { m.pack(m.stored, from + begin, from + end); });
+    });
+    m.packed = to;
+    if (to < m.panel_count()) return true;
+    bytes -= std::min(bytes, size_t(to - from) * m.panel_bytes);
+    give_back(m.stored, m.stored + m.bytes());
+    m.stored = nullptr;
+  }
+  return false;
 }
 
 int Model::add_vector(const float* data, size_t n) {
@@ -82,7 +120,7 @@ int Model::add_schedule(int window, bool causal) {
 }
 
 void Model::embed(int matrix, int out, float scale, int index, int offset) {
-  ops_.push_back(std::make_unique<EmbedOp>(matrices_.at(size_t(matrix)), buffer(out), scale, Index(index), offset));
+  ops_.push_back(std::make_unique<EmbedOp>(this->matrix(matrix), buffer(out), scale, Index(index), offset));
 }
 
 void Model::select(int in, int out, int act_index) {
@@ -120,7 +158,7 @@ void Model::linear(int act_index, const std::vector<Part>& parts) {
     for (const Part& x : parts) ids.push_back(x.matrix);
     ops_.push_back(std::make_unique<LowRankOp>(act(act_index), ids));
   }
-  for (const Part& x : parts) p.push_back({matrices_.at(size_t(x.matrix)), buffer(x.out), vector(x.bias), buffer(x.residual).data});
+  for (const Part& x : parts) p.push_back({matrix(x.matrix), buffer(x.out), vector(x.bias), buffer(x.residual).data});
   ops_.push_back(std::make_unique<LinearOp>(acts_.at(size_t(act_index)).rows, act(act_index), std::move(p)));
 }
 
@@ -129,7 +167,7 @@ void Model::gated(int in, const Part& gate, const Part& up, int kind, int mid, i
   if (context_.low_rank && source.rows == Rows::tokens)
     ops_.push_back(std::make_unique<LowRankOp>(source.input, std::vector<int>{gate.matrix, up.matrix}));
   auto part = [&](const Part& p) {
-    return p.matrix < 0 ? LinearPart{} : LinearPart{matrices_.at(size_t(p.matrix)), Buffer{}, vector(p.bias), nullptr};
+    return p.matrix < 0 ? LinearPart{} : LinearPart{matrix(p.matrix), Buffer{}, vector(p.bias), nullptr};
   };
   ops_.push_back(std::make_unique<GatedOp>(source.rows, source.input, part(gate), part(up), kind, buffer(mid), act(act_index)));
 }
@@ -157,7 +195,7 @@ int Model::add_expert_rows(int experts, int top, int hidden, int ffn, ActForms i
 
 void Model::experts(int x, int routes, const std::vector<ExpertParts>& parts, int kind, int rows, int out, int residual) {
   std::vector<Expert> e;
-  auto part = [&](int matrix, int bias) { return Expert::Part{matrices_.at(size_t(matrix)), vector(bias)}; };
+  auto part = [&](int matrix, int bias) { return Expert::Part{this->matrix(matrix), vector(bias)}; };
   for (const ExpertParts& p : parts) e.push_back({part(p.gate, p.gate_bias), part(p.up, p.up_bias), part(p.down, p.down_bias)});
   ops_.push_back(std::make_unique<ExpertsOp>(buffer(x), buffer(routes), std::move(e), kind, *expert_rows_.at(size_t(rows)), buffer(out), buffer(residual)));
 }
@@ -167,6 +205,9 @@ void Model::output(int b, int width, bool last) {
   context_.head = logits().data;
   width_ = width;
   last_ = last;
+  size_t room = 0;
+  for (const auto& m : matrices_) if (m->stored) room = std::max(room, Matrix::ROOM_PANELS * m->panel_bytes);
+  for (uint8_t*& r : context_.rooms) r = buffers_arena_.allocate<uint8_t>(room);
   context_.statistics_stride = Logits::statistics_floats(width);
   if (buffers_[size_t(b)].rows == Rows::selected) context_.statistics = buffers_arena_.allocate<float>(size_t(limits_.selected) * context_.statistics_stride);
 }
@@ -178,7 +219,7 @@ void Model::allow_adapters() {
 
 int Model::add_adapter(const std::vector<Adapter::Part>& parts) {
   for (const Adapter::Part& p : parts) {
-    const Matrix& m = matrices_.at(size_t(p.matrix));
+    const Matrix& m = *matrix(p.matrix);
     if (p.rank < 1 || p.rank > MAX_RANK || p.inputs != m.cols || p.outputs != m.rows) throw std::invalid_argument("an adapter does not fit its matrix");
     if (p.type != GGML_F32 && p.type != GGML_BF16) throw std::invalid_argument("adapters are fp32 or bf16");
   }

@@ -29,6 +29,10 @@ class Model {
 
   // Recording. Indices name what was added; -1 stands for absent.
   int add_matrix(Storage storage, const uint8_t* data, size_t data_bytes, size_t rows, size_t cols);
+  // One that steps can use as it is stored until `pack` has come to it; `data`, in a mapped file, must stay.
+  int add_stored(Storage storage, const uint8_t* data, size_t data_bytes, size_t rows, size_t cols);
+  void read_stored();        // brings those into memory, when all have been added
+  bool pack(size_t bytes);   // packs about so much more of them; whether any are left
   int add_vector(const float* data, size_t n);  // padded with zeros to 16
   int add_buffer(Rows rows, int width);
   // apart: its producer can give each thread its own; what that reads must then stay until the operation after it is done.
@@ -85,7 +89,7 @@ class Model {
   size_t weight_bytes() const { return weights_->size(); }
   size_t buffer_bytes() const { return buffers_arena_.size(); }
   size_t cache_bytes() const { return cache_ ? cache_->size() : 0; }
-  const Matrix& matrix(int i) const { return matrices_.at(size_t(i)); }
+  const Matrix* matrix(int i) const { return matrices_.at(size_t(i)).get(); }
 
   static size_t matrix_bytes(Storage storage, size_t rows, size_t cols);
   static size_t cache_block_bytes(int layers, int heads, int head_dim, KvType type);
@@ -97,6 +101,7 @@ class Model {
   Buffer buffer(int i) const { return i < 0 ? Buffer{} : buffers_.at(size_t(i)).buffer; }
   const float* vector(int i) const { return i < 0 ? nullptr : vectors_.at(size_t(i)); }
   Input act(int i) const { return i < 0 ? Input{} : acts_.at(size_t(i)).input; }
+  Matrix& new_matrix(Storage storage, size_t data_bytes, size_t rows, size_t cols);
   void check(const Step& step) const;
   void plan_head(const std::vector<SamplingRow>& sampling);
   void plan_live(const std::vector<SamplingRow>& sampling);
@@ -108,7 +113,8 @@ class Model {
   std::unique_ptr<Arena> weights_;
   Arena buffers_arena_;
   std::unique_ptr<Arena> cache_;
-  std::vector<Matrix> matrices_;
+  std::vector<std::unique_ptr<Matrix>> matrices_;
+  size_t stored_ = 0;  // before this one, all are packed
   std::vector<const float*> vectors_;
   std::vector<Row> buffers_;
   std::vector<RowAct> acts_;

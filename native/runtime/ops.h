@@ -9,25 +9,13 @@
 #include "../kernels/api.h"
 #include "act.h"
 #include "adapter.h"
+#include "matrix.h"
 #include "memory.h"
 #include "pool.h"
 
 namespace octavo {
 
 enum class Rows { tokens, selected };
-
-struct Matrix {  // packed weight
-  Format format;
-  size_t rows, cols, panel_bytes;
-  const uint8_t* panels;
-  int id;
-  int group;  // as in Storage
-  int panel_count() const { return int((rows + PANEL - 1) / PANEL); }
-  // A linear layer of panels from `first` on, for rows of `act`.
-  LinearArgs args(const Act& act, int tokens, float* out, int stride, const float* bias = nullptr, const float* residual = nullptr, int first = 0) const {
-    return {panels + size_t(first) * panel_bytes, panel_bytes, act.k, act, tokens, out, stride, bias, residual, group};
-  }
-};
 
 constexpr int SLACK = 16;  // floats past a row's end that kernels may read
 
@@ -89,6 +77,7 @@ struct Context {
   KvCache kv;
   std::vector<Schedule> schedules;
   std::vector<float*> scratch;  // per thread, scratch_floats each
+  std::vector<uint8_t*> rooms;  // per thread, for panels of matrices that are not packed
   size_t scratch_floats = 0;
   float *part_max = nullptr, *part_sum = nullptr, *part_out = nullptr;  // attention partials
   int part_capacity = 0;                                                // in (token, chunk) pairs
@@ -133,12 +122,12 @@ enum class Index { ids, positions, types };
 // table[index + offset] * scale
 class EmbedOp : public Op {
  public:
-  EmbedOp(Matrix table, Buffer out, float scale, Index index, int offset)
+  EmbedOp(const Matrix* table, Buffer out, float scale, Index index, int offset)
       : table_(table), out_(out), scale_(scale), index_(index), offset_(offset) {}
   std::string name(int) const override { return "embed"; }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
-  Matrix table_; Buffer out_; float scale_; Index index_; int offset_;
+  const Matrix* table_; Buffer out_; float scale_; Index index_; int offset_;
 };
 
 // out = in[select]; to `act` as well for linear layers
@@ -186,7 +175,7 @@ class AddOp : public Op {
 // Panels a thread takes at a time: 32 KiB of weights.
 inline int linear_chunk(size_t panel_bytes) { return int((32 << 10) / panel_bytes) + 1; }
 
-struct LinearPart { Matrix weight; Buffer out; const float* bias; const float* residual; };
+struct LinearPart { const Matrix* weight; Buffer out; const float* bias; const float* residual; };
 
 // The first half of adapters: A x for every matrix that reads this input.
 class LowRankOp : public Op {
@@ -218,7 +207,7 @@ class GatedOp : public Op {
   GatedOp(Rows rows, Input in, LinearPart gate, LinearPart up, int kind, Buffer mid, Input out)
       : rows_(rows), in_(in), out_(out), gate_(gate), up_(up), kind_(kind), mid_(mid) {}
   void fetch(int thread, const Work& work) const override;
-  std::string name(int phase) const override { return phase ? "gated: emit" : "gated " + std::to_string(gate_.weight.cols) + "->" + std::to_string(gate_.weight.rows); }
+  std::string name(int phase) const override { return phase ? "gated: emit" : "gated " + std::to_string(gate_.weight->cols) + "->" + std::to_string(gate_.weight->rows); }
   int phases() const override { return 2; }
   void run(Context& c, int phase, int thread, Work& work) override;
   static constexpr int WIDTH = 2 * PANEL;  // scratch floats a row: gates, then ups

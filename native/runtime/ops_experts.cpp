@@ -81,13 +81,15 @@ void ExpertsOp::gather(Context& c, int row, float* line) const {
   c.kernels->emit(rows_.in, row, line);
 }
 
-void ExpertsOp::gate(Context& c, int expert, int panel, float* y) const {
+void ExpertsOp::gate(Context& c, int expert, int panel, int thread) const {
+  float* y = c.scratch[size_t(thread)];
   const Expert& e = experts_[size_t(expert)];
   const int begin = rows_.begin[size_t(expert)], rows = rows_.count[size_t(expert)];
   const Act in = from_row(rows_.in, begin);
   for (const Expert::Part* p : {&e.gate, &e.up}) {
     const float* bias = p->bias ? p->bias + panel * PANEL : nullptr;
-    c.kernels->linear[p->weight.format](p->weight.args(in, rows, p == &e.gate ? y : y + PANEL, GatedOp::WIDTH, bias, nullptr, panel), 0, 1);
+    const LinearArgs args = p->weight->args(in, rows, p == &e.gate ? y : y + PANEL, GatedOp::WIDTH, bias);
+    p->weight->multiply(*c.kernels, args, 0, 1, c.rooms[size_t(thread)], panel);
   }
   c.kernels->gated(kind_, y, y + PANEL, GatedOp::WIDTH, rows, rows_.gated.row(begin) + panel * PANEL, rows_.gated.stride, PANEL);
 }
@@ -110,36 +112,35 @@ void ExpertsOp::sum(int t) const {
 }
 
 void ExpertsOp::run(Context& c, int phase, int thread, Work& work) {
-  float* tmp = c.scratch[size_t(thread)];
   const auto& active = rows_.active;
   if (phase == 0) {
     work.each(thread, 1, 1, [&](int, int) {
       rows_.plan(routes_, c.step.tokens, int(experts_.size()));
       for (int e : active)
         for (const Expert::Part* p : {&experts_[size_t(e)].gate, &experts_[size_t(e)].up, &experts_[size_t(e)].down})
-          c.expert_bytes += size_t(p->weight.panel_count()) * p->weight.panel_bytes;
+          c.expert_bytes += size_t(p->weight->panel_count()) * p->weight->panel_bytes;
     });
   } else if (phase == 1) {
     work.each(thread, int(rows_.token.size()), 1, [&](int begin, int end) {
-      for (int r = begin; r < end; r++) gather(c, r, tmp);
+      for (int r = begin; r < end; r++) gather(c, r, c.scratch[size_t(thread)]);
     });
   } else if (phase == 2) {
-    const int panels = experts_[0].gate.weight.panel_count();
+    const int panels = experts_[0].gate.weight->panel_count();
     work.each(thread, int(active.size()) * panels, 1, [&](int begin, int end) {
-      for (int i = begin; i < end; i++) gate(c, active[size_t(i / panels)], i % panels, tmp);
+      for (int i = begin; i < end; i++) gate(c, active[size_t(i / panels)], i % panels, thread);
     });
   } else if (phase == 3) {
     work.each(thread, int(rows_.token.size()), 1, [&](int begin, int end) {
       for (int r = begin; r < end; r++) if (rows_.token[size_t(r)] >= 0) emit(c, r);
     });
   } else if (phase == 4) {
-    const int panels = experts_[0].down.weight.panel_count(), chunk = linear_chunk(experts_[0].down.weight.panel_bytes), chunks = (panels + chunk - 1) / chunk;
+    const int panels = experts_[0].down.weight->panel_count(), chunk = linear_chunk(experts_[0].down.weight->panel_bytes), chunks = (panels + chunk - 1) / chunk;
     work.each(thread, int(active.size()) * chunks, 1, [&](int begin, int end) {
       for (int i = begin; i < end; i++) {
         const int e = active[size_t(i / chunks)], from = i % chunks * chunk, first = rows_.begin[size_t(e)];
-        const Matrix& m = experts_[size_t(e)].down.weight;
+        const Matrix& m = *experts_[size_t(e)].down.weight;
         const LinearArgs args = m.args(from_row(rows_.mid, first), rows_.count[size_t(e)], rows_.out.row(first), rows_.out.stride, experts_[size_t(e)].down.bias);
-        c.kernels->linear[m.format](args, from, std::min(panels, from + chunk));
+        m.multiply(*c.kernels, args, from, std::min(panels, from + chunk), c.rooms[size_t(thread)]);
       }
     });
   } else {

@@ -9,7 +9,6 @@
 namespace octavo {
 namespace {
 
-constexpr size_t FIRST_FETCH = 8 << 10;  // bytes of weights to ask for before an operation begins
 
 // Zeroes a row's tail so that kernels may work on whole groups.
 void pad(float* x, int n, int to) { for (int i = n; i < to; i++) x[i] = 0; }
@@ -52,28 +51,22 @@ void add_adapters(const Context& c, int part, int matrix, int first, int rows, i
   }
 }
 
-// Asks for a share's first panels; kernels ask for what follows themselves.
-void fetch_panels(const Matrix& m, int panel) {
-  const uint8_t* p = m.panels + size_t(panel) * m.panel_bytes;
-  for (size_t i = 0; i < FIRST_FETCH; i += 64) __builtin_prefetch(p + i, 0, 2);
-}
-
 }  // namespace
 
 void LinearOp::fetch(int thread, const Work& work) const {
   int total = 0;
-  for (const LinearPart& p : parts_) total += p.weight.panel_count();
+  for (const LinearPart& p : parts_) total += p.weight->panel_count();
   int begin = work.first(thread, total);
   for (const LinearPart& p : parts_) {
-    if (begin < p.weight.panel_count()) return fetch_panels(p.weight, begin);
-    begin -= p.weight.panel_count();
+    if (begin < p.weight->panel_count()) return p.weight->fetch(begin);
+    begin -= p.weight->panel_count();
   }
 }
 
 void GatedOp::fetch(int thread, const Work& work) const {
-  const int begin = work.first(thread, gate_.weight.panel_count());
-  fetch_panels(gate_.weight, begin);
-  if (up_.weight.panels) fetch_panels(up_.weight, begin);
+  const int begin = work.first(thread, gate_.weight->panel_count());
+  gate_.weight->fetch(begin);
+  if (up_.weight) up_.weight->fetch(begin);
 }
 
 void EmbedOp::run(Context& c, int, int thread, Work& work) {
@@ -82,7 +75,7 @@ void EmbedOp::run(Context& c, int, int thread, Work& work) {
       const int32_t* from = index_ == Index::ids ? c.step.ids : index_ == Index::positions ? c.step.positions : c.step.types;
       const int id = (from ? from[t] : 0) + offset_;
       float* out = out_.row(t);
-      unpack_row(table_.format, table_.group, table_.panels + size_t(id / PANEL) * table_.panel_bytes, id % PANEL, table_.cols, out);
+      table_->read_row(size_t(id), out, c.rooms[size_t(thread)]);
       for (int i = 0; i < out_.width; i++) out[i] *= scale_;
       pad(out, out_.width, out_.stride);
     }
@@ -165,8 +158,8 @@ void LowRankOp::run(Context& c, int, int thread, Work& work) {
 
 std::string LinearOp::name(int) const {
   size_t out = 0;
-  for (const LinearPart& p : parts_) out += p.weight.rows;
-  return "linear " + std::to_string(parts_[0].weight.cols) + "->" + std::to_string(out);
+  for (const LinearPart& p : parts_) out += p.weight->rows;
+  return "linear " + std::to_string(parts_[0].weight->cols) + "->" + std::to_string(out);
 }
 
 void LinearOp::run(Context& c, int, int thread, Work& work) {
@@ -175,17 +168,17 @@ void LinearOp::run(Context& c, int, int thread, Work& work) {
   const Act& act = act_.of(rows, thread);
   if (rows_ == Rows::selected && parts_[0].out.data == c.head) return run_head(c, rows, act, thread, work);
   int total = 0;
-  for (const LinearPart& p : parts_) total += p.weight.panel_count();
-  Blocks(rows, work.members()).each(work, thread, total, linear_chunk(parts_[0].weight.panel_bytes), [&](int first, int count, int begin, int end) {
+  for (const LinearPart& p : parts_) total += p.weight->panel_count();
+  Blocks(rows, work.members()).each(work, thread, total, linear_chunk(parts_[0].weight->panel_bytes), [&](int first, int count, int begin, int end) {
     const Act in = from_row(act, first);
     int base = 0, part = 0;
     for (const LinearPart& p : parts_) {
-      const int panels = p.weight.panel_count(), from = std::max(begin - base, 0), to = std::min(end - base, panels);
+      const int panels = p.weight->panel_count(), from = std::max(begin - base, 0), to = std::min(end - base, panels);
       if (from < to) {
         float* out = p.out.row(first);
         const float* residual = p.residual ? p.residual + (out - p.out.data) : nullptr;
-        c.kernels->linear[p.weight.format](p.weight.args(in, count, out, p.out.stride, p.bias, residual), from, to);
-        if (rows_ == Rows::tokens) add_adapters(c, part, p.weight.id, first, count, from, to, out + from * PANEL, p.out.stride);
+        p.weight->multiply(*c.kernels, p.weight->args(in, count, out, p.out.stride, p.bias, residual), from, to, c.rooms[size_t(thread)]);
+        if (rows_ == Rows::tokens) add_adapters(c, part, p.weight->id, first, count, from, to, out + from * PANEL, p.out.stride);
       }
       base += panels, part++;
     }
@@ -195,13 +188,14 @@ void LinearOp::run(Context& c, int, int thread, Work& work) {
 // Logits, and the statistics of their sets while they are in the core's cache. Of panels that no token may be drawn from, neither.
 void LinearOp::run_head(Context& c, int rows, const Act& act, int thread, Work& work) const {
   const LinearPart& p = parts_[0];
-  const int panels = p.weight.panel_count(), sets = set_count(panels * PANEL);
-  const LinearArgs args = p.weight.args(act, rows, p.out.data, p.out.stride, p.bias, p.residual);
+  const int panels = p.weight->panel_count(), sets = set_count(panels * PANEL);
+  const LinearArgs args = p.weight->args(act, rows, p.out.data, p.out.stride, p.bias, p.residual);
+  uint8_t* room = c.rooms[size_t(thread)];
   work.each(thread, sets, 1, [&](int begin, int end) {
     for (int set = begin; set < end; set++) {
       const int from = set * SET_PANELS, to = std::min(from + SET_PANELS, panels);
-      if (c.live.empty()) c.kernels->linear[p.weight.format](args, from, to);
-      else for (int i = from; i < to; i++) if (c.live[size_t(i)]) c.kernels->linear[p.weight.format](args, i, i + 1);
+      if (c.live.empty()) p.weight->multiply(*c.kernels, args, from, to, room);
+      else for (int i = from; i < to; i++) if (c.live[size_t(i)]) p.weight->multiply(*c.kernels, args, i, i + 1, room);
       if (!c.measured) continue;
       for (int t = 0; t < rows; t++) Logits(*c.kernels, p.out.row(t), p.out.width, c.statistics_of(t)).measure(set, c.inverses[size_t(t)]);
     }
@@ -220,18 +214,19 @@ void GatedOp::run(Context& c, int phase, int thread, Work& work) {
 void GatedOp::project(Context& c, int rows, int thread, Work& work) const {
   const Act& act = in_.of(rows, thread);
   float *gate = c.scratch[size_t(thread)], *up = gate + PANEL;
-  Blocks(rows, work.members()).each(work, thread, gate_.weight.panel_count(), 1, [&](int first, int count, int begin, int end) {
+  Blocks(rows, work.members()).each(work, thread, gate_.weight->panel_count(), 1, [&](int first, int count, int begin, int end) {
     const Act in = from_row(act, first);
     auto project = [&](const LinearPart& p, int part, int panel, float* out) {
-      c.kernels->linear[p.weight.format](p.weight.args(in, count, out, WIDTH, p.bias ? p.bias + panel * PANEL : nullptr, nullptr, panel), 0, 1);
-      if (rows_ == Rows::tokens) add_adapters(c, part, p.weight.id, first, count, panel, panel + 1, out, WIDTH);
+      const LinearArgs args = p.weight->args(in, count, out, WIDTH, p.bias ? p.bias + panel * PANEL : nullptr);
+      p.weight->multiply(*c.kernels, args, 0, 1, c.rooms[size_t(thread)], panel);
+      if (rows_ == Rows::tokens) add_adapters(c, part, p.weight->id, first, count, panel, panel + 1, out, WIDTH);
     };
     for (int panel = begin; panel < end; panel++) {
       project(gate_, 0, panel, gate);
-      if (up_.weight.panels) project(up_, 1, panel, up);
+      if (up_.weight) project(up_, 1, panel, up);
       else for (int t = 0; t < count; t++) std::fill_n(up + t * WIDTH, PANEL, 1.0f);
       c.kernels->gated(kind_, gate, up, WIDTH, count, mid_.row(first) + panel * PANEL, mid_.stride, PANEL);
-      if (panel + 1 == gate_.weight.panel_count()) for (int t = first; t < first + count; t++) pad(mid_.row(t), mid_.width, out_.shared.k);
+      if (panel + 1 == gate_.weight->panel_count()) for (int t = first; t < first + count; t++) pad(mid_.row(t), mid_.width, out_.shared.k);
     }
   });
 }

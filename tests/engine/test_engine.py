@@ -49,6 +49,9 @@ class Counting:
             out.append(self.step(replace(step, positions=at, spans=spans, sampling=rows)))
         return out
 
+    def settle(self) -> bool:
+        return False
+
     def copy_block(self, source: int, target: int) -> None:
         assert source != target
 

@@ -102,6 +102,11 @@ class Executable(Protocol):
         """States of the last step's selected rows `[count, width]`, or results of other tasks."""
         ...
 
+    def settle(self) -> bool:
+        """Does some of what loading left for later, without a change of results; whether any of it
+        is left."""
+        ...
+
     def copy_block(self, source: int, target: int) -> None:
         """Copies a KV block, all layers."""
         ...

@@ -111,6 +111,8 @@ def load_engines(
     plain = load_engine(plain_model, make_plan(plain_model.lowered, **sizes), table)  # type: ignore[arg-type]
     lora_plan = make_plan(lora_model.lowered, adapters=LORA_ROOM, **sizes)  # type: ignore[arg-type]
     lora = load_engine(lora_model, lora_plan, table)
+    while plain.settle() or lora.settle():
+        pass
     assert lora.adapters is not None
     names = {t.tensor: module for module, t in lora.adapters.targets.items()}
     sizes_of = {"qv": 0, "all": 0}

@@ -136,6 +136,8 @@ def bench_engine(
     opened = open_model(path)
     plan = make_plan(opened.lowered, name=name, threads=threads, kv_dtype=kv_dtype)
     executable = load_executable(opened, plan)
+    while executable.settle():
+        pass
     runs = [measure(executable, opened.vocabulary, b, prompt, output, repeats) for b in batches]
     return {
         "machine": machine(executable),

@@ -30,13 +30,15 @@ SHORT = 256  # context: the KV cache is not what is measured
 
 @dataclass(frozen=True)
 class LoadTime:
-    """Seconds; medians. nbytes: of the files. peak, planned: bytes of the loading process, without
-    the KV cache, which is not touched."""
+    """Seconds; medians. nbytes: of the files. settle: from when steps can be computed to when all
+    weights are packed. peak, planned: bytes of the loading process, without the KV cache, which is
+    not touched."""
 
     nbytes: int
     buffer_seconds: float
     memory_seconds: float
     load_seconds: float
+    settle_seconds: float
     packed_seconds: float
     peak: int
     planned: int
@@ -79,13 +81,13 @@ def _copy(files: tuple[Path, ...], threads: int, fresh: bool) -> float:
     return seconds
 
 
-def _load(path: Path, threads: int, packed: bool, cache: str) -> tuple[float, int, int]:
+def _load(path: Path, threads: int, packed: bool, cache: str) -> tuple[float, float, int, int]:
     """Loads in a process of its own, so that its peak is the loader's."""
     command = [sys.executable, "-m", __name__, str(path), str(threads), str(int(packed))]
     environment = os.environ | {"OCTAVO_CACHE": cache}
     result = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    seconds, peak, planned = json.loads(result.stdout)
-    return seconds, peak, planned
+    seconds, settle, peak, planned = json.loads(result.stdout)
+    return seconds, settle, peak, planned
 
 
 def _child(path: str, threads: str, packed: str) -> None:
@@ -94,25 +96,30 @@ def _child(path: str, threads: str, packed: str) -> None:
     plan = make_plan(
         model.lowered, name=path, context=SHORT, threads=int(threads), packed=packed == "1"
     )
-    load_executable(model, plan)
-    seconds = time.perf_counter() - began
+    executable = load_executable(model, plan)
+    loaded = time.perf_counter()
+    while executable.settle():
+        pass
+    settled = time.perf_counter()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps([seconds, peak, plan.weights + plan.buffers + plan.process]))
+    planned = plan.weights + plan.buffers + plan.process
+    print(json.dumps([loaded - began, settled - loaded, peak, planned]))
 
 
 def bench_load(path: Path, repeats: int, threads: int | None) -> LoadTime:
     """Interleaved runs, after one that fills the page cache and writes the packed weights."""
     files, threads = open_checkpoint(path).sources, threads or usable_threads()
     _copy(files, threads, False)
-    buffer, fresh, loads, packed = [], [], [], []
+    buffer, fresh, loads, settles, packed = [], [], [], [], []
     peak = planned = 0
     with tempfile.TemporaryDirectory() as cache:
         _load(path, threads, True, cache)
         for _ in range(repeats):
             buffer.append(_copy(files, threads, False))
             fresh.append(_copy(files, threads, True))
-            seconds, most, planned = _load(path, threads, False, cache)
+            seconds, settle, most, planned = _load(path, threads, False, cache)
             loads.append(seconds)
+            settles.append(settle)
             peak = max(peak, most)
             packed.append(_load(path, threads, True, cache)[0])
     return LoadTime(
@@ -120,6 +127,7 @@ def bench_load(path: Path, repeats: int, threads: int | None) -> LoadTime:
         buffer_seconds=statistics.median(buffer),
         memory_seconds=statistics.median(fresh),
         load_seconds=statistics.median(loads),
+        settle_seconds=statistics.median(settles),
         packed_seconds=statistics.median(packed),
         peak=peak,
         planned=planned,

@@ -179,9 +179,11 @@ def load(model: str, repeats: int, threads: int | None, json_file: Path | None) 
         ("files to one buffer", t.buffer_seconds),
         ("files to new memory", t.memory_seconds),
         ("load", t.load_seconds),
+        ("packing after that", t.settle_seconds),
         ("load packed", t.packed_seconds),
     ):
-        click.echo(f"{name:<20}{seconds:>8.3f} s{t.nbytes / seconds / 1e9:>8.2f} GB/s")
+        rate = f"{t.nbytes / seconds / 1e9:>8.2f} GB/s" if seconds > 0.001 else ""
+        click.echo(f"{name:<20}{seconds:>8.3f} s{rate}")
     click.echo(f"peak {t.peak / 2**20:,.0f} MiB, {t.peak / t.planned:.2f} of what was planned")
     if json_file:
         json_file.write_text(json.dumps(asdict(t), indent=1) + "\n")

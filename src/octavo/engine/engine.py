@@ -215,6 +215,10 @@ class Engine:
         if not self._searches.remove(sequence.id):
             self.scheduler.remove(sequence)
 
+    def settle(self) -> bool:
+        """Goes on with what loading left for later, as steps do; whether any of it is left."""
+        return self._executable.settle()
+
     @property
     def has_work(self) -> bool:
         return bool(self._sequences)
@@ -244,6 +248,7 @@ class Engine:
                 self.scheduler.advance(outcome.work)
             for outcome in outcomes:
                 events += self._commit(outcome)
+        self.settle()
         return events
 
     def _steps_ahead(self, work: list[Work]) -> int:

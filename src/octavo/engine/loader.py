@@ -53,7 +53,7 @@ def _drop_pages(checkpoint: Checkpoint) -> None:
 def load_executable(
     model: OpenModel, plan: Plan, progress: Callable[[int], None] = lambda _: None
 ) -> CpuExecutable:
-    """Packs the weights into memory; the file is not needed afterwards."""
+    """Packs the weights into memory; the file is not needed when `settle` has packed the rest."""
 
     def packed(count: int) -> None:
         _drop_pages(model.checkpoint)

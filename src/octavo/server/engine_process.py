@@ -129,13 +129,17 @@ class EngineProcess:
         send(self._sock, Events(events, dataclasses.asdict(self._engine.stats())))
 
     def run(self) -> None:
+        settled = True
         while True:
             busy = self._engine is not None and self._engine.has_work
-            messages = self.receive(wait=not busy)
+            messages = self.receive(wait=not busy and settled)
             for message in messages:
                 self.handle(message)
-            if self._engine is not None and (messages or busy):
+            if self._engine is None:
+                continue
+            if messages or busy:
                 self.report()
+            settled = not (self._engine.has_work or self._engine.settle())
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from octavo.backends.cpu.footprint import (
     SLACK,
     SPARE_PARTS,
     attentions_of,
+    deferred,
     expert_shape,
     expert_shapes,
     footprint,
@@ -47,6 +48,7 @@ from octavo.program import (
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "tanh": 3, "relu": 4, "swiglu_clamped": 5}
 INDEXES = {"ids": 0, "positions": 1, "types": 2}
 NOTHING = np.zeros(0, np.uint8)
+PIECE = 16 << 20  # bytes of weights packed between two steps
 Progress = Callable[[int], None]  # told the bytes of each tensor as it is packed
 
 
@@ -87,24 +89,35 @@ class CpuExecutable:
     def remove_adapter(self, slot: int) -> None:
         self.model.remove_adapter(slot)
 
+    def settle(self) -> bool:
+        """Packs some more of the weights that are used as they are stored; whether any are left."""
+        return self.model.pack(PIECE)
+
     def copy_block(self, source: int, target: int) -> None:
         self.model.copy_block(source, target)
 
 
 class _Recorder:
-    """Writes a lowered program into a native model; `mapped`: one whose weights are there."""
+    """Writes a lowered program into a native model.
+
+    defer: some matrices may stay as they are stored for now; mapped: the weights are there already.
+    """
 
     def __init__(
-        self, lowered: Lowered, model: _native.Model, progress: Progress, mapped: bool
+        self, lowered: Lowered, model: _native.Model, progress: Progress, defer: bool, mapped: bool
     ) -> None:
         self.lowered, self.model = lowered, model
         matrices, vectors = weights_of(lowered)
         self.matrix, self.vector = {}, {}
         # Largest first: its file pages are dropped before anything else takes memory.
         for name, t in sorted(matrices.items(), key=lambda item: -item[1].nbytes):
-            raw = NOTHING if mapped else t.raw()
-            self.matrix[name] = model.add_matrix(int(t.type), t.group, raw, *t.shape)
+            if defer and deferred(t):
+                self.matrix[name] = model.add_stored(int(t.type), t.raw(), *t.shape)
+            else:
+                raw = NOTHING if mapped else t.raw()
+                self.matrix[name] = model.add_matrix(int(t.type), t.group, raw, *t.shape)
             progress(t.nbytes)
+        model.read_stored()
         for key, w in vectors.items():
             values = w.tensor.vector() + np.float32(w.offset)
             self.vector[key] = model.add_vector(np.ascontiguousarray(values, np.float32))
@@ -246,9 +259,9 @@ def load(
     progress: Progress = lambda _: None,
     packed: Path | None = None,
 ) -> CpuExecutable:
-    """Packs the weights and allocates everything a step can need.
+    """Packs the weights, all but those left to `settle`, and allocates what steps can need.
 
-    packed: a file that keeps the packed weights; mapped if it is there, else written.
+    packed: a file that keeps the packed weights, all of them; mapped if it is there, else written.
 
     The instruction set is the best the host runs, or the one `OCTAVO_ISA` names.
     """
@@ -264,7 +277,7 @@ def load(
     if lowered.adapters:
         model.allow_adapters()
     mapped = packed is not None and model.map_weights(str(packed), size.weights - SLACK)
-    recorder = _Recorder(lowered, model, progress, mapped)
+    recorder = _Recorder(lowered, model, progress, packed is None, mapped)
     for native in lowered.ops:
         recorder.record(native)
     program = lowered.program

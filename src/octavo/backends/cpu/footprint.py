@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from octavo import _native
 from octavo.backends.base import Limits
 from octavo.backends.cpu.lower import Forms, Lowered, forms
-from octavo.checkpoint import Tensor, TensorType
+from octavo.checkpoint import Stored, Tensor, TensorType
 from octavo.checkpoint.adapter import MAX_RANK
 from octavo.checkpoint.grouped import Grouped
 from octavo.program import (
@@ -78,6 +78,13 @@ def weights_of(lowered: Lowered) -> tuple[dict[str, Tensor], dict[tuple[str, flo
         if isinstance(op, RmsNorm):
             vectors[op.weight.tensor.name, op.weight.offset] = op.weight
     return matrices, vectors
+
+
+def deferred(tensor: Tensor) -> bool:
+    """Whether steps can use it as it is stored until it is packed: rows of bf16 and fp32 become
+    panels quickly."""
+    floats = tensor.type in (TensorType.BF16, TensorType.F32)
+    return isinstance(tensor, Stored) and floats and tensor.shape[1] % 64 == 0
 
 
 def attentions_of(lowered: Lowered) -> list[Attention]:
@@ -188,6 +195,10 @@ def footprint(lowered: Lowered, limits: Limits, threads: int, kv_dtype: str) -> 
     if lowered.program.output.selected:
         sets = _up(lowered.program.output.width, 256) // 256
         buffers += _up(4 * limits.selected * sets * 17)
+    floats = [t for t in matrices.values() if deferred(t)]
+    buffers += threads * max(
+        (_native.room_bytes(int(t.type), t.shape[1]) for t in floats), default=0
+    )
     if lowered.adapters:
         buffers += _up(4 * ADAPTED_PARTS * limits.tokens * MAX_RANK)
     return Footprint(

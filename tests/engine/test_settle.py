@@ -1,0 +1,76 @@
+"""Weights that are packed after loading: logits are the same before, between and after."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from octavo import _native
+from octavo.backends.cpu import executor
+from octavo.backends.cpu.footprint import deferred, weights_of
+from octavo.engine import Engine, Request, SamplingParams
+from octavo.engine.constraint import TokenTable
+from octavo.engine.loader import load_engine, open_model
+from octavo.engine.plan import make_plan
+from tests.conftest import Runner
+from tests.small_models import Small, save_hf
+
+# Rows of 200 features are packed at once; the last panel of 325 rows is not whole.
+SMALL = Small(heads=4, kv_heads=2, head_dim=32, hidden=128, ffn=200, vocabulary=325, tied=False)
+TEXTS = [[int(t) for t in np.random.default_rng(n).integers(3, 325, n)] for n in (1, 20, 300)]
+
+
+def logits(runner: Runner) -> list[np.ndarray]:
+    return [runner.logits(text) for text in TEXTS]
+
+
+@pytest.mark.parametrize("isa", _native.isas())
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_same_logits(dtype: str, isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_ISA", isa)
+    monkeypatch.setattr(executor, "PIECE", 20_000)  # the largest matrix takes several
+    save_hf(replace(SMALL, dtype=dtype), tmp_path)
+    runner = Runner(tmp_path)
+    seen = [logits(runner)]
+    while runner.executable.settle():
+        seen.append(logits(runner))
+    assert len(seen) > 10
+    for each in seen:
+        assert all((a == b).all() for a, b in zip(each, seen[0], strict=True))
+
+
+def test_what_is_deferred(tmp_path: Path) -> None:
+    save_hf(replace(SMALL, dtype="bfloat16"), tmp_path)
+    matrices = weights_of(open_model(tmp_path).lowered)[0]
+    packed = [name for name, t in matrices.items() if not deferred(t)]
+    assert len(packed) == SMALL.layers and all("down_proj" in name for name in packed)
+
+
+def generated(engine: Engine) -> list[int]:
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    engine.add(Request(id="a", prompt=TEXTS[1], params=params))
+    tokens = []
+    while engine.has_work:
+        tokens += [e.token for e in engine.step() if e.token is not None]
+    return tokens
+
+
+def test_steps_settle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step packs some more, until there is nothing left to do."""
+    monkeypatch.setattr(executor, "PIECE", 100_000)
+    save_hf(replace(SMALL, dtype="bfloat16"), tmp_path)
+    model = open_model(tmp_path)
+    engine = load_engine(model, make_plan(model.lowered, name="m"), TokenTable([], [], [2]))
+    assert engine.settle()
+    first = generated(engine)
+    assert len(first) == 40 and not engine.settle()
+    assert generated(engine) == first
+
+
+def test_packed_formats_have_nothing_to_settle(smollm2: Path) -> None:
+    model = open_model(smollm2)
+    table = TokenTable([], [], [2])
+    assert not load_engine(model, make_plan(model.lowered, name="m", context=256), table).settle()
