@@ -23,6 +23,12 @@ inline void populate(const uint8_t* begin, const uint8_t* end) {
   if (madvise(const_cast<uint8_t*>(first), size_t(end - first), POPULATE_READ) == 0) return;
   for (const uint8_t* p = first; p < end; p += PAGE) (void)*static_cast<const volatile uint8_t*>(p);
 }
+inline void claim(uint8_t* begin, uint8_t* end) {  // memory that is to be written, as it is, before that
+  constexpr int POPULATE_WRITE = 23;
+  uint8_t* first = begin - reinterpret_cast<uintptr_t>(begin) % PAGE;
+  if (madvise(first, size_t(end - first), POPULATE_WRITE) == 0) return;
+  for (uint8_t* p = begin; p < end; p += PAGE) __atomic_fetch_or(p, uint8_t(0), __ATOMIC_RELAXED);
+}
 inline void give_back(const uint8_t* begin, const uint8_t* end) {  // from the table; who reads them again gets them again
   const uint8_t* first = begin - reinterpret_cast<uintptr_t>(begin) % PAGE;
   madvise(const_cast<uint8_t*>(first), size_t(end - first), MADV_DONTNEED);

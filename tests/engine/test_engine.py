@@ -52,6 +52,9 @@ class Counting:
     def settle(self) -> bool:
         return False
 
+    def claim(self, reached: int, idle: bool) -> bool:
+        return False
+
     def copy_block(self, source: int, target: int) -> None:
         assert source != target
 

@@ -13,7 +13,7 @@ from octavo.backends.cpu import executor
 from octavo.backends.cpu.footprint import deferred, weights_of
 from octavo.engine import Engine, Request, SamplingParams
 from octavo.engine.constraint import TokenTable
-from octavo.engine.loader import load_engine, open_model
+from octavo.engine.loader import load_executable, make_engine, open_model
 from octavo.engine.plan import make_plan
 from tests.conftest import Runner
 from tests.small_models import Small, save_hf
@@ -63,14 +63,33 @@ def test_steps_settle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "PIECE", 100_000)
     save_hf(replace(SMALL, dtype="bfloat16"), tmp_path)
     model = open_model(tmp_path)
-    engine = load_engine(model, make_plan(model.lowered, name="m"), TokenTable([], [], [2]))
-    assert engine.settle()
+    plan = make_plan(model.lowered, name="m")
+    executable = load_executable(model, plan)
+    engine = make_engine(model, executable, plan, TokenTable([], [], [2]))
+    assert executable.settle()
     first = generated(engine)
-    assert len(first) == 40 and not engine.settle()
+    assert len(first) == 40 and not executable.settle()
     assert generated(engine) == first
 
 
-def test_packed_formats_have_nothing_to_settle(smollm2: Path) -> None:
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def test_idle_engine_prepares_blocks(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So much memory past the blocks in use, no more, and without a change of what they hold."""
+    ahead = 64 << 20
+    monkeypatch.setattr(executor, "AHEAD", ahead)
     model = open_model(smollm2)
-    table = TokenTable([], [], [2])
-    assert not load_engine(model, make_plan(model.lowered, name="m", context=256), table).settle()
+    plan = make_plan(model.lowered, name="m", context=256)
+    executable = load_executable(model, plan)
+    engine = make_engine(model, executable, plan, TokenTable([], [], [2]))
+    assert not executable.settle()  # quantized weights are packed when they are loaded
+    first = generated(engine)
+    before = resident()
+    while engine.settle():
+        pass
+    slack = model.lowered.program.cache.layers * (2 << 20)  # a page of 2 MiB of each layer
+    assert ahead - slack < resident() - before < ahead + slack
+    assert not engine.settle()
+    assert generated(engine) == first

@@ -107,6 +107,11 @@ class Executable(Protocol):
         is left."""
         ...
 
+    def claim(self, reached: int, idle: bool) -> bool:
+        """Readies some of the KV blocks from `reached` on for their first use, more of them while
+        there is no work; whether to go on."""
+        ...
+
     def copy_block(self, source: int, target: int) -> None:
         """Copies a KV block, all layers."""
         ...

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 
 class BlockPool:
-    """Blocks `0..count-1`. A block is free when nobody refers to it."""
+    """Blocks `0..count-1`. A block is free when nobody refers to it.
+
+    reached: the blocks from there on have never been handed out.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
+        self.reached = 0
         self._references = [0] * count
         self._free = list(range(count - 1, -1, -1))
 
@@ -22,6 +26,7 @@ class BlockPool:
         block = self._free.pop()
         assert self._references[block] == 0
         self._references[block] = 1
+        self.reached = max(self.reached, block + 1)
         return block
 
     def share(self, block: int) -> None:

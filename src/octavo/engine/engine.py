@@ -216,8 +216,9 @@ class Engine:
             self.scheduler.remove(sequence)
 
     def settle(self) -> bool:
-        """Goes on with what loading left for later, as steps do; whether any of it is left."""
-        return self._executable.settle()
+        """Does some of what can be done while there is no work: what loading left for later, which
+        steps go on with too, and what the next blocks need; whether any of it is left."""
+        return self._executable.settle() or self._executable.claim(self._pool.reached, idle=True)
 
     @property
     def has_work(self) -> bool:
@@ -248,7 +249,8 @@ class Engine:
                 self.scheduler.advance(outcome.work)
             for outcome in outcomes:
                 events += self._commit(outcome)
-        self.settle()
+        self._executable.settle()
+        self._executable.claim(self._pool.reached, idle=False)
         return events
 
     def _steps_ahead(self, work: list[Work]) -> int:

@@ -48,7 +48,8 @@ from octavo.program import (
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "tanh": 3, "relu": 4, "swiglu_clamped": 5}
 INDEXES = {"ids": 0, "positions": 1, "types": 2}
 NOTHING = np.zeros(0, np.uint8)
-PIECE = 16 << 20  # bytes of weights packed between two steps
+PIECE = 16 << 20  # bytes of weights or of the cache that are prepared at a time
+AHEAD = 256 << 20  # bytes of the cache that are while there is no work
 Progress = Callable[[int], None]  # told the bytes of each tensor as it is packed
 
 
@@ -92,6 +93,11 @@ class CpuExecutable:
     def settle(self) -> bool:
         """Packs some more of the weights that are used as they are stored; whether any are left."""
         return self.model.pack(PIECE)
+
+    def claim(self, reached: int, idle: bool) -> bool:
+        """Takes some memory for the KV blocks from `reached` on from the system before they are
+        used, which would take it a page at a time; whether there is more to take."""
+        return self.model.claim(reached, AHEAD if idle else PIECE, PIECE)
 
     def copy_block(self, source: int, target: int) -> None:
         self.model.copy_block(source, target)
