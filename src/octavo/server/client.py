@@ -69,13 +69,13 @@ class EngineClient:
         self,
         path: str,
         plan: Plan,
-        table: TokenTable,
         vocabulary: int,
         max_queue: int = 256,
         progress: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self._start = Start(path, table, plan_fields(plan))
-        self.table = table
+        self._path = path
+        self._plan = plan_fields(plan)
+        self.table = TokenTable([], [], [])  # of the vocabulary; set before `start`
         self.vocabulary = vocabulary
         self._max_queue = max_queue
         self._progress = progress
@@ -84,6 +84,7 @@ class EngineClient:
         self._adapting: tuple[str, asyncio.Future[Adapted]] | None = None
         self._one_at_a_time = asyncio.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None  # to a process that has not been told what to do
         self._writer: asyncio.StreamWriter | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
@@ -113,6 +114,8 @@ class EngineClient:
     async def close(self) -> None:
         """Ends the engine process and every stream."""
         self._closing = True
+        if self._socket is not None:
+            self._socket.close()
         if self._writer is not None:
             self._writer.close()
         if self._supervisor is not None:
@@ -210,9 +213,9 @@ class EngineClient:
         if self.failure is not None:
             self._fail_all(EngineFailed(f"the engine cannot start: {self.failure}"))
 
-    async def _serve_one(self) -> None:
-        """Runs one engine process until its socket closes."""
-        ours, theirs = socket.socketpair()
+    def spawn(self) -> None:
+        """Starts the engine process, which imports what it needs until it is told what to load."""
+        self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
                 [
@@ -225,8 +228,14 @@ class EngineClient:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )
+
+    async def _serve_one(self) -> None:
+        """Runs one engine process until its socket closes."""
+        if self._socket is None:
+            self.spawn()
+        ours, self._socket = self._socket, None
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)
-        self._writer.write(frame(self._start))
+        self._writer.write(frame(Start(self._path, self.table, self._plan)))
         while True:
             self._handle(await read_frame(reader))
 

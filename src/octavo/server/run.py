@@ -94,13 +94,17 @@ async def serve(
     log: LogLine,
 ) -> None:
     """Serves until a signal. `ready` is called once the model can answer. Raises OctavoError."""
-    tokenizer = await asyncio.to_thread(load_tokenizer, model.checkpoint)
-    source = options.chat_template or template_source(model.checkpoint)
-    template = ChatTemplate(source, tokenizer) if source else None
     path = str(options.located.path)
-    client = EngineClient(
-        path, options.plan, token_table(tokenizer), model.vocabulary, options.max_queue, progress
-    )
+    client = EngineClient(path, options.plan, model.vocabulary, options.max_queue, progress)
+    client.spawn()
+    try:
+        tokenizer = await asyncio.to_thread(load_tokenizer, model.checkpoint)
+        source = options.chat_template or template_source(model.checkpoint)
+        template = ChatTemplate(source, tokenizer) if source else None
+        client.table = token_table(tokenizer)
+    except BaseException:
+        await client.close()
+        raise
     api = Api(client, log)
     config = uvicorn.Config(
         create_app(api, options.api_keys, options.lora_folder),
