@@ -227,6 +227,7 @@ class EngineClient:
                 ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C is the front's business, from the first import on
             )
 
     async def _serve_one(self) -> None:
