@@ -10,7 +10,9 @@ import itertools
 import math
 import secrets
 import sys
+import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,19 +23,29 @@ import numpy as np
 from octavo.checkpoint.hub import Progress, locate, no_progress
 from octavo.checkpoint.pooling import Vector, read_pooling, unit
 from octavo.engine.constraint import TokenTable
+from octavo.engine.engine import Engine, EngineStats
+from octavo.engine.in_process import EventStream, InProcessEngine
 from octavo.engine.loader import load_engine, open_model
 from octavo.engine.plan import available_memory, make_plan, parse_size
 from octavo.engine.request import Request, SamplingParams, TokenEvent
 from octavo.errors import EngineFailed, RequestError, UsageError
 from octavo.text import ChatTemplate, TextStream, Tokenizer, load_tokenizer
-from octavo.text.chat import template_source
+from octavo.text.chat import joined, template_source
 
 KV_DTYPES = ("auto", "bf16", "int8", "f32")
 
 
+Conversation = list[dict[str, Any]]
+
+
 @dataclass(frozen=True)
 class Completion:
-    """A finished answer. logprobs: of `tokens`, when asked for; score: of a beam search's text."""
+    """A finished answer.
+
+    logprobs: of `tokens`, when asked for; top_logprobs: beside each, its likeliest alternatives.
+    prompt_logprobs: of every prompt token (None for the first), when asked for, with
+    prompt_top_logprobs likewise. score: of a beam search's text.
+    """
 
     text: str
     tokens: list[int]
@@ -41,6 +53,9 @@ class Completion:
     prompt_tokens: int
     cached_tokens: int
     logprobs: list[float] | None = None
+    top_logprobs: list[dict[int, float]] | None = None
+    prompt_logprobs: list[float | None] | None = None
+    prompt_top_logprobs: list[dict[int, float]] | None = None
     score: float | None = None
 
 
@@ -50,10 +65,13 @@ class _Assembly:
     def __init__(self, table: list[bytes], request: Request) -> None:
         self.request = request
         self.finish: str | None = None
-        self._stream = TextStream(table, request.params.stop)
+        self._stream = TextStream(table, request.params.stop_strings)
         self._text = ""
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
+        self._top: list[dict[int, float]] = []
+        self._prompt: list[float | None] = [None]
+        self._prompt_top: list[dict[int, float]] = [{}]
         self._cached = 0
         self._score: float | None = None
 
@@ -61,15 +79,20 @@ class _Assembly:
         """Text that became showable."""
         self._cached = event.cached
         self._score = event.score if event.width else None
+        for logprob, top in event.scores:
+            self._prompt.append(logprob)
+            self._prompt_top.append(dict(top))
         if event.token is not None and event.finish != "stop":
             self._tokens.append(event.token)
             self._logprobs.append(event.logprob)
+            self._top.append(dict(event.top))
         text, self.finish = self._stream.push(event.token, event.finish)
         self._text += text
         return text
 
     def completion(self) -> Completion:
-        wanted = self.request.params.logprobs is not None
+        params = self.request.params
+        wanted, of_prompt = params.logprobs is not None, params.prompt_logprobs is not None
         return Completion(
             text=self._text,
             tokens=self._tokens,
@@ -77,6 +100,9 @@ class _Assembly:
             prompt_tokens=len(self.request.prompt),
             cached_tokens=self._cached,
             logprobs=self._logprobs if wanted else None,
+            top_logprobs=self._top if wanted else None,
+            prompt_logprobs=self._prompt if of_prompt else None,
+            prompt_top_logprobs=self._prompt_top if of_prompt else None,
             score=self._score,
         )
 
@@ -95,6 +121,9 @@ class LLM:
     adapters: LoRA adapters by name, {} for none yet; they take at most lora_memory. packed_cache:
     keep packed weights on disk for the next start. loading: opens a progress bar, given what it
     is for and how many bytes.
+
+    Any number of threads may call, and streams may be read by turns: what runs at the same time is
+    computed in one batch. `close` (or `with`) frees the memory; later calls raise EngineFailed.
     Raises OctavoError when the model cannot be found, read or fitted.
     """
 
@@ -129,7 +158,9 @@ class LLM:
         )  # fmt: skip
         opened = open_model(located.path, adapters is not None, self.plan.context)
         with loading("Loading", opened.checkpoint.nbytes) as advance:
-            self.engine = load_engine(opened, self.plan, token_table(self.tokenizer), advance)
+            engine = load_engine(opened, self.plan, token_table(self.tokenizer), advance)
+        self._engine = InProcessEngine(engine)
+        self._close = weakref.finalize(self, self._engine.close)
         for adapter, folder in (adapters or {}).items():
             self.load_adapter(adapter, folder)
         self.task = opened.task
@@ -137,16 +168,38 @@ class LLM:
         self.defaults = SamplingParams(**located.sampling)  # type: ignore[arg-type]
         self._ids = itertools.count()
 
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends what runs and frees the model's memory; so does the end of the last reference."""
+        self._close()
+
+    def stats(self) -> EngineStats:
+        """What the engine holds now, and its counts since the start."""
+        return self._engine.stats()
+
     def load_adapter(self, name: str, folder: str) -> None:
         """Makes a LoRA adapter (a PEFT folder) usable by name. Raises RequestError."""
-        if self.engine.adapters is None:
-            raise UsageError("give LLM(adapters={}) to load adapters")
-        self.engine.adapters.load(name, Path(folder))
+
+        def load(engine: Engine) -> None:
+            if engine.adapters is None:
+                raise UsageError("give LLM(adapters={}) to load adapters")
+            engine.adapters.load(name, Path(folder))
+
+        self._engine.call(load)
 
     def unload_adapter(self, name: str) -> None:
         """Forgets an adapter. Raises RequestError."""
-        if self.engine.adapters is not None:
-            self.engine.adapters.unload(name)
+
+        def unload(engine: Engine) -> None:
+            if engine.adapters is not None:
+                engine.adapters.unload(name)
+
+        self._engine.call(unload)
 
     def generate(
         self,
@@ -164,30 +217,30 @@ class LLM:
         when standard error is a terminal.
         """
         given = [prompts] if isinstance(prompts, str) else list(prompts)
-        ids = [self.tokenizer.encode(p) if isinstance(p, str) else p for p in given]
-        adapters = [adapter] * len(ids) if isinstance(adapter, str) else list(adapter)
-        return self._run(ids, params, progress, adapters)
+        adapters = [adapter] * len(given) if isinstance(adapter, str) else list(adapter)
+        return self._run(given, params, progress, adapters)
 
     def chat(
         self,
-        conversation: list[dict[str, Any]] | list[list[dict[str, Any]]],
+        conversation: str | Conversation | list[Conversation],
         params: SamplingParams | None = None,
         *,
         progress: bool | None = None,
     ) -> list[Completion]:
-        """Answers one conversation or several: lists of {"role", "content"}."""
-        many = (
-            conversation if conversation and isinstance(conversation[0], list) else [conversation]
-        )
-        return self._run([self.encode_chat(c) for c in many], params, progress)  # type: ignore[arg-type]
+        """Answers one conversation or several: lists of {"role", "content"}, or a user's text."""
+        many = isinstance(conversation, list) and conversation and isinstance(conversation[0], list)
+        given: Any = conversation if many else [conversation]
+        return self._run([self.encode_chat(c) for c in given], params, progress)
 
-    def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
+    def encode_chat(self, messages: str | Conversation) -> list[int]:
         """Ids of a conversation up to where the assistant speaks. Raises RequestError."""
         if self.template is None:
             raise RequestError(
                 f"{self.name} has no chat template, so it cannot chat; use generate()"
             )
-        return self.template.encode(messages)
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        return self.template.encode([m | {"content": joined(m.get("content"))} for m in messages])
 
     def embed(self, texts: str | Sequence[str]) -> list[Vector]:
         """One vector per text, pooled as the model says (decoders: the last state), in their order.
@@ -210,69 +263,64 @@ class LLM:
 
     def _pool(self, texts: list[tuple[list[int], list[int]]]) -> list[Vector]:
         mode = "cls" if self.task == "rank" else self.pooling.mode
+        requests = [
+            Request(id=self._new_id(), prompt=ids, types=types, params=SamplingParams(), pool=mode)
+            for ids, types in texts
+        ]
         found: dict[str, Vector] = {}
-        wanted: list[str] = []
-        try:
-            for ids, types in texts:
-                wanted.append(str(next(self._ids)))
-                params = SamplingParams()
-                self.engine.add(
-                    Request(id=wanted[-1], prompt=ids, types=types, params=params, pool=mode)
-                )
-            while len(found) < len(wanted):
-                for event in self.engine.step():
-                    if event.error is not None:
-                        raise EngineFailed(event.error)
-                    found[event.id] = np.frombuffer(event.vector, np.float32)
-        finally:
-            for request_id in wanted:
-                self.engine.abort(request_id)
-        return [found[i] for i in wanted]
+        with closing(self._engine.submit(requests)) as events:
+            for event in events:
+                if event.error is not None:
+                    raise EngineFailed(event.error)
+                found[event.id] = np.frombuffer(event.vector, np.float32)
+        return [found[r.id] for r in requests]
 
-    def stream(self, prompt: list[int], params: SamplingParams | None = None) -> Iterator[str]:
+    def stream(
+        self, prompt: str | list[int], params: SamplingParams | None = None, *, adapter: str = ""
+    ) -> Iterator[str]:
         """The (best) answer to one prompt as it comes. Closing the iterator aborts it."""
-        assembly = self._add(prompt, params)
-        try:
-            while assembly.finish is None:
-                for event in self.engine.step():
-                    if event.id != assembly.request.id or event.beam:
-                        continue
-                    if text := assembly.push(event):
-                        yield text
-                    if event.error is not None:
-                        raise RequestError(event.error)
-        finally:
-            self.engine.abort(assembly.request.id)
+        request = self._request(prompt, params, adapter)
+        assembly = _Assembly(self.tokenizer.bytes, request)
+        with closing(self._engine.submit([request])) as events:
+            for event in events:
+                if event.beam:
+                    continue
+                if text := assembly.push(event):
+                    yield text
+                if event.error is not None:
+                    raise RequestError(event.error)
+                if assembly.finish is not None:  # a stop string may end it before the engine
+                    return
 
-    def _add(
-        self, prompt: list[int], params: SamplingParams | None, adapter: str = ""
-    ) -> _Assembly:
+    def _new_id(self) -> str:
+        return str(next(self._ids))
+
+    def _request(
+        self, prompt: str | list[int], params: SamplingParams | None, adapter: str
+    ) -> Request:
         params = params or self.defaults
         if params.seed is None:
             params = msgspec.structs.replace(params, seed=secrets.randbits(62))
-        if params.grammar is not None and self.engine.grammars is not None:
-            self.engine.grammars.check(params.grammar)
-        request = Request(id=str(next(self._ids)), prompt=prompt, params=params, adapter=adapter)
-        self.engine.add(request)
-        return _Assembly(self.tokenizer.bytes, request)
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        return Request(id=self._new_id(), prompt=ids, params=params, adapter=adapter)
 
     def _run(
-        self, prompts: list[list[int]], params: SamplingParams | None, progress: bool | None,
-        adapters: list[str] | None = None,
+        self, prompts: Sequence[str | list[int]], params: SamplingParams | None,
+        progress: bool | None, adapters: list[str] | None = None,
     ) -> list[Completion]:  # fmt: skip
-        assemblies: dict[str, list[_Assembly]] = {}
-        try:
-            for prompt, adapter in zip(prompts, adapters or [""] * len(prompts), strict=True):
-                assembly = self._add(prompt, params, adapter)
-                assemblies[assembly.request.id] = [assembly]
-            show = sys.stderr.isatty() if progress is None else progress
-            self._finish(assemblies, show)
-        finally:
-            for request_id in assemblies:
-                self.engine.abort(request_id)
-        return [a.completion() for texts in assemblies.values() for a in texts]
+        requests = [
+            self._request(prompt, params, adapter)
+            for prompt, adapter in zip(prompts, adapters or [""] * len(prompts), strict=True)
+        ]
+        show = sys.stderr.isatty() if progress is None else progress
+        with closing(self._engine.submit(requests)) as events:
+            assemblies = self._assemble(requests, events, show)
+        return [a.completion() for r in requests for a in assemblies[r.id]]
 
-    def _finish(self, assemblies: dict[str, list[_Assembly]], show: bool) -> None:
+    def _assemble(
+        self, requests: list[Request], events: EventStream, show: bool
+    ) -> dict[str, list[_Assembly]]:
+        """Every request's texts (several for a beam search) when all have ended."""
         from rich.console import Console
         from rich.progress import (
             BarColumn,
@@ -282,21 +330,18 @@ class LLM:
             TimeElapsedColumn,
         )
 
+        assemblies = {r.id: [_Assembly(self.tokenizer.bytes, r)] for r in requests}
         columns = (TextColumn("Generating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True), disable=not show) as bar:
-            task = bar.add_task("", total=len(assemblies))
-            left = set(assemblies)
-            while left:
-                for event in self.engine.step():
-                    if event.id not in left:
-                        continue
-                    texts = assemblies[event.id]
-                    if event.beam == len(texts):
-                        texts.append(_Assembly(self.tokenizer.bytes, texts[0].request))
-                    texts[event.beam].push(event)
-                    if event.error is not None:
-                        raise RequestError(event.error)
-                    if texts[event.beam].finish is not None and not event.more:
-                        self.engine.abort(event.id)  # a stop string may end it before the engine
-                        left.discard(event.id)
-                        bar.advance(task)
+            task = bar.add_task("", total=len(requests))
+            for event in events:
+                texts = assemblies[event.id]
+                if event.beam == len(texts):
+                    texts.append(_Assembly(self.tokenizer.bytes, texts[0].request))
+                texts[event.beam].push(event)
+                if event.error is not None:
+                    raise RequestError(event.error)
+                if texts[event.beam].finish is not None and not event.more:
+                    events.finish(event.id)  # a stop string may end it before the engine
+                    bar.advance(task)
+        return assemblies

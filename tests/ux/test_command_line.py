@@ -216,6 +216,6 @@ def test_python_api(smollm2: Path) -> None:
     )
     assert answer.text.startswith("The capital of France is") and answer.finish_reason == "stop"
     assert "".join(llm.stream(llm.encode_chat(question), params)) == "The capital of France"
-    assert llm.engine.stats().blocks_held == 0
+    assert llm.stats().blocks_held == 0
     with pytest.raises(octavo.OctavoError, match="limit is"):
         llm.generate(["x"], octavo.SamplingParams(max_tokens=100_000), progress=False)

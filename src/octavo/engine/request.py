@@ -74,7 +74,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
-    stop: list[str] = []
+    stop: str | list[str] = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     min_tokens: int = 0
@@ -86,8 +86,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     thinking: Thinking | None = None
     beam: BeamSearch | None = None
 
+    @property
+    def stop_strings(self) -> list[str]:
+        """The texts that end the answer."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
     def check(self, vocabulary: int) -> None:
         """Raises RequestError naming the first field that cannot be obeyed."""
+        if not all(self.stop_strings):
+            raise RequestError("a stop string is empty", "stop", "invalid_value")
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and low <= value <= high):

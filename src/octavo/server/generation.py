@@ -109,7 +109,7 @@ class Reading:
     ) -> None:
         markers = reply is not None and (reply.tools is not None or reply.reasoning)
         table = served.tokenizer.bytes_saying(MARKERS) if markers else served.tokenizer.bytes
-        self._stream = TextStream(table, request.params.stop)
+        self._stream = TextStream(table, request.params.stop_strings)
         self._parser = reply.parser() if reply else None
         self._request, self._choice, self._usage = request, choice, usage
         self._scores: list[TokenInfo] = []

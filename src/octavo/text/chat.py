@@ -140,6 +140,20 @@ class _Environment(ImmutableSandboxedEnvironment):
         return tree
 
 
+def joined(content: Any) -> Any:
+    """A message's content as templates take it: text parts become one text. Raises RequestError."""
+    if not isinstance(content, list):
+        return content
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text":
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise RequestError(
+                f"a message holds a {str(kind)[:32]!r} part; this model takes text only",
+                "messages", "unsupported_parameter",
+            )  # fmt: skip
+    return "".join(str(part.get("text", "")) for part in content)
+
+
 class ChatTemplate:
     """Renders conversations. Raises RequestError when the template is at fault.
 
