@@ -21,8 +21,9 @@ import numpy as np
 from octavo.checkpoint.hub import Progress, locate, no_progress
 from octavo.checkpoint.pooling import Vector, read_pooling, unit
 from octavo.engine.constraint import TokenTable
+from octavo.engine.host import available_memory
 from octavo.engine.loader import load_engine, open_model
-from octavo.engine.plan import available_memory, make_plan, parse_size
+from octavo.engine.plan import make_plan, parse_size
 from octavo.engine.request import Request, SamplingParams, TokenEvent
 from octavo.errors import EngineFailed, RequestError, UsageError
 from octavo.text import ChatTemplate, TextStream, Tokenizer, load_tokenizer
