@@ -17,7 +17,7 @@ _NO_LIMIT = 1 << 60  # version 1 writes "no limit" as a number near 2**63
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes still available, and the most there could be. `limit`: whether a control group sets it."""
+    """Bytes still available, and the most there could be; whether a control group limits them."""
 
     available: int
     total: int
@@ -62,7 +62,7 @@ def usable_threads(root: Path = ROOT) -> int:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Folders of the process's groups, its own first, in both hierarchies that may have the controller."""
+    """Folders of the process's groups, its own first, in each hierarchy with the controller."""
     mounts = _mounts(root)
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, names, path = line.split(":", 2)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from octavo.backends.base import BLOCK, Limits
 from octavo.backends.cpu import Lowered
 from octavo.backends.cpu.footprint import block_bytes, footprint
-from octavo.engine.host import Memory, host_memory, usable_threads
+from octavo.engine.host import host_memory, usable_threads
 from octavo.errors import DoesNotFit, UsageError
 from octavo.program import Experts, Program
 
@@ -99,14 +99,10 @@ def make_plan(
     """Plans a model within `memory` (80 % of what is available unless named).
 
     A context that was not asked for shrinks to fit; one that was is refused with the sum.
-    what_if: more memory than is available here may be planned with. Raises DoesNotFit or UsageError.
+    what_if: `memory` may be more than is available here. Raises DoesNotFit or UsageError.
     """
     kv_dtype = cache_type(lowered.program, kv_dtype)
-    host = host_memory()
-    available = host.available
-    budget = int(available * DEFAULT_SHARE) if memory is None else parse_size(memory, available)
-    if memory is not None and budget > available and not what_if:
-        raise _too_much(memory, host)
+    available, budget = _budget(memory, what_if)
     threads = usable_threads() if threads is None else threads
     if not 1 <= threads <= MAX_THREADS:
         raise UsageError(f"--threads {threads} is not between 1 and {MAX_THREADS}")
@@ -149,13 +145,20 @@ def make_plan(
     )
 
 
-def _too_much(asked: str, host: Memory) -> DoesNotFit:
-    whose = "its control group may use" if host.limit else "this machine has"
-    return DoesNotFit(
-        f"--memory {asked} is more than the {size(host.available)} that are available, "
-        f"of the {size(host.total)} that {whose}",
-        f"--memory {int(host.available * DEFAULT_SHARE) // MIB}MiB",
-    )
+def _budget(asked: str | None, what_if: bool) -> tuple[int, int]:
+    """Bytes available, and those to plan with. Raises DoesNotFit for more than there are."""
+    host = host_memory()
+    if asked is None:
+        return host.available, int(host.available * DEFAULT_SHARE)
+    budget = parse_size(asked, host.available)
+    if budget > host.available and not what_if:
+        whose = "its control group may use" if host.limit else "this machine has"
+        raise DoesNotFit(
+            f"--memory {asked} is more than the {size(host.available)} that are available, "
+            f"of the {size(host.total)} that {whose}",
+            f"--memory {int(host.available * DEFAULT_SHARE) // MIB}MiB",
+        )
+    return host.available, budget
 
 
 def _encoder_plan(
