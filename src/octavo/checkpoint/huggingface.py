@@ -1,7 +1,7 @@
 """Models of the Hugging Face hub: their names, the standard cache, and downloads that are finished.
 
-A model that is whole in the cache is used without the network. A download leaves a mark until it is
-finished, so that one that was interrupted is completed at the next start.
+A model that is whole in the cache is used without the network. A download leaves a mark that says
+whether it was finished, so that one that was interrupted is completed at the next start.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ _ID = re.compile(r"^([A-Za-z0-9][\w.-]*/[\w.-]+)(?::([\w./-]+))?$", re.ASCII)
 _HOST = re.compile(r"^((https?://)?(www\.)?(huggingface\.co|hf\.co)/|hf://)", re.IGNORECASE)
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "vocab.txt")
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
+BEGUN, FINISHED = "begun", "finished"
 _SIDE_FILES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 
 
@@ -126,16 +127,17 @@ def _finished(name: HubName, found: Path) -> bool:
     """Whether nothing says that files beside the weights may be missing. A GGUF needs none."""
     if found.is_file():
         return True
+    mark = download_mark(name.repo)
+    state = mark.read_text() if mark.exists() else ""
+    since = mark.stat().st_mtime if state == FINISHED else 0.0
     blobs = repository_folder(name.repo) / "blobs"
-    return (
-        not download_mark(name.repo).exists()
-        and any((found / file).exists() for file in _TOKENIZERS)
-        and not any(blobs.glob("*.incomplete"))
-    )
+    if any(blob.stat().st_mtime > since for blob in blobs.glob("*.incomplete")):
+        return False
+    return state == FINISHED or (not state and any((found / f).exists() for f in _TOKENIZERS))
 
 
 def download_mark(repo: str) -> Path:
-    """The file that is there until the repository's download is finished."""
+    """A file that says whether our download of the repository has begun or is finished."""
     return cache_folder().parent / "downloads" / repo.replace("/", "--")
 
 
@@ -150,14 +152,14 @@ def _fetch(name: HubName) -> Path:
     try:
         wanted = _wanted(name)
         with writing(mark.parent):
-            mark.touch()
+            mark.write_text(BEGUN)
         folder = Path(
             snapshot_download(name.repo, revision=name.revision, allow_patterns=list(wanted))
         )
         lacking = [file for file in wanted if not (folder / file).exists()]
         if lacking:
             raise _Unreachable(f"{_count(lacking)} did not arrive")
-        mark.unlink(missing_ok=True)
+        mark.write_text(FINISHED)
     except OctavoError:
         raise
     except Exception as e:  # the client raises its HTTP library's errors too
