@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """Text without control characters, with which files and models could steer a terminal.
+
+    Newlines and tabs stay; halves of surrogate pairs, which cannot be written, become U+FFFD.
+    """
+    return _CONTROL.sub("", text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+
 
 class OctavoError(Exception):
     """An error for the user. `exit_code` is the command line's; `suggestions` can be pasted."""
@@ -9,7 +21,7 @@ class OctavoError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *suggestions: str) -> None:
-        super().__init__(message)
+        super().__init__(printable(message))  # it may quote a file
         self.suggestions = suggestions
 
 
@@ -18,7 +30,19 @@ class UsageError(OctavoError):
 
 
 class ModelNotFound(OctavoError):
+    """`model` means nothing here; `instead`: names to put in its place."""
+
     exit_code = 3
+
+    def __init__(
+        self, message: str, *suggestions: str, model: str = "", instead: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message, *suggestions)
+        self.model, self.instead = model, instead
+
+
+class CacheError(OctavoError):
+    """The cache folder cannot be used, or is full."""
 
 
 class CheckpointError(OctavoError):

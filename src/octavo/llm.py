@@ -24,9 +24,10 @@ from octavo.checkpoint.hub import Progress, locate, no_progress
 from octavo.checkpoint.pooling import Vector, read_pooling, unit
 from octavo.engine.constraint import TokenTable
 from octavo.engine.engine import Engine, EngineStats
+from octavo.engine.host import available_memory
 from octavo.engine.in_process import EventStream, InProcessEngine
 from octavo.engine.loader import load_engine, open_model
-from octavo.engine.plan import available_memory, make_plan, parse_size
+from octavo.engine.plan import make_plan, parse_size
 from octavo.engine.request import Request, SamplingParams, TokenEvent
 from octavo.errors import EngineFailed, RequestError, UsageError
 from octavo.text import ChatTemplate, TextStream, Tokenizer, load_tokenizer

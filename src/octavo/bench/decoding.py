@@ -15,8 +15,9 @@ import numpy as np
 from octavo.bench.kernels import measure_limits
 from octavo.engine.constraint import GrammarCompiler, TokenTable
 from octavo.engine.engine import Engine
+from octavo.engine.host import usable_threads
 from octavo.engine.loader import load_engine, open_model
-from octavo.engine.plan import make_plan, usable_threads
+from octavo.engine.plan import make_plan
 from octavo.engine.request import BeamSearch, Request, SamplingParams
 from octavo.llm import token_table
 from octavo.program import Linear, Program

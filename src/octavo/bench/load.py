@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.checkpoint import open_checkpoint
+from octavo.engine.host import usable_threads
 from octavo.engine.loader import load_executable, open_model
-from octavo.engine.plan import make_plan, usable_threads
+from octavo.engine.plan import make_plan
 
 PIECE = 1 << 20
 SHORT = 256  # context: the KV cache is not what is measured

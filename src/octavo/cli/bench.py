@@ -7,6 +7,9 @@ from pathlib import Path
 
 import click
 
+from octavo.cli.options import count, model_argument
+from octavo.cli.screen import say, table
+
 
 @click.group()
 def bench() -> None:
@@ -14,15 +17,23 @@ def bench() -> None:
 
 
 @bench.command()
-@click.argument("model")
+@model_argument()
 @click.option(
     "--batch", default="1,8,32", show_default=True, help="Batch sizes, separated by commas."
 )
-@click.option("--prompt", default=128, show_default=True, help="Prompt tokens of each request.")
-@click.option("--output", default=128, show_default=True, help="Tokens each request generates.")
-@click.option("--threads", type=int, help="CPU threads. [all]")
 @click.option(
-    "--repeats", default=3, show_default=True, help="Runs per batch size; medians are reported."
+    "--prompt", type=count(), default=128, show_default=True, help="Prompt tokens of each request."
+)
+@click.option(
+    "--output", type=count(), default=128, show_default=True, help="Tokens each request generates."
+)
+@click.option("--threads", type=count(1, 256), metavar="N", help="CPU threads. [all]")
+@click.option(
+    "--repeats",
+    type=count(),
+    default=3,
+    show_default=True,
+    help="Runs per batch size; medians are reported.",
 )
 @click.option(
     "--json",
@@ -48,21 +59,29 @@ def engine(
         batches = [int(b) for b in batch.split(",")]
     except ValueError:
         batches = []
-    if not batches or min(batches) < 1 or min(prompt, output, repeats) < 1:
-        raise UsageError(
-            "--batch takes numbers separated by commas; all counts start at 1", "--batch 1,8,32"
-        )
+    if not batches or min(batches) < 1:
+        raise UsageError("--batch takes numbers from 1, separated by commas", "--batch 1,8,32")
     located = locate(model)
     result = bench_engine(located.path, located.name, batches, prompt, output, threads, repeats)
-    click.echo("batch  prompt  output  prefill tok/s  decode tok/s   ttft ms  overhead %   rss MB")
+    table(
+        [
+            (
+                r["batch"], r["prompt"], r["output"], f"{r['prefill_tps']:.1f}",
+                f"{r['decode_tps']:.1f}", f"{r['ttft_ms']:.1f}", f"{r['overhead']:.1f}",
+                f"{r['rss_mb']:.1f}",
+            )
+            for r in result["runs"]
+        ],
+        (
+            "batch", "prompt", "output", "prefill tok/s", "decode tok/s", "ttft ms", "overhead %",
+            "rss MB",
+        ),
+        right=tuple(range(8)),
+    )  # fmt: skip
     for r in result["runs"]:
-        click.echo(
-            f"{r['batch']:>5}{r['prompt']:>8}{r['output']:>8}{r['prefill_tps']:>15.1f}"
-            f"{r['decode_tps']:>14.1f}{r['ttft_ms']:>10.1f}{r['overhead']:>12.1f}{r['rss_mb']:>9.1f}"
-        )
-        click.echo(f"       {_phases(r['phases'])}")
+        say(f"batch {r['batch']}: {_phases(r['phases'])}")
         if r["expert_mb"]:
-            click.echo(f"       {r['expert_mb']:.1f} MB of experts' weights read a step")
+            say(f"batch {r['batch']}: {r['expert_mb']:.1f} MB of experts' weights read a step")
     if json_file:
         json_file.write_text(json.dumps(result, indent=1) + "\n")
 
@@ -74,9 +93,11 @@ def _phases(phases: dict[str, float]) -> str:
 
 
 @bench.command()
-@click.argument("model")
-@click.option("--threads", type=int, help="CPU threads. [all]")
-@click.option("--repeats", default=5, show_default=True, help="Rounds in which all take turns.")
+@model_argument()
+@click.option("--threads", type=count(1, 256), metavar="N", help="CPU threads. [all]")
+@click.option(
+    "--repeats", type=count(), default=5, show_default=True, help="Rounds in which all take turns."
+)
 @click.option("--offline", is_flag=True)
 def decoding(model: str, threads: int | None, repeats: int, offline: bool) -> None:
     """What grammars, log-probabilities, adapters and beams add to a step of MODEL."""
@@ -84,16 +105,17 @@ def decoding(model: str, threads: int | None, repeats: int, offline: bool) -> No
     from octavo.checkpoint.hub import locate
 
     located = locate(model, offline=offline)
-    for c in bench_decoding(located.path, located.name, threads, repeats, click.echo):
-        more = "" if c.percent is None else f"{c.percent:+8.1f} %"
-        if c.least:
-            more += f" (reading the adapters alone: {c.least:.0f} %)"
-        click.echo(f"{c.name:<28}{c.step_ms:>8.2f} ms a step{more}")
+    rows = []
+    for c in bench_decoding(located.path, located.name, threads, repeats, say):
+        more = "" if c.percent is None else f"{c.percent:+.1f} %"
+        least = f"reading the adapters alone: {c.least:.0f} %" if c.least else ""
+        rows.append((c.name, f"{c.step_ms:.2f} ms a step", more, least))
+    table(rows, right=(1, 2))
 
 
 @bench.command()
 @click.option("--isa", help="Instruction set. [the best of this host]")
-@click.option("--threads", type=int, help="CPU threads. [all]")
+@click.option("--threads", type=count(1, 256), metavar="N", help="CPU threads. [all]")
 @click.option(
     "--formats", help="Stored formats, separated by commas, like Q4_1,BF16. [all]", metavar="LIST"
 )
@@ -122,7 +144,7 @@ def kernels(
     from octavo.bench.kernels import bench_kernels, measure_limits
     from octavo.bench.roofline import roofline
     from octavo.checkpoint.base import PACKED
-    from octavo.engine.plan import usable_threads
+    from octavo.engine.host import usable_threads
     from octavo.errors import UsageError
 
     isas = _native.isas()
@@ -134,19 +156,22 @@ def kernels(
             f"--formats {', '.join(sorted(unknown))}; there are {', '.join(k.name for k in PACKED)}"
         )
     limits = measure_limits(isa or isas[0], threads or usable_threads())
-    click.echo(
+    say(
         f"{limits.isa}, {limits.threads} threads: memory {limits.read_gbs:.1f} GB/s, byte products "
         f"{limits.registers_gops:,.0f} GOPS in registers, {limits.widest_gops:,.0f} at most"
     )
-    click.echo("kernel          shape            tokens        us      GB/s      GOPS  % of limit")
-    times = []
-    for t in bench_kernels(limits, tuple(k for k in PACKED if not wanted or k.name in wanted)):
-        times.append(t)
-        share = f"{t.percent:>10.0f}" if t.percent else " " * 9 + "-"
-        click.echo(
-            f"{t.kernel:<16}{t.shape:<16}{t.tokens:>7}{t.microseconds:>10.1f}{t.gbs:>10.1f}"
-            f"{t.gops:>10.1f}  {share}"
-        )
+    times = list(bench_kernels(limits, tuple(k for k in PACKED if not wanted or k.name in wanted)))
+    table(
+        [
+            (
+                t.kernel, t.shape, t.tokens, f"{t.microseconds:.1f}", f"{t.gbs:.1f}",
+                f"{t.gops:.1f}", f"{t.percent:.0f}" if t.percent else "-",
+            )
+            for t in times
+        ],
+        ("kernel", "shape", "tokens", "us", "GB/s", "GOPS", "% of limit"),
+        right=(2, 3, 4, 5, 6),
+    )  # fmt: skip
     if json_file:
         record = {"limits": asdict(limits), "kernels": [asdict(t) for t in times]}
         json_file.write_text(json.dumps(record, indent=1) + "\n")
@@ -155,9 +180,11 @@ def kernels(
 
 
 @bench.command()
-@click.argument("model", default="smollm2")
-@click.option("--repeats", type=int, default=3, show_default=True)
-@click.option("--threads", type=int, metavar="N", help="CPU threads. [all this process may use]")
+@model_argument(default="smollm2")
+@click.option("--repeats", type=count(), default=3, show_default=True)
+@click.option(
+    "--threads", type=count(1, 256), metavar="N", help="CPU threads. [all this process may use]"
+)
 @click.option(
     "--json",
     "json_file",
@@ -170,20 +197,21 @@ def load(model: str, repeats: int, threads: int | None, json_file: Path | None) 
 
     from octavo.bench.load import bench_load
     from octavo.checkpoint.hub import locate
-    from octavo.errors import UsageError
 
-    if repeats < 1 or (threads is not None and threads < 1):
-        raise UsageError("--repeats and --threads start at 1")
     t = bench_load(locate(model).path, repeats, threads)
-    for name, seconds in (
-        ("files to one buffer", t.buffer_seconds),
-        ("files to new memory", t.memory_seconds),
-        ("load", t.load_seconds),
-        ("packing after that", t.settle_seconds),
-        ("load packed", t.packed_seconds),
-    ):
-        rate = f"{t.nbytes / seconds / 1e9:>8.2f} GB/s" if seconds > 0.001 else ""
-        click.echo(f"{name:<20}{seconds:>8.3f} s{rate}")
-    click.echo(f"peak {t.peak / 2**20:,.0f} MiB, {t.peak / t.planned:.2f} of what was planned")
+    table(
+        [
+            (name, f"{s:.3f} s", f"{t.nbytes / s / 1e9:.2f} GB/s" if s > 0.001 else "")
+            for name, s in (
+                ("files to one buffer", t.buffer_seconds),
+                ("files to new memory", t.memory_seconds),
+                ("load", t.load_seconds),
+                ("packing after that", t.settle_seconds),
+                ("load packed", t.packed_seconds),
+            )
+        ],
+        right=(1, 2),
+    )
+    say(f"peak {t.peak / 2**20:,.0f} MiB, {t.peak / t.planned:.2f} of what was planned")
     if json_file:
         json_file.write_text(json.dumps(asdict(t), indent=1) + "\n")

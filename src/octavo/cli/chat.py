@@ -2,123 +2,117 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.cli.options import progress_bar, sizing
+from octavo.cli.conversation import HELP, Conversation
+from octavo.cli.line import LineEditor
+from octavo.cli.options import model_argument, sampled, sampling, sizing
+from octavo.cli.screen import progress_bar, say
 
 if TYPE_CHECKING:
+    from octavo.engine.request import SamplingParams
     from octavo.llm import LLM
 
-HELP = '''/help            this
-/system TEXT     begin again with a system message
-/reset           begin again
-/save FILE       write the conversation as JSON
-/exit            leave (or Ctrl-D)
-"""              begins and ends a message of several lines
-Ctrl-C           stops the answer, not the program'''
 
+class Session:
+    """Messages typed and answered until the end of input."""
 
-class Conversation:
-    """Messages so far, and how to go on."""
+    def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
+        self._llm, self._params = llm, params
+        self.conversation = Conversation(system)
 
-    def __init__(self, llm: LLM) -> None:
-        self._llm = llm
-        self.messages: list[dict[str, str]] = []
-
-    def answer(self, text: str) -> None:
-        """Streams the answer to `text`; an interrupted one is kept as far as it came."""
+    def answer(self) -> None:
+        """Streams the answer to the last message; an interrupted one is kept as far as it came."""
         from octavo.errors import RequestError
 
-        self.messages.append({"role": "user", "content": text})
         try:
-            prompt = self._llm.encode_chat(self.messages)
-            said = self._stream(prompt)
+            said = self._stream(self._llm.encode_chat(self.conversation.messages))
         except RequestError as e:
-            self.messages.pop()
-            click.echo(f"error: {e}", err=True)
+            self.conversation.undo()
+            say(f"error: {e}", err=True)
             return
-        self.messages.append({"role": "assistant", "content": said})
+        self.conversation.answered(said)
 
     def _stream(self, prompt: list[int]) -> str:
         said, began, first, pieces = "", time.monotonic(), 0.0, 0
         try:
-            for piece in self._llm.stream(prompt):
+            for piece in self._llm.stream(prompt, self._params):
                 first = first or time.monotonic()
                 pieces += 1
                 said += piece
-                click.echo(piece, nl=False)
-                sys.stdout.flush()
+                say(piece, end="")
         except KeyboardInterrupt:
-            click.echo(" (stopped)", nl=False)
-        click.echo()
+            say(" (stopped)", end="")
+        say()
         if sys.stdout.isatty() and pieces > 1:
             used = len(prompt) + pieces
             speed = (pieces - 1) / max(time.monotonic() - first, 1e-9)
-            room = self._llm.plan.context
             times = f"{first - began:.2f} s to first · {speed:.0f} tok/s"
-            click.secho(f"{self._llm.name} · {used}/{room} tokens · {times}", dim=True)
+            say(f"{used}/{self._llm.plan.context} tokens · {times}", dim=True)
         return said
 
-    def command(self, line: str) -> bool:
-        """Obeys a /command. False ends the program."""
-        word, _, rest = line.partition(" ")
-        if word in ("/exit", "/quit", "/bye"):
-            return False
-        if word == "/reset":
-            self.messages = []
-        elif word == "/system":
-            self.messages = [{"role": "system", "content": rest}]
-        elif word == "/save" and rest:
-            try:
-                Path(rest).write_text(json.dumps(self.messages, ensure_ascii=False, indent=2))
-                click.echo(f"saved {len(self.messages)} messages to {rest}")
-            except OSError as e:
-                click.echo(f"error: cannot write {rest}: {e.strerror}", err=True)
-        else:
-            click.echo(HELP)
-        return True
+    def regenerate(self) -> None:
+        """Answers the last message again: by chance another way, unless the temperature is 0."""
+        if not self.conversation.forget_answer():
+            say("there is no answer yet")
+            return
+        if self._params.seed is not None:  # the same seed would give the same answer
+            self._params = sampled(self._params, {"seed": self._params.seed + 1})
+        if self._params.temperature == 0:
+            say("(temperature 0 always gives the same answer)", dim=True)
+        self.answer()
 
-
-def _read() -> str | None:
-    """A message: a line, or lines between triple quotes. None at the end of input."""
-    try:
-        line = input(">>> ")
-        if not line.lstrip().startswith('"""'):
-            return line.strip()
-        lines = [line.lstrip()[3:]]
-        while not lines[-1].rstrip().endswith('"""'):
-            lines.append(input("... "))
-        lines[-1] = lines[-1].rstrip()[:-3]
-        return "\n".join(lines).strip()
-    except EOFError:
-        click.echo()
-        return None
-    except KeyboardInterrupt:
-        click.echo("  (/exit or Ctrl-D leaves)")
-        return ""
+    def loop(self, editor: LineEditor) -> None:
+        """Until /exit or the end of input."""
+        say(f"{self._llm.name}: /help for commands, Ctrl-D to leave")
+        while (text := editor.read()) is not None:
+            if not text.startswith("/"):
+                if text:
+                    self.conversation.ask(text)
+                    self.answer()
+                continue
+            word, _, rest = text.partition(" ")
+            if word in ("/exit", "/quit", "/bye"):
+                return
+            if word == "/regen":
+                self.regenerate()
+            elif word in ("/help", "/?"):
+                say(HELP)
+            else:
+                say(self.conversation.command(word, rest.strip()))
 
 
 @click.command()
-@click.argument("model", default="smollm2")
+@model_argument(default="smollm2")
 @click.option(
     "-p", "--prompt", help="Answer this and end. [standard input when it is not a terminal]"
 )
 @click.option("--system", help="A system message.")
+@click.option(
+    "--history/--no-history", default=True, envvar="OCTAVO_HISTORY",
+    help="Keep what is typed for the next time. [yes]",
+)  # fmt: skip
+@sampling
 @sizing
 def chat(
-    model: str, prompt: str | None, system: str | None, memory: str | None, context: int | None,
-    threads: int | None, kv_dtype: str, offline: bool,
+    model: str, prompt: str | None, system: str | None, history: bool, memory: str | None,
+    context: int | None, threads: int | None, kv_dtype: str, offline: bool, **given: Any,
 ) -> None:  # fmt: skip
-    """Talk to MODEL (the demo model if none is named)."""
-    from octavo.errors import Unsupported
+    """Talk to MODEL (the demo model if none is named).
+
+    Sampling options that are not given are the model's own.
+    """
+    from octavo.errors import Unsupported, UsageError
     from octavo.llm import LLM
 
+    if prompt is None and not sys.stdin.isatty():
+        prompt = sys.stdin.read()
+    if prompt is not None and not prompt.strip():
+        raise UsageError("there is nothing to answer: the prompt is empty", "--prompt Hello")
     llm = LLM(
         model, memory=memory, context=context, threads=threads, kv_dtype=kv_dtype,
         offline=offline, loading=progress_bar,
@@ -132,22 +126,13 @@ def chat(
             f"{llm.name} has no chat template, so it cannot chat",
             f"octavo generate {model} -p TEXT",
         )
-    conversation = Conversation(llm)
-    if system:
-        conversation.messages = [{"role": "system", "content": system}]
-    if prompt is None and not sys.stdin.isatty():
-        prompt = sys.stdin.read()
-    if prompt is not None:
-        conversation.answer(prompt.strip())
+    session = Session(llm, sampled(llm.defaults, given), system)
+    if prompt is None:
+        session.loop(LineEditor(history))
         return
-    import contextlib
-
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  (line editing and history for input())
-    click.echo(f"{llm.name}: /help for commands, Ctrl-D to leave")
-    while (text := _read()) is not None:
-        if text.startswith("/"):
-            if not conversation.command(text):
-                return
-        elif text:
-            conversation.answer(text)
+    session.conversation.ask(prompt.strip())
+    for piece in llm.stream(
+        llm.encode_chat(session.conversation.messages), sampled(llm.defaults, given)
+    ):
+        say(piece, end="")
+    say()

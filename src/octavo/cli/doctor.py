@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import shutil
+import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import click
+
+from octavo.cli.screen import table
 
 PACKAGES = (
     "octavo numpy tokenizers jinja2 msgspec starlette uvicorn uvloop httptools huggingface-hub "
@@ -27,27 +32,66 @@ def _installed(package: str) -> str:
 def doctor() -> None:
     """Describe this machine, ready to paste into a report."""
     from octavo import _native
-    from octavo.checkpoint.hub import cache_folder
-    from octavo.engine.plan import available_memory, size, usable_threads
+    from octavo.engine.host import usable_threads
 
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     fields = dict(line.split(":", 1) for line in info.split("\n\n")[0].splitlines() if ":" in line)
     names = {k.strip(): v.strip() for k, v in fields.items()}
     flags = set(names.get("flags", "").split())
-    rows = {
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cpu": names.get("model name", platform.processor()),
-        "flags": " ".join(f for f in FLAGS if f in flags) or "none of note",
-        "kernels": ", ".join(_native.isas()),
-        "threads": usable_threads(),
-        "memory": f"{size(available_memory())} available",
-        "huge pages": _huge_pages(),
-        "python": sys.version.split()[0],
-        "packages": ", ".join(f"{p} {v}" for p in PACKAGES if (v := _installed(p)) != "-"),
-        "cache": "present" if cache_folder().exists() else "empty",
-    }
-    for key, value in rows.items():
-        click.echo(f"{key:<11} {value}")
+    table(
+        [
+            ("system", f"{platform.system()} {platform.release()} {platform.machine()}"),
+            ("cpu", names.get("model name", platform.processor())),
+            ("flags", " ".join(f for f in FLAGS if f in flags) or "none of note"),
+            ("kernels", ", ".join(_native.isas())),
+            ("threads", usable_threads()),
+            ("memory", _memory()),
+            ("huge pages", _huge_pages()),
+            ("python", sys.version.split()[0]),
+            ("packages", ", ".join(f"{p} {v}" for p in PACKAGES if (v := _installed(p)) != "-")),
+            ("compiler", _compiler()),
+            ("cache", _cache()),
+        ]
+    )
+
+
+def _memory() -> str:
+    from octavo.engine.host import host_memory
+    from octavo.engine.plan import size
+
+    m = host_memory()
+    whose = ", the limit of a control group" if m.limit else ""
+    return f"{size(m.available)} available of {size(m.total)}{whose}"
+
+
+def _compiler() -> str:
+    """What would build the kernels from source."""
+    for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
+        if name and (path := shutil.which(name)):
+            result = subprocess.run(
+                [path, "--version"], capture_output=True, text=True, check=False
+            )
+            return result.stdout.partition("\n")[0] or name
+    return "none; only a build from source needs one (apt install g++)"
+
+
+def _cache() -> str:
+    """Where models are kept, whether they can be, and how much room there is."""
+    from octavo.checkpoint.cache import cache_folder
+    from octavo.errors import CacheError
+
+    try:
+        folder = cache_folder()
+    except CacheError as e:
+        return str(e)
+    place = next(p for p in (folder, *folder.parents) if p.exists())
+    shown = str(folder)
+    if home := os.environ.get("HOME"):
+        shown = shown.replace(home.rstrip("/") + "/", "~/", 1)  # it names the user
+    state = "" if folder.exists() else ", not made yet"
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        return f"{shown}: cannot be written to; OCTAVO_CACHE moves it"
+    return f"{shown}, {shutil.disk_usage(place).free / 1e9:.1f} GB free{state}"
 
 
 def _huge_pages() -> str:

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
 
-from octavo.cli.options import progress_bar, sizing
+from octavo.cli.options import model_argument, sampled, sampling, sizing
+from octavo.cli.screen import progress_bar, say
 
 
 @click.command()
-@click.argument("model")
+@model_argument()
 @click.option("-p", "--prompt", help="The text to continue. [standard input]")
-@click.option("--max-tokens", type=int, default=128, show_default=True)
-@click.option("--temperature", type=float, default=0.0, show_default=True)
-@click.option("--seed", type=int)
+@sampling
 @sizing
 def generate(
-    model: str, prompt: str | None, max_tokens: int, temperature: float, seed: int | None,
-    memory: str | None, context: int | None, threads: int | None, kv_dtype: str, offline: bool,
+    model: str, prompt: str | None, memory: str | None, context: int | None,
+    threads: int | None, kv_dtype: str, offline: bool, **given: Any,
 ) -> None:  # fmt: skip
-    """Continue a prompt with MODEL, without its chat template."""
+    """Continue a prompt with MODEL, without its chat template.
+
+    At temperature 0 and for 128 tokens, unless told otherwise.
+    """
     from octavo.engine.request import SamplingParams
     from octavo.llm import LLM
 
@@ -29,8 +32,7 @@ def generate(
         model, memory=memory, context=context, threads=threads, kv_dtype=kv_dtype,
         offline=offline, loading=progress_bar,
     )  # fmt: skip
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    params = sampled(SamplingParams(max_tokens=128, temperature=0), given)
     for piece in llm.stream(llm.tokenizer.encode(text), params):
-        click.echo(piece, nl=False)
-        sys.stdout.flush()
-    click.echo()
+        say(piece, end="")
+    say()

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
 import sys
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+
+if TYPE_CHECKING:
+    from octavo.errors import OctavoError
 
 COMMANDS = {
     "serve": ("octavo.cli.serve", "Serve a model over HTTP (the demo model if none is named)."),
@@ -14,27 +20,48 @@ COMMANDS = {
     "generate": ("octavo.cli.generate", "Complete a prompt."),
     "pull": ("octavo.cli.pull", "Fetch a model."),
     "models": ("octavo.cli.models", "List the models on this machine."),
+    "rm": ("octavo.cli.rm", "Delete a model from the cache."),
+    "ps": ("octavo.cli.ps", "List the servers that run on this machine."),
     "show": ("octavo.cli.show", "Describe a model; --program lists its operations."),
     "plan": ("octavo.cli.plan", "Say how much memory a model takes, before loading it."),
     "doctor": ("octavo.cli.doctor", "Describe this machine, ready to paste."),
     "bench": ("octavo.cli.bench", "Measure."),
+    "completion": ("octavo.cli.completion", "Print a script that completes commands with Tab."),
 }
+ALIASES = {"run": "chat", "list": "models", "ls": "models"}
 
 
 class _Lazy(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [*COMMANDS, *ALIASES]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        name = ALIASES.get(name, name)
         if name not in COMMANDS:
             return None
         command = getattr(import_module(COMMANDS[name][0]), name)
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            from difflib import get_close_matches
+
+            from octavo.errors import UsageError
+
+            close = get_close_matches(args[0], self.list_commands(ctx), 3)
+            hints = [_join(["octavo", name, *args[1:]]) for name in close]
+            raise UsageError(f"no command {args[0]!r}", *(hints or ["octavo --help"]))
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        def also(name: str) -> str:
+            return ", ".join([name, *(a for a, c in ALIASES.items() if c == name)])
+
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+            formatter.write_dl([(also(name), text) for name, (_, text) in COMMANDS.items()])
 
 
 def _version(ctx: click.Context, _: Any, wanted: bool) -> None:
@@ -59,43 +86,104 @@ def cli(debug: bool) -> None:
     """Serve language models from an ordinary computer, exactly."""
 
 
+def _typed() -> list[str]:
+    """The command as it was typed, keys replaced by where they may be read from."""
+    words = ["octavo", *sys.argv[1:]]
+    for i, word in enumerate(words):
+        option, equals, _ = word.partition("=")
+        if option.endswith("-key") and option.startswith("--"):
+            key = f"$OCTAVO_{option[2:].replace('-', '_').upper()}"
+            if equals:
+                words[i] = f"{option}={key}"
+            else:
+                words[i + 1 : i + 2] = [key]
+    return words
+
+
+def _join(words: list[str]) -> str:
+    return " ".join(w if "$OCTAVO_" in w else shlex.quote(w) for w in words)
+
+
 def _paste(hint: str) -> str:
-    """An option alone becomes the command that was typed, with that option."""
+    """What can be pasted: an option or a variable alone becomes the typed command with it."""
+    if re.match(r"[A-Z_]+=\S*$", hint):
+        return f"{hint} {_join(_typed())}"
     if not hint.startswith("--"):
         return hint
     option = hint.split()[0]
-    words = ["octavo", *sys.argv[1:]]
+    words = _typed()
     for i, word in enumerate(words):
         if word == option or word.startswith(option + "="):
             del words[i : i + (1 if "=" in word else 2)]
             break
-    return " ".join([*words, hint])
+    return f"{_join(words)} {hint}"
+
+
+def _hints(e: OctavoError) -> list[str]:
+    """Commands to try: the typed one with another model, then whatever the error suggests."""
+    from octavo.errors import ModelNotFound
+
+    instead = []
+    if isinstance(e, ModelNotFound):
+        for model in e.instead:
+            words = [model if w == e.model else w for w in _typed()]
+            typed = model in words and words != _typed()
+            instead.append(_join(words if typed else ["octavo", "serve", model]))
+    return [*instead, *(_paste(hint) for hint in e.suggestions)]
+
+
+def _usage(e: click.ClickException) -> list[str]:
+    if not isinstance(e, click.UsageError) or e.ctx is None:
+        return []
+    path = e.ctx.command_path.split()[1:]
+    return [_join(["octavo", *path, "--help"])]
+
+
+def _fail(message: str, hints: list[str], code: int) -> NoReturn:
+    from octavo.cli.screen import say
+
+    say(f"error: {message}", err=True)
+    for hint in hints:
+        say(f"  try: {hint}", err=True)
+    sys.exit(code)
+
+
+def _broken_pipe() -> NoReturn:
+    """Ends in silence when nobody reads any more; the interpreter must not flush into the pipe."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(0)
 
 
 def main() -> None:
     """Runs the command line; exit codes are listed in docs/cli.md."""
     from octavo.errors import OctavoError
 
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    debug = "--debug" in sys.argv
     try:
-        cli.main(standalone_mode=False)
+        code = cli.main(prog_name="octavo", standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code if isinstance(code, int) else 0)  # --help and --version
     except click.exceptions.Exit as e:
         sys.exit(e.exit_code)
-    except click.Abort:
+    except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except click.ClickException as e:
+    except click.exceptions.NoArgsIsHelpError as e:
         e.show()
-        sys.exit(e.exit_code)
+        sys.exit(2)
+    except click.ClickException as e:
+        _fail(e.format_message(), _usage(e), e.exit_code)
     except BrokenPipeError:
-        sys.exit(0)
+        _broken_pipe()
     except OctavoError as e:
-        if "--debug" in sys.argv:
+        if debug:
             raise
-        click.echo(f"error: {e}", err=True)
-        for hint in e.suggestions:
-            click.echo(f"  try: {_paste(hint)}", err=True)
-        sys.exit(e.exit_code)
+        _fail(str(e), _hints(e), e.exit_code)
+    except OSError as e:
+        if debug or e.errno is None:
+            raise
+        _fail(": ".join(str(part) for part in (e.filename, e.strerror) if part), [], 1)
 
 
 if __name__ == "__main__":

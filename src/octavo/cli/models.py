@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import click
 
+from octavo.cli.options import json_flag
+from octavo.cli.screen import say, say_json, table
+
 
 @click.command()
 @click.option("--architectures", is_flag=True, help="List the supported architectures instead.")
-def models(architectures: bool) -> None:
+@json_flag
+def models(architectures: bool, as_json: bool) -> None:
     """List the models on this machine."""
     from octavo.checkpoint.hub import DEMOS, installed
 
     if architectures:
         from octavo.models import ARCHITECTURES
 
-        click.echo("\n".join(sorted(ARCHITECTURES)))
+        if as_json:
+            say_json(sorted(ARCHITECTURES))
+        else:
+            say("\n".join(sorted(ARCHITECTURES)))
         return
     found = installed()
-    for name, size, path in found:
-        click.echo(f"{name:<40} {size / 1e6:>10.1f} MB   {path}")
-    for name in sorted(DEMOS.keys() - {name for name, _, _ in found}):
-        click.echo(f"{name:<40} {'not fetched':>13}   octavo pull {name}")
+    if as_json:
+        say_json([{"name": m.name, "bytes": m.bytes, "path": str(m.path)} for m in found])
+        return
+    rows = [(m.name, f"{m.bytes / 1e6:,.1f} MB", m.path) for m in found]
+    missing = sorted(DEMOS.keys() - {m.name for m in found})
+    table(rows + [(name, "not fetched", f"octavo pull {name}") for name in missing], right=(1,))

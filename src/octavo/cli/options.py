@@ -1,15 +1,71 @@
-"""Options that several commands share, and progress bars."""
+"""Options that several commands share, and what their values may be."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from octavo.cli.screen import say
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from octavo.engine.request import SamplingParams
+
 F = TypeVar("F", bound=Callable[..., Any])
+MAX_COUNT = (1 << 31) - 1  # more than any number of tokens, requests or seconds that makes sense
+
+
+class Number(click.FloatRange):
+    """A number within a range; not a number and the infinities are outside of all."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+def count(low: int = 1, high: int = MAX_COUNT) -> click.IntRange:
+    """Whole numbers of something."""
+    return click.IntRange(low, high)
+
+
+def _complete_model(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Names of models that are here, then files."""
+    from click.shell_completion import CompletionItem
+
+    from octavo.checkpoint.hub import names
+
+    found = [CompletionItem(name) for name in names() if name.startswith(incomplete)]
+    return found or [CompletionItem(incomplete, type="file")]
+
+
+def model_argument(**attributes: Any) -> Callable[[F], F]:
+    """The argument MODEL, with completion."""
+    return click.argument("model", shell_complete=_complete_model, **attributes)
+
+
+def json_flag(command: F) -> F:
+    """--json, as the parameter `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+def _few_cpus(ctx: click.Context, param: click.Parameter, threads: int | None) -> int | None:
+    from octavo.engine.host import usable_threads
+
+    if threads is not None and threads > (cpus := usable_threads()):
+        say(f"--threads {threads}: this process has {cpus}; more threads are slower", err=True)
+    return threads
+
 
 _SIZING = (
     click.option(
@@ -17,11 +73,12 @@ _SIZING = (
         help="Most memory to use: 8GiB, 75%. [80% of what is available]",
     ),
     click.option(
-        "--context", type=int, metavar="N", envvar="OCTAVO_CONTEXT",
+        "--context", type=count(), metavar="N", envvar="OCTAVO_CONTEXT",
         help="Most tokens of a conversation. [the model's own, or what fits]",
     ),
     click.option(
-        "--threads", type=int, metavar="N", envvar="OCTAVO_THREADS",
+        "--threads", type=count(1, 256), metavar="N", envvar="OCTAVO_THREADS",
+        callback=_few_cpus,
         help="CPU threads. [all this process may use]",
     ),
     click.option(
@@ -43,6 +100,37 @@ def sizing(command: F) -> F:
     return command
 
 
+_SAMPLING = (
+    click.option("--temperature", type=Number(0, 2), metavar="X", help="0: the likeliest token."),
+    click.option("--top-p", type=Number(0, 1, min_open=True), metavar="X"),
+    click.option("--top-k", type=count(0), metavar="N", help="0: all tokens."),
+    click.option("--min-p", type=Number(0, 1), metavar="X"),
+    click.option(
+        "--repeat-penalty", "--repetition-penalty", "repetition_penalty",
+        type=Number(0, 10, min_open=True), metavar="X", help="1: none.",
+    ),
+    click.option("--seed", type=count(-(1 << 63), (1 << 63) - 1), metavar="N"),
+    click.option("--max-tokens", type=count(), metavar="N"),
+)  # fmt: skip
+
+
+def sampling(command: F) -> F:
+    """--temperature, --top-p, --top-k, --min-p, --repeat-penalty, --seed, --max-tokens.
+
+    The command gets those that were given, as keywords; `sampled` makes parameters of them.
+    """
+    for option in reversed(_SAMPLING):
+        command = option(command)
+    return command
+
+
+def sampled(defaults: SamplingParams, given: dict[str, Any]) -> SamplingParams:
+    """A model's defaults with what was asked for."""
+    import msgspec
+
+    return msgspec.structs.replace(defaults, **{k: v for k, v in given.items() if v is not None})
+
+
 def parse_adapters(given: tuple[str, ...]) -> tuple[tuple[str, Path], ...]:
     """NAME=FOLDER pairs. Raises UsageError."""
     from octavo.errors import UsageError
@@ -56,20 +144,3 @@ def parse_adapters(given: tuple[str, ...]) -> tuple[tuple[str, Path], ...]:
             )
         out.append((name, Path(folder).resolve()))
     return tuple(out)
-
-
-@contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, one line elsewhere."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        click.echo(f"{what} {total / 1e6:.1f} MB", err=True)
-        yield lambda n: None
-        return
-    columns = (TextColumn(f"{what:<9}"), BarColumn(30), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda n: bar.advance(task, n)

@@ -2,52 +2,99 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from octavo.cli.options import sizing
+from octavo.cli.options import json_flag, model_argument, sizing
+from octavo.cli.screen import say, say_json, table
+
+if TYPE_CHECKING:
+    from octavo.backends.cpu.footprint import Kept
+    from octavo.engine.plan import Plan
 
 
 @click.command()
-@click.argument("model")
+@model_argument()
+@json_flag
 @sizing
 def plan(
     model: str,
+    as_json: bool,
     memory: str | None,
     context: int | None,
     threads: int | None,
     kv_dtype: str,
     offline: bool,
 ) -> None:
-    """Print the memory MODEL would take, without loading it."""
+    """Print the memory MODEL would take, without loading it.
+
+    --memory may be more than this machine has, to plan for another.
+    """
     from octavo.backends.cpu.footprint import kept
-    from octavo.checkpoint.base import GROUPED
     from octavo.checkpoint.hub import locate
     from octavo.engine.loader import open_model
-    from octavo.engine.plan import make_plan, size
+    from octavo.engine.plan import make_plan
 
     located = locate(model, offline=offline)
     opened = open_model(located.path)
     p = make_plan(
         opened.lowered, name=located.name, memory=memory, context=context, threads=threads,
-        kv_dtype=kv_dtype,
+        kv_dtype=kv_dtype, what_if=True,
     )  # fmt: skip
-    for k in kept(opened.lowered):
+    matrices = list(kept(opened.lowered))
+    if as_json:
+        say_json(_record(located.name, p, matrices))
+    else:
+        _print(p, matrices)
+
+
+def _record(name: str, p: Plan, matrices: list[Kept]) -> dict[str, object]:
+    """The plan under names that stay."""
+    return {
+        "model": name,
+        "weights": p.weights,
+        "buffers": p.buffers,
+        "kv_cache": p.cache,
+        "process": p.process,
+        "total": p.total,
+        "available": p.available,
+        "context": p.context,
+        "model_context": p.model_context,
+        "capacity": p.tokens,
+        "threads": p.threads,
+        "kv_dtype": p.kv_dtype,
+        "matrices": [
+            {
+                "count": k.count, "type": k.type.name, "bits": k.bits, "stored": k.stored,
+                "packed": k.packed,
+            }
+            for k in matrices
+        ],
+    }  # fmt: skip
+
+
+def _print(p: Plan, matrices: list[Kept]) -> None:
+    from octavo.checkpoint.base import GROUPED
+    from octavo.engine.plan import size
+
+    for k in matrices:
         wider = f", {k.bits} bits a code in the file" if k.type in GROUPED else ""
-        click.echo(
-            f"  {k.count} matrices as {k.type.name}{wider}: {size(k.stored)} -> {size(k.packed)}"
-        )
-    for name, value in (
-        ("weights", p.weights),
-        ("buffers", p.buffers),
-        ("KV cache", p.cache),
-        ("process", p.process),
-    ):
-        click.echo(f"{name:<10} {size(value):>10}")
-    click.echo(f"{'total':<10} {size(p.total):>10}   of {size(p.available)} available")
-    click.echo(
-        f"{'context':<10} {p.context:>10,}   tokens (the model's own is {p.model_context:,})"
-    )
-    times = p.tokens / p.context
-    click.echo(
-        f"{'capacity':<10} {p.tokens:>10,}   tokens = {times:.1f} requests at the full context"
+        say(f"  {k.count} matrices as {k.type.name}{wider}: {size(k.stored)} -> {size(k.packed)}")
+    over = " (more than there is)" if p.total > p.available else ""
+    table(
+        [
+            ("weights", size(p.weights), ""),
+            ("buffers", size(p.buffers), ""),
+            ("KV cache", size(p.cache), ""),
+            ("process", size(p.process), ""),
+            ("total", size(p.total), f"of {size(p.available)} available{over}"),
+            ("context", f"{p.context:,}", f"tokens (the model's own is {p.model_context:,})"),
+            (
+                "capacity",
+                f"{p.tokens:,}",
+                f"tokens = {p.tokens / p.context:.1f} requests at the full context",
+            ),
+        ],
+        right=(1,),
     )

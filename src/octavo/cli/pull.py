@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
-from octavo.cli.options import progress_bar
+from octavo.cli.options import model_argument
+from octavo.cli.screen import progress_bar, say
 
 
 @click.command()
-@click.argument("model")
+@model_argument()
 @click.option("--offline", is_flag=True, help="Only say where it is.")
 def pull(model: str, offline: bool) -> None:
     """Fetch MODEL and print where it lies."""
@@ -17,4 +18,4 @@ def pull(model: str, offline: bool) -> None:
 
     located = locate(model, offline=offline, progress=progress_bar)
     open_checkpoint(located.path)  # a damaged file is better noticed now
-    click.echo(located.path)
+    say(located.path)

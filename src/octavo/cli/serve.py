@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import time
 from contextlib import ExitStack
 from importlib.metadata import version
@@ -10,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from octavo.cli.options import progress_bar, sizing
+from octavo.cli.options import count, model_argument, sizing
+from octavo.cli.screen import progress_bar, say
 
 if TYPE_CHECKING:
     import socket
@@ -36,69 +39,69 @@ class Screen:
         from octavo.engine.plan import size
 
         plan = self._plan
+        parts = [
+            f"{size(plan.weights)} weights", f"{size(plan.buffers)} buffers",
+            f"{size(plan.cache)} KV cache", f"{size(plan.process)} process",
+        ]  # fmt: skip
+        if plan.adapters:
+            parts.insert(3, f"{size(plan.adapters)} adapters")
         seconds = time.monotonic() - self._began
-        head = f"Octavo {version('octavo')}"
-        times = plan.tokens / plan.context
         lines = [
             "",
-            f"{head:<40}ready in {seconds:.1f} s",
-            f"  model     {served.name}   ({self._title}, {size(plan.weights)})",
+            f"Octavo {version('octavo')}   ready in {seconds:.1f} s",
+            f"  model     {served.name}",
+            f"            {self._title}",
             f"  kernels   {client.isa}, {plan.threads} thread{'s' * (plan.threads > 1)}",
-            f"  memory    {size(plan.weights)} weights + {size(plan.buffers)} buffers "
-            f"+ {size(plan.cache)} KV cache + "
-            + (f"{size(plan.adapters)} adapters + " if plan.adapters else "")
-            + f"{size(plan.process)} process",
-            f"            = {size(plan.total)} at most (of {size(plan.available)} free)",
-            f"  capacity  {plan.tokens:,} tokens "
-            f"= {times:.1f} requests at the full {plan.context:,} context",
-            f"  API       {self._url}/v1       (metrics at /metrics)",
+            f"  memory    {size(plan.total)} at most, of {size(plan.available)} available",
+            f"            = {' + '.join(parts[:2])}",
+            f"            + {' + '.join(parts[2:])}",
+            f"  capacity  {plan.tokens:,} tokens = {plan.tokens / plan.context:.1f} requests",
+            f"            at the full {plan.context:,} context",
+            f"  API       {self._url}/v1",
+            f"  metrics   {self._url}/metrics",
             "",
-            f"  curl {self._url}/v1/chat/completions \\",
-            "    -H 'content-type: application/json' -d '" + '{"model":"' + served.name + '",',
-            """    "messages":[{"role":"user","content":"What is the capital of France?"}]}'""",
+            *self._example(served),
         ]
-        if served.task != "generate":
-            route, body = {
-                "embed": ("embeddings", '"input":"What is the capital of France?"}'),
-                "rank": ("rerank", '"query":"capital of France","documents":["Paris","Rome"]}'),
-            }[served.task]
-            lines[-3:] = [
-                f"  curl {self._url}/v1/{route} \\",
-                "    -H 'content-type: application/json' -d '" + '{"model":"' + served.name + '",',
-                f"    {body}'",
-            ]
-        elif served.template is None:
-            lines[-3:] = [
-                f"  curl {self._url}/v1/completions \\",
-                "    -H 'content-type: application/json' -d '" + '{"model":"' + served.name + '",',
-                """    "prompt":"The capital of France is"}'""",
-            ]
-        click.echo("\n".join(lines))
+        say("\n".join(lines))
+
+    def _example(self, served: Served) -> list[str]:
+        """A request to paste."""
+        route, *fields = {
+            "generate": (
+                "chat/completions",
+                '"messages":[{"role":"user",',
+                '  "content":"What is the capital of France?"}]',
+            ),
+            "embed": ("embeddings", '"input":"What is the capital of France?"'),
+            "rank": ("rerank", '"query":"capital of France",', '"documents":["Paris","Rome"]'),
+        }[served.task]
+        if served.task == "generate" and served.template is None:
+            route, fields = "completions", ['"prompt":"The capital of France is"']
+        body = "\n    ".join([f'{{"model":{json.dumps(served.name)},', *fields]) + "}"
+        return [f"  curl {self._url}/v1/{route} \\", f"    -d {shlex.quote(body)}"]
 
     def line(self, route: str, status: int, usage: Usage) -> None:
         self.requests += 1
         self.tokens += usage.completion
         self.errors += status >= 500
         if route in ("embeddings", "rerank", "score"):
-            click.echo(f"{time.strftime('%H:%M:%S')}  {route}  {usage.prompt} tokens  {status}")
+            say(f"{time.strftime('%H:%M:%S')}  {route}  {usage.prompt} tokens  {status}")
             return
         first = f"ttft {1000 * (usage.first - usage.began):.0f} ms" if usage.first else "no token"
         speed = ""
         if usage.first and usage.last and usage.completion > 1 and not usage.beam_width:
             speed = f"  {(usage.completion - 1) / max(usage.last - usage.first, 1e-9):.0f} tok/s"
-        click.echo(
+        say(
             f"{time.strftime('%H:%M:%S')}  {route}  {usage.prompt} → {usage.completion} tokens"
             f"  {first}{speed}  cache {usage.cached}/{usage.prompt}  {status}"
         )
 
     def goodbye(self) -> None:
-        click.echo(
-            f"served {self.requests} requests, {self.tokens:,} tokens, {self.errors} errors; bye"
-        )
+        say(f"served {self.requests} requests, {self.tokens:,} tokens, {self.errors} errors; bye")
 
 
 @click.command()
-@click.argument("model", required=False)
+@model_argument(required=False)
 @click.option(
     "--host",
     default="127.0.0.1",
@@ -107,7 +110,13 @@ class Screen:
     help="Address to listen on.",
 )
 @click.option(
-    "--port", default=8000, show_default=True, envvar="OCTAVO_PORT", help="Port to listen on."
+    "--port",
+    type=count(0, 65535),
+    default=8000,
+    show_default=True,
+    metavar="N",
+    envvar="OCTAVO_PORT",
+    help="Port to listen on; 0 for any that is free.",
 )
 @click.option(
     "--api-key",
@@ -124,12 +133,16 @@ class Screen:
 )
 @click.option(
     "--max-queue",
+    type=count(1, 1 << 16),
+    metavar="N",
     default=256,
     show_default=True,
     help="Requests in flight before new ones get 503.",
 )
 @click.option(
     "--drain-timeout",
+    type=count(0, 86_400),
+    metavar="SECONDS",
     default=30,
     show_default=True,
     help="Seconds given to running requests at the end.",
@@ -166,19 +179,20 @@ def serve(
     """Serve MODEL: a demo name, a Hugging Face id (org/name[:quant]), a folder or a .gguf file."""
     from octavo.checkpoint.hub import DEMOS, locate
     from octavo.cli.options import parse_adapters
+    from octavo.engine.host import available_memory
     from octavo.engine.loader import open_model
-    from octavo.engine.plan import available_memory, make_plan, parse_size
+    from octavo.engine.plan import make_plan, parse_size
     from octavo.server.ports import bind
 
     sock = bind(host, port)
     if model is None:
         model = DEMO
-        click.echo(f"No model named, so using the demo: {DEMO} ({DEMOS[DEMO].title})")
+        say(f"No model named, so using the demo: {DEMO} ({DEMOS[DEMO].title})")
     located = locate(model, offline=offline, progress=progress_bar)
     adapters = parse_adapters(loras)
     room = 0
     if loras or lora_dir or lora_memory:
-        room = parse_size(lora_memory or "256MiB", available_memory())
+        room = parse_size(lora_memory or "256MiB", available_memory(), "--lora-memory")
     opened = open_model(located.path, room > 0)
     plan = make_plan(
         opened.lowered, name=located.name, memory=memory, context=context, threads=threads,
@@ -186,7 +200,7 @@ def serve(
     )  # fmt: skip
     if context is None and plan.context < plan.model_context:
         wanted, given = plan.model_context, plan.context
-        click.echo(f"context lowered from {wanted:,} to {given:,} to fit; --context sets it")
+        say(f"context lowered from {wanted:,} to {given:,} to fit; --context sets it")
     from octavo.server.run import ServeOptions
 
     template = chat_template.read_text() if chat_template else None
@@ -202,7 +216,7 @@ def serve(
         lora_dir,
     )
     title = DEMOS[model].title if model in DEMOS else opened.checkpoint.architecture
-    shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
     _run(options, opened, sock, Screen(f"http://{shown}:{sock.getsockname()[1]}", plan, title))
 
 

@@ -3,55 +3,92 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from octavo.cli.options import json_flag, model_argument
+from octavo.cli.screen import say, say_json, table
+
+if TYPE_CHECKING:
+    from octavo.engine.loader import OpenModel
+
+TASKS = {"embed": "embeddings (/v1/embeddings)", "rank": "reranking (/v1/rerank)"}
+
 
 @click.command()
-@click.argument("model")
+@model_argument()
 @click.option("--program", is_flag=True, help="List the operations of the forward pass.")
 @click.option("--offline", is_flag=True, help="Do not fetch anything.")
-def show(model: str, program: bool, offline: bool) -> None:
+@json_flag
+def show(model: str, program: bool, offline: bool, as_json: bool) -> None:
     """Describe MODEL without loading it."""
     from octavo.checkpoint.hub import locate
     from octavo.engine.loader import open_model
-    from octavo.engine.plan import size
     from octavo.program import listing
+
+    located = locate(model, offline=offline)
+    opened = open_model(located.path)
+    if program:
+        lines = listing(opened.lowered.program)
+        if as_json:
+            say_json({"name": located.name, "program": lines.splitlines()})
+        else:
+            say(lines)
+        return
+    record = _record(located.name, opened)
+    if as_json:
+        say_json(record)
+    else:
+        table(_rows(record))
+
+
+def _record(name: str, opened: OpenModel) -> dict[str, Any]:
+    """What is known of the model without loading it, under names that stay."""
     from octavo.text.chat import template_source
 
-    opened = open_model(locate(model, offline=offline).path)
-    if program:
-        click.echo(listing(opened.lowered.program))
-        return
     checkpoint, p = opened.checkpoint, opened.lowered.program
     types = Counter(t.type.name for t in checkpoint.tensors.values())
-    parameters = sum(_product(t.shape) for t in checkpoint.tensors.values())
     c = p.cache
-    each = 4 * c.layers * c.kv_heads * c.head_dim / 1024
-    rows = {
-        "path": checkpoint.path,
+    return {
+        "name": name,
+        "path": str(Path(checkpoint.path)),
         "architecture": checkpoint.architecture,
-        "parameters": f"{parameters / 1e6:,.1f} M",
-        "size": size(checkpoint.nbytes),
-        "tensors": ", ".join(f"{n} {t}" for t, n in types.most_common()),
-        "layers": p.cache.layers,
-        "vocabulary": f"{p.vocabulary:,}",
-        "context": f"{p.context:,}",
-        "KV cache": f"{c.kv_heads} heads of {c.head_dim}, {each:.1f} KiB a token in bf16",
+        "task": p.task,
+        "parameters": sum(prod(t.shape) for t in checkpoint.tensors.values()),
+        "bytes": checkpoint.nbytes,
+        "tensors": dict(types.most_common()),
+        "layers": c.layers,
+        "vocabulary": p.vocabulary,
+        "context": p.context,
+        "kv_heads": c.kv_heads,
+        "head_dim": c.head_dim,
+        "kv_bytes_per_token": 4 * c.layers * c.kv_heads * c.head_dim,
+        "chat_template": template_source(checkpoint) is not None,
     }
-    if p.task == "generate":
-        chats = template_source(checkpoint) is not None
-        rows["chat template"] = "yes" if chats else "no: a base model, use /v1/completions"
-    else:
-        rows["task"] = {"embed": "embeddings (/v1/embeddings)", "rank": "reranking (/v1/rerank)"}[
-            p.task
-        ]
-    for key, value in rows.items():
-        click.echo(f"{key:<14} {value}")
 
 
-def _product(shape: tuple[int, ...]) -> int:
-    total = 1
-    for n in shape:
-        total *= n
-    return total
+def _rows(r: dict[str, Any]) -> list[tuple[str, object]]:
+    from octavo.engine.plan import size
+
+    rows = [
+        ("path", r["path"]),
+        ("architecture", r["architecture"]),
+        ("parameters", f"{r['parameters'] / 1e6:,.1f} M"),
+        ("size", size(r["bytes"])),
+        ("tensors", ", ".join(f"{n} {t}" for t, n in r["tensors"].items())),
+        ("layers", r["layers"]),
+        ("vocabulary", f"{r['vocabulary']:,}"),
+        ("context", f"{r['context']:,}"),
+        (
+            "KV cache",
+            f"{r['kv_heads']} heads of {r['head_dim']}, "
+            f"{r['kv_bytes_per_token'] / 1024:.1f} KiB a token in bf16",
+        ),
+    ]
+    if r["task"] == "generate":
+        chats = "yes" if r["chat_template"] else "no: a base model, use /v1/completions"
+        return [*rows, ("chat template", chats)]
+    return [*rows, ("task", TASKS[r["task"]])]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from octavo.backends.base import BLOCK, Limits
 from octavo.backends.cpu import Lowered
 from octavo.backends.cpu.footprint import block_bytes, footprint
+from octavo.engine.host import host_memory, usable_threads
 from octavo.errors import DoesNotFit, UsageError
 from octavo.program import Experts, Program
 
@@ -22,6 +22,8 @@ PROCESS = (
     112 * MIB
 )  # interpreter, libraries, metadata and queues of the engine process; measured 70-100
 PAGES = 8 * MIB  # rounding to huge pages
+MAX_THREADS = 256
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?b?|b|%|)\s*$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,56 +62,18 @@ def size(n: float) -> str:
     return f"{n / GIB:.1f} GiB" if n >= GIB else f"{n / MIB:.0f} MiB"
 
 
-def parse_size(text: str, available: int) -> int:
+def parse_size(text: str, available: int, option: str = "--memory") -> int:
     """`12GiB`, `800M`, `75%` of `available`, or bytes. Raises UsageError."""
-    units = {"%": 0, "k": 10, "m": 20, "g": 30, "t": 40}
-    number = text.strip().lower().removesuffix("ib").removesuffix("b")
-    unit = number[-1:] if number[-1:] in units else ""
-    try:
-        value = float(number.removesuffix(unit))
-    except ValueError:
-        value = -1
-    if not 0 < value < 1e18:
-        raise UsageError(f"--memory {text!r} is not an amount", "--memory 8GiB", "--memory 75%")
-    return int(value / 100 * available) if unit == "%" else int(value * (1 << units.get(unit, 0)))
-
-
-def _read_number(path: str) -> int | None:
-    try:
-        return int(Path(path).read_text().strip())
-    except (OSError, ValueError):
-        return None
-
-
-def available_memory() -> int:
-    """Bytes this process may still use: the host's, or what its control group leaves."""
-    host = 0
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            host = int(line.split()[1]) * 1024
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        (
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        ),
-    ):
-        most, now = _read_number(limit), _read_number(used)
-        if most is not None and now is not None:
-            host = min(host, max(0, most - now))
-    return host
-
-
-def usable_threads() -> int:
-    """CPUs this process may run on, within its control group's quota."""
-    cpus = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            cpus = min(cpus, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass
-    return cpus
+    found = _SIZE.match(text)
+    number, unit = (found[1], found[2].lower()) if found else ("0", "")
+    value = float(number) / 100 * available if unit == "%" else float(number)
+    if unit not in ("%", ""):
+        value *= 1 << "bkmgt".index(unit[0]) * 10
+    if not 0 < value < 1 << 60 or (unit == "%" and float(number) > 100):
+        raise UsageError(f"{option} {text!r} is not an amount", f"{option} 8GiB", f"{option} 75%")
+    if not unit and value < MIB:
+        raise UsageError(f"{option} {text} means {text} bytes", f"{option} {number}GiB")
+    return int(value)
 
 
 def cache_type(program: Program, asked: str = "auto") -> str:
@@ -130,18 +94,18 @@ def make_plan(
     kv_dtype: str = "auto",
     adapters: int = 0,
     packed: bool = False,
+    what_if: bool = False,
 ) -> Plan:
     """Plans a model within `memory` (80 % of what is available unless named).
 
     A context that was not asked for shrinks to fit; one that was is refused with the sum.
-    Raises DoesNotFit or UsageError.
+    what_if: `memory` may be more than is available here. Raises DoesNotFit or UsageError.
     """
     kv_dtype = cache_type(lowered.program, kv_dtype)
-    available = available_memory()
-    budget = parse_size(memory, available) if memory else int(available * DEFAULT_SHARE)
-    threads = threads or usable_threads()
-    if not 1 <= threads <= 256:
-        raise UsageError(f"--threads {threads} is not between 1 and 256")
+    available, budget = _budget(memory, what_if)
+    threads = usable_threads() if threads is None else threads
+    if not 1 <= threads <= MAX_THREADS:
+        raise UsageError(f"--threads {threads} is not between 1 and {MAX_THREADS}")
     own = lowered.program.context
     if context is not None and not 1 <= context <= own:
         raise UsageError(f"--context {context:,} is not between 1 and the model's {own:,} tokens")
@@ -179,6 +143,22 @@ def make_plan(
         adapters=adapters,
         packed=packed,
     )
+
+
+def _budget(asked: str | None, what_if: bool) -> tuple[int, int]:
+    """Bytes available, and those to plan with. Raises DoesNotFit for more than there are."""
+    host = host_memory()
+    if asked is None:
+        return host.available, int(host.available * DEFAULT_SHARE)
+    budget = parse_size(asked, host.available)
+    if budget > host.available and not what_if:
+        whose = "its control group may use" if host.limit else "this machine has"
+        raise DoesNotFit(
+            f"--memory {asked} is more than the {size(host.available)} that are available, "
+            f"of the {size(host.total)} that {whose}",
+            f"--memory {int(host.available * DEFAULT_SHARE) // MIB}MiB",
+        )
+    return host.available, budget
 
 
 def _encoder_plan(

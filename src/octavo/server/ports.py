@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import socket
+import sys
 from pathlib import Path
 
 from octavo.errors import PortTaken, UsageError
@@ -49,16 +51,33 @@ def _free_port(host: str, port: int) -> int:
     return 0
 
 
-def _holder(port: int) -> str:
-    """` by NAME (pid N, COMMAND)` of the process that listens on the port, where /proc tells."""
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+def listening_sockets() -> dict[str, tuple[str, int]]:
+    """Host and port of every TCP socket that listens here, by its name in /proc/PID/fd."""
+    found = {}
+    for table, loopback in (("/proc/net/tcp", "127.0.0.1"), ("/proc/net/tcp6", "[::1]")):
         try:
             rows = [line.split() for line in Path(table).read_text().splitlines()[1:]]
         except OSError:
             continue
-        inodes |= {r[9] for r in rows if r[3] == "0A" and int(r[1].rsplit(":", 1)[1], 16) == port}
-    targets = {f"socket:[{inode}]" for inode in inodes}
+        for address, state, inode in ((r[1], r[3], r[9]) for r in rows):
+            host, port = address.rsplit(":", 1)
+            if state == "0A":
+                found[f"socket:[{inode}]"] = (_address(host, loopback), int(port, 16))
+    return found
+
+
+def _address(raw: str, loopback: str) -> str:
+    """An address as /proc writes it, in words of the machine's byte order; any is the loopback."""
+    words = [int(raw[i : i + 8], 16).to_bytes(4, sys.byteorder) for i in range(0, len(raw), 8)]
+    address = ipaddress.ip_address(b"".join(words))
+    if address.is_unspecified:
+        return loopback
+    return f"[{address}]" if address.version == 6 else str(address)
+
+
+def _holder(port: int) -> str:
+    """` by NAME (pid N, COMMAND)` of the process that listens on the port, where /proc tells."""
+    targets = {name for name, (_, listens) in listening_sockets().items() if listens == port}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if any(os.readlink(fd) in targets for fd in (process / "fd").iterdir()):

@@ -1,0 +1,66 @@
+"""Which files of a folder are the model: a Hugging Face folder, or one GGUF of several."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+QUANT_ORDER = ("Q4_K_M", "Q4_1", "Q4_0", "Q5_K_M", "Q8_0", "BF16", "F16")
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.(gguf|safetensors)$")
+_NO_MODEL = re.compile(r"(^|[-_.])(mmproj|imatrix)([-_.]|$)", re.IGNORECASE)
+
+
+def is_model_folder(folder: Path) -> bool:
+    """Whether it holds a Hugging Face model: a configuration and its weights."""
+    return (folder / "config.json").exists() and any(folder.glob("*.safetensors"))
+
+
+def gguf_models(files: Iterable[str]) -> list[str]:
+    """The GGUF files that are models: of sharded ones the first part, without projectors."""
+    models = []
+    for file in sorted(f for f in files if f.endswith(".gguf")):
+        shard = _SHARD.search(file)
+        if _NO_MODEL.search(Path(file).name) or (shard and shard[1] != "00001"):
+            continue
+        models.append(file)
+    return models
+
+
+def choose(files: Iterable[str], selection: str) -> str | None:
+    """The model of the wanted quantization (a word of its name, or a whole name)."""
+    models = gguf_models(files)
+    for wanted in (selection,) if selection else QUANT_ORDER:
+        if wanted in models:
+            return wanted
+        for ending in ("(?![a-z0-9_])", ""):  # Q4_K means Q4_K_M where there is no Q4_K
+            word = re.compile(f"(?<![a-z0-9]){re.escape(wanted.lower())}{ending}")
+            for file in models:
+                if word.search(Path(file).name.lower()):
+                    return file
+    return models[0] if models and not selection else None
+
+
+def parts(file: str) -> list[str]:
+    """All files of a sharded model, given its first; the file itself when it is one."""
+    shard = _SHARD.search(file)
+    if shard is None:
+        return [file]
+    stem, count, kind = file[: shard.start()], int(shard[2]), shard[3]
+    return [f"{stem}-{i + 1:05d}-of-{shard[2]}.{kind}" for i in range(min(count, 10_000))]
+
+
+def missing(path: Path) -> list[str]:
+    """Names of files that a model in a folder, or a GGUF file, speaks of but that are not there."""
+    if not path.is_dir():
+        return [name for name in parts(path.name) if not (path.parent / name).exists()]
+    wanted: set[str] = set()
+    for index in path.glob("*.safetensors.index.json"):
+        try:
+            wanted.update(map(str, json.loads(index.read_bytes())["weight_map"].values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue  # whoever opens the model will say what is wrong with it
+    for file in path.glob("*.safetensors"):
+        wanted.update(parts(file.name))
+    return sorted(name for name in wanted if not (path / name).exists())

@@ -1,0 +1,84 @@
+"""All that commands print: text without control characters, tables, and progress bars."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from octavo.errors import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PIPED_WIDTH = 10_000  # where no terminal folds lines, a row is one line
+
+
+def say(text: object = "", *, end: str = "\n", err: bool = False, dim: bool = False) -> None:
+    """Prints text, which may come from a file, a model or a client, and flushes it."""
+    clean = printable(str(text))
+    click.echo((click.style(clean, dim=True) if dim else clean) + end, nl=False, err=err)
+
+
+def say_json(value: Any) -> None:
+    """Prints a value as JSON, indented, in ASCII."""
+    import json
+
+    say(json.dumps(value, indent=2))
+
+
+def table(
+    rows: Iterable[tuple[object, ...]], columns: tuple[str, ...] = (), right: tuple[int, ...] = ()
+) -> None:
+    """Prints rows in columns, folded to the terminal; `right`: columns to align there."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(
+        box=None, pad_edge=False, show_header=bool(columns), header_style="", padding=(0, 2, 0, 0)
+    )
+    cells = [[Text(printable(str(cell))) for cell in row] for row in rows]
+    for i, name in enumerate(columns or [""] * max(map(len, cells), default=0)):
+        if i in right:
+            grid.add_column(name, justify="right", no_wrap=True)
+        else:
+            grid.add_column(name, overflow="fold")
+    for row in cells:
+        grid.add_row(*row)
+    console = _console()
+    with console.capture() as captured:
+        console.print(grid)
+    for line in captured.get().splitlines():
+        click.echo(line.rstrip())
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(
+        width=None if sys.stdout.isatty() else PIPED_WIDTH, markup=False, highlight=False,
+        emoji=False,
+    )  # fmt: skip
+
+
+@contextmanager
+def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal, which is full when the work is done; one line elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        say(f"{what} {total / 1e6:.1f} MB", err=True)
+        yield lambda n: None
+        return
+    columns = [TextColumn(what, markup=False), BarColumn(20), DownloadColumn()]
+    if console.width >= 72:
+        columns.append(TransferSpeedColumn())
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda n: bar.advance(task, n)
+        bar.update(task, completed=total)  # what is packed later, or not at all, is done too
