@@ -7,7 +7,6 @@ llm.generate(["Once upon a time"], octavo.SamplingParams(max_tokens=32))
 from __future__ import annotations
 
 import itertools
-import math
 import secrets
 import sys
 import weakref
@@ -251,16 +250,17 @@ class LLM:
         if self.task == "rank":
             raise RequestError(f"{self.name} ranks; it makes no embeddings")
         given = [texts] if isinstance(texts, str) else list(texts)
-        pooled = self._pool([self.tokenizer.encode_segments(t) for t in given])
+        prepare, encode = self.pooling.prepare, self.tokenizer.encode_segments
+        pooled = self._pool([encode(prepare(t)) for t in given])
         return [self.pooling.finish(v) for v in pooled]
 
     def rank(self, query: str, documents: Sequence[str]) -> list[float]:
-        """How each document goes with the query: a probability (cross-encoders) or a cosine."""
+        """How each document goes with the query: a cross-encoder's score, or a cosine."""
         if self.task != "rank":
             first, *others = (unit(v) for v in self.embed([query, *documents]))
             return [float(np.dot(first, v)) for v in others]
         pairs = [self.tokenizer.encode_segments(query, d) for d in documents]
-        return [1 / (1 + math.exp(-float(v[0]))) for v in self._pool(pairs)]
+        return [self.pooling.score(float(v[0])) for v in self._pool(pairs)]
 
     def _pool(self, texts: list[tuple[list[int], list[int]]]) -> list[Vector]:
         mode = "cls" if self.task == "rank" else self.pooling.mode

@@ -12,6 +12,7 @@ import pytest
 
 import octavo
 from tests.api.server import Server, serving
+from tests.parity.test_encoders import dense, modules, small_encoder
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +36,27 @@ def test_openai_embeddings(encoder: Server, minilm: Path) -> None:
     vector = np.array(short.data[0].embedding)
     assert len(vector) == 16 and abs(np.linalg.norm(vector) - 1) < 1e-5
     encoder.wait_idle()
+
+
+def test_modules_behind_the_pooling(tmp_path: Path) -> None:
+    """A Dense module's vector is what embeddings, their first dimensions and scores are made of."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    small_encoder(folder, "bert", head=False)
+    modules(folder, {"pooling_mode": "mean"}, dense(60, 90, "Tanh", True), "Normalize")
+    llm = octavo.LLM(str(folder))
+    a, b = llm.embed(["w1 w2", "w3"])
+    with serving(str(folder), "--name", "small", log=tmp_path / "log") as server:
+        body: dict[str, Any] = {"model": "small", "input": ["w1 w2", "w3"]}
+        data = server.post("/v1/embeddings", body)[1]["data"]
+        assert [d["embedding"] for d in data] == [a.tolist(), b.tolist()] and len(a) == 90
+        short = server.post("/v1/embeddings", body | {"dimensions": 70})[1]["data"][0]["embedding"]
+        assert np.abs(np.array(short) - a[:70] / np.linalg.norm(a[:70])).max() < 1e-6
+        status, error = server.post("/v1/embeddings", body | {"dimensions": 91})
+        assert status == 400 and error["error"]["message"] == "dimensions is 91; 1 to 90"
+        pair = {"model": "small", "text_1": "w1 w2", "text_2": "w3"}
+        score = server.post("/v1/score", pair)[1]["data"][0]["score"]
+        assert [score] == llm.rank("w1 w2", ["w3"]) and abs(score - float(a @ b)) < 1e-6
 
 
 def test_rerank_and_score(encoder: Server) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import octavo
 from octavo.backends.base import Limits
@@ -16,7 +18,7 @@ from octavo.backends.torch.reference import Reference
 from octavo.checkpoint import open_checkpoint
 from octavo.checkpoint.pooling import Pooling, read_pooling
 from octavo.engine import Engine, Request, SamplingParams
-from octavo.errors import RequestError, Unsupported
+from octavo.errors import OctavoError, RequestError, Unsupported
 from octavo.models import build_program
 from tests.small_models import Small, save_hf
 
@@ -175,11 +177,198 @@ def test_pooling_is_read_from_the_folder(minilm: Path, tmp_path: Path) -> None:
     assert read_pooling(open_checkpoint(minilm), True) == Pooling("mean", True)
     small_encoder(tmp_path, "bert", head=False)
     assert read_pooling(open_checkpoint(tmp_path), True) == Pooling("mean", True)
-    (tmp_path / "1_Pooling").mkdir()
-    config = tmp_path / "1_Pooling" / "config.json"
-    config.write_text('{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}')
-    (tmp_path / "modules.json").write_text("[]")
+    modules(tmp_path, {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False})
     assert read_pooling(open_checkpoint(tmp_path), True) == Pooling("cls", False)
-    config.write_text('{"pooling_mode_max_tokens": true}')
-    with pytest.raises(Unsupported, match="max_tokens"):
+    modules(tmp_path, {"pooling_mode": "lasttoken"}, "Normalize")
+    assert read_pooling(open_checkpoint(tmp_path), True) == Pooling("last", True)
+
+
+# -- modules of sentence-transformers ---------------------------------------------------------
+
+
+def modules(folder: Path, pooling: dict[str, Any], *others: str | dict[str, Any]) -> None:
+    """modules.json and the folders it names, as sentence-transformers saves them. A Dense module is
+    given by its settings; its weights are random."""
+    kinds = ["Transformer", "Pooling", *("Dense" if isinstance(o, dict) else o for o in others)]
+    for i, (kind, options) in enumerate(zip(kinds, [{}, pooling, *others], strict=True)):
+        path = folder / f"{i}_{kind}"
+        path.mkdir(exist_ok=True)
+        if isinstance(options, dict) and i:
+            (path / "config.json").write_text(json.dumps(options))
+        if kind == "Dense":
+            assert isinstance(options, dict)
+            generator = torch.Generator().manual_seed(i)
+            shape = options["out_features"], options["in_features"]
+            weights = {"linear.weight": torch.randn(shape, generator=generator) * shape[1] ** -0.5}
+            if options["bias"]:
+                weights["linear.bias"] = torch.randn(shape[0], generator=generator)
+            if options.get("use_residual") and shape[0] != shape[1]:
+                weights["residual.weight"] = torch.randn(shape, generator=generator)
+            save_file(weights, path / "model.safetensors")
+    entries = [
+        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "",
+         "type": f"sentence_transformers.models.{kind}"} for i, kind in enumerate(kinds)
+    ]  # fmt: skip
+    (folder / "modules.json").write_text(json.dumps(entries))
+
+
+def dense(inputs: int, outputs: int, activation: str, bias: bool, **more: Any) -> dict[str, Any]:
+    where = "torch.nn.modules." + ("linear." if activation == "Identity" else "activation.")
+    return {
+        "in_features": inputs, "out_features": outputs, "bias": bias,
+        "activation_function": where + activation,
+    } | more  # fmt: skip
+
+
+def apply_modules(folder: Path, vector: torch.Tensor) -> torch.Tensor:
+    """sentence-transformers' arithmetic for what follows the pooling, with torch's own classes."""
+    for entry in json.loads((folder / "modules.json").read_text())[2:]:
+        kind, path = entry["type"].split(".")[-1], folder / entry["path"]
+        if kind == "Normalize":
+            vector = torch.nn.functional.normalize(vector, dim=-1)
+        if kind != "Dense":
+            continue
+        config = json.loads((path / "config.json").read_text())
+        weights = load_file(path / "model.safetensors")
+        out = vector @ weights["linear.weight"].T + weights.get("linear.bias", torch.zeros(()))
+        out = getattr(torch.nn, config["activation_function"].split(".")[-1])()(out)
+        if config.get("use_residual"):
+            r = weights.get("residual.weight")
+            out = out + (vector if r is None else vector @ r.T)
+        vector = out
+    return vector
+
+
+CHAINS: dict[str, list[str | dict[str, Any]]] = {
+    "embeddinggemma": [dense(60, 240, "Identity", False), dense(240, 60, "Identity", False), "Normalize"],
+    "distiluse": [dense(60, 16, "Tanh", True)],
+    "normalized before": ["Normalize", dense(60, 24, "GELU", True)],
+    "residual": [dense(60, 60, "SiLU", True, use_residual=True), dense(60, 20, "ReLU", True, use_residual=True)],
+    "sigmoid": [dense(60, 8, "Sigmoid", False), "Dropout", "Normalize"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_dense_modules(chain: str, tmp_path: Path) -> None:
+    """Each module is applied, in order: the vector has their width and transformers' values."""
+    model = small_encoder(tmp_path, "bert", head=False)
+    modules(tmp_path, {"pooling_mode_mean_tokens": True}, *CHAINS[chain])
+    llm = octavo.LLM(str(tmp_path))
+    texts = ["w1 w2 w3", "w9", " ".join(f"w{i}" for i in range(40))]
+    for text, got in zip(texts, llm.embed(texts), strict=True):
+        ids, types = llm.tokenizer.encode_segments(text)
+        with torch.no_grad():
+            states = model(torch.tensor([ids]), token_type_ids=torch.tensor([types]))
+            expected = apply_modules(tmp_path, states.last_hidden_state[0].mean(0)).numpy()
+        assert got.shape == expected.shape
+        assert np.abs(got - expected).max() < 1e-5
+        assert (got == llm.embed(text)[0]).all()
+    first, second = (v / np.linalg.norm(v) for v in llm.embed(texts[:2]))
+    assert abs(llm.rank(texts[0], [texts[1]])[0] - float(first @ second)) < 1e-6
+
+
+def test_dimensions_are_cut_before_the_length_is_made_one(tmp_path: Path) -> None:
+    small_encoder(tmp_path, "bert", head=False)
+    modules(tmp_path, {"pooling_mode": "mean"}, dense(60, 90, "Identity", False), "Normalize")
+    pooling = read_pooling(open_checkpoint(tmp_path), True)
+    state = np.random.default_rng(2).standard_normal(60).astype(np.float32)
+    whole, cut = pooling.finish(state), pooling.finish(state, 70)
+    assert (whole.shape, cut.shape) == ((90,), (70,))
+    assert abs(np.linalg.norm(cut) - 1) < 1e-6
+    assert np.abs(cut - whole[:70] / np.linalg.norm(whole[:70])).max() < 1e-6
+    with pytest.raises(RequestError, match="dimensions is 91; 1 to 90"):
+        pooling.finish(state, 91)
+
+
+def test_default_prompts_and_lower_case(tmp_path: Path) -> None:
+    """What sentence-transformers does to every text before it is tokenized."""
+    small_encoder(tmp_path, "bert", head=False)
+    plain = octavo.LLM(str(tmp_path)).embed(["w1 w2 w3", "w3"])
+    config = {"prompts": {"query": "W1 w2 "}, "default_prompt_name": "query"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(config))
+    (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    prompted = octavo.LLM(str(tmp_path)).embed(["W3"])
+    assert (prompted[0] == plain[0]).all() and (prompted[0] != plain[1]).any()
+
+
+REFUSED_MODULES: dict[str, tuple[dict[str, Any], list[Any], str]] = {
+    "max": ({"pooling_mode_max_tokens": True}, [], "pooling by max"),
+    "two modes": ({"pooling_mode": ["mean", "cls"]}, [], "pooling by mean, cls"),
+    "no mode": ({}, [], "pooling by nothing"),
+    "unhashable": ({"pooling_mode": {"a": 1}}, [], "pooling by"),
+    "unknown module": ({"pooling_mode": "cls"}, ["WeightedLayerPooling"], "'WeightedLayerPooling'"),
+    "pooling twice": ({"pooling_mode": "cls"}, ["Pooling"], "Transformer, Pooling, Pooling"),
+    "activation": ({"pooling_mode": "cls"}, [dense(60, 4, "PReLU", True)], "'PReLU'"),
+    "width": ({"pooling_mode": "cls"}, [dense(61, 4, "Tanh", True)], "61 features after 60"),
+    "chain": ({"pooling_mode": "cls"}, [dense(60, 8, "Tanh", True), dense(9, 8, "Tanh", True)], "9 features after 8"),
+    "tokens": ({"pooling_mode": "cls"}, [dense(60, 8, "Tanh", True, module_input_name="token_embeddings")], "module_input_name"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED_MODULES)
+def test_modules_that_are_not_built_are_refused(case: str, tmp_path: Path) -> None:
+    pooling, others, reason = REFUSED_MODULES[case]
+    small_encoder(tmp_path, "bert", head=False)
+    modules(tmp_path, pooling, *others)
+    with pytest.raises(OctavoError, match=reason):
         read_pooling(open_checkpoint(tmp_path), True)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"out_features": 1 << 40}, "out_features is 1099511627776"), ({"out_features": "9"}, "out_features"),
+        ({"out_features": 9}, r"linear.weight is F32 \[8, 60\]"), ({"bias": False}, "linear.bias"),
+    ],
+)  # fmt: skip
+def test_damaged_dense_modules(change: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    small_encoder(tmp_path, "bert", head=False)
+    modules(tmp_path, {"pooling_mode": "cls"}, dense(60, 8, "Tanh", True))
+    path = tmp_path / "2_Dense" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(OctavoError, match=reason):
+        read_pooling(open_checkpoint(tmp_path), True)
+    (tmp_path / "2_Dense" / "model.safetensors").rename(tmp_path / "2_Dense" / "pytorch_model.bin")
+    path.write_text(json.dumps(dense(60, 8, "Tanh", True)))
+    with pytest.raises(OctavoError, match="no model.safetensors"):
+        read_pooling(open_checkpoint(tmp_path), True)
+
+
+@pytest.mark.parametrize("labels", [2, 3])
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_classifiers_of_several_labels_do_not_rank(
+    family: str, labels: int, tmp_path: Path
+) -> None:
+    small_encoder(tmp_path, family, head=True, labels=labels)
+    with pytest.raises(Unsupported, match=f"a classifier of {labels} labels"):
+        octavo.LLM(str(tmp_path))
+
+
+@pytest.mark.parametrize("key", ["sentence_transformers", "sbert_ce_default_activation_function"])
+def test_scores_go_through_the_models_own_activation(key: str, tmp_path: Path) -> None:
+    model = small_encoder(tmp_path, "bert", head=True)
+    config = tmp_path / "config.json"
+    stored = json.loads(config.read_text())
+
+    def save(name: str) -> None:
+        path = f"torch.nn.modules.{name}"
+        value = {"activation_fn": path} if key == "sentence_transformers" else path
+        config.write_text(json.dumps(stored | {key: value}))
+
+    save("linear.Identity")
+    llm = octavo.LLM(str(tmp_path))
+    ids, types = llm.tokenizer.encode_segments("w5 w6", "w7")
+    with torch.no_grad():
+        logit = model(torch.tensor([ids]), token_type_ids=torch.tensor([types])).logits[0, 0]
+    assert abs(llm.rank("w5 w6", ["w7"])[0] - float(logit)) < 1e-5
+    save("activation.Sigmoid")
+    got = octavo.LLM(str(tmp_path)).rank("w5 w6", ["w7"])[0]
+    assert abs(got - float(torch.sigmoid(logit))) < 1e-6
+    save("activation.Softplus")
+    with pytest.raises(Unsupported, match="'Softplus'"):
+        octavo.LLM(str(tmp_path))
+
+
+def test_scores_of_large_logits() -> None:
+    pooling = Pooling("cls", True)
+    assert [pooling.score(x) for x in (-1e4, -0.0, 1e4)] == [0.0, 0.5, 1.0]

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from octavo.checkpoint.base import Tensor, TensorType
-from octavo.checkpoint.safetensors import read_json, read_safetensors
+from octavo.checkpoint.files import read_json
+from octavo.checkpoint.safetensors import read_safetensors
 from octavo.errors import CheckpointError, ModelNotFound, Unsupported
 
 MAX_RANK = 256

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.checkpoint.base import Checkpoint, Stored, Tensor, TensorType, tensor_bytes
+from octavo.checkpoint.files import map_file
 from octavo.errors import CheckpointError, Unsupported
 
 MAX_DIMENSIONS = 4
@@ -147,18 +148,8 @@ def _read_tensor(r: _Reader) -> tuple[str, TensorType, tuple[int, ...], int]:
     return name, TensorType(kind), shape, offset
 
 
-def _map(path: Path) -> mmap.mmap:
-    try:
-        with path.open("rb") as f:
-            return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
-    except ValueError:
-        raise CheckpointError(f"{path.name}: the file is empty") from None
-    except OSError as e:
-        raise CheckpointError(f"{path.name}: cannot be read: {e.strerror}") from None
-
-
 def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], mmap.mmap]:
-    r = _Reader(_map(path), path.name)
+    r = _Reader(map_file(path), path.name)
     count, pairs = _read_header(r)
     metadata = _read_metadata(r, pairs)
     entries = [_read_tensor(r) for _ in range(count)]

@@ -5,17 +5,17 @@ Format: u64 header length, a JSON header {name: {dtype, shape, data_offsets}}, t
 
 from __future__ import annotations
 
-import json
 import mmap
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from octavo.checkpoint.base import Checkpoint, Stored, TensorType, tensor_bytes
+from octavo.checkpoint.files import list_folder, map_file, parse_json, read_json
 from octavo.checkpoint.quantized import import_quantized
 from octavo.errors import CheckpointError, ModelNotFound, Unsupported
 
 MAX_HEADER = 100 << 20
-MAX_JSON = 64 << 20
 _UNREAD = {"BOOL", "I16", "U16", "U64", "F64"}  # buffers that no program needs
 _TYPES = {
     "F32": TensorType.F32, "F16": TensorType.F16, "BF16": TensorType.BF16, "I8": TensorType.I8,
@@ -24,31 +24,13 @@ _TYPES = {
 }  # fmt: skip
 
 
-def read_json(path: Path, limit: int = MAX_JSON) -> dict[str, Any]:
-    """A JSON object from a file of bounded size. Raises CheckpointError."""
-    try:
-        if path.stat().st_size > limit:
-            raise CheckpointError(f"{path.name}: {path.stat().st_size} bytes is too large for JSON")
-        value = json.loads(path.read_bytes())
-    except OSError as e:
-        raise CheckpointError(f"{path.name}: cannot be read: {e.strerror}") from None
-    except (ValueError, RecursionError):
-        raise CheckpointError(f"{path.name}: not valid JSON") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path.name}: not a JSON object")
-    return value
-
-
 def _header(data: mmap.mmap, name: str) -> tuple[dict[str, Any], int]:
     if len(data) < 8:
         raise CheckpointError(f"{name}: {len(data)} bytes is too short for safetensors")
     length = int.from_bytes(data[:8], "little")
     if length > min(MAX_HEADER, len(data) - 8):
         raise CheckpointError(f"{name}: a header of {length} bytes does not fit in {len(data)}")
-    try:
-        header = json.loads(data[8 : 8 + length])
-    except (ValueError, RecursionError):
-        raise CheckpointError(f"{name}: the safetensors header is not valid JSON") from None
+    header = parse_json(data[8 : 8 + length], f"{name}: the safetensors header")
     if not isinstance(header, dict):
         raise CheckpointError(f"{name}: the safetensors header is not an object")
     return header, 8 + length
@@ -75,13 +57,7 @@ def _entry(name: str, info: Any, file: str) -> tuple[TensorType, tuple[int, ...]
 
 def read_safetensors(path: Path) -> dict[str, Stored]:
     """The tensors of one file. Raises CheckpointError for a damaged one."""
-    try:
-        with path.open("rb") as f:
-            data = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
-    except ValueError:
-        raise CheckpointError(f"{path.name}: the file is empty") from None
-    except OSError as e:
-        raise CheckpointError(f"{path.name}: cannot be read: {e.strerror}") from None
+    data = map_file(path)
     header, start = _header(data, path.name)
     tensors: dict[str, Stored] = {}
     spans: list[tuple[int, int, str]] = []
@@ -106,38 +82,55 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
     return tensors
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if not index.exists():
-        return [folder / "model.safetensors"]
-    mapping = read_json(index).get("weight_map")
-    if not isinstance(mapping, dict) or not all(isinstance(v, str) for v in mapping.values()):
-        raise CheckpointError(f"{index.name}: no weight_map")
-    names = sorted(set(mapping.values()))
-    for name in names:
-        if Path(name).name != name or not (folder / name).exists():
-            raise CheckpointError(f"{index.name} names {name[:64]!r}, which is not in the folder")
-    return [folder / name for name in names]
+def _weight_map(folder: Path, names: Collection[str]) -> dict[str, str]:
+    """The file of each tensor, where an index says it, whatever else lies in the folder."""
+    index = "model.safetensors.index.json"
+    if index not in names:
+        return {}
+    mapping = read_json(folder / index).get("weight_map")
+    if not isinstance(mapping, dict) or not mapping:
+        raise CheckpointError(f"{index}: no weight_map")
+    for part in mapping.values():
+        if not isinstance(part, str) or part not in names:
+            name = str(part)[:64]
+            raise CheckpointError(f"{index} names {name!r}, which is not in the folder")
+    return mapping
+
+
+def _check_weights(folder: Path, files: Mapping[str, Path]) -> None:
+    """Raises ModelNotFound or Unsupported for a folder whose weights are not under HF's names."""
+    if {"model.safetensors", "model.safetensors.index.json"} & files.keys():
+        return
+    if any(n.startswith("consolidated") and n.endswith(".safetensors") for n in files):
+        raise Unsupported(
+            f"{folder.name}: consolidated.safetensors, Mistral's own layout   (params.json)",
+            "use the repository's model*.safetensors beside it, or convert it with transformers' "
+            "convert_mistral_weights_to_hf.py",
+        )
+    found = sorted(n for n in files if n.endswith((".safetensors", ".bin", ".pth")))
+    what = f"{', '.join(found)[:120]}, but " if found else ""
+    raise ModelNotFound(
+        f"{folder.name} has {what}no model.safetensors (pickled .bin files are not read)"
+    )
 
 
 def open_folder(folder: Path) -> Checkpoint:
     """Opens a Hugging Face model folder. Raises ModelNotFound, CheckpointError or Unsupported."""
-    config = folder / "config.json"
-    if not config.exists():
+    files = list_folder(folder)
+    if "config.json" not in files and "params.json" not in files:
         raise ModelNotFound(f"{folder} has no config.json, so it is not a model folder")
-    if not any(folder.glob("*.safetensors")):
-        raise ModelNotFound(
-            f"{folder} has no .safetensors weights (pickled .bin files are not read)"
-        )
+    _check_weights(folder, files)
+    metadata = read_json(folder / "config.json")
     stored: dict[str, Stored] = {}
-    sources = tuple(_weight_files(folder))
+    parts = _weight_map(folder, files)
+    sources = tuple(folder / n for n in sorted({*parts.values()} or {"model.safetensors"}))
     for path in sources:
-        stored.update(read_safetensors(path))
-    files = {p.name: p for p in folder.iterdir() if p.suffix in (".json", ".jinja", ".model")}
-    metadata = read_json(config)
+        held = read_safetensors(path).items()
+        stored |= {n: t for n, t in held if parts.get(n, path.name) == path.name}
     if "quantize_config.json" in files and "quantization_config" not in metadata:
         older = {"quant_method": "gptq"} | read_json(files["quantize_config.json"])
         metadata["quantization_config"] = older
     maps = {id(t.file): t.file for t in stored.values()}
-    tensors = import_quantized(stored, metadata)
-    return Checkpoint(folder, "hf", metadata, tensors, files, sources, tuple(maps.values()))
+    kept = {n: p for n, p in files.items() if p.suffix in (".json", ".jinja", ".model")}
+    imported = import_quantized(stored, metadata)
+    return Checkpoint(folder, "hf", metadata, imported, kept, sources, tuple(maps.values()))

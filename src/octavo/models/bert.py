@@ -110,7 +110,12 @@ def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     context = c.positions - c.first
     if not b.has(head[1] + ".weight"):
         return b.build(context, "embed")
-    pooled = b.activate(_linear(b, x, head[0], c.hidden), "tanh")
     labels = checkpoint.tensor(head[1] + ".weight").shape[0]
+    if labels != 1:
+        raise Unsupported(
+            f"{checkpoint.path.name}: a classifier of {labels} labels   ({head[1]}.weight)",
+            "cross-encoders with one label rank; a model that embeds has no classifier",
+        )
+    pooled = b.activate(_linear(b, x, head[0], c.hidden), "tanh")
     _linear(b, pooled, head[1], labels)
     return b.build(context, "rank")

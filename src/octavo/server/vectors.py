@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import math
 import secrets
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -74,7 +73,7 @@ def inputs(body: EmbeddingBody, served: Served) -> list[Segments]:
     out = []
     for text in given:
         if isinstance(text, str):
-            out.append(served.tokenizer.encode_segments(text))
+            out.append(served.tokenizer.encode_segments(served.pooling.prepare(text)))
         elif isinstance(text, list):
             if any(not 0 <= t < served.vocabulary for t in text):
                 raise _invalid(f"a token is outside 0 to {served.vocabulary - 1}", "input")
@@ -109,13 +108,9 @@ async def pool(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def embedding(vector: Vector, served: Served, dimensions: int | None) -> Vector:
-    """The vector to return: cut to `dimensions`, and of length 1 if the model's are."""
-    if dimensions is not None:
-        if not 1 <= dimensions <= len(vector):
-            raise _invalid(f"dimensions is {dimensions}; 1 to {len(vector)}", "dimensions")
-        vector = vector[:dimensions]
-    return served.pooling.finish(vector)
+def finish(vectors: list[Vector], served: Served, dimensions: int | None = None) -> list[Vector]:
+    """The vectors to return: cut to `dimensions`, and of length 1 if the model's are."""
+    return [served.pooling.finish(v, dimensions) for v in vectors]
 
 
 def embeddings_reply(vectors: list[Vector], served: Served, form: str | None, tokens: int) -> Any:
@@ -136,7 +131,7 @@ async def scores(
 ) -> tuple[list[float], int]:
     """How well the texts of each pair go together, and the tokens it took.
 
-    A cross-encoder's probability, else the cosine of the two embeddings.
+    A cross-encoder's score, else the cosine of the two embeddings.
     """
     if not 0 < len(pairs) <= MAX_INPUTS:
         raise _invalid(f"1 to {MAX_INPUTS} pairs are taken", "documents")
@@ -144,12 +139,11 @@ async def scores(
     if served.task == "rank":
         texts = [await asyncio.to_thread(encode, a, b) for a, b in pairs]
         logits = await pool(source, served, texts, salt)
-        if len(logits[0]) != 1:
-            raise RequestError(f"this model gives {len(logits[0])} scores, not one", "model")
-        return [1 / (1 + math.exp(-float(x[0]))) for x in logits], _count(texts)
+        return [served.pooling.score(float(x[0])) for x in logits], _count(texts)
     singles = list(dict.fromkeys(text for pair in pairs for text in pair))
-    texts = [await asyncio.to_thread(encode, text) for text in singles]
-    vectors = await pool(source, served, texts, salt)
+    prepare = served.pooling.prepare
+    texts = [await asyncio.to_thread(encode, prepare(text)) for text in singles]
+    vectors = await asyncio.to_thread(finish, await pool(source, served, texts, salt), served)
     known = {text: unit(v) for text, v in zip(singles, vectors, strict=True)}
     return [float(np.dot(known[a], known[b])) for a, b in pairs], _count(texts)
 
@@ -210,7 +204,7 @@ class VectorRoutes:
         texts = await asyncio.to_thread(inputs, body, served)
         work = pool(self._api.client, served, texts, request.scope.get("salt", ""))
         pooled = await while_connected(request.receive, work)
-        made = [embedding(v, served, body.dimensions) for v in pooled]
+        made = await asyncio.to_thread(finish, pooled, served, body.dimensions)
         tokens = sum(len(ids) for ids, _ in texts)
         self._api.done("embeddings", 200, Usage(prompt=tokens))
         reply = embeddings_reply(made, served, body.encoding_format, tokens)

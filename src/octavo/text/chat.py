@@ -17,7 +17,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from octavo.checkpoint import Checkpoint
-from octavo.checkpoint.safetensors import read_json
+from octavo.checkpoint.files import read_file, read_json
 from octavo.errors import RequestError
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.tools import THINK, THOUGHT, format_of, without_tools
@@ -250,11 +250,11 @@ def template_source(checkpoint: Checkpoint) -> str | None:
         value = checkpoint.metadata.get("tokenizer.chat_template")
         return value if isinstance(value, str) else None
     if path := checkpoint.files.get("chat_template.jinja"):
-        return path.read_text("utf-8", "replace") if path.stat().st_size <= 4 * MAX_SOURCE else None
+        return read_file(path, 4 * MAX_SOURCE).decode("utf-8", "replace")
     if path := checkpoint.files.get("tokenizer_config.json"):
         value = read_json(path).get("chat_template")
         if isinstance(value, list):  # named templates
-            named = {t.get("name"): t.get("template") for t in value if isinstance(t, dict)}
+            named = {str(t.get("name")): t.get("template") for t in value if isinstance(t, dict)}
             value = named.get("default")
         return value if isinstance(value, str) else None
     return None

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer as HfTokenizer
 
 from octavo.checkpoint import Checkpoint
-from octavo.checkpoint.safetensors import read_json
+from octavo.checkpoint.files import read_json
 from octavo.errors import CheckpointError
 from octavo.text import gguf_vocabulary
 from octavo.text.detokenizer import token_bytes
