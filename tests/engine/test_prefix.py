@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import random
+import sys
+import tracemalloc
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.backends.base import BLOCK
 from octavo.engine.blocks import BlockPool
-from octavo.engine.prefix import PrefixIndex
+from octavo.engine.prefix import Match, PrefixIndex
 
 tokens = st.lists(st.integers(0, 2), min_size=1, max_size=5 * BLOCK)
 
@@ -24,11 +31,10 @@ def store(index: PrefixIndex, sequence: list[int], salt: str = "") -> bool:
             break
         blocks.append(block)
     if match.partial_block is not None:
-        index.release(match.partial_block)
+        index.release([match.partial_block])
     if ok:
         index.insert(sequence, blocks, salt)
-    for block in blocks:
-        index.release(block)
+    index.release(blocks)
     return ok
 
 
@@ -51,8 +57,8 @@ def test_finds_the_longest_prefix_to_the_token(stored: list[list[int]], wanted: 
         assert store(index, sequence)
     match = index.match(wanted, "")
     assert match.tokens == longest_common(wanted, stored)
-    for block in (*match.blocks, *([] if match.partial_block is None else [match.partial_block])):
-        index.release(block)
+    index.release(match.blocks)
+    index.release([] if match.partial_block is None else [match.partial_block])
     assert pool.free_count + len(index) == pool.count  # everything is free or cached
 
 
@@ -83,8 +89,7 @@ def test_least_recently_used_goes_first() -> None:
     a, b, c = [1] * BLOCK, [2] * BLOCK, [3] * BLOCK
     for sequence in (a, b, c):
         store(index, sequence)
-    for block in index.match(a, "").blocks:  # a is used again
-        index.release(block)
+    index.release(index.match(a, "").blocks)  # a is used again
     held = [index.allocate(), index.allocate()]  # one free block, then one evicted
     assert None not in held
     assert index.match(b, "").tokens == 0
@@ -97,6 +102,165 @@ def test_blocks_in_use_are_not_evicted() -> None:
     store(index, [1] * BLOCK * 2)
     match = index.match([1] * BLOCK * 2, "")
     assert index.allocate() is None
-    for block in match.blocks:
-        index.release(block)
+    index.release(match.blocks)
     assert index.allocate() is not None
+
+
+class Plain:
+    """The index as its definition says it: a list of what is known, looked through every time."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.pool = pool
+        self.known: dict[tuple[str, tuple[int, ...]], int] = {}  # of a prefix: its last block
+        self.released: dict[int, int] = {}
+        self.clock = 0
+
+    def match(self, tokens: list[int], salt: str) -> Match:
+        blocks: list[int] = []
+        while (at := (len(blocks) + 1) * BLOCK) <= len(tokens):
+            if (salt, tuple(tokens[:at])) not in self.known:
+                break
+            blocks.append(self.known[salt, tuple(tokens[:at])])
+        start, partial, best = len(blocks) * BLOCK, None, 0
+        for (other, prefix), block in self.known.items():
+            inside = other == salt and prefix[:start] == tuple(tokens[:start])
+            if inside and start < len(prefix) <= start + BLOCK:
+                n = longest_common(tokens[start:], [list(prefix[start:])])
+                if n and n >= best:  # of equals the newest
+                    partial, best = block, n
+        for block in (*blocks, *([] if partial is None else [partial])):
+            self.pool.share(block)
+        return Match(blocks, partial, best)
+
+    def insert(self, tokens: list[int], blocks: list[int], salt: str) -> None:
+        for i, block in enumerate(blocks):
+            key = (salt, tuple(tokens[: (i + 1) * BLOCK]))
+            if key not in self.known:
+                self.known[key] = block
+                self.pool.share(block)
+            elif self.known[key] != block and len(key[1]) % BLOCK == 0:
+                self.pool.share(self.known[key])
+                self.pool.free(block)
+                blocks[i] = self.known[key]
+
+    def release(self, blocks: list[int]) -> None:
+        for block in reversed(blocks):
+            self.pool.free(block)
+            self.clock += 1
+            self.released[block] = self.clock
+
+    def allocate(self) -> int | None:
+        while (block := self.pool.allocate()) is None:
+            free = [
+                (self.released[b], key)
+                for key, b in self.known.items()
+                if self.pool.references(b) == 1
+                and not any(
+                    s == key[0] and len(p) > len(key[1]) and p[: len(key[1])] == key[1]
+                    for s, p in self.known
+                    if len(key[1]) % BLOCK == 0
+                )
+            ]
+            if not free:
+                return None
+            self.pool.free(self.known.pop(min(free)[1]))
+        return block
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32), st.integers(4, 24))
+def test_evicts_what_the_definition_evicts(seed: int, count: int) -> None:
+    """Sequences begin, fork, and end or are given up in any order; both hand out equal blocks."""
+    rng = random.Random(seed)
+    both: tuple[PrefixIndex, Plain] = PrefixIndex(BlockPool(count)), Plain(BlockPool(count))
+    running: list[tuple[list[int], str, list[int]]] = []
+    for _ in range(60):
+        if running and rng.random() < 0.5:
+            sequence, salt, blocks = running.pop(rng.randrange(len(running)))
+            mine, other = list(blocks), list(blocks)
+            if len(blocks) * BLOCK >= len(sequence) and rng.random() < 0.8:
+                both[0].insert(sequence, mine, salt)
+                both[1].insert(sequence, other, salt)
+            assert mine == other
+            both[0].release(mine)
+            both[1].release(other)
+            continue
+        sequence = [rng.randrange(2) for _ in range(rng.randrange(1, 4 * BLOCK))]
+        sequence = [sequence[i // 4 * 4] for i in range(len(sequence))]  # so that many are alike
+        salt = rng.choice(["a", "b"])
+        match = both[0].match(sequence[:-1], salt)
+        assert both[1].match(sequence[:-1], salt) == match
+        blocks = list(match.blocks)
+        while len(blocks) * BLOCK < len(sequence):
+            block = both[0].allocate()
+            assert both[1].allocate() == block
+            if block is None:
+                break
+            blocks.append(block)
+        for index in both:
+            index.release([] if match.partial_block is None else [match.partial_block])
+        running.append((sequence, salt, blocks))
+    for index in both:
+        for _, _, blocks in running:
+            index.release(blocks)
+    left = [both[0].allocate() for _ in range(count)]
+    assert [both[1].allocate() for _ in range(count)] == left and None not in left
+    assert len(both[0]) == 0
+
+
+def lines_of(call: Callable[[], object]) -> int:
+    """Lines of Python that a call runs."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+def test_equal_prompts_leave_no_trace() -> None:
+    """The account of what can be evicted has a block once, however often it was let go."""
+    index = PrefixIndex(BlockPool(100))
+    prompt = list(range(64 * BLOCK))
+    store(index, prompt)
+    tracemalloc.start()
+    try:
+        for _ in range(1000):
+            index.release(index.match(prompt, "").blocks)
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert grown < 100_000  # less than two bytes a release
+    assert lines_of(index.evict) < 30
+
+
+def test_evicting_costs_the_same_however_much_is_known() -> None:
+    """A thousand blocks below one, all with the same first token; and a chain as long."""
+    wide, deep = PrefixIndex(BlockPool(1100)), PrefixIndex(BlockPool(1100))
+    for i in range(1000):
+        store(wide, [1] * BLOCK + [2, i])
+    store(deep, list(range(1000 * BLOCK)))
+    few = PrefixIndex(BlockPool(10))
+    store(few, list(range(2 * BLOCK)))
+    once = lines_of(few.evict)
+    for index in (wide, deep):
+        assert len(index) >= 1000
+        assert {lines_of(index.evict) for _ in range(900)} <= {once, once + 1, once - 1}
+
+
+def test_salts_leave_with_their_last_block() -> None:
+    """A salt is a client's word: thousands of them must not stay."""
+    index = PrefixIndex(BlockPool(8))
+    for i in range(1000):
+        store(index, [1, 2, 3], f"salt {i}")
+    assert len(index) <= 8 and index.salts <= 8
+    index.clear()
+    assert index.salts == 0

@@ -3,14 +3,18 @@
 A trie whose edges are the tokens of one block: children are compared by their tokens, not by a
 hash of them, so two prompts can never be confused. The index holds one reference to each block
 it knows; blocks nobody else holds are given back least recently used first, leaves before parents.
+
+Blocks that nobody else holds are kept in the order in which they were let go. Whoever holds a block
+holds its ancestors too, and lets them go after it, so the first of that order never has children:
+sharing, releasing and evicting a block take constant time, and the order has an entry a block.
 """
 
 from __future__ import annotations
 
-import heapq
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import islice
 from typing import NamedTuple
 
 from octavo.backends.base import BLOCK
@@ -38,9 +42,9 @@ class _Node:
     tokens: Tokens
     block: int
     parent: _Node | None
+    salt: str = ""  # of a root
     children: dict[Tokens, _Node] = field(default_factory=dict)
-    by_first: dict[int, list[_Node]] = field(default_factory=dict)
-    used: int = 0
+    by_first: dict[int, dict[Tokens, _Node]] = field(default_factory=dict)
 
 
 def _common(a: Tokens, b: Sequence[int]) -> int:
@@ -59,9 +63,7 @@ class PrefixIndex:
         self._pool = pool
         self._roots: dict[str, _Node] = {}
         self._node_of: dict[int, _Node] = {}
-        self._heap: list[tuple[int, int, _Node]] = []  # (used, tie, node), lazily cleaned
-        self._clock = count(1)
-        self._ties = count()
+        self._idle: OrderedDict[int, _Node] = OrderedDict()  # by block; let go first comes first
 
     @property
     def capacity(self) -> int:
@@ -72,6 +74,11 @@ class PrefixIndex:
         """Blocks the index refers to."""
         return len(self._node_of)
 
+    @property
+    def salts(self) -> int:
+        """Salts under which it knows anything."""
+        return len(self._roots)
+
     def match(self, tokens: Sequence[int], salt: str) -> Match:
         """The longest known prefix of `tokens`. Takes a reference to every block it returns."""
         node, blocks = self._roots.get(salt), []
@@ -80,20 +87,19 @@ class PrefixIndex:
             child = node.children.get(tuple(tokens[at : at + BLOCK]))
             if child is None:
                 break
-            self._use(child)
             blocks.append(child.block)
             node, at = child, at + BLOCK
         best, length = None, 0
         if node is not None and at < len(tokens):
             rest = tokens[at : at + BLOCK]
-            for child in node.by_first.get(rest[0], ())[-CANDIDATES:]:
+            alike = node.by_first.get(rest[0], {})
+            for child in islice(reversed(alike.values()), CANDIDATES):
                 if (n := _common(child.tokens, rest)) > length:
                     best, length = child, n
         if best is not None:
-            self._use(best)
             blocks.append(best.block)
         for block in blocks:
-            self._pool.share(block)
+            self.share(block)
         if best is None:
             return Match(blocks, None, 0)
         return Match(blocks[:-1], best.block, length)
@@ -104,7 +110,7 @@ class PrefixIndex:
         Where an equal block is known already, the entry of `blocks` is replaced by that one: equal
         tokens at equal positions have equal keys and values, bit for bit.
         """
-        node = self._roots.setdefault(salt, _Node((), -1, None))
+        node = self._roots.setdefault(salt, _Node((), -1, None, salt))
         for i, block in enumerate(blocks):
             part = tuple(tokens[i * BLOCK : (i + 1) * BLOCK])
             child = node.children.get(part)
@@ -113,27 +119,28 @@ class PrefixIndex:
                     self._remove(self._node_of[block])
                 child = _Node(part, block, node)
                 node.children[part] = child
-                node.by_first.setdefault(part[0], []).append(child)
+                node.by_first.setdefault(part[0], {})[part] = child
                 self._node_of[block] = child
-                self._pool.share(block)
+                self.share(block)
             elif child.block != block and len(part) == BLOCK:
-                self._pool.share(child.block)
-                self.release(block)
+                self.share(child.block)
+                self.release([block])
                 blocks[i] = child.block
-            self._use(child)
             if len(part) < BLOCK:
                 break
             node = child
 
     def share(self, block: int) -> None:
-        """Adds a reference to a block that somebody holds."""
+        """Adds a reference to a block that somebody holds, the index or another."""
         self._pool.share(block)
+        self._idle.pop(block, None)
 
-    def release(self, block: int) -> None:
-        """Drops a reference somebody held; a block only the index holds becomes evictable."""
-        if self._pool.free(block) == 1 and (node := self._node_of.get(block)):
-            self._use(node)
-            self._push(node)
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drops a reference to each of a sequence's blocks, which are in the order of its tokens;
+        those only the index still holds become evictable."""
+        for block in reversed(blocks):
+            if self._pool.free(block) == 1 and (node := self._node_of.get(block)):
+                self._idle[block] = node
 
     def allocate(self) -> int | None:
         """A block: a free one, else the least recently used that nobody holds, else None."""
@@ -143,41 +150,28 @@ class PrefixIndex:
         return block
 
     def evict(self) -> bool:
-        """Forgets the least recently used leaf that nobody holds."""
-        while self._heap:
-            used, _, node = heapq.heappop(self._heap)
-            if self._node_of.get(node.block) is not node or node.children:
-                continue  # gone, or its children must go first and will push it again
-            if self._pool.references(node.block) != 1:
-                continue  # in use: pushed again when released
-            if used != node.used:
-                self._push(node)
-                continue
-            self._remove(node)
-            return True
-        return False
+        """Forgets the least recently used block that nobody holds, a leaf."""
+        if not self._idle:
+            return False
+        _, node = self._idle.popitem(last=False)
+        self._remove(node)
+        root = node.parent
+        if root is not None and root.parent is None and not root.children:
+            del self._roots[root.salt]
+        return True
 
     def clear(self) -> None:
         """Forgets everything that nobody holds."""
         while self.evict():
             pass
 
-    def _use(self, node: _Node) -> None:
-        node.used = next(self._clock)
-
-    def _push(self, node: _Node) -> None:
-        heapq.heappush(self._heap, (node.used, next(self._ties), node))
-
     def _remove(self, node: _Node) -> None:
         parent = node.parent
         assert parent is not None and not node.children
         del parent.children[node.tokens]
-        siblings = parent.by_first[node.tokens[0]]
-        siblings.remove(node)
-        if not siblings:
+        alike = parent.by_first[node.tokens[0]]
+        del alike[node.tokens]
+        if not alike:
             del parent.by_first[node.tokens[0]]
         del self._node_of[node.block]
         self._pool.free(node.block)
-        known = parent.block >= 0 and not parent.children
-        if known and self._pool.references(parent.block) == 1:
-            self._push(parent)

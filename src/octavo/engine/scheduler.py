@@ -146,10 +146,8 @@ class Scheduler:
         return self.index.match(sequence.tokens[:-1], sequence.salt)
 
     def _give_back(self, match: Match) -> None:
-        for block in match.blocks:
-            self.index.release(block)
-        if match.partial_block is not None:
-            self.index.release(match.partial_block)
+        last = [] if match.partial_block is None else [match.partial_block]
+        self.index.release([*match.blocks, *last])
 
     def _fits(self, sequence: Sequence, match: Match) -> bool:
         """Whether the whole sequence could get blocks; asked before any is evicted for it."""
@@ -168,7 +166,7 @@ class Scheduler:
                 self._copy_block(match.partial_block, block)
                 sequence.blocks.append(block)
                 sequence.computed = match.tokens
-            self.index.release(match.partial_block)
+            self.index.release([match.partial_block])
         if not sequence.admitted:
             sequence.admitted = True
             sequence.cached = min(sequence.computed, len(sequence.request.prompt))
@@ -209,7 +207,7 @@ class Scheduler:
         room = sequence in self.running and len(self.running) < self._sequences
         if not room or (sequence.computed % BLOCK and copied is None):
             if copied is not None:
-                self.index.release(copied)
+                self.index.release([copied])
             self.waiting.append(child)
             return child
         child.blocks = sequence.blocks[:whole]
@@ -243,7 +241,6 @@ class Scheduler:
         self.remove(sequence)
 
     def _release(self, sequence: Sequence) -> None:
-        for block in sequence.blocks:
-            self.index.release(block)
+        self.index.release(sequence.blocks)
         sequence.blocks = []
         sequence.indexed = sequence.computed = 0
