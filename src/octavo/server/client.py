@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from octavo.engine.constraint import TokenTable
 from octavo.engine.plan import Plan
 from octavo.engine.request import Request, TokenEvent
 from octavo.errors import EngineFailed, OctavoError, Overloaded, RequestError
+from octavo.process import python_module
 from octavo.server.engine_process import plan_fields
 from octavo.server.protocol import (
     Abort,
@@ -218,13 +218,9 @@ class EngineClient:
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "octavo.server.engine_process",
-                    str(theirs.fileno()),
-                    str(os.getpid()),
-                ],
+                python_module(
+                    "octavo.server.engine_process", str(theirs.fileno()), str(os.getpid())
+                ),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # Ctrl-C is the front's business, from the first import on
