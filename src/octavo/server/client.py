@@ -102,6 +102,11 @@ class EngineClient:
         stalled = bool(self._streams) and time.monotonic() - self._heard > STALL
         return self._ready.is_set() and not self.draining and not stalled
 
+    @property
+    def pid(self) -> int | None:
+        """The engine process's."""
+        return self._process.pid if self._process else None
+
     async def start(self) -> None:
         """Starts the engine and waits until it is ready. Raises what made it fail."""
         self._supervisor = asyncio.create_task(self._supervise())
@@ -123,7 +128,11 @@ class EngineClient:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._supervisor
         self._reap()
-        self._fail_all(EngineFailed("the server is shutting down", code="shutting_down"))
+        self.end_streams()
+
+    def end_streams(self) -> None:
+        """Ends every request: the server does not wait for it any longer."""
+        self._fail_all(Overloaded("the server is shutting down", code="shutting_down"))
 
     async def submit(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
         """Token events of a request until its end. Closing the iterator aborts it.
