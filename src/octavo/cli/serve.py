@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 import time
 from contextlib import ExitStack
 from importlib.metadata import version
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from octavo.engine.loader import OpenModel
     from octavo.engine.plan import Plan
     from octavo.server.client import EngineClient
-    from octavo.server.generation import Served, Usage
+    from octavo.server.exchange import Exchange
+    from octavo.server.generation import Served
     from octavo.server.run import ServeOptions
 
 DEMO = "smollm2"
@@ -80,21 +82,11 @@ class Screen:
         body = "\n    ".join([f'{{"model":{json.dumps(served.name)},', *fields]) + "}"
         return [f"  curl {self._url}/v1/{route} \\", f"    -d {shlex.quote(body)}"]
 
-    def line(self, route: str, status: int, usage: Usage) -> None:
-        self.requests += 1
-        self.tokens += usage.completion
-        self.errors += status >= 500
-        if route in ("embeddings", "rerank", "score"):
-            say(f"{time.strftime('%H:%M:%S')}  {route}  {usage.prompt} tokens  {status}")
-            return
-        first = f"ttft {1000 * (usage.first - usage.began):.0f} ms" if usage.first else "no token"
-        speed = ""
-        if usage.first and usage.last and usage.completion > 1 and not usage.beam_width:
-            speed = f"  {(usage.completion - 1) / max(usage.last - usage.first, 1e-9):.0f} tok/s"
-        say(
-            f"{time.strftime('%H:%M:%S')}  {route}  {usage.prompt} → {usage.completion} tokens"
-            f"  {first}{speed}  cache {usage.cached}/{usage.prompt}  {status}"
-        )
+    def count(self, one: Exchange) -> None:
+        if one.usage is not None:
+            self.requests += 1
+            self.tokens += one.usage.completion
+            self.errors += one.status >= 500
 
     def goodbye(self) -> None:
         say(f"served {self.requests} requests, {self.tokens:,} tokens, {self.errors} errors; bye")
@@ -125,6 +117,25 @@ class Screen:
     envvar="OCTAVO_API_KEY",
     help="Require this key (repeatable).",
 )
+@click.option(
+    "--admin-key",
+    envvar="OCTAVO_ADMIN_KEY",
+    help="Require this key to load and unload adapters.",
+)
+@click.option(
+    "--allowed-host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Name that clients may call this server by, * for any (repeatable). [any but on loopback]",
+)
+@click.option(
+    "--cors-origin",
+    "origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Web pages that may call this server: https://app.example.com, * for all (repeatable).",
+)
 @click.option("--name", help="What clients call the model. [its own name]")
 @click.option(
     "--chat-template",
@@ -146,6 +157,28 @@ class Screen:
     default=30,
     show_default=True,
     help="Seconds given to running requests at the end.",
+)
+@click.option(
+    "--write-timeout",
+    default=60,
+    show_default=True,
+    help="Seconds until a stream that is not read is ended.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    envvar="OCTAVO_LOG_LEVEL",
+    help="Least of what is logged.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    envvar="OCTAVO_LOG_FORMAT",
+    help="Lines to read, or an object a line.",
 )
 @click.option(
     "--lora",
@@ -171,8 +204,10 @@ class Screen:
 )
 @sizing
 def serve(
-    model: str | None, host: str, port: int, api_keys: tuple[str, ...], name: str | None,
-    chat_template: Path | None, max_queue: int, drain_timeout: int, loras: tuple[str, ...],
+    model: str | None, host: str, port: int, api_keys: tuple[str, ...], admin_key: str | None,
+    hosts: tuple[str, ...], origins: tuple[str, ...], name: str | None,
+    chat_template: Path | None, max_queue: int, drain_timeout: int, write_timeout: int,
+    log_level: str, log_format: str, loras: tuple[str, ...],
     lora_dir: Path | None, lora_memory: str | None, packed_cache: bool, memory: str | None,
     context: int | None, threads: int | None, kv_dtype: str, offline: bool,
 ) -> None:  # fmt: skip
@@ -182,8 +217,10 @@ def serve(
     from octavo.engine.host import available_memory
     from octavo.engine.loader import open_model
     from octavo.engine.plan import make_plan, parse_size
+    from octavo.server.guard import Access
     from octavo.server.ports import bind
 
+    access = Access(host, api_keys, admin_key, hosts, origins)
     sock = bind(host, port)
     if model is None:
         model = DEMO
@@ -201,6 +238,7 @@ def serve(
     if context is None and plan.context < plan.model_context:
         wanted, given = plan.model_context, plan.context
         say(f"context lowered from {wanted:,} to {given:,} to fit; --context sets it")
+    from octavo.server.logs import logging_to
     from octavo.server.run import ServeOptions
 
     template = chat_template.read_text() if chat_template else None
@@ -208,16 +246,20 @@ def serve(
         located,
         name or located.name,
         plan,
-        list(api_keys),
+        access,
         template,
         max_queue,
         drain_timeout,
+        write_timeout,
         adapters,
         lora_dir,
     )
     title = DEMOS[model].title if model in DEMOS else opened.checkpoint.architecture
     shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
-    _run(options, opened, sock, Screen(f"http://{shown}:{sock.getsockname()[1]}", plan, title))
+    screen = Screen(f"http://{shown}:{sock.getsockname()[1]}", plan, title)
+    with logging_to(sys.stdout, log_level, log_format):
+        _run(options, opened, sock, screen)
+    screen.goodbye()
 
 
 def _run(options: ServeOptions, opened: OpenModel, sock: socket.socket, screen: Screen) -> None:
@@ -233,6 +275,5 @@ def _run(options: ServeOptions, opened: OpenModel, sock: socket.socket, screen: 
             screen.ready(client, served)
 
         uvloop.run(
-            serve_http(options, opened, sock, progress=advance, ready=ready, log=screen.line)
+            serve_http(options, opened, sock, progress=advance, ready=ready, ended=screen.count)
         )
-    screen.goodbye()

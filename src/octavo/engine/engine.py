@@ -144,6 +144,7 @@ class Engine:
         sequence = Sequence(
             request, next(self._arrivals), deadline, limit, list(request.prompt), eos=self._eos,
             vocabulary=self._vocabulary, allowed=self._allowed(params.allowed_token_ids),
+            submitted=time.monotonic(),
         )  # fmt: skip
         sequence.scored += request.scored
         sequence.salt = request.salt
@@ -233,6 +234,8 @@ class Engine:
         if not work:
             return events
         began = time.perf_counter()
+        for sequence in (w.sequence for w in work if not w.sequence.queued):
+            sequence.queued = time.monotonic() - sequence.submitted
         try:
             if (steps := self._steps_ahead(work)) > 1:
                 ends = [self._end_tokens(w.sequence.request.params) for w in work]
@@ -355,7 +358,9 @@ class Engine:
         if finish:
             self._forget(sequence.id)
             self.scheduler.retire(sequence)
-        return TokenEvent(sequence.id, token, logprob, top, finish, sequence.cached)
+        return TokenEvent(
+            sequence.id, token, logprob, top, finish, sequence.cached, queued=sequence.queued
+        )
 
     def _end_tokens(self, params: SamplingParams) -> list[int]:
         return [*params.stop_token_ids, *(() if params.ignore_eos else self._eos)]

@@ -219,3 +219,4 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
     score: float = 0.0
     more: bool = False
     vector: bytes = b""  # fp32, what was pooled
+    queued: float = 0.0  # seconds between the submission and its first step

@@ -29,6 +29,8 @@ class Sequence:
     indexed: int = 0  # whole blocks handed to the prefix index
     cached: int = 0  # prompt tokens found in the cache at first admission
     admitted: bool = False
+    submitted: float = 0.0
+    queued: float = 0.0  # seconds between that and the first step
     counts: Counter[int] = field(default_factory=Counter)  # generated tokens
     eos: frozenset[int] = frozenset()
     vocabulary: int = 0

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import wraps
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -19,30 +19,35 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
+from octavo.engine.request import Request as EngineRequest
 from octavo.errors import Overloaded, RequestError
 from octavo.server import decoding, schemas
+from octavo.server.bodies import Bodies
 from octavo.server.client import EngineClient
+from octavo.server.exchange import Observer, exchange
 from octavo.server.generation import Piece, Served, Usage, generate_all, requests_for
 from octavo.server.grammar_check import GrammarChecker
+from octavo.server.guard import Access, guarded, principal
 from octavo.server.http import (
-    ApiKeys,
     ClientGone,
     EventStream,
     error_response,
     json_response,
-    read_body,
     while_connected,
 )
 from octavo.server.jobs import Job, echoed
 from octavo.server.lora import AdapterRoutes
 from octavo.server.messages import conversation, tool_use
 from octavo.server.metrics import Metrics
+from octavo.server.recorder import InternalError, Recorder
 from octavo.server.replies import DONE, Shape, encode, error_body, error_frame
 from octavo.server.vectors import VectorRoutes
 
+SMALL = 64  # tokens with log-probabilities that are made JSON of on the event loop
 Handler = Callable[[Request], Awaitable[Response]]
-LogLine = Callable[[str, int, Usage], None]
+C = TypeVar("C", bound=schemas.Common)
 
 
 class NotFound(RequestError):
@@ -52,14 +57,12 @@ class NotFound(RequestError):
 class Api:
     """Handlers over one served model. `served` is set once the model is loaded."""
 
-    def __init__(
-        self, client: EngineClient, log: LogLine = lambda route, status, usage: None
-    ) -> None:
+    def __init__(self, client: EngineClient) -> None:
         self.client = client
+        self.bodies = Bodies()
         self.grammars = GrammarChecker(client.table, client.vocabulary)
         self.served: Served | None = None
         self.metrics = Metrics(client)
-        self._log = log
 
     def model(self, name: str | None) -> Served:
         if self.served is None:
@@ -74,7 +77,7 @@ class Api:
             )
         return self.served
 
-    def writer(self, name: str) -> Served:
+    def writer(self, name: str | None) -> Served:
         """The model, if it generates text."""
         served = self.model(name)
         if served.task != "generate":
@@ -85,87 +88,42 @@ class Api:
             )
         return served
 
-    def done(self, route: str, status: int, usage: Usage | None = None) -> None:
-        self.metrics.finished(route, status, usage)
-        if usage is not None:
-            self._log(route, status, usage)
-
     # -- generation ---------------------------------------------------------------------------
 
     async def chat(self, request: Request) -> Response:
-        body = schemas.parse(await read_body(request), schemas.ChatBody)
-        served = self.writer(body.model)
-        template = served.template
-        if template is None:
-            raise RequestError(
-                f"{served.name} has no chat template, so it cannot chat. Use /v1/completions, "
-                "or start the server with --chat-template FILE.",
-                "model",
-                "no_chat_template",
-            )
-        use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
-        messages = conversation(body.messages)
-        options = decoding.template_options(body)
-        # In a thread: a long text must not hold up everybody else's streams.
-        ids = await asyncio.to_thread(
-            template.encode, messages, tools=use.told if use else None, **options
-        )
-        limits = decoding.chat_limits(body)
-        params = decoding.sampling(body, served.defaults, served.tokenizer, *limits)
-        params, reply = decoding.for_chat(
-            params, use, template.style, served.tokenizer, template.reasons,
-            template.thinking(ids), body.thinking_token_budget,
-        )  # fmt: skip
-        job = Job("chat", [ids], params, decoding.choices(body), reply=reply)
-        return await self.reply(request, body, served, job)
+        body = await self.bodies.read(request, schemas.ChatBody)
+        return await self.reply(request, body, self.writer(body.model), _chat_job)
 
     async def completions(self, request: Request) -> Response:
-        body = schemas.parse(await read_body(request), schemas.CompletionBody)
-        served = self.writer(body.model)
-        n = decoding.choices(body)
-        ids = await asyncio.to_thread(_encode_all, served, schemas.prompts(body))
-        limit = 16 if body.max_tokens is None else body.max_tokens
-        params = decoding.sampling(body, served.defaults, served.tokenizer, limit, body.logprobs)
-        if body.echo and body.logprobs is not None:
-            params = msgspec.structs.replace(params, prompt_logprobs=body.logprobs)
-        best_of = decoding.candidates(body, n)
-        job = Job("completions", ids, params, n, best_of, echo=bool(body.echo))
-        return await self.reply(request, body, served, job)
+        body = await self.bodies.read(request, schemas.CompletionBody)
+        return await self.reply(request, body, self.writer(body.model), _completion_job)
 
     async def reply(
-        self, request: Request, body: schemas.Common, served: Served, job: Job
+        self, request: Request, body: C, served: Served, make: Callable[[Served, C], Job]
     ) -> Response:
-        """Checks a job as a whole and runs it, streaming or not."""
-        params = job.params
-        params.check(served.vocabulary)
-        decoding.check_numbers(body, job.prompts, served.vocabulary)
-        requests = requests_for(
-            job.prompts, job.made, params, body.timeout, body.priority or 0,
-            request.scope.get("salt", ""), served.adapter,
-        )  # fmt: skip
-        if len(requests) > decoding.MAX_CHOICES:
-            raise RequestError(
-                f"{len(requests)} choices in one request; {decoding.MAX_CHOICES} at most", "n"
-            )
-        if params.grammar is not None:
-            await self.grammars.check(params.grammar)
+        """Makes a job of a body and runs it, streaming or not."""
+        salt = principal(request.scope).salt
+        # In a thread: a long text must not hold up everybody else's streams.
+        job, requests = await asyncio.to_thread(_prepare, make, served, body, salt)
+        if job.params.grammar is not None:
+            await self.grammars.check(job.params.grammar)
         usage = Usage(prompt=sum(map(len, job.prompts)))
         reply_id = ("chatcmpl-" if job.chat else "cmpl-") + secrets.token_hex(12)
-        shape = Shape(
-            job.chat, served, reply_id, int(time.time()), params.logprobs is not None, job.echo
-        )
-        pieces = generate_all(self.client, served, job.tuned(requests), usage, job.reply)
+        logprobs = job.params.logprobs is not None
+        shape = Shape(job.chat, served, reply_id, int(time.time()), logprobs, job.echo)
+        pieces = generate_all(self.client, served, requests, usage, job.reply)
         if job.echo:
             pieces = echoed(pieces, served.tokenizer, job)
         count = len(job.prompts) * job.made
+        exchange(request.scope).usage = usage
         if body.stream:
-            return await self.stream(request, body, job, count, pieces, shape, usage)
+            return await self.stream(request, body, count, pieces, shape, usage)
         choices = await while_connected(request.receive, _collect(pieces, count))
-        self.done(job.route, 200, usage)
-        return json_response(shape.whole(job.best(choices), usage))
+        whole = await asyncio.to_thread(lambda: shape.whole(job.best(choices), usage))
+        return json_response(whole)
 
     async def stream(
-        self, request: Request, body: schemas.Common, job: Job, count: int,
+        self, request: Request, body: schemas.Common, count: int,
         pieces: AsyncGenerator[Piece, None], shape: Shape, usage: Usage,
     ) -> Response:  # fmt: skip
         """Streams; the status is sent only once there is a first piece, so refusals keep theirs."""
@@ -176,28 +134,29 @@ class Api:
             raise
         with_usage = body.stream_options is not None and body.stream_options.include_usage
 
+        async def chunks(piece: Piece) -> bytes:
+            if len(piece.tokens) + len(piece.prompt) <= SMALL:
+                return shape.chunks(piece, with_usage)
+            return await asyncio.to_thread(shape.chunks, piece, with_usage)
+
         async def frames() -> AsyncGenerator[bytes, None]:
-            status = 499
             try:
                 async with aclosing(pieces) as rest:
                     opening = b"".join(shape.opening(i, with_usage) for i in range(count))
-                    yield opening + shape.chunks(first, with_usage)
+                    yield opening + await chunks(first)
                     async for piece in rest:
-                        yield shape.chunks(piece, with_usage)
+                        yield await chunks(piece)
                 yield (shape.closing(usage) if with_usage else b"") + DONE
-                status = 200
             except RequestError as e:
-                status = e.status
+                exchange(request.scope).failed(e)
                 yield error_frame(e) + DONE
-            finally:
-                self.done(job.route, status, usage)
 
         return EventStream(frames())
 
     # -- text ---------------------------------------------------------------------------------
 
     async def tokenize(self, request: Request) -> Response:
-        body = schemas.parse(await read_body(request), schemas.TokenizeBody)
+        body = await self.bodies.read(request, schemas.TokenizeBody)
         served = self.model(body.model)
         text = body.prompt if body.prompt is not None else body.content
         if (text is None) == (body.messages is None):
@@ -210,17 +169,14 @@ class Api:
                 f"{served.name} has no chat template", "messages", "no_chat_template"
             )
         else:
-            ids = await asyncio.to_thread(served.template.encode, conversation(body.messages))
-        return json_response(
-            encode({"count": len(ids), "max_model_len": served.context, "tokens": ids})
-        )
+            template, given = served.template, body.messages
+            ids = await asyncio.to_thread(lambda: template.encode(conversation(given)))
+        reply = {"count": len(ids), "max_model_len": served.context, "tokens": ids}
+        return json_response(await asyncio.to_thread(encode, reply))
 
     async def detokenize(self, request: Request) -> Response:
-        body = schemas.parse(await read_body(request), schemas.DetokenizeBody)
-        served = self.model(body.model)
-        if any(not 0 <= t < len(served.tokenizer.bytes) for t in body.tokens):
-            raise RequestError("a token is outside the vocabulary", "tokens", "invalid_value")
-        text = served.tokenizer.decode(body.tokens)
+        body = await self.bodies.read(request, schemas.DetokenizeBody)
+        text = await asyncio.to_thread(_decode, self.model(body.model), body.tokens)
         return json_response(encode({"prompt": text, "content": text}))
 
     # -- about the server ---------------------------------------------------------------------
@@ -233,8 +189,7 @@ class Api:
         }  # fmt: skip
 
     async def models(self, request: Request) -> Response:
-        names = [None, *self.client.adapters] if self.served else []
-        cards = [self._card(self.model(name)) for name in names]
+        cards = [self._card(self.model(name)) for name in (None, *self.client.adapters)]
         return json_response(encode({"object": "list", "data": cards}))
 
     async def one_model(self, request: Request) -> Response:
@@ -266,37 +221,95 @@ async def _collect(pieces: AsyncGenerator[Piece, None], count: int) -> list[list
     return out
 
 
+def _prepare(
+    make: Callable[[Served, C], Job], served: Served, body: C, salt: str
+) -> tuple[Job, list[EngineRequest]]:
+    """The job of a body, checked as a whole, and its requests. Raises RequestError."""
+    job = make(served, body)
+    job.params.check(served.vocabulary)
+    decoding.check_numbers(body, job.prompts, served.vocabulary)
+    count = len(job.prompts) * (1 if job.params.beam else job.made)
+    if count > decoding.MAX_CHOICES:
+        raise RequestError(f"{count} choices in one request; {decoding.MAX_CHOICES} at most", "n")
+    requests = requests_for(
+        job.prompts, job.made, job.params, body.timeout, body.priority or 0, salt, served.adapter
+    )
+    return job, job.tuned(requests)
+
+
+def _chat_job(served: Served, body: schemas.ChatBody) -> Job:
+    template = served.template
+    if template is None:
+        raise RequestError(
+            f"{served.name} has no chat template, so it cannot chat. Use /v1/completions, "
+            "or start the server with --chat-template FILE.",
+            "model",
+            "no_chat_template",
+        )
+    use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+    messages = conversation(body.messages)
+    options = decoding.template_options(body)
+    ids = template.encode(messages, tools=use.told if use else None, **options)
+    limits = decoding.chat_limits(body)
+    params = decoding.sampling(body, served.defaults, served.tokenizer, *limits)
+    params, reply = decoding.for_chat(
+        params, use, template.style, served.tokenizer, template.reasons,
+        template.thinking(ids), body.thinking_token_budget,
+    )  # fmt: skip
+    return Job("chat", [ids], params, decoding.choices(body), reply=reply)
+
+
+def _completion_job(served: Served, body: schemas.CompletionBody) -> Job:
+    n = decoding.choices(body)
+    ids = _encode_all(served, schemas.prompts(body))
+    limit = 16 if body.max_tokens is None else body.max_tokens
+    params = decoding.sampling(body, served.defaults, served.tokenizer, limit, body.logprobs)
+    if body.echo and body.logprobs is not None:
+        params = msgspec.structs.replace(params, prompt_logprobs=body.logprobs)
+    best_of = decoding.candidates(body, n)
+    return Job("completions", ids, params, n, best_of, echo=bool(body.echo))
+
+
 def _encode_all(served: Served, prompts: list[str | list[int]]) -> list[list[int]]:
     return [served.tokenizer.encode(p) if isinstance(p, str) else p for p in prompts]
 
 
-def _guarded(api: Api, route: str, handler: Handler) -> Handler:
-    """Turns exceptions into replies in OpenAI's form."""
+def _decode(served: Served, tokens: list[int]) -> str:
+    if any(not 0 <= t < len(served.tokenizer.bytes) for t in tokens):
+        raise RequestError("a token is outside the vocabulary", "tokens", "invalid_value")
+    return served.tokenizer.decode(tokens)
+
+
+def _guarded(handler: Handler) -> Handler:
+    """Turns what is wrong with a request into a reply in OpenAI's form."""
 
     @wraps(handler)
     async def wrapped(request: Request) -> Response:
         try:
             return await handler(request)
         except RequestError as e:
-            api.done(route, e.status)
-            return error_response(e)
+            return error_response(e, request.scope)
         except ClientGone:
-            api.done(route, 499)
             return Response(status_code=499)
 
     return wrapped
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
     texts = {404: "there is no such route", 405: "the route does not take this method"}
-    return json_response(
-        error_body(status, texts.get(status, "the server could not answer")), status
-    )
+    if not isinstance(error, HTTPException):
+        return error_response(
+            InternalError("the server could not answer", code="internal_error"), request.scope
+        )
+    text = texts.get(error.status_code, error.detail)
+    headers = dict(error.headers or {})
+    return json_response(error_body(error.status_code, text), error.status_code, headers)
 
 
-def create_app(api: Api, keys: list[str] | None = None, lora_folder: Path | None = None) -> ApiKeys:
-    """The ASGI application. With `keys`, every route but health needs one of them.
+def create_app(
+    api: Api, access: Access, observe: Observer, lora_folder: Path | None = None
+) -> ASGIApp:
+    """The ASGI application, which calls `observe` with every exchange that has ended.
 
     lora_folder: where adapters may be loaded from while serving.
     """
@@ -306,26 +319,25 @@ def create_app(api: Api, keys: list[str] | None = None, lora_folder: Path | None
         ("/v1/completions", "POST", api.completions),
         ("/v1/embeddings", "POST", vectors.embeddings),
         ("/v1/rerank", "POST", vectors.rerank),
-        ("/rerank", "POST", vectors.rerank),
         ("/v1/score", "POST", vectors.score),
-        ("/score", "POST", vectors.score),
         ("/v1/load_lora_adapter", "POST", lora.load),
         ("/v1/unload_lora_adapter", "POST", lora.unload),
-        ("/tokenize", "POST", api.tokenize),
-        ("/detokenize", "POST", api.detokenize),
         ("/v1/models", "GET", api.models),
         ("/v1/models/{name:path}", "GET", api.one_model),
+        ("/tokenize", "POST", api.tokenize),
+        ("/detokenize", "POST", api.detokenize),
         ("/health", "GET", api.ready),
         ("/health/ready", "GET", api.ready),
         ("/health/live", "GET", api.live),
         ("/metrics", "GET", api.render_metrics),
         ("/version", "GET", api.version),
     ]
-    routes = [
-        Route(path, _guarded(api, path, handler), methods=[method])
-        for path, method, handler in table
-    ]
+    routes, labels = [], {}
+    for path, method, handler in table:
+        for spelled in dict.fromkeys((path, path.removeprefix("/v1"))):
+            routes.append(Route(spelled, _guarded(handler), methods=[method]))
+            labels[spelled.partition("{")[0]] = path
     app = Starlette(
         routes=routes, exception_handlers={HTTPException: _http_error, Exception: _http_error}
     )
-    return ApiKeys(app, keys or [])
+    return Recorder(guarded(app, access), labels, observe)

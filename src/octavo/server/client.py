@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from octavo.engine.constraint import TokenTable
 from octavo.engine.plan import Plan
 from octavo.engine.request import Request, TokenEvent
 from octavo.errors import EngineFailed, OctavoError, Overloaded, RequestError
+from octavo.process import python_module
 from octavo.server.engine_process import plan_fields
 from octavo.server.protocol import (
     Abort,
@@ -102,6 +102,11 @@ class EngineClient:
         stalled = bool(self._streams) and time.monotonic() - self._heard > STALL
         return self._ready.is_set() and not self.draining and not stalled
 
+    @property
+    def pid(self) -> int | None:
+        """The engine process's."""
+        return self._process.pid if self._process else None
+
     async def start(self) -> None:
         """Starts the engine and waits until it is ready. Raises what made it fail."""
         self._supervisor = asyncio.create_task(self._supervise())
@@ -123,7 +128,11 @@ class EngineClient:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._supervisor
         self._reap()
-        self._fail_all(EngineFailed("the server is shutting down", code="shutting_down"))
+        self.end_streams()
+
+    def end_streams(self) -> None:
+        """Ends every request: the server does not wait for it any longer."""
+        self._fail_all(Overloaded("the server is shutting down", code="shutting_down"))
 
     async def submit(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
         """Token events of a request until its end. Closing the iterator aborts it.
@@ -218,13 +227,9 @@ class EngineClient:
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "octavo.server.engine_process",
-                    str(theirs.fileno()),
-                    str(os.getpid()),
-                ],
+                python_module(
+                    "octavo.server.engine_process", str(theirs.fileno()), str(os.getpid())
+                ),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # Ctrl-C is the front's business, from the first import on

@@ -147,7 +147,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent(int(sys.argv[2]))
     try:
-        EngineProcess(socket.socket(fileno=int(sys.argv[1]))).run()
+        # A copy has the lowest free number; the front's may be above what select takes.
+        EngineProcess(socket.socket(fileno=int(sys.argv[1])).dup()).run()
     except (EOFError, ConnectionError):
         pass  # the front is gone
 

@@ -85,6 +85,8 @@ class Usage:
     began: float = field(default_factory=time.monotonic)
     first: float | None = None
     last: float | None = None
+    queued: float = 0.0  # seconds until the engine began with it
+    finishes: list[str] = field(default_factory=list)  # how its choices ended
 
     def token(self) -> None:
         self.last = time.monotonic()
@@ -118,6 +120,7 @@ class Reading:
         """What an event adds, which may be nothing."""
         self._usage.cached = max(self._usage.cached, event.cached)
         self._usage.beam_width = event.width or self._usage.beam_width
+        self._usage.queued = max(self._usage.queued, event.queued)
         params, tokens = self._request.params, []
         if event.token is not None:
             self._usage.token()
@@ -164,6 +167,8 @@ async def generate(
             if event.beam not in readings:
                 readings[event.beam] = Reading(served, request, choice + event.beam, usage, reply)
             if piece := readings[event.beam].push(event):
+                if piece.finish:
+                    usage.finishes.append(piece.finish)
                 yield piece
                 if piece.finish and not event.more:
                     return

@@ -7,13 +7,13 @@ import contextlib
 import hashlib
 import os
 import signal
-import sys
 from collections import OrderedDict
 
 import msgspec
 
 from octavo.engine.constraint import TokenTable
 from octavo.errors import RequestError
+from octavo.process import python_module
 from octavo.server.grammar_worker import HEADER, Vocabulary, frame
 
 SECONDS = 5.0
@@ -70,7 +70,7 @@ class GrammarChecker:
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         worker = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "octavo.server.grammar_worker",
+            *python_module("octavo.server.grammar_worker"),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip

@@ -11,8 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.errors import RequestError
-from octavo.server import schemas
-from octavo.server.http import json_response, read_body
+from octavo.server.bodies import Body
+from octavo.server.guard import require_admin
+from octavo.server.http import json_response
 from octavo.server.replies import encode
 
 if TYPE_CHECKING:
@@ -37,13 +38,19 @@ class AdapterRoutes:
         self._api = api
         self._folder = folder
 
-    def _resolve(self, name: str) -> Path:
-        """A folder below the one that adapters are in, with no way out of it."""
+    async def _body(self, request: Request, kind: type[Body]) -> Body:
+        """What to load or unload. Raises RequestError for those who may not."""
+        require_admin(request.scope)
         if self._folder is None:
             raise RequestError(
-                "adapters cannot be loaded while serving: start the server with --lora-dir",
+                "adapters cannot be changed while serving: start the server with --lora-dir",
                 "lora_path", "unsupported_parameter",
             )  # fmt: skip
+        return await self._api.bodies.read(request, kind)
+
+    def _resolve(self, name: str) -> Path:
+        """A folder below the one that adapters are in, with no way out of it."""
+        assert self._folder is not None
         root = self._folder.resolve()
         try:
             path = (root / name).resolve()
@@ -57,7 +64,7 @@ class AdapterRoutes:
         return path
 
     async def load(self, request: Request) -> Response:
-        body = schemas.parse(await read_body(request), LoadBody)
+        body = await self._body(request, LoadBody)
         served = self._api.model(None)
         taken = (served.name, *served.aliases, *self._api.client.adapters)
         if not NAME.fullmatch(body.lora_name) or body.lora_name in taken:
@@ -70,7 +77,7 @@ class AdapterRoutes:
         return json_response(encode({"status": "loaded", "model": body.lora_name}))
 
     async def unload(self, request: Request) -> Response:
-        body = schemas.parse(await read_body(request), UnloadBody)
+        body = await self._body(request, UnloadBody)
         if body.lora_name not in self._api.client.adapters:
             raise RequestError(f"no adapter {body.lora_name[:64]!r}", "lora_name", "invalid_value")
         await self._api.client.unload_adapter(body.lora_name)

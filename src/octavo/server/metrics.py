@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Iterator
+from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    GCCollector,
+    Histogram,
+    Info,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from octavo.server.client import EngineClient
-from octavo.server.generation import Usage
+from octavo.server.exchange import Exchange
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+TOKENS = tuple(float(1 << i) for i in range(18))
 
 
 class _EngineCollector(Collector):
@@ -44,28 +57,56 @@ class Metrics:
     """One registry per server; nothing global."""
 
     def __init__(self, client: EngineClient) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(_EngineCollector(client))
-        self._requests = Counter(
-            "octavo_requests",
-            "Requests by route and status",
-            ["route", "status"],
-            registry=self._registry,
+        self._registry = registry = CollectorRegistry()
+        registry.register(_EngineCollector(client))
+        ProcessCollector(registry=registry)
+        ProcessCollector(
+            namespace="octavo_engine", pid=lambda: client.pid or os.getpid(), registry=registry
         )
-        self._first = Histogram(
-            "octavo_time_to_first_token_seconds", "From arrival to the first token",
-            buckets=SECONDS, registry=self._registry,
+        PlatformCollector(registry=registry)
+        GCCollector(registry=registry)
+        build = Info("octavo_build", "What is running", registry=registry)
+        build.info({"version": version("octavo"), "python": platform.python_version()})
+        self._requests = Counter(
+            "octavo_requests", "Requests by route and status", ["route", "status"],
+            registry=registry,
         )  # fmt: skip
-        self._between = Histogram(
-            "octavo_inter_token_seconds", "Mean time between tokens of a request",
-            buckets=SECONDS, registry=self._registry,
+        self._finished = Counter(
+            "octavo_request_finished", "Choices by how they ended", ["finished_reason"],
+            registry=registry,
         )  # fmt: skip
 
-    def finished(self, route: str, status: int, usage: Usage | None = None) -> None:
-        """Counts a request; `route` is one of a fixed few."""
-        self._requests.labels(route, str(status)).inc()
-        if usage and usage.first is not None and usage.last is not None:
+        def histogram(name: str, text: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
+            return Histogram(f"octavo_{name}", text, buckets=buckets, registry=registry)
+
+        self._first = histogram("time_to_first_token_seconds", "From arrival to the first token")
+        self._between = histogram("inter_token_seconds", "Mean time between tokens of a request")
+        self._whole = histogram(
+            "e2e_request_latency_seconds", "From arrival to the end of the answer"
+        )
+        self._queued = histogram(
+            "request_queue_time_seconds", "From submission to the first step of the engine"
+        )
+        self._prompt = histogram("request_prompt_tokens", "Tokens of a request's prompts", TOKENS)
+        self._generated = histogram(
+            "request_generation_tokens", "Tokens generated for a request", TOKENS
+        )
+
+    def finished(self, one: Exchange) -> None:
+        """Counts a request that has ended."""
+        self._requests.labels(one.route, str(one.status)).inc()
+        usage = one.usage
+        if usage is None:
+            return
+        for reason in usage.finishes:
+            self._finished.labels(reason).inc()
+        if one.status == 200:
+            self._whole.observe(one.seconds)
+            self._prompt.observe(usage.prompt)
+        if usage.first is not None and usage.last is not None:
             self._first.observe(usage.first - usage.began)
+            self._queued.observe(usage.queued)
+            self._generated.observe(usage.completion)
             if usage.completion > 1:
                 self._between.observe((usage.last - usage.first) / (usage.completion - 1))
 

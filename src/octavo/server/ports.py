@@ -11,6 +11,14 @@ from pathlib import Path
 
 from octavo.errors import PortTaken, UsageError
 
+# Connections inherit them: a client whose machine is gone is noticed after two minutes.
+KEEP_ALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+)
+
 
 def bind(host: str, port: int) -> socket.socket:
     """A bound, listening socket. PortTaken, or UsageError for an address that is not ours."""
@@ -22,6 +30,8 @@ def bind(host: str, port: int) -> socket.socket:
         raise UsageError(f"--host {host!r} --port {port} is not an address") from None
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    for level, option, value in KEEP_ALIVE:
+        sock.setsockopt(level, option, value)
     try:
         sock.bind(address)
         sock.listen(2048)

@@ -14,6 +14,7 @@ from octavo.text import CallDelta, Tokenizer
 KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     503: "service_unavailable",

@@ -49,7 +49,7 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
 class Common(msgspec.Struct, kw_only=True):
     """Fields of both endpoints. None stands for the model's default."""
 
-    model: str
+    model: str | None = None
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None

@@ -16,9 +16,10 @@ from starlette.responses import Response
 from octavo.checkpoint.pooling import Vector, unit
 from octavo.engine.request import Request, SamplingParams
 from octavo.errors import RequestError
-from octavo.server import schemas
+from octavo.server.exchange import exchange
 from octavo.server.generation import Served, TokenSource, Usage
-from octavo.server.http import json_response, read_body, while_connected
+from octavo.server.guard import principal
+from octavo.server.http import json_response, while_connected
 from octavo.server.replies import encode
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ Segments = tuple[list[int], list[int]]  # token ids and their segments
 
 
 class EmbeddingBody(msgspec.Struct, kw_only=True):
-    model: str
+    model: str | None = None
     input: str | list[str | int | list[int]]
     encoding_format: str | None = None
     dimensions: int | None = None
@@ -42,7 +43,7 @@ class Document(msgspec.Struct):
 
 
 class RerankBody(msgspec.Struct, kw_only=True):
-    model: str
+    model: str | None = None
     query: str
     documents: list[str | Document]
     top_n: int | None = None
@@ -50,7 +51,7 @@ class RerankBody(msgspec.Struct, kw_only=True):
 
 
 class ScoreBody(msgspec.Struct, kw_only=True):
-    model: str
+    model: str | None = None
     text_1: str | list[str]
     text_2: str | list[str]
 
@@ -108,22 +109,19 @@ async def pool(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def finish(vectors: list[Vector], served: Served, dimensions: int | None = None) -> list[Vector]:
-    """The vectors to return: cut to `dimensions`, and of length 1 if the model's are."""
-    return [served.pooling.finish(v, dimensions) for v in vectors]
-
-
-def embeddings_reply(vectors: list[Vector], served: Served, form: str | None, tokens: int) -> Any:
-    data = [
-        {
-            "object": "embedding",
-            "index": i,
-            "embedding": base64.b64encode(v.tobytes()).decode() if form == "base64" else v.tolist(),
-        }
-        for i, v in enumerate(vectors)
-    ]
+def embeddings_reply(
+    pooled: list[Vector], served: Served, body: EmbeddingBody, tokens: int
+) -> bytes:
+    """The reply as JSON. Vector by vector, so that other threads get their turn between."""
+    data = []
+    for i, state in enumerate(pooled):
+        v = served.pooling.finish(state, body.dimensions)
+        base = body.encoding_format == "base64"
+        value = base64.b64encode(v.tobytes()).decode() if base else v.tolist()
+        entry = {"object": "embedding", "index": i, "embedding": value}
+        data.append(msgspec.Raw(encode(entry)))
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return {"object": "list", "model": served.name, "data": data, "usage": usage}
+    return encode({"object": "list", "model": served.name, "data": data, "usage": usage})
 
 
 async def scores(
@@ -143,8 +141,8 @@ async def scores(
     singles = list(dict.fromkeys(text for pair in pairs for text in pair))
     prepare = served.pooling.prepare
     texts = [await asyncio.to_thread(encode, prepare(text)) for text in singles]
-    vectors = await asyncio.to_thread(finish, await pool(source, served, texts, salt), served)
-    known = {text: unit(v) for text, v in zip(singles, vectors, strict=True)}
+    pooled = await pool(source, served, texts, salt)
+    known = {text: unit(served.pooling.finish(v)) for text, v in zip(singles, pooled, strict=True)}
     return [float(np.dot(known[a], known[b])) for a, b in pairs], _count(texts)
 
 
@@ -195,38 +193,37 @@ class VectorRoutes:
         self._api = api
 
     async def embeddings(self, request: HttpRequest) -> Response:
-        body = schemas.parse(await read_body(request), EmbeddingBody)
+        body = await self._api.bodies.read(request, EmbeddingBody)
         served = self._api.model(body.model)
         if served.task == "rank":
             raise RequestError(
                 "this model ranks; it makes no embeddings", "model", "unsupported_task"
             )
         texts = await asyncio.to_thread(inputs, body, served)
-        work = pool(self._api.client, served, texts, request.scope.get("salt", ""))
+        work = pool(self._api.client, served, texts, principal(request.scope).salt)
         pooled = await while_connected(request.receive, work)
-        made = await asyncio.to_thread(finish, pooled, served, body.dimensions)
         tokens = sum(len(ids) for ids, _ in texts)
-        self._api.done("embeddings", 200, Usage(prompt=tokens))
-        reply = embeddings_reply(made, served, body.encoding_format, tokens)
-        return json_response(encode(reply))
+        exchange(request.scope).usage = Usage(prompt=tokens)
+        reply = await asyncio.to_thread(embeddings_reply, pooled, served, body, tokens)
+        return json_response(reply)
 
     async def rerank(self, request: HttpRequest) -> Response:
-        body = schemas.parse(await read_body(request), RerankBody)
+        body = await self._api.bodies.read(request, RerankBody)
         served = self._api.model(body.model)
         texts = documents(body)
         pairs = [(body.query, text) for text in texts]
-        work = scores(self._api.client, served, pairs, request.scope.get("salt", ""))
+        work = scores(self._api.client, served, pairs, principal(request.scope).salt)
         relevance, tokens = await while_connected(request.receive, work)
-        self._api.done("rerank", 200, Usage(prompt=tokens))
+        exchange(request.scope).usage = Usage(prompt=tokens)
         return json_response(encode(rerank_reply(body, texts, relevance, served, tokens)))
 
     async def score(self, request: HttpRequest) -> Response:
-        body = schemas.parse(await read_body(request), ScoreBody)
+        body = await self._api.bodies.read(request, ScoreBody)
         served = self._api.model(body.model)
         pairs = score_pairs(body)
-        work = scores(self._api.client, served, pairs, request.scope.get("salt", ""))
+        work = scores(self._api.client, served, pairs, principal(request.scope).salt)
         values, tokens = await while_connected(request.receive, work)
-        self._api.done("score", 200, Usage(prompt=tokens))
+        exchange(request.scope).usage = Usage(prompt=tokens)
         data = [{"index": i, "object": "score", "score": v} for i, v in enumerate(values)]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         reply = {"object": "list", "model": served.name, "data": data, "usage": usage}

@@ -1,0 +1,312 @@
+"""A connection with limits: in bytes, in time and in number.
+
+uvicorn bounds neither headers nor the time a client takes, takes the end of a client's data for its
+going away, and answers what is no HTTP in plain text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, cast
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from octavo.errors import RequestError
+from octavo.server.exchange import Exchange, Observer
+from octavo.server.replies import error_body
+from octavo.server.wire import Wire
+
+LINGER = 2.0  # seconds for a client to take note of a refusal that came before its request's end
+OVERFLOW = 32  # connections above the limit, there to be told so
+RESERVED = 64  # handles for all that is no connection
+MOST_HANDLES = 65536
+PROBES = (0.05, 0.2, 1, 5, 20, 60, 120)  # seconds between them
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a client may take. Sizes in bytes, times in seconds."""
+
+    connections: int
+    head: int = 64 << 10  # request line and headers
+    headers: int = 128
+    url: int = 8 << 10
+    pipelined: int = 16  # requests sent ahead of answers
+    discarded: int = 32 << 20  # of a body that nobody wants any more
+    head_seconds: float = 10
+    body_idle_seconds: float = 30
+    body_seconds: float = 120
+    write_seconds: float = 60  # in which the client must take what waits for it
+
+
+def connection_limit() -> int:
+    """Connections that there are file handles for, once as many as allowed have been asked for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_HANDLES if hard == resource.RLIM_INFINITY else min(hard, MOST_HANDLES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return max(wanted - RESERVED - OVERFLOW, 16)
+
+
+class Refusal(RequestError):
+    """What cannot be handed to the application."""
+
+    def __init__(self, status: int, message: str, code: str) -> None:
+        super().__init__(message, None, code)
+        self.status = status
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's connection, with limits. `check` is to be called about once a second."""
+
+    transport: Any
+    cycle: Any
+
+    def __init__(self, *, limits: Limits, observe: Observer, **uvicorn: Any) -> None:
+        super().__init__(**uvicorn)
+        self._limits = limits
+        self._observe = observe
+        self._open: list[RequestResponseCycle] = []  # requests without their whole answer
+        self._deaf = False  # nothing that still comes is read
+        self._ended = False  # the client has sent all it will send
+        self._parsed = 0  # callbacks of the parser: whether it gets on
+        self._stuck = 0  # bytes without one
+        self._head = 0  # bytes of headers
+        self._discarded = 0
+        now = time.monotonic()
+        self._used = now
+        self._head_since: float | None = now
+        self._body_since: float | None = None
+        self._blocked_since: float | None = None
+        self._closing_since: float | None = None
+
+    # -- beginning and end --------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(cast(asyncio.Transport, transport))
+        self.transport = Wire(cast(asyncio.Transport, transport))
+        excess = len(self.connections) - self._limits.connections
+        if excess <= 0:
+            return
+        if excess > OVERFLOW:
+            self.transport.abort()
+        elif not _evict(cast("Iterable[Connection]", self.connections), self):
+            self._refuse(Refusal(503, "the server has too many connections", "overloaded"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for cycle in self._open:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether to keep the connection: a client that has sent all it will send may yet read."""
+        self._ended = True
+        if self._deaf or not self.working:
+            return False
+        self._probe(0)
+        return True
+
+    def _probe(self, sent: int) -> None:
+        """Tells a client that waits from one that is gone, by the first bytes of its answer."""
+        if not self._open or self._open[0].response_started or self.transport.is_closing():
+            return
+        self.transport.begin_answer()
+        if sent < len(PROBES):
+            self.loop.call_later(PROBES[sent], self._probe, sent + 1)
+
+    @property
+    def working(self) -> bool:
+        """Whether a request that has come in full waits for its answer."""
+        return any(not c.more_body for c in self._open)
+
+    def give_way(self) -> float | None:
+        """Since when nothing has been done for this client, if it could be closed."""
+        return None if self.working or self._deaf or self.transport.is_closing() else self._used
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            self._discard(len(data))
+            return
+        self._unset_keepalive_if_required()
+        before = self._parsed
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            return  # to what is not spoken here; the request is answered as any other
+        except httptools.HttpParserError as e:
+            known = e.__context__
+            if not isinstance(known, Refusal):
+                known = Refusal(400, "this is not a valid HTTP request", "invalid_http")
+            self._refuse(known)
+            return
+        self._stuck = 0 if self._parsed != before else self._stuck + len(data)
+        if self._stuck > self._limits.head:
+            self._refuse(self._too_long())
+
+    def _too_long(self) -> Refusal:
+        return Refusal(
+            431, f"the headers take more than {self._limits.head:,} bytes", "headers_too_large"
+        )
+
+    def on_message_begin(self) -> None:
+        if len(self.pipeline) >= self._limits.pipelined:
+            raise Refusal(400, "too many requests were sent ahead of their answers", "pipelined")
+        super().on_message_begin()
+        self._parsed += 1
+        self._head = self._discarded = 0
+        self._head_since = time.monotonic()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._parsed += 1
+        if len(self.url) > self._limits.url:
+            raise Refusal(
+                414, f"the address is longer than {self._limits.url:,} bytes", "url_too_long"
+            )
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._parsed += 1
+        self._head += len(name) + len(value)
+        if self._head > self._limits.head:
+            raise self._too_long()
+        if len(self.headers) >= self._limits.headers:
+            raise Refusal(
+                431, f"there are more than {self._limits.headers} headers", "headers_too_large"
+            )
+        if self._body_since is None:  # else it follows the body, where nothing is expected
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._parsed += 1
+        self._head_since = None
+        self._used = self._body_since = time.monotonic()
+        try:
+            super().on_headers_complete()
+        except (httptools.HttpParserInvalidURLError, UnicodeError, AttributeError):
+            raise Refusal(400, "the address cannot be read", "invalid_http") from None
+        if self.parser.should_upgrade():
+            self.cycle.keep_alive = False
+        self._open = [c for c in self._open if not c.response_complete] + [self.cycle]
+
+    def on_body(self, body: bytes) -> None:
+        self._parsed += 1
+        self._used = time.monotonic()
+        if self.cycle.response_complete:
+            self._discard(len(body))
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._parsed += 1
+        self._body_since = None
+        super().on_message_complete()
+
+    def _discard(self, count: int) -> None:
+        self._discarded += count
+        if self._discarded > self._limits.discarded:
+            self.transport.abort()
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def on_response_complete(self) -> None:
+        self._open = [c for c in self._open if not c.response_complete]
+        self._used = time.monotonic()
+        super().on_response_complete()
+        if self._ended and not self._open:
+            self.transport.close()
+        elif self._ended:
+            self._probe(len(PROBES))
+
+    def pause_writing(self) -> None:
+        self._blocked_since = time.monotonic()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._blocked_since = None
+        super().resume_writing()
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Reads no further. The client is told, unless an answer is on its way: that one ends."""
+        self._deaf = True
+        self._unset_keepalive_if_required()
+        last = self._open[-1] if self._open else None
+        if last is not None and not last.more_body:
+            last.keep_alive = False
+            return
+        answered = last is None and self._body_since is not None
+        if answered or len(self._open) > 1 or (last is not None and last.response_started):
+            self.transport.abort()
+            return
+        if last is not None:
+            last.disconnected = True
+            last.message_event.set()
+        body = error_body(refusal.status, str(refusal), None, refusal.code)
+        head = (
+            f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            "connection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.write_eof()
+        self._closing_since = time.monotonic()
+        done = Exchange(status=refusal.status, code=refusal.code, sent=len(body), began=self._used)
+        done.ended = time.monotonic()
+        self._observe(done)
+
+    # -- time ---------------------------------------------------------------------------------
+
+    def check(self, now: float) -> None:
+        """Ends the connection if the client has had its time."""
+        limits = self._limits
+        if self.transport.is_closing() and self._closing_since is None:
+            self._closing_since = now
+        if self._closing_since is not None:
+            if now - self._closing_since > (LINGER if self._deaf else limits.write_seconds):
+                self.transport.abort()
+        elif self._blocked_since is not None:
+            if now - self._blocked_since > limits.write_seconds:
+                self.transport.abort()
+        elif self.flow.read_paused:
+            return  # it is the server that keeps the client waiting
+        elif self._head_since is not None:
+            if now - self._head_since <= limits.head_seconds:
+                return
+            if not self._parsed + self._stuck:
+                self.transport.close()  # nobody has asked for anything
+            else:
+                self._refuse(Refusal(408, "the headers did not come in time", "request_timeout"))
+        elif self._body_since is not None and (
+            now - self._used > limits.body_idle_seconds
+            or now - self._body_since > limits.body_seconds
+        ):
+            self._refuse(Refusal(408, "the body did not come in time", "request_timeout"))
+
+
+def _evict(connections: Iterable[Connection], newest: Connection) -> bool:
+    """Closes the connection that nothing has been done for longest; whether there is one."""
+    ages = [
+        (since, id(c), c)
+        for c in connections
+        if c is not newest and (since := c.give_way()) is not None
+    ]
+    if not ages:
+        return False
+    min(ages)[2].transport.abort()
+    return True
+
+
+async def watch(connections: Iterable[Any]) -> None:
+    """Checks all connections about once a second, for ever."""
+    while True:
+        await asyncio.sleep(1)
+        now = time.monotonic()
+        for connection in list(connections):
+            connection.check(now)

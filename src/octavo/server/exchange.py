@@ -1,0 +1,46 @@
+"""A request and its answer as logs and metrics see them: numbers and names, never contents."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from starlette.types import Scope
+
+from octavo.errors import RequestError
+from octavo.server.generation import Usage
+
+OTHER = "other"  # the route of what matches none
+
+
+@dataclass
+class Exchange:
+    """Filled in as a request goes on. A stream that fails has the status of what failed it."""
+
+    route: str = OTHER
+    method: str = ""
+    status: int = 0
+    code: str | None = None
+    received: int = 0  # bytes of bodies
+    sent: int = 0
+    usage: Usage | None = None
+    began: float = field(default_factory=time.monotonic)
+    ended: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.began
+
+    def failed(self, error: RequestError) -> None:
+        self.status, self.code = error.status, error.code
+
+
+Observer = Callable[[Exchange], None]
+
+
+def exchange(scope: Scope) -> Exchange:
+    """The exchange that a handler is part of."""
+    found = scope["exchange"]
+    assert isinstance(found, Exchange)
+    return found
