@@ -84,7 +84,9 @@ class _Assembly:
 def token_table(tokenizer: Tokenizer) -> TokenTable:
     """What an engine is told of a vocabulary."""
     special = tokenizer.special
-    return TokenTable(tokenizer.grammar_bytes(), sorted(special.control), sorted(special.eos))
+    return TokenTable(
+        tokenizer.grammar_bytes(), sorted(special.control), sorted(special.eos), tokenizer.to_json()
+    )
 
 
 class LLM:

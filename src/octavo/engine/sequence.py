@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from octavo.backends.base import BLOCK, Floats, SamplingRow
-from octavo.engine.constraint import Constraint, Mask
+from octavo.engine.canonical import Mask, mask_of, tokens_of
+from octavo.engine.constraint import Constraint
 from octavo.engine.request import Request
 
 MASK64 = (1 << 64) - 1
@@ -124,9 +125,7 @@ class Sequence:
 
     def _legal(self) -> Mask | None:
         if (token := self._closing()) is not None:
-            only: Mask = np.zeros((self.vocabulary + 31) // 32, np.uint32)
-            only[token >> 5] = 1 << (token & 31)
-            return only
+            return mask_of([token], (self.vocabulary + 31) // 32)
         mask = self.allowed
         if self.constraint is not None:
             legal = self.constraint.mask()
@@ -135,14 +134,15 @@ class Sequence:
             mask = mask.copy()
             for token in banned:
                 mask[token >> 5] &= ~np.uint32(1 << (token & 31))
+        if mask is not None and self.constraint is not None:
+            mask = self.constraint.narrow(mask)
         return mask
 
     def forced(self) -> int | None:
         """The only token that may come next, if there is just one."""
         if (mask := self.mask()) is None or int(np.bitwise_count(mask).sum()) != 1:
             return None
-        word = int(np.flatnonzero(mask)[0])
-        return word * 32 + int(mask[word]).bit_length() - 1
+        return tokens_of(mask)[0]
 
     @property
     def _penalized(self) -> bool:
