@@ -85,6 +85,15 @@ class Constraint:
         """Nothing more can follow."""
         return self._matcher.is_stopped()
 
+    @property
+    def complete(self) -> bool:
+        """The text may end here."""
+        return self._matcher.is_accepting()
+
+    def allows(self, token: int) -> bool:
+        """Whether a token may come next."""
+        return self._matcher.validate_tokens([token]) == 1
+
     def mask(self) -> Mask:
         """Tokens that may come next. Raises ValueError when the grammar is too costly to go on."""
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)

@@ -338,9 +338,12 @@ class Engine:
         """Appends a token; the event has `finish` if that ended the sequence."""
         params = sequence.request.params
         self._counts["generated"] += 1
-        sequence.append(token)
         finish: Finish | None = None
-        if self._ends(params, token):
+        if sequence.exits(token):
+            finish = "stop"
+        else:
+            sequence.append(token)
+        if finish or self._ends(params, token):
             finish = "stop"
         elif sequence.constraint is not None and sequence.constraint.finished:
             finish = "complete"

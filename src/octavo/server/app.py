@@ -112,11 +112,12 @@ class Api:
         )
         limits = decoding.chat_limits(body)
         params = decoding.sampling(body, served.defaults, served.tokenizer, *limits)
+        style, reasons, thinking = template.style, template.reasons, template.thinking(ids)
+        structure = decoding.chat_structure(body, use, style, served.tokenizer, reasons, thinking)
         params, reply = decoding.for_chat(
-            params, use, template.style, served.tokenizer, template.reasons,
-            template.thinking(ids), body.thinking_token_budget,
-        )  # fmt: skip
-        job = Job("chat", [ids], params, decoding.choices(body), reply=reply)
+            params, use, style, served.tokenizer, reasons, thinking, body.thinking_token_budget
+        )
+        job = Job("chat", [ids], params, decoding.choices(body), reply=reply, structure=structure)
         return await self.reply(request, body, served, job)
 
     async def completions(self, request: Request) -> Response:
@@ -129,7 +130,10 @@ class Api:
         if body.echo and body.logprobs is not None:
             params = msgspec.structs.replace(params, prompt_logprobs=body.logprobs)
         best_of = decoding.candidates(body, n)
-        job = Job("completions", ids, params, n, best_of, echo=bool(body.echo))
+        job = Job(
+            "completions", ids, params, n, best_of, bool(body.echo),
+            structure=decoding.structure(body),
+        )  # fmt: skip
         return await self.reply(request, body, served, job)
 
     async def reply(
@@ -139,6 +143,9 @@ class Api:
         params = job.params
         params.check(served.vocabulary)
         decoding.check_numbers(body, job.prompts, served.vocabulary)
+        if (structure := job.structure) is not None:
+            grammar = await self.grammars.grammar(structure)
+            params = msgspec.structs.replace(params, grammar=grammar, grammar_exit=structure.exits)
         requests = requests_for(
             job.prompts, job.made, params, body.timeout, body.priority or 0,
             request.scope.get("salt", ""), served.adapter,
@@ -147,8 +154,6 @@ class Api:
             raise RequestError(
                 f"{len(requests)} choices in one request; {decoding.MAX_CHOICES} at most", "n"
             )
-        if params.grammar is not None:
-            await self.grammars.check(params.grammar)
         usage = Usage(prompt=sum(map(len, job.prompts)))
         reply_id = ("chatcmpl-" if job.chat else "cmpl-") + secrets.token_hex(12)
         shape = Shape(

@@ -129,5 +129,5 @@ async def serve(
         server.should_exit = True
         starting.cancel()
         await client.close()
-        await api.grammars.close()
+        api.grammars.close()
         await asyncio.gather(running, starting, return_exceptions=True)
