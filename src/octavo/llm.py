@@ -134,6 +134,8 @@ class LLM:
             self.engine = load_engine(opened, self.plan, token_table(self.tokenizer), advance)
         for adapter, folder in (adapters or {}).items():
             self.load_adapter(adapter, folder)
+        if self.template is not None:
+            self.template.check()
         self.task = opened.task
         self.pooling = read_pooling(opened.checkpoint, opened.task != "generate")
         self.defaults = SamplingParams(**located.sampling)  # type: ignore[arg-type]

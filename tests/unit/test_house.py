@@ -23,7 +23,8 @@ LAYERS = [
     "checkpoint",
     "errors",
 ]
-BESIDE = {"text": {"checkpoint", "errors"}}  # usable from engine upward
+# Usable from engine upward.
+BESIDE = {"text": {"checkpoint", "errors", "sandbox"}, "sandbox": {"errors"}}
 MODULES = sorted(SOURCE.rglob("*.py"))
 
 

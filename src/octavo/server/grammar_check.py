@@ -12,9 +12,9 @@ import msgspec
 
 from octavo.engine.constraint import TokenTable
 from octavo.errors import Overloaded, RequestError
+from octavo.sandbox.worker import PATIENCE, TooCostly, WorkerPool
 from octavo.server.grammar_worker import Verdict, Vocabulary
 from octavo.text.structure import Structure
-from octavo.text.worker import PATIENCE, TooCostly, WorkerPool
 
 SECONDS = 5.0  # of CPU time
 MEMORY = 4 << 30

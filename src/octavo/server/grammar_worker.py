@@ -1,6 +1,6 @@
 """Makes grammars of structures and compiles them, before an engine gets to see them.
 
-Run as `python -m octavo.server.grammar_worker`; see octavo.text.worker.
+Run as `python -m octavo.server.grammar_worker`; see octavo.sandbox.worker.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import msgspec
 
 from octavo.engine.constraint import GrammarCompiler, TokenTable
 from octavo.errors import RequestError
+from octavo.sandbox.worker import Handler, serve
 from octavo.text.grammar import from_choice
 from octavo.text.structure import Structure
-from octavo.text.worker import Handler, serve
 
 
 class Vocabulary(msgspec.Struct, frozen=True):

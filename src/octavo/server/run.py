@@ -101,6 +101,8 @@ async def serve(
         tokenizer = await asyncio.to_thread(load_tokenizer, model.checkpoint)
         source = options.chat_template or template_source(model.checkpoint)
         template = ChatTemplate(source, tokenizer) if source else None
+        if template is not None:
+            await asyncio.to_thread(template.check)
         client.table = token_table(tokenizer)
     except BaseException:
         await client.close()
