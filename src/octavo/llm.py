@@ -110,7 +110,9 @@ class _Assembly:
 def token_table(tokenizer: Tokenizer) -> TokenTable:
     """What an engine is told of a vocabulary."""
     special = tokenizer.special
-    return TokenTable(tokenizer.grammar_bytes(), sorted(special.control), sorted(special.eos))
+    return TokenTable(
+        tokenizer.grammar_bytes(), sorted(special.control), sorted(special.eos), tokenizer.to_json()
+    )
 
 
 class LLM:
@@ -163,6 +165,8 @@ class LLM:
         self._close = weakref.finalize(self, self._engine.close)
         for adapter, folder in (adapters or {}).items():
             self.load_adapter(adapter, folder)
+        if self.template is not None:
+            self.template.check()
         self.task = opened.task
         self.pooling = read_pooling(opened.checkpoint, opened.task != "generate")
         self.defaults = SamplingParams(**located.sampling)  # type: ignore[arg-type]

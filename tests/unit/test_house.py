@@ -24,7 +24,8 @@ LAYERS = [
     "errors",
     "process",
 ]
-BESIDE = {"text": {"checkpoint", "errors"}}  # usable from engine upward
+# Usable from engine upward.
+BESIDE = {"text": {"checkpoint", "errors", "sandbox"}, "sandbox": {"errors"}}
 MODULES = sorted(SOURCE.rglob("*.py"))
 
 

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from octavo.engine.canonical import Canonical, ForcedRun, Mask
 from octavo.errors import RequestError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
-
-Mask = npt.NDArray[np.uint32]  # 32 tokens a word
 
 CACHED_GRAMMARS = 128
 CACHED_CHARACTERS = 4 << 20
@@ -34,11 +32,15 @@ _KEYWORDS = (
 
 
 class TokenTable(msgspec.Struct, frozen=True):
-    """What grammars need of a vocabulary: every token's bytes (a control token's are its name)."""
+    """What grammars need of a vocabulary: every token's bytes (a control token's are its name).
+
+    tokenizer: the tokenizer as its library writes it, for what grammars force; "" to do without.
+    """
 
     tokens: list[bytes]
     control: list[int]
     eos: list[int]
+    tokenizer: str = ""
 
 
 class _Vocabulary:
@@ -66,20 +68,31 @@ def _reason(message: str) -> str:
 
 
 class Constraint:
-    """Where one sequence stands in its grammar."""
+    """Where one sequence stands in its grammar, and what the grammar forces from there."""
 
-    def __init__(self, matcher: LLMatcher, words: int) -> None:
+    def __init__(self, matcher: LLMatcher, words: int, forced: ForcedRun | None = None) -> None:
         self._matcher = matcher
         self._words = words  # of a mask
+        self._forced = forced
 
     def fork(self) -> Constraint:
         """An independent copy."""
-        return Constraint(self._matcher.deep_copy(), self._words)
+        forced = self._forced.fork() if self._forced else None
+        return Constraint(self._matcher.deep_copy(), self._words, forced)
 
     @property
     def finished(self) -> bool:
         """Nothing more can follow."""
         return self._matcher.is_stopped()
+
+    @property
+    def complete(self) -> bool:
+        """The text may end here."""
+        return self._matcher.is_accepting()
+
+    def allows(self, token: int) -> bool:
+        """Whether a token may come next."""
+        return self._matcher.validate_tokens([token]) == 1
 
     def mask(self) -> Mask:
         """Tokens that may come next. Raises ValueError when the grammar is too costly to go on."""
@@ -87,10 +100,16 @@ class Constraint:
         self._check()
         return mask[: self._words]
 
+    def narrow(self, mask: Mask) -> Mask:
+        """Of legal tokens those that the tokenizer itself would write what is forced in."""
+        return mask if self._forced is None else self._forced.narrow(mask, self._matcher)
+
     def push(self, token: int) -> None:
         """The token that came. Raises ValueError for one that the mask does not have."""
         self._matcher.consume_token(token)
         self._check()
+        if self._forced is not None:
+            self._forced.push(token, self._matcher)
 
     def _check(self) -> None:
         if self._matcher.is_error():
@@ -107,6 +126,7 @@ class GrammarCompiler:
         self._table = table
         self._vocabulary = vocabulary
         self._tokenizer: LLTokenizer | None = None
+        self._canonical: Canonical | None = None
         self._thread = ThreadPoolExecutor(1, "grammar")
         self._kept: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
 
@@ -123,7 +143,12 @@ class GrammarCompiler:
 
     def constraint(self, compiled: Future[Any]) -> Constraint:
         """A constraint at the grammar's beginning; waits for `compiled`. Raises RequestError."""
-        return Constraint(compiled.result().deep_copy(), (self._vocabulary + 31) // 32)
+        matcher = compiled.result().deep_copy()
+        forced = None
+        if self._canonical is not None:
+            forced = ForcedRun(self._canonical)
+            forced.begin(matcher)
+        return Constraint(matcher, (self._vocabulary + 31) // 32, forced)
 
     def check(self, grammar: str) -> None:
         """Compiles now. Raises RequestError."""
@@ -134,6 +159,11 @@ class GrammarCompiler:
 
         if self._tokenizer is None:
             table = _Vocabulary(self._table, self._vocabulary)
+            if self._table.tokenizer:
+                self._canonical = Canonical(
+                    self._table.tokenizer, self._table.tokens, self._table.control
+                )
+                self._table = msgspec.structs.replace(self._table, tokenizer="")  # not needed twice
             self._tokenizer = LLTokenizer(table, eos_token=self._table.eos)  # type: ignore[arg-type]
         limits = LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
         matcher = LLMatcher(self._tokenizer, grammar, limits=limits, log_level=0)

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-import numpy as np
-
 from octavo.backends.base import BLOCK, Executable, Sample
 from octavo.engine.adapters import Adapters
 from octavo.engine.blocks import BlockPool
-from octavo.engine.constraint import GrammarCompiler, Mask
+from octavo.engine.canonical import Mask, mask_of
+from octavo.engine.constraint import GrammarCompiler
 from octavo.engine.prefix import PrefixIndex
 from octavo.engine.request import Finish, Request, SamplingParams, TokenEvent
 from octavo.engine.runner import Outcome, decode, run
@@ -161,12 +160,7 @@ class Engine:
             self._compiling.append((sequence, self.grammars.start(params.grammar)))
 
     def _allowed(self, tokens: list[int] | None) -> Mask | None:
-        if tokens is None:
-            return None
-        mask = np.zeros((self._vocabulary + 31) // 32, np.uint32)
-        for token in tokens:
-            mask[token >> 5] |= np.uint32(1 << (token & 31))
-        return mask
+        return None if tokens is None else mask_of(tokens, (self._vocabulary + 31) // 32)
 
     def _begin(self, sequence: Sequence) -> None:
         """Queues a sequence whose grammar, if it has one, is ready."""
@@ -347,9 +341,12 @@ class Engine:
         """Appends a token; the event has `finish` if that ended the sequence."""
         params = sequence.request.params
         self._counts["generated"] += 1
-        sequence.append(token)
         finish: Finish | None = None
-        if self._ends(params, token):
+        if sequence.exits(token):
+            finish = "stop"
+        else:
+            sequence.append(token)
+        if finish or self._ends(params, token):
             finish = "stop"
         elif sequence.constraint is not None and sequence.constraint.finished:
             finish = "complete"

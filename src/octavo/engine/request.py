@@ -60,6 +60,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     max_tokens: None up to the context; 0 only computes the prompt. min_tokens: no end before.
     bad_words: token sequences that are never completed. allowed_token_ids: the only ones drawn.
     grammar: a Lark grammar that the text will match (see octavo.text.grammar for schemas).
+    grammar_exit: where the grammar lets the text end, tokens are drawn without it, and one that it
+    does not have ends the text; else they are drawn from what it allows.
     thinking: a bound on the thoughts that the prompt has opened. beam: search instead of drawing.
     """
 
@@ -83,6 +85,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     grammar: str | None = None
+    grammar_exit: bool = False
     thinking: Thinking | None = None
     beam: BeamSearch | None = None
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import numpy as np
 
 from octavo.backends.base import BLOCK, Floats, SamplingRow
-from octavo.engine.constraint import Constraint, Mask
+from octavo.engine.canonical import Mask, mask_of, tokens_of
+from octavo.engine.constraint import Constraint
 from octavo.engine.request import Request
 
 MASK64 = (1 << 64) - 1
@@ -126,25 +128,35 @@ class Sequence:
 
     def _legal(self) -> Mask | None:
         if (token := self._closing()) is not None:
-            only: Mask = np.zeros((self.vocabulary + 31) // 32, np.uint32)
-            only[token >> 5] = 1 << (token & 31)
-            return only
+            return mask_of([token], (self.vocabulary + 31) // 32)
         mask = self.allowed
-        if self.constraint is not None:
+        if self.constraint is not None and not self.may_exit:
             legal = self.constraint.mask()
             mask = legal if mask is None else mask & legal
         if mask is not None and (banned := self.banned()):
             mask = mask.copy()
             for token in banned:
                 mask[token >> 5] &= ~np.uint32(1 << (token & 31))
+        if mask is not None and self.constraint is not None and not self.may_exit:
+            mask = self.constraint.narrow(mask)
         return mask
+
+    @property
+    def may_exit(self) -> bool:
+        """Whether the next token is drawn without the grammar, and may end the text by that."""
+        p = self.request.params
+        wanted = p.grammar_exit and p.beam is None and self.generated >= p.min_tokens
+        return wanted and self.constraint is not None and self.constraint.complete
+
+    def exits(self, token: int) -> bool:
+        """Whether a token that was drawn leaves the grammar."""
+        return self.may_exit and not cast(Constraint, self.constraint).allows(token)
 
     def forced(self) -> int | None:
         """The only token that may come next, if there is just one."""
         if (mask := self.mask()) is None or int(np.bitwise_count(mask).sum()) != 1:
             return None
-        word = int(np.flatnonzero(mask)[0])
-        return word * 32 + int(mask[word]).bit_length() - 1
+        return tokens_of(mask)[0]
 
     @property
     def _penalized(self) -> bool:

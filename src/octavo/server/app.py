@@ -104,9 +104,14 @@ class Api:
         """Makes a job of a body and runs it, streaming or not."""
         salt = principal(request.scope).salt
         # In a thread: a long text must not hold up everybody else's streams.
-        job, requests = await asyncio.to_thread(_prepare, make, served, body, salt)
-        if job.params.grammar is not None:
-            await self.grammars.check(job.params.grammar)
+        job = await asyncio.to_thread(_checked, make, served, body)
+        if (structure := job.structure) is not None:
+            grammar = await self.grammars.grammar(structure)
+            params = msgspec.structs.replace(
+                job.params, grammar=grammar, grammar_exit=structure.exits
+            )
+            job = replace(job, params=params)
+        requests = await asyncio.to_thread(_requests, job, body, salt, served.adapter)
         usage = Usage(prompt=sum(map(len, job.prompts)))
         reply_id = ("chatcmpl-" if job.chat else "cmpl-") + secrets.token_hex(12)
         logprobs = job.params.logprobs is not None
@@ -221,20 +226,24 @@ async def _collect(pieces: AsyncGenerator[Piece, None], count: int) -> list[list
     return out
 
 
-def _prepare(
-    make: Callable[[Served, C], Job], served: Served, body: C, salt: str
-) -> tuple[Job, list[EngineRequest]]:
-    """The job of a body, checked as a whole, and its requests. Raises RequestError."""
+def _checked(make: Callable[[Served, C], Job], served: Served, body: C) -> Job:
+    """The job of a body, checked as a whole. Raises RequestError."""
     job = make(served, body)
     job.params.check(served.vocabulary)
     decoding.check_numbers(body, job.prompts, served.vocabulary)
     count = len(job.prompts) * (1 if job.params.beam else job.made)
     if count > decoding.MAX_CHOICES:
         raise RequestError(f"{count} choices in one request; {decoding.MAX_CHOICES} at most", "n")
-    requests = requests_for(
-        job.prompts, job.made, job.params, body.timeout, body.priority or 0, salt, served.adapter
+    return job
+
+
+def _requests(job: Job, body: schemas.Common, salt: str, adapter: str) -> list[EngineRequest]:
+    """The engine's requests of a job."""
+    return job.tuned(
+        requests_for(
+            job.prompts, job.made, job.params, body.timeout, body.priority or 0, salt, adapter
+        )
     )
-    return job, job.tuned(requests)
 
 
 def _chat_job(served: Served, body: schemas.ChatBody) -> Job:
@@ -252,11 +261,12 @@ def _chat_job(served: Served, body: schemas.ChatBody) -> Job:
     ids = template.encode(messages, tools=use.told if use else None, **options)
     limits = decoding.chat_limits(body)
     params = decoding.sampling(body, served.defaults, served.tokenizer, *limits)
+    style, reasons, thinking = template.style, template.reasons, template.thinking(ids)
+    structure = decoding.chat_structure(body, use, style, served.tokenizer, reasons, thinking)
     params, reply = decoding.for_chat(
-        params, use, template.style, served.tokenizer, template.reasons,
-        template.thinking(ids), body.thinking_token_budget,
-    )  # fmt: skip
-    return Job("chat", [ids], params, decoding.choices(body), reply=reply)
+        params, use, style, served.tokenizer, reasons, thinking, body.thinking_token_budget
+    )
+    return Job("chat", [ids], params, decoding.choices(body), reply=reply, structure=structure)
 
 
 def _completion_job(served: Served, body: schemas.CompletionBody) -> Job:
@@ -267,7 +277,9 @@ def _completion_job(served: Served, body: schemas.CompletionBody) -> Job:
     if body.echo and body.logprobs is not None:
         params = msgspec.structs.replace(params, prompt_logprobs=body.logprobs)
     best_of = decoding.candidates(body, n)
-    return Job("completions", ids, params, n, best_of, echo=bool(body.echo))
+    return Job(
+        "completions", ids, params, n, best_of, bool(body.echo), structure=decoding.structure(body)
+    )
 
 
 def _encode_all(served: Served, prompts: list[str | list[int]]) -> list[list[int]]:

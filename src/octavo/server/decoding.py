@@ -12,7 +12,8 @@ from octavo.engine.request import BeamSearch, SamplingParams, Thinking
 from octavo.errors import RequestError
 from octavo.server.messages import ToolUse
 from octavo.server.schemas import ChatBody, Common, CompletionBody
-from octavo.text import ReplyParser, Tokenizer, grammar, tools
+from octavo.text import ReplyParser, Tokenizer, tools
+from octavo.text.structure import Choice, Grammar, JsonSchema, Regex, Structure, Thoughts
 from octavo.text.tools import THINK, THOUGHT, ToolFormat
 
 MAX_CHOICES = 128
@@ -102,45 +103,37 @@ def candidates(body: CompletionBody, n: int) -> int:
     return best_of
 
 
-def constraint(body: Common) -> str | None:
-    """The grammar a body asks for, in whichever way. Raises RequestError."""
-    given: list[str] = []
-    if body.response_format is not None and (text := _response_format(body.response_format)):
-        given.append(text)
+def structure(body: Common) -> Structure | None:
+    """What a body asks its reply to look like, in whichever way. Raises RequestError."""
+    given: list[JsonSchema | Regex | Choice | Grammar] = []
+    if body.response_format is not None and (format := _response_format(body.response_format)):
+        given.append(format)
     if (outputs := body.structured_outputs) is not None:
-        if outputs.json is not None:
-            schema = _schema_text(outputs.json)
-            given.append(grammar.from_schema(schema, "structured_outputs"))
+        if isinstance(outputs.json, str):
+            given.append(JsonSchema(text=outputs.json, param="structured_outputs"))
+        elif outputs.json is not None:
+            given.append(JsonSchema(outputs.json, "structured_outputs"))
         if outputs.regex is not None:
-            given.append(grammar.from_regex(outputs.regex))
+            given.append(Regex(outputs.regex))
         if outputs.choice is not None:
-            given.append(grammar.from_choice(outputs.choice))
+            given.append(Choice(outputs.choice))
         if outputs.grammar is not None:
-            given.append(grammar.from_grammar(outputs.grammar))
+            given.append(Grammar(outputs.grammar))
         if not given:
             raise _invalid("structured_outputs is empty", "structured_outputs")
     if len(given) > 1:
         raise _invalid("only one constraint can be given", "structured_outputs")
-    return given[0] if given else None
+    return Structure(given[0]) if given else None
 
 
-def _schema_text(schema: dict[str, Any] | str) -> Any:
-    if isinstance(schema, dict):
-        return schema
-    try:
-        return msgspec.json.decode(schema)
-    except (msgspec.DecodeError, RecursionError):
-        raise _invalid("structured_outputs.json is not JSON", "structured_outputs") from None
-
-
-def _response_format(given: dict[str, Any]) -> str | None:
+def _response_format(given: dict[str, Any]) -> JsonSchema | None:
     match given:
         case {"type": "text"}:
             return None
         case {"type": "json_object"}:
-            return grammar.from_schema({"type": "object"})
+            return JsonSchema({"type": "object"})
         case {"type": "json_schema", "json_schema": {"schema": schema}}:
-            return grammar.from_schema(schema)
+            return JsonSchema(schema)
     raise _invalid(
         "response_format is text, json_object, or json_schema with json_schema.schema",
         "response_format",
@@ -183,7 +176,6 @@ def sampling(
         logit_bias=_biases(body.logit_bias),
         bad_words=_bad_words(body.bad_words, tokenizer),
         logprobs=logprobs,
-        grammar=constraint(body),
     )
 
 
@@ -226,24 +218,33 @@ def template_options(body: ChatBody) -> dict[str, Any]:
     return given
 
 
+def chat_structure(
+    body: ChatBody, use: ToolUse | None, style: ToolFormat, tokenizer: Tokenizer,
+    reasons: bool, thinking: bool,
+) -> Structure | None:  # fmt: skip
+    """What a chat reply has to look like, with what tools and thoughts ask for."""
+    made = structure(body)
+    if use is not None and use.callable and (use.required or use.strict):
+        if made is not None:
+            raise _invalid(
+                "tools that are enforced and response_format exclude each other", "tools"
+            )
+        made = Structure(
+            tools.tool_grammar(
+                use.callable, style, tokenizer, required=use.required, parallel=use.parallel
+            )
+        )
+    if made is not None and reasons:
+        opening, closing = (tools.terminal(m, tokenizer) for m in (THINK, THOUGHT))
+        return Structure(made.what, Thoughts(opening, closing, inside=thinking))
+    return made
+
+
 def for_chat(
     params: SamplingParams, use: ToolUse | None, style: ToolFormat, tokenizer: Tokenizer,
     reasons: bool, thinking: bool, budget: int | None,
 ) -> tuple[SamplingParams, ReplyFormat]:  # fmt: skip
-    """Adds what tools and thoughts ask for to parameters, and says how to read the reply."""
-    text = params.grammar
-    if use is not None and use.callable and (use.required or use.strict):
-        if text is not None:
-            raise _invalid(
-                "tools that are enforced and response_format exclude each other", "tools"
-            )
-        text = tools.grammar(
-            use.callable, style, tokenizer, required=use.required, parallel=use.parallel
-        )
-    if text is not None and reasons:
-        opening, closing = (tools.terminal(m, tokenizer) for m in (THINK, THOUGHT))
-        text = grammar.after_thoughts(text, opening, closing, inside=thinking)
-    changes: dict[str, Any] = {"grammar": text}
+    """Adds what thoughts ask for to parameters, and says how to read the reply."""
     if budget is not None:
         end = tokenizer.vocabulary.get(THOUGHT)
         if not reasons or end is None:
@@ -252,7 +253,6 @@ def for_chat(
             raise _invalid("thinking_token_budget is below 0", "thinking_token_budget")
         if thinking:
             after = tokenizer.encode("\n\n", add_bos=False)
-            changes["thinking"] = Thinking(budget=budget, closing=[end, *after])
+            params = msgspec.structs.replace(params, thinking=Thinking(budget, [end, *after]))
     callable_tools = style if use is not None and use.callable else None
-    reply = ReplyFormat(callable_tools, reasons, thinking)
-    return msgspec.structs.replace(params, **changes), reply
+    return params, ReplyFormat(callable_tools, reasons, thinking)

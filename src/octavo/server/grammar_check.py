@@ -1,84 +1,87 @@
-"""Grammars are tried in processes of their own first: a hostile one costs its sender a 400."""
+"""Grammars are made and tried in other processes first: a hostile one costs its sender a 400."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
-import os
-import signal
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 
 import msgspec
 
 from octavo.engine.constraint import TokenTable
-from octavo.errors import RequestError
-from octavo.process import python_module
-from octavo.server.grammar_worker import HEADER, Vocabulary, frame
+from octavo.errors import Overloaded, RequestError
+from octavo.sandbox.worker import PATIENCE, TooCostly, WorkerPool
+from octavo.server.grammar_worker import Verdict, Vocabulary
+from octavo.text.structure import Structure
 
-SECONDS = 5.0
+SECONDS = 5.0  # of CPU time
+MEMORY = 4 << 30
 WORKERS = 2  # so that one slow grammar does not hold up the next
 VERDICTS = 10_000  # remembered
+CHARACTERS = 16 << 20  # of grammars remembered
 
 
 class GrammarChecker:
-    """Says what is wrong with a grammar. Workers start with the first grammar that needs one."""
+    """Makes the grammars of structures, and says what is wrong with them.
+
+    Only what is a structure's own fault is remembered. Workers start with the first that needs one.
+    """
 
     def __init__(self, table: TokenTable, vocabulary: int, seconds: float = SECONDS) -> None:
-        self._start = msgspec.msgpack.encode(Vocabulary(table, vocabulary))
+        self._vocabulary = Vocabulary(msgspec.structs.replace(table, tokenizer=""), vocabulary)
         self._seconds = seconds
-        self._verdicts: OrderedDict[bytes, str] = OrderedDict()
-        self._idle: list[asyncio.subprocess.Process] = []
-        self._slots = asyncio.Semaphore(WORKERS)
+        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._characters = 0
+        self._threads = ThreadPoolExecutor(WORKERS, "grammar")
 
-    async def check(self, grammar: str) -> None:
-        """Raises RequestError for a grammar that cannot be used."""
-        key = hashlib.sha256(grammar.encode()).digest()
-        if key not in self._verdicts:
-            async with self._slots:
-                self._verdicts[key] = await self._ask(grammar)
-            if len(self._verdicts) > VERDICTS:
-                self._verdicts.popitem(last=False)
-        if wrong := self._verdicts[key]:
-            raise RequestError(wrong, "response_format", "invalid_grammar")
-
-    async def close(self) -> None:
-        """Ends the workers."""
-        while self._idle:
-            await self._kill(self._idle.pop())
-
-    async def _ask(self, grammar: str) -> str:
-        worker = self._idle.pop() if self._idle else await self._spawn()
-        healthy = False
-        try:
-            assert worker.stdin is not None and worker.stdout is not None
-            worker.stdin.write(frame(grammar.encode()))
-            async with asyncio.timeout(self._seconds):
-                length = int.from_bytes(await worker.stdout.readexactly(HEADER), "little")
-                verdict = (await worker.stdout.readexactly(length)).decode()
-            healthy = True
-            return verdict
-        except TimeoutError:
-            return f"the grammar or schema takes over {self._seconds:g} seconds to compile"
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return "the grammar or schema takes too much memory to compile"
-        finally:
-            if healthy:
-                self._idle.append(worker)
-            else:
-                await self._kill(worker)
-
-    async def _spawn(self) -> asyncio.subprocess.Process:
-        worker = await asyncio.create_subprocess_exec(
-            *python_module("octavo.server.grammar_worker"),
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
+    @cached_property
+    def _workers(self) -> WorkerPool:
+        about = msgspec.msgpack.encode(self._vocabulary)
+        return WorkerPool(
+            "octavo.server.grammar_worker", about, seconds=self._seconds, count=WORKERS,
+            memory=MEMORY,
         )  # fmt: skip
-        assert worker.stdin is not None
-        worker.stdin.write(frame(self._start))
-        return worker
 
-    async def _kill(self, worker: asyncio.subprocess.Process) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(worker.pid, signal.SIGKILL)
-        await worker.wait()
+    async def grammar(self, structure: Structure) -> str:
+        """The grammar of a structure. Raises RequestError for one that cannot be used."""
+        task = structure.encode()
+        key = hashlib.sha256(task).digest()
+        verdict = self._verdicts.pop(key, None)
+        if verdict is None:
+            verdict = await self._ask(task)
+        else:
+            self._characters -= len(verdict.grammar)
+        self._remember(key, verdict)
+        if verdict.wrong:
+            raise RequestError(verdict.wrong, verdict.param, verdict.code)
+        return verdict.grammar
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._workers.close()
+
+    async def _ask(self, task: bytes) -> Verdict:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(PATIENCE):
+                answer = await loop.run_in_executor(self._threads, self._workers.ask, task)
+        except TooCostly as e:
+            much = {"time": f"over {self._seconds:g} seconds"}.get(str(e), "too much memory")
+            wrong = f"the grammar or schema takes {much} to compile"
+            return Verdict(wrong=wrong, param="response_format", code="invalid_grammar")
+        except TimeoutError:
+            raise Overloaded("too many grammars wait; try again", code="overloaded") from None
+        return msgspec.msgpack.decode(answer, type=Verdict)
+
+    def _remember(self, key: bytes, verdict: Verdict) -> None:
+        if key in self._verdicts:  # asked for twice at once
+            return
+        self._verdicts[key] = verdict
+        self._characters += len(verdict.grammar)
+        while len(self._verdicts) > 1 and (
+            len(self._verdicts) > VERDICTS or self._characters > CHARACTERS
+        ):
+            self._characters -= len(self._verdicts.popitem(last=False)[1].grammar)

@@ -1,58 +1,53 @@
-"""A process that compiles grammars before an engine gets to see them, and can be killed.
+"""Makes grammars of structures and compiles them, before an engine gets to see them.
 
-Run as `python -m octavo.server.grammar_worker`. Reads frames from standard input: a vocabulary,
-then grammars; answers each grammar with what is wrong with it, or nothing.
+Run as `python -m octavo.server.grammar_worker`; see octavo.sandbox.worker.
 """
 
 from __future__ import annotations
-
-import resource
-import sys
 
 import msgspec
 
 from octavo.engine.constraint import GrammarCompiler, TokenTable
 from octavo.errors import RequestError
-
-HEADER = 4
-MEMORY = 4 << 30  # address space
+from octavo.sandbox.worker import Handler, serve
+from octavo.text.grammar import from_choice
+from octavo.text.structure import Structure
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
-    """The first frame. size: tokens of the model."""
+    """What the worker is started with. size: tokens of the model."""
 
     table: TokenTable
     size: int
 
 
-def frame(body: bytes) -> bytes:
-    return len(body).to_bytes(HEADER, "little") + body
+class Verdict(msgspec.Struct, frozen=True):
+    """A structure's grammar, or what is wrong with it and with which field."""
+
+    grammar: str = ""
+    wrong: str = ""
+    param: str | None = None
+    code: str | None = None
 
 
-def _read() -> bytes:
-    header = sys.stdin.buffer.read(HEADER)
-    if len(header) < HEADER:
-        raise EOFError
-    return sys.stdin.buffer.read(int.from_bytes(header, "little"))
+def prepare(about: bytes) -> Handler:
+    vocabulary = msgspec.msgpack.decode(about, type=Vocabulary)
+    compiler = GrammarCompiler(vocabulary.table, vocabulary.size)
+    compiler.check(from_choice(["a"]))  # reads the vocabulary
 
+    def handle(task: bytes) -> bytes:
+        try:
+            grammar = Structure.decode(task).lark()
+            compiler.check(grammar)
+            verdict = Verdict(grammar)
+        except RequestError as e:
+            verdict = Verdict(wrong=str(e), param=e.param, code=e.code)
+        except RecursionError:
+            verdict = Verdict(wrong="the schema nests too deeply", code="invalid_grammar")
+        return msgspec.msgpack.encode(verdict)
 
-def main() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    try:
-        start = msgspec.msgpack.decode(_read(), type=Vocabulary)
-        compiler = GrammarCompiler(start.table, start.size)
-        while True:
-            wrong = ""
-            try:
-                compiler.check(_read().decode())
-            except RequestError as e:
-                wrong = str(e)
-            sys.stdout.buffer.write(frame(wrong.encode()))
-            sys.stdout.buffer.flush()
-    except (EOFError, BrokenPipeError, KeyboardInterrupt):
-        pass  # the server is gone
+    return handle
 
 
 if __name__ == "__main__":
-    main()
+    serve(prepare)

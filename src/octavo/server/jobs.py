@@ -12,6 +12,7 @@ from octavo.engine.request import Request, SamplingParams
 from octavo.server.decoding import ReplyFormat
 from octavo.server.generation import Piece, TokenInfo
 from octavo.text import Tokenizer
+from octavo.text.structure import Structure
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Job:
     best_of: int = 0
     echo: bool = False
     reply: ReplyFormat | None = None
+    structure: Structure | None = None  # of every choice
 
     @property
     def chat(self) -> bool:

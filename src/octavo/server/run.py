@@ -157,6 +157,8 @@ async def serve(
         tokenizer = await asyncio.to_thread(load_tokenizer, model.checkpoint)
         source = options.chat_template or template_source(model.checkpoint)
         template = ChatTemplate(source, tokenizer) if source else None
+        if template is not None:
+            await asyncio.to_thread(template.check)
         client.table = token_table(tokenizer)
     except BaseException:
         await client.close()
@@ -184,5 +186,5 @@ async def serve(
         server.should_exit = True
         starting.cancel()
         await client.close()
-        await api.grammars.close()
+        api.grammars.close()
         await asyncio.gather(running, starting, return_exceptions=True)

@@ -6,7 +6,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.text.grammar import HEADER, json_text
+import msgspec
+
+from octavo.text.grammar import HEADER
+from octavo.text.json_schema import IN_PLACE, json_term, refuse
 from octavo.text.tokenizer import Tokenizer
 
 # Markers that are control tokens in some vocabularies; their text is needed to find calls.
@@ -35,6 +38,8 @@ MISTRAL = ToolFormat("mistral", ("[TOOL_CALLS]",), (), False, True, "arguments")
 GEMMA = ToolFormat(
     "gemma", ("```tool_call\n", "```tool_code\n", "```json\n"), ("```",), True, False, "parameters"
 )
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+STYLES = {style.name: style for style in (HERMES, LLAMA3, MISTRAL, GEMMA)}
 
 
 def format_of(template: str) -> ToolFormat:
@@ -114,52 +119,93 @@ def terminal(text: str, tokenizer: Tokenizer) -> str:
     return json.dumps(text)
 
 
-def grammar(
-    tools: list[dict[str, Any]], style: ToolFormat, tokenizer: Tokenizer, *,
-    required: bool, parallel: bool,
-) -> str:  # fmt: skip
-    """A grammar of replies whose calls are valid: calls only if `required`, else text or calls.
+class ToolGrammar(msgspec.Struct, frozen=True, tag=True):
+    """A grammar of replies whose calls are valid.
 
-    parallel: more than one call may be made. Raises RequestError for parameters that are no schema.
+    functions: (name, JSON Schema of the arguments). markers: the terms of the style's markers.
+    required: nothing but calls; else text or calls. parallel: more than one call may be made.
+
+    Where another call may follow, the text may also end within what leads to it, so that whoever
+    decodes can leave it to the model whether there is one (`SamplingParams.grammar_exit`).
     """
-    rules = []
-    for i, tool in enumerate(tools):
-        function = tool["function"]
-        schema = {
-            "type": "object",
-            "properties": {
-                "name": {"const": function["name"]},
-                style.key: function.get("parameters") or {"type": "object", "properties": {}},
-            },
-            "required": ["name", style.key],
-            "additionalProperties": False,
-        }
-        rules.append(f"object_{i}: {json_text(schema, 'tools')}")
-    rules.append("object: " + " | ".join(f"object_{i}" for i in range(len(tools))))
-    if style is MISTRAL:
-        more = '(", " object)*' if parallel else ""
-        opening, body = terminal("[TOOL_CALLS]", tokenizer), f'"[" object {more} "]"'
-        calls = f"{opening} {body}"
-    elif style is HERMES:
-        opening, closing = (terminal(m, tokenizer) for m in ("<tool_call>", "</tool_call>"))
-        body = f'"\\n" object "\\n" {closing}'
-        calls = f'{opening} {body} ("\\n" {opening} {body})*' if parallel else f"{opening} {body}"
-    else:
-        opening = body = ""
-        calls = 'object ("; " object)*' if parallel and style is LLAMA3 else "object"
-    rules.append(f"calls: {calls}")
-    if required:
-        rules.append("start: calls")
-    elif style.bare:
-        rules += ["start: calls | TEXT?", r"TEXT: /[^{\s](.|\n)*/"]
-    elif opening.startswith("<["):
-        rest = f"({opening} {body})*" if parallel and style is HERMES else ""
-        rules += [f"start: TEXT? ({opening} {body} {rest})?", r"TEXT: /(.|\n)+/"]
-    else:
-        repeat = "*" if parallel else "?"
-        rules += [
-            f"start: (text_to_call {body}){repeat} TEXT?",
+
+    functions: list[tuple[str, dict[str, Any]]]
+    style: str
+    markers: dict[str, str]
+    required: bool
+    parallel: bool
+
+    @property
+    def exits(self) -> bool:
+        """Whether it is the model that says if another call follows."""
+        return self.parallel and (self.required or not STYLES[self.style].bare)
+
+    def lark(self) -> str:
+        """The grammar. Raises RequestError for parameters that are no schema of an object."""
+        style = STYLES[self.style]
+        rules = []
+        for i, (name, parameters) in enumerate(self.functions):
+            head, tail = json.dumps(f'{{"name": "{name}", "{style.key}": '), json.dumps("}")
+            rules.append(f"object_{i}: {head} arguments_{i} {tail}")
+            rules.append(f"arguments_{i}: {json_term(_arguments(name, parameters), 'tools')}")
+        rules.append("object: " + " | ".join(f"object_{i}" for i in range(len(self.functions))))
+        return HEADER + "\n".join(rules + self._replies(style))
+
+    def _replies(self, style: ToolFormat) -> list[str]:
+        calls, opening, body = self._calls(style)
+        rules = [f"calls: {calls}"]
+        if self.required:
+            return [*rules, "start: calls"]
+        if style.bare:
+            return [*rules, "start: calls | TEXT?", r"TEXT: /[^{\s](.|\n)*/"]
+        if opening.startswith("<["):
+            return [*rules, "start: TEXT? calls?", r"TEXT: /(.|\n)+/"]
+        return [
+            *rules,
+            f"start: (text_to_call {body}){'*' if self.parallel else '?'} TEXT?",
             f"text_to_call[lazy]: /(.|\\n)*/ {opening}",
             r"TEXT: /(.|\n)+/",
         ]
-    return HEADER + "\n".join(rules)
+
+    def _calls(self, style: ToolFormat) -> tuple[str, str, str]:
+        """One call or several; what a call begins with, and the rest of it."""
+        if style is MISTRAL:
+            opening = self.markers["[TOOL_CALLS]"]
+            more = '(", " object)* ("]" | "," | ", ")?' if self.parallel else '"]"'
+            return f'{opening} "[" object {more}', opening, f'"[" object {more}'
+        if style is HERMES:
+            opening, closing = self.markers["<tool_call>"], self.markers["</tool_call>"]
+            body = f'"\\n" object "\\n" {closing}'
+            more = f"(NEXT {body})* LEFT?" if self.parallel else ""
+            if opening.startswith("<["):
+                more = more.replace("NEXT", f'"\\n" {opening}').replace("LEFT", '"\\n"')
+            else:
+                whole = "\n" + json.loads(opening)
+                left = " | ".join(json.dumps(whole[:n]) for n in range(1, len(whole)))
+                more = more.replace("NEXT", json.dumps(whole)).replace("LEFT", f"({left})")
+            return f"{opening} {body} {more}", opening, body
+        if self.parallel and style is LLAMA3:
+            return 'object ("; " object)* ("; " | ";")?', "", ""
+        return "object", "", ""
+
+
+def _arguments(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """A tool's parameters as a schema whose texts are objects."""
+    kind = parameters.get("type")
+    if kind == "object" or (kind is None and IN_PLACE & parameters.keys()):
+        return parameters
+    if kind is None or (isinstance(kind, list) and "object" in kind):
+        return {**parameters, "type": "object"}
+    raise refuse(f"the parameters of {name} are a schema of type {kind!r:.40}, not object", "tools")
+
+
+def tool_grammar(
+    tools: list[dict[str, Any]], style: ToolFormat, tokenizer: Tokenizer, *,
+    required: bool, parallel: bool,
+) -> ToolGrammar:  # fmt: skip
+    """The grammar of replies with calls of these tools, for a tokenizer."""
+    functions = [t["function"] for t in tools]
+    return ToolGrammar(
+        [(f["name"], f.get("parameters", NO_PARAMETERS)) for f in functions], style.name,
+        {m: terminal(m, tokenizer) for m in MARKERS}, required, parallel,
+    )  # fmt: skip

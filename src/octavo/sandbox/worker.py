@@ -1,0 +1,217 @@
+"""Work on what strangers wrote, in processes that can be killed.
+
+A worker is limited by the system itself: CPU time of a task by a timer whose signal ends the
+process, memory by its address space. Nothing of what runs in it has to count or measure anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+import msgspec
+
+from octavo.errors import OctavoError, Overloaded
+
+HEADER = 4
+PATIENCE = 60.0  # seconds of a clock on the wall, for a host that has no time for a task
+MEMORY = 1 << 30
+
+# What a task used up, by the signal that ended its worker.
+COSTS: dict[int, str] = {
+    signal.SIGPROF: "time", signal.SIGABRT: "memory", signal.SIGSEGV: "memory",
+}  # fmt: skip
+
+Handler = Callable[[bytes], bytes]
+
+
+class TooCostly(OctavoError):
+    """A task took more CPU time or memory than it may; which of the two is the message."""
+
+
+class _Start(msgspec.Struct, frozen=True):
+    """The first frame. about: what the worker needs to know for all of its tasks."""
+
+    seconds: float
+    memory: int
+    about: bytes
+
+
+class _Reply(msgspec.Struct, frozen=True):
+    """The answer to a task, or to the first frame; `memory`: there was too little."""
+
+    body: bytes = b""
+    memory: bool = False
+
+
+def _frame(body: bytes) -> bytes:
+    return len(body).to_bytes(HEADER, "little") + body
+
+
+# -- in the worker ------------------------------------------------------------------------------
+
+
+def serve(prepare: Callable[[bytes], Handler]) -> None:
+    """The main function of a worker: answers tasks on standard input until its end."""
+    connection = socket.socket(fileno=0)
+    with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
+        start = msgspec.msgpack.decode(_receive(connection, None), type=_Start)
+        resource.setrlimit(resource.RLIMIT_AS, (start.memory, start.memory))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        handle = prepare(start.about)
+        connection.sendall(_frame(msgspec.msgpack.encode(_Reply())))
+        while True:
+            task = _receive(connection, None)
+            signal.setitimer(signal.ITIMER_PROF, start.seconds)  # CPU time; its signal kills
+            try:
+                reply = _Reply(handle(task))
+            except MemoryError:
+                reply = _Reply(memory=True)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            connection.sendall(_frame(msgspec.msgpack.encode(reply)))
+
+
+def _receive(connection: socket.socket, deadline: float | None) -> bytes:
+    """The next frame. Raises EOFError at the end and TimeoutError past the deadline."""
+    length = int.from_bytes(_exactly(connection, HEADER, deadline), "little")
+    return _exactly(connection, length, deadline)
+
+
+def _exactly(connection: socket.socket, count: int, deadline: float | None) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        if deadline is not None:
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+        piece = connection.recv(min(count - len(data), 1 << 20))
+        if not piece:
+            raise EOFError
+        data += piece
+    return bytes(data)
+
+
+# -- on the other side --------------------------------------------------------------------------
+
+
+class _Worker:
+    """One process and the connection to it. Its birth is not waited for before its first task."""
+
+    def __init__(self, module: str, start: bytes) -> None:
+        own, its = socket.socketpair()
+        with its:
+            try:
+                self.process: subprocess.Popen[bytes] = subprocess.Popen(
+                    [sys.executable, "-P", "-m", module],
+                    stdin=its.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )  # fmt: skip
+            except BaseException:
+                own.close()
+                raise
+        self._connection = own
+        self._start: bytes | None = start
+
+    def ask(self, task: bytes, deadline: float) -> _Reply:
+        """Raises EOFError, OSError or TimeoutError when there is no answer."""
+        if self._start is not None:
+            self._send(self._start, deadline)
+            self._start = None
+            _receive(self._connection, deadline)
+        self._send(task, deadline)
+        return msgspec.msgpack.decode(_receive(self._connection, deadline), type=_Reply)
+
+    def _send(self, body: bytes, deadline: float) -> None:
+        self._connection.settimeout(max(0.001, deadline - time.monotonic()))
+        self._connection.sendall(_frame(body))
+
+    def end(self, grace: float = 0.0) -> int:
+        """Ends the process, after `grace` seconds for it to end by itself; gives what it ended
+        with, minus the signal if it was one."""
+        self._connection.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.wait(grace)
+        self.process.kill()
+        return self.process.wait()
+
+
+class WorkerPool:
+    """Up to `count` workers, started when they are needed. Threads may share a pool.
+
+    module: run by Python, calls `serve`; about: given to its `prepare`. seconds: CPU time of a
+    task; memory: address space of a worker.
+    """
+
+    def __init__(
+        self, module: str, about: bytes, *, seconds: float, count: int = 1, memory: int = MEMORY,
+        patience: float = PATIENCE,
+    ) -> None:  # fmt: skip
+        self._module, self._patience = module, patience
+        self._start = msgspec.msgpack.encode(_Start(seconds, memory, about))
+        self._slots = threading.BoundedSemaphore(count)
+        self._lock = threading.Lock()
+        self._idle: list[_Worker] = []
+        self._all: set[_Worker] = set()
+        self.close = weakref.finalize(self, _end_all, self._all)  # also when nobody closes it
+
+    def warm(self) -> None:
+        """Starts a worker, so that the first task need not wait for all of its birth."""
+        with contextlib.suppress(OSError), self._lock:
+            self._idle.append(self._born())
+
+    def ask(self, task: bytes) -> bytes:
+        """The answer to a task. Raises TooCostly, or Overloaded when the host is at fault."""
+        deadline = time.monotonic() + self._patience
+        if not self._slots.acquire(timeout=self._patience):
+            raise _busy()
+        try:
+            return self._ask(task, deadline)
+        finally:
+            self._slots.release()
+
+    def _born(self) -> _Worker:
+        worker = _Worker(self._module, self._start)
+        self._all.add(worker)
+        return worker
+
+    def _ask(self, task: bytes, deadline: float) -> bytes:
+        try:
+            with self._lock:
+                worker = self._idle.pop() if self._idle else self._born()
+        except OSError:  # no handles, no memory, no processes
+            raise _busy() from None
+        healthy, ended = False, 0
+        try:
+            reply = worker.ask(task, deadline)
+            healthy = True
+        except TimeoutError:
+            raise _busy() from None
+        except (EOFError, OSError):
+            ended = worker.end(grace=1.0)
+            if cost := COSTS.get(-ended):
+                raise TooCostly(cost) from None
+            raise _busy() from None
+        finally:
+            if not healthy:
+                self._all.discard(worker)
+                worker.end()
+        with self._lock:
+            self._idle.append(worker)
+        if reply.memory:
+            raise TooCostly("memory")
+        return reply.body
+
+
+def _busy() -> Overloaded:
+    return Overloaded("the server has no room for this now; try again", code="overloaded")
+
+
+def _end_all(workers: set[_Worker]) -> None:
+    while workers:
+        workers.pop().end()
