@@ -41,14 +41,15 @@ class Terminal:
             env=os.environ | {"TERM": "xterm"} | env, preexec_fn=controlling,
         )  # fmt: skip
         os.close(slave)
-        self.seen = ""
+        self.seen, self._told = "", 0
 
     def wait_for(self, text: str, seconds: float = 90) -> str:
         """What came up to and with `text`, since the last time."""
-        start, deadline = len(self.seen), time.monotonic() + seconds
-        while text not in self.seen[start:]:
-            assert time.monotonic() < deadline and self._read(), self.seen[start:]
-        return self.seen[start:]
+        deadline = time.monotonic() + seconds
+        while text not in self.seen[self._told :]:
+            assert time.monotonic() < deadline and self._read(), self.seen[self._told :]
+        start, self._told = self._told, self.seen.index(text, self._told) + len(text)
+        return self.seen[start : self._told]
 
     def type(self, keys: str) -> None:
         os.write(self._fd, keys.encode())
