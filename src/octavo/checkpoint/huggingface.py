@@ -7,9 +7,12 @@ whether it was finished, so that one that was interrupted is completed at the ne
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,6 +85,8 @@ def hub_model(name: HubName, offline: bool) -> Path:
             return _fetch(name)
         except _Unreachable as e:
             reason = str(e)
+            found = _cached(name)
+            lacking = missing(found) if found else []
     if found and not lacking:
         return found  # perhaps without a side file, which whoever needs it will name
     if found:
@@ -144,18 +149,16 @@ def download_mark(repo: str) -> Path:
 def _fetch(name: HubName) -> Path:
     """Downloads what is not there yet. Raises _Unreachable, ModelNotFound or CacheError."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    if not sys.stderr.isatty():
-        disable_progress_bars()
     mark = download_mark(name.repo)
     try:
         wanted = _wanted(name)
         with writing(mark.parent):
             mark.write_text(BEGUN)
-        folder = Path(
-            snapshot_download(name.repo, revision=name.revision, allow_patterns=list(wanted))
-        )
+        with _quiet():
+            folder = Path(
+                snapshot_download(name.repo, revision=name.revision, allow_patterns=wanted)
+            )
         lacking = [file for file in wanted if not (folder / file).exists()]
         if lacking:
             raise _Unreachable(f"{_count(lacking)} did not arrive")
@@ -167,6 +170,25 @@ def _fetch(name: HubName) -> Path:
     found = _select(folder, name.selection)
     assert found is not None  # _wanted has chosen it
     return found
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The client without its log, and without its bars where there is no terminal."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled as disabled
+    from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
+
+    log = logging.getLogger("huggingface_hub")
+    level, bars = log.level, not disabled() and not sys.stderr.isatty()
+    log.setLevel(logging.CRITICAL)
+    if bars:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        if bars:
+            enable_progress_bars()
 
 
 def _wanted(name: HubName) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from octavo.checkpoint.cache import cache_folders
@@ -77,7 +77,8 @@ def _delete(name: str, folder: Path) -> None:
         cache = scan_cache_dir(hub_cache())
         for repo in cache.repos:
             if Path(repo.repo_path) == folder:
-                cache.delete_revisions(*(r.commit_hash for r in repo.revisions)).execute()
+                only = replace(cache, repos=frozenset({repo}))  # copies have the same commits
+                only.delete_revisions(*(r.commit_hash for r in repo.revisions)).execute()
         download_mark(name).unlink(missing_ok=True)
     if folder.exists():  # a demo, or a download that was interrupted before its first file
         shutil.rmtree(folder)

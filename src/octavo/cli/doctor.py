@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -89,7 +90,9 @@ def _cache() -> str:
     if home := os.environ.get("HOME"):
         shown = shown.replace(home.rstrip("/") + "/", "~/", 1)  # it names the user
     state = "" if folder.exists() else ", not made yet"
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+    try:
+        tempfile.TemporaryDirectory(dir=place).cleanup()
+    except OSError:
         return f"{shown}: cannot be written to; OCTAVO_CACHE moves it"
     return f"{shown}, {shutil.disk_usage(place).free / 1e9:.1f} GB free{state}"
 

@@ -132,11 +132,17 @@ def _hints(e: OctavoError) -> list[str]:
     return [*instead, *(_paste(hint) for hint in e.suggestions)]
 
 
-def _usage(e: click.ClickException) -> list[str]:
-    if not isinstance(e, click.UsageError) or e.ctx is None:
-        return []
-    path = e.ctx.command_path.split()[1:]
-    return [_join(["octavo", *path, "--help"])]
+def _misused(e: click.ClickException) -> NoReturn:
+    """Ends with click's message, the variable that a bad value came from, and where to read on."""
+    message, hints = e.format_message(), []
+    if isinstance(e, click.UsageError) and e.ctx is not None:
+        hints = [_join(["octavo", *e.ctx.command_path.split()[1:], "--help"])]
+        param = getattr(e, "param", None)
+        if isinstance(param, click.Option) and param.name and isinstance(param.envvar, str):
+            source = e.ctx.get_parameter_source(param.name)
+            if source == click.core.ParameterSource.ENVIRONMENT:
+                message += f" It is the value of {param.envvar}."
+    _fail(message, hints, e.exit_code)
 
 
 def _fail(message: str, hints: list[str], code: int) -> NoReturn:
@@ -173,7 +179,7 @@ def main() -> None:
         e.show()
         sys.exit(2)
     except click.ClickException as e:
-        _fail(e.format_message(), _usage(e), e.exit_code)
+        _misused(e)
     except BrokenPipeError:
         _broken_pipe()
     except OctavoError as e:
