@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 
+def printable(text: str) -> str:
+    """The text with what a terminal would obey, or cannot show, spelt out: names and values come
+    from files."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 class OctavoError(Exception):
     """An error for the user. `exit_code` is the command line's; `suggestions` can be pasted."""
 
     exit_code = 1
 
     def __init__(self, message: str, *suggestions: str) -> None:
-        super().__init__(message)
-        self.suggestions = suggestions
+        super().__init__(printable(message))
+        self.suggestions = tuple(map(printable, suggestions))
 
 
 class UsageError(OctavoError):

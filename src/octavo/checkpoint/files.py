@@ -81,7 +81,10 @@ def parse_json(data: bytes, what: str) -> Any:
     """A JSON value of a bounded number of parts. Raises CheckpointError."""
     check_size(data, what)
     try:
-        return json.loads(data, parse_int=_integer)
+        value = json.loads(data, parse_int=_integer)
+        if b"\\u" in data:  # half a character, which no text can hold
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except (ValueError, RecursionError):
         raise CheckpointError(f"{what}: not valid JSON") from None
 
