@@ -21,8 +21,8 @@ class OctavoError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *suggestions: str) -> None:
-        super().__init__(printable(message))  # it may quote a file
-        self.suggestions = suggestions
+        super().__init__(printable(message).replace("\n", " "))  # it may quote a file
+        self.suggestions = tuple(map(printable, suggestions))
 
 
 class UsageError(OctavoError):

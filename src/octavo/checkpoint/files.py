@@ -70,13 +70,21 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-def parse_json(data: bytes, what: str) -> Any:
-    """A JSON value of a bounded number of parts. Raises CheckpointError."""
+def check_size(data: bytes, what: str) -> None:
+    """Raises CheckpointError for JSON of more parts than anything needs."""
     values = sum(data.count(c) for c in (b",", b"[", b"{"))
     if values > MAX_VALUES:
         raise CheckpointError(f"{what}: {values} values; at most {MAX_VALUES} are read")
+
+
+def parse_json(data: bytes, what: str) -> Any:
+    """A JSON value of a bounded number of parts. Raises CheckpointError."""
+    check_size(data, what)
     try:
-        return json.loads(data, parse_int=_integer)
+        value = json.loads(data, parse_int=_integer)
+        if b"\\u" in data:  # half a character, which no text can hold
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except (ValueError, RecursionError):
         raise CheckpointError(f"{what}: not valid JSON") from None
 

@@ -1,7 +1,8 @@
 """GGUF versions 2 and 3: header, key-values and tensor table, read from a mapped file.
 
 Every count, length and offset is checked against the bytes that are left before anything of that
-size is made. Format: ggml's gguf.md; sharded files are named `-00001-of-0000N.gguf`.
+size is made, and against what models need: a sparse file has any number of bytes for nothing.
+Format: ggml's gguf.md; sharded files are named `-00001-of-0000N.gguf`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from octavo.checkpoint.base import Checkpoint, Stored, Tensor, TensorType, tensor_bytes
 from octavo.checkpoint.files import map_file
 from octavo.errors import CheckpointError, Unsupported
@@ -19,20 +22,21 @@ from octavo.errors import CheckpointError, Unsupported
 MAX_DIMENSIONS = 4
 READABLE = frozenset(TensorType) - {kind for kind in TensorType if kind >= 1000}
 MAX_ARRAY_DEPTH = 2
+MAX_TENSORS = 1 << 17
+MAX_PAIRS = 1 << 16
+MAX_VALUES = 4 << 20  # in all arrays of a file; the largest vocabularies have 1.3 million
+MAX_TEXT = 64 << 20  # bytes in all strings of a file
 _SCALARS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
+}  # fmt: skip
 _STRING, _ARRAY = 8, 9
+UNREAD_TYPES = {
+    4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS",
+    17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 25: "I16",
+    28: "F64", 29: "IQ1_M", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 34: "TQ1_0",
+    35: "TQ2_0", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8", 40: "NVFP4", 41: "Q1_0",
+    42: "Q2_0",
+}  # fmt: skip
 _SHARD = re.compile(r"^(.*)-(\d{5})-of-(\d{5})\.gguf$")
 
 
@@ -41,6 +45,7 @@ class _Reader:
 
     def __init__(self, data: mmap.mmap, name: str) -> None:
         self.data, self.name, self.at, self.size = data, name, 0, len(data)
+        self.values, self.text = MAX_VALUES, MAX_TEXT  # what is left
 
     def fail(self, why: str) -> CheckpointError:
         return CheckpointError(f"{self.name}: damaged GGUF file at byte {self.at}: {why}")
@@ -48,6 +53,16 @@ class _Reader:
     def need(self, count: int, what: str) -> None:
         if count > self.size - self.at:
             raise self.fail(f"{what} needs {count} bytes, {self.size - self.at} are left")
+
+    def take_values(self, count: int) -> None:
+        if count > self.values:
+            raise self.fail(f"an array of {count}; all arrays may have {MAX_VALUES} values")
+        self.values -= count
+
+    def take_text(self, length: int) -> None:
+        if length > self.text:
+            raise self.fail(f"strings of more than {MAX_TEXT} bytes")
+        self.text -= length
 
     def scalar(self, code: str) -> Any:
         size = struct.calcsize("<" + code)
@@ -59,6 +74,7 @@ class _Reader:
     def string(self) -> str:
         length = self.scalar("Q")
         self.need(length, "a string")
+        self.take_text(length)
         raw = self.data[self.at : self.at + length]
         self.at += length
         try:
@@ -83,10 +99,12 @@ class _Reader:
             code = _SCALARS[kind]
             size = struct.calcsize("<" + code)
             self.need(count * size, f"an array of {count}")
-            values = list(struct.unpack_from(f"<{count}{code}", self.data, self.at))
+            self.take_values(count)
+            values: list[Any] = np.frombuffer(self.data, f"<{code}", count, self.at).tolist()
             self.at += count * size
             return values
         self.need(count * 8, f"an array of {count}")  # a string or an array takes at least 8 bytes
+        self.take_values(count)
         if kind == _STRING:
             return self.strings(count)
         return [self.value(kind, depth) for _ in range(count)]
@@ -94,6 +112,7 @@ class _Reader:
     def strings(self, count: int) -> list[str]:
         # The vocabulary: by far the longest array, so the loop is flat.
         data, at, size, unpack = self.data, self.at, self.size, struct.Struct("<Q").unpack_from
+        limit = at + 8 * count + self.text
         out = []
         try:
             for _ in range(count):
@@ -101,10 +120,13 @@ class _Reader:
                 end = at + 8 + length
                 if end > size:
                     raise self.fail(f"a string of {length} bytes passes the end of the file")
+                if end > limit:
+                    self.take_text(MAX_TEXT + 1)
                 out.append(data[at + 8 : end].decode("utf-8"))
                 at = end
         except (struct.error, UnicodeDecodeError):
             raise self.fail("a string array is cut short or not UTF-8") from None
+        self.take_text(at - self.at - 8 * count)
         self.at = at
         return out
 
@@ -120,6 +142,10 @@ def _read_header(r: _Reader) -> tuple[int, int]:
     tensors, pairs = r.scalar("Q"), r.scalar("Q")
     if tensors * 24 > r.size or pairs * 12 > r.size:
         raise r.fail(f"{tensors} tensors and {pairs} key-values cannot be in {r.size} bytes")
+    if tensors > MAX_TENSORS or pairs > MAX_PAIRS:
+        raise r.fail(
+            f"{tensors} tensors, {pairs} key-values; {MAX_TENSORS} and {MAX_PAIRS} at most"
+        )
     return tensors, pairs
 
 
@@ -142,8 +168,10 @@ def _read_tensor(r: _Reader) -> tuple[str, TensorType, tuple[int, ...], int]:
     kind, offset = r.scalar("I"), r.scalar("Q")
     if kind not in READABLE:
         raise Unsupported(
-            f"{r.name}: tensor {name[:64]!r} has type {kind}, which Octavo does not read",
-            "use a file quantized as Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, F16 or BF16",
+            f"{r.name}: tensor {name[:64]!r} is {UNREAD_TYPES.get(kind, f'of type {kind}')}, "
+            "which is not read",
+            f"read: {', '.join(sorted(t.name for t in READABLE))}",
+            "take the model's Q4_K_M, Q5_K_M, Q6_K or Q8_0 file",
         )
     return name, TensorType(kind), shape, offset
 

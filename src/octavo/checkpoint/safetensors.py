@@ -43,10 +43,10 @@ def _is_size(x: object) -> bool:
 def _entry(name: str, info: Any, file: str) -> tuple[TensorType, tuple[int, ...], int, int]:
     if not isinstance(info, dict):
         raise CheckpointError(f"{file}: tensor {name[:64]!r} has no description")
-    dtype, shape, offsets = info.get("dtype"), info.get("shape"), info.get("data_offsets")
+    dtype, shape, offsets = str(info.get("dtype")), info.get("shape"), info.get("data_offsets")
     if dtype not in _TYPES:
         raise Unsupported(
-            f"{file}: tensor {name[:64]!r} is {str(dtype)[:20]}; {', '.join(_TYPES)} are read"
+            f"{file}: tensor {name[:64]!r} is {dtype[:20]}; {', '.join(_TYPES)} are read"
         )
     if not isinstance(shape, list) or len(shape) > 8 or not all(map(_is_size, shape)):
         raise CheckpointError(f"{file}: tensor {name[:64]!r} has no sound shape")
@@ -64,7 +64,7 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
     for name, info in header.items():
         if name == "__metadata__":
             continue
-        if isinstance(info, dict) and info.get("dtype") in _UNREAD:
+        if isinstance(info, dict) and str(info.get("dtype")) in _UNREAD:
             continue
         kind, shape, begin, end = _entry(name, info, path.name)
         size = tensor_bytes(kind, shape, name[:64])

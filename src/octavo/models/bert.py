@@ -37,9 +37,9 @@ class Config:
 def _config(checkpoint: Checkpoint) -> Config:
     m = Metadata(checkpoint)
     roberta = checkpoint.architecture != "bert"
-    activation = m.get("hidden_act")
+    activation = str(m.get("hidden_act"))
     if activation not in ACTIVATIONS:
-        raise Unsupported(f"{checkpoint.path.name}: hidden_act {str(activation)[:40]!r}")
+        raise Unsupported(f"{checkpoint.path.name}: hidden_act {activation[:40]!r}")
     if m.get("position_embedding_type") not in (None, "absolute") or m.get("is_decoder"):
         raise Unsupported(f"{checkpoint.path.name}: relative positions, or a decoder")
     heads, hidden = m.size("num_attention_heads"), m.size("hidden_size")

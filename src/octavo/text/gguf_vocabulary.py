@@ -1,90 +1,74 @@
-"""A `tokenizers.Tokenizer` from GGUF metadata: byte-level BPE, or SentencePiece's with fallback."""
+"""A `tokenizers.Tokenizer` from GGUF metadata: BPE over bytes or characters, or WordPiece."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
+from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as HfTokenizer
-from tokenizers.models import BPE
+from tokenizers.models import BPE, WordPiece
 
 from octavo.errors import CheckpointError, Unsupported
+from octavo.text import splitting
+
+Metadata = Mapping[str, Any]
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-
-# The published splitting rules of these vocabularies.
-LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPACE = "\u2581"
+BERT_CONTROL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+# SentencePiece's merges are found by cutting every token everywhere.
+MAX_CHARACTERS = 8 << 20
+MAX_LENGTH = 512
 
 
-def _cased(suffix: str, digits: str) -> str:
-    """Words split where lower case turns to upper."""
-    start = r"[^\r\n\p{L}\p{N}]?"
-    words = f"{start}{_UPPER}*{_LOWER}+{suffix}|{start}{_UPPER}+{_LOWER}*{suffix}"
-    return f"{words}|{digits}{_REST}"
-
-
-GPT4O = _cased(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", r"\p{N}{1,3}")
-TEKKEN = _cased("", r"\p{N}")
-DEEPSEEK3 = (
-    r"\p{N}{1,3}",
-    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-)
-IGNORES_MERGES = ("llama-bpe", "llama3", "llama-v3", "tekken", "gpt-4o")  # of whole words it knows
-# By GGUF's tokenizer.ggml.pre: the patterns that split text one after another.
-PATTERNS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe"), (LLAMA3,)),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan"), (QWEN2,)),
-    "gpt-4o": (GPT4O,),
-    "tekken": (TEKKEN,),
-    "deepseek-v3": DEEPSEEK3,
-}
-GPT2 = ("gpt-2", "gpt2", "phi-2", "olmo", "mpt", "exaone", "jina-v2-code", "roberta-bpe")
-GPT2_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "granite-docling")
-
-
-def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=name not in PATTERNS)
-    if name in GPT2:
-        return byte_level
-    if name in GPT2_DIGITS:
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-    if name in PATTERNS:
-        splits = [pre_tokenizers.Split(Regex(p), "isolated") for p in PATTERNS[name]]
-        return pre_tokenizers.Sequence([*splits, byte_level])
-    known = ", ".join(sorted({*GPT2, *GPT2_DIGITS, *PATTERNS}))
-    raise Unsupported(
-        f"the file's pre-tokenizer is {name[:40]!r}   (tokenizer.ggml.pre)",
-        f"supported: {known}",
-        "convert the model again with a recent converter",
-    )
-
-
-def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> HfTokenizer:
+def _merges(metadata: Metadata) -> list[tuple[str, str]]:
+    """The pairs to join; a part may begin with the space that would divide them."""
     merges = metadata.get("tokenizer.ggml.merges")
     if not isinstance(merges, list) or not all(isinstance(m, str) for m in merges):
         raise CheckpointError("the vocabulary has no merges")
-    pairs = [tuple(m.split(" ", 1)) for m in merges]
-    name = metadata.get("tokenizer.ggml.pre", "default")
-    tokenizer = HfTokenizer(
-        BPE(
-            {t: i for i, t in enumerate(tokens)},
-            [(p[0], p[1]) for p in pairs if len(p) == 2],
-            ignore_merges=name in IGNORES_MERGES,
-        )
-    )
-    if name == "qwen2":
-        tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = _pre_tokenizer(str(name))
+    cuts = [m.find(" ", 1) for m in merges]
+    if min(cuts, default=0) < 0:
+        wrong = merges[cuts.index(-1)]
+        raise CheckpointError(f"the vocabulary's merge {wrong[:40]!r} is not of two parts")
+    return [(m[:at], m[at + 1 :]) for m, at in zip(merges, cuts, strict=True)]
+
+
+def _byte_level(metadata: Metadata, tokens: list[str], kinds: list[int]) -> HfTokenizer:
+    name = str(metadata.get("tokenizer.ggml.pre", "default"))
+    if name == "gemma4":
+        return _gemma4(metadata, tokens, kinds)
+    vocabulary, merges = {t: i for i, t in enumerate(tokens)}, _merges(metadata)
+    ignore = name in splitting.IGNORES_MERGES
+    tokenizer = HfTokenizer(BPE(vocabulary, merges, ignore_merges=ignore))
+    if (normalizer := splitting.normalizer(name)) is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = splitting.pre_tokenizer(name)
     tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _unknown(metadata: Metadata, tokens: list[str], default: int) -> str | None:
+    unknown = metadata.get("tokenizer.ggml.unknown_token_id", default)
+    known = isinstance(unknown, int) and 0 <= unknown < len(tokens)
+    return tokens[unknown] if known else None
+
+
+def _with_bytes(
+    metadata: Metadata, tokens: list[str], merges: list[tuple[str, str]], default: int
+) -> HfTokenizer:
+    """Merges over whole text in which spaces are marked; other bytes have tokens of their own."""
+    return HfTokenizer(
+        BPE(
+            {t: i for i, t in enumerate(tokens)}, merges, fuse_unk=True, byte_fallback=True,
+            unk_token=_unknown(metadata, tokens, default),
+        )
+    )  # fmt: skip
+
+
+def _gemma4(metadata: Metadata, tokens: list[str], kinds: list[int]) -> HfTokenizer:
+    tokenizer = _with_bytes(metadata, tokens, _merges(metadata), 3)
+    tokenizer.normalizer = normalizers.Replace(" ", SPACE)
     return tokenizer
 
 
@@ -106,32 +90,75 @@ def merges_from_scores(tokens: list[str], scores: list[float]) -> list[tuple[str
     return [(left, right) for *_, left, right in ranked]
 
 
-def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str]) -> HfTokenizer:
+def _sentencepiece(metadata: Metadata, tokens: list[str], kinds: list[int]) -> HfTokenizer:
     scores = metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(tokens):
         raise CheckpointError("the vocabulary has no scores")
-    unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
-    unknown_token = (
-        tokens[unknown] if isinstance(unknown, int) and 0 <= unknown < len(tokens) else None
-    )
-    tokenizer = HfTokenizer(
-        BPE(
-            {t: i for i, t in enumerate(tokens)},
-            merges_from_scores(tokens, scores),
-            unk_token=unknown_token,
-            fuse_unk=True,
-            byte_fallback=True,
+    if not all(isinstance(score, int | float) for score in scores):
+        raise CheckpointError("the vocabulary's scores are not numbers")
+    characters, longest = sum(map(len, tokens)), max(map(len, tokens))
+    if characters > MAX_CHARACTERS or longest > MAX_LENGTH:
+        raise CheckpointError(
+            f"the vocabulary has {characters} characters, up to {longest} a token; "
+            f"{MAX_CHARACTERS} and {MAX_LENGTH} at most"
         )
-    )
-    replace = normalizers.Replace(" ", "\u2581")
+    tokenizer = _with_bytes(metadata, tokens, merges_from_scores(tokens, scores), 0)
+    replace = normalizers.Replace(" ", SPACE)
     if metadata.get("tokenizer.ggml.add_space_prefix", True):
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), replace])
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), replace])
     else:
         tokenizer.normalizer = replace
     return tokenizer
 
 
-def build(metadata: Mapping[str, Any]) -> tuple[HfTokenizer, list[int]]:
+def _wordpiece(metadata: Metadata, tokens: list[str], kinds: list[int]) -> HfTokenizer:
+    """BERT's: GGUF marks the beginnings of words, the original everything else, with ##."""
+
+    def original(token: str, kind: int) -> str:
+        if kind == CONTROL or token in BERT_CONTROL:
+            return token
+        return token[1:] if token.startswith(SPACE) else "##" + token
+
+    pieces = {original(t, k): i for i, (t, k) in enumerate(zip(tokens, kinds, strict=True))}
+    if len(pieces) != len(tokens):
+        raise CheckpointError("the vocabulary names a piece twice")
+
+    def token(key: str, default: str) -> tuple[str, int]:
+        found = metadata.get(f"tokenizer.ggml.{key}_token_id", pieces.get(default))
+        if not isinstance(found, int) or not 0 <= found < len(tokens):
+            raise CheckpointError(f"the vocabulary has no {default} token")
+        return tokens[found], found
+
+    unknown, first, last = (
+        token("unknown", "[UNK]"),
+        token("bos", "[CLS]"),
+        token("seperator", "[SEP]"),
+    )
+    tokenizer = HfTokenizer(WordPiece(pieces, unk_token=unknown[0], max_input_chars_per_word=100))
+    lower = bool(metadata.get("tokenizer.ggml.normalizer.lowercase", True))
+    accents = bool(metadata.get("tokenizer.ggml.normalizer.strip_accents", lower))
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=accents, lowercase=lower
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    first, last = token("bos", "[CLS]"), token("seperator", "[SEP]")  # as GGUF spells it
+    tokenizer.post_processor = processors.BertProcessing(last, first)
+    return tokenizer
+
+
+BUILDERS = {
+    "gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _gemma4, "bert": _wordpiece,
+}  # fmt: skip
+
+
+def adds_bos(metadata: Metadata) -> bool:
+    """Whether plain prompts begin with the token that begins texts."""
+    model, pre = (str(metadata.get(f"tokenizer.ggml.{key}")) for key in ("model", "pre"))
+    usual = model in ("llama", "gemma4") or pre in splitting.ADDS_BOS
+    return bool(metadata.get("tokenizer.ggml.add_bos_token", usual))
+
+
+def build(metadata: Metadata) -> tuple[HfTokenizer, list[int]]:
     """The tokenizer and the ids of its control tokens. Raises CheckpointError or Unsupported."""
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens or not all(isinstance(t, str) for t in tokens):
@@ -141,13 +168,13 @@ def build(metadata: Mapping[str, Any]) -> tuple[HfTokenizer, list[int]]:
     kinds = metadata.get("tokenizer.ggml.token_type", [NORMAL] * len(tokens))
     if not isinstance(kinds, list) or len(kinds) != len(tokens):
         raise CheckpointError("the vocabulary's token types do not match its tokens")
-    model = metadata.get("tokenizer.ggml.model")
-    builders = {"gpt2": _byte_level, "llama": _sentencepiece}
-    if model not in builders:
+    model = str(metadata.get("tokenizer.ggml.model"))
+    if model not in BUILDERS:
         raise Unsupported(
-            f"tokenizer model {str(model)[:40]!r}; gpt2 (BPE) and llama (SPM) are read"
+            f"tokenizer model {model[:40]!r}; {', '.join(BUILDERS)} are read",
+            "use the model's Hugging Face folder, whose tokenizer.json is read whatever it says",
         )
-    tokenizer = builders[model](metadata, tokens)
+    tokenizer = BUILDERS[model](metadata, tokens, kinds)
     tokenizer.add_tokens(
         [
             AddedToken(t, normalized=False, special=False)

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
+from tokenizers import Encoding
 from tokenizers import Tokenizer as HfTokenizer
+from tokenizers.models import BPE
 
 from octavo.checkpoint import Checkpoint
-from octavo.checkpoint.files import read_json
-from octavo.errors import CheckpointError
+from octavo.checkpoint.files import check_size, read_file, read_json
+from octavo.errors import CheckpointError, OctavoError
 from octavo.text import gguf_vocabulary
 from octavo.text.detokenizer import token_bytes
 
+MAX_FILE = 64 << 20  # bytes of a tokenizer.json
+MAX_TOKENS = 4 << 20
+MAX_CONTROL = 1 << 16
+
 # Control tokens that end a turn even when the file does not list them as end of sequence.
 TURN_ENDS = ("<|im_end|>", "<end_of_turn>", "<|eot_id|>", "<|eom_id|>", "<|end|>")
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -35,12 +45,17 @@ class Tokenizer:
     """Encodes text and knows every token's bytes. Threads may share one."""
 
     def __init__(self, tokenizer: HfTokenizer, special: SpecialIds) -> None:
+        """Raises CheckpointError for ids or control tokens beyond any model's."""
+        self.vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+        largest = max(self.vocabulary.values(), default=0)
+        if largest >= MAX_TOKENS or len(special.control) > MAX_CONTROL:
+            raise CheckpointError(
+                f"the tokenizer has ids up to {largest} and {len(special.control)} control tokens; "
+                f"{MAX_TOKENS - 1} and {MAX_CONTROL} at most"
+            )
         tokenizer.encode_special_tokens = True  # control tokens in plain text stay text
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
         self._tokenizer = tokenizer
         self.special = special
-        self.vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
         self.bytes = token_bytes(json_of(tokenizer), self.vocabulary, special.control)
         names = {i: t for t, i in self.vocabulary.items()}
         self._control = {names[i]: i for i in special.control if i in names}
@@ -57,7 +72,7 @@ class Tokenizer:
     def encode_segments(self, text: str, second: str | None = None) -> tuple[list[int], list[int]]:
         """Ids and segment numbers of a text, or of a pair, as an encoder wants them: with the
         tokens that its tokenizer puts around them."""
-        encoding = self._tokenizer.encode(text, second, add_special_tokens=True)
+        encoding = _encode(self._tokenizer, text, second, add_special_tokens=True)
         ids, types = list(encoding.ids), list(encoding.type_ids)
         bos = self.special.bos
         if self.special.add_bos and bos is not None and ids[:1] != [bos]:
@@ -65,7 +80,7 @@ class Tokenizer:
         return ids, types
 
     def _plain(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids) if text else []
+        return list(_encode(self._tokenizer, text).ids) if text else []
 
     def encode_rendered(self, text: str, escape: str) -> list[int]:
         """Ids of a rendered template: control tokens are recognised unless broken by `escape`.
@@ -123,7 +138,7 @@ def _as_ids(value: Any, size: int) -> set[int]:
 
 def _from_gguf(checkpoint: Checkpoint) -> Tokenizer:
     m = checkpoint.metadata
-    tokenizer, control = gguf_vocabulary.build(m)
+    tokenizer, control = _from_library("the vocabulary", lambda: gguf_vocabulary.build(m))
     size = len(m["tokenizer.ggml.tokens"])
     bos = _as_ids(m.get("tokenizer.ggml.bos_token_id"), size)
     eos: set[int] = set()
@@ -131,16 +146,20 @@ def _from_gguf(checkpoint: Checkpoint) -> Tokenizer:
         eos |= _as_ids(m.get(f"tokenizer.ggml.{key}_token_id"), size)
     names = m["tokenizer.ggml.tokens"]
     eos |= {i for i in control if names[i] in TURN_ENDS}
-    add_bos = m.get("tokenizer.ggml.add_bos_token", m["tokenizer.ggml.model"] == "llama")
     end = min(_as_ids(m.get("tokenizer.ggml.eos_token_id"), size), default=None)
     special = SpecialIds(
-        min(bos, default=None), frozenset(eos), end, bool(add_bos), frozenset(control)
+        min(bos, default=None),
+        frozenset(eos),
+        end,
+        gguf_vocabulary.adds_bos(m),
+        frozenset(control),
     )
     return Tokenizer(tokenizer, special)
 
 
 def _adds_bos(tokenizer: HfTokenizer, bos: int | None) -> bool:
-    return bos is not None and tokenizer.encode("a", add_special_tokens=True).ids[:1] == [bos]
+    ids = _encode(tokenizer, "a", add_special_tokens=True).ids
+    return bos is not None and ids[:1] == [bos]
 
 
 def _named_token(config: dict[str, Any], key: str) -> str | None:
@@ -149,14 +168,42 @@ def _named_token(config: dict[str, Any], key: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def _from_library(what: str, call: Callable[[], Made]) -> Made:
+    """Calls the tokenizers library, whose errors are bare Exceptions and whose panics are not even
+    those. Raises CheckpointError for either."""
+    try:
+        return call()
+    except (OctavoError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as e:
+        raise CheckpointError(f"{what}: {' '.join(str(e).split())[:160]}") from None
+
+
+def _encode(
+    tokenizer: HfTokenizer, text: str, second: str | None = None, add_special_tokens: bool = False
+) -> Encoding:
+    def call() -> Encoding:
+        return tokenizer.encode(text, second, add_special_tokens=add_special_tokens)
+
+    return _from_library("the tokenizer cannot encode this text", call)
+
+
+def _read_tokenizer(path: Path) -> HfTokenizer:
+    data = read_file(path, MAX_FILE)
+    check_size(data, path.name)
+    tokenizer = _from_library(f"{path.name} cannot be read", lambda: HfTokenizer.from_buffer(data))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if isinstance(tokenizer.model, BPE):
+        tokenizer.model.dropout = None  # the same text has the same ids
+    return tokenizer
+
+
 def _from_folder(checkpoint: Checkpoint) -> Tokenizer:
     path = checkpoint.files.get("tokenizer.json")
     if path is None:
         raise CheckpointError(f"{checkpoint.path.name} has no tokenizer.json")
-    try:
-        tokenizer = HfTokenizer.from_file(str(path))
-    except Exception as e:  # tokenizers raises bare Exception
-        raise CheckpointError(f"{path.name} cannot be read: {str(e)[:120]}") from None
+    tokenizer = _read_tokenizer(path)
     config = (
         read_json(checkpoint.files["tokenizer_config.json"])
         if "tokenizer_config.json" in checkpoint.files

@@ -26,7 +26,7 @@ def quantization_of(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | N
     method = settings.get("quant_method")
     if method is None and {"group_size", "bits"} <= settings.keys():
         method = "mlx"
-    if method not in METHODS:
+    if str(method) not in METHODS:
         raise Unsupported(
             f"quantization method {str(method)[:40]!r}   (config.json, quantization_config)",
             f"supported: {', '.join(METHODS)}",

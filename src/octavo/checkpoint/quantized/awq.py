@@ -35,7 +35,7 @@ def read(m: Module, config: dict[str, Any]) -> Grouped:
     inputs, outputs = qweight.shape[0], qweight.shape[1] * 8
     groups = m.part("scales", *FLOATS).shape[0]
     scales = np.ascontiguousarray(m.floats("scales", (groups, outputs)).T)
-    group = m.group(inputs, groups, config.get("group_size") or 0)
+    group = m.group(inputs, groups, config.get("group_size"))
     zeros = None
     if m.has("qzeros"):
         qzeros = m.part("qzeros", TensorType.I32)

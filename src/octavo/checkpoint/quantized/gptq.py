@@ -39,7 +39,7 @@ def read(m: Module, config: dict[str, Any]) -> Grouped:
     scales = np.ascontiguousarray(m.floats("scales", (groups, outputs)).T)
     if qzeros.shape[0] != groups or qzeros.shape[1] * 32 // bits < outputs:
         raise m.mismatch("qzeros", qzeros.shape, (groups, outputs * bits // 32))
-    group = m.group(inputs, groups, config.get("group_size") or 0)
+    group = m.group(inputs, groups, config.get("group_size"))
     zeros = unpack(qzeros.array(), bits, outputs).T.astype(np.int32)
     if config.get("checkpoint_format") != "gptq_v2":
         zeros = zeros + 1 & (1 << bits) - 1

@@ -28,7 +28,9 @@ def read(m: Module, config: dict[str, Any]) -> Grouped:
     columns = groups * size if isinstance(size, int) else 0
     bits = words * 32 // columns if columns else 0
     if bits not in (2, 3, 4, 5, 6, 8) or words * 32 != columns * bits:
-        raise CheckpointError(f"{m.name[:80]}: {words} words hold no {groups} groups of {size}")
+        raise CheckpointError(
+            f"{m.name[:80]}: {words} words hold no {groups} groups of {str(size)[:20]}"
+        )
     group = m.group(columns, groups, size)
 
     def read_codes() -> Codes:

@@ -53,10 +53,11 @@ class Module:
             f"{self.name[:80]}.{ending} has shape {list(shape)}, expected {list(expected)}"
         )
 
-    def group(self, columns: int, groups: int, size: int) -> int:
-        """Columns of a group: `size`, or all of them. Raises for what is not built."""
+    def group(self, columns: int, groups: int, stated: object) -> int:
+        """Columns of a group: as stated, or all of them. Raises for what is not built."""
         if groups == 1:
             return -(-columns // 32) * 32
+        size = stated if isinstance(stated, int) else 0
         if size < 1 or -(-columns // size) != groups:
             size = columns // groups
         if size < 1 or -(-columns // size) != groups:
