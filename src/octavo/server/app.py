@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -13,7 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -34,11 +31,19 @@ from octavo.server.http import (
     read_body,
     while_connected,
 )
-from octavo.server.jobs import Job, echoed
+from octavo.server.jobs import (
+    Job,
+    chat_job,
+    completion_job,
+    detokenized,
+    echoed,
+    tokenized,
+)
 from octavo.server.lora import AdapterRoutes
-from octavo.server.messages import conversation, tool_use
 from octavo.server.metrics import Metrics
 from octavo.server.replies import DONE, Shape, encode, error_body, error_frame
+from octavo.server.schemas import Body
+from octavo.server.sizes import Model
 from octavo.server.vectors import VectorRoutes
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -74,7 +79,7 @@ class Api:
             )
         return self.served
 
-    def writer(self, name: str) -> Served:
+    def writer(self, name: str | None) -> Served:
         """The model, if it generates text."""
         served = self.model(name)
         if served.task != "generate":
@@ -92,81 +97,51 @@ class Api:
 
     # -- generation ---------------------------------------------------------------------------
 
-    async def chat(self, request: Request) -> Response:
-        body = schemas.parse(await read_body(request), schemas.ChatBody)
-        served = self.writer(body.model)
-        template = served.template
-        if template is None:
-            raise RequestError(
-                f"{served.name} has no chat template, so it cannot chat. Use /v1/completions, "
-                "or start the server with --chat-template FILE.",
-                "model",
-                "no_chat_template",
-            )
-        use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
-        messages = conversation(body.messages)
-        options = decoding.template_options(body)
-        # In a thread: a long text must not hold up everybody else's streams.
-        ids = await asyncio.to_thread(
-            template.encode, messages, tools=use.told if use else None, **options
+    async def body(self, request: Request, kind: type[Body]) -> Body:
+        """The request's body, checked. Raises RequestError."""
+        served = self.model(None)
+        return schemas.parse(
+            await read_body(request), kind, Model(served.context, served.vocabulary)
         )
-        limits = decoding.chat_limits(body)
-        params = decoding.sampling(body, served.defaults, served.tokenizer, *limits)
-        params, reply = decoding.for_chat(
-            params, use, template.style, served.tokenizer, template.reasons,
-            template.thinking(ids), body.thinking_token_budget,
-        )  # fmt: skip
-        job = Job("chat", [ids], params, decoding.choices(body), reply=reply)
+
+    async def chat(self, request: Request) -> Response:
+        body = await self.body(request, schemas.ChatBody)
+        served = self.writer(body.model)
+        job = await asyncio.to_thread(chat_job, body, served)
         return await self.reply(request, body, served, job)
 
     async def completions(self, request: Request) -> Response:
-        body = schemas.parse(await read_body(request), schemas.CompletionBody)
+        body = await self.body(request, schemas.CompletionBody)
         served = self.writer(body.model)
-        n = decoding.choices(body)
-        ids = await asyncio.to_thread(_encode_all, served, schemas.prompts(body))
-        limit = 16 if body.max_tokens is None else body.max_tokens
-        params = decoding.sampling(body, served.defaults, served.tokenizer, limit, body.logprobs)
-        if body.echo and body.logprobs is not None:
-            params = msgspec.structs.replace(params, prompt_logprobs=body.logprobs)
-        best_of = decoding.candidates(body, n)
-        job = Job("completions", ids, params, n, best_of, echo=bool(body.echo))
+        job = await asyncio.to_thread(completion_job, body, served)
         return await self.reply(request, body, served, job)
 
     async def reply(
         self, request: Request, body: schemas.Common, served: Served, job: Job
     ) -> Response:
-        """Checks a job as a whole and runs it, streaming or not."""
+        """Runs a job, streaming or not."""
         params = job.params
-        params.check(served.vocabulary)
-        decoding.check_numbers(body, job.prompts, served.vocabulary)
         requests = requests_for(
             job.prompts, job.made, params, body.timeout, body.priority or 0,
-            request.scope.get("salt", ""), served.adapter,
+            decoding.salted(request.scope.get("salt", ""), body.cache_salt), served.adapter,
         )  # fmt: skip
-        if len(requests) > decoding.MAX_CHOICES:
-            raise RequestError(
-                f"{len(requests)} choices in one request; {decoding.MAX_CHOICES} at most", "n"
-            )
         if params.grammar is not None:
             await self.grammars.check(params.grammar)
         usage = Usage(prompt=sum(map(len, job.prompts)))
-        reply_id = ("chatcmpl-" if job.chat else "cmpl-") + secrets.token_hex(12)
-        shape = Shape(
-            job.chat, served, reply_id, int(time.time()), params.logprobs is not None, job.echo
-        )
+        shape = Shape(job, served, usage, body.stream_options)
         pieces = generate_all(self.client, served, job.tuned(requests), usage, job.reply)
         if job.echo:
             pieces = echoed(pieces, served.tokenizer, job)
-        count = len(job.prompts) * job.made
         if body.stream:
-            return await self.stream(request, body, job, count, pieces, shape, usage)
+            return await self.stream(request, job, pieces, shape, usage)
+        count = len(job.prompts) * job.made
         choices = await while_connected(request.receive, _collect(pieces, count))
         self.done(job.route, 200, usage)
-        return json_response(shape.whole(job.best(choices), usage))
+        return json_response(shape.whole(job.best(choices)))
 
     async def stream(
-        self, request: Request, body: schemas.Common, job: Job, count: int,
-        pieces: AsyncGenerator[Piece, None], shape: Shape, usage: Usage,
+        self, request: Request, job: Job, pieces: AsyncGenerator[Piece, None], shape: Shape,
+        usage: Usage,
     ) -> Response:  # fmt: skip
         """Streams; the status is sent only once there is a first piece, so refusals keep theirs."""
         try:
@@ -174,17 +149,15 @@ class Api:
         except BaseException:
             await pieces.aclose()
             raise
-        with_usage = body.stream_options is not None and body.stream_options.include_usage
 
         async def frames() -> AsyncGenerator[bytes, None]:
             status = 499
             try:
                 async with aclosing(pieces) as rest:
-                    opening = b"".join(shape.opening(i, with_usage) for i in range(count))
-                    yield opening + shape.chunks(first, with_usage)
+                    yield shape.opening() + shape.chunks(first)
                     async for piece in rest:
-                        yield shape.chunks(piece, with_usage)
-                yield (shape.closing(usage) if with_usage else b"") + DONE
+                        yield shape.chunks(piece)
+                yield shape.closing() + DONE
                 status = 200
             except RequestError as e:
                 status = e.status
@@ -197,30 +170,16 @@ class Api:
     # -- text ---------------------------------------------------------------------------------
 
     async def tokenize(self, request: Request) -> Response:
-        body = schemas.parse(await read_body(request), schemas.TokenizeBody)
+        body = await self.body(request, schemas.TokenizeBody)
         served = self.model(body.model)
-        text = body.prompt if body.prompt is not None else body.content
-        if (text is None) == (body.messages is None):
-            raise RequestError("give either prompt or messages", "prompt", "invalid_value")
-        if text is not None:
-            add_bos = None if body.add_special_tokens else False
-            ids = await asyncio.to_thread(served.tokenizer.encode, text, add_bos)
-        elif served.template is None:
-            raise RequestError(
-                f"{served.name} has no chat template", "messages", "no_chat_template"
-            )
-        else:
-            ids = await asyncio.to_thread(served.template.encode, conversation(body.messages))
+        ids = await asyncio.to_thread(tokenized, body, served)
         return json_response(
             encode({"count": len(ids), "max_model_len": served.context, "tokens": ids})
         )
 
     async def detokenize(self, request: Request) -> Response:
-        body = schemas.parse(await read_body(request), schemas.DetokenizeBody)
-        served = self.model(body.model)
-        if any(not 0 <= t < len(served.tokenizer.bytes) for t in body.tokens):
-            raise RequestError("a token is outside the vocabulary", "tokens", "invalid_value")
-        text = served.tokenizer.decode(body.tokens)
+        body = await self.body(request, schemas.DetokenizeBody)
+        text = await asyncio.to_thread(detokenized, body, self.model(body.model))
         return json_response(encode({"prompt": text, "content": text}))
 
     # -- about the server ---------------------------------------------------------------------
@@ -264,10 +223,6 @@ async def _collect(pieces: AsyncGenerator[Piece, None], count: int) -> list[list
         async for piece in pieces:
             out[piece.choice].append(piece)
     return out
-
-
-def _encode_all(served: Served, prompts: list[str | list[int]]) -> list[list[int]]:
-    return [served.tokenizer.encode(p) if isinstance(p, str) else p for p in prompts]
 
 
 def _guarded(api: Api, route: str, handler: Handler) -> Handler:

@@ -11,8 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.errors import RequestError
-from octavo.server import schemas
-from octavo.server.http import json_response, read_body
+from octavo.server.http import json_response
 from octavo.server.replies import encode
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class AdapterRoutes:
         return path
 
     async def load(self, request: Request) -> Response:
-        body = schemas.parse(await read_body(request), LoadBody)
+        body = await self._api.body(request, LoadBody)
         served = self._api.model(None)
         taken = (served.name, *served.aliases, *self._api.client.adapters)
         if not NAME.fullmatch(body.lora_name) or body.lora_name in taken:
@@ -70,7 +69,7 @@ class AdapterRoutes:
         return json_response(encode({"status": "loaded", "model": body.lora_name}))
 
     async def unload(self, request: Request) -> Response:
-        body = schemas.parse(await read_body(request), UnloadBody)
+        body = await self._api.body(request, UnloadBody)
         if body.lora_name not in self._api.client.adapters:
             raise RequestError(f"no adapter {body.lora_name[:64]!r}", "lora_name", "invalid_value")
         await self._api.client.unload_adapter(body.lora_name)
