@@ -13,6 +13,7 @@ from octavo.errors import RequestError
 from octavo.server.sizes import check_nesting
 
 MAX_MESSAGES = 4096
+MAX_PARTS = 1 << 15  # of all messages together
 MAX_TOOLS = 128
 ROLES = ("system", "developer", "user", "assistant", "tool")
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from octavo.errors import RequestError
-from octavo.server.messages import MAX_MESSAGES, Message, Tool, ToolChoice
+from octavo.server.messages import MAX_MESSAGES, MAX_PARTS, Message, Tool, ToolChoice
 from octavo.server.sizes import SMALL, AtMost, Entries, Ids, Inputs, Model
 
 MAX_PROMPTS = 128
@@ -110,7 +110,9 @@ class Common(msgspec.Struct, kw_only=True):
     cache_salt: Annotated[str, Meta(min_length=1)] | None = None
 
 
-Messages = Annotated[list[Message] | None, Entries(b"role", MAX_MESSAGES)]
+Messages = Annotated[
+    list[Message] | None, Entries(b"role", MAX_MESSAGES), Entries(b"type", MAX_PARTS)
+]
 Tools = Annotated[list[Tool] | None, AtMost(1024 * KIB)]
 TemplateOptions = Annotated[dict[str, Any] | None, AtMost(64 * KIB)]
 

@@ -41,7 +41,7 @@ class AtMost:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """A list of objects that all have the key `key`: `most` of them."""
+    """Objects that all have the key `key`, at any depth: `most` of them."""
 
     key: bytes
     most: int
@@ -49,7 +49,7 @@ class Entries:
     def check(self, text: bytes, name: str, model: Model) -> None:
         # A text that is a key's name counts too, hence twice as many.
         if text.count(b'"%b"' % self.key) > 2 * self.most:
-            raise _too_large(f"{name} has over {self.most:,} entries", name)
+            raise _too_large(f"{name} has over {self.most:,} with {self.key.decode()}", name)
 
 
 @dataclass(frozen=True, slots=True)
