@@ -109,8 +109,6 @@ def chat_job(body: ChatBody, served: Served) -> Job:
     use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     ids = encode_chat(body, served, use)
     decoding.check_length([ids], limit, served, "messages")
-    if limit is None and served.defaults.max_tokens is not None:
-        limit = min(served.defaults.max_tokens, served.context - len(ids))
     params, reply = decoding.for_chat(
         decoding.sampling(body, served, limit, logprobs), use, template.style, served.tokenizer,
         template.reasons, template.thinking(ids), body.thinking_token_budget,

@@ -24,7 +24,7 @@ LARGE = 1 << 20  # characters
 
 
 def give_back() -> None:
-    """Has the allocator return what is free: a text of 8 MiB takes a gigabyte while it is encoded."""
+    """Has the allocator return what is free: encoding a text of 8 MiB takes a gigabyte."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
     if trim is not None:
         trim(0)
