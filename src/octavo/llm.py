@@ -21,6 +21,7 @@ import numpy as np
 from octavo.checkpoint.hub import Progress, locate, no_progress
 from octavo.checkpoint.pooling import Vector, read_pooling, unit
 from octavo.engine.constraint import TokenTable
+from octavo.engine.defaults import GenerationConfig, default_params
 from octavo.engine.loader import load_engine, open_model
 from octavo.engine.plan import available_memory, make_plan, parse_size
 from octavo.engine.request import Request, SamplingParams, TokenEvent
@@ -93,7 +94,8 @@ class LLM:
     memory: a ceiling such as "8GiB" or "50%". context: most tokens of a sequence. kv_dtype:
     "bf16", "int8", "f32", or "auto", which is f32 for mixtures of experts and bf16 for others.
     adapters: LoRA adapters by name, {} for none yet; they take at most lora_memory. packed_cache:
-    keep packed weights on disk for the next start. loading: opens a progress bar, given what it
+    keep packed weights on disk for the next start. generation_config: "none" forgets the sampling
+    parameters that the model's files recommend. loading: opens a progress bar, given what it
     is for and how many bytes.
     Raises OctavoError when the model cannot be found, read or fitted.
     """
@@ -111,6 +113,7 @@ class LLM:
         adapters: dict[str, str] | None = None,
         lora_memory: str = "256MiB",
         packed_cache: bool = False,
+        generation_config: GenerationConfig = "auto",
         loading: Progress = no_progress,
     ) -> None:
         if kv_dtype not in KV_DTYPES:
@@ -134,7 +137,7 @@ class LLM:
             self.load_adapter(adapter, folder)
         self.task = opened.task
         self.pooling = read_pooling(opened.checkpoint, opened.task != "generate")
-        self.defaults = SamplingParams(**located.sampling)  # type: ignore[arg-type]
+        self.defaults = default_params(opened.checkpoint, located.sampling, generation_config)
         self._ids = itertools.count()
 
     def load_adapter(self, name: str, folder: str) -> None:

@@ -14,12 +14,16 @@ import click
 def show(model: str, program: bool, offline: bool) -> None:
     """Describe MODEL without loading it."""
     from octavo.checkpoint.hub import locate
+    from octavo.checkpoint.sampling import RECOMMENDED
+    from octavo.engine.defaults import default_params
     from octavo.engine.loader import open_model
     from octavo.engine.plan import size
+    from octavo.engine.request import SamplingParams
     from octavo.program import listing
     from octavo.text.chat import template_source
 
-    opened = open_model(locate(model, offline=offline).path)
+    located = locate(model, offline=offline)
+    opened = open_model(located.path)
     if program:
         click.echo(listing(opened.lowered.program))
         return
@@ -41,6 +45,10 @@ def show(model: str, program: bool, offline: bool) -> None:
     }
     if p.task == "generate":
         chats = template_source(checkpoint) is not None
+        defaults, plain = default_params(checkpoint, located.sampling), SamplingParams()
+        names = [n for n in RECOMMENDED if getattr(defaults, n) != getattr(plain, n)]
+        given = ", ".join(f"{n} {getattr(defaults, n):g}" for n in names)
+        rows["sampling"] = given or "the model's files recommend nothing"
         rows["chat template"] = "yes" if chats else "no: a base model, use /v1/completions"
     else:
         rows["task"] = {"embed": "embeddings (/v1/embeddings)", "rank": "reranking (/v1/rerank)"}[
