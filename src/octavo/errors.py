@@ -78,6 +78,24 @@ class RequestError(OctavoError):
         self.code = code
 
 
+class ContextExceeded(RequestError):
+    """More tokens than the context takes. `param` names the field that the prompt came in.
+
+    Client libraries know this error by OpenAI's words "maximum context length".
+    """
+
+    def __init__(self, context: int, prompt: int, completion: int, param: str) -> None:
+        parts = f"{prompt} in the {param}"
+        parts += f", {completion} in the completion" if completion else ""
+        shorten = f"{param} or completion" if completion else param
+        super().__init__(
+            f"This model's maximum context length is {context} tokens. However, you requested "
+            f"{prompt + completion} tokens ({parts}). Please reduce the length of the {shorten}.",
+            param,
+            "context_length_exceeded",
+        )
+
+
 class Overloaded(RequestError):
     """The queue is full; the client may try again."""
 

@@ -22,6 +22,7 @@ import numpy as np
 from octavo.checkpoint.hub import Progress, locate, no_progress
 from octavo.checkpoint.pooling import Vector, read_pooling, unit
 from octavo.engine.constraint import TokenTable
+from octavo.engine.defaults import GenerationConfig, default_params
 from octavo.engine.engine import Engine, EngineStats
 from octavo.engine.host import available_memory
 from octavo.engine.in_process import EventStream, InProcessEngine
@@ -121,7 +122,8 @@ class LLM:
     memory: a ceiling such as "8GiB" or "50%". context: most tokens of a sequence. kv_dtype:
     "bf16", "int8", "f32", or "auto", which is f32 for mixtures of experts and bf16 for others.
     adapters: LoRA adapters by name, {} for none yet; they take at most lora_memory. packed_cache:
-    keep packed weights on disk for the next start. loading: opens a progress bar, given what it
+    keep packed weights on disk for the next start. generation_config: "none" forgets the sampling
+    parameters that the model's files recommend. loading: opens a progress bar, given what it
     is for and how many bytes.
 
     Any number of threads may call, and streams may be read by turns: what runs at the same time is
@@ -142,6 +144,7 @@ class LLM:
         adapters: dict[str, str] | None = None,
         lora_memory: str = "256MiB",
         packed_cache: bool = False,
+        generation_config: GenerationConfig = "auto",
         loading: Progress = no_progress,
     ) -> None:
         if kv_dtype not in KV_DTYPES:
@@ -169,7 +172,7 @@ class LLM:
             self.template.check()
         self.task = opened.task
         self.pooling = read_pooling(opened.checkpoint, opened.task != "generate")
-        self.defaults = SamplingParams(**located.sampling)  # type: ignore[arg-type]
+        self.defaults = default_params(opened.checkpoint, located.sampling, generation_config)
         self._ids = itertools.count()
 
     def __enter__(self) -> LLM:

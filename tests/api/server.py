@@ -26,15 +26,22 @@ def free_port() -> int:
 
 
 class Server:
-    """`octavo serve` on a free port."""
+    """`octavo serve` on a free port.
 
-    def __init__(self, *arguments: str, log: Path) -> None:
+    cwd: to start it from. handles: most files it may open. env: more variables.
+    """
+
+    def __init__(
+        self, *arguments: str, log: Path, cwd: Path | None = None, handles: int | None = None,
+        env: dict[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         self._out = log.open("wb")
         command = [
             sys.executable,
+            "-P",  # as the installed command is
             "-m",
             "octavo.cli.main",
             "serve",
@@ -42,9 +49,12 @@ class Server:
             "--port",
             str(self.port),
         ]
+        if handles is not None:
+            command = ["prlimit", f"--nofile={handles}:{handles}", *command]
         self.process = subprocess.Popen(
-            command, stdout=self._out, stderr=self._out, stdin=subprocess.DEVNULL
-        )
+            command, stdout=self._out, stderr=self._out, stdin=subprocess.DEVNULL, cwd=cwd,
+            env=os.environ | (env or {}),
+        )  # fmt: skip
 
     def wait_ready(self, seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds
@@ -111,8 +121,8 @@ class Server:
 
 
 @contextmanager
-def serving(*arguments: str, log: Path) -> Iterator[Server]:
-    server = Server(*arguments, log=log)
+def serving(*arguments: str, log: Path, **started: Any) -> Iterator[Server]:
+    server = Server(*arguments, log=log, **started)
     try:
         server.wait_ready()
         yield server

@@ -146,7 +146,10 @@ def test_models(client: openai.OpenAI) -> None:
 
 
 def test_context_length(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="limit is 8,192") as error:
+    with pytest.raises(
+        openai.BadRequestError,
+        match="maximum context length is 8192 tokens. However, you requested 8229",
+    ) as error:
         chat(client, max_tokens=8192)
     assert error.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError):

@@ -55,7 +55,7 @@ def test_refused_by_name(server: Server, field: str, value: object) -> None:
     assert status == 400
     error = reply["error"]
     assert set(error) == {"message", "type", "param", "code"}
-    assert error["param"] == field
+    assert re.split(r"[.\[]", error["param"])[0] == field
     assert error["code"] is None or isinstance(error["code"], str)
     assert not LEAK.search(json.dumps(reply))
 

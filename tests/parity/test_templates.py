@@ -159,10 +159,10 @@ def test_equal_to_transformers(model: str, request: pytest.FixtureRequest) -> No
             )
         except Exception:  # whatever the template runs into
             with pytest.raises(RequestError):
-                ours.render(messages, tools=tools)
+                ours.render(messages, {"tools": tools})
             continue
         rendered += 1
-        assert ours.render(messages, tools=tools) == expected
+        assert ours.render(messages, {"tools": tools}) == expected
     print(f"{model}: {rendered} of {len(CONVERSATIONS)} rendered, the rest refused by both")
     assert rendered >= 15
 

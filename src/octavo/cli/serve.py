@@ -9,7 +9,7 @@ import time
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -202,6 +202,13 @@ class Screen:
     is_flag=True,
     help="Keep packed weights on disk, and map them at the next start.",
 )
+@click.option(
+    "--generation-config",
+    type=click.Choice(["auto", "none"]),
+    default="auto",
+    show_default=True,
+    help="auto: requests default to the sampling parameters that the model's files recommend.",
+)
 @sizing
 def serve(
     model: str | None, host: str, port: int, api_keys: tuple[str, ...], admin_key: str | None,
@@ -210,6 +217,7 @@ def serve(
     log_level: str, log_format: str, loras: tuple[str, ...],
     lora_dir: Path | None, lora_memory: str | None, packed_cache: bool, memory: str | None,
     context: int | None, threads: int | None, kv_dtype: str, offline: bool,
+    generation_config: Literal["auto", "none"],
 ) -> None:  # fmt: skip
     """Serve MODEL: a demo name, a Hugging Face id (org/name[:quant]), a folder or a .gguf file."""
     from octavo.checkpoint.hub import DEMOS, locate
@@ -253,6 +261,7 @@ def serve(
         write_timeout,
         adapters,
         lora_dir,
+        generation_config,
     )
     title = DEMOS[model].title if model in DEMOS else opened.checkpoint.architecture
     shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host

@@ -13,6 +13,7 @@ from octavo.cli.options import json_flag, model_argument
 from octavo.cli.screen import say, say_json, table
 
 if TYPE_CHECKING:
+    from octavo.checkpoint.hub import Located
     from octavo.engine.loader import OpenModel
 
 TASKS = {"embed": "embeddings (/v1/embeddings)", "rank": "reranking (/v1/rerank)"}
@@ -38,22 +39,27 @@ def show(model: str, program: bool, offline: bool, as_json: bool) -> None:
         else:
             say(lines)
         return
-    record = _record(located.name, opened)
+    record = _record(located, opened)
     if as_json:
         say_json(record)
     else:
         table(_rows(record))
 
 
-def _record(name: str, opened: OpenModel) -> dict[str, Any]:
+def _record(located: Located, opened: OpenModel) -> dict[str, Any]:
     """What is known of the model without loading it, under names that stay."""
+    from octavo.checkpoint.sampling import RECOMMENDED
+    from octavo.engine.defaults import default_params
+    from octavo.engine.request import SamplingParams
     from octavo.text.chat import template_source
 
     checkpoint, p = opened.checkpoint, opened.lowered.program
     types = Counter(t.type.name for t in checkpoint.tensors.values())
     c = p.cache
+    defaults, plain = default_params(checkpoint, located.sampling), SamplingParams()
+    recommended = [n for n in RECOMMENDED if getattr(defaults, n) != getattr(plain, n)]
     return {
-        "name": name,
+        "name": located.name,
         "path": str(Path(checkpoint.path)),
         "architecture": checkpoint.architecture,
         "task": p.task,
@@ -67,6 +73,7 @@ def _record(name: str, opened: OpenModel) -> dict[str, Any]:
         "head_dim": c.head_dim,
         "kv_bytes_per_token": 4 * c.layers * c.kv_heads * c.head_dim,
         "chat_template": template_source(checkpoint) is not None,
+        "sampling": {n: getattr(defaults, n) for n in recommended},
     }
 
 
@@ -90,5 +97,7 @@ def _rows(r: dict[str, Any]) -> list[tuple[str, object]]:
     ]
     if r["task"] == "generate":
         chats = "yes" if r["chat_template"] else "no: a base model, use /v1/completions"
-        return [*rows, ("chat template", chats)]
+        given = ", ".join(f"{n} {value:g}" for n, value in r["sampling"].items())
+        sampling = given or "the model's files recommend nothing"
+        return [*rows, ("sampling", sampling), ("chat template", chats)]
     return [*rows, ("task", TASKS[r["task"]])]

@@ -22,10 +22,9 @@ SPECIAL = b"\xff["  # begins a control token in what llguidance forces: \xff[ID]
 
 def mask_of(tokens: list[int], words: int) -> Mask:
     """The mask of exactly these tokens."""
-    mask = np.zeros(words, np.uint32)
-    for token in tokens:
-        mask[token >> 5] |= np.uint32(1 << (token & 31))
-    return mask
+    bits = np.zeros(words * 32, bool)
+    bits[tokens] = True
+    return np.packbits(bits, bitorder="little").view(np.uint32)
 
 
 def tokens_of(mask: Mask) -> list[int]:

@@ -21,7 +21,7 @@ from octavo.engine.runner import Outcome, decode, run
 from octavo.engine.scheduler import Scheduler, Work
 from octavo.engine.search import BeamSearches
 from octavo.engine.sequence import Sequence
-from octavo.errors import RequestError
+from octavo.errors import ContextExceeded, RequestError
 
 AHEAD = 0.02  # seconds
 MOST_AHEAD = 8  # steps
@@ -101,21 +101,11 @@ class Engine:
         wanted = 0 if request.pool else 1 if wanted is None else wanted
         if not prompt:
             raise RequestError("the prompt is empty", "prompt", "invalid_value")
-        if any(not 0 <= t < self._vocabulary for t in request.prompt):
-            raise RequestError(f"a prompt token is outside 0 to {self._vocabulary - 1}", "prompt")
         room = min(self.context, self._pool.count * BLOCK)
-        if request.pool and prompt > room:
-            raise RequestError(
-                f"This text has {prompt:,} tokens; the limit is {room:,}. Shorten it.", "input",
-                "context_length_exceeded",
-            )  # fmt: skip
         if prompt + wanted > room:
-            raise RequestError(
-                f"This request needs {prompt + wanted:,} tokens (prompt {prompt:,} + max_tokens "
-                f"{wanted:,}); the limit is {room:,}. Lower max_tokens or shorten the prompt.",
-                "messages",
-                "context_length_exceeded",
-            )
+            raise ContextExceeded(room, prompt, wanted, "input" if request.pool else "prompt")
+        if min(request.prompt) < 0 or max(request.prompt) >= self._vocabulary:
+            raise RequestError(f"a prompt token is outside 0 to {self._vocabulary - 1}", "prompt")
         if request.timeout is not None and not (
             math.isfinite(request.timeout) and request.timeout > 0
         ):

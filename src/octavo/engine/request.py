@@ -160,7 +160,7 @@ _RANGES = (
     ("prompt_logprobs", 0, MAX_LOGPROBS),
     ("temperature", 0, 2),
     ("top_p", 0, 1),
-    ("top_k", 0, 1 << 31),
+    ("top_k", 0, (1 << 31) - 1),
     ("min_p", 0, 1),
     ("seed", -(1 << 63), (1 << 63) - 1),
     ("presence_penalty", -2, 2),

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import wraps
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -21,7 +19,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from octavo.engine.request import Request as EngineRequest
 from octavo.errors import Overloaded, RequestError
 from octavo.server import decoding, schemas
 from octavo.server.bodies import Bodies
@@ -37,17 +34,24 @@ from octavo.server.http import (
     json_response,
     while_connected,
 )
-from octavo.server.jobs import Job, echoed
+from octavo.server.jobs import (
+    Job,
+    chat_job,
+    completion_job,
+    detokenized,
+    echoed,
+    tokenized,
+)
 from octavo.server.lora import AdapterRoutes
-from octavo.server.messages import conversation, tool_use
 from octavo.server.metrics import Metrics
 from octavo.server.recorder import InternalError, Recorder
 from octavo.server.replies import DONE, Shape, encode, error_body, error_frame
+from octavo.server.schemas import Body
+from octavo.server.sizes import Model
 from octavo.server.vectors import VectorRoutes
 
-SMALL = 64  # tokens with log-probabilities that are made JSON of on the event loop
+FEW = 64  # tokens with log-probabilities that are made JSON of on the event loop
 Handler = Callable[[Request], Awaitable[Response]]
-C = TypeVar("C", bound=schemas.Common)
 
 
 class NotFound(RequestError):
@@ -90,46 +94,52 @@ class Api:
 
     # -- generation ---------------------------------------------------------------------------
 
+    async def body(self, request: Request, kind: type[Body]) -> Body:
+        """The request's body, checked. Raises RequestError."""
+        served = self.model(None)
+        return await self.bodies.read(request, kind, Model(served.context, served.vocabulary))
+
     async def chat(self, request: Request) -> Response:
-        body = await self.bodies.read(request, schemas.ChatBody)
-        return await self.reply(request, body, self.writer(body.model), _chat_job)
+        body = await self.body(request, schemas.ChatBody)
+        served = self.writer(body.model)
+        job = await asyncio.to_thread(chat_job, body, served)
+        return await self.reply(request, body, served, job)
 
     async def completions(self, request: Request) -> Response:
-        body = await self.bodies.read(request, schemas.CompletionBody)
-        return await self.reply(request, body, self.writer(body.model), _completion_job)
+        body = await self.body(request, schemas.CompletionBody)
+        served = self.writer(body.model)
+        job = await asyncio.to_thread(completion_job, body, served)
+        return await self.reply(request, body, served, job)
 
     async def reply(
-        self, request: Request, body: C, served: Served, make: Callable[[Served, C], Job]
+        self, request: Request, body: schemas.Common, served: Served, job: Job
     ) -> Response:
-        """Makes a job of a body and runs it, streaming or not."""
-        salt = principal(request.scope).salt
-        # In a thread: a long text must not hold up everybody else's streams.
-        job = await asyncio.to_thread(_checked, make, served, body)
+        """Runs a job, streaming or not."""
         if (structure := job.structure) is not None:
             grammar = await self.grammars.grammar(structure)
             params = msgspec.structs.replace(
                 job.params, grammar=grammar, grammar_exit=structure.exits
             )
             job = replace(job, params=params)
-        requests = await asyncio.to_thread(_requests, job, body, salt, served.adapter)
+        requests = requests_for(
+            job.prompts, job.made, job.params, body.timeout, body.priority or 0,
+            decoding.salted(principal(request.scope).salt, body.cache_salt), served.adapter,
+        )  # fmt: skip
         usage = Usage(prompt=sum(map(len, job.prompts)))
-        reply_id = ("chatcmpl-" if job.chat else "cmpl-") + secrets.token_hex(12)
-        logprobs = job.params.logprobs is not None
-        shape = Shape(job.chat, served, reply_id, int(time.time()), logprobs, job.echo)
-        pieces = generate_all(self.client, served, requests, usage, job.reply)
+        shape = Shape(job, served, usage, body.stream_options)
+        pieces = generate_all(self.client, served, job.tuned(requests), usage, job.reply)
         if job.echo:
             pieces = echoed(pieces, served.tokenizer, job)
-        count = len(job.prompts) * job.made
         exchange(request.scope).usage = usage
         if body.stream:
-            return await self.stream(request, body, count, pieces, shape, usage)
+            return await self.stream(request, pieces, shape)
+        count = len(job.prompts) * job.made
         choices = await while_connected(request.receive, _collect(pieces, count))
-        whole = await asyncio.to_thread(lambda: shape.whole(job.best(choices), usage))
+        whole = await asyncio.to_thread(lambda: shape.whole(job.best(choices)))
         return json_response(whole)
 
     async def stream(
-        self, request: Request, body: schemas.Common, count: int,
-        pieces: AsyncGenerator[Piece, None], shape: Shape, usage: Usage,
+        self, request: Request, pieces: AsyncGenerator[Piece, None], shape: Shape
     ) -> Response:  # fmt: skip
         """Streams; the status is sent only once there is a first piece, so refusals keep theirs."""
         try:
@@ -137,21 +147,19 @@ class Api:
         except BaseException:
             await pieces.aclose()
             raise
-        with_usage = body.stream_options is not None and body.stream_options.include_usage
 
         async def chunks(piece: Piece) -> bytes:
-            if len(piece.tokens) + len(piece.prompt) <= SMALL:
-                return shape.chunks(piece, with_usage)
-            return await asyncio.to_thread(shape.chunks, piece, with_usage)
+            if len(piece.tokens) + len(piece.prompt) <= FEW:
+                return shape.chunks(piece)
+            return await asyncio.to_thread(shape.chunks, piece)
 
         async def frames() -> AsyncGenerator[bytes, None]:
             try:
                 async with aclosing(pieces) as rest:
-                    opening = b"".join(shape.opening(i, with_usage) for i in range(count))
-                    yield opening + await chunks(first)
+                    yield shape.opening() + await chunks(first)
                     async for piece in rest:
                         yield await chunks(piece)
-                yield (shape.closing(usage) if with_usage else b"") + DONE
+                yield shape.closing() + DONE
             except RequestError as e:
                 exchange(request.scope).failed(e)
                 yield error_frame(e) + DONE
@@ -161,27 +169,15 @@ class Api:
     # -- text ---------------------------------------------------------------------------------
 
     async def tokenize(self, request: Request) -> Response:
-        body = await self.bodies.read(request, schemas.TokenizeBody)
+        body = await self.body(request, schemas.TokenizeBody)
         served = self.model(body.model)
-        text = body.prompt if body.prompt is not None else body.content
-        if (text is None) == (body.messages is None):
-            raise RequestError("give either prompt or messages", "prompt", "invalid_value")
-        if text is not None:
-            add_bos = None if body.add_special_tokens else False
-            ids = await asyncio.to_thread(served.tokenizer.encode, text, add_bos)
-        elif served.template is None:
-            raise RequestError(
-                f"{served.name} has no chat template", "messages", "no_chat_template"
-            )
-        else:
-            template, given = served.template, body.messages
-            ids = await asyncio.to_thread(lambda: template.encode(conversation(given)))
+        ids = await asyncio.to_thread(tokenized, body, served)
         reply = {"count": len(ids), "max_model_len": served.context, "tokens": ids}
         return json_response(await asyncio.to_thread(encode, reply))
 
     async def detokenize(self, request: Request) -> Response:
-        body = await self.bodies.read(request, schemas.DetokenizeBody)
-        text = await asyncio.to_thread(_decode, self.model(body.model), body.tokens)
+        body = await self.body(request, schemas.DetokenizeBody)
+        text = await asyncio.to_thread(detokenized, body, self.model(body.model))
         return json_response(encode({"prompt": text, "content": text}))
 
     # -- about the server ---------------------------------------------------------------------
@@ -224,72 +220,6 @@ async def _collect(pieces: AsyncGenerator[Piece, None], count: int) -> list[list
         async for piece in pieces:
             out[piece.choice].append(piece)
     return out
-
-
-def _checked(make: Callable[[Served, C], Job], served: Served, body: C) -> Job:
-    """The job of a body, checked as a whole. Raises RequestError."""
-    job = make(served, body)
-    job.params.check(served.vocabulary)
-    decoding.check_numbers(body, job.prompts, served.vocabulary)
-    count = len(job.prompts) * (1 if job.params.beam else job.made)
-    if count > decoding.MAX_CHOICES:
-        raise RequestError(f"{count} choices in one request; {decoding.MAX_CHOICES} at most", "n")
-    return job
-
-
-def _requests(job: Job, body: schemas.Common, salt: str, adapter: str) -> list[EngineRequest]:
-    """The engine's requests of a job."""
-    return job.tuned(
-        requests_for(
-            job.prompts, job.made, job.params, body.timeout, body.priority or 0, salt, adapter
-        )
-    )
-
-
-def _chat_job(served: Served, body: schemas.ChatBody) -> Job:
-    template = served.template
-    if template is None:
-        raise RequestError(
-            f"{served.name} has no chat template, so it cannot chat. Use /v1/completions, "
-            "or start the server with --chat-template FILE.",
-            "model",
-            "no_chat_template",
-        )
-    use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
-    messages = conversation(body.messages)
-    options = decoding.template_options(body)
-    ids = template.encode(messages, tools=use.told if use else None, **options)
-    limits = decoding.chat_limits(body)
-    params = decoding.sampling(body, served.defaults, served.tokenizer, *limits)
-    style, reasons, thinking = template.style, template.reasons, template.thinking(ids)
-    structure = decoding.chat_structure(body, use, style, served.tokenizer, reasons, thinking)
-    params, reply = decoding.for_chat(
-        params, use, style, served.tokenizer, reasons, thinking, body.thinking_token_budget
-    )
-    return Job("chat", [ids], params, decoding.choices(body), reply=reply, structure=structure)
-
-
-def _completion_job(served: Served, body: schemas.CompletionBody) -> Job:
-    n = decoding.choices(body)
-    ids = _encode_all(served, schemas.prompts(body))
-    limit = 16 if body.max_tokens is None else body.max_tokens
-    params = decoding.sampling(body, served.defaults, served.tokenizer, limit, body.logprobs)
-    if body.echo and body.logprobs is not None:
-        params = msgspec.structs.replace(params, prompt_logprobs=body.logprobs)
-    best_of = decoding.candidates(body, n)
-    return Job(
-        "completions", ids, params, n, best_of, bool(body.echo), structure=decoding.structure(body)
-    )
-
-
-def _encode_all(served: Served, prompts: list[str | list[int]]) -> list[list[int]]:
-    return [served.tokenizer.encode(p) if isinstance(p, str) else p for p in prompts]
-
-
-def _decode(served: Served, tokens: list[int]) -> str:
-    if any(not 0 <= t < len(served.tokenizer.bytes) for t in tokens):
-        raise RequestError("a token is outside the vocabulary", "tokens", "invalid_value")
-    return served.tokenizer.decode(tokens)
 
 
 def _guarded(handler: Handler) -> Handler:

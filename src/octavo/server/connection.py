@@ -77,7 +77,7 @@ class Connection(HttpToolsProtocol):
         self._ended = False  # the client has sent all it will send
         self._parsed = 0  # callbacks of the parser: whether it gets on
         self._stuck = 0  # bytes without one
-        self._head = 0  # bytes of headers
+        self._head = self._count = 0  # bytes and number of headers
         self._discarded = 0
         now = time.monotonic()
         self._used = now
@@ -140,8 +140,8 @@ class Connection(HttpToolsProtocol):
         before = self._parsed
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            return  # to what is not spoken here; the request is answered as any other
+        except httptools.HttpParserUpgrade as e:
+            self._without_upgrade(data[e.args[0] :])
         except httptools.HttpParserError as e:
             known = e.__context__
             if not isinstance(known, Refusal):
@@ -151,6 +151,19 @@ class Connection(HttpToolsProtocol):
         self._stuck = 0 if self._parsed != before else self._stuck + len(data)
         if self._stuck > self._limits.head:
             self._refuse(self._too_long())
+
+    def _without_upgrade(self, rest: bytes) -> None:
+        """Reads a request again without its offer of another protocol, which nobody has to take.
+
+        The parser does not read the body of one that has such an offer, which Java's client makes
+        with every first request.
+        """
+        head = [self.parser.get_method(), b" ", self.url, b" HTTP/1.1\r\n"]
+        for name, value in self.headers:
+            if name not in (b"connection", b"upgrade"):
+                head += [name, b": ", value, b"\r\n"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(b"".join([*head, b"\r\n", rest]))
 
     def _too_long(self) -> Refusal:
         return Refusal(
@@ -162,7 +175,7 @@ class Connection(HttpToolsProtocol):
             raise Refusal(400, "too many requests were sent ahead of their answers", "pipelined")
         super().on_message_begin()
         self._parsed += 1
-        self._head = self._discarded = 0
+        self._head = self._count = self._discarded = 0
         self._head_since = time.monotonic()
 
     def on_url(self, url: bytes) -> None:
@@ -178,7 +191,8 @@ class Connection(HttpToolsProtocol):
         self._head += len(name) + len(value)
         if self._head > self._limits.head:
             raise self._too_long()
-        if len(self.headers) >= self._limits.headers:
+        self._count += 1
+        if self._count > self._limits.headers:
             raise Refusal(
                 431, f"there are more than {self._limits.headers} headers", "headers_too_large"
             )
@@ -187,14 +201,16 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._parsed += 1
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise Refusal(400, "this server is no proxy", "invalid_http")
+            return
         self._head_since = None
         self._used = self._body_since = time.monotonic()
         try:
             super().on_headers_complete()
         except (httptools.HttpParserInvalidURLError, UnicodeError, AttributeError):
             raise Refusal(400, "the address cannot be read", "invalid_http") from None
-        if self.parser.should_upgrade():
-            self.cycle.keep_alive = False
         self._open = [c for c in self._open if not c.response_complete] + [self.cycle]
 
     def on_body(self, body: bytes) -> None:
@@ -206,6 +222,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._parsed += 1
+        if self.parser.should_upgrade():
+            return  # it is read again
         self._body_since = None
         super().on_message_complete()
 

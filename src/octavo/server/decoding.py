@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from octavo.engine.request import BeamSearch, SamplingParams, Thinking
-from octavo.errors import RequestError
+from octavo.engine.request import MAX_BIAS, BeamSearch, SamplingParams, Thinking
+from octavo.errors import ContextExceeded, RequestError
 from octavo.server.messages import ToolUse
-from octavo.server.schemas import ChatBody, Common, CompletionBody
+from octavo.server.schemas import (
+    ChatBody,
+    Common,
+    CompletionBody,
+    Conversation,
+    ResponseFormat,
+)
 from octavo.text import ReplyParser, Tokenizer, tools
 from octavo.text.structure import Choice, Grammar, JsonSchema, Regex, Structure, Thoughts
 from octavo.text.tools import THINK, THOUGHT, ToolFormat
+
+if TYPE_CHECKING:
+    from octavo.server.generation import Served
 
 MAX_CHOICES = 128
 MAX_STOPS = 16
@@ -58,11 +68,20 @@ def _stops(stop: str | list[str] | None) -> list[str]:
     return stops
 
 
-def _biases(biases: dict[str, float] | None) -> dict[int, float]:
-    try:
-        return {int(token): bias for token, bias in (biases or {}).items()}
-    except ValueError:
-        raise _invalid("logit_bias maps token ids to numbers", "logit_bias") from None
+def _biases(biases: dict[str, Any] | None, vocabulary: int) -> dict[int, float]:
+    given = biases or {}
+    if len(given) > MAX_BIAS:
+        raise _invalid(f"logit_bias has {len(given):,} entries; {MAX_BIAS:,} at most", "logit_bias")
+    out = {}
+    for key, bias in given.items():
+        at = f"logit_bias[{key[:32]!r}]"
+        number = key.isascii() and key.isdigit() and len(key) < 16
+        if not number or not 0 <= int(key) < vocabulary:
+            raise _invalid(f"{at}: keys are token ids, 0 to {vocabulary - 1}", "logit_bias")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            raise _invalid(f"{at} must be a number between -100 and 100", "logit_bias")
+        out[int(key)] = float(bias)
+    return out
 
 
 def _bad_words(words: list[str] | None, tokenizer: Tokenizer) -> list[list[int]]:
@@ -119,6 +138,8 @@ def structure(body: Common) -> Structure | None:
             given.append(Choice(outputs.choice))
         if outputs.grammar is not None:
             given.append(Grammar(outputs.grammar))
+        if outputs.json_object:
+            given.append(JsonSchema({"type": "object"}, "structured_outputs"))
         if not given:
             raise _invalid("structured_outputs is empty", "structured_outputs")
     if len(given) > 1:
@@ -126,14 +147,14 @@ def structure(body: Common) -> Structure | None:
     return Structure(given[0]) if given else None
 
 
-def _response_format(given: dict[str, Any]) -> JsonSchema | None:
-    match given:
-        case {"type": "text"}:
-            return None
-        case {"type": "json_object"}:
-            return JsonSchema({"type": "object"})
-        case {"type": "json_schema", "json_schema": {"schema": schema}}:
-            return JsonSchema(schema)
+def _response_format(given: ResponseFormat) -> JsonSchema | None:
+    wanted = None if given.json_schema is None else given.json_schema.schema
+    if given.type == "text" and given.json_schema is None and given.schema is None:
+        return None
+    if given.type == "json_object" and given.json_schema is None:
+        return JsonSchema({"type": "object"} if given.schema is None else given.schema)
+    if given.type == "json_schema" and wanted is not None and given.schema is None:
+        return JsonSchema(wanted)
     raise _invalid(
         "response_format is text, json_object, or json_schema with json_schema.schema",
         "response_format",
@@ -160,10 +181,10 @@ def beam_search(body: Common) -> BeamSearch | None:
 
 
 def sampling(
-    body: Common, defaults: SamplingParams, tokenizer: Tokenizer,
-    max_tokens: int | None, logprobs: int | None,
-) -> SamplingParams:  # fmt: skip
+    body: Common, served: Served, max_tokens: int | None, logprobs: int | None
+) -> SamplingParams:
     """Parameters of a request: its own, else the model's defaults. A missing seed is drawn here."""
+    defaults = served.defaults
     given = {name: value for name in PASSED if (value := getattr(body, name)) is not None}
     if beam := beam_search(body):
         defaults = SamplingParams(temperature=0, beam=beam)
@@ -173,20 +194,38 @@ def sampling(
         max_tokens=max_tokens,
         seed=secrets.randbits(62) if body.seed is None else body.seed,
         stop=_stops(body.stop),
-        logit_bias=_biases(body.logit_bias),
-        bad_words=_bad_words(body.bad_words, tokenizer),
+        logit_bias=_biases(body.logit_bias, served.vocabulary),
+        bad_words=_bad_words(body.bad_words, served.tokenizer),
         logprobs=logprobs,
     )
 
 
-def check_numbers(body: Common, prompts: list[list[int]], vocabulary: int) -> None:
-    """What must hold before a request can be sent to an engine. Raises RequestError."""
+def check_numbers(body: Common) -> None:
+    """What must hold whatever the prompt is. Raises RequestError."""
     if not -1000 <= (body.priority or 0) <= 1000:
         raise _invalid("priority must be between -1000 and 1000", "priority")
     if body.timeout is not None and not 0 < body.timeout <= MAX_TIMEOUT:
         raise _invalid(f"timeout must be above 0 and at most {MAX_TIMEOUT} seconds", "timeout")
-    if any(not 0 <= token < vocabulary for prompt in prompts for token in prompt):
-        raise _invalid(f"a prompt token is outside 0 to {vocabulary - 1}", "prompt")
+
+
+def check_length(
+    prompts: list[list[int]], max_tokens: int | None, served: Served, param: str
+) -> None:
+    """Lengths before contents: what fits the context, and ids that exist. Raises RequestError."""
+    wanted = 1 if max_tokens is None else max_tokens
+    longest = max(map(len, prompts))
+    if longest + wanted > served.context:
+        raise ContextExceeded(served.context, longest, wanted, param)
+    for ids in prompts:
+        if not ids:
+            raise _invalid("the prompt is empty", param)
+        if min(ids) < 0 or max(ids) >= served.vocabulary:
+            raise _invalid(f"a prompt token is outside 0 to {served.vocabulary - 1}", param)
+
+
+def salted(key: str, salt: str | None) -> str:
+    """What keeps cached prefixes apart: an API key's salt, joined with a request's own."""
+    return hashlib.sha256(f"{key}/{salt}".encode()).hexdigest()[:32] if salt else key
 
 
 def chat_limits(body: ChatBody) -> tuple[int | None, int | None]:
@@ -204,13 +243,23 @@ def chat_limits(body: ChatBody) -> tuple[int | None, int | None]:
     return next(iter(limits), None), (top or 0) if body.logprobs else None
 
 
-def template_options(body: ChatBody) -> dict[str, Any]:
+def ending(body: Conversation) -> tuple[bool, bool]:
+    """Whether the prompt opens a reply, and whether it stops within its last message."""
+    continued = bool(body.continue_final_message)
+    if continued and body.add_generation_prompt:
+        raise _invalid(
+            "continue_final_message and add_generation_prompt exclude each other",
+            "continue_final_message",
+        )
+    return not continued and body.add_generation_prompt is not False, continued
+
+
+def template_options(body: Conversation) -> dict[str, Any]:
     """chat_template_kwargs, checked: plain values under names that the server does not use."""
     given = body.chat_template_kwargs or {}
     for name, value in given.items():
-        plain = value is None or isinstance(value, bool | int | float) or (
-            isinstance(value, str) and len(value) <= MAX_STOP_LENGTH
-        )  # fmt: skip
+        plain = value is None or isinstance(value, bool | int | float | str)
+        plain = plain and len(str(value)) <= MAX_STOP_LENGTH
         if name in RESERVED or name.startswith("_") or not name.isidentifier() or not plain:
             raise _invalid(
                 f"chat_template_kwargs.{name[:32]} cannot be given", "chat_template_kwargs"

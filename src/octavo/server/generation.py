@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import msgspec
@@ -57,7 +57,7 @@ class Piece:
     """Text that became showable, the tokens behind it, and how the choice ended if it did.
 
     reasoning, calls: what of a chat's text was no content. prompt: the scored prompt, once. score:
-    of a beam, with its end.
+    of a beam, with its end. ids: tokens generated since the last piece.
     """
 
     choice: int
@@ -68,6 +68,7 @@ class Piece:
     calls: list[CallDelta] = field(default_factory=list)
     prompt: list[TokenInfo] = field(default_factory=list)
     score: float | None = None
+    ids: list[int] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         shown = self.text or self.tokens or self.finish or self.reasoning
@@ -115,9 +116,19 @@ class Reading:
         self._parser = reply.parser() if reply else None
         self._request, self._choice, self._usage = request, choice, usage
         self._scores: list[TokenInfo] = []
+        self._ids: list[int] = []  # that no piece has told of yet
 
     def push(self, event: TokenEvent) -> Piece:
         """What an event adds, which may be nothing."""
+        if event.token is not None:
+            self._ids.append(event.token)
+        piece = self._read(event)
+        if not piece:
+            return piece
+        ids, self._ids = self._ids, []
+        return replace(piece, ids=ids)
+
+    def _read(self, event: TokenEvent) -> Piece:
         self._usage.cached = max(self._usage.cached, event.cached)
         self._usage.beam_width = event.width or self._usage.beam_width
         self._usage.queued = max(self._usage.queued, event.queued)
@@ -228,9 +239,16 @@ async def generate_all(
 
     each = [r.params.beam.n if r.params.beam else 1 for r in requests]
     firsts = [sum(each[:i]) for i in range(len(each))]
-    tasks = [asyncio.create_task(pump(r, c)) for r, c in zip(requests, firsts, strict=True)]
+    tasks: list[asyncio.Task[None]] = []
+
+    async def start() -> None:
+        for request, first in zip(requests, firsts, strict=True):
+            tasks.append(asyncio.create_task(pump(request, first)))
+            await asyncio.sleep(0)  # each sends a prompt, which may be long: others have a turn
+
+    starter = asyncio.create_task(start())
     try:
-        running = len(tasks)
+        running = len(requests)
         while running:
             item = await queue.get()
             if isinstance(item, BaseException):
@@ -240,6 +258,7 @@ async def generate_all(
             else:
                 yield item
     finally:
+        starter.cancel()
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(starter, *tasks, return_exceptions=True)

@@ -1,4 +1,7 @@
-"""What one HTTP request asks of the engine, and which of its results are the answer."""
+"""What one HTTP request asks of the engine, and which of its results are the answer.
+
+Jobs are made in threads: what a body asks for may take longer than others' streams can wait.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,30 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from octavo.engine.request import Request, SamplingParams
+from octavo.errors import RequestError
+from octavo.server import decoding
 from octavo.server.decoding import ReplyFormat
-from octavo.server.generation import Piece, TokenInfo
-from octavo.text import Tokenizer
+from octavo.server.generation import Piece, Served, TokenInfo
+from octavo.server.messages import ToolUse, conversation, tool_use
+from octavo.server.schemas import (
+    ChatBody,
+    CompletionBody,
+    Conversation,
+    DetokenizeBody,
+    TokenizeBody,
+    prompts,
+)
+from octavo.text import ChatTemplate, Tokenizer
 from octavo.text.structure import Structure
 
 
 @dataclass(frozen=True)
 class Job:
-    """`n` choices for each of `prompts`, the most likely of `best_of` if that is more."""
+    """`n` choices for each of `prompts`, the most likely of `best_of` if that is more.
+
+    role: whose message a chat's reply is. ids: the reply has token ids; named: and its
+    log-probabilities name tokens by them.
+    """
 
     route: str
     prompts: list[list[int]]
@@ -26,6 +44,9 @@ class Job:
     best_of: int = 0
     echo: bool = False
     reply: ReplyFormat | None = None
+    role: str = "assistant"
+    ids: bool = False
+    named: bool = False
     structure: Structure | None = None  # of every choice
 
     @property
@@ -55,6 +76,102 @@ class Job:
             own = choices[first : first + self.made]
             out += sorted(own, key=_rank)[: self.n]
         return out
+
+
+def template_of(served: Served) -> ChatTemplate:
+    """The model's chat template. Raises RequestError if it has none."""
+    if served.template is None:
+        raise RequestError(
+            f"{served.name} has no chat template, so it cannot chat. Use /v1/completions, "
+            "or start the server with --chat-template FILE.",
+            "model",
+            "no_chat_template",
+        )
+    return served.template
+
+
+def encode_chat(body: Conversation, served: Served, use: ToolUse | None) -> list[int]:
+    """Ids of the conversation in a body. Raises RequestError."""
+    generation, continued = decoding.ending(body)
+    return template_of(served).encode(
+        conversation(body.messages),
+        use.told if use else None,
+        decoding.template_options(body),
+        generation=generation,
+        continued=continued,
+    )
+
+
+def chat_job(body: ChatBody, served: Served) -> Job:
+    """The job of a chat request. Raises RequestError."""
+    decoding.check_numbers(body)
+    n = decoding.choices(body)
+    limit, logprobs = decoding.chat_limits(body)
+    template = template_of(served)
+    use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+    ids = encode_chat(body, served, use)
+    decoding.check_length([ids], limit, served, "messages")
+    params = decoding.sampling(body, served, limit, logprobs)
+    about = use, template.style, served.tokenizer, template.reasons, template.thinking(ids)
+    structure = decoding.chat_structure(body, *about)
+    params, reply = decoding.for_chat(params, *about, body.thinking_token_budget)
+    last = (body.messages or [])[-1:]
+    role = "assistant" if decoding.ending(body)[0] else last[0].role
+    return _checked(
+        Job("chat", [ids], params, n, 0, False, reply, role, *_ids_wanted(body), structure), served
+    )
+
+
+def completion_job(body: CompletionBody, served: Served) -> Job:
+    """The job of a completion request. Raises RequestError."""
+    decoding.check_numbers(body)
+    n = decoding.choices(body)
+    best_of = decoding.candidates(body, n)
+    limit = 16 if body.max_tokens is None else body.max_tokens
+    encode = served.tokenizer.encode
+    ids = [encode(p) if isinstance(p, str) else p for p in prompts(body)]
+    decoding.check_length(ids, limit, served, "prompt")
+    params = decoding.sampling(body, served, limit, body.logprobs)
+    if body.echo and body.logprobs is not None:
+        params = msgspec.structs.replace(params, prompt_logprobs=body.logprobs)
+    return _checked(
+        Job(
+            "completions", ids, params, n, best_of, bool(body.echo), None, "", *_ids_wanted(body),
+            decoding.structure(body),
+        ),
+        served,
+    )  # fmt: skip
+
+
+def tokenized(body: TokenizeBody, served: Served) -> list[int]:
+    """Ids of a text, or of a conversation as a chat would begin. Raises RequestError."""
+    text = body.prompt if body.prompt is not None else body.content
+    if (text is None) == (body.messages is None):
+        raise RequestError("give either prompt or messages", "prompt", "invalid_value")
+    if text is not None:
+        return served.tokenizer.encode(text, None if body.add_special_tokens else False)
+    return encode_chat(body, served, tool_use(body.tools, None, None))
+
+
+def detokenized(body: DetokenizeBody, served: Served) -> str:
+    """Text of ids. Raises RequestError."""
+    if any(not 0 <= t < len(served.tokenizer.bytes) for t in body.tokens):
+        raise RequestError("a token is outside the vocabulary", "tokens", "invalid_value")
+    return served.tokenizer.decode(body.tokens)
+
+
+def _ids_wanted(body: ChatBody | CompletionBody) -> tuple[bool, bool]:
+    return bool(body.return_token_ids), bool(body.return_tokens_as_token_ids)
+
+
+def _checked(job: Job, served: Served) -> Job:
+    job.params.check(served.vocabulary)
+    count = len(job.prompts) * (1 if job.params.beam else job.made)
+    if count > decoding.MAX_CHOICES:
+        raise RequestError(
+            f"{count} choices in one request; {decoding.MAX_CHOICES} at most", "n", "invalid_value"
+        )
+    return job
 
 
 def _rank(pieces: list[Piece]) -> float:

@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.errors import RequestError
-from octavo.server.bodies import Body
 from octavo.server.guard import require_admin
 from octavo.server.http import json_response
 from octavo.server.replies import encode
+from octavo.server.schemas import Body
 
 if TYPE_CHECKING:
     from octavo.server.app import Api
@@ -46,7 +46,7 @@ class AdapterRoutes:
                 "adapters cannot be changed while serving: start the server with --lora-dir",
                 "lora_path", "unsupported_parameter",
             )  # fmt: skip
-        return await self._api.bodies.read(request, kind)
+        return await self._api.body(request, kind)
 
     def _resolve(self, name: str) -> Path:
         """A folder below the one that adapters are in, with no way out of it."""

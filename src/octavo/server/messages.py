@@ -2,56 +2,92 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 
 from octavo.errors import RequestError
+from octavo.server.sizes import check_nesting
 
 MAX_MESSAGES = 4096
+MAX_PARTS = 1 << 15  # of all messages together
 MAX_TOOLS = 128
 ROLES = ("system", "developer", "user", "assistant", "tool")
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
+# Fields of type Raw below are what clients send back of replies, or for other servers: those of
+# `_UNHEARD` are refused unless they are null, the others have no effect.
 
-class ContentPart(msgspec.Struct):
+
+class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
     type: str
     text: str | None = None
+    refusal: str | None = None
+    image_url: Raw = Raw()
+    input_audio: Raw = Raw()
+    video_url: Raw = Raw()
+    file: Raw = Raw()
+    annotations: Raw = Raw()
+    cache_control: Raw = Raw()
 
 
-class CalledFunction(msgspec.Struct):
+class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     arguments: str = "{}"
+    parsed_arguments: Raw = Raw()
 
 
-class ToolCall(msgspec.Struct):
+class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
     function: CalledFunction
-    id: str = ""
-    type: str = "function"
+    id: str | None = None
+    type: str | None = "function"
+    index: Raw = Raw()
+    cache_control: Raw = Raw()
 
 
-class Message(msgspec.Struct):
+class Message(msgspec.Struct, forbid_unknown_fields=True):
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None  # vLLM's later name
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    audio: Raw = Raw()
+    function_call: Raw = Raw()
+    annotations: Raw = Raw()
+    parsed: Raw = Raw()
+    cache_control: Raw = Raw()
+    provider_specific_fields: Raw = Raw()
 
 
-class Function(msgspec.Struct):
+_UNHEARD = ("audio", "function_call")
+
+
+class Function(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    returns: dict[str, Any] | None = msgspec.field(default=None, name="return")
 
 
-class Tool(msgspec.Struct):
+class Tool(msgspec.Struct, forbid_unknown_fields=True):
     function: Function
+    type: str = "function"
+    cache_control: Raw = Raw()
+
+
+class NamedFunction(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+
+
+class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
+    function: NamedFunction
     type: str = "function"
 
 
@@ -70,32 +106,31 @@ def _invalid(message: str, param: str) -> RequestError:
     return RequestError(message, param, "invalid_value")
 
 
-def _tool(tool: Tool) -> dict[str, Any]:
+def _tool(i: int, tool: Tool) -> dict[str, Any]:
     function = tool.function
-    if tool.type != "function" or not NAME.fullmatch(function.name):
-        raise _invalid(
-            "a tool has type function and a name of 1 to 64 letters, digits, '_', '.' and '-'",
-            "tools",
-        )
+    if tool.type != "function":
+        raise _invalid(f"tools[{i}].type is not function", f"tools[{i}].type")
+    if not NAME.fullmatch(function.name):
+        name = f"tools[{i}].function.name"
+        raise _invalid(f"{name} has 1 to 64 letters, digits, '_', '.' and '-'", name)
     fields = {"name": function.name, "description": function.description,
-              "parameters": function.parameters}  # fmt: skip
+              "parameters": function.parameters, "return": function.returns}  # fmt: skip
     return {"type": "function", "function": {k: v for k, v in fields.items() if v is not None}}
 
 
 def tool_use(
-    tools: list[Tool] | None, choice: str | dict[str, Any] | None, parallel: bool | None
+    tools: list[Tool] | None, choice: str | ToolChoice | None, parallel: bool | None
 ) -> ToolUse | None:
     """Tools and tool_choice, checked; None without tools. Raises RequestError."""
     given = tools or []
     names = [t.function.name for t in given]
     if len(given) > MAX_TOOLS or len(set(names)) < len(names):
         raise _invalid(f"tools takes up to {MAX_TOOLS} functions of different names", "tools")
-    told = [_tool(t) for t in given]
+    told = [_tool(i, t) for i, t in enumerate(given)]
     named = None
-    if isinstance(choice, dict):
-        function = choice.get("function")
-        named = function.get("name") if isinstance(function, dict) else None
-        if choice.get("type") != "function" or named not in names:
+    if isinstance(choice, ToolChoice):
+        named = choice.function.name
+        if choice.type != "function" or named not in names:
             raise _invalid("tool_choice names none of the tools", "tool_choice")
     elif choice not in (None, "none", "auto", "required"):
         raise _invalid("tool_choice is none, auto, required or a function", "tool_choice")
@@ -116,56 +151,67 @@ def conversation(given: list[Message] | None) -> list[dict[str, Any]]:
         raise _invalid(
             f"messages has {len(messages)} entries; 1 to {MAX_MESSAGES} are taken", "messages"
         )
-    out = []
-    for i, m in enumerate(messages):
-        if m.role not in ROLES:
-            raise _invalid(
-                f"messages[{i}].role is {m.role[:32]!r}; it may be {', '.join(ROLES)}", "messages"
-            )
-        role = "system" if m.role == "developer" else m.role
-        message: dict[str, Any] = {"role": role, "content": _content(i, m)}
-        if m.tool_calls:
-            if role != "assistant":
-                raise _invalid(f"messages[{i}]: only the assistant calls tools", "messages")
-            message["tool_calls"] = [_call(i, c) for c in m.tool_calls]
-        if m.reasoning_content and role == "assistant":
-            message["reasoning_content"] = m.reasoning_content
-        if role == "tool":
-            if not m.tool_call_id:
-                raise _invalid(f"messages[{i}] answers no tool_call_id", "messages")
-            message["tool_call_id"] = m.tool_call_id
-            if m.name:
-                message["name"] = m.name
-        out.append(message)
-    return out
+    calls = (c.function.arguments for m in messages for c in m.tool_calls or ())
+    check_nesting((text.encode() for text in calls), "messages")
+    return [_message(f"messages[{i}]", m) for i, m in enumerate(messages)]
 
 
-def _call(i: int, call: ToolCall) -> dict[str, Any]:
+def _message(at: str, m: Message) -> dict[str, Any]:
+    if m.role not in ROLES:
+        raise _invalid(
+            f"{at}.role is {m.role[:32]!r}; it may be {', '.join(ROLES)}", f"{at}.role"
+        )  # fmt: skip
+    for name in _UNHEARD:
+        if bytes(getattr(m, name)) not in (b"", b"null"):
+            name = f"{at}.{name}"
+            raise RequestError(f"{name} is not supported here", name, "unsupported_parameter")
+    role = "system" if m.role == "developer" else m.role
+    message: dict[str, Any] = {"role": role, "content": _content(at, m)}
+    if m.tool_calls:
+        if role != "assistant":
+            raise _invalid(f"{at}: only the assistant calls tools", f"{at}.tool_calls")
+        message["tool_calls"] = [
+            _call(f"{at}.tool_calls[{i}]", call) for i, call in enumerate(m.tool_calls)
+        ]
+    if role == "assistant" and (thoughts := m.reasoning_content or m.reasoning):
+        message["reasoning_content"] = thoughts
+    if role == "tool":
+        if not m.tool_call_id:
+            raise _invalid(f"{at} answers no tool_call_id", f"{at}.tool_call_id")
+        message["tool_call_id"] = m.tool_call_id
+    if m.name:
+        message["name"] = m.name
+    return message
+
+
+def _call(at: str, call: ToolCall) -> dict[str, Any]:
     """A call with its arguments as an object, which is what templates take."""
     try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except (ValueError, RecursionError):
+        arguments = msgspec.json.decode(call.function.arguments or "{}")
+    except (msgspec.DecodeError, ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise _invalid(f"messages[{i}]: a tool call's arguments are not a JSON object", "messages")
+        name = f"{at}.function.arguments"
+        raise _invalid(f"{name} is not a JSON object", name)
     function = {"name": call.function.name, "arguments": arguments}
-    return {"id": call.id, "type": "function", "function": function}
+    return {"id": call.id or "", "type": "function", "function": function}
 
 
-def _content(i: int, message: Message) -> str:
+def _content(at: str, message: Message) -> str:
     if isinstance(message.content, str):
         return message.content
     if message.content is None:
         if message.role == "assistant":
             return message.refusal or ""
-        raise _invalid(f"messages[{i}].content is missing", "messages")
-    texts = []
-    for part in message.content:
-        if part.type != "text" or part.text is None:
-            raise RequestError(
-                f"messages[{i}] holds a {part.type[:32]!r} part; this model takes text only",
-                "messages",
-                "unsupported_parameter",
-            )
-        texts.append(part.text)
-    return "".join(texts)
+        raise _invalid(f"{at}.content is missing", f"{at}.content")
+    return "".join(_part(f"{at}.content[{i}]", part) for i, part in enumerate(message.content))
+
+
+def _part(at: str, part: ContentPart) -> str:
+    text = part.refusal if part.type == "refusal" else part.text
+    if part.type not in ("text", "refusal") or text is None:
+        raise RequestError(
+            f"{at} is a {part.type[:32]!r} part; this model takes text only",
+            f"{at}.type", "unsupported_parameter",
+        )  # fmt: skip
+    return text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,6 +11,8 @@ import msgspec
 
 from octavo.errors import RequestError
 from octavo.server.generation import Piece, Served, TokenInfo, Usage
+from octavo.server.jobs import Job
+from octavo.server.schemas import StreamOptions
 from octavo.text import CallDelta, Tokenizer
 
 KINDS = {
@@ -39,37 +43,63 @@ def sse(value: Any) -> bytes:
     return b"data: " + encode(value) + b"\n\n"
 
 
-def _token_entry(tokenizer: Tokenizer, token: int, logprob: float | None) -> dict[str, Any]:
-    raw = tokenizer.bytes[token] or tokenizer.name(token).encode()
-    return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
+def _token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
+    return tokenizer.bytes[token] or tokenizer.name(token).encode()
 
 
-def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[TokenInfo]) -> dict[str, Any]:
+def _token_entry(
+    tokenizer: Tokenizer, token: int, logprob: float | None, named: bool = False
+) -> dict[str, Any]:
+    raw = _token_bytes(tokenizer, token)
+    text = f"token_id:{token}" if named else raw.decode("utf-8", "replace")
+    return {"token": text, "logprob": logprob, "bytes": list(raw)}
+
+
+def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[TokenInfo], named: bool) -> dict[str, Any]:
     content = []
     for t in tokens:
-        top = [_token_entry(tokenizer, token, logprob) for token, logprob in t.top]
-        content.append({**_token_entry(tokenizer, t.token, t.logprob), "top_logprobs": top})
+        top = [_token_entry(tokenizer, token, logprob, named) for token, logprob in t.top]
+        content.append({**_token_entry(tokenizer, t.token, t.logprob, named), "top_logprobs": top})
     return {"content": content, "refusal": None}
 
 
+def _key(tokenizer: Tokenizer, token: int, named: bool) -> str:
+    """A token as the older endpoint writes it: its text, or its bytes if they are no text."""
+    if named:
+        return f"token_id:{token}"
+    raw = _token_bytes(tokenizer, token)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _alternatives(tokenizer: Tokenizer, info: TokenInfo, named: bool) -> dict[str, float] | None:
+    """Log-probabilities by token, the sampled one among them; tokens of one text are told apart."""
+    if info.logprob is None:
+        return None
+    out: dict[str, float] = {}
+    for token, logprob in (dict(info.top) | {info.token: info.logprob}).items():
+        key = _key(tokenizer, token, named)
+        out[f"token_id:{token}" if key in out else key] = logprob
+    return out
+
+
 def completion_logprobs(
-    tokenizer: Tokenizer, tokens: list[TokenInfo], offset: int
-) -> dict[str, Any]:
-    texts = [_token_entry(tokenizer, t.token, 0)["token"] for t in tokens]
+    tokenizer: Tokenizer, tokens: list[TokenInfo], offset: int, named: bool
+) -> tuple[dict[str, Any], int]:
+    """The tokens' log-probabilities, and where the text after them begins."""
     offsets = []
-    for text in texts:
+    for t in tokens:
         offsets.append(offset)
-        offset += len(text)
-    return {
-        "tokens": texts,
+        offset += len(_token_bytes(tokenizer, t.token).decode("utf-8", "replace"))
+    value = {
+        "tokens": [_key(tokenizer, t.token, named) for t in tokens],
         "token_logprobs": [t.logprob for t in tokens],
-        "top_logprobs": [
-            None if t.logprob is None
-            else {_token_entry(tokenizer, i, 0)["token"]: p for i, p in t.top}
-            for t in tokens
-        ],
+        "top_logprobs": [_alternatives(tokenizer, t, named) for t in tokens],
         "text_offset": offsets,
-    }  # fmt: skip
+    }
+    return value, offset
 
 
 def prompt_logprobs(tokenizer: Tokenizer, tokens: list[TokenInfo]) -> list[Any]:
@@ -116,57 +146,90 @@ class Shape:
     """How pieces become a reply. `chat` and plain completions differ only here."""
 
     def __init__(
-        self, chat: bool, served: Served, reply_id: str, created: int, logprobs: bool,
-        echo: bool = False,
-    ) -> None:  # fmt: skip
-        self.chat, self.served, self.logprobs, self.echo = chat, served, logprobs, echo
-        kind = "chat.completion" if chat else "text_completion"
-        self._base = {"id": reply_id, "object": kind, "created": created, "model": served.name}
+        self, job: Job, served: Served, usage: Usage, stream: StreamOptions | None = None
+    ) -> None:
+        self._job, self._served, self._usage = job, served, usage
+        self._with_usage = stream is not None and bool(stream.include_usage)
+        self._running = self._with_usage and bool(stream and stream.continuous_usage_stats)
+        self._chat = job.chat
+        self._base = {
+            "id": ("chatcmpl-" if job.chat else "cmpl-") + secrets.token_hex(12),
+            "object": "chat.completion" if job.chat else "text_completion",
+            "created": int(time.time()),
+            "model": served.name,
+        }
         self._offsets: dict[int, int] = {}
+        self._generated: dict[int, int] = {}  # tokens of each choice
 
     def _logprobs(self, choice: int, tokens: list[TokenInfo]) -> dict[str, Any] | None:
-        if not self.logprobs:
+        if self._job.params.logprobs is None:
             return None
-        if self.chat:
-            return chat_logprobs(self.served.tokenizer, tokens)
-        value = completion_logprobs(self.served.tokenizer, tokens, self._offsets.get(choice, 0))
-        self._offsets[choice] = self._offsets.get(choice, 0) + sum(map(len, value["tokens"]))
+        tokenizer, named = self._served.tokenizer, self._job.named
+        if self._chat:
+            return chat_logprobs(tokenizer, tokens, named)
+        begin = self._offsets.get(choice, 0)
+        value, self._offsets[choice] = completion_logprobs(tokenizer, tokens, begin, named)
         return value
+
+    def _prompt(self, choice: int) -> list[int]:
+        return self._job.prompts[choice // self._job.made]
 
     def _choice(
         self, index: int, body: dict[str, Any], logprobs: Any, finish: str | None
     ) -> dict[str, Any]:
         return {"index": index, **body, "logprobs": logprobs, "finish_reason": finish}
 
-    def _chunk(self, choices: list[dict[str, Any]], usage: Usage | None, with_usage: bool) -> bytes:
-        chunk: dict[str, Any] = dict(self._base, choices=choices)
-        if self.chat:
+    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        chunk: dict[str, Any] = dict(self._base, choices=choices, **more)
+        if self._chat:
             chunk["object"] = "chat.completion.chunk"
-        if with_usage:
-            chunk["usage"] = usage.to_dict() if usage else None
+        if self._with_usage:
+            chunk.setdefault("usage", None)
+        if self._running and choices:
+            chunk["usage"] = self._so_far(choices[0]["index"])
         return sse(chunk)
 
-    def opening(self, index: int, with_usage: bool) -> bytes:
-        """The chunk that begins a choice; plain completions have none."""
-        if not self.chat:
-            return b""
-        delta = {"delta": {"role": "assistant", "content": "", "refusal": None}}
-        return self._chunk([self._choice(index, delta, None, None)], None, with_usage)
+    def _so_far(self, choice: int) -> dict[str, int]:
+        """What a choice has used until now."""
+        prompt, generated = len(self._prompt(choice)), self._generated.get(choice, 0)
+        return {"prompt_tokens": prompt, "completion_tokens": generated,
+                "total_tokens": prompt + generated}  # fmt: skip
 
-    def chunks(self, piece: Piece, with_usage: bool) -> bytes:
+    def opening(self) -> bytes:
+        """The chunks that begin the choices; plain completions have none."""
+        if not self._chat:
+            return b""
+        (prompt,) = self._job.prompts
+        delta = {"delta": {"role": self._job.role, "content": "", "refusal": None}}
+        more = {"prompt_token_ids": prompt} if self._job.ids else {}
+        opened = [self._choice(i, delta, None, None) for i in range(self._job.made)]
+        return b"".join(self._chunk([choice], **more) for choice in opened)
+
+    def chunks(self, piece: Piece) -> bytes:
         """The chunks of a piece: what it says first, then the end."""
-        out = b""
+        out, ids = b"", self._ids(piece)
+        self._generated[piece.choice] = self._generated.get(piece.choice, 0) + len(piece.ids)
         if piece.text or piece.tokens or piece.reasoning or piece.calls:
             body: dict[str, Any] = {"text": piece.text}
-            if self.chat:
+            if self._chat:
                 body = {"delta": self._delta(piece)}
             logprobs = self._logprobs(piece.choice, piece.tokens)
-            out += self._chunk([self._choice(piece.choice, body, logprobs, None)], None, with_usage)
+            out += self._chunk([self._choice(piece.choice, {**body, **ids}, logprobs, None)])
+            ids = {}
         if piece.finish:
-            body = {"delta": {}} if self.chat else {"text": ""}
-            choice = self._choice(piece.choice, body, None, piece.finish)
-            out += self._chunk([_scored(choice, piece)], None, with_usage)
+            body = {"delta": {}} if self._chat else {"text": ""}
+            choice = self._choice(piece.choice, {**body, **ids}, None, piece.finish)
+            out += self._chunk([_scored(choice, piece)])
         return out
+
+    def _ids(self, piece: Piece) -> dict[str, Any]:
+        """The token ids of a piece, and with a choice's first its prompt's, if they are wanted."""
+        if not self._job.ids:
+            return {}
+        ids: dict[str, Any] = {"token_ids": piece.ids}
+        if not self._chat and piece.choice not in self._generated:
+            ids["prompt_token_ids"] = self._prompt(piece.choice)
+        return ids
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
         delta: dict[str, Any] = {}
@@ -178,10 +241,11 @@ class Shape:
             delta["content"] = piece.text
         return delta
 
-    def closing(self, usage: Usage) -> bytes:
-        return self._chunk([], usage, True)
+    def closing(self) -> bytes:
+        """The chunk of the whole usage, if it is wanted."""
+        return self._chunk([], usage=self._usage.to_dict()) if self._with_usage else b""
 
-    def whole(self, choices: list[list[Piece]], usage: Usage) -> bytes:
+    def whole(self, choices: list[list[Piece]]) -> bytes:
         """The reply of a request that does not stream, from the pieces of each choice."""
         out = []
         scored: list[Any] | None = None
@@ -191,23 +255,31 @@ class Shape:
             text = "".join(p.text for p in pieces)
             finish = next((p.finish for p in pieces if p.finish), None)
             logprobs = self._logprobs(index, [t for p in pieces for t in p.tokens])
-            body = {"message": self._message(text, pieces)} if self.chat else {"text": text}
+            body: dict[str, Any] = {"text": text}
+            if self._chat:
+                body = {"message": self._message(text, pieces)}
+            if self._job.ids:
+                body["token_ids"] = [i for p in pieces for i in p.ids]
+                if not self._chat:
+                    body["prompt_token_ids"] = self._job.prompts[index // self._job.n]
             choice = self._choice(index, body, logprobs, finish)
             prompt = next((p.prompt for p in pieces if p.prompt), None)
-            if prompt is not None and not self.echo:
-                scored = prompt_logprobs(self.served.tokenizer, prompt)
-                if not self.chat:
+            if prompt is not None and not self._job.echo:
+                scored = prompt_logprobs(self._served.tokenizer, prompt)
+                if not self._chat:
                     choice["prompt_logprobs"] = scored
             out.append(_scored(choice, pieces[-1]))
-        reply: dict[str, Any] = dict(self._base, choices=out, usage=usage.to_dict())
-        if self.chat and scored is not None:
+        reply: dict[str, Any] = dict(self._base, choices=out, usage=self._usage.to_dict())
+        if self._chat and scored is not None:
             reply["prompt_logprobs"] = scored
+        if self._chat and self._job.ids:
+            reply["prompt_token_ids"] = self._job.prompts[0]
         return encode(reply)
 
     def _message(self, text: str, pieces: list[Piece]) -> dict[str, Any]:
         calls = _whole_calls(c for p in pieces for c in p.calls)
         reasoning = "".join(p.reasoning for p in pieces)
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        message: dict[str, Any] = {"role": self._job.role, "content": text, "refusal": None}
         if calls:
             message |= {"content": text or None, "tool_calls": calls}
         if reasoning:

@@ -17,9 +17,9 @@ from starlette.types import ASGIApp
 
 from octavo.checkpoint.hub import Located
 from octavo.checkpoint.pooling import read_pooling
+from octavo.engine.defaults import GenerationConfig, default_params
 from octavo.engine.loader import OpenModel
 from octavo.engine.plan import Plan
-from octavo.engine.request import SamplingParams
 from octavo.errors import RequestError, UsageError
 from octavo.llm import token_table
 from octavo.server.app import Api, create_app
@@ -51,6 +51,7 @@ class ServeOptions:
     write_timeout: float = 60  # for a client to take what waits for it
     adapters: tuple[tuple[str, Path], ...] = ()  # loaded at start
     lora_folder: Path | None = None  # where others may be loaded from
+    generation_config: GenerationConfig = "auto"
 
 
 class _Server(uvicorn.Server):
@@ -113,7 +114,7 @@ def _served(
 ) -> Served:
     located = options.located
     aliases = {located.name, *located.aliases} - {options.name}
-    defaults = SamplingParams(**located.sampling)  # type: ignore[arg-type]
+    defaults = default_params(model.checkpoint, located.sampling, options.generation_config)
     context, now = options.plan.context, int(time.time())
     return Served(
         options.name,

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import secrets
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -16,11 +16,14 @@ from starlette.responses import Response
 from octavo.checkpoint.pooling import Vector, unit
 from octavo.engine.request import Request, SamplingParams
 from octavo.errors import RequestError
+from octavo.server.decoding import check_length
 from octavo.server.exchange import exchange
 from octavo.server.generation import Served, TokenSource, Usage
 from octavo.server.guard import principal
 from octavo.server.http import json_response, while_connected
 from octavo.server.replies import encode
+from octavo.server.schemas import Int
+from octavo.server.sizes import Inputs, Texts
 
 if TYPE_CHECKING:
     from octavo.server.app import Api
@@ -33,27 +36,27 @@ Segments = tuple[list[int], list[int]]  # token ids and their segments
 
 class EmbeddingBody(msgspec.Struct, kw_only=True):
     model: str | None = None
-    input: str | list[str | int | list[int]]
+    input: Annotated[str | list[str | Int | list[Int]], Inputs(MAX_INPUTS)]
     encoding_format: str | None = None
-    dimensions: int | None = None
+    dimensions: Int | None = None
 
 
-class Document(msgspec.Struct):
+class Document(msgspec.Struct, forbid_unknown_fields=True):
     text: str
 
 
 class RerankBody(msgspec.Struct, kw_only=True):
     model: str | None = None
     query: str
-    documents: list[str | Document]
-    top_n: int | None = None
+    documents: Annotated[list[str | Document], Texts(MAX_INPUTS)]
+    top_n: Int | None = None
     return_documents: bool | None = None
 
 
 class ScoreBody(msgspec.Struct, kw_only=True):
     model: str | None = None
-    text_1: str | list[str]
-    text_2: str | list[str]
+    text_1: Annotated[str | list[str], Texts(MAX_INPUTS)]
+    text_2: Annotated[str | list[str], Texts(MAX_INPUTS)]
 
 
 def _invalid(message: str, param: str) -> RequestError:
@@ -65,8 +68,8 @@ def inputs(body: EmbeddingBody, served: Served) -> list[Segments]:
     given = body.input
     if isinstance(given, str):
         given = [given]
-    elif given and all(isinstance(x, int) for x in given):
-        given = [[x for x in given if isinstance(x, int)]]
+    elif {type(x) for x in given} == {int}:
+        given = [given]  # type: ignore[list-item]
     if not 0 < len(given) <= MAX_INPUTS or any(isinstance(x, int) or not x for x in given):
         raise _invalid(f"input takes 1 to {MAX_INPUTS} texts or lists of ids, none empty", "input")
     if body.encoding_format not in (None, "float", "base64"):
@@ -76,10 +79,26 @@ def inputs(body: EmbeddingBody, served: Served) -> list[Segments]:
         if isinstance(text, str):
             out.append(served.tokenizer.encode_segments(served.pooling.prepare(text)))
         elif isinstance(text, list):
-            if any(not 0 <= t < served.vocabulary for t in text):
-                raise _invalid(f"a token is outside 0 to {served.vocabulary - 1}", "input")
             out.append((text, []))
+    check_length([ids for ids, _ in out], 0, served, "input")
     return out
+
+
+def pairs_of(pairs: list[tuple[str, str]], served: Served, param: str) -> list[Segments]:
+    """Pairs of texts as a cross-encoder reads them; else each text once. Raises RequestError."""
+    if not 0 < len(pairs) <= MAX_INPUTS:
+        raise _invalid(f"1 to {MAX_INPUTS} pairs are taken", param)
+    encode = served.tokenizer.encode_segments
+    if served.task == "rank":
+        texts = [encode(a, b) for a, b in pairs]
+    else:
+        texts = [encode(served.pooling.prepare(text)) for text in _singles(pairs)]
+    check_length([ids for ids, _ in texts], 0, served, param)
+    return texts
+
+
+def _singles(pairs: list[tuple[str, str]]) -> list[str]:
+    return list(dict.fromkeys(text for pair in pairs for text in pair))
 
 
 async def pool(
@@ -125,24 +144,19 @@ def embeddings_reply(
 
 
 async def scores(
-    source: TokenSource, served: Served, pairs: list[tuple[str, str]], salt: str
+    source: TokenSource, served: Served, pairs: list[tuple[str, str]], salt: str, param: str
 ) -> tuple[list[float], int]:
     """How well the texts of each pair go together, and the tokens it took.
 
     A cross-encoder's score, else the cosine of the two embeddings.
     """
-    if not 0 < len(pairs) <= MAX_INPUTS:
-        raise _invalid(f"1 to {MAX_INPUTS} pairs are taken", "documents")
-    encode = served.tokenizer.encode_segments
+    texts = await asyncio.to_thread(pairs_of, pairs, served, param)
     if served.task == "rank":
-        texts = [await asyncio.to_thread(encode, a, b) for a, b in pairs]
         logits = await pool(source, served, texts, salt)
         return [served.pooling.score(float(x[0])) for x in logits], _count(texts)
-    singles = list(dict.fromkeys(text for pair in pairs for text in pair))
-    prepare = served.pooling.prepare
-    texts = [await asyncio.to_thread(encode, prepare(text)) for text in singles]
     pooled = await pool(source, served, texts, salt)
-    known = {text: unit(served.pooling.finish(v)) for text, v in zip(singles, pooled, strict=True)}
+    vectors = [unit(served.pooling.finish(v)) for v in pooled]
+    known = dict(zip(_singles(pairs), vectors, strict=True))
     return [float(np.dot(known[a], known[b])) for a, b in pairs], _count(texts)
 
 
@@ -193,7 +207,7 @@ class VectorRoutes:
         self._api = api
 
     async def embeddings(self, request: HttpRequest) -> Response:
-        body = await self._api.bodies.read(request, EmbeddingBody)
+        body = await self._api.body(request, EmbeddingBody)
         served = self._api.model(body.model)
         if served.task == "rank":
             raise RequestError(
@@ -208,20 +222,22 @@ class VectorRoutes:
         return json_response(reply)
 
     async def rerank(self, request: HttpRequest) -> Response:
-        body = await self._api.bodies.read(request, RerankBody)
+        body = await self._api.body(request, RerankBody)
         served = self._api.model(body.model)
         texts = documents(body)
         pairs = [(body.query, text) for text in texts]
-        work = scores(self._api.client, served, pairs, principal(request.scope).salt)
+        salt = principal(request.scope).salt
+        work = scores(self._api.client, served, pairs, salt, "documents")
         relevance, tokens = await while_connected(request.receive, work)
         exchange(request.scope).usage = Usage(prompt=tokens)
         return json_response(encode(rerank_reply(body, texts, relevance, served, tokens)))
 
     async def score(self, request: HttpRequest) -> Response:
-        body = await self._api.bodies.read(request, ScoreBody)
+        body = await self._api.body(request, ScoreBody)
         served = self._api.model(body.model)
         pairs = score_pairs(body)
-        work = scores(self._api.client, served, pairs, principal(request.scope).salt)
+        salt = principal(request.scope).salt
+        work = scores(self._api.client, served, pairs, salt, "text_1")
         values, tokens = await while_connected(request.receive, work)
         exchange(request.scope).usage = Usage(prompt=tokens)
         data = [{"index": i, "object": "score", "score": v} for i, v in enumerate(values)]

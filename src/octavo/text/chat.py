@@ -86,33 +86,38 @@ class ChatTemplate:
             raise RequestError(f"the chat template fails on this ({rendered.failed})", "messages")
         return rendered
 
-    def render(self, messages: list[dict[str, Any]], /, **extra: Any) -> str:
-        """The conversation as text, up to where the assistant speaks."""
+    def render(self, messages: list[dict[str, Any]], options: dict[str, Any] | None = None) -> str:
+        """The conversation as text; options: further values for the template."""
         special = self._tokenizer.special
         # Templates handle a key that is missing better than one that is None; so does transformers.
         variables = {
-            "messages": [{k: v for k, v in m.items() if v is not None} for m in messages],
             "add_generation_prompt": True,
+            **(options or {}),
+            "messages": [{k: v for k, v in m.items() if v is not None} for m in messages],
             "bos_token": self._tokenizer.name(special.bos) if special.bos is not None else "",
             "eos_token": self._tokenizer.name(special.end) if special.end is not None else "",
-            **extra,
         }
         return self._ask(_json(variables).encode()).text
 
     def encode(
         self,
         messages: list[dict[str, Any]],
-        /,
         tools: list[dict[str, Any]] | None = None,
-        **extra: Any,
+        options: dict[str, Any] | None = None,
+        *,
+        generation: bool = True,
+        continued: bool = False,
     ) -> list[int]:
-        """Ids of a conversation up to where the assistant speaks.
+        """Ids of a conversation up to where the assistant speaks, as `generation` says.
 
+        options: further values for the template. continued: the end of the last message is left
+        open. Raises RequestError.
         Control tokens written by the template count; the same characters in a message stay text.
         Tools, calls and their results are written as text where the template knows nothing of them.
         """
+        extra = {**(options or {}), "add_generation_prompt": generation}
         if "tools" in self._variables:
-            extra = {**extra, "tools": tools or None}
+            extra["tools"] = tools or None
         else:
             messages = without_tools(messages, tools or [], self.style)
         everything = _json([messages, extra], ensure_ascii=False)
@@ -120,7 +125,9 @@ class ChatTemplate:
         if escape is None:
             raise RequestError("the messages use every Unicode noncharacter", "messages")
         shielded, extra = _map_text([messages, extra], lambda s: self._tokenizer.shield(s, escape))
-        text = self.render(shielded, **extra)
+        text = self.render(shielded, extra)
+        if continued:
+            text = _left_open(text, shielded[-1]["content"])
         return self._tokenizer.encode_rendered(text, escape)
 
     def thinking(self, ids: list[int]) -> bool:
@@ -135,6 +142,15 @@ def _json(value: Any, ensure_ascii: bool = True) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii)
     except (RecursionError, ValueError):
         raise RequestError("the messages nest too deeply", "messages", "invalid_value") from None
+
+
+def _left_open(text: str, last: str) -> str:
+    """A rendered conversation up to the end of what its last message says."""
+    at = text.rfind(last.strip())
+    if at < 0 or not last.strip():
+        raise RequestError("the last message leaves nothing to continue", "continue_final_message")
+    kept = last.lstrip() if text.startswith(last.lstrip(), at) else last.strip()
+    return text[: at + len(kept)]
 
 
 def _map_text(value: Any, change: Callable[[str], str]) -> Any:
