@@ -25,7 +25,7 @@ LAYERS = [
     "process",
 ]
 # Usable from engine upward.
-BESIDE = {"text": {"checkpoint", "errors", "sandbox"}, "sandbox": {"errors"}}
+BESIDE = {"text": {"checkpoint", "errors", "sandbox"}, "sandbox": {"errors", "process"}}
 MODULES = sorted(SOURCE.rglob("*.py"))
 
 

@@ -237,4 +237,4 @@ def test_values_that_json_has_no_room_for(chatml: ChatTemplate, tokenizer: Token
     assert "a\ufffdb" in tokenizer.decode(chatml.encode([half]))
     options = {"self": 1, "messages_": 10**400, "x": float("nan")}
     plain = [{"role": "user", "content": "hi"}]
-    assert chatml.encode(plain, **options) == chatml.encode(plain)
+    assert chatml.encode(plain, options=options) == chatml.encode(plain)

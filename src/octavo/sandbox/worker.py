@@ -11,7 +11,6 @@ import resource
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -20,6 +19,7 @@ from collections.abc import Callable
 import msgspec
 
 from octavo.errors import OctavoError, Overloaded
+from octavo.process import python_module
 
 HEADER = 4
 PATIENCE = 60.0  # seconds of a clock on the wall, for a host that has no time for a task
@@ -108,7 +108,7 @@ class _Worker:
         with its:
             try:
                 self.process: subprocess.Popen[bytes] = subprocess.Popen(
-                    [sys.executable, "-P", "-m", module],
+                    python_module(module),
                     stdin=its.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                     start_new_session=True,
                 )  # fmt: skip
