@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from octavo.checkpoint import Checkpoint
 from octavo.errors import Unsupported
@@ -16,7 +17,6 @@ from octavo.models import (
     llama,
     mixtral,
     olmo2,
-    olmo3,
     olmoe,
     opt,
     phi,
@@ -26,6 +26,9 @@ from octavo.models import (
     seed_oss,
     starcoder2,
 )
+from octavo.models.defaults import DEFAULTS
+from octavo.models.metadata import Recorded
+from octavo.models.unread import refuse_unread
 from octavo.program import Program
 
 Family = Callable[[Checkpoint, int | None], Program]
@@ -42,7 +45,7 @@ ARCHITECTURES: dict[str, Family] = {
     "qwen3_moe": qwen3.build,
     "olmoe": olmoe.build,
     "olmo2": olmo2.build,
-    "olmo3": olmo3.build,
+    "olmo3": olmo2.build,
     "phi": phi.build,
     "phi2": phi.build,
     "phi3": phi3.build,
@@ -60,18 +63,25 @@ ARCHITECTURES: dict[str, Family] = {
     "roberta": bert.build,
     "xlm-roberta": bert.build,
 }
+# Folders that hold a model of a family among other things: where in them it is.
+WRAPPED: dict[str, Callable[[Checkpoint], Checkpoint]] = {"gemma3": gemma3.text_model}
 
 
 def build_program(checkpoint: Checkpoint, context: int | None = None) -> Program:
     """The program of a checkpoint, for sequences up to `context` tokens or the model's own limit.
 
-    Raises Unsupported for an unknown architecture.
+    Raises Unsupported for an unknown architecture, and for an option that its family ignores.
     """
-    name = checkpoint.architecture
-    if name not in ARCHITECTURES:
-        key = "general.architecture" if checkpoint.format == "gguf" else "model_type"
+    name, gguf = checkpoint.architecture, checkpoint.format == "gguf"
+    if name not in ARCHITECTURES or not (gguf or name in DEFAULTS or name in WRAPPED):
+        key = "general.architecture" if gguf else "model_type"
         raise Unsupported(
             f'"{name[:40]}" models are not supported yet   ({checkpoint.path.name}, {key})',
             f"supported: {', '.join(ARCHITECTURES)}",
         )
-    return ARCHITECTURES[name](checkpoint, context)
+    if name in WRAPPED and not gguf:
+        checkpoint = WRAPPED[name](checkpoint)
+    metadata = Recorded(checkpoint.metadata)
+    program = ARCHITECTURES[name](replace(checkpoint, metadata=metadata), context)
+    refuse_unread(checkpoint, metadata)
+    return program
