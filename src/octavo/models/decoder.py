@@ -57,12 +57,13 @@ class Decoder:
     """A program in the making, with a checkpoint's names, sizes and numbers at hand.
 
     names, keys: what this family's Hugging Face files call what is common to all.
-    norm_offset: what is added to the weights of norms.
+    norm_offset: what is added to the weights of norms. eps: theirs, in a family that fixes it.
     """
 
     def __init__(
         self, checkpoint: Checkpoint, names: Mapping[str, str] | None = None,
         keys: Mapping[str, str] | None = None, *, norms: Norms = "rms", norm_offset: float = 0.0,
+        eps: float | None = None,
     ) -> None:  # fmt: skip
         self.gguf = checkpoint.format == "gguf"
         self.checkpoint = checkpoint
@@ -73,9 +74,9 @@ class Decoder:
         self.meta = Metadata(checkpoint)
         self.b = Builder(checkpoint)
         self.norms, self.norm_offset = norms, norm_offset
-        self.shape = self._read_shape()
+        self.shape = self._read_shape(eps)
 
-    def _read_shape(self) -> Shape:
+    def _read_shape(self, eps: float | None) -> Shape:
         def size(part: str, default: int | None = None) -> int:
             return self.meta.size(self.keys[part], default)
 
@@ -92,7 +93,8 @@ class Decoder:
             self._check_gguf(head_dim)
         table = self.names["embed"] + ".weight"
         vocabulary = self.checkpoint.tensor(table).shape[0] if self.gguf else size("vocabulary")
-        eps = self.meta.number(self.keys["eps" if self.norms == "rms" else "layer_norm_eps"])
+        if eps is None:
+            eps = self.meta.number(self.keys["eps" if self.norms == "rms" else "layer_norm_eps"])
         return Shape(
             layers=layers, hidden=hidden, ffn=size("ffn", 4 * hidden), heads=heads,
             kv_heads=kv_heads, head_dim=head_dim, vocabulary=vocabulary, context=size("context"),
@@ -245,6 +247,7 @@ class Decoder:
 
     def states(self, x: Value) -> Program:
         """Ends the program with the last norm's states of the selected rows, for embeddings."""
+        self.meta.get("tie_word_embeddings")  # to what, there is no head
         self.norm(self.b.select_rows(x), "norm")
         return self.b.build(self.shape.context, "embed")
 
@@ -255,19 +258,18 @@ class Decoder:
     def end(self, y: Value, softcap: float = 0.0) -> Program:
         """Ends the program with the logits of y; with y itself where there is no head: what a
         base class saves makes embeddings only."""
-        head = self.name("head") + ".weight"
-        if self.has("head"):
-            y = self.linear(y, "head", self.shape.vocabulary)
-        elif self.gguf or self.meta.flag("tie_word_embeddings"):
-            y = self.linear(y, "embed", self.shape.vocabulary)
-        elif not self.bare:
+        head, tied = self.name("head"), self.gguf or self.meta.flag("tie_word_embeddings")
+        if not tied and self.bare:
+            return self.b.build(self.shape.context, "embed")
+        if not tied and not self.has("head"):
             raise CheckpointError(
-                f"{self.checkpoint.path.name}: tensor {head!r} is missing, and the head is not "
-                "tied to the embeddings (tie_word_embeddings is false)",
+                f"{self.checkpoint.path.name}: tensor {head + '.weight'!r} is missing, and the "
+                "head is not tied to the embeddings (tie_word_embeddings is false)",
                 "download the model's files again",
             )
-        else:
-            return self.b.build(self.shape.context, "embed")
+        matrix = head if self.has("head") else self.name("embed")
+        bias = head + ".bias" if self.b.has(head + ".bias") else None
+        y = self.b.linear(y, matrix + ".weight", self.shape.vocabulary, bias)
         if softcap:
             self.b.softcap(y, softcap)
         return self.b.build(self.shape.context)

@@ -26,11 +26,12 @@ EPS = 1e-5  # not in the configuration
 
 def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     """The forward pass of an OPT folder. Raises CheckpointError or Unsupported."""
-    d = Decoder(checkpoint, NAMES, KEYS, norms="layer")
-    if not d.meta.flag("layer_norm_elementwise_affine", True):
+    d = Decoder(checkpoint, NAMES, KEYS, norms="layer", eps=EPS)
+    if not d.meta.flag("layer_norm_elementwise_affine"):
         raise Unsupported(f"{checkpoint.path.name}: layer_norm_elementwise_affine is false")
     activation = d.activation("relu", "activation_function")
-    before = d.meta.flag("do_layer_norm_before", True)
+    before = d.meta.flag("do_layer_norm_before")
+    last = not d.meta.flag("_remove_final_layer_norm") and before
     s, b = d.shape, d.b
     width = d.meta.size("word_embed_proj_dim", s.hidden)
     x = b.embed(d.name("embed") + ".weight", s.vocabulary, width)
@@ -44,7 +45,7 @@ def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
         y = d.mlp(d.norm(x, "ffn_norm", i) if before else x, i, activation)
         x = b.add(x, y) if before else d.norm(b.add(x, y), "ffn_norm", i)
     x = b.select_rows(x)
-    if before and not d.meta.flag("_remove_final_layer_norm"):
+    if last:
         x = d.norm(x, "norm")
     if width != s.hidden:
         x = d.linear(x, "out", width)

@@ -52,9 +52,10 @@ _OWN: Mapping[str, str] = {
     "gemma3_text": "hidden_act _sliding_window_pattern mm_tokens_per_image vision_config",
     "gpt_oss": "hidden_act initial_context_length experts_per_token",
     "gpt2": "n_ctx summary_type summary_use_proj summary_activation summary_proj_to_labels",
-    "opt": "word_embed_proj_dim",
-    "bert": "directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers "
-    "pooler_size_per_head pooler_type",
+    "bert": "tie_word_embeddings directionality pooler_type pooler_fc_size pooler_num_fc_layers "
+    "pooler_num_attention_heads pooler_size_per_head",
+    "roberta": "tie_word_embeddings",
+    "xlm-roberta": "tie_word_embeddings",
 }
 # The one value with which a key says what Octavo does anyway.
 _SAME: Mapping[str, Any] = {
