@@ -133,7 +133,7 @@ class LLM:
         for adapter, folder in (adapters or {}).items():
             self.load_adapter(adapter, folder)
         self.task = opened.task
-        self.pooling = read_pooling(opened.checkpoint, opened.task != "generate")
+        self.pooling = read_pooling(opened.checkpoint, not opened.lowered.program.causal)
         self.defaults = SamplingParams(**located.sampling)  # type: ignore[arg-type]
         self._ids = itertools.count()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -67,6 +68,24 @@ ARCHITECTURES: dict[str, Family] = {
 WRAPPED: dict[str, Callable[[Checkpoint], Checkpoint]] = {"gemma3": gemma3.text_model}
 
 
+# What classes are for, after their family's name: a head that nobody computes would be missed.
+DECODER_TASKS = ("CausalLM", "ConditionalGeneration")
+ENCODER_TASKS = ("MaskedLM", "PreTraining", "SequenceClassification")
+
+
+def _check_class(checkpoint: Checkpoint) -> None:
+    encoder = ARCHITECTURES[checkpoint.architecture] is bert.build
+    served = ENCODER_TASKS if encoder else DECODER_TASKS
+    for name in checkpoint.metadata.get("architectures") or ():
+        task = re.search(r"For([A-Z]\w*)$", str(name))
+        if task and task[1] not in served:
+            raise Unsupported(
+                f"{checkpoint.path.name}: architectures is {str(name)[:60]!r}, whose head Octavo "
+                "does not compute",
+                f"served: {', '.join('...For' + s for s in served)}",
+            )
+
+
 def build_program(checkpoint: Checkpoint, context: int | None = None) -> Program:
     """The program of a checkpoint, for sequences up to `context` tokens or the model's own limit.
 
@@ -79,8 +98,9 @@ def build_program(checkpoint: Checkpoint, context: int | None = None) -> Program
             f'"{name[:40]}" models are not supported yet   ({checkpoint.path.name}, {key})',
             f"supported: {', '.join(ARCHITECTURES)}",
         )
-    if name in WRAPPED and not gguf:
-        checkpoint = WRAPPED[name](checkpoint)
+    if not gguf:
+        _check_class(checkpoint)
+        checkpoint = WRAPPED[name](checkpoint) if name in WRAPPED else checkpoint
     metadata = Recorded(checkpoint.metadata)
     program = ARCHITECTURES[name](replace(checkpoint, metadata=metadata), context)
     refuse_unread(checkpoint, metadata)
