@@ -163,7 +163,32 @@ FAMILIES: dict[str, Family] = {
     ),
     "gpt2": Family("gpt2", GPT2, "gpt2"),
     "olmo2": Family("olmo2", _small(), "olmo2"),
-    "olmo3": Family("olmo3", _small(sliding_window=24, num_hidden_layers=5)),
+    "olmo3": Family("olmo3", _small(sliding_window=24, num_hidden_layers=5), "olmo2"),
+    "olmo3-yarn": Family(
+        "olmo3",
+        _small(
+            sliding_window=24,
+            num_hidden_layers=5,
+            rope_parameters={
+                "full_attention": YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        ),  # fmt: skip
+        "olmo2",
+    ),
+    "gemma3-pattern": Family(
+        "gemma3_text",
+        _small(
+            head_dim=24,
+            sliding_window=24,
+            query_pre_attn_scalar=24,
+            num_hidden_layers=5,
+            tie_word_embeddings=True,
+            sliding_window_pattern=3,
+            hidden_activation="silu",
+            final_logit_softcapping=5.0,
+        ),
+    ),  # fmt: skip
     "gemma": Family("gemma", _small(head_dim=24, tie_word_embeddings=True), "gemma"),
     "seed-oss": Family("seed_oss", _small(head_dim=16), "seed_oss"),
     "starcoder2": Family("starcoder2", _small(sliding_window=24), "starcoder2"),
@@ -263,6 +288,8 @@ def _hyperparameters(w: gguf.GGUFWriter, family: Family, config: Any) -> None:
         )
     if getattr(config, "sliding_window", None):
         w.add_sliding_window(config.sliding_window)
+    if family.model_type == "olmo3":
+        w.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     if family.model_type == "gemma2":
         w.add_attn_logit_softcapping(config.attn_logit_softcapping)
         w.add_final_logit_softcapping(config.final_logit_softcapping)

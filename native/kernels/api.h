@@ -93,8 +93,8 @@ struct AttendArgs {
   // ATTEND_ROWS or fewer query rows that share one KV head and one block table.
   int rows;
   const void* q[ATTEND_ROWS];    // each [head_dim] fp32 for an fp32 cache, else [2][head_dim] bf16 (value, remainder); scaled
-  int position[ATTEND_ROWS];     // the row sees keys in (position - window, position]
-  int window;                    // 0: unlimited
+  int first[ATTEND_ROWS];        // the row sees keys in [first, last]; first may be negative
+  int last[ATTEND_ROWS];
   float softcap;                 // scores s become softcap * tanh(s / softcap); 0: as they are
   int head_dim;                  // padded to 16
   size_t block_stride;

@@ -111,7 +111,7 @@ double time_attention(const std::string& isa, int kv_type, int head_dim, int que
   float *out = arena.allocate<float>(size_t(ATTEND_ROWS * padded)), max[ATTEND_ROWS], sum[ATTEND_ROWS];
   for (int r = 0; r < queries; r++) {
     k->store_q(x.data(), head_dim, padded, 0.125f, type, q + size_t(r * padded) * 4);
-    a.q[r] = q + size_t(r * padded) * 4, a.position[r] = keys - 1, a.max[r] = max + r, a.sum[r] = sum + r, a.out[r] = out + r * padded;
+    a.q[r] = q + size_t(r * padded) * 4, a.last[r] = keys - 1, a.max[r] = max + r, a.sum[r] = sum + r, a.out[r] = out + r * padded;
   }
   a.rows = queries, a.fetch = true, a.head_dim = padded, a.block_stride = bytes, a.keys = {pool, table.data(), 0, 0};
   return least(seconds, [&](int) {

@@ -39,7 +39,7 @@ struct AttendItem { int span, row, rows, keys, chunk_begin, chunk_end, part; }; 
 
 struct Schedule {  // attention work of a step for one window size; the same for every layer that has it
   int window;
-  bool causal;  // else every token sees the whole span, which holds its sequence from the first token on
+  bool causal;  // else tokens see to both sides, and the span holds its sequence from the first token on
   std::vector<AttendItem> items;
   std::vector<int> part_begin;  // per token, index of its first partial; one more at the end
 };

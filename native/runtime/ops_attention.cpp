@@ -9,6 +9,16 @@ namespace {
 
 constexpr int SPLIT_TOKENS = 4;  // spans this short divide their keys among threads instead of their queries
 
+// The keys that token t of a span sees: [first, last]. Without causality a window reaches to both sides.
+int first_key(const Schedule& s, const Span& span, int t) {
+  return s.window ? std::max(0, span.position + t - s.window + 1) : 0;
+}
+
+int last_key(const Schedule& s, const Span& span, int t) {
+  const int reach = s.causal ? t : s.window ? std::min(t + s.window, span.count) - 1 : span.count - 1;
+  return span.position + reach;
+}
+
 }  // namespace
 
 void plan_attention(const Context& c, Schedule& s, int heads, int kv_heads) {
@@ -18,13 +28,12 @@ void plan_attention(const Context& c, Schedule& s, int heads, int kv_heads) {
   int part = 0, tokens_left = c.step.tokens;
   for (size_t i = 0; i < c.step.spans.size(); i++) {
     const Span& span = c.step.spans[i];
-    auto first_key = [&](int t) { return s.window ? std::max(0, span.position + t - s.window + 1) : 0; };
     size_t count = 0;
     for (int row = 0; row < span.count * group; count++) {
       const int rows = std::min(ATTEND_ROWS, span.count * group - row);
       const int last = (row + rows - 1) / group;
-      const int newest = span.position + (s.causal ? last : span.count - 1);
-      const int begin = first_key(row / group) / KV_CHUNK, end = newest / KV_CHUNK + 1;
+      const int newest = last_key(s, span, last);
+      const int begin = first_key(s, span, row / group) / KV_CHUNK, end = newest / KV_CHUNK + 1;
       s.items.push_back({int(i), row, rows, newest + 1, begin, end, -1});
       row += rows;
     }
@@ -32,7 +41,7 @@ void plan_attention(const Context& c, Schedule& s, int heads, int kv_heads) {
     // Later tokens see more: taken from both ends by turns, equal shares of the items are equal work.
     const std::vector<AttendItem> ascending(s.items.end() - std::ptrdiff_t(count > 2 ? count : 0), s.items.end());
     for (size_t k = 0; count > 2 && k < count; k++) s.items[s.items.size() - count + k] = ascending[k % 2 ? count - 1 - k / 2 : k / 2];
-    const int span_begin = first_key(0) / KV_CHUNK, chunks = (span.position + span.count - 1) / KV_CHUNK + 1 - span_begin;
+    const int span_begin = first_key(s, span, 0) / KV_CHUNK, chunks = (span.position + span.count - 1) / KV_CHUNK + 1 - span_begin;
     const bool split = span.count <= SPLIT_TOKENS && chunks > 1 && part + span.count * chunks + tokens_left <= c.part_capacity;
     if (split) {
       std::vector<AttendItem> whole;
@@ -113,7 +122,6 @@ void AttentionOp::attend(Context& c, int index, int units, float* tmp) {
   if (!stores_first(c) && all.end == item.keys) store(c, span, span.first, kv_head, spare);
   AttendArgs a{};
   a.rows = item.rows;
-  a.window = s.window;
   a.softcap = s_.softcap;
   a.head_dim = d;
   a.block_stride = c.kv.block_bytes();
@@ -122,7 +130,7 @@ void AttentionOp::attend(Context& c, int index, int units, float* tmp) {
     const int t = (item.row + r) / group, head = kv_head * group + (item.row + r) % group;
     c.kernels->store_q(turned(c, s_.q, s_.q_norm, span.first + t, head, spare), s_.head_dim, d, s_.scale, c.kv.type, queries + r * d);
     a.q[r] = queries + r * d;
-    a.position[r] = span.position + (s.causal ? t : span.count - 1);
+    a.first[r] = first_key(s, span, t), a.last[r] = last_key(s, span, t);
     const int part = s.part_begin[size_t(span.first + t)] + std::max(item.part, 0);
     slot[r] = size_t(part) * size_t(s_.heads) + size_t(head);
     a.max[r] = c.part_max + slot[r];

@@ -171,7 +171,7 @@ class LLM:
         if self.template is not None:
             self.template.check()
         self.task = opened.task
-        self.pooling = read_pooling(opened.checkpoint, opened.task != "generate")
+        self.pooling = read_pooling(opened.checkpoint, not opened.lowered.program.causal)
         self.defaults = default_params(opened.checkpoint, located.sampling, generation_config)
         self._ids = itertools.count()
 

@@ -19,7 +19,7 @@ class Counting:
 
     def __init__(self, tokens: int = 64, selected: int = 8, blocks: int = 32) -> None:
         self.limits = Limits(tokens, selected, blocks)
-        self.task = "generate"
+        self.task, self.causal = "generate", True
         self.steps: list[StepInput] = []
         self.fail = False
 

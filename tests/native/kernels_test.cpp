@@ -120,14 +120,14 @@ void check_attention(KvType type, int head_dim, int keys, int rows) {
   for (int r = 0; r < rows; r++) {
     draw(), memcpy(&q[size_t(r * padded)], x.data(), size_t(padded) * 4);
     kernels->store_q(x.data(), head_dim, padded, 1, type, queries[size_t(r)].data());
-    a.q[r] = queries[size_t(r)].data(), a.position[r] = keys - 1 - r % keys, a.max[r] = &max[size_t(r)], a.sum[r] = &sum[size_t(r)], a.out[r] = &out[size_t(r * padded)];
+    a.q[r] = queries[size_t(r)].data(), a.last[r] = keys - 1 - r % keys, a.first[r] = r % 2 ? a.last[r] / 2 : 0, a.max[r] = &max[size_t(r)], a.sum[r] = &sum[size_t(r)], a.out[r] = &out[size_t(r * padded)];
   }
   a.rows = rows, a.head_dim = padded, a.block_stride = each, a.keys = {pool, table.data(), 0, keys};
   kernels->attend[type](a);
   for (int r = 0; r < rows; r++) {
     std::vector<double> scores, value(size_t(head_dim), 0);
     double top = -1e30, total = 0;
-    for (int t = 0; t <= a.position[r]; t++) {
+    for (int t = a.first[r]; t <= a.last[r]; t++) {
       double s = 0;
       for (int i = 0; i < head_dim; i++) s += double(q[size_t(r * padded + i)]) * double(k[size_t(t * padded + i)]);
       scores.push_back(s), top = std::max(top, s);
@@ -135,7 +135,7 @@ void check_attention(KvType type, int head_dim, int keys, int rows) {
     for (size_t t = 0; t < scores.size(); t++) {
       const double p = std::exp(scores[t] - top);
       total += p;
-      for (int i = 0; i < head_dim; i++) value[size_t(i)] += p * double(v[t * size_t(padded) + size_t(i)]);
+      for (int i = 0; i < head_dim; i++) value[size_t(i)] += p * double(v[(size_t(a.first[r]) + t) * size_t(padded) + size_t(i)]);
     }
     // Values are rounded by 2^-9 (int8: 1/254 of the largest), scores by as much of their terms.
     const double bound = type == KV_F32 ? 1e-4 : type == KV_BF16 ? 0.06 : 0.25;

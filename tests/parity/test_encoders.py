@@ -372,3 +372,69 @@ def test_scores_go_through_the_models_own_activation(key: str, tmp_path: Path) -
 def test_scores_of_large_logits() -> None:
     pooling = Pooling("cls", True)
     assert [pooling.score(x) for x in (-1e4, -0.0, 1e4)] == [0.0, 0.5, 1.0]
+def embedding_gemma(folder: Path) -> Any:
+    """As EmbeddingGemma: tokens see to both sides, in windows in five of six layers."""
+    import transformers as t
+
+    torch.manual_seed(6)
+    config = t.Gemma3TextConfig(
+        vocab_size=100, hidden_size=48, intermediate_size=64, num_hidden_layers=6, head_dim=16,
+        num_attention_heads=3, num_key_value_heads=1, max_position_embeddings=1024,
+        sliding_window=300, query_pre_attn_scalar=16, use_bidirectional_attention=True,
+        bos_token_id=0, eos_token_id=2, pad_token_id=1,
+    )  # fmt: skip
+    model = t.Gemma3TextModel._from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn_like(p) * (0.3 if p.ndim == 1 else p.shape[-1] ** -0.5))
+    model.save_pretrained(folder)
+    _tokenizer(folder, True)
+    return model
+
+
+@pytest.mark.parametrize("isa", [None, "avx2", "scalar"])
+def test_windows_to_both_sides(
+    isa: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Past the windows and the chunks of keys, alone and beside others, on every instruction set."""
+    if isa:
+        monkeypatch.setenv("OCTAVO_ISA", isa)
+    model = embedding_gemma(tmp_path)
+    program = build_program(open_checkpoint(tmp_path))
+    assert program.task == "embed" and not program.causal
+    ids = np.random.default_rng(2).integers(4, 100, 700).tolist()
+    for length in (700, 301, 150, 3, 1):
+        with torch.no_grad():
+            states = model(torch.tensor([ids[:length]])).last_hidden_state[0]
+        for mode, expected in (("mean", states.mean(0)), ("last", states[-1])):
+            alone = pooled(tmp_path, [(ids[:length], mode)])[0]
+            assert np.abs(alone - expected.numpy()).max() < 1e-3
+            crowd = pooled(tmp_path, [(ids[:90], "mean"), (ids[:length], mode)])
+            assert (crowd[1] == alone).all()
+    one, two = octavo.LLM(str(tmp_path), threads=1).embed(["w1 w2 w3", "w9"])
+    with torch.no_grad():
+        states = model(torch.tensor([[0, 5, 6, 7, 2]])).last_hidden_state[0].mean(0)
+    assert np.abs(one - torch.nn.functional.normalize(states, dim=0).numpy()).max() < 1e-4
+    assert not np.allclose(one, two)
+
+
+def test_base_class_decoders_embed(tmp_path: Path) -> None:
+    """An untied decoder saved without its head makes embeddings, of its last states, in chunks."""
+    from tests.configs import build
+
+    base = build("qwen3", {"max_position_embeddings": 512}).model
+    base.save_pretrained(tmp_path)
+    _tokenizer(tmp_path, True)
+    assert read_pooling(open_checkpoint(tmp_path), False) == Pooling("last", True)
+    ids = np.random.default_rng(3).integers(3, 96, 300).tolist()
+    with torch.no_grad():
+        states = base(torch.tensor([ids])).last_hidden_state[0]
+    for mode, expected in (("last", states[-1]), ("mean", states.mean(0))):
+        whole = pooled(tmp_path, [(ids, mode)])[0]
+        chunks = pooled(tmp_path, [(ids, mode), (ids[:200], mode)], budget=32)[0]
+        assert np.abs(whole - expected.numpy()).max() < 1e-3
+        assert (whole == chunks).all()
+    llm = octavo.LLM(str(tmp_path))
+    assert llm.embed("w1 w2")[0].shape == (32,)
+    with pytest.raises(RequestError, match="no text"):
+        llm.generate("w1")

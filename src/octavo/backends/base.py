@@ -86,6 +86,7 @@ class Executable(Protocol):
 
     limits: Limits
     task: Task
+    causal: bool
 
     def step(self, step: StepInput) -> list[Sample]:
         """Computes the step: writes keys and values, samples the selected rows."""

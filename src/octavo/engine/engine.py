@@ -72,7 +72,7 @@ class Engine:
         ahead: float = AHEAD,
     ) -> None:
         limits = executable.limits
-        whole = executable.task != "generate"
+        whole = not executable.causal
         self._executable = executable
         self._vocabulary = vocabulary
         self.context = context

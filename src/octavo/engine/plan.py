@@ -109,7 +109,7 @@ def make_plan(
     own = lowered.program.context
     if context is not None and not 1 <= context <= own:
         raise UsageError(f"--context {context:,} is not between 1 and the model's {own:,} tokens")
-    if lowered.program.task != "generate":
+    if not lowered.program.causal:
         plan = _encoder_plan(lowered, name, available, budget, context or own, threads)
         return replace(plan, packed=packed)
     fixed = footprint(lowered, Limits(STEP_TOKENS, SEQUENCES, 0), threads, kv_dtype)

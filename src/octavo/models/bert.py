@@ -11,12 +11,9 @@ from dataclasses import dataclass
 
 from octavo.checkpoint import Checkpoint
 from octavo.errors import CheckpointError, Unsupported
+from octavo.models.activations import activation
 from octavo.models.metadata import Metadata
 from octavo.program import Activation, Builder, Program, Value
-
-ACTIVATIONS: dict[str, Activation] = {
-    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -37,11 +34,9 @@ class Config:
 def _config(checkpoint: Checkpoint) -> Config:
     m = Metadata(checkpoint)
     roberta = checkpoint.architecture != "bert"
-    activation = str(m.get("hidden_act"))
-    if activation not in ACTIVATIONS:
-        raise Unsupported(f"{checkpoint.path.name}: hidden_act {activation[:40]!r}")
-    if m.get("position_embedding_type") not in (None, "absolute") or m.get("is_decoder"):
-        raise Unsupported(f"{checkpoint.path.name}: relative positions, or a decoder")
+    for key, usual in (("position_embedding_type", "absolute"), ("is_decoder", False)):
+        if m.get(key) not in (None, usual):
+            raise Unsupported(f"{checkpoint.path.name}: {key} is {str(m.get(key))[:40]}")
     heads, hidden = m.size("num_attention_heads"), m.size("hidden_size")
     if hidden % heads:
         raise CheckpointError(f"{checkpoint.path.name}: {hidden} features over {heads} heads")
@@ -55,8 +50,8 @@ def _config(checkpoint: Checkpoint) -> Config:
         positions=m.size("max_position_embeddings"),
         first=(padding if isinstance(padding, int) else 1) + 1 if roberta else 0,
         types=m.size("type_vocab_size"),
-        eps=m.number("layer_norm_eps", 1e-12),
-        activation=ACTIVATIONS[activation],
+        eps=m.number("layer_norm_eps"),
+        activation=activation(checkpoint, "hidden_act", m.get("hidden_act")),
         roberta=roberta,
     )
 

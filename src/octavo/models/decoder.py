@@ -4,23 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from octavo.checkpoint import Checkpoint
 from octavo.errors import CheckpointError, Unsupported
 from octavo.models import rope
+from octavo.models.activations import activation
 from octavo.models.metadata import Metadata
-from octavo.models.names import GGUF_KEYS, GGUF_NAMES, HF_KEYS, HF_NAMES
+from octavo.models.names import GGUF_KEYS, GGUF_NAMES, HF_KEYS, HF_NAMES, Names, hf_names
 from octavo.models.rope import Rotation
 from octavo.program import Activation, Builder, Program, Value
 
 Norms = Literal["rms", "layer"]
+SOFTMAX = 1  # GGUF's number of the usual way to weigh experts
 WIDEST_HEAD = 4096  # dimensions; a damaged file may claim anything
+# Which of a folder's keys say whether a part has biases: the first that has a value.
+_ALL = ("use_bias", "enable_bias")
+_ATTENTION = ("attention_bias", *_ALL)
+_FFN = ("mlp_bias", *_ALL)
+BIASES = {
+    "q": _ATTENTION, "k": _ATTENTION, "v": _ATTENTION, "o": ("attention_out_bias", *_ATTENTION),
+    "gate": _FFN, "up": _FFN, "down": _FFN,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes every decoder has. experts: 0 in a dense model."""
+    """The sizes every decoder has."""
 
     layers: int
     hidden: int
@@ -31,39 +42,43 @@ class Shape:
     vocabulary: int
     context: int
     eps: float
-    window: int
-    experts: int
-    experts_used: int
-    expert_ffn: int
+
+
+@dataclass(frozen=True)
+class Experts:
+    """How many there are, how many a token goes to, and their width."""
+
+    count: int
+    used: int
+    ffn: int
 
 
 class Decoder:
     """A program in the making, with a checkpoint's names, sizes and numbers at hand.
 
     names, keys: what this family's Hugging Face files call what is common to all.
-    norm_offset: what is added to the weights of norms. eps: theirs, where a folder does not say.
+    norm_offset: what is added to the weights of norms. eps: theirs, in a family that fixes it.
     """
 
     def __init__(
         self, checkpoint: Checkpoint, names: Mapping[str, str] | None = None,
         keys: Mapping[str, str] | None = None, *, norms: Norms = "rms", norm_offset: float = 0.0,
-        eps: float = 1e-6,
+        eps: float | None = None,
     ) -> None:  # fmt: skip
         self.gguf = checkpoint.format == "gguf"
         self.checkpoint = checkpoint
-        self.names = GGUF_NAMES if self.gguf else HF_NAMES | dict(names or {})
+        mine = HF_NAMES | dict(names or {})
+        found = Names(GGUF_NAMES) if self.gguf else hf_names(mine, checkpoint.tensors)
+        self.names, self.bare = found.parts, found.bare
         self.keys = GGUF_KEYS if self.gguf else HF_KEYS | dict(keys or {})
-        self.meta = Metadata(checkpoint, f"{checkpoint.architecture}." if self.gguf else "")
+        self.meta = Metadata(checkpoint)
         self.b = Builder(checkpoint)
         self.norms, self.norm_offset = norms, norm_offset
         self.shape = self._read_shape(eps)
 
-    def _read_shape(self, default_eps: float) -> Shape:
+    def _read_shape(self, eps: float | None) -> Shape:
         def size(part: str, default: int | None = None) -> int:
             return self.meta.size(self.keys[part], default)
-
-        def optional(*parts: str) -> int:
-            return next((size(p) for p in parts if self.meta.get(self.keys[p])), 0)
 
         heads, hidden = size("heads"), size("hidden")
         kv_heads, head_dim = size("kv_heads", heads), size("head_dim", max(1, hidden // heads))
@@ -74,17 +89,46 @@ class Decoder:
             )
         if (layers := size("layers")) > (held := len(self.checkpoint.tensors)):
             raise CheckpointError(f"{self.checkpoint.path.name}: {layers} layers, {held} tensors")
+        if self.gguf:
+            self._check_gguf(head_dim)
         table = self.names["embed"] + ".weight"
         vocabulary = self.checkpoint.tensor(table).shape[0] if self.gguf else size("vocabulary")
-        key = self.keys["eps" if self.norms == "rms" else "layer_norm_eps"]
-        eps = self.meta.number(key, None if self.gguf else default_eps)
-        ffn = size("ffn", 4 * hidden)
+        if eps is None:
+            eps = self.meta.number(self.keys["eps" if self.norms == "rms" else "layer_norm_eps"])
         return Shape(
-            layers=layers, hidden=hidden, ffn=ffn, heads=heads, kv_heads=kv_heads,
-            head_dim=head_dim, vocabulary=vocabulary, context=size("context"), eps=eps,
-            window=optional("window"), experts=optional("experts", "local_experts"),
-            experts_used=optional("experts_used"), expert_ffn=size("expert_ffn", ffn),
+            layers=layers, hidden=hidden, ffn=size("ffn", 4 * hidden), heads=heads,
+            kv_heads=kv_heads, head_dim=head_dim, vocabulary=vocabulary, context=size("context"),
+            eps=eps,
         )  # fmt: skip
+
+    def _check_gguf(self, head_dim: int) -> None:
+        width = self.meta.size("attention.value_length", head_dim)
+        if width != head_dim:
+            raise Unsupported(
+                f"{self.checkpoint.path.name}: keys of {head_dim} dimensions and values of {width} "
+                "(attention.value_length)"
+            )
+        if not self.meta.flag("attention.causal", True):
+            raise Unsupported(f"{self.checkpoint.path.name}: attention.causal is false")
+
+    @cached_property
+    def window(self) -> int:
+        """How many tokens a sliding window has, 0 without one. Read by families that have them."""
+        return self.meta.size(self.keys["window"]) if self.meta.get(self.keys["window"]) else 0
+
+    @cached_property
+    def moe(self) -> Experts:
+        """The experts of a family that has them."""
+
+        def size(part: str, default: int | None = None) -> int:
+            return self.meta.size(self.keys[part], default)
+
+        key = self.keys["experts"]
+        if self.meta.get("num_local_experts") is not None:  # another name of the same
+            key = "num_local_experts"
+        return Experts(
+            self.meta.size(key), size("experts_used"), size("expert_ffn", self.shape.ffn)
+        )
 
     # -- names --------------------------------------------------------------------------------
 
@@ -97,17 +141,32 @@ class Decoder:
     def refuse(self, *keys: str) -> None:
         """Raises Unsupported if the checkpoint gives one of these a value."""
         for key in keys:
-            if self.meta.get(key):
-                raise Unsupported(f"{self.checkpoint.path.name}: {key}")
+            if value := self.meta.get(key):
+                raise Unsupported(f"{self.checkpoint.path.name}: {key} is {str(value)[:40]}")
+
+    def gate_by(self, function: int) -> None:
+        """Raises Unsupported if a GGUF file weighs experts in another way."""
+        found = self.meta.get("expert_gating_func") if self.gguf else None
+        if found not in (None, 0, function):
+            raise Unsupported(f"{self.checkpoint.path.name}: expert_gating_func is {found}")
+
+    def activation(self, default: Activation, key: str = "hidden_act") -> Activation:
+        """What the folder's `key` names; GGUF files do not say."""
+        return default if self.gguf else activation(self.checkpoint, key, self.meta.get(key))
 
     def rotation(
-        self, context: int | None, base: float = 10000.0, kind: str = "full_attention"
-    ) -> Rotation:
-        """That of layers of a kind, for sequences up to `context` or the model's limit."""
+        self, context: int | None, kind: str | None = None, theta: str = "rope_theta",
+        partial: bool = False,
+    ) -> Rotation:  # fmt: skip
+        """That of layers of a kind, or of all, for sequences up to `context` or the model's limit.
+
+        theta: a folder's key of the base. partial: whether a part of a head is rotated.
+        """
         sizes = self.shape.head_dim, context or self.shape.context
         if self.gguf:
-            return rope.from_gguf(self.checkpoint, *sizes, base)
-        return rope.from_hf(self.checkpoint, *sizes, base, kind)
+            return rope.from_gguf(self.checkpoint, self.meta, *sizes)
+        name = self.checkpoint.path.name
+        return rope.from_hf(self.meta, name, *sizes, kind=kind, theta=theta, partial=partial)
 
     # -- parts --------------------------------------------------------------------------------
 
@@ -124,10 +183,11 @@ class Decoder:
     def linear(
         self, x: Value, part: str, width: int, layer: int = 0, rows: tuple[int, int] | None = None
     ) -> Value:
-        """With a bias where the checkpoint has one; `rows` of a matrix that holds several."""
+        """With a bias if the checkpoint says so, or has one; `rows` of a matrix of several."""
         name = self.name(part, layer)
-        bias = name + ".bias"
-        return self.b.linear(x, name + ".weight", width, bias if self.b.has(bias) else None, rows)
+        keys = filter(self.meta.knows, BIASES.get(part, ()))
+        biased = next(map(self.meta.flag, keys), self.b.has(name + ".bias"))
+        return self.b.linear(x, name + ".weight", width, name + ".bias" if biased else None, rows)
 
     def project(self, x: Value, layer: int) -> tuple[Value, Value, Value]:
         """Queries, keys and values, from three matrices or the thirds of one."""
@@ -144,7 +204,7 @@ class Decoder:
     def attention(
         self, x: Value, layer: int, rotation: Rotation | None, *, window: int = 0,
         qk_norm: Literal["none", "heads", "all"] = "none", scale: float | None = None,
-        softcap: float = 0.0, sinks: str | None = None,
+        softcap: float = 0.0, sinks: str | None = None, causal: bool = True,
     ) -> Value:  # fmt: skip
         """The block up to and with the output projection. qk_norm: of each head, or of all."""
         s, b = self.shape, self.b
@@ -159,8 +219,8 @@ class Decoder:
             k = b.rope(k, s.kv_heads, r.frequencies, r.interleaved, r.factor)
         a = b.attention(
             q, k, v, layer=layer, heads=s.heads, kv_heads=s.kv_heads,
-            scale=s.head_dim**-0.5 if scale is None else scale, window=window, softcap=softcap,
-            sinks=sinks,
+            scale=s.head_dim**-0.5 if scale is None else scale, window=window, causal=causal,
+            softcap=softcap, sinks=sinks,
         )  # fmt: skip
         return self.linear(a, "o", s.hidden, layer)
 
@@ -180,21 +240,36 @@ class Decoder:
         return self.linear(h, "down", self.shape.hidden, layer)
 
     def experts(self, x: Value, layer: int, activation: Activation, normalize: bool) -> Value:
-        s = self.shape
-        routes = self.b.route(self.linear(x, "router", s.experts, layer), s.experts_used, normalize)
+        e = self.moe
+        routes = self.b.route(self.linear(x, "router", e.count, layer), e.used, normalize)
         names = self.name("gates", layer), self.name("ups", layer), self.name("downs", layer)
-        return self.b.experts(x, routes, names, s.expert_ffn, activation)
+        return self.b.experts(x, routes, names, e.ffn, activation)
 
-    def head(self, x: Value, softcap: float = 0.0) -> None:
-        """The last norm and the logits of the selected rows."""
-        y = self.norm(self.b.select_rows(x), "norm")
-        self.logits(y, softcap)
+    def states(self, x: Value) -> Program:
+        """Ends the program with the last norm's states of the selected rows, for embeddings."""
+        self.meta.get("tie_word_embeddings")  # to what, there is no head
+        self.norm(self.b.select_rows(x), "norm")
+        return self.b.build(self.shape.context, "embed")
 
-    def logits(self, y: Value, softcap: float = 0.0) -> None:
-        part = "head" if self.has("head") else "embed"
-        y = self.linear(y, part, self.shape.vocabulary)
+    def build(self, x: Value, softcap: float = 0.0) -> Program:
+        """Ends the program with the last norm and the logits of the selected rows."""
+        return self.end(self.norm(self.b.select_rows(x), "norm"), softcap)
+
+    def end(self, y: Value, softcap: float = 0.0) -> Program:
+        """Ends the program with the logits of y; with y itself where there is no head: what a
+        base class saves makes embeddings only."""
+        head, tied = self.name("head"), self.gguf or self.meta.flag("tie_word_embeddings")
+        if not tied and self.bare:
+            return self.b.build(self.shape.context, "embed")
+        if not tied and not self.has("head"):
+            raise CheckpointError(
+                f"{self.checkpoint.path.name}: tensor {head + '.weight'!r} is missing, and the "
+                "head is not tied to the embeddings (tie_word_embeddings is false)",
+                "download the model's files again",
+            )
+        matrix = head if self.has("head") else self.name("embed")
+        bias = head + ".bias" if self.b.has(head + ".bias") else None
+        y = self.b.linear(y, matrix + ".weight", self.shape.vocabulary, bias)
         if softcap:
             self.b.softcap(y, softcap)
-
-    def build(self) -> Program:
         return self.b.build(self.shape.context)

@@ -12,10 +12,12 @@ from octavo.program import Program
 def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     """The forward pass of a Gemma 1 checkpoint. Raises CheckpointError or Unsupported."""
     d = Decoder(checkpoint, norm_offset=0.0 if checkpoint.format == "gguf" else 1.0)
+    activation = d.activation("gelu_tanh")
+    if activation == "gelu":  # by which the first files meant its approximation
+        activation = "gelu_tanh"
     rotation = d.rotation(context)
     x = d.embed(math.sqrt(d.shape.hidden))
     for i in range(d.shape.layers):
         x = d.b.add(x, d.attention(d.norm(x, "attn_norm", i), i, rotation))
-        x = d.b.add(x, d.glu(d.norm(x, "ffn_norm", i), i, "gelu_tanh"))
-    d.head(x)
-    return d.build()
+        x = d.b.add(x, d.glu(d.norm(x, "ffn_norm", i), i, activation))
+    return d.build(x)

@@ -20,33 +20,30 @@ NAMES = {
 LAYERS_27B = 46  # the one size whose query scale is not 1/sqrt(head_dim)
 
 
-def _numbers(d: Decoder) -> tuple[float, float, float]:
-    """Query scale, and the caps of scores and logits (0: none)."""
-
-    def cap(key: str) -> float:
-        return d.meta.number(key) if d.meta.get(key) else 0.0
-
+def query_scale(d: Decoder, largest: int) -> float:
+    """What scores are multiplied by; `largest`: layers of the size that GGUF treats apart."""
     s = d.shape
-    if d.gguf:
-        square = s.hidden / s.heads if s.layers == LAYERS_27B else s.head_dim
-    else:
-        square = d.meta.number("query_pre_attn_scalar", 256.0)
-    return square**-0.5, cap("attn_logit_softcapping"), cap("final_logit_softcapping")
+    if not d.gguf:
+        return 1 / math.sqrt(d.meta.number("query_pre_attn_scalar"))
+    return 1 / math.sqrt(s.hidden / s.heads if s.layers == largest else s.head_dim)
+
+
+def cap(d: Decoder, key: str) -> float:
+    """Of scores or logits; 0: none."""
+    return d.meta.number(key) if d.meta.get(key) else 0.0
 
 
 def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     """The forward pass of a Gemma 2 checkpoint. Raises CheckpointError or Unsupported."""
     d = Decoder(checkpoint, NAMES, norm_offset=0.0 if checkpoint.format == "gguf" else 1.0)
-    scale, score_cap, logit_cap = _numbers(d)
-    rotation = d.rotation(context)
-    every_other = [0 if i % 2 else d.shape.window for i in range(d.shape.layers)]
+    scale, score_cap = query_scale(d, LAYERS_27B), cap(d, "attn_logit_softcapping")
+    rotation, activation = d.rotation(context), d.activation("gelu_tanh", "hidden_activation")
     x = d.embed(math.sqrt(d.shape.hidden))
-    for i, window in enumerate(windows(d, every_other)):
+    for i, window in enumerate(windows(d, lambda i: i % 2 == 0)):
         y = d.attention(
             d.norm(x, "attn_norm", i), i, rotation, window=window, scale=scale, softcap=score_cap
         )
         x = d.b.add(x, d.norm(y, "attn_post", i))
-        y = d.glu(d.norm(x, "ffn_norm", i), i, "gelu_tanh")
+        y = d.glu(d.norm(x, "ffn_norm", i), i, activation)
         x = d.b.add(x, d.norm(y, "ffn_post", i))
-    d.head(x, logit_cap)
-    return d.build()
+    return d.build(x, cap(d, "final_logit_softcapping"))

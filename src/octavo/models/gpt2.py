@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from octavo.checkpoint import Checkpoint, Computed, Stored, Tensor
-from octavo.errors import Unsupported
 from octavo.models.decoder import Decoder
 from octavo.program import Program
 
@@ -23,28 +22,27 @@ TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 
 
 def _upright(checkpoint: Checkpoint) -> Checkpoint:
-    """With matrices as rows of outputs, and with the prefix that some files leave out."""
+    """With matrices as rows of outputs."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in checkpoint.tensors.items():
-        full = name if name.startswith(("transformer.", "lm_head.")) else "transformer." + name
         if name.endswith(TRANSPOSED) and isinstance(tensor, Stored) and len(tensor.shape) == 2:
             tensor = Computed.transposed(tensor)
-        tensors[full] = tensor
+        tensors[name] = tensor
     return replace(checkpoint, tensors=tensors)
 
 
 def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     """The forward pass of a GPT-2 checkpoint. Raises CheckpointError or Unsupported."""
     gguf = checkpoint.format == "gguf"
-    d = Decoder(checkpoint if gguf else _upright(checkpoint), NAMES, KEYS, norms="layer", eps=1e-5)
-    if d.meta.get("activation_function") not in (None, "gelu_new", "gelu_pytorch_tanh"):
-        raise Unsupported(f"{checkpoint.path.name}: another activation than gelu_new")
-    d.refuse("scale_attn_by_inverse_layer_idx", "add_cross_attention")
+    d = Decoder(checkpoint if gguf else _upright(checkpoint), NAMES, KEYS, norms="layer")
+    activation = d.activation("gelu_tanh", "activation_function")
     s = d.shape
+    scale = s.head_dim**-0.5 if d.meta.flag("scale_attn_weights", True) else 1.0
+    by_layer = d.meta.flag("scale_attn_by_inverse_layer_idx")
     positions = d.b.embed(d.name("positions") + ".weight", s.context, s.hidden, index="positions")
     x = d.b.add(d.embed(), positions)
     for i in range(s.layers):
-        x = d.b.add(x, d.attention(d.norm(x, "attn_norm", i), i, None))
-        x = d.b.add(x, d.mlp(d.norm(x, "ffn_norm", i), i, "gelu_tanh"))
-    d.head(x)
-    return d.build()
+        y, each = d.norm(x, "attn_norm", i), scale / (i + 1) if by_layer else scale
+        x = d.b.add(x, d.attention(y, i, None, scale=each))
+        x = d.b.add(x, d.mlp(d.norm(x, "ffn_norm", i), i, activation))
+    return d.build(x)

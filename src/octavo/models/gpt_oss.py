@@ -18,8 +18,11 @@ NAMES = {
     "gates": "model.layers.{}.mlp.experts.{{}}.gate_proj",
     "ups": "model.layers.{}.mlp.experts.{{}}.up_proj",
     "downs": "model.layers.{}.mlp.experts.{{}}.down_proj",
-}
-LIMIT = 7.0  # where gates and ups are clamped
+    "experts": "model.layers.{}.mlp.experts", "sinks": "model.layers.{}.self_attn.sinks",
+}  # fmt: skip
+# Of the one clamped SwiGLU that is built: see Activation.
+SWIGLU = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
+SOFTMAX_OF_CHOSEN = 3  # as GGUF numbers it: equal to the softmax of all, normalised
 
 
 def _matrices(checkpoint: Checkpoint, name: str, count: int) -> list[Stored | Computed]:
@@ -39,11 +42,12 @@ def _vectors(checkpoint: Checkpoint, name: str, count: int) -> list[Stored]:
     return [p for p in (whole.part(e) for e in range(count)) if isinstance(p, Stored)]
 
 
-def _apart(checkpoint: Checkpoint, layers: int, count: int) -> Checkpoint:
+def _apart(checkpoint: Checkpoint, d: Decoder) -> Checkpoint:
     """With a matrix and a bias for every expert and part, as other families have them."""
     tensors: dict[str, Tensor] = dict(checkpoint.tensors)
-    for i in range(layers):
-        prefix = f"model.layers.{i}.mlp.experts."
+    count = d.moe.count
+    for i in range(d.shape.layers):
+        prefix = d.name("experts", i) + "."
         for kind, suffix, read in (("weight", "", _matrices), ("bias", "_bias", _vectors)):
             both = read(checkpoint, f"{prefix}gate_up_proj{suffix}", count)
             down = read(checkpoint, f"{prefix}down_proj{suffix}", count)
@@ -56,19 +60,19 @@ def _apart(checkpoint: Checkpoint, layers: int, count: int) -> Checkpoint:
 
 def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     """The forward pass of a gpt-oss checkpoint. Raises CheckpointError or Unsupported."""
-    d = Decoder(checkpoint, NAMES, eps=1e-5)
-    if d.meta.get("swiglu_limit") not in (None, LIMIT):
-        raise Unsupported(f"{checkpoint.path.name}: another swiglu_limit than {LIMIT:g}")
+    d = Decoder(checkpoint, NAMES)
     if not d.gguf:
-        d = Decoder(_apart(checkpoint, d.shape.layers, d.shape.experts), NAMES, eps=1e-5)
-    rotation = d.rotation(context, 150000.0)
-    sinks = "blk.{}.attn_sinks.weight" if d.gguf else "model.layers.{}.self_attn.sinks"
-    every_other = [0 if i % 2 else d.shape.window for i in range(d.shape.layers)]
+        for key, value in SWIGLU.items():
+            if d.meta.number(key) != value:
+                raise Unsupported(f"{checkpoint.path.name}: another {key} than {value:g}")
+        d = Decoder(_apart(checkpoint, d), NAMES)
+    d.gate_by(SOFTMAX_OF_CHOSEN)
+    rotation = d.rotation(context)
     x = d.embed()
-    for i, window in enumerate(windows(d, every_other)):
+    for i, window in enumerate(windows(d, lambda i: i % 2 == 0)):
         y = d.norm(x, "attn_norm", i)
-        x = d.b.add(x, d.attention(y, i, rotation, window=window, sinks=sinks.format(i)))
+        sinks = f"blk.{i}.attn_sinks.weight" if d.gguf else d.name("sinks", i)
+        x = d.b.add(x, d.attention(y, i, rotation, window=window, sinks=sinks))
         y = d.norm(x, "attn_post" if d.gguf else "ffn_norm", i)
         x = d.b.add(x, d.experts(y, i, "swiglu_clamped", True))
-    d.head(x)
-    return d.build()
+    return d.build(x)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from octavo.checkpoint import Checkpoint
 from octavo.models.decoder import Decoder
+from octavo.models.windows import windows
 from octavo.program import Program
 
 ROTATED_OF_FOUR = 4  # SmolLM3 leaves out the rotation in every fourth layer
@@ -17,14 +18,21 @@ ROTATED_OF_FOUR = 4  # SmolLM3 leaves out the rotation in every fourth layer
 
 def _rotated(d: Decoder) -> list[bool]:
     """Which layers rotate queries and keys."""
-    layers = range(d.shape.layers)
+    layers = d.shape.layers
     if d.checkpoint.architecture != "smollm3":
-        return [True for _ in layers]
-    wanted = d.meta.get("no_rope_layers")  # 1: with rotation
-    if isinstance(wanted, list) and len(wanted) == len(layers):
-        return [bool(w) for w in wanted]
+        return [True] * layers
     interval = d.meta.size("no_rope_layer_interval", ROTATED_OF_FOUR)
-    return [(i + 1) % interval != 0 for i in layers]
+    wanted = d.meta.per_layer("no_rope_layers", layers)  # 1: with rotation
+    return [bool(w) for w in wanted or ((i + 1) % interval for i in range(layers))]
+
+
+def _windows(d: Decoder, rotated: list[bool]) -> list[int]:
+    """In all layers, but SmolLM3's in those without rotation."""
+    if d.checkpoint.architecture == "smollm3" and not d.gguf:
+        used = d.meta.flag("use_sliding_window")
+        return windows(d, lambda i: used and not rotated[i])
+    known = d.gguf or d.checkpoint.architecture in ("mistral", "mixtral")
+    return [d.window if known else 0] * d.shape.layers
 
 
 def build(
@@ -34,12 +42,12 @@ def build(
     d = Decoder(checkpoint, names)
     # GGUF's converter interleaves the rows of q and k.
     rotation = replace(d.rotation(context), interleaved=d.gguf)
+    activation, sparse, rotated = d.activation("silu"), d.has("router"), _rotated(d)
     x = d.embed()
-    for i, rotated in enumerate(_rotated(d)):
+    for i, window in enumerate(_windows(d, rotated)):
         y = d.norm(x, "attn_norm", i)
-        x = d.b.add(x, d.attention(y, i, rotation if rotated else None, window=d.shape.window))
+        x = d.b.add(x, d.attention(y, i, rotation if rotated[i] else None, window=window))
         y = d.norm(x, "ffn_norm", i)
-        h = d.experts(y, i, "silu", True) if d.shape.experts else d.glu(y, i, "silu")
+        h = d.experts(y, i, activation, True) if sparse else d.glu(y, i, activation)
         x = d.b.add(x, h)
-    d.head(x)
-    return d.build()
+    return d.build(x)

@@ -1,28 +1,72 @@
-"""Numbers out of metadata, checked: a file may claim anything."""
+"""A checkpoint's hyperparameters, checked: a file may claim anything. What is not read is known."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from octavo.checkpoint import Checkpoint
 from octavo.errors import CheckpointError
+from octavo.models.defaults import DEFAULTS
 
 LARGEST = 1 << 24  # no dimension of a real model comes near
 
 
-class Metadata:
-    """Reads a checkpoint's hyperparameters under a key prefix (GGUF: the architecture's)."""
+class Recorded(Mapping[str, Any]):
+    """Key-values that remember which of them were read, at every depth."""
 
-    def __init__(self, checkpoint: Checkpoint, prefix: str = "") -> None:
-        self._checkpoint, self._prefix = checkpoint, prefix
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = {k: Recorded(v) if isinstance(v, Mapping) else v for k, v in values.items()}
+        self._read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._values[key]
+        self._read.add(key)
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+    def unread(self) -> Iterator[tuple[str, Any]]:
+        """What was never asked for: its path, with dots, and its value."""
+        for key, value in self._values.items():
+            if key not in self._read:
+                yield key, value
+            elif isinstance(value, Recorded):
+                yield from ((f"{key}.{inner}", v) for inner, v in value.unread())
+
+
+class Metadata:
+    """Reads a checkpoint's hyperparameters: GGUF's under its architecture's name, a folder's with
+    what transformers takes where config.json is silent."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        gguf = checkpoint.format == "gguf"
+        self._values, self._name = checkpoint.metadata, checkpoint.path.name
+        self._prefix = f"{checkpoint.architecture}." if gguf else ""
+        self._defaults: Mapping[str, Any] = {} if gguf else DEFAULTS[checkpoint.architecture]
 
     def get(self, key: str) -> Any:
-        return self._checkpoint.metadata.get(self._prefix + key)
+        full = self._prefix + key
+        return self._values[full] if full in self._values else self._defaults.get(key)
 
-    def _bad(self, key: str, value: object) -> CheckpointError:
-        name = self._checkpoint.path.name
-        return CheckpointError(f"{name}: {self._prefix}{key} is {str(value)[:40]}, which cannot be")
+    def knows(self, key: str) -> bool:
+        """Whether the class that transformers has for this folder has such a key."""
+        return key in self._defaults
+
+    def bad(self, key: str, value: object) -> CheckpointError:
+        full = self._prefix + key
+        return CheckpointError(f"{self._name}: {full} is {str(value)[:40]}, which cannot be")
 
     def size(self, key: str, default: int | None = None) -> int:
         """A positive integer up to LARGEST."""
@@ -30,7 +74,7 @@ class Metadata:
         if value is None and default is not None:
             return default
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST:
-            raise self._bad(key, value)
+            raise self.bad(key, value)
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -38,6 +82,26 @@ class Metadata:
         value = self.get(key)
         if value is None and default is not None:
             return default
-        if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-            raise self._bad(key, value)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.bad(key, value)
+        if not math.isfinite(value) or value <= 0:
+            raise self.bad(key, value)
         return float(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """True or false; null is false."""
+        value = self.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.bad(key, value)
+        return value
+
+    def per_layer(self, key: str, layers: int) -> list[Any] | None:
+        """A list with an entry for each layer, or nothing."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) != layers:
+            raise self.bad(key, value)
+        return value

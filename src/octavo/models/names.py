@@ -5,6 +5,9 @@ Parts of layers have {} for the number of the layer; experts of their own have a
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
 GGUF_NAMES = {
     "embed": "token_embd", "positions": "position_embd", "norm": "output_norm", "head": "output",
     "attn_norm": "blk.{}.attn_norm", "ffn_norm": "blk.{}.ffn_norm",
@@ -31,15 +34,41 @@ GGUF_KEYS = {
     "heads": "attention.head_count", "kv_heads": "attention.head_count_kv",
     "head_dim": "attention.key_length", "context": "context_length",
     "eps": "attention.layer_norm_rms_epsilon", "layer_norm_eps": "attention.layer_norm_epsilon",
-    "window": "attention.sliding_window", "experts": "expert_count",
-    "local_experts": "expert_count",
-    "experts_used": "expert_used_count", "expert_ffn": "expert_feed_forward_length",
+    "window": "attention.sliding_window", "window_pattern": "attention.sliding_window_pattern",
+    "experts": "expert_count", "experts_used": "expert_used_count",
+    "expert_ffn": "expert_feed_forward_length",
 }  # fmt: skip
 HF_KEYS = {
     "layers": "num_hidden_layers", "hidden": "hidden_size", "ffn": "intermediate_size",
     "heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "head_dim": "head_dim",
     "context": "max_position_embeddings", "vocabulary": "vocab_size", "eps": "rms_norm_eps",
-    "layer_norm_eps": "layer_norm_eps", "window": "sliding_window", "experts": "num_experts",
-    "local_experts": "num_local_experts",
-    "experts_used": "num_experts_per_tok", "expert_ffn": "moe_intermediate_size",
+    "layer_norm_eps": "layer_norm_eps", "window": "sliding_window", "window_pattern": "layer_types",
+    "experts": "num_experts", "experts_used": "num_experts_per_tok",
+    "expert_ffn": "moe_intermediate_size",
 }  # fmt: skip
+# What stands before a decoder's parts in place of "model.": nothing where its base class was saved;
+# within a model of several modalities, as transformers 4 saved it, as it does since, and its base.
+_INNER = ("", "language_model.model.", "model.language_model.", "language_model.")
+_BARE = ("", "language_model.")
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a file calls the parts. bare: what was saved has no head, only states."""
+
+    parts: Mapping[str, str]
+    bare: bool = False
+
+
+def hf_names(names: Mapping[str, str], tensors: Collection[str]) -> Names:
+    """`names`, as models with a head have them, as these tensors have them."""
+    outer = names["embed"].split(".")[0] + "."
+    embed = names["embed"].removeprefix(outer) + ".weight"
+    prefix = next((p for p in (outer, *_INNER) if p + embed in tensors), outer)
+    parts = {
+        part: prefix + name.removeprefix(outer) if name.startswith(outer) else name
+        for part, name in names.items()
+    }
+    if prefix == "language_model.model.":
+        parts["head"] = "language_model." + names["head"]
+    return Names(parts, prefix in _BARE)

@@ -27,9 +27,11 @@ EPS = 1e-5  # not in the configuration
 def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     """The forward pass of an OPT folder. Raises CheckpointError or Unsupported."""
     d = Decoder(checkpoint, NAMES, KEYS, norms="layer", eps=EPS)
-    if d.meta.get("activation_function") not in (None, "relu"):
-        raise Unsupported(f"{checkpoint.path.name}: another activation than relu")
-    before = d.meta.get("do_layer_norm_before") is not False
+    if not d.meta.flag("layer_norm_elementwise_affine"):
+        raise Unsupported(f"{checkpoint.path.name}: layer_norm_elementwise_affine is false")
+    activation = d.activation("relu", "activation_function")
+    before = d.meta.flag("do_layer_norm_before")
+    last = not d.meta.flag("_remove_final_layer_norm") and before
     s, b = d.shape, d.b
     width = d.meta.size("word_embed_proj_dim", s.hidden)
     x = b.embed(d.name("embed") + ".weight", s.vocabulary, width)
@@ -40,12 +42,11 @@ def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     for i in range(s.layers):
         y = d.attention(d.norm(x, "attn_norm", i) if before else x, i, None)
         x = b.add(x, y) if before else d.norm(b.add(x, y), "attn_norm", i)
-        y = d.mlp(d.norm(x, "ffn_norm", i) if before else x, i, "relu")
+        y = d.mlp(d.norm(x, "ffn_norm", i) if before else x, i, activation)
         x = b.add(x, y) if before else d.norm(b.add(x, y), "ffn_norm", i)
     x = b.select_rows(x)
-    if d.has("norm"):
+    if last:
         x = d.norm(x, "norm")
     if width != s.hidden:
         x = d.linear(x, "out", width)
-    d.logits(x)
-    return d.build()
+    return d.end(x)

@@ -11,12 +11,11 @@ NAMES = {"up": "model.layers.{}.mlp.gate_up_proj"}
 
 def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     """The forward pass of a Phi 3 checkpoint. Raises CheckpointError or Unsupported."""
-    d = Decoder(checkpoint, NAMES, eps=1e-5)
-    rotation = d.rotation(context)
+    d = Decoder(checkpoint, NAMES)
+    rotation, activation = d.rotation(context, partial=True), d.activation("silu")
     x = d.embed()
     for i in range(d.shape.layers):
         y = d.norm(x, "attn_norm", i)
-        x = d.b.add(x, d.attention(y, i, rotation, window=d.shape.window))
-        x = d.b.add(x, d.glu(d.norm(x, "ffn_norm", i), i, "silu"))
-    d.head(x)
-    return d.build()
+        x = d.b.add(x, d.attention(y, i, rotation, window=d.window))
+        x = d.b.add(x, d.glu(d.norm(x, "ffn_norm", i), i, activation))
+    return d.build(x)

@@ -8,21 +8,22 @@ from octavo.models.windows import windows
 from octavo.program import Program
 
 
-def _windows(d: Decoder) -> list[int]:
-    """Layers from `max_window_layers` on, if windows are in use at all."""
-    if d.gguf or not d.meta.get("use_sliding_window"):
+def layer_windows(d: Decoder) -> list[int]:
+    """Layers from `max_window_layers` on, if windows are in use at all; not in GGUF files."""
+    if d.gguf:
         return [0] * d.shape.layers
-    first = d.meta.size("max_window_layers", d.shape.layers)
-    return windows(d, [d.shape.window if i >= first else 0 for i in range(d.shape.layers)])
+    first, used = d.meta.get("max_window_layers"), d.meta.flag("use_sliding_window")
+    if not isinstance(first, int) or first < 0:
+        raise d.meta.bad("max_window_layers", first)
+    return windows(d, lambda i: i >= first, used)
 
 
 def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     """The forward pass of a Qwen 2 checkpoint. Raises CheckpointError or Unsupported."""
     d = Decoder(checkpoint)
-    rotation = d.rotation(context)
+    rotation, activation = d.rotation(context), d.activation("silu")
     x = d.embed()
-    for i, window in enumerate(_windows(d)):
+    for i, window in enumerate(layer_windows(d)):
         x = d.b.add(x, d.attention(d.norm(x, "attn_norm", i), i, rotation, window=window))
-        x = d.b.add(x, d.glu(d.norm(x, "ffn_norm", i), i, "silu"))
-    d.head(x)
-    return d.build()
+        x = d.b.add(x, d.glu(d.norm(x, "ffn_norm", i), i, activation))
+    return d.build(x)

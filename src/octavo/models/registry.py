@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 
 from octavo.checkpoint import Checkpoint
 from octavo.errors import Unsupported
@@ -16,7 +18,6 @@ from octavo.models import (
     llama,
     mixtral,
     olmo2,
-    olmo3,
     olmoe,
     opt,
     phi,
@@ -26,6 +27,9 @@ from octavo.models import (
     seed_oss,
     starcoder2,
 )
+from octavo.models.defaults import DEFAULTS
+from octavo.models.metadata import Recorded
+from octavo.models.unread import refuse_unread
 from octavo.program import Program
 
 Family = Callable[[Checkpoint, int | None], Program]
@@ -42,7 +46,7 @@ ARCHITECTURES: dict[str, Family] = {
     "qwen3_moe": qwen3.build,
     "olmoe": olmoe.build,
     "olmo2": olmo2.build,
-    "olmo3": olmo3.build,
+    "olmo3": olmo2.build,
     "phi": phi.build,
     "phi2": phi.build,
     "phi3": phi3.build,
@@ -60,18 +64,44 @@ ARCHITECTURES: dict[str, Family] = {
     "roberta": bert.build,
     "xlm-roberta": bert.build,
 }
+# Folders that hold a model of a family among other things: where in them it is.
+WRAPPED: dict[str, Callable[[Checkpoint], Checkpoint]] = {"gemma3": gemma3.text_model}
+
+
+# What classes are for, after their family's name: a head that nobody computes would be missed.
+DECODER_TASKS = ("CausalLM", "ConditionalGeneration")
+ENCODER_TASKS = ("MaskedLM", "PreTraining", "SequenceClassification")
+
+
+def _check_class(checkpoint: Checkpoint) -> None:
+    encoder = ARCHITECTURES[checkpoint.architecture] is bert.build
+    served = ENCODER_TASKS if encoder else DECODER_TASKS
+    for name in checkpoint.metadata.get("architectures") or ():
+        task = re.search(r"For([A-Z]\w*)$", str(name))
+        if task and task[1] not in served:
+            raise Unsupported(
+                f"{checkpoint.path.name}: architectures is {str(name)[:60]!r}, whose head Octavo "
+                "does not compute",
+                f"served: {', '.join('...For' + s for s in served)}",
+            )
 
 
 def build_program(checkpoint: Checkpoint, context: int | None = None) -> Program:
     """The program of a checkpoint, for sequences up to `context` tokens or the model's own limit.
 
-    Raises Unsupported for an unknown architecture.
+    Raises Unsupported for an unknown architecture, and for an option that its family ignores.
     """
-    name = checkpoint.architecture
-    if name not in ARCHITECTURES:
-        key = "general.architecture" if checkpoint.format == "gguf" else "model_type"
+    name, gguf = checkpoint.architecture, checkpoint.format == "gguf"
+    if name not in ARCHITECTURES or not (gguf or name in DEFAULTS or name in WRAPPED):
+        key = "general.architecture" if gguf else "model_type"
         raise Unsupported(
             f'"{name[:40]}" models are not supported yet   ({checkpoint.path.name}, {key})',
             f"supported: {', '.join(ARCHITECTURES)}",
         )
-    return ARCHITECTURES[name](checkpoint, context)
+    if not gguf:
+        _check_class(checkpoint)
+        checkpoint = WRAPPED[name](checkpoint) if name in WRAPPED else checkpoint
+    metadata = Recorded(checkpoint.metadata)
+    program = ARCHITECTURES[name](replace(checkpoint, metadata=metadata), context)
+    refuse_unread(checkpoint, metadata)
+    return program

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import ChainMap
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +17,16 @@ from octavo.models.metadata import Metadata
 
 F32 = npt.NDArray[np.float32]
 SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+# What rescalings are told, each by some: transformers leaves those of the others unread.
+PARAMETERS = (
+    "rope_type", "type", "factor", "original_max_position_embeddings", "attention_factor",
+    "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor",
+    "long_factor", "low_freq_factor", "high_freq_factor", "finetuned",
+)  # fmt: skip
+GGUF_PARAMETERS = {
+    "factor": "rope.scaling.factor", "attention_factor": "rope.scaling.attn_factor",
+    "beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,16 +42,18 @@ class Rotation:
 class _Scaling:
     """A rescaling under its Hugging Face names, whichever file it comes from.
 
-    original: the context the frequencies were first trained for. context: the one in use.
+    original: the context the frequencies were first trained for. limit: the longest one.
+    context: the one in use.
     """
 
     kind: str
-    values: dict[str, Any]
+    get: Callable[[str], Any]
     original: int
+    limit: int
     context: int
 
     def number(self, key: str, default: float | None = None) -> float:
-        value = self.values.get(key)
+        value = self.get(key)
         if value is None and default is not None:
             return default
         if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
@@ -71,7 +85,7 @@ def _yarn(inverse: F32, base: float, s: _Scaling) -> Rotation:
         return width * math.log(s.original / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
     low, high = dimension(s.number("beta_fast", 32)), dimension(s.number("beta_slow", 1))
-    if s.values.get("truncate", True):
+    if s.get("truncate") is not False:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, width - 1)
     ramp = (np.arange(len(inverse), dtype=np.float32) - low) / max(high - low, 0.001)
@@ -81,7 +95,7 @@ def _yarn(inverse: F32, base: float, s: _Scaling) -> Rotation:
     def mscale(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-    m, every = s.values.get("mscale"), s.values.get("mscale_all_dim")
+    m, every = s.get("mscale"), s.get("mscale_all_dim")
     inferred = mscale(m) / mscale(every) if m and every else mscale(1)
     return Rotation(_tuple(blended), s.number("attention_factor", inferred))
 
@@ -93,10 +107,10 @@ def _longrope(base: float, width: int, s: _Scaling) -> Rotation:
     list for every position, so that no token depends on how long its sequence will become.
     """
     long = s.context > s.original
-    divisors = np.asarray(s.values["long_factor" if long else "short_factor"], np.float32)
+    divisors = np.asarray(s.get("long_factor" if long else "short_factor"), np.float32)
     if divisors.shape != (width // 2,) or not (divisors > 0).all():
         raise CheckpointError(f"the rope scaling needs {width // 2} positive divisors")
-    factor = s.number("factor", s.number("model_context") / s.original)
+    factor = s.number("factor", s.limit / s.original)
     inferred = math.sqrt(1 + math.log(factor) / math.log(s.original)) if factor > 1 else 1.0
     frequencies = _tuple(_inverse(base, width, divisors))
     return Rotation(frequencies, s.number("attention_factor", inferred))
@@ -138,58 +152,87 @@ def plain(base: float, head_dim: int) -> Rotation:
     return Rotation(_tuple(_inverse(base, head_dim)))
 
 
+def _parameters(m: Metadata, kind: str | None) -> Mapping[str, Any]:
+    """What config.json says of one kind of layers, or of all.
+
+    Where kinds are rotated each in its own way, `rope_parameters` names them (transformers 5),
+    and a `rope_scaling` (before) is for those with full attention.
+    """
+    scaling, parameters = m.get("rope_scaling") or {}, m.get("rope_parameters") or {}
+    if not isinstance(scaling, Mapping) or not isinstance(parameters, Mapping):
+        raise m.bad("rope_scaling" if parameters else "rope_parameters", scaling or parameters)
+    if kind is None:
+        return scaling or parameters  # the first of the two is what transformers takes
+    own = parameters.get(kind) or {}
+    if not isinstance(own, Mapping):
+        raise m.bad(f"rope_parameters.{kind}", own)
+    if not scaling or kind != "full_attention":
+        return own
+    return ChainMap(scaling, own)  # type: ignore[arg-type]  # read only
+
+
 def from_hf(
-    checkpoint: Checkpoint, head_dim: int, context: int, base: float, kind: str
-) -> Rotation:
-    """The rotation that a `config.json` gives layers of `kind` ("full_attention", ...)."""
-    m, name = Metadata(checkpoint), checkpoint.path.name
-    entries = [m.get("rope_parameters"), m.get("rope_scaling")]  # transformers 5, and before
-    parameters = next((e for e in entries if isinstance(e, dict)), {})
-    if isinstance(parameters.get(kind), dict):
-        parameters = parameters[kind]
-    theta = parameters.get("rope_theta")
-    base = float(theta) if isinstance(theta, int | float) else m.number("rope_theta", base)
-    part = parameters.get("partial_rotary_factor", m.get("partial_rotary_factor"))
-    limit = m.size("max_position_embeddings", 2048)
-    original = parameters.get("original_max_position_embeddings") or m.size(
-        "original_max_position_embeddings", limit
-    )
+    m: Metadata, name: str, head_dim: int, context: int, *, kind: str | None = None,
+    theta: str = "rope_theta", partial: bool = False,
+) -> Rotation:  # fmt: skip
+    """The rotation that a `config.json` gives layers of `kind` ("full_attention", ...), or all.
+
+    theta: the key of the base. partial: whether the family rotates a part of a head.
+    """
+    parameters, base = _parameters(m, kind), m.number(theta)
+    if parameters.get("rope_theta") is not None:
+        base = parameters["rope_theta"]
+    part: Any = None
+    if partial:
+        part = m.get("partial_rotary_factor")
+        part = parameters.get("partial_rotary_factor", part)
+    limit = m.size("max_position_embeddings")
+    original = parameters.get("original_max_position_embeddings")
+    original = m.get("original_max_position_embeddings") or original or limit
+    if not isinstance(original, int) or original < 2:
+        raise CheckpointError(
+            f"{name}: an original_max_position_embeddings of {str(original)[:20]}"
+        )
+    if not isinstance(base, int | float) or not 1 < base < math.inf:
+        raise CheckpointError(f"{name}: a rope base ({theta}) of {str(base)[:20]}")
+    for key in PARAMETERS:
+        parameters.get(key)
     method = str(parameters.get("rope_type", parameters.get("type", "default")))
-    if not isinstance(original, int) or original < 2 or base <= 1:
-        raise CheckpointError(f"{name}: rope base {base}, original context {str(original)[:20]}")
-    scaling = _Scaling(method, parameters | {"model_context": limit}, original, context)
+    scaling = _Scaling(method, parameters.get, original, limit, context)
     return _scaled(base, _width(head_dim, part, name), scaling, name)
 
 
-def from_gguf(checkpoint: Checkpoint, head_dim: int, context: int, base: float) -> Rotation:
-    """The rotation of a GGUF file: its keys, its `rope_freqs` divisors or its two lists."""
-    m, name = Metadata(checkpoint, checkpoint.architecture + "."), checkpoint.path.name
-    base = m.number("rope.freq_base", base)
-    width = _width(m.size("rope.dimension_count", head_dim), None, name)
+def _gguf_scaling(checkpoint: Checkpoint, m: Metadata, width: int, context: int) -> _Scaling:
     limit = m.size("context_length")
-    kind = m.get("rope.scaling.type") or "default"
-    values: dict[str, Any] = {
-        "factor": m.get("rope.scaling.factor"),
-        "attention_factor": m.get("rope.scaling.attn_factor"),
-        "beta_fast": m.get("rope.scaling.yarn_beta_fast"),
-        "beta_slow": m.get("rope.scaling.yarn_beta_slow"),
-        "model_context": limit,
-        "truncate": checkpoint.architecture != "gpt-oss",  # which its files do not say
-    }
+    kind = m.get("rope.scaling.type") or "linear"
+    more: dict[str, Any] = {}
     if "rope_factors_long.weight" in checkpoint.tensors:
         kind = "longrope"
         for which in ("long", "short"):
             divisors = checkpoint.tensor(f"rope_factors_{which}.weight", (width // 2,)).vector()
-            values[f"{which}_factor"] = divisors
-    elif kind == "yarn" and values["attention_factor"] is not None:
-        # there a multiplier of what YaRN infers
-        inferred = 0.1 * math.log(max(1.0, m.number("rope.scaling.factor"))) + 1.0
-        values["attention_factor"] *= inferred
+            more[f"{which}_factor"] = divisors
+    elif kind == "yarn":
+        more["truncate"] = checkpoint.architecture != "gpt-oss"  # which its files do not say
+        if m.get("rope.scaling.attn_factor") is not None:  # there a multiplier of what is inferred
+            inferred = 0.1 * math.log(max(1.0, m.number("rope.scaling.factor"))) + 1.0
+            more["attention_factor"] = m.number("rope.scaling.attn_factor") * inferred
+    elif kind == "none" or not m.get("rope.scaling.factor"):
+        kind = "default"
+
+    def get(key: str) -> Any:
+        return more[key] if key in more else m.get(GGUF_PARAMETERS.get(key, key))
+
     original = m.size("rope.scaling.original_context_length", limit)
+    return _Scaling(str(kind), get, original, limit, context)
+
+
+def from_gguf(checkpoint: Checkpoint, m: Metadata, head_dim: int, context: int) -> Rotation:
+    """The rotation of a GGUF file: its keys, its `rope_freqs` divisors or its two lists."""
+    name, base = checkpoint.path.name, m.number("rope.freq_base", 10000.0)
+    width = _width(m.size("rope.dimension_count", head_dim), None, name)
     if base <= 1:
         raise CheckpointError(f"{name}: a rope base of {base}")
-    scaling = _Scaling("default" if kind == "none" else str(kind), values, original, context)
-    rotation = _scaled(base, width, scaling, name)
+    rotation = _scaled(base, width, _gguf_scaling(checkpoint, m, width, context), name)
     if "rope_freqs.weight" in checkpoint.tensors:
         divisors = checkpoint.tensor("rope_freqs.weight", (width // 2,)).vector()
         if not (divisors > 0).all():

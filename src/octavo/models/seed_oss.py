@@ -10,11 +10,10 @@ from octavo.program import Program
 def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     """The forward pass of a Seed-OSS checkpoint. Raises CheckpointError or Unsupported."""
     d = Decoder(checkpoint)
-    rotation = d.rotation(context)
+    rotation, activation = d.rotation(context), d.activation("silu")
     x = d.embed()
     for i in range(d.shape.layers):
         x = d.b.add(x, d.attention(d.norm(x, "attn_norm", i), i, rotation))
         y = d.norm(x, "attn_post" if d.gguf else "ffn_norm", i)
-        x = d.b.add(x, d.glu(y, i, "silu"))
-    d.head(x)
-    return d.build()
+        x = d.b.add(x, d.glu(y, i, activation))
+    return d.build(x)

@@ -121,8 +121,9 @@ class Attention(Op):
     must be computed in one step.
 
     Query head h uses key head h * kv_heads // heads. A window w > 0 limits a query at position p
-    to keys in (p - w, p]. A softcap c > 0 turns scores s into c tanh(s / c). sinks: a score per
-    head that takes its share of the softmax and has no value.
+    to keys in (p - w, p], or in (p - w, p + w) without causality. A softcap c > 0 turns scores s
+    into c tanh(s / c). sinks: a score per head that takes its share of the softmax and has no
+    value.
     """
 
     q: Value
@@ -236,3 +237,8 @@ class Program:
     @property
     def output(self) -> Value:
         return self.ops[-1].out
+
+    @property
+    def causal(self) -> bool:
+        """Whether no token sees later ones; else a sequence is computed in one step."""
+        return all(op.causal for op in self.ops if isinstance(op, Attention))

@@ -38,10 +38,10 @@ from octavo.program import (
     Linear,
     Op,
     Permute,
+    Program,
     RmsNorm,
     Route,
     Softcap,
-    Task,
     Value,
 )
 
@@ -57,12 +57,12 @@ class CpuExecutable:
     """A program in the native runtime."""
 
     def __init__(
-        self, model: _native.Model, limits: Limits, task: Task, output: int, hidden: int,
+        self, model: _native.Model, limits: Limits, program: Program, output: int, hidden: int,
         matrices: dict[str, int],
     ) -> None:  # fmt: skip
         self.model = model
         self.limits = limits
-        self.task = task
+        self.task, self.causal = program.task, program.causal
         self._output, self._hidden = output, hidden  # buffers
         self._matrices = matrices  # by tensor name
 
@@ -296,4 +296,4 @@ def load(
         layers=c.layers, blocks=limits.blocks, heads=c.kv_heads, head_dim=c.head_dim,
         type=kv_dtype, parts=limits.tokens + SPARE_PARTS,
     )  # fmt: skip
-    return CpuExecutable(model, limits, program.task, output, hidden, recorder.matrix)
+    return CpuExecutable(model, limits, program, output, hidden, recorder.matrix)

@@ -156,7 +156,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, op: Attention, sinks: Tensor | No
     k, v = (x.unflatten(1, (op.kv_heads, -1)).transpose(0, 1) for x in (k, v))
     k, v = (x.repeat_interleave(op.heads // op.kv_heads, 0) for x in (k, v))
     distance = torch.arange(q.shape[1])[:, None] - torch.arange(k.shape[1])
-    seen = distance < (op.window or len(distance) + 1)
+    seen = distance.abs() < (op.window or len(distance) + 1)
     if op.causal:
         seen &= distance >= 0
     scores = q @ k.transpose(1, 2) * op.scale

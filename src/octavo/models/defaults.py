@@ -1,0 +1,151 @@
+"""What transformers takes for keys that a folder's config.json leaves out, by model_type.
+
+Only keys that a family reads, and only what is not null; sizes that a file cannot be read without
+are asked for instead. `tests/parity/test_config_fields.py` holds this to transformers' classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_SWIGLU: dict[str, Any] = {
+    "hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "rope_theta": 1e4,
+}  # fmt: skip
+_BIASES: dict[str, Any] = {"attention_bias": False, "mlp_bias": False}
+_OLMO = _SWIGLU | {"rms_norm_eps": 1e-5, "attention_bias": False}
+_GEMMA: dict[str, Any] = {
+    "head_dim": 256, "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "rope_theta": 1e4,
+    "attention_bias": False,
+}  # fmt: skip
+_GEMMA2 = _GEMMA | {
+    "num_key_value_heads": 4, "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
+}  # fmt: skip
+_ENCODER: dict[str, Any] = {
+    "hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2, "is_decoder": False,
+}  # fmt: skip
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": _SWIGLU | _BIASES,
+    "mistral": _SWIGLU | {"num_key_value_heads": 8, "sliding_window": 4096},
+    "smollm3": _SWIGLU
+    | _BIASES
+    | {
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": True,
+        "rope_theta": 2e6,
+        "no_rope_layer_interval": 4,
+        "use_sliding_window": False,
+    },  # fmt: skip
+    "mixtral": _SWIGLU
+    | {
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+    },  # fmt: skip
+    "qwen2": _SWIGLU
+    | {
+        "num_key_value_heads": 32,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },  # fmt: skip
+    "qwen3": _SWIGLU
+    | {
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "attention_bias": False,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },  # fmt: skip
+    "qwen3_moe": _SWIGLU
+    | {
+        "num_key_value_heads": 4,
+        "attention_bias": False,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "decoder_sparse_step": 1,
+        "moe_intermediate_size": 768,
+        "num_experts_per_tok": 8,
+        "num_experts": 128,
+        "norm_topk_prob": False,
+    },  # fmt: skip
+    "olmoe": _OLMO | {"num_experts_per_tok": 8, "num_experts": 64, "norm_topk_prob": False},
+    "olmo2": _OLMO,
+    "olmo3": _OLMO | {"rope_theta": 5e5, "sliding_window": 4096},
+    "phi": {
+        "hidden_act": "gelu_new",
+        "layer_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.5,
+    },  # fmt: skip
+    "phi3": _SWIGLU | {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
+    "gemma": _GEMMA | {"num_key_value_heads": 16, "hidden_act": "gelu_pytorch_tanh"},
+    "gemma2": _GEMMA2 | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    "gemma3_text": _GEMMA2
+    | {
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "use_bidirectional_attention": False,
+        "sliding_window_pattern": 6,
+    },  # fmt: skip
+    "gpt_oss": _SWIGLU
+    | {
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1.5e5,
+        "sliding_window": 128,
+        "attention_bias": True,
+        "num_experts": 128,
+        "num_experts_per_tok": 4,
+        "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+    },  # fmt: skip
+    "gpt2": {
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+    },  # fmt: skip
+    "opt": {
+        "activation_function": "relu",
+        "do_layer_norm_before": True,
+        "enable_bias": True,
+        "_remove_final_layer_norm": False,
+        "layer_norm_elementwise_affine": True,
+        "tie_word_embeddings": True,
+    },  # fmt: skip
+    "seed_oss": _SWIGLU
+    | {
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "attention_bias": True,
+        "attention_out_bias": False,
+        "mlp_bias": False,
+    },  # fmt: skip
+    "starcoder2": {
+        "num_key_value_heads": 2,
+        "hidden_act": "gelu_pytorch_tanh",
+        "norm_epsilon": 1e-5,
+        "use_bias": True,
+        "tie_word_embeddings": True,
+        "rope_theta": 1e4,
+    },  # fmt: skip
+    "bert": _ENCODER | {"pad_token_id": 0},
+    "roberta": _ENCODER | {"pad_token_id": 1},
+    "xlm-roberta": _ENCODER | {"pad_token_id": 1},
+}
