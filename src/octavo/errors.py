@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
+
 
 class OctavoError(Exception):
     """An error for the user. `exit_code` is the command line's; `suggestions` can be pasted."""
@@ -64,3 +67,11 @@ class EngineFailed(RequestError):
     """The engine could not finish the request; nothing was wrong with it."""
 
     status = 500
+
+
+def place(error: BaseException) -> str:
+    """The type of an unexpected error and where it came from, for a log: its text may hold a
+    prompt's."""
+    frames = traceback.extract_tb(error.__traceback__)[-1:]
+    where = "".join(f" in {f.name}, line {f.lineno} of {Path(f.filename).name}" for f in frames)
+    return type(error).__name__ + where
