@@ -40,6 +40,12 @@ class PortTaken(OctavoError):
     exit_code = 5
 
 
+class ModelChanged(OctavoError):
+    """Files of a model are not those that it was first read from."""
+
+    exit_code = 3
+
+
 class Unsupported(OctavoError):
     """A sound model of a kind that Octavo does not run."""
 
@@ -58,7 +64,7 @@ class RequestError(OctavoError):
 
 
 class Overloaded(RequestError):
-    """The queue is full; the client may try again."""
+    """It cannot be served now; the client may try again."""
 
     status = 503
 

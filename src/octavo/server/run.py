@@ -95,7 +95,9 @@ async def serve(
 ) -> None:
     """Serves until a signal. `ready` is called once the model can answer. Raises OctavoError."""
     path = str(options.located.path)
-    client = EngineClient(path, options.plan, model.vocabulary, options.max_queue, progress)
+    client = EngineClient(
+        path, options.plan, model.vocabulary, options.max_queue, progress, model.checkpoint.states
+    )
     client.spawn()
     try:
         tokenizer = await asyncio.to_thread(load_tokenizer, model.checkpoint)
