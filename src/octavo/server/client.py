@@ -186,6 +186,7 @@ class EngineClient:
         """Ends what is left of an engine, and finds out what it died of."""
         link, self._link = self._link, None
         self._ready.clear()
+        self.stats = {}
         self._stop_tasks()
         self._adapters.engine_ended()
         if link is None:
