@@ -22,6 +22,7 @@ from octavo.engine.request import Request, TokenEvent
 from octavo.errors import EngineFailed, RequestError
 
 SUSPECT = 2  # doubt from which on a request runs alone
+FUTILE = 2  # times alone in an engine that was killed, without a token, after which it is the cause
 
 
 def too_late() -> EngineFailed:
@@ -40,6 +41,7 @@ class Stream:
     found: list[TokenEvent] = field(default_factory=list)  # by a beam search
     name: str = ""  # of its submission, which is new each time; "": the engine does not have it
     doubt: int = 0
+    futile: int = 0
     since: int = 0  # frames that had come when it was submitted
     start: int = 0  # tokens that had been given by then
     reached: int = 0  # frames that the submission took which a death ended, at most
@@ -135,11 +137,20 @@ class Replay:
         return cleared
 
     def died(self, doubt: int) -> Stream | None:
-        """The engine is gone, which says so much against each request it had. Gives the one that
-        was alone on trial, which is forgotten."""
-        held = list(self._held.values())
-        culprit = next((s for s in held if s.doubt >= SUSPECT and doubt), None)
-        for stream in held:
+        """The engine is gone, which says so much against each request it had. Gives the one it has
+        died of, which is forgotten.
+
+        That one was alone, and the process at fault; where the process was killed, which others do
+        too, it was alone twice and got no further.
+        """
+        culprit = None
+        for stream in list(self._held.values()):
+            if len(stream.given) > stream.start:
+                stream.futile = 0
+            if stream.doubt >= SUSPECT and doubt:
+                stream.futile += len(stream.given) == stream.start
+                if doubt >= SUSPECT or stream.futile >= FUTILE:
+                    culprit = stream
             stream.reached = max(stream.reached, self._frames - stream.since)
             stream.doubt += doubt
             stream.found = []
