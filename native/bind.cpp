@@ -69,6 +69,7 @@ std::vector<std::vector<SampleTuple>> step(Model& model, Ints ids, Ints position
   Step s;
   s.tokens = int(ids.size());
   s.selected = int(select.size());
+  s.blocks = int(tables.size());
   s.ids = ids.data();
   s.positions = positions.data();
   s.select = select.data();
@@ -182,7 +183,10 @@ NB_MODULE(_native, m) {
       .def("__init__", [](Model* self, const std::string& isa, int threads, size_t weights, size_t buffers, int tokens, int selected, int features) {
              new (self) Model(isa, threads, weights, buffers, {tokens, selected, features});
            }, "isa"_a, "threads"_a, "weight_bytes"_a, "buffer_bytes"_a, "tokens"_a, "selected"_a, "features"_a)
-      .def("map_weights", [](Model& self, const std::string& path, size_t bytes) { return self.map_weights(path.c_str(), bytes); })
+      .def("map_weights", [](Model& self, const std::string& path, size_t bytes) {
+        nb::gil_scoped_release release;
+        return self.map_weights(path.c_str(), bytes);
+      })
       .def("save_weights", [](Model& self, const std::string& path) {
         nb::gil_scoped_release release;
         return self.save_weights(path.c_str());
@@ -266,6 +270,7 @@ NB_MODULE(_native, m) {
       .def("profile", [](const Model& self) {  // steps, seconds in them, seconds by kind of operation; since loading
         return std::make_tuple(self.profile().steps(), self.profile().seconds(), self.profile().by_name());
       })
+      .def_prop_ro("operations", &Model::operations)
       .def_prop_ro("expert_bytes", &Model::expert_bytes)
       .def_prop_ro("isa", [](const Model& self) { return std::string(self.isa()); })
       .def_prop_ro("threads", &Model::threads)

@@ -42,8 +42,9 @@ class Arena {
     base_ = static_cast<uint8_t*>(p);
     madvise(base_, size_, MADV_HUGEPAGE);  // advice: plain pages do as well, only slower
   }
-  // A file of an arena of which `used` bytes had been handed out: null if there is no such file.
-  static std::unique_ptr<Arena> from_file(const char* path, size_t used) {
+  // A file of an arena of which `used` bytes had been handed out, and the sum that `save` was given: null if there is no
+  // such file.
+  static std::unique_ptr<Arena> from_file(const char* path, size_t used, uint64_t& sum) {
     const int file = open(path, O_RDONLY | O_CLOEXEC);
     struct stat s;
     if (file < 0) return nullptr;
@@ -54,11 +55,12 @@ class Arena {
     void* p = whole ? mmap(nullptr, size_t(s.st_size), PROT_READ, MAP_PRIVATE | MAP_POPULATE, file, 0) : MAP_FAILED;
     close(file);
     if (p == MAP_FAILED) return nullptr;
+    sum = t.sum;
     return std::unique_ptr<Arena>(new Arena(static_cast<uint8_t*>(p), size_t(s.st_size)));
   }
 
-  // Writes what has been handed out; false, and no file, if that fails.
-  bool save(const char* path) const {
+  // Writes what has been handed out and its sum; false, and no file, if that fails.
+  bool save(const char* path, uint64_t sum) const {
     const int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     if (file < 0) return false;
     bool good = true;
@@ -69,7 +71,7 @@ class Arena {
         if (good) p += done, n -= size_t(done);
       }
     };
-    const Trailer t{MAGIC, used_};
+    const Trailer t{MAGIC, used_, sum};
     put(base_, used_);
     put(reinterpret_cast<const uint8_t*>(&t), sizeof t);
     good = fsync(file) == 0 && good;
@@ -79,6 +81,7 @@ class Arena {
   }
 
   bool mapped() const { return mapped_; }
+  const uint8_t* data() const { return base_; }
 
   ~Arena() { munmap(base_, size_); }
   Arena(const Arena&) = delete;
@@ -95,8 +98,8 @@ class Arena {
   size_t used() const { return used_; }
 
  private:
-  struct Trailer { uint64_t magic, used; };
-  static constexpr uint64_t MAGIC = 0x4B4341504F564154;
+  struct Trailer { uint64_t magic, used, sum; };
+  static constexpr uint64_t MAGIC = 0x324B43504F564154;
   static constexpr size_t HUGE_PAGE = size_t(2) << 20;
   Arena(uint8_t* base, size_t size) : base_(base), size_(size), mapped_(true) {}
   uint8_t* base_;

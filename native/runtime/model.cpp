@@ -4,6 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "checksum.h"
 #include "cpu.h"
 #include "logits.h"
 #include "pack.h"
@@ -18,9 +19,21 @@ Model::Model(const std::string& isa, int threads, size_t weight_bytes, size_t bu
 }
 
 bool Model::map_weights(const char* path, size_t bytes) {
-  auto mapped = Arena::from_file(path, bytes);
-  if (mapped) weights_ = std::move(mapped);
+  uint64_t saved;
+  auto mapped = Arena::from_file(path, bytes, saved);
+  if (mapped && sum(mapped->data(), bytes) == saved) weights_ = std::move(mapped);
   return weights_->mapped();
+}
+
+uint64_t Model::sum(const uint8_t* data, size_t bytes) {
+  constexpr size_t SECTION = size_t(1) << 20;
+  std::vector<uint64_t> sums(align_up((bytes + SECTION - 1) / SECTION, CHECKSUM_LINE / sizeof(uint64_t)));
+  pool_.run([&](int thread) {
+    work_.each(thread, int((bytes + SECTION - 1) / SECTION), 1, [&](int begin, int end) {
+      for (size_t i = size_t(begin); i < size_t(end); i++) sums[i] = checksum(data + i * SECTION, std::min(SECTION, bytes - i * SECTION), i);
+    });
+  });
+  return checksum(reinterpret_cast<const uint8_t*>(sums.data()), sums.size() * sizeof(uint64_t), bytes);
 }
 
 size_t Model::matrix_bytes(Storage s, size_t rows, size_t cols) {
@@ -120,6 +133,8 @@ int Model::add_schedule(int window, bool causal) {
 }
 
 void Model::embed(int matrix, int out, float scale, int index, int offset) {
+  int& known = known_[index];
+  known = std::min(known, int(this->matrix(matrix)->rows) - offset);
   ops_.push_back(std::make_unique<EmbedOp>(this->matrix(matrix), buffer(out), scale, Index(index), offset));
 }
 
@@ -273,6 +288,19 @@ void Model::copy_block(int from, int to) {
 
 void Model::check(const Step& s) const {
   if (s.tokens < 1 || s.tokens > limits_.tokens || s.selected > limits_.selected) throw std::invalid_argument("step exceeds the limits of the model");
+  const int32_t* given[] = {s.ids, s.positions, s.types};
+  for (int index = 0; index < 3; index++)
+    for (int t = 0; given[index] && t < s.tokens; t++)
+      if (given[index][t] < 0 || given[index][t] >= known_[index]) throw std::invalid_argument("a token, position or type is outside its table");
+  for (int i = 0; i < s.selected; i++)
+    if (s.select[i] < 0 || s.select[i] >= s.tokens) throw std::invalid_argument("a selected row is outside the step");
+  for (const Span& x : s.spans) {
+    const bool rows = x.first >= 0 && x.count >= 1 && x.count <= s.tokens - x.first && x.position >= 0 && x.table >= 0;
+    const int64_t blocks = rows ? (int64_t(x.position) + x.count + BLOCK - 1) / BLOCK : 0;
+    if (!rows || blocks > s.blocks - x.table) throw std::invalid_argument("a span is outside the step");
+    for (int64_t b = 0; b < blocks; b++)
+      if (s.tables[x.table + b] < 0 || s.tables[x.table + b] >= context_.kv.blocks) throw std::invalid_argument("no such KV block");
+  }
 }
 
 void Model::plan_head(const std::vector<SamplingRow>& sampling) {
@@ -312,6 +340,7 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
     for (auto* list : {&prologue_, &ops_})
       for (size_t i = 0; i < list->size(); i++) {
         Op* op = (*list)[i].get();
+        if (thread == 0) operations_.fetch_add(1, std::memory_order_relaxed);
         if (i + 1 < list->size()) (*list)[i + 1]->fetch(thread, work_);  // so that memory is busy where this one is not
         for (int p = 0; p < op->phases(); p++) {
           if (!op->idle(context_)) op->run(context_, p, thread, work_);

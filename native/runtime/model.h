@@ -1,5 +1,7 @@
 // A recorded program made executable: buffers, packed weights, KV cache, and one call per step.
 #pragma once
+#include <atomic>
+#include <climits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,9 +25,9 @@ class Model {
   Model(const std::string& isa, int threads, size_t weight_bytes, size_t buffer_bytes, Limits limits);
 
   // Takes packed weights from a file that save_weights wrote, before anything is recorded; what is added then only
-  // says where it lies. False if there is no such file of `bytes`.
+  // says where it lies. False if there is no such file of `bytes`, or what it holds has changed.
   bool map_weights(const char* path, size_t bytes);
-  bool save_weights(const char* path) const { return weights_->save(path); }
+  bool save_weights(const char* path) { return weights_->save(path, sum(weights_->data(), weights_->used())); }
 
   // Recording. Indices name what was added; -1 stands for absent.
   int add_matrix(Storage storage, const uint8_t* data, size_t data_bytes, size_t rows, size_t cols);
@@ -83,6 +85,8 @@ class Model {
   std::vector<std::vector<Sample>> decode(Step step, std::vector<SamplingRow> sampling, int steps, const std::vector<std::vector<int32_t>>& ends);
   size_t expert_bytes() const { return context_.expert_bytes; }
   const Profile& profile() const { return profile_; }
+  // Operations begun so far; may be read while a step runs, to see that it gets on.
+  uint64_t operations() const { return operations_.load(std::memory_order_relaxed); }
   const Buffer& logits() const { return buffers_[size_t(output_)].buffer; }
   int width() const { return width_; }  // of the output: the vocabulary, where it is logits
   const Buffer& values(int buffer) const { return buffers_.at(size_t(buffer)).buffer; }
@@ -104,6 +108,7 @@ class Model {
   Buffer buffer(int i) const { return i < 0 ? Buffer{} : buffers_.at(size_t(i)).buffer; }
   const float* vector(int i) const { return i < 0 ? nullptr : vectors_.at(size_t(i)); }
   Input act(int i) const { return i < 0 ? Input{} : acts_.at(size_t(i)).input; }
+  uint64_t sum(const uint8_t* data, size_t bytes);  // of whole lines
   Matrix& new_matrix(Storage storage, size_t data_bytes, size_t rows, size_t cols);
   void check(const Step& step) const;
   void plan_head(const std::vector<SamplingRow>& sampling);
@@ -128,9 +133,11 @@ class Model {
   std::vector<std::unique_ptr<Op>> prologue_;
   Context context_;
   Profile profile_;
+  std::atomic<uint64_t> operations_{0};
   std::vector<std::unique_ptr<ExpertRows>> expert_rows_;
   std::vector<std::unique_ptr<Adapter>> adapters_;  // by slot
   bool last_ = false;  // the head is the last operation: nothing changes the logits after it
+  int known_[3] = {INT_MAX, INT_MAX, INT_MAX};  // ids, positions and types that the tables they look up have rows for
   int output_ = -1, width_ = 0, heads_ = 0, kv_heads_ = 0;
 };
 

@@ -63,7 +63,7 @@ struct KvCache {
 };
 
 struct Step {  // what changes from step to step
-  int tokens = 0, selected = 0;
+  int tokens = 0, selected = 0, blocks = 0;  // blocks: entries of `tables`
   const int32_t *ids = nullptr, *positions = nullptr, *select = nullptr, *tables = nullptr;
   const int32_t* types = nullptr;  // segment of each token; null: all 0
   bool all_logits = true;          // those of rows that are not sampled will be read

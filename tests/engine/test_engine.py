@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from octavo.backends.base import BLOCK, Limits, Sample, StepInput
 from octavo.engine import Engine, Request, SamplingParams
-from octavo.engine.request import Thinking
+from octavo.engine.constraint import GrammarCompiler, TokenTable
+from octavo.engine.request import BeamSearch, Thinking, shown
 from octavo.errors import RequestError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 
 class Counting:
@@ -124,14 +129,25 @@ def test_what_can_never_fit_is_refused() -> None:
     assert finish(e) == [("b", "length")]
 
 
+def label(value: object) -> str:
+    return value if isinstance(value, str) else shown(value)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         ("temperature", -1), ("temperature", float("nan")), ("top_p", 0), ("top_p", 1.1), ("min_p", -0.1),
         ("top_k", -1), ("max_tokens", 0), ("presence_penalty", 3), ("repetition_penalty", 0),
         ("logit_bias", {1000: 1.0}), ("logit_bias", {1: 1e308}), ("logprobs", 21), ("stop_token_ids", [-1]),
-        ("seed", 1 << 70),
-    ],
+        ("seed", 1 << 70), ("top_k", 1 << 31), ("top_k", 1.0), ("top_k", True), ("top_k", None),
+        ("max_tokens", 1 << 31), ("min_tokens", 1 << 31), ("temperature", "1"), ("repetition_penalty", 1e-30),
+        ("allowed_token_ids", [1.0]), ("allowed_token_ids", [1] * 1001), ("logit_bias", {1: float("nan")}),
+        ("stop_token_ids", [10**400]), ("bad_words", [[True]]),
+    ]
+    + [(f, 10**5000) for f in ("max_tokens", "min_tokens", "top_k", "seed", "logprobs", "prompt_logprobs")]
+    + [(f, v) for f in ("temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty",
+        "repetition_penalty") for v in (math.nan, math.inf, -math.inf, 10**400, None)],
+    ids=label,
 )  # fmt: skip
 def test_bad_parameters_are_named(field: str, value: object) -> None:
     params = SamplingParams(**{field: value})  # type: ignore[arg-type]
@@ -140,10 +156,33 @@ def test_bad_parameters_are_named(field: str, value: object) -> None:
     assert error.value.param == field
 
 
-@pytest.mark.parametrize("prompt", [[], [-1], [1000], [2**31]])
+@pytest.mark.parametrize("prompt", [[], [-1], [1000], [2**31], [10**400], [1.0], [True]])
 def test_bad_prompts(prompt: list[int]) -> None:
     with pytest.raises(RequestError):
         engine().add(Request(id="x", prompt=prompt, params=SamplingParams()))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("priority", 1 << 31), ("priority", 0.5), ("timeout", 0), ("timeout", math.nan), ("timeout", 10**400),
+        ("types", [2] * 10), ("types", [0]), ("resume", [1000]),
+    ],
+)  # fmt: skip
+def test_bad_requests(field: str, value: object) -> None:
+    with pytest.raises(RequestError):
+        engine().add(request("a", **{field: value}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [("beam", BeamSearch(1 << 40)), ("beam", BeamSearch(2, 3)), ("beam", BeamSearch(2, 1, math.nan)),
+     ("thinking", Thinking(1 << 31, [1])), ("thinking", Thinking(-1, [1])), ("thinking", Thinking(1, [1000]))],
+)  # fmt: skip
+def test_bad_searches_and_thoughts(name: str, bad: object) -> None:
+    params = SamplingParams(temperature=0, max_tokens=5, **{name: bad})  # type: ignore[arg-type]
+    with pytest.raises(RequestError):
+        engine().add(Request(id="x", prompt=[1], params=params))
 
 
 def test_deadline_counts_waiting() -> None:
@@ -205,6 +244,70 @@ def test_steady_requests_take_several_steps_in_a_row() -> None:
     for second in ({"bad_words": [[7]]}, {"presence_penalty": 1.0}, {"min_tokens": 8}):
         given, calls, steps = run(1e9, **second)
         assert given == expected and steps == 30 and 8 < calls < 16  # one by one while "b" runs
+
+
+POISON = chr(700)  # its prompt holds token 700
+
+
+class Picky(Counting):
+    """Cannot compute steps that hold a certain token."""
+
+    def step(self, step: StepInput) -> list[Sample]:
+        if ord(POISON) in step.ids:
+            raise TypeError("incompatible function arguments")
+        return super().step(step)
+
+
+@pytest.mark.parametrize("ahead", [0.0, 1e9])
+def test_a_failing_sequence_fails_alone(ahead: float) -> None:
+    """Neighbours get what they get without it, token by token."""
+
+    def run(*names: str) -> dict[str, list[tuple[int | None, str | None]]]:
+        e = engine(Picky(), ahead=ahead)
+        out: dict[str, list[tuple[int | None, str | None]]] = {name: [] for name in names}
+        for name in names:
+            e.add(request(name, ord(name) % 7 + 5, 12))
+        while e.has_work:
+            for event in e.step():
+                out[event.id].append((event.token, event.finish))
+        assert e.stats().blocks_held == 0
+        return out
+
+    together, without = run("a", "b", POISON, "c"), run("a", "b", "c")
+    assert together.pop(POISON) == [(None, "error")]
+    assert together == without and len(without["a"]) == 12
+
+
+def test_what_goes_wrong_after_a_step_is_its_own() -> None:
+    """Also where it happens while a token is taken, or a grammar made ready."""
+
+    class Odd(Counting):
+        def step(self, step: StepInput) -> list[Sample]:
+            drawn = super().step(step)
+            ids = step.ids[step.select].tolist()
+            return [
+                s._replace(token=None) if t == ord("x") else s
+                for s, t in zip(drawn, ids, strict=True)
+            ]  # type: ignore[arg-type]
+
+    e = engine(Odd())
+    for name in "axb":
+        e.add(request(name))
+    assert sorted(finish(e)) == [("a", "length"), ("b", "length"), ("x", "error")]
+    assert e.stats().blocks_held == 0
+
+    class Panic(BaseException):
+        """As those of Rust arrive in Python."""
+
+    class Compiler(GrammarCompiler):
+        def _compile(self, grammar: str) -> LLMatcher:
+            raise Panic
+
+    e = engine(grammars=Compiler(TokenTable([], [], [999]), 1000))
+    e.add(request("a"))
+    params = SamplingParams(max_tokens=5, grammar="start: /a/")
+    e.add(Request(id="g", prompt=[1], params=params))
+    assert sorted(finish(e)) == [("a", "length"), ("g", "refused")]
 
 
 def test_a_failing_step_fails_its_requests_only() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from octavo import LLM, SamplingParams
+from octavo import _native
 from octavo.checkpoint import Stored
-
-PROMPT = "The capital of France is"
+from octavo.engine import Request, SamplingParams
+from octavo.engine.constraint import TokenTable
+from octavo.engine.loader import load_executable, make_engine, open_model
+from octavo.engine.plan import make_plan
+from tests.small_models import Small, save_hf
 
 
 @pytest.fixture
@@ -21,9 +24,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "packed"
 
 
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    save_hf(Small(), tmp_path / "model")
+    return tmp_path / "model"
+
+
 def answer(path: Path) -> list[int]:
-    llm = LLM(str(path), memory="1GiB", context=256, packed_cache=True)
-    return llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=12))[0].tokens
+    model = open_model(path)
+    plan = make_plan(model.lowered, name="m", context=256, packed=True)
+    engine = make_engine(model, load_executable(model, plan), plan, TokenTable([], [], [2]))
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    engine.add(Request(id="a", prompt=list(range(3, 40)), params=params))
+    return [e.token for _ in range(20) if engine.has_work for e in engine.step() if e.token]
 
 
 def test_second_start_maps(folder: Path, smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,28 +56,72 @@ def test_second_start_maps(folder: Path, smollm2: Path, monkeypatch: pytest.Monk
     assert file.stat().st_mtime_ns == written.st_mtime_ns
 
 
-@pytest.mark.parametrize("damage", ["cut", "foreign", "empty"])
-def test_damaged_file_is_replaced(damage: str, folder: Path, smollm2: Path) -> None:
-    first = answer(smollm2)
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+TRAILER = 24  # magic, bytes used, sum
+
+
+@pytest.mark.parametrize(
+    "damage", ["cut", "foreign", "empty", "first", "middle", "last", "magic", "sum", "torn"]
+)
+def test_damaged_file_is_replaced(
+    damage: str, folder: Path, small: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where a single bit has changed, or a page never reached the disk."""
+    first = answer(small)
     (file,) = folder.iterdir()
     whole = file.read_bytes()
-    if damage == "cut":
-        file.write_bytes(whole[: len(whole) // 2])
-    elif damage == "empty":
-        file.write_bytes(b"")
-    else:  # sound, but of another layout: a different amount of weights
-        used = len(whole) - 16 - 64
-        file.write_bytes(whole[:used] + whole[-16:-8] + used.to_bytes(8, "little"))
-    assert answer(smollm2) == first
+    used = len(whole) - TRAILER
+    assert not caplog.records
+    if damage == "torn":
+        start = used // 3 & ~4095
+        file.write_bytes(whole[:start] + bytes(4096) + whole[start + 4096 :])
+    elif damage == "foreign":  # sound, but of another layout: a different amount of weights
+        less = used - 64
+        file.write_bytes(whole[:less] + whole[-24:-16] + less.to_bytes(8, "little") + whole[-8:])
+    else:
+        file.write_bytes({
+            "cut": whole[: len(whole) // 2], "empty": b"", "first": flipped(whole, 0),
+            "middle": flipped(whole, used // 2), "last": flipped(whole, used - 1),
+            "magic": flipped(whole, used), "sum": flipped(whole, len(whole) - 1),
+        }[damage])  # fmt: skip
+    assert answer(small) == first
     assert file.read_bytes() == whole
+    (record,) = caplog.records
+    assert "damaged" in record.message and str(folder) not in record.message
 
 
-def test_changed_model_has_another_file(folder: Path, smollm2: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "model.gguf"
-    shutil.copyfile(smollm2, copy)
-    answer(copy)
+def test_any_instruction_set_maps_it(
+    folder: Path, small: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The layout is one for all of them."""
+    files = set()
+    for isa in _native.isas():
+        monkeypatch.setenv("OCTAVO_ISA", isa)
+        model = open_model(small)
+        load_executable(model, make_plan(model.lowered, name="m", packed=True))
+        (file,) = folder.iterdir()
+        files.add((file.name, file.stat().st_ino, file.read_bytes()))
+    assert len(files) == 1 and not caplog.records
+
+
+def test_remains_of_a_process_that_died_are_removed(folder: Path, small: Path) -> None:
+    answer(small)
+    (file,) = folder.iterdir()
+    file.unlink()
+    mine, dead = (file.with_suffix(f".{n}") for n in (os.getppid(), 1 << 30))
+    mine.touch()
+    dead.touch()
+    answer(small)
+    assert set(folder.iterdir()) == {file, mine}
+
+
+def test_changed_model_has_another_file(folder: Path, small: Path) -> None:
+    answer(small)
     (old,) = folder.iterdir()
-    copy.touch()
-    answer(copy)
+    (small / "model.safetensors").touch()
+    answer(small)
     (new,) = folder.iterdir()
     assert new.name != old.name

@@ -372,6 +372,8 @@ def test_scores_go_through_the_models_own_activation(key: str, tmp_path: Path) -
 def test_scores_of_large_logits() -> None:
     pooling = Pooling("cls", True)
     assert [pooling.score(x) for x in (-1e4, -0.0, 1e4)] == [0.0, 0.5, 1.0]
+
+
 def embedding_gemma(folder: Path) -> Any:
     """As EmbeddingGemma: tokens see to both sides, in windows in five of six layers."""
     import transformers as t

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from octavo.checkpoint.identity import FileState
 from octavo.errors import CheckpointError
 
 
@@ -228,7 +229,8 @@ class Checkpoint:
 
     metadata: GGUF key-values, or the Hugging Face `config.json`.
     files: for Hugging Face folders, the other JSON files by name (tokenizer.json, ...).
-    sources, maps: the files that hold tensors, and as mapped.
+    sources, maps: the files that hold tensors, and as mapped. states: of all these files, as they
+    were before they were read.
     """
 
     path: Path
@@ -238,6 +240,7 @@ class Checkpoint:
     files: Mapping[str, Path] = field(default_factory=dict)
     sources: tuple[Path, ...] = ()
     maps: tuple[mmap.mmap, ...] = ()
+    states: Mapping[str, FileState] = field(default_factory=dict)
 
     @property
     def architecture(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,16 @@ def _reason(message: str) -> str:
     return (keyword + text)[:200]
 
 
+def _ask(call: Callable[..., Any], *arguments: Any) -> Any:
+    """What llguidance answers. Its panics, which are no Exceptions, become ValueErrors."""
+    try:
+        return call(*arguments)
+    except (Exception, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:
+        raise ValueError("grammar: the compiler failed") from None
+
+
 class Constraint:
     """Where one sequence stands in its grammar, and what the grammar forces from there."""
 
@@ -78,7 +89,7 @@ class Constraint:
     def fork(self) -> Constraint:
         """An independent copy."""
         forced = self._forced.fork() if self._forced else None
-        return Constraint(self._matcher.deep_copy(), self._words, forced)
+        return Constraint(_ask(self._matcher.deep_copy), self._words, forced)
 
     @property
     def finished(self) -> bool:
@@ -92,11 +103,11 @@ class Constraint:
 
     def allows(self, token: int) -> bool:
         """Whether a token may come next."""
-        return self._matcher.validate_tokens([token]) == 1
+        return bool(_ask(self._matcher.validate_tokens, [token]) == 1)
 
     def mask(self) -> Mask:
         """Tokens that may come next. Raises ValueError when the grammar is too costly to go on."""
-        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
+        mask = np.frombuffer(_ask(self._matcher.compute_bitmask), np.uint32)
         self._check()
         return mask[: self._words]
 
@@ -106,7 +117,7 @@ class Constraint:
 
     def push(self, token: int) -> None:
         """The token that came. Raises ValueError for one that the mask does not have."""
-        self._matcher.consume_token(token)
+        _ask(self._matcher.consume_token, token)
         self._check()
         if self._forced is not None:
             self._forced.push(token, self._matcher)
@@ -133,7 +144,7 @@ class GrammarCompiler:
     def start(self, grammar: str) -> Future[Any]:
         """Begins to compile; the result goes to `constraint`."""
         if grammar not in self._kept:
-            self._kept[grammar] = self._thread.submit(self._compile, grammar)
+            self._kept[grammar] = self._thread.submit(_ask, self._compile, grammar)
         self._kept.move_to_end(grammar)
         while len(self._kept) > 1 and (
             len(self._kept) > CACHED_GRAMMARS or sum(map(len, self._kept)) > CACHED_CHARACTERS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 from octavo.backends.base import BLOCK, Executable, Sample
 from octavo.engine.adapters import Adapters
 from octavo.engine.blocks import BlockPool
-from octavo.engine.canonical import Mask, mask_of
+from octavo.engine.canonical import mask_of
 from octavo.engine.constraint import GrammarCompiler
 from octavo.engine.prefix import PrefixIndex
 from octavo.engine.request import Finish, Request, SamplingParams, TokenEvent
@@ -21,8 +22,9 @@ from octavo.engine.runner import Outcome, decode, run
 from octavo.engine.scheduler import Scheduler, Work
 from octavo.engine.search import BeamSearches
 from octavo.engine.sequence import Sequence
-from octavo.errors import ContextExceeded, RequestError
+from octavo.errors import RequestError, place
 
+LOG = logging.getLogger(__name__)
 AHEAD = 0.02  # seconds
 MOST_AHEAD = 8  # steps
 IDLE_WAIT = 0.01  # seconds a step waits for a grammar when there is nothing else to do
@@ -94,28 +96,18 @@ class Engine:
         self._seconds = math.inf  # that the last step took
         self._counts = dict.fromkeys(("steps", "prompt", "cached", "generated"), 0)
 
+    @property
+    def _room(self) -> int:
+        """Most tokens of a sequence."""
+        return min(self.context, self._pool.count * BLOCK)
+
     def check(self, request: Request) -> None:
         """Raises RequestError for a request that can never be served."""
-        request.params.check(self._vocabulary)
-        prompt, wanted = len(request.prompt), request.params.max_tokens
-        wanted = 0 if request.pool else 1 if wanted is None else wanted
-        if not prompt:
-            raise RequestError("the prompt is empty", "prompt", "invalid_value")
-        room = min(self.context, self._pool.count * BLOCK)
-        if prompt + wanted > room:
-            raise ContextExceeded(room, prompt, wanted, "input" if request.pool else "prompt")
-        if min(request.prompt) < 0 or max(request.prompt) >= self._vocabulary:
-            raise RequestError(f"a prompt token is outside 0 to {self._vocabulary - 1}", "prompt")
-        if request.timeout is not None and not (
-            math.isfinite(request.timeout) and request.timeout > 0
-        ):
-            raise RequestError("timeout must be a positive number of seconds", "timeout")
+        request.check(self._vocabulary, self._room)
         if request.adapter and self.adapters is None:
             raise RequestError("this server has no adapters", "model", "model_not_found")
         if self._executable.task != "generate" and not request.pool:
             raise RequestError("this model generates no text", "model", "unsupported_task")
-        if request.types and (len(request.types) != prompt or set(request.types) - {0, 1}):
-            raise RequestError("types are 0 or 1 for each prompt token", "types", "invalid_value")
         if request.id in self._sequences:
             raise RequestError("a request with this id is running", None)
         if request.params.grammar is not None and self.grammars is None:
@@ -124,15 +116,16 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queues a request. Raises RequestError if it can never be served."""
         self.check(request)
-        params = request.params
-        room = min(self.context, self._pool.count * BLOCK)
+        params, room = request.params, self._room
         wanted = room if params.max_tokens is None else params.max_tokens
         wanted = 0 if request.pool else wanted
         deadline = None if request.timeout is None else self._clock() + request.timeout
         limit = min(len(request.prompt) + wanted, room)
+        ids = params.allowed_token_ids
+        allowed = None if ids is None else mask_of(ids, (self._vocabulary + 31) // 32)
         sequence = Sequence(
             request, next(self._arrivals), deadline, limit, list(request.prompt), eos=self._eos,
-            vocabulary=self._vocabulary, allowed=self._allowed(params.allowed_token_ids),
+            vocabulary=self._vocabulary, allowed=allowed,
             submitted=time.monotonic(),
         )  # fmt: skip
         sequence.scored += request.scored
@@ -143,14 +136,15 @@ class Engine:
             sequence.salt += key
         self._sequences[request.id] = sequence
         self._counts["prompt"] += len(request.prompt)
-        if params.grammar is None:
-            self._begin(sequence)
-        else:
-            assert self.grammars is not None
-            self._compiling.append((sequence, self.grammars.start(params.grammar)))
-
-    def _allowed(self, tokens: list[int] | None) -> Mask | None:
-        return None if tokens is None else mask_of(tokens, (self._vocabulary + 31) // 32)
+        try:
+            if params.grammar is None:
+                self._begin(sequence)
+            else:
+                assert self.grammars is not None
+                self._compiling.append((sequence, self.grammars.start(params.grammar)))
+        except BaseException:
+            self._forget(request.id)
+            raise
 
     def _begin(self, sequence: Sequence) -> None:
         """Queues a sequence whose grammar, if it has one, is ready."""
@@ -174,9 +168,11 @@ class Engine:
             try:
                 sequence.constraint = self.grammars.constraint(compiled)
                 self._begin(sequence)
-            except (RequestError, ValueError) as e:
+            except Exception as e:
                 self._forget(sequence.id)
-                events.append(TokenEvent(sequence.id, finish="refused", error=str(e)[:200]))
+                known = isinstance(e, RequestError | ValueError)
+                finish: Finish = "refused" if known else "error"
+                events.append(TokenEvent(sequence.id, finish=finish, error=str(e)[:200]))
         return events
 
     def _forget(self, request_id: str) -> Sequence | None:
@@ -221,23 +217,55 @@ class Engine:
         for sequence in (w.sequence for w in work if not w.sequence.queued):
             sequence.queued = time.monotonic() - sequence.submitted
         try:
-            if (steps := self._steps_ahead(work)) > 1:
-                ends = [self._end_tokens(w.sequence.request.params) for w in work]
-                rounds = decode(self._executable, work, steps, ends)
-            else:
-                rounds = [run(self._executable, work)]
-        except (ValueError, MemoryError) as e:
-            failed = {w.sequence.id: self._sequences[w.sequence.id] for w in work}
-            return events + [self._end(s, "error", str(e)[:200]) for s in failed.values()]
+            rounds = self._compute(work)
+        except Exception as e:
+            return events + self._apart(work, e)
         self._seconds = (time.perf_counter() - began) / len(rounds)
         for outcomes in rounds:
-            self._counts["steps"] += 1
-            for outcome in outcomes:
-                self.scheduler.advance(outcome.work)
-            for outcome in outcomes:
-                events += self._commit(outcome)
+            events += self._take(outcomes)
         self._executable.settle()
         self._executable.claim(self._pool.reached, idle=False)
+        return events
+
+    def _compute(self, work: list[Work]) -> list[list[Outcome]]:
+        if (steps := self._steps_ahead(work)) == 1:
+            return [run(self._executable, work)]
+        ends = [self._end_tokens(w.sequence.request.params) for w in work]
+        return decode(self._executable, work, steps, ends)
+
+    def _apart(self, work: list[Work], error: Exception) -> list[TokenEvent]:
+        """After a step that failed: computes its pieces one by one, which gives what they would
+        have had together, and ends those that fail again."""
+        events: list[TokenEvent] = []
+        for piece in work:
+            if piece.sequence.id not in self._sequences:
+                continue  # it was a beam of a search that has ended
+            try:
+                if len(work) == 1:
+                    raise error
+                outcomes = run(self._executable, [piece])
+            except Exception as e:
+                events.append(self._fail(piece.sequence, e))
+            else:
+                events += self._take(outcomes)
+        return events
+
+    def _fail(self, sequence: Sequence, error: Exception) -> TokenEvent:
+        """Ends a request that cannot be computed."""
+        LOG.error("a request could not be computed: %s", place(error))
+        return self._end(self._sequences[sequence.id], "error", str(error)[:200])
+
+    def _take(self, outcomes: list[Outcome]) -> list[TokenEvent]:
+        """What a step's outcomes mean, each for its own sequence."""
+        events: list[TokenEvent] = []
+        self._counts["steps"] += 1
+        for outcome in outcomes:
+            self.scheduler.advance(outcome.work)
+        for outcome in outcomes:
+            try:
+                events += self._commit(outcome)
+            except Exception as e:
+                events.append(self._fail(outcome.work.sequence, e))
         return events
 
     def _steps_ahead(self, work: list[Work]) -> int:

@@ -9,7 +9,9 @@ from pathlib import Path
 from octavo.checkpoint import Checkpoint
 from octavo.checkpoint.hub import cache_folder
 
-LAYOUT = 2  # of native/runtime/pack.cpp; to be raised when a panel changes
+LAYOUT = (
+    3  # of native/runtime/pack.cpp and Arena::save; to be raised when a panel or the file changes
+)
 
 
 def packed_file(checkpoint: Checkpoint) -> Path:

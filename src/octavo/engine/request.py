@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Collection
 from typing import Literal
 
 import msgspec
 
-from octavo.errors import RequestError
+from octavo.errors import ContextExceeded, RequestError
 
 Finish = Literal["stop", "complete", "length", "abort", "deadline", "refused", "error"]
 
@@ -16,6 +16,33 @@ MAX_BEAMS = 32
 MAX_BIAS = 1024
 MAX_STOP_TOKENS = 128
 MAX_BAD_WORDS = 512
+MAX_TIMEOUT = 86_400  # seconds
+
+
+MANY = (1 << 31) - 1  # what a native integer holds
+
+
+def shown(value: object) -> str:
+    """A value that was refused, short enough for a message whatever it is."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"an integer of {value.bit_length()} bits"
+    return str(value) if isinstance(value, int | float) else f"a {type(value).__name__}"
+
+
+def check_number(name: str, value: object, kind: type, low: float, high: float) -> None:
+    """Raises RequestError unless `value` is of its kind and within both bounds, which no NaN is."""
+    kinds = (int, float) if kind is float else (int,)
+    sound = isinstance(value, kinds) and not isinstance(value, bool)
+    if not (sound and low <= value <= high):  # type: ignore[operator]
+        raise RequestError(
+            f"{name} is {shown(value)}; it must be {'a number' if kind is float else 'an integer'} "
+            f"between {low} and {high}", name, "invalid_value",
+        )  # fmt: skip
+
+
+def are_tokens(ids: Collection[int], vocabulary: int) -> bool:
+    """Whether all are integers below `vocabulary`; a million take some ten milliseconds."""
+    return not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocabulary)
 
 
 class Thinking(msgspec.Struct, frozen=True):
@@ -23,6 +50,12 @@ class Thinking(msgspec.Struct, frozen=True):
 
     budget: int
     closing: list[int]
+
+    def check(self, vocabulary: int) -> None:
+        """Raises RequestError naming the field at fault."""
+        check_number("thinking_token_budget", self.budget, int, 0, MANY)
+        if not are_tokens(self.closing, vocabulary):
+            raise RequestError("thoughts end with an unknown token", "thinking_token_budget")
 
 
 class BeamSearch(msgspec.Struct, frozen=True):
@@ -40,14 +73,9 @@ class BeamSearch(msgspec.Struct, frozen=True):
 
     def check(self) -> None:
         """Raises RequestError naming the field at fault."""
-        for name, value, low, high in (
-            ("beam_width", self.width, 1, MAX_BEAMS), ("n", self.n, 1, self.width),
-            ("length_penalty", self.length_penalty, -10, 10),
-        ):  # fmt: skip
-            if not low <= value <= high:
-                raise RequestError(
-                    f"{name} is {value}; it must be between {low} and {high}", name, "invalid_value"
-                )
+        check_number("beam_width", self.width, int, 1, MAX_BEAMS)
+        check_number("n", self.n, int, 1, self.width)
+        check_number("length_penalty", self.length_penalty, float, -10, 10)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -96,46 +124,40 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def check(self, vocabulary: int) -> None:
         """Raises RequestError naming the first field that cannot be obeyed."""
-        if not all(self.stop_strings):
-            raise RequestError("a stop string is empty", "stop", "invalid_value")
-        for name, low, high in _RANGES:
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and low <= value <= high):
-                raise RequestError(
-                    f"{name} is {value}; it must be between {low} and {high}", name, "invalid_value"
-                )
-        for name in ("top_p", "typical_p", "repetition_penalty"):
+        if not all(isinstance(s, str) and s for s in self.stop_strings):
+            raise RequestError("a stop string is empty, or no string", "stop", "invalid_value")
+        for name, kind, low, high in _RANGES:
+            if (value := getattr(self, name)) is not None or name not in _OPTIONAL:
+                check_number(name, value, kind, low, high)
+        for name in ("top_p", "typical_p"):
             if getattr(self, name) <= 0:
                 raise RequestError(f"{name} must be above 0", name, "invalid_value")
-        if self.min_tokens > (self.max_tokens or _MANY):
+        if self.min_tokens > (self.max_tokens or MANY):
             raise RequestError("min_tokens is above max_tokens", "min_tokens", "invalid_value")
         if self.max_tokens == 0 and self.prompt_logprobs is None:
             raise RequestError(
                 "max_tokens 0 needs prompt log-probabilities (echo and logprobs, or "
                 "prompt_logprobs)", "max_tokens", "invalid_value",
             )  # fmt: skip
-        for token, bias in self.logit_bias.items():
-            if not -100 <= bias <= 100:
-                raise RequestError(
-                    f"logit_bias {token}: {bias}: biases are -100 to 100",
-                    "logit_bias",
-                    "invalid_value",
-                )
-        for name, most in _LENGTHS:
+        for name, most in (*_LENGTHS, ("allowed_token_ids", vocabulary)):
             if len(getattr(self, name) or ()) > most:
                 raise RequestError(f"{name} takes {most} entries at most", name, "invalid_value")
         words = [t for word in self.bad_words for t in word]
         for name, tokens in (
             ("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids),
-            ("allowed_token_ids", self.allowed_token_ids or []), ("bad_words", words),
+            ("allowed_token_ids", self.allowed_token_ids or ()), ("bad_words", words),
         ):  # fmt: skip
-            if any(not 0 <= t < vocabulary for t in tokens):
+            if not are_tokens(tokens, vocabulary):
                 raise RequestError(
                     f"{name} holds a token outside 0 to {vocabulary - 1}", name, "invalid_value"
                 )
+        for bias in self.logit_bias.values():
+            check_number("logit_bias", bias, float, -100, 100)
         if self.allowed_token_ids == [] or not all(self.bad_words):
             name = "bad_words" if self.bad_words else "allowed_token_ids"
             raise RequestError(f"{name} has an empty entry", name, "invalid_value")
+        if self.thinking is not None:
+            self.thinking.check(vocabulary)
         if self.beam is not None:
             self.beam.check()
             if self.max_tokens == 0:
@@ -148,25 +170,25 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                     )
 
 
-_MANY = 1 << 31
 _NOT_WITH_BEAMS = (
     "temperature top_p top_k min_p typical_p presence_penalty frequency_penalty repetition_penalty "
     "stop thinking"
 ).split()
-_RANGES = (
-    ("max_tokens", 0, _MANY),
-    ("min_tokens", 0, _MANY),
-    ("typical_p", 0, 1),
-    ("prompt_logprobs", 0, MAX_LOGPROBS),
-    ("temperature", 0, 2),
-    ("top_p", 0, 1),
-    ("top_k", 0, (1 << 31) - 1),
-    ("min_p", 0, 1),
-    ("seed", -(1 << 63), (1 << 63) - 1),
-    ("presence_penalty", -2, 2),
-    ("frequency_penalty", -2, 2),
-    ("repetition_penalty", 0, 10),
-    ("logprobs", 0, MAX_LOGPROBS),
+_OPTIONAL = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
+_RANGES: tuple[tuple[str, type, float, float], ...] = (
+    ("max_tokens", int, 0, MANY),
+    ("min_tokens", int, 0, MANY),
+    ("typical_p", float, 0, 1),
+    ("prompt_logprobs", int, 0, MAX_LOGPROBS),
+    ("temperature", float, 0, 2),
+    ("top_p", float, 0, 1),
+    ("top_k", int, 0, MANY),
+    ("min_p", float, 0, 1),
+    ("seed", int, -(1 << 63), (1 << 63) - 1),
+    ("presence_penalty", float, -2, 2),
+    ("frequency_penalty", float, -2, 2),
+    ("repetition_penalty", float, 0.01, 10),  # by less, a logit could leave fp32
+    ("logprobs", int, 0, MAX_LOGPROBS),
 )
 
 
@@ -199,6 +221,29 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pool: Literal["", "mean", "cls", "last"] = ""
     types: list[int] = []
     adapter: str = ""
+
+    def check(self, vocabulary: int, room: int) -> None:
+        """Raises RequestError naming what an engine of `room` tokens a sequence cannot take.
+
+        Lengths are looked at before what they count.
+        """
+        prompt, wanted = len(self.prompt), self.params.max_tokens
+        if not prompt:
+            raise RequestError("the prompt is empty", "prompt", "invalid_value")
+        field = "input" if self.pool else "prompt"
+        if prompt > room:
+            raise ContextExceeded(room, prompt, 0, field)
+        self.params.check(vocabulary)
+        wanted = 0 if self.pool else 1 if wanted is None else wanted
+        if prompt + wanted > room:
+            raise ContextExceeded(room, prompt, wanted, field)
+        if not are_tokens(self.prompt, vocabulary) or not are_tokens(self.resume, vocabulary):
+            raise RequestError(f"a prompt token is outside 0 to {vocabulary - 1}", "prompt")
+        check_number("priority", self.priority, int, -MANY, MANY)
+        if self.timeout is not None:
+            check_number("timeout", self.timeout, float, 1e-3, MAX_TIMEOUT)
+        if self.types and (len(self.types) != prompt or not are_tokens(self.types, 2)):
+            raise RequestError("types are 0 or 1 for each prompt token", "types", "invalid_value")
 
 
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True):

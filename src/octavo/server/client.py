@@ -1,36 +1,35 @@
-"""The front's side of an engine process: starts it, feeds it, restarts it and replays its requests.
-
-Replay is invisible to clients: a request's tokens depend on nothing but the request, so a new
-engine, told which tokens were already given, continues with the very next one.
-"""
+"""The front's side of an engine process: starts it, feeds it, watches it and replaces it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import logging
 import signal
-import socket
-import subprocess
-import time
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
-
-import msgspec
+from collections.abc import AsyncGenerator, Callable, Mapping
 
 from octavo import errors
+from octavo.checkpoint.identity import FileState, check_unchanged
 from octavo.engine.constraint import TokenTable
 from octavo.engine.plan import Plan
 from octavo.engine.request import Request, TokenEvent
-from octavo.errors import EngineFailed, OctavoError, Overloaded, RequestError
-from octavo.process import python_module
+from octavo.errors import (
+    EngineFailed,
+    ModelChanged,
+    ModelNotFound,
+    OctavoError,
+    Overloaded,
+    RequestError,
+    place,
+)
+from octavo.server.adapter_table import Adapter, AdapterTable
 from octavo.server.engine_process import plan_fields
+from octavo.server.link import ENGINE, EngineLink
 from octavo.server.protocol import (
     Abort,
     Adapted,
     Events,
     Failed,
-    LoadAdapter,
     Loading,
     Ready,
     Refused,
@@ -39,30 +38,28 @@ from octavo.server.protocol import (
     ToEngine,
     ToFront,
     UnloadAdapter,
-    frame,
-    read_frame,
 )
+from octavo.server.replay import SUSPECT, Replay, Stream, too_late
 
-ADAPT_SECONDS = 60.0  # for an adapter to load
-STALL = 10.0  # seconds without a frame while requests run: not making progress
-CRASHES = 2  # a request that has seen more engine deaths than this is failed, not replayed
-BACKOFF = (0.0, 0.2, 1.0, 5.0, 15.0)
-STABLE = 30.0  # seconds after which a new death is not counted as a crash loop
-
-
-@dataclass
-class _Stream:
-    request: Request
-    events: asyncio.Queue[TokenEvent | RequestError] = field(default_factory=asyncio.Queue)
-    given: list[int] = field(default_factory=list)
-    scored: int = 0
-    crashes: int = 0
+LOG = logging.getLogger(__name__)
+BACKOFF = (
+    0.0,
+    0.2,
+    1.0,
+    2.0,
+    5.0,
+)  # the longest is what a server is late by when a cause has ended
+PATIENCE = 3  # engines in a row that did not start, after which requests are no longer held back
+TICK = 1.0  # seconds between looks at the process
+STOPPED = 2  # looks in a row that find it stopped by a signal
+STUCK = 300  # looks in a row between which no operation of a step has begun
 
 
 class EngineClient:
     """One supervised engine process.
 
-    max_queue: requests in flight beyond which new ones are refused with Overloaded.
+    max_queue: requests in flight beyond which new ones are refused with Overloaded. files: of the
+    model, which must be the same whenever an engine reads them. module: what the process runs.
     """
 
     def __init__(
@@ -72,40 +69,62 @@ class EngineClient:
         vocabulary: int,
         max_queue: int = 256,
         progress: Callable[[int], None] = lambda _: None,
+        files: Mapping[str, FileState] | None = None,
+        module: str = ENGINE,
     ) -> None:
         self._path = path
         self._plan = plan_fields(plan)
+        self._files = dict(files or {})
+        self._module = module
         self.table = TokenTable([], [], [])  # of the vocabulary; set before `start`
         self.vocabulary = vocabulary
         self._max_queue = max_queue
         self._progress = progress
-        self._streams: dict[str, _Stream] = {}
-        self.adapters: dict[str, str] = {}  # names and paths of what is loaded
-        self._adapting: tuple[str, asyncio.Future[Adapted]] | None = None
+        self._replay = Replay()
+        self._adapters = AdapterTable()
+        self._restoring = ""  # the adapter that a new engine is loading
         self._one_at_a_time = asyncio.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None  # to a process that has not been told what to do
-        self._writer: asyncio.StreamWriter | None = None
+        self._link: EngineLink | None = None
+        self._tasks: list[asyncio.Task[None]] = []  # that end with this engine
         self._supervisor: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
-        self._heard = 0.0
+        self._started = False  # an engine has been ready
+        self._served = self._fruitful = False  # this engine has; it has computed something
         self._closing = False
+        self._cause = ""  # why this engine is being killed
         self.draining = False  # set when the server is told to stop: new requests are refused
         self.stats: dict[str, int] = {}
         self.restarts = 0
         self.isa = ""
-        self.failure: OctavoError | None = None
+        self.failure: OctavoError | None = None  # why there is no engine
 
     @property
     def ready(self) -> bool:
-        """Loaded, not draining, and making progress on whatever runs."""
-        stalled = bool(self._streams) and time.monotonic() - self._heard > STALL
-        return self._ready.is_set() and not self.draining and not stalled
+        """Loaded, not draining, and not stopped."""
+        return self._ready.is_set() and not self.draining
+
+    @property
+    def adapters(self) -> list[str]:
+        """Names of those that requests may ask for."""
+        return self._adapters.names
+
+    # -- life -----------------------------------------------------------------------------------
+
+    def spawn(self) -> None:
+        """Starts the engine process, which imports what it needs until it is told what to load.
+
+        Raises EngineFailed.
+        """
+        try:
+            self._link = EngineLink(self._module)
+        except OSError as e:
+            reason = f"the engine process cannot be started: {e.strerror}"
+            raise EngineFailed(reason, code="engine_failed") from None
 
     @property
     def pid(self) -> int | None:
         """The engine process's."""
-        return self._process.pid if self._process else None
+        return self._link.pid if self._link else None
 
     async def start(self) -> None:
         """Starts the engine and waits until it is ready. Raises what made it fail."""
@@ -119,191 +138,262 @@ class EngineClient:
     async def close(self) -> None:
         """Ends the engine process and every stream."""
         self._closing = True
-        if self._socket is not None:
-            self._socket.close()
-        if self._writer is not None:
-            self._writer.close()
+        self.end_streams()
         if self._supervisor is not None:
             self._supervisor.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._supervisor
-        self._reap()
-        self.end_streams()
+        self._stop_tasks()
+        if self._link is not None:
+            await self._link.end()
+            self._link = None
 
     def end_streams(self) -> None:
         """Ends every request: the server does not wait for it any longer."""
-        self._fail_all(Overloaded("the server is shutting down", code="shutting_down"))
-
-    async def submit(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
-        """Token events of a request until its end. Closing the iterator aborts it.
-
-        Raises RequestError if the engine refuses it, Overloaded if the queue is full.
-        """
-        if self.draining or self._closing:
-            raise Overloaded("the server is shutting down", code="shutting_down")
-        if self.failure is not None:
-            raise EngineFailed("the engine is gone and cannot start again", code="engine_failed")
-        if len(self._streams) >= self._max_queue:
-            raise Overloaded(
-                f"{len(self._streams)} requests are in flight, which is the limit",
-                code="overloaded",
-            )
-        stream = self._streams[request.id] = _Stream(request)
-        if not self._streams.keys() - {request.id}:
-            self._heard = time.monotonic()
-        self._send(Submit(request))
-        finished = False
-        try:
-            while True:
-                event = await stream.events.get()
-                if isinstance(event, RequestError):
-                    finished = True
-                    raise event
-                finished = event.finish is not None and not event.more
-                yield event
-                if finished:
-                    return
-        finally:
-            self._streams.pop(request.id, None)
-            if not finished:
-                self._send(Abort(request.id))
-
-    async def load_adapter(self, name: str, path: str) -> None:
-        """Loads a LoRA adapter; a restarted engine loads it again. Raises RequestError."""
-        await self._adapt(LoadAdapter(name, path))
-        self.adapters[name] = path
-
-    async def unload_adapter(self, name: str) -> None:
-        """Unloads an adapter once its requests have ended. Raises RequestError."""
-        await self._adapt(UnloadAdapter(name))
-        del self.adapters[name]
-
-    async def _adapt(self, message: LoadAdapter | UnloadAdapter) -> None:
-        async with self._one_at_a_time:
-            if not self._ready.is_set():
-                raise Overloaded("the engine is starting", code="loading")
-            done: asyncio.Future[Adapted] = asyncio.get_running_loop().create_future()
-            self._adapting = (message.name, done)
-            self._send(message)
-            try:
-                answer = await asyncio.wait_for(done, ADAPT_SECONDS)
-            except TimeoutError:
-                raise EngineFailed("the engine did not answer", code="engine_failed") from None
-            finally:
-                self._adapting = None
-        if answer.message:
-            raise RequestError(answer.message, answer.param, answer.code)
-
-    def _send(self, message: ToEngine) -> None:
-        # While the engine restarts there is nobody to tell; streams are submitted when it is back.
-        if self._writer is not None and self._ready.is_set():
-            self._writer.write(frame(message))
+        self._replay.fail_all(Overloaded("the server is shutting down", code="shutting_down"))
 
     async def _supervise(self) -> None:
-        failures = 0
+        """Runs one engine after the other, whatever they end of."""
+        failures = unstarted = 0
         while not self._closing:
-            began = time.monotonic()
+            error: OctavoError | None = None
             try:
                 await self._serve_one()
             except EOFError:
                 pass
-            finally:
-                self._ready.clear()
-                self._reap()
-            if self.failure is not None or self._closing:
-                break
-            if not self.isa:  # it never became ready, so another try would end the same way
-                self.failure = EngineFailed("the engine process ended while loading the model")
-                break
-            failures = 1 if time.monotonic() - began > STABLE else failures + 1
-            self.restarts += 1
-            self._count_crash()
-            await asyncio.sleep(BACKOFF[min(failures - 1, len(BACKOFF) - 1)])
-        if self.failure is not None:
-            self._fail_all(EngineFailed(f"the engine cannot start: {self.failure}"))
-
-    def spawn(self) -> None:
-        """Starts the engine process, which imports what it needs until it is told what to load."""
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                python_module(
-                    "octavo.server.engine_process", str(theirs.fileno()), str(os.getpid())
-                ),
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                process_group=0,  # Ctrl-C is the front's business, from the first import on
-            )
+            except OctavoError as e:
+                error = e
+            except Exception as e:
+                LOG.error("an engine's messages could not be handled: %s", place(e))
+            await self._bury(error)
+            if not self._started:  # another try would end the same way
+                self.failure = error or EngineFailed("the engine ended while loading the model")
+                return
+            unstarted = 0 if self._served else unstarted + 1
+            known = error is not None and not isinstance(error, EngineFailed)
+            if known or unstarted > PATIENCE:
+                self._give_up(error)
+            failures = 1 if self._fruitful else failures + 1
+            await asyncio.sleep(BACKOFF[min(failures, len(BACKOFF)) - 1])
 
     async def _serve_one(self) -> None:
-        """Runs one engine process until its socket closes."""
-        if self._socket is None:
+        """Runs one engine process until its socket closes. Raises EOFError, or what Failed says."""
+        self._served = self._fruitful = False
+        if self._started:
+            await asyncio.to_thread(check_unchanged, self._files)
+        if self._link is None:
             self.spawn()
-        ours, self._socket = self._socket, None
-        reader, self._writer = await asyncio.open_unix_connection(sock=ours)
-        self._writer.write(frame(Start(self._path, self.table, self._plan)))
+        assert self._link is not None
+        link = self._link
+        await link.open()
+        self._tasks.append(asyncio.create_task(self._watch(link)))
+        link.send(Start(self._path, self.table, self._plan, self._files))
         while True:
-            self._handle(await read_frame(reader))
+            self._handle(await link.receive())
+
+    async def _bury(self, error: OctavoError | None) -> None:
+        """Ends what is left of an engine, and finds out what it died of."""
+        link, self._link = self._link, None
+        self._ready.clear()
+        self.stats = {}
+        self._stop_tasks()
+        self._adapters.engine_ended()
+        if link is None:
+            return
+        status, cause = await link.end(), self._cause
+        self._cause = ""
+        if error is not None:
+            return
+        doubt = 0 if cause == "stopped" else 1 if status == -signal.SIGKILL else SUSPECT
+        ending = cause or (f"signal {-status}" if status < 0 else f"status {status}")
+        LOG.warning("an engine has ended: %s%s", ending, "" if self._served else ", while starting")
+        self._blame(doubt)
+
+    def _stop_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self._tasks.clear()
+
+    def _blame(self, doubt: int) -> None:
+        """Ends the request, or drops the adapter, that an engine has died of."""
+        if adapter := self._adapters.adapters.get(self._restoring):
+            adapter.doubt += doubt
+            if adapter.doubt >= SUSPECT:
+                self._lose_adapter(self._restoring, "the engine ended while it loaded it")
+        self._restoring = ""
+        if culprit := self._replay.died(doubt):
+            LOG.error("a request has stopped the engine repeatedly, and was ended")
+            message = "the engine stopped while it computed this request, also when it was alone"
+            culprit.events.put_nowait(EngineFailed(message, code="engine_error"))
+
+    def _give_up(self, error: OctavoError | None) -> None:
+        """Tells everybody that there is no engine for now."""
+        why = {
+            ModelChanged: "the model's files have changed since the server started; it must be "
+            "started again to serve them",
+            ModelNotFound: "a file of the model is gone",
+            EngineFailed: str(error),
+        }.get(type(error), "the engine cannot be started again")
+        if self.failure is None or str(self.failure) != why:
+            LOG.error("not ready: %s (%s)", why, error or "it ends while it loads the model")
+        self.failure = Overloaded(why, code="engine_failed")
+        self._replay.fail_all(Overloaded(why, code="engine_failed"))
+
+    async def _watch(self, link: EngineLink) -> None:
+        """Kills a process that a signal has stopped, or that does not get on with its work.
+
+        It counts its own looks: a front that was held up itself has not looked.
+        """
+        stopped = still = signs = 0
+        while True:
+            await asyncio.sleep(TICK)
+            stopped = stopped + 1 if link.stopped else 0
+            still = still + 1 if self._replay.busy and link.signs == signs else 0
+            signs = link.signs
+            if stopped >= STOPPED or still >= STUCK:
+                self._cause = "stopped" if stopped >= STOPPED else "stuck"
+                self._ready.clear()
+                link.kill()
+                return
+
+    # -- messages -------------------------------------------------------------------------------
+
+    def _send(self, message: ToEngine) -> None:
+        # While the engine restarts there is nobody to tell; streams are submitted when it is back.
+        if self._link is not None and self._ready.is_set():
+            self._link.send(message)
+
+    def _turn(self) -> None:
+        """Gives the engine the requests whose turn it is."""
+        if not self._ready.is_set():
+            return
+        back, submitted = self._replay.turn()
+        for name in back:
+            self._send(Abort(name))
+        for stream in submitted:
+            try:
+                self._send(Submit(stream.resumed(asyncio.get_running_loop().time())))
+            except (ValueError, TypeError, OverflowError):
+                message = "the request holds a value that cannot be sent to the engine"
+                stream.events.put_nowait(RequestError(message, code="invalid_value"))
 
     def _handle(self, message: ToFront) -> None:
-        self._heard = time.monotonic()
-        if isinstance(message, Loading):
+        if isinstance(message, Events):
+            self._events(message)
+        elif isinstance(message, Loading):
             self._progress(message.bytes)
         elif isinstance(message, Ready):
             self.isa = message.isa
-            self._ready.set()
-            for name, path in self.adapters.items():
-                self._send(LoadAdapter(name, path))
-            for running in self._streams.values():
-                resumed = msgspec.structs.replace(
-                    running.request, resume=list(running.given), scored=running.scored
-                )
-                self._send(Submit(resumed))
-        elif isinstance(message, Events):
-            self.stats = message.stats
-            for event in message.events:
-                if stream := self._streams.get(event.id):
-                    stream.scored += len(event.scores)
-                    if event.token is not None:
-                        stream.given.append(event.token)
-                    stream.events.put_nowait(self._failure(event) or event)
+            assert self._link is not None
+            self._tasks.append(asyncio.create_task(self._restore(self._link)))
         elif isinstance(message, Refused):
-            if stream := self._streams.get(message.id):
-                stream.events.put_nowait(RequestError(message.message, message.param, message.code))
+            if stream := self._replay.find(message.id):
+                error = EngineFailed if message.code == "engine_error" else RequestError
+                stream.events.put_nowait(error(message.message, message.param, message.code))
         elif isinstance(message, Adapted):
-            if self._adapting is not None and self._adapting[0] == message.name:
-                self._adapting[1].set_result(message)
-                self._adapting = None
+            self._adapters.answered(message)
         elif isinstance(message, Failed):
-            kind = getattr(errors, message.kind, OctavoError)
-            self.failure = kind(message.message, *message.suggestions)
+            raise getattr(errors, message.kind, OctavoError)(message.message, *message.suggestions)
+
+    def _events(self, message: Events) -> None:
+        self.stats = message.stats
+        self._fruitful |= bool(message.events)
+        for event in message.events:
+            if stream := self._replay.find(event.id):
+                for each in stream.take(event):
+                    stream.events.put_nowait(self._failure(each) or each)
+        if self._replay.stepped():
+            self._turn()
 
     def _failure(self, event: TokenEvent) -> RequestError | None:
         if event.finish == "deadline":
-            return EngineFailed("the request's deadline passed", "timeout", "deadline_exceeded")
+            return too_late()
         if event.finish == "refused":
             return RequestError(event.error or "", "response_format", "constraint_failed")
         if event.finish == "error":
             return EngineFailed("the engine could not compute this request", code="engine_error")
         return None
 
-    def _count_crash(self) -> None:
-        for stream in self._streams.values():
-            stream.crashes += 1
-            if stream.crashes > CRASHES:
-                message = "the engine stopped repeatedly while computing this request"
-                stream.events.put_nowait(EngineFailed(message, code="engine_restarted"))
+    # -- requests -------------------------------------------------------------------------------
 
-    def _fail_all(self, error: RequestError) -> None:
-        for stream in self._streams.values():
-            stream.events.put_nowait(error)
+    async def submit(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
+        """Token events of a request until its end. Closing the iterator aborts it.
 
-    def _reap(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
-            self._process = None
+        Raises RequestError if the engine refuses it, Overloaded if it cannot be served now.
+        """
+        if self.draining or self._closing:
+            raise Overloaded("the server is shutting down", code="shutting_down")
+        if self.failure is not None:
+            raise Overloaded(str(self.failure), code="engine_failed")
+        if (count := len(self._replay.streams)) >= self._max_queue:
+            raise Overloaded(
+                f"{count} requests are in flight, which is the limit", code="overloaded"
+            )
+        self._adapters.acquire(request.adapter)
+        now = asyncio.get_running_loop().time()
+        stream = Stream(request, None if request.timeout is None else now + request.timeout)
+        self._replay.add(stream)
+        try:
+            self._turn()
+            while True:
+                event = await stream.next()
+                if isinstance(event, RequestError):
+                    raise event
+                yield event
+                if event.finish is not None and not event.more:
+                    self._replay.remove(stream)  # the engine has forgotten it too
+                    return
+        finally:
+            self._end(stream)
+
+    def _end(self, stream: Stream) -> None:
+        if name := self._replay.remove(stream):
+            self._send(Abort(name))
+        if self._adapters.release(stream.request.adapter):
+            self._send(UnloadAdapter(stream.request.adapter))
+        self._turn()  # it may have been the one that others wait for
+
+    # -- adapters -------------------------------------------------------------------------------
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Loads a LoRA adapter; a new engine loads it again. Raises RequestError."""
+        async with self._one_at_a_time:
+            if not self._ready.is_set() or self._link is None:
+                raise Overloaded("the engine is starting", code="loading")
+            self._adapters.check_free(name)
+            adapter = await asyncio.to_thread(Adapter.at, path)
+            await self._adapters.load(self._link, name, adapter)
+            self._adapters.adapters[name] = adapter
+
+    async def unload_adapter(self, name: str) -> None:
+        """Keeps an adapter from new requests, and unloads it once those that use it have ended.
+        Raises RequestError."""
+        if self._adapters.leave(name):
+            self._send(UnloadAdapter(name))
+
+    async def _restore(self, link: EngineLink) -> None:
+        """Gives a new engine the adapters, then the requests that others did not finish."""
+        for name, adapter in list(self._adapters.adapters.items()):
+            self._restoring = name
+            try:
+                await self._adapters.load(link, name, adapter)
+            except RequestError as e:
+                if link is not self._link:
+                    return
+                self._lose_adapter(name, str(e))
+        self._restoring = ""
+        if self._started:
+            self.restarts += 1
+            LOG.warning("the engine is ready again")
+        self.failure, self._served, self._started = None, True, True
+        self._ready.set()
+        self._turn()
+
+    def _lose_adapter(self, name: str, reason: str) -> None:
+        """An engine cannot have an adapter any more: it goes, with the requests that use it."""
+        LOG.error("adapter %s is unloaded: %s", name, reason)
+        del self._adapters.adapters[name]
+        for stream in self._replay.streams:
+            if stream.request.adapter == name:
+                message = f"adapter {name!r} could not be loaded again: {reason}"
+                stream.events.put_nowait(EngineFailed(message, "model", "adapter_lost"))

@@ -6,26 +6,32 @@ it if the front dies first.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import gc
+import logging
 import os
 import select
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
+from octavo import _native
 from octavo.backends.base import Limits
+from octavo.checkpoint.identity import check_unchanged
+from octavo.engine.adapters import Adapters
 from octavo.engine.engine import Engine
 from octavo.engine.loader import load_executable, make_engine, open_model
 from octavo.engine.plan import Plan
-from octavo.errors import OctavoError, RequestError
+from octavo.engine.request import Request
+from octavo.errors import ModelChanged, ModelNotFound, OctavoError, RequestError, place
 from octavo.server.protocol import (
     Abort,
     Adapted,
-    Events,
     Failed,
     FrameBuffer,
     LoadAdapter,
@@ -33,12 +39,16 @@ from octavo.server.protocol import (
     Ready,
     Refused,
     Start,
-    Submit,
     ToEngine,
+    ToFront,
     UnloadAdapter,
-    send,
+    Working,
+    event_frames,
+    frame,
 )
 
+LOG = logging.getLogger(__name__)
+BEAT = 1.0  # seconds
 PR_SET_PDEATHSIG = 1
 RECEIVE = 1 << 20
 
@@ -67,32 +77,56 @@ class EngineProcess:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._sending = threading.Lock()
         self._frames = FrameBuffer()
         self._engine: Engine | None = None
+        self._heart: threading.Thread | None = None
+        self._over = threading.Event()
 
     def receive(self, wait: bool) -> list[ToEngine]:
         """Messages that have arrived; blocks for one if `wait`. Raises EOFError at the end."""
-        ready, _, _ = select.select([self._sock], [], [], None if wait else 0)
-        if not ready:
+        poll = select.poll()  # which takes any descriptor, where select takes those below 1024
+        poll.register(self._sock, select.POLLIN)
+        if not poll.poll(None if wait else 0):
             return []
         data = self._sock.recv(RECEIVE)
         if not data:
             raise EOFError
         return self._frames.push(data)
 
+    def send(self, message: ToFront) -> None:
+        self._write(frame(message))
+
+    def _write(self, data: bytes) -> None:
+        with self._sending:
+            self._sock.sendall(data)
+
     def start(self, message: Start) -> None:
         try:
             plan = plan_from(message.memory)
             model = open_model(Path(message.path), plan.adapters > 0, plan.context)
-            executable = load_executable(model, plan, lambda n: send(self._sock, Loading(n)))
+            check_unchanged(message.files)
+            executable = load_executable(model, plan, lambda n: self.send(Loading(n)))
+            check_unchanged(message.files)  # what was read while it was being written
             self._engine = make_engine(model, executable, plan, message.table)
         except OctavoError as e:
-            send(self._sock, Failed(type(e).__name__, str(e), list(e.suggestions)))
+            self.send(Failed(type(e).__name__, str(e), list(e.suggestions)))
             raise SystemExit(e.exit_code) from None
         del model
         gc.collect()
         gc.freeze()  # what is loaded stays; collections look at requests only
-        send(self._sock, Ready(os.getpid(), executable.model.isa))
+        native = executable.model
+        self._heart = threading.Thread(target=self._beat, args=(native,), daemon=True)
+        self._heart.start()
+        self.send(Ready(os.getpid(), native.isa))
+
+    def _beat(self, native: _native.Model) -> None:
+        """Tells the front that work goes on, whatever the step that is being computed does."""
+        assert self._engine is not None
+        with contextlib.suppress(OSError):  # the front is gone, as the other thread will see
+            while not self._over.wait(BEAT):
+                if self._engine.has_work:
+                    self.send(Working(native.operations))
 
     def handle(self, message: ToEngine) -> None:
         if isinstance(message, Start):
@@ -100,35 +134,74 @@ class EngineProcess:
         assert self._engine is not None
         if isinstance(message, Abort):
             self._engine.abort(message.id)
-        elif isinstance(message, LoadAdapter | UnloadAdapter):
-            send(self._sock, self.adapt(message))
-        elif isinstance(message, Submit):
-            try:
-                self._engine.add(message.request)
-            except RequestError as e:
-                send(self._sock, Refused(message.request.id, str(e), e.param, e.code))
+        elif isinstance(message, LoadAdapter):
+            self.send(self.load_adapter(message))
+        elif isinstance(message, UnloadAdapter):
+            self.unload_adapter(message.name)
+        elif refused := self.submit(message.request):
+            self.send(refused)
 
-    def adapt(self, message: LoadAdapter | UnloadAdapter) -> Adapted:
-        """Loads or unloads an adapter, and says how that went."""
+    def submit(self, request: Request) -> Refused | None:
+        """Queues a request, or says why not."""
         assert self._engine is not None
         try:
-            if self._engine.adapters is None:
-                raise RequestError("this server was started without adapters", "lora_name")
-            if isinstance(message, LoadAdapter):
-                self._engine.adapters.load(message.name, Path(message.path))
-            else:
-                self._engine.adapters.unload(message.name)
+            self._engine.add(request)
         except RequestError as e:
-            return Adapted(message.name, str(e), e.param, e.code)
-        return Adapted(message.name)
+            return Refused(request.id, str(e), e.param, e.code)
+        except Exception as e:
+            LOG.error("a request could not be queued: %s", place(e))
+            return Refused(request.id, "the engine cannot take this request", None, "engine_error")
+        return None
+
+    def load_adapter(self, message: LoadAdapter) -> Adapted:
+        """Loads an adapter, and says how that went."""
+        assert self._engine is not None
+        try:
+            self._load(self._engine.adapters, message)
+        except RequestError as e:
+            return Adapted(message.serial, str(e), e.param, e.code)
+        except Exception as e:
+            LOG.error("an adapter could not be loaded: %s", place(e))
+            reason = f"the adapter cannot be read ({type(e).__name__})"
+            return Adapted(message.serial, reason, "lora_path", "invalid_adapter")
+        return Adapted(message.serial)
+
+    def _load(self, adapters: Adapters | None, message: LoadAdapter) -> None:
+        if adapters is None:
+            raise RequestError("this server was started without adapters", "lora_name")
+        adapters.load(message.name, Path(message.path))
+        try:
+            check_unchanged(message.files)
+        except (ModelChanged, ModelNotFound) as e:
+            adapters.unload(message.name)
+            raise RequestError(str(e), "lora_path", "invalid_adapter") from None
+
+    def unload_adapter(self, name: str) -> None:
+        """Unloads an adapter; its name is no request's, so there is nobody to tell of a failure."""
+        assert self._engine is not None and self._engine.adapters is not None
+        try:
+            self._engine.adapters.unload(name)
+        except Exception as e:
+            LOG.error("an adapter could not be unloaded: %s", place(e))
 
     def report(self) -> None:
-        """One step and one frame."""
+        """One step, and what it gave."""
         assert self._engine is not None
         events = self._engine.step() if self._engine.has_work else []
-        send(self._sock, Events(events, dataclasses.asdict(self._engine.stats())))
+        for data in event_frames(events, dataclasses.asdict(self._engine.stats())):
+            self._write(data)
 
     def run(self) -> None:
+        """Serves until the front is gone."""
+        try:
+            with contextlib.suppress(EOFError, ConnectionError):
+                self._serve()
+        finally:
+            self._over.set()
+            if self._heart is not None:
+                self._heart.join()
+
+    def _serve(self) -> None:
         settled = True
         while True:
             busy = self._engine is not None and self._engine.has_work
@@ -146,11 +219,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the front's business
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent(int(sys.argv[2]))
-    try:
-        # A copy has the lowest free number; the front's may be above what select takes.
-        EngineProcess(socket.socket(fileno=int(sys.argv[1])).dup()).run()
-    except (EOFError, ConnectionError):
-        pass  # the front is gone
+    # A copy has the lowest free number; the front's may be above what select takes.
+    EngineProcess(socket.socket(fileno=int(sys.argv[1])).dup()).run()
 
 
 if __name__ == "__main__":

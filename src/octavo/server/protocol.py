@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+from collections.abc import Iterator
 
 import msgspec
 
+from octavo.checkpoint.identity import FileState
 from octavo.engine.constraint import TokenTable
 from octavo.engine.request import Request, TokenEvent
 
 MAX_FRAME = 64 << 20
+EVENT_BYTES = 1 << 20  # of events in a frame: the front reads one in some milliseconds
 HEADER = 4
 
 
@@ -20,6 +22,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     path: str
     table: TokenTable
     memory: dict[str, int | str | bool]  # the Plan, by field
+    files: dict[str, FileState] = {}  # of the model, as they were when the table was made
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -31,20 +34,24 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
-    """A LoRA adapter in a PEFT folder."""
+    """A LoRA adapter in a PEFT folder; `files` of it, as they were when it was first asked for."""
 
+    serial: int
     name: str
     path: str
+    files: dict[str, FileState]
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Has no answer: an adapter that is loaded can always be unloaded."""
+
     name: str
 
 
 class Adapted(msgspec.Struct, frozen=True, tag=True):
-    """The end of loading or unloading an adapter; `message` says why it failed."""
+    """The end of loading an adapter; `message` says why it failed."""
 
-    name: str
+    serial: int
     message: str = ""
     param: str | None = None
     code: str | None = None
@@ -77,6 +84,13 @@ class Events(msgspec.Struct, frozen=True, tag=True):
     stats: dict[str, int]
 
 
+class Working(msgspec.Struct, frozen=True, tag=True):
+    """Sent every second while there is work: a step is getting on if it has begun more
+    operations since."""
+
+    operations: int
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """The engine cannot start."""
 
@@ -86,7 +100,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine = Start | Submit | Abort | LoadAdapter | UnloadAdapter
-ToFront = Loading | Ready | Refused | Events | Failed | Adapted
+ToFront = Loading | Ready | Refused | Events | Failed | Adapted | Working
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
@@ -94,8 +108,11 @@ _to_front: msgspec.msgpack.Decoder[ToFront] = msgspec.msgpack.Decoder(ToFront)
 
 
 def frame(message: ToEngine | ToFront) -> bytes:
-    """A message with its length before it."""
+    """A message with its length before it. Raises ValueError, TypeError or OverflowError for one
+    that cannot be sent."""
     body = _encoder.encode(message)
+    if len(body) > MAX_FRAME:
+        raise ValueError(f"a frame of {len(body):,} bytes; {MAX_FRAME:,} at most")
     return len(body).to_bytes(HEADER, "little") + body
 
 
@@ -130,5 +147,12 @@ async def read_frame(reader: asyncio.StreamReader) -> ToFront:
         raise EOFError(str(e)) from None
 
 
-def send(sock: socket.socket, message: ToFront) -> None:
-    sock.sendall(frame(message))
+def event_frames(events: list[TokenEvent], stats: dict[str, int]) -> Iterator[bytes]:
+    """What a step produced, in frames of a moderate size."""
+    body = _encoder.encode(Events(events, stats))
+    if len(body) <= EVENT_BYTES or len(events) == 1:
+        yield len(body).to_bytes(HEADER, "little") + body
+        return
+    half = len(events) // 2
+    yield from event_frames(events[:half], stats)
+    yield from event_frames(events[half:], stats)

@@ -152,7 +152,9 @@ async def serve(
     ready: called once the model can answer. ended: called with every exchange that has ended.
     """
     path = str(options.located.path)
-    client = EngineClient(path, options.plan, model.vocabulary, options.max_queue, progress)
+    client = EngineClient(
+        path, options.plan, model.vocabulary, options.max_queue, progress, model.checkpoint.states
+    )
     client.spawn()
     try:
         tokenizer = await asyncio.to_thread(load_tokenizer, model.checkpoint)

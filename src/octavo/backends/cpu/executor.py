@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,7 @@ from octavo.program import (
     Value,
 )
 
+LOG = logging.getLogger(__name__)
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "tanh": 3, "relu": 4, "swiglu_clamped": 5}
 INDEXES = {"ids": 0, "positions": 1, "types": 2}
 NOTHING = np.zeros(0, np.uint8)
@@ -252,9 +254,20 @@ def _keep(model: _native.Model, packed: Path) -> None:
     part = packed.with_suffix(f".{os.getpid()}")
     if model.save_weights(str(part)):
         part.replace(packed)
-        for old in packed.parent.glob(f"{packed.stem.split('-')[0]}-*{packed.suffix}"):
-            if old != packed:
+        for old in packed.parent.glob(f"{packed.stem.split('-')[0]}-*"):
+            process = old.suffix.removeprefix(".")  # of one that still writes, if it lives
+            if old != packed and not (process.isdigit() and Path("/proc", process).exists()):
                 old.unlink(missing_ok=True)
+
+
+def _map(model: _native.Model, packed: Path, used: int) -> bool:
+    """Takes packed weights from a file, if there is a sound one."""
+    if model.map_weights(str(packed), used):
+        return True
+    if packed.exists():
+        LOG.warning("packed weights in %s are damaged: packing them anew", packed.name)
+        packed.unlink(missing_ok=True)
+    return False
 
 
 def load(
@@ -267,7 +280,8 @@ def load(
 ) -> CpuExecutable:
     """Packs the weights, all but those left to `settle`, and allocates what steps can need.
 
-    packed: a file that keeps the packed weights, all of them; mapped if it is there, else written.
+    packed: a file that keeps the packed weights, all of them; mapped if it is there and what it
+    holds is what was written, else written.
 
     The instruction set is the best the host runs, or the one `OCTAVO_ISA` names.
     """
@@ -282,7 +296,7 @@ def load(
     )  # fmt: skip
     if lowered.adapters:
         model.allow_adapters()
-    mapped = packed is not None and model.map_weights(str(packed), size.weights - SLACK)
+    mapped = packed is not None and _map(model, packed, size.weights - SLACK)
     recorder = _Recorder(lowered, model, progress, packed is None, mapped)
     for native in lowered.ops:
         recorder.record(native)

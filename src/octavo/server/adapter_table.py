@@ -1,0 +1,110 @@
+"""The LoRA adapters that an engine is to have, whichever engine that is."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from octavo.checkpoint.identity import FileState, file_states
+from octavo.errors import EngineFailed, RequestError
+from octavo.server.link import EngineLink
+from octavo.server.protocol import Adapted, LoadAdapter, UnloadAdapter
+
+FILES = ("adapter_config.json", "adapter_model.safetensors")
+SECONDS = 60.0  # for an adapter to load
+
+
+@dataclass
+class Adapter:
+    """path: a PEFT folder; files: its state when the adapter was loaded first."""
+
+    path: str
+    files: dict[str, FileState]
+    users: int = 0  # requests in flight
+    leaving: bool = False  # to be unloaded when the last of them has ended
+    doubt: int = 0  # engines that died while they loaded it again
+
+    @classmethod
+    def at(cls, path: str) -> Adapter:
+        return cls(path, file_states(Path(path) / name for name in FILES))
+
+
+class AdapterTable:
+    """Adapters by name, with the requests that use them."""
+
+    def __init__(self) -> None:
+        self.adapters: dict[str, Adapter] = {}
+        self._asked: dict[int, asyncio.Future[Adapted]] = {}  # of the present engine, by serial
+        self._serials = count()
+
+    @property
+    def names(self) -> list[str]:
+        """Of those that new requests may name."""
+        return [name for name, a in self.adapters.items() if not a.leaving]
+
+    def check_free(self, name: str) -> None:
+        """Raises RequestError for the name of an adapter that is still there."""
+        if known := self.adapters.get(name):
+            state = "still in use by requests" if known.leaving else "loaded already"
+            raise RequestError(f"adapter {name[:64]!r} is {state}", "lora_name", "invalid_value")
+
+    async def load(self, link: EngineLink, name: str, adapter: Adapter) -> None:
+        """Has an engine load an adapter. Raises RequestError with what it says to that, and
+        EngineFailed when it ends or says nothing."""
+        serial = next(self._serials)
+        answer = self._asked[serial] = asyncio.get_running_loop().create_future()
+        link.send(LoadAdapter(serial, name, adapter.path, adapter.files))
+        try:
+            async with asyncio.timeout(SECONDS):
+                said = await answer
+        except TimeoutError:
+            link.send(UnloadAdapter(name))  # once it has done it
+            raise EngineFailed("the engine did not answer", code="engine_failed") from None
+        finally:
+            self._asked.pop(serial, None)
+        if said.message:
+            kind = EngineFailed if said.code == "engine_failed" else RequestError
+            raise kind(said.message, said.param, said.code)
+
+    def answered(self, message: Adapted) -> None:
+        """What an engine has said."""
+        answer = self._asked.get(message.serial)
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    def engine_ended(self) -> None:
+        """Nobody is going to answer."""
+        for serial in self._asked:
+            said = "the engine ended while it loaded the adapter"
+            self.answered(Adapted(serial, said, "lora_path", "engine_failed"))
+
+    def acquire(self, name: str) -> None:
+        """Counts a request. Raises RequestError if there is no such adapter."""
+        if not name:
+            return
+        if name not in self.names:
+            raise RequestError(f"no adapter {name[:64]!r}", "model", "model_not_found")
+        self.adapters[name].users += 1
+
+    def release(self, name: str) -> bool:
+        """Counts the end of a request; whether the adapter is to be unloaded now."""
+        if adapter := self.adapters.get(name):
+            adapter.users -= 1
+        return self._gone(name)
+
+    def leave(self, name: str) -> bool:
+        """Keeps an adapter from new requests; whether it is to be unloaded now. Raises
+        RequestError if there is none."""
+        if name not in self.names:
+            raise RequestError(f"no adapter {name[:64]!r}", "lora_name", "invalid_value")
+        self.adapters[name].leaving = True
+        return self._gone(name)
+
+    def _gone(self, name: str) -> bool:
+        adapter = self.adapters.get(name)
+        if adapter is None or adapter.users or not adapter.leaving:
+            return False
+        del self.adapters[name]
+        return True

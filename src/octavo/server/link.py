@@ -1,0 +1,97 @@
+"""One engine process, and the socket that joins it to the front."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+from octavo.process import python_module
+from octavo.server.protocol import ToEngine, ToFront, Working, frame, read_frame
+
+ENGINE = "octavo.server.engine_process"
+
+
+class EngineLink:
+    """A running process; `module`: what it runs. OSError: the system has no process, memory or
+    handle for it."""
+
+    def __init__(self, module: str = ENGINE) -> None:
+        self._ours, theirs = socket.socketpair()
+        self._writer: asyncio.StreamWriter | None = None
+        self._operations = -1
+        self.signs = 0  # of its work getting on; they only ever grow
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    python_module(module, str(theirs.fileno()), str(os.getpid())),
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    process_group=0,  # Ctrl-C is the front's business, from the first import on
+                )
+            except BaseException:
+                self._ours.close()
+                raise
+
+    async def open(self) -> None:
+        """Joins the socket to the event loop."""
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=self._ours)
+
+    def send(self, message: ToEngine) -> None:
+        """Raises ValueError, TypeError or OverflowError for what cannot be sent."""
+        data = frame(message)
+        if self._writer is not None:
+            self._writer.write(data)
+
+    async def receive(self) -> ToFront:
+        """The next message. Raises EOFError when the process has ended."""
+        message = await read_frame(self._reader)
+        if not isinstance(message, Working) or message.operations != self._operations:
+            self.signs += 1
+        if isinstance(message, Working):
+            self._operations = message.operations
+        return message
+
+    @property
+    def pid(self) -> int:
+        """The process's."""
+        return self._process.pid
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped the process; not by a debugger, which has a state of its
+        own."""
+        try:
+            stat = Path(f"/proc/{self._process.pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] == "T"
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGKILL)
+
+    async def end(self) -> int:
+        """Ends the process; gives its exit status, negative for the signal that ended it before."""
+        if self._writer is not None:
+            self._writer.close()
+        else:
+            self._ours.close()
+        try:
+            status = await self._status()
+        finally:
+            self.kill()
+        await asyncio.to_thread(self._process.wait)  # much memory takes long to be given back
+        return status if status is not None else -signal.SIGKILL
+
+    async def _status(self) -> int | None:
+        """How a process that has closed its socket ended, if it does so by itself."""
+        for _ in range(20):
+            if (status := self._process.poll()) is not None:
+                return status
+            await asyncio.sleep(0.005)
+        return None

@@ -1,0 +1,40 @@
+"""An engine process that dies of certain requests, as one with a fault in its native code would.
+
+`POISON=WAY:TOKENS`: WAY is a signal's number, or `raise`; TOKENS is how many tokens a poisoned request is given.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from octavo.engine import engine
+from octavo.engine.scheduler import Work
+from octavo.server.engine_process import main
+
+POISON = [11, 12, 13]  # what the prompt of such a request begins with
+
+
+def poisoned(compute: Callable[..., Any]) -> Callable[..., Any]:
+    way, tokens = os.environ["POISON"].split(":")
+
+    def inner(executable: object, work: list[Work], *rest: Any) -> Any:
+        out = compute(executable, work, *rest)
+        deadly = [w for w in work if w.sequence.tokens[:3] == POISON]
+        if any(w.sequence.generated + (len(out) if rest else 1) > int(tokens) for w in deadly):
+            if way == "raise":
+                raise RuntimeError("this sequence cannot be computed")
+            os.kill(os.getpid(), int(way))
+            time.sleep(60)
+        return out
+
+    return inner
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGABRT, signal.SIG_DFL)
+    engine.run, engine.decode = poisoned(engine.run), poisoned(engine.decode)
+    main()

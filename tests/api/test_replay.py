@@ -1,0 +1,255 @@
+"""Engines that die of a request: it ends alone, and the others get what they get without it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from octavo.engine.constraint import TokenTable
+from octavo.engine.loader import open_model
+from octavo.engine.plan import make_plan
+from octavo.engine.request import BeamSearch, Request, SamplingParams, TokenEvent
+from octavo.errors import EngineFailed, RequestError
+from octavo.server.client import EngineClient
+from octavo.server.link import ENGINE
+from octavo.server.replay import Replay, Stream
+from tests.api.poisoned_engine import POISON
+from tests.small_models import Small, save_hf
+
+ROOT = Path(__file__).parents[2]
+NEIGHBOURS = 8
+LENGTH = 60
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    save_hf(Small(), path)
+    return path
+
+
+@asynccontextmanager
+async def client_of(folder: Path, module: str = ENGINE) -> AsyncGenerator[EngineClient, None]:
+    model = open_model(folder)
+    plan = make_plan(model.lowered, name="m", context=512)
+    client = EngineClient(str(folder), plan, 320, files=model.checkpoint.states, module=module)
+    client.table = TokenTable([], [], [2])
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def request(name: str, prompt: list[int], **params: object) -> Request:
+    options = {"max_tokens": LENGTH, "temperature": 1.0, "seed": 7, "ignore_eos": True} | params
+    return Request(id=name, prompt=prompt, params=SamplingParams(**options))  # type: ignore[arg-type]
+
+
+def neighbours() -> list[Request]:
+    prompts = [[20 + i] * (5 + 9 * i) for i in range(NEIGHBOURS - 1)]
+    plain = [request(f"n{i}", prompt) for i, prompt in enumerate(prompts)]
+    search = request("beam", [40] * 20, temperature=0, max_tokens=20, beam=BeamSearch(3, 2), seed=None)  # fmt: skip
+    return [*plain, search]
+
+
+@dataclass
+class Answer:
+    tokens: list[int]
+    error: RequestError | None = None
+
+
+async def ask(client: EngineClient, asked: Request) -> Answer:
+    answer = Answer([])
+    try:
+        async with aclosing(client.submit(asked)) as events:
+            async for event in events:
+                answer.tokens += [] if event.token is None else [event.token]
+    except RequestError as e:
+        answer.error = e
+    return answer
+
+
+@pytest.fixture
+def poisoned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("POISON", f"{request.param}:25")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{os.environ.get('PYTHONPATH', '')}")
+    return "tests.api.poisoned_engine"
+
+
+@pytest.mark.parametrize(
+    ("poisoned", "deaths"),
+    [(int(signal.SIGABRT), {2}), (int(signal.SIGKILL), set(range(4, 12))), ("raise", {0})],
+    indirect=["poisoned"],
+    ids=["abort", "kill", "raise"],
+)
+def test_a_poisonous_request_ends_alone(folder: Path, poisoned: str, deaths: set[int]) -> None:
+    """Also those that came after it, and while its engine was being replaced."""
+    bad = request("bad", [*POISON, 5])
+
+    async def undisturbed() -> tuple[list[Answer], Answer]:
+        async with client_of(folder) as client:
+            return await asyncio.gather(*(ask(client, r) for r in neighbours())), await ask(
+                client, bad
+            )
+
+    async def run() -> tuple[list[Answer], Answer, Answer, EngineClient]:
+        async with client_of(folder, poisoned) as client:
+            first = neighbours()
+            tasks = [asyncio.create_task(ask(client, r)) for r in (*first[:4], bad, *first[4:])]
+            while not client.restarts:
+                await asyncio.sleep(0.05)
+                if tasks[4].done():
+                    break
+            late = asyncio.create_task(ask(client, request("late", [99])))
+            answers = await asyncio.gather(*tasks)
+            return answers, await late, await ask(client, request("late", [99])), client
+
+    expected, whole = asyncio.run(undisturbed())
+    answers, late, later, client = asyncio.run(run())
+    culprit = answers.pop(4)
+    assert answers == expected and all(a.error is None for a in answers)
+    assert [len(a.tokens) for a in answers[:-1]] == [LENGTH] * (NEIGHBOURS - 1)
+    assert isinstance(culprit.error, EngineFailed) and culprit.error.code == "engine_error"
+    assert len(culprit.tokens) <= 25 and culprit.tokens == whole.tokens[: len(culprit.tokens)]
+    assert late == later and len(late.tokens) == LENGTH and late.error is None
+    assert client.restarts in deaths
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        Request(id="a", prompt=[10**400], params=SamplingParams()),
+        Request(id="a", prompt=[1], params=SamplingParams(top_k=1 << 31)),
+        Request(id="a", prompt=[1], params=SamplingParams(top_k=10**400)),
+        Request(id="a", prompt=[1], params=SamplingParams(seed=1 << 63)),
+        Request(id="a", prompt=[1], params=SamplingParams(grammar="\ud800")),
+        Request(id="a", prompt=[1], params=SamplingParams(temperature=float("nan"))),
+        Request(id="a", prompt=[1], params=SamplingParams(), priority=1 << 80),
+        Request(id="a", prompt=[1], params=SamplingParams(stop=["x" * (65 << 20)])),
+        Request(id="a", prompt=[1], params=SamplingParams(), adapter="nobody"),
+    ],
+    ids=["id", "top_k", "more top_k", "seed", "surrogate", "nan", "priority", "long", "adapter"],
+)  # fmt: skip
+def test_what_cannot_be_sent_is_refused(shared: _Shared, odd: Request) -> None:
+    answer = shared.run(ask(shared.client, odd))
+    assert isinstance(answer.error, RequestError) and answer.error.status == 400
+    good = shared.run(ask(shared.client, request("b", [5])))
+    assert len(good.tokens) == LENGTH and shared.client.restarts == 0
+
+
+class _Shared:
+    """A client in a loop of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._context = client_of(folder)
+        self.client = self.loop.run_until_complete(self._context.__aenter__())
+
+    def run(self, work: object) -> Answer:
+        return self.loop.run_until_complete(work)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self.loop.run_until_complete(self._context.__aexit__(None, None, None))
+        self.loop.close()
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path) -> Iterator[_Shared]:
+    shared = _Shared(folder)
+    yield shared
+    shared.close()
+
+
+# -- which requests run after a death, on engines that only count --------------------------------
+
+
+def plain(name: str, length: int) -> Stream:
+    return Stream(request(name, [1], max_tokens=length), None)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_everybody_but_the_poisonous_gets_all(seed: int) -> None:
+    """A model of engine and front: any requests, poisonous from some token on, at any times, with
+    kills from outside and steps in a row. Each of the others gets its tokens once, in order."""
+    rng = random.Random(seed)
+    lengths = [rng.randint(1, 40) for _ in range(rng.randint(1, 8))]
+    deadly = {i: rng.randrange(n) for i, n in enumerate(lengths) if rng.random() < 0.25}
+    doubt = rng.choice([1, 2])
+    kills = {rng.randrange(300) for _ in range(rng.randrange(6))}
+    replay, engine, got = Replay(), {}, {}
+    streams = [plain(str(i), n) for i, n in enumerate(lengths)]
+    arriving, ended, deaths = list(streams), set(), 0
+
+    def turn() -> None:
+        back, submitted = replay.turn()
+        for name in back:
+            del engine[name]
+        for stream in submitted:
+            engine[stream.name] = [stream, len(stream.given)]
+
+    for step in range(3000):
+        if arriving and rng.random() < 0.5:
+            replay.add(arriving.pop(0))
+        turn()
+        if not arriving and not replay.streams:
+            break
+        ahead = rng.randint(1, 8)
+        if step in kills and len(engine) > 1:  # one that is alone could not be told from a fault
+            assert replay.died(1) is None
+            engine.clear()
+            continue
+        dying = [
+            s for s, n in engine.values() if deadly.get(int(s.request.id), 1 << 30) < n + ahead
+        ]
+        if dying:
+            deaths += 1
+            engine.clear()
+            if culprit := replay.died(doubt):
+                assert culprit in dying
+                ended.add(int(culprit.request.id))
+            continue
+        for name, (stream, n) in list(engine.items()):
+            for token in range(n, min(n + ahead, lengths[int(stream.request.id)])):
+                found = replay.find(name)
+                assert found is stream
+                stream.take(TokenEvent(name, token))
+            engine[name][1] = len(stream.given)
+            if len(stream.given) == lengths[int(stream.request.id)]:
+                got[int(stream.request.id)] = list(stream.given)
+                del engine[name]
+                replay.remove(stream)
+        replay.stepped()
+    assert not replay.streams and not replay.busy
+    assert ended == set(deadly)
+    assert got == {i: list(range(n)) for i, n in enumerate(lengths) if i not in deadly}
+    assert deaths <= (2 if doubt == 2 else 11) * len(deadly)
+
+
+def test_what_an_engine_still_had_to_say_is_not_heard() -> None:
+    """Events of a submission that was taken back, or of an engine that is gone."""
+    replay = Replay()
+    a, b = plain("a", 5), plain("b", 5)
+    replay.add(a)
+    replay.add(b)
+    first = [s.name for s in replay.turn()[1]]
+    assert [replay.find(n) for n in first] == [a, b]
+    assert replay.died(2) is None
+    assert [replay.find(n) for n in first] == [None, None]
+    assert replay.turn() == ([], [a]) and replay.turn() == ([], [])
+    for token in range(9):
+        a.take(TokenEvent(a.name, token))
+    assert replay.stepped()
+    old = a.name
+    assert replay.turn() == ([old], [b]) and replay.find(old) is None
+    replay.remove(b)
+    assert replay.turn() == ([], [a]) and a.name != old
+    assert a.resumed(0).resume == list(range(9))

@@ -1,0 +1,133 @@
+"""What native code takes: nothing that passes the checks of a request can harm it, and a step that points outside its
+arrays is refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo import _native
+from octavo.backends.base import StepInput
+from octavo.engine import Request, SamplingParams
+from octavo.engine.sequence import Sequence
+from octavo.errors import RequestError
+from tests.conftest import Runner
+from tests.small_models import Small, save_hf
+
+VOCABULARY = 70
+INTEGERS = st.integers(-(1 << 70), 1 << 70) | st.sampled_from(
+    [0, 1, (1 << 31) - 1, 1 << 31, 10**400]
+)
+NUMBERS = (
+    st.floats() | st.sampled_from([0.0, 5e-324, 1e-45, 1e-40, 1e-30, 0.5, 1.0, 2.0]) | INTEGERS
+)
+FIELDS = {
+    "temperature": NUMBERS, "top_p": NUMBERS, "min_p": NUMBERS, "typical_p": NUMBERS, "presence_penalty": NUMBERS,
+    "frequency_penalty": NUMBERS, "repetition_penalty": NUMBERS, "top_k": INTEGERS, "seed": INTEGERS,
+    "logprobs": INTEGERS, "min_tokens": INTEGERS, "logit_bias": st.dictionaries(INTEGERS, NUMBERS, max_size=3),
+    "allowed_token_ids": st.lists(INTEGERS, max_size=3), "bad_words": st.lists(st.lists(INTEGERS, max_size=2), max_size=2),
+}  # fmt: skip
+
+
+SMALLEST = 5e-324
+EDGES = {
+    "temperature": st.floats(0, 2), "top_p": st.floats(SMALLEST, 1), "min_p": st.floats(0, 1),
+    "typical_p": st.floats(SMALLEST, 1), "presence_penalty": st.floats(-2, 2),
+    "frequency_penalty": st.floats(-2, 2), "repetition_penalty": st.floats(0.01, 10),
+    "top_k": st.integers(0, (1 << 31) - 1), "seed": st.integers(-(1 << 63), (1 << 63) - 1),
+    "logprobs": st.integers(0, 20), "min_tokens": st.integers(0, (1 << 31) - 1),
+    "logit_bias": st.dictionaries(st.integers(0, VOCABULARY - 1), st.floats(-100, 100), max_size=3),
+}  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.fixed_dictionaries({}, optional=FIELDS))
+def test_what_is_refused_says_so(fields: dict[str, object]) -> None:
+    """A value of any size gives a RequestError of one line, or none, and nothing else."""
+    request = Request(id="a", prompt=[3], params=SamplingParams(**fields))  # type: ignore[arg-type]
+    try:
+        request.check(VOCABULARY, 100)
+        refusal = ""
+    except RequestError as error:
+        refusal = str(error)
+    assert len(refusal) < 200 and "\n" not in refusal
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    st.fixed_dictionaries({}, optional=EDGES),
+    st.lists(st.floats(-1e4, 1e4, width=32), min_size=VOCABULARY, max_size=VOCABULARY),
+)
+def test_what_passes_the_checks_can_be_sampled(
+    fields: dict[str, object], logits: list[float]
+) -> None:
+    request = Request(id="a", prompt=[3, 4], params=SamplingParams(**fields))  # type: ignore[arg-type]
+    request.check(VOCABULARY, 100)
+    sequence = Sequence(request, 0, None, 100, [3, 4], vocabulary=VOCABULARY)
+    sequence.append(5)
+    values = np.array(logits, np.float32)
+    token, logprob, _, others = _native.sample("", values, sequence.sampling())
+    assert 0 <= token < VOCABULARY and not any(math.isnan(x) for x in (logprob, *others))
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-45, 1e-40, 1e-30, 1e-6])
+@pytest.mark.parametrize(
+    "limit",
+    [
+        {},
+        {"top_p": 0.9},
+        {"top_k": 5},
+        {"min_p": 0.1},
+        {"typical_p": 0.5},
+        {"logit_bias": {1: 1.0}},
+    ],
+    ids=str,
+)
+def test_hardly_any_temperature_is_none(temperature: float, limit: dict[str, Any]) -> None:
+    logits = np.random.default_rng(1).normal(size=1000).astype(np.float32)
+    params = SamplingParams(temperature=temperature, seed=1, **limit)
+    sequence = Sequence(Request(id="a", prompt=[3], params=params), 0, None, 100, [3])
+    for measured in (False, True):
+        token = _native.sample("", logits, sequence.sampling(), measured)[0]
+        assert token == logits.argmax()
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    folder = tmp_path_factory.mktemp("model")
+    save_hf(Small(), folder)
+    return Runner(folder, tokens=16, blocks=4)
+
+
+def ints(*values: object) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ids": ints(1, 320, 2)}, {"ids": ints(1, -1, 2)}, {"positions": ints(0, 1)}, {"positions": ints(0, -1, 2)},
+        {"spans": ints([0, 4, 0, 0, -1])}, {"spans": ints([1, 3, 0, 0, -1])}, {"spans": ints([-1, 3, 0, 0, -1])},
+        {"spans": ints([0, 0, 0, 0, -1])}, {"spans": ints([0, 3, -1, 0, -1])}, {"spans": ints([0, 3, 0, 1, -1])},
+        {"spans": ints([0, 3, 0, -1, -1])}, {"spans": ints([0, 3, 14, 0, -1])}, {"spans": ints([0, 3, (1 << 31) - 2, 0, -1])},
+        {"spans": ints([0, 3, 0, 0, 0])}, {"tables": ints(4)}, {"tables": ints(-1)}, {"tables": ints()}, {"select": ints(3)},
+        {"select": ints(-1)}, {"ids": ints(*[1] * 17), "positions": ints(*range(17))}, {"types": ints(0)},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_steps_that_point_outside_are_refused(runner: Runner, wrong: dict[str, np.ndarray]) -> None:
+    good = StepInput(
+        ints(1, 5, 2), ints(0, 1, 2), ints([0, 3, 0, 0, -1]), ints(0), ints(2), all_logits=True
+    )
+    runner.executable.step(good)
+    expected = runner.executable.logits(1)
+    with pytest.raises((ValueError, IndexError)):
+        runner.executable.step(replace(good, **wrong))
+    runner.executable.step(good)
+    assert (runner.executable.logits(1) == expected).all()
