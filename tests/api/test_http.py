@@ -197,16 +197,12 @@ def test_more_clients_than_handles(smollm2: Path, tmp_path: Path) -> None:
 def test_streams_that_are_not_read_give_back_their_place(smollm2: Path, tmp_path: Path) -> None:
     options = ("--max-queue", "2", "--write-timeout", "2", "--context", "4096")
     with serving("smollm2", "--offline", *options, log=tmp_path / "log") as s, ExitStack() as stack:
-        prompt = list(range(1000, 2500))  # scored with alternatives: some megabytes at once
-        body = {
-            "prompt": prompt, "echo": True, "logprobs": 20, "stream": True, "max_tokens": 2000,
-            "ignore_eos": True,
-        }  # fmt: skip
+        body = chat(stream=True, max_tokens=3000, logprobs=True, top_logprobs=20)
         for _ in range(2):
             sock = stack.enter_context(socket.socket())
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             sock.connect(("127.0.0.1", s.port))
-            sock.sendall(post("/v1/completions", body))
+            sock.sendall(post("/v1/chat/completions", body))
         while s.post("/v1/chat/completions", chat())[0] != 503:
             time.sleep(0.05)
         deadline = time.monotonic() + 60
