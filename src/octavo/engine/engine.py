@@ -134,7 +134,7 @@ class Engine:
         sequence = Sequence(
             request, next(self._arrivals), deadline, limit, list(request.prompt), eos=self._eos,
             vocabulary=self._vocabulary, allowed=self._allowed(params.allowed_token_ids),
-            submitted=time.monotonic(),
+            submitted=self._clock(),
         )  # fmt: skip
         sequence.scored += request.scored
         sequence.salt = request.salt
@@ -223,8 +223,8 @@ class Engine:
         if not work:
             return events
         began = time.perf_counter()
-        for sequence in (w.sequence for w in work if not w.sequence.queued):
-            sequence.queued = time.monotonic() - sequence.submitted
+        for sequence in (w.sequence for w in work if w.sequence.queued is None):
+            sequence.queued = self._clock() - sequence.submitted
         try:
             if (steps := self._steps_ahead(work)) > 1:
                 ends = [self._end_tokens(w.sequence.request.params) for w in work]
@@ -348,7 +348,7 @@ class Engine:
             self._forget(sequence.id)
             self.scheduler.retire(sequence)
         return TokenEvent(
-            sequence.id, token, logprob, top, finish, sequence.cached, queued=sequence.queued
+            sequence.id, token, logprob, top, finish, sequence.cached, queued=sequence.queued or 0.0
         )
 
     def _end_tokens(self, params: SamplingParams) -> list[int]:
