@@ -98,5 +98,7 @@ def test_children_do_not_import_from_the_current_folder() -> None:
     """`python -m` would; octavo/process.py is where its command line is made."""
     for path in MODULES:
         if path.name != "process.py":
-            constants = {getattr(node, "value", None) for node in ast.walk(ast.parse(path.read_text()))}
+            constants = {
+                getattr(node, "value", None) for node in ast.walk(ast.parse(path.read_text()))
+            }
             assert "-m" not in constants, path
