@@ -198,6 +198,20 @@ def test_deadline_counts_waiting() -> None:
     assert e.stats().blocks_held == 0
 
 
+def test_time_before_the_first_step_is_told() -> None:
+    clock = Clock()
+    e = engine(Counting(selected=1), clock=clock)
+    e.add(request("a", 10, 3))
+    clock.now = 0.5
+    e.add(request("b", 10, 2))
+    queued: dict[str, set[float]] = {"a": set(), "b": set()}
+    while e.has_work:
+        for event in e.step():
+            queued[event.id].add(event.queued)
+        clock.now += 1.0
+    assert queued == {"a": {0.5}, "b": {3.0}}  # b after the three steps of a
+
+
 def test_abort_frees_at_once() -> None:
     e = engine()
     for name in "abc":

@@ -125,8 +125,7 @@ class Engine:
         allowed = None if ids is None else mask_of(ids, (self._vocabulary + 31) // 32)
         sequence = Sequence(
             request, next(self._arrivals), deadline, limit, list(request.prompt), eos=self._eos,
-            vocabulary=self._vocabulary, allowed=allowed,
-            submitted=time.monotonic(),
+            vocabulary=self._vocabulary, allowed=allowed, submitted=self._clock(),
         )  # fmt: skip
         sequence.scored += request.scored
         sequence.salt = request.salt
@@ -214,8 +213,8 @@ class Engine:
         if not work:
             return events
         began = time.perf_counter()
-        for sequence in (w.sequence for w in work if not w.sequence.queued):
-            sequence.queued = time.monotonic() - sequence.submitted
+        for sequence in (w.sequence for w in work if w.sequence.queued is None):
+            sequence.queued = self._clock() - sequence.submitted
         try:
             rounds = self._compute(work)
         except Exception as e:
@@ -374,7 +373,7 @@ class Engine:
             self._forget(sequence.id)
             self.scheduler.retire(sequence)
         return TokenEvent(
-            sequence.id, token, logprob, top, finish, sequence.cached, queued=sequence.queued
+            sequence.id, token, logprob, top, finish, sequence.cached, queued=sequence.queued or 0.0
         )
 
     def _end_tokens(self, params: SamplingParams) -> list[int]:

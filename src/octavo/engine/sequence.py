@@ -32,7 +32,7 @@ class Sequence:
     cached: int = 0  # prompt tokens found in the cache at first admission
     admitted: bool = False
     submitted: float = 0.0
-    queued: float = 0.0  # seconds between that and the first step
+    queued: float | None = None  # seconds between that and the first step
     counts: Counter[int] = field(default_factory=Counter)  # generated tokens
     eos: frozenset[int] = frozenset()
     vocabulary: int = 0

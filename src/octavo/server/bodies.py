@@ -26,7 +26,8 @@ class TooLarge(RequestError):
 class Bodies:
     """Reads the bodies of all requests, which together have a limit too."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST_HELD) -> None:
+        self._most = most
         self._held = 0
 
     async def read(self, request: Request, kind: type[Body], model: Model) -> Body:
@@ -59,7 +60,7 @@ class Bodies:
                     data += chunk
                 elif total > DRAIN:
                     break
-                if self._held > MOST_HELD:
+                if self._held > self._most:
                     raise Overloaded("the server reads too many large bodies", code="overloaded")
             if total > MAX_BODY:
                 raise TooLarge(f"the body is longer than {MAX_BODY} bytes")

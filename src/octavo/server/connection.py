@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import socket
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -91,6 +92,10 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
         self.transport = Wire(cast(asyncio.Transport, transport))
+        # The kernel takes megabytes for a client that reads nothing, and knows that it does.
+        wait = int(1000 * self._limits.write_seconds)
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, wait)
         excess = len(self.connections) - self._limits.connections
         if excess <= 0:
             return

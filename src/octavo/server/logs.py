@@ -7,8 +7,9 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from logging.handlers import QueueHandler, QueueListener
+from logging.handlers import QueueHandler
 from queue import Full, Queue
+from threading import Thread
 from typing import Any, TextIO
 
 from octavo.server.exchange import Exchange
@@ -53,26 +54,34 @@ class _Queue(QueueHandler):
         return record
 
 
+def _write(waiting: Queue[logging.LogRecord | None], handler: logging.Handler) -> None:
+    while (record := waiting.get()) is not None:
+        handler.handle(record)
+
+
 @contextmanager
 def logging_to(stream: TextIO, level: str = "info", form: str = "text") -> Iterator[None]:
     """Writes the lines of all octavo loggers to a stream, from a thread of its own: a terminal that
     has been stopped must not stop the server."""
     written = logging.StreamHandler(stream)
     written.setFormatter(JsonFormat() if form == "json" else TextFormat())
-    handler = _Queue(Queue(MOST_LINES))
-    listener = QueueListener(handler.queue, written)
+    waiting: Queue[logging.LogRecord | None] = Queue(MOST_LINES)
+    writer = Thread(target=_write, args=(waiting, written), daemon=True)
+    handler = _Queue(waiting)
     logger = logging.getLogger("octavo")
     before = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(level.upper())
     logger.propagate = False
-    listener.start()
+    writer.start()
     try:
         yield
     finally:
         logger.removeHandler(handler)
         logger.level, logger.propagate = before
-        listener.stop()
+        with suppress(Full):
+            waiting.put(None, timeout=1)
+        writer.join(5)  # one who has stopped to read does not stop the end either
 
 
 def log_exchange(one: Exchange) -> None:

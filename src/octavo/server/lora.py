@@ -54,9 +54,10 @@ class AdapterRoutes:
         root = self._folder.resolve()
         try:
             path = (root / name).resolve()
-        except (OSError, ValueError):
-            path = root
-        if path == root or not path.is_relative_to(root) or not path.is_dir():
+            found = path.is_dir()
+        except (OSError, ValueError):  # a name that no file can have
+            found = False
+        if not found or path == root or not path.is_relative_to(root):
             raise RequestError(
                 f"lora_path {name[:64]!r} is no folder in the server's --lora-dir", "lora_path",
                 "invalid_value",

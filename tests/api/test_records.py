@@ -1,0 +1,205 @@
+"""What a server tells about itself: a line for each request, and numbers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from octavo.server.exchange import Exchange
+from octavo.server.logs import log_exchange, logging_to
+from tests.api.server import Server, serving
+
+SECRET = "CANARY-secret"
+
+
+@pytest.fixture(scope="module")
+def told(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("told") / "log"
+    with serving("smollm2", "--offline", "--log-format", "json", log=log) as s:
+        yield s
+
+
+def lines(server: Server, count: int) -> list[dict[str, Any]]:
+    """The last lines of the log, once there are so many that are JSON."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        found = [json.loads(t) for t in server.log.read_text().splitlines() if t.startswith("{")]
+        if len(found) >= count:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(server.log.read_text())
+
+
+def samples(server: Server) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    families = text_string_to_metric_families(server.get("/metrics")[1])
+    return {(s.name, frozenset(s.labels.items())): s.value for f in families for s in f.samples}
+
+
+def chat(**changes: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": SECRET}]
+    return {"messages": messages, "max_tokens": 4, "temperature": 0, "ignore_eos": True} | changes
+
+
+def test_every_answer_leaves_one_line(told: Server) -> None:
+    before = len(lines(told, 0))
+    header = {"x-secret": SECRET, "authorization": f"Bearer {SECRET}"}
+    asked = [
+        ("/v1/chat/completions", chat(), 200, None),
+        ("/v1/chat/completions", chat(stream=True, max_tokens=3), 200, None),
+        ("/v1/chat/completions", chat(n=0), 400, "invalid_value"),
+        ("/v1/chat/completions", chat(max_tokens=10**6), 400, "context_length_exceeded"),
+        ("/chat/completions", chat(model=SECRET), 404, "model_not_found"),
+        ("/v1/embeddings", {"input": SECRET}, 200, None),
+        ("/score", {"text_1": SECRET, "text_2": "a"}, 200, None),
+        ("/tokenize", {"prompt": SECRET}, 200, None),
+        (f"/{SECRET}", {}, 404, None),
+        ("/v1/models", {}, 405, None),
+    ]
+    for path, body, status, _ in asked:
+        assert told.call("POST", path, json.dumps(body).encode(), header)[0] == status
+    for path in ("/health", "/health/live", "/metrics"):  # said at level debug only
+        assert told.get(path)[0] == 200
+    with socket.create_connection(("127.0.0.1", told.port)) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 200)
+        assert sock.recv(100).startswith(b"HTTP/1.1 431")
+    with socket.create_connection(("127.0.0.1", told.port)) as sock:
+        body = json.dumps(chat(max_tokens=2000)).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        sock.sendall(head.encode() + body)
+        time.sleep(0.3)
+    told.wait_idle()
+    new = lines(told, before + len(asked) + 2)[before:]
+    assert len(new) == len(asked) + 2
+    canonical = {
+        "/chat/completions": "/v1/chat/completions",
+        "/score": "/v1/score",
+        f"/{SECRET}": "other",
+    }
+    expected = [(canonical.get(p, p), s, c) for p, _, s, c in asked]
+    expected += [("other", 431, "headers_too_large"), ("/v1/chat/completions", 499, None)]
+    assert [(e["route"], e["status"], e["code"]) for e in new] == expected
+    assert all(
+        e["seconds"] >= 0 and e["level"] == "info" and e["logger"] == "octavo.server" for e in new
+    )
+    assert all(e["received_bytes"] > 0 for e in new[:6])
+    assert (new[0]["completion_tokens"], new[0]["finish_reasons"]) == (4, ["length"])
+    assert new[0]["ttft_seconds"] >= new[0]["queue_seconds"] > 0
+    assert new[1]["completion_tokens"] == 3 and new[1]["sent_bytes"] > 100
+    assert SECRET not in told.log.read_text()
+
+
+def test_metrics_have_one_route_an_endpoint(told: Server) -> None:
+    for path in ("/v1/rerank", "/rerank"):
+        assert told.post(path, {"query": "a", "documents": ["b"]})[0] == 200
+        assert told.post(path, {})[0] == 400
+    for i in range(20):
+        assert told.get(f"/nothing/{i}")[0] == 404
+        assert told.get(f"/v1/models/nothing{i}")[0] == 404
+    found = samples(told)
+    routes = {dict(labels)["route"] for name, labels in found if name == "octavo_requests_total"}
+    assert "/v1/rerank" in routes and "other" in routes and "/v1/models/{name:path}" in routes
+    assert not [r for r in routes if "nothing" in r or r == "/rerank"]
+    count = found["octavo_requests_total", frozenset({("route", "/v1/rerank"), ("status", "200")})]
+    assert count == 2
+
+
+def test_histograms_count_requests(told: Server) -> None:
+    names = (
+        "octavo_e2e_request_latency_seconds", "octavo_request_queue_time_seconds", "octavo_time_to_first_token_seconds",
+        "octavo_request_prompt_tokens", "octavo_request_generation_tokens",
+    )  # fmt: skip
+
+    def values() -> dict[str, float]:
+        found = samples(told)
+        out = {
+            n + end: found.get((n + end, frozenset()), 0.0)
+            for n in names
+            for end in ("_count", "_sum")
+        }
+        for reason in ("length", "stop"):
+            key = "octavo_request_finished_total", frozenset({("finished_reason", reason)})
+            out[reason] = found.get(key, 0.0)
+        return out
+
+    before = values()
+    status, reply = told.post("/v1/chat/completions", chat(max_tokens=5, n=2))
+    assert status == 200
+    after = values()
+    gained = {name: after[name] - before[name] for name in after}
+    assert all(gained[n + "_count"] == 1 for n in names)
+    assert gained["octavo_request_generation_tokens_sum"] == 10
+    assert gained["octavo_request_prompt_tokens_sum"] == reply["usage"]["prompt_tokens"]
+    assert gained["length"] == 2 and gained["stop"] == 0
+    latency, first = (
+        gained[f"octavo_{n}_seconds_sum"] for n in ("e2e_request_latency", "time_to_first_token")
+    )
+    assert latency >= first >= gained["octavo_request_queue_time_seconds_sum"] > 0
+
+
+def test_build_and_processes(told: Server) -> None:
+    found = samples(told)
+    (build,) = [dict(labels) for name, labels in found if name == "octavo_build_info"]
+    assert build["version"] == json.loads(told.get("/version")[1])["version"]
+    assert re.fullmatch(r"3\.\d+\.\d+", build["python"])
+    for name in ("process", "octavo_engine_process"):
+        assert found[f"{name}_resident_memory_bytes", frozenset()] > 1 << 20
+        assert found[f"{name}_open_fds", frozenset()] > 3
+    assert found["octavo_engine_process_resident_memory_bytes", frozenset()] > 50 << 20
+    assert [name for name, _ in found if name == "python_info"]
+
+
+def test_text_lines() -> None:
+    out = StringIO()
+    with logging_to(out, "info", "text"):
+        one = Exchange("/v1/chat/completions", "POST", 404, "model_not_found", 12, 34, ended=0)
+        one.ended = one.began + 0.0251
+        log_exchange(one)
+        one.route = "/health"
+        log_exchange(one)
+        one.route, one.status, one.code = "/v1/models", 500, "engine_failed"
+        log_exchange(one)
+        logging.getLogger("octavo.engine").warning("the engine is started again")
+    text = re.sub(r"\d\d:\d\d:\d\d", "T", out.getvalue())
+    assert text == (
+        "T  chat  POST 12 bytes  25 ms  404 model_not_found\n"
+        "T  error  models  POST 12 bytes  25 ms  500 engine_failed\n"
+        "T  warning  the engine is started again\n"
+    )
+
+
+def test_levels_leave_lines_out() -> None:
+    out = StringIO()
+    with logging_to(out, "error", "json"):
+        log_exchange(Exchange("/v1/models", "GET", 200))
+        log_exchange(Exchange("/v1/models", "GET", 503, "loading"))
+        log_exchange(Exchange("/v1/models", "GET", 500))
+    (line,) = out.getvalue().splitlines()
+    assert json.loads(line)["status"] == 500
+
+
+def test_a_reader_that_has_stopped_does_not_stop_the_server() -> None:
+    class Stuck(StringIO):
+        def write(self, text: str) -> int:
+            go_on.wait(20)
+            return super().write(text)
+
+    go_on, out = threading.Event(), Stuck()
+    with logging_to(out):
+        began = time.monotonic()
+        for _ in range(15_000):
+            log_exchange(Exchange("/v1/models", "GET", 200))
+        seconds = time.monotonic() - began
+        go_on.set()
+    assert seconds < 10
+    assert 10_000 <= out.getvalue().count("\n") <= 10_002
