@@ -6,6 +6,7 @@ import ctypes
 import json
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as HfTokenizer
@@ -116,6 +117,10 @@ class Tokenizer:
     def decode(self, ids: list[int]) -> str:
         """Text of ids; control tokens are silent, bytes that are not UTF-8 become U+FFFD."""
         return b"".join(self.bytes[i] for i in ids).decode("utf-8", "replace")
+
+    def save(self, path: Path) -> None:
+        """Writes a tokenizer.json."""
+        self._tokenizer.save(str(path))
 
     def name(self, token: int) -> str:
         """The token as the vocabulary spells it."""
