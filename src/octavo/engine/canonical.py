@@ -109,7 +109,7 @@ class ForcedRun:
     def begin(self, matcher: LLMatcher) -> None:
         """Finds the tokens that are forced from where `matcher` stands."""
         self._run = []
-        forced = matcher.compute_ff_bytes()
+        forced = matcher.deep_copy().compute_ff_bytes()  # which moves it past control tokens
         if not forced:
             return
         text, special, rest = forced.partition(SPECIAL)
@@ -154,11 +154,14 @@ class ForcedRun:
             return mask
         legal = tokens_of(mask)
         table, control = self._canonical.tokens, self._canonical.control
-        written = sorted((table[i], i) for i in legal if i not in control and i < len(table))
+        texts = {i: table[i] for i in legal if i not in control and i < len(table)}
+        known = set(texts.values())
+        shorter = {t[:n] for t in known for n in range(1, len(t))} & known  # others go on from it
         broken = {
             i
-            for n, (text, i) in enumerate(written[:-1])
-            if text and written[n + 1][0].startswith(text) and self._breaks(i, legal, matcher)
+            for i, text in texts.items()
+            if (text in shorter or any(text[:n] in shorter for n in range(1, len(text))))
+            and self._breaks(i, legal, matcher)
         }
         return mask_of([i for i in legal if i not in broken], len(mask)) if broken else mask
 
@@ -166,7 +169,7 @@ class ForcedRun:
         """Whether what is forced after a token is usually written with another in its place."""
         probe = matcher.deep_copy()
         probe.consume_token(token)
-        forced = probe.compute_ff_bytes().partition(SPECIAL)[0]
+        forced = probe.compute_ff_bytes()[:TAIL].partition(SPECIAL)[0]
         whole = (self._canonical.tokens[token] + forced).decode("utf-8", "ignore").encode()
         if not forced or len(whole) <= len(self._canonical.tokens[token]):
             return False
