@@ -125,9 +125,14 @@ def cases(count: int) -> list[Case]:
 
 def _same(told: Any, written: Any) -> bool:
     if isinstance(told, str):
-        return isinstance(written, str) and written.strip(" .").casefold() == told.strip(" .").casefold()
-    return type(told) is type(written) and told == written or (
-        isinstance(told, int) and isinstance(written, float) and told == written
+        return (
+            isinstance(written, str)
+            and written.strip(" .").casefold() == told.strip(" .").casefold()
+        )
+    return (
+        type(told) is type(written)
+        and told == written
+        or (isinstance(told, int) and isinstance(written, float) and told == written)
     )
 
 
@@ -155,7 +160,9 @@ def main() -> None:
         logprob += sum(made.logprobs or [])
         size += len(made.text.encode())
         if i < options.show:
-            print(case.prompt, made.text, [llm.tokenizer.decode([t]) for t in made.tokens], sep="\n")
+            print(
+                case.prompt, made.text, [llm.tokenizer.decode([t]) for t in made.tokens], sep="\n"
+            )
     print(f"valid and complete    {valid} of {options.count}")
     print(f"facts right           {right} of {facts} ({right / facts:.1%})")
     print(f"canonical tokens      {canonical} of {options.count}")

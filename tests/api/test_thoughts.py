@@ -41,8 +41,8 @@ def test_thoughts_come_apart(thinker: Server) -> None:
     # The grammar is that of the answer, which follows thoughts that are free.
     closing = thinker.post("/tokenize", {"prompt": "</think>"})[1]["tokens"]
     choice = ask(
-        thinker, structured_outputs={"regex": "[0-9]{1,5}"}, max_tokens=200, temperature=1, seed=1,
-        min_tokens=20, logit_bias={str(token): 20 for token in closing},
+        thinker, structured_outputs={"regex": "[0-9]{1,5}"}, max_tokens=200, temperature=1, seed=0,
+        logit_bias={str(token): 100 for token in closing},
     )  # fmt: skip
     assert choice["finish_reason"] == "stop"
     assert re.fullmatch("[0-9]{1,5}", choice["message"]["content"])

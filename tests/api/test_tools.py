@@ -78,7 +78,6 @@ class Shape(BaseModel):
 
 REFERRING: dict[str, dict[str, Any]] = {
     "nested": Shape.model_json_schema(),
-    "itself": {"type": "object", "properties": {"n": {"enum": [1, 2]}, "next": {"$ref": "#"}}, "required": ["n"]},
     "definitions": {
         "type": "object", "definitions": {"size/unit": {"enum": ["cm", "m"]}}, "required": ["unit"],
         "properties": {"unit": {"$ref": "#/definitions/size~1unit"}},

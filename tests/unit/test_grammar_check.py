@@ -13,11 +13,12 @@ from typing import Any
 import psutil
 import pytest
 
-from octavo.engine.constraint import TokenTable
+from octavo.engine.constraint import GrammarCompiler, TokenTable
 from octavo.errors import Overloaded, RequestError
 from octavo.sandbox import worker
 from octavo.server.grammar_check import GrammarChecker
 from octavo.text.structure import Choice, Grammar, JsonSchema, Regex, Structure
+from octavo.text.tools import ToolGrammar
 
 TABLE = TokenTable([bytes([i]) for i in range(256)] + [b"<end>"], [256], [256])
 CHAIN = "\n".join(["root ::= r0", *(f"r{i} ::= r{i + 1}" for i in range(5000)), 'r5000 ::= "x"'])
@@ -181,3 +182,26 @@ def test_a_good_one_waits_behind_one_slow_one_only(checker: GrammarChecker) -> N
             await slow
 
     asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "valid"),
+    [
+        ('{"n": 1}', True), ('{"n": 1, "next": {"n": 2, "next": {"n": 1}}}', True), ('{"n": 3}', False), ("{}", False),
+        ('{"n": 1, "next": {"name": "f", "arguments": {"n": 1}}}', False), ('{"n": 1, "next": {}}', False), ('{"n": 1, "x": 1}', False),
+    ],
+)  # fmt: skip
+def test_a_tree_of_arguments(arguments: str, valid: bool) -> None:
+    """`{"$ref": "#"}` is the parameters, not the call around them."""
+    schema = {
+        "type": "object", "properties": {"n": {"enum": [1, 2]}, "next": {"$ref": "#"}}, "required": ["n"],
+    }  # fmt: skip
+    lark = ToolGrammar([("f", schema)], "llama3", {}, True, False).lark()
+    compiler = GrammarCompiler(TABLE, 257)
+    constraint = compiler.constraint(compiler.start(lark))
+    text = f'{{"name": "f", "parameters": {arguments}}}'.encode()
+    taken = 0
+    while taken < len(text) and not constraint.finished and constraint.allows(text[taken]):
+        constraint.push(text[taken])
+        taken += 1
+    assert (taken == len(text) and constraint.finished) == valid
