@@ -111,9 +111,7 @@ class _Assembly:
 def token_table(tokenizer: Tokenizer) -> TokenTable:
     """What an engine is told of a vocabulary."""
     special = tokenizer.special
-    return TokenTable(
-        tokenizer.grammar_bytes(), sorted(special.control), sorted(special.eos), tokenizer.to_json()
-    )
+    return TokenTable(tokenizer.grammar_bytes(), sorted(special.control), sorted(special.eos))
 
 
 class LLM:

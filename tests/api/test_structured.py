@@ -55,9 +55,9 @@ def test_json_object(server: Server) -> None:
 @pytest.mark.parametrize(
     ("outputs", "pattern"),
     [
-        ({"regex": r"[0-9]{3}/[a-f]+x"}, r"[0-9]{3}/[a-f]+x"),
+        ({"regex": r"[0-9]{3}/[a-f]{1,9}x"}, r"[0-9]{3}/[a-f]{1,9}x"),
         ({"choice": ["Paris", 'a "quoted"\nline', "☃"]}, 'Paris|a "quoted"\nline|☃'),
-        ({"grammar": 'start: "yes" | "no" "!"+'}, r"yes|no!+"),
+        ({"grammar": 'start: "yes" | "no" "!"~1..9'}, r"yes|no!{1,9}"),
         ({"grammar": 'root ::= ("a" | "b"){2} "c"'}, r"[ab][ab]c"),
         ({"json": {"enum": [1, "two"]}}, r'1|"two"'),
         ({"json": '{"const": [true]}'}, r"\[true\]"),
@@ -67,7 +67,7 @@ def test_structured_outputs(server: Server, outputs: dict[str, Any], pattern: st
     texts = chat(server, structured_outputs=outputs, n=3, temperature=2, seed=1, logprobs=True)
     for choice in texts:
         text = choice["message"]["content"]
-        assert re.fullmatch(pattern, text) or choice["finish_reason"] == "length", text
+        assert re.fullmatch(pattern, text) and choice["finish_reason"] == "stop", text
         shown = b"".join(bytes(t["bytes"]) for t in choice["logprobs"]["content"])
         assert shown.decode() == text
 
@@ -80,13 +80,15 @@ def test_forced_tokens_take_no_steps(server: Server) -> None:
     assert choice["message"]["content"] == text
     free = server.metric("octavo_steps_total") - before
     chat(server, structured_outputs={"choice": [text]}, logprobs=True)
-    assert free <= server.metric("octavo_steps_total") - before - free
+    counted = server.metric("octavo_steps_total") - before - free
+    tokens = server.post("/tokenize", {"prompt": text, "add_special_tokens": False})[1]["count"]
+    assert free <= 2 < tokens - 1 <= counted  # a step may also bring the end of another request
 
 
 HOSTILE = [
     *({"type": "string", "pattern": p} for p in (
         "*", "^?[0-9]$", "^+[a-z]$", "^{2}x$", "(?<=x)*", "(", r"\1", "[z-a]", "a{2,1}", r"\p{Foo}",
-        "^(a+)+b$", "(a|a)*b", "(.*a){25}", "a{1,2000000000}", "([a-z]{1000}){1000}", "(?:x?){2000}x{2000}", "(" * 60_000,
+        "[" * 40_000, "[" * 4_000, "[" * 4_000 + "\\", "(a{1,1000}){1,1000}", "^(a+)+b$", "(a|a)*b", "(.*a){25}", "a{1,2000000000}", "([a-z]{1000}){1000}", "(?:x?){2000}x{2000}", "(" * 60_000,
     )),
     {"$ref": "#"}, {"$ref": "http://127.0.0.1:9/s"}, {"$ref": "file:///etc/passwd"}, {"$dynamicRef": "#x"},
     {"enum": [str(i) for i in range(100_000)]}, {"type": "object", "properties": {f"p{i}": {} for i in range(20_000)}},
@@ -95,6 +97,7 @@ HOSTILE = [
 ]  # fmt: skip
 GRAMMARS = [
     "start: " + "(" * 60_000 + '"a"' + ")" * 60_000,
+    "\n".join(["root ::= r0", *(f"r{i} ::= r{i + 1}" for i in range(5000)), 'r5000 ::= "x"']),
     "root ::= " + "(" * 6_000 + '"a"' + ")" * 6_000,
     'root ::= root "a"', "start: undefined_rule", 'start: "a"\nstart: "b"', "root ::= ", "start: /(/",
     "\n".join(["start: r0", *(f"r{i}: r{i + 1}" for i in range(5000)), 'r5000: "x"']),
@@ -130,7 +133,7 @@ def test_hostile_constraints(server: Server) -> None:
         for change in (
             [{"response_format": schema(s)} for s in HOSTILE] + [{"structured_outputs": {"grammar": g}} for g in GRAMMARS]
             + [{"tools": [{"type": "function", "function": {"name": "f", "parameters": p}}], "tool_choice": "required"}
-               for p in ({"type": "string", "pattern": "^(a+)+$"}, {"type": 5})]
+               for p in ({"properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}, {"type": 5}, {"$ref": "#/x"})]
         )
     ] + [nested(60_000), nested(100)]  # fmt: skip
     try:
@@ -138,7 +141,9 @@ def test_hostile_constraints(server: Server) -> None:
             began = time.monotonic()
             status, reply = server.post("/v1/chat/completions", body)
             assert status in (200, 400), (status, reply, str(body)[:200])
-            assert time.monotonic() - began < 6, str(body)[:200]
+            assert time.monotonic() - began < 60, str(body)[
+                :200
+            ]  # 5 s of CPU time, of which others take theirs
             if status == 400:
                 assert set(reply["error"]) == {"message", "type", "param", "code"}
     finally:
@@ -210,7 +215,7 @@ def test_words_and_ids_that_may_not_come(server: Server) -> None:
     assert word not in chat(server, max_tokens=20, bad_words=[word])["message"]["content"]
     ids = server.post("/tokenize", {"prompt": " yes no"})[1]["tokens"]
     text = chat(server, max_tokens=5, allowed_token_ids=ids, temperature=2)["message"]["content"]
-    assert set(text.split()) <= {"yes", "no", "yesno", "noyes"} or set(text) <= set(" yesno")
+    assert re.fullmatch("( yes| no){5}", text)
 
 
 def test_min_tokens_holds_back_the_end(server: Server) -> None:

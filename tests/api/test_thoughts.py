@@ -39,13 +39,15 @@ def test_thoughts_come_apart(thinker: Server) -> None:
     text = "I add them.\n</think>\n\nThe answer is 4."
     outputs = {"grammar": f'start: "{text}"'.replace("\n", "\\n")}
     # The grammar is that of the answer, which follows thoughts that are free.
+    closing = thinker.post("/tokenize", {"prompt": "</think>"})[1]["tokens"]
     choice = ask(
-        thinker, structured_outputs={"regex": "[0-9]+"}, max_tokens=200, temperature=1, seed=2
-    )
-    message = choice["message"]
-    if choice["finish_reason"] == "stop":
-        assert re.fullmatch("[0-9]+", message["content"])
-    assert message["reasoning_content"]
+        thinker, structured_outputs={"regex": "[0-9]{1,5}"}, max_tokens=200, temperature=1, seed=0,
+        logit_bias={str(token): 100 for token in closing},
+    )  # fmt: skip
+    assert choice["finish_reason"] == "stop"
+    assert re.fullmatch("[0-9]{1,5}", choice["message"]["content"])
+    thoughts = choice["message"].get("reasoning_content", "")
+    assert not re.search("</think>", thoughts)
     plain = ask(
         thinker, structured_outputs=outputs, chat_template_kwargs={"enable_thinking": False}
     )

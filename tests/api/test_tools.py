@@ -13,6 +13,7 @@ from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, Field
 
 from tests.api.server import Server
+from tests.api.test_forced import streamed
 
 WEATHER = {
     "type": "function",
@@ -62,6 +63,87 @@ def test_required(client: openai.OpenAI, seed: int) -> None:
     assert reply.finish_reason == "tool_calls" and reply.message.content is None
     (call,) = reply.message.tool_calls
     valid(call)
+
+
+class Point(BaseModel):
+    x: int = Field(ge=0, le=9)
+    y: int = Field(ge=0, le=9)
+
+
+class Shape(BaseModel):
+    name: str = Field(max_length=8)
+    corner: Point
+    inside: list[Shape] = Field(default=[], max_length=1)
+
+
+REFERRING: dict[str, dict[str, Any]] = {
+    "nested": Shape.model_json_schema(),
+    "definitions": {
+        "type": "object", "definitions": {"size/unit": {"enum": ["cm", "m"]}}, "required": ["unit"],
+        "properties": {"unit": {"$ref": "#/definitions/size~1unit"}},
+    },
+    "anchor": {
+        "$id": "https://example.org/tool", "type": "object", "$defs": {"c": {"$anchor": "colour", "enum": ["red"]}},
+        "properties": {"c": {"$ref": "#colour"}}, "required": ["c"], "additionalProperties": False,
+    },
+    "relative": {
+        "$id": "https://example.org/tool", "type": "object", "$defs": {"c": {"$id": "colour", "enum": ["red"]}},
+        "properties": {"c": {"$ref": "colour"}}, "required": ["c"], "additionalProperties": False,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFERRING)
+def test_references_in_parameters(client: openai.OpenAI, name: str) -> None:
+    """`$ref` means what it does in the tool's own document: nothing of the call is in arguments."""
+    schema = REFERRING[name]
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    for seed in range(3):
+        reply = client.chat.completions.create(
+            model="smollm2", messages=ASK, tools=[tool], tool_choice="required", seed=seed,
+            parallel_tool_calls=False, temperature=0.8, max_tokens=400,
+        ).choices[0]  # type: ignore[call-overload]  # fmt: skip
+        (call,) = reply.message.tool_calls
+        assert reply.finish_reason == "tool_calls"
+        arguments = json.loads(call.function.arguments)
+        jsonschema.Draft202012Validator(schema).validate(arguments)
+
+
+def test_only_what_is_declared_is_written(client: openai.OpenAI) -> None:
+    """A hot model invents properties wherever it may."""
+    declared = {
+        "city": {"type": "string", "maxLength": 9},
+        "where": {"properties": {"n": {"enum": [1]}}, "type": "object"},
+    }
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", "properties": declared}},
+    }
+    bare = {"type": "function", "function": {"name": "g"}}
+    for seed in range(6):
+        reply = client.chat.completions.create(
+            model="smollm2", messages=ASK, tools=[tool, bare], tool_choice="required", seed=seed,
+            parallel_tool_calls=False, temperature=2, max_tokens=400,
+        ).choices[0]  # type: ignore[call-overload]  # fmt: skip
+        (call,) = reply.message.tool_calls
+        arguments = json.loads(call.function.arguments)
+        assert arguments.keys() <= (declared.keys() if call.function.name == "f" else set())
+        assert arguments.get("where", {}).keys() <= {"n"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_call_unless_the_model_begins_another(server: Server, stream: bool) -> None:
+    """Greedy: after a call only what the model writes by itself is a second one."""
+    body = {"model": "smollm2", "messages": ASK, "tools": [WEATHER, TIME], "tool_choice": "required",
+            "temperature": 0, "max_tokens": 300}  # fmt: skip
+    if stream:
+        (made,) = streamed(server, body)
+        calls, finish, text = made["calls"], made["finish"], made["content"]
+    else:
+        reply = server.post("/v1/chat/completions", body)[1]["choices"][0]
+        calls, finish = reply["message"]["tool_calls"], reply["finish_reason"]
+        text = reply["message"]["content"] or ""
+    assert (len(calls), finish, text) == (1, "tool_calls", "")
 
 
 def test_named_and_streamed_alike(client: openai.OpenAI) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import difflib
+import json
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from octavo.checkpoint import Checkpoint, open_checkpoint
 from octavo.checkpoint.hub import cache_folder
+from octavo.engine.canonical import Canonical
 from octavo.errors import RequestError
 from octavo.text import Tokenizer, load_tokenizer
 from octavo.text.chat import ChatTemplate, template_source
@@ -175,3 +178,31 @@ def test_same_ids(model: str, request: pytest.FixtureRequest) -> None:
         messages = [user(text), says("b"), user("c")]
         ids = oracle.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         assert ours.encode(messages) == ids
+
+
+@pytest.mark.parametrize(("model", "share"), [("qwen3", 0.99), ("gemma3", 0.99), ("llama3", 0.99)])
+def test_forced_texts_are_the_tokenizers(model: str, share: float) -> None:
+    """JSON as the vocabulary's ranks alone write it; Llama 3 groups digits by three besides."""
+    tokenizer = _tokenizer(model)
+    canonical = Canonical(tokenizer.grammar_bytes(), sorted(tokenizer.special.control))
+    names = [
+        "full_name",
+        "quantity",
+        "main_ingredient",
+        "setup",
+        "punchline",
+        "ticketPrice",
+        "Straße",
+    ]
+    texts = [
+        json.dumps({n: "Alice O'Neil", "page_count": 47 + i, "ok": [True, None, 2.5]})
+        for i, n in enumerate(names)
+    ]
+    same = total = 0
+    for text in (*texts, *(t for t in TEXTS if t.strip() == t and t)):
+        expected = tokenizer.encode("\n" + text, add_bos=False)[1:]
+        made = canonical.continuation(b"\n", text.encode())
+        assert b"".join(tokenizer.bytes[t] for t in made) == text.encode()
+        blocks = difflib.SequenceMatcher(a=expected, b=made, autojunk=False).get_matching_blocks()
+        same, total = same + sum(b.size for b in blocks), total + len(expected)
+    assert same >= share * total

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,10 @@ Mask = npt.NDArray[np.uint32]  # 32 tokens a word
 TAIL = 64  # bytes before a forced text that its tokenization may depend on
 MOST = 1024  # bytes tokenized at once
 FEW = 128  # legal tokens, among which those that break up a forced text are looked for
+# Words with the space before them, white space, and never much of anything.
+_WORD = re.compile(rb"\s{1,64}(?=\s\S)|\s?[^\s]{1,64}|\s{1,64}", re.DOTALL)
+_CHARACTER = re.compile(rb"[\x00-\x7f]|[\xc0-\xff][\x80-\xbf]*|.", re.DOTALL)
+_NEVER = 1 << 62
 SPECIAL = b"\xff["  # begins a control token in what llguidance forces: \xff[ID]
 
 
@@ -36,41 +41,54 @@ def tokens_of(mask: Mask) -> list[int]:
 
 
 class Canonical:
-    """A vocabulary and its tokenizer, given as the `tokenizers` library writes it.
+    """A vocabulary as byte-pair encoding uses it: of all neighbours, those are joined first whose
+    joint token was learned first, which is the one with the lowest id.
 
-    tokens: every token's bytes; control: ids that no text is tokenized to.
+    That makes the tokenizer's own tokens of nearly every text without a second tokenizer (hundreds
+    of MB for a large vocabulary) in the engine. tokens: every token's bytes; control: ids that no
+    text is tokenized to.
     """
 
-    def __init__(self, tokenizer: str, tokens: list[bytes], control: list[int]) -> None:
-        from tokenizers import Tokenizer
-
-        self._tokenizer = Tokenizer.from_str(tokenizer)
-        self._tokenizer.encode_special_tokens = True
+    def __init__(self, tokens: list[bytes], control: list[int]) -> None:
         self.tokens = tokens
         self.control = frozenset(control)
         spoken = [i for i, b in enumerate(tokens) if b and i not in self.control]
+        self._known = {tokens[i]: i for i in spoken}
         spoken.sort(key=tokens.__getitem__)
         self._texts = [tokens[i] for i in spoken]
         self._ids = np.array(spoken)
         self._longest = max(map(len, self._texts), default=0)
 
     def continuation(self, before: bytes, text: bytes) -> list[int]:
-        """Ids of `text` where it follows `before`; [] if none begins where it does.
+        """Ids of `text` where it follows `before`; [] where the vocabulary cannot write it.
 
-        Where a token would straddle that place, `text` is tokenized as if on a line of its own.
+        Where a token would straddle that place, `text` is tokenized as if nothing were before it.
         """
-        for context in (before, b"\n"):
-            encoding = self._tokenizer.encode(
-                (context + text).decode("utf-8", "replace"), add_special_tokens=False
-            )
-            left, first = len(text), len(encoding.ids)
+        for context in (before, b""):
+            ids: list[int] = []
+            for word in _WORD.findall(context + text):
+                ids += self._word(word)
+            left, first = len(text), len(ids)
             while left > 0 and first > 0:
                 first -= 1
-                left -= len(self.tokens[encoding.ids[first]])
-            ids: list[int] = encoding.ids[first:]
-            if left == 0 and b"".join(self.tokens[i] for i in ids) == text:
-                return ids
+                left -= len(self.tokens[ids[first]])
+            if left == 0 and b"".join(self.tokens[i] for i in ids[first:]) == text:
+                return ids[first:]
         return []
+
+    def _word(self, word: bytes) -> list[int]:
+        parts: list[bytes] = []
+        for char in _CHARACTER.findall(word):
+            parts += [char] if char in self._known else [bytes([b]) for b in char]
+        known = self._known
+        while len(parts) > 1:
+            pairs = [known.get(a + b, _NEVER) for a, b in pairwise(parts)]
+            least = min(pairs)
+            if least == _NEVER:
+                break
+            at = pairs.index(least)
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        return [known[p] for p in parts if p in known]
 
     def longer(self, text: bytes) -> npt.NDArray[np.int64]:
         """Tokens that begin with `text` and go on."""
@@ -108,7 +126,7 @@ class ForcedRun:
     def begin(self, matcher: LLMatcher) -> None:
         """Finds the tokens that are forced from where `matcher` stands."""
         self._run = []
-        forced = matcher.compute_ff_bytes()
+        forced = matcher.deep_copy().compute_ff_bytes()  # which moves it past control tokens
         if not forced:
             return
         text, special, rest = forced.partition(SPECIAL)
@@ -153,11 +171,14 @@ class ForcedRun:
             return mask
         legal = tokens_of(mask)
         table, control = self._canonical.tokens, self._canonical.control
-        written = sorted((table[i], i) for i in legal if i not in control and i < len(table))
+        texts = {i: table[i] for i in legal if i not in control and i < len(table)}
+        known = set(texts.values())
+        shorter = {t[:n] for t in known for n in range(1, len(t))} & known  # others go on from it
         broken = {
             i
-            for n, (text, i) in enumerate(written[:-1])
-            if text and written[n + 1][0].startswith(text) and self._breaks(i, legal, matcher)
+            for i, text in texts.items()
+            if (text in shorter or any(text[:n] in shorter for n in range(1, len(text))))
+            and self._breaks(i, legal, matcher)
         }
         return mask_of([i for i in legal if i not in broken], len(mask)) if broken else mask
 
@@ -165,7 +186,7 @@ class ForcedRun:
         """Whether what is forced after a token is usually written with another in its place."""
         probe = matcher.deep_copy()
         probe.consume_token(token)
-        forced = probe.compute_ff_bytes().partition(SPECIAL)[0]
+        forced = probe.compute_ff_bytes()[:TAIL].partition(SPECIAL)[0]
         whole = (self._canonical.tokens[token] + forced).decode("utf-8", "ignore").encode()
         if not forced or len(whole) <= len(self._canonical.tokens[token]):
             return False

@@ -33,15 +33,11 @@ _KEYWORDS = (
 
 
 class TokenTable(msgspec.Struct, frozen=True):
-    """What grammars need of a vocabulary: every token's bytes (a control token's are its name).
-
-    tokenizer: the tokenizer as its library writes it, for what grammars force; "" to do without.
-    """
+    """What grammars need of a vocabulary: every token's bytes (a control token's are its name)."""
 
     tokens: list[bytes]
     control: list[int]
     eos: list[int]
-    tokenizer: str = ""
 
 
 class _Vocabulary:
@@ -170,11 +166,7 @@ class GrammarCompiler:
 
         if self._tokenizer is None:
             table = _Vocabulary(self._table, self._vocabulary)
-            if self._table.tokenizer:
-                self._canonical = Canonical(
-                    self._table.tokenizer, self._table.tokens, self._table.control
-                )
-                self._table = msgspec.structs.replace(self._table, tokenizer="")  # not needed twice
+            self._canonical = Canonical(self._table.tokens, self._table.control)
             self._tokenizer = LLTokenizer(table, eos_token=self._table.eos)  # type: ignore[arg-type]
         limits = LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
         matcher = LLMatcher(self._tokenizer, grammar, limits=limits, log_level=0)

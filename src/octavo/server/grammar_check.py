@@ -30,7 +30,7 @@ class GrammarChecker:
     """
 
     def __init__(self, table: TokenTable, vocabulary: int, seconds: float = SECONDS) -> None:
-        self._vocabulary = Vocabulary(msgspec.structs.replace(table, tokenizer=""), vocabulary)
+        self._vocabulary = Vocabulary(table, vocabulary)
         self._seconds = seconds
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
         self._characters = 0

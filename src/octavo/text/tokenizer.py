@@ -130,10 +130,6 @@ class Tokenizer:
         """Text of ids; control tokens are silent, bytes that are not UTF-8 become U+FFFD."""
         return b"".join(self.bytes[i] for i in ids).decode("utf-8", "replace")
 
-    def to_json(self) -> str:
-        """The tokenizer as its library writes it."""
-        return str(self._tokenizer.to_str())
-
     def name(self, token: int) -> str:
         """The token as the vocabulary spells it."""
         return self._names.get(token, "")
