@@ -105,8 +105,8 @@ class Decoder:
         width = self.meta.size("attention.value_length", head_dim)
         if width != head_dim:
             raise Unsupported(
-                f"{self.checkpoint.path.name}: keys of {head_dim} dimensions and values of {width} "
-                "(attention.value_length)"
+                f"{self.checkpoint.path.name}: attention.key_length is {head_dim}, "
+                f"attention.value_length {width}"
             )
         if not self.meta.flag("attention.causal", True):
             raise Unsupported(f"{self.checkpoint.path.name}: attention.causal is false")

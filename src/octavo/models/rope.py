@@ -216,7 +216,7 @@ def _gguf_scaling(checkpoint: Checkpoint, m: Metadata, width: int, context: int)
         if m.get("rope.scaling.attn_factor") is not None:  # there a multiplier of what is inferred
             inferred = 0.1 * math.log(max(1.0, m.number("rope.scaling.factor"))) + 1.0
             more["attention_factor"] = m.number("rope.scaling.attn_factor") * inferred
-    elif kind == "none" or not m.get("rope.scaling.factor"):
+    elif kind == "none" or (kind == "linear" and not m.get("rope.scaling.factor")):
         kind = "default"
 
     def get(key: str) -> Any:
