@@ -20,6 +20,7 @@ ARCHES = {family.arch: name for name, family in reversed(FAMILIES.items()) if fa
 WITHOUT_EFFECT = {"vocab_size", "pooling_type", "tensor_data_layout", "rope.scaling.finetuned"}
 # Of a rescaling that the file does not ask for.
 NOT_SCALED = {"rope.scaling.original_context_length"}
+UNUSED = {"qwen3moe": {"feed_forward_length"}}  # where all layers have experts
 # Which the tensors do not have then.
 SIZES = {
     "context_length", "embedding_length", "block_count", "feed_forward_length", "expert_count",
@@ -30,7 +31,11 @@ FLAGS = {
     "use_parallel_residual", "expert_weights_norm", "swin_norm", "attention.causal",
     "rope.scaling.finetuned",
 }  # fmt: skip
-TEXTS = {"tensor_data_layout": "Meta AI original pth", "rope.scaling.type": "longrope"}
+ON = {"attention.causal", "expert_weights_norm"}  # the latter in qwen3moe
+CHOICES = {
+    "tensor_data_layout": "Meta AI original pth", "rope.scaling.type": "longrope",
+    "expert_gating_func": 2,
+}  # fmt: skip
 ARRAYS = {"rope.dimension_sections": [4, 4], "attention.sliding_window_pattern": [True, False]}
 
 
@@ -51,10 +56,11 @@ def value_of(checkpoint: Checkpoint, key: str) -> Any:
     """Something else than the file says, or than a file without the key means."""
     now = checkpoint.metadata.get(f"{checkpoint.architecture}.{key}")
     if key in FLAGS:
-        return not (now if now is not None else key == "attention.causal")
+        usual = key == "attention.causal" or checkpoint.architecture == "qwen3moe"
+        return not (now if now is not None else usual and key in ON)
     if now is not None and not isinstance(now, list | str):
         return now * 2
-    return TEXTS.get(key, ARRAYS.get(key, 3))
+    return CHOICES.get(key, ARRAYS.get(key, 3))
 
 
 def meaning(checkpoint: Checkpoint) -> str:
@@ -84,7 +90,9 @@ def test_every_key(arch: str, tmp_path: Path) -> None:
     assert unnamed.keys() <= SIZES, unnamed
     odd = [e for e in unnamed.values() if "tensor" not in e and "heads" not in e]
     assert not odd
-    assert ignored == WITHOUT_EFFECT | (NOT_SCALED if "rope.freq_base" in obeyed else set())
+    rotated, scaled = "rope.freq_base" in obeyed, f"{arch}.rope.scaling.type" in checkpoint.metadata
+    nothing = WITHOUT_EFFECT | UNUSED.get(arch, set())
+    assert ignored == nothing | (NOT_SCALED if rotated and not scaled else set())
     assert {"logit_scale", "attention.scale", "use_parallel_residual", "swin_norm"} <= refused
 
 
