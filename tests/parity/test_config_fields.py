@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.errors import OctavoError
+from octavo.errors import OctavoError, Unsupported
 from octavo.models.defaults import DEFAULTS
 from tests.configs import (
     BESIDE,
@@ -27,6 +27,7 @@ from tests.configs import (
     loaded,
 )
 from tests.conftest import Runner
+from tests.small_models import write_config
 
 LIMIT = 2e-3  # largest difference of any logit, as for whole families
 IDS = np.random.default_rng(3).integers(6, VOCABULARY - 16, LENGTH).tolist()
@@ -193,3 +194,52 @@ def test_defaults(model_type: str) -> None:
     for key, value in DEFAULTS[model_type].items():
         name = key if key in own else aliases.get(key, key)
         assert value == (elsewhere[key] if key in elsewhere else own[name]), key
+
+
+# Keys of published config.json files that the families' classes do not have, or no longer.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "llama": {
+        "rope_interleaved": False, "is_llama_config": True, "transformers.js_config": {"dtype": "q4"},
+        "unsloth_fixed": True, "unsloth_version": "2025.1.1", "pretraining_tp": 1, "mlp_bias": False,
+        "_attn_implementation_autoset": True, "torch_dtype": "bfloat16", "max_length": 20,
+    },
+    "mistral": {"auto_map": {"AutoModel": "x.Y"}, "attention_bias": False},
+    "qwen2": {"use_mrope": False, "use_sliding_window": False, "sliding_window": 131072},
+    "qwen3_moe": {"max_window_layers": 48, "router_aux_loss_coef": 0.001, "rope_scaling": None},
+    "smollm3": {"max_window_layers": 28, "pretraining_tp": 2, "layer_types": ["full_attention"] * 4},
+    "starcoder2": {"mlp_type": "default", "norm_type": "layer_norm", "embedding_dropout": 0.1},
+    "phi3": {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "embd_pdrop": 0.0},
+    "gemma": {"hidden_activation": "gelu_pytorch_tanh"},
+    "gemma2": {"hidden_act": "gelu_pytorch_tanh", "cache_implementation": "hybrid"},
+    "gemma3_text": {"cache_implementation": "hybrid", "_sliding_window_pattern": 6,
+                    "use_bidirectional_attention": False},
+    "gpt_oss": {"experts_per_token": 4, "initial_context_length": 4096},
+    "gpt2": {"n_ctx": 64, "task_specific_params": {"text-generation": {"do_sample": True}}},
+    "opt": {"prefix": "</s>", "activation_dropout": 0.0},
+    "bert": {"gradient_checkpointing": False, "position_embedding_type": "absolute",
+             "directionality": "bidi", "pooler_type": "first_token_transform"},
+    "xlm-roberta": {"output_past": True, "position_embedding_type": "absolute"},
+    "roberta": {"sentence_transformers": {"version": "5.0"}, "use_cache": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", PUBLISHED)
+def test_published_keys(model_type: str, tmp_path: Path) -> None:
+    """Nothing that people publish is refused needlessly."""
+    model = build(model_type, {})
+    model.save_pretrained(tmp_path)
+    write_config(tmp_path, **PUBLISHED[model_type])
+    assert difference(model, tmp_path) <= LIMIT
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("depth_scale", 0.5), ("is_causal", False), ("use_new_attention", True), ("logit_scale", 2.0),
+     ("embedding_multiplier", 12.0), ("attention_chunk_size", 8192), ("norm_kind", "pre")],
+)  # fmt: skip
+def test_unknown_keys(key: str, value: Any, tmp_path: Path) -> None:
+    build("llama", {}).save_pretrained(tmp_path)
+    write_config(tmp_path, **{key: value})
+    with pytest.raises(Unsupported, match=f"'{key}' is {value!r}") as e:
+        Runner(tmp_path, 64, 8, 1, "f32")
+    assert key in str(e.value.suggestions)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import octavo
-from octavo.backends.base import Limits
+from octavo.backends.base import BLOCK, Limits
 from octavo.backends.cpu import load, lower
 from octavo.backends.torch.reference import Reference
 from octavo.checkpoint import open_checkpoint
@@ -142,12 +142,17 @@ def test_cross_encoders(family: str, tmp_path: Path) -> None:
         llm.embed("w1")
 
 
+CHUNKS, WHOLE = Limits(64, 8, 64), Limits(1024, 1024, 128)
+
+
 def pooled(
-    folder: Path, texts: list[tuple[list[int], Any]], budget: int | None = None
-) -> list[np.ndarray]:
+    folder: Path, texts: list[tuple[list[int], Any]], budget: int | None = None,
+    limits: Limits = CHUNKS,
+) -> list[np.ndarray]:  # fmt: skip
     program = build_program(open_checkpoint(folder))
-    executable = load(lower(program), Limits(64, 8, 64), 2, "f32")
-    engine = Engine(executable, program.vocabulary, 512, frozenset({2}), budget=budget)
+    executable = load(lower(program), limits, 2, "f32")
+    context = limits.blocks * BLOCK
+    engine = Engine(executable, program.vocabulary, context, frozenset({2}), budget=budget)
     for i, (ids, mode) in enumerate(texts):
         engine.add(Request(id=str(i), prompt=ids, params=SamplingParams(), pool=mode))
     out = {}
@@ -409,9 +414,9 @@ def test_windows_to_both_sides(
         with torch.no_grad():
             states = model(torch.tensor([ids[:length]])).last_hidden_state[0]
         for mode, expected in (("mean", states.mean(0)), ("last", states[-1])):
-            alone = pooled(tmp_path, [(ids[:length], mode)])[0]
+            alone = pooled(tmp_path, [(ids[:length], mode)], limits=WHOLE)[0]
             assert np.abs(alone - expected.numpy()).max() < 1e-3
-            crowd = pooled(tmp_path, [(ids[:90], "mean"), (ids[:length], mode)])
+            crowd = pooled(tmp_path, [(ids[:90], "mean"), (ids[:length], mode)], limits=WHOLE)
             assert (crowd[1] == alone).all()
     one, two = octavo.LLM(str(tmp_path), threads=1).embed(["w1 w2 w3", "w9"])
     with torch.no_grad():

@@ -3,54 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 from octavo.checkpoint import Checkpoint
 from octavo.errors import CheckpointError, Unsupported
-from octavo.models import rope
+from octavo.models import rotation
 from octavo.models.activations import activation
 from octavo.models.metadata import Metadata
-from octavo.models.names import GGUF_KEYS, GGUF_NAMES, HF_KEYS, HF_NAMES, Names, hf_names
+from octavo.models.names import BIASES, GGUF_KEYS, GGUF_NAMES, HF_KEYS, HF_NAMES, Names, hf_names
 from octavo.models.rope import Rotation
+from octavo.models.shape import Experts, Norms, read_experts, read_shape
 from octavo.program import Activation, Builder, Program, Value
 
-Norms = Literal["rms", "layer"]
 SOFTMAX = 1  # GGUF's number of the usual way to weigh experts
-WIDEST_HEAD = 4096  # dimensions; a damaged file may claim anything
-# Which of a folder's keys say whether a part has biases: the first that has a value.
-_ALL = ("use_bias", "enable_bias")
-_ATTENTION = ("attention_bias", *_ALL)
-_FFN = ("mlp_bias", *_ALL)
-BIASES = {
-    "q": _ATTENTION, "k": _ATTENTION, "v": _ATTENTION, "o": ("attention_out_bias", *_ATTENTION),
-    "gate": _FFN, "up": _FFN, "down": _FFN,
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The sizes every decoder has."""
-
-    layers: int
-    hidden: int
-    ffn: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-    context: int
-    eps: float
-
-
-@dataclass(frozen=True)
-class Experts:
-    """How many there are, how many a token goes to, and their width."""
-
-    count: int
-    used: int
-    ffn: int
 
 
 class Decoder:
@@ -74,42 +40,7 @@ class Decoder:
         self.meta = Metadata(checkpoint)
         self.b = Builder(checkpoint)
         self.norms, self.norm_offset = norms, norm_offset
-        self.shape = self._read_shape(eps)
-
-    def _read_shape(self, eps: float | None) -> Shape:
-        def size(part: str, default: int | None = None) -> int:
-            return self.meta.size(self.keys[part], default)
-
-        heads, hidden = size("heads"), size("hidden")
-        kv_heads, head_dim = size("kv_heads", heads), size("head_dim", max(1, hidden // heads))
-        if heads % kv_heads or head_dim > WIDEST_HEAD:
-            raise CheckpointError(
-                f"{self.checkpoint.path.name}: {heads} heads over {kv_heads} KV heads of "
-                f"{head_dim} dimensions is impossible"
-            )
-        if (layers := size("layers")) > (held := len(self.checkpoint.tensors)):
-            raise CheckpointError(f"{self.checkpoint.path.name}: {layers} layers, {held} tensors")
-        if self.gguf:
-            self._check_gguf(head_dim)
-        table = self.names["embed"] + ".weight"
-        vocabulary = self.checkpoint.tensor(table).shape[0] if self.gguf else size("vocabulary")
-        if eps is None:
-            eps = self.meta.number(self.keys["eps" if self.norms == "rms" else "layer_norm_eps"])
-        return Shape(
-            layers=layers, hidden=hidden, ffn=size("ffn", 4 * hidden), heads=heads,
-            kv_heads=kv_heads, head_dim=head_dim, vocabulary=vocabulary, context=size("context"),
-            eps=eps,
-        )  # fmt: skip
-
-    def _check_gguf(self, head_dim: int) -> None:
-        width = self.meta.size("attention.value_length", head_dim)
-        if width != head_dim:
-            raise Unsupported(
-                f"{self.checkpoint.path.name}: keys of {head_dim} dimensions and values of {width} "
-                "(attention.value_length)"
-            )
-        if not self.meta.flag("attention.causal", True):
-            raise Unsupported(f"{self.checkpoint.path.name}: attention.causal is false")
+        self.shape = read_shape(checkpoint, self.meta, self.keys, self.name("embed"), norms, eps)
 
     @cached_property
     def window(self) -> int:
@@ -119,16 +50,7 @@ class Decoder:
     @cached_property
     def moe(self) -> Experts:
         """The experts of a family that has them."""
-
-        def size(part: str, default: int | None = None) -> int:
-            return self.meta.size(self.keys[part], default)
-
-        key = self.keys["experts"]
-        if self.meta.get("num_local_experts") is not None:  # another name of the same
-            key = "num_local_experts"
-        return Experts(
-            self.meta.size(key), size("experts_used"), size("expert_ffn", self.shape.ffn)
-        )
+        return read_experts(self.meta, self.keys, self.shape.ffn)
 
     # -- names --------------------------------------------------------------------------------
 
@@ -137,12 +59,6 @@ class Decoder:
 
     def has(self, part: str, layer: int = 0) -> bool:
         return part in self.names and self.b.has(self.name(part, layer) + ".weight")
-
-    def refuse(self, *keys: str) -> None:
-        """Raises Unsupported if the checkpoint gives one of these a value."""
-        for key in keys:
-            if value := self.meta.get(key):
-                raise Unsupported(f"{self.checkpoint.path.name}: {key} is {str(value)[:40]}")
 
     def gate_by(self, function: int) -> None:
         """Raises Unsupported if a GGUF file weighs experts in another way."""
@@ -164,9 +80,9 @@ class Decoder:
         """
         sizes = self.shape.head_dim, context or self.shape.context
         if self.gguf:
-            return rope.from_gguf(self.checkpoint, self.meta, *sizes)
+            return rotation.from_gguf(self.checkpoint, self.meta, *sizes)
         name = self.checkpoint.path.name
-        return rope.from_hf(self.meta, name, *sizes, kind=kind, theta=theta, partial=partial)
+        return rotation.from_hf(self.meta, name, *sizes, kind=kind, theta=theta, partial=partial)
 
     # -- parts --------------------------------------------------------------------------------
 

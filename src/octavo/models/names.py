@@ -46,6 +46,14 @@ HF_KEYS = {
     "experts": "num_experts", "experts_used": "num_experts_per_tok",
     "expert_ffn": "moe_intermediate_size",
 }  # fmt: skip
+# Which of a folder's keys say whether a part has biases: the first that has a value.
+_ALL = ("use_bias", "enable_bias")
+_ATTENTION = ("attention_bias", *_ALL)
+_FFN = ("mlp_bias", *_ALL)
+BIASES = {
+    "q": _ATTENTION, "k": _ATTENTION, "v": _ATTENTION, "o": ("attention_out_bias", *_ATTENTION),
+    "gate": _FFN, "up": _FFN, "down": _FFN,
+}  # fmt: skip
 # What stands before a decoder's parts in place of "model.": nothing where its base class was saved;
 # within a model of several modalities, as transformers 4 saved it, as it does since, and its base.
 _INNER = ("", "language_model.model.", "model.language_model.", "language_model.")

@@ -2,7 +2,7 @@
 
 By construction: a key that its family does not read stops the model, unless it is off (null, false,
 0, empty) or known not to change what the model computes. So an option that this version has never
-heard of is never obeyed by chance only.
+heard of is an error, and not another result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from octavo.models.metadata import Recorded
 # Without effect on logits and states, in every family.
 _HARMLESS = frozenset(
     # whose it is, who wrote it, and how it is stored (which checkpoint/ reads)
-    "model_type architectures _name_or_path name_or_path auto_map torch_dtype dtype library_name "
+    "model_type architectures _name_or_path name_or_path auto_map torch_dtype dtype "
     "quantization_config quantization compression_config unsloth_fixed is_llama_config "
     "transformers.js_config sentence_transformers _attn_implementation _commit_hash "
     "_attn_implementation_autoset attn_implementation _experts_implementation "
@@ -26,7 +26,7 @@ _HARMLESS = frozenset(
     # what calls return, and how they are split
     "return_dict output_attentions output_hidden_states output_router_logits output_past use_cache "
     "cache_implementation chunk_size_feed_forward torchscript use_bfloat16 tf_legacy_loss "
-    "pretraining_tp gradient_checkpointing reorder_and_upcast_attn _prefer_flash_attn "
+    "pretraining_tp gradient_checkpointing reorder_and_upcast_attn "
     # heads that are not served, and labels
     "id2label label2id num_labels problem_type finetuning_task task_specific_params "
     # the tokenizer and what generates with it
@@ -34,7 +34,7 @@ _HARMLESS = frozenset(
     "max_length min_length max_new_tokens do_sample early_stopping num_beams num_beam_groups "
     "diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty "
     "no_repeat_ngram_size encoder_no_repeat_ngram_size num_return_sequences "
-    "remove_invalid_values exponential_decay_length_penalty is_encoder_decoder_prompt "
+    "remove_invalid_values exponential_decay_length_penalty "
     # training
     "init_std label_smoothing layerdrop".split()
 )
@@ -47,7 +47,6 @@ _HARMLESS_LIKE = re.compile(
 _OWN: Mapping[str, str] = {
     "smollm3": "max_window_layers",
     "qwen3_moe": "max_window_layers",
-    "gemma": "hidden_activation",
     "gemma2": "hidden_act",
     "gemma3_text": "hidden_act _sliding_window_pattern mm_tokens_per_image vision_config",
     "gpt_oss": "hidden_act initial_context_length experts_per_token",
@@ -61,7 +60,8 @@ _OWN: Mapping[str, str] = {
 _SAME: Mapping[str, Any] = {
     "partial_rotary_factor": 1.0, "router_jitter_noise": 0.0, "interpolate_factor": 1,
     "full_attn_mod": 1, "mlp_type": "default", "norm_type": "layer_norm", "is_causal": True,
-    "expert_weights_scale": 1.0, "logit_scale": 1.0, "residual_scale": 1.0,
+    "hidden_activation": "gelu_pytorch_tanh", "expert_weights_scale": 1.0, "logit_scale": 1.0,
+    "residual_scale": 1.0,
 }  # fmt: skip
 _GGUF_HARMLESS = frozenset(
     "vocab_size pooling_type tensor_data_layout rope.scaling.finetuned".split()

@@ -1,0 +1,122 @@
+"""The rotation that a checkpoint asks for: what its keys and tensors say, for `rope.py`."""
+
+from __future__ import annotations
+
+import math
+from collections import ChainMap
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from octavo.checkpoint import Checkpoint
+from octavo.errors import CheckpointError
+from octavo.models.metadata import Metadata
+from octavo.models.rope import Rotation, Scaling, scaled
+
+# What rescalings are told, each by some: transformers leaves those of the others unread.
+PARAMETERS = (
+    "rope_type", "type", "factor", "original_max_position_embeddings", "attention_factor",
+    "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor",
+    "long_factor", "low_freq_factor", "high_freq_factor", "finetuned",
+)  # fmt: skip
+GGUF_PARAMETERS = {
+    "factor": "rope.scaling.factor", "attention_factor": "rope.scaling.attn_factor",
+    "beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow",
+}  # fmt: skip
+
+
+def _width(head_dim: int, part: object, name: str) -> int:
+    width = int(head_dim * part) if isinstance(part, int | float) else head_dim
+    if not 2 <= width <= head_dim or width % 2:
+        raise CheckpointError(f"{name}: {width} of {head_dim} features cannot be rotated")
+    return width
+
+
+def _parameters(m: Metadata, kind: str | None) -> Mapping[str, Any]:
+    """What config.json says of one kind of layers, or of all.
+
+    Where kinds are rotated each in its own way, `rope_parameters` names them (transformers 5),
+    and a `rope_scaling` (before) is for those with full attention.
+    """
+    scaling, parameters = m.get("rope_scaling") or {}, m.get("rope_parameters") or {}
+    if not isinstance(scaling, Mapping) or not isinstance(parameters, Mapping):
+        raise m.bad("rope_scaling" if parameters else "rope_parameters", scaling or parameters)
+    if kind is None:
+        return scaling or parameters  # the first of the two is what transformers takes
+    own = parameters.get(kind) or {}
+    if not isinstance(own, Mapping):
+        raise m.bad(f"rope_parameters.{kind}", own)
+    if not scaling or kind != "full_attention":
+        return own
+    return ChainMap(scaling, own)  # type: ignore[arg-type]  # read only
+
+
+def from_hf(
+    m: Metadata, name: str, head_dim: int, context: int, *, kind: str | None = None,
+    theta: str = "rope_theta", partial: bool = False,
+) -> Rotation:  # fmt: skip
+    """The rotation that a `config.json` gives layers of `kind` ("full_attention", ...), or all.
+
+    theta: the key of the base. partial: whether the family rotates a part of a head.
+    """
+    parameters, base = _parameters(m, kind), m.number(theta)
+    if parameters.get("rope_theta") is not None:
+        base = parameters["rope_theta"]
+    part: Any = None
+    if partial:
+        part = m.get("partial_rotary_factor")
+        part = parameters.get("partial_rotary_factor", part)
+    limit = m.size("max_position_embeddings")
+    original = parameters.get("original_max_position_embeddings")
+    original = m.get("original_max_position_embeddings") or original or limit
+    if not isinstance(original, int) or original < 2:
+        raise CheckpointError(
+            f"{name}: an original_max_position_embeddings of {str(original)[:20]}"
+        )
+    if not isinstance(base, int | float) or not 1 < base < math.inf:
+        raise CheckpointError(f"{name}: a rope base ({theta}) of {str(base)[:20]}")
+    for key in PARAMETERS:
+        parameters.get(key)
+    method = str(parameters.get("rope_type", parameters.get("type", "default")))
+    scaling = Scaling(method, parameters.get, original, limit, context)
+    return scaled(base, _width(head_dim, part, name), scaling, name)
+
+
+def _gguf_scaling(checkpoint: Checkpoint, m: Metadata, width: int, context: int) -> Scaling:
+    limit = m.size("context_length")
+    kind = m.get("rope.scaling.type") or "linear"
+    more: dict[str, Any] = {}
+    if "rope_factors_long.weight" in checkpoint.tensors:
+        kind = "longrope"
+        for which in ("long", "short"):
+            divisors = checkpoint.tensor(f"rope_factors_{which}.weight", (width // 2,)).vector()
+            more[f"{which}_factor"] = divisors
+    elif kind == "yarn":
+        more["truncate"] = checkpoint.architecture != "gpt-oss"  # which its files do not say
+        if m.get("rope.scaling.attn_factor") is not None:  # there a multiplier of what is inferred
+            inferred = 0.1 * math.log(max(1.0, m.number("rope.scaling.factor"))) + 1.0
+            more["attention_factor"] = m.number("rope.scaling.attn_factor") * inferred
+    elif kind == "none" or (kind == "linear" and not m.get("rope.scaling.factor")):
+        kind = "default"
+
+    def get(key: str) -> Any:
+        return more[key] if key in more else m.get(GGUF_PARAMETERS.get(key, key))
+
+    original = m.size("rope.scaling.original_context_length", limit)
+    return Scaling(str(kind), get, original, limit, context)
+
+
+def from_gguf(checkpoint: Checkpoint, m: Metadata, head_dim: int, context: int) -> Rotation:
+    """The rotation of a GGUF file: its keys, its `rope_freqs` divisors or its two lists."""
+    name, base = checkpoint.path.name, m.number("rope.freq_base", 10000.0)
+    width = _width(m.size("rope.dimension_count", head_dim), None, name)
+    if base <= 1:
+        raise CheckpointError(f"{name}: a rope base of {base}")
+    rotation = scaled(base, width, _gguf_scaling(checkpoint, m, width, context), name)
+    if "rope_freqs.weight" in checkpoint.tensors:
+        divisors = checkpoint.tensor("rope_freqs.weight", (width // 2,)).vector()
+        if not (divisors > 0).all():
+            raise CheckpointError(f"{name}: rope_freqs.weight is not positive")
+        pairs = zip(rotation.frequencies, divisors, strict=True)
+        rotation = replace(rotation, frequencies=tuple(f / float(d) for f, d in pairs))
+    return rotation
