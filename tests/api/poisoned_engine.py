@@ -1,6 +1,6 @@
 """An engine process that dies of certain requests, as one with a fault in its native code would.
 
-`POISON=WAY:TOKENS`: WAY is a signal's number, or `raise`; TOKENS is how many tokens a poisoned request is given.
+`POISON=WAY:TOKENS`: WAY is a signal's number, `raise` or `hang`; TOKENS is how many tokens a poisoned request is given.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ def poisoned(compute: Callable[..., Any]) -> Callable[..., Any]:
         if any(w.sequence.generated + (len(out) if rest else 1) > int(tokens) for w in deadly):
             if way == "raise":
                 raise RuntimeError("this sequence cannot be computed")
-            os.kill(os.getpid(), int(way))
-            time.sleep(60)
+            if way != "hang":
+                os.kill(os.getpid(), int(way))
+            time.sleep(600)
         return out
 
     return inner

@@ -18,6 +18,7 @@ from octavo.engine.loader import open_model
 from octavo.engine.plan import make_plan
 from octavo.engine.request import BeamSearch, Request, SamplingParams, TokenEvent
 from octavo.errors import EngineFailed, RequestError
+from octavo.server import client as client_module
 from octavo.server.client import EngineClient
 from octavo.server.link import ENGINE
 from octavo.server.replay import Replay, Stream
@@ -122,6 +123,26 @@ def test_a_poisonous_request_ends_alone(folder: Path, poisoned: str, deaths: set
     assert len(culprit.tokens) <= 25 and culprit.tokens == whole.tokens[: len(culprit.tokens)]
     assert late == later and len(late.tokens) == LENGTH and late.error is None
     assert client.restarts in deaths
+
+
+@pytest.mark.parametrize("poisoned", ["hang"], indirect=True)
+def test_a_step_that_never_ends(
+    folder: Path, poisoned: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its engine lives and says so, but begins no operation any more."""
+    monkeypatch.setattr(client_module, "TICK", 0.2)
+    monkeypatch.setattr(client_module, "STUCK", 20)
+
+    async def run() -> tuple[Answer, Answer, Answer]:
+        async with client_of(folder, poisoned) as client:
+            expected = await ask(client, request("a", [30]))
+            both = (ask(client, request("b", [30])), ask(client, request("bad", [*POISON, 5])))
+            return expected, *await asyncio.gather(*both)
+
+    expected, good, bad = asyncio.run(run())
+    assert good == expected and len(good.tokens) == LENGTH
+    assert bad.error is not None and bad.error.code == "engine_error"
+    assert [r.message for r in caplog.records].count("an engine has ended: stuck") == 2
 
 
 @pytest.mark.parametrize(

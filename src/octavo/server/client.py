@@ -52,6 +52,7 @@ BACKOFF = (
 PATIENCE = 3  # engines in a row that did not start, after which requests are no longer held back
 TICK = 1.0  # seconds between looks at the process
 STOPPED = 2  # looks in a row that find it stopped by a signal
+STOP = "stopped"  # a cause that no request can be
 STUCK = 300  # looks in a row between which no operation of a step has begun
 
 
@@ -204,7 +205,8 @@ class EngineClient:
         self._cause = ""
         if error is not None:
             return
-        doubt = 0 if cause == "stopped" else 1 if status == -signal.SIGKILL else SUSPECT
+        killed = status == -signal.SIGKILL and not cause
+        doubt = 0 if cause == STOP else 1 if killed else SUSPECT
         ending = cause or (f"signal {-status}" if status < 0 else f"status {status}")
         LOG.warning("an engine has ended: %s%s", ending, "" if self._served else ", while starting")
         self._blame(doubt)
@@ -251,7 +253,7 @@ class EngineClient:
             still = still + 1 if self._replay.busy and link.signs == signs else 0
             signs = link.signs
             if stopped >= STOPPED or still >= STUCK:
-                self._cause = "stopped" if stopped >= STOPPED else "stuck"
+                self._cause = STOP if stopped >= STOPPED else "stuck"
                 self._ready.clear()
                 link.kill()
                 return

@@ -1,0 +1,65 @@
+"""Frames between the front and an engine: of a bounded size, whatever is in them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from octavo.engine.request import Request, SamplingParams, TokenEvent
+from octavo.server.protocol import (
+    EVENT_BYTES,
+    MAX_FRAME,
+    Abort,
+    Events,
+    FrameBuffer,
+    Submit,
+    event_frames,
+    frame,
+    read_frame,
+)
+
+
+def read(data: bytes) -> list[object]:
+    async def run() -> list[object]:
+        reader = asyncio.StreamReader()
+        reader.feed_data(data)
+        reader.feed_eof()
+        out: list[object] = []
+        while not reader.at_eof():
+            out.append(await read_frame(reader))
+        return out
+
+    return asyncio.run(run())
+
+
+def test_what_a_step_gave_comes_in_pieces() -> None:
+    """As the texts of a wide search do, or a long prompt's log-probabilities: in their order."""
+    top = [(i, -float(i)) for i in range(20)]
+    events = [TokenEvent(f"r{i % 7}.{i}", i, -0.5, top) for i in range(40_000)]
+    frames = list(event_frames(events, {"running": 3}))
+    assert sum(map(len, frames)) > 8 * EVENT_BYTES and max(map(len, frames)) <= EVENT_BYTES + 4
+    messages = read(b"".join(frames))
+    assert all(isinstance(m, Events) and m.stats == {"running": 3} for m in messages)
+    assert [e for m in messages for e in m.events] == events  # type: ignore[attr-defined]
+    assert list(event_frames([], {})) == [frame(Events([], {}))]
+
+
+def test_what_is_too_long_or_broken() -> None:
+    long = Request(id="a", prompt=[1], params=SamplingParams(grammar="x" * MAX_FRAME))
+    with pytest.raises(ValueError, match="a frame of"):
+        frame(Submit(long))
+    with pytest.raises(ValueError, match="a frame of"):
+        FrameBuffer().push((MAX_FRAME + 1).to_bytes(4, "little"))
+    for broken in (b"\xff\xff\xff\xff", b"\x02\0\0\0\xc1\xc1", b"\x08\0\0\0ab", b"\x01"):
+        with pytest.raises(EOFError):
+            read(broken)
+
+
+def test_messages_are_cut_wherever_they_arrive() -> None:
+    messages = [Abort("a"), Submit(Request(id="b", prompt=[1, 2], params=SamplingParams()))] * 3
+    data = b"".join(map(frame, messages))
+    for size in (1, 3, 7, len(data)):
+        buffer = FrameBuffer()
+        got = [m for i in range(0, len(data), size) for m in buffer.push(data[i : i + size])]
+        assert got == messages
