@@ -290,7 +290,7 @@ def test_rm(smollm2: Path, tmp_path: Path) -> None:
     packed = packed_file(open_checkpoint(file)).name
     (tmp_path / "packed").mkdir()
     (tmp_path / "packed" / packed).write_bytes(bytes(1_600_000))  # of this model
-    (tmp_path / "packed" / f"0{packed[1:]}").touch()  # of another
+    (tmp_path / "packed" / f"x{packed[1:]}").touch()  # of another
     env = {"OCTAVO_CACHE": str(tmp_path), "HF_HOME": str(tmp_path / "hf")}
     t = Terminal("rm", "smollm2", **env)
     t.wait_for("free 100.0 MB? [y/N]")
@@ -300,7 +300,7 @@ def test_rm(smollm2: Path, tmp_path: Path) -> None:
     done = octavo("rm", "smollm2", "--yes", **env)
     assert done.returncode == 0 and "deleted smollm2, 100.0 MB freed" in done.stdout
     assert sorted(p.name for p in (tmp_path / "models").iterdir()) == ["other"]
-    assert [p.name for p in (tmp_path / "packed").iterdir()] == [f"0{packed[1:]}"]
+    assert [p.name for p in (tmp_path / "packed").iterdir()] == [f"x{packed[1:]}"]
     gone = octavo("rm", "smollm2", "-y", **env)
     assert gone.returncode == 3 and "no model 'smollm2' in the caches" in gone.stderr
     assert "rm deletes nothing else" in fails(3, "rm", "-y", str(tmp_path))
