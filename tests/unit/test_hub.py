@@ -248,7 +248,10 @@ def test_what_may_be_deleted(cache: Path, tmp_path: Path, monkeypatch: pytest.Mo
     removal = find_removal("https://huggingface.co/org/gone")
     assert removal.folders == (gone.parent.parent,)
     assert removal.bytes > (blobs / "abc").stat().st_size > 10_000
+    for i in range(9):
+        (repository(cache, f"org/copy{i}") / "config.json").touch()
     removal.run()
+    assert len(list(cache.glob("models--org--copy*"))) == 9
     assert not gone.parent.parent.exists() and (kept / "model.safetensors").exists()
     partial = cache / "models--org--partial" / "blobs"  # interrupted before its first file
     partial.mkdir(parents=True)

@@ -13,6 +13,8 @@ import pytest
 from gguf import GGMLQuantizationType as Q
 from gguf import GGUFValueType
 
+from octavo.checkpoint import open_checkpoint
+from octavo.engine.packed import packed_file
 from octavo.errors import CheckpointError, RequestError, printable
 from tests.api.server import serving
 from tests.small_models import Small, save_gguf, save_hf, write_config
@@ -285,15 +287,20 @@ def test_rm(smollm2: Path, tmp_path: Path) -> None:
     file.parent.mkdir(parents=True)
     file.write_bytes(smollm2.read_bytes())
     (tmp_path / "models" / "other").mkdir()
+    packed = packed_file(open_checkpoint(file)).name
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed" / packed).write_bytes(bytes(1_600_000))  # of this model
+    (tmp_path / "packed" / f"x{packed[1:]}").touch()  # of another
     env = {"OCTAVO_CACHE": str(tmp_path), "HF_HOME": str(tmp_path / "hf")}
     t = Terminal("rm", "smollm2", **env)
-    t.wait_for("free 98.4 MB? [y/N]")
+    t.wait_for("free 100.0 MB? [y/N]")
     t.type("n\n")
     assert t.end() == 130 and file.exists() and str(file.parent) in t.seen.replace("\n", "")
     assert octavo("rm", "smollm2", **env).returncode == 130 and file.exists()  # nobody to ask
     done = octavo("rm", "smollm2", "--yes", **env)
-    assert done.returncode == 0 and "deleted smollm2, 98.4 MB freed" in done.stdout
+    assert done.returncode == 0 and "deleted smollm2, 100.0 MB freed" in done.stdout
     assert sorted(p.name for p in (tmp_path / "models").iterdir()) == ["other"]
+    assert [p.name for p in (tmp_path / "packed").iterdir()] == [f"x{packed[1:]}"]
     gone = octavo("rm", "smollm2", "-y", **env)
     assert gone.returncode == 3 and "no model 'smollm2' in the caches" in gone.stderr
     assert "rm deletes nothing else" in fails(3, "rm", "-y", str(tmp_path))

@@ -43,10 +43,10 @@ class LineEditor:
 
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
-        file.chmod(0o600)
         readline.set_history_length(MOST)
         readline.read_history_file(file)
         readline.write_history_file(file)
+        file.chmod(0o600)
         return file
 
     def _line(self, prompt: str) -> str:

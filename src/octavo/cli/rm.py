@@ -17,12 +17,16 @@ def rm(model: str, yes: bool) -> None:
     Only the caches of Octavo and of the model hub are touched, never files elsewhere.
     """
     from octavo.checkpoint.removal import find_removal
+    from octavo.engine.packed import packed_below
 
     removal = find_removal(model)
-    size = f"{removal.bytes / 1e6:,.1f} MB"
-    for folder in removal.folders:
-        say(folder)
+    packed = [file for folder in removal.folders for file in packed_below(folder)]
+    size = f"{(removal.bytes + sum(f.stat().st_size for f in packed)) / 1e6:,.1f} MB"
+    for path in (*removal.folders, *packed):
+        say(path)
     if not yes:
-        click.confirm(f"Delete these folders and free {size}?", abort=True)
+        click.confirm(f"Delete this and free {size}?", abort=True)
     removal.run()
+    for file in packed:
+        file.unlink(missing_ok=True)
     say(f"deleted {removal.name}, {size} freed")

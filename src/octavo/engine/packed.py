@@ -16,9 +16,20 @@ LAYOUT = (
 
 def packed_file(checkpoint: Checkpoint) -> Path:
     """A file for this state of this model: its files' paths, sizes and times, and our layout."""
-    where = hashlib.sha256(str(checkpoint.path.resolve()).encode()).hexdigest()[:16]
+    where = _where(checkpoint.path)
     state = hashlib.sha256(f"{version('octavo')} {LAYOUT}".encode())
     for path in checkpoint.sources:
         s = path.stat()
         state.update(f"{path.resolve()} {s.st_size} {s.st_mtime_ns}\n".encode())
     return cache_folder().parent / "packed" / f"{where}-{state.hexdigest()[:16]}.weights"
+
+
+def packed_below(folder: Path) -> list[Path]:
+    """Files with the packed weights of models that lie in a folder, in whatever state they were."""
+    places = {_where(path) for path in (folder, *folder.rglob("*"))}
+    kept = (cache_folder().parent / "packed").glob("*.weights")
+    return [file for file in kept if file.name.partition("-")[0] in places]
+
+
+def _where(model: Path) -> str:
+    return hashlib.sha256(str(model.resolve()).encode()).hexdigest()[:16]
