@@ -108,7 +108,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "rank 0": ({"r": 0}, "r 0; ranks of 1 to 256"),
     "rank 257": ({"r": 257}, "r 257"),
     "rank of text": ({"r": "8"}, "r 8; ranks"),
-    "rank of another": ({"r": 4}, r"factors \[8, 60\] and \[60, 8\] for a rank of 4"),
+    "rank of another": ({"r": 4}, r"factors \[8, 92\] and \[60, 8\] for a rank of 4"),
     "rank pattern": ({"rank_pattern": {"q_proj": 4}}, "for a rank of 4"),
     "rank pattern 0": ({"rank_pattern": {"q_proj": 0}}, "rank_pattern 0"),
     "patterns are a list": ({"rank_pattern": ["q_proj"]}, "rank_pattern is no table"),
