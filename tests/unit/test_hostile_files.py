@@ -22,7 +22,7 @@ from tokenizers import pre_tokenizers
 from octavo.checkpoint import Checkpoint, open_checkpoint
 from octavo.checkpoint.adapter import read_adapter
 from octavo.checkpoint.pooling import read_pooling
-from octavo.errors import CheckpointError, OctavoError
+from octavo.errors import CheckpointError, ModelNotFound, OctavoError
 from octavo.models import build_program
 from octavo.text import load_tokenizer
 from octavo.text.chat import template_source
@@ -202,6 +202,15 @@ def open_folder(folder: Path) -> None:
     load_tokenizer(checkpoint)
     read_pooling(checkpoint, False)
     template_source(checkpoint)
+
+
+def test_paths_that_are_no_paths(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "m.gguf")
+    for path in (tmp_path / "m.gguf", tmp_path / ("x" * 300), Path("a\0b"), tmp_path / "absent"):
+        with pytest.raises(ModelNotFound, match="no file or folder"):
+            open_checkpoint(path)
+    with pytest.raises(CheckpointError, match="m.gguf: a FIFO, not a regular file"):
+        open_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder"])

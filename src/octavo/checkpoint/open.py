@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from octavo.checkpoint.base import Checkpoint
+from octavo.checkpoint.files import list_folder
 from octavo.checkpoint.gguf import open_gguf
 from octavo.checkpoint.safetensors import open_folder
 from octavo.errors import ModelNotFound
@@ -12,11 +14,12 @@ from octavo.errors import ModelNotFound
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Opens a `.gguf` file or a Hugging Face folder. Raises ModelNotFound or CheckpointError."""
-    if path.is_dir():
-        ggufs = sorted(path.glob("*.gguf"))
-        if not (path / "config.json").exists() and len(ggufs) == 1:
+    if os.path.isdir(path):  # unlike Path's, it has no errors of its own
+        files = list_folder(path)
+        ggufs = [p for name, p in files.items() if name.endswith(".gguf")]
+        if "config.json" not in files and len(ggufs) == 1:
             return open_gguf(ggufs[0])
         return open_folder(path)
-    if not path.is_file():
-        raise ModelNotFound(f"no file or folder {str(path)!r}")
+    if not os.path.isfile(path):
+        raise ModelNotFound(f"no file or folder {str(path)[:200]!r}")
     return open_gguf(path)
