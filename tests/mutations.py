@@ -60,7 +60,7 @@ def open_all(checkpoint: Checkpoint) -> None:
     tokenizer.encode_segments("a b", "c")
 
 
-def outcome(call: Callable[[], None]) -> str:
+def outcome(call: Callable[[], object]) -> str:
     """What is wrong with how a call ended; "" if nothing is."""
     begin = time.monotonic()
     try:

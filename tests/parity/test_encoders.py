@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -20,6 +21,7 @@ from octavo.checkpoint.pooling import Pooling, read_pooling
 from octavo.engine import Engine, Request, SamplingParams
 from octavo.errors import OctavoError, RequestError, Unsupported
 from octavo.models import build_program
+from tests.parity.test_vocabularies import wordpiece
 from tests.small_models import Small, save_hf
 
 TEXTS = [
@@ -61,6 +63,41 @@ def test_the_embedding_model(minilm: Path) -> None:
         llm.embed("word " * 600)
     with pytest.raises(RequestError, match="no text"):
         llm.generate("x")
+
+
+def test_bert_from_gguf(minilm: Path, tmp_path: Path) -> None:
+    """The embedding model as llama.cpp's converter writes it: the same bits as from its folder."""
+    path = tmp_path / "minilm.gguf"
+    config = json.loads((minilm / "config.json").read_text())
+    w = gguf.GGUFWriter(path, "bert")
+    w.add_context_length(config["max_position_embeddings"])
+    w.add_embedding_length(config["hidden_size"])
+    w.add_block_count(config["num_hidden_layers"])
+    w.add_feed_forward_length(config["intermediate_size"])
+    w.add_head_count(config["num_attention_heads"])
+    w.add_layer_norm_eps(config["layer_norm_eps"])
+    w.add_causal_attention(False)
+    w.add_pooling_type(gguf.PoolingType.MEAN)
+    metadata, _ = wordpiece(minilm)
+    w.add_tokenizer_model(metadata["model"])
+    w.add_token_list(metadata["tokens"])
+    w.add_token_types(metadata["token_type"])
+    w.add_token_type_count(config["type_vocab_size"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.BERT, config["num_hidden_layers"])
+    for name, tensor in load_file(minilm / "model.safetensors").items():
+        if "position_ids" in name or "pooler" in name:  # which the converter leaves out
+            continue
+        target = names.get_name(name.removeprefix("bert."), try_suffixes=(".weight", ".bias"))
+        assert target is not None, name
+        w.add_tensor(target, tensor.float().numpy())
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    from_file, from_folder = octavo.LLM(str(path)), octavo.LLM(str(minilm))
+    pairs = zip(from_file.embed(TEXTS), from_folder.embed(TEXTS), strict=True)
+    assert all((a == b).all() for a, b in pairs)
+    assert from_file.rank(TEXTS[0], TEXTS[1:3]) == from_folder.rank(TEXTS[0], TEXTS[1:3])
 
 
 @pytest.mark.parametrize("isa", ["avx2", "scalar"])

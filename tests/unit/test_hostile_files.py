@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import struct
 import subprocess
 import sys
@@ -16,12 +17,17 @@ import pytest
 from gguf import GGMLQuantizationType as Q
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
 
-from octavo.checkpoint import open_checkpoint
-from octavo.errors import OctavoError
+from octavo.checkpoint import Checkpoint, open_checkpoint
+from octavo.checkpoint.adapter import read_adapter
+from octavo.checkpoint.pooling import read_pooling
+from octavo.errors import CheckpointError, ModelNotFound, OctavoError
 from octavo.models import build_program
 from octavo.text import load_tokenizer
+from octavo.text.chat import template_source
 from tests.small_models import Small, save_gguf, save_hf
+from tests.unit.test_mutated_files import tokenizer as make_tokenizer
 
 ALLOWANCE = 16 << 20  # bytes a refusal may allocate
 
@@ -122,6 +128,196 @@ def test_sparse_terabyte(tmp_path: Path) -> None:
     path.write_bytes(header(1) + tensor(dims=(1 << 36,)))
     os.truncate(path, 1 << 40)
     assert not opens(path)
+
+
+SPARSE = 256 << 20
+LENGTHY = {
+    "numbers": struct.pack("<IIQ", 9, 0, SPARSE - 200),
+    "doubles": struct.pack("<IIQ", 9, 12, SPARSE // 8 - 200),
+    "empty strings": struct.pack("<IIQ", 9, 8, SPARSE // 8 - 200),
+    "empty arrays": struct.pack("<IIQ", 9, 9, SPARSE // 8 - 200),
+    "one string": struct.pack("<IQ", 8, SPARSE - 200),
+}
+
+
+@pytest.mark.parametrize("name", LENGTHY)
+def test_sparse_values(name: str, tmp_path: Path) -> None:
+    """A quarter of a gigabyte of nothing, claimed by one value, on a few kilobytes of disk."""
+    path = tmp_path / "m.gguf"
+    path.write_bytes(header(pairs=1) + string(b"tokenizer.ggml.tokens") + LENGTHY[name])
+    os.truncate(path, SPARSE)
+    assert not opens(path)
+
+
+def test_text_of_many_strings(tmp_path: Path) -> None:
+    """Each string is small; together they are more than any vocabulary has."""
+    path = tmp_path / "m.gguf"
+    path.write_bytes(header(pairs=9) + b"".join(
+        string(b"k%d" % i) + struct.pack("<IQ", 8, 10 << 20) + bytes(10 << 20) for i in range(9)
+    ))  # fmt: skip
+    with pytest.raises(OctavoError, match="strings of more than 67108864 bytes"):
+        open_checkpoint(path)
+
+
+def test_many_tensors_and_pairs(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    for claim in (header(tensors=1 << 18), header(pairs=1 << 18)):
+        path.write_bytes(claim)
+        os.truncate(path, 64 << 20)
+        with pytest.raises(OctavoError, match="131072 and 65536 at most"):
+            open_checkpoint(path)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "socket", "device"])
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json",
+     "chat_template.jinja", "modules.json", "1_Pooling/config.json", "model.safetensors.index.json"],
+)  # fmt: skip
+def test_files_that_are_no_files(name: str, kind: str, tmp_path: Path) -> None:
+    """Nothing waits for a writer, and nothing is read from a device."""
+    folder = tmp_path / "m"
+    save_hf(Small(layers=1), folder)
+    make_tokenizer(folder)
+    open_folder(folder)
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    held = socket.socket(socket.AF_UNIX)
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "socket":
+        held.bind(os.path.relpath(path))
+    else:
+        path.symlink_to("/dev/zero")
+    with held, pytest.raises(OctavoError, match=f"{path.name}: .*(regular file|cannot be read)"):
+        open_folder(folder)
+
+
+def open_folder(folder: Path) -> None:
+    checkpoint = open_checkpoint(folder)
+    build_program(checkpoint)
+    load_tokenizer(checkpoint)
+    read_pooling(checkpoint, False)
+    template_source(checkpoint)
+
+
+def test_paths_that_are_no_paths(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "m.gguf")
+    for path in (tmp_path / "m.gguf", tmp_path / ("x" * 300), Path("a\0b"), tmp_path / "absent"):
+        with pytest.raises(ModelNotFound, match="no file or folder"):
+            open_checkpoint(path)
+    with pytest.raises(CheckpointError, match="m.gguf: a FIFO, not a regular file"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder"])
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_adapters_that_are_no_files(name: str, kind: str, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 1, "lora_alpha": 1}')
+    (tmp_path / "adapter_model.safetensors").write_bytes(safetensors({"a": entry()}))
+    (tmp_path / name).unlink()
+    (os.mkfifo if kind == "fifo" else os.mkdir)(tmp_path / name)
+    with pytest.raises(OctavoError):
+        read_adapter(tmp_path)
+
+
+# -- tokenizers -------------------------------------------------------------------------------
+
+
+def vocabulary(**changes: Any) -> dict[str, Any]:
+    model = {
+        "type": "BPE", "dropout": None, "unk_token": None, "fuse_unk": False, "byte_fallback": False,
+        "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]],
+    }  # fmt: skip
+    frame = dict.fromkeys(
+        ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")
+    )
+    model_changes = changes.pop("model", {})
+    return {"version": "1.0", "added_tokens": [], **frame, "model": model | model_changes} | changes
+
+
+TRUNCATION = {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 5}
+PADDING = {
+    "strategy": {"Fixed": 1 << 40}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
+    "pad_token": "a",
+}  # fmt: skip
+TEMPLATE = {
+    "type": "TemplateProcessing", "pair": [], "special_tokens": {},
+    "single": [{"SpecialToken": {"id": "[X]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+}  # fmt: skip
+HOSTILE_TOKENIZERS = {
+    "id of 5e8": (vocabulary(model={"vocab": {"a": 0, "b": 1, "ab": 500_000_000}}), "ids up to 500000000"),
+    "merge of strangers": (vocabulary(model={"merges": [["a", "z"]]}), "out of vocabulary"),
+    "merge of numbers": (vocabulary(model={"merges": [[1, 2]]}), "cannot be read"),
+    "no unknown token": (vocabulary(model={"unk_token": "<unk>", "vocab": {"b": 1}, "merges": []}), "<unk>"),
+    "panic while reading": (vocabulary(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "cannot be read"),
+    "panic while splitting": (vocabulary(pre_tokenizer={"type": "FixedLength", "length": 0}), "non-zero"),
+    "panic while framing": (vocabulary(post_processor=TEMPLATE), "cannot encode"),
+    "pattern": (vocabulary(pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}, "behavior": "Removed", "invert": False}), "parenthesis"),
+    "nothing": ([], "cannot be read"),
+    "many values": ([0] * (5 << 20), "values; at most"),
+}  # fmt: skip
+
+
+def tokenizer_of(folder: Path, content: Any) -> Any:
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    return load_tokenizer(Checkpoint(folder, "hf", {}, {}, {path.name: path}))
+
+
+@pytest.mark.parametrize("name", HOSTILE_TOKENIZERS)
+def test_hostile_tokenizers(name: str, tmp_path: Path) -> None:
+    content, reason = HOSTILE_TOKENIZERS[name]
+    with pytest.raises(OctavoError, match=reason) as raised:
+        tokenizer_of(tmp_path, content)
+    assert len(str(raised.value)) < 400 and "\n" not in str(raised.value)
+
+
+def test_settings_that_change_ids_are_switched_off(tmp_path: Path) -> None:
+    """Truncation, padding to a terabyte, empty patterns, and merges that are left out at random."""
+    replace = {"type": "Replace", "pattern": {"String": ""}, "content": "x"}
+    tokenizer = tokenizer_of(tmp_path, vocabulary(
+        truncation=TRUNCATION, padding=PADDING, normalizer=replace, model={"dropout": 0.5}
+    ))  # fmt: skip
+    assert [tokenizer.encode("ab" * 50) for _ in range(20)] == [[2] * 50] * 20
+
+
+def test_a_panic_while_encoding_is_a_typed_error(tmp_path: Path) -> None:
+    sound = tokenizer_of(tmp_path, vocabulary())
+    assert sound.encode("ab") == [2]
+    sound._tokenizer.pre_tokenizer = pre_tokenizers.FixedLength(length=0)
+    with pytest.raises(CheckpointError, match="cannot encode this text"):
+        sound.encode("ab")
+
+
+HOSTILE_VOCABULARIES: dict[str, tuple[dict[str, Any], str]] = {
+    "merge of one part": ({"merges": ["ab"]}, "merge 'ab' is not of two parts"),
+    "merge of strangers": ({"merges": ["a z"]}, "out of vocabulary"),
+    "merges are numbers": ({"merges": [1]}, "no merges"),
+    "model is a list": ({"model": ["gpt2"]}, "tokenizer model"),
+    "pre is a list": ({"pre": ["gpt-2"]}, "pre-tokenizer is"),
+    "scores are text": ({"model": "llama", "scores": ["x"] * 3}, "not numbers"),
+    "a token of a megabyte": ({"model": "llama", "scores": [0.0] * 3, "tokens": ["a", "b", "x" * (1 << 20)]}, "1048578 characters"),
+    "no [CLS]": ({"model": "bert"}, "no .UNK. token"),
+    "every token controls": (
+        {"tokens": [str(i) for i in range(70_000)], "token_type": [3] * 70_000, "merges": []}, "70000 control tokens",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE_VOCABULARIES)
+def test_hostile_vocabularies(name: str) -> None:
+    changes, reason = HOSTILE_VOCABULARIES[name]
+    usual = {"model": "gpt2", "pre": "gpt-2", "tokens": ["a", "b", "ab"], "merges": ["a b"]}
+    metadata = {f"tokenizer.ggml.{k}": v for k, v in (usual | changes).items()}
+    with pytest.raises(OctavoError, match=reason):
+        load_tokenizer(Checkpoint(Path("m.gguf"), "gguf", metadata, {}))
+
+
+# -- damage -----------------------------------------------------------------------------------
 
 
 def test_truncated_anywhere(good: bytes, tmp_path: Path) -> None:

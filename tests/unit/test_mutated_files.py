@@ -14,8 +14,10 @@ from gguf import GGMLQuantizationType as Q
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from octavo.checkpoint import open_checkpoint
-from tests.mutations import BAD, outcome, places, replaced
+from octavo.checkpoint.adapter import read_adapter
+from tests.mutations import BAD, document, outcome, places, replaced
 from tests.parity.test_encoders import dense, modules, small_encoder
+from tests.parity.test_lora import make_adapter
 from tests.small_models import Small, save_gguf, save_hf
 from tests.unit.test_refusals import GPTQ, MLX, NAME, PACKED, floats, folder, ints
 
@@ -126,6 +128,21 @@ def test_quantized(method: str, tmp_path: Path) -> None:
             config = replaced(settings, at, bad)
             folder(path, tensors, quantization_config=config)
             assert not outcome(lambda: read_all(path)), (at, bad)
+
+
+def test_adapter(tmp_path: Path) -> None:
+    folder = make_adapter(
+        tmp_path / "a", 1, rank_pattern={"q_proj": 8}, alpha_pattern={"v_proj": 2.0}
+    )
+    read_adapter(folder)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        value, written = document(folder / name)
+        good = (folder / name).read_bytes()
+        for at in places(value):
+            for bad in BAD:
+                (folder / name).write_bytes(written(replaced(value, at, bad)))
+                assert not outcome(lambda: read_adapter(folder)), (name, at, bad)
+        (folder / name).write_bytes(good)
 
 
 def read_all(path: Path) -> None:

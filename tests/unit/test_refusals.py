@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,70 @@ def test_absurd_sizes(tmp_path: Path) -> None:
     ):
         with pytest.raises(CheckpointError, match=reason):
             build_program(open_checkpoint(folder(tmp_path, tensors, **sizes)))
+
+
+NAMED = {
+    10: "Q2_K",
+    11: "Q3_K",
+    16: "IQ2_XXS",
+    23: "IQ4_XS",
+    35: "TQ2_0",
+    40: "NVFP4",
+    99: "of type 99",
+}
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_types_of_gguf_by_name(kind: int, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    name = b"blk.0.attn_q.weight"
+    table = struct.pack("<Q", len(name)) + name + struct.pack("<IQIQ", 1, 256, kind, 0)
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + table + bytes(4096))
+    with pytest.raises(Unsupported, match=f"'blk.0.attn_q.weight' is {NAMED[kind]}") as e:
+        open_checkpoint(path)
+    assert "Q4_K, Q5_0" in e.value.suggestions[0] and "Q4_K_M" in e.value.suggestions[1]
+
+
+def test_consolidated_weights(tmp_path: Path) -> None:
+    """Mistral's own layout is refused by name; beside Hugging Face's files it is not read."""
+    weights = {f"{NAME}.weight": torch.ones(64, 64)}
+    own = {"layers.0.attention.wq.weight": torch.ones(64, 64)}
+    save_file(own, tmp_path / "consolidated.safetensors")
+    (tmp_path / "params.json").write_text('{"dim": 64}')
+    with pytest.raises(Unsupported, match="consolidated.safetensors.*params.json") as e:
+        open_checkpoint(tmp_path)
+    assert "convert_mistral_weights_to_hf" in e.value.suggestions[0]
+    open_checkpoint(folder(tmp_path, {"weight": torch.ones(64, 64)}))
+    assert list(open_checkpoint(tmp_path).tensors) == list(weights)
+    (tmp_path / "model.safetensors").rename(tmp_path / "model-00001-of-00001.safetensors")
+    index = {"weight_map": {f"{NAME}.weight": "model-00001-of-00001.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    opened = open_checkpoint(tmp_path)
+    assert list(opened.tensors) == list(weights)
+    assert [p.name for p in opened.sources] == ["model-00001-of-00001.safetensors"]
+
+
+def test_a_tensor_in_two_files_is_read_from_the_one_the_index_names(tmp_path: Path) -> None:
+    folder(tmp_path, {})
+    for part, value in (("a", 1.0), ("b", 2.0)):
+        name = f"model-{part}.safetensors"
+        save_file({"x": torch.full((2, 2), value), part: torch.ones(2)}, tmp_path / name)
+    for part, value in (("a", 1.0), ("b", 2.0)):
+        places = {
+            "x": f"model-{part}.safetensors",
+            "a": "model-a.safetensors",
+            "b": "model-b.safetensors",
+        }
+        index = tmp_path / "model.safetensors.index.json"
+        index.write_text(json.dumps({"weight_map": places}))
+        assert open_checkpoint(tmp_path).tensor("x").vector().tolist() == [[value] * 2] * 2
+
+
+def test_weights_under_other_names(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    save_file({"x": torch.ones(2)}, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(ModelNotFound, match="adapter_model.safetensors, but no model.safetensors"):
+        open_checkpoint(tmp_path)
 
 
 def test_pickled_weights(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def load_engines(
     while plain.settle() or lora.settle():
         pass
     assert lora.adapters is not None
-    names = {t.tensor: module for module, t in lora.adapters.targets.items()}
+    names = {t.tensor: module for module, ts in lora.adapters.targets.items() for t in ts}
     sizes_of = {"qv": 0, "all": 0}
     with tempfile.TemporaryDirectory() as scratch:
         for kind, parts in (("all", ("proj",)), ("qv", ("q_proj", "v_proj"))):

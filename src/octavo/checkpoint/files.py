@@ -59,7 +59,7 @@ def read_file(path: Path, limit: int) -> bytes:
             size = os.fstat(f.fileno()).st_size
             if size > limit:
                 raise CheckpointError(f"{path.name}: {size} bytes; at most {limit} are read")
-            return f.read(limit)
+            return f.read(size)
         except OSError as e:
             raise CheckpointError(f"{path.name}: cannot be read: {e.strerror}") from None
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 from octavo.checkpoint.base import Checkpoint
+from octavo.checkpoint.files import list_folder
 from octavo.checkpoint.gguf import open_gguf
 from octavo.checkpoint.identity import file_states
 from octavo.checkpoint.safetensors import open_folder
@@ -14,7 +16,8 @@ from octavo.errors import ModelNotFound
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Opens a `.gguf` file or a Hugging Face folder. Raises ModelNotFound or CheckpointError."""
-    around = path.iterdir() if path.is_dir() else (path, *path.parent.glob("*.gguf"))
+    folder = os.path.isdir(path)  # unlike Path's, it has no errors of its own
+    around = list_folder(path).values() if folder else (path, *path.parent.glob("*.gguf"))
     before = file_states(around)
     checkpoint = _open(path)
     opened = (*checkpoint.sources, *checkpoint.files.values())
@@ -22,11 +25,12 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def _open(path: Path) -> Checkpoint:
-    if path.is_dir():
-        ggufs = sorted(path.glob("*.gguf"))
-        if not (path / "config.json").exists() and len(ggufs) == 1:
+    if os.path.isdir(path):
+        files = list_folder(path)
+        ggufs = [p for name, p in files.items() if name.endswith(".gguf")]
+        if "config.json" not in files and len(ggufs) == 1:
             return open_gguf(ggufs[0])
         return open_folder(path)
-    if not path.is_file():
-        raise ModelNotFound(f"no file or folder {str(path)!r}")
+    if not os.path.isfile(path):
+        raise ModelNotFound(f"no file or folder {str(path)[:200]!r}")
     return open_gguf(path)

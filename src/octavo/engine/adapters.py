@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from octavo.checkpoint import TensorType
 from octavo.checkpoint.adapter import LowRank, read_adapter
@@ -18,7 +19,8 @@ from octavo.program import Program
 
 MAX_ADAPTERS = 64
 HUGE_PAGE = 2 << 20
-Part = tuple[str, int, np.ndarray, np.ndarray, int, int, int, float]
+Matrix = npt.NDArray[np.generic]
+Part = tuple[str, int, Matrix, Matrix, int, int, int, float]
 
 
 class Host(Protocol):
@@ -38,29 +40,40 @@ class _Loaded:
     leaving: bool = False
 
 
-def _part(target: Target, factors: LowRank, shape: tuple[int, ...]) -> Part:
-    """Factors as the native code takes them: B as panels of 16 outputs, `[panels, rank, 16]`."""
+def _parts(module: str, targets: tuple[Target, ...], factors: LowRank) -> list[Part]:
+    """Factors for each matrix of a module. Raises RequestError."""
     rank, inputs = factors.a.shape
-    outputs = factors.b.shape[0]
-    if (outputs, inputs) != shape:
+    outputs, expected = factors.b.shape[0], (max(t.end for t in targets), targets[0].inputs)
+    if (outputs, inputs) != expected:
         raise RequestError(
-            f"the adapter is for weights of {outputs} x {inputs}; {target.tensor} has "
-            f"{' x '.join(map(str, shape))}",
-            "lora_path",
-        )
+            f"the adapter is for weights of {outputs} x {inputs}; {module[:80]} has "
+            f"{' x '.join(map(str, expected))}", "lora_path", "invalid_adapter",
+        )  # fmt: skip
     wide = factors.a.type is not TensorType.BF16  # fp16 becomes fp32, which loses nothing
+    for tensor in (factors.a, factors.b):
+        if not np.isfinite(tensor.vector()).all():
+            raise RequestError(
+                f"the adapter's factors of {module[:80]} are not all finite numbers", "lora_path",
+                "invalid_adapter",
+            )  # fmt: skip
     a, b = (
         t.vector() if wide else t.raw().view(np.uint16).reshape(t.shape)
         for t in (factors.a, factors.b)
     )  # fmt: skip
+    return [_part(t, a, b[t.begin : t.end], factors.scale) for t in targets]
+
+
+def _part(target: Target, a: Matrix, b: Matrix, scale: float) -> Part:
+    """Factors as the native code takes them: B as panels of 16 outputs, `[panels, rank, 16]`."""
+    (rank, inputs), outputs = a.shape, b.shape[0]
     if target.heads:
         b = b.reshape(target.heads, 2, -1, rank).swapaxes(1, 2).reshape(outputs, rank)
     padded = np.zeros((-(-outputs // 16) * 16, rank), b.dtype)
     padded[:outputs] = b
     panels = padded.reshape(-1, 16, rank).swapaxes(1, 2)
-    kind = TensorType.F32 if wide else TensorType.BF16
+    kind = TensorType.F32 if a.dtype == np.float32 else TensorType.BF16
     flat = [np.ascontiguousarray(x).view(np.uint8).reshape(-1) for x in (a, panels)]
-    return target.tensor, int(kind), flat[0], flat[1], rank, inputs, outputs, factors.scale
+    return target.tensor, int(kind), flat[0], flat[1], rank, inputs, outputs, scale
 
 
 def _bytes(parts: list[Part]) -> int:
@@ -77,7 +90,6 @@ class Adapters:
 
     def __init__(self, checkpoint: Checkpoint, program: Program, host: Host, room: int) -> None:
         self.targets = adapter_targets(checkpoint, program)
-        self._shapes = {name: t.shape for name, t in checkpoint.tensors.items()}
         self._host = host
         self._room = room
         self._serials = count(1)
@@ -98,10 +110,11 @@ class Adapters:
                 f"the adapter changes {unknown[0][:80]!r}, which this model does not have, or "
                 "which cannot be adapted", "lora_path", "invalid_adapter",
             )  # fmt: skip
-        parts = []
-        for module, factor in factors.items():
-            target = self.targets[module]
-            parts.append(_part(target, factor, self._shapes[target.tensor]))
+        parts = [
+            part
+            for module, factor in factors.items()
+            for part in _parts(module, self.targets[module], factor)
+        ]
         size = _bytes(parts)
         used = sum(a.bytes for a in self._loaded.values())
         if used + size > self._room:

@@ -2,48 +2,71 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from octavo.checkpoint import Checkpoint
+from octavo.models import gpt2, phi, phi3, starcoder2
 from octavo.models.names import GGUF_NAMES, HF_NAMES
 from octavo.program import Linear, Program, Rope
 
-PARTS = ("q", "k", "v", "o", "gate", "up", "down")
+PARTS = ("qkv", "q", "k", "v", "o", "gate", "up", "down")
+# Of GGUF's architectures, those whose modules have names of their own at Hugging Face.
+NAMES: dict[str, dict[str, str]] = {
+    "gpt2": gpt2.NAMES, "phi2": phi.NAMES, "phi3": phi3.NAMES, "starcoder2": starcoder2.NAMES,
+}  # fmt: skip
+_PART = re.compile(r"(.*)\.weight(?:\[(\d+):(\d+)\])?")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A tensor of the checkpoint. heads: its rows lie in GGUF's interleaved order, per head."""
+    """A matrix of the program, `[end - begin, inputs]`: rows [begin, end) of a module.
+
+    heads: they lie in GGUF's interleaved order, per head.
+    """
 
     tensor: str
+    inputs: int
+    begin: int
+    end: int
     heads: int = 0
 
 
-def adapter_targets(checkpoint: Checkpoint, program: Program) -> Mapping[str, Target]:
-    """Modules, by their Hugging Face names, that adapters can change.
+def adapter_targets(checkpoint: Checkpoint, program: Program) -> Mapping[str, tuple[Target, ...]]:
+    """Modules, by their Hugging Face names, that adapters can change, with all their matrices: a
+    checkpoint may have fused what are several in the program.
 
     Not those whose input is permuted for the sake of their weights: A expects it as it comes.
     """
-    linears = [
-        op
-        for op in program.ops
-        if isinstance(op, Linear) and not op.out.selected and op.weight.tensor.order is None
-    ]
-    if checkpoint.format == "hf":
-        names = [op.weight.tensor.name for op in linears]
-        return {name.removesuffix(".weight"): Target(name) for name in names}
-    heads = {"q": 0, "k": 0}
+    gguf = checkpoint.format == "gguf"
+    names = _hugging_face_names(checkpoint.architecture, program) if gguf else {}
+    heads = _interleaved_heads(program) if gguf else {}
+    out: dict[str, tuple[Target, ...]] = {}
     for op in program.ops:
-        if isinstance(op, Rope) and op.interleaved:
-            heads["k" if heads["q"] else "q"] = op.heads
-            if heads["k"]:
-                break
-    out = {}
-    known = {op.weight.tensor.name for op in linears}
-    for layer in range(program.cache.layers):
-        for part in PARTS:
-            tensor = GGUF_NAMES[part].format(layer) + ".weight"
-            if tensor in known:
-                out[HF_NAMES[part].format(layer)] = Target(tensor, heads.get(part, 0))
+        if not isinstance(op, Linear) or op.out.selected or op.weight.tensor.order is not None:
+            continue
+        tensor = op.weight.tensor.name
+        if (match := _PART.fullmatch(tensor)) is None:
+            continue
+        stored, begin, end = match.groups()
+        module = names.get(stored) if gguf else stored
+        if module is not None:
+            first = int(begin or 0)
+            rows = first, int(end) if end else first + op.out.width
+            target = Target(tensor, op.x.width, *rows, heads.get(stored.rpartition(".")[2], 0))
+            out[module] = (*out.get(module, ()), target)
     return out
+
+
+def _hugging_face_names(architecture: str, program: Program) -> dict[str, str]:
+    """By what GGUF calls a layer's module."""
+    own = HF_NAMES | NAMES.get(architecture, {})
+    layers = range(program.cache.layers)
+    return {GGUF_NAMES[part].format(i): own[part].format(i) for part in PARTS for i in layers}
+
+
+def _interleaved_heads(program: Program) -> dict[str, int]:
+    """Heads of queries and keys whose rows are interleaved, by the end of GGUF's name."""
+    found = [op.heads for op in program.ops if isinstance(op, Rope) and op.interleaved][:2]
+    return dict(zip(("attn_q", "attn_k"), found, strict=False))

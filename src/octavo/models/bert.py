@@ -7,13 +7,30 @@ otherwise the last states of the selected tokens, to be pooled.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from octavo.checkpoint import Checkpoint
+from octavo.checkpoint import Checkpoint, Tensor
 from octavo.errors import CheckpointError, Unsupported
 from octavo.models.activations import activation
 from octavo.models.metadata import Metadata
 from octavo.program import Activation, Builder, Program, Value
+
+# What GGUF calls the parts and sizes.
+GGUF_NAMES = {
+    "token_embd": "embeddings.word_embeddings", "token_types": "embeddings.token_type_embeddings",
+    "position_embd": "embeddings.position_embeddings", "token_embd_norm": "embeddings.LayerNorm",
+}  # fmt: skip
+GGUF_PARTS = {
+    "attn_q": "attention.self.query", "attn_k": "attention.self.key",
+    "attn_v": "attention.self.value", "attn_output": "attention.output.dense",
+    "attn_output_norm": "attention.output.LayerNorm", "ffn_up": "intermediate.dense",
+    "ffn_down": "output.dense", "layer_output_norm": "output.LayerNorm",
+}  # fmt: skip
+GGUF_KEYS = {
+    "block_count": "num_hidden_layers", "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size", "attention.head_count": "num_attention_heads",
+    "context_length": "max_position_embeddings", "attention.layer_norm_epsilon": "layer_norm_eps",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -88,8 +105,37 @@ def _layer(b: Builder, c: Config, name: str, i: int, x: Value) -> Value:
     return norm(b.add(x, _linear(b, h, name + "output.dense", c.hidden)), name + "output")
 
 
+def _as_folder(checkpoint: Checkpoint) -> Checkpoint:
+    """A GGUF file under the names of a Hugging Face folder. Raises Unsupported.
+
+    BERT's only: RoBERTa's are of the same architecture there, with another vocabulary.
+    """
+    m, name = Metadata(checkpoint), checkpoint.path.name
+    vocabulary = str(checkpoint.metadata.get("tokenizer.ggml.model"))
+    if vocabulary != "bert" or m.get("attention.causal"):
+        raise Unsupported(f"{name}: a decoder, or an encoder with a {vocabulary[:40]!r} vocabulary")
+    config: dict[str, object] = {"model_type": "bert", "hidden_act": "gelu"}
+    config |= {hf: m.get(gguf) for gguf, hf in GGUF_KEYS.items()}
+    tensors: dict[str, Tensor] = {}
+    for stored, tensor in checkpoint.tensors.items():
+        module, _, kind = stored.rpartition(".")
+        block, _, part = module.removeprefix("blk.").partition(".")
+        if module in GGUF_NAMES:
+            tensors[f"{GGUF_NAMES[module]}.{kind}"] = tensor
+        elif module.startswith("blk.") and part in GGUF_PARTS:
+            tensors[f"encoder.layer.{block}.{GGUF_PARTS[part]}.{kind}"] = tensor
+        else:
+            raise Unsupported(f"{name}: tensor {stored[:60]!r}")
+    for key, table in (("vocab_size", "word"), ("type_vocab_size", "token_type")):
+        found = tensors.get(f"embeddings.{table}_embeddings.weight")
+        config[key] = found.shape[0] if found is not None else None
+    return replace(checkpoint, format="hf", metadata=config, tensors=tensors)
+
+
 def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     """The forward pass of an encoder. Raises CheckpointError or Unsupported."""
+    if checkpoint.format == "gguf":
+        checkpoint = _as_folder(checkpoint)
     c = _config(checkpoint)
     b = Builder(checkpoint)
     prefix = next(
