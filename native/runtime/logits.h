@@ -30,7 +30,9 @@ class Logits {
   float max();
   int first(float max);                                   // of the values that are `max`
   const float* maxima(int& count);                        // of sets of tokens that have none in common
-  template <class F> void each_from(float least, F&& take);  // take(token, value) of the values that are `least` or more
+  const float* values() const { return values_; }
+  // take(token, value) of the values that are `least` or more but not `above` or more, in order of token
+  template <class F> void each_between(float least, float above, F&& take);
   double total(float max, float inverse);                 // sum of e^((x - max) * inverse)
   int32_t draw(float max, float inverse, double u);       // from that distribution over all tokens, in order of id, by its inverse
 
@@ -49,11 +51,18 @@ class Logits {
   float inverse_ = 0;
 };
 
-template <class F> void Logits::each_from(float least, F&& take) {
+template <class F> void Logits::each_between(float least, float above, F&& take) {
   find_maxima();
   for (int set = 0; set < sets_; set++) {
-    if (set_max(set) < least) continue;
-    for (int i = set * SET_TOKENS; i < std::min(n_, (set + 1) * SET_TOKENS); i++) if (values_[i] >= least) take(i, values_[i]);
+    if (!(set_max(set) >= least)) continue;
+    const float* x = values_ + set * SET_TOKENS;
+    uint8_t taken[SET_TOKENS];  // without a branch for each value: whether it is taken may be anybody's guess
+    int count = 0;
+    for (int i = 0, n = std::min(SET_TOKENS, n_ - set * SET_TOKENS); i < n; i++) {
+      taken[count] = uint8_t(i);
+      count += (x[i] >= least) & !(x[i] >= above);
+    }
+    for (int i = 0; i < count; i++) take(set * SET_TOKENS + taken[i], x[taken[i]]);
   }
 }
 

@@ -9,125 +9,237 @@
 namespace octavo {
 namespace {
 
-struct Candidate { float logit; int32_t token; };
+constexpr float INFINITE = std::numeric_limits<float>::infinity(), LARGEST = std::numeric_limits<float>::max();
+constexpr float WEIGHTLESS = 88;  // temperatures below the largest logit: e^-88 is nothing
 
-bool better(const Candidate& a, const Candidate& b) {  // a total order: ties go to the lower token
-  return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
-}
+// A place in an order of tokens: by key, of equals by token.
+struct Place {
+  float key;
+  int32_t token;
+};
+constexpr Place END{INFINITE, std::numeric_limits<int32_t>::max()};
 
-// The k best, sorted. The k-th largest of the maxima of disjoint sets bounds the k-th best from below.
-void top_candidates(Logits& l, int k, std::vector<Candidate>& out) {
-  int count;
-  const float* first = l.maxima(count);
-  std::vector<float> maxima(first, first + count);
-  float threshold = -std::numeric_limits<float>::infinity();
-  if (k < count) {
-    std::nth_element(maxima.begin(), maxima.begin() + (k - 1), maxima.end(), std::greater<float>());
-    threshold = maxima[size_t(k - 1)];
-  }
-  out.clear();
-  l.each_from(threshold, [&](int32_t token, float logit) { out.push_back({logit, token}); });
-  k = std::min(k, int(out.size()));
-  std::partial_sort(out.begin(), out.begin() + k, out.end(), better);
-  out.resize(size_t(k));
-}
+bool before(Place a, Place b) { return (a.key < b.key) | ((a.key == b.key) & (a.token < b.token)); }
 
-// What top_p and typical_p leave of sorted candidates, with their weights.
-struct Kept {
-  std::vector<int32_t> tokens;
-  std::vector<double> weights;
-  double mass = 0;
+struct Candidate {
+  Place place;
+  float mass;
 };
 
-Kept nucleus(const std::vector<Candidate>& c, const SamplingRow& row, double total, float max) {
-  Kept k;
-  for (const Candidate& x : c) {
-    k.tokens.push_back(x.token);
-    k.weights.push_back(std::exp(double(x.logit - max) / double(row.temperature)));
-    k.mass += k.weights.back();
-    if (row.top_p < 1 && k.mass >= double(row.top_p) * total) break;
+bool sooner(const Candidate& a, const Candidate& b) { return before(a.place, b.place); }
+
+// Masses by key, in buckets of equal width; keys outside of [low, high] belong to the first and the last.
+struct Buckets {
+  static constexpr int COUNT = 1024;
+  const float low, scale;  // 0: they cannot be told apart
+  double sums[COUNT] = {};
+
+  Buckets(float low, float high) : low(low), scale(high > low && COUNT / (high - low) <= LARGEST ? COUNT / (high - low) : 0) {}
+  int of(float key) const {
+    const float at = (key - low) * scale, most = at < COUNT - 1 ? at : COUNT - 1;
+    return int(most > 0 ? most : 0);
   }
-  return k;
+  // The first that reaches `least` together with those before it and `sum`, to which those are added; else the last.
+  int reach(double least, double& sum) const {
+    int b = 0;
+    while (b + 1 < COUNT && !(sum + sums[b] >= least)) sum += sums[b++];
+    return b;
+  }
+};
+
+// The first place at which `sum` and the masses up to there reach `least`, else the last. Few are sorted, the others fall into buckets.
+Place reach(std::vector<Candidate>& c, double sum, double least) {
+  constexpr size_t FEW = 256;
+  while (c.size() > FEW) {
+    const auto [low, high] = std::minmax_element(c.begin(), c.end(), [](const Candidate& a, const Candidate& b) { return a.place.key < b.place.key; });
+    Buckets buckets(low->place.key, high->place.key);
+    if (buckets.scale == 0) break;
+    for (const Candidate& x : c) buckets.sums[buckets.of(x.place.key)] += double(x.mass);
+    const int last = buckets.reach(least, sum);
+    std::erase_if(c, [&](const Candidate& x) { return buckets.of(x.place.key) != last; });
+  }
+  if (!std::is_sorted(c.begin(), c.end(), sooner)) std::sort(c.begin(), c.end(), sooner);
+  for (const Candidate& x : c)
+    if ((sum += double(x.mass)) >= least) return x.place;
+  return c.empty() ? END : c.back().place;
 }
 
-// Locally typical sampling (Meister et al., 2023): the tokens whose information content is nearest to
-// the entropy, until they hold typical_p of the mass.
-Kept typical(const Kept& from, double share) {
-  const size_t n = from.tokens.size();
-  std::vector<double> information(n);
-  double entropy = 0;
-  for (size_t i = 0; i < n; i++) {
-    const double p = from.weights[i] / from.mass;
-    information[i] = p > 0 ? -std::log(p) : std::numeric_limits<double>::infinity();
-    if (p > 0) entropy += p * information[i];
-  }
-  std::vector<size_t> order(n);
-  for (size_t i = 0; i < n; i++) order[i] = i;
-  auto distance = [&](size_t i) { return std::abs(information[i] - entropy); };
-  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return distance(a) != distance(b) ? distance(a) < distance(b) : a < b; });
-  Kept k;
-  for (size_t i : order) {
-    k.tokens.push_back(from.tokens[i]);
-    k.weights.push_back(from.weights[i]);
-    k.mass += from.weights[i];
-    if (k.mass >= share * from.mass) break;
-  }
-  return k;
-}
+// The tokens that may be drawn: the likeliest up to some place, and of those the most typical up to another. Both places are found
+// without sorting, in passes over the logits or over copies of those that are not too low.
+class Running {
+ public:
+  Running(const Kernels& kernels, Logits& logits, float temperature)
+      : kernels_(kernels), logits_(logits), max_(std::min(logits.max(), LARGEST)), temperature_(temperature), inverse_(1 / temperature),
+        x_(logits.values()), count_(int(padded(size_t(logits.size())))), lowest_(max_ - WEIGHTLESS * temperature) {}
 
-int32_t draw(const Kept& k, double u) {
-  double target = u * k.mass;
-  for (size_t i = 0; i + 1 < k.tokens.size(); i++) {
-    if (target < k.weights[i]) return k.tokens[i];
-    target -= k.weights[i];
+  // The k-th largest of the maxima of disjoint sets bounds the k-th best from below.
+  void keep_best(int k) {
+    int count;
+    const float* first = logits_.maxima(count);
+    if (k < count) {
+      std::vector<float> maxima(first, first + count);
+      std::nth_element(maxima.begin(), maxima.begin() + (k - 1), maxima.end(), std::greater<float>());
+      gather(maxima[size_t(k - 1)], NAN);
+    } else {
+      for (int i = 0; i < count_; i++) lowest_ = x_[i] >= -LARGEST ? std::min(lowest_, x_[i]) : lowest_;
+    }
+    likely_ = find(k, true);
   }
-  return k.tokens.back();
-}
+
+  void keep_from(float least) {
+    if (!ids_) gather(least, NAN);
+    if (-least < likely_.key) likely_ = {-least, END.token};
+  }
+
+  // The likeliest that have `least` of the mass. Unless there are copies already, logits are copied from the top down until they do.
+  void keep_head(double least) {
+    double mass = ids_ ? least : 0;
+    float above = NAN;
+    for (float width = 2; mass < least && above != -LARGEST; width += std::max(2.0f, width / 2)) {
+      const float next = width > WEIGHTLESS ? -LARGEST : max_ - width * temperature_;
+      mass += gather(next, above);
+      above = next;
+    }
+    likely_ = find(least, false);
+  }
+
+  // Locally typical sampling (Meister et al., 2023): those whose information content is nearest to the entropy, until they have
+  // `share` of the mass. A token x below the largest logit, in temperatures, has information log Z + x; the entropy is log Z and the mean x.
+  void keep_typical(double share) {
+    double mass = 0, sum = 0;
+    each_chunk(false, [&](int n, const int32_t*, const float* keys, const float* masses) {
+      float information[CHUNK];
+      for (int i = 0; i < n; i++) information[i] = masses[i] > 0 ? masses[i] * ((max_ + keys[i]) * inverse_) : 0;
+      mass += sum_of(masses, n), sum += sum_of(information, n);
+    });
+    mean_ = float(sum / mass);
+    by_distance_ = true;
+    typical_ = find(share * mass, false);
+  }
+
+  double mass() {
+    double mass = 0;
+    each_chunk(false, [&](int n, const int32_t*, const float*, const float* masses) { mass += sum_of(masses, n); });
+    return mass;
+  }
+
+  // By the inverse of the distribution, in order; NO_TOKEN if nothing is left.
+  int32_t draw(double u) {
+    const Place p = find(std::nextafter(u * mass(), double(INFINITE)), false);  // the first whose sum exceeds it
+    return p.key == INFINITE ? NO_TOKEN : p.token;
+  }
+
+  std::vector<Candidate> sorted() {
+    std::vector<Candidate> all;
+    each_chunk(true, [&](int n, const int32_t* ids, const float* keys, const float* masses) {
+      for (int i = 0; i < n; i++) if (masses[i] > 0) all.push_back({{keys[i], ids[i]}, masses[i]});
+    });
+    std::sort(all.begin(), all.end(), sooner);
+    return all;
+  }
+
+ private:
+  static constexpr int CHUNK = 256;
+
+  static double sum_of(const float* x, int n) {  // a multiple of 16
+    float lanes[PANEL] = {};
+    for (int i = 0; i < n; i += PANEL) for (int j = 0; j < PANEL; j++) lanes[j] += x[i + j];
+    double sum = 0;
+    for (float lane : lanes) sum += double(lane);
+    return sum;
+  }
+
+  // Copies the tokens whose logits are `least` or more but not `above` or more (NaN: no such bound), and gives their mass.
+  double gather(float least, float above) {
+    if (!ids_) values_.reserve(size_t(2 * count_)), tokens_.reserve(size_t(2 * count_));  // room is taken as it is used
+    const size_t from = values_.size();
+    logits_.each_between(std::max(least, -LARGEST), above, [&](int32_t token, float x) { values_.push_back(x), tokens_.push_back(token); });
+    values_.resize(padded(values_.size()), -INFINITE), tokens_.resize(values_.size());
+    x_ = values_.data(), ids_ = tokens_.data(), count_ = int(values_.size()), lowest_ = std::max(least, max_ - WEIGHTLESS * temperature_);
+    return kernels_.exp_sum(x_ + from, int(values_.size() - from), max_, inverse_, nullptr);
+  }
+
+  static size_t padded(size_t n) { return (n + PANEL - 1) / PANEL * PANEL; }
+
+  // f(count, ids, keys, masses), chunk after chunk, 16 at a time. Keys are of the order that is being cut; a token that is out has no mass, any other
+  // its part of the softmax, or one if they are counted.
+  template <class F> void each_chunk(bool counting, F&& f) {
+    float keys[CHUNK], masses[CHUNK];
+    int32_t ids[CHUNK];
+    for (int at = 0; at < count_; at += CHUNK) {
+      const int n = std::min(CHUNK, count_ - at);
+      const float* x = x_ + at;
+      if (counting) for (int i = 0; i < n; i++) masses[i] = x[i] >= -LARGEST ? 1 : 0;
+      else kernels_.exp_sum(x, n, max_, inverse_, masses);
+      for (int i = 0; i < n; i++) ids[i] = ids_ ? ids_[at + i] : at + i;
+      for (int i = 0; i < n; i++) keys[i] = -x[i];
+      leave(likely_, n, ids, keys, masses);
+      if (by_distance_) {
+        for (int i = 0; i < n; i++) keys[i] = std::abs((max_ - x[i]) * inverse_ - mean_);
+        leave(typical_, n, ids, keys, masses);
+      }
+      f(n, ids, keys, masses);
+    }
+  }
+  static void leave(Place last, int n, const int32_t* ids, const float* keys, float* masses) {
+    if (last.key == INFINITE) return;
+    for (int i = 0; i < n; i++) masses[i] = before(last, {keys[i], ids[i]}) ? 0 : masses[i];
+  }
+
+  // The first place, in order, at which the masses up to there reach `least`; the last token's if they do not.
+  Place find(double least, bool counting) {
+    Buckets buckets = by_distance_ ? Buckets(0, std::min(typical_.key, std::max(mean_, (max_ - lowest_) * inverse_ - mean_)))
+                                   : Buckets(-max_, std::min(likely_.key, -lowest_));
+    double sum = 0;
+    int last = -1;
+    if (count_ > 4 * CHUNK) {
+      each_chunk(counting, [&](int n, const int32_t*, const float* keys, const float* masses) {
+        int at[CHUNK];
+        for (int i = 0; i < n; i++) at[i] = buckets.of(keys[i]);
+        for (int i = 0; i < n; i++) buckets.sums[at[i]] += double(masses[i]);
+      });
+      last = buckets.reach(least, sum);
+    }
+    std::vector<Candidate> c;
+    each_chunk(counting, [&](int n, const int32_t* ids, const float* keys, const float* masses) {
+      int at[CHUNK];
+      for (int i = 0; i < n; i++) at[i] = last < 0 ? last : buckets.of(keys[i]);
+      for (int i = 0; i < n; i++) if (at[i] == last && masses[i] > 0) c.push_back({{keys[i], ids[i]}, masses[i]});
+    });
+    return reach(c, sum, least);
+  }
+
+  const Kernels& kernels_;
+  Logits& logits_;
+  const float max_, temperature_, inverse_;
+  const float* x_;                // what is looked through: the row, or
+  const int32_t* ids_ = nullptr;  // copies, with their tokens
+  int count_;
+  float lowest_;                  // of what has any mass
+  std::vector<float> values_;
+  std::vector<int32_t> tokens_;
+  Place likely_ = END, typical_ = END;
+  bool by_distance_ = false;
+  float mean_ = 0;
+};
 
 bool limited(const SamplingRow& row, int vocabulary) { return row.top_k > 0 && row.top_k < vocabulary; }
 
-// The candidates worth sorting: the top_k best, or the head of the distribution that holds top_p of its mass.
-double candidates(Logits& l, const SamplingRow& row, float max, float floor, std::vector<Candidate>& c) {
-  const double temperature = double(row.temperature);
-  double total = 0;
-  if (limited(row, l.size())) {
-    top_candidates(l, row.top_k, c);
-    for (const Candidate& x : c) total += std::exp(double(x.logit - max) / temperature);
-    return total;
-  }
-  const float lowest = std::numeric_limits<float>::lowest();  // what is -inf is no candidate
-  total = l.total(max, 1.0f / row.temperature);
-  double mass = 0;
-  float above = std::numeric_limits<float>::quiet_NaN();  // where the last round ended: nothing is above it yet
-  for (float cut = 2;; cut += std::max(2.0f, cut / 2)) {
-    float threshold = max - cut * row.temperature;
-    if (cut > 200 || (row.top_p >= 1 && threshold < floor)) threshold = row.top_p >= 1 ? floor : lowest;
-    threshold = std::max(threshold, lowest);
-    l.each_from(threshold, [&](int32_t token, float logit) {
-      if (logit >= above) return;
-      c.push_back({logit, token});
-      mass += std::exp(double(logit - max) / temperature);
-    });
-    if (cut > 200 || threshold <= floor || mass >= double(row.top_p) * total) break;
-    above = threshold;
-  }
-  std::sort(c.begin(), c.end(), better);
-  return total;
-}
-
-int32_t choose(Logits& l, const SamplingRow& row) {
-  const float max = l.max();
-  if (max == -std::numeric_limits<float>::infinity()) return NO_TOKEN;
-  if (row.temperature <= 0) return l.first(max);
-  const float floor = row.min_p > 0 ? max + std::log(row.min_p) * row.temperature : -std::numeric_limits<float>::infinity();
+int32_t choose(const Kernels& kernels, Logits& l, const SamplingRow& row) {
+  const float max = l.max(), inverse = 1 / row.temperature;
+  if (max == -INFINITE) return NO_TOKEN;
+  if (row.temperature <= 0 || inverse > LARGEST || max > LARGEST) return l.first(max);
   const double u = uniform(row.seed, row.position);
-  if (!limited(row, l.size()) && row.top_p >= 1 && row.min_p <= 0 && row.typical_p >= 1) return l.draw(max, 1.0f / row.temperature, u);
-  std::vector<Candidate> c;
-  const double total = candidates(l, row, max, floor, c);
-  while (c.size() > 1 && c.back().logit < floor) c.pop_back();
-  if (c.empty()) return 0;  // every logit is NaN
-  const Kept kept = nucleus(c, row, total, max);
-  return draw(row.typical_p < 1 ? typical(kept, double(row.typical_p)) : kept, u);
+  const bool best = limited(row, l.size());
+  if (!best && row.top_p >= 1 && row.min_p <= 0 && row.typical_p >= 1) return l.draw(max, inverse, u);
+  Running running(kernels, l, row.temperature);
+  if (best) running.keep_best(row.top_k);
+  const double total = row.top_p >= 1 ? 0 : best ? running.mass() : l.total(max, inverse);
+  if (row.min_p > 0) running.keep_from(max + std::log(row.min_p) * row.temperature);
+  if (row.top_p < 1) running.keep_head(double(row.top_p) * total);
+  if (row.typical_p < 1) running.keep_typical(double(row.typical_p));
+  const int32_t token = running.draw(u);
+  return token == NO_TOKEN ? 0 : token;  // every logit is NaN
 }
 
 // Takes the tokens that are not allowed out of the running.
@@ -140,13 +252,13 @@ void apply_mask(float* logits, int n, const uint32_t* mask) {
   }
 }
 
-void report(Logits& l, int count, float log_total, Sample& s) {
-  std::vector<Candidate> top;
-  if (count > 0) top_candidates(l, count, top);
-  for (const Candidate& x : top) {
-    if (x.logit == -std::numeric_limits<float>::infinity()) break;
-    s.top_tokens.push_back(x.token);
-    s.top_logprobs.push_back(x.logit - log_total);
+void report(const Kernels& kernels, Logits& l, int count, float log_total, Sample& s) {
+  if (count <= 0) return;
+  Running running(kernels, l, 1);
+  running.keep_best(count);
+  for (const Candidate& x : running.sorted()) {
+    s.top_tokens.push_back(x.place.token);
+    s.top_logprobs.push_back(-x.place.key - log_total);
   }
 }
 
@@ -178,7 +290,7 @@ Sample sample(const Kernels& kernels, float* logits, float* statistics, bool mea
   if (row.logprobs >= 0) {
     const float max = l.max();
     log_total = max + float(std::log(l.total(max, 1.0f)));
-    if (!row.legal) report(l, row.logprobs, log_total, s);
+    if (!row.legal) report(kernels, l, row.logprobs, log_total, s);
   }
   if (row.target >= 0) {
     s.token = row.target;
@@ -194,8 +306,8 @@ Sample sample(const Kernels& kernels, float* logits, float* statistics, bool mea
     original.push_back(x);
     x = (x > 0 ? x / a.repetition : x * a.repetition) + a.add;
   }
-  if (row.legal) report(l, row.logprobs, log_total, s);
-  s.token = choose(l, row);
+  if (row.legal) report(kernels, l, row.logprobs, log_total, s);
+  s.token = choose(kernels, l, row);
   for (int i = row.adjustment_count; i-- > 0;) logits[row.adjustments[i].token] = original[size_t(i)];
   if (row.logprobs >= 0 && s.token >= 0) s.logprob = logits[s.token] - log_total;
   return s;

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from octavo import _native
@@ -110,6 +113,89 @@ def test_known_statistics_change_nothing(
     )
     expected = _native.sample("", logits, tuple(row))
     assert repr(_native.sample("", logits, tuple(row), measured=True)) == repr(expected)
+
+
+def prefix(masses: np.ndarray, keys: np.ndarray, share: float) -> tuple[int, bool]:
+    """How many of a sorted list reach `share` of their mass, and whether rounding could say otherwise:
+    of ranks that differ in the last bits, or of a sum as near to the share."""
+    sums = np.cumsum(masses)
+    at = int(np.searchsorted(sums, share * sums[-1]))
+    clear = bool(np.abs(sums - share * sums[-1]).min() > 1e-5 * sums[-1])
+    gaps = np.diff(keys[max(0, at - 1) : at + 2])
+    return at + 1, clear and bool(((gaps == 0) | (gaps > 1e-4)).all())
+
+
+def drawn(logits: np.ndarray, row: SamplingRow) -> tuple[int, bool]:
+    """The token that `row` draws, by sorting all, in float64; and whether no rounding can change it."""
+    inverse = np.float64(np.float32(1) / np.float32(row.temperature))
+    rank = (logits.max() - logits.astype(np.float64)) * inverse
+    order = np.lexsort((np.arange(len(logits)), -logits))
+    order, clear = order[np.isfinite(logits[order])], True
+    order = order[: row.top_k or len(order)]
+    p = np.exp(-rank[order])
+    total = p.sum()
+    if row.min_p > 0:
+        clear &= bool((np.abs(p - row.min_p) > 1e-5 * row.min_p).all())
+        order = order[p >= row.min_p]
+    p = np.exp(-rank[order])
+    if row.top_p < 1 and p.sum() >= row.top_p * total:
+        n, sure = prefix(p, rank[order], row.top_p * total / p.sum())
+        order, clear = order[:n], clear and sure
+    keys = rank
+    if row.typical_p < 1:
+        p = np.exp(-rank[order])
+        keys = np.abs(rank - (p * rank[order]).sum() / p.sum())
+        order = order[np.lexsort((order, keys[order]))]
+        n, sure = prefix(np.exp(-rank[order]), keys[order], row.typical_p)
+        order, clear = order[:n], clear and sure
+    n, sure = prefix(np.exp(-rank[order]), keys[order], philox(row.seed, row.position))
+    return int(order[n - 1]), clear and sure
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(
+    rows, st.integers(1, 20_000), st.integers(0, 2**32 - 1), st.sampled_from([0.3, 1.5, 4.0]),
+    st.sampled_from([0.5, 20.0, 1e6]), st.sampled_from([0.0, -50.0, -1e30, -np.inf]),
+)  # fmt: skip
+def test_draws_what_sorting_draws(
+    row: SamplingRow, vocabulary: int, seed: int, width: float, steps: float, outlier: float
+) -> None:
+    """Peaked and flat, with many ties and with none, with logits far below the others."""
+    rng = np.random.default_rng(seed)
+    logits = np.round(rng.standard_normal(vocabulary) * width * steps) / steps
+    logits[rng.random(vocabulary) < 0.01] = outlier
+    logits = logits.astype(np.float32)
+    assume(np.isfinite(logits).any())
+    if row.top_p == row.typical_p == 1 and not row.min_p and not 0 < row.top_k < vocabulary:
+        row = row._replace(typical_p=0.9)  # without filters, tokens are drawn in order of id
+    token, clear = drawn(logits, row)
+    assume(clear)
+    assert _native.sample("", logits, tuple(row))[0] == token
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        SamplingRow(1.0, typical_p=0.9), SamplingRow(1.0, typical_p=0.9, top_p=0.95), SamplingRow(2.0, top_p=0.95),
+        SamplingRow(1.0, top_p=0.999), SamplingRow(1.0, min_p=1e-5), SamplingRow(1.0, top_k=100_000),
+    ],
+    ids=lambda row: "-".join(f"{k}={v}" for k, v in row._asdict().items() if v != SamplingRow._field_defaults[k]),
+)  # fmt: skip
+@pytest.mark.parametrize("width", [0.3, 3.0])
+def test_nothing_is_sorted(row: SamplingRow, width: float) -> None:
+    """A token of a large vocabulary takes less time than one sort of it; sorting it, it took two to six."""
+    logits = (np.random.default_rng(0).standard_normal(262_144) * width).astype(np.float32)
+
+    def least(call: Callable[[], object]) -> float:
+        times = []
+        for _ in range(7):
+            began = time.thread_time()
+            call()
+            times.append(time.thread_time() - began)
+        return min(times)
+
+    sort = least(lambda: np.argsort(logits, kind="stable"))
+    assert least(lambda: _native.sample("", logits, tuple(row), measured=True)) < sort
 
 
 def probabilities(logits: np.ndarray, row: SamplingRow) -> np.ndarray:
