@@ -122,7 +122,9 @@ def test_preemption_finishes_everything() -> None:
 
 def test_what_can_never_fit_is_refused() -> None:
     e = engine(Counting(blocks=8), context=400)
-    with pytest.raises(RequestError, match="135 tokens .prompt 130 .* limit is 128") as error:
+    with pytest.raises(
+        RequestError, match=r"length is 128 tokens.*requested 135 tokens \(130 in the prompt, 5 in"
+    ) as error:
         e.add(request("a", 130, 5))
     assert error.value.code == "context_length_exceeded"
     e.add(request("b", 123, 5))
