@@ -16,7 +16,7 @@ MAX_BEAMS = 32
 MAX_BIAS = 1024
 MAX_STOP_TOKENS = 128
 MAX_BAD_WORDS = 512
-MAX_TIMEOUT = 86_400  # seconds
+MIN_TIMEOUT, MAX_TIMEOUT = 1e-3, 86_400  # seconds
 
 
 MANY = (1 << 31) - 1  # what a native integer holds
@@ -241,7 +241,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise RequestError(f"a prompt token is outside 0 to {vocabulary - 1}", "prompt")
         check_number("priority", self.priority, int, -MANY, MANY)
         if self.timeout is not None:
-            check_number("timeout", self.timeout, float, 1e-3, MAX_TIMEOUT)
+            check_number("timeout", self.timeout, float, MIN_TIMEOUT, MAX_TIMEOUT)
         if self.types and (len(self.types) != prompt or not are_tokens(self.types, 2)):
             raise RequestError("types are 0 or 1 for each prompt token", "types", "invalid_value")
 

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from octavo.engine.request import MAX_BIAS, BeamSearch, SamplingParams, Thinking
+from octavo.engine.request import (
+    MAX_BIAS,
+    MAX_TIMEOUT,
+    MIN_TIMEOUT,
+    BeamSearch,
+    SamplingParams,
+    Thinking,
+    check_number,
+)
 from octavo.errors import ContextExceeded, RequestError
 from octavo.server.messages import ToolUse
 from octavo.server.schemas import (
@@ -30,7 +38,6 @@ MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
 MAX_BAD_WORDS = 128
-MAX_TIMEOUT = 86_400
 
 # What chat templates are given by the server itself.
 RESERVED = frozenset(
@@ -202,10 +209,9 @@ def sampling(
 
 def check_numbers(body: Common) -> None:
     """What must hold whatever the prompt is. Raises RequestError."""
-    if not -1000 <= (body.priority or 0) <= 1000:
-        raise _invalid("priority must be between -1000 and 1000", "priority")
-    if body.timeout is not None and not 0 < body.timeout <= MAX_TIMEOUT:
-        raise _invalid(f"timeout must be above 0 and at most {MAX_TIMEOUT} seconds", "timeout")
+    check_number("priority", body.priority or 0, int, -1000, 1000)
+    if body.timeout is not None:
+        check_number("timeout", body.timeout, float, MIN_TIMEOUT, MAX_TIMEOUT)
 
 
 def check_length(

@@ -219,8 +219,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the front's business
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent(int(sys.argv[2]))
-    # A copy has the lowest free number; the front's may be above what select takes.
-    EngineProcess(socket.socket(fileno=int(sys.argv[1])).dup()).run()
+    EngineProcess(socket.socket(fileno=int(sys.argv[1]))).run()
 
 
 if __name__ == "__main__":
