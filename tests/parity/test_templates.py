@@ -180,9 +180,9 @@ def test_same_ids(model: str, request: pytest.FixtureRequest) -> None:
         assert ours.encode(messages) == ids
 
 
-@pytest.mark.parametrize(("model", "share"), [("qwen3", 0.99), ("gemma3", 0.99), ("llama3", 0.99)])
+@pytest.mark.parametrize(("model", "share"), [("qwen3", 1), ("gemma3", 0.98), ("llama3", 0.98)])
 def test_forced_texts_are_the_tokenizers(model: str, share: float) -> None:
-    """JSON as the vocabulary's ranks alone write it; Llama 3 groups digits by three besides."""
+    """As the ranks alone write it; Llama 3 also groups digits by three, Gemma keeps runs of spaces."""
     tokenizer = _tokenizer(model)
     canonical = Canonical(tokenizer.grammar_bytes(), sorted(tokenizer.special.control))
     names = [
@@ -199,7 +199,7 @@ def test_forced_texts_are_the_tokenizers(model: str, share: float) -> None:
         for i, n in enumerate(names)
     ]
     same = total = 0
-    for text in (*texts, *(t for t in TEXTS if t.strip() == t and t)):
+    for text in (*texts, *(t for t in TEXTS if 0 < len(t) < 64)):
         expected = tokenizer.encode("\n" + text, add_bos=False)[1:]
         made = canonical.continuation(b"\n", text.encode())
         assert b"".join(tokenizer.bytes[t] for t in made) == text.encode()

@@ -53,7 +53,7 @@ def write(constraint: Constraint, rng: random.Random, most: int = 200) -> list[i
 
 @pytest.mark.parametrize(
     "text",
-    ["Paris", '{"punchline": "x"}', "The end. " * 300, "naïve ☃ 漢字 \U0001f600 z", "a\n\nb  c\t", " leading", "1234567"],
+    ["Paris", '{"punchline": "x"}', "The end. " * 300, "naïve ☃ 漢字 \U0001f600 z", "a\nb  c\t", " leading", "1234567"],
 )  # fmt: skip
 def test_one_text_is_one_run(compiler: GrammarCompiler, tokenizer: Tokenizer, text: str) -> None:
     """Without a choice there is one way to write it: the tokenizer's."""

@@ -19,7 +19,7 @@ TAIL = 64  # bytes before a forced text that its tokenization may depend on
 MOST = 1024  # bytes tokenized at once
 FEW = 128  # legal tokens, among which those that break up a forced text are looked for
 # Words with the space before them, white space, and never much of anything.
-_WORD = re.compile(rb"\s{1,64}(?=\s\S)|\s?[^\s]{1,64}|\s{1,64}", re.DOTALL)
+_WORD = re.compile(rb"\s{1,64}(?= \S)| ?[^\s]{1,64}|\s{1,64}")
 _CHARACTER = re.compile(rb"[\x00-\x7f]|[\xc0-\xff][\x80-\xbf]*|.", re.DOTALL)
 _NEVER = 1 << 62
 SPECIAL = b"\xff["  # begins a control token in what llguidance forces: \xff[ID]
@@ -54,6 +54,7 @@ class Canonical:
         self.control = frozenset(control)
         spoken = [i for i, b in enumerate(tokens) if b and i not in self.control]
         self._known = {tokens[i]: i for i in spoken}
+        self._bytewise = any(len(t) > 1 and not _whole(t) for t in self._known)  # joins bytes
         spoken.sort(key=tokens.__getitem__)
         self._texts = [tokens[i] for i in spoken]
         self._ids = np.array(spoken)
@@ -79,7 +80,8 @@ class Canonical:
     def _word(self, word: bytes) -> list[int]:
         parts: list[bytes] = []
         for char in _CHARACTER.findall(word):
-            parts += [char] if char in self._known else [bytes([b]) for b in char]
+            whole = char in self._known and not self._bytewise
+            parts += [char] if whole else [bytes([b]) for b in char]
         known = self._known
         while len(parts) > 1:
             pairs = [known.get(a + b, _NEVER) for a, b in pairwise(parts)]
@@ -95,6 +97,15 @@ class Canonical:
         start = bisect_right(self._texts, text)
         end = bisect_left(self._texts, text + b"\xff" * (self._longest + 1))
         return self._ids[start:end]
+
+
+def _whole(text: bytes) -> bool:
+    """Whether bytes are whole characters."""
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class ForcedRun:
