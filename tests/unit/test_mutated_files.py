@@ -131,9 +131,9 @@ def test_quantized(method: str, tmp_path: Path) -> None:
 
 
 def test_adapter(tmp_path: Path) -> None:
-    folder = make_adapter(
-        tmp_path / "a", 1, rank_pattern={"q_proj": 8}, alpha_pattern={"v_proj": 2.0}
-    )
+    patterns = {"rank_pattern": {"q_proj": 8}, "alpha_pattern": {"v_proj": 2.0}}
+    modules = {"self_attn.q_proj": (60, 60)}
+    folder = make_adapter(tmp_path / "a", 1, modules=modules, layers=1, **patterns)
     read_adapter(folder)
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         value, written = document(folder / name)
