@@ -65,7 +65,7 @@ def test_closed_streams_and_refusals_leave_nothing(llm: octavo.LLM) -> None:
     next(stream)
     assert llm.stats().running == 1
     stream.close()  # type: ignore[attr-defined]
-    with pytest.raises(RequestError, match="1,024"):
+    with pytest.raises(RequestError, match="maximum context length is 1024 tokens"):
         llm.generate([[1, 2, 3], [1] * 1025], PARAMS, progress=False)
     assert (llm.stats().running, llm.stats().waiting, llm.stats().blocks_held) == (0, 0, 0)
 

@@ -16,7 +16,7 @@ def file_states(paths: Iterable[Path]) -> dict[str, FileState]:
     for path in paths:
         try:
             s = path.stat()
-        except OSError:
+        except (OSError, ValueError):  # the second: a zero byte in a name
             continue
         out[str(path)] = (s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns)
     return out

@@ -227,16 +227,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
         Lengths are looked at before what they count.
         """
+        self.params.check(vocabulary)
         prompt, wanted = len(self.prompt), self.params.max_tokens
         if not prompt:
             raise RequestError("the prompt is empty", "prompt", "invalid_value")
-        field = "input" if self.pool else "prompt"
-        if prompt > room:
-            raise ContextExceeded(room, prompt, 0, field)
-        self.params.check(vocabulary)
         wanted = 0 if self.pool else 1 if wanted is None else wanted
         if prompt + wanted > room:
-            raise ContextExceeded(room, prompt, wanted, field)
+            raise ContextExceeded(room, prompt, wanted, "input" if self.pool else "prompt")
         if not are_tokens(self.prompt, vocabulary) or not are_tokens(self.resume, vocabulary):
             raise RequestError(f"a prompt token is outside 0 to {vocabulary - 1}", "prompt")
         check_number("priority", self.priority, int, -MANY, MANY)

@@ -76,7 +76,8 @@ ENCODER_TASKS = ("MaskedLM", "PreTraining", "SequenceClassification")
 def _check_class(checkpoint: Checkpoint) -> None:
     encoder = ARCHITECTURES[checkpoint.architecture] is bert.build
     served = ENCODER_TASKS if encoder else DECODER_TASKS
-    for name in checkpoint.metadata.get("architectures") or ():
+    names = checkpoint.metadata.get("architectures")
+    for name in names if isinstance(names, list) else ():
         task = re.search(r"For([A-Z]\w*)$", str(name))
         if task and task[1] not in served:
             raise Unsupported(

@@ -13,6 +13,7 @@ from octavo.errors import CheckpointError
 from octavo.models.metadata import Metadata
 from octavo.models.rope import Rotation, Scaling, scaled
 
+LARGEST_BASE = 1e30  # its powers are computed in fp32
 # What rescalings are told, each by some: transformers leaves those of the others unread.
 PARAMETERS = (
     "rope_type", "type", "factor", "original_max_position_embeddings", "attention_factor",
@@ -73,7 +74,7 @@ def from_hf(
         raise CheckpointError(
             f"{name}: an original_max_position_embeddings of {str(original)[:20]}"
         )
-    if not isinstance(base, int | float) or not 1 < base < math.inf:
+    if not isinstance(base, int | float) or not 1 < base <= LARGEST_BASE:
         raise CheckpointError(f"{name}: a rope base ({theta}) of {str(base)[:20]}")
     for key in PARAMETERS:
         parameters.get(key)
@@ -110,7 +111,7 @@ def from_gguf(checkpoint: Checkpoint, m: Metadata, head_dim: int, context: int) 
     """The rotation of a GGUF file: its keys, its `rope_freqs` divisors or its two lists."""
     name, base = checkpoint.path.name, m.number("rope.freq_base", 10000.0)
     width = _width(m.size("rope.dimension_count", head_dim), None, name)
-    if base <= 1:
+    if not 1 < base <= LARGEST_BASE:
         raise CheckpointError(f"{name}: a rope base of {base}")
     rotation = scaled(base, width, _gguf_scaling(checkpoint, m, width, context), name)
     if "rope_freqs.weight" in checkpoint.tensors:

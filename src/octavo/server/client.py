@@ -42,13 +42,8 @@ from octavo.server.protocol import (
 from octavo.server.replay import SUSPECT, Replay, Stream, too_late
 
 LOG = logging.getLogger(__name__)
-BACKOFF = (
-    0.0,
-    0.2,
-    1.0,
-    2.0,
-    5.0,
-)  # the longest is what a server is late by when a cause has ended
+# The longest is what a server is late by when a cause has ended.
+BACKOFF = (0.0, 0.2, 1.0, 2.0, 5.0)
 PATIENCE = 3  # engines in a row that did not start, after which requests are no longer held back
 TICK = 1.0  # seconds between looks at the process
 STOPPED = 2  # looks in a row that find it stopped by a signal
