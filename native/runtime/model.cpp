@@ -11,7 +11,7 @@
 
 namespace octavo {
 Model::Model(const std::string& isa, int threads, size_t weight_bytes, size_t buffer_bytes, Limits limits)
-    : kernels_(select_kernels(isa)), pool_(threads), work_(threads), limits_(limits), weights_(std::make_unique<Arena>(weight_bytes)), buffers_arena_(buffer_bytes) {
+    : kernels_(select_kernels(isa)), team_(threads), limits_(limits), weights_(std::make_unique<Arena>(weight_bytes)), buffers_arena_(buffer_bytes) {
   context_.kernels = kernels_;
   context_.scratch_floats = row_stride(limits.features) + 2 * SLACK;
   context_.rooms.assign(size_t(threads), nullptr);
@@ -50,8 +50,8 @@ Matrix& Model::new_matrix(Storage s, size_t data_bytes, size_t rows, size_t cols
 
 int Model::add_matrix(Storage s, const uint8_t* data, size_t data_bytes, size_t rows, size_t cols) {
   const Matrix& m = new_matrix(s, data_bytes, rows, cols);
-  if (!weights_->mapped()) pool_.run([&](int thread) {
-    work_.each(thread, m.panel_count(), 1, [&](int begin, int end) { m.pack(data, begin, end); });
+  if (!weights_->mapped()) team_.run([&](int thread, Work& work) {
+    work.each(thread, m.panel_count(), 1, [&](int begin, int end) { m.pack(data, begin, end); });
   });
   return m.id;
 }
@@ -66,8 +66,8 @@ void Model::read_stored() {
   constexpr size_t PIECE = size_t(16) << 20;
   for (const auto& m : matrices_) {
     const size_t bytes = m->stored ? m->bytes() : 0;
-    pool_.run([&](int thread) {
-      work_.each(thread, int((bytes + PIECE - 1) / PIECE), 1, [&](int begin, int end) {
+    team_.run([&](int thread, Work& work) {
+      work.each(thread, int((bytes + PIECE - 1) / PIECE), 1, [&](int begin, int end) {
         populate(m->stored + size_t(begin) * PIECE, m->stored + std::min(bytes, size_t(end) * PIECE));
       });
     });
@@ -80,8 +80,8 @@ bool Model::pack(size_t bytes) {
     if (!m.stored) continue;
     if (!bytes) return true;
     const int from = m.packed, to = std::min(m.panel_count(), from + int((bytes + m.panel_bytes - 1) / m.panel_bytes));
-    pool_.run([&](int thread) {
-      work_.each(thread, to - from, 1, [&](int begin, int end) { m.pack(m.stored, from + begin, from + end); });
+    team_.run([&](int thread, Work& work) {
+      work.each(thread, to - from, 1, [&](int begin, int end) { m.pack(m.stored, from + begin, from + end); });
     });
     m.packed = to;
     if (to < m.panel_count()) return true;
@@ -272,8 +272,8 @@ bool Model::claim(int reached, size_t ahead, size_t bytes) {
   if (claimed_ >= claiming_) return false;
   const int from = std::max(claimed_, reached);
   claimed_ = int(std::min(size_t(claiming_), size_t(from) + bytes / each + 1));
-  pool_.run([&](int thread) {
-    work_.each(thread, kv.layers, 1, [&](int begin, int end) {
+  team_.run([&](int thread, Work& work) {
+    work.each(thread, kv.layers, 1, [&](int begin, int end) {
       for (int l = begin; l < end; l++) octavo::claim(kv.at(l, from, 0), kv.at(l, claimed_, 0));
     });
   });
@@ -336,18 +336,18 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
   for (Schedule& s : context_.schedules) plan_attention(context_, s, heads_, kv_heads_);
   std::vector<Sample> samples(sampling.size());
   profile_.begin();
-  pool_.run([&](int thread) {
+  team_.run([&](int thread, Work& work) {
     for (auto* list : {&prologue_, &ops_})
       for (size_t i = 0; i < list->size(); i++) {
         Op* op = (*list)[i].get();
         if (thread == 0) operations_.fetch_add(1, std::memory_order_relaxed);
-        if (i + 1 < list->size()) (*list)[i + 1]->fetch(thread, work_);  // so that memory is busy where this one is not
+        if (i + 1 < list->size()) (*list)[i + 1]->fetch(thread, work);  // so that memory is busy where this one is not
         for (int p = 0; p < op->phases(); p++) {
-          if (!op->idle(context_)) op->run(context_, p, thread, work_);
+          if (!op->idle(context_)) op->run(context_, p, thread, work);
           if (thread == 0) profile_.mark([&] { return op->name(p); });
         }
       }
-    work_.each(thread, int(sampling.size()), 1, [&](int begin, int end) {
+    work.each(thread, int(sampling.size()), 1, [&](int begin, int end) {
       for (int i = begin; i < end; i++)
         samples[size_t(i)] = sample(*kernels_, logits().row(i), context_.statistics_of(i), context_.measured, width_, sampling[size_t(i)]);
     });

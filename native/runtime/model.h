@@ -91,7 +91,7 @@ class Model {
   int width() const { return width_; }  // of the output: the vocabulary, where it is logits
   const Buffer& values(int buffer) const { return buffers_.at(size_t(buffer)).buffer; }
 
-  int threads() const { return pool_.size(); }
+  int threads() const { return team_.size(); }
   const char* isa() const { return kernels_->name; }
   size_t weight_bytes() const { return weights_->size(); }
   size_t buffer_bytes() const { return buffers_arena_.size(); }
@@ -115,8 +115,7 @@ class Model {
   void plan_live(const std::vector<SamplingRow>& sampling);
 
   const Kernels* kernels_;
-  ThreadPool pool_;
-  Work work_;
+  Team team_;
   Limits limits_;
   std::unique_ptr<Arena> weights_;
   Arena buffers_arena_;

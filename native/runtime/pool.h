@@ -1,13 +1,20 @@
-// A fixed team of threads that runs one function together. The calling thread is member 0; helpers sleep
-// between calls. `Work` leads the members through the phases of that function.
+// Threads that run one function together. The calling thread is member 0; helpers sleep between calls, and sleep on where
+// a call has fewer members. `Work` leads the members through the phases of that function; a `Team` has as many members as the host
+// has cores for.
 #pragma once
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "crew.h"
+
 namespace octavo {
+
+double thread_seconds();  // that the calling thread has run
 
 class ThreadPool {
  public:
@@ -17,20 +24,26 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int size() const { return size_; }
-  void run(const std::function<void(int)>& work);  // work(thread) on every member; must not throw
+  void run(const std::function<void(int)>& work) { run(work, size_); }  // work(thread) on every member; must not throw
+  void run(const std::function<void(int)>& work, int members);          // on the first so many
 
  private:
+  static int members(uint64_t call) { return int(call & 0xFFFF); }
+  uint64_t next(int members) const { return (call_.load(std::memory_order_relaxed) >> 16 << 16) + 0x10000 + uint64_t(members); }
+  void post(uint64_t call);
+  uint64_t await(int thread, uint64_t seen);
   void helper(int thread);
-  void barrier();
+  void barrier(int members);
 
   const int size_;
   std::vector<std::thread> helpers_;
   const std::function<void(int)>* work_ = nullptr;
   bool stop_ = false;
-  alignas(64) std::atomic<uint32_t> call_{0};
+  alignas(64) std::atomic<uint64_t> call_{0};  // its number, and in the low 16 bits its members
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<uint32_t> generation_{0};
-  alignas(64) std::atomic<int> sleeping_{0};
+  alignas(64) std::atomic<int> sleeping_{0};   // members of the last call
+  alignas(64) std::atomic<uint32_t> joined_{0};  // changes when a call has more members than the one before
 };
 
 // A phase after another, each a number of items divided among the members, who leave it together.
@@ -46,7 +59,7 @@ class ThreadPool {
 // and resets the cursor that the helper is about to take from.
 class Work {
  public:
-  explicit Work(int members) : count_(members), members_(new Member[size_t(members)]) {}
+  explicit Work(int members) : most_(members), count_(members), members_(new Member[size_t(members)]) {}
 
   // Runs f(begin, end) over [0, total) in pieces of `chunk` or, if small, one piece a member. Every
   // member calls this with the same total and chunk, and returns when all items are done.
@@ -60,16 +73,35 @@ class Work {
     if (count_ == 1) return;
     me.cursor[(phase + 1) % 2].store(0, std::memory_order_relaxed);
     me.state.store(2 * phase);
+    double began = -1;
     for (int spins = 0; !complete(member, phase); spins++) {
-      if (shared && spins == PATIENCE) {
-        me.state.store(2 * phase + 1);  // not done after all
-        for (int i = 0; i < count_; i++)
-          if (!passed(i, phase)) take(members_[i], phase, first(i, total), first(i + 1, total), chunk, f);
-        me.state.store(2 * phase, std::memory_order_release);
+      if (spins == PATIENCE) {
+        if (shared) {
+          me.state.store(2 * phase + 1);  // not done after all
+          for (int i = 0; i < count_; i++)
+            if (!passed(i, phase)) take(members_[i], phase, first(i, total), first(i + 1, total), chunk, f);
+          me.state.store(2 * phase, std::memory_order_release);
+        }
+        began = thread_seconds();
       }
       pause(spins);
     }
+    if (began >= 0) me.waited += thread_seconds() - began;
   }
+
+  // How many members the next phases have; while none runs any.
+  void set_members(int count) {
+    if (count == count_) return;
+    count_ = count;
+    for (int i = 0; i < most_; i++) {
+      members_[i].phase = 0;
+      members_[i].state.store(0);
+      for (auto& cursor : members_[i].cursor) cursor.store(0);
+    }
+  }
+
+  // Seconds that a member has run since it was last asked, while it only waited for others (but for short waits).
+  double take_waited(int member) { return std::exchange(members_[member].waited, 0.0); }
 
   int members() const { return count_; }
   int first(int member, int total) const { return int(int64_t(total) * member / count_); }
@@ -77,6 +109,7 @@ class Work {
  private:
   struct Member {
     alignas(64) uint64_t phase = 0;              // its own count
+    double waited = 0;
     alignas(64) std::atomic<uint64_t> state{0};  // 2 * phase: its share is done; one more: it helps others
     alignas(64) std::atomic<int> cursor[2] = {0, 0};  // items taken of its share, for even and odd phases
   };
@@ -103,8 +136,26 @@ class Work {
   }
   static void pause(int spins);
 
+  const int most_;
   int count_;
   std::unique_ptr<Member[]> members_;
+};
+
+// A pool that works in phases, with as many of its threads as get something done together.
+class Team {
+ public:
+  explicit Team(int threads) : pool_(threads), work_(threads), crew_(threads), worked_(new Seconds[size_t(threads)]) {}
+
+  int size() const { return pool_.size(); }
+  void run(const std::function<void(int, Work&)>& f);  // f(thread, work) on those members; must not throw
+
+ private:
+  struct Seconds { alignas(64) double of = 0; };
+
+  ThreadPool pool_;
+  Work work_;
+  Crew crew_;
+  std::unique_ptr<Seconds[]> worked_;
 };
 
 }  // namespace octavo
