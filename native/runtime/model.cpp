@@ -28,8 +28,8 @@ bool Model::map_weights(const char* path, size_t bytes) {
 uint64_t Model::sum(const uint8_t* data, size_t bytes) {
   constexpr size_t SECTION = size_t(1) << 20;
   std::vector<uint64_t> sums(align_up((bytes + SECTION - 1) / SECTION, CHECKSUM_LINE / sizeof(uint64_t)));
-  pool_.run([&](int thread) {
-    work_.each(thread, int((bytes + SECTION - 1) / SECTION), 1, [&](int begin, int end) {
+  team_.run([&](int thread, Work& work) {
+    work.each(thread, int((bytes + SECTION - 1) / SECTION), 1, [&](int begin, int end) {
       for (size_t i = size_t(begin); i < size_t(end); i++) sums[i] = checksum(data + i * SECTION, std::min(SECTION, bytes - i * SECTION), i);
     });
   });
