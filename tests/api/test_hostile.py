@@ -68,8 +68,10 @@ def beside(work: Callable[[], None]) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server whose KV cache is small: once it is full, memory has nothing more to grow by."""
-    log = tmp_path_factory.mktemp("server") / "log"
-    with serving("smollm2", "--offline", "--context", "2048", "--memory", "380MiB", log=log) as s:
+    folder = tmp_path_factory.mktemp("server")
+    sizes = ("--context", "2048", "--memory", "400MiB", "--lora-memory", "16MiB")
+    options = (*sizes, "--lora-dir", str(folder))
+    with serving("smollm2", "--offline", *options, log=folder / "log") as s:
         yield s
 
 

@@ -210,9 +210,11 @@ def test_streams_that_are_not_read_give_back_their_place(smollm2: Path, tmp_path
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             sock.connect(("127.0.0.1", s.port))
             sock.sendall(post("/v1/chat/completions", body))
-        while s.post("/v1/chat/completions", chat())[0] != 503:
-            time.sleep(0.05)
         deadline = time.monotonic() + 60
+        while s.metric("octavo_requests_running") < 2:  # asked in no place of the queue
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert s.post("/v1/chat/completions", chat())[0] == 503
         while s.post("/v1/chat/completions", chat())[0] != 200:
             assert time.monotonic() < deadline
             time.sleep(0.2)

@@ -44,7 +44,7 @@ class AdapterRoutes:
         if self._folder is None:
             raise RequestError(
                 "adapters cannot be changed while serving: start the server with --lora-dir",
-                "lora_path", "unsupported_parameter",
+                "lora_name", "unsupported_parameter",
             )  # fmt: skip
         return await self._api.body(request, kind)
 
