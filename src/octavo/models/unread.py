@@ -18,9 +18,11 @@ from octavo.models.metadata import Recorded
 # Without effect on logits and states, in every family.
 _HARMLESS = frozenset(
     # whose it is, who wrote it, and how it is stored (which checkpoint/ reads)
-    "model_type architectures _name_or_path name_or_path auto_map torch_dtype dtype "
+    "model_type architectures _name_or_path _model_name_or_path name_or_path auto_map "
+    "torch_dtype dtype "
     "quantization_config quantization compression_config unsloth_fixed is_llama_config "
-    "transformers.js_config sentence_transformers _attn_implementation _commit_hash "
+    "transformers.js_config sentence_transformers sbert_ce_default_activation_function "
+    "_attn_implementation _commit_hash "
     "_attn_implementation_autoset attn_implementation _experts_implementation "
     "_flash_attn_2_enabled use_flash_attn use_flash_attention_2 "
     # what calls return, and how they are split
