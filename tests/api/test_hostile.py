@@ -267,6 +267,26 @@ def test_long_texts_hold_up_nobody(server: Server, route: str, body: dict[str, A
     assert health.waits < max(STALL, took / 4)
 
 
+@pytest.mark.parametrize(
+    ("route", "body", "param"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "a b, <" * 1_000_000}]}, "messages"),
+        (COMPLETIONS, {"prompt": ["a", "hello, world " * 500_000]}, "prompt"),
+        ("/v1/embeddings", {"input": "hello, world " * 500_000}, "input"),
+        ("/v1/score", {"text_1": "hello, world " * 500_000, "text_2": "a"}, "text_1"),
+    ],
+)
+def test_what_cannot_fit_is_not_tokenized(
+    server: Server, route: str, body: dict[str, Any], param: str
+) -> None:
+    before = sum(psutil.Process(server.process.pid).cpu_times()[:2])
+    status, reply = server.post(route, body)
+    used = sum(psutil.Process(server.process.pid).cpu_times()[:2]) - before
+    assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
+    assert root(reply["error"]["param"]) == param
+    assert used <= 0.5  # tokenizing takes four seconds and more
+
+
 def test_equal_masks_in_128_choices(server: Server) -> None:
     """A list of the whole vocabulary, 128 times: sent in turns, and read at once."""
     body = {

@@ -38,6 +38,13 @@ def test_round_trip_and_streaming(tokenizer: Tokenizer, text: str) -> None:
     assert all("\ufffd" not in p for p in pieces) or "\ufffd" in text
 
 
+@settings(max_examples=300, deadline=None)
+@given(st.text(max_size=200) | st.text(" \n\t\0<|>ab", max_size=200))
+def test_least_tokens(tokenizer: Tokenizer, text: str) -> None:
+    assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text, add_bos=False))
+    assert tokenizer.least_tokens(text + "x" * 1_000_000) > 10_000
+
+
 def test_half_a_character_at_the_end(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("🙂")
     assert len(ids) > 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -212,6 +213,13 @@ def check_numbers(body: Common) -> None:
     check_number("priority", body.priority or 0, int, -1000, 1000)
     if body.timeout is not None:
         check_number("timeout", body.timeout, float, MIN_TIMEOUT, MAX_TIMEOUT)
+
+
+def check_texts(texts: Iterable[str], served: Served, param: str) -> None:
+    """What is too long whatever it says is not tokenized. Raises RequestError."""
+    for text in texts:
+        if (least := served.tokenizer.least_tokens(text)) > served.context:
+            raise ContextExceeded(served.context, least, 0, param)
 
 
 def check_length(

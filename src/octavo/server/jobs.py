@@ -93,8 +93,10 @@ def template_of(served: Served) -> ChatTemplate:
 def encode_chat(body: Conversation, served: Served, use: ToolUse | None) -> list[int]:
     """Ids of the conversation in a body. Raises RequestError."""
     generation, continued = decoding.ending(body)
+    messages = conversation(body.messages)
+    decoding.check_texts((m["content"] or "" for m in messages), served, "messages")
     return template_of(served).encode(
-        conversation(body.messages),
+        messages,
         use.told if use else None,
         decoding.template_options(body),
         generation=generation,
@@ -128,8 +130,9 @@ def completion_job(body: CompletionBody, served: Served) -> Job:
     n = decoding.choices(body)
     best_of = decoding.candidates(body, n)
     limit = 16 if body.max_tokens is None else body.max_tokens
-    encode = served.tokenizer.encode
-    ids = [encode(p) if isinstance(p, str) else p for p in prompts(body)]
+    encode, given = served.tokenizer.encode, prompts(body)
+    decoding.check_texts((p for p in given if isinstance(p, str)), served, "prompt")
+    ids = [encode(p) if isinstance(p, str) else p for p in given]
     decoding.check_length(ids, limit, served, "prompt")
     params = decoding.sampling(body, served, limit, body.logprobs)
     if body.echo and body.logprobs is not None:

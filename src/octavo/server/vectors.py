@@ -16,7 +16,7 @@ from starlette.responses import Response
 from octavo.checkpoint.pooling import Vector, unit
 from octavo.engine.request import Request, SamplingParams
 from octavo.errors import RequestError
-from octavo.server.decoding import check_length
+from octavo.server.decoding import check_length, check_texts
 from octavo.server.exchange import exchange
 from octavo.server.generation import Served, TokenSource, Usage
 from octavo.server.guard import principal
@@ -74,6 +74,7 @@ def inputs(body: EmbeddingBody, served: Served) -> list[Segments]:
         raise _invalid(f"input takes 1 to {MAX_INPUTS} texts or lists of ids, none empty", "input")
     if body.encoding_format not in (None, "float", "base64"):
         raise _invalid("encoding_format is float or base64", "encoding_format")
+    check_texts((text for text in given if isinstance(text, str)), served, "input")
     out = []
     for text in given:
         if isinstance(text, str):
@@ -88,6 +89,7 @@ def pairs_of(pairs: list[tuple[str, str]], served: Served, param: str) -> list[S
     """Pairs of texts as a cross-encoder reads them; else each text once. Raises RequestError."""
     if not 0 < len(pairs) <= MAX_INPUTS:
         raise _invalid(f"1 to {MAX_INPUTS} pairs are taken", param)
+    check_texts(_singles(pairs), served, param)
     encode = served.tokenizer.encode_segments
     if served.task == "rank":
         texts = [encode(a, b) for a, b in pairs]

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +32,7 @@ Made = TypeVar("Made")
 
 
 LARGE = 1 << 20  # characters
+SPACES = "  a \n\n\t b  \r\n c "  # which some tokenizers drop
 
 
 def give_back() -> None:
@@ -99,6 +101,24 @@ class Tokenizer:
             del encoding
             give_back()
         return ids
+
+    @cached_property
+    def _bounds(self) -> tuple[int, bytes] | None:
+        """(most bytes of a token, bytes that have none and are dropped), where every byte of a text
+        comes to be in a token or is dropped."""
+        model = self._tokenizer.model
+        plain = self._tokenizer.normalizer is None and isinstance(model, BPE)
+        if not plain or model.unk_token is not None or self.decode(self._plain(SPACES)) != SPACES:
+            return None
+        known = {b for b in self.bytes if len(b) == 1}
+        return max(map(len, self.bytes)), bytes(i for i in range(256) if bytes([i]) not in known)
+
+    def least_tokens(self, text: str) -> int:
+        """How many tokens a text has at least, found without tokenizing it: 8 MiB take seconds."""
+        if self._bounds is None:
+            return 0
+        longest, dropped = self._bounds
+        return len(text.encode("utf-8", "replace").translate(None, dropped)) // longest
 
     def encode_rendered(self, text: str, escape: str) -> list[int]:
         """Ids of a rendered template: control tokens are recognised unless broken by `escape`.
