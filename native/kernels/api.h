@@ -32,14 +32,14 @@ constexpr int MIDDLE = 8;         // where four-bit codes are counted from in fi
 constexpr int LINE = 64;          // input features whose digits lie together
 constexpr int ROW_TILE = 16;      // token rows that lie together
 constexpr int BLOCK = 16;         // tokens per KV block
-constexpr int KV_GROUP = 32;      // dimensions of a cached int8 key or value that share a scale
+constexpr int KV_GROUP = 16;      // dimensions of a cached int8 key or value that share a bf16 scale
 constexpr int KV_TILE = 64;       // tokens per softmax tile
 constexpr int KV_CHUNK = 256;     // tokens per attention partial; fixed, so results never depend on threads
 constexpr int ATTEND_ROWS = 16;   // query rows (token, head) handled together
 constexpr int WIDEST_HEAD = 512;  // most dimensions of an attention head
 constexpr float MASKED = -1e30f;  // running maximum before any key has been seen
 
-INLINE int kv_groups(int padded) { return (padded + KV_GROUP - 1) / KV_GROUP; }
+INLINE int kv_groups(int padded) { return padded / KV_GROUP; }
 
 enum KvType : int { KV_F32, KV_BF16, KV_INT8 };
 

@@ -47,7 +47,7 @@ struct Schedule {  // attention work of a step for one window size; the same for
 // Bytes of one KV head in a block: keys and values of 16 tokens, for int8 with their scales.
 inline size_t kv_head_bytes(KvType type, int padded) {
   const size_t values = size_t(2) * BLOCK * size_t(padded);
-  return type == KV_F32 ? 4 * values : type == KV_BF16 ? 2 * values : values + size_t(2 * BLOCK * kv_groups(padded)) * sizeof(float);
+  return type == KV_F32 ? 4 * values : type == KV_BF16 ? 2 * values : values + size_t(2 * BLOCK * kv_groups(padded)) * sizeof(uint16_t);
 }
 
 struct KvCache {

@@ -101,7 +101,7 @@ void check_attention(KvType type, int head_dim, int keys, int rows) {
   const Kernels* kernels = KERNELS();
   const int padded = (head_dim + 15) / 16 * 16, blocks = (keys + BLOCK - 1) / BLOCK;
   const size_t each = size_t(2 * BLOCK * padded) * (type == KV_F32 ? 4 : type == KV_BF16 ? 2 : 1) +
-                      (type == KV_INT8 ? size_t(2 * BLOCK * kv_groups(padded)) * 4 : 0);
+                      (type == KV_INT8 ? size_t(2 * BLOCK * kv_groups(padded)) * 2 : 0);
   std::vector<uint8_t> storage;
   uint8_t* pool = aligned(storage, each * size_t(blocks));
   std::normal_distribution<float> normal;

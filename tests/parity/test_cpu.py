@@ -123,6 +123,24 @@ def test_cache_types(smollm2: Path) -> None:
     assert _divergence(bf16, int8) <= 1e-3
 
 
+def test_rounding_of_the_cache(smollm2: Path) -> None:
+    """Against an fp32 cache, 1,800 tokens. The int8 cache's keys as they are, a scale for 32
+    dimensions: 4.6e-4, 98.8 % the same."""
+    ids = load_tokenizer(open_checkpoint(smollm2)).encode(real_text(9000))[:1800]
+    assert len(ids) == 1800
+    runners = {kind: Runner(smollm2, kv_dtype=kind) for kind in ("f32", "bf16", "int8")}
+    kl: dict[str, list[float]] = {"bf16": [], "int8": []}
+    same: list[float] = []
+    for start in range(0, 1800, 300):
+        rows = {k: r.logits(ids[start : start + 300], start).copy() for k, r in runners.items()}
+        for kind, found in kl.items():
+            found.append(_divergence(rows["f32"], rows[kind]))
+        same.append(float((rows["f32"].argmax(-1) == rows["int8"].argmax(-1)).mean()))
+    assert np.mean(kl["bf16"]) < 1e-4
+    assert np.mean(kl["int8"]) < 3e-4
+    assert np.mean(same) > 0.99
+
+
 @pytest.mark.parametrize("head_dim", [10, 24, 40, 64])
 def test_int8_cache_of_any_head_size(head_dim: int, tmp_path: Path) -> None:
     small = Small(heads=6, kv_heads=2, head_dim=head_dim, hidden=96)
