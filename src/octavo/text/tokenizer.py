@@ -150,6 +150,10 @@ class Tokenizer:
         """Text of ids; control tokens are silent, bytes that are not UTF-8 become U+FFFD."""
         return b"".join(self.bytes[i] for i in ids).decode("utf-8", "replace")
 
+    def save(self, path: Path) -> None:
+        """Writes a tokenizer.json."""
+        self._tokenizer.save(str(path))
+
     def name(self, token: int) -> str:
         """The token as the vocabulary spells it."""
         return self._names.get(token, "")
