@@ -217,5 +217,5 @@ def test_python_api(smollm2: Path) -> None:
     assert answer.text.startswith("The capital of France is") and answer.finish_reason == "stop"
     assert "".join(llm.stream(llm.encode_chat(question), params)) == "The capital of France"
     assert llm.stats().blocks_held == 0
-    with pytest.raises(octavo.OctavoError, match="limit is"):
+    with pytest.raises(octavo.OctavoError, match="maximum context length"):
         llm.generate(["x"], octavo.SamplingParams(max_tokens=100_000), progress=False)
