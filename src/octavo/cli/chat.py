@@ -67,23 +67,35 @@ class Session:
         self.answer()
 
     def loop(self, editor: LineEditor) -> None:
-        """Until /exit or the end of input."""
+        """Until /exit or the end of input; Ctrl-C, whenever it comes, ends only an answer."""
         say(f"{self._llm.name}: /help for commands, Ctrl-D to leave")
-        while (text := editor.read()) is not None:
-            if not text.startswith("/"):
-                if text:
-                    self.conversation.ask(text)
-                    self.answer()
-                continue
-            word, _, rest = text.partition(" ")
-            if word in ("/exit", "/quit", "/bye"):
-                return
-            if word == "/regen":
-                self.regenerate()
-            elif word in ("/help", "/?"):
-                say(HELP)
-            else:
-                say(self.conversation.command(word, rest.strip()))
+        going = True
+        while going:
+            try:
+                going = self._turn(editor)
+            except KeyboardInterrupt:
+                say("  (/exit or Ctrl-D leaves)")
+
+    def _turn(self, editor: LineEditor) -> bool:
+        """Reads a message or a command and obeys it. Whether there is a next."""
+        text = editor.read()
+        if text is None:
+            return False
+        if not text.startswith("/"):
+            if text:
+                self.conversation.ask(text)
+                self.answer()
+            return True
+        word, _, rest = text.partition(" ")
+        if word in ("/exit", "/quit", "/bye"):
+            return False
+        if word == "/regen":
+            self.regenerate()
+        elif word in ("/help", "/?"):
+            say(HELP)
+        else:
+            say(self.conversation.command(word, rest.strip()))
+        return True
 
 
 @click.command()

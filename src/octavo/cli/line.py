@@ -65,7 +65,10 @@ class LineEditor:
                 readline.append_history_file(1, self._file)
 
     def read(self) -> str | None:
-        """A message: a line, or lines between triple quotes. None at the end of input."""
+        """A message: a line, or lines between triple quotes. None at the end of input.
+
+        Ctrl-C raises KeyboardInterrupt.
+        """
         try:
             line = self._line(">>> ")
             if not line.lstrip().startswith('"""'):
@@ -78,9 +81,6 @@ class LineEditor:
         except EOFError:
             say()
             return None
-        except KeyboardInterrupt:
-            say("  (/exit or Ctrl-D leaves)")
-            return ""
 
 
 def complete(text: str, state: int) -> str | None:
