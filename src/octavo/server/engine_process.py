@@ -220,6 +220,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent(int(sys.argv[2]))
     EngineProcess(socket.socket(fileno=int(sys.argv[1]))).run()
+    os._exit(0)  # the system takes everything back at once; Python would go through it all first
 
 
 if __name__ == "__main__":
