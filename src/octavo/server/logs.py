@@ -15,8 +15,6 @@ from typing import Any, TextIO
 from octavo.server.exchange import Exchange
 from octavo.server.generation import Usage
 
-LEVELS = ("debug", "info", "warning", "error")
-FORMATS = ("text", "json")
 QUIET = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
 MOST_LINES = 10_000  # waiting to be written
 LOG = logging.getLogger("octavo.server")

@@ -30,7 +30,6 @@ EXACT_FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_D
 
 DATA = {"const", "enum", "default", "examples"}  # whose values are no schemas
 MAPS = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
-LISTS = {"allOf", "anyOf", "oneOf", "prefixItems"}
 # What says something about the properties of the object that it stands in.
 IN_PLACE = {"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas",
             "$ref", "$dynamicRef", "$recursiveRef"}  # fmt: skip
