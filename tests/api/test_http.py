@@ -355,7 +355,7 @@ def test_pythonpath_still_counts(smollm2: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         f"import os\nopen({str(tmp_path / 'seen')!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
     )
-    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     with serving("smollm2", "--offline", log=tmp_path / "log", env={"PYTHONPATH": path}) as s:
         pids = (tmp_path / "seen").read_text().split()
         assert {str(s.process.pid), str(s.engine().pid)} <= set(pids)

@@ -226,8 +226,9 @@ def test_memory_that_is_not_there(smollm2: Path) -> None:
 @pytest.mark.parametrize("place", ["/proc/none", "/dev/null", "{tmp}/file"])
 def test_a_cache_that_cannot_be_written(place: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    folder = place.format(tmp=tmp_path)
-    for env in ({"OCTAVO_CACHE": folder}, {"OCTAVO_CACHE": "", "XDG_CACHE_HOME": folder},
+    folder, home = place.format(tmp=tmp_path), str(tmp_path)
+    for env in ({"OCTAVO_CACHE": folder},
+                {"OCTAVO_CACHE": "", "XDG_CACHE_HOME": folder, "HOME": home},
                 {"OCTAVO_CACHE": "", "XDG_CACHE_HOME": "", "HOME": folder}):  # fmt: skip
         result = octavo("pull", "smollm2", **env)
         assert result.returncode == 1, result.stderr
