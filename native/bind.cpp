@@ -256,7 +256,7 @@ NB_MODULE(_native, m) {
       .def("allocate_cache", [](Model& self, int layers, int blocks, int heads, int head_dim, const std::string& type, int parts) {
         self.allocate_cache(layers, blocks, heads, head_dim, kv_type(type), parts);
       }, "layers"_a, "blocks"_a, "heads"_a, "head_dim"_a, "type"_a, "parts"_a)
-      .def("claim", &Model::claim, nb::call_guard<nb::gil_scoped_release>())
+      .def("prefault_kv", &Model::prefault_kv, nb::call_guard<nb::gil_scoped_release>())
       .def("copy_block", &Model::copy_block)
       .def("step", &step, "ids"_a, "positions"_a, "spans"_a, "tables"_a, "select"_a, "sampling"_a,
            "types"_a, "all_logits"_a, "steps"_a, "ends"_a)

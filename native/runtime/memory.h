@@ -23,7 +23,7 @@ inline void populate(const uint8_t* begin, const uint8_t* end) {
   if (madvise(const_cast<uint8_t*>(first), size_t(end - first), POPULATE_READ) == 0) return;
   for (const uint8_t* p = first; p < end; p += PAGE) (void)*static_cast<const volatile uint8_t*>(p);
 }
-inline void claim(uint8_t* begin, uint8_t* end) {  // memory that is to be written, as it is, before that
+inline void prefault(uint8_t* begin, uint8_t* end) {  // memory that is to be written, as it is, before that
   constexpr int POPULATE_WRITE = 23;
   uint8_t* first = begin - reinterpret_cast<uintptr_t>(begin) % PAGE;
   if (madvise(first, size_t(end - first), POPULATE_WRITE) == 0) return;

@@ -264,20 +264,20 @@ void Model::allocate_cache(int layers, int blocks, int heads, int head_dim, KvTy
   context_.part_out = buffers_arena_.allocate<float>(pairs * size_t(kv.padded));
 }
 
-bool Model::claim(int reached, size_t ahead, size_t bytes) {
+bool Model::prefault_kv(int reached, size_t ahead, size_t bytes) {
   const KvCache& kv = context_.kv;
   const size_t each = kv.block_bytes() * size_t(kv.layers);
   const int margin = int(std::min(size_t(kv.blocks), ahead / each));
-  if (claimed_ - reached < margin / 2) claiming_ = std::min(kv.blocks, reached + margin);
-  if (claimed_ >= claiming_) return false;
-  const int from = std::max(claimed_, reached);
-  claimed_ = int(std::min(size_t(claiming_), size_t(from) + bytes / each + 1));
+  if (prefaulted_ - reached < margin / 2) claiming_ = std::min(kv.blocks, reached + margin);
+  if (prefaulted_ >= claiming_) return false;
+  const int from = std::max(prefaulted_, reached);
+  prefaulted_ = int(std::min(size_t(claiming_), size_t(from) + bytes / each + 1));
   team_.run([&](int thread, Work& work) {
     work.each(thread, kv.layers, 1, [&](int begin, int end) {
-      for (int l = begin; l < end; l++) octavo::claim(kv.at(l, from, 0), kv.at(l, claimed_, 0));
+      for (int l = begin; l < end; l++) octavo::prefault(kv.at(l, from, 0), kv.at(l, prefaulted_, 0));
     });
   });
-  return claimed_ < claiming_;
+  return prefaulted_ < claiming_;
 }
 
 void Model::copy_block(int from, int to) {

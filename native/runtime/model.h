@@ -74,7 +74,7 @@ class Model {
   void allocate_cache(int layers, int blocks, int heads, int head_dim, KvType type, int parts);
   // When less than half of `ahead` bytes of the cache past block `reached` are there, has the system hand out all of
   // them, about `bytes` a call; whether some of that is left.
-  bool claim(int reached, size_t ahead, size_t bytes);
+  bool prefault_kv(int reached, size_t ahead, size_t bytes);
   void copy_block(int from, int to);
 
   // Runs every operation, then samples the selected rows.
@@ -122,7 +122,7 @@ class Model {
   std::unique_ptr<Arena> cache_;
   std::vector<std::unique_ptr<Matrix>> matrices_;
   size_t stored_ = 0;  // before this one, all are packed
-  int claimed_ = 0, claiming_ = 0;  // KV blocks whose memory is there, and is to be
+  int prefaulted_ = 0, claiming_ = 0;  // KV blocks whose memory is there, and is to be
   std::vector<const float*> vectors_;
   std::vector<Row> buffers_;
   std::vector<RowAct> acts_;

@@ -21,11 +21,11 @@ import numpy as np
 
 from octavo.checkpoint.hub import Progress, locate, no_progress
 from octavo.checkpoint.pooling import Vector, read_pooling, unit
+from octavo.client.in_process import EventStream, InProcessEngine
 from octavo.engine.constraint import TokenTable
 from octavo.engine.defaults import GenerationConfig, default_params
 from octavo.engine.engine import Engine, EngineStats
 from octavo.engine.host import available_memory
-from octavo.engine.in_process import EventStream, InProcessEngine
 from octavo.engine.loader import load_engine, open_model
 from octavo.engine.plan import make_plan, parse_size
 from octavo.engine.request import Request, SamplingParams, TokenEvent
@@ -270,7 +270,13 @@ class LLM:
     def _pool(self, texts: list[tuple[list[int], list[int]]]) -> list[Vector]:
         mode = "cls" if self.task == "rank" else self.pooling.mode
         requests = [
-            Request(id=self._new_id(), prompt=ids, types=types, params=SamplingParams(), pool=mode)
+            Request(
+                id=self._new_id(),
+                prompt=ids,
+                token_type_ids=types,
+                params=SamplingParams(),
+                pool=mode,
+            )
             for ids, types in texts
         ]
         found: dict[str, Vector] = {}

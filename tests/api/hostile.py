@@ -10,8 +10,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from octavo.server.lora import LoadBody, UnloadBody
-from octavo.server.messages import (
+from octavo.server.adapters import LoadBody, UnloadBody
+from octavo.server.dialects.openai.embeddings import Document, EmbeddingBody, RerankBody, ScoreBody
+from octavo.server.dialects.openai.messages import (
     CalledFunction,
     ContentPart,
     Function,
@@ -21,7 +22,7 @@ from octavo.server.messages import (
     ToolCall,
     ToolChoice,
 )
-from octavo.server.schemas import (
+from octavo.server.dialects.openai.schemas import (
     HARMLESS,
     NEUTRAL,
     ChatBody,
@@ -34,7 +35,6 @@ from octavo.server.schemas import (
     StructuredOutputs,
     TokenizeBody,
 )
-from octavo.server.vectors import Document, EmbeddingBody, RerankBody, ScoreBody
 
 Path = tuple[str | int, ...]
 USER = [{"role": "user", "content": "hi"}]

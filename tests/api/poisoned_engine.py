@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from octavo.client.engine_process import main
 from octavo.engine import engine
 from octavo.engine.scheduler import Work
-from octavo.server.engine_process import main
 
 POISON = [11, 12, 13]  # what the prompt of such a request begins with
 

@@ -108,7 +108,7 @@ class Server:
     def engine(self) -> psutil.Process:
         """The process that loads the model; others compile grammars."""
         children = psutil.Process(self.process.pid).children()
-        (engine,) = [c for c in children if "octavo.server.engine_process" in c.cmdline()]
+        (engine,) = [c for c in children if "octavo.client.engine_process" in c.cmdline()]
         return engine
 
     def stop(self, sig: int = signal.SIGTERM) -> int:

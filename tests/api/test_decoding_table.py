@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from octavo.server.schemas import HARMLESS, NEUTRAL, ChatBody, CompletionBody
+from octavo.server.dialects.openai.schemas import HARMLESS, NEUTRAL, ChatBody, CompletionBody
 from tests.api.server import Server
 
 PAGE = Path(__file__).parents[2] / "docs" / "decoding.md"

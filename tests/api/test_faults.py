@@ -141,7 +141,7 @@ def test_no_handles(server: Server) -> None:
                 await gone(engine)
                 await asyncio.sleep(2)
                 assert not [
-                    c for c in front.children() if "octavo.server.engine_process" in c.cmdline()
+                    c for c in front.children() if "octavo.client.engine_process" in c.cmdline()
                 ]
             finally:
                 resource.prlimit(front.pid, resource.RLIMIT_NOFILE, limits)

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from octavo.client import process as client_module
+from octavo.client.link import ENGINE
+from octavo.client.process import EngineClient
+from octavo.client.replay import Replay, Stream
 from octavo.engine.constraint import TokenTable
 from octavo.engine.loader import open_model
 from octavo.engine.plan import make_plan
 from octavo.engine.request import BeamSearch, Request, SamplingParams, TokenEvent
 from octavo.errors import EngineFailed, RequestError
-from octavo.server import client as client_module
-from octavo.server.client import EngineClient
-from octavo.server.link import ENGINE
-from octavo.server.replay import Replay, Stream
 from tests.api.poisoned_engine import POISON
 from tests.small_models import Small, save_hf
 

@@ -116,8 +116,8 @@ def ints(*values: object) -> np.ndarray:
         {"spans": ints([0, 4, 0, 0, -1])}, {"spans": ints([1, 3, 0, 0, -1])}, {"spans": ints([-1, 3, 0, 0, -1])},
         {"spans": ints([0, 0, 0, 0, -1])}, {"spans": ints([0, 3, -1, 0, -1])}, {"spans": ints([0, 3, 0, 1, -1])},
         {"spans": ints([0, 3, 0, -1, -1])}, {"spans": ints([0, 3, 14, 0, -1])}, {"spans": ints([0, 3, (1 << 31) - 2, 0, -1])},
-        {"spans": ints([0, 3, 0, 0, 0])}, {"tables": ints(4)}, {"tables": ints(-1)}, {"tables": ints()}, {"select": ints(3)},
-        {"select": ints(-1)}, {"ids": ints(*[1] * 17), "positions": ints(*range(17))}, {"types": ints(0)},
+        {"spans": ints([0, 3, 0, 0, 0])}, {"block_tables": ints(4)}, {"block_tables": ints(-1)}, {"block_tables": ints()}, {"logits_indices": ints(3)},
+        {"logits_indices": ints(-1)}, {"ids": ints(*[1] * 17), "positions": ints(*range(17))}, {"token_type_ids": ints(0)},
     ],
     ids=str,
 )  # fmt: skip

@@ -34,7 +34,7 @@ def test_two_threads_are_no_slower_than_one(smollm2: Path, crowd: None) -> None:
         opened = open_model(smollm2)
         plan = make_plan(opened.lowered, name="m", memory="600MiB", context=2048, threads=threads)
         executable = load_executable(opened, plan)
-        while executable.settle():
+        while executable.pack_pending():
             pass
         engines.append(Engine(executable, opened.vocabulary, 2048, frozenset()))
         request = SamplingParams(temperature=0, max_tokens=1900, ignore_eos=True)

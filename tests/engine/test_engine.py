@@ -32,12 +32,16 @@ class Counting:
         if self.fail:
             raise ValueError("broken")
         self.steps.append(step)
-        assert len(step.ids) <= self.limits.tokens and len(step.select) <= self.limits.selected
+        assert (
+            len(step.ids) <= self.limits.tokens and len(step.logits_indices) <= self.limits.selected
+        )
         for first, count, start, table, _ in step.spans.tolist():
             assert step.positions[first : first + count].tolist() == list(
                 range(start, start + count)
             )
-            blocks = step.tables[table : table + (start + count + BLOCK - 1) // BLOCK].tolist()
+            blocks = step.block_tables[
+                table : table + (start + count + BLOCK - 1) // BLOCK
+            ].tolist()
             assert len(set(blocks)) == len(blocks) and all(
                 0 <= b < self.limits.blocks for b in blocks
             )
@@ -54,10 +58,10 @@ class Counting:
             out.append(self.step(replace(step, positions=at, spans=spans, sampling=rows)))
         return out
 
-    def settle(self) -> bool:
+    def pack_pending(self) -> bool:
         return False
 
-    def claim(self, reached: int, idle: bool) -> bool:
+    def prefault_kv(self, reached: int, idle: bool) -> bool:
         return False
 
     def copy_block(self, source: int, target: int) -> None:
@@ -72,7 +76,7 @@ class Clock:
 
 
 def engine(executable: Counting | None = None, context: int = 400, **options: object) -> Engine:
-    options.setdefault("ahead", 0.0)
+    options.setdefault("multi_step", 0.0)
     return Engine(executable or Counting(), 1000, context, frozenset({999}), **options)  # type: ignore[arg-type]
 
 
@@ -168,7 +172,7 @@ def test_bad_prompts(prompt: list[int]) -> None:
     ("field", "value"),
     [
         ("priority", 1 << 31), ("priority", 0.5), ("timeout", 0), ("timeout", math.nan), ("timeout", 10**400),
-        ("types", [2] * 10), ("types", [0]), ("resume", [1000]),
+        ("token_type_ids", [2] * 10), ("token_type_ids", [0]), ("resume", [1000]),
     ],
 )  # fmt: skip
 def test_bad_requests(field: str, value: object) -> None:
@@ -242,7 +246,7 @@ def test_eos_and_stop_tokens_end() -> None:
 def test_steady_requests_take_several_steps_in_a_row() -> None:
     def run(ahead: float, **second: object) -> tuple[dict[str, list[int]], int, int]:
         executable = Counting()
-        e, out, calls = engine(executable, ahead=ahead), {"a": [], "b": []}, 0
+        e, out, calls = engine(executable, multi_step=ahead), {"a": [], "b": []}, 0
         e.add(request("a", 10, 30))
         params = SamplingParams(max_tokens=30, stop_token_ids=[117], **second)  # type: ignore[arg-type]
         e.add(Request(id="b", prompt=[1] * 10, params=params))
@@ -279,7 +283,7 @@ def test_a_failing_sequence_fails_alone(ahead: float) -> None:
     """Neighbours get what they get without it, token by token."""
 
     def run(*names: str) -> dict[str, list[tuple[int | None, str | None]]]:
-        e = engine(Picky(), ahead=ahead)
+        e = engine(Picky(), multi_step=ahead)
         out: dict[str, list[tuple[int | None, str | None]]] = {name: [] for name in names}
         for name in names:
             e.add(request(name, ord(name) % 7 + 5, 12))
@@ -300,7 +304,7 @@ def test_what_goes_wrong_after_a_step_is_its_own() -> None:
     class Odd(Counting):
         def step(self, step: StepInput) -> list[Sample]:
             drawn = super().step(step)
-            ids = step.ids[step.select].tolist()
+            ids = step.ids[step.logits_indices].tolist()
             return [
                 s._replace(token=None) if t == ord("x") else s
                 for s, t in zip(drawn, ids, strict=True)

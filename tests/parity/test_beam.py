@@ -108,7 +108,7 @@ def test_neighbours_chunks_and_preemption_change_nothing(folder: Path, model: An
     plain = Request(
         id="p", prompt=PROMPTS[0], params=SamplingParams(max_tokens=60, temperature=1, seed=3)
     )
-    for options in ({}, {"budget": 7}, {"reuse": False}):
+    for options in ({}, {"budget": 7}, {"prefix_caching": False}):
         e = engine(folder, **options)
         assert texts(run(e, request(PROMPTS[1], 6), *crowd, plain)["a"]) == alone
         steps = e.stats().steps

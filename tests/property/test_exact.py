@@ -102,7 +102,7 @@ def alone(pool: Pool, requests: list[Request]) -> dict[str, Output]:
     """Each request by itself on a fresh engine, step by step, without a prefix cache."""
     out = {}
     for r in requests:
-        out |= drive(pool.engine(reuse=False, ahead=0.0), [r])
+        out |= drive(pool.engine(prefix_caching=False, multi_step=0.0), [r])
     return out
 
 
@@ -141,7 +141,7 @@ def pool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     budget=st.sampled_from([5, 16, 33, 256]),
     blocks=st.sampled_from([45, 60, 400]),
     reuse=st.booleans(),
-    ahead=st.sampled_from([0.0, 10.0]),
+    multi_step=st.sampled_from([0.0, 10.0]),
 )
 def test_nothing_but_the_request_matters(
     pool: Pool,
@@ -157,7 +157,7 @@ def test_nothing_but_the_request_matters(
     expected = alone(pool, requests)
     rng = random.Random(seed)
     shuffled = rng.sample(requests, len(requests))
-    engine = pool.engine(blocks, threads, budget=budget, reuse=reuse, ahead=ahead)
+    engine = pool.engine(blocks, threads, budget=budget, reuse=reuse, multi_step=ahead)
     assert drive(engine, shuffled, rng) == expected
     assert drive(engine, requests, rng) == expected  # and again, with whatever the cache now holds
 
@@ -170,7 +170,7 @@ def test_real_model(smollm2: Path) -> None:
         {},
         {"threads": 1, "blocks": 40},
         {"budget": 19},
-        {"reuse": False, "blocks": 40},
+        {"prefix_caching": False, "blocks": 40},
     ):
         engine = pool.engine(**options)
         assert drive(engine, requests[::-1]) == expected

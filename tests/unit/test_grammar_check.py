@@ -15,8 +15,8 @@ import pytest
 
 from octavo.engine.constraint import GrammarCompiler, TokenTable
 from octavo.errors import Overloaded, RequestError
+from octavo.generate.grammar_check import GrammarChecker
 from octavo.sandbox import worker
-from octavo.server.grammar_check import GrammarChecker
 from octavo.text.structure import Choice, Grammar, JsonSchema, Regex, Structure
 from octavo.text.tools import ToolGrammar
 
@@ -161,7 +161,7 @@ def test_without_handles(checker: GrammarChecker) -> None:
 def test_what_is_remembered_is_bounded(
     checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("octavo.server.grammar_check.CHARACTERS", 2_000)
+    monkeypatch.setattr("octavo.generate.grammar_check.CHARACTERS", 2_000)
 
     async def ask() -> None:
         for i in range(60):

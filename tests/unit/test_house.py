@@ -16,6 +16,8 @@ LAYERS = [
     "bench",
     "server",
     "llm",
+    "generate",
+    "client",
     "engine",
     "backends",
     "models",

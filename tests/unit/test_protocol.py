@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from octavo.engine.request import Request, SamplingParams, TokenEvent
-from octavo.server.protocol import (
+from octavo.client.protocol import (
     EVENT_BYTES,
     MAX_FRAME,
     Abort,
@@ -18,6 +17,7 @@ from octavo.server.protocol import (
     frame,
     read_frame,
 )
+from octavo.engine.request import Request, SamplingParams, TokenEvent
 
 
 def read(data: bytes) -> list[object]:

@@ -13,8 +13,8 @@ import pytest
 from gguf import GGMLQuantizationType as Q
 from gguf import GGUFValueType
 
+from octavo.backends.cpu.packed import packed_file
 from octavo.checkpoint import open_checkpoint
-from octavo.engine.packed import packed_file
 from octavo.errors import CheckpointError, RequestError, printable
 from tests.api.server import serving
 from tests.small_models import Small, save_gguf, save_hf, write_config

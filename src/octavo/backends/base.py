@@ -66,18 +66,18 @@ class StepInput:
     """Tokens of several sequences, each a span of consecutive positions.
 
     ids, positions: `[T]`. spans: `[S, 5]` of first row, row count, first position, offset of the
-    block table in `tables`, slot of the adapter or -1. select: rows whose results are computed; the
-    first `len(sampling)` of them are sampled. types: `[T]` segment numbers, or empty for all 0.
-    all_logits: the logits of selected rows that are not sampled will be read.
+    block table in `block_tables`, slot of the adapter or -1. logits_indices: rows whose results are
+    computed; the first `len(sampling)` of them are sampled. token_type_ids: `[T]` segment numbers,
+    or empty for all 0. all_logits: the logits of selected rows that are not sampled will be read.
     """
 
     ids: Ints
     positions: Ints
     spans: Ints
-    tables: Ints
-    select: Ints
+    block_tables: Ints
+    logits_indices: Ints
     sampling: list[SamplingRow] = field(default_factory=list)
-    types: Ints = field(default_factory=lambda: NO_INTS)
+    token_type_ids: Ints = field(default_factory=lambda: NO_INTS)
     all_logits: bool = True
 
 
@@ -103,14 +103,13 @@ class Executable(Protocol):
         """States of the last step's selected rows `[count, width]`, or results of other tasks."""
         ...
 
-    def settle(self) -> bool:
-        """Does some of what loading left for later, without a change of results; whether any of it
-        is left."""
+    def pack_pending(self) -> bool:
+        """Packs up to 16 MiB more weights. Returns True while any remain."""
         ...
 
-    def claim(self, reached: int, idle: bool) -> bool:
-        """Readies some of the KV blocks from `reached` on for their first use, more of them while
-        there is no work; whether to go on."""
+    def prefault_kv(self, reached: int, idle: bool) -> bool:
+        """Prefaults unused KV blocks from `reached` on, more of them while `idle`. Returns True if
+        more remain."""
         ...
 
     def copy_block(self, source: int, target: int) -> None:

@@ -112,7 +112,7 @@ def load_engines(
     plain = load_engine(plain_model, make_plan(plain_model.lowered, **sizes), table)  # type: ignore[arg-type]
     lora_plan = make_plan(lora_model.lowered, adapters=LORA_ROOM, **sizes)  # type: ignore[arg-type]
     lora = load_engine(lora_model, lora_plan, table)
-    while plain.settle() or lora.settle():
+    while plain.pack_pending() or lora.pack_pending():
         pass
     assert lora.adapters is not None
     names = {t.tensor: module for module, ts in lora.adapters.targets.items() for t in ts}

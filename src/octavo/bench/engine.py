@@ -96,7 +96,7 @@ def measure(
     context = prompt + output
     runs = []
     for i in range(repeats + 1):
-        engine = Engine(executable, vocabulary, context, frozenset(), reuse=False)
+        engine = Engine(executable, vocabulary, context, frozenset(), prefix_caching=False)
         counters = partial(read_counters, executable)
         once, phases = _run_once(engine, counters, vocabulary, batch, prompt, output)
         if i:
@@ -136,7 +136,7 @@ def bench_engine(
     opened = open_model(path)
     plan = make_plan(opened.lowered, name=name, threads=threads, kv_dtype=kv_dtype)
     executable = load_executable(opened, plan)
-    while executable.settle():
+    while executable.pack_pending():
         pass
     runs = [measure(executable, opened.vocabulary, b, prompt, output, repeats) for b in batches]
     return {

@@ -100,7 +100,7 @@ def _child(path: str, threads: str, packed: str) -> None:
     )
     executable = load_executable(model, plan)
     loaded = time.perf_counter()
-    while executable.settle():
+    while executable.pack_pending():
         pass
     settled = time.perf_counter()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

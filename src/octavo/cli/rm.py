@@ -16,8 +16,8 @@ def rm(model: str, yes: bool) -> None:
 
     Only the caches of Octavo and of the model hub are touched, never files elsewhere.
     """
+    from octavo.backends.cpu.packed import packed_below
     from octavo.checkpoint.removal import find_removal
-    from octavo.engine.packed import packed_below
 
     removal = find_removal(model)
     packed = [file for folder in removal.folders for file in packed_below(folder)]

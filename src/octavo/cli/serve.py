@@ -19,11 +19,11 @@ from octavo.cli.screen import progress_bar, say
 if TYPE_CHECKING:
     import socket
 
+    from octavo.client.process import EngineClient
     from octavo.engine.loader import OpenModel
     from octavo.engine.plan import Plan
-    from octavo.server.client import EngineClient
+    from octavo.generate.output import ServedModel
     from octavo.server.exchange import Exchange
-    from octavo.server.generation import Served
     from octavo.server.run import ServeOptions
 
 DEMO = "smollm2"
@@ -37,7 +37,7 @@ class Screen:
         self._began = time.monotonic()
         self.requests = self.tokens = self.errors = 0
 
-    def ready(self, client: EngineClient, served: Served) -> None:
+    def ready(self, client: EngineClient, served: ServedModel) -> None:
         from octavo.engine.plan import size
 
         plan = self._plan
@@ -66,7 +66,7 @@ class Screen:
         ]
         say("\n".join(lines))
 
-    def _example(self, served: Served) -> list[str]:
+    def _example(self, served: ServedModel) -> list[str]:
         """A request to paste."""
         route, *fields = {
             "generate": (
@@ -279,7 +279,7 @@ def _run(options: ServeOptions, opened: OpenModel, sock: socket.socket, screen: 
     with ExitStack() as stack:
         advance = stack.enter_context(progress_bar("Loading", opened.checkpoint.nbytes))
 
-        def ready(client: EngineClient, served: Served) -> None:
+        def ready(client: EngineClient, served: ServedModel) -> None:
             stack.close()  # the ready block is the last thing printed until the first request
             screen.ready(client, served)
 

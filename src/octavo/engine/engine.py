@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 
 from octavo.backends.base import BLOCK, Executable, Sample
-from octavo.engine.adapters import Adapters
+from octavo.backends.cpu.adapters import Adapters
 from octavo.engine.blocks import BlockPool
 from octavo.engine.canonical import mask_of
 from octavo.engine.constraint import GrammarCompiler
@@ -25,8 +25,8 @@ from octavo.engine.sequence import Sequence
 from octavo.errors import RequestError, place
 
 LOG = logging.getLogger(__name__)
-AHEAD = 0.02  # seconds
-MOST_AHEAD = 8  # steps
+MULTI_STEP_SECONDS = 0.02  # seconds
+MAX_MULTI_STEPS = 8  # steps
 IDLE_WAIT = 0.01  # seconds a step waits for a grammar when there is nothing else to do
 
 
@@ -55,9 +55,8 @@ class Engine:
     """Serves requests on an executable.
 
     context: most tokens of a sequence. eos: ids that end one. budget: tokens a step computes.
-    reuse: whether computed prefixes are found again. clock: seconds, for deadlines. grammars: makes
-    grammars ready; adapters: LoRA adapters; requests for what is not given are refused. ahead:
-    seconds for which steps may follow each other, nothing admitted or aborted between them.
+    clock: seconds, for deadlines. grammars: compiles grammars; adapters: LoRA adapters; requests
+    for what is not given are refused. multi_step: seconds of steps computed in one call.
     """
 
     def __init__(
@@ -67,14 +66,14 @@ class Engine:
         context: int,
         eos: frozenset[int],
         budget: int | None = None,
-        reuse: bool = True,
+        prefix_caching: bool = True,
         clock: Callable[[], float] = time.monotonic,
         grammars: GrammarCompiler | None = None,
         adapters: Adapters | None = None,
-        ahead: float = AHEAD,
+        multi_step: float = MULTI_STEP_SECONDS,
     ) -> None:
         limits = executable.limits
-        whole = not executable.causal
+        bidirectional = not executable.causal
         self._executable = executable
         self._vocabulary = vocabulary
         self.context = context
@@ -86,13 +85,13 @@ class Engine:
         self.index = PrefixIndex(self._pool)
         self.scheduler = Scheduler(
             self.index, executable.copy_block, min(budget or limits.tokens, limits.tokens),
-            limits.selected, reuse and not whole, whole,
+            limits.selected, prefix_caching and not bidirectional, bidirectional,
         )  # fmt: skip
         self._searches = BeamSearches(self.scheduler, limits.selected, self._ends)
         self._sequences: dict[str, Sequence] = {}
         self._compiling: list[tuple[Sequence, Future[Any]]] = []
         self._arrivals = count()
-        self._ahead_seconds = ahead
+        self._multi_step_seconds = multi_step
         self._seconds = math.inf  # that the last step took
         self._counts = dict.fromkeys(("steps", "prompt", "cached", "generated"), 0)
 
@@ -195,10 +194,12 @@ class Engine:
         if not self._searches.remove(sequence.id):
             self.scheduler.remove(sequence)
 
-    def settle(self) -> bool:
+    def pack_pending(self) -> bool:
         """Does some of what can be done while there is no work: what loading left for later, which
         steps go on with too, and what the next blocks need; whether any of it is left."""
-        return self._executable.settle() or self._executable.claim(self._pool.reached, idle=True)
+        return self._executable.pack_pending() or self._executable.prefault_kv(
+            self._pool.reached, idle=True
+        )
 
     @property
     def has_work(self) -> bool:
@@ -222,12 +223,12 @@ class Engine:
         self._seconds = (time.perf_counter() - began) / len(rounds)
         for outcomes in rounds:
             events += self._take(outcomes)
-        self._executable.settle()
-        self._executable.claim(self._pool.reached, idle=False)
+        self._executable.pack_pending()
+        self._executable.prefault_kv(self._pool.reached, idle=False)
         return events
 
     def _compute(self, work: list[Work]) -> list[list[Outcome]]:
-        if (steps := self._steps_ahead(work)) == 1:
+        if (steps := self._multi_steps(work)) == 1:
             return [run(self._executable, work)]
         ends = [self._end_tokens(w.sequence.request.params) for w in work]
         return decode(self._executable, work, steps, ends)
@@ -267,7 +268,7 @@ class Engine:
                 events.append(self._fail(outcome.work.sequence, e))
         return events
 
-    def _steps_ahead(self, work: list[Work]) -> int:
+    def _multi_steps(self, work: list[Work]) -> int:
         """Steps to compute in a row: those that would be planned like this one."""
         scheduler = self.scheduler
         if scheduler.waiting or self._compiling or len(work) < len(scheduler.running):
@@ -275,7 +276,7 @@ class Engine:
         if not all(w.length == 1 and w.samples and w.sequence.steady for w in work):
             return 1
         left = min(w.sequence.limit - len(w.sequence.tokens) for w in work)
-        steps = min(left, MOST_AHEAD, int(self._ahead_seconds / self._seconds))
+        steps = min(left, MAX_MULTI_STEPS, int(self._multi_step_seconds / self._seconds))
         if steps < 2:
             return 1
         room = all(scheduler.reserve(w.sequence, w.sequence.computed + steps) for w in work)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.backends.cpu import CpuExecutable, Lowered, load, lower
+from octavo.backends.cpu.adapters import Adapters
+from octavo.backends.cpu.packed import packed_file
 from octavo.checkpoint import Checkpoint, open_checkpoint
-from octavo.engine.adapters import Adapters
 from octavo.engine.constraint import GrammarCompiler, TokenTable
 from octavo.engine.engine import Engine
-from octavo.engine.packed import packed_file
 from octavo.engine.plan import Plan
 from octavo.models import build_program
 from octavo.program import Task
@@ -53,7 +53,7 @@ def _drop_pages(checkpoint: Checkpoint) -> None:
 def load_executable(
     model: OpenModel, plan: Plan, progress: Callable[[int], None] = lambda _: None
 ) -> CpuExecutable:
-    """Packs the weights into memory; the file is not needed when `settle` has packed the rest."""
+    """Packs the weights into memory; the file is needed until `pack_pending` is False."""
 
     def packed(count: int) -> None:
         _drop_pages(model.checkpoint)

@@ -207,7 +207,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: lower runs first. timeout: seconds from submission, None for no deadline.
     salt: requests share cached prefixes only with others of the same salt. pool: instead of
     generating, give the mean, first (cls) or last state of the prompt, or a cross-encoder's scores
-    (cls); types: the segment of each prompt token. adapter: the LoRA adapter to compute with.
+    (cls); token_type_ids: the segment of each prompt token. adapter: the LoRA adapter to use.
     """
 
     id: str
@@ -219,7 +219,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     timeout: float | None = None
     salt: str = ""
     pool: Literal["", "mean", "cls", "last"] = ""
-    types: list[int] = []
+    token_type_ids: list[int] = []
     adapter: str = ""
 
     def check(self, vocabulary: int, room: int) -> None:
@@ -239,8 +239,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         check_number("priority", self.priority, int, -MANY, MANY)
         if self.timeout is not None:
             check_number("timeout", self.timeout, float, MIN_TIMEOUT, MAX_TIMEOUT)
-        if self.types and (len(self.types) != prompt or not are_tokens(self.types, 2)):
-            raise RequestError("types are 0 or 1 for each prompt token", "types", "invalid_value")
+        if self.token_type_ids and (
+            len(self.token_type_ids) != prompt or not are_tokens(self.token_type_ids, 2)
+        ):
+            raise RequestError(
+                "token_type_ids are 0 or 1 for each prompt token", "token_type_ids", "invalid_value"
+            )
 
 
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True):

@@ -28,35 +28,35 @@ def step_input(work: list[Work]) -> StepInput:
     ids: list[int] = []
     positions: list[int] = []
     spans: list[tuple[int, int, int, int, int]] = []
-    tables: list[int] = []
-    select: list[int] = []
+    block_tables: list[int] = []
+    logits_indices: list[int] = []
     sampling: list[SamplingRow] = []
     pooled: list[int] = []
-    types: list[int] = []
-    typed = any(w.sequence.request.types for w in work)
+    token_type_ids: list[int] = []
+    typed = any(w.sequence.request.token_type_ids for w in work)
     for piece in work:
         sequence, count = piece
         start = sequence.computed
-        spans.append((len(ids), count, start, len(tables), sequence.adapter))
+        spans.append((len(ids), count, start, len(block_tables), sequence.adapter))
         for at in piece.scores:
-            select.append(len(ids) + at - 1 - start)
+            logits_indices.append(len(ids) + at - 1 - start)
             sampling.append(sequence.scoring(at))
         pooled += [len(ids) + at - start for at in piece.pooled]
         if typed:
-            types += sequence.request.types[start : start + count] or [0] * count
+            token_type_ids += sequence.request.token_type_ids[start : start + count] or [0] * count
         ids += sequence.tokens[start : start + count]
         positions += range(start, start + count)
-        tables += sequence.blocks
+        block_tables += sequence.blocks
         if piece.samples:
-            select.append(len(ids) - 1)
+            logits_indices.append(len(ids) - 1)
             sampling.append(sequence.sampling())
 
     def array(values: object) -> Ints:
         return np.array(values, np.int32)
 
     return StepInput(
-        array(ids), array(positions), array(spans), array(tables), array(select + pooled), sampling,
-        array(types), all_logits=False,
+        array(ids), array(positions), array(spans), array(block_tables),
+        array(logits_indices + pooled), sampling, array(token_type_ids), all_logits=False,
     )  # fmt: skip
 
 

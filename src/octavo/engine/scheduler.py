@@ -60,15 +60,15 @@ class Scheduler:
         copy_block: CopyBlock,
         budget: int,
         sequences: int,
-        reuse: bool = True,
-        whole: bool = False,
+        prefix_caching: bool = True,
+        bidirectional: bool = False,
     ) -> None:
         self.index = index
         self._copy_block = copy_block
         self._budget = budget
         self._sequences = sequences
-        self._reuse = reuse
-        self._whole = whole  # every token sees the whole sequence: one step, and nothing to reuse
+        self._prefix_caching = prefix_caching
+        self._bidirectional = bidirectional  # a sequence is computed in one step
         self._spare = 0  # rows of logits that nobody has a claim to in this step
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -122,7 +122,7 @@ class Scheduler:
         self.waiting.sort(key=lambda s: s.rank)
         while self.waiting and left and self._spare > 0:
             sequence = self.waiting[0]
-            if self._whole and len(sequence.tokens) > min(left, self._spare):
+            if self._bidirectional and len(sequence.tokens) > min(left, self._spare):
                 return  # it must be computed in one step, the next
             match = self._match(sequence)
             if not self._fits(sequence, match):
@@ -141,7 +141,11 @@ class Scheduler:
 
     def _match(self, sequence: Sequence) -> Match:
         """What the cache knows of a sequence; one token is always left to compute."""
-        if not self._reuse or sequence.unscored or sequence.request.pool in ("mean", "cls"):
+        if (
+            not self._prefix_caching
+            or sequence.unscored
+            or sequence.request.pool in ("mean", "cls")
+        ):
             return Match([], None, 0)
         return self.index.match(sequence.tokens[:-1], sequence.salt)
 
@@ -225,7 +229,7 @@ class Scheduler:
         sequence = work.sequence
         sequence.computed += work.length
         whole = sequence.computed // BLOCK
-        if self._reuse and whole > sequence.indexed:
+        if self._prefix_caching and whole > sequence.indexed:
             blocks = sequence.blocks[:whole]
             self.index.insert(sequence.tokens[: whole * BLOCK], blocks, sequence.salt)
             sequence.blocks[:whole] = blocks
@@ -233,7 +237,7 @@ class Scheduler:
 
     def retire(self, sequence: Sequence) -> None:
         """A finished sequence leaves its last, partly filled block to the cache as well."""
-        if self._reuse and sequence.computed > sequence.indexed * BLOCK:
+        if self._prefix_caching and sequence.computed > sequence.indexed * BLOCK:
             count = sequence.blocks_for(sequence.computed)
             blocks = sequence.blocks[:count]
             self.index.insert(sequence.tokens[: sequence.computed], blocks, sequence.salt)

@@ -19,13 +19,31 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from octavo.client.process import EngineClient
 from octavo.errors import Overloaded, RequestError
-from octavo.server import decoding, schemas
+from octavo.generate.grammar_check import GrammarChecker
+from octavo.generate.output import ServedModel, TextDelta, Usage, generate_all, requests_for
+from octavo.server.adapters import AdapterRoutes
 from octavo.server.bodies import Bodies
-from octavo.server.client import EngineClient
+from octavo.server.dialects.openai import sampling_request, schemas
+from octavo.server.dialects.openai.embeddings import VectorRoutes
+from octavo.server.dialects.openai.jobs import (
+    Job,
+    chat_job,
+    completion_job,
+    detokenized,
+    echoed,
+    tokenized,
+)
+from octavo.server.dialects.openai.responses import (
+    DONE,
+    ResponseWriter,
+    encode,
+    error_body,
+    error_frame,
+)
+from octavo.server.dialects.openai.schemas import Body
 from octavo.server.exchange import Observer, exchange
-from octavo.server.generation import Piece, Served, Usage, generate_all, requests_for
-from octavo.server.grammar_check import GrammarChecker
 from octavo.server.guard import Access, guarded, principal
 from octavo.server.http import (
     ClientGone,
@@ -34,21 +52,9 @@ from octavo.server.http import (
     json_response,
     while_connected,
 )
-from octavo.server.jobs import (
-    Job,
-    chat_job,
-    completion_job,
-    detokenized,
-    echoed,
-    tokenized,
-)
-from octavo.server.lora import AdapterRoutes
 from octavo.server.metrics import Metrics
 from octavo.server.recorder import InternalError, Recorder
-from octavo.server.replies import DONE, Shape, encode, error_body, error_frame
-from octavo.server.schemas import Body
 from octavo.server.sizes import Model
-from octavo.server.vectors import VectorRoutes
 
 FEW = 64  # tokens with log-probabilities that are made JSON of on the event loop
 Handler = Callable[[Request], Awaitable[Response]]
@@ -65,10 +71,10 @@ class Api:
         self.client = client
         self.bodies = Bodies()
         self.grammars = GrammarChecker(client.table, client.vocabulary)
-        self.served: Served | None = None
+        self.served: ServedModel | None = None
         self.metrics = Metrics(client)
 
-    def model(self, name: str | None) -> Served:
+    def model(self, name: str | None) -> ServedModel:
         if self.served is None:
             raise Overloaded("the model is still loading", code="loading")
         if name in self.client.adapters:
@@ -81,7 +87,7 @@ class Api:
             )
         return self.served
 
-    def writer(self, name: str | None) -> Served:
+    def writer(self, name: str | None) -> ServedModel:
         """The model, if it generates text."""
         served = self.model(name)
         if served.task != "generate":
@@ -112,7 +118,7 @@ class Api:
         return await self.reply(request, body, served, job)
 
     async def reply(
-        self, request: Request, body: schemas.Common, served: Served, job: Job
+        self, request: Request, body: schemas.Common, served: ServedModel, job: Job
     ) -> Response:
         """Runs a job, streaming or not."""
         if (structure := job.structure) is not None:
@@ -123,10 +129,10 @@ class Api:
             job = replace(job, params=params)
         requests = requests_for(
             job.prompts, job.made, job.params, body.timeout, body.priority or 0,
-            decoding.salted(principal(request.scope).salt, body.cache_salt), served.adapter,
+            sampling_request.salted(principal(request.scope).salt, body.cache_salt), served.adapter,
         )  # fmt: skip
         usage = Usage(prompt=sum(map(len, job.prompts)))
-        shape = Shape(job, served, usage, body.stream_options)
+        shape = ResponseWriter(job, served, usage, body.stream_options)
         pieces = generate_all(self.client, served, job.tuned(requests), usage, job.reply)
         if job.echo:
             pieces = echoed(pieces, served.tokenizer, job)
@@ -139,7 +145,7 @@ class Api:
         return json_response(whole)
 
     async def stream(
-        self, request: Request, pieces: AsyncGenerator[Piece, None], shape: Shape
+        self, request: Request, pieces: AsyncGenerator[TextDelta, None], shape: ResponseWriter
     ) -> Response:  # fmt: skip
         """Streams; the status is sent only once there is a first piece, so refusals keep theirs."""
         try:
@@ -148,7 +154,7 @@ class Api:
             await pieces.aclose()
             raise
 
-        async def chunks(piece: Piece) -> bytes:
+        async def chunks(piece: TextDelta) -> bytes:
             if len(piece.tokens) + len(piece.prompt) <= FEW:
                 return shape.chunks(piece)
             return await asyncio.to_thread(shape.chunks, piece)
@@ -182,7 +188,7 @@ class Api:
 
     # -- about the server ---------------------------------------------------------------------
 
-    def _card(self, served: Served) -> dict[str, Any]:
+    def _card(self, served: ServedModel) -> dict[str, Any]:
         parent = self.served.name if served.adapter and self.served else None
         return {
             "id": served.name, "object": "model", "created": served.created, "owned_by": "octavo",
@@ -213,9 +219,9 @@ class Api:
         return json_response(encode({"version": version("octavo")}))
 
 
-async def _collect(pieces: AsyncGenerator[Piece, None], count: int) -> list[list[Piece]]:
+async def _collect(pieces: AsyncGenerator[TextDelta, None], count: int) -> list[list[TextDelta]]:
     """The pieces of each choice, once all have ended."""
-    out: list[list[Piece]] = [[] for _ in range(count)]
+    out: list[list[TextDelta]] = [[] for _ in range(count)]
     async with aclosing(pieces):
         async for piece in pieces:
             out[piece.choice].append(piece)

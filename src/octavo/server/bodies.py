@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from starlette.requests import ClientDisconnect, Request
 
 from octavo.errors import Overloaded, RequestError
+from octavo.server.dialects.openai.schemas import Body, parse
 from octavo.server.exchange import exchange
 from octavo.server.http import ClientGone
-from octavo.server.schemas import Body, parse
 from octavo.server.sizes import SMALL, Model
 
 MAX_BODY = 8 << 20

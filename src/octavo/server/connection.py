@@ -19,8 +19,8 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo.errors import RequestError
+from octavo.server.dialects.openai.responses import error_body
 from octavo.server.exchange import Exchange, Observer
-from octavo.server.replies import error_body
 from octavo.server.wire import Wire
 
 LINGER = 2.0  # seconds for a client to take note of a refusal that came before its request's end

@@ -11,8 +11,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.errors import Overloaded, RequestError
+from octavo.server.dialects.openai.responses import error_body
 from octavo.server.exchange import exchange
-from octavo.server.replies import error_body
 
 SSE_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 T = TypeVar("T")

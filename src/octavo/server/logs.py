@@ -12,8 +12,8 @@ from queue import Full, Queue
 from threading import Thread
 from typing import Any, TextIO
 
+from octavo.generate.output import Usage
 from octavo.server.exchange import Exchange
-from octavo.server.generation import Usage
 
 QUIET = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
 MOST_LINES = 10_000  # waiting to be written

@@ -17,16 +17,16 @@ from starlette.types import ASGIApp
 
 from octavo.checkpoint.hub import Located
 from octavo.checkpoint.pooling import read_pooling
+from octavo.client.process import EngineClient
 from octavo.engine.defaults import GenerationConfig, default_params
 from octavo.engine.loader import OpenModel
 from octavo.engine.plan import Plan
 from octavo.errors import RequestError, UsageError
+from octavo.generate.output import ServedModel
 from octavo.llm import token_table
 from octavo.server.app import Api, create_app
-from octavo.server.client import EngineClient
 from octavo.server.connection import Connection, Limits, connection_limit, watch
 from octavo.server.exchange import Exchange, Observer
-from octavo.server.generation import Served
 from octavo.server.guard import Access
 from octavo.server.logs import log_exchange
 from octavo.text import ChatTemplate, load_tokenizer
@@ -111,12 +111,12 @@ def _server(
 
 def _served(
     options: ServeOptions, model: OpenModel, tokenizer: Tokenizer, template: ChatTemplate | None
-) -> Served:
+) -> ServedModel:
     located = options.located
     aliases = {located.name, *located.aliases} - {options.name}
     defaults = default_params(model.checkpoint, located.sampling, options.generation_config)
     context, now = options.plan.context, int(time.time())
-    return Served(
+    return ServedModel(
         options.name,
         tuple(sorted(aliases)),
         tokenizer,
@@ -144,7 +144,7 @@ async def serve(
     sock: socket.socket,
     *,
     progress: Callable[[int], None],
-    ready: Callable[[EngineClient, Served], None],
+    ready: Callable[[EngineClient, ServedModel], None],
     ended: Observer,
 ) -> None:
     """Serves until a signal. Raises OctavoError.

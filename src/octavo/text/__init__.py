@@ -1,8 +1,8 @@
 """Text on the caller's side: tokenizer, detokenizer, chat templates, stop strings."""
 
-from octavo.text.calls import CallDelta, Delta, ReplyParser
 from octavo.text.chat import ChatTemplate
 from octavo.text.detokenizer import Detokenizer, StopStrings, TextStream
+from octavo.text.reply_parser import CallDelta, Delta, ReplyParser
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [

@@ -50,8 +50,8 @@ LOG = logging.getLogger(__name__)
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "tanh": 3, "relu": 4, "swiglu_clamped": 5}
 INDEXES = {"ids": 0, "positions": 1, "types": 2}
 NOTHING = np.zeros(0, np.uint8)
-PIECE = 16 << 20  # bytes of weights or of the cache that are prepared at a time
-AHEAD = 256 << 20  # bytes of the cache that are while there is no work
+PREPARE_BYTES = 16 << 20  # bytes of weights or of the cache that are prepared at a time
+IDLE_PREFAULT = 256 << 20  # bytes of the cache that are while there is no work
 Progress = Callable[[int], None]  # told the bytes of each tensor as it is packed
 
 
@@ -73,8 +73,9 @@ class CpuExecutable:
 
     def decode(self, step: StepInput, steps: int, ends: list[list[int]]) -> list[list[Sample]]:
         rows = self.model.step(
-            step.ids, step.positions, step.spans, step.tables, step.select, list(step.sampling),
-            step.types, step.all_logits or self.task != "generate", steps, ends,
+            step.ids, step.positions, step.spans, step.block_tables, step.logits_indices,
+            list(step.sampling), step.token_type_ids,
+            step.all_logits or self.task != "generate", steps, ends,
         )  # fmt: skip
         return [[Sample(*row) for row in each] for each in rows]
 
@@ -92,14 +93,15 @@ class CpuExecutable:
     def remove_adapter(self, slot: int) -> None:
         self.model.remove_adapter(slot)
 
-    def settle(self) -> bool:
-        """Packs some more of the weights that are used as they are stored; whether any are left."""
-        return self.model.pack(PIECE)
+    def pack_pending(self) -> bool:
+        """Packs more weights. Returns True while any remain."""
+        return self.model.pack(PREPARE_BYTES)
 
-    def claim(self, reached: int, idle: bool) -> bool:
-        """Takes some memory for the KV blocks from `reached` on from the system before they are
-        used, which would take it a page at a time; whether there is more to take."""
-        return self.model.claim(reached, AHEAD if idle else PIECE, PIECE)
+    def prefault_kv(self, reached: int, idle: bool) -> bool:
+        """Prefaults unused KV blocks: a step would take their memory a page at a time."""
+        return self.model.prefault_kv(
+            reached, IDLE_PREFAULT if idle else PREPARE_BYTES, PREPARE_BYTES
+        )
 
     def copy_block(self, source: int, target: int) -> None:
         self.model.copy_block(source, target)
@@ -278,7 +280,7 @@ def load(
     progress: Progress = lambda _: None,
     packed: Path | None = None,
 ) -> CpuExecutable:
-    """Packs the weights, all but those left to `settle`, and allocates what steps can need.
+    """Packs the weights, all but those left to `pack_pending`, and allocates what steps can need.
 
     packed: a file that keeps the packed weights, all of them; mapped if it is there and what it
     holds is what was written, else written.

@@ -13,11 +13,10 @@ import msgspec
 
 from octavo.engine.request import Request, SamplingParams
 from octavo.errors import RequestError
-from octavo.server import decoding
-from octavo.server.decoding import ReplyFormat
-from octavo.server.generation import Piece, Served, TokenInfo
-from octavo.server.messages import ToolUse, conversation, tool_use
-from octavo.server.schemas import (
+from octavo.generate.output import ReplyFormat, ServedModel, TextDelta, TokenInfo
+from octavo.server.dialects.openai import sampling_request
+from octavo.server.dialects.openai.messages import ToolUse, conversation, tool_use
+from octavo.server.dialects.openai.schemas import (
     ChatBody,
     CompletionBody,
     Conversation,
@@ -67,7 +66,7 @@ class Job:
             for r in requests
         ]
 
-    def best(self, choices: list[list[Piece]]) -> list[list[Piece]]:
+    def best(self, choices: list[list[TextDelta]]) -> list[list[TextDelta]]:
         """The choices to return: of each prompt's those with the best log-probability per token."""
         if self.made == self.n:
             return choices
@@ -78,7 +77,7 @@ class Job:
         return out
 
 
-def template_of(served: Served) -> ChatTemplate:
+def template_of(served: ServedModel) -> ChatTemplate:
     """The model's chat template. Raises RequestError if it has none."""
     if served.template is None:
         raise RequestError(
@@ -90,63 +89,63 @@ def template_of(served: Served) -> ChatTemplate:
     return served.template
 
 
-def encode_chat(body: Conversation, served: Served, use: ToolUse | None) -> list[int]:
+def encode_chat(body: Conversation, served: ServedModel, use: ToolUse | None) -> list[int]:
     """Ids of the conversation in a body. Raises RequestError."""
-    generation, continued = decoding.ending(body)
+    generation, continued = sampling_request.ending(body)
     messages = conversation(body.messages)
-    decoding.check_texts((m["content"] or "" for m in messages), served, "messages")
+    sampling_request.check_texts((m["content"] or "" for m in messages), served, "messages")
     return template_of(served).encode(
         messages,
         use.told if use else None,
-        decoding.template_options(body),
+        sampling_request.template_options(body),
         generation=generation,
         continued=continued,
     )
 
 
-def chat_job(body: ChatBody, served: Served) -> Job:
+def chat_job(body: ChatBody, served: ServedModel) -> Job:
     """The job of a chat request. Raises RequestError."""
-    decoding.check_numbers(body)
-    n = decoding.choices(body)
-    limit, logprobs = decoding.chat_limits(body)
+    sampling_request.check_numbers(body)
+    n = sampling_request.choices(body)
+    limit, logprobs = sampling_request.chat_limits(body)
     template = template_of(served)
     use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     ids = encode_chat(body, served, use)
-    decoding.check_length([ids], limit, served, "messages")
-    params = decoding.sampling(body, served, limit, logprobs)
+    sampling_request.check_length([ids], limit, served, "messages")
+    params = sampling_request.sampling(body, served, limit, logprobs)
     about = use, template.style, served.tokenizer, template.reasons, template.thinking(ids)
-    structure = decoding.chat_structure(body, *about)
-    params, reply = decoding.for_chat(params, *about, body.thinking_token_budget)
+    structure = sampling_request.chat_structure(body, *about)
+    params, reply = sampling_request.for_chat(params, *about, body.thinking_token_budget)
     last = (body.messages or [])[-1:]
-    role = "assistant" if decoding.ending(body)[0] else last[0].role
+    role = "assistant" if sampling_request.ending(body)[0] else last[0].role
     return _checked(
         Job("chat", [ids], params, n, 0, False, reply, role, *_ids_wanted(body), structure), served
     )
 
 
-def completion_job(body: CompletionBody, served: Served) -> Job:
+def completion_job(body: CompletionBody, served: ServedModel) -> Job:
     """The job of a completion request. Raises RequestError."""
-    decoding.check_numbers(body)
-    n = decoding.choices(body)
-    best_of = decoding.candidates(body, n)
+    sampling_request.check_numbers(body)
+    n = sampling_request.choices(body)
+    best_of = sampling_request.candidates(body, n)
     limit = 16 if body.max_tokens is None else body.max_tokens
     encode, given = served.tokenizer.encode, prompts(body)
-    decoding.check_texts((p for p in given if isinstance(p, str)), served, "prompt")
+    sampling_request.check_texts((p for p in given if isinstance(p, str)), served, "prompt")
     ids = [encode(p) if isinstance(p, str) else p for p in given]
-    decoding.check_length(ids, limit, served, "prompt")
-    params = decoding.sampling(body, served, limit, body.logprobs)
+    sampling_request.check_length(ids, limit, served, "prompt")
+    params = sampling_request.sampling(body, served, limit, body.logprobs)
     if body.echo and body.logprobs is not None:
         params = msgspec.structs.replace(params, prompt_logprobs=body.logprobs)
     return _checked(
         Job(
             "completions", ids, params, n, best_of, bool(body.echo), None, "", *_ids_wanted(body),
-            decoding.structure(body),
+            sampling_request.structure(body),
         ),
         served,
     )  # fmt: skip
 
 
-def tokenized(body: TokenizeBody, served: Served) -> list[int]:
+def tokenized(body: TokenizeBody, served: ServedModel) -> list[int]:
     """Ids of a text, or of a conversation as a chat would begin. Raises RequestError."""
     text = body.prompt if body.prompt is not None else body.content
     if (text is None) == (body.messages is None):
@@ -156,7 +155,7 @@ def tokenized(body: TokenizeBody, served: Served) -> list[int]:
     return encode_chat(body, served, tool_use(body.tools, None, None))
 
 
-def detokenized(body: DetokenizeBody, served: Served) -> str:
+def detokenized(body: DetokenizeBody, served: ServedModel) -> str:
     """Text of ids. Raises RequestError."""
     if any(not 0 <= t < len(served.tokenizer.bytes) for t in body.tokens):
         raise RequestError("a token is outside the vocabulary", "tokens", "invalid_value")
@@ -167,24 +166,26 @@ def _ids_wanted(body: ChatBody | CompletionBody) -> tuple[bool, bool]:
     return bool(body.return_token_ids), bool(body.return_tokens_as_token_ids)
 
 
-def _checked(job: Job, served: Served) -> Job:
+def _checked(job: Job, served: ServedModel) -> Job:
     job.params.check(served.vocabulary)
     count = len(job.prompts) * (1 if job.params.beam else job.made)
-    if count > decoding.MAX_CHOICES:
+    if count > sampling_request.MAX_CHOICES:
         raise RequestError(
-            f"{count} choices in one request; {decoding.MAX_CHOICES} at most", "n", "invalid_value"
+            f"{count} choices in one request; {sampling_request.MAX_CHOICES} at most",
+            "n",
+            "invalid_value",
         )
     return job
 
 
-def _rank(pieces: list[Piece]) -> float:
+def _rank(pieces: list[TextDelta]) -> float:
     scores = [t.logprob for p in pieces for t in p.tokens if t.logprob is not None]
     return -sum(scores) / max(1, len(scores))
 
 
 async def echoed(
-    pieces: AsyncGenerator[Piece, None], tokenizer: Tokenizer, job: Job
-) -> AsyncGenerator[Piece, None]:
+    pieces: AsyncGenerator[TextDelta, None], tokenizer: Tokenizer, job: Job
+) -> AsyncGenerator[TextDelta, None]:
     """Puts each prompt, with its log-probabilities if asked for, before its completion."""
     begun: set[int] = set()
     scored: dict[int, list[TokenInfo]] = {}  # by prompt: the texts of a beam search share theirs

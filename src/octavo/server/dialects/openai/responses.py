@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from octavo.errors import RequestError
-from octavo.server.generation import Piece, Served, TokenInfo, Usage
-from octavo.server.jobs import Job
-from octavo.server.schemas import StreamOptions
+from octavo.generate.output import ServedModel, TextDelta, TokenInfo, Usage
+from octavo.server.dialects.openai.jobs import Job
+from octavo.server.dialects.openai.schemas import StreamOptions
 from octavo.text import CallDelta, Tokenizer
 
 KINDS = {
@@ -119,7 +119,7 @@ def prompt_logprobs(tokenizer: Tokenizer, tokens: list[TokenInfo]) -> list[Any]:
     return out
 
 
-def _scored(choice: dict[str, Any], piece: Piece) -> dict[str, Any]:
+def _scored(choice: dict[str, Any], piece: TextDelta) -> dict[str, Any]:
     """With the score of a beam, where it is one."""
     return choice if piece.score is None else {**choice, "score": piece.score}
 
@@ -142,11 +142,11 @@ def _whole_calls(calls: Iterable[CallDelta]) -> list[dict[str, Any]]:
     return out
 
 
-class Shape:
+class ResponseWriter:
     """How pieces become a reply. `chat` and plain completions differ only here."""
 
     def __init__(
-        self, job: Job, served: Served, usage: Usage, stream: StreamOptions | None = None
+        self, job: Job, served: ServedModel, usage: Usage, stream: StreamOptions | None = None
     ) -> None:
         self._job, self._served, self._usage = job, served, usage
         self._with_usage = stream is not None and bool(stream.include_usage)
@@ -205,7 +205,7 @@ class Shape:
         opened = [self._choice(i, delta, None, None) for i in range(self._job.made)]
         return b"".join(self._chunk([choice], **more) for choice in opened)
 
-    def chunks(self, piece: Piece) -> bytes:
+    def chunks(self, piece: TextDelta) -> bytes:
         """The chunks of a piece: what it says first, then the end."""
         out, ids = b"", self._ids(piece)
         self._generated[piece.choice] = self._generated.get(piece.choice, 0) + len(piece.ids)
@@ -222,7 +222,7 @@ class Shape:
             out += self._chunk([_scored(choice, piece)])
         return out
 
-    def _ids(self, piece: Piece) -> dict[str, Any]:
+    def _ids(self, piece: TextDelta) -> dict[str, Any]:
         """The token ids of a piece, and with a choice's first its prompt's, if they are wanted."""
         if not self._job.ids:
             return {}
@@ -231,7 +231,7 @@ class Shape:
             ids["prompt_token_ids"] = self._prompt(piece.choice)
         return ids
 
-    def _delta(self, piece: Piece) -> dict[str, Any]:
+    def _delta(self, piece: TextDelta) -> dict[str, Any]:
         delta: dict[str, Any] = {}
         if piece.reasoning:
             delta["reasoning_content"] = piece.reasoning
@@ -245,7 +245,7 @@ class Shape:
         """The chunk of the whole usage, if it is wanted."""
         return self._chunk([], usage=self._usage.to_dict()) if self._with_usage else b""
 
-    def whole(self, choices: list[list[Piece]]) -> bytes:
+    def whole(self, choices: list[list[TextDelta]]) -> bytes:
         """The reply of a request that does not stream, from the pieces of each choice."""
         out = []
         scored: list[Any] | None = None
@@ -276,7 +276,7 @@ class Shape:
             reply["prompt_token_ids"] = self._job.prompts[0]
         return encode(reply)
 
-    def _message(self, text: str, pieces: list[Piece]) -> dict[str, Any]:
+    def _message(self, text: str, pieces: list[TextDelta]) -> dict[str, Any]:
         calls = _whole_calls(c for p in pieces for c in p.calls)
         reasoning = "".join(p.reasoning for p in pieces)
         message: dict[str, Any] = {"role": self._job.role, "content": text, "refusal": None}

@@ -12,8 +12,8 @@ import msgspec
 
 from octavo.engine.constraint import TokenTable
 from octavo.errors import Overloaded, RequestError
+from octavo.generate.grammar_worker import Verdict, Vocabulary
 from octavo.sandbox.worker import PATIENCE, TooCostly, WorkerPool
-from octavo.server.grammar_worker import Verdict, Vocabulary
 from octavo.text.structure import Structure
 
 SECONDS = 5.0  # of CPU time
@@ -40,7 +40,7 @@ class GrammarChecker:
     def _workers(self) -> WorkerPool:
         about = msgspec.msgpack.encode(self._vocabulary)
         return WorkerPool(
-            "octavo.server.grammar_worker", about, seconds=self._seconds, count=WORKERS,
+            "octavo.generate.grammar_worker", about, seconds=self._seconds, count=WORKERS,
             memory=MEMORY,
         )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """The engine's own process: reads requests from a socket, computes steps, writes token events.
 
-Run as `python -m octavo.server.engine_process FD`. Ends when the socket does, and the kernel ends
+Run as `python -m octavo.client.engine_process FD`. Ends when the socket does, and the kernel ends
 it if the front dies first.
 """
 
@@ -22,14 +22,9 @@ from typing import Any
 
 from octavo import _native
 from octavo.backends.base import Limits
+from octavo.backends.cpu.adapters import Adapters
 from octavo.checkpoint.identity import check_unchanged
-from octavo.engine.adapters import Adapters
-from octavo.engine.engine import Engine
-from octavo.engine.loader import load_executable, make_engine, open_model
-from octavo.engine.plan import Plan
-from octavo.engine.request import Request
-from octavo.errors import ModelChanged, ModelNotFound, OctavoError, RequestError, place
-from octavo.server.protocol import (
+from octavo.client.protocol import (
     Abort,
     Adapted,
     Failed,
@@ -46,6 +41,11 @@ from octavo.server.protocol import (
     event_frames,
     frame,
 )
+from octavo.engine.engine import Engine
+from octavo.engine.loader import load_executable, make_engine, open_model
+from octavo.engine.plan import Plan
+from octavo.engine.request import Request
+from octavo.errors import ModelChanged, ModelNotFound, OctavoError, RequestError, place
 
 LOG = logging.getLogger(__name__)
 BEAT = 1.0  # seconds
@@ -212,7 +212,7 @@ class EngineProcess:
                 continue
             if messages or busy:
                 self.report()
-            settled = not (self._engine.has_work or self._engine.settle())
+            settled = not (self._engine.has_work or self._engine.pack_pending())
 
 
 def main() -> None:

@@ -10,7 +10,13 @@ import msgspec
 from msgspec import Meta, Raw
 
 from octavo.errors import RequestError
-from octavo.server.messages import MAX_MESSAGES, MAX_PARTS, Message, Tool, ToolChoice
+from octavo.server.dialects.openai.messages import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    Message,
+    Tool,
+    ToolChoice,
+)
 from octavo.server.sizes import SMALL, AtMost, Entries, Ids, Inputs, Model
 
 MAX_PROMPTS = 128

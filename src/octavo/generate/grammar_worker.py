@@ -1,6 +1,6 @@
 """Makes grammars of structures and compiles them, before an engine gets to see them.
 
-Run as `python -m octavo.server.grammar_worker`; see octavo.sandbox.worker.
+Run as `python -m octavo.generate.grammar_worker`; see octavo.sandbox.worker.
 """
 
 from __future__ import annotations

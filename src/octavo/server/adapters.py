@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.errors import RequestError
+from octavo.server.dialects.openai.responses import encode
+from octavo.server.dialects.openai.schemas import Body
 from octavo.server.guard import require_admin
 from octavo.server.http import json_response
-from octavo.server.replies import encode
-from octavo.server.schemas import Body
 
 if TYPE_CHECKING:
     from octavo.server.app import Api

@@ -10,10 +10,10 @@ import socket
 import subprocess
 from pathlib import Path
 
+from octavo.client.protocol import ToEngine, ToFront, Working, frame, read_frame
 from octavo.process import python_module
-from octavo.server.protocol import ToEngine, ToFront, Working, frame, read_frame
 
-ENGINE = "octavo.server.engine_process"
+ENGINE = "octavo.client.engine_process"
 
 
 class EngineLink:

@@ -143,7 +143,7 @@ class InProcessEngine:
                 pass
             if busy:
                 self._step()
-            settled = not (self._engine.has_work or self._engine.settle())
+            settled = not (self._engine.has_work or self._engine.pack_pending())
 
     def _step(self) -> None:
         try:

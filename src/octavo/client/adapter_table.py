@@ -8,9 +8,9 @@ from itertools import count
 from pathlib import Path
 
 from octavo.checkpoint.identity import FileState, file_states
+from octavo.client.link import EngineLink
+from octavo.client.protocol import Adapted, LoadAdapter, UnloadAdapter
 from octavo.errors import EngineFailed, RequestError
-from octavo.server.link import EngineLink
-from octavo.server.protocol import Adapted, LoadAdapter, UnloadAdapter
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 SECONDS = 60.0  # for an adapter to load

@@ -16,13 +16,13 @@ from starlette.responses import Response
 from octavo.checkpoint.pooling import Vector, unit
 from octavo.engine.request import Request, SamplingParams
 from octavo.errors import RequestError
-from octavo.server.decoding import check_length, check_texts
+from octavo.generate.output import ServedModel, TokenSource, Usage
+from octavo.server.dialects.openai.responses import encode
+from octavo.server.dialects.openai.sampling_request import check_length, check_texts
+from octavo.server.dialects.openai.schemas import Int
 from octavo.server.exchange import exchange
-from octavo.server.generation import Served, TokenSource, Usage
 from octavo.server.guard import principal
 from octavo.server.http import json_response, while_connected
-from octavo.server.replies import encode
-from octavo.server.schemas import Int
 from octavo.server.sizes import Inputs, Texts
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _invalid(message: str, param: str) -> RequestError:
     return RequestError(message, param, "invalid_value")
 
 
-def inputs(body: EmbeddingBody, served: Served) -> list[Segments]:
+def inputs(body: EmbeddingBody, served: ServedModel) -> list[Segments]:
     """The texts of an embedding request, tokenized. Raises RequestError."""
     given = body.input
     if isinstance(given, str):
@@ -85,7 +85,7 @@ def inputs(body: EmbeddingBody, served: Served) -> list[Segments]:
     return out
 
 
-def pairs_of(pairs: list[tuple[str, str]], served: Served, param: str) -> list[Segments]:
+def pairs_of(pairs: list[tuple[str, str]], served: ServedModel, param: str) -> list[Segments]:
     """Pairs of texts as a cross-encoder reads them; else each text once. Raises RequestError."""
     if not 0 < len(pairs) <= MAX_INPUTS:
         raise _invalid(f"1 to {MAX_INPUTS} pairs are taken", param)
@@ -104,7 +104,7 @@ def _singles(pairs: list[tuple[str, str]]) -> list[str]:
 
 
 async def pool(
-    source: TokenSource, served: Served, texts: list[Segments], salt: str
+    source: TokenSource, served: ServedModel, texts: list[Segments], salt: str
 ) -> list[Vector]:
     """The vector of each text: its pooled states, or a cross-encoder's scores."""
     gate = asyncio.Semaphore(AT_ONCE)
@@ -112,8 +112,8 @@ async def pool(
 
     async def one(text: Segments) -> Vector:
         request = Request(
-            id=secrets.token_hex(12), prompt=text[0], types=text[1], params=SamplingParams(),
-            pool=mode, salt=salt, adapter=served.adapter,
+            id=secrets.token_hex(12), prompt=text[0], token_type_ids=text[1],
+            params=SamplingParams(), pool=mode, salt=salt, adapter=served.adapter,
         )  # fmt: skip
         async with gate, aclosing(source.submit(request)) as events:
             async for event in events:
@@ -131,7 +131,7 @@ async def pool(
 
 
 def embeddings_reply(
-    pooled: list[Vector], served: Served, body: EmbeddingBody, tokens: int
+    pooled: list[Vector], served: ServedModel, body: EmbeddingBody, tokens: int
 ) -> bytes:
     """The reply as JSON. Vector by vector, so that other threads get their turn between."""
     data = []
@@ -146,7 +146,7 @@ def embeddings_reply(
 
 
 async def scores(
-    source: TokenSource, served: Served, pairs: list[tuple[str, str]], salt: str, param: str
+    source: TokenSource, served: ServedModel, pairs: list[tuple[str, str]], salt: str, param: str
 ) -> tuple[list[float], int]:
     """How well the texts of each pair go together, and the tokens it took.
 
@@ -187,7 +187,7 @@ def documents(body: RerankBody) -> list[str]:
 
 
 def rerank_reply(
-    body: RerankBody, texts: list[str], relevance: list[float], served: Served, tokens: int
+    body: RerankBody, texts: list[str], relevance: list[float], served: ServedModel, tokens: int
 ) -> Any:
     """Documents by descending relevance; equal ones keep their order."""
     order = sorted(range(len(texts)), key=lambda i: -relevance[i])[: body.top_n]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -20,20 +19,18 @@ from octavo.engine.request import (
     check_number,
 )
 from octavo.errors import ContextExceeded, RequestError
-from octavo.server.messages import ToolUse
-from octavo.server.schemas import (
+from octavo.generate.output import ReplyFormat, ServedModel
+from octavo.server.dialects.openai.messages import ToolUse
+from octavo.server.dialects.openai.schemas import (
     ChatBody,
     Common,
     CompletionBody,
     Conversation,
     ResponseFormat,
 )
-from octavo.text import ReplyParser, Tokenizer, tools
+from octavo.text import Tokenizer, tools
 from octavo.text.structure import Choice, Grammar, JsonSchema, Regex, Structure, Thoughts
 from octavo.text.tools import THINK, THOUGHT, ToolFormat
-
-if TYPE_CHECKING:
-    from octavo.server.generation import Served
 
 MAX_CHOICES = 128
 MAX_STOPS = 16
@@ -53,18 +50,6 @@ PASSED = (
 
 def _invalid(message: str, param: str) -> RequestError:
     return RequestError(message, param, "invalid_value")
-
-
-@dataclass(frozen=True, slots=True)
-class ReplyFormat:
-    """How a chat reply is told apart into thoughts, content and tool calls."""
-
-    tools: ToolFormat | None
-    reasoning: bool
-    thinking: bool
-
-    def parser(self) -> ReplyParser:
-        return ReplyParser(self.tools, self.reasoning, self.thinking)
 
 
 def _stops(stop: str | list[str] | None) -> list[str]:
@@ -189,7 +174,7 @@ def beam_search(body: Common) -> BeamSearch | None:
 
 
 def sampling(
-    body: Common, served: Served, max_tokens: int | None, logprobs: int | None
+    body: Common, served: ServedModel, max_tokens: int | None, logprobs: int | None
 ) -> SamplingParams:
     """Parameters of a request: its own, else the model's defaults. A missing seed is drawn here."""
     defaults = served.defaults
@@ -215,7 +200,7 @@ def check_numbers(body: Common) -> None:
         check_number("timeout", body.timeout, float, MIN_TIMEOUT, MAX_TIMEOUT)
 
 
-def check_texts(texts: Iterable[str], served: Served, param: str) -> None:
+def check_texts(texts: Iterable[str], served: ServedModel, param: str) -> None:
     """What is too long whatever it says is not tokenized. Raises RequestError."""
     for text in texts:
         if (least := served.tokenizer.least_tokens(text)) > served.context:
@@ -223,7 +208,7 @@ def check_texts(texts: Iterable[str], served: Served, param: str) -> None:
 
 
 def check_length(
-    prompts: list[list[int]], max_tokens: int | None, served: Served, param: str
+    prompts: list[list[int]], max_tokens: int | None, served: ServedModel, param: str
 ) -> None:
     """Lengths before contents: what fits the context, and ids that exist. Raises RequestError."""
     wanted = 1 if max_tokens is None else max_tokens

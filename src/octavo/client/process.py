@@ -10,22 +10,10 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 
 from octavo import errors
 from octavo.checkpoint.identity import FileState, check_unchanged
-from octavo.engine.constraint import TokenTable
-from octavo.engine.plan import Plan
-from octavo.engine.request import Request, TokenEvent
-from octavo.errors import (
-    EngineFailed,
-    ModelChanged,
-    ModelNotFound,
-    OctavoError,
-    Overloaded,
-    RequestError,
-    place,
-)
-from octavo.server.adapter_table import Adapter, AdapterTable
-from octavo.server.engine_process import plan_fields
-from octavo.server.link import ENGINE, EngineLink
-from octavo.server.protocol import (
+from octavo.client.adapter_table import Adapter, AdapterTable
+from octavo.client.engine_process import plan_fields
+from octavo.client.link import ENGINE, EngineLink
+from octavo.client.protocol import (
     Abort,
     Adapted,
     Events,
@@ -39,7 +27,19 @@ from octavo.server.protocol import (
     ToFront,
     UnloadAdapter,
 )
-from octavo.server.replay import SUSPECT, Replay, Stream, too_late
+from octavo.client.replay import SUSPECT, Replay, Stream, too_late
+from octavo.engine.constraint import TokenTable
+from octavo.engine.plan import Plan
+from octavo.engine.request import Request, TokenEvent
+from octavo.errors import (
+    EngineFailed,
+    ModelChanged,
+    ModelNotFound,
+    OctavoError,
+    Overloaded,
+    RequestError,
+    place,
+)
 
 LOG = logging.getLogger(__name__)
 # The longest is what a server is late by when a cause has ended.

@@ -31,11 +31,11 @@ def logits(runner: Runner) -> list[np.ndarray]:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_same_logits(dtype: str, isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_ISA", isa)
-    monkeypatch.setattr(executor, "PIECE", 20_000)  # the largest matrix takes several
+    monkeypatch.setattr(executor, "PREPARE_BYTES", 20_000)  # the largest matrix takes several
     save_hf(replace(SMALL, dtype=dtype), tmp_path)
     runner = Runner(tmp_path)
     seen = [logits(runner)]
-    while runner.executable.settle():
+    while runner.executable.pack_pending():
         seen.append(logits(runner))
     assert len(seen) > 10
     for each in seen:
@@ -60,15 +60,15 @@ def generated(engine: Engine) -> list[int]:
 
 def test_steps_settle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step packs some more, until there is nothing left to do."""
-    monkeypatch.setattr(executor, "PIECE", 100_000)
+    monkeypatch.setattr(executor, "PREPARE_BYTES", 100_000)
     save_hf(replace(SMALL, dtype="bfloat16"), tmp_path)
     model = open_model(tmp_path)
     plan = make_plan(model.lowered, name="m")
     executable = load_executable(model, plan)
     engine = make_engine(model, executable, plan, TokenTable([], [], [2]))
-    assert executable.settle()
+    assert executable.pack_pending()
     first = generated(engine)
-    assert len(first) == 40 and not executable.settle()
+    assert len(first) == 40 and not executable.pack_pending()
     assert generated(engine) == first
 
 
@@ -79,17 +79,17 @@ def resident() -> int:
 def test_idle_engine_prepares_blocks(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So much memory past the blocks in use, no more, and without a change of what they hold."""
     ahead = 64 << 20
-    monkeypatch.setattr(executor, "AHEAD", ahead)
+    monkeypatch.setattr(executor, "IDLE_PREFAULT", ahead)
     model = open_model(smollm2)
     plan = make_plan(model.lowered, name="m", context=256)
     executable = load_executable(model, plan)
     engine = make_engine(model, executable, plan, TokenTable([], [], [2]))
-    assert not executable.settle()  # quantized weights are packed when they are loaded
+    assert not executable.pack_pending()  # quantized weights are packed when they are loaded
     first = generated(engine)
     before = resident()
-    while engine.settle():
+    while engine.pack_pending():
         pass
     slack = model.lowered.program.cache.layers * (2 << 20)  # a page of 2 MiB of each layer
     assert ahead - slack < resident() - before < ahead + slack
-    assert not engine.settle()
+    assert not engine.pack_pending()
     assert generated(engine) == first

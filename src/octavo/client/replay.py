@@ -17,7 +17,7 @@ from itertools import count
 
 import msgspec
 
-from octavo.engine.engine import MOST_AHEAD
+from octavo.engine.engine import MAX_MULTI_STEPS
 from octavo.engine.request import Request, TokenEvent
 from octavo.errors import EngineFailed, RequestError
 
@@ -123,14 +123,14 @@ class Replay:
     def stepped(self) -> bool:
         """After a frame of events: whether a suspect has got past where it was.
 
-        Each frame is a step at least, and at most MOST_AHEAD tokens are computed but not given.
+        Each frame is a step at least; at most MAX_MULTI_STEPS tokens are computed but not given.
         """
         self._frames += 1
         cleared = False
         for stream in self._held.values():
             if stream.doubt and (
-                len(stream.given) - stream.start > MOST_AHEAD
-                or self._frames - stream.since > stream.reached + MOST_AHEAD
+                len(stream.given) - stream.start > MAX_MULTI_STEPS
+                or self._frames - stream.since > stream.reached + MAX_MULTI_STEPS
             ):
                 cleared |= stream.doubt >= SUSPECT
                 stream.doubt = 0

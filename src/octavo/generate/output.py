@@ -15,9 +15,8 @@ import msgspec
 from octavo.checkpoint.pooling import Pooling
 from octavo.engine.request import Request, SamplingParams, TokenEvent
 from octavo.program import Task
-from octavo.server.decoding import ReplyFormat
-from octavo.text import CallDelta, ChatTemplate, TextStream, Tokenizer
-from octavo.text.tools import MARKERS
+from octavo.text import CallDelta, ChatTemplate, ReplyParser, TextStream, Tokenizer
+from octavo.text.tools import MARKERS, ToolFormat
 
 
 class TokenSource(Protocol):
@@ -27,7 +26,7 @@ class TokenSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """A model under its public name."""
 
     name: str
@@ -53,7 +52,7 @@ class TokenInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextDelta:
     """Text that became showable, the tokens behind it, and how the choice ended if it did.
 
     reasoning, calls: what of a chat's text was no content. prompt: the scored prompt, once. score:
@@ -104,11 +103,28 @@ class Usage:
         return value | {"beam_width": self.beam_width} if self.beam_width else value
 
 
-class Reading:
+@dataclass(frozen=True, slots=True)
+class ReplyFormat:
+    """How a chat reply is told apart into thoughts, content and tool calls."""
+
+    tools: ToolFormat | None
+    reasoning: bool
+    thinking: bool
+
+    def parser(self) -> ReplyParser:
+        return ReplyParser(self.tools, self.reasoning, self.thinking)
+
+
+class OutputProcessor:
     """One choice's events as pieces."""
 
     def __init__(
-        self, served: Served, request: Request, choice: int, usage: Usage, reply: ReplyFormat | None
+        self,
+        served: ServedModel,
+        request: Request,
+        choice: int,
+        usage: Usage,
+        reply: ReplyFormat | None,
     ) -> None:
         markers = reply is not None and (reply.tools is not None or reply.reasoning)
         table = served.tokenizer.bytes_saying(MARKERS) if markers else served.tokenizer.bytes
@@ -118,7 +134,7 @@ class Reading:
         self._scores: list[TokenInfo] = []
         self._ids: list[int] = []  # that no piece has told of yet
 
-    def push(self, event: TokenEvent) -> Piece:
+    def push(self, event: TokenEvent) -> TextDelta:
         """What an event adds, which may be nothing."""
         if event.token is not None:
             self._ids.append(event.token)
@@ -128,7 +144,7 @@ class Reading:
         ids, self._ids = self._ids, []
         return replace(piece, ids=ids)
 
-    def _read(self, event: TokenEvent) -> Piece:
+    def _read(self, event: TokenEvent) -> TextDelta:
         self._usage.cached = max(self._usage.cached, event.cached)
         self._usage.beam_width = event.width or self._usage.beam_width
         self._usage.queued = max(self._usage.queued, event.queued)
@@ -141,7 +157,7 @@ class Reading:
         prompt = self._prompt(event)
         score = event.score if finish and event.width else None
         if self._parser is None:
-            return Piece(self._choice, text, tokens, finish, prompt=prompt, score=score)
+            return TextDelta(self._choice, text, tokens, finish, prompt=prompt, score=score)
         delta = self._parser.push(text)
         reasoning, calls, text = delta.reasoning, delta.calls, delta.content
         if finish:
@@ -151,7 +167,7 @@ class Reading:
             )  # fmt: skip
         if finish == "stop" and self._parser.calls:
             finish = "tool_calls"
-        return Piece(self._choice, text, tokens, finish, reasoning, calls, prompt, score)
+        return TextDelta(self._choice, text, tokens, finish, reasoning, calls, prompt, score)
 
     def _prompt(self, event: TokenEvent) -> list[TokenInfo]:
         """The scored prompt, when the last of its log-probabilities has come."""
@@ -165,18 +181,20 @@ class Reading:
 
 
 async def generate(
-    source: TokenSource, served: Served, request: Request, choice: int, usage: Usage,
+    source: TokenSource, served: ServedModel, request: Request, choice: int, usage: Usage,
     reply: ReplyFormat | None = None,
-) -> AsyncGenerator[Piece, None]:  # fmt: skip
+) -> AsyncGenerator[TextDelta, None]:  # fmt: skip
     """The pieces of one request: choice `choice`, or from there on the texts of a beam search.
 
     The last piece of each has `finish`.
     """
-    readings: dict[int, Reading] = {}
+    readings: dict[int, OutputProcessor] = {}
     async with aclosing(source.submit(request)) as events:
         async for event in events:
             if event.beam not in readings:
-                readings[event.beam] = Reading(served, request, choice + event.beam, usage, reply)
+                readings[event.beam] = OutputProcessor(
+                    served, request, choice + event.beam, usage, reply
+                )
             if piece := readings[event.beam].push(event):
                 if piece.finish:
                     usage.finishes.append(piece.finish)
@@ -218,16 +236,16 @@ def requests_for(
 
 
 async def generate_all(
-    source: TokenSource, served: Served, requests: list[Request], usage: Usage,
+    source: TokenSource, served: ServedModel, requests: list[Request], usage: Usage,
     reply: ReplyFormat | None = None,
-) -> AsyncGenerator[Piece, None]:  # fmt: skip
+) -> AsyncGenerator[TextDelta, None]:  # fmt: skip
     """The pieces of all choices as they come. Closing the iterator aborts every request."""
     if len(requests) == 1:
         async with aclosing(generate(source, served, requests[0], 0, usage, reply)) as pieces:
             async for piece in pieces:
                 yield piece
         return
-    queue: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue()
+    queue: asyncio.Queue[TextDelta | BaseException | None] = asyncio.Queue()
 
     async def pump(request: Request, choice: int) -> None:
         try:

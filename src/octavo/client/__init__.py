@@ -1,0 +1,1 @@
+"""Who computes tokens: an engine in this process or in another, behind one protocol."""

@@ -1,0 +1,1 @@
+"""OpenAI's API: bodies to requests, and text to replies."""
