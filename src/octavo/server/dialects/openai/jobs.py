@@ -13,7 +13,9 @@ import msgspec
 
 from octavo.engine.request import Request, SamplingParams
 from octavo.errors import RequestError
-from octavo.generate.output import ReplyFormat, ServedModel, TextDelta, TokenInfo
+from octavo.generate.model import ServedModel
+from octavo.generate.output import ReplyFormat
+from octavo.generate.reply import TextDelta, TokenInfo
 from octavo.server.dialects.openai import sampling_request
 from octavo.server.dialects.openai.messages import ToolUse, conversation, tool_use
 from octavo.server.dialects.openai.schemas import (
