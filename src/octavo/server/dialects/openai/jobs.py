@@ -95,10 +95,10 @@ def encode_chat(body: Conversation, served: ServedModel, use: ToolUse | None) ->
     """Ids of the conversation in a body. Raises RequestError."""
     generation, continued = sampling_request.ending(body)
     messages = conversation(body.messages)
-    sampling_request.check_texts((m["content"] or "" for m in messages), served, "messages")
+    sampling_request.check_texts((m.text for m in messages), served, "messages")
     return template_of(served).encode(
         messages,
-        use.told if use else None,
+        use.told if use else (),
         sampling_request.template_options(body),
         generation=generation,
         continued=continued,
