@@ -16,6 +16,7 @@ from octavo.backends.base import Limits
 from octavo.backends.cpu import CpuExecutable, load, lower
 from octavo.checkpoint import open_checkpoint
 from octavo.engine import Engine, Request, SamplingParams
+from octavo.engine.events import Token
 from octavo.models import build_program
 from tests.families import FAMILIES, save_family
 from tests.quantized_models import WRITERS, quantize_folder
@@ -57,7 +58,7 @@ def drive(
         if rng and rng.random() < 0.05:
             engine.index.evict()
         for e in engine.step():
-            assert e.error is None
+            assert isinstance(e, Token)
             out[e.id].append((e.token, e.logprob, e.top, e.finish))
     stats = engine.stats()
     assert stats.blocks_held == 0 and stats.running == stats.waiting == 0

@@ -27,10 +27,11 @@ from octavo.client.protocol import (
     ToFront,
     UnloadAdapter,
 )
-from octavo.client.replay import SUSPECT, Replay, Stream, too_late
+from octavo.client.replay import SUSPECT, Replay, Stream
 from octavo.engine.constraint import TokenTable
+from octavo.engine.events import TokenEvent, ends
 from octavo.engine.plan import Plan
-from octavo.engine.request import Request, TokenEvent
+from octavo.engine.request import Request
 from octavo.errors import (
     EngineFailed,
     ModelChanged,
@@ -302,18 +303,9 @@ class EngineProcessClient:
         for event in message.events:
             if stream := self._replay.find(event.id):
                 for each in stream.take(event):
-                    stream.events.put_nowait(self._failure(each) or each)
+                    stream.events.put_nowait(each)
         if self._replay.stepped():
             self._turn()
-
-    def _failure(self, event: TokenEvent) -> RequestError | None:
-        if event.finish == "deadline":
-            return too_late()
-        if event.finish == "refused":
-            return RequestError(event.error or "", "response_format", "constraint_failed")
-        if event.finish == "error":
-            return EngineFailed("the engine could not compute this request", code="engine_error")
-        return None
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -341,7 +333,7 @@ class EngineProcessClient:
                 if isinstance(event, RequestError):
                     raise event
                 yield event
-                if event.finish is not None and not event.more:
+                if ends(event):
                     self._replay.remove(stream)  # the engine has forgotten it too
                     return
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from functools import wraps
@@ -11,7 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -21,22 +20,16 @@ from starlette.types import ASGIApp
 
 from octavo.client.process import EngineProcessClient
 from octavo.errors import Overloaded, RequestError
+from octavo.generate.choices import generate, generate_whole
 from octavo.generate.grammar_check import GrammarChecker
 from octavo.generate.model import ServedModel
-from octavo.generate.output import generate_all, requests_for
+from octavo.generate.prepare import encode_chat, prepare
 from octavo.generate.reply import TextDelta, Usage
+from octavo.generate.request import GenerationRequest
 from octavo.server.adapters import AdapterRoutes
 from octavo.server.bodies import Bodies
-from octavo.server.dialects.openai import sampling_request, schemas
+from octavo.server.dialects.openai import requests, schemas
 from octavo.server.dialects.openai.embeddings import VectorRoutes
-from octavo.server.dialects.openai.jobs import (
-    Job,
-    chat_job,
-    completion_job,
-    detokenized,
-    echoed,
-    tokenized,
-)
 from octavo.server.dialects.openai.responses import (
     DONE,
     ResponseWriter,
@@ -59,6 +52,7 @@ from octavo.server.recorder import InternalError, Recorder
 from octavo.server.sizes import Model
 
 FEW = 64  # tokens with log-probabilities that are made JSON of on the event loop
+Generating = schemas.ChatBody | schemas.CompletionBody
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -109,45 +103,33 @@ class Api:
 
     async def chat(self, request: Request) -> Response:
         body = await self.body(request, schemas.ChatBody)
-        served = self.writer(body.model)
-        job = await asyncio.to_thread(chat_job, body, served)
-        return await self.reply(request, body, served, job)
+        return await self.reply(request, body, requests.chat_request)
 
     async def completions(self, request: Request) -> Response:
         body = await self.body(request, schemas.CompletionBody)
-        served = self.writer(body.model)
-        job = await asyncio.to_thread(completion_job, body, served)
-        return await self.reply(request, body, served, job)
+        return await self.reply(request, body, requests.completion_request)
 
     async def reply(
-        self, request: Request, body: schemas.Common, served: ServedModel, job: Job
+        self, request: Request, body: Generating, translate: Callable[[Any, str], GenerationRequest]
     ) -> Response:
-        """Runs a job, streaming or not."""
-        if (structure := job.structure) is not None:
-            grammar = await self.grammars.grammar(structure)
-            params = msgspec.structs.replace(
-                job.params, grammar=grammar, grammar_exit=structure.exits
-            )
-            job = replace(job, params=params)
-        requests = requests_for(
-            job.prompts, job.made, job.params, body.timeout, body.priority or 0,
-            sampling_request.salted(principal(request.scope).salt, body.cache_salt), served.adapter,
-        )  # fmt: skip
-        usage = Usage(prompt=sum(map(len, job.prompts)))
-        shape = ResponseWriter(job, served, usage, body.stream_options)
-        pieces = generate_all(served, job.tuned(requests), usage, job.reply)
-        if job.echo:
-            pieces = echoed(pieces, served.tokenizer, job)
-        exchange(request.scope).usage = usage
-        if body.stream:
-            return await self.stream(request, pieces, shape)
-        count = len(job.prompts) * job.made
-        choices = await while_connected(request.receive, _collect(pieces, count))
-        whole = await asyncio.to_thread(lambda: shape.whole(job.best(choices)))
-        return json_response(whole)
+        """Runs what a body asks for, streaming or not."""
+        served, names = self.writer(body.model), requests.names(body)
+        salt = principal(request.scope).salt
+        try:
+            job = await asyncio.to_thread(lambda: prepare(translate(body, salt), served))
+            usage = Usage(prompt=job.prompt_tokens)
+            shape = ResponseWriter(body, job, usage)
+            exchange(request.scope).usage = usage
+            if body.stream:
+                return await self.stream(request, generate(job, usage), shape, names)
+            choices = await while_connected(request.receive, generate_whole(job, usage))
+        except RequestError as e:
+            raise e.renamed(names) from None
+        return json_response(await asyncio.to_thread(shape.whole, choices))
 
     async def stream(
-        self, request: Request, pieces: AsyncGenerator[TextDelta, None], shape: ResponseWriter
+        self, request: Request, pieces: AsyncGenerator[TextDelta, None], shape: ResponseWriter,
+        names: Mapping[str, str],
     ) -> Response:  # fmt: skip
         """Streams; the status is sent only once there is a first piece, so refusals keep theirs."""
         try:
@@ -169,8 +151,9 @@ class Api:
                         yield await chunks(piece)
                 yield shape.closing() + DONE
             except RequestError as e:
-                exchange(request.scope).failed(e)
-                yield error_frame(e) + DONE
+                error = e.renamed(names)
+                exchange(request.scope).failed(error)
+                yield error_frame(error) + DONE
 
         return EventStream(frames())
 
@@ -179,13 +162,13 @@ class Api:
     async def tokenize(self, request: Request) -> Response:
         body = await self.body(request, schemas.TokenizeBody)
         served = self.model(body.model)
-        ids = await asyncio.to_thread(tokenized, body, served)
+        ids = await asyncio.to_thread(_tokenized, body, served)
         reply = {"count": len(ids), "max_model_len": served.context, "tokens": ids}
         return json_response(await asyncio.to_thread(encode, reply))
 
     async def detokenize(self, request: Request) -> Response:
         body = await self.body(request, schemas.DetokenizeBody)
-        text = await asyncio.to_thread(detokenized, body, self.model(body.model))
+        text = await asyncio.to_thread(_detokenized, body, self.model(body.model))
         return json_response(encode({"prompt": text, "content": text}))
 
     # -- about the server ---------------------------------------------------------------------
@@ -221,13 +204,24 @@ class Api:
         return json_response(encode({"version": version("octavo")}))
 
 
-async def _collect(pieces: AsyncGenerator[TextDelta, None], count: int) -> list[list[TextDelta]]:
-    """The pieces of each choice, once all have ended."""
-    out: list[list[TextDelta]] = [[] for _ in range(count)]
-    async with aclosing(pieces):
-        async for piece in pieces:
-            out[piece.choice].append(piece)
-    return out
+def _tokenized(body: schemas.TokenizeBody, served: ServedModel) -> list[int]:
+    """Ids of a text, or of a conversation as a chat would begin. Raises RequestError."""
+    text = body.prompt if body.prompt is not None else body.content
+    if (text is None) == (body.messages is None):
+        raise RequestError("give either prompt or messages", "prompt", "invalid_value")
+    if text is not None:
+        return served.tokenizer.encode(text, None if body.add_special_tokens else False)
+    try:
+        return encode_chat(requests.tokenize_request(body), served)
+    except RequestError as e:
+        raise e.renamed(requests.names(body)) from None
+
+
+def _detokenized(body: schemas.DetokenizeBody, served: ServedModel) -> str:
+    """Text of ids. Raises RequestError."""
+    if any(not 0 <= t < len(served.tokenizer.bytes) for t in body.tokens):
+        raise RequestError("a token is outside the vocabulary", "tokens", "invalid_value")
+    return served.tokenizer.decode(body.tokens)
 
 
 def _guarded(handler: Handler) -> Handler:

@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 import base64
 import secrets
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-import numpy as np
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from octavo.checkpoint.pooling import Vector, unit
-from octavo.engine.request import Request, SamplingParams
+from octavo.checkpoint.pooling import Vector
 from octavo.errors import RequestError
+from octavo.generate.embed import count, encode_inputs, encode_pairs, pool, score
 from octavo.generate.model import ServedModel
 from octavo.generate.reply import Usage
 from octavo.server.dialects.openai.responses import encode
-from octavo.server.dialects.openai.sampling_request import check_length, check_texts
 from octavo.server.dialects.openai.schemas import Int
 from octavo.server.exchange import exchange
 from octavo.server.guard import principal
@@ -30,9 +27,6 @@ if TYPE_CHECKING:
     from octavo.server.app import Api
 
 MAX_INPUTS = 2048
-AT_ONCE = 64  # requests of one body in flight
-
-Segments = tuple[list[int], list[int]]  # token ids and their segments
 
 
 class EmbeddingBody(msgspec.Struct, kw_only=True):
@@ -64,8 +58,8 @@ def _invalid(message: str, param: str) -> RequestError:
     return RequestError(message, param, "invalid_value")
 
 
-def inputs(body: EmbeddingBody, served: ServedModel) -> list[Segments]:
-    """The texts of an embedding request, tokenized. Raises RequestError."""
+def inputs(body: EmbeddingBody) -> list[str | list[int]]:
+    """The texts of an embedding request, each text or token ids. Raises RequestError."""
     given = body.input
     if isinstance(given, str):
         given = [given]
@@ -75,58 +69,7 @@ def inputs(body: EmbeddingBody, served: ServedModel) -> list[Segments]:
         raise _invalid(f"input takes 1 to {MAX_INPUTS} texts or lists of ids, none empty", "input")
     if body.encoding_format not in (None, "float", "base64"):
         raise _invalid("encoding_format is float or base64", "encoding_format")
-    check_texts((text for text in given if isinstance(text, str)), served, "input")
-    out = []
-    for text in given:
-        if isinstance(text, str):
-            out.append(served.tokenizer.encode_segments(served.pooling.prepare(text)))
-        elif isinstance(text, list):
-            out.append((text, []))
-    check_length([ids for ids, _ in out], 0, served, "input")
-    return out
-
-
-def pairs_of(pairs: list[tuple[str, str]], served: ServedModel, param: str) -> list[Segments]:
-    """Pairs of texts as a cross-encoder reads them; else each text once. Raises RequestError."""
-    if not 0 < len(pairs) <= MAX_INPUTS:
-        raise _invalid(f"1 to {MAX_INPUTS} pairs are taken", param)
-    check_texts(_singles(pairs), served, param)
-    encode = served.tokenizer.encode_segments
-    if served.task == "rank":
-        texts = [encode(a, b) for a, b in pairs]
-    else:
-        texts = [encode(served.pooling.prepare(text)) for text in _singles(pairs)]
-    check_length([ids for ids, _ in texts], 0, served, param)
-    return texts
-
-
-def _singles(pairs: list[tuple[str, str]]) -> list[str]:
-    return list(dict.fromkeys(text for pair in pairs for text in pair))
-
-
-async def pool(served: ServedModel, texts: list[Segments], salt: str) -> list[Vector]:
-    """The vector of each text: its pooled states, or a cross-encoder's scores."""
-    gate = asyncio.Semaphore(AT_ONCE)
-    mode = "cls" if served.task == "rank" else served.pooling.mode
-
-    async def one(text: Segments) -> Vector:
-        request = Request(
-            id=secrets.token_hex(12), prompt=text[0], token_type_ids=text[1],
-            params=SamplingParams(), pool=mode, salt=salt, adapter=served.adapter,
-        )  # fmt: skip
-        async with gate, aclosing(served.client.submit(request)) as events:
-            async for event in events:
-                if event.vector:
-                    return np.frombuffer(event.vector, np.float32)
-        raise AssertionError("a request ended without its vector")
-
-    tasks = [asyncio.create_task(one(text)) for text in texts]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:  # after a failure, or when the client is gone, the others need not go on
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    return given  # type: ignore[return-value]
 
 
 def embeddings_reply(
@@ -147,22 +90,14 @@ def embeddings_reply(
 async def scores(
     served: ServedModel, pairs: list[tuple[str, str]], salt: str, param: str
 ) -> tuple[list[float], int]:
-    """How well the texts of each pair go together, and the tokens it took.
-
-    A cross-encoder's score, else the cosine of the two embeddings.
-    """
-    texts = await asyncio.to_thread(pairs_of, pairs, served, param)
-    if served.task == "rank":
-        logits = await pool(served, texts, salt)
-        return [served.pooling.score(float(x[0])) for x in logits], _count(texts)
-    pooled = await pool(served, texts, salt)
-    vectors = [unit(served.pooling.finish(v)) for v in pooled]
-    known = dict(zip(_singles(pairs), vectors, strict=True))
-    return [float(np.dot(known[a], known[b])) for a, b in pairs], _count(texts)
-
-
-def _count(texts: list[Segments]) -> int:
-    return sum(len(ids) for ids, _ in texts)
+    """How well the texts of each pair go together, and the tokens it took."""
+    if not 0 < len(pairs) <= MAX_INPUTS:
+        raise _invalid(f"1 to {MAX_INPUTS} pairs are taken", param)
+    try:
+        texts = await asyncio.to_thread(encode_pairs, pairs, served)
+        return await score(served, pairs, texts, salt), count(texts)
+    except RequestError as e:
+        raise e.renamed({"pairs": param}) from None
 
 
 def score_pairs(body: ScoreBody) -> list[tuple[str, str]]:
@@ -214,10 +149,13 @@ class VectorRoutes:
             raise RequestError(
                 "this model ranks; it makes no embeddings", "model", "unsupported_task"
             )
-        texts = await asyncio.to_thread(inputs, body, served)
+        try:
+            texts = await asyncio.to_thread(lambda: encode_inputs(inputs(body), served))
+        except RequestError as e:
+            raise e.renamed({"inputs": "input"}) from None
         work = pool(served, texts, principal(request.scope).salt)
         pooled = await while_connected(request.receive, work)
-        tokens = sum(len(ids) for ids, _ in texts)
+        tokens = count(texts)
         exchange(request.scope).usage = Usage(prompt=tokens)
         reply = await asyncio.to_thread(embeddings_reply, pooled, served, body, tokens)
         return json_response(reply)
