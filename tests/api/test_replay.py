@@ -18,7 +18,7 @@ from octavo.client.link import ENGINE
 from octavo.client.process import EngineClient
 from octavo.client.replay import Replay, Stream
 from octavo.engine.constraint import TokenTable
-from octavo.engine.events import Token
+from octavo.engine.events import BeamText, Token
 from octavo.engine.loader import open_model
 from octavo.engine.plan import make_plan
 from octavo.engine.request import BeamSearch, Request, SamplingParams
@@ -74,7 +74,10 @@ async def ask(client: EngineClient, asked: Request) -> Answer:
     try:
         async with aclosing(client.submit(asked)) as events:
             async for event in events:
-                answer.tokens += [] if event.token is None else [event.token]
+                if isinstance(event, Token):
+                    answer.tokens.append(event.token)
+                elif isinstance(event, BeamText):
+                    answer.tokens += event.tokens
     except RequestError as e:
         answer.error = e
     return answer
@@ -120,6 +123,7 @@ def test_a_poisonous_request_ends_alone(folder: Path, poisoned: str, deaths: set
     culprit = answers.pop(4)
     assert answers == expected and all(a.error is None for a in answers)
     assert [len(a.tokens) for a in answers[:-1]] == [LENGTH] * (NEIGHBOURS - 1)
+    assert len(answers[-1].tokens) == 40  # two texts of a beam search
     assert isinstance(culprit.error, EngineFailed) and culprit.error.code == "engine_error"
     assert len(culprit.tokens) <= 25 and culprit.tokens == whole.tokens[: len(culprit.tokens)]
     assert late == later and len(late.tokens) == LENGTH and late.error is None
