@@ -250,9 +250,9 @@ def test_eos_and_stop_tokens_end() -> None:
 
 
 def test_steady_requests_take_several_steps_in_a_row() -> None:
-    def run(ahead: float, **second: object) -> tuple[dict[str, list[int]], int, int]:
+    def run(multi_step: float, **second: object) -> tuple[dict[str, list[int]], int, int]:
         executable = Counting()
-        e, out, calls = engine(executable, multi_step=ahead), {"a": [], "b": []}, 0
+        e, out, calls = engine(executable, multi_step=multi_step), {"a": [], "b": []}, 0
         e.add(request("a", 10, 30))
         params = SamplingParams(max_tokens=30, stop_token_ids=[117], **second)  # type: ignore[arg-type]
         e.add(Request(id="b", prompt=[1] * 10, params=params))
@@ -285,12 +285,12 @@ class Picky(Counting):
         return super().step(step)
 
 
-@pytest.mark.parametrize("ahead", [0.0, 1e9])
-def test_a_failing_sequence_fails_alone(ahead: float) -> None:
+@pytest.mark.parametrize("multi_step", [0.0, 1e9])
+def test_a_failing_sequence_fails_alone(multi_step: float) -> None:
     """Neighbours get what they get without it, token by token."""
 
     def run(*names: str) -> dict[str, list[tuple[int | None, str | None]]]:
-        e = engine(Picky(), multi_step=ahead)
+        e = engine(Picky(), multi_step=multi_step)
         out: dict[str, list[tuple[int | None, str | None]]] = {name: [] for name in names}
         for name in names:
             e.add(request(name, ord(name) % 7 + 5, 12))

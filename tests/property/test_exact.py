@@ -141,7 +141,7 @@ def pool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     threads=st.sampled_from([1, 2]),
     budget=st.sampled_from([5, 16, 33, 256]),
     blocks=st.sampled_from([45, 60, 400]),
-    reuse=st.booleans(),
+    prefix_caching=st.booleans(),
     multi_step=st.sampled_from([0.0, 10.0]),
 )
 def test_nothing_but_the_request_matters(
@@ -151,14 +151,16 @@ def test_nothing_but_the_request_matters(
     threads: int,
     budget: int,
     blocks: int,
-    reuse: bool,
-    ahead: float,
+    prefix_caching: bool,
+    multi_step: float,
 ) -> None:
     requests = some_requests(seed, count, 320, 600, 660)
     expected = alone(pool, requests)
     rng = random.Random(seed)
     shuffled = rng.sample(requests, len(requests))
-    engine = pool.engine(blocks, threads, budget=budget, reuse=reuse, multi_step=ahead)
+    engine = pool.engine(
+        blocks, threads, budget=budget, prefix_caching=prefix_caching, multi_step=multi_step
+    )
     assert drive(engine, shuffled, rng) == expected
     assert drive(engine, requests, rng) == expected  # and again, with whatever the cache now holds
 
