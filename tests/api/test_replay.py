@@ -44,7 +44,7 @@ async def client_of(
     folder: Path, module: str = ENGINE
 ) -> AsyncGenerator[EngineProcessClient, None]:
     model = open_model(folder)
-    plan = make_plan(model.lowered, name="m", context=512)
+    plan = make_plan(model.compiled, name="m", context=512)
     client = EngineProcessClient(
         str(folder), plan, 320, files=model.checkpoint.states, module=module
     )
