@@ -86,6 +86,13 @@ class RequestError(OctavoError):
         self.code = code
 
 
+class InvalidValue(RequestError):
+    """A field whose value cannot be taken."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message, param, "invalid_value")
+
+
 class ContextExceeded(RequestError):
     """More tokens than the context takes. `param` names the field that the prompt came in.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.errors import ContextExceeded, RequestError
+from octavo.errors import ContextExceeded, InvalidValue
 
 SMALL = 64 << 10  # bodies up to here are not looked at: nothing in them takes long
 MAX_NESTED = 1 << 16  # objects and lists of a field that may hold anything
@@ -35,7 +35,7 @@ class AtMost:
 
     def check(self, text: bytes, name: str, model: Model) -> None:
         if len(text) > self.size:
-            raise _too_large(f"{name} has {len(text):,} bytes; {self.size:,} at most", name)
+            raise InvalidValue(f"{name} has {len(text):,} bytes; {self.size:,} at most", name)
         check_nesting([text], name)
 
 
@@ -49,7 +49,7 @@ class Entries:
     def check(self, text: bytes, name: str, model: Model) -> None:
         # A text that is a key's name counts too, hence twice as many.
         if text.count(b'"%b"' % self.key) > 2 * self.most:
-            raise _too_large(f"{name} has over {self.most:,} with {self.key.decode()}", name)
+            raise InvalidValue(f"{name} has over {self.most:,} with {self.key.decode()}", name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Ids:
     def check(self, text: bytes, name: str, model: Model) -> None:
         most, count = self.most or model.vocabulary, text.count(b",") + 1
         if count > most:
-            raise _too_large(f"{name} has {count:,} entries; {most:,} at most", name)
+            raise InvalidValue(f"{name} has {count:,} entries; {most:,} at most", name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Texts:
     def check(self, text: bytes, name: str, model: Model) -> None:
         count = text.count(b'"') - text.count(b'\\"')  # quotes that are no part of a text
         if not text.startswith(b'"') and count > 4 * self.most:
-            raise _too_large(f"{name} has over {self.most:,} entries", name)
+            raise InvalidValue(f"{name} has over {self.most:,} entries", name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +91,9 @@ class Inputs:
             return
         lists, ids = text.count(b"[") - 1, text.count(b",") + 1
         if lists > self.most:
-            raise _too_large(f"{name} has over {self.most:,} entries", name)
+            raise InvalidValue(f"{name} has over {self.most:,} entries", name)
         if b'"' in text or (lists and head != b"[["):
-            raise _too_large(f"{name} mixes kinds of entries", name)
+            raise InvalidValue(f"{name} mixes kinds of entries", name)
         if ids > max(1, lists) * (model.context + 1):
             raise ContextExceeded(model.context, ids, 0, name)
 
@@ -102,15 +102,13 @@ def _decodes(text: bytes, kind: Any, name: str) -> None:
     try:
         msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError:
-        raise _too_large(f"{name} mixes kinds of entries", name) from None
+        raise InvalidValue(f"{name} mixes kinds of entries", name) from None
 
 
 def check_nesting(texts: Iterable[bytes], name: str) -> None:
     """Raises RequestError where JSON of any kind holds too many objects and lists."""
     count = sum(text.count(mark) for text in texts for mark in STRUCTURE)
     if count > MAX_NESTED:
-        raise _too_large(f"{name} holds {count:,} objects and lists; {MAX_NESTED:,} at most", name)
-
-
-def _too_large(message: str, name: str) -> RequestError:
-    return RequestError(message, name, "invalid_value")
+        raise InvalidValue(
+            f"{name} holds {count:,} objects and lists; {MAX_NESTED:,} at most", name
+        )

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from octavo.checkpoint.pooling import Vector, unit
 from octavo.engine.request import Request, SamplingParams
-from octavo.errors import RequestError
+from octavo.errors import InvalidValue, RequestError
 from octavo.generate.output import ServedModel, TokenSource, Usage
 from octavo.server.dialects.openai.responses import encode
 from octavo.server.dialects.openai.sampling_request import check_length, check_texts
@@ -59,10 +59,6 @@ class ScoreBody(msgspec.Struct, kw_only=True):
     text_2: Annotated[str | list[str], Texts(MAX_INPUTS)]
 
 
-def _invalid(message: str, param: str) -> RequestError:
-    return RequestError(message, param, "invalid_value")
-
-
 def inputs(body: EmbeddingBody, served: ServedModel) -> list[Segments]:
     """The texts of an embedding request, tokenized. Raises RequestError."""
     given = body.input
@@ -71,9 +67,11 @@ def inputs(body: EmbeddingBody, served: ServedModel) -> list[Segments]:
     elif {type(x) for x in given} == {int}:
         given = [given]  # type: ignore[list-item]
     if not 0 < len(given) <= MAX_INPUTS or any(isinstance(x, int) or not x for x in given):
-        raise _invalid(f"input takes 1 to {MAX_INPUTS} texts or lists of ids, none empty", "input")
+        raise InvalidValue(
+            f"input takes 1 to {MAX_INPUTS} texts or lists of ids, none empty", "input"
+        )
     if body.encoding_format not in (None, "float", "base64"):
-        raise _invalid("encoding_format is float or base64", "encoding_format")
+        raise InvalidValue("encoding_format is float or base64", "encoding_format")
     check_texts((text for text in given if isinstance(text, str)), served, "input")
     out = []
     for text in given:
@@ -88,7 +86,7 @@ def inputs(body: EmbeddingBody, served: ServedModel) -> list[Segments]:
 def pairs_of(pairs: list[tuple[str, str]], served: ServedModel, param: str) -> list[Segments]:
     """Pairs of texts as a cross-encoder reads them; else each text once. Raises RequestError."""
     if not 0 < len(pairs) <= MAX_INPUTS:
-        raise _invalid(f"1 to {MAX_INPUTS} pairs are taken", param)
+        raise InvalidValue(f"1 to {MAX_INPUTS} pairs are taken", param)
     check_texts(_singles(pairs), served, param)
     encode = served.tokenizer.encode_segments
     if served.task == "rank":
@@ -172,7 +170,7 @@ def score_pairs(body: ScoreBody) -> list[tuple[str, str]]:
     if len(first) == 1:
         first = first * len(second)
     if len(first) != len(second) or not all(first) or not all(second):
-        raise _invalid("text_1 is one text, or as many as text_2; none is empty", "text_1")
+        raise InvalidValue("text_1 is one text, or as many as text_2; none is empty", "text_1")
     return list(zip(first, second, strict=True))
 
 
@@ -180,9 +178,9 @@ def documents(body: RerankBody) -> list[str]:
     """The documents to rank. Raises RequestError."""
     texts = [d if isinstance(d, str) else d.text for d in body.documents]
     if not body.query or not texts or not all(texts):
-        raise _invalid("query and documents must not be empty", "documents")
+        raise InvalidValue("query and documents must not be empty", "documents")
     if body.top_n is not None and body.top_n < 1:
-        raise _invalid(f"top_n is {body.top_n}; it must be 1 or more", "top_n")
+        raise InvalidValue(f"top_n is {body.top_n}; it must be 1 or more", "top_n")
     return texts
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from octavo.errors import RequestError
+from octavo.errors import InvalidValue, RequestError
 from octavo.server.sizes import check_nesting
 
 MAX_MESSAGES = 4096
@@ -102,17 +102,13 @@ class ToolUse:
     parallel: bool
 
 
-def _invalid(message: str, param: str) -> RequestError:
-    return RequestError(message, param, "invalid_value")
-
-
 def _tool(i: int, tool: Tool) -> dict[str, Any]:
     function = tool.function
     if tool.type != "function":
-        raise _invalid(f"tools[{i}].type is not function", f"tools[{i}].type")
+        raise InvalidValue(f"tools[{i}].type is not function", f"tools[{i}].type")
     if not NAME.fullmatch(function.name):
         name = f"tools[{i}].function.name"
-        raise _invalid(f"{name} has 1 to 64 letters, digits, '_', '.' and '-'", name)
+        raise InvalidValue(f"{name} has 1 to 64 letters, digits, '_', '.' and '-'", name)
     fields = {"name": function.name, "description": function.description,
               "parameters": function.parameters, "return": function.returns}  # fmt: skip
     return {"type": "function", "function": {k: v for k, v in fields.items() if v is not None}}
@@ -125,17 +121,17 @@ def tool_use(
     given = tools or []
     names = [t.function.name for t in given]
     if len(given) > MAX_TOOLS or len(set(names)) < len(names):
-        raise _invalid(f"tools takes up to {MAX_TOOLS} functions of different names", "tools")
+        raise InvalidValue(f"tools takes up to {MAX_TOOLS} functions of different names", "tools")
     told = [_tool(i, t) for i, t in enumerate(given)]
     named = None
     if isinstance(choice, ToolChoice):
         named = choice.function.name
         if choice.type != "function" or named not in names:
-            raise _invalid("tool_choice names none of the tools", "tool_choice")
+            raise InvalidValue("tool_choice names none of the tools", "tool_choice")
     elif choice not in (None, "none", "auto", "required"):
-        raise _invalid("tool_choice is none, auto, required or a function", "tool_choice")
+        raise InvalidValue("tool_choice is none, auto, required or a function", "tool_choice")
     if choice == "required" and not given:
-        raise _invalid("tool_choice is required, but there are no tools", "tool_choice")
+        raise InvalidValue("tool_choice is required, but there are no tools", "tool_choice")
     if choice == "none" or not given:
         return ToolUse(told, [], False, False, False) if given else None
     usable = [t for t in told if named in (None, t["function"]["name"])]
@@ -148,7 +144,7 @@ def conversation(given: list[Message] | None) -> list[dict[str, Any]]:
     """Messages for the template: roles checked, text parts joined. Raises RequestError."""
     messages = given or []
     if not 1 <= len(messages) <= MAX_MESSAGES:
-        raise _invalid(
+        raise InvalidValue(
             f"messages has {len(messages)} entries; 1 to {MAX_MESSAGES} are taken", "messages"
         )
     calls = (c.function.arguments for m in messages for c in m.tool_calls or ())
@@ -158,7 +154,7 @@ def conversation(given: list[Message] | None) -> list[dict[str, Any]]:
 
 def _message(at: str, m: Message) -> dict[str, Any]:
     if m.role not in ROLES:
-        raise _invalid(
+        raise InvalidValue(
             f"{at}.role is {m.role[:32]!r}; it may be {', '.join(ROLES)}", f"{at}.role"
         )  # fmt: skip
     for name in _UNHEARD:
@@ -169,7 +165,7 @@ def _message(at: str, m: Message) -> dict[str, Any]:
     message: dict[str, Any] = {"role": role, "content": _content(at, m)}
     if m.tool_calls:
         if role != "assistant":
-            raise _invalid(f"{at}: only the assistant calls tools", f"{at}.tool_calls")
+            raise InvalidValue(f"{at}: only the assistant calls tools", f"{at}.tool_calls")
         message["tool_calls"] = [
             _call(f"{at}.tool_calls[{i}]", call) for i, call in enumerate(m.tool_calls)
         ]
@@ -177,7 +173,7 @@ def _message(at: str, m: Message) -> dict[str, Any]:
         message["reasoning_content"] = thoughts
     if role == "tool":
         if not m.tool_call_id:
-            raise _invalid(f"{at} answers no tool_call_id", f"{at}.tool_call_id")
+            raise InvalidValue(f"{at} answers no tool_call_id", f"{at}.tool_call_id")
         message["tool_call_id"] = m.tool_call_id
     if m.name:
         message["name"] = m.name
@@ -192,7 +188,7 @@ def _call(at: str, call: ToolCall) -> dict[str, Any]:
         arguments = None
     if not isinstance(arguments, dict):
         name = f"{at}.function.arguments"
-        raise _invalid(f"{name} is not a JSON object", name)
+        raise InvalidValue(f"{name} is not a JSON object", name)
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id or "", "type": "function", "function": function}
 
@@ -203,7 +199,7 @@ def _content(at: str, message: Message) -> str:
     if message.content is None:
         if message.role == "assistant":
             return message.refusal or ""
-        raise _invalid(f"{at}.content is missing", f"{at}.content")
+        raise InvalidValue(f"{at}.content is missing", f"{at}.content")
     return "".join(_part(f"{at}.content[{i}]", part) for i, part in enumerate(message.content))
 
 

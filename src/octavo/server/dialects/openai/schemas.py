@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import msgspec
 from msgspec import Meta, Raw
 
-from octavo.errors import RequestError
+from octavo.errors import InvalidValue, RequestError
 from octavo.server.dialects.openai.messages import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -168,10 +168,6 @@ _MISSING = re.compile(r"Object missing required field `(.*?)`(?: - at `\$\.?(.*)
 _INVALID = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?$", re.DOTALL)
 
 
-def _invalid(message: str, param: str | None) -> RequestError:
-    return RequestError(message, param, "invalid_value")
-
-
 def _unsupported(name: str) -> RequestError:
     return RequestError(f"{name} is not supported here", name, "unsupported_parameter")
 
@@ -185,10 +181,10 @@ def _refusal(error: msgspec.ValidationError) -> RequestError:
     if found := _MISSING.match(text):
         name, path = found.groups()
         path = f"{path[:200]}.{name}" if path else name
-        return _invalid(f"{path} is missing", path)
+        return InvalidValue(f"{path} is missing", path)
     found = _INVALID.match(text)
     what, path = found.groups() if found else (text, None)
-    return _invalid(f"{path}: {what}" if path else what, path)
+    return InvalidValue(f"{path}: {what}" if path else what, path)
 
 
 @cache
@@ -234,12 +230,12 @@ def parse(data: bytes, kind: type[Body], model: Model) -> Body:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as e:
         if not data.lstrip().startswith(b"{"):
-            raise _invalid("the body must be a JSON object", None) from None
+            raise InvalidValue("the body must be a JSON object", None) from None
         raise _refusal(e) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise _invalid("the body is not valid JSON in UTF-8", None) from None
+        raise InvalidValue("the body is not valid JSON in UTF-8", None) from None
     except RecursionError:
-        raise _invalid("the body nests too deeply", None) from None
+        raise InvalidValue("the body nests too deeply", None) from None
 
 
 def prompts(body: CompletionBody) -> list[str | list[int]]:
@@ -249,11 +245,11 @@ def prompts(body: CompletionBody) -> list[str | list[int]]:
         return [given]
     kinds = {type(p) for p in given}
     if not given:
-        raise _invalid("prompt is empty", "prompt")
+        raise InvalidValue("prompt is empty", "prompt")
     if len(kinds) > 1:
-        raise _invalid("prompt mixes kinds of entries", "prompt")
+        raise InvalidValue("prompt mixes kinds of entries", "prompt")
     if kinds == {int}:
         return [given]  # type: ignore[list-item]
     if len(given) > MAX_PROMPTS:
-        raise _invalid(f"{len(given)} prompts in one request; {MAX_PROMPTS} at most", "prompt")
+        raise InvalidValue(f"{len(given)} prompts in one request; {MAX_PROMPTS} at most", "prompt")
     return given  # type: ignore[return-value]
