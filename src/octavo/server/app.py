@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import wraps
+from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ from octavo.server.dialects.openai.responses import (
     error_frame,
 )
 from octavo.server.dialects.openai.schemas import Body
-from octavo.server.exchange import Observer, exchange
+from octavo.server.exchange import OTHER, Observer, exchange
 from octavo.server.guard import Access, guarded, principal
 from octavo.server.http import (
     ClientGone,
@@ -53,7 +54,7 @@ from octavo.server.http import (
     while_connected,
 )
 from octavo.server.metrics import Metrics
-from octavo.server.recorder import InternalError, Recorder
+from octavo.server.recorder import InternalError, Recorded, Recorder
 from octavo.server.sizes import Model
 
 FEW = 64  # tokens with log-probabilities that are made JSON of on the event loop
@@ -243,15 +244,22 @@ def _guarded(handler: Handler) -> Handler:
     return wrapped
 
 
+class HTTPError(RequestError):
+    """What the router refuses."""
+
+    def __init__(self, status: int) -> None:
+        texts = {404: "there is no such route", 405: "the route does not take this method"}
+        super().__init__(texts.get(status, HTTPStatus(status).phrase))
+        self.status = status
+
+
 async def _http_error(request: Request, error: Exception) -> Response:
-    texts = {404: "there is no such route", 405: "the route does not take this method"}
     if not isinstance(error, HTTPException):
-        return error_response(
-            InternalError("the server could not answer", code="internal_error"), request.scope
-        )
-    text = texts.get(error.status_code, error.detail)
-    headers = dict(error.headers or {})
-    return json_response(error_body(error.status_code, text), error.status_code, headers)
+        wrong = InternalError("the server could not answer", code="internal_error")
+        return error_response(wrong, request.scope)
+    response = error_response(HTTPError(error.status_code), request.scope)
+    response.headers.update(error.headers or {})
+    return response
 
 
 def create_app(
@@ -280,12 +288,12 @@ def create_app(
         ("/metrics", "GET", api.render_metrics),
         ("/version", "GET", api.version),
     ]
-    routes, labels = [], {}
+    routes, paths = [], {}
     for path, method, handler in table:
         for spelled in dict.fromkeys((path, path.removeprefix("/v1"))):
             routes.append(Route(spelled, _guarded(handler), methods=[method]))
-            labels[spelled.partition("{")[0]] = path
+            paths[spelled.partition("{")[0]] = Recorded(path, error_body)
     app = Starlette(
         routes=routes, exception_handlers={HTTPException: _http_error, Exception: _http_error}
     )
-    return Recorder(guarded(app, access), labels, observe)
+    return Recorder(guarded(app, access), paths, Recorded(OTHER, error_body), observe)

@@ -26,6 +26,7 @@ from octavo.generate.output import ServedModel
 from octavo.llm import token_table
 from octavo.server.app import Api, create_app
 from octavo.server.connection import Connection, Limits, connection_limit, watch
+from octavo.server.dialects.openai.responses import error_body
 from octavo.server.exchange import Exchange, Observer
 from octavo.server.guard import Access
 from octavo.server.logs import log_exchange
@@ -94,9 +95,10 @@ def _server(
     app: ASGIApp, client: EngineClient, options: ServeOptions, observe: Observer
 ) -> _Server:
     limits = Limits(connection_limit(), write_seconds=options.write_timeout)
+    connection = partial(Connection, limits=limits, observe=observe, error_body=error_body)
     config = uvicorn.Config(
         app,
-        http=cast(type[asyncio.Protocol], partial(Connection, limits=limits, observe=observe)),
+        http=cast(type[asyncio.Protocol], connection),
         ws="none",
         log_level="critical",
         log_config=None,

@@ -27,16 +27,17 @@ DONE = b"data: [DONE]\n\n"
 encode = msgspec.json.Encoder().encode
 
 
-def error_body(
-    status: int, message: str, param: str | None = None, code: str | None = None
-) -> bytes:
-    kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
+def error_body(error: RequestError) -> bytes:
+    """The JSON of an error response."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    kind = KINDS.get(error.status, kind)
+    entry = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
+    return encode({"error": entry})
 
 
 def error_frame(error: RequestError) -> bytes:
     """An error after the first byte of a stream has been sent."""
-    return b"data: " + error_body(error.status, str(error), error.param, error.code) + b"\n\n"
+    return b"data: " + error_body(error) + b"\n\n"
 
 
 def sse(value: Any) -> bytes:
