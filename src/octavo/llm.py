@@ -31,7 +31,8 @@ from octavo.engine.plan import make_plan, parse_size
 from octavo.engine.request import Request, SamplingParams, TokenEvent
 from octavo.errors import EngineFailed, RequestError, UsageError
 from octavo.text import ChatTemplate, TextStream, Tokenizer, load_tokenizer
-from octavo.text.chat import joined, template_source
+from octavo.text.chat import template_source
+from octavo.text.messages import read_messages
 
 KV_DTYPES = ("auto", "bf16", "int8", "f32")
 
@@ -245,7 +246,7 @@ class LLM:
             )
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        return self.template.encode([m | {"content": joined(m.get("content"))} for m in messages])
+        return self.template.encode(read_messages(messages))
 
     def embed(self, texts: str | Sequence[str]) -> list[Vector]:
         """One vector per text, pooled as the model says (decoders: the last state), in their order.

@@ -15,7 +15,7 @@ import pytest
 
 from octavo.client import process as client_module
 from octavo.client.link import ENGINE
-from octavo.client.process import EngineClient
+from octavo.client.process import EngineProcessClient
 from octavo.client.replay import Replay, Stream
 from octavo.engine.constraint import TokenTable
 from octavo.engine.loader import open_model
@@ -38,10 +38,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def client_of(folder: Path, module: str = ENGINE) -> AsyncGenerator[EngineClient, None]:
+async def client_of(
+    folder: Path, module: str = ENGINE
+) -> AsyncGenerator[EngineProcessClient, None]:
     model = open_model(folder)
     plan = make_plan(model.lowered, name="m", context=512)
-    client = EngineClient(str(folder), plan, 320, files=model.checkpoint.states, module=module)
+    client = EngineProcessClient(
+        str(folder), plan, 320, files=model.checkpoint.states, module=module
+    )
     client.table = TokenTable([], [], [2])
     await client.start()
     try:
@@ -68,7 +72,7 @@ class Answer:
     error: RequestError | None = None
 
 
-async def ask(client: EngineClient, asked: Request) -> Answer:
+async def ask(client: EngineProcessClient, asked: Request) -> Answer:
     answer = Answer([])
     try:
         async with aclosing(client.submit(asked)) as events:
@@ -102,7 +106,7 @@ def test_a_poisonous_request_ends_alone(folder: Path, poisoned: str, deaths: set
                 client, bad
             )
 
-    async def run() -> tuple[list[Answer], Answer, Answer, EngineClient]:
+    async def run() -> tuple[list[Answer], Answer, Answer, EngineProcessClient]:
         async with client_of(folder, poisoned) as client:
             first = neighbours()
             tasks = [asyncio.create_task(ask(client, r)) for r in (*first[:4], bad, *first[4:])]

@@ -19,10 +19,10 @@ from octavo.cli.screen import progress_bar, say
 if TYPE_CHECKING:
     import socket
 
-    from octavo.client.process import EngineClient
+    from octavo.client.process import EngineProcessClient
     from octavo.engine.loader import OpenModel
     from octavo.engine.plan import Plan
-    from octavo.generate.output import ServedModel
+    from octavo.generate.model import ServedModel
     from octavo.server.exchange import Exchange
     from octavo.server.run import ServeOptions
 
@@ -37,7 +37,7 @@ class Screen:
         self._began = time.monotonic()
         self.requests = self.tokens = self.errors = 0
 
-    def ready(self, client: EngineClient, served: ServedModel) -> None:
+    def ready(self, client: EngineProcessClient, served: ServedModel) -> None:
         from octavo.engine.plan import size
 
         plan = self._plan
@@ -279,7 +279,7 @@ def _run(options: ServeOptions, opened: OpenModel, sock: socket.socket, screen: 
     with ExitStack() as stack:
         advance = stack.enter_context(progress_bar("Loading", opened.checkpoint.nbytes))
 
-        def ready(client: EngineClient, served: ServedModel) -> None:
+        def ready(client: EngineProcessClient, served: ServedModel) -> None:
             stack.close()  # the ready block is the last thing printed until the first request
             screen.ready(client, served)
 

@@ -51,7 +51,7 @@ STOP = "stopped"  # a cause that no request can be
 STUCK = 300  # looks in a row between which no operation of a step has begun
 
 
-class EngineClient:
+class EngineProcessClient:
     """One supervised engine process.
 
     max_queue: requests in flight beyond which new ones are refused with Overloaded. files: of the
@@ -89,7 +89,7 @@ class EngineClient:
         self._closing = False
         self._cause = ""  # why this engine is being killed
         self.draining = False  # set when the server is told to stop: new requests are refused
-        self.stats: dict[str, int] = {}
+        self._stats: dict[str, int] = {}
         self.restarts = 0
         self.isa = ""
         self.failure: OctavoError | None = None  # why there is no engine
@@ -103,6 +103,11 @@ class EngineClient:
     def adapters(self) -> list[str]:
         """Names of those that requests may ask for."""
         return self._adapters.names
+
+    @property
+    def stats(self) -> dict[str, int]:
+        """The engine's latest counts, and how often it was replaced."""
+        return self._stats | {"restarts": self.restarts}
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -132,7 +137,6 @@ class EngineClient:
             raise self.failure
 
     async def close(self) -> None:
-        """Ends the engine process and every stream."""
         self._closing = True
         self.end_streams()
         if self._supervisor is not None:
@@ -191,7 +195,7 @@ class EngineClient:
         """Ends what is left of an engine, and finds out what it died of."""
         link, self._link = self._link, None
         self._ready.clear()
-        self.stats = {}
+        self._stats = {}
         self._stop_tasks()
         self._adapters.engine_ended()
         if link is None:
@@ -293,7 +297,7 @@ class EngineClient:
             raise getattr(errors, message.kind, OctavoError)(message.message, *message.suggestions)
 
     def _events(self, message: Events) -> None:
-        self.stats = message.stats
+        self._stats = message.stats
         self._fruitful |= bool(message.events)
         for event in message.events:
             if stream := self._replay.find(event.id):

@@ -4,103 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 import msgspec
 
-from octavo.checkpoint.pooling import Pooling
 from octavo.engine.request import Request, SamplingParams, TokenEvent
-from octavo.program import Task
-from octavo.text import CallDelta, ChatTemplate, ReplyParser, TextStream, Tokenizer
+from octavo.generate.model import ServedModel
+from octavo.generate.reply import TextDelta, TokenInfo, Usage
+from octavo.text import ReplyParser, TextStream
 from octavo.text.tools import MARKERS, ToolFormat
-
-
-class TokenSource(Protocol):
-    """Whoever computes tokens: an engine in this process, in another, or a pool of them."""
-
-    def submit(self, request: Request) -> AsyncGenerator[TokenEvent, None]: ...
-
-
-@dataclass(frozen=True)
-class ServedModel:
-    """A model under its public name."""
-
-    name: str
-    aliases: tuple[str, ...]
-    tokenizer: Tokenizer
-    template: ChatTemplate | None
-    defaults: SamplingParams
-    vocabulary: int
-    context: int
-    created: int
-    task: Task
-    pooling: Pooling
-    adapter: str = ""  # the LoRA adapter that goes by this name
-
-
-@dataclass(frozen=True, slots=True)
-class TokenInfo:
-    """A token's log-probability (None: a prompt's first) and its most likely alternatives."""
-
-    token: int
-    logprob: float | None
-    top: list[tuple[int, float]]
-
-
-@dataclass(frozen=True, slots=True)
-class TextDelta:
-    """Text that became showable, the tokens behind it, and how the choice ended if it did.
-
-    reasoning, calls: what of a chat's text was no content. prompt: the scored prompt, once. score:
-    of a beam, with its end. ids: tokens generated since the last piece.
-    """
-
-    choice: int
-    text: str
-    tokens: list[TokenInfo] = field(default_factory=list)
-    finish: str | None = None
-    reasoning: str = ""
-    calls: list[CallDelta] = field(default_factory=list)
-    prompt: list[TokenInfo] = field(default_factory=list)
-    score: float | None = None
-    ids: list[int] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        shown = self.text or self.tokens or self.finish or self.reasoning
-        return bool(shown or self.calls or self.prompt)
-
-
-@dataclass
-class Usage:
-    """Counted as a request runs."""
-
-    prompt: int = 0
-    completion: int = 0
-    cached: int = 0
-    beam_width: int = 0  # as the KV cache allowed it
-    began: float = field(default_factory=time.monotonic)
-    first: float | None = None
-    last: float | None = None
-    queued: float = 0.0  # seconds until the engine began with it
-    finishes: list[str] = field(default_factory=list)  # how its choices ended
-
-    def token(self) -> None:
-        self.last = time.monotonic()
-        self.first = self.first or self.last
-        self.completion += 1
-
-    def to_dict(self) -> dict[str, object]:
-        value: dict[str, object] = {
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.completion,
-            "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
-        }
-        return value | {"beam_width": self.beam_width} if self.beam_width else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +95,7 @@ class OutputProcessor:
 
 
 async def generate(
-    source: TokenSource, served: ServedModel, request: Request, choice: int, usage: Usage,
+    served: ServedModel, request: Request, choice: int, usage: Usage,
     reply: ReplyFormat | None = None,
 ) -> AsyncGenerator[TextDelta, None]:  # fmt: skip
     """The pieces of one request: choice `choice`, or from there on the texts of a beam search.
@@ -189,7 +103,7 @@ async def generate(
     The last piece of each has `finish`.
     """
     readings: dict[int, OutputProcessor] = {}
-    async with aclosing(source.submit(request)) as events:
+    async with aclosing(served.client.submit(request)) as events:
         async for event in events:
             if event.beam not in readings:
                 readings[event.beam] = OutputProcessor(
@@ -236,12 +150,12 @@ def requests_for(
 
 
 async def generate_all(
-    source: TokenSource, served: ServedModel, requests: list[Request], usage: Usage,
+    served: ServedModel, requests: list[Request], usage: Usage,
     reply: ReplyFormat | None = None,
 ) -> AsyncGenerator[TextDelta, None]:  # fmt: skip
     """The pieces of all choices as they come. Closing the iterator aborts every request."""
     if len(requests) == 1:
-        async with aclosing(generate(source, served, requests[0], 0, usage, reply)) as pieces:
+        async with aclosing(generate(served, requests[0], 0, usage, reply)) as pieces:
             async for piece in pieces:
                 yield piece
         return
@@ -249,7 +163,7 @@ async def generate_all(
 
     async def pump(request: Request, choice: int) -> None:
         try:
-            async for piece in generate(source, served, request, choice, usage, reply):
+            async for piece in generate(served, request, choice, usage, reply):
                 queue.put_nowait(piece)
             queue.put_nowait(None)
         except Exception as e:

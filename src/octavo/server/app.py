@@ -20,10 +20,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from octavo.client.process import EngineClient
+from octavo.client.process import EngineProcessClient
 from octavo.errors import Overloaded, RequestError
 from octavo.generate.grammar_check import GrammarChecker
-from octavo.generate.output import ServedModel, TextDelta, Usage, generate_all, requests_for
+from octavo.generate.model import ServedModel
+from octavo.generate.output import generate_all, requests_for
+from octavo.generate.reply import TextDelta, Usage
 from octavo.server.adapters import AdapterRoutes
 from octavo.server.bodies import Bodies
 from octavo.server.dialects.openai import sampling_request, schemas
@@ -68,7 +70,7 @@ class NotFound(RequestError):
 class Api:
     """Handlers over one served model. `served` is set once the model is loaded."""
 
-    def __init__(self, client: EngineClient) -> None:
+    def __init__(self, client: EngineProcessClient) -> None:
         self.client = client
         self.bodies = Bodies()
         self.grammars = GrammarChecker(client.table, client.vocabulary)
@@ -134,7 +136,7 @@ class Api:
         )  # fmt: skip
         usage = Usage(prompt=sum(map(len, job.prompts)))
         shape = ResponseWriter(job, served, usage, body.stream_options)
-        pieces = generate_all(self.client, served, job.tuned(requests), usage, job.reply)
+        pieces = generate_all(served, job.tuned(requests), usage, job.reply)
         if job.echo:
             pieces = echoed(pieces, served.tokenizer, job)
         exchange(request.scope).usage = usage

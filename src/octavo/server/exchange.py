@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from starlette.types import Scope
 
 from octavo.errors import RequestError
-from octavo.generate.output import Usage
+from octavo.generate.reply import Usage
 
 OTHER = "other"  # the route of what matches none
 

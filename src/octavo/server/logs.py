@@ -12,7 +12,7 @@ from queue import Full, Queue
 from threading import Thread
 from typing import Any, TextIO
 
-from octavo.generate.output import Usage
+from octavo.generate.reply import Usage
 from octavo.server.exchange import Exchange
 
 QUIET = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})

@@ -20,7 +20,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from octavo.client.process import EngineClient
+from octavo.client.process import EngineProcessClient
 from octavo.server.exchange import Exchange
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -30,7 +30,7 @@ TOKENS = tuple(float(1 << i) for i in range(18))
 class _EngineCollector(Collector):
     """Reads the engine's latest counts when scraped."""
 
-    def __init__(self, client: EngineClient) -> None:
+    def __init__(self, client: EngineProcessClient) -> None:
         self._client = client
 
     def collect(self) -> Iterator[Metric]:
@@ -56,7 +56,7 @@ class _EngineCollector(Collector):
 class Metrics:
     """One registry per server; nothing global."""
 
-    def __init__(self, client: EngineClient) -> None:
+    def __init__(self, client: EngineProcessClient) -> None:
         self._registry = registry = CollectorRegistry()
         registry.register(_EngineCollector(client))
         ProcessCollector(registry=registry)

@@ -17,12 +17,12 @@ from starlette.types import ASGIApp
 
 from octavo.checkpoint.hub import Located
 from octavo.checkpoint.pooling import read_pooling
-from octavo.client.process import EngineClient
+from octavo.client.process import EngineProcessClient
 from octavo.engine.defaults import GenerationConfig, default_params
 from octavo.engine.loader import OpenModel
 from octavo.engine.plan import Plan
 from octavo.errors import RequestError, UsageError
-from octavo.generate.output import ServedModel
+from octavo.generate.model import ServedModel
 from octavo.llm import token_table
 from octavo.server.app import Api, create_app
 from octavo.server.connection import Connection, Limits, connection_limit, watch
@@ -61,7 +61,9 @@ class _Server(uvicorn.Server):
     Requests that are running when their time is up end with an error that says so.
     """
 
-    def __init__(self, config: uvicorn.Config, client: EngineClient, drain_timeout: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, client: EngineProcessClient, drain_timeout: float
+    ) -> None:
         super().__init__(config)
         self._client = client
         self._drain_timeout = drain_timeout
@@ -92,7 +94,7 @@ class _Server(uvicorn.Server):
 
 
 def _server(
-    app: ASGIApp, client: EngineClient, options: ServeOptions, observe: Observer
+    app: ASGIApp, client: EngineProcessClient, options: ServeOptions, observe: Observer
 ) -> _Server:
     limits = Limits(connection_limit(), write_seconds=options.write_timeout)
     connection = partial(Connection, limits=limits, observe=observe, error_body=error_body)
@@ -112,8 +114,9 @@ def _server(
 
 
 def _served(
-    options: ServeOptions, model: OpenModel, tokenizer: Tokenizer, template: ChatTemplate | None
-) -> ServedModel:
+    options: ServeOptions, model: OpenModel, tokenizer: Tokenizer, template: ChatTemplate | None,
+    api: Api,
+) -> ServedModel:  # fmt: skip
     located = options.located
     aliases = {located.name, *located.aliases} - {options.name}
     defaults = default_params(model.checkpoint, located.sampling, options.generation_config)
@@ -123,6 +126,8 @@ def _served(
         tuple(sorted(aliases)),
         tokenizer,
         template,
+        api.client,
+        api.grammars,
         defaults,
         model.vocabulary,
         context,
@@ -132,7 +137,9 @@ def _served(
     )
 
 
-async def _load_adapters(client: EngineClient, adapters: tuple[tuple[str, Path], ...]) -> None:
+async def _load_adapters(
+    client: EngineProcessClient, adapters: tuple[tuple[str, Path], ...]
+) -> None:
     for name, path in adapters:
         try:
             await client.load_adapter(name, str(path))
@@ -146,7 +153,7 @@ async def serve(
     sock: socket.socket,
     *,
     progress: Callable[[int], None],
-    ready: Callable[[EngineClient, ServedModel], None],
+    ready: Callable[[EngineProcessClient, ServedModel], None],
     ended: Observer,
 ) -> None:
     """Serves until a signal. Raises OctavoError.
@@ -154,7 +161,7 @@ async def serve(
     ready: called once the model can answer. ended: called with every exchange that has ended.
     """
     path = str(options.located.path)
-    client = EngineClient(
+    client = EngineProcessClient(
         path, options.plan, model.vocabulary, options.max_queue, progress, model.checkpoint.states
     )
     client.spawn()
@@ -184,7 +191,7 @@ async def serve(
         if starting.done():
             starting.result()
             await _load_adapters(client, options.adapters)
-            api.served = _served(options, model, tokenizer, template)
+            api.served = _served(options, model, tokenizer, template, api)
             ready(client, api.served)
         await running
     finally:

@@ -16,7 +16,8 @@ from starlette.responses import Response
 from octavo.checkpoint.pooling import Vector, unit
 from octavo.engine.request import Request, SamplingParams
 from octavo.errors import InvalidValue, RequestError
-from octavo.generate.output import ServedModel, TokenSource, Usage
+from octavo.generate.model import ServedModel
+from octavo.generate.reply import Usage
 from octavo.server.dialects.openai.responses import encode
 from octavo.server.dialects.openai.sampling_request import check_length, check_texts
 from octavo.server.dialects.openai.schemas import Int
@@ -101,9 +102,7 @@ def _singles(pairs: list[tuple[str, str]]) -> list[str]:
     return list(dict.fromkeys(text for pair in pairs for text in pair))
 
 
-async def pool(
-    source: TokenSource, served: ServedModel, texts: list[Segments], salt: str
-) -> list[Vector]:
+async def pool(served: ServedModel, texts: list[Segments], salt: str) -> list[Vector]:
     """The vector of each text: its pooled states, or a cross-encoder's scores."""
     gate = asyncio.Semaphore(AT_ONCE)
     mode = "cls" if served.task == "rank" else served.pooling.mode
@@ -113,7 +112,7 @@ async def pool(
             id=secrets.token_hex(12), prompt=text[0], token_type_ids=text[1],
             params=SamplingParams(), pool=mode, salt=salt, adapter=served.adapter,
         )  # fmt: skip
-        async with gate, aclosing(source.submit(request)) as events:
+        async with gate, aclosing(served.client.submit(request)) as events:
             async for event in events:
                 if event.vector:
                     return np.frombuffer(event.vector, np.float32)
@@ -144,7 +143,7 @@ def embeddings_reply(
 
 
 async def scores(
-    source: TokenSource, served: ServedModel, pairs: list[tuple[str, str]], salt: str, param: str
+    served: ServedModel, pairs: list[tuple[str, str]], salt: str, param: str
 ) -> tuple[list[float], int]:
     """How well the texts of each pair go together, and the tokens it took.
 
@@ -152,9 +151,9 @@ async def scores(
     """
     texts = await asyncio.to_thread(pairs_of, pairs, served, param)
     if served.task == "rank":
-        logits = await pool(source, served, texts, salt)
+        logits = await pool(served, texts, salt)
         return [served.pooling.score(float(x[0])) for x in logits], _count(texts)
-    pooled = await pool(source, served, texts, salt)
+    pooled = await pool(served, texts, salt)
     vectors = [unit(served.pooling.finish(v)) for v in pooled]
     known = dict(zip(_singles(pairs), vectors, strict=True))
     return [float(np.dot(known[a], known[b])) for a, b in pairs], _count(texts)
@@ -214,7 +213,7 @@ class VectorRoutes:
                 "this model ranks; it makes no embeddings", "model", "unsupported_task"
             )
         texts = await asyncio.to_thread(inputs, body, served)
-        work = pool(self._api.client, served, texts, principal(request.scope).salt)
+        work = pool(served, texts, principal(request.scope).salt)
         pooled = await while_connected(request.receive, work)
         tokens = sum(len(ids) for ids, _ in texts)
         exchange(request.scope).usage = Usage(prompt=tokens)
@@ -227,7 +226,7 @@ class VectorRoutes:
         texts = documents(body)
         pairs = [(body.query, text) for text in texts]
         salt = principal(request.scope).salt
-        work = scores(self._api.client, served, pairs, salt, "documents")
+        work = scores(served, pairs, salt, "documents")
         relevance, tokens = await while_connected(request.receive, work)
         exchange(request.scope).usage = Usage(prompt=tokens)
         return json_response(encode(rerank_reply(body, texts, relevance, served, tokens)))
@@ -237,7 +236,7 @@ class VectorRoutes:
         served = self._api.model(body.model)
         pairs = score_pairs(body)
         salt = principal(request.scope).salt
-        work = scores(self._api.client, served, pairs, salt, "text_1")
+        work = scores(served, pairs, salt, "text_1")
         values, tokens = await while_connected(request.receive, work)
         exchange(request.scope).usage = Usage(prompt=tokens)
         data = [{"index": i, "object": "score", "score": v} for i, v in enumerate(values)]

@@ -13,7 +13,9 @@ import msgspec
 
 from octavo.engine.request import Request, SamplingParams
 from octavo.errors import RequestError
-from octavo.generate.output import ReplyFormat, ServedModel, TextDelta, TokenInfo
+from octavo.generate.model import ServedModel
+from octavo.generate.output import ReplyFormat
+from octavo.generate.reply import TextDelta, TokenInfo
 from octavo.server.dialects.openai import sampling_request
 from octavo.server.dialects.openai.messages import ToolUse, conversation, tool_use
 from octavo.server.dialects.openai.schemas import (
@@ -93,10 +95,10 @@ def encode_chat(body: Conversation, served: ServedModel, use: ToolUse | None) ->
     """Ids of the conversation in a body. Raises RequestError."""
     generation, continued = sampling_request.ending(body)
     messages = conversation(body.messages)
-    sampling_request.check_texts((m["content"] or "" for m in messages), served, "messages")
+    sampling_request.check_texts((m.text for m in messages), served, "messages")
     return template_of(served).encode(
         messages,
-        use.told if use else None,
+        use.told if use else (),
         sampling_request.template_options(body),
         generation=generation,
         continued=continued,

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from octavo.errors import RequestError
-from octavo.generate.output import ServedModel, TextDelta, TokenInfo, Usage
+from octavo.generate.model import ServedModel
+from octavo.generate.reply import TextDelta, TokenInfo, Usage
 from octavo.server.dialects.openai.jobs import Job
 from octavo.server.dialects.openai.schemas import StreamOptions
 from octavo.text import CallDelta, Tokenizer

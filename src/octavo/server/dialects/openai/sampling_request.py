@@ -19,7 +19,8 @@ from octavo.engine.request import (
     check_number,
 )
 from octavo.errors import ContextExceeded, RequestError
-from octavo.generate.output import ReplyFormat, ServedModel
+from octavo.generate.model import ServedModel
+from octavo.generate.output import ReplyFormat
 from octavo.server.dialects.openai.messages import ToolUse
 from octavo.server.dialects.openai.schemas import (
     ChatBody,
