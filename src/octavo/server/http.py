@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from octavo.errors import Overloaded, RequestError
 from octavo.server.exchange import exchange
 
-SSE_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 T = TypeVar("T")
 
 
@@ -68,10 +68,10 @@ async def _disconnect(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events from a generator, which is closed as soon as the client is gone."""
+    """A response in chunks from a generator, which is closed as soon as the client is gone."""
 
-    def __init__(self, frames: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(None, 200, SSE_HEADERS, "text/event-stream; charset=utf-8")
+    def __init__(self, frames: AsyncGenerator[bytes, None], media_type: str) -> None:
+        super().__init__(None, 200, STREAM_HEADERS, media_type)
         del self.headers["content-length"]
         self._frames = frames
 

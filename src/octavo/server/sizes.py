@@ -1,7 +1,6 @@
-"""How large the parts of a body may be, told from their text before anything is made of it.
+"""Limits of the sizes of a body's fields, checked on their JSON text before it is decoded.
 
-Decoding is one call that nothing interrupts, so what it may cost is bounded first: a few counts of
-bytes, at memory speed.
+Decoding is one call that cannot be interrupted, so its cost is bounded first, by counting bytes.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ STRUCTURE = (b"{", b"[")
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """What a body is measured by."""
+class Bounds:
+    """The properties of a model that limit the sizes of fields."""
 
     context: int
     vocabulary: int
@@ -33,7 +32,7 @@ class AtMost:
 
     size: int
 
-    def check(self, text: bytes, name: str, model: Model) -> None:
+    def check(self, text: bytes, name: str, bounds: Bounds) -> None:
         if len(text) > self.size:
             raise InvalidValue(f"{name} has {len(text):,} bytes; {self.size:,} at most", name)
         check_nesting([text], name)
@@ -41,12 +40,12 @@ class AtMost:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """Objects that all have the key `key`, at any depth: `most` of them."""
+    """Up to `most` objects with the key `key`, at any depth."""
 
     key: bytes
     most: int
 
-    def check(self, text: bytes, name: str, model: Model) -> None:
+    def check(self, text: bytes, name: str, bounds: Bounds) -> None:
         # A text that is a key's name counts too, hence twice as many.
         if text.count(b'"%b"' % self.key) > 2 * self.most:
             raise InvalidValue(f"{name} has over {self.most:,} with {self.key.decode()}", name)
@@ -54,12 +53,12 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """A list of token ids, `most` of them (0: as many as the vocabulary has)."""
+    """A list of up to `most` token ids (0: as many as the vocabulary has)."""
 
     most: int = 0
 
-    def check(self, text: bytes, name: str, model: Model) -> None:
-        most, count = self.most or model.vocabulary, text.count(b",") + 1
+    def check(self, text: bytes, name: str, bounds: Bounds) -> None:
+        most, count = self.most or bounds.vocabulary, text.count(b",") + 1
         if count > most:
             raise InvalidValue(f"{name} has {count:,} entries; {most:,} at most", name)
 
@@ -70,7 +69,7 @@ class Texts:
 
     most: int
 
-    def check(self, text: bytes, name: str, model: Model) -> None:
+    def check(self, text: bytes, name: str, bounds: Bounds) -> None:
         count = text.count(b'"') - text.count(b'\\"')  # quotes that are no part of a text
         if not text.startswith(b'"') and count > 4 * self.most:
             raise InvalidValue(f"{name} has over {self.most:,} entries", name)
@@ -82,10 +81,10 @@ class Inputs:
 
     most: int
 
-    def check(self, text: bytes, name: str, model: Model) -> None:
+    def check(self, text: bytes, name: str, bounds: Bounds) -> None:
         head = text[:64].translate(None, b" \t\r\n")[:2]
         if head == b'["':
-            Texts(self.most).check(text, name, model)
+            Texts(self.most).check(text, name, bounds)
             return _decodes(text, list[str], name)
         if head[:1] != b"[":
             return
@@ -94,8 +93,8 @@ class Inputs:
             raise InvalidValue(f"{name} has over {self.most:,} entries", name)
         if b'"' in text or (lists and head != b"[["):
             raise InvalidValue(f"{name} mixes kinds of entries", name)
-        if ids > max(1, lists) * (model.context + 1):
-            raise ContextExceeded(model.context, ids, 0, name)
+        if ids > max(1, lists) * (bounds.context + 1):
+            raise ContextExceeded(bounds.context, ids, 0, name)
 
 
 def _decodes(text: bytes, kind: Any, name: str) -> None:

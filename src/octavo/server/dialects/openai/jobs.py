@@ -22,8 +22,6 @@ from octavo.server.dialects.openai.schemas import (
     ChatBody,
     CompletionBody,
     Conversation,
-    DetokenizeBody,
-    TokenizeBody,
     prompts,
 )
 from octavo.text import ChatTemplate, Tokenizer
@@ -145,23 +143,6 @@ def completion_job(body: CompletionBody, served: ServedModel) -> Job:
         ),
         served,
     )  # fmt: skip
-
-
-def tokenized(body: TokenizeBody, served: ServedModel) -> list[int]:
-    """Ids of a text, or of a conversation as a chat would begin. Raises RequestError."""
-    text = body.prompt if body.prompt is not None else body.content
-    if (text is None) == (body.messages is None):
-        raise RequestError("give either prompt or messages", "prompt", "invalid_value")
-    if text is not None:
-        return served.tokenizer.encode(text, None if body.add_special_tokens else False)
-    return encode_chat(body, served, tool_use(body.tools, None, None))
-
-
-def detokenized(body: DetokenizeBody, served: ServedModel) -> str:
-    """Text of ids. Raises RequestError."""
-    if any(not 0 <= t < len(served.tokenizer.bytes) for t in body.tokens):
-        raise RequestError("a token is outside the vocabulary", "tokens", "invalid_value")
-    return served.tokenizer.decode(body.tokens)
 
 
 def _ids_wanted(body: ChatBody | CompletionBody) -> tuple[bool, bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ from octavo.errors import RequestError
 from octavo.generate.model import ServedModel
 from octavo.generate.reply import TextDelta, TokenInfo, Usage
 from octavo.server.dialects.openai.jobs import Job
-from octavo.server.dialects.openai.schemas import StreamOptions
+from octavo.server.dialects.openai.schemas import ChatBody, CompletionBody
 from octavo.text import CallDelta, Tokenizer
 
 KINDS = {
@@ -34,11 +34,6 @@ def error_body(error: RequestError) -> bytes:
     kind = KINDS.get(error.status, kind)
     entry = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
     return encode({"error": entry})
-
-
-def error_frame(error: RequestError) -> bytes:
-    """An error after the first byte of a stream has been sent."""
-    return b"data: " + error_body(error) + b"\n\n"
 
 
 def sse(value: Any) -> bytes:
@@ -147,10 +142,14 @@ def _whole_calls(calls: Iterable[CallDelta]) -> list[dict[str, Any]]:
 class ResponseWriter:
     """How pieces become a reply. `chat` and plain completions differ only here."""
 
+    media_type = "text/event-stream; charset=utf-8"
+
     def __init__(
-        self, job: Job, served: ServedModel, usage: Usage, stream: StreamOptions | None = None
+        self, body: ChatBody | CompletionBody, job: Job, served: ServedModel, usage: Usage
     ) -> None:
         self._job, self._served, self._usage = job, served, usage
+        self.stream = bool(body.stream)
+        stream = body.stream_options
         self._with_usage = stream is not None and bool(stream.include_usage)
         self._running = self._with_usage and bool(stream and stream.continuous_usage_stats)
         self._chat = job.chat
@@ -244,10 +243,14 @@ class ResponseWriter:
         return delta
 
     def closing(self) -> bytes:
-        """The chunk of the whole usage, if it is wanted."""
-        return self._chunk([], usage=self._usage.to_dict()) if self._with_usage else b""
+        """The chunk of the whole usage, if it is wanted, and the end."""
+        last = self._chunk([], usage=self._usage.to_dict()) if self._with_usage else b""
+        return last + DONE
 
-    def whole(self, choices: list[list[TextDelta]]) -> bytes:
+    def failure(self, error: RequestError) -> bytes:
+        return b"data: " + error_body(error) + b"\n\n" + DONE
+
+    def whole(self, choices: Sequence[Sequence[TextDelta]]) -> bytes:
         """The reply of a request that does not stream, from the pieces of each choice."""
         out = []
         scored: list[Any] | None = None
@@ -278,7 +281,7 @@ class ResponseWriter:
             reply["prompt_token_ids"] = self._job.prompts[0]
         return encode(reply)
 
-    def _message(self, text: str, pieces: list[TextDelta]) -> dict[str, Any]:
+    def _message(self, text: str, pieces: Sequence[TextDelta]) -> dict[str, Any]:
         calls = _whole_calls(c for p in pieces for c in p.calls)
         reasoning = "".join(p.reasoning for p in pieces)
         message: dict[str, Any] = {"role": self._job.role, "content": text, "refusal": None}
