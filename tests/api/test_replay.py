@@ -18,10 +18,12 @@ from octavo.client.link import ENGINE
 from octavo.client.process import EngineProcessClient
 from octavo.client.replay import Replay, Stream
 from octavo.engine.constraint import TokenTable
+from octavo.engine.events import BeamText, Ended, Token
 from octavo.engine.loader import open_model
 from octavo.engine.plan import make_plan
-from octavo.engine.request import BeamSearch, Request, SamplingParams, TokenEvent
+from octavo.engine.request import BeamSearch, Request, SamplingParams
 from octavo.errors import EngineFailed, RequestError
+from octavo.generate.output import failure
 from tests.api.poisoned_engine import POISON
 from tests.small_models import Small, save_hf
 
@@ -42,7 +44,7 @@ async def client_of(
     folder: Path, module: str = ENGINE
 ) -> AsyncGenerator[EngineProcessClient, None]:
     model = open_model(folder)
-    plan = make_plan(model.lowered, name="m", context=512)
+    plan = make_plan(model.compiled, name="m", context=512)
     client = EngineProcessClient(
         str(folder), plan, 320, files=model.checkpoint.states, module=module
     )
@@ -77,7 +79,12 @@ async def ask(client: EngineProcessClient, asked: Request) -> Answer:
     try:
         async with aclosing(client.submit(asked)) as events:
             async for event in events:
-                answer.tokens += [] if event.token is None else [event.token]
+                if isinstance(event, BeamText):
+                    answer.tokens += event.tokens
+                elif isinstance(event, Token):
+                    answer.tokens.append(event.token)
+                elif isinstance(event, Ended):
+                    answer.error = failure(event)
     except RequestError as e:
         answer.error = e
     return answer
@@ -246,7 +253,7 @@ def test_everybody_but_the_poisonous_gets_all(seed: int) -> None:
             for token in range(n, min(n + ahead, lengths[int(stream.request.id)])):
                 found = replay.find(name)
                 assert found is stream
-                stream.take(TokenEvent(name, token))
+                stream.take(Token(name, token))
             engine[name][1] = len(stream.given)
             if len(stream.given) == lengths[int(stream.request.id)]:
                 got[int(stream.request.id)] = list(stream.given)
@@ -271,7 +278,7 @@ def test_what_an_engine_still_had_to_say_is_not_heard() -> None:
     assert [replay.find(n) for n in first] == [None, None]
     assert replay.turn() == ([], [a]) and replay.turn() == ([], [])
     for token in range(9):
-        a.take(TokenEvent(a.name, token))
+        a.take(Token(a.name, token))
     assert replay.stepped()
     old = a.name
     assert replay.turn() == ([old], [b]) and replay.find(old) is None

@@ -12,6 +12,7 @@ from octavo import _native
 from octavo.checkpoint import Stored
 from octavo.engine import Request, SamplingParams
 from octavo.engine.constraint import TokenTable
+from octavo.engine.events import Token
 from octavo.engine.loader import load_executable, make_engine, open_model
 from octavo.engine.plan import make_plan
 from tests.small_models import Small, save_hf
@@ -32,11 +33,12 @@ def small(tmp_path: Path) -> Path:
 
 def answer(path: Path) -> list[int]:
     model = open_model(path)
-    plan = make_plan(model.lowered, name="m", context=256, packed=True)
+    plan = make_plan(model.compiled, name="m", context=256, packed=True)
     engine = make_engine(model, load_executable(model, plan), plan, TokenTable([], [], [2]))
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     engine.add(Request(id="a", prompt=list(range(3, 40)), params=params))
-    return [e.token for _ in range(20) if engine.has_work for e in engine.step() if e.token]
+    events = [e for _ in range(20) if engine.has_work for e in engine.step()]
+    return [e.token for e in events if isinstance(e, Token)]
 
 
 def test_second_start_maps(folder: Path, smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +103,7 @@ def test_any_instruction_set_maps_it(
     for isa in _native.isas():
         monkeypatch.setenv("OCTAVO_ISA", isa)
         model = open_model(small)
-        load_executable(model, make_plan(model.lowered, name="m", packed=True))
+        load_executable(model, make_plan(model.compiled, name="m", packed=True))
         (file,) = folder.iterdir()
         files.add((file.name, file.stat().st_ino, file.read_bytes()))
     assert len(files) == 1 and not caplog.records

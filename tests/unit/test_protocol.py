@@ -6,18 +6,23 @@ import asyncio
 
 import pytest
 
+from octavo.backends.base import Limits
 from octavo.client.protocol import (
     EVENT_BYTES,
     MAX_FRAME,
     Abort,
     Events,
     FrameBuffer,
+    Start,
     Submit,
     event_frames,
     frame,
     read_frame,
 )
-from octavo.engine.request import Request, SamplingParams, TokenEvent
+from octavo.engine.constraint import TokenTable
+from octavo.engine.events import Token
+from octavo.engine.plan import Plan
+from octavo.engine.request import Request, SamplingParams
 
 
 def read(data: bytes) -> list[object]:
@@ -36,7 +41,7 @@ def read(data: bytes) -> list[object]:
 def test_what_a_step_gave_comes_in_pieces() -> None:
     """As the texts of a wide search do, or a long prompt's log-probabilities: in their order."""
     top = [(i, -float(i)) for i in range(20)]
-    events = [TokenEvent(f"r{i % 7}.{i}", i, -0.5, top) for i in range(40_000)]
+    events = [Token(f"r{i % 7}.{i}", i, -0.5, top) for i in range(40_000)]
     frames = list(event_frames(events, {"running": 3}))
     assert sum(map(len, frames)) > 8 * EVENT_BYTES and max(map(len, frames)) <= EVENT_BYTES + 4
     messages = read(b"".join(frames))
@@ -63,3 +68,9 @@ def test_messages_are_cut_wherever_they_arrive() -> None:
         buffer = FrameBuffer()
         got = [m for i in range(0, len(data), size) for m in buffer.push(data[i : i + size])]
         assert got == messages
+
+
+def test_a_plan_arrives_as_it_was_sent() -> None:
+    plan = Plan(1, 2, 3, 4, 5, 6, 7, 8, "int8", Limits(9, 10, 11), adapters=12, packed=True)
+    start = Start("model", TokenTable([b"a"], [], [2]), plan)
+    assert FrameBuffer().push(frame(start)) == [start]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol
 
-from octavo.engine.request import Request, TokenEvent
+from octavo.engine.events import TokenEvent
+from octavo.engine.request import Request
 
 
 class EngineClient(Protocol):
@@ -32,10 +33,10 @@ class EngineClient(Protocol):
         ...
 
     def submit(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
-        """The events of a request until its end; closing the iterator aborts it.
+        """The events of a request until its last; closing the iterator aborts it.
 
-        Raises RequestError for a request that is refused, Overloaded if it cannot be taken now,
-        EngineFailed if the engine is lost.
+        A request that fails later ends with Ended. Raises RequestError for one that is refused,
+        Overloaded if it cannot be taken now, EngineFailed if the engine is lost.
         """
         ...
 

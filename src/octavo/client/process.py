@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from octavo import errors
 from octavo.checkpoint.identity import FileState, check_unchanged
 from octavo.client.adapter_table import Adapter, AdapterTable
-from octavo.client.engine_process import plan_fields
 from octavo.client.link import ENGINE, EngineLink
 from octavo.client.protocol import (
     Abort,
@@ -27,10 +26,11 @@ from octavo.client.protocol import (
     ToFront,
     UnloadAdapter,
 )
-from octavo.client.replay import SUSPECT, Replay, Stream, too_late
+from octavo.client.replay import SUSPECT, Replay, Stream
 from octavo.engine.constraint import TokenTable
+from octavo.engine.events import TokenEvent, ends
 from octavo.engine.plan import Plan
-from octavo.engine.request import Request, TokenEvent
+from octavo.engine.request import Request
 from octavo.errors import (
     EngineFailed,
     ModelChanged,
@@ -69,7 +69,7 @@ class EngineProcessClient:
         module: str = ENGINE,
     ) -> None:
         self._path = path
-        self._plan = plan_fields(plan)
+        self._plan = plan
         self._files = dict(files or {})
         self._module = module
         self.table = TokenTable([], [], [])  # of the vocabulary; set before `start`
@@ -302,18 +302,9 @@ class EngineProcessClient:
         for event in message.events:
             if stream := self._replay.find(event.id):
                 for each in stream.take(event):
-                    stream.events.put_nowait(self._failure(each) or each)
+                    stream.events.put_nowait(each)
         if self._replay.stepped():
             self._turn()
-
-    def _failure(self, event: TokenEvent) -> RequestError | None:
-        if event.finish == "deadline":
-            return too_late()
-        if event.finish == "refused":
-            return RequestError(event.error or "", "response_format", "constraint_failed")
-        if event.finish == "error":
-            return EngineFailed("the engine could not compute this request", code="engine_error")
-        return None
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -341,7 +332,7 @@ class EngineProcessClient:
                 if isinstance(event, RequestError):
                     raise event
                 yield event
-                if event.finish is not None and not event.more:
+                if ends(event):
                     self._replay.remove(stream)  # the engine has forgotten it too
                     return
         finally:

@@ -9,7 +9,9 @@ import msgspec
 
 from octavo.checkpoint.identity import FileState
 from octavo.engine.constraint import TokenTable
-from octavo.engine.request import Request, TokenEvent
+from octavo.engine.events import TokenEvent
+from octavo.engine.plan import Plan
+from octavo.engine.request import Request
 
 MAX_FRAME = 64 << 20
 EVENT_BYTES = 1 << 20  # of events in a frame: the front reads one in some milliseconds
@@ -21,7 +23,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
     path: str
     table: TokenTable
-    memory: dict[str, int | str | bool]  # the Plan, by field
+    plan: Plan
     files: dict[str, FileState] = {}  # of the model, as they were when the table was made
 
 

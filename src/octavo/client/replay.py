@@ -18,15 +18,12 @@ from itertools import count
 import msgspec
 
 from octavo.engine.engine import MAX_MULTI_STEPS
-from octavo.engine.request import Request, TokenEvent
-from octavo.errors import EngineFailed, RequestError
+from octavo.engine.events import BeamText, Ended, PromptLogprobs, Token, TokenEvent
+from octavo.engine.request import Request
+from octavo.errors import RequestError
 
 SUSPECT = 2  # doubt from which on a request runs alone
 FUTILE = 2  # times alone in an engine that was killed, without a token, after which it is the cause
-
-
-def too_late() -> EngineFailed:
-    return EngineFailed("the request's deadline passed", "timeout", "deadline_exceeded")
 
 
 @dataclass(eq=False)
@@ -38,7 +35,7 @@ class Stream:
     events: asyncio.Queue[TokenEvent | RequestError] = field(default_factory=asyncio.Queue)
     given: list[int] = field(default_factory=list)
     scored: int = 0
-    found: list[TokenEvent] = field(default_factory=list)  # by a beam search
+    found: list[BeamText] = field(default_factory=list)
     name: str = ""  # of its submission, which is new each time; "": the engine does not have it
     doubt: int = 0
     futile: int = 0
@@ -52,7 +49,7 @@ class Stream:
             async with asyncio.timeout_at(self.deadline):
                 return await self.events.get()
         except TimeoutError:
-            return too_late()
+            return Ended(self.request.id, "deadline")
 
     def resumed(self, now: float) -> Request:
         """What is left of the request, under the submission's name."""
@@ -66,11 +63,12 @@ class Stream:
 
         The texts of a beam search come as a whole, as a new engine would search again.
         """
-        if self.request.params.beam is not None:
+        if isinstance(event, BeamText):
             self.found.append(event)
-            return [] if event.finish is None or event.more else self.found
-        self.scored += len(event.scores)
-        if event.token is not None:
+            return [*self.found] if event.last else []
+        if isinstance(event, PromptLogprobs):
+            self.scored += len(event.logprobs)
+        elif isinstance(event, Token):
             self.given.append(event.token)
         return [event]
 

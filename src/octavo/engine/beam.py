@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from octavo.backends.base import Sample
 from octavo.engine.constraint import Constraint
-from octavo.engine.request import BeamSearch, Finish
+from octavo.engine.events import Finish
+from octavo.engine.request import BeamSearch
 from octavo.engine.sequence import Sequence
 
 

@@ -7,48 +7,36 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from octavo.backends.base import BLOCK, Executable, Sample
-from octavo.backends.cpu.adapters import Adapters
+from octavo.backends.base import BLOCK, Adapters, Executable, Sample
 from octavo.engine.blocks import BlockPool
 from octavo.engine.canonical import mask_of
 from octavo.engine.constraint import GrammarCompiler
+from octavo.engine.events import (
+    BeamText,
+    Ended,
+    Finish,
+    Pooled,
+    PromptLogprobs,
+    Times,
+    Token,
+    TokenEvent,
+)
 from octavo.engine.prefix import PrefixIndex
-from octavo.engine.request import Finish, Request, SamplingParams, TokenEvent
+from octavo.engine.request import Request, SamplingParams
 from octavo.engine.runner import Outcome, decode, run
 from octavo.engine.scheduler import Scheduler, Work
 from octavo.engine.search import BeamSearches
 from octavo.engine.sequence import Sequence
+from octavo.engine.stats import EngineStats
 from octavo.errors import RequestError, place
 
 LOG = logging.getLogger(__name__)
 MULTI_STEP_SECONDS = 0.02  # seconds
 MAX_MULTI_STEPS = 8  # steps
 IDLE_WAIT = 0.01  # seconds a step waits for a grammar when there is nothing else to do
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """Counts since the start, and what is held now."""
-
-    running: int
-    waiting: int
-    blocks: int
-    blocks_free: int
-    blocks_cached: int
-    steps: int
-    prompt_tokens: int
-    cached_tokens: int
-    generated_tokens: int
-    preemptions: int
-
-    @property
-    def blocks_held(self) -> int:
-        """Blocks that running sequences hold."""
-        return self.blocks - self.blocks_free - self.blocks_cached
 
 
 class Engine:
@@ -124,7 +112,7 @@ class Engine:
         allowed = None if ids is None else mask_of(ids, (self._vocabulary + 31) // 32)
         sequence = Sequence(
             request, next(self._arrivals), deadline, limit, list(request.prompt), eos=self._eos,
-            vocabulary=self._vocabulary, allowed=allowed, submitted=self._clock(),
+            vocabulary=self._vocabulary, allowed=allowed, times=Times(self._clock()),
         )  # fmt: skip
         sequence.scored += request.scored
         sequence.salt = request.salt
@@ -160,7 +148,7 @@ class Engine:
             wait([f for _, f in self._compiling], IDLE_WAIT, FIRST_COMPLETED)
         ready = [(s, f) for s, f in self._compiling if f.done()]
         self._compiling = [(s, f) for s, f in self._compiling if not f.done()]
-        events = []
+        events: list[TokenEvent] = []
         for sequence, compiled in ready:
             assert self.grammars is not None
             try:
@@ -170,7 +158,7 @@ class Engine:
                 self._forget(sequence.id)
                 known = isinstance(e, RequestError | ValueError)
                 finish: Finish = "refused" if known else "error"
-                events.append(TokenEvent(sequence.id, finish=finish, error=str(e)[:200]))
+                events.append(Ended(sequence.id, finish, str(e)[:200], times=sequence.times))
         return events
 
     def _forget(self, request_id: str) -> Sequence | None:
@@ -207,15 +195,16 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         """Computes a step, or a few that need nothing between them; returns what they produced."""
-        events = [self._end(s, "deadline") for s in self._expired()]
+        events: list[TokenEvent] = [self._end(s, "deadline") for s in self._expired()]
         events += self._compiled(idle=not (self.scheduler.running or self.scheduler.waiting))
         events += [self._end(s, "length") for s in self._complete()]
         work = self.scheduler.plan()
         if not work:
             return events
         began = time.perf_counter()
-        for sequence in (w.sequence for w in work if w.sequence.queued is None):
-            sequence.queued = self._clock() - sequence.submitted
+        now = self._clock()
+        for sequence in (w.sequence for w in work if not w.sequence.times.admitted):
+            sequence.times = Times(sequence.times.queued, now)
         try:
             rounds = self._compute(work)
         except Exception as e:
@@ -250,7 +239,7 @@ class Engine:
                 events += self._take(outcomes)
         return events
 
-    def _fail(self, sequence: Sequence, error: Exception) -> TokenEvent:
+    def _fail(self, sequence: Sequence, error: Exception) -> Ended:
         """Ends a request that cannot be computed."""
         LOG.error("a request could not be computed: %s", place(error))
         return self._end(self._sequences[sequence.id], "error", str(error)[:200])
@@ -295,19 +284,19 @@ class Engine:
             if len(s.tokens) >= s.limit and not (s.unscored or s.request.pool)
         ]
 
-    def _end(self, sequence: Sequence, finish: Finish, error: str | None = None) -> TokenEvent:
+    def _end(self, sequence: Sequence, finish: Finish, error: str | None = None) -> Ended:
         self._forget(sequence.id)
         self._remove(sequence)
-        return TokenEvent(sequence.id, finish=finish, cached=sequence.cached, error=error)
+        return Ended(sequence.id, finish, error, sequence.cached, sequence.times)
 
     def _commit(self, outcome: Outcome) -> list[TokenEvent]:
         """What a step's outcome means for its sequence."""
         sequence, sample = outcome.work.sequence, outcome.sample
-        events = []
+        events: list[TokenEvent] = []
         if outcome.scores:
             sequence.scored += len(outcome.scores)
             scores = [(s.logprob, s.alternatives) for s in outcome.scores]
-            events.append(TokenEvent(sequence.id, cached=sequence.cached, scores=scores))
+            events.append(PromptLogprobs(sequence.id, scores, sequence.cached))
         if sequence.request.pool:
             return self._pool_states(outcome)
         if sample is None or sequence.id not in self._sequences:  # a search may just have ended
@@ -319,9 +308,11 @@ class Engine:
                 return events + self._search(sequence, sample)
             if sample.token < 0:
                 return [*events, self._end(sequence, "refused", "no token is left that may follow")]
-            events.append(self._accept(sequence, sample.token, sample.logprob, sample.alternatives))
-            while events[-1].finish is None and (token := self._forced(sequence)) is not None:
-                events.append(self._accept(sequence, token, 0.0, []))
+            last = self._accept(sequence, sample.token, sample.logprob, sample.alternatives)
+            events.append(last)
+            while last.finish is None and (token := self._forced(sequence)) is not None:
+                last = self._accept(sequence, token, 0.0, [])
+                events.append(last)
             sequence.mask()  # what may go wrong with it goes wrong here, not in everybody's step
         except ValueError as e:  # the grammar has become too costly
             events.append(self._end(self._sequences[sequence.id], "refused", str(e)[:200]))
@@ -339,14 +330,17 @@ class Engine:
         self._forget(sequence.id)
         self.scheduler.retire(sequence)
         vector, cached = sequence.vector, sequence.cached
-        return [TokenEvent(sequence.id, finish="stop", cached=cached, vector=vector)]
+        return [Pooled(sequence.id, vector, cached, sequence.times)]
 
     def _search(self, sequence: Sequence, sample: Sample) -> list[TokenEvent]:
         """Beam search: texts come when the best have been found."""
+        sequence.sampled(self._clock())
         events = self._searches.advance(sequence, sample)
         if events:
             self._forget(sequence.id)
-            self._counts["generated"] += sum(e.token is not None for e in events)
+            self._counts["generated"] += sum(
+                len(e.tokens) for e in events if isinstance(e, BeamText)
+            )
         return events
 
     def _forced(self, sequence: Sequence) -> int | None:
@@ -355,7 +349,7 @@ class Engine:
 
     def _accept(
         self, sequence: Sequence, token: int, logprob: float, top: list[tuple[int, float]]
-    ) -> TokenEvent:
+    ) -> Token:
         """Appends a token; the event has `finish` if that ended the sequence."""
         params = sequence.request.params
         self._counts["generated"] += 1
@@ -373,9 +367,8 @@ class Engine:
         if finish:
             self._forget(sequence.id)
             self.scheduler.retire(sequence)
-        return TokenEvent(
-            sequence.id, token, logprob, top, finish, sequence.cached, queued=sequence.queued or 0.0
-        )
+        times = sequence.sampled(self._clock())
+        return Token(sequence.id, token, logprob, top, finish, sequence.cached, times)
 
     def _end_tokens(self, params: SamplingParams) -> list[int]:
         return [*params.stop_token_ids, *(() if params.ignore_eos else self._eos)]

@@ -1,4 +1,4 @@
-"""What goes into an engine and what comes out. These structs also travel between processes."""
+"""What an engine is asked for. These structs also travel between processes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Literal
 import msgspec
 
 from octavo.errors import ContextExceeded, RequestError
-
-Finish = Literal["stop", "complete", "length", "abort", "deadline", "refused", "error"]
 
 MAX_LOGPROBS = 20
 MAX_BEAMS = 32
@@ -245,27 +243,3 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise RequestError(
                 "token_type_ids are 0 or 1 for each prompt token", "token_type_ids", "invalid_value"
             )
-
-
-class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
-    """One token of a request, its end, or both, or log-probabilities of its prompt.
-
-    token: None for an end without one. scores: (log-probability, alternatives) of prompt tokens, in
-    order, from the second one on. beam: which of the texts that a beam search found; width: its
-    width as the blocks allowed it; score: that text's; more: others follow it.
-    """
-
-    id: str
-    token: int | None = None
-    logprob: float = 0.0
-    top: list[tuple[int, float]] = []
-    finish: Finish | None = None
-    cached: int = 0  # prompt tokens whose keys and values were found in the cache
-    error: str | None = None
-    scores: list[tuple[float, list[tuple[int, float]]]] = []
-    beam: int = 0
-    width: int = 0
-    score: float = 0.0
-    more: bool = False
-    vector: bytes = b""  # fp32, what was pooled
-    queued: float = 0.0  # seconds between the submission and its first step

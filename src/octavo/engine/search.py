@@ -6,8 +6,9 @@ from collections.abc import Callable
 from functools import partial
 
 from octavo.backends.base import BLOCK, Sample
-from octavo.engine.beam import Beam, BeamGroup, Hypothesis
-from octavo.engine.request import SamplingParams, TokenEvent
+from octavo.engine.beam import Beam, BeamGroup
+from octavo.engine.events import BeamText, Ended, TokenEvent
+from octavo.engine.request import SamplingParams
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.sequence import Sequence
 
@@ -96,23 +97,14 @@ def _found(group: BeamGroup, sequence: Sequence) -> list[TokenEvent]:
     wanted = group.finished[: group.params.n]
     if not wanted:
         reason = "no token is left that may follow"
-        return [TokenEvent(sequence.id, finish="refused", error=reason)]
-    events: list[TokenEvent] = []
-    for i, hypothesis in enumerate(wanted):
-        events += _events(hypothesis, i, group, sequence, more=i + 1 < len(wanted))
-    return events
-
-
-def _events(
-    hypothesis: Hypothesis, index: int, group: BeamGroup, sequence: Sequence, more: bool
-) -> list[TokenEvent]:
+        return [Ended(sequence.id, "refused", reason, sequence.cached, sequence.times)]
     shown = sequence.request.params.logprobs or 0
-    last = len(hypothesis.choices) - 1
     return [
-        TokenEvent(
-            sequence.id, c.token, c.logprob, c.top[:shown],
-            finish=hypothesis.finish if i == last else None, cached=sequence.cached,
-            beam=index, width=group.width, more=more, score=hypothesis.score,
+        BeamText(
+            sequence.id, i, group.width,
+            [c.token for c in h.choices], [c.logprob for c in h.choices],
+            [c.top[:shown] for c in h.choices], h.score, h.finish,
+            last=i + 1 == len(wanted), cached=sequence.cached, times=sequence.times,
         )
-        for i, c in enumerate(hypothesis.choices)
+        for i, h in enumerate(wanted)
     ]  # fmt: skip

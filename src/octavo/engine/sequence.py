@@ -7,11 +7,13 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import cast
 
+import msgspec
 import numpy as np
 
 from octavo.backends.base import BLOCK, Floats, SamplingRow
 from octavo.engine.canonical import Mask, mask_of, tokens_of
 from octavo.engine.constraint import Constraint
+from octavo.engine.events import Times
 from octavo.engine.request import Request
 
 MASK64 = (1 << 64) - 1
@@ -31,8 +33,7 @@ class Sequence:
     indexed: int = 0  # whole blocks handed to the prefix index
     cached: int = 0  # prompt tokens found in the cache at first admission
     admitted: bool = False
-    submitted: float = 0.0
-    queued: float | None = None  # seconds between that and the first step
+    times: Times = Times()
     counts: Counter[int] = field(default_factory=Counter)  # generated tokens
     eos: frozenset[int] = frozenset()
     vocabulary: int = 0
@@ -69,6 +70,12 @@ class Sequence:
         self._mask = None
         if self.constraint is not None:
             self.constraint.push(token)
+
+    def sampled(self, now: float) -> Times:
+        """Notes the time of a token, and gives all times."""
+        queued, admitted, first, _ = msgspec.structs.astuple(self.times)
+        self.times = Times(queued, admitted, first or now, now)
+        return self.times
 
     def fork(self) -> Sequence:
         """A copy that has computed nothing and holds no blocks."""

@@ -1,20 +1,17 @@
-"""Token events as text: detokenizing, stop strings, and what is told about each piece."""
+"""Token events as text: detokenizing, stop strings, thoughts, tool calls, log-probabilities."""
 
 from __future__ import annotations
 
-import asyncio
-import secrets
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import msgspec
-
-from octavo.engine.request import Request, SamplingParams, TokenEvent
-from octavo.generate.model import ServedModel
+from octavo.engine.events import BeamText, Ended, PromptLogprobs, Token, TokenEvent
+from octavo.engine.request import Request
+from octavo.errors import EngineFailed, RequestError
 from octavo.generate.reply import TextDelta, TokenInfo, Usage
-from octavo.text import ReplyParser, TextStream
+from octavo.text import ReplyParser, TextStream, Tokenizer
 from octavo.text.tools import MARKERS, ToolFormat
+
+Sampled = tuple[int, float, list[tuple[int, float]]]  # token, log-probability, alternatives
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,168 +26,90 @@ class ReplyFormat:
         return ReplyParser(self.tools, self.reasoning, self.thinking)
 
 
+def failure(event: Ended, constraint: str = "structure") -> RequestError | None:
+    """The error that a request ended with, if it did. constraint: the field of its grammar."""
+    if event.finish == "deadline":
+        return EngineFailed("the request's deadline passed", "timeout", "deadline_exceeded")
+    if event.finish == "refused":
+        return RequestError(event.error or "", constraint, "constraint_failed")
+    if event.finish == "error":
+        return EngineFailed("the engine could not compute this request", code="engine_error")
+    return None
+
+
 class OutputProcessor:
-    """One choice's events as pieces."""
+    """Turns the events of one choice into text deltas, and counts them."""
 
     def __init__(
-        self,
-        served: ServedModel,
-        request: Request,
-        choice: int,
-        usage: Usage,
-        reply: ReplyFormat | None,
-    ) -> None:
+        self, tokenizer: Tokenizer, request: Request, choice: int, usage: Usage,
+        reply: ReplyFormat | None = None,
+    ) -> None:  # fmt: skip
         markers = reply is not None and (reply.tools is not None or reply.reasoning)
-        table = served.tokenizer.bytes_saying(MARKERS) if markers else served.tokenizer.bytes
+        table = tokenizer.bytes_saying(MARKERS) if markers else tokenizer.bytes
         self._stream = TextStream(table, request.params.stop_strings)
         self._parser = reply.parser() if reply else None
         self._request, self._choice, self._usage = request, choice, usage
-        self._scores: list[TokenInfo] = []
-        self._ids: list[int] = []  # that no piece has told of yet
+        self._prompt: list[TokenInfo] = []
+        self._ids: list[int] = []  # that no delta has told of yet
 
     def push(self, event: TokenEvent) -> TextDelta:
         """What an event adds, which may be nothing."""
-        if event.token is not None:
-            self._ids.append(event.token)
-        piece = self._read(event)
-        if not piece:
-            return piece
-        ids, self._ids = self._ids, []
-        return replace(piece, ids=ids)
-
-    def _read(self, event: TokenEvent) -> TextDelta:
         self._usage.cached = max(self._usage.cached, event.cached)
-        self._usage.beam_width = event.width or self._usage.beam_width
-        self._usage.queued = max(self._usage.queued, event.queued)
-        params, tokens = self._request.params, []
-        if event.token is not None:
-            self._usage.token()
-            if params.logprobs is not None and event.finish != "stop":
-                tokens = [TokenInfo(event.token, event.logprob, event.top)]
-        text, finish = self._stream.push(event.token, event.finish)
-        prompt = self._prompt(event)
-        score = event.score if finish and event.width else None
-        if self._parser is None:
-            return TextDelta(self._choice, text, tokens, finish, prompt=prompt, score=score)
-        delta = self._parser.push(text)
-        reasoning, calls, text = delta.reasoning, delta.calls, delta.content
-        if finish:
-            rest = self._parser.finish()
-            reasoning, calls, text = (
-                reasoning + rest.reasoning, calls + rest.calls, text + rest.content,
-            )  # fmt: skip
-        if finish == "stop" and self._parser.calls:
-            finish = "tool_calls"
-        return TextDelta(self._choice, text, tokens, finish, reasoning, calls, prompt, score)
+        if isinstance(event, PromptLogprobs):
+            return TextDelta(self._choice, "", prompt=self._scored(event))
+        self._usage.stamp(event.times)
+        if isinstance(event, Token):
+            return self._read([(event.token, event.logprob, event.top)], event.finish)
+        if isinstance(event, BeamText):
+            self._usage.beam_width = event.width
+            tokens = list(zip(event.tokens, event.logprobs, event.tops, strict=True))
+            return self._read(tokens, event.finish, event.score)
+        return self._read([], event.finish if isinstance(event, Ended) else None)
 
-    def _prompt(self, event: TokenEvent) -> list[TokenInfo]:
-        """The scored prompt, when the last of its log-probabilities has come."""
-        if not event.scores:
-            return []
+    def _read(
+        self, sampled: list[Sampled], finish: str | None, score: float | None = None
+    ) -> TextDelta:
+        """Tokens as text. finish: how the last of them ended the choice, if it did."""
+        stop_token = sampled[-1][0] if sampled and finish == "stop" else None
+        shown = sampled if stop_token is None else sampled[:-1]
+        self._usage.completion += len(sampled)
+        self._ids += [token for token, _, _ in sampled]
+        text, end = "", None
+        for token, _, _ in shown:
+            more, end = self._stream.push(token, None)
+            text += more
+        if finish and end is None:
+            more, end = self._stream.push(None, finish)
+            text += more
+        wanted = self._request.params.logprobs is not None
+        tokens = [TokenInfo(*one) for one in shown] if wanted else []
+        return self._delta(text, tokens, end, score, stop_token)
+
+    def _delta(
+        self, text: str, tokens: list[TokenInfo], finish: str | None, score: float | None,
+        stop_token: int | None,
+    ) -> TextDelta:  # fmt: skip
+        reasoning, calls = "", []
+        if self._parser is not None:
+            delta = self._parser.push(text)
+            reasoning, calls, text = delta.reasoning, delta.calls, delta.content
+            if finish:
+                rest = self._parser.finish()
+                reasoning += rest.reasoning
+                calls, text = calls + rest.calls, text + rest.content
+            if finish == "stop" and self._parser.calls:
+                finish = "tool_calls"
+        made = TextDelta(
+            self._choice, text, tokens, finish, reasoning, calls, [], score, self._ids, stop_token
+        )
+        if made:
+            self._ids = []
+        return made
+
+    def _scored(self, event: PromptLogprobs) -> list[TokenInfo]:
+        """The log-probabilities of the prompt, when the last of them has come."""
         prompt = self._request.prompt
-        self._scores = self._scores or [TokenInfo(prompt[0], None, [])]
-        for logprob, top in event.scores:
-            self._scores.append(TokenInfo(prompt[len(self._scores)], logprob, top))
-        return self._scores if len(self._scores) == len(prompt) else []
-
-
-async def generate(
-    served: ServedModel, request: Request, choice: int, usage: Usage,
-    reply: ReplyFormat | None = None,
-) -> AsyncGenerator[TextDelta, None]:  # fmt: skip
-    """The pieces of one request: choice `choice`, or from there on the texts of a beam search.
-
-    The last piece of each has `finish`.
-    """
-    readings: dict[int, OutputProcessor] = {}
-    async with aclosing(served.client.submit(request)) as events:
-        async for event in events:
-            if event.beam not in readings:
-                readings[event.beam] = OutputProcessor(
-                    served, request, choice + event.beam, usage, reply
-                )
-            if piece := readings[event.beam].push(event):
-                if piece.finish:
-                    usage.finishes.append(piece.finish)
-                yield piece
-                if piece.finish and not event.more:
-                    return
-
-
-def requests_for(
-    prompts: list[list[int]],
-    n: int,
-    params: SamplingParams,
-    timeout: float | None = None,
-    priority: int = 0,
-    salt: str = "",
-    adapter: str = "",
-) -> list[Request]:
-    """`n` requests per prompt. Choice i draws with seed + i, as if it had been asked for alone.
-
-    A beam search gives its choices in one request.
-    """
-    out = []
-    for prompt in prompts:
-        for i in range(1 if params.beam else n):
-            seed = ((params.seed or 0) + i + (1 << 63)) % (1 << 64) - (1 << 63)
-            one = msgspec.structs.replace(params, seed=seed)
-            out.append(
-                Request(
-                    id=secrets.token_hex(12),
-                    prompt=prompt,
-                    params=one,
-                    timeout=timeout,
-                    priority=priority,
-                    salt=salt,
-                    adapter=adapter,
-                )
-            )
-    return out
-
-
-async def generate_all(
-    served: ServedModel, requests: list[Request], usage: Usage,
-    reply: ReplyFormat | None = None,
-) -> AsyncGenerator[TextDelta, None]:  # fmt: skip
-    """The pieces of all choices as they come. Closing the iterator aborts every request."""
-    if len(requests) == 1:
-        async with aclosing(generate(served, requests[0], 0, usage, reply)) as pieces:
-            async for piece in pieces:
-                yield piece
-        return
-    queue: asyncio.Queue[TextDelta | BaseException | None] = asyncio.Queue()
-
-    async def pump(request: Request, choice: int) -> None:
-        try:
-            async for piece in generate(served, request, choice, usage, reply):
-                queue.put_nowait(piece)
-            queue.put_nowait(None)
-        except Exception as e:
-            queue.put_nowait(e)
-
-    each = [r.params.beam.n if r.params.beam else 1 for r in requests]
-    firsts = [sum(each[:i]) for i in range(len(each))]
-    tasks: list[asyncio.Task[None]] = []
-
-    async def start() -> None:
-        for request, first in zip(requests, firsts, strict=True):
-            tasks.append(asyncio.create_task(pump(request, first)))
-            await asyncio.sleep(0)  # each sends a prompt, which may be long: others have a turn
-
-    starter = asyncio.create_task(start())
-    try:
-        running = len(requests)
-        while running:
-            item = await queue.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                running -= 1
-            else:
-                yield item
-    finally:
-        starter.cancel()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(starter, *tasks, return_exceptions=True)
+        self._prompt = self._prompt or [TokenInfo(prompt[0], None, [])]
+        for logprob, top in event.logprobs:
+            self._prompt.append(TokenInfo(prompt[len(self._prompt)], logprob, top))
+        return self._prompt if len(self._prompt) == len(prompt) else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from octavo.engine.events import Times
 from octavo.text import CallDelta
 
 
@@ -22,7 +23,8 @@ class TextDelta:
     """New text of a choice, the tokens behind it, and how the choice ended if it did.
 
     reasoning, calls: what of a chat's text was no content. prompt: log-probabilities of the whole
-    prompt, once. score: of a beam, with its end. ids: tokens generated since the last delta.
+    prompt, once. score: of a beam, with its end. ids: tokens generated since the last delta;
+    stop_token: the last of them, if it ended the choice and is no part of the text.
     """
 
     choice: int
@@ -34,6 +36,7 @@ class TextDelta:
     prompt: list[TokenInfo] = field(default_factory=list)
     score: float | None = None
     ids: list[int] = field(default_factory=list)
+    stop_token: int | None = None
 
     def __bool__(self) -> bool:
         shown = self.text or self.tokens or self.finish or self.reasoning
@@ -42,7 +45,11 @@ class TextDelta:
 
 @dataclass
 class Usage:
-    """Tokens and times of a request, counted as it runs."""
+    """Tokens and times of a request, counted as it runs.
+
+    began, first, last: time.monotonic() of the request and of its first and latest token. queued:
+    seconds until the engine began with it. finishes: how its choices ended.
+    """
 
     prompt: int = 0
     completion: int = 0
@@ -51,13 +58,15 @@ class Usage:
     began: float = field(default_factory=time.monotonic)
     first: float | None = None
     last: float | None = None
-    queued: float = 0.0  # seconds until the engine began with it
-    finishes: list[str] = field(default_factory=list)  # how its choices ended
+    queued: float = 0.0
+    finishes: list[str] = field(default_factory=list)
 
-    def token(self) -> None:
-        self.last = time.monotonic()
-        self.first = self.first or self.last
-        self.completion += 1
+    def stamp(self, times: Times) -> None:
+        """Takes over the engine's time stamps of one choice."""
+        self.queued = max(self.queued, times.admitted - times.queued)
+        if times.first_token:
+            self.first = min(self.first or times.first_token, times.first_token)
+            self.last = max(self.last or 0.0, times.last_token)
 
     def to_dict(self) -> dict[str, object]:
         value: dict[str, object] = {

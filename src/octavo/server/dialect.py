@@ -14,7 +14,9 @@ import msgspec
 from octavo.checkpoint.pooling import Vector
 from octavo.errors import RequestError
 from octavo.generate.model import ServedModel
+from octavo.generate.prepare import PreparedRequest
 from octavo.generate.reply import TextDelta, Usage
+from octavo.generate.request import GenerationRequest
 from octavo.server.parsing import Fields
 
 ErrorBody = Callable[[RequestError], bytes]  # the JSON of an error response
@@ -65,10 +67,10 @@ class Route:
 
 @dataclass(frozen=True)
 class GenerateRoute(Route):
-    """Generates text: a request of a body, and the writer of its response."""
+    """Generates text: the request that a body asks for, and the writer of the response."""
 
-    job: Callable[[Any, ServedModel], Any]
-    writer: Callable[[Any, Any, ServedModel, Usage], ResponseWriter]
+    request: Callable[[Any], GenerationRequest]
+    writer: Callable[[Any, PreparedRequest, Usage], ResponseWriter]
 
 
 @dataclass(frozen=True)

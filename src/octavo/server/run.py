@@ -146,7 +146,7 @@ async def open_served(
         context=options.plan.context,
         created=int(time.time()),
         task=model.task,
-        pooling=read_pooling(model.checkpoint, not model.lowered.program.causal),
+        pooling=read_pooling(model.checkpoint, not model.program.causal),
     )
 
 

@@ -9,13 +9,14 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.errors import RequestError
+from octavo.generate.choices import generate, generate_whole
+from octavo.generate.embed import count, encode_inputs, encode_pairs, pool, score
 from octavo.generate.model import ServedModel
-from octavo.generate.output import generate_all, requests_for
+from octavo.generate.prepare import PreparedRequest, prepare
 from octavo.generate.reply import TextDelta, Usage
 from octavo.server.bodies import Bodies
 from octavo.server.dialect import (
@@ -29,9 +30,6 @@ from octavo.server.dialect import (
     ScoreRoute,
     TextRoute,
 )
-from octavo.server.dialects.openai.jobs import echoed
-from octavo.server.dialects.openai.sampling_request import salted
-from octavo.server.embedding import count, encode_inputs, encode_pairs, pool, score
 from octavo.server.exchange import exchange
 from octavo.server.guard import principal
 from octavo.server.http import (
@@ -119,30 +117,19 @@ class Runner:
     async def _generate(
         self, route: GenerateRoute, body: Any, served: ServedModel, names: Names, request: Request
     ) -> Response:
-        served.require("generate")
         self._registry.check_open()
-        job = await asyncio.to_thread(route.job, body, served)
-        if (structure := job.structure) is not None:
-            grammar = await served.grammars.grammar(structure)
-            params = msgspec.structs.replace(
-                job.params, grammar=grammar, grammar_exit=structure.exits
-            )
-            job = replace(job, params=params)
-        requests = requests_for(
-            job.prompts, job.made, job.params, body.timeout, body.priority or 0,
-            salted(principal(request.scope).salt, body.cache_salt), served.adapter,
-        )  # fmt: skip
-        usage = Usage(prompt=sum(map(len, job.prompts)))
-        writer = route.writer(body, job, served, usage)
-        deltas = generate_all(served, job.tuned(requests), usage, job.reply)
-        if job.echo:
-            deltas = echoed(deltas, served.tokenizer, job)
-        exchange(request.scope).usage = usage
+        salt = principal(request.scope).salt
+
+        def prepared() -> PreparedRequest:
+            return prepare(replace(route.request(body), salt=salt), served)
+
+        job = await asyncio.to_thread(prepared)
+        usage = exchange(request.scope).usage = Usage(prompt=job.prompt_tokens)
+        writer = route.writer(body, job, usage)
         if writer.stream:
-            return await _stream(request, deltas, writer, names)
-        count = len(job.prompts) * job.made
-        choices = await while_connected(request.receive, _collect(deltas, count))
-        return json_response(await asyncio.to_thread(lambda: writer.whole(job.best(choices))))
+            return await _stream(request, generate(job, usage), writer, names)
+        choices = await while_connected(request.receive, generate_whole(job, usage))
+        return json_response(await asyncio.to_thread(writer.whole, choices))
 
 
 async def _stream(
@@ -173,15 +160,6 @@ async def _stream(
             yield writer.failure(error)
 
     return EventStream(frames(), writer.media_type)
-
-
-async def _collect(deltas: AsyncGenerator[TextDelta, None], count: int) -> list[list[TextDelta]]:
-    """The text of each choice, once all have ended."""
-    out: list[list[TextDelta]] = [[] for _ in range(count)]
-    async with aclosing(deltas):
-        async for delta in deltas:
-            out[delta.choice].append(delta)
-    return out
 
 
 def answering(handler: Handler) -> Handler:

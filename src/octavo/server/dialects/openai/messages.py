@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 
 from octavo.errors import InvalidValue, RequestError
+from octavo.generate.request import NamedTool
 from octavo.server.sizes import check_nesting
 from octavo.text import messages as neutral
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1 << 15  # of all messages together
-MAX_TOOLS = 128
 ROLES = ("system", "developer", "user", "assistant", "tool")
-NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 # Fields of type Raw below are what clients send back of replies, or for other servers: those of
 # `_UNHEARD` are refused unless they are null, the others have no effect.
@@ -92,54 +89,28 @@ class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
     type: str = "function"
 
 
-@dataclass(frozen=True, slots=True)
-class ToolUse:
-    """What a request wants of tools. told: those in the prompt; callable: those it may call."""
-
-    told: list[neutral.Tool]
-    callable: list[neutral.Tool]
-    required: bool
-    strict: bool
-    parallel: bool
+def tools(given: list[Tool] | None) -> list[neutral.Tool]:
+    """The functions that a request tells the model of. Raises RequestError."""
+    return [_tool(i, tool) for i, tool in enumerate(given or ())]
 
 
 def _tool(i: int, tool: Tool) -> neutral.Tool:
     function = tool.function
     if tool.type != "function":
         raise InvalidValue(f"tools[{i}].type is not function", f"tools[{i}].type")
-    if not NAME.fullmatch(function.name):
-        name = f"tools[{i}].function.name"
-        raise InvalidValue(f"{name} has 1 to 64 letters, digits, '_', '.' and '-'", name)
     return neutral.Tool(
         function.name, function.description, function.parameters, function.returns,
         bool(function.strict),
     )  # fmt: skip
 
 
-def tool_use(
-    tools: list[Tool] | None, choice: str | ToolChoice | None, parallel: bool | None
-) -> ToolUse | None:
-    """Tools and tool_choice, checked; None without tools. Raises RequestError."""
-    given = tools or []
-    names = [t.function.name for t in given]
-    if len(given) > MAX_TOOLS or len(set(names)) < len(names):
-        raise InvalidValue(f"tools takes up to {MAX_TOOLS} functions of different names", "tools")
-    told = [_tool(i, t) for i, t in enumerate(given)]
-    named = None
-    if isinstance(choice, ToolChoice):
-        named = choice.function.name
-        if choice.type != "function" or named not in names:
-            raise InvalidValue("tool_choice names none of the tools", "tool_choice")
-    elif choice not in (None, "none", "auto", "required"):
-        raise InvalidValue("tool_choice is none, auto, required or a function", "tool_choice")
-    if choice == "required" and not given:
-        raise InvalidValue("tool_choice is required, but there are no tools", "tool_choice")
-    if choice == "none" or not given:
-        return ToolUse(told, [], False, False, False) if given else None
-    usable = [t for t in told if named in (None, t.name)]
-    strict = any(t.strict for t in told)
-    several = parallel is not False and named is None
-    return ToolUse(told, usable, choice == "required" or named is not None, strict, several)
+def tool_choice(given: str | ToolChoice | None) -> str | NamedTool:
+    """Which of the tools are to be called. Raises RequestError."""
+    if not isinstance(given, ToolChoice):
+        return given or "auto"
+    if given.type != "function":
+        raise InvalidValue("tool_choice names none of the tools", "tool_choice")
+    return NamedTool(given.function.name)
 
 
 def conversation(given: list[Message] | None) -> list[neutral.Message]:

@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 
 from octavo.errors import RequestError
-from octavo.generate.model import ServedModel
+from octavo.generate.prepare import PreparedRequest
 from octavo.generate.reply import TextDelta, TokenInfo, Usage
-from octavo.server.dialects.openai.jobs import Job
 from octavo.server.dialects.openai.schemas import ChatBody, CompletionBody
 from octavo.text import CallDelta, Tokenizer
 
@@ -139,25 +138,33 @@ def _whole_calls(calls: Iterable[CallDelta]) -> list[dict[str, Any]]:
     return out
 
 
+def _role(body: ChatBody) -> str:
+    """Whose message the reply is: the assistant's, unless it continues another's."""
+    if body.add_generation_prompt is None and not body.continue_final_message:
+        return "assistant"
+    return "assistant" if body.add_generation_prompt else (body.messages or [])[-1].role
+
+
 class ResponseWriter:
     """How pieces become a reply. `chat` and plain completions differ only here."""
 
     media_type = "text/event-stream; charset=utf-8"
 
-    def __init__(
-        self, body: ChatBody | CompletionBody, job: Job, served: ServedModel, usage: Usage
-    ) -> None:
-        self._job, self._served, self._usage = job, served, usage
+    def __init__(self, body: ChatBody | CompletionBody, job: PreparedRequest, usage: Usage) -> None:
+        self._job, self._served, self._usage = job, job.model, usage
         self.stream = bool(body.stream)
         stream = body.stream_options
         self._with_usage = stream is not None and bool(stream.include_usage)
         self._running = self._with_usage and bool(stream and stream.continuous_usage_stats)
-        self._chat = job.chat
+        self._chat = isinstance(body, ChatBody)
+        self._role = _role(body) if isinstance(body, ChatBody) else ""
+        self._ids = bool(body.return_token_ids)
+        self._named = bool(body.return_tokens_as_token_ids)
         self._base = {
-            "id": ("chatcmpl-" if job.chat else "cmpl-") + secrets.token_hex(12),
-            "object": "chat.completion" if job.chat else "text_completion",
+            "id": ("chatcmpl-" if self._chat else "cmpl-") + secrets.token_hex(12),
+            "object": "chat.completion" if self._chat else "text_completion",
             "created": int(time.time()),
-            "model": served.name,
+            "model": job.model.name,
         }
         self._offsets: dict[int, int] = {}
         self._generated: dict[int, int] = {}  # tokens of each choice
@@ -165,7 +172,7 @@ class ResponseWriter:
     def _logprobs(self, choice: int, tokens: list[TokenInfo]) -> dict[str, Any] | None:
         if self._job.params.logprobs is None:
             return None
-        tokenizer, named = self._served.tokenizer, self._job.named
+        tokenizer, named = self._served.tokenizer, self._named
         if self._chat:
             return chat_logprobs(tokenizer, tokens, named)
         begin = self._offsets.get(choice, 0)
@@ -201,14 +208,14 @@ class ResponseWriter:
         if not self._chat:
             return b""
         (prompt,) = self._job.prompts
-        delta = {"delta": {"role": self._job.role, "content": "", "refusal": None}}
-        more = {"prompt_token_ids": prompt} if self._job.ids else {}
+        delta = {"delta": {"role": self._role, "content": "", "refusal": None}}
+        more = {"prompt_token_ids": prompt} if self._ids else {}
         opened = [self._choice(i, delta, None, None) for i in range(self._job.made)]
         return b"".join(self._chunk([choice], **more) for choice in opened)
 
     def chunks(self, piece: TextDelta) -> bytes:
         """The chunks of a piece: what it says first, then the end."""
-        out, ids = b"", self._ids(piece)
+        out, ids = b"", self._token_ids(piece)
         self._generated[piece.choice] = self._generated.get(piece.choice, 0) + len(piece.ids)
         if piece.text or piece.tokens or piece.reasoning or piece.calls:
             body: dict[str, Any] = {"text": piece.text}
@@ -223,9 +230,9 @@ class ResponseWriter:
             out += self._chunk([_scored(choice, piece)])
         return out
 
-    def _ids(self, piece: TextDelta) -> dict[str, Any]:
+    def _token_ids(self, piece: TextDelta) -> dict[str, Any]:
         """The token ids of a piece, and with a choice's first its prompt's, if they are wanted."""
-        if not self._job.ids:
+        if not self._ids:
             return {}
         ids: dict[str, Any] = {"token_ids": piece.ids}
         if not self._chat and piece.choice not in self._generated:
@@ -263,7 +270,7 @@ class ResponseWriter:
             body: dict[str, Any] = {"text": text}
             if self._chat:
                 body = {"message": self._message(text, pieces)}
-            if self._job.ids:
+            if self._ids:
                 body["token_ids"] = [i for p in pieces for i in p.ids]
                 if not self._chat:
                     body["prompt_token_ids"] = self._job.prompts[index // self._job.n]
@@ -277,14 +284,14 @@ class ResponseWriter:
         reply: dict[str, Any] = dict(self._base, choices=out, usage=self._usage.to_dict())
         if self._chat and scored is not None:
             reply["prompt_logprobs"] = scored
-        if self._chat and self._job.ids:
+        if self._chat and self._ids:
             reply["prompt_token_ids"] = self._job.prompts[0]
         return encode(reply)
 
     def _message(self, text: str, pieces: Sequence[TextDelta]) -> dict[str, Any]:
         calls = _whole_calls(c for p in pieces for c in p.calls)
         reasoning = "".join(p.reasoning for p in pieces)
-        message: dict[str, Any] = {"role": self._job.role, "content": text, "refusal": None}
+        message: dict[str, Any] = {"role": self._role, "content": text, "refusal": None}
         if calls:
             message |= {"content": text or None, "tool_calls": calls}
         if reasoning:

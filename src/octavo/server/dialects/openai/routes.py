@@ -10,7 +10,7 @@ from octavo.server.dialect import (
     ScoreRoute,
     TextRoute,
 )
-from octavo.server.dialects.openai import embeddings, jobs
+from octavo.server.dialects.openai import embeddings, requests
 from octavo.server.dialects.openai.models import model_card, model_list
 from octavo.server.dialects.openai.responses import ResponseWriter, error_body
 from octavo.server.dialects.openai.schemas import (
@@ -27,8 +27,14 @@ DIALECT = Dialect(
     FIELDS,
     error_body,
     (
-        GenerateRoute("/v1/chat/completions", ChatBody, jobs.chat_job, ResponseWriter),
-        GenerateRoute("/v1/completions", CompletionBody, jobs.completion_job, ResponseWriter),
+        GenerateRoute(
+            "/v1/chat/completions", ChatBody, requests.chat_request, ResponseWriter,
+            names=requests.names,
+        ),
+        GenerateRoute(
+            "/v1/completions", CompletionBody, requests.completion_request, ResponseWriter,
+            names=requests.names,
+        ),
         EmbedRoute(
             "/v1/embeddings", embeddings.EmbeddingBody, embeddings.inputs,
             embeddings.embeddings_reply, names=lambda _: {"inputs": "input"},
@@ -41,7 +47,7 @@ DIALECT = Dialect(
             "/v1/score", embeddings.ScoreBody, embeddings.score_pairs, embeddings.score_reply,
             names=lambda _: {"pairs": "text_1"},
         ),
-        TextRoute("/tokenize", TokenizeBody, tokenize),
+        TextRoute("/tokenize", TokenizeBody, tokenize, names=requests.names),
         TextRoute("/detokenize", DetokenizeBody, detokenize),
         ModelsRoute("/v1/models", model_list),
         ModelsRoute("/v1/models/{name:path}", model_card),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from octavo.errors import InvalidValue
 from octavo.generate.model import ServedModel
-from octavo.server.dialects.openai.jobs import encode_chat
-from octavo.server.dialects.openai.messages import tool_use
+from octavo.generate.prepare import encode_chat
+from octavo.server.dialects.openai.requests import tokenize_request
 from octavo.server.dialects.openai.responses import encode
 from octavo.server.dialects.openai.schemas import DetokenizeBody, TokenizeBody
 
@@ -18,7 +18,7 @@ def tokenize(body: TokenizeBody, served: ServedModel) -> bytes:
     if text is not None:
         ids = served.tokenizer.encode(text, None if body.add_special_tokens else False)
     else:
-        ids = encode_chat(body, served, tool_use(body.tools, None, None))
+        ids = encode_chat(tokenize_request(body), served)
     return encode({"count": len(ids), "max_model_len": served.context, "tokens": ids})
 
 
