@@ -41,11 +41,11 @@ DIALECT = Dialect(
         ),
         ScoreRoute(
             "/v1/rerank", embeddings.RerankBody, embeddings.rerank_pairs,
-            embeddings.rerank_reply, names=lambda _: {"pairs": "documents"},
+            embeddings.rerank_reply, names=lambda _: {"pairs": "documents", "input": "documents"},
         ),
         ScoreRoute(
             "/v1/score", embeddings.ScoreBody, embeddings.score_pairs, embeddings.score_reply,
-            names=lambda _: {"pairs": "text_1"},
+            names=lambda _: {"pairs": "text_1", "input": "text_1"},
         ),
         TextRoute("/tokenize", TokenizeBody, tokenize, names=requests.names),
         TextRoute("/detokenize", DetokenizeBody, detokenize),
