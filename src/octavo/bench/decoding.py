@@ -19,7 +19,7 @@ from octavo.engine.host import usable_threads
 from octavo.engine.loader import load_engine, open_model
 from octavo.engine.plan import make_plan
 from octavo.engine.request import BeamSearch, Request, SamplingParams
-from octavo.llm import token_table
+from octavo.generate.load import token_table
 from octavo.models.adapters import adapter_targets
 from octavo.program import Linear, Program
 from octavo.text import load_tokenizer

@@ -22,6 +22,7 @@ from pathlib import Path
 from octavo.backends.base import Adapters, Executable
 from octavo.checkpoint.identity import check_unchanged
 from octavo.client.protocol import (
+    RECEIVE,
     Abort,
     Adapted,
     Failed,
@@ -46,7 +47,6 @@ from octavo.errors import ModelChanged, ModelNotFound, OctavoError, RequestError
 LOG = logging.getLogger(__name__)
 BEAT = 1.0  # seconds
 PR_SET_PDEATHSIG = 1
-RECEIVE = 1 << 20
 
 
 def die_with_parent(parent: int) -> None:
@@ -62,7 +62,7 @@ class EngineProcess:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._sending = threading.Lock()
-        self._frames = FrameBuffer()
+        self._frames: FrameBuffer[ToEngine] = FrameBuffer(ToEngine)
         self._engine: Engine | None = None
         self._heart: threading.Thread | None = None
         self._over = threading.Event()
@@ -76,7 +76,8 @@ class EngineProcess:
         data = self._sock.recv(RECEIVE)
         if not data:
             raise EOFError
-        return self._frames.push(data)
+        self._frames.push(data)
+        return list(iter(self._frames.pop, None))
 
     def send(self, message: ToFront) -> None:
         self._write(frame(message))

@@ -15,7 +15,7 @@ from octavo.engine.request import Request, SamplingParams
 from octavo.errors import RequestError
 from octavo.generate.output import OutputProcessor, failure
 from octavo.generate.prepare import PreparedRequest
-from octavo.generate.reply import TextDelta, TokenInfo, Usage
+from octavo.generate.reply import Completion, TextDelta, TokenInfo, Usage, whole_calls
 
 
 async def generate(job: PreparedRequest, usage: Usage) -> AsyncGenerator[TextDelta, None]:
@@ -46,6 +46,39 @@ async def generate_whole(job: PreparedRequest, usage: Usage) -> list[list[TextDe
         return choices
     groups = (choices[i : i + job.made] for i in range(0, len(choices), job.made))
     return [best for group in groups for best in sorted(group, key=_rank)[: job.n]]
+
+
+def completions(
+    job: PreparedRequest, choices: list[list[TextDelta]], usage: Usage
+) -> list[Completion]:
+    """The choices of `generate_whole` as finished replies, without empty ones."""
+    each = [(job.prompts[i // job.n], deltas) for i, deltas in enumerate(choices)]
+    return [_completion(job, prompt, deltas, usage) for prompt, deltas in each if deltas]
+
+
+def _completion(
+    job: PreparedRequest, prompt: list[int], deltas: list[TextDelta], usage: Usage
+) -> Completion:
+    stopped = any(d.stop_token is not None for d in deltas)
+    ids = [i for d in deltas for i in d.ids]
+    tokens = [t for d in deltas for t in d.tokens] if job.params.logprobs is not None else None
+    first = [TokenInfo(prompt[0], None, [])]
+    scored = next((d.prompt for d in deltas if d.prompt), first)
+    scores = scored if job.params.prompt_logprobs is not None else None
+    return Completion(
+        text="".join(d.text for d in deltas),
+        tokens=ids[:-1] if stopped else ids,
+        finish_reason=next((d.finish for d in deltas if d.finish), "abort"),
+        prompt_tokens=len(prompt),
+        cached_tokens=usage.cached,
+        logprobs=None if tokens is None else [t.logprob or 0.0 for t in tokens],
+        top_logprobs=None if tokens is None else [dict(t.top) for t in tokens],
+        prompt_logprobs=None if scores is None else [t.logprob for t in scores],
+        prompt_top_logprobs=None if scores is None else [dict(t.top) for t in scores],
+        score=next((d.score for d in deltas if d.score is not None), None),
+        reasoning="".join(d.reasoning for d in deltas),
+        tool_calls=whole_calls(deltas),
+    )
 
 
 def _rank(deltas: list[TextDelta]) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -70,8 +69,10 @@ class ServedModel:
     async def close(self) -> None:
         """Ends the engine and the processes that check grammars and render templates."""
         await self.client.close()
-        ends: list[Callable[[], None]] = [self.grammars.close]
+        self.end_workers()
+
+    def end_workers(self) -> None:
+        """Ends the processes that check grammars and render templates."""
+        self.grammars.close()
         if self.template is not None:
-            ends.append(self.template.close)
-        for end in ends:
-            end()
+            self.template.close()

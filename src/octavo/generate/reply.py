@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from octavo.engine.events import Times
 from octavo.text import CallDelta
@@ -41,6 +43,64 @@ class TextDelta:
     def __bool__(self) -> bool:
         shown = self.text or self.tokens or self.finish or self.reasoning
         return bool(shown or self.calls or self.prompt)
+
+
+@dataclass(frozen=True)
+class FunctionCall:
+    """A call that a reply asks for. arguments: JSON, as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished reply.
+
+    tokens: without one that only ended the text. logprobs: of `tokens`, when asked for;
+    top_logprobs: beside each, its likeliest alternatives. prompt_logprobs: of every prompt token
+    (None for the first), when asked for, with prompt_top_logprobs likewise. score: of a beam
+    search's text. reasoning, tool_calls: what of a chat's reply is not its text.
+    """
+
+    text: str
+    tokens: list[int]
+    finish_reason: str
+    prompt_tokens: int
+    cached_tokens: int
+    logprobs: list[float] | None = None
+    top_logprobs: list[dict[int, float]] | None = None
+    prompt_logprobs: list[float | None] | None = None
+    prompt_top_logprobs: list[dict[int, float]] | None = None
+    score: float | None = None
+    reasoning: str = ""
+    tool_calls: list[FunctionCall] = field(default_factory=list)
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The reply as a message, to be added to its conversation."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"id": c.id, "type": "function",
+                 "function": {"name": c.name, "arguments": c.arguments}}
+                for c in self.tool_calls
+            ]  # fmt: skip
+        return message
+
+
+def whole_calls(deltas: Iterable[TextDelta]) -> list[FunctionCall]:
+    """The tool calls that deltas consist of."""
+    calls: list[FunctionCall] = []
+    for call in (c for d in deltas for c in d.calls):
+        if call.id is not None:
+            calls.append(FunctionCall(call.id, call.name or "", ""))
+        known = calls[call.index]
+        calls[call.index] = replace(known, arguments=known.arguments + call.arguments)
+    return calls
 
 
 @dataclass

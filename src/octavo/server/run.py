@@ -23,8 +23,8 @@ from octavo.engine.loader import OpenModel
 from octavo.engine.plan import Plan
 from octavo.errors import RequestError, UsageError
 from octavo.generate.grammar_check import GrammarChecker
+from octavo.generate.load import token_table
 from octavo.generate.model import ServedModel
-from octavo.llm import token_table
 from octavo.server.app import create_app
 from octavo.server.connection import Connection, Limits, connection_limit, watch
 from octavo.server.dialects import DIALECTS

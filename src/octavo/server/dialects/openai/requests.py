@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from octavo.engine.request import BeamSearch
 from octavo.errors import InvalidValue
-from octavo.generate.request import GenerationRequest, Sampling
+from octavo.generate.request import GenerationRequest, Sampling, read_response_format
 from octavo.server.dialects.openai.messages import conversation, tool_choice, tools
 from octavo.server.dialects.openai.schemas import (
     ChatBody,
@@ -19,6 +19,7 @@ from octavo.server.dialects.openai.schemas import (
     prompts,
 )
 from octavo.text.structure import Choice, Grammar, JsonSchema, Regex, Structure
+from octavo.text.tools import ToolGrammar
 
 MAX_CHOICES = 128
 COMPLETION_TOKENS = 16  # of a completion that names no limit
@@ -149,9 +150,10 @@ def _chat_limits(body: ChatBody) -> tuple[int | None, int | None]:
 
 def _structure(body: Common) -> Structure | None:
     """What a body asks its reply to look like, in whichever way. Raises RequestError."""
-    given: list[JsonSchema | Regex | Choice | Grammar] = []
-    if body.response_format is not None and (format := _response_format(body.response_format)):
-        given.append(format)
+    given: list[JsonSchema | Regex | Choice | Grammar | ToolGrammar] = []
+    if body.response_format is not None:
+        structure = read_response_format(_fields(body.response_format))
+        given += [structure.what] if structure else []
     if (outputs := body.structured_outputs) is not None:
         if isinstance(outputs.json, str):
             given.append(JsonSchema(text=outputs.json, param="structured_outputs"))
@@ -172,18 +174,11 @@ def _structure(body: Common) -> Structure | None:
     return Structure(given[0]) if given else None
 
 
-def _response_format(given: ResponseFormat) -> JsonSchema | None:
-    wanted = None if given.json_schema is None else given.json_schema.schema
-    if given.type == "text" and given.json_schema is None and given.schema is None:
-        return None
-    if given.type == "json_object" and given.json_schema is None:
-        return JsonSchema({"type": "object"} if given.schema is None else given.schema)
-    if given.type == "json_schema" and wanted is not None and given.schema is None:
-        return JsonSchema(wanted)
-    raise InvalidValue(
-        "response_format is text, json_object, or json_schema with json_schema.schema",
-        "response_format",
-    )
+def _fields(given: ResponseFormat) -> dict[str, Any]:
+    """A response format as a dict, its schema as it is."""
+    named = given.json_schema
+    schema = None if named is None else {} if named.schema is None else {"schema": named.schema}
+    return {"type": given.type, "json_schema": schema, "schema": given.schema}
 
 
 def _searches(body: Common) -> bool:

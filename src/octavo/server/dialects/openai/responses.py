@@ -11,7 +11,7 @@ import msgspec
 
 from octavo.errors import RequestError
 from octavo.generate.prepare import PreparedRequest
-from octavo.generate.reply import TextDelta, TokenInfo, Usage
+from octavo.generate.reply import TextDelta, TokenInfo, Usage, whole_calls
 from octavo.server.dialects.openai.schemas import ChatBody, CompletionBody
 from octavo.text import CallDelta, Tokenizer
 
@@ -126,16 +126,6 @@ def _tool_call(call: CallDelta) -> dict[str, Any]:
         return {"index": call.index, "function": {"arguments": call.arguments}}
     function = {"name": call.name, "arguments": call.arguments}
     return {"index": call.index, "id": call.id, "type": "function", "function": function}
-
-
-def _whole_calls(calls: Iterable[CallDelta]) -> list[dict[str, Any]]:
-    out: list[dict[str, Any]] = []
-    for call in calls:
-        if call.id is not None:
-            function = {"name": call.name, "arguments": ""}
-            out.append({"id": call.id, "type": "function", "function": function})
-        out[call.index]["function"]["arguments"] += call.arguments
-    return out
 
 
 def _role(body: ChatBody) -> str:
@@ -289,7 +279,11 @@ class ResponseWriter:
         return encode(reply)
 
     def _message(self, text: str, pieces: Sequence[TextDelta]) -> dict[str, Any]:
-        calls = _whole_calls(c for p in pieces for c in p.calls)
+        calls = [
+            {"id": c.id, "type": "function",
+             "function": {"name": c.name, "arguments": c.arguments}}
+            for c in whole_calls(pieces)
+        ]  # fmt: skip
         reasoning = "".join(p.reasoning for p in pieces)
         message: dict[str, Any] = {"role": self._role, "content": text, "refusal": None}
         if calls:
