@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,14 +15,12 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from octavo.checkpoint.hub import Located
-from octavo.checkpoint.pooling import read_pooling
 from octavo.client.process import EngineProcessClient
-from octavo.engine.defaults import GenerationConfig, default_params
+from octavo.engine.defaults import GenerationConfig
 from octavo.engine.loader import OpenModel
 from octavo.engine.plan import Plan
 from octavo.errors import RequestError, UsageError
-from octavo.generate.grammar_check import GrammarChecker
-from octavo.generate.load import token_table
+from octavo.generate.load import served_model, token_table
 from octavo.generate.model import ServedModel
 from octavo.server.app import create_app
 from octavo.server.connection import Connection, Limits, connection_limit, watch
@@ -133,21 +130,10 @@ async def open_served(
     if template is not None:
         await asyncio.to_thread(template.check)
     client.table = token_table(tokenizer)
-    located = options.located
-    return ServedModel(
-        name=options.name,
-        aliases=tuple(sorted({located.name, *located.aliases} - {options.name})),
-        tokenizer=tokenizer,
-        template=template,
-        client=client,
-        grammars=GrammarChecker(client.table, model.vocabulary),
-        defaults=default_params(model.checkpoint, located.sampling, options.generation_config),
-        vocabulary=model.vocabulary,
-        context=options.plan.context,
-        created=int(time.time()),
-        task=model.task,
-        pooling=read_pooling(model.checkpoint, not model.program.causal),
-    )
+    return served_model(
+        model, options.located, tokenizer, client.table, template, client, options.plan.context,
+        options.generation_config, options.name,
+    )  # fmt: skip
 
 
 async def _start(client: EngineProcessClient, adapters: tuple[tuple[str, Path], ...]) -> None:
