@@ -88,7 +88,6 @@ class EngineProcessClient:
         self._served = self._fruitful = False  # this engine has; it has computed something
         self._closing = False
         self._cause = ""  # why this engine is being killed
-        self.draining = False  # set when the server is told to stop: new requests are refused
         self._stats: dict[str, int] = {}
         self.restarts = 0
         self.isa = ""
@@ -96,8 +95,8 @@ class EngineProcessClient:
 
     @property
     def ready(self) -> bool:
-        """Loaded, not draining, and not stopped."""
-        return self._ready.is_set() and not self.draining
+        """Loaded and not stopped."""
+        return self._ready.is_set() and not self._closing
 
     @property
     def adapters(self) -> list[str]:
@@ -138,7 +137,7 @@ class EngineProcessClient:
 
     async def close(self) -> None:
         self._closing = True
-        self.end_streams()
+        self._replay.fail_all(Overloaded("the server is shutting down", code="shutting_down"))
         if self._supervisor is not None:
             self._supervisor.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -147,10 +146,6 @@ class EngineProcessClient:
         if self._link is not None:
             await self._link.end()
             self._link = None
-
-    def end_streams(self) -> None:
-        """Ends every request: the server does not wait for it any longer."""
-        self._replay.fail_all(Overloaded("the server is shutting down", code="shutting_down"))
 
     async def _supervise(self) -> None:
         """Runs one engine after the other, whatever they end of."""
@@ -313,7 +308,7 @@ class EngineProcessClient:
 
         Raises RequestError if the engine refuses it, Overloaded if it cannot be served now.
         """
-        if self.draining or self._closing:
+        if self._closing:
             raise Overloaded("the server is shutting down", code="shutting_down")
         if self.failure is not None:
             raise Overloaded(str(self.failure), code="engine_failed")

@@ -12,6 +12,7 @@ import msgspec
 
 from octavo.engine.events import BeamText, Ended, ends
 from octavo.engine.request import Request, SamplingParams
+from octavo.errors import RequestError
 from octavo.generate.output import OutputProcessor, failure
 from octavo.generate.prepare import PreparedRequest
 from octavo.generate.reply import Completion, TextDelta, TokenInfo, Usage, whole_calls
@@ -90,7 +91,10 @@ async def _constrained(job: PreparedRequest) -> SamplingParams:
     """The parameters with the grammar that the constraint is made. Raises RequestError."""
     if (structure := job.structure) is None:
         return job.params
-    grammar = await job.model.grammars.grammar(structure)
+    try:
+        grammar = await job.model.grammars.grammar(structure)
+    except RequestError as e:  # whatever is wrong is the fault of the field that it came in
+        raise e.renamed({e.param: job.constraint} if e.param else {}) from None
     return msgspec.structs.replace(job.params, grammar=grammar, grammar_exit=structure.exits)
 
 

@@ -6,13 +6,14 @@ import time
 from pathlib import Path
 from typing import TypedDict, Unpack
 
-from octavo.checkpoint.hub import Progress, locate, no_progress
+from octavo.checkpoint.hub import Located, Progress, locate, no_progress
 from octavo.checkpoint.pooling import read_pooling
+from octavo.client.base import EngineClient
 from octavo.client.in_process import InProcessClient
 from octavo.engine.constraint import TokenTable
 from octavo.engine.defaults import GenerationConfig, default_params
 from octavo.engine.host import available_memory
-from octavo.engine.loader import load_engine, open_model
+from octavo.engine.loader import OpenModel, load_engine, open_model
 from octavo.engine.plan import make_plan, parse_size
 from octavo.errors import UsageError
 from octavo.generate.grammar_check import GrammarChecker
@@ -87,22 +88,34 @@ def load(model: str, **options: Unpack[LoadOptions]) -> ServedModel:
             client.load(name, Path(folder))
         if template is not None:
             template.check()
-        return ServedModel(
-            name=located.name,
-            aliases=located.aliases,
-            tokenizer=tokenizer,
-            template=template,
-            client=client,
-            grammars=GrammarChecker(table, opened.vocabulary),
-            defaults=default_params(
-                opened.checkpoint, located.sampling, options.get("generation_config", "auto")
-            ),
-            vocabulary=opened.vocabulary,
-            context=plan.context,
-            created=int(time.time()),
-            task=opened.task,
-            pooling=read_pooling(opened.checkpoint, not opened.program.causal),
-        )
+        return served_model(
+            opened, located, tokenizer, table, template, client, plan.context,
+            options.get("generation_config", "auto"),
+        )  # fmt: skip
     except BaseException:
         client.stop()
         raise
+
+
+def served_model(
+    opened: OpenModel, located: Located, tokenizer: Tokenizer, table: TokenTable,
+    template: ChatTemplate | None, client: EngineClient, context: int,
+    generation_config: GenerationConfig, name: str = "",
+) -> ServedModel:  # fmt: skip
+    """An open model with what computes its tokens. table: of the tokenizer. name: instead of the
+    model's own."""
+    name = name or located.name
+    return ServedModel(
+        name=name,
+        aliases=tuple(sorted({located.name, *located.aliases} - {name})),
+        tokenizer=tokenizer,
+        template=template,
+        client=client,
+        grammars=GrammarChecker(table, opened.vocabulary),
+        defaults=default_params(opened.checkpoint, located.sampling, generation_config),
+        vocabulary=opened.vocabulary,
+        context=context,
+        created=int(time.time()),
+        task=opened.task,
+        pooling=read_pooling(opened.checkpoint, not opened.program.causal),
+    )

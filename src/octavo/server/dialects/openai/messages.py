@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from octavo.errors import RequestError
+from octavo.errors import InvalidValue, RequestError
 from octavo.generate.request import NamedTool
 from octavo.server.sizes import check_nesting
 from octavo.text import messages as neutral
@@ -89,10 +89,6 @@ class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
     type: str = "function"
 
 
-def _invalid(message: str, param: str) -> RequestError:
-    return RequestError(message, param, "invalid_value")
-
-
 def tools(given: list[Tool] | None) -> list[neutral.Tool]:
     """The functions that a request tells the model of. Raises RequestError."""
     return [_tool(i, tool) for i, tool in enumerate(given or ())]
@@ -101,7 +97,7 @@ def tools(given: list[Tool] | None) -> list[neutral.Tool]:
 def _tool(i: int, tool: Tool) -> neutral.Tool:
     function = tool.function
     if tool.type != "function":
-        raise _invalid(f"tools[{i}].type is not function", f"tools[{i}].type")
+        raise InvalidValue(f"tools[{i}].type is not function", f"tools[{i}].type")
     return neutral.Tool(
         function.name, function.description, function.parameters, function.returns,
         bool(function.strict),
@@ -113,7 +109,7 @@ def tool_choice(given: str | ToolChoice | None) -> str | NamedTool:
     if not isinstance(given, ToolChoice):
         return given or "auto"
     if given.type != "function":
-        raise _invalid("tool_choice names none of the tools", "tool_choice")
+        raise InvalidValue("tool_choice names none of the tools", "tool_choice")
     return NamedTool(given.function.name)
 
 
@@ -121,7 +117,7 @@ def conversation(given: list[Message] | None) -> list[neutral.Message]:
     """Messages for the template: roles checked, text parts joined. Raises RequestError."""
     messages = given or []
     if not 1 <= len(messages) <= MAX_MESSAGES:
-        raise _invalid(
+        raise InvalidValue(
             f"messages has {len(messages)} entries; 1 to {MAX_MESSAGES} are taken", "messages"
         )
     calls = (c.function.arguments for m in messages for c in m.tool_calls or ())
@@ -131,7 +127,7 @@ def conversation(given: list[Message] | None) -> list[neutral.Message]:
 
 def _message(at: str, m: Message) -> neutral.Message:
     if m.role not in ROLES:
-        raise _invalid(
+        raise InvalidValue(
             f"{at}.role is {m.role[:32]!r}; it may be {', '.join(ROLES)}", f"{at}.role"
         )  # fmt: skip
     for name in _UNHEARD:
@@ -141,10 +137,10 @@ def _message(at: str, m: Message) -> neutral.Message:
     role = "system" if m.role == "developer" else m.role
     content = _content(at, m)
     if m.tool_calls and role != "assistant":
-        raise _invalid(f"{at}: only the assistant calls tools", f"{at}.tool_calls")
+        raise InvalidValue(f"{at}: only the assistant calls tools", f"{at}.tool_calls")
     calls = tuple(_call(f"{at}.tool_calls[{i}]", c) for i, c in enumerate(m.tool_calls or ()))
     if role == "tool" and not m.tool_call_id:
-        raise _invalid(f"{at} answers no tool_call_id", f"{at}.tool_call_id")
+        raise InvalidValue(f"{at} answers no tool_call_id", f"{at}.tool_call_id")
     return neutral.Message(
         role,
         content,
@@ -164,7 +160,7 @@ def _content(at: str, message: Message) -> tuple[neutral.Part, ...]:
     given = message.content
     if given is None:
         if message.role != "assistant":
-            raise _invalid(f"{at}.content is missing", f"{at}.content")
+            raise InvalidValue(f"{at}.content is missing", f"{at}.content")
         given = message.refusal or ""
     if isinstance(given, str):
         return (neutral.TextPart(given),)

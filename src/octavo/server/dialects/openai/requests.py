@@ -32,8 +32,8 @@ PASSED = (
 ).split()
 
 
-def chat_request(body: ChatBody, salt: str) -> GenerationRequest:
-    """What a chat body asks for. salt: of who asks. Raises RequestError."""
+def chat_request(body: ChatBody) -> GenerationRequest:
+    """What a chat body asks for. Raises RequestError."""
     n = _choices(body)
     limit, logprobs = _chat_limits(body)
     return GenerationRequest(
@@ -44,12 +44,12 @@ def chat_request(body: ChatBody, salt: str) -> GenerationRequest:
         structure=_structure(body),
         n=n,
         thinking_budget=body.thinking_token_budget,
-        **_identity(body, salt),
+        **_common(body),
     )
 
 
-def completion_request(body: CompletionBody, salt: str) -> GenerationRequest:
-    """What a completion body asks for. salt: of who asks. Raises RequestError."""
+def completion_request(body: CompletionBody) -> GenerationRequest:
+    """What a completion body asks for. Raises RequestError."""
     n = _choices(body)
     best_of = _best_of(body, n)
     given = prompts(body)
@@ -64,7 +64,7 @@ def completion_request(body: CompletionBody, salt: str) -> GenerationRequest:
         n=n,
         best_of=best_of,
         echo=bool(body.echo),
-        **_identity(body, salt),
+        **_common(body),
     )
 
 
@@ -74,9 +74,10 @@ def tokenize_request(body: TokenizeBody) -> GenerationRequest:
 
 
 def names(body: ChatBody | CompletionBody | TokenizeBody) -> Mapping[str, str]:
-    """What the fields of its request are called in a body."""
+    """What the fields of its request are called in a body; `prompt` is what an engine gets."""
     outputs = isinstance(body, Common) and body.structured_outputs is not None
     return {
+        "prompt": "prompt" if isinstance(body, CompletionBody) else "messages",
         "prompts": "prompt",
         "structure": "structured_outputs" if outputs else "response_format",
         "thinking_budget": "thinking_token_budget",
@@ -97,13 +98,8 @@ def _conversation(body: Conversation) -> dict[str, Any]:
     }
 
 
-def _identity(body: Common, salt: str) -> dict[str, Any]:
-    return {
-        "priority": body.priority or 0,
-        "timeout": body.timeout,
-        "salt": salt,
-        "cache_salt": body.cache_salt,
-    }
+def _common(body: Common) -> dict[str, Any]:
+    return {"priority": body.priority or 0, "timeout": body.timeout, "cache_salt": body.cache_salt}
 
 
 def _sampling(body: Common, max_tokens: int | None, logprobs: int | None) -> Sampling:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from octavo.errors import RequestError
 from octavo.generate.prepare import PreparedRequest
-from octavo.generate.reply import TextDelta, TokenInfo, Usage
+from octavo.generate.reply import TextDelta, TokenInfo, Usage, whole_calls
 from octavo.server.dialects.openai.schemas import ChatBody, CompletionBody
 from octavo.text import CallDelta, Tokenizer
 
@@ -27,16 +27,12 @@ DONE = b"data: [DONE]\n\n"
 encode = msgspec.json.Encoder().encode
 
 
-def error_body(
-    status: int, message: str, param: str | None = None, code: str | None = None
-) -> bytes:
-    kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
-
-
-def error_frame(error: RequestError) -> bytes:
-    """An error after the first byte of a stream has been sent."""
-    return b"data: " + error_body(error.status, str(error), error.param, error.code) + b"\n\n"
+def error_body(error: RequestError) -> bytes:
+    """The JSON of an error response."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    kind = KINDS.get(error.status, kind)
+    entry = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
+    return encode({"error": entry})
 
 
 def sse(value: Any) -> bytes:
@@ -132,16 +128,6 @@ def _tool_call(call: CallDelta) -> dict[str, Any]:
     return {"index": call.index, "id": call.id, "type": "function", "function": function}
 
 
-def _whole_calls(calls: Iterable[CallDelta]) -> list[dict[str, Any]]:
-    out: list[dict[str, Any]] = []
-    for call in calls:
-        if call.id is not None:
-            function = {"name": call.name, "arguments": ""}
-            out.append({"id": call.id, "type": "function", "function": function})
-        out[call.index]["function"]["arguments"] += call.arguments
-    return out
-
-
 def _role(body: ChatBody) -> str:
     """Whose message the reply is: the assistant's, unless it continues another's."""
     if body.add_generation_prompt is None and not body.continue_final_message:
@@ -152,8 +138,11 @@ def _role(body: ChatBody) -> str:
 class ResponseWriter:
     """How pieces become a reply. `chat` and plain completions differ only here."""
 
+    media_type = "text/event-stream; charset=utf-8"
+
     def __init__(self, body: ChatBody | CompletionBody, job: PreparedRequest, usage: Usage) -> None:
         self._job, self._served, self._usage = job, job.model, usage
+        self.stream = bool(body.stream)
         stream = body.stream_options
         self._with_usage = stream is not None and bool(stream.include_usage)
         self._running = self._with_usage and bool(stream and stream.continuous_usage_stats)
@@ -251,10 +240,14 @@ class ResponseWriter:
         return delta
 
     def closing(self) -> bytes:
-        """The chunk of the whole usage, if it is wanted."""
-        return self._chunk([], usage=self._usage.to_dict()) if self._with_usage else b""
+        """The chunk of the whole usage, if it is wanted, and the end."""
+        last = self._chunk([], usage=self._usage.to_dict()) if self._with_usage else b""
+        return last + DONE
 
-    def whole(self, choices: list[list[TextDelta]]) -> bytes:
+    def failure(self, error: RequestError) -> bytes:
+        return b"data: " + error_body(error) + b"\n\n" + DONE
+
+    def whole(self, choices: Sequence[Sequence[TextDelta]]) -> bytes:
         """The reply of a request that does not stream, from the pieces of each choice."""
         out = []
         scored: list[Any] | None = None
@@ -285,8 +278,12 @@ class ResponseWriter:
             reply["prompt_token_ids"] = self._job.prompts[0]
         return encode(reply)
 
-    def _message(self, text: str, pieces: list[TextDelta]) -> dict[str, Any]:
-        calls = _whole_calls(c for p in pieces for c in p.calls)
+    def _message(self, text: str, pieces: Sequence[TextDelta]) -> dict[str, Any]:
+        calls = [
+            {"id": c.id, "type": "function",
+             "function": {"name": c.name, "arguments": c.arguments}}
+            for c in whole_calls(pieces)
+        ]  # fmt: skip
         reasoning = "".join(p.reasoning for p in pieces)
         message: dict[str, Any] = {"role": self._role, "content": text, "refusal": None}
         if calls:
