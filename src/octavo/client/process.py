@@ -309,7 +309,7 @@ class EngineClient:
         if event.finish == "deadline":
             return too_late()
         if event.finish == "refused":
-            return RequestError(event.error or "", "response_format", "constraint_failed")
+            return RequestError(event.error or "", event.param, event.code)
         if event.finish == "error":
             return EngineFailed("the engine could not compute this request", code="engine_error")
         return None

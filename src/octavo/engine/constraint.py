@@ -177,7 +177,7 @@ class GrammarCompiler:
             reason = _reason(trial.get_error()) or "no text matches it"
             raise RequestError(
                 f"the grammar or schema cannot be used: {reason}",
-                "response_format",
+                "grammar",
                 "invalid_grammar",
             )
         return matcher

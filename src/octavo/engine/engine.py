@@ -10,8 +10,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from itertools import count
 from typing import Any
 
+import msgspec
+
 from octavo.backends.base import BLOCK, Executable, Sample
 from octavo.backends.cpu.adapters import Adapters
+from octavo.engine.admission import Admission
 from octavo.engine.blocks import BlockPool
 from octavo.engine.canonical import mask_of
 from octavo.engine.constraint import GrammarCompiler
@@ -29,7 +32,7 @@ from octavo.engine.prefix import PrefixIndex
 from octavo.engine.request import Request, SamplingParams
 from octavo.engine.runner import Outcome, decode, run
 from octavo.engine.scheduler import Scheduler, Work
-from octavo.engine.search import BeamSearches
+from octavo.engine.search import NO_TOKEN_LEFT, BeamSearches
 from octavo.engine.sequence import Sequence
 from octavo.engine.stats import EngineStats
 from octavo.errors import RequestError, place
@@ -85,21 +88,22 @@ class Engine:
         self._counts = dict.fromkeys(("steps", "prompt", "cached", "generated"), 0)
 
     @property
+    def _admission(self) -> Admission:
+        return Admission(
+            self._vocabulary, self._room, self._executable.task, self.grammars is not None,
+            self.adapters is not None,
+        )  # fmt: skip
+
+    @property
     def _room(self) -> int:
         """Most tokens of a sequence."""
         return min(self.context, self._pool.count * BLOCK)
 
     def check(self, request: Request) -> None:
         """Raises RequestError for a request that can never be served."""
-        request.check(self._vocabulary, self._room)
-        if request.adapter and self.adapters is None:
-            raise RequestError("this server has no adapters", "model", "model_not_found")
-        if self._executable.task != "generate" and not request.pool:
-            raise RequestError("this model generates no text", "model", "unsupported_task")
+        self._admission.check(request)
         if request.id in self._sequences:
-            raise RequestError("a request with this id is running", None)
-        if request.params.grammar is not None and self.grammars is None:
-            raise RequestError("this engine has no vocabulary for grammars", "response_format")
+            raise RequestError("a request with this id is running", "id")
 
     def add(self, request: Request) -> None:
         """Queues a request. Raises RequestError if it can never be served."""
@@ -157,9 +161,7 @@ class Engine:
                 self._begin(sequence)
             except Exception as e:
                 self._forget(sequence.id)
-                known = isinstance(e, RequestError | ValueError)
-                finish: Finish = "refused" if known else "error"
-                events.append(Ended(sequence.id, finish, str(e)[:200], times=sequence.times))
+                events.append(_grammar_failure(sequence, e))
         return events
 
     def _forget(self, request_id: str) -> Sequence | None:
@@ -290,6 +292,11 @@ class Engine:
         self._remove(sequence)
         return Ended(sequence.id, finish, error, sequence.cached, sequence.times)
 
+    def _refuse(self, sequence: Sequence, error: str, param: str | None) -> Ended:
+        """Ends a request that cannot go on as it was asked for."""
+        ended = self._end(sequence, "refused", error)
+        return msgspec.structs.replace(ended, param=param, code="constraint_failed")
+
     def _commit(self, outcome: Outcome) -> list[TokenEvent]:
         """What a step's outcome means for its sequence."""
         sequence, sample = outcome.work.sequence, outcome.sample
@@ -308,7 +315,7 @@ class Engine:
             if sequence.request.params.beam is not None:
                 return events + self._search(sequence, sample)
             if sample.token < 0:
-                return [*events, self._end(sequence, "refused", "no token is left that may follow")]
+                return [*events, self._refuse(sequence, NO_TOKEN_LEFT, sequence.narrowed_by)]
             last = self._accept(sequence, sample.token, sample.logprob, sample.alternatives)
             events.append(last)
             while last.finish is None and (token := self._forced(sequence)) is not None:
@@ -316,7 +323,7 @@ class Engine:
                 events.append(last)
             sequence.mask()  # what may go wrong with it goes wrong here, not in everybody's step
         except ValueError as e:  # the grammar has become too costly
-            events.append(self._end(self._sequences[sequence.id], "refused", str(e)[:200]))
+            events.append(self._refuse(self._sequences[sequence.id], str(e)[:200], "grammar"))
         return events
 
     def _pool_states(self, outcome: Outcome) -> list[TokenEvent]:
@@ -392,3 +399,12 @@ class Engine:
             generated_tokens=self._counts["generated"],
             preemptions=self.scheduler.preemptions,
         )
+
+
+def _grammar_failure(sequence: Sequence, error: Exception) -> Ended:
+    """The end of a request whose grammar cannot be compiled, or failed at its first token."""
+    finish: Finish = "refused" if isinstance(error, RequestError | ValueError) else "error"
+    code = (error.code if isinstance(error, RequestError) else None) or "constraint_failed"
+    return Ended(
+        sequence.id, finish, str(error)[:200], times=sequence.times, param="grammar", code=code
+    )

@@ -12,6 +12,8 @@ from octavo.engine.request import SamplingParams
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.sequence import Sequence
 
+NO_TOKEN_LEFT = "no token is left that may follow"
+
 
 class BeamSearches:
     """One BeamGroup per request. A beam is a sequence like any other to the scheduler.
@@ -96,8 +98,12 @@ def _found(group: BeamGroup, sequence: Sequence) -> list[TokenEvent]:
     """The events of the best texts, one text after the other."""
     wanted = group.finished[: group.params.n]
     if not wanted:
-        reason = "no token is left that may follow"
-        return [Ended(sequence.id, "refused", reason, sequence.cached, sequence.times)]
+        return [
+            Ended(
+                sequence.id, "refused", NO_TOKEN_LEFT, sequence.cached, sequence.times,
+                sequence.narrowed_by, "constraint_failed",
+            )
+        ]  # fmt: skip
     shown = sequence.request.params.logprobs or 0
     return [
         BeamText(

@@ -149,6 +149,13 @@ class Sequence:
         return mask
 
     @property
+    def narrowed_by(self) -> str | None:
+        """The field of the request that keeps most tokens from being sampled."""
+        p = self.request.params
+        fields = ("grammar", "allowed_token_ids", "bad_words", "logit_bias", "min_tokens")
+        return next((name for name in fields if getattr(p, name)), None)
+
+    @property
     def may_exit(self) -> bool:
         """Whether the next token is drawn without the grammar, and may end the text by that."""
         p = self.request.params
