@@ -98,7 +98,7 @@ class KVCache:
         """Allocates blocks for `tokens` tokens. Returns False, with nothing allocated, if there are
         too few."""
         missing = kv.missing(tokens)
-        if missing > self.available:
+        if missing and missing > self.available:
             return False
         for _ in range(missing):
             block = self.index.allocate()

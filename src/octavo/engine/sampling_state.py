@@ -34,11 +34,13 @@ class SamplingState:
     counts: Counter[int] = field(default_factory=Counter)
     stop_tokens: frozenset[int] = frozenset()  # that end the text: those of the request, and `eos`
     _allowed: Mask | None = None  # allowed_token_ids
+    _masked: bool = False  # the next token may be masked
     _mask: Mask | None = None  # of the next token, once it is known
 
     def __post_init__(self) -> None:
         p = self.params
         self.stop_tokens = frozenset(p.stop_token_ids) | (frozenset() if p.ignore_eos else self.eos)
+        self._masked = any(x is not None for x in (p.allowed_token_ids, p.grammar, p.thinking))
         if p.allowed_token_ids is not None and self._allowed is None:
             self._allowed = self._mask_of(p.allowed_token_ids)
 
@@ -78,7 +80,7 @@ class SamplingState:
 
     def mask(self) -> Mask | None:
         """Tokens that may come next, None for all. Raises ValueError if the grammar fails."""
-        if self._mask is None:
+        if self._masked and self._mask is None:
             self._mask = self._next_mask()
         return self._mask
 
