@@ -22,13 +22,20 @@ from octavo.client.event_loop import EventLoop
 from octavo.client.in_process import InProcessClient, closed
 from octavo.engine.request import SamplingParams
 from octavo.engine.stats import EngineStats
+from octavo.errors import RequestError
 from octavo.generate.choices import completions, generate, generate_whole
 from octavo.generate.embed import encode_inputs, encode_pairs, pool, score
 from octavo.generate.load import LoadOptions, load
 from octavo.generate.model import ServedModel
 from octavo.generate.prepare import PreparedRequest, encode_chat, prepare
 from octavo.generate.reply import Completion, TextDelta, Usage
-from octavo.generate.request import ChatOptions, Conversation, GenerationRequest, chat_request
+from octavo.generate.request import (
+    CHAT_NAMES,
+    ChatOptions,
+    Conversation,
+    GenerationRequest,
+    chat_request,
+)
 from octavo.program import Task
 from octavo.text import ChatTemplate, Tokenizer
 
@@ -207,7 +214,6 @@ class AsyncLLM(_Loaded):
         self, make: Callable[[], list[GenerationRequest]], adapters: Sequence[str], done: Done
     ) -> list[Completion]:
         """Runs requests together, or none of them if one is refused."""
-        jobs = await self._prepared(make, adapters)
 
         async def one(job: PreparedRequest) -> list[Completion]:
             usage = Usage(prompt=job.prompt_tokens)
@@ -215,25 +221,28 @@ class AsyncLLM(_Loaded):
             done()
             return found
 
-        tasks = [asyncio.ensure_future(one(job)) for job in jobs]
-        try:
-            return [c for found in await asyncio.gather(*tasks) for c in found]
-        finally:  # after a failure the others need not go on
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        with _named():
+            jobs = await self._prepared(make, adapters)
+            tasks = [asyncio.ensure_future(one(job)) for job in jobs]
+            try:
+                return [c for found in await asyncio.gather(*tasks) for c in found]
+            finally:  # after a failure the others need not go on
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _deltas(
         self, make: Callable[[], GenerationRequest], adapter: str
     ) -> AsyncGenerator[TextDelta, None]:
         """The deltas of a request's first choice."""
-        (job,) = await self._prepared(lambda: [make()], [adapter])
-        async with aclosing(generate(job, Usage(prompt=job.prompt_tokens))) as deltas:
-            async for delta in deltas:
-                if delta.choice == 0:
-                    yield delta
-                    if delta.finish:
-                        return
+        with _named():
+            (job,) = await self._prepared(lambda: [make()], [adapter])
+            async with aclosing(generate(job, Usage(prompt=job.prompt_tokens))) as deltas:
+                async for delta in deltas:
+                    if delta.choice == 0:
+                        yield delta
+                        if delta.finish:
+                            return
 
     async def _prepared(
         self, make: Callable[[], list[GenerationRequest]], adapters: Sequence[str]
@@ -246,6 +255,15 @@ class AsyncLLM(_Loaded):
             return [prepare(r, replace(self.model, adapter=a)) for r, a in pairs]
 
         return await asyncio.to_thread(work)
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """Has errors name the fields of ChatOptions."""
+    try:
+        yield
+    except RequestError as e:
+        raise e.renamed(CHAT_NAMES) from None
 
 
 def _several(conversation: str | Conversation | Sequence[Conversation]) -> bool:

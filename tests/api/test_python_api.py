@@ -159,7 +159,7 @@ def test_thoughts_come_apart(smollm2: Path) -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"function": {"name": "other"}}}, "tool_choice"),
         ({"tools": [WEATHER, WEATHER]}, "tools"),
-        ({"chat_template_kwargs": {"messages": 1}}, "template_options"),
+        ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs"),
         ({"n": 0}, "n"),
     ],
 )  # fmt: skip

@@ -150,7 +150,7 @@ def test_stop_strings_end_the_request(model: ServedModel) -> None:
     ("finish", "kind", "param", "code"),
     [
         ("deadline", EngineFailed, "timeout", "deadline_exceeded"),
-        ("refused", RequestError, "structure", "constraint_failed"),
+        ("refused", RequestError, "response_format", "constraint_failed"),
         ("error", EngineFailed, None, "engine_error"),
     ],
 )
@@ -159,7 +159,8 @@ def test_ends_are_errors(
 ) -> None:
     async def script(request: Request) -> AsyncGenerator[TokenEvent, None]:
         yield Token(request.id, 5)
-        yield Ended(request.id, finish, "why")
+        blame = ("grammar", "constraint_failed") if finish == "refused" else (None, None)
+        yield Ended(request.id, finish, "why", 0, Times(), *blame)
 
     llm = octavo.LLM(replace(model, client=Scripted(script)))
     for call in (lambda: llm.generate("a", PARAMS), lambda: list(llm.stream("a", PARAMS))):
@@ -236,7 +237,8 @@ def test_a_pool_of_two(model: ServedModel) -> None:
         assert [c.tokens for c in got[::2]] == [c.tokens for c in alone]
         assert pool.given == [0, 1] * len(PROMPTS)
         assert "".join(llm.stream(PROMPTS[0], PARAMS)) == alone[0].text
-        assert llm.chat("Hi", PARAMS, progress=False) == llm.chat("Hi", PARAMS, progress=False)
+        (first,), (second,) = (llm.chat("Hi", PARAMS, progress=False) for _ in range(2))
+        assert (first.text, first.tokens) == (second.text, second.tokens)
         assert np.array_equal(llm.embed("Hi"), llm.embed("Hi"))
     assert pool.closed
     asyncio.run(other.close())

@@ -168,8 +168,9 @@ def test_bad_parameters_are_named(field: str, value: object) -> None:
 
 @pytest.mark.parametrize("prompt", [[], [-1], [1000], [2**31], [10**400], [1.0], [True]])
 def test_bad_prompts(prompt: list[int]) -> None:
-    with pytest.raises(RequestError):
+    with pytest.raises(RequestError) as error:
         engine().add(Request(id="x", prompt=prompt, params=SamplingParams()))
+    assert (error.value.param, error.value.code) == ("prompt", "invalid_value")
 
 
 @pytest.mark.parametrize(
@@ -180,8 +181,46 @@ def test_bad_prompts(prompt: list[int]) -> None:
     ],
 )  # fmt: skip
 def test_bad_requests(field: str, value: object) -> None:
-    with pytest.raises(RequestError):
+    with pytest.raises(RequestError) as error:
         engine().add(request("a", **{field: value}))  # type: ignore[arg-type]
+    assert (error.value.param, error.value.code) == (field, "invalid_value")
+
+
+def test_what_the_engine_cannot_do_is_refused_by_name() -> None:
+    e = engine()
+    grammar = SamplingParams(max_tokens=1, grammar="start: /a/")
+    with pytest.raises(RequestError) as error:
+        e.add(Request(id="a", prompt=[1], params=grammar))
+    assert (error.value.param, error.value.code) == ("grammar", "unsupported_parameter")
+    with pytest.raises(RequestError) as error:
+        e.add(request("a", adapter="x"))
+    assert (error.value.param, error.value.code) == ("adapter", "model_not_found")
+    with pytest.raises(RequestError) as error:
+        e.add(Request(id="a", prompt=[1] * 401, params=SamplingParams(), pool="mean"))
+    assert (error.value.param, error.value.code) == ("prompt", "context_length_exceeded")
+    e.add(request("a"))
+    with pytest.raises(RequestError) as error:
+        e.add(request("a"))
+    assert error.value.param == "id" and finish(e) == [("a", "length")]
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [({"allowed_token_ids": [7], "bad_words": [[7]]}, "allowed_token_ids"), ({"bad_words": [[7]]}, "bad_words")],
+)  # fmt: skip
+def test_a_refusal_while_running_names_its_cause(params: dict[str, object], field: str) -> None:
+    """An executable that finds no legal token says so with token -1."""
+
+    class NoToken(Counting):
+        def step(self, step: StepInput) -> list[Sample]:
+            return [Sample(-1, 0.0, [], []) for _ in step.sampling]
+
+    e = engine(NoToken())
+    e.add(Request(id="a", prompt=[1], params=SamplingParams(**params)))  # type: ignore[arg-type]
+    (ended,) = e.step()
+    assert isinstance(ended, Ended) and ended.finish == "refused"
+    assert (ended.param, ended.code) == (field, "constraint_failed")
+    assert e.stats().blocks_held == 0 and not e.has_work
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
-"""KV blocks: fixed in number, handed out with reference counts."""
+"""Allocates KV blocks, a fixed number of them, with reference counts."""
 
 from __future__ import annotations
 
 
-class BlockPool:
-    """Blocks `0..count-1`. A block is free when nobody refers to it.
+class BlockAllocator:
+    """Blocks `0..count-1`. A block is free when it has no references.
 
-    reached: the blocks from there on have never been handed out.
+    reached: blocks from this number on were never allocated.
     """
 
     def __init__(self, count: int) -> None:

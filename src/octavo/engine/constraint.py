@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from octavo.engine.canonical import Canonical, ForcedRun, Mask
+from octavo.engine.bitmask import Mask, words_for
+from octavo.engine.canonical import Canonical
+from octavo.engine.jump_forward import JumpForward
 from octavo.errors import RequestError
 
 if TYPE_CHECKING:
@@ -77,15 +79,17 @@ def _ask(call: Callable[..., Any], *arguments: Any) -> Any:
 class Constraint:
     """Where one sequence stands in its grammar, and what the grammar forces from there."""
 
-    def __init__(self, matcher: LLMatcher, words: int, forced: ForcedRun | None = None) -> None:
+    def __init__(
+        self, matcher: LLMatcher, words: int, jump_forward: JumpForward | None = None
+    ) -> None:
         self._matcher = matcher
         self._words = words  # of a mask
-        self._forced = forced
+        self._jump_forward = jump_forward
 
     def fork(self) -> Constraint:
         """An independent copy."""
-        forced = self._forced.fork() if self._forced else None
-        return Constraint(_ask(self._matcher.deep_copy), self._words, forced)
+        jump_forward = self._jump_forward.fork() if self._jump_forward else None
+        return Constraint(_ask(self._matcher.deep_copy), self._words, jump_forward)
 
     @property
     def finished(self) -> bool:
@@ -108,15 +112,16 @@ class Constraint:
         return mask[: self._words]
 
     def narrow(self, mask: Mask) -> Mask:
-        """Of legal tokens those that the tokenizer itself would write what is forced in."""
-        return mask if self._forced is None else self._forced.narrow(mask, self._matcher)
+        """Legal tokens without those that the tokenizer would not write forced text with."""
+        forward = self._jump_forward
+        return mask if forward is None else forward.narrow(mask, self._matcher)
 
     def push(self, token: int) -> None:
         """The token that came. Raises ValueError for one that the mask does not have."""
         _ask(self._matcher.consume_token, token)
         self._check()
-        if self._forced is not None:
-            self._forced.push(token, self._matcher)
+        if self._jump_forward is not None:
+            self._jump_forward.push(token, self._matcher)
 
     def _check(self) -> None:
         if self._matcher.is_error():
@@ -151,11 +156,11 @@ class GrammarCompiler:
     def constraint(self, compiled: Future[Any]) -> Constraint:
         """A constraint at the grammar's beginning; waits for `compiled`. Raises RequestError."""
         matcher = compiled.result().deep_copy()
-        forced = None
+        jump_forward = None
         if self._canonical is not None:
-            forced = ForcedRun(self._canonical)
-            forced.begin(matcher)
-        return Constraint(matcher, (self._vocabulary + 31) // 32, forced)
+            jump_forward = JumpForward(self._canonical)
+            jump_forward.begin(matcher)
+        return Constraint(matcher, words_for(self._vocabulary), jump_forward)
 
     def check(self, grammar: str) -> None:
         """Compiles now. Raises RequestError."""
@@ -177,7 +182,7 @@ class GrammarCompiler:
             reason = _reason(trial.get_error()) or "no text matches it"
             raise RequestError(
                 f"the grammar or schema cannot be used: {reason}",
-                "response_format",
+                "grammar",
                 "invalid_grammar",
             )
         return matcher

@@ -83,13 +83,16 @@ class Ended(Event, frozen=True, tag=True):
     """The end of a request without a token.
 
     finish: "deadline", "refused" or "error" with what went wrong, or "length" for a request whose
-    last token was reported before (a replay) or that wanted none.
+    last token was reported before (a replay) or that wanted none. param: of what was refused, the
+    field of SamplingParams or Request at fault; code: of the error.
     """
 
     finish: Finish
     error: str | None = None
     cached: int = 0
     times: Times = Times()
+    param: str | None = None
+    code: str | None = None
 
 
 TokenEvent = Token | PromptLogprobs | BeamText | Pooled | Ended

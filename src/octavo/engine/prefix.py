@@ -18,7 +18,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from octavo.backends.base import BLOCK
-from octavo.engine.blocks import BlockPool
+from octavo.engine.blocks import BlockAllocator
 
 CANDIDATES = 64  # children looked at for a partial match
 
@@ -57,18 +57,23 @@ def _common(a: Tokens, b: Sequence[int]) -> int:
 
 
 class PrefixIndex:
-    """The computed prefixes of a BlockPool, one trie per salt."""
+    """The computed prefixes in the KV cache, one trie per salt."""
 
-    def __init__(self, pool: BlockPool) -> None:
-        self._pool = pool
+    def __init__(self, allocator: BlockAllocator) -> None:
+        self._allocator = allocator
         self._roots: dict[str, _Node] = {}
         self._node_of: dict[int, _Node] = {}
         self._idle: OrderedDict[int, _Node] = OrderedDict()  # by block; let go first comes first
 
     @property
     def capacity(self) -> int:
-        """Blocks of the pool."""
-        return self._pool.count
+        """Blocks in total."""
+        return self._allocator.count
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be allocated: free ones, and those that only the index holds."""
+        return self._allocator.free_count + len(self._idle)
 
     def __len__(self) -> int:
         """Blocks the index refers to."""
@@ -112,39 +117,39 @@ class PrefixIndex:
         """
         node = self._roots.setdefault(salt, _Node((), -1, None, salt))
         for i, block in enumerate(blocks):
-            part = tuple(tokens[i * BLOCK : (i + 1) * BLOCK])
-            child = node.children.get(part)
+            edge = tuple(tokens[i * BLOCK : (i + 1) * BLOCK])
+            child = node.children.get(edge)
             if child is None:
                 if block in self._node_of:  # a partly filled entry that has grown since
                     self._remove(self._node_of[block])
-                child = _Node(part, block, node)
-                node.children[part] = child
-                node.by_first.setdefault(part[0], {})[part] = child
+                child = _Node(edge, block, node)
+                node.children[edge] = child
+                node.by_first.setdefault(edge[0], {})[edge] = child
                 self._node_of[block] = child
                 self.share(block)
-            elif child.block != block and len(part) == BLOCK:
+            elif child.block != block and len(edge) == BLOCK:
                 self.share(child.block)
-                self.release([block])
+                self.free([block])
                 blocks[i] = child.block
-            if len(part) < BLOCK:
+            if len(edge) < BLOCK:
                 break
             node = child
 
     def share(self, block: int) -> None:
         """Adds a reference to a block that somebody holds, the index or another."""
-        self._pool.share(block)
+        self._allocator.share(block)
         self._idle.pop(block, None)
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def free(self, blocks: Sequence[int]) -> None:
         """Drops a reference to each of a sequence's blocks, which are in the order of its tokens;
         those only the index still holds become evictable."""
         for block in reversed(blocks):
-            if self._pool.free(block) == 1 and (node := self._node_of.get(block)):
+            if self._allocator.free(block) == 1 and (node := self._node_of.get(block)):
                 self._idle[block] = node
 
     def allocate(self) -> int | None:
         """A block: a free one, else the least recently used that nobody holds, else None."""
-        while (block := self._pool.allocate()) is None:
+        while (block := self._allocator.allocate()) is None:
             if not self.evict():
                 return None
         return block
@@ -174,4 +179,4 @@ class PrefixIndex:
         if not alike:
             del parent.by_first[node.tokens[0]]
         del self._node_of[node.block]
-        self._pool.free(node.block)
+        self._allocator.free(node.block)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import msgspec
 
-from octavo.engine.events import BeamText, Ended, ends
+from octavo.engine.events import BeamText, Ended, TokenEvent, ends
 from octavo.engine.request import Request, SamplingParams
 from octavo.errors import RequestError
 from octavo.generate.output import OutputProcessor, failure
@@ -123,15 +123,25 @@ def _requests(job: PreparedRequest, params: SamplingParams) -> list[Request]:
     return out
 
 
+async def _events(job: PreparedRequest, request: Request) -> AsyncGenerator[TokenEvent, None]:
+    """The events of a request. Raises RequestError naming fields of GenerationRequest."""
+    try:
+        async with aclosing(job.model.client.submit(request)) as events:
+            async for event in events:
+                if isinstance(event, Ended) and (error := failure(event)):
+                    raise error
+                yield event
+    except RequestError as e:
+        raise e.renamed(job.names) from None
+
+
 async def _one(
     job: PreparedRequest, request: Request, first: int, usage: Usage
 ) -> AsyncGenerator[TextDelta, None]:
     """The deltas of one request: choice `first`, or from there on the texts of a beam search."""
     readers: dict[int, OutputProcessor] = {}
-    async with aclosing(job.model.client.submit(request)) as events:
+    async with aclosing(_events(job, request)) as events:
         async for event in events:
-            if isinstance(event, Ended) and (error := failure(event, job.constraint)):
-                raise error
             index = event.index if isinstance(event, BeamText) else 0
             if index not in readers:
                 readers[index] = OutputProcessor(

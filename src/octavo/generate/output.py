@@ -26,12 +26,12 @@ class ReplyFormat:
         return ReplyParser(self.tools, self.reasoning, self.thinking)
 
 
-def failure(event: Ended, constraint: str = "structure") -> RequestError | None:
-    """The error that a request ended with, if it did. constraint: the field of its grammar."""
+def failure(event: Ended) -> RequestError | None:
+    """The error that a request ended with, if it did. It names the engine's fields."""
     if event.finish == "deadline":
         return EngineFailed("the request's deadline passed", "timeout", "deadline_exceeded")
     if event.finish == "refused":
-        return RequestError(event.error or "", constraint, "constraint_failed")
+        return RequestError(event.error or "", event.param, event.code)
     if event.finish == "error":
         return EngineFailed("the engine could not compute this request", code="engine_error")
     return None

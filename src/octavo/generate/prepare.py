@@ -66,6 +66,12 @@ class PreparedRequest:
     salt: str = ""
 
     @property
+    def names(self) -> dict[str, str]:
+        """The fields of the request that the engine's fields come from."""
+        prompt = "prompts" if self.reply is None else "messages"
+        return {"prompt": prompt, "grammar": self.constraint, "adapter": "model"}
+
+    @property
     def prompt_tokens(self) -> int:
         return sum(map(len, self.prompts))
 

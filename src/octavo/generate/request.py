@@ -109,6 +109,14 @@ class ChatOptions(TypedDict, total=False):
     adapter: str
 
 
+# What `chat_request` calls the fields of a request.
+CHAT_NAMES = {
+    "structure": "response_format",
+    "thinking_budget": "thinking_token_budget",
+    "template_options": "chat_template_kwargs",
+}
+
+
 def chat_request(
     conversation: str | Conversation, params: SamplingParams, options: ChatOptions, n: int = 1
 ) -> GenerationRequest:
