@@ -220,7 +220,7 @@ def test_a_cancelled_task_ends_its_requests(llm: octavo.LLM, alone: list[list[in
 
 def test_a_loop_that_ends_leaves_nothing(llm: octavo.LLM) -> None:
     """Its requests are aborted, though nobody closed them."""
-    loop = asyncio.new_event_loop()
+    loop, before = asyncio.new_event_loop(), llm.stats().generated_tokens
     long = octavo.SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
     stream = octavo.AsyncLLM(llm.model).stream(PROMPTS[0], long)
     loop.run_until_complete(anext(stream))
@@ -230,6 +230,7 @@ def test_a_loop_that_ends_leaves_nothing(llm: octavo.LLM) -> None:
     while llm.stats().running:  # until the next step of its request
         pass
     assert llm.stats().blocks_held == 0
+    assert llm.stats().generated_tokens - before < 450
 
 
 def test_an_interrupt_ends_the_call_and_no_more(llm: octavo.LLM, alone: list[list[int]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -34,6 +35,7 @@ class GrammarChecker:
         self._seconds = seconds
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
         self._characters = 0
+        self._lock = threading.Lock()  # callers may be on several event loops
         self._threads = ThreadPoolExecutor(WORKERS, "grammar")
 
     @cached_property
@@ -48,11 +50,9 @@ class GrammarChecker:
         """The grammar of a structure. Raises RequestError for one that cannot be used."""
         task = structure.encode()
         key = hashlib.sha256(task).digest()
-        verdict = self._verdicts.pop(key, None)
+        verdict = self._verdicts.get(key)
         if verdict is None:
             verdict = await self._ask(task)
-        else:
-            self._characters -= len(verdict.grammar)
         self._remember(key, verdict)
         if verdict.wrong:
             raise RequestError(verdict.wrong, verdict.param, verdict.code)
@@ -77,11 +77,12 @@ class GrammarChecker:
         return msgspec.msgpack.decode(answer, type=Verdict)
 
     def _remember(self, key: bytes, verdict: Verdict) -> None:
-        if key in self._verdicts:  # asked for twice at once
-            return
-        self._verdicts[key] = verdict
-        self._characters += len(verdict.grammar)
-        while len(self._verdicts) > 1 and (
-            len(self._verdicts) > VERDICTS or self._characters > CHARACTERS
-        ):
-            self._characters -= len(self._verdicts.popitem(last=False)[1].grammar)
+        with self._lock:
+            if known := self._verdicts.pop(key, None):
+                self._characters -= len(known.grammar)
+            self._verdicts[key] = verdict  # as the latest that was asked for
+            self._characters += len(verdict.grammar)
+            while len(self._verdicts) > 1 and (
+                len(self._verdicts) > VERDICTS or self._characters > CHARACTERS
+            ):
+                self._characters -= len(self._verdicts.popitem(last=False)[1].grammar)
