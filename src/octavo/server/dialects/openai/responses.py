@@ -1,4 +1,4 @@
-"""Responses of OpenAI's API: chat completions, completions, and errors."""
+"""Responses of OpenAI's API: chat completions and completions."""
 
 from __future__ import annotations
 
@@ -12,27 +12,12 @@ import msgspec
 from octavo.errors import RequestError
 from octavo.generate.prepare import PreparedRequest
 from octavo.generate.reply import TextDelta, TokenInfo, Usage, whole_calls
+from octavo.server.dialects.openai.errors import error_body
 from octavo.server.dialects.openai.schemas import ChatBody, CompletionBody
 from octavo.text import CallDelta, Tokenizer
 
-KINDS = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    503: "service_unavailable",
-}
 DONE = b"data: [DONE]\n\n"
 encode = msgspec.json.Encoder().encode
-
-
-def error_body(error: RequestError) -> bytes:
-    """The JSON of an error response."""
-    kind = "invalid_request_error" if error.status < 500 else "server_error"
-    kind = KINDS.get(error.status, kind)
-    entry = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
-    return encode({"error": entry})
 
 
 def sse(value: Any) -> bytes:
