@@ -95,6 +95,7 @@ def test_every_answer_leaves_one_line(told: Server) -> None:
     )
     assert all(e["received_bytes"] > 0 for e in new[:6])
     assert (new[0]["completion_tokens"], new[0]["finish_reasons"]) == (4, ["length"])
+    assert [e["model"] for e in new[:5]] == 4 * ["smollm2"] + [None]
     assert new[0]["ttft_seconds"] >= new[0]["queue_seconds"] > 0
     assert new[1]["completion_tokens"] == 3 and new[1]["sent_bytes"] > 100
     assert SECRET not in told.log.read_text()

@@ -18,7 +18,7 @@ import uvloop
 from starlette.types import Receive, Scope, Send
 
 from octavo.server.connection import Connection, Limits, watch
-from octavo.server.dialects.openai.responses import error_body
+from octavo.server.dialects.openai.errors import error_body
 from octavo.server.exchange import Exchange
 
 QUICK = Limits(

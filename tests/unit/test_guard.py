@@ -6,7 +6,10 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from octavo.errors import UsageError
+from octavo.server.app import create_app
 from octavo.server.guard import Access, Principal, guarded, principal, require_admin
+from octavo.server.metrics import Metrics
+from octavo.server.registry import Registry
 from tests.unit.asgi import call, scope
 
 KINDS = ("http", "websocket")
@@ -116,3 +119,20 @@ def test_admins() -> None:
 def test_options_that_would_guard_nothing(options: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         Access(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_whole_application_is_behind_the_guard(kind: str) -> None:
+    models, seen = Registry(), []
+    app = create_app(models, Metrics(models), Access(api_keys=("one",)), seen.append)
+    refused = call(app, scope(kind, "/v1/chat/completions"))[0]
+    assert (refused.get("status"), refused.get("reason")) in (
+        {"http": (401, None), "websocket": (None, "invalid_api_key")}[kind],
+    )
+    asked = scope(kind, "/v1/chat/completions", authorization="Bearer one")
+    passed = call(app, asked)[0]  # to the routes: there is no model, and no WebSocket
+    assert principal(asked).salt != ""
+    assert passed.get("status", passed.get("code")) == {"http": 503, "websocket": 1000}[kind]
+    statuses = {"http": [401, 503], "websocket": [401, 403]}[kind]
+    assert [one.status for one in seen] == statuses
+    assert {one.route for one in seen} == {"/v1/chat/completions"}

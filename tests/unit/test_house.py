@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,33 @@ def full_names(path: Path) -> set[str]:
         elif isinstance(node, ast.Import):
             names |= {a.name for a in node.names}
     return names
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Imports for type checkers count too: who needs a type depends on its module."""
+    names = {".".join(p.relative_to(SOURCE.parent).with_suffix("").parts): p for p in MODULES}
+    names = {name.removesuffix(".__init__"): path for name, path in names.items()}
+    graph = {
+        name: {n for n in full_names(path) if n in names} - {name, "octavo"}
+        for name, path in names.items()
+    }
+    for name, imports in graph.items():  # `from octavo.a import b` is of b, if that is a module
+        packages = {i.rpartition(".")[0] for i in imports}
+        graph[name] = {i for i in imports if i not in packages}
+    assert list(TopologicalSorter(graph).static_order())
+
+
+DIALECTS = sorted((SOURCE / "server" / "dialects").rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", DIALECTS, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_dialects_only_translate(path: Path) -> None:
+    """Nothing in them runs a request, waits for one, or knows of HTTP."""
+    runs = ("asyncio", "starlette", "uvicorn", "octavo.client", "octavo.engine.engine")
+    runs += tuple(f"octavo.server.{m}" for m in ("runner", "app", "http", "exchange", "registry"))
+    assert not [name for name in full_names(path) if name.startswith(runs)]
+
+
+def test_the_server_knows_dialects_only_by_their_table() -> None:
+    for path in set(MODULES) - set(DIALECTS):
+        assert not [n for n in full_names(path) if n.startswith("octavo.server.dialects.openai")]

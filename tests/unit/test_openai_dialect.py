@@ -24,13 +24,14 @@ from octavo.server.dialects.openai.embeddings import (
     rerank_reply,
     score_pairs,
 )
+from octavo.server.dialects.openai.errors import error_body
 from octavo.server.dialects.openai.requests import (
     chat_request,
     completion_request,
     names,
     tokenize_request,
 )
-from octavo.server.dialects.openai.responses import ResponseWriter, error_body
+from octavo.server.dialects.openai.responses import ResponseWriter
 from octavo.server.dialects.openai.schemas import FIELDS, ChatBody, CompletionBody, TokenizeBody
 from octavo.server.parsing import parse
 from octavo.server.sizes import Bounds

@@ -235,13 +235,13 @@ def serve(
         say(f"No model named, so using the demo: {DEMO} ({DEMOS[DEMO].title})")
     located = locate(model, offline=offline, progress=progress_bar)
     adapters = parse_adapters(loras)
-    room = 0
+    lora_bytes = 0
     if loras or lora_dir or lora_memory:
-        room = parse_size(lora_memory or "256MiB", available_memory(), "--lora-memory")
-    opened = open_model(located.path, room > 0)
+        lora_bytes = parse_size(lora_memory or "256MiB", available_memory(), "--lora-memory")
+    opened = open_model(located.path, lora_bytes > 0)
     plan = make_plan(
         opened.compiled, name=located.name, memory=memory, context=context, threads=threads,
-        kv_dtype=kv_dtype, adapters=room, packed=packed_cache,
+        kv_dtype=kv_dtype, adapters=lora_bytes, packed=packed_cache,
     )  # fmt: skip
     if context is None and plan.context < plan.model_context:
         full, given = plan.model_context, plan.context

@@ -1,1 +1,1 @@
-"""Processes and HTTP: an engine in a child process behind an OpenAI-compatible API."""
+"""The HTTP server: connections, access, routes of several dialects, and the models it serves."""

@@ -1,7 +1,7 @@
-"""A connection with limits: in bytes, in time and in number.
+"""An HTTP connection with limits of bytes, of time and of the number of connections.
 
-uvicorn bounds neither headers nor the time a client takes, takes the end of a client's data for its
-going away, and answers what is no HTTP in plain text.
+uvicorn limits neither headers nor the time a client takes, treats half-closed connections as
+closed, and answers malformed HTTP in plain text.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from octavo.server.dialect import ErrorBody
 from octavo.server.exchange import Exchange, Observer
 from octavo.server.wire import Wire
 
-LINGER = 2.0  # seconds for a client to take note of a refusal that came before its request's end
-OVERFLOW = 32  # connections above the limit, there to be told so
-RESERVED = 64  # handles for all that is no connection
+LINGER = 2.0  # seconds for a client to read a refusal while it still sends
+OVERFLOW = 32  # connections above the limit, which are only sent an error
+RESERVED = 64  # file handles that are no connections
 MOST_HANDLES = 65536
 PROBES = (0.05, 0.2, 1, 5, 20, 60, 120)  # seconds between them
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a client may take. Sizes in bytes, times in seconds."""
+    """Limits of one client. Sizes in bytes, times in seconds."""
 
     connections: int
     head: int = 64 << 10  # request line and headers
     headers: int = 128
     url: int = 8 << 10
-    pipelined: int = 16  # requests sent ahead of answers
-    discarded: int = 32 << 20  # of a body that nobody wants any more
+    pipelined: int = 16  # requests sent before earlier ones are answered
+    discarded: int = 32 << 20  # of a body after its request has been answered
     head_seconds: float = 10
     body_idle_seconds: float = 30
     body_seconds: float = 120
-    write_seconds: float = 60  # in which the client must take what waits for it
+    write_seconds: float = 60  # for the client to read what is sent
 
 
 def connection_limit() -> int:
-    """Connections that there are file handles for, once as many as allowed have been asked for."""
+    """Raises the limit of file handles, and returns how many connections it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_HANDLES if hard == resource.RLIM_INFINITY else min(hard, MOST_HANDLES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -56,7 +56,7 @@ def connection_limit() -> int:
 
 
 class Refusal(RequestError):
-    """What cannot be handed to the application."""
+    """An error found before the application gets the request."""
 
     def __init__(self, status: int, message: str, code: str) -> None:
         super().__init__(message, None, code)
@@ -79,11 +79,11 @@ class Connection(HttpToolsProtocol):
         self._error_body = error_body
         self._limits = limits
         self._observe = observe
-        self._open: list[RequestResponseCycle] = []  # requests without their whole answer
-        self._deaf = False  # nothing that still comes is read
-        self._ended = False  # the client has sent all it will send
-        self._parsed = 0  # callbacks of the parser: whether it gets on
-        self._stuck = 0  # bytes without one
+        self._open: list[RequestResponseCycle] = []  # requests whose response is not complete
+        self._deaf = False  # further input is discarded
+        self._ended = False  # the client has closed its sending side
+        self._parsed = 0  # callbacks of the parser so far
+        self._stuck = 0  # bytes since the last one
         self._head = self._count = 0  # bytes and number of headers
         self._discarded = 0
         now = time.monotonic()
@@ -98,7 +98,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
         self.transport = Wire(cast(asyncio.Transport, transport))
-        # The kernel takes megabytes for a client that reads nothing, and knows that it does.
+        # The kernel buffers megabytes for a client that reads nothing; this limits for how long.
         wait = int(1000 * self._limits.write_seconds)
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, wait)
@@ -117,7 +117,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Whether to keep the connection: a client that has sent all it will send may yet read."""
+        """Returns True to keep the connection open for writing: the client may still read."""
         self._ended = True
         if self._deaf or not self.working:
             return False
@@ -125,7 +125,7 @@ class Connection(HttpToolsProtocol):
         return True
 
     def _probe(self, sent: int) -> None:
-        """Tells a client that waits from one that is gone, by the first bytes of its answer."""
+        """Sends the first bytes of the response, which fails if the client is gone."""
         if not self._open or self._open[0].response_started or self.transport.is_closing():
             return
         self.transport.begin_answer()
@@ -134,11 +134,11 @@ class Connection(HttpToolsProtocol):
 
     @property
     def working(self) -> bool:
-        """Whether a request that has come in full waits for its answer."""
+        """True while a completely received request waits for its response."""
         return any(not c.more_body for c in self._open)
 
     def give_way(self) -> float | None:
-        """Since when nothing has been done for this client, if it could be closed."""
+        """When the connection was last used, None if it must not be closed."""
         return None if self.working or self._deaf or self.transport.is_closing() else self._used
 
     # -- reading ------------------------------------------------------------------------------
@@ -164,10 +164,10 @@ class Connection(HttpToolsProtocol):
             self._refuse(self._too_long())
 
     def _without_upgrade(self, rest: bytes) -> None:
-        """Reads a request again without its offer of another protocol, which nobody has to take.
+        """Parses a request again without its Upgrade header, which a server may ignore.
 
-        The parser does not read the body of one that has such an offer, which Java's client makes
-        with every first request.
+        The parser does not read the body of a request with one, and Java's client sends it with
+        every first request.
         """
         head = [self.parser.get_method(), b" ", self.url, b" HTTP/1.1\r\n"]
         for name, value in self.headers:
@@ -207,7 +207,7 @@ class Connection(HttpToolsProtocol):
             raise Refusal(
                 431, f"there are more than {self._limits.headers} headers", "headers_too_large"
             )
-        if self._body_since is None:  # else it follows the body, where nothing is expected
+        if self._body_since is None:  # trailers are ignored
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -263,7 +263,7 @@ class Connection(HttpToolsProtocol):
         super().resume_writing()
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Reads no further. The client is told, unless an answer is on its way: that one ends."""
+        """Stops reading and sends the error, unless a response is being sent: it is completed."""
         self._deaf = True
         self._unset_keepalive_if_required()
         last = self._open[-1] if self._open else None
@@ -293,7 +293,7 @@ class Connection(HttpToolsProtocol):
     # -- time ---------------------------------------------------------------------------------
 
     def check(self, now: float) -> None:
-        """Ends the connection if the client has had its time."""
+        """Ends the connection if a time limit has passed."""
         limits = self._limits
         if self.transport.is_closing() and self._closing_since is None:
             self._closing_since = now
@@ -304,12 +304,12 @@ class Connection(HttpToolsProtocol):
             if now - self._blocked_since > limits.write_seconds:
                 self.transport.abort()
         elif self.flow.read_paused:
-            return  # it is the server that keeps the client waiting
+            return  # the server itself does not read
         elif self._head_since is not None:
             if now - self._head_since <= limits.head_seconds:
                 return
             if not self._parsed + self._stuck:
-                self.transport.close()  # nobody has asked for anything
+                self.transport.close()  # no request was begun
             else:
                 self._refuse(Refusal(408, "the headers did not come in time", "request_timeout"))
         elif self._body_since is not None and (
@@ -320,7 +320,7 @@ class Connection(HttpToolsProtocol):
 
 
 def _evict(connections: Iterable[Connection], newest: Connection) -> bool:
-    """Closes the connection that nothing has been done for longest; whether there is one."""
+    """Closes the connection that has been idle longest. Returns False if all are busy."""
     ages = [
         (since, id(c), c)
         for c in connections
@@ -333,7 +333,7 @@ def _evict(connections: Iterable[Connection], newest: Connection) -> bool:
 
 
 async def watch(connections: Iterable[Any]) -> None:
-    """Checks all connections about once a second, for ever."""
+    """Checks all connections once a second until it is cancelled."""
     while True:
         await asyncio.sleep(1)
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""Log lines: what was asked, how it ended and how long it took; never prompts, keys or headers."""
+"""Log lines: route, status, sizes and times of requests; never prompts, keys or headers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class JsonFormat(logging.Formatter):
 
 
 class _Queue(QueueHandler):
-    """Hands lines to another thread; drops them when whoever reads them has stopped to."""
+    """Hands records to another thread. Drops them when the queue is full."""
 
     def enqueue(self, record: logging.LogRecord) -> None:
         with suppress(Full):
@@ -59,8 +59,10 @@ def _write(waiting: Queue[logging.LogRecord | None], handler: logging.Handler) -
 
 @contextmanager
 def logging_to(stream: TextIO, level: str = "info", form: str = "text") -> Iterator[None]:
-    """Writes the lines of all octavo loggers to a stream, from a thread of its own: a terminal that
-    has been stopped must not stop the server."""
+    """Writes the lines of all octavo loggers to a stream until the end of the block.
+
+    A thread writes them: a blocked terminal must not block the server.
+    """
     written = logging.StreamHandler(stream)
     written.setFormatter(JsonFormat() if form == "json" else TextFormat())
     waiting: Queue[logging.LogRecord | None] = Queue(MOST_LINES)
@@ -79,7 +81,7 @@ def logging_to(stream: TextIO, level: str = "info", form: str = "text") -> Itera
         logger.level, logger.propagate = before
         with suppress(Full):
             waiting.put(None, timeout=1)
-        writer.join(5)  # one who has stopped to read does not stop the end either
+        writer.join(5)  # a blocked reader must not block the end either
 
 
 def log_exchange(one: Exchange) -> None:
@@ -103,7 +105,7 @@ def _text(one: Exchange) -> str:
 
 
 def _speed(usage: Usage) -> str:
-    """Tokens and how fast they came."""
+    """Tokens, time to the first and tokens per second."""
     if not usage.completion:
         return f"{usage.prompt} tokens"
     first = f"ttft {1000 * (usage.first - usage.began):.0f} ms" if usage.first else "no token"
@@ -119,7 +121,8 @@ def _speed(usage: Usage) -> str:
 def _fields(one: Exchange) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "route": one.route, "method": one.method, "status": one.status, "code": one.code,
-        "model": one.model, "seconds": round(one.seconds, 6), "received_bytes": one.received, "sent_bytes": one.sent,
+        "model": one.model, "seconds": round(one.seconds, 6), "received_bytes": one.received,
+        "sent_bytes": one.sent,
     }  # fmt: skip
     usage = one.usage
     if usage is not None:

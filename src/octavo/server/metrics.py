@@ -111,7 +111,7 @@ class Metrics:
 
         self._first = histogram("time_to_first_token_seconds", "From arrival to the first token")
         self._between = histogram("inter_token_seconds", "Mean time between tokens of a request")
-        self._whole = histogram(
+        self._latency = histogram(
             "e2e_request_latency_seconds", "From arrival to the end of the answer"
         )
         self._queued = histogram(
@@ -131,7 +131,7 @@ class Metrics:
         for reason in usage.finishes:
             self._finished.labels(model, reason).inc()
         if one.status == 200:
-            self._whole.labels(model).observe(one.seconds)
+            self._latency.labels(model).observe(one.seconds)
             self._prompt.labels(model).observe(usage.prompt)
         if usage.first is not None and usage.last is not None:
             self._first.labels(model).observe(usage.first - usage.began)

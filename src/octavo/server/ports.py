@@ -1,4 +1,4 @@
-"""Binding the port before anything is loaded, and saying who has it when somebody does."""
+"""Binds the port before anything is loaded, and names the process that has a taken one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from octavo.errors import PortTaken, UsageError
 
-# Connections inherit them: a client whose machine is gone is noticed after two minutes.
+# Connections inherit them: a client whose machine is unreachable is noticed after two minutes.
 KEEP_ALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
@@ -21,7 +21,7 @@ KEEP_ALIVE = (
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound, listening socket. PortTaken, or UsageError for an address that is not ours."""
+    """A bound, listening socket. Raises PortTaken, or UsageError for an unusable address."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -77,7 +77,7 @@ def listening_sockets() -> dict[str, tuple[str, int]]:
 
 
 def _address(raw: str, loopback: str) -> str:
-    """An address as /proc writes it, in words of the machine's byte order; any is the loopback."""
+    """Parses an address of /proc, in words of native byte order. 0.0.0.0 becomes `loopback`."""
     words = [int(raw[i : i + 8], 16).to_bytes(4, sys.byteorder) for i in range(0, len(raw), 8)]
     address = ipaddress.ip_address(b"".join(words))
     if address.is_unspecified:

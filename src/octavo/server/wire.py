@@ -1,18 +1,18 @@
-"""A transport on which the first bytes of an answer can be sent before there is an answer."""
+"""A transport that can send the first bytes of a response before there is a response."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-BEGINNING = b"HTTP/1.1 "  # of every answer, whatever its status
+BEGINNING = b"HTTP/1.1 "  # of every response
 
 
 class Wire:
-    """Writes to a transport. What has been sent ahead is left out of the next write.
+    """Writes to a transport. Bytes that were sent ahead are left out of the next write.
 
-    The end of a client's data says either that it has asked for all it wants, or that it is gone.
-    Only sending tells which: a host answers data for a closed socket with a reset.
+    A client that has closed its sending side may still read, or be gone. Only sending tells which:
+    a host answers data for a closed socket with a reset.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -20,7 +20,7 @@ class Wire:
         self._ahead = 0
 
     def begin_answer(self) -> None:
-        """Sends the next byte that any answer has."""
+        """Sends the next byte that every response begins with."""
         if self._ahead < len(BEGINNING):
             self._transport.write(BEGINNING[self._ahead : self._ahead + 1])
             self._ahead += 1

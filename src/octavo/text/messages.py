@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.errors import RequestError
+from octavo.errors import InvalidValue, RequestError
 
 JsonObject = dict[str, Any]
 
@@ -84,21 +84,17 @@ def read_tools(given: Sequence[Mapping[str, Any]]) -> list[Tool]:
     return [_tool(f"tools[{i}]", tool) for i, tool in enumerate(given)]
 
 
-def _invalid(message: str, param: str) -> RequestError:
-    return RequestError(message, param, "invalid_value")
-
-
 def _message(at: str, given: Mapping[str, Any]) -> Message:
     if not isinstance(given, Mapping):
-        raise _invalid(f"{at} is not an object", at)
+        raise InvalidValue(f"{at} is not an object", at)
     rest = {k: v for k, v in given.items() if v is not None}
     role = rest.pop("role", None)
     if not isinstance(role, str):
-        raise _invalid(f"{at}.role is not a string", f"{at}.role")
+        raise InvalidValue(f"{at}.role is not a string", f"{at}.role")
     content = _content(at, rest.pop("content", None))
     calls = rest.pop("tool_calls", [])
     if not isinstance(calls, list):
-        raise _invalid(f"{at}.tool_calls is not a list", f"{at}.tool_calls")
+        raise InvalidValue(f"{at}.tool_calls is not a list", f"{at}.tool_calls")
     made = tuple(_call(f"{at}.tool_calls[{i}]", call) for i, call in enumerate(calls))
     return Message(
         role, content, made,
@@ -113,7 +109,7 @@ def _string(at: str, rest: JsonObject, key: str) -> str | None:
     """Takes `key` out of `rest`."""
     value = rest.pop(key, None)
     if value is not None and not isinstance(value, str):
-        raise _invalid(f"{at}.{key} is not a string", f"{at}.{key}")
+        raise InvalidValue(f"{at}.{key} is not a string", f"{at}.{key}")
     return value
 
 
@@ -122,7 +118,7 @@ def _content(at: str, given: Any) -> tuple[Part, ...] | None:
         return None
     parts = [{"type": "text", "text": given}] if isinstance(given, str) else given
     if not isinstance(parts, list):
-        raise _invalid(f"{at}.content is neither text nor a list", f"{at}.content")
+        raise InvalidValue(f"{at}.content is neither text nor a list", f"{at}.content")
     return tuple(_part(f"{at}.content[{i}]", part) for i, part in enumerate(parts))
 
 
@@ -140,7 +136,7 @@ def _call(at: str, given: Any) -> ToolCall:
     call = given if isinstance(given, dict) else {}
     function = call.get("function", call)
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise _invalid(f"{at}.function.name is not a string", f"{at}.function.name")
+        raise InvalidValue(f"{at}.function.name is not a string", f"{at}.function.name")
     arguments = call_arguments(at, function.get("arguments", {}))
     return ToolCall(function["name"], arguments, _string(at, dict(call), "id"))
 
@@ -155,7 +151,7 @@ def call_arguments(at: str, given: Any) -> JsonObject:
             value = None
     if not isinstance(value, dict):
         name = f"{at}.function.arguments"
-        raise _invalid(f"{name} is not a JSON object", name)
+        raise InvalidValue(f"{name} is not a JSON object", name)
     return value
 
 
@@ -166,7 +162,7 @@ def _tool(at: str, given: Mapping[str, Any]) -> Tool:
         function["strict"] = bool(function.get("strict"))
         return msgspec.convert(function, Tool)
     except (KeyError, TypeError, ValueError, msgspec.ValidationError):
-        raise _invalid(
+        raise InvalidValue(
             f'{at} is not {{"type": "function", "function": {{"name": ...}}}}', at
         ) from None
 

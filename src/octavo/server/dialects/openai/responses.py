@@ -1,4 +1,4 @@
-"""OpenAI's response shapes."""
+"""Responses of OpenAI's API: chat completions and completions."""
 
 from __future__ import annotations
 
@@ -12,27 +12,12 @@ import msgspec
 from octavo.errors import RequestError
 from octavo.generate.prepare import PreparedRequest
 from octavo.generate.reply import TextDelta, TokenInfo, Usage, whole_calls
+from octavo.server.dialects.openai.errors import error_body
 from octavo.server.dialects.openai.schemas import ChatBody, CompletionBody
 from octavo.text import CallDelta, Tokenizer
 
-KINDS = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    503: "service_unavailable",
-}
 DONE = b"data: [DONE]\n\n"
 encode = msgspec.json.Encoder().encode
-
-
-def error_body(error: RequestError) -> bytes:
-    """The JSON of an error response."""
-    kind = "invalid_request_error" if error.status < 500 else "server_error"
-    kind = KINDS.get(error.status, kind)
-    entry = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
-    return encode({"error": entry})
 
 
 def sse(value: Any) -> bytes:
@@ -60,7 +45,7 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[TokenInfo], named: bool
 
 
 def _key(tokenizer: Tokenizer, token: int, named: bool) -> str:
-    """A token as the older endpoint writes it: its text, or its bytes if they are no text."""
+    """A token as completions write it: its text, or its bytes if they are not UTF-8."""
     if named:
         return f"token_id:{token}"
     raw = _token_bytes(tokenizer, token)
@@ -71,7 +56,7 @@ def _key(tokenizer: Tokenizer, token: int, named: bool) -> str:
 
 
 def _alternatives(tokenizer: Tokenizer, info: TokenInfo, named: bool) -> dict[str, float] | None:
-    """Log-probabilities by token, the sampled one among them; tokens of one text are told apart."""
+    """Log-probabilities by token, including the sampled one. Equal texts get distinct keys."""
     if info.logprob is None:
         return None
     out: dict[str, float] = {}
@@ -115,13 +100,13 @@ def prompt_logprobs(tokenizer: Tokenizer, tokens: list[TokenInfo]) -> list[Any]:
     return out
 
 
-def _scored(choice: dict[str, Any], piece: TextDelta) -> dict[str, Any]:
-    """With the score of a beam, where it is one."""
-    return choice if piece.score is None else {**choice, "score": piece.score}
+def _scored(choice: dict[str, Any], delta: TextDelta) -> dict[str, Any]:
+    """A choice with its score if a beam search found it."""
+    return choice if delta.score is None else {**choice, "score": delta.score}
 
 
 def _tool_call(call: CallDelta) -> dict[str, Any]:
-    """A streamed piece of a tool call."""
+    """What a delta adds to a tool call."""
     if call.id is None:
         return {"index": call.index, "function": {"arguments": call.arguments}}
     function = {"name": call.name, "arguments": call.arguments}
@@ -136,7 +121,7 @@ def _role(body: ChatBody) -> str:
 
 
 class ResponseWriter:
-    """How pieces become a reply. `chat` and plain completions differ only here."""
+    """Writes the response of a chat or a completion, which differ only here. See `dialect`."""
 
     media_type = "text/event-stream; charset=utf-8"
 
@@ -188,13 +173,13 @@ class ResponseWriter:
         return sse(chunk)
 
     def _so_far(self, choice: int) -> dict[str, int]:
-        """What a choice has used until now."""
+        """The usage of one choice until now."""
         prompt, generated = len(self._prompt(choice)), self._generated.get(choice, 0)
         return {"prompt_tokens": prompt, "completion_tokens": generated,
                 "total_tokens": prompt + generated}  # fmt: skip
 
     def opening(self) -> bytes:
-        """The chunks that begin the choices; plain completions have none."""
+        """A chunk with the role for each choice of a chat; completions have none."""
         if not self._chat:
             return b""
         (prompt,) = self._job.prompts
@@ -203,44 +188,44 @@ class ResponseWriter:
         opened = [self._choice(i, delta, None, None) for i in range(self._job.made)]
         return b"".join(self._chunk([choice], **more) for choice in opened)
 
-    def chunks(self, piece: TextDelta) -> bytes:
-        """The chunks of a piece: what it says first, then the end."""
-        out, ids = b"", self._token_ids(piece)
-        self._generated[piece.choice] = self._generated.get(piece.choice, 0) + len(piece.ids)
-        if piece.text or piece.tokens or piece.reasoning or piece.calls:
-            body: dict[str, Any] = {"text": piece.text}
+    def chunks(self, delta: TextDelta) -> bytes:
+        """A chunk with the text of a delta, and one with the finish reason if it has one."""
+        out, ids = b"", self._token_ids(delta)
+        self._generated[delta.choice] = self._generated.get(delta.choice, 0) + len(delta.ids)
+        if delta.text or delta.tokens or delta.reasoning or delta.calls:
+            body: dict[str, Any] = {"text": delta.text}
             if self._chat:
-                body = {"delta": self._delta(piece)}
-            logprobs = self._logprobs(piece.choice, piece.tokens)
-            out += self._chunk([self._choice(piece.choice, {**body, **ids}, logprobs, None)])
+                body = {"delta": self._delta(delta)}
+            logprobs = self._logprobs(delta.choice, delta.tokens)
+            out += self._chunk([self._choice(delta.choice, {**body, **ids}, logprobs, None)])
             ids = {}
-        if piece.finish:
+        if delta.finish:
             body = {"delta": {}} if self._chat else {"text": ""}
-            choice = self._choice(piece.choice, {**body, **ids}, None, piece.finish)
-            out += self._chunk([_scored(choice, piece)])
+            choice = self._choice(delta.choice, {**body, **ids}, None, delta.finish)
+            out += self._chunk([_scored(choice, delta)])
         return out
 
-    def _token_ids(self, piece: TextDelta) -> dict[str, Any]:
-        """The token ids of a piece, and with a choice's first its prompt's, if they are wanted."""
+    def _token_ids(self, delta: TextDelta) -> dict[str, Any]:
+        """Token ids, if they are wanted: of a delta, and of the prompt with a choice's first."""
         if not self._ids:
             return {}
-        ids: dict[str, Any] = {"token_ids": piece.ids}
-        if not self._chat and piece.choice not in self._generated:
-            ids["prompt_token_ids"] = self._prompt(piece.choice)
+        ids: dict[str, Any] = {"token_ids": delta.ids}
+        if not self._chat and delta.choice not in self._generated:
+            ids["prompt_token_ids"] = self._prompt(delta.choice)
         return ids
 
-    def _delta(self, piece: TextDelta) -> dict[str, Any]:
-        delta: dict[str, Any] = {}
-        if piece.reasoning:
-            delta["reasoning_content"] = piece.reasoning
-        if piece.calls:
-            delta["tool_calls"] = [_tool_call(c) for c in piece.calls]
-        if piece.text or not delta:
-            delta["content"] = piece.text
-        return delta
+    def _delta(self, delta: TextDelta) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        if delta.reasoning:
+            fields["reasoning_content"] = delta.reasoning
+        if delta.calls:
+            fields["tool_calls"] = [_tool_call(c) for c in delta.calls]
+        if delta.text or not fields:
+            fields["content"] = delta.text
+        return fields
 
     def closing(self) -> bytes:
-        """The chunk of the whole usage, if it is wanted, and the end."""
+        """The chunk with the usage of all choices, if it is wanted, and the end."""
         last = self._chunk([], usage=self._usage.to_dict()) if self._with_usage else b""
         return last + DONE
 
@@ -248,29 +233,29 @@ class ResponseWriter:
         return b"data: " + error_body(error) + b"\n\n" + DONE
 
     def whole(self, choices: Sequence[Sequence[TextDelta]]) -> bytes:
-        """The reply of a request that does not stream, from the pieces of each choice."""
+        """The response of a request that does not stream."""
         out = []
         scored: list[Any] | None = None
-        for index, pieces in enumerate(choices):
-            if not pieces:
+        for index, deltas in enumerate(choices):
+            if not deltas:
                 continue  # a beam search may find fewer texts than were asked for
-            text = "".join(p.text for p in pieces)
-            finish = next((p.finish for p in pieces if p.finish), None)
-            logprobs = self._logprobs(index, [t for p in pieces for t in p.tokens])
+            text = "".join(d.text for d in deltas)
+            finish = next((d.finish for d in deltas if d.finish), None)
+            logprobs = self._logprobs(index, [t for d in deltas for t in d.tokens])
             body: dict[str, Any] = {"text": text}
             if self._chat:
-                body = {"message": self._message(text, pieces)}
+                body = {"message": self._message(text, deltas)}
             if self._ids:
-                body["token_ids"] = [i for p in pieces for i in p.ids]
+                body["token_ids"] = [i for d in deltas for i in d.ids]
                 if not self._chat:
                     body["prompt_token_ids"] = self._job.prompts[index // self._job.n]
             choice = self._choice(index, body, logprobs, finish)
-            prompt = next((p.prompt for p in pieces if p.prompt), None)
+            prompt = next((d.prompt for d in deltas if d.prompt), None)
             if prompt is not None and not self._job.echo:
                 scored = prompt_logprobs(self._served.tokenizer, prompt)
                 if not self._chat:
                     choice["prompt_logprobs"] = scored
-            out.append(_scored(choice, pieces[-1]))
+            out.append(_scored(choice, deltas[-1]))
         reply: dict[str, Any] = dict(self._base, choices=out, usage=self._usage.to_dict())
         if self._chat and scored is not None:
             reply["prompt_logprobs"] = scored
@@ -278,13 +263,13 @@ class ResponseWriter:
             reply["prompt_token_ids"] = self._job.prompts[0]
         return encode(reply)
 
-    def _message(self, text: str, pieces: Sequence[TextDelta]) -> dict[str, Any]:
+    def _message(self, text: str, deltas: Sequence[TextDelta]) -> dict[str, Any]:
         calls = [
             {"id": c.id, "type": "function",
              "function": {"name": c.name, "arguments": c.arguments}}
-            for c in whole_calls(pieces)
+            for c in whole_calls(deltas)
         ]  # fmt: skip
-        reasoning = "".join(p.reasoning for p in pieces)
+        reasoning = "".join(d.reasoning for d in deltas)
         message: dict[str, Any] = {"role": self._role, "content": text, "refusal": None}
         if calls:
             message |= {"content": text or None, "tool_calls": calls}

@@ -11,8 +11,9 @@ from octavo.server.dialect import (
     TextRoute,
 )
 from octavo.server.dialects.openai import embeddings, requests
+from octavo.server.dialects.openai.errors import error_body
 from octavo.server.dialects.openai.models import model_card, model_list
-from octavo.server.dialects.openai.responses import ResponseWriter, error_body
+from octavo.server.dialects.openai.responses import ResponseWriter
 from octavo.server.dialects.openai.schemas import (
     FIELDS,
     ChatBody,
