@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import uvicorn
 from starlette.types import ASGIApp
@@ -71,7 +72,7 @@ class ScriptedClient:
                 finish = "length" if last else None
                 yield Token(request.id, token, -0.5, finish=finish, times=times)
             if self.ended is not None:
-                yield Ended(request.id, self.ended.finish, self.ended.error)
+                yield msgspec.structs.replace(self.ended, id=request.id)
             elif self.hang:
                 await asyncio.Event().wait()
         finally:
@@ -128,13 +129,17 @@ class Listener:
         self.exchanges.append(one)
 
     def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
-        """The status and text of the response; a GET without a body."""
+        """The status and text of the response, once it is recorded; a GET without a body."""
+        recorded, deadline = len(self.exchanges), time.monotonic() + 5
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         data = None if body is None else json.dumps(body)
         connection.request("GET" if body is None else "POST", path, data, headers)
         response = connection.getresponse()
         text = response.read().decode()
         connection.close()
+        while len(self.exchanges) == recorded:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
         return response.status, text
 
     def json(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:

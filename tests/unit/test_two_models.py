@@ -185,7 +185,7 @@ def test_a_request_that_fails_after_some_text(tokenizer: Tokenizer, stream: bool
         ("refused", 400, "response_format", "constraint_failed"),
         ("error", 500, None, "engine_error"), ("deadline", 500, "timeout", "deadline_exceeded"),
     ):  # fmt: skip
-        ended = Ended("", finish, "too costly")  # type: ignore[arg-type]
+        ended = Ended("", finish, "too costly", param="grammar", code=code)  # type: ignore[arg-type]
         client = ScriptedClient(tokenizer.encode("some text", add_bos=False), ended)
         with listening(fake_model(tokenizer, "red", client=client)) as one:
             got, text = one.ask("/v1/completions", {"prompt": "a", "stream": stream})
