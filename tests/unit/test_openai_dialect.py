@@ -208,9 +208,8 @@ def test_names_of_fields() -> None:
     assert str(error.renamed(names(made))) == "structured_outputs is wrong"
     options = InvalidValue("template_options.x cannot be given", "template_options.x")
     assert options.renamed(names(plain)).param == "chat_template_kwargs.x"
-    long = ContextExceeded(10, 20, 5, "prompt")
-    assert "20 in the messages" in str(long.renamed(names(plain)))
-    assert str(long.renamed(names(text))) == str(long)
+    long = ContextExceeded(10, 20, 5, "prompts")
+    assert str(long.renamed(names(text))) == str(ContextExceeded(10, 20, 5, "prompt"))
     other = InvalidValue("top_k is wrong", "top_k")
     assert other.renamed(names(plain)) is other
 

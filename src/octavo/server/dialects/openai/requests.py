@@ -74,10 +74,9 @@ def tokenize_request(body: TokenizeBody) -> GenerationRequest:
 
 
 def names(body: ChatBody | CompletionBody | TokenizeBody) -> Mapping[str, str]:
-    """What the fields of its request are called in a body; `prompt` is what an engine gets."""
+    """What the fields of its request are called in a body."""
     outputs = isinstance(body, Common) and body.structured_outputs is not None
     return {
-        "prompt": "prompt" if isinstance(body, CompletionBody) else "messages",
         "prompts": "prompt",
         "structure": "structured_outputs" if outputs else "response_format",
         "thinking_budget": "thinking_token_budget",

@@ -38,15 +38,15 @@ DIALECT = Dialect(
         ),
         EmbedRoute(
             "/v1/embeddings", embeddings.EmbeddingBody, embeddings.inputs,
-            embeddings.embeddings_reply, names=lambda _: {"inputs": "input"},
+            embeddings.embeddings_reply, names=lambda _: {"inputs": "input", "prompt": "input"},
         ),
         ScoreRoute(
             "/v1/rerank", embeddings.RerankBody, embeddings.rerank_pairs,
-            embeddings.rerank_reply, names=lambda _: {"pairs": "documents", "input": "documents"},
+            embeddings.rerank_reply, names=lambda _: {"pairs": "documents", "prompt": "documents"},
         ),
         ScoreRoute(
             "/v1/score", embeddings.ScoreBody, embeddings.score_pairs, embeddings.score_reply,
-            names=lambda _: {"pairs": "text_1", "input": "text_1"},
+            names=lambda _: {"pairs": "text_1", "prompt": "text_1"},
         ),
         TextRoute("/tokenize", TokenizeBody, tokenize, names=requests.names),
         TextRoute("/detokenize", DetokenizeBody, detokenize),
