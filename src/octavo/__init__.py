@@ -7,14 +7,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from octavo.engine.request import BeamSearch, SamplingParams
     from octavo.errors import OctavoError
-    from octavo.llm import LLM, Completion
+    from octavo.generate.reply import Completion
+    from octavo.llm import LLM, AsyncLLM
     from octavo.text import grammar
 
-__all__ = ["LLM", "BeamSearch", "Completion", "OctavoError", "SamplingParams", "grammar"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "BeamSearch",
+    "Completion",
+    "OctavoError",
+    "SamplingParams",
+    "grammar",
+]
 
 _HOMES = {
+    "AsyncLLM": "octavo.llm",
     "LLM": "octavo.llm",
-    "Completion": "octavo.llm",
+    "Completion": "octavo.generate.reply",
     "BeamSearch": "octavo.engine.request",
     "OctavoError": "octavo.errors",
     "SamplingParams": "octavo.engine.request",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Mapping
+from copy import copy
 from pathlib import Path
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -85,6 +87,24 @@ class RequestError(OctavoError):
         self.param = param
         self.code = code
 
+    def renamed(self, names: Mapping[str, str]) -> RequestError:
+        """The same error for an API that has other names for some fields."""
+        field, rest = re.match(r"(\w*)(.*)", self.param or "", re.DOTALL).groups()  # type: ignore[union-attr]
+        if field not in names:
+            return self
+        other = copy(self)
+        other.param = names[field] + rest
+        text = str(self)
+        other.args = (names[field] + text.removeprefix(field) if text.startswith(field) else text,)
+        return other
+
+
+class InvalidValue(RequestError):
+    """A field whose value cannot be taken."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message, param, "invalid_value")
+
 
 class ContextExceeded(RequestError):
     """More tokens than the context takes. `param` names the field that the prompt came in.
@@ -102,6 +122,10 @@ class ContextExceeded(RequestError):
             param,
             "context_length_exceeded",
         )
+        self._tokens = context, prompt, completion
+
+    def renamed(self, names: Mapping[str, str]) -> RequestError:
+        return ContextExceeded(*self._tokens, names.get(self.param or "", self.param or ""))
 
 
 class Overloaded(RequestError):

@@ -2,186 +2,293 @@
 
 llm = octavo.LLM("smollm2")
 llm.generate(["Once upon a time"], octavo.SamplingParams(max_tokens=32))
+
+async with octavo.AsyncLLM("smollm2") as llm:
+    await llm.chat("Hello")
 """
 
 from __future__ import annotations
 
-import itertools
-import secrets
+import asyncio
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import fields, replace
+from typing import Any, Unpack
 
-import msgspec
-import numpy as np
-
-from octavo.checkpoint.hub import Progress, locate, no_progress
-from octavo.checkpoint.pooling import Vector, read_pooling, unit
-from octavo.client.in_process import EventStream, InProcessEngine
-from octavo.engine.constraint import TokenTable
-from octavo.engine.defaults import GenerationConfig, default_params
-from octavo.engine.engine import Engine
-from octavo.engine.events import BeamText, Ended, Pooled, PromptLogprobs, Token, TokenEvent, ends
-from octavo.engine.host import available_memory
-from octavo.engine.loader import load_engine, open_model
-from octavo.engine.plan import make_plan, parse_size
-from octavo.engine.request import Request, SamplingParams
+from octavo.checkpoint.pooling import Vector
+from octavo.client.event_loop import EventLoop
+from octavo.client.in_process import InProcessClient, closed
+from octavo.engine.request import SamplingParams
 from octavo.engine.stats import EngineStats
-from octavo.errors import EngineFailed, RequestError, UsageError
-from octavo.generate.output import beam_tokens
-from octavo.text import ChatTemplate, TextStream, Tokenizer, load_tokenizer
-from octavo.text.chat import joined, template_source
+from octavo.errors import RequestError
+from octavo.generate.choices import completions, generate, generate_whole
+from octavo.generate.embed import encode_inputs, encode_pairs, pool, score
+from octavo.generate.load import LoadOptions, load
+from octavo.generate.model import ServedModel
+from octavo.generate.prepare import PreparedRequest, encode_chat, prepare
+from octavo.generate.reply import Completion, TextDelta, Usage
+from octavo.generate.request import (
+    CHAT_NAMES,
+    ChatOptions,
+    Conversation,
+    GenerationRequest,
+    chat_request,
+)
+from octavo.program import Task
+from octavo.text import ChatTemplate, Tokenizer
 
-KV_DTYPES = ("auto", "bf16", "int8", "f32")
+Done = Callable[[], None]
 
 
-Conversation = list[dict[str, Any]]
+def _release(model: ServedModel, client: InProcessClient) -> None:
+    """Frees a model that nobody refers to any more."""
+    client.stop()
+    model.end_workers()
 
 
-@dataclass(frozen=True)
-class Completion:
-    """A finished answer.
+class _Loaded:
+    """What is known of a model."""
 
-    logprobs: of `tokens`, when asked for; top_logprobs: beside each, its likeliest alternatives.
-    prompt_logprobs: of every prompt token (None for the first), when asked for, with
-    prompt_top_logprobs likewise. score: of a beam search's text.
+    model: ServedModel
+
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.model.tokenizer
+
+    @property
+    def template(self) -> ChatTemplate | None:
+        return self.model.template
+
+    @property
+    def defaults(self) -> SamplingParams:
+        """Sampling parameters of calls that give none."""
+        return self.model.defaults
+
+    @property
+    def task(self) -> Task:
+        return self.model.task
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a sequence."""
+        return self.model.context
+
+    def encode_chat(self, messages: str | Conversation) -> list[int]:
+        """Ids of a conversation up to where the assistant speaks. Raises RequestError."""
+        return encode_chat(chat_request(messages, self.defaults, {}), self.model)
+
+
+class AsyncLLM(_Loaded):
+    """A loaded model (demo name, Hugging Face id, folder or .gguf), for asynchronous callers.
+
+    Takes the options of LLM, or a ServedModel that is loaded already. Loading happens here and
+    takes its time; `await asyncio.to_thread(AsyncLLM, model)` lets the event loop go on.
+
+    Any number of tasks, event loops and threads may call: what runs at the same time is computed in
+    one batch. Cancelling a call ends its requests. `close` (or `async with`) frees the memory;
+    later calls raise EngineFailed.
     """
 
-    text: str
-    tokens: list[int]
-    finish_reason: str
-    prompt_tokens: int
-    cached_tokens: int
-    logprobs: list[float] | None = None
-    top_logprobs: list[dict[int, float]] | None = None
-    prompt_logprobs: list[float | None] | None = None
-    prompt_top_logprobs: list[dict[int, float]] | None = None
-    score: float | None = None
+    def __init__(self, model: str | ServedModel, **options: Unpack[LoadOptions]) -> None:
+        self.model = load(model, **options) if isinstance(model, str) else model
+        self._closed = False
+        client = self.model.client
+        if isinstance(model, str) and isinstance(client, InProcessClient):
+            weakref.finalize(self, _release, self.model, client)
 
+    async def __aenter__(self) -> AsyncLLM:
+        return self
 
-class _Assembly:
-    """Collects one request's events into a Completion."""
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
-    def __init__(self, table: list[bytes], request: Request) -> None:
-        self.request = request
-        self.finish: str | None = None
-        self._stream = TextStream(table, request.params.stop_strings)
-        self._text = ""
-        self._tokens: list[int] = []
-        self._logprobs: list[float] = []
-        self._top: list[dict[int, float]] = []
-        self._prompt: list[float | None] = [None]
-        self._prompt_top: list[dict[int, float]] = [{}]
-        self._cached = 0
-        self._score: float | None = None
+    async def close(self) -> None:
+        """Ends what runs and frees the model's memory; so does the end of the last reference."""
+        self._closed = True
+        await self.model.close()
 
-    def push(self, event: TokenEvent) -> str:
-        """Text that became showable."""
-        self._cached = event.cached
-        if isinstance(event, BeamText):
-            self._score = event.score
-            return "".join([self.push(token) for token in beam_tokens(event)])
-        text = ""
-        if isinstance(event, PromptLogprobs):
-            for logprob, alternatives in event.logprobs:
-                self._prompt.append(logprob)
-                self._prompt_top.append(dict(alternatives))
-        elif isinstance(event, Ended):
-            text, self.finish = self._stream.push(None, event.finish)
-        elif isinstance(event, Token):
-            if event.finish != "stop":
-                self._tokens.append(event.token)
-                self._logprobs.append(event.logprob)
-                self._top.append(dict(event.top))
-            text, self.finish = self._stream.push(event.token, event.finish)
-        self._text += text
-        return text
+    async def stats(self) -> EngineStats:
+        """What the engine holds now, and its counts since the start."""
+        found = await asyncio.to_thread(lambda: self.model.client.stats)
+        return EngineStats(**{f.name: found[f.name] for f in fields(EngineStats)})
 
-    def completion(self) -> Completion:
-        params = self.request.params
-        wanted, of_prompt = params.logprobs is not None, params.prompt_logprobs is not None
-        return Completion(
-            text=self._text,
-            tokens=self._tokens,
-            finish_reason=self.finish or "abort",
-            prompt_tokens=len(self.request.prompt),
-            cached_tokens=self._cached,
-            logprobs=self._logprobs if wanted else None,
-            top_logprobs=self._top if wanted else None,
-            prompt_logprobs=self._prompt if of_prompt else None,
-            prompt_top_logprobs=self._prompt_top if of_prompt else None,
-            score=self._score,
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Makes a LoRA adapter (a PEFT folder) usable by name. Raises RequestError."""
+        await self.model.client.load_adapter(name, folder)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forgets an adapter. Raises RequestError."""
+        await self.model.client.unload_adapter(name)
+
+    async def generate(
+        self,
+        prompts: str | Sequence[str | list[int]],
+        params: SamplingParams | None = None,
+        *,
+        n: int = 1,
+        best_of: int | None = None,
+        adapter: str | Sequence[str] = "",
+        done: Done = lambda: None,
+    ) -> list[Completion]:
+        """Completes prompts (text or token ids) together, in their order; `n` completions of each.
+
+        best_of: how many are made of each, of which the `n` likeliest are given. A beam search
+        gives up to `n` of its own, best first. adapter: the LoRA adapter of all, or of each ("" for
+        none). done: called whenever a prompt's completions are finished.
+        """
+        given = [prompts] if isinstance(prompts, str) else list(prompts)
+        params = params or self.defaults
+        requests = [
+            GenerationRequest(prompts=[p], sampling=params, n=n, best_of=best_of) for p in given
+        ]
+        adapters = [adapter] * len(given) if isinstance(adapter, str) else list(adapter)
+        return await self._run(lambda: requests, adapters, done)
+
+    async def chat(
+        self,
+        conversation: str | Conversation | Sequence[Conversation],
+        params: SamplingParams | None = None,
+        *,
+        n: int = 1,
+        done: Done = lambda: None,
+        **options: Unpack[ChatOptions],
+    ) -> list[Completion]:
+        """Answers one conversation or several: lists of {"role", "content"}, or a user's text.
+
+        Completions have `tool_calls` and `reasoning` beside `text`. For options see ChatOptions.
+        """
+        given: Any = conversation if _several(conversation) else [conversation]
+        params, adapter = params or self.defaults, options.get("adapter", "")
+        return await self._run(
+            lambda: [chat_request(c, params, options, n) for c in given],
+            [adapter] * len(given),
+            done,
         )
 
+    async def stream(
+        self, prompt: str | list[int], params: SamplingParams | None = None, *, adapter: str = ""
+    ) -> AsyncGenerator[str, None]:
+        """The (best) completion of one prompt as it comes. Closing the iterator aborts it."""
+        request = GenerationRequest(prompts=[prompt], sampling=params or self.defaults)
+        async with aclosing(self._deltas(lambda: request, adapter)) as deltas:
+            async for delta in deltas:
+                if delta.text:
+                    yield delta.text
 
-def token_table(tokenizer: Tokenizer) -> TokenTable:
-    """What an engine is told of a vocabulary."""
-    special = tokenizer.special
-    return TokenTable(tokenizer.grammar_bytes(), sorted(special.control), sorted(special.eos))
+    async def stream_chat(
+        self,
+        conversation: str | Conversation,
+        params: SamplingParams | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> AsyncGenerator[TextDelta, None]:
+        """The answer to a conversation as it comes: text, reasoning and pieces of tool calls."""
+        given, adapter = params or self.defaults, options.get("adapter", "")
+        asked = self._deltas(lambda: chat_request(conversation, given, options), adapter)
+        async with aclosing(asked) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def embed(self, texts: str | Sequence[str]) -> list[Vector]:
+        """One vector per text, pooled as the model says (decoders: the last state), in their order.
+
+        Raises RequestError for a text longer than the context, and for models that only rank.
+        """
+        self.model.require("embed")
+        given = [texts] if isinstance(texts, str) else list(texts)
+        segments = await asyncio.to_thread(encode_inputs, given, self.model)
+        return [self.model.pooling.finish(v) for v in await pool(self.model, segments)]
+
+    async def rank(self, query: str, documents: Sequence[str]) -> list[float]:
+        """How each document goes with the query: a cross-encoder's score, or a cosine."""
+        pairs = [(query, document) for document in documents]
+        segments = await asyncio.to_thread(encode_pairs, pairs, self.model)
+        return await score(self.model, pairs, segments)
+
+    async def _run(
+        self, make: Callable[[], list[GenerationRequest]], adapters: Sequence[str], done: Done
+    ) -> list[Completion]:
+        """Runs requests together, or none of them if one is refused."""
+
+        async def one(job: PreparedRequest) -> list[Completion]:
+            usage = Usage(prompt=job.prompt_tokens)
+            found = completions(job, await generate_whole(job, usage), usage)
+            done()
+            return found
+
+        with _named():
+            jobs = await self._prepared(make, adapters)
+            tasks = [asyncio.ensure_future(one(job)) for job in jobs]
+            try:
+                return [c for found in await asyncio.gather(*tasks) for c in found]
+            finally:  # after a failure the others need not go on
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _deltas(
+        self, make: Callable[[], GenerationRequest], adapter: str
+    ) -> AsyncGenerator[TextDelta, None]:
+        """The deltas of a request's first choice."""
+        with _named():
+            (job,) = await self._prepared(lambda: [make()], [adapter])
+            async with aclosing(generate(job, Usage(prompt=job.prompt_tokens))) as deltas:
+                async for delta in deltas:
+                    if delta.choice == 0:
+                        yield delta
+                        if delta.finish:
+                            return
+
+    async def _prepared(
+        self, make: Callable[[], list[GenerationRequest]], adapters: Sequence[str]
+    ) -> list[PreparedRequest]:
+        if self._closed:
+            raise closed()
+
+        def work() -> list[PreparedRequest]:
+            pairs = zip(make(), adapters, strict=True)
+            return [prepare(r, replace(self.model, adapter=a)) for r, a in pairs]
+
+        return await asyncio.to_thread(work)
 
 
-class LLM:
+@contextmanager
+def _named() -> Iterator[None]:
+    """Has errors name the fields of ChatOptions."""
+    try:
+        yield
+    except RequestError as e:
+        raise e.renamed(CHAT_NAMES) from None
+
+
+def _several(conversation: str | Conversation | Sequence[Conversation]) -> bool:
+    """Whether there are several conversations, not one."""
+    return not isinstance(conversation, Mapping | str) and isinstance(
+        next(iter(conversation), None), Sequence
+    )
+
+
+class LLM(_Loaded):
     """A loaded model (demo name, Hugging Face id, folder or .gguf).
 
-    memory: a ceiling such as "8GiB" or "50%". context: most tokens of a sequence. kv_dtype:
-    "bf16", "int8", "f32", or "auto", which is f32 for mixtures of experts and bf16 for others.
-    adapters: LoRA adapters by name, {} for none yet; they take at most lora_memory. packed_cache:
-    keep packed weights on disk for the next start. generation_config: "none" forgets the sampling
-    parameters that the model's files recommend. loading: opens a progress bar, given what it
-    is for and how many bytes.
+    For options see LoadOptions: memory, context, threads, kv_dtype, adapters, chat_template, …
 
     Any number of threads may call, and streams may be read by turns: what runs at the same time is
-    computed in one batch. `close` (or `with`) frees the memory; later calls raise EngineFailed.
+    computed in one batch. Ctrl-C ends the requests of a call; the model stays usable. `close` (or
+    `with`) frees the memory; later calls raise EngineFailed.
     Raises OctavoError when the model cannot be found, read or fitted.
     """
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        memory: str | None = None,
-        context: int | None = None,
-        threads: int | None = None,
-        kv_dtype: str = "auto",
-        offline: bool = False,
-        chat_template: str | None = None,
-        adapters: dict[str, str] | None = None,
-        lora_memory: str = "256MiB",
-        packed_cache: bool = False,
-        generation_config: GenerationConfig = "auto",
-        loading: Progress = no_progress,
-    ) -> None:
-        if kv_dtype not in KV_DTYPES:
-            raise UsageError(f"kv_dtype {kv_dtype!r}; it may be {' or '.join(KV_DTYPES)}")
-        located = locate(model, offline=offline, progress=loading)
-        self.name = located.name
-        self.path: Path = located.path
-        opened = open_model(located.path, adapters is not None)
-        self.tokenizer = load_tokenizer(opened.checkpoint)
-        source = chat_template or template_source(opened.checkpoint)
-        self.template = ChatTemplate(source, self.tokenizer) if source else None
-        self.plan = make_plan(
-            opened.lowered, name=self.name, memory=memory, context=context, threads=threads,
-            kv_dtype=kv_dtype, packed=packed_cache,
-            adapters=parse_size(lora_memory, available_memory()) if adapters is not None else 0,
-        )  # fmt: skip
-        opened = open_model(located.path, adapters is not None, self.plan.context)
-        with loading("Loading", opened.checkpoint.nbytes) as advance:
-            engine = load_engine(opened, self.plan, token_table(self.tokenizer), advance)
-        self._engine = InProcessEngine(engine)
-        self._close = weakref.finalize(self, self._engine.close)
-        for adapter, folder in (adapters or {}).items():
-            self.load_adapter(adapter, folder)
-        if self.template is not None:
-            self.template.check()
-        self.task = opened.task
-        self.pooling = read_pooling(opened.checkpoint, not opened.lowered.program.causal)
-        self.defaults = default_params(opened.checkpoint, located.sampling, generation_config)
-        self._ids = itertools.count()
+    def __init__(self, model: str | ServedModel, **options: Unpack[LoadOptions]) -> None:
+        self._llm = AsyncLLM(model, **options)
+        self.model = self._llm.model
+        self._loop = EventLoop()
+        self._stop = weakref.finalize(self, self._loop.stop)
 
     def __enter__(self) -> LLM:
         return self
@@ -191,183 +298,90 @@ class LLM:
 
     def close(self) -> None:
         """Ends what runs and frees the model's memory; so does the end of the last reference."""
-        self._close()
+        if self._stop.alive:
+            self._loop.run(self._llm.close())
+            self._stop()
 
     def stats(self) -> EngineStats:
         """What the engine holds now, and its counts since the start."""
-        return self._engine.stats()
+        return self._loop.run(self._llm.stats())
 
     def load_adapter(self, name: str, folder: str) -> None:
         """Makes a LoRA adapter (a PEFT folder) usable by name. Raises RequestError."""
-
-        def load(engine: Engine) -> None:
-            if engine.adapters is None:
-                raise UsageError("give LLM(adapters={}) to load adapters")
-            engine.adapters.load(name, Path(folder))
-
-        self._engine.call(load)
+        self._loop.run(self._llm.load_adapter(name, folder))
 
     def unload_adapter(self, name: str) -> None:
         """Forgets an adapter. Raises RequestError."""
-
-        def unload(engine: Engine) -> None:
-            if engine.adapters is not None:
-                engine.adapters.unload(name)
-
-        self._engine.call(unload)
+        self._loop.run(self._llm.unload_adapter(name))
 
     def generate(
         self,
         prompts: str | Sequence[str | list[int]],
         params: SamplingParams | None = None,
         *,
+        n: int = 1,
+        best_of: int | None = None,
         adapter: str | Sequence[str] = "",
         progress: bool | None = None,
     ) -> list[Completion]:
-        """Completes prompts (text or token ids) together, in their order.
+        """Like AsyncLLM.generate.
 
-        A beam search gives up to `n` completions per prompt, best first.
-
-        adapter: the LoRA adapter of all, or of each ("" for none). progress: show a bar; by default
-        when standard error is a terminal.
+        progress: show a bar; by default when standard error is a terminal.
         """
-        given = [prompts] if isinstance(prompts, str) else list(prompts)
-        adapters = [adapter] * len(given) if isinstance(adapter, str) else list(adapter)
-        return self._run(given, params, progress, adapters)
+        count = 1 if isinstance(prompts, str) else len(prompts)
+        with _progress(progress, count) as done:
+            work = self._llm.generate(
+                prompts, params, n=n, best_of=best_of, adapter=adapter, done=done
+            )
+            return self._loop.run(work)
 
     def chat(
         self,
-        conversation: str | Conversation | list[Conversation],
+        conversation: str | Conversation | Sequence[Conversation],
         params: SamplingParams | None = None,
         *,
+        n: int = 1,
         progress: bool | None = None,
+        **options: Unpack[ChatOptions],
     ) -> list[Completion]:
-        """Answers one conversation or several: lists of {"role", "content"}, or a user's text."""
-        many = isinstance(conversation, list) and conversation and isinstance(conversation[0], list)
-        given: Any = conversation if many else [conversation]
-        return self._run([self.encode_chat(c) for c in given], params, progress)
-
-    def encode_chat(self, messages: str | Conversation) -> list[int]:
-        """Ids of a conversation up to where the assistant speaks. Raises RequestError."""
-        if self.template is None:
-            raise RequestError(
-                f"{self.name} has no chat template, so it cannot chat; use generate()"
-            )
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
-        return self.template.encode([m | {"content": joined(m.get("content"))} for m in messages])
-
-    def embed(self, texts: str | Sequence[str]) -> list[Vector]:
-        """One vector per text, pooled as the model says (decoders: the last state), in their order.
-
-        Raises RequestError for a text longer than the context, and for models that only rank.
-        """
-        if self.task == "rank":
-            raise RequestError(f"{self.name} ranks; it makes no embeddings")
-        given = [texts] if isinstance(texts, str) else list(texts)
-        prepare, encode = self.pooling.prepare, self.tokenizer.encode_segments
-        pooled = self._pool([encode(prepare(t)) for t in given])
-        return [self.pooling.finish(v) for v in pooled]
-
-    def rank(self, query: str, documents: Sequence[str]) -> list[float]:
-        """How each document goes with the query: a cross-encoder's score, or a cosine."""
-        if self.task != "rank":
-            first, *others = (unit(v) for v in self.embed([query, *documents]))
-            return [float(np.dot(first, v)) for v in others]
-        pairs = [self.tokenizer.encode_segments(query, d) for d in documents]
-        return [self.pooling.score(float(v[0])) for v in self._pool(pairs)]
-
-    def _pool(self, texts: list[tuple[list[int], list[int]]]) -> list[Vector]:
-        mode = "cls" if self.task == "rank" else self.pooling.mode
-        requests = [
-            Request(
-                id=self._new_id(),
-                prompt=ids,
-                token_type_ids=types,
-                params=SamplingParams(),
-                pool=mode,
-            )
-            for ids, types in texts
-        ]
-        found: dict[str, Vector] = {}
-        with closing(self._engine.submit(requests)) as events:
-            for event in events:
-                if isinstance(event, Ended):
-                    raise EngineFailed(event.error or event.finish)
-                if isinstance(event, Pooled):
-                    found[event.id] = np.frombuffer(event.vector, np.float32)
-        return [found[r.id] for r in requests]
+        """Like AsyncLLM.chat. progress: as for generate."""
+        with _progress(progress, len(conversation) if _several(conversation) else 1) as done:
+            return self._loop.run(self._llm.chat(conversation, params, n=n, done=done, **options))
 
     def stream(
         self, prompt: str | list[int], params: SamplingParams | None = None, *, adapter: str = ""
-    ) -> Iterator[str]:
-        """The (best) answer to one prompt as it comes. Closing the iterator aborts it."""
-        request = self._request(prompt, params, adapter)
-        assembly = _Assembly(self.tokenizer.bytes, request)
-        with closing(self._engine.submit([request])) as events:
-            for event in events:
-                if isinstance(event, BeamText) and event.index:
-                    continue
-                if text := assembly.push(event):
-                    yield text
-                if isinstance(event, Ended) and event.error is not None:
-                    raise RequestError(event.error)
-                if assembly.finish is not None:  # a stop string may end it before the engine
-                    return
+    ) -> Generator[str, None, None]:
+        """The (best) completion of one prompt as it comes. Closing the iterator aborts it."""
+        yield from self._loop.iterate(self._llm.stream(prompt, params, adapter=adapter))
 
-    def _new_id(self) -> str:
-        return str(next(self._ids))
+    def stream_chat(
+        self,
+        conversation: str | Conversation,
+        params: SamplingParams | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Generator[TextDelta, None, None]:
+        """The answer to a conversation as it comes: text, reasoning and pieces of tool calls."""
+        yield from self._loop.iterate(self._llm.stream_chat(conversation, params, **options))
 
-    def _request(
-        self, prompt: str | list[int], params: SamplingParams | None, adapter: str
-    ) -> Request:
-        params = params or self.defaults
-        if params.seed is None:
-            params = msgspec.structs.replace(params, seed=secrets.randbits(62))
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        return Request(id=self._new_id(), prompt=ids, params=params, adapter=adapter)
+    def embed(self, texts: str | Sequence[str]) -> list[Vector]:
+        """Like AsyncLLM.embed."""
+        return self._loop.run(self._llm.embed(texts))
 
-    def _run(
-        self, prompts: Sequence[str | list[int]], params: SamplingParams | None,
-        progress: bool | None, adapters: list[str] | None = None,
-    ) -> list[Completion]:  # fmt: skip
-        requests = [
-            self._request(prompt, params, adapter)
-            for prompt, adapter in zip(prompts, adapters or [""] * len(prompts), strict=True)
-        ]
-        show = sys.stderr.isatty() if progress is None else progress
-        with closing(self._engine.submit(requests)) as events:
-            assemblies = self._assemble(requests, events, show)
-        return [a.completion() for r in requests for a in assemblies[r.id]]
+    def rank(self, query: str, documents: Sequence[str]) -> list[float]:
+        """Like AsyncLLM.rank."""
+        return self._loop.run(self._llm.rank(query, documents))
 
-    def _assemble(
-        self, requests: list[Request], events: EventStream, show: bool
-    ) -> dict[str, list[_Assembly]]:
-        """Every request's texts (several for a beam search) when all have ended."""
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-        )
 
-        assemblies = {r.id: [_Assembly(self.tokenizer.bytes, r)] for r in requests}
-        columns = (TextColumn("Generating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=Console(stderr=True), disable=not show) as bar:
-            task = bar.add_task("", total=len(requests))
-            for event in events:
-                texts = assemblies[event.id]
-                index = event.index if isinstance(event, BeamText) else 0
-                if index == len(texts):
-                    texts.append(_Assembly(self.tokenizer.bytes, texts[0].request))
-                texts[index].push(event)
-                if isinstance(event, Ended) and event.error is not None:
-                    raise RequestError(event.error)
-                if isinstance(event, BeamText) and not ends(event):
-                    continue
-                if texts[index].finish is not None:
-                    events.finish(event.id)  # a stop string may end it before the engine
-                    bar.advance(task)
-        return assemblies
+@contextmanager
+def _progress(show: bool | None, total: int) -> Iterator[Done]:
+    """A bar on standard error that what it gives advances."""
+    if not (sys.stderr.isatty() if show is None else show):
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("Generating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda: bar.advance(task)

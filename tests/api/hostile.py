@@ -23,8 +23,7 @@ from octavo.server.dialects.openai.messages import (
     ToolChoice,
 )
 from octavo.server.dialects.openai.schemas import (
-    HARMLESS,
-    NEUTRAL,
+    FIELDS,
     ChatBody,
     Common,
     CompletionBody,
@@ -195,7 +194,7 @@ def cases() -> list[Case]:
                 data = _with(whole, path, raw, name).encode("utf-8", "surrogateescape")
                 wrong = str(path[0]) if _wrong(hint, raw, name) else None
                 out.append(Case(route, f"{'.'.join(map(str, path))}-{name}", data, wrong))
-        for turn, field in enumerate((*HARMLESS, *NEUTRAL, "no_such_field")):
+        for turn, field in enumerate((*sorted(FIELDS.names), "no_such_field")):
             name, raw = list((NUMBERS | TEXTS | SHAPES).items())[turn * 5 % 50]
             data = _with(body, (field,), raw, name).encode("utf-8", "surrogateescape")
             out.append(Case(route, f"{field}-{name}", data, None))

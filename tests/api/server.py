@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 
 def free_port() -> int:
@@ -85,25 +86,24 @@ class Server:
         except OSError:
             return 0, ""
 
-    def metric(self, name: str) -> float:
-        for line in self.get("/metrics")[1].splitlines():
-            if line.startswith(name + " "):
-                return float(line.split()[1])
-        raise AssertionError(f"no metric {name}")
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum over all models of a metric's samples that have these labels."""
+        families = text_string_to_metric_families(self.get("/metrics")[1])
+        samples = [s for f in families for s in f.samples if s.name == name]
+        found = [s.value for s in samples if labels.items() <= s.labels.items()]
+        assert found, f"no metric {name}"
+        return sum(found)
 
     def wait_idle(self, seconds: float = 5) -> None:
         """Until nothing runs and no block is held."""
         deadline = time.monotonic() + seconds
-        names = (
-            "octavo_requests_running",
-            "octavo_requests_waiting",
-            'octavo_kv_blocks{state="held"}',
-        )
         while time.monotonic() < deadline:
-            if not any(self.metric(n) for n in names):
+            busy = [self.metric(f"octavo_requests_{state}") for state in ("running", "waiting")]
+            busy.append(self.metric("octavo_kv_blocks", state="held"))
+            if not any(busy):
                 return
             time.sleep(0.02)
-        raise AssertionError({n: self.metric(n) for n in names})
+        raise AssertionError(busy)
 
     def engine(self) -> psutil.Process:
         """The process that loads the model; others compile grammars."""

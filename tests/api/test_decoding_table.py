@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from octavo.server.dialects.openai.schemas import HARMLESS, NEUTRAL, ChatBody, CompletionBody
+from octavo.server.dialects.openai.schemas import FIELDS, ChatBody, CompletionBody
 from tests.api.server import Server
 
 PAGE = Path(__file__).parents[2] / "docs" / "decoding.md"
@@ -43,8 +43,8 @@ def test_every_field_has_a_row() -> None:
     for place, (_, body) in ROUTES.items():
         listed = {r.field for r in rows() if r.where == place}
         assert set(body.__struct_fields__) - GIVEN <= listed
-        assert HARMLESS <= listed
-    assert set(NEUTRAL) - {"moderation"} <= {r.field for r in rows()}
+        assert FIELDS.ignored <= listed
+    assert set(FIELDS.unsupported) - {"moderation"} <= {r.field for r in rows()}
     assert len(rows()) > 80
 
 

@@ -21,6 +21,7 @@ from octavo.server.logs import log_exchange, logging_to
 from tests.api.server import Server, serving
 
 SECRET = "CANARY-secret"
+MODEL = ("model_name", "smollm2")
 
 
 @pytest.fixture(scope="module")
@@ -123,12 +124,12 @@ def test_histograms_count_requests(told: Server) -> None:
     def values() -> dict[str, float]:
         found = samples(told)
         out = {
-            n + end: found.get((n + end, frozenset()), 0.0)
+            n + end: found.get((n + end, frozenset({MODEL})), 0.0)
             for n in names
             for end in ("_count", "_sum")
         }
         for reason in ("length", "stop"):
-            key = "octavo_request_finished_total", frozenset({("finished_reason", reason)})
+            key = "octavo_request_finished_total", frozenset({MODEL, ("finished_reason", reason)})
             out[reason] = found.get(key, 0.0)
         return out
 
@@ -152,10 +153,11 @@ def test_build_and_processes(told: Server) -> None:
     (build,) = [dict(labels) for name, labels in found if name == "octavo_build_info"]
     assert build["version"] == json.loads(told.get("/version")[1])["version"]
     assert re.fullmatch(r"3\.\d+\.\d+", build["python"])
-    for name in ("process", "octavo_engine_process"):
-        assert found[f"{name}_resident_memory_bytes", frozenset()] > 1 << 20
-        assert found[f"{name}_open_fds", frozenset()] > 3
-    assert found["octavo_engine_process_resident_memory_bytes", frozenset()] > 50 << 20
+    for name, labels in (("process", frozenset()), ("octavo_engine_process", frozenset({MODEL}))):
+        assert found[f"{name}_resident_memory_bytes", labels] > 1 << 20
+        assert found[f"{name}_open_fds", labels] > 3
+    engine = found["octavo_engine_process_resident_memory_bytes", frozenset({MODEL})]
+    assert engine > 50 << 20
     assert [name for name, _ in found if name == "python_info"]
 
 

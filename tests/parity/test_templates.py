@@ -17,6 +17,7 @@ from octavo.engine.canonical import Canonical
 from octavo.errors import RequestError
 from octavo.text import Tokenizer, load_tokenizer
 from octavo.text.chat import ChatTemplate, template_source
+from octavo.text.messages import read_messages, read_tools
 from tests.conftest import download, npm_tokenizer
 
 MODELS = ["smollm2", "qwen3", "llama3", "llama3_1", "gemma3", "deepseek_v3"]
@@ -162,10 +163,10 @@ def test_equal_to_transformers(model: str, request: pytest.FixtureRequest) -> No
             )
         except Exception:  # whatever the template runs into
             with pytest.raises(RequestError):
-                ours.render(messages, {"tools": tools})
+                ours.render(read_messages(messages), read_tools(tools or []))
             continue
         rendered += 1
-        assert ours.render(messages, {"tools": tools}) == expected
+        assert ours.render(read_messages(messages), read_tools(tools or [])) == expected
     print(f"{model}: {rendered} of {len(CONVERSATIONS)} rendered, the rest refused by both")
     assert rendered >= 15
 
@@ -177,7 +178,7 @@ def test_same_ids(model: str, request: pytest.FixtureRequest) -> None:
     for text in TEXTS:
         messages = [user(text), says("b"), user("c")]
         ids = oracle.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        assert ours.encode(messages) == ids
+        assert ours.encode(read_messages(messages)) == ids
 
 
 @pytest.mark.parametrize(("model", "share"), [("qwen3", 1), ("gemma3", 0.98), ("llama3", 0.98)])

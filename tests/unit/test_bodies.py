@@ -13,7 +13,8 @@ from octavo.errors import Overloaded
 from octavo.server.bodies import MAX_BODY, Bodies, TooLarge
 from octavo.server.exchange import Exchange
 from octavo.server.http import ClientGone
-from octavo.server.sizes import Model
+from octavo.server.parsing import Fields
+from octavo.server.sizes import Bounds
 
 
 class Text(msgspec.Struct):
@@ -35,7 +36,7 @@ def sent(*chunks: bytes, then: Callable[[], Awaitable[None]] | None = None) -> R
 
 
 def read(bodies: Bodies, request: Request) -> asyncio.Task[Text]:
-    return asyncio.ensure_future(bodies.read(request, Text, Model(100, 100)))
+    return asyncio.ensure_future(bodies.read(request, Text, Fields(), lambda _: Bounds(100, 100)))
 
 
 def test_all_bodies_together_have_a_limit() -> None:

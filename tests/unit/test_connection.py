@@ -18,6 +18,7 @@ import uvloop
 from starlette.types import Receive, Scope, Send
 
 from octavo.server.connection import Connection, Limits, watch
+from octavo.server.dialects.openai.responses import error_body
 from octavo.server.exchange import Exchange
 
 QUICK = Limits(
@@ -88,7 +89,9 @@ class Backend:
         self.gone += 1
 
     async def serve(self) -> None:
-        made = partial(Connection, limits=self.limits, observe=self.exchanges.append)
+        made = partial(
+            Connection, limits=self.limits, observe=self.exchanges.append, error_body=error_body
+        )
         config = uvicorn.Config(
             self.app, http=made, ws="none", log_config=None, lifespan="off", interface="asgi3",  # type: ignore[arg-type]
             timeout_graceful_shutdown=1,

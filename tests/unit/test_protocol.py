@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 
+from octavo.backends.base import Limits
+from octavo.client.link import EngineLink
 from octavo.client.protocol import (
     EVENT_BYTES,
     MAX_FRAME,
     Abort,
     Events,
     FrameBuffer,
+    Loading,
+    Start,
     Submit,
+    ToEngine,
+    ToFront,
     event_frames,
     frame,
-    read_frame,
 )
+from octavo.engine.constraint import TokenTable
 from octavo.engine.events import Token
+from octavo.engine.plan import Plan
 from octavo.engine.request import Request, SamplingParams
 
 
-def read(data: bytes) -> list[object]:
-    async def run() -> list[object]:
-        reader = asyncio.StreamReader()
-        reader.feed_data(data)
-        reader.feed_eof()
-        out: list[object] = []
-        while not reader.at_eof():
-            out.append(await read_frame(reader))
-        return out
-
-    return asyncio.run(run())
+def read(data: bytes, kind: object = ToFront, size: int = 0) -> list[object]:
+    """The messages of bytes that arrive `size` at a time."""
+    buffer: FrameBuffer[object] = FrameBuffer(kind)
+    out: list[object] = []
+    for i in range(0, len(data), size or len(data)):
+        buffer.push(data[i : i + (size or len(data))])
+        out += iter(buffer.pop, None)
+    return out
 
 
 def test_what_a_step_gave_comes_in_pieces() -> None:
@@ -51,16 +56,43 @@ def test_what_is_too_long_or_broken() -> None:
     with pytest.raises(ValueError, match="a frame of"):
         frame(Submit(long))
     with pytest.raises(ValueError, match="a frame of"):
-        FrameBuffer().push((MAX_FRAME + 1).to_bytes(4, "little"))
-    for broken in (b"\xff\xff\xff\xff", b"\x02\0\0\0\xc1\xc1", b"\x08\0\0\0ab", b"\x01"):
-        with pytest.raises(EOFError):
+        read((MAX_FRAME + 1).to_bytes(4, "little"), ToEngine)
+    for broken in (b"\xff\xff\xff\xff", b"\x02\0\0\0\xc1\xc1"):
+        with pytest.raises(ValueError):
             read(broken)
+    for part in (b"\x01", b"\x08\0\0\0ab"):
+        assert read(part) == []
+
+
+def test_a_process_that_sends_no_frames_has_ended() -> None:
+    """As one that has ended: it is replaced."""
+
+    async def run(said: bytes) -> None:
+        link = EngineLink("this")  # which prints a text and ends
+        ours, theirs = socket.socketpair()
+        with theirs:
+            link._reader, writer = await asyncio.open_unix_connection(sock=ours)
+            theirs.sendall(frame(Loading(1)) + said)
+            assert await link.receive() == Loading(1)
+            with pytest.raises(EOFError):
+                theirs.shutdown(socket.SHUT_WR)
+                await link.receive()
+            writer.close()
+        link.kill()
+        await link.end()
+
+    for said in (b"\xff\xff\xff\xff", b"\x02\0\0\0\xc1\xc1", b"\x08\0\0\0ab", b""):
+        asyncio.run(run(said))
 
 
 def test_messages_are_cut_wherever_they_arrive() -> None:
     messages = [Abort("a"), Submit(Request(id="b", prompt=[1, 2], params=SamplingParams()))] * 3
     data = b"".join(map(frame, messages))
     for size in (1, 3, 7, len(data)):
-        buffer = FrameBuffer()
-        got = [m for i in range(0, len(data), size) for m in buffer.push(data[i : i + size])]
-        assert got == messages
+        assert read(data, ToEngine, size) == messages
+
+
+def test_a_plan_arrives_as_it_was_sent() -> None:
+    plan = Plan(1, 2, 3, 4, 5, 6, 7, 8, "int8", Limits(9, 10, 11), adapters=12, packed=True)
+    start = Start("model", TokenTable([b"a"], [], [2]), plan)
+    assert read(frame(start), ToEngine) == [start]

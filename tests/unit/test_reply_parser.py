@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.text import ReplyParser
+from octavo.text.messages import Tool, ToolCall, read_messages
 from octavo.text.tools import (
     GEMMA,
     HERMES,
@@ -151,17 +152,18 @@ def test_work_is_linear(unit: str, style: ToolFormat) -> None:
 
 
 def test_templates_without_tools() -> None:
-    messages = [
+    messages = read_messages([
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]},
         {"role": "tool", "content": "one"}, {"role": "tool", "content": "two"},
-    ]  # fmt: skip
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    out = without_tools(messages, tools, HERMES)
-    assert [m["role"] for m in out] == ["system", "user", "assistant", "user"]
-    assert '"name": "f"' in out[0]["content"] and "<tool_call>" in out[0]["content"]
-    assert out[2]["content"] == written({"name": "f", "arguments": {"a": 1}}, HERMES)
-    assert out[3]["content"].count("<tool_response>") == 2
+    ])  # fmt: skip
+    out = without_tools(messages, [Tool("f")], HERMES)
+    assert [m.role for m in out] == ["system", "user", "assistant", "user"]
+    assert '"name": "f"' in out[0].text and "<tool_call>" in out[0].text
+    assert out[2].text == written(ToolCall("f", {"a": 1}), HERMES)
+    assert out[3].text == (
+        "<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n</tool_response>"
+    )
     assert without_tools(messages[:1], [], HERMES) == messages[:1]
 
 

@@ -26,6 +26,7 @@ OVER_HTTP = {
 IN_PYTHON = {
     "batch.py": r"(?m)\A(.+: .* \[(stop|length)\]\n){4}\Z",
     "threads.py": r"(What is \d plus \d\? .+\n)+[^|]+\|[^|]+",
+    "tasks.py": r"(?s).+\n(What is \d plus \d\? [^\n]+\n)+",
     "score.py": r"-\d+\.\d{3} nats in \d+ tokens  The capital of France is Paris\.",
 }
 

@@ -52,7 +52,7 @@ class Session:
             used = len(prompt) + pieces
             speed = (pieces - 1) / max(time.monotonic() - first, 1e-9)
             times = f"{first - began:.2f} s to first · {speed:.0f} tok/s"
-            say(f"{used}/{self._llm.plan.context} tokens · {times}", dim=True)
+            say(f"{used}/{self._llm.context} tokens · {times}", dim=True)
         return said
 
     def regenerate(self) -> None:

@@ -19,12 +19,12 @@ from octavo.cli.screen import progress_bar, say
 if TYPE_CHECKING:
     import socket
 
-    from octavo.client.process import EngineClient
+    from octavo.client.process import EngineProcessClient
     from octavo.engine.loader import OpenModel
     from octavo.engine.plan import Plan
-    from octavo.generate.output import ServedModel
+    from octavo.generate.model import ServedModel
     from octavo.server.exchange import Exchange
-    from octavo.server.run import ServeOptions
+    from octavo.server.run import ModelOptions, ServeOptions
 
 DEMO = "smollm2"
 
@@ -37,7 +37,7 @@ class Screen:
         self._began = time.monotonic()
         self.requests = self.tokens = self.errors = 0
 
-    def ready(self, client: EngineClient, served: ServedModel) -> None:
+    def ready(self, client: EngineProcessClient, served: ServedModel) -> None:
         from octavo.engine.plan import size
 
         plan = self._plan
@@ -240,38 +240,32 @@ def serve(
         room = parse_size(lora_memory or "256MiB", available_memory(), "--lora-memory")
     opened = open_model(located.path, room > 0)
     plan = make_plan(
-        opened.lowered, name=located.name, memory=memory, context=context, threads=threads,
+        opened.compiled, name=located.name, memory=memory, context=context, threads=threads,
         kv_dtype=kv_dtype, adapters=room, packed=packed_cache,
     )  # fmt: skip
     if context is None and plan.context < plan.model_context:
-        wanted, given = plan.model_context, plan.context
-        say(f"context lowered from {wanted:,} to {given:,} to fit; --context sets it")
+        full, given = plan.model_context, plan.context
+        say(f"context lowered from {full:,} to {given:,} to fit; --context sets it")
     from octavo.server.logs import logging_to
-    from octavo.server.run import ServeOptions
+    from octavo.server.run import ModelOptions, ServeOptions
 
     template = chat_template.read_text() if chat_template else None
-    options = ServeOptions(
-        located,
-        name or located.name,
-        plan,
-        access,
-        template,
-        max_queue,
-        drain_timeout,
-        write_timeout,
-        adapters,
-        lora_dir,
-        generation_config,
+    options = ServeOptions(access, drain_timeout, write_timeout, lora_dir)
+    wanted = ModelOptions(
+        located, name or located.name, plan, template, max_queue, adapters, generation_config
     )
     title = DEMOS[model].title if model in DEMOS else opened.checkpoint.architecture
     shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
     screen = Screen(f"http://{shown}:{sock.getsockname()[1]}", plan, title)
     with logging_to(sys.stdout, log_level, log_format):
-        _run(options, opened, sock, screen)
+        _run(options, wanted, opened, sock, screen)
     screen.goodbye()
 
 
-def _run(options: ServeOptions, opened: OpenModel, sock: socket.socket, screen: Screen) -> None:
+def _run(
+    options: ServeOptions, wanted: ModelOptions, opened: OpenModel, sock: socket.socket,
+    screen: Screen,
+) -> None:  # fmt: skip
     import uvloop
 
     from octavo.server.run import serve as serve_http
@@ -279,10 +273,12 @@ def _run(options: ServeOptions, opened: OpenModel, sock: socket.socket, screen: 
     with ExitStack() as stack:
         advance = stack.enter_context(progress_bar("Loading", opened.checkpoint.nbytes))
 
-        def ready(client: EngineClient, served: ServedModel) -> None:
+        def ready(client: EngineProcessClient, served: ServedModel) -> None:
             stack.close()  # the ready block is the last thing printed until the first request
             screen.ready(client, served)
 
         uvloop.run(
-            serve_http(options, opened, sock, progress=advance, ready=ready, ended=screen.count)
+            serve_http(
+                options, wanted, opened, sock, progress=advance, ready=ready, ended=screen.count
+            )
         )

@@ -10,7 +10,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-from octavo.client.protocol import ToEngine, ToFront, Working, frame, read_frame
+from octavo.client.protocol import RECEIVE, FrameBuffer, ToEngine, ToFront, Working, frame
 from octavo.process import python_module
 
 ENGINE = "octavo.client.engine_process"
@@ -23,6 +23,7 @@ class EngineLink:
     def __init__(self, module: str = ENGINE) -> None:
         self._ours, theirs = socket.socketpair()
         self._writer: asyncio.StreamWriter | None = None
+        self._frames: FrameBuffer[ToFront] = FrameBuffer(ToFront)
         self._operations = -1
         self.signs = 0  # of its work getting on; they only ever grow
         with theirs:
@@ -49,12 +50,25 @@ class EngineLink:
 
     async def receive(self) -> ToFront:
         """The next message. Raises EOFError when the process has ended."""
-        message = await read_frame(self._reader)
+        while (message := self._next()) is None:
+            try:
+                data = await self._reader.read(RECEIVE)
+            except ConnectionError:
+                data = b""
+            if not data:
+                raise EOFError
+            self._frames.push(data)
         if not isinstance(message, Working) or message.operations != self._operations:
             self.signs += 1
         if isinstance(message, Working):
             self._operations = message.operations
         return message
+
+    def _next(self) -> ToFront | None:
+        try:
+            return self._frames.pop()
+        except ValueError as e:
+            raise EOFError(str(e)) from None
 
     @property
     def pid(self) -> int:

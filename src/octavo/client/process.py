@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from octavo import errors
 from octavo.checkpoint.identity import FileState, check_unchanged
 from octavo.client.adapter_table import Adapter, AdapterTable
-from octavo.client.engine_process import plan_fields
 from octavo.client.link import ENGINE, EngineLink
 from octavo.client.protocol import (
     Abort,
@@ -27,9 +26,9 @@ from octavo.client.protocol import (
     ToFront,
     UnloadAdapter,
 )
-from octavo.client.replay import SUSPECT, Replay, Stream, too_late
+from octavo.client.replay import SUSPECT, Replay, Stream
 from octavo.engine.constraint import TokenTable
-from octavo.engine.events import Ended, TokenEvent, ends
+from octavo.engine.events import TokenEvent, ends
 from octavo.engine.plan import Plan
 from octavo.engine.request import Request
 from octavo.errors import (
@@ -52,7 +51,7 @@ STOP = "stopped"  # a cause that no request can be
 STUCK = 300  # looks in a row between which no operation of a step has begun
 
 
-class EngineClient:
+class EngineProcessClient:
     """One supervised engine process.
 
     max_queue: requests in flight beyond which new ones are refused with Overloaded. files: of the
@@ -70,7 +69,7 @@ class EngineClient:
         module: str = ENGINE,
     ) -> None:
         self._path = path
-        self._plan = plan_fields(plan)
+        self._plan = plan
         self._files = dict(files or {})
         self._module = module
         self.table = TokenTable([], [], [])  # of the vocabulary; set before `start`
@@ -89,21 +88,25 @@ class EngineClient:
         self._served = self._fruitful = False  # this engine has; it has computed something
         self._closing = False
         self._cause = ""  # why this engine is being killed
-        self.draining = False  # set when the server is told to stop: new requests are refused
-        self.stats: dict[str, int] = {}
+        self._stats: dict[str, int] = {}
         self.restarts = 0
         self.isa = ""
         self.failure: OctavoError | None = None  # why there is no engine
 
     @property
     def ready(self) -> bool:
-        """Loaded, not draining, and not stopped."""
-        return self._ready.is_set() and not self.draining
+        """Loaded and not stopped."""
+        return self._ready.is_set() and not self._closing
 
     @property
     def adapters(self) -> list[str]:
         """Names of those that requests may ask for."""
         return self._adapters.names
+
+    @property
+    def stats(self) -> dict[str, int]:
+        """The engine's latest counts, and how often it was replaced."""
+        return self._stats | {"restarts": self.restarts}
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -133,9 +136,8 @@ class EngineClient:
             raise self.failure
 
     async def close(self) -> None:
-        """Ends the engine process and every stream."""
         self._closing = True
-        self.end_streams()
+        self._replay.fail_all(Overloaded("the server is shutting down", code="shutting_down"))
         if self._supervisor is not None:
             self._supervisor.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -144,10 +146,6 @@ class EngineClient:
         if self._link is not None:
             await self._link.end()
             self._link = None
-
-    def end_streams(self) -> None:
-        """Ends every request: the server does not wait for it any longer."""
-        self._replay.fail_all(Overloaded("the server is shutting down", code="shutting_down"))
 
     async def _supervise(self) -> None:
         """Runs one engine after the other, whatever they end of."""
@@ -192,7 +190,7 @@ class EngineClient:
         """Ends what is left of an engine, and finds out what it died of."""
         link, self._link = self._link, None
         self._ready.clear()
-        self.stats = {}
+        self._stats = {}
         self._stop_tasks()
         self._adapters.engine_ended()
         if link is None:
@@ -294,25 +292,14 @@ class EngineClient:
             raise getattr(errors, message.kind, OctavoError)(message.message, *message.suggestions)
 
     def _events(self, message: Events) -> None:
-        self.stats = message.stats
+        self._stats = message.stats
         self._fruitful |= bool(message.events)
         for event in message.events:
             if stream := self._replay.find(event.id):
                 for each in stream.take(event):
-                    stream.events.put_nowait(self._failure(each) or each)
+                    stream.events.put_nowait(each)
         if self._replay.stepped():
             self._turn()
-
-    def _failure(self, event: TokenEvent) -> RequestError | None:
-        if not isinstance(event, Ended):
-            return None
-        if event.finish == "deadline":
-            return too_late()
-        if event.finish == "refused":
-            return RequestError(event.error or "", event.param, event.code)
-        if event.finish == "error":
-            return EngineFailed("the engine could not compute this request", code="engine_error")
-        return None
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -321,7 +308,7 @@ class EngineClient:
 
         Raises RequestError if the engine refuses it, Overloaded if it cannot be served now.
         """
-        if self.draining or self._closing:
+        if self._closing:
             raise Overloaded("the server is shutting down", code="shutting_down")
         if self.failure is not None:
             raise Overloaded(str(self.failure), code="engine_failed")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from octavo.checkpoint.identity import FileState
 from octavo.engine.constraint import TokenTable
 from octavo.engine.events import TokenEvent
+from octavo.engine.plan import Plan
 from octavo.engine.request import Request
 
 MAX_FRAME = 64 << 20
 EVENT_BYTES = 1 << 20  # of events in a frame: the front reads one in some milliseconds
+RECEIVE = 1 << 20  # bytes read at a time
 HEADER = 4
 
 
@@ -22,7 +24,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
     path: str
     table: TokenTable
-    memory: dict[str, int | str | bool]  # the Plan, by field
+    plan: Plan
     files: dict[str, FileState] = {}  # of the model, as they were when the table was made
 
 
@@ -104,8 +106,7 @@ ToEngine = Start | Submit | Abort | LoadAdapter | UnloadAdapter
 ToFront = Loading | Ready | Refused | Events | Failed | Adapted | Working
 
 _encoder = msgspec.msgpack.Encoder()
-_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
-_to_front: msgspec.msgpack.Decoder[ToFront] = msgspec.msgpack.Decoder(ToFront)
+Message = TypeVar("Message")
 
 
 def frame(message: ToEngine | ToFront) -> bytes:
@@ -114,45 +115,44 @@ def frame(message: ToEngine | ToFront) -> bytes:
     body = _encoder.encode(message)
     if len(body) > MAX_FRAME:
         raise ValueError(f"a frame of {len(body):,} bytes; {MAX_FRAME:,} at most")
+    return _framed(body)
+
+
+def _framed(body: bytes) -> bytes:
     return len(body).to_bytes(HEADER, "little") + body
 
 
-class FrameBuffer:
-    """Cuts a byte stream into messages for the engine. ValueError: a frame that is too long."""
+class FrameBuffer(Generic[Message]):
+    """Cuts a byte stream into messages, wherever its pieces end."""
 
-    def __init__(self) -> None:
+    def __init__(self, messages: Any) -> None:
+        """messages: ToEngine or ToFront."""
+        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(messages)
         self._data = bytearray()
 
-    def push(self, data: bytes) -> list[ToEngine]:
+    def push(self, data: bytes) -> None:
+        """Takes what has arrived."""
         self._data += data
-        out: list[ToEngine] = []
-        while len(self._data) >= HEADER:
-            length = int.from_bytes(self._data[:HEADER], "little")
-            if length > MAX_FRAME:
-                raise ValueError(f"a frame of {length} bytes")
-            if len(self._data) < HEADER + length:
-                break
-            out.append(_to_engine.decode(self._data[HEADER : HEADER + length]))
-            del self._data[: HEADER + length]
-        return out
 
-
-async def read_frame(reader: asyncio.StreamReader) -> ToFront:
-    """The next message from an engine. Raises EOFError when it is gone."""
-    try:
-        length = int.from_bytes(await reader.readexactly(HEADER), "little")
+    def pop(self) -> Message | None:
+        """The next message that has arrived as a whole. Raises ValueError for what is none."""
+        if len(self._data) < HEADER:
+            return None
+        length = int.from_bytes(self._data[:HEADER], "little")
         if length > MAX_FRAME:
-            raise EOFError(f"a frame of {length} bytes")
-        return _to_front.decode(await reader.readexactly(length))
-    except (asyncio.IncompleteReadError, ConnectionError, msgspec.MsgspecError) as e:
-        raise EOFError(str(e)) from None
+            raise ValueError(f"a frame of {length:,} bytes")
+        if len(self._data) < HEADER + length:
+            return None
+        message = self._decoder.decode(self._data[HEADER : HEADER + length])
+        del self._data[: HEADER + length]
+        return message
 
 
 def event_frames(events: list[TokenEvent], stats: dict[str, int]) -> Iterator[bytes]:
     """What a step produced, in frames of a moderate size."""
     body = _encoder.encode(Events(events, stats))
     if len(body) <= EVENT_BYTES or len(events) == 1:
-        yield len(body).to_bytes(HEADER, "little") + body
+        yield _framed(body)
         return
     half = len(events) // 2
     yield from event_frames(events[:half], stats)

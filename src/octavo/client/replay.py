@@ -18,16 +18,12 @@ from itertools import count
 import msgspec
 
 from octavo.engine.engine import MAX_MULTI_STEPS
-from octavo.engine.events import BeamText, PromptLogprobs, Token, TokenEvent
+from octavo.engine.events import BeamText, Ended, PromptLogprobs, Token, TokenEvent
 from octavo.engine.request import Request
-from octavo.errors import EngineFailed, RequestError
+from octavo.errors import RequestError
 
 SUSPECT = 2  # doubt from which on a request runs alone
 FUTILE = 2  # times alone in an engine that was killed, without a token, after which it is the cause
-
-
-def too_late() -> EngineFailed:
-    return EngineFailed("the request's deadline passed", "timeout", "deadline_exceeded")
 
 
 @dataclass(eq=False)
@@ -53,7 +49,7 @@ class Stream:
             async with asyncio.timeout_at(self.deadline):
                 return await self.events.get()
         except TimeoutError:
-            return too_late()
+            return Ended(self.request.id, "deadline")
 
     def resumed(self, now: float) -> Request:
         """What is left of the request, under the submission's name."""

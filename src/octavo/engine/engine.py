@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 from itertools import count
 
-from octavo.backends.base import BLOCK, Executable, Sample
-from octavo.backends.cpu.adapters import Adapters
+from octavo.backends.base import BLOCK, Adapters, Executable, Sample
 from octavo.engine.admission import Admission
 from octavo.engine.blocks import BlockAllocator
 from octavo.engine.constraint import GrammarCompiler

@@ -1,4 +1,4 @@
-"""Request bodies: read within limits, and understood where that holds nobody else up."""
+"""Reads request bodies within limits; large ones are decoded in a thread."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from starlette.requests import ClientDisconnect, Request
 
 from octavo.errors import Overloaded, RequestError
-from octavo.server.dialects.openai.schemas import Body, parse
 from octavo.server.exchange import exchange
 from octavo.server.http import ClientGone
-from octavo.server.sizes import SMALL, Model
+from octavo.server.parsing import Body, Fields, FindBounds, parse
+from octavo.server.sizes import SMALL
 
 MAX_BODY = 8 << 20
 DRAIN = 4 * MAX_BODY
@@ -24,19 +24,21 @@ class TooLarge(RequestError):
 
 
 class Bodies:
-    """Reads the bodies of all requests, which together have a limit too."""
+    """Reads the bodies of all requests, whose total size is limited too."""
 
     def __init__(self, most: int = MOST_HELD) -> None:
         self._most = most
         self._held = 0
 
-    async def read(self, request: Request, kind: type[Body], model: Model) -> Body:
-        """The request's body as `kind`. Raises RequestError, ClientGone."""
+    async def read(
+        self, request: Request, kind: type[Body], fields: Fields, find: FindBounds
+    ) -> Body:
+        """The request's body as `kind`, see `parse`. Raises RequestError, ClientGone."""
         try:
             async with self._whole(request) as data:
                 if len(data) <= SMALL:
-                    return parse(data, kind, model)
-                return await asyncio.to_thread(parse, data, kind, model)
+                    return parse(data, kind, fields, find)
+                return await asyncio.to_thread(parse, data, kind, fields, find)
         except ClientDisconnect:
             raise ClientGone from None
 
@@ -44,8 +46,8 @@ class Bodies:
     async def _whole(self, request: Request) -> AsyncIterator[bytes]:
         """The body's bytes. Raises TooLarge past MAX_BODY.
 
-        A body somewhat too large is read to its end and dropped, so that the client gets to see the
-        answer.
+        A body up to DRAIN bytes is read to its end before, because clients read no response while
+        they send.
         """
         declared = request.headers.get("content-length", "0")
         if declared.isdigit() and int(declared[:20]) > DRAIN:

@@ -19,7 +19,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo.errors import RequestError
-from octavo.server.dialects.openai.responses import error_body
+from octavo.server.dialect import ErrorBody
 from octavo.server.exchange import Exchange, Observer
 from octavo.server.wire import Wire
 
@@ -64,13 +64,19 @@ class Refusal(RequestError):
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's connection, with limits. `check` is to be called about once a second."""
+    """uvicorn's connection, with limits. `check` must be called about once a second.
+
+    error_body: how errors are written that come before there is a route.
+    """
 
     transport: Any
     cycle: Any
 
-    def __init__(self, *, limits: Limits, observe: Observer, **uvicorn: Any) -> None:
+    def __init__(
+        self, *, limits: Limits, observe: Observer, error_body: ErrorBody, **uvicorn: Any
+    ) -> None:
         super().__init__(**uvicorn)
+        self._error_body = error_body
         self._limits = limits
         self._observe = observe
         self._open: list[RequestResponseCycle] = []  # requests without their whole answer
@@ -271,7 +277,7 @@ class Connection(HttpToolsProtocol):
         if last is not None:
             last.disconnected = True
             last.message_event.set()
-        body = error_body(refusal.status, str(refusal), None, refusal.code)
+        body = self._error_body(refusal)
         head = (
             f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"

@@ -1,4 +1,4 @@
-"""A request and its answer as logs and metrics see them: numbers and names, never contents."""
+"""What logs and metrics learn of a request: numbers and names, never contents."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from starlette.types import Scope
 
 from octavo.errors import RequestError
-from octavo.generate.output import Usage
+from octavo.generate.reply import Usage
 
-OTHER = "other"  # the route of what matches none
+OTHER = "other"  # the route of paths without one
 
 
 @dataclass
 class Exchange:
-    """Filled in as a request goes on. A stream that fails has the status of what failed it."""
+    """Filled in while a request is served. A stream that fails has the status of its error."""
 
     route: str = OTHER
     method: str = ""
@@ -25,6 +25,7 @@ class Exchange:
     received: int = 0  # bytes of bodies
     sent: int = 0
     usage: Usage | None = None
+    model: str | None = None  # the served model's name, once it is known
     began: float = field(default_factory=time.monotonic)
     ended: float = 0.0
 
@@ -40,7 +41,7 @@ Observer = Callable[[Exchange], None]
 
 
 def exchange(scope: Scope) -> Exchange:
-    """The exchange that a handler is part of."""
+    """The exchange of a request, as `Recorder` has set it."""
     found = scope["exchange"]
     assert isinstance(found, Exchange)
     return found

@@ -1,4 +1,4 @@
-"""Who may ask: keys, host names, and the web pages that browsers speak for."""
+"""Access control: host names, origins of web pages, API keys, and who sent a request."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import ipaddress
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -13,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.errors import RequestError, UsageError
-from octavo.server.http import error_response
+from octavo.server.http import refuse
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s?#]+")
@@ -62,21 +63,21 @@ class Access:
 
 @dataclass(frozen=True)
 class Principal:
-    """Who asks. salt: keeps cached prefixes apart, empty for anybody. admin: may load adapters."""
+    """Who sent a request. salt: of the key, separates cached prefixes. admin: may load adapters."""
 
     salt: str = ""
     admin: bool = False
 
 
 def principal(scope: Scope) -> Principal:
-    """Who asks, as the guard has found out."""
+    """The sender of a request, as `guarded` has set it."""
     found = scope["principal"]
     assert isinstance(found, Principal)
     return found
 
 
 def require_admin(scope: Scope) -> None:
-    """Raises RequestError for those who may not change what the server serves."""
+    """Raises RequestError unless the sender may change what the server serves."""
     asking = principal(scope)
     if not asking.admin:
         kind = Forbidden if asking.salt else Unauthorized
@@ -91,7 +92,7 @@ def _loopback(host: str) -> bool:
 
 
 def _hostname(header: str) -> str:
-    """The name in a Host header, or nothing if it is no such header."""
+    """The name in a Host header, "" if the header is malformed."""
     try:
         name = urlsplit(f"//{header}").hostname or ""
     except ValueError:
@@ -100,7 +101,7 @@ def _hostname(header: str) -> str:
 
 
 def _numeric(name: str) -> bool:
-    """Whether it is an address: what a rebound name never is."""
+    """True for an IP address, which a rebound DNS name never is."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -112,11 +113,26 @@ def _values(scope: Scope, name: bytes) -> list[bytes]:
     return [v for k, v in scope["headers"] if k == name]
 
 
-class Hosts:
-    """ASGI middleware: web pages reach a local server by no name but its own."""
+class Check:
+    """ASGI middleware: `check` raises RequestError for requests, HTTP or WebSocket, it refuses."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    def __init__(self, app: ASGIApp, check: Callable[[Scope], None]) -> None:
         self._app = app
+        self._check = check
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            try:
+                self._check(scope)
+            except RequestError as e:
+                return await refuse(e, scope, receive, send)
+        await self._app(scope, receive, send)
+
+
+class Hosts:
+    """Web pages may reach a local server only under its own names, and only from known origins."""
+
+    def __init__(self, access: Access) -> None:
         self._access = access
         self._names = {"localhost", access.host.lower(), *(h.lower() for h in access.hosts)}
 
@@ -142,50 +158,36 @@ class Hosts:
             return
         if origin.partition("://")[2].lower() == host:
             return  # a page of this very server
-        # With keys, a page can do nothing that its user has not given it a key for.
-        preflight = _values(scope, b"access-control-request-method")
-        if preflight or (access.checks_host and not access.api_keys):
+        # With keys, a page can do nothing that its user has not given it a key for. Browsers send
+        # no preflight before they open a WebSocket, and let the page read what comes.
+        asks = _values(scope, b"access-control-request-method") or scope["type"] == "websocket"
+        if asks or (access.checks_host and not access.api_keys):
             raise Forbidden(
                 f"pages of {origin[:64]!r} may not use this server; start it with "
                 "--cors-origin ORIGIN if they should", None, "origin_not_allowed",
             )  # fmt: skip
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            self.check(scope)
-        except RequestError as e:
-            return await refuse(e, scope, receive, send)
-        await self._app(scope, receive, send)
-
 
 class Keys:
-    """ASGI middleware: finds out who asks. With API keys, every path but health needs one."""
+    """Sets the Principal of every request. With API keys, every path but health needs one."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        self._app = app
+    def __init__(self, access: Access) -> None:
         self._keys = [_digest(k.encode()) for k in access.api_keys]
         self._admin = [] if access.admin_key is None else [_digest(access.admin_key.encode())]
 
-    def principal(self, scope: Scope) -> Principal | None:
-        """Who asks, None for those who may not."""
+    def check(self, scope: Scope) -> None:
+        """Sets scope["principal"]. Raises Unauthorized without a key where one is needed."""
         given = _values(scope, b"authorization")
         digest = b""
         if len(given) == 1 and given[0][:7].lower() == b"bearer ":
             digest = _digest(given[0][7:].strip())
         admin, known = _among(digest, self._admin), _among(digest, self._keys)
         if admin or known:
-            return Principal(_digest(b"salt" + digest).hex()[:16], admin)
-        if self._keys and scope.get("path") not in OPEN_PATHS:
-            return None
-        return Principal(admin=not self._keys and not self._admin)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asking = self.principal(scope)
-        if asking is None:
-            error = Unauthorized("a valid API key is needed", None, "invalid_api_key")
-            return await refuse(error, scope, receive, send)
-        scope["principal"] = asking
-        await self._app(scope, receive, send)
+            scope["principal"] = Principal(_digest(b"salt" + digest).hex()[:16], admin)
+        elif self._keys and scope.get("path") not in OPEN_PATHS:
+            raise Unauthorized("a valid API key is needed", None, "invalid_api_key")
+        else:
+            scope["principal"] = Principal(admin=not self._keys and not self._admin)
 
 
 def _digest(key: bytes) -> bytes:
@@ -193,25 +195,18 @@ def _digest(key: bytes) -> bytes:
 
 
 def _among(digest: bytes, known: list[bytes]) -> bool:
-    """Whether it is one of them; takes as long whichever it is."""
+    """True if the digest is known. Takes the same time whichever matches."""
     matches = [hmac.compare_digest(digest, k) for k in known]  # always all
     return any(matches)
 
 
-async def refuse(error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers in place of the application, whatever kind of request it is."""
-    if scope["type"] == "websocket":
-        return await send({"type": "websocket.close", "code": 1008})
-    await error_response(error, scope)(scope, receive, send)
-
-
 def guarded(app: ASGIApp, access: Access) -> ASGIApp:
-    """The application behind its checks: names, then preflights of web pages, then keys."""
-    app = Keys(app, access)
+    """The application behind its checks: host names, then CORS preflights, then keys."""
+    app = Check(app, Keys(access).check)
     if access.origins:
         app = CORSMiddleware(
             app, allow_origins=access.origins, allow_methods=METHODS, allow_headers=["*"],
             expose_headers=["retry-after", "retry-after-ms", "x-should-retry"],
             allow_private_network=True,
         )  # fmt: skip
-    return Hosts(app, access)
+    return Check(app, Hosts(access).check)

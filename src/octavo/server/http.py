@@ -1,4 +1,4 @@
-"""Answers: JSON, OpenAI's errors, event streams, work that ends with its client."""
+"""HTTP responses: JSON, errors, event streams, and work that ends when its client leaves."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.errors import Overloaded, RequestError
-from octavo.server.dialects.openai.responses import error_body
 from octavo.server.exchange import exchange
 
-SSE_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 T = TypeVar("T")
 
 
@@ -29,16 +28,23 @@ def json_response(
 
 
 def error_response(error: RequestError, scope: Scope) -> Response:
-    """The answer for an error, which the exchange is told of."""
+    """The response for an error, in the form that the route's clients expect. It is recorded."""
     exchange(scope).failed(error)
     headers = {}
     if isinstance(error, Overloaded):
         headers = {"retry-after": "1", "retry-after-ms": "500", "x-should-retry": "true"}
     elif error.status == 401:
         headers = {"www-authenticate": "Bearer"}
-    return json_response(
-        error_body(error.status, str(error), error.param, error.code), error.status, headers
-    )
+    return json_response(scope["error_body"](error), error.status, headers)
+
+
+async def refuse(error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Responds with an error instead of the application, to a request of either protocol."""
+    response = error_response(error, scope)
+    extensions = scope.get("extensions") or {}
+    if scope["type"] == "websocket" and "websocket.http.response" not in extensions:
+        return await send({"type": "websocket.close", "code": 1008, "reason": error.code or ""})
+    await response(scope, receive, send)
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -62,10 +68,10 @@ async def _disconnect(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events from a generator, which is closed as soon as the client is gone."""
+    """A response in chunks from a generator, which is closed as soon as the client is gone."""
 
-    def __init__(self, frames: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(None, 200, SSE_HEADERS, "text/event-stream; charset=utf-8")
+    def __init__(self, frames: AsyncGenerator[bytes, None], media_type: str) -> None:
+        super().__init__(None, 200, STREAM_HEADERS, media_type)
         del self.headers["content-length"]
         self._frames = frames
 

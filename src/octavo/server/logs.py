@@ -12,7 +12,7 @@ from queue import Full, Queue
 from threading import Thread
 from typing import Any, TextIO
 
-from octavo.generate.output import Usage
+from octavo.generate.reply import Usage
 from octavo.server.exchange import Exchange
 
 QUIET = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
@@ -119,7 +119,7 @@ def _speed(usage: Usage) -> str:
 def _fields(one: Exchange) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "route": one.route, "method": one.method, "status": one.status, "code": one.code,
-        "seconds": round(one.seconds, 6), "received_bytes": one.received, "sent_bytes": one.sent,
+        "model": one.model, "seconds": round(one.seconds, 6), "received_bytes": one.received, "sent_bytes": one.sent,
     }  # fmt: skip
     usage = one.usage
     if usage is not None:

@@ -1,10 +1,10 @@
-"""Numbers for Prometheus: the engine counts tokens and blocks, the front requests and times."""
+"""Metrics for Prometheus: engines count tokens and blocks, the server requests and times."""
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Iterator
+from functools import partial
 from importlib.metadata import version
 
 from prometheus_client import (
@@ -20,49 +20,78 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from octavo.client.process import EngineClient
 from octavo.server.exchange import Exchange
+from octavo.server.registry import Registry
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 TOKENS = tuple(float(1 << i) for i in range(18))
 
 
-class _EngineCollector(Collector):
-    """Reads the engine's latest counts when scraped."""
+COUNTS = ("prompt_tokens", "cached_tokens", "generated_tokens", "preemptions", "steps")
 
-    def __init__(self, client: EngineClient) -> None:
-        self._client = client
+
+class _EngineCollector(Collector):
+    """Reads the latest counts of every engine when scraped."""
+
+    def __init__(self, models: Registry) -> None:
+        self._models = models
 
     def collect(self) -> Iterator[Metric]:
-        stats = self._client.stats
-        for name in ("running", "waiting"):
-            yield GaugeMetricFamily(
-                f"octavo_requests_{name}", f"Requests {name}", stats.get(name, 0)
-            )
-        blocks = GaugeMetricFamily("octavo_kv_blocks", "KV blocks by state", labels=["state"])
-        free, cached = stats.get("blocks_free", 0), stats.get("blocks_cached", 0)
-        total = stats.get("blocks", 0)
-        for state, value in (("free", free), ("cached", cached), ("held", total - free - cached)):
-            blocks.add_metric([state], value)
-        yield blocks
-        for name in ("prompt_tokens", "cached_tokens", "generated_tokens", "preemptions", "steps"):
-            text = name.replace("_", " ").capitalize()
-            yield CounterMetricFamily(f"octavo_{name}", text, stats.get(name, 0))
-        yield CounterMetricFamily(
-            "octavo_engine_restarts", "Engine restarts", self._client.restarts
+        blocks = GaugeMetricFamily(
+            "octavo_kv_blocks", "KV blocks by state", labels=["model_name", "state"]
         )
+        queues = [_gauge(f"requests_{name}", f"Requests {name}") for name in ("running", "waiting")]
+        counts = [_counter(name, name.replace("_", " ").capitalize()) for name in COUNTS]
+        restarts = _counter("engine_restarts", "Engine restarts")
+        for entry in self._models:
+            stats = entry.client.stats
+            for name, queue in zip(("running", "waiting"), queues, strict=True):
+                queue.add_metric([entry.name], stats.get(name, 0))
+            free, cached = stats.get("blocks_free", 0), stats.get("blocks_cached", 0)
+            held = stats.get("blocks", 0) - free - cached
+            for state, value in (("free", free), ("cached", cached), ("held", held)):
+                blocks.add_metric([entry.name, state], value)
+            for name, counter in zip(COUNTS, counts, strict=True):
+                counter.add_metric([entry.name], stats.get(name, 0))
+            restarts.add_metric([entry.name], stats.get("restarts", 0))
+        yield from (*queues, blocks, *counts, restarts)
+
+
+def _gauge(name: str, text: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"octavo_{name}", text, labels=["model_name"])
+
+
+def _counter(name: str, text: str) -> CounterMetricFamily:
+    return CounterMetricFamily(f"octavo_{name}", text, labels=["model_name"])
+
+
+class _EngineProcessCollector(Collector):
+    """Memory, processor time and handles of every engine process."""
+
+    def __init__(self, models: Registry) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for entry in self._models:
+            if (pid := entry.client.pid) is None:
+                continue
+            process = ProcessCollector("octavo_engine", partial(int, pid), registry=None)
+            for metric in process.collect():
+                family = families.setdefault(metric.name, metric)
+                samples = [s._replace(labels={"model_name": entry.name}) for s in metric.samples]
+                family.samples = samples if family is metric else family.samples + samples
+        yield from families.values()
 
 
 class Metrics:
-    """One registry per server; nothing global."""
+    """The metrics of one server, which are in a registry of its own."""
 
-    def __init__(self, client: EngineClient) -> None:
+    def __init__(self, models: Registry) -> None:
         self._registry = registry = CollectorRegistry()
-        registry.register(_EngineCollector(client))
+        registry.register(_EngineCollector(models))
+        registry.register(_EngineProcessCollector(models))
         ProcessCollector(registry=registry)
-        ProcessCollector(
-            namespace="octavo_engine", pid=lambda: client.pid or os.getpid(), registry=registry
-        )
         PlatformCollector(registry=registry)
         GCCollector(registry=registry)
         build = Info("octavo_build", "What is running", registry=registry)
@@ -72,12 +101,13 @@ class Metrics:
             registry=registry,
         )  # fmt: skip
         self._finished = Counter(
-            "octavo_request_finished", "Choices by how they ended", ["finished_reason"],
-            registry=registry,
+            "octavo_request_finished", "Choices by how they ended",
+            ["model_name", "finished_reason"], registry=registry,
         )  # fmt: skip
 
         def histogram(name: str, text: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
-            return Histogram(f"octavo_{name}", text, buckets=buckets, registry=registry)
+            name = f"octavo_{name}"
+            return Histogram(name, text, ["model_name"], buckets=buckets, registry=registry)
 
         self._first = histogram("time_to_first_token_seconds", "From arrival to the first token")
         self._between = histogram("inter_token_seconds", "Mean time between tokens of a request")
@@ -95,20 +125,21 @@ class Metrics:
     def finished(self, one: Exchange) -> None:
         """Counts a request that has ended."""
         self._requests.labels(one.route, str(one.status)).inc()
-        usage = one.usage
-        if usage is None:
+        usage, model = one.usage, one.model
+        if usage is None or model is None:
             return
         for reason in usage.finishes:
-            self._finished.labels(reason).inc()
+            self._finished.labels(model, reason).inc()
         if one.status == 200:
-            self._whole.observe(one.seconds)
-            self._prompt.observe(usage.prompt)
+            self._whole.labels(model).observe(one.seconds)
+            self._prompt.labels(model).observe(usage.prompt)
         if usage.first is not None and usage.last is not None:
-            self._first.observe(usage.first - usage.began)
-            self._queued.observe(usage.queued)
-            self._generated.observe(usage.completion)
+            self._first.labels(model).observe(usage.first - usage.began)
+            self._queued.labels(model).observe(usage.queued)
+            self._generated.labels(model).observe(usage.completion)
             if usage.completion > 1:
-                self._between.observe((usage.last - usage.first) / (usage.completion - 1))
+                mean = (usage.last - usage.first) / (usage.completion - 1)
+                self._between.labels(model).observe(mean)
 
     def render(self) -> bytes:
         return bytes(generate_latest(self._registry))

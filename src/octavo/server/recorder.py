@@ -1,4 +1,4 @@
-"""ASGI middleware around everything: each request is recorded once, and none ends in plain text."""
+"""ASGI middleware around everything: records each request once and answers unexpected errors."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import logging
 import time
 import traceback
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.errors import Overloaded, RequestError
-from octavo.server.exchange import OTHER, Exchange, Observer
-from octavo.server.http import error_response
+from octavo.server.dialect import ErrorBody
+from octavo.server.exchange import Exchange, Observer
+from octavo.server.http import refuse
 
 LOG = logging.getLogger("octavo.server")
 
@@ -22,35 +24,58 @@ class InternalError(RequestError):
     status = 500
 
 
-class Recorder:
-    """Gives each request an Exchange, and `observe` that exchange when it has ended.
+@dataclass(frozen=True)
+class Recorded:
+    """What is recorded of requests to a path, and how their errors are written."""
 
-    labels: the routes of paths. A path that begins with one that ends in "/" has its route too.
+    route: str
+    error_body: ErrorBody
+
+
+class Recorder:
+    """Outermost middleware: gives each request an Exchange, and passes it to `observe` at its end.
+
+    paths: what is known of each path. One that ends in "/" stands for all that begin with it.
+    other: of every other path.
     """
 
-    def __init__(self, app: ASGIApp, labels: Mapping[str, str], observe: Observer) -> None:
+    def __init__(
+        self, app: ASGIApp, paths: Mapping[str, Recorded], other: Recorded, observe: Observer
+    ) -> None:
         self._app = app
-        self._labels = labels
+        self._paths = paths
+        self._prefixes = [path for path in paths if path.endswith("/")]
+        self._other = other
         self._observe = observe
 
-    def _route(self, path: str) -> str:
-        if path in self._labels:
-            return self._labels[path]
-        starts = (start for start in self._labels if start[-1:] == "/" and path.startswith(start))
-        return self._labels.get(next(starts, ""), OTHER)
+    def _find(self, path: str) -> Recorded:
+        if path in self._paths:
+            return self._paths[path]
+        prefix = next((p for p in self._prefixes if path.startswith(p)), None)
+        return self._other if prefix is None else self._paths[prefix]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        one = Exchange(self._route(scope.get("path", "")), scope.get("method", ""))
-        scope["exchange"] = one
+        if scope["type"] == "lifespan":
+            return await self._app(scope, receive, send)
+        found = self._find(scope.get("path", ""))
+        one = Exchange(found.route, scope.get("method", ""))
+        scope["exchange"], scope["error_body"] = one, found.error_body
         started = complete = False
 
         async def counted(message: Message) -> None:
             nonlocal started, complete
-            if message["type"] == "http.response.start":
+            kind = message["type"].removeprefix("websocket.")
+            if kind == "http.response.start":
                 started, one.status = True, message["status"]
-            else:
+            elif kind == "http.response.body":
                 complete = not message.get("more_body", False)
-            one.sent += len(message.get("body", b""))
+            elif kind == "accept":
+                started, one.status = True, 101
+            elif kind == "close":
+                started = complete = True
+                one.status = one.status or 403  # which a server makes of a close before an accept
+            one.sent += len(message.get("body") or message.get("bytes") or b"")
+            one.sent += len((message.get("text") or "").encode())
             await send(message)
 
         try:
@@ -58,13 +83,13 @@ class Recorder:
         except asyncio.CancelledError:
             if not started:  # the end of the server does not wait for it any longer
                 late = Overloaded("the server is shutting down", code="shutting_down")
-                await error_response(late, scope)(scope, receive, counted)
+                await refuse(late, scope, receive, counted)
             raise
         except Exception as e:
             LOG.error("%s", described(e))
             error = InternalError("the server could not answer", code="internal_error")
             if not started:
-                await error_response(error, scope)(scope, receive, counted)
+                await refuse(error, scope, receive, counted)
             elif not complete:
                 one.failed(error)
                 raise
@@ -74,7 +99,7 @@ class Recorder:
 
 
 def described(error: BaseException) -> str:
-    """Where an error was raised. What it says is left out: that may be a user's."""
+    """Type and place of an error, without its text, which may quote a request."""
     last = traceback.extract_tb(error.__traceback__)[-3:]
     places = [f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in reversed(last)]
     return f"unexpected {type(error).__name__} at {' < '.join(places)}"

@@ -1,10 +1,9 @@
-"""One server's life: listen, load beside it, serve, drain, end."""
+"""Runs a server: listens, loads the model meanwhile, serves, drains, and ends."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,42 +15,49 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from octavo.checkpoint.hub import Located
-from octavo.checkpoint.pooling import read_pooling
-from octavo.client.process import EngineClient
-from octavo.engine.defaults import GenerationConfig, default_params
+from octavo.client.process import EngineProcessClient
+from octavo.engine.defaults import GenerationConfig
 from octavo.engine.loader import OpenModel
 from octavo.engine.plan import Plan
 from octavo.errors import RequestError, UsageError
-from octavo.generate.output import ServedModel
-from octavo.llm import token_table
-from octavo.server.app import Api, create_app
+from octavo.generate.load import served_model, token_table
+from octavo.generate.model import ServedModel
+from octavo.server.app import create_app
 from octavo.server.connection import Connection, Limits, connection_limit, watch
+from octavo.server.dialects import DIALECTS
 from octavo.server.exchange import Exchange, Observer
 from octavo.server.guard import Access
 from octavo.server.logs import log_exchange
+from octavo.server.metrics import Metrics
+from octavo.server.registry import Registry
 from octavo.text import ChatTemplate, load_tokenizer
 from octavo.text.chat import template_source
-from octavo.text.tokenizer import Tokenizer
 
 KEEP_ALIVE = 30  # seconds between requests
 HURRY = 3  # seconds for errors to be sent after the time to drain
 
 
 @dataclass(frozen=True)
-class ServeOptions:
-    """Everything a server is told. `name`: what clients call the model."""
+class ModelOptions:
+    """A model to serve. name: what clients call it. adapters: loaded at start, by name."""
 
     located: Located
     name: str
     plan: Plan
-    access: Access
     chat_template: str | None = None
     max_queue: int = 256
-    drain_timeout: int = 30
-    write_timeout: float = 60  # for a client to take what waits for it
-    adapters: tuple[tuple[str, Path], ...] = ()  # loaded at start
-    lora_folder: Path | None = None  # where others may be loaded from
+    adapters: tuple[tuple[str, Path], ...] = ()
     generation_config: GenerationConfig = "auto"
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """A server, whatever it serves. write_timeout: seconds for a client to take what is sent."""
+
+    access: Access
+    drain_timeout: int = 30
+    write_timeout: float = 60
+    lora_folder: Path | None = None  # where adapters may be loaded from while serving
 
 
 class _Server(uvicorn.Server):
@@ -60,14 +66,14 @@ class _Server(uvicorn.Server):
     Requests that are running when their time is up end with an error that says so.
     """
 
-    def __init__(self, config: uvicorn.Config, client: EngineClient, drain_timeout: float) -> None:
+    def __init__(self, config: uvicorn.Config, models: Registry, drain_timeout: float) -> None:
         super().__init__(config)
-        self._client = client
+        self._models = models
         self._drain_timeout = drain_timeout
         self._loop = asyncio.get_running_loop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._client.draining = True
+        self._models.draining = True
         self.force_exit = self.should_exit
         self.should_exit = True
         if self.force_exit:
@@ -82,21 +88,26 @@ class _Server(uvicorn.Server):
         self._watch = asyncio.create_task(watch(self.server_state.connections))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        ending = self._loop.call_later(self._drain_timeout, self._client.end_streams)
+        ending = asyncio.create_task(self._end_requests())
         try:
             await super().shutdown(sockets)
         finally:
             ending.cancel()
             self._watch.cancel()
 
+    async def _end_requests(self) -> None:
+        await asyncio.sleep(self._drain_timeout)
+        await self._models.close()
 
-def _server(
-    app: ASGIApp, client: EngineClient, options: ServeOptions, observe: Observer
-) -> _Server:
+
+def _server(app: ASGIApp, models: Registry, options: ServeOptions, observe: Observer) -> _Server:
     limits = Limits(connection_limit(), write_seconds=options.write_timeout)
+    connection = partial(
+        Connection, limits=limits, observe=observe, error_body=DIALECTS[0].error_body
+    )
     config = uvicorn.Config(
         app,
-        http=cast(type[asyncio.Protocol], partial(Connection, limits=limits, observe=observe)),
+        http=cast(type[asyncio.Protocol], connection),
         ws="none",
         log_level="critical",
         log_config=None,
@@ -106,31 +117,28 @@ def _server(
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=options.drain_timeout + HURRY,
     )
-    return _Server(config, client, options.drain_timeout)
+    return _Server(config, models, options.drain_timeout)
 
 
-def _served(
-    options: ServeOptions, model: OpenModel, tokenizer: Tokenizer, template: ChatTemplate | None
+async def open_served(
+    options: ModelOptions, model: OpenModel, client: EngineProcessClient
 ) -> ServedModel:
-    located = options.located
-    aliases = {located.name, *located.aliases} - {options.name}
-    defaults = default_params(model.checkpoint, located.sampling, options.generation_config)
-    context, now = options.plan.context, int(time.time())
-    return ServedModel(
-        options.name,
-        tuple(sorted(aliases)),
-        tokenizer,
-        template,
-        defaults,
-        model.vocabulary,
-        context,
-        now,
-        model.task,
-        read_pooling(model.checkpoint, not model.lowered.program.causal),
-    )
+    """What is read of a model beside its engine. Raises OctavoError."""
+    tokenizer = await asyncio.to_thread(load_tokenizer, model.checkpoint)
+    source = options.chat_template or template_source(model.checkpoint)
+    template = ChatTemplate(source, tokenizer) if source else None
+    if template is not None:
+        await asyncio.to_thread(template.check)
+    client.table = token_table(tokenizer)
+    return served_model(
+        model, options.located, tokenizer, client.table, template, client, options.plan.context,
+        options.generation_config, options.name,
+    )  # fmt: skip
 
 
-async def _load_adapters(client: EngineClient, adapters: tuple[tuple[str, Path], ...]) -> None:
+async def _start(client: EngineProcessClient, adapters: tuple[tuple[str, Path], ...]) -> None:
+    """Waits until the engine is ready and has its adapters. Raises OctavoError."""
+    await client.start()
     for name, path in adapters:
         try:
             await client.load_adapter(name, str(path))
@@ -140,54 +148,50 @@ async def _load_adapters(client: EngineClient, adapters: tuple[tuple[str, Path],
 
 async def serve(
     options: ServeOptions,
+    wanted: ModelOptions,
     model: OpenModel,
     sock: socket.socket,
     *,
     progress: Callable[[int], None],
-    ready: Callable[[EngineClient, ServedModel], None],
+    ready: Callable[[EngineProcessClient, ServedModel], None],
     ended: Observer,
 ) -> None:
-    """Serves until a signal. Raises OctavoError.
+    """Serves a model until a signal. Raises OctavoError.
 
     ready: called once the model can answer. ended: called with every exchange that has ended.
     """
-    path = str(options.located.path)
-    client = EngineClient(
-        path, options.plan, model.vocabulary, options.max_queue, progress, model.checkpoint.states
-    )
+    client = EngineProcessClient(
+        str(wanted.located.path), wanted.plan, model.vocabulary, wanted.max_queue, progress,
+        model.checkpoint.states,
+    )  # fmt: skip
     client.spawn()
     try:
-        tokenizer = await asyncio.to_thread(load_tokenizer, model.checkpoint)
-        source = options.chat_template or template_source(model.checkpoint)
-        template = ChatTemplate(source, tokenizer) if source else None
-        if template is not None:
-            await asyncio.to_thread(template.check)
-        client.table = token_table(tokenizer)
+        served = await open_served(wanted, model, client)
     except BaseException:
         await client.close()
         raise
-    api = Api(client)
+    models = Registry()
+    entry = models.add(served.name, client, served.aliases)
+    metrics = Metrics(models)
 
     def observe(one: Exchange) -> None:
-        api.metrics.finished(one)
+        metrics.finished(one)
         log_exchange(one)
         ended(one)
 
-    app = create_app(api, options.access, observe, options.lora_folder)
-    server = _server(app, client, options, observe)
+    app = create_app(models, metrics, options.access, observe, options.lora_folder)
+    server = _server(app, models, options, observe)
     running = asyncio.create_task(server.serve([sock]))
-    starting = asyncio.create_task(client.start())
+    starting = asyncio.create_task(_start(client, wanted.adapters))
     try:
         await asyncio.wait({running, starting}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
-            await _load_adapters(client, options.adapters)
-            api.served = _served(options, model, tokenizer, template)
-            ready(client, api.served)
+            entry.model = served
+            ready(client, served)
         await running
     finally:
         server.should_exit = True
         starting.cancel()
-        await client.close()
-        api.grammars.close()
+        await served.close()
         await asyncio.gather(running, starting, return_exceptions=True)

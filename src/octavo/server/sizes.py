@@ -1,7 +1,6 @@
-"""How large the parts of a body may be, told from their text before anything is made of it.
+"""Limits of the sizes of a body's fields, checked on their JSON text before it is decoded.
 
-Decoding is one call that nothing interrupts, so what it may cost is bounded first: a few counts of
-bytes, at memory speed.
+Decoding is one call that cannot be interrupted, so its cost is bounded first, by counting bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.errors import ContextExceeded, RequestError
+from octavo.errors import ContextExceeded, InvalidValue
 
 SMALL = 64 << 10  # bodies up to here are not looked at: nothing in them takes long
 MAX_NESTED = 1 << 16  # objects and lists of a field that may hold anything
@@ -20,8 +19,8 @@ STRUCTURE = (b"{", b"[")
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """What a body is measured by."""
+class Bounds:
+    """The properties of a model that limit the sizes of fields."""
 
     context: int
     vocabulary: int
@@ -33,35 +32,35 @@ class AtMost:
 
     size: int
 
-    def check(self, text: bytes, name: str, model: Model) -> None:
+    def check(self, text: bytes, name: str, bounds: Bounds) -> None:
         if len(text) > self.size:
-            raise _too_large(f"{name} has {len(text):,} bytes; {self.size:,} at most", name)
+            raise InvalidValue(f"{name} has {len(text):,} bytes; {self.size:,} at most", name)
         check_nesting([text], name)
 
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """Objects that all have the key `key`, at any depth: `most` of them."""
+    """Up to `most` objects with the key `key`, at any depth."""
 
     key: bytes
     most: int
 
-    def check(self, text: bytes, name: str, model: Model) -> None:
+    def check(self, text: bytes, name: str, bounds: Bounds) -> None:
         # A text that is a key's name counts too, hence twice as many.
         if text.count(b'"%b"' % self.key) > 2 * self.most:
-            raise _too_large(f"{name} has over {self.most:,} with {self.key.decode()}", name)
+            raise InvalidValue(f"{name} has over {self.most:,} with {self.key.decode()}", name)
 
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """A list of token ids, `most` of them (0: as many as the vocabulary has)."""
+    """A list of up to `most` token ids (0: as many as the vocabulary has)."""
 
     most: int = 0
 
-    def check(self, text: bytes, name: str, model: Model) -> None:
-        most, count = self.most or model.vocabulary, text.count(b",") + 1
+    def check(self, text: bytes, name: str, bounds: Bounds) -> None:
+        most, count = self.most or bounds.vocabulary, text.count(b",") + 1
         if count > most:
-            raise _too_large(f"{name} has {count:,} entries; {most:,} at most", name)
+            raise InvalidValue(f"{name} has {count:,} entries; {most:,} at most", name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +69,10 @@ class Texts:
 
     most: int
 
-    def check(self, text: bytes, name: str, model: Model) -> None:
+    def check(self, text: bytes, name: str, bounds: Bounds) -> None:
         count = text.count(b'"') - text.count(b'\\"')  # quotes that are no part of a text
         if not text.startswith(b'"') and count > 4 * self.most:
-            raise _too_large(f"{name} has over {self.most:,} entries", name)
+            raise InvalidValue(f"{name} has over {self.most:,} entries", name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,35 +81,33 @@ class Inputs:
 
     most: int
 
-    def check(self, text: bytes, name: str, model: Model) -> None:
+    def check(self, text: bytes, name: str, bounds: Bounds) -> None:
         head = text[:64].translate(None, b" \t\r\n")[:2]
         if head == b'["':
-            Texts(self.most).check(text, name, model)
+            Texts(self.most).check(text, name, bounds)
             return _decodes(text, list[str], name)
         if head[:1] != b"[":
             return
         lists, ids = text.count(b"[") - 1, text.count(b",") + 1
         if lists > self.most:
-            raise _too_large(f"{name} has over {self.most:,} entries", name)
+            raise InvalidValue(f"{name} has over {self.most:,} entries", name)
         if b'"' in text or (lists and head != b"[["):
-            raise _too_large(f"{name} mixes kinds of entries", name)
-        if ids > max(1, lists) * (model.context + 1):
-            raise ContextExceeded(model.context, ids, 0, name)
+            raise InvalidValue(f"{name} mixes kinds of entries", name)
+        if ids > max(1, lists) * (bounds.context + 1):
+            raise ContextExceeded(bounds.context, ids, 0, name)
 
 
 def _decodes(text: bytes, kind: Any, name: str) -> None:
     try:
         msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError:
-        raise _too_large(f"{name} mixes kinds of entries", name) from None
+        raise InvalidValue(f"{name} mixes kinds of entries", name) from None
 
 
 def check_nesting(texts: Iterable[bytes], name: str) -> None:
     """Raises RequestError where JSON of any kind holds too many objects and lists."""
     count = sum(text.count(mark) for text in texts for mark in STRUCTURE)
     if count > MAX_NESTED:
-        raise _too_large(f"{name} holds {count:,} objects and lists; {MAX_NESTED:,} at most", name)
-
-
-def _too_large(message: str, name: str) -> RequestError:
-    return RequestError(message, name, "invalid_value")
+        raise InvalidValue(
+            f"{name} holds {count:,} objects and lists; {MAX_NESTED:,} at most", name
+        )

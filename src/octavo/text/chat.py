@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from octavo.checkpoint.files import read_file, read_json
 from octavo.errors import RequestError
 from octavo.sandbox.rendered import Rendered
 from octavo.sandbox.worker import TooCostly, WorkerPool
+from octavo.text.messages import JsonObject, Message, Tool, message_variables, tool_variables
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.tools import THINK, THOUGHT, format_of, without_tools
 
@@ -21,21 +22,8 @@ MAX_SOURCE = 256 << 10
 SECONDS = 1.0  # of CPU time for a conversation
 MEMORY = 512 << 20
 WORKERS = 2  # so that one slow conversation does not hold up the next
+Options = Mapping[str, Any]  # further values for a template, by the names it reads
 ESCAPES = [chr(c) for c in range(0xFDD0, 0xFDF0)]  # noncharacters: never in exchanged text
-
-
-def joined(content: Any) -> Any:
-    """A message's content as templates take it: text parts become one text. Raises RequestError."""
-    if not isinstance(content, list):
-        return content
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text":
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise RequestError(
-                f"a message holds a {str(kind)[:32]!r} part; this model takes text only",
-                "messages", "unsupported_parameter",
-            )  # fmt: skip
-    return "".join(str(part.get("text", "")) for part in content)
 
 
 class ChatTemplate:
@@ -86,14 +74,22 @@ class ChatTemplate:
             raise RequestError(f"the chat template fails on this ({rendered.failed})", "messages")
         return rendered
 
-    def render(self, messages: list[dict[str, Any]], options: dict[str, Any] | None = None) -> str:
-        """The conversation as text; options: further values for the template."""
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        options: Options | None = None,
+    ) -> str:
+        """The conversation as text, up to where the assistant speaks. Raises RequestError."""
+        given = {"tools": [tool_variables(t) for t in tools] or None, **(options or {})}
+        return self._render([message_variables(m) for m in messages], given)
+
+    def _render(self, messages: list[JsonObject], options: JsonObject) -> str:
         special = self._tokenizer.special
-        # Templates handle a key that is missing better than one that is None; so does transformers.
         variables = {
             "add_generation_prompt": True,
-            **(options or {}),
-            "messages": [{k: v for k, v in m.items() if v is not None} for m in messages],
+            **options,
+            "messages": messages,
             "bos_token": self._tokenizer.name(special.bos) if special.bos is not None else "",
             "eos_token": self._tokenizer.name(special.end) if special.end is not None else "",
         }
@@ -101,9 +97,9 @@ class ChatTemplate:
 
     def encode(
         self,
-        messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]] | None = None,
-        options: dict[str, Any] | None = None,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        options: Options | None = None,
         *,
         generation: bool = True,
         continued: bool = False,
@@ -115,17 +111,18 @@ class ChatTemplate:
         Control tokens written by the template count; the same characters in a message stay text.
         Tools, calls and their results are written as text where the template knows nothing of them.
         """
-        extra = {**(options or {}), "add_generation_prompt": generation}
+        extra: JsonObject = {**(options or {}), "add_generation_prompt": generation}
         if "tools" in self._variables:
-            extra["tools"] = tools or None
+            extra["tools"] = [tool_variables(t) for t in tools] or None
         else:
-            messages = without_tools(messages, tools or [], self.style)
-        everything = _json([messages, extra], ensure_ascii=False)
+            messages = without_tools(messages, tools, self.style)
+        given = [[message_variables(m) for m in messages], extra]
+        everything = _json(given, ensure_ascii=False)
         escape = next((c for c in ESCAPES if c not in everything), None)
         if escape is None:
             raise RequestError("the messages use every Unicode noncharacter", "messages")
-        shielded, extra = _map_text([messages, extra], lambda s: self._tokenizer.shield(s, escape))
-        text = self.render(shielded, extra)
+        shielded, extra = _map_text(given, lambda s: self._tokenizer.shield(s, escape))
+        text = self._render(shielded, extra)
         if continued:
             text = _left_open(text, shielded[-1]["content"])
         return self._tokenizer.encode_rendered(text, escape)

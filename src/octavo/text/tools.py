@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from octavo.text.grammar import HEADER
 from octavo.text.json_schema import IN_PLACE, json_term, refuse
+from octavo.text.messages import (
+    JsonObject,
+    Message,
+    TextPart,
+    Tool,
+    ToolCall,
+    message,
+    tool_variables,
+)
 from octavo.text.tokenizer import Tokenizer
 
 # Markers that are control tokens in some vocabularies; their text is needed to find calls.
@@ -38,7 +48,7 @@ MISTRAL = ToolFormat("mistral", ("[TOOL_CALLS]",), (), False, True, "arguments")
 GEMMA = ToolFormat(
     "gemma", ("```tool_call\n", "```tool_code\n", "```json\n"), ("```",), True, False, "parameters"
 )
-NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+NO_PARAMETERS: JsonObject = {"type": "object", "properties": {}}
 STYLES = {style.name: style for style in (HERMES, LLAMA3, MISTRAL, GEMMA)}
 
 
@@ -55,12 +65,12 @@ def format_of(template: str) -> ToolFormat:
     return HERMES
 
 
-def instructions(tools: list[dict[str, Any]], style: ToolFormat) -> str:
+def instructions(tools: Sequence[Tool], style: ToolFormat) -> str:
     """What a model whose template knows no tools is told of them.
 
     The wordings follow the Hermes function-calling prompt and Google's for Gemma.
     """
-    functions = [t["function"] for t in tools]
+    functions = [tool_variables(t)["function"] for t in tools]
     listed = "\n".join(json.dumps(f, ensure_ascii=False) for f in functions)
     if style.bare:
         how = (
@@ -76,38 +86,33 @@ def instructions(tools: list[dict[str, Any]], style: ToolFormat) -> str:
 
 
 def without_tools(
-    messages: list[dict[str, Any]], tools: list[dict[str, Any]], style: ToolFormat
-) -> list[dict[str, Any]]:
+    messages: Sequence[Message], tools: Sequence[Tool], style: ToolFormat
+) -> list[Message]:
     """A conversation for a template that knows no tools: calls and results become text."""
-    out: list[dict[str, Any]] = []
-    for message in messages:
-        if message["role"] == "tool":
-            content = f"<tool_response>\n{message['content']}\n</tool_response>"
-            if out and out[-1]["role"] == "user" and out[-1].get("results"):
-                out[-1]["content"] += "\n" + content
-            else:
-                out.append({"role": "user", "content": content, "results": True})
-        elif calls := message.get("tool_calls"):
-            texts = [message["content"]] if message["content"] else []
-            texts += [written(c["function"], style) for c in calls]
-            out.append({"role": "assistant", "content": "\n".join(texts)})
+    out: list[Message] = []
+    for is_result, group in itertools.groupby(messages, lambda m: m.role == "tool"):
+        if is_result:
+            results = (f"<tool_response>\n{m.text}\n</tool_response>" for m in group)
+            out.append(message("user", "\n".join(results)))
         else:
-            out.append(dict(message))
-    for message in out:
-        message.pop("results", None)
+            out += (_calls_as_text(m, style) if m.tool_calls else m for m in group)
     if not tools:
         return out
     told = instructions(tools, style)
-    if out and out[0]["role"] == "system":
-        return [{**out[0], "content": f"{out[0]['content']}\n\n{told}"}, *out[1:]]
-    return [{"role": "system", "content": told}, *out]
+    if out and out[0].role == "system":
+        content = (*(out[0].content or ()), TextPart(f"\n\n{told}"))
+        return [msgspec.structs.replace(out[0], content=content), *out[1:]]
+    return [message("system", told), *out]
 
 
-def written(function: dict[str, Any], style: ToolFormat) -> str:
+def _calls_as_text(given: Message, style: ToolFormat) -> Message:
+    texts = [given.text] if given.text else []
+    return message("assistant", "\n".join([*texts, *(written(c, style) for c in given.tool_calls)]))
+
+
+def written(call: ToolCall, style: ToolFormat) -> str:
     """A call as a model of this style writes it."""
-    body = json.dumps(
-        {"name": function["name"], style.key: function["arguments"]}, ensure_ascii=False
-    )
+    body = json.dumps({"name": call.name, style.key: call.arguments}, ensure_ascii=False)
     return body if style.bare else f"<tool_call>\n{body}\n</tool_call>"
 
 
@@ -129,7 +134,7 @@ class ToolGrammar(msgspec.Struct, frozen=True, tag=True):
     decodes can leave it to the model whether there is one (`SamplingParams.grammar_exit`).
     """
 
-    functions: list[tuple[str, dict[str, Any]]]
+    functions: list[tuple[str, JsonObject]]
     style: str
     markers: dict[str, str]
     required: bool
@@ -189,7 +194,7 @@ class ToolGrammar(msgspec.Struct, frozen=True, tag=True):
         return "object", "", ""
 
 
-def _arguments(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
+def _arguments(name: str, parameters: JsonObject) -> JsonObject:
     """A tool's parameters as a schema whose texts are objects."""
     kind = parameters.get("type")
     if kind == "object" or (kind is None and IN_PLACE & parameters.keys()):
@@ -200,12 +205,12 @@ def _arguments(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def tool_grammar(
-    tools: list[dict[str, Any]], style: ToolFormat, tokenizer: Tokenizer, *,
+    tools: Sequence[Tool], style: ToolFormat, tokenizer: Tokenizer, *,
     required: bool, parallel: bool,
 ) -> ToolGrammar:  # fmt: skip
     """The grammar of replies with calls of these tools, for a tokenizer."""
-    functions = [t["function"] for t in tools]
+    functions = [(t.name, NO_PARAMETERS if t.parameters is None else t.parameters) for t in tools]
     return ToolGrammar(
-        [(f["name"], f.get("parameters", NO_PARAMETERS)) for f in functions], style.name,
+        functions, style.name,
         {m: terminal(m, tokenizer) for m in MARKERS}, required, parallel,
     )  # fmt: skip

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from octavo import _native
-from octavo.backends.base import Floats, Limits, Sample, StepInput
+from octavo.backends.base import Counters, Floats, Limits, Progress, Sample, StepInput
+from octavo.backends.cpu.adapters import LoadedAdapters
 from octavo.backends.cpu.footprint import (
     SLACK,
     SPARE_PARTS,
@@ -52,7 +51,6 @@ INDEXES = {"ids": 0, "positions": 1, "types": 2}
 NOTHING = np.zeros(0, np.uint8)
 PREPARE_BYTES = 16 << 20  # bytes of weights or of the cache that are prepared at a time
 IDLE_PREFAULT = 256 << 20  # bytes of the cache that are while there is no work
-Progress = Callable[[int], None]  # told the bytes of each tensor as it is packed
 
 
 class CpuExecutable:
@@ -66,7 +64,24 @@ class CpuExecutable:
         self.limits = limits
         self.task, self.causal = program.task, program.causal
         self._output, self._hidden = output, hidden  # buffers
-        self._matrices = matrices  # by tensor name
+        self.matrices = matrices  # by tensor name
+        self.adapters: LoadedAdapters | None = None
+
+    @property
+    def kernels(self) -> str:
+        return self.model.isa
+
+    @property
+    def threads(self) -> int:
+        return self.model.threads
+
+    @property
+    def operations(self) -> int:
+        return self.model.operations
+
+    @property
+    def counters(self) -> Counters:
+        return Counters(*self.model.profile(), self.model.expert_bytes)
 
     def step(self, step: StepInput) -> list[Sample]:
         return self.decode(step, 1, [])[0]
@@ -85,13 +100,6 @@ class CpuExecutable:
 
     def hidden(self, first: int, count: int) -> Floats:
         return self.model.rows(self._hidden, first, count)
-
-    def add_adapter(self, parts: list[Any]) -> int:
-        """Keeps the factors of an adapter and gives its slot (see engine/adapters.py)."""
-        return self.model.add_adapter([(self._matrices[name], *rest) for name, *rest in parts])
-
-    def remove_adapter(self, slot: int) -> None:
-        self.model.remove_adapter(slot)
 
     def pack_pending(self) -> bool:
         """Packs more weights. Returns True while any remain."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from octavo import _native
-from octavo.backends.base import Limits
+from octavo.backends.base import Footprint, Limits, PackedMatrices
 from octavo.backends.cpu.lower import Forms, Lowered, forms
 from octavo.checkpoint import Stored, Tensor, TensorType
 from octavo.checkpoint.adapter import MAX_RANK
@@ -37,15 +35,6 @@ def _up(n: int, to: int = ALIGN) -> int:
 def _row(width: int) -> int:
     """Floats from one row of a buffer to the next."""
     return _up(width) + 16
-
-
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """Bytes of each native arena."""
-
-    weights: int
-    buffers: int
-    cache: int
 
 
 def _matrices_of(op: Op) -> tuple[Weight, ...]:
@@ -143,25 +132,14 @@ def block_bytes(lowered: Lowered, kv_dtype: str) -> int:
     return _native.cache_block_bytes(c.layers, c.kv_heads, c.head_dim, kv_dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """Matrices of one type: their bytes in the file and in memory. bits: of a code in the file."""
-
-    type: TensorType
-    bits: int
-    count: int
-    stored: int
-    packed: int
-
-
-def kept(lowered: Lowered) -> list[Kept]:
+def packed_matrices(lowered: Lowered) -> list[PackedMatrices]:
     """What the matrices become, the largest part first."""
     groups: dict[tuple[TensorType, int], list[Tensor]] = {}
     for t in weights_of(lowered)[0].values():
         bits = t.bits if isinstance(t, Grouped) else 8 * t.type.block[1] // t.type.block[0]
         groups.setdefault((t.type, bits), []).append(t)
     out = [
-        Kept(
+        PackedMatrices(
             *key, len(ts), sum(t.nbytes for t in ts),
             sum(_native.matrix_bytes(int(t.type), t.group, *t.shape) for t in ts),
         )

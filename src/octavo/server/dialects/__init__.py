@@ -1,1 +1,8 @@
-"""The APIs that the server speaks, each a translation to and from the neutral request."""
+"""The APIs that the server speaks, each a translation to and from the neutral request.
+
+The first writes the errors of paths that belong to none.
+"""
+
+from octavo.server.dialects import openai
+
+DIALECTS = (openai.DIALECT,)

@@ -1,1 +1,5 @@
-"""OpenAI's API: bodies to requests, and text to replies."""
+"""OpenAI's API, with what vLLM and llama.cpp add to it."""
+
+from octavo.server.dialects.openai.routes import DIALECT
+
+__all__ = ["DIALECT"]

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 
-from octavo.errors import RequestError
+from octavo.errors import InvalidValue, RequestError
+from octavo.generate.request import NamedTool
 from octavo.server.sizes import check_nesting
+from octavo.text import messages as neutral
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1 << 15  # of all messages together
-MAX_TOOLS = 128
 ROLES = ("system", "developer", "user", "assistant", "tool")
-NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 # Fields of type Raw below are what clients send back of replies, or for other servers: those of
 # `_UNHEARD` are refused unless they are null, the others have no effect.
@@ -91,64 +89,35 @@ class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
     type: str = "function"
 
 
-@dataclass(frozen=True, slots=True)
-class ToolUse:
-    """What a request wants of tools. told: those in the prompt; callable: those it may call."""
-
-    told: list[dict[str, Any]]
-    callable: list[dict[str, Any]]
-    required: bool
-    strict: bool
-    parallel: bool
+def tools(given: list[Tool] | None) -> list[neutral.Tool]:
+    """The functions that a request tells the model of. Raises RequestError."""
+    return [_tool(i, tool) for i, tool in enumerate(given or ())]
 
 
-def _invalid(message: str, param: str) -> RequestError:
-    return RequestError(message, param, "invalid_value")
-
-
-def _tool(i: int, tool: Tool) -> dict[str, Any]:
+def _tool(i: int, tool: Tool) -> neutral.Tool:
     function = tool.function
     if tool.type != "function":
-        raise _invalid(f"tools[{i}].type is not function", f"tools[{i}].type")
-    if not NAME.fullmatch(function.name):
-        name = f"tools[{i}].function.name"
-        raise _invalid(f"{name} has 1 to 64 letters, digits, '_', '.' and '-'", name)
-    fields = {"name": function.name, "description": function.description,
-              "parameters": function.parameters, "return": function.returns}  # fmt: skip
-    return {"type": "function", "function": {k: v for k, v in fields.items() if v is not None}}
+        raise InvalidValue(f"tools[{i}].type is not function", f"tools[{i}].type")
+    return neutral.Tool(
+        function.name, function.description, function.parameters, function.returns,
+        bool(function.strict),
+    )  # fmt: skip
 
 
-def tool_use(
-    tools: list[Tool] | None, choice: str | ToolChoice | None, parallel: bool | None
-) -> ToolUse | None:
-    """Tools and tool_choice, checked; None without tools. Raises RequestError."""
-    given = tools or []
-    names = [t.function.name for t in given]
-    if len(given) > MAX_TOOLS or len(set(names)) < len(names):
-        raise _invalid(f"tools takes up to {MAX_TOOLS} functions of different names", "tools")
-    told = [_tool(i, t) for i, t in enumerate(given)]
-    named = None
-    if isinstance(choice, ToolChoice):
-        named = choice.function.name
-        if choice.type != "function" or named not in names:
-            raise _invalid("tool_choice names none of the tools", "tool_choice")
-    elif choice not in (None, "none", "auto", "required"):
-        raise _invalid("tool_choice is none, auto, required or a function", "tool_choice")
-    if choice == "required" and not given:
-        raise _invalid("tool_choice is required, but there are no tools", "tool_choice")
-    if choice == "none" or not given:
-        return ToolUse(told, [], False, False, False) if given else None
-    usable = [t for t in told if named in (None, t["function"]["name"])]
-    strict = any(t.function.strict for t in given)
-    several = parallel is not False and named is None
-    return ToolUse(told, usable, choice == "required" or named is not None, strict, several)
+def tool_choice(given: str | ToolChoice | None) -> str | NamedTool:
+    """Which of the tools are to be called. Raises RequestError."""
+    if not isinstance(given, ToolChoice):
+        return given or "auto"
+    if given.type != "function":
+        raise InvalidValue("tool_choice names none of the tools", "tool_choice")
+    return NamedTool(given.function.name)
 
 
-def conversation(given: list[Message] | None) -> list[dict[str, Any]]:
+def conversation(given: list[Message] | None) -> list[neutral.Message]:
     """Messages for the template: roles checked, text parts joined. Raises RequestError."""
     messages = given or []
     if not 1 <= len(messages) <= MAX_MESSAGES:
-        raise _invalid(
+        raise InvalidValue(
             f"messages has {len(messages)} entries; 1 to {MAX_MESSAGES} are taken", "messages"
         )
     calls = (c.function.arguments for m in messages for c in m.tool_calls or ())
@@ -156,9 +125,9 @@ def conversation(given: list[Message] | None) -> list[dict[str, Any]]:
     return [_message(f"messages[{i}]", m) for i, m in enumerate(messages)]
 
 
-def _message(at: str, m: Message) -> dict[str, Any]:
+def _message(at: str, m: Message) -> neutral.Message:
     if m.role not in ROLES:
-        raise _invalid(
+        raise InvalidValue(
             f"{at}.role is {m.role[:32]!r}; it may be {', '.join(ROLES)}", f"{at}.role"
         )  # fmt: skip
     for name in _UNHEARD:
@@ -166,52 +135,43 @@ def _message(at: str, m: Message) -> dict[str, Any]:
             name = f"{at}.{name}"
             raise RequestError(f"{name} is not supported here", name, "unsupported_parameter")
     role = "system" if m.role == "developer" else m.role
-    message: dict[str, Any] = {"role": role, "content": _content(at, m)}
-    if m.tool_calls:
-        if role != "assistant":
-            raise _invalid(f"{at}: only the assistant calls tools", f"{at}.tool_calls")
-        message["tool_calls"] = [
-            _call(f"{at}.tool_calls[{i}]", call) for i, call in enumerate(m.tool_calls)
-        ]
-    if role == "assistant" and (thoughts := m.reasoning_content or m.reasoning):
-        message["reasoning_content"] = thoughts
-    if role == "tool":
-        if not m.tool_call_id:
-            raise _invalid(f"{at} answers no tool_call_id", f"{at}.tool_call_id")
-        message["tool_call_id"] = m.tool_call_id
-    if m.name:
-        message["name"] = m.name
-    return message
+    content = _content(at, m)
+    if m.tool_calls and role != "assistant":
+        raise InvalidValue(f"{at}: only the assistant calls tools", f"{at}.tool_calls")
+    calls = tuple(_call(f"{at}.tool_calls[{i}]", c) for i, c in enumerate(m.tool_calls or ()))
+    if role == "tool" and not m.tool_call_id:
+        raise InvalidValue(f"{at} answers no tool_call_id", f"{at}.tool_call_id")
+    return neutral.Message(
+        role,
+        content,
+        calls,
+        reasoning=(m.reasoning_content or m.reasoning or None) if role == "assistant" else None,
+        tool_call_id=m.tool_call_id if role == "tool" else None,
+        name=m.name or None,
+    )
 
 
-def _call(at: str, call: ToolCall) -> dict[str, Any]:
-    """A call with its arguments as an object, which is what templates take."""
-    try:
-        arguments = msgspec.json.decode(call.function.arguments or "{}")
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        name = f"{at}.function.arguments"
-        raise _invalid(f"{name} is not a JSON object", name)
-    function = {"name": call.function.name, "arguments": arguments}
-    return {"id": call.id or "", "type": "function", "function": function}
+def _call(at: str, call: ToolCall) -> neutral.ToolCall:
+    arguments = neutral.call_arguments(at, call.function.arguments)
+    return neutral.ToolCall(call.function.name, arguments, call.id or "")
 
 
-def _content(at: str, message: Message) -> str:
-    if isinstance(message.content, str):
-        return message.content
-    if message.content is None:
-        if message.role == "assistant":
-            return message.refusal or ""
-        raise _invalid(f"{at}.content is missing", f"{at}.content")
-    return "".join(_part(f"{at}.content[{i}]", part) for i, part in enumerate(message.content))
+def _content(at: str, message: Message) -> tuple[neutral.Part, ...]:
+    given = message.content
+    if given is None:
+        if message.role != "assistant":
+            raise InvalidValue(f"{at}.content is missing", f"{at}.content")
+        given = message.refusal or ""
+    if isinstance(given, str):
+        return (neutral.TextPart(given),)
+    return tuple(_part(f"{at}.content[{i}]", part) for i, part in enumerate(given))
 
 
-def _part(at: str, part: ContentPart) -> str:
+def _part(at: str, part: ContentPart) -> neutral.Part:
     text = part.refusal if part.type == "refusal" else part.text
     if part.type not in ("text", "refusal") or text is None:
         raise RequestError(
             f"{at} is a {part.type[:32]!r} part; this model takes text only",
             f"{at}.type", "unsupported_parameter",
         )  # fmt: skip
-    return text
+    return neutral.TextPart(text)

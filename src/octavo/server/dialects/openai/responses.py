@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from octavo.errors import RequestError
-from octavo.generate.output import ServedModel, TextDelta, TokenInfo, Usage
-from octavo.server.dialects.openai.jobs import Job
-from octavo.server.dialects.openai.schemas import StreamOptions
+from octavo.generate.prepare import PreparedRequest
+from octavo.generate.reply import TextDelta, TokenInfo, Usage, whole_calls
+from octavo.server.dialects.openai.schemas import ChatBody, CompletionBody
 from octavo.text import CallDelta, Tokenizer
 
 KINDS = {
@@ -27,16 +27,12 @@ DONE = b"data: [DONE]\n\n"
 encode = msgspec.json.Encoder().encode
 
 
-def error_body(
-    status: int, message: str, param: str | None = None, code: str | None = None
-) -> bytes:
-    kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
-
-
-def error_frame(error: RequestError) -> bytes:
-    """An error after the first byte of a stream has been sent."""
-    return b"data: " + error_body(error.status, str(error), error.param, error.code) + b"\n\n"
+def error_body(error: RequestError) -> bytes:
+    """The JSON of an error response."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    kind = KINDS.get(error.status, kind)
+    entry = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
+    return encode({"error": entry})
 
 
 def sse(value: Any) -> bytes:
@@ -132,31 +128,33 @@ def _tool_call(call: CallDelta) -> dict[str, Any]:
     return {"index": call.index, "id": call.id, "type": "function", "function": function}
 
 
-def _whole_calls(calls: Iterable[CallDelta]) -> list[dict[str, Any]]:
-    out: list[dict[str, Any]] = []
-    for call in calls:
-        if call.id is not None:
-            function = {"name": call.name, "arguments": ""}
-            out.append({"id": call.id, "type": "function", "function": function})
-        out[call.index]["function"]["arguments"] += call.arguments
-    return out
+def _role(body: ChatBody) -> str:
+    """Whose message the reply is: the assistant's, unless it continues another's."""
+    if body.add_generation_prompt is None and not body.continue_final_message:
+        return "assistant"
+    return "assistant" if body.add_generation_prompt else (body.messages or [])[-1].role
 
 
 class ResponseWriter:
     """How pieces become a reply. `chat` and plain completions differ only here."""
 
-    def __init__(
-        self, job: Job, served: ServedModel, usage: Usage, stream: StreamOptions | None = None
-    ) -> None:
-        self._job, self._served, self._usage = job, served, usage
+    media_type = "text/event-stream; charset=utf-8"
+
+    def __init__(self, body: ChatBody | CompletionBody, job: PreparedRequest, usage: Usage) -> None:
+        self._job, self._served, self._usage = job, job.model, usage
+        self.stream = bool(body.stream)
+        stream = body.stream_options
         self._with_usage = stream is not None and bool(stream.include_usage)
         self._running = self._with_usage and bool(stream and stream.continuous_usage_stats)
-        self._chat = job.chat
+        self._chat = isinstance(body, ChatBody)
+        self._role = _role(body) if isinstance(body, ChatBody) else ""
+        self._ids = bool(body.return_token_ids)
+        self._named = bool(body.return_tokens_as_token_ids)
         self._base = {
-            "id": ("chatcmpl-" if job.chat else "cmpl-") + secrets.token_hex(12),
-            "object": "chat.completion" if job.chat else "text_completion",
+            "id": ("chatcmpl-" if self._chat else "cmpl-") + secrets.token_hex(12),
+            "object": "chat.completion" if self._chat else "text_completion",
             "created": int(time.time()),
-            "model": served.name,
+            "model": job.model.name,
         }
         self._offsets: dict[int, int] = {}
         self._generated: dict[int, int] = {}  # tokens of each choice
@@ -164,7 +162,7 @@ class ResponseWriter:
     def _logprobs(self, choice: int, tokens: list[TokenInfo]) -> dict[str, Any] | None:
         if self._job.params.logprobs is None:
             return None
-        tokenizer, named = self._served.tokenizer, self._job.named
+        tokenizer, named = self._served.tokenizer, self._named
         if self._chat:
             return chat_logprobs(tokenizer, tokens, named)
         begin = self._offsets.get(choice, 0)
@@ -200,14 +198,14 @@ class ResponseWriter:
         if not self._chat:
             return b""
         (prompt,) = self._job.prompts
-        delta = {"delta": {"role": self._job.role, "content": "", "refusal": None}}
-        more = {"prompt_token_ids": prompt} if self._job.ids else {}
+        delta = {"delta": {"role": self._role, "content": "", "refusal": None}}
+        more = {"prompt_token_ids": prompt} if self._ids else {}
         opened = [self._choice(i, delta, None, None) for i in range(self._job.made)]
         return b"".join(self._chunk([choice], **more) for choice in opened)
 
     def chunks(self, piece: TextDelta) -> bytes:
         """The chunks of a piece: what it says first, then the end."""
-        out, ids = b"", self._ids(piece)
+        out, ids = b"", self._token_ids(piece)
         self._generated[piece.choice] = self._generated.get(piece.choice, 0) + len(piece.ids)
         if piece.text or piece.tokens or piece.reasoning or piece.calls:
             body: dict[str, Any] = {"text": piece.text}
@@ -222,9 +220,9 @@ class ResponseWriter:
             out += self._chunk([_scored(choice, piece)])
         return out
 
-    def _ids(self, piece: TextDelta) -> dict[str, Any]:
+    def _token_ids(self, piece: TextDelta) -> dict[str, Any]:
         """The token ids of a piece, and with a choice's first its prompt's, if they are wanted."""
-        if not self._job.ids:
+        if not self._ids:
             return {}
         ids: dict[str, Any] = {"token_ids": piece.ids}
         if not self._chat and piece.choice not in self._generated:
@@ -242,10 +240,14 @@ class ResponseWriter:
         return delta
 
     def closing(self) -> bytes:
-        """The chunk of the whole usage, if it is wanted."""
-        return self._chunk([], usage=self._usage.to_dict()) if self._with_usage else b""
+        """The chunk of the whole usage, if it is wanted, and the end."""
+        last = self._chunk([], usage=self._usage.to_dict()) if self._with_usage else b""
+        return last + DONE
 
-    def whole(self, choices: list[list[TextDelta]]) -> bytes:
+    def failure(self, error: RequestError) -> bytes:
+        return b"data: " + error_body(error) + b"\n\n" + DONE
+
+    def whole(self, choices: Sequence[Sequence[TextDelta]]) -> bytes:
         """The reply of a request that does not stream, from the pieces of each choice."""
         out = []
         scored: list[Any] | None = None
@@ -258,7 +260,7 @@ class ResponseWriter:
             body: dict[str, Any] = {"text": text}
             if self._chat:
                 body = {"message": self._message(text, pieces)}
-            if self._job.ids:
+            if self._ids:
                 body["token_ids"] = [i for p in pieces for i in p.ids]
                 if not self._chat:
                     body["prompt_token_ids"] = self._job.prompts[index // self._job.n]
@@ -272,14 +274,18 @@ class ResponseWriter:
         reply: dict[str, Any] = dict(self._base, choices=out, usage=self._usage.to_dict())
         if self._chat and scored is not None:
             reply["prompt_logprobs"] = scored
-        if self._chat and self._job.ids:
+        if self._chat and self._ids:
             reply["prompt_token_ids"] = self._job.prompts[0]
         return encode(reply)
 
-    def _message(self, text: str, pieces: list[TextDelta]) -> dict[str, Any]:
-        calls = _whole_calls(c for p in pieces for c in p.calls)
+    def _message(self, text: str, pieces: Sequence[TextDelta]) -> dict[str, Any]:
+        calls = [
+            {"id": c.id, "type": "function",
+             "function": {"name": c.name, "arguments": c.arguments}}
+            for c in whole_calls(pieces)
+        ]  # fmt: skip
         reasoning = "".join(p.reasoning for p in pieces)
-        message: dict[str, Any] = {"role": self._job.role, "content": text, "refusal": None}
+        message: dict[str, Any] = {"role": self._role, "content": text, "refusal": None}
         if calls:
             message |= {"content": text or None, "tool_calls": calls}
         if reasoning:

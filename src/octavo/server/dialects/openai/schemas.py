@@ -1,15 +1,13 @@
-"""Request bodies: every field is obeyed, harmlessly accepted, or refused by name with a 400."""
+"""Request bodies of OpenAI's API. Every field is obeyed, ignored, or refused by name."""
 
 from __future__ import annotations
 
-import re
-from functools import cache
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta, Raw
+from msgspec import Meta
 
-from octavo.errors import RequestError
+from octavo.errors import InvalidValue
 from octavo.server.dialects.openai.messages import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -17,32 +15,33 @@ from octavo.server.dialects.openai.messages import (
     Tool,
     ToolChoice,
 )
-from octavo.server.sizes import SMALL, AtMost, Entries, Ids, Inputs, Model
+from octavo.server.parsing import Fields
+from octavo.server.sizes import AtMost, Entries, Ids, Inputs
 
 MAX_PROMPTS = 128
 KIB = 1 << 10
 
-# Fields without effect on what is generated here: taken and ignored.
-HARMLESS = frozenset(
-    "user store metadata service_tier safety_identifier prompt_cache_key "
-    "prompt_cache_retention".split()
+FIELDS = Fields(
+    ignored=frozenset(
+        "user store metadata service_tier safety_identifier prompt_cache_key "
+        "prompt_cache_retention".split()
+    ),
+    unsupported={
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "modalities": (["text"],),
+        "audio": (),
+        "prediction": (),
+        "reasoning_effort": ("none",),
+        "verbosity": ("medium",),
+        "web_search_options": (),
+        "moderation": (),
+        "suffix": ("",),
+        "skip_special_tokens": (True,),
+        "spaces_between_special_tokens": (True,),
+        "include_stop_str_in_output": (False,),
+    },
 )
-# Features not built: only the value that asks for nothing is taken.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "reasoning_effort": ("none",),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-    "moderation": (),
-    "suffix": ("",),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
-}
 
 Int = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]  # what all that computes can hold
 
@@ -162,84 +161,6 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 
 Conversation = ChatBody | TokenizeBody
-Body = TypeVar("Body", bound=msgspec.Struct)
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL)
-_MISSING = re.compile(r"Object missing required field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL)
-_INVALID = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?$", re.DOTALL)
-
-
-def _invalid(message: str, param: str | None) -> RequestError:
-    return RequestError(message, param, "invalid_value")
-
-
-def _unsupported(name: str) -> RequestError:
-    return RequestError(f"{name} is not supported here", name, "unsupported_parameter")
-
-
-def _refusal(error: msgspec.ValidationError) -> RequestError:
-    """What msgspec found, under the whole path of the field at fault."""
-    text = str(error)[:400]
-    if found := _UNKNOWN.match(text):
-        name, path = found.groups()
-        return _unsupported(f"{path[:200]}.{name[:64]}" if path else name[:64])
-    if found := _MISSING.match(text):
-        name, path = found.groups()
-        path = f"{path[:200]}.{name}" if path else name
-        return _invalid(f"{path} is missing", path)
-    found = _INVALID.match(text)
-    what, path = found.groups() if found else (text, None)
-    return _invalid(f"{path}: {what}" if path else what, path)
-
-
-@cache
-def _outline(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
-    """A struct of the texts of a body's fields, and of those that every body may have."""
-    names = {*kind.__struct_fields__, *HARMLESS, *NEUTRAL}
-    fields = [(name, Raw, Raw()) for name in sorted(names)]
-    return msgspec.defstruct(kind.__name__, fields, forbid_unknown_fields=True)
-
-
-@cache
-def _rules(kind: type[msgspec.Struct]) -> dict[str, list[Any]]:
-    """What bounds the size of each field."""
-    hints = get_type_hints(kind, include_extras=True)
-    rules = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-    return {name: [r for r in found if hasattr(r, "check")] for name, found in rules.items()}
-
-
-def _look(data: bytes, kind: type[msgspec.Struct], model: Model) -> None:
-    """Refuses names that are unknown and fields that are too large, before contents are decoded."""
-    outline = msgspec.json.decode(data, type=_outline(kind))
-    for name, accepted in NEUTRAL.items():
-        text = b"" if name in kind.__struct_fields__ else bytes(getattr(outline, name))
-        if text not in (b"", b"null") and not _is_one_of(text, accepted):
-            raise _unsupported(name)
-    if len(data) > SMALL:
-        for name, rules in _rules(kind).items():
-            for rule in rules:
-                rule.check(bytes(getattr(outline, name)), name, model)
-
-
-def _is_one_of(text: bytes, values: tuple[Any, ...]) -> bool:
-    try:
-        return len(text) <= 64 and msgspec.json.decode(text) in values
-    except msgspec.ValidationError:  # a number beyond all
-        return False
-
-
-def parse(data: bytes, kind: type[Body], model: Model) -> Body:
-    """A validated body. Raises RequestError naming the field at fault, by its whole path."""
-    try:
-        _look(data, kind, model)
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError as e:
-        if not data.lstrip().startswith(b"{"):
-            raise _invalid("the body must be a JSON object", None) from None
-        raise _refusal(e) from None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise _invalid("the body is not valid JSON in UTF-8", None) from None
-    except RecursionError:
-        raise _invalid("the body nests too deeply", None) from None
 
 
 def prompts(body: CompletionBody) -> list[str | list[int]]:
@@ -249,11 +170,11 @@ def prompts(body: CompletionBody) -> list[str | list[int]]:
         return [given]
     kinds = {type(p) for p in given}
     if not given:
-        raise _invalid("prompt is empty", "prompt")
+        raise InvalidValue("prompt is empty", "prompt")
     if len(kinds) > 1:
-        raise _invalid("prompt mixes kinds of entries", "prompt")
+        raise InvalidValue("prompt mixes kinds of entries", "prompt")
     if kinds == {int}:
         return [given]  # type: ignore[list-item]
     if len(given) > MAX_PROMPTS:
-        raise _invalid(f"{len(given)} prompts in one request; {MAX_PROMPTS} at most", "prompt")
+        raise InvalidValue(f"{len(given)} prompts in one request; {MAX_PROMPTS} at most", "prompt")
     return given  # type: ignore[return-value]

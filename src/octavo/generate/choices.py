@@ -1,0 +1,217 @@
+"""The choices of a request: one engine request each, their deltas merged, the best of them kept."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+
+import msgspec
+
+from octavo.engine.events import BeamText, Ended, TokenEvent, ends
+from octavo.engine.request import Request, SamplingParams
+from octavo.errors import RequestError
+from octavo.generate.output import OutputProcessor, failure
+from octavo.generate.prepare import PreparedRequest
+from octavo.generate.reply import Completion, TextDelta, TokenInfo, Usage, whole_calls
+
+
+async def generate(job: PreparedRequest, usage: Usage) -> AsyncGenerator[TextDelta, None]:
+    """The deltas of all choices as they come, the last of each with `finish`.
+
+    Choice i belongs to prompt i // job.made. Closing the iterator aborts every request.
+    Raises RequestError, whose `param` is a field of GenerationRequest.
+    """
+    requests = _requests(job, await _constrained(job))
+    deltas = _one(job, requests[0], 0, usage) if len(requests) == 1 else _all(job, requests, usage)
+    if job.echo:
+        deltas = _echoed(job, deltas)
+    async with aclosing(deltas):
+        async for delta in deltas:
+            yield delta
+
+
+async def generate_whole(job: PreparedRequest, usage: Usage) -> list[list[TextDelta]]:
+    """The deltas of each choice, the best `n` of each prompt's, once all have ended.
+
+    A choice is empty where a beam search found fewer texts than were asked for.
+    """
+    choices: list[list[TextDelta]] = [[] for _ in range(len(job.prompts) * job.made)]
+    async with aclosing(generate(job, usage)) as deltas:
+        async for delta in deltas:
+            choices[delta.choice].append(delta)
+    if job.made == job.n:
+        return choices
+    groups = (choices[i : i + job.made] for i in range(0, len(choices), job.made))
+    return [best for group in groups for best in sorted(group, key=_rank)[: job.n]]
+
+
+def completions(
+    job: PreparedRequest, choices: list[list[TextDelta]], usage: Usage
+) -> list[Completion]:
+    """The choices of `generate_whole` as finished replies, without empty ones."""
+    each = [(job.prompts[i // job.n], deltas) for i, deltas in enumerate(choices)]
+    return [_completion(job, prompt, deltas, usage) for prompt, deltas in each if deltas]
+
+
+def _completion(
+    job: PreparedRequest, prompt: list[int], deltas: list[TextDelta], usage: Usage
+) -> Completion:
+    stopped = any(d.stop_token is not None for d in deltas)
+    ids = [i for d in deltas for i in d.ids]
+    tokens = [t for d in deltas for t in d.tokens] if job.params.logprobs is not None else None
+    first = [TokenInfo(prompt[0], None, [])]
+    scored = next((d.prompt for d in deltas if d.prompt), first)
+    scores = scored if job.params.prompt_logprobs is not None else None
+    return Completion(
+        text="".join(d.text for d in deltas),
+        tokens=ids[:-1] if stopped else ids,
+        finish_reason=next((d.finish for d in deltas if d.finish), "abort"),
+        prompt_tokens=len(prompt),
+        cached_tokens=usage.cached,
+        logprobs=None if tokens is None else [t.logprob or 0.0 for t in tokens],
+        top_logprobs=None if tokens is None else [dict(t.top) for t in tokens],
+        prompt_logprobs=None if scores is None else [t.logprob for t in scores],
+        prompt_top_logprobs=None if scores is None else [dict(t.top) for t in scores],
+        score=next((d.score for d in deltas if d.score is not None), None),
+        reasoning="".join(d.reasoning for d in deltas),
+        tool_calls=whole_calls(deltas),
+    )
+
+
+def _rank(deltas: list[TextDelta]) -> float:
+    """Orders choices by log-probability per token, best first."""
+    logprobs = [t.logprob for d in deltas for t in d.tokens if t.logprob is not None]
+    return -sum(logprobs) / max(1, len(logprobs))
+
+
+async def _constrained(job: PreparedRequest) -> SamplingParams:
+    """The parameters with the grammar that the constraint is made. Raises RequestError."""
+    if (structure := job.structure) is None:
+        return job.params
+    try:
+        grammar = await job.model.grammars.grammar(structure)
+    except RequestError as e:  # whatever is wrong is the fault of the field that it came in
+        raise e.renamed({e.param: job.constraint} if e.param else {}) from None
+    return msgspec.structs.replace(job.params, grammar=grammar, grammar_exit=structure.exits)
+
+
+def _requests(job: PreparedRequest, params: SamplingParams) -> list[Request]:
+    """`made` requests per prompt. Choice i draws with seed + i, as if it had been asked for alone.
+
+    A beam search gives its choices in one request.
+    """
+    if job.made > job.n and params.logprobs is None:  # they are ranked by them
+        params = msgspec.structs.replace(params, logprobs=0)
+    out = []
+    for prompt in job.prompts:
+        for i in range(1 if params.beam else job.made):
+            seed = ((params.seed or 0) + i + (1 << 63)) % (1 << 64) - (1 << 63)
+            out.append(
+                Request(
+                    id=secrets.token_hex(12),
+                    prompt=prompt,
+                    params=msgspec.structs.replace(params, seed=seed),
+                    timeout=job.timeout,
+                    priority=job.priority,
+                    salt=job.salt,
+                    adapter=job.model.adapter,
+                )
+            )
+    return out
+
+
+async def _events(job: PreparedRequest, request: Request) -> AsyncGenerator[TokenEvent, None]:
+    """The events of a request. Raises RequestError naming fields of GenerationRequest."""
+    try:
+        async with aclosing(job.model.client.submit(request)) as events:
+            async for event in events:
+                if isinstance(event, Ended) and (error := failure(event)):
+                    raise error
+                yield event
+    except RequestError as e:
+        raise e.renamed(job.names) from None
+
+
+async def _one(
+    job: PreparedRequest, request: Request, first: int, usage: Usage
+) -> AsyncGenerator[TextDelta, None]:
+    """The deltas of one request: choice `first`, or from there on the texts of a beam search."""
+    readers: dict[int, OutputProcessor] = {}
+    async with aclosing(_events(job, request)) as events:
+        async for event in events:
+            index = event.index if isinstance(event, BeamText) else 0
+            if index not in readers:
+                readers[index] = OutputProcessor(
+                    job.model.tokenizer, request, first + index, usage, job.reply
+                )
+            if delta := readers[index].push(event):
+                if delta.finish:
+                    usage.finishes.append(delta.finish)
+                yield delta
+                # A stop string may end a choice before the engine does.
+                if delta.finish and (ends(event) or not isinstance(event, BeamText)):
+                    return
+
+
+async def _all(
+    job: PreparedRequest, requests: list[Request], usage: Usage
+) -> AsyncGenerator[TextDelta, None]:
+    """The deltas of several requests, in the order they come."""
+    queue: asyncio.Queue[TextDelta | Exception | None] = asyncio.Queue()
+
+    async def pump(request: Request, first: int) -> None:
+        try:
+            async with aclosing(_one(job, request, first, usage)) as deltas:
+                async for delta in deltas:
+                    queue.put_nowait(delta)
+            queue.put_nowait(None)
+        except Exception as e:
+            queue.put_nowait(e)
+
+    width = job.made if job.params.beam is not None else 1  # choices of a request
+    tasks: list[asyncio.Task[None]] = []
+
+    async def start() -> None:
+        for i, request in enumerate(requests):
+            tasks.append(asyncio.create_task(pump(request, i * width)))
+            await asyncio.sleep(0)  # each sends a prompt, which may be long: others have a turn
+
+    starter = asyncio.create_task(start())
+    try:
+        running = len(requests)
+        while running:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield item
+    finally:
+        starter.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(starter, *tasks, return_exceptions=True)
+
+
+async def _echoed(
+    job: PreparedRequest, deltas: AsyncGenerator[TextDelta, None]
+) -> AsyncGenerator[TextDelta, None]:
+    """Puts each prompt, with its log-probabilities if asked for, before its continuation."""
+    begun: set[int] = set()
+    scored: dict[int, list[TokenInfo]] = {}  # by prompt: the texts of a beam search share theirs
+    async with aclosing(deltas):
+        async for delta in deltas:
+            number = delta.choice // job.made
+            if delta.prompt:
+                scored[number] = delta.prompt
+            wanted = job.params.prompt_logprobs is not None
+            ready = not wanted or number in scored or len(job.prompts[number]) == 1
+            if delta.choice not in begun and ready:
+                begun.add(delta.choice)
+                text = job.model.tokenizer.decode(job.prompts[number]) + delta.text
+                delta = replace(delta, text=text, tokens=scored.get(number, []) + delta.tokens)
+            yield delta

@@ -1,0 +1,121 @@
+"""Loads a model into this process."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+from octavo.checkpoint.hub import Located, Progress, locate, no_progress
+from octavo.checkpoint.pooling import read_pooling
+from octavo.client.base import EngineClient
+from octavo.client.in_process import InProcessClient
+from octavo.engine.constraint import TokenTable
+from octavo.engine.defaults import GenerationConfig, default_params
+from octavo.engine.host import available_memory
+from octavo.engine.loader import OpenModel, load_engine, open_model
+from octavo.engine.plan import make_plan, parse_size
+from octavo.errors import UsageError
+from octavo.generate.grammar_check import GrammarChecker
+from octavo.generate.model import ServedModel
+from octavo.text import ChatTemplate, Tokenizer, load_tokenizer
+from octavo.text.chat import template_source
+
+KV_DTYPES = ("auto", "bf16", "int8", "f32")
+
+
+class LoadOptions(TypedDict, total=False):
+    """How to load a model.
+
+    memory: a ceiling such as "8GiB" or "50%". context: most tokens of a sequence. kv_dtype:
+    "bf16", "int8", "f32", or "auto", which is f32 for mixtures of experts and bf16 for others.
+    adapters: LoRA adapters by name, {} for none yet; they take at most lora_memory. packed_cache:
+    keep packed weights on disk for the next start. generation_config: "none" forgets the sampling
+    parameters that the model's files recommend. loading: opens a progress bar, given what it
+    is for and how many bytes.
+    """
+
+    memory: str | None
+    context: int | None
+    threads: int | None
+    kv_dtype: str
+    offline: bool
+    chat_template: str | None
+    adapters: dict[str, str] | None
+    lora_memory: str
+    packed_cache: bool
+    generation_config: GenerationConfig
+    loading: Progress
+
+
+def token_table(tokenizer: Tokenizer) -> TokenTable:
+    """What an engine is told of a vocabulary."""
+    special = tokenizer.special
+    return TokenTable(tokenizer.grammar_bytes(), sorted(special.control), sorted(special.eos))
+
+
+def load(model: str, **options: Unpack[LoadOptions]) -> ServedModel:
+    """A model (demo name, Hugging Face id, folder or .gguf) with an engine in this process.
+
+    Raises OctavoError when it cannot be found, read or fitted.
+    """
+    kv_dtype = options.get("kv_dtype", "auto")
+    if kv_dtype not in KV_DTYPES:
+        raise UsageError(f"kv_dtype {kv_dtype!r}; it may be {' or '.join(KV_DTYPES)}")
+    loading, adapters = options.get("loading", no_progress), options.get("adapters")
+    located = locate(model, offline=options.get("offline", False), progress=loading)
+    opened = open_model(located.path, adapters is not None)
+    tokenizer = load_tokenizer(opened.checkpoint)
+    table = token_table(tokenizer)
+    source = options.get("chat_template") or template_source(opened.checkpoint)
+    template = ChatTemplate(source, tokenizer) if source else None
+    lora = parse_size(options.get("lora_memory", "256MiB"), available_memory())
+    plan = make_plan(
+        opened.compiled,
+        name=located.name,
+        memory=options.get("memory"),
+        context=options.get("context"),
+        threads=options.get("threads"),
+        kv_dtype=kv_dtype,
+        packed=options.get("packed_cache", False),
+        adapters=lora if adapters is not None else 0,
+    )
+    opened = open_model(located.path, adapters is not None, plan.context)
+    with loading("Loading", opened.checkpoint.nbytes) as advance:
+        client = InProcessClient(load_engine(opened, plan, table, advance))
+    try:
+        for name, folder in (adapters or {}).items():
+            client.load(name, Path(folder))
+        if template is not None:
+            template.check()
+        return served_model(
+            opened, located, tokenizer, table, template, client, plan.context,
+            options.get("generation_config", "auto"),
+        )  # fmt: skip
+    except BaseException:
+        client.stop()
+        raise
+
+
+def served_model(
+    opened: OpenModel, located: Located, tokenizer: Tokenizer, table: TokenTable,
+    template: ChatTemplate | None, client: EngineClient, context: int,
+    generation_config: GenerationConfig, name: str = "",
+) -> ServedModel:  # fmt: skip
+    """An open model with what computes its tokens. table: of the tokenizer. name: instead of the
+    model's own."""
+    name = name or located.name
+    return ServedModel(
+        name=name,
+        aliases=tuple(sorted({located.name, *located.aliases} - {name})),
+        tokenizer=tokenizer,
+        template=template,
+        client=client,
+        grammars=GrammarChecker(table, opened.vocabulary),
+        defaults=default_params(opened.checkpoint, located.sampling, generation_config),
+        vocabulary=opened.vocabulary,
+        context=context,
+        created=int(time.time()),
+        task=opened.task,
+        pooling=read_pooling(opened.checkpoint, not opened.program.causal),
+    )

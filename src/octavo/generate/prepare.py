@@ -1,0 +1,341 @@
+"""From a request to what an engine is told, and to how its reply is read.
+
+Preparing may take longer than others' streams can wait (tokens, templates): call it in a thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import msgspec
+
+from octavo.engine.request import (
+    MAX_BIAS,
+    MAX_TIMEOUT,
+    MIN_TIMEOUT,
+    SamplingParams,
+    Thinking,
+    check_number,
+)
+from octavo.errors import ContextExceeded, InvalidValue
+from octavo.generate.model import ServedModel
+from octavo.generate.output import ReplyFormat
+from octavo.generate.request import GenerationRequest, NamedTool, Sampling
+from octavo.text import Tokenizer, tools
+from octavo.text.messages import Tool
+from octavo.text.structure import Structure, Thoughts
+from octavo.text.tools import THINK, THOUGHT
+
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 256
+MAX_BAD_WORDS = 128
+MAX_TOOLS = 128
+TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+# What chat templates are given by us.
+RESERVED = frozenset(
+    "messages tools add_generation_prompt continue_final_message tokenize chat_template "
+    "bos_token eos_token".split()
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedRequest:
+    """`n` choices for each of `prompts`, the most likely of `made`.
+
+    reply: how a chat's reply is read. structure: of every choice; constraint: the field that asked
+    for it.
+    """
+
+    model: ServedModel
+    prompts: list[list[int]]
+    params: SamplingParams
+    n: int
+    made: int
+    echo: bool = False
+    reply: ReplyFormat | None = None
+    structure: Structure | None = None
+    constraint: str = "structure"
+    priority: int = 0
+    timeout: float | None = None
+    salt: str = ""
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The fields of the request that the engine's fields come from."""
+        prompt = "prompts" if self.reply is None else "messages"
+        return {"prompt": prompt, "grammar": self.constraint, "adapter": "model"}
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+
+@dataclass(frozen=True, slots=True)
+class _ToolUse:
+    """The tools that a reply may call. required: it has to; strict: as their schemas say."""
+
+    callable: Sequence[Tool]
+    required: bool
+    strict: bool
+    parallel: bool
+
+
+def prepare(request: GenerationRequest, model: ServedModel) -> PreparedRequest:
+    """A request made ready for an engine. Raises RequestError naming one of its fields."""
+    check_number("priority", request.priority, int, -1000, 1000)
+    if request.timeout is not None:
+        check_number("timeout", request.timeout, float, MIN_TIMEOUT, MAX_TIMEOUT)
+    n, made = _counts(request)
+    if request.messages is None:
+        job = _completion(request, model, n, made)
+    else:
+        job = _chat(request, model, n, made)
+    job.params.check(model.vocabulary)
+    return job
+
+
+def _counts(request: GenerationRequest) -> tuple[int, int]:
+    """Choices of each prompt that are returned, and that are made."""
+    beam = request.sampling.beam
+    n = request.n if beam is None or request.n != 1 else beam.n
+    if n < 1:
+        raise InvalidValue(f"n is {n}; it must be 1 or more", "n")
+    if beam is not None and n != beam.n:
+        raise InvalidValue(f"n is {n}, but {beam.n} of the beam search", "n")
+    made = n if request.best_of is None else request.best_of
+    if made < n:
+        raise InvalidValue(f"best_of is {made}; it must be n or more", "best_of")
+    if made > n and beam is not None:
+        raise InvalidValue("best_of and beam search exclude each other", "best_of")
+    return n, made
+
+
+def _completion(
+    request: GenerationRequest, model: ServedModel, n: int, made: int
+) -> PreparedRequest:
+    model.require("generate")
+    for field in ("tools", "thinking_budget"):
+        if getattr(request, field):
+            raise InvalidValue(f"{field} needs messages", field)
+    encode, given = model.tokenizer.encode, request.prompts
+    check_texts((p for p in given if isinstance(p, str)), model, "prompts")
+    ids = [encode(p) if isinstance(p, str) else p for p in given]
+    check_length(ids, request.sampling.max_tokens, model, "prompts")
+    params = _sampling(request.sampling, model)
+    if request.echo and params.logprobs is not None:
+        params = msgspec.structs.replace(params, prompt_logprobs=params.logprobs)
+    return PreparedRequest(
+        model=model, prompts=ids, params=params, n=n, made=made, echo=request.echo,
+        structure=_only(request.structure, params), priority=request.priority,
+        timeout=request.timeout, salt=_salt(request),
+    )  # fmt: skip
+
+
+def _chat(request: GenerationRequest, model: ServedModel, n: int, made: int) -> PreparedRequest:
+    template = model.chat_template
+    use = _tool_use(request)
+    ids = encode_chat(request, model)
+    check_length([ids], request.sampling.max_tokens, model, "messages")
+    params = _sampling(request.sampling, model)
+    thinking = template.thinking(ids)
+    structure, constraint = _only(request.structure, params), "structure"
+    if use is not None and (use.required or use.strict):
+        if structure is not None or params.grammar is not None:
+            raise InvalidValue(
+                "tools that are enforced and response_format exclude each other", "tools"
+            )
+        constraint = "tools"
+        structure = Structure(
+            tools.tool_grammar(
+                use.callable, template.style, model.tokenizer, required=use.required,
+                parallel=use.parallel,
+            )
+        )  # fmt: skip
+    if structure is not None and template.reasons:
+        opening, closing = (tools.terminal(m, model.tokenizer) for m in (THINK, THOUGHT))
+        structure = Structure(structure.what, Thoughts(opening, closing, inside=thinking))
+    if request.thinking_budget is not None:
+        params = _bounded(params, request.thinking_budget, model, thinking)
+    style = template.style if use is not None else None
+    return PreparedRequest(
+        model=model, prompts=[ids], params=params, n=n, made=made, echo=request.echo,
+        reply=ReplyFormat(style, template.reasons, thinking), structure=structure,
+        constraint=constraint, priority=request.priority, timeout=request.timeout,
+        salt=_salt(request),
+    )  # fmt: skip
+
+
+def encode_chat(request: GenerationRequest, model: ServedModel) -> list[int]:
+    """Ids of a request's conversation. Raises RequestError."""
+    template, messages = model.chat_template, request.messages or ()
+    if not messages:
+        raise InvalidValue("messages is empty", "messages")
+    if request.continue_final_message and request.add_generation_prompt:
+        raise InvalidValue(
+            "continue_final_message and add_generation_prompt exclude each other",
+            "continue_final_message",
+        )
+    _check_tools(request.tools)
+    check_texts((m.text for m in messages), model, "messages")
+    return template.encode(
+        messages, request.tools, _checked_options(request.template_options),
+        generation=request.add_generation_prompt, continued=request.continue_final_message,
+    )  # fmt: skip
+
+
+def _checked_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options for a template: plain values under names that nothing else uses."""
+    for name, value in given.items():
+        plain = value is None or isinstance(value, bool | int | float | str)
+        plain = plain and len(str(value)) <= MAX_STOP_LENGTH
+        if name in RESERVED or name.startswith("_") or not name.isidentifier() or not plain:
+            raise InvalidValue(f"template_options.{name[:32]} cannot be given", "template_options")
+    return dict(given)
+
+
+def _check_tools(given: Sequence[Tool]) -> None:
+    names = [tool.name for tool in given]
+    if len(given) > MAX_TOOLS or len(set(names)) < len(names):
+        raise InvalidValue(f"tools takes up to {MAX_TOOLS} functions of different names", "tools")
+    for i, name in enumerate(names):
+        at = f"tools[{i}].function.name"
+        if not TOOL_NAME.fullmatch(name):
+            raise InvalidValue(f"{at} has 1 to 64 letters, digits, '_', '.' and '-'", at)
+
+
+def _tool_use(request: GenerationRequest) -> _ToolUse | None:
+    """What tools and tool_choice allow; None if nothing may be called."""
+    given, choice = request.tools, request.tool_choice
+    _check_tools(given)
+    if isinstance(choice, NamedTool):
+        usable = [t for t in given if t.name == choice.name]
+        if not usable:
+            raise InvalidValue("tool_choice names none of the tools", "tool_choice")
+        return _ToolUse(usable, True, any(t.strict for t in given), False)
+    if choice not in ("none", "auto", "required"):
+        raise InvalidValue("tool_choice is none, auto, required or a function", "tool_choice")
+    if choice == "required" and not given:
+        raise InvalidValue("tool_choice is required, but there are no tools", "tool_choice")
+    if choice == "none" or not given:
+        return None
+    strict = any(t.strict for t in given)
+    return _ToolUse(given, choice == "required", strict, request.parallel_tool_calls)
+
+
+def _only(structure: Structure | None, params: SamplingParams) -> Structure | None:
+    """The request's constraint. Raises RequestError if there is a grammar as well."""
+    if structure is not None and params.grammar is not None:
+        raise InvalidValue("only one constraint can be given", "structure")
+    return structure
+
+
+def _bounded(
+    params: SamplingParams, budget: int, model: ServedModel, thinking: bool
+) -> SamplingParams:
+    """Parameters that end thoughts after `budget` tokens."""
+    end = model.tokenizer.vocabulary.get(THOUGHT)
+    if not model.chat_template.reasons or end is None:
+        raise InvalidValue("this model does not think", "thinking_budget")
+    if budget < 0:
+        raise InvalidValue("thinking_budget is below 0", "thinking_budget")
+    if not thinking:
+        return params
+    after = model.tokenizer.encode("\n\n", add_bos=False)
+    return msgspec.structs.replace(params, thinking=Thinking(budget, [end, *after]))
+
+
+def _salt(request: GenerationRequest) -> str:
+    """What keeps cached prefixes apart: the principal's salt, joined with the request's own."""
+    if not request.cache_salt:
+        return request.salt
+    return hashlib.sha256(f"{request.salt}/{request.cache_salt}".encode()).hexdigest()[:32]
+
+
+def check_texts(texts: Iterable[str], model: ServedModel, param: str) -> None:
+    """What is too long whatever it says is not tokenized. Raises RequestError."""
+    for text in texts:
+        if (least := model.tokenizer.least_tokens(text)) > model.context:
+            raise ContextExceeded(model.context, least, 0, param)
+
+
+def check_length(
+    prompts: list[list[int]], max_tokens: int | None, model: ServedModel, param: str
+) -> None:
+    """Lengths before contents: what fits the context, and ids that exist. Raises RequestError."""
+    wanted = 1 if max_tokens is None else max_tokens
+    longest = max(map(len, prompts), default=0)
+    if longest + wanted > model.context:
+        raise ContextExceeded(model.context, longest, wanted, param)
+    for ids in prompts:
+        if not ids:
+            raise InvalidValue("the prompt is empty", param)
+        if min(ids) < 0 or max(ids) >= model.vocabulary:
+            raise InvalidValue(f"a prompt token is outside 0 to {model.vocabulary - 1}", param)
+
+
+def _sampling(given: Sampling | SamplingParams, model: ServedModel) -> SamplingParams:
+    """Parameters of a request: its own, else the model's defaults. A missing seed is drawn here."""
+    if isinstance(given, Sampling):
+        values = {f.name: getattr(given, f.name) for f in fields(given)}
+        own = {name: value for name, value in values.items() if value is not None}
+        own |= {
+            "max_tokens": given.max_tokens,
+            "beam": given.beam,
+            "stop": _stops(given.stop),
+            "logit_bias": _biases(given.logit_bias, model.vocabulary),
+            "bad_words": _bad_words(given.bad_words, model.tokenizer),
+            "logprobs": given.logprobs,
+        }
+        defaults = SamplingParams(temperature=0) if given.beam is not None else model.defaults
+        given = msgspec.structs.replace(defaults, **own)
+    if given.seed is None:
+        given = msgspec.structs.replace(given, seed=secrets.randbits(62))
+    return given
+
+
+def _stops(stop: str | Sequence[str] | None) -> list[str]:
+    stops = [stop] if isinstance(stop, str) else list(stop or ())
+    if len(stops) > MAX_STOPS or any(not 1 <= len(s) <= MAX_STOP_LENGTH for s in stops):
+        raise InvalidValue(
+            f"stop takes up to {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters", "stop"
+        )
+    return stops
+
+
+def _biases(biases: Mapping[str, Any] | None, vocabulary: int) -> dict[int, float]:
+    given = biases or {}
+    if len(given) > MAX_BIAS:
+        raise InvalidValue(
+            f"logit_bias has {len(given):,} entries; {MAX_BIAS:,} at most", "logit_bias"
+        )
+    out = {}
+    for key, bias in given.items():
+        at = f"logit_bias[{key[:32]!r}]"
+        number = key.isascii() and key.isdigit() and len(key) < 16
+        if not number or not 0 <= int(key) < vocabulary:
+            raise InvalidValue(f"{at}: keys are token ids, 0 to {vocabulary - 1}", "logit_bias")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            raise InvalidValue(f"{at} must be a number between -100 and 100", "logit_bias")
+        out[int(key)] = float(bias)
+    return out
+
+
+def _bad_words(words: Sequence[str] | None, tokenizer: Tokenizer) -> list[list[int]]:
+    """Each word as it is tokenized at the beginning of a text and after a space."""
+    given = words or ()
+    if len(given) > MAX_BAD_WORDS or any(not 1 <= len(w) <= MAX_STOP_LENGTH for w in given):
+        raise InvalidValue(
+            f"bad_words takes up to {MAX_BAD_WORDS} texts of 1 to {MAX_STOP_LENGTH} characters",
+            "bad_words",
+        )
+    out: list[list[int]] = []
+    for word in given:
+        forms = [tokenizer.encode(w, add_bos=False) for w in (word, " " + word.lstrip())]
+        out += [ids for ids in forms if ids and ids not in out]
+    return out

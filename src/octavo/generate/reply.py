@@ -1,0 +1,138 @@
+"""What a reply consists of, piece by piece."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from octavo.engine.events import Times
+from octavo.text import CallDelta
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInfo:
+    """A token's log-probability (None: a prompt's first) and its most likely alternatives."""
+
+    token: int
+    logprob: float | None
+    top: list[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """New text of a choice, the tokens behind it, and how the choice ended if it did.
+
+    reasoning, calls: what of a chat's text was no content. prompt: log-probabilities of the whole
+    prompt, once. score: of a beam, with its end. ids: tokens generated since the last delta;
+    stop_token: the last of them, if it ended the choice and is no part of the text.
+    """
+
+    choice: int
+    text: str
+    tokens: list[TokenInfo] = field(default_factory=list)
+    finish: str | None = None
+    reasoning: str = ""
+    calls: list[CallDelta] = field(default_factory=list)
+    prompt: list[TokenInfo] = field(default_factory=list)
+    score: float | None = None
+    ids: list[int] = field(default_factory=list)
+    stop_token: int | None = None
+
+    def __bool__(self) -> bool:
+        shown = self.text or self.tokens or self.finish or self.reasoning
+        return bool(shown or self.calls or self.prompt)
+
+
+@dataclass(frozen=True)
+class FunctionCall:
+    """A call that a reply asks for. arguments: JSON, as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished reply.
+
+    tokens: without one that only ended the text. logprobs: of `tokens`, when asked for;
+    top_logprobs: beside each, its likeliest alternatives. prompt_logprobs: of every prompt token
+    (None for the first), when asked for, with prompt_top_logprobs likewise. score: of a beam
+    search's text. reasoning, tool_calls: what of a chat's reply is not its text.
+    """
+
+    text: str
+    tokens: list[int]
+    finish_reason: str
+    prompt_tokens: int
+    cached_tokens: int
+    logprobs: list[float] | None = None
+    top_logprobs: list[dict[int, float]] | None = None
+    prompt_logprobs: list[float | None] | None = None
+    prompt_top_logprobs: list[dict[int, float]] | None = None
+    score: float | None = None
+    reasoning: str = ""
+    tool_calls: list[FunctionCall] = field(default_factory=list)
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The reply as a message, to be added to its conversation."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"id": c.id, "type": "function",
+                 "function": {"name": c.name, "arguments": c.arguments}}
+                for c in self.tool_calls
+            ]  # fmt: skip
+        return message
+
+
+def whole_calls(deltas: Iterable[TextDelta]) -> list[FunctionCall]:
+    """The tool calls that deltas consist of."""
+    calls: list[FunctionCall] = []
+    for call in (c for d in deltas for c in d.calls):
+        if call.id is not None:
+            calls.append(FunctionCall(call.id, call.name or "", ""))
+        known = calls[call.index]
+        calls[call.index] = replace(known, arguments=known.arguments + call.arguments)
+    return calls
+
+
+@dataclass
+class Usage:
+    """Tokens and times of a request, counted as it runs.
+
+    began, first, last: time.monotonic() of the request and of its first and latest token. queued:
+    seconds until the engine began with it. finishes: how its choices ended.
+    """
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+    beam_width: int = 0  # as the KV cache allowed it
+    began: float = field(default_factory=time.monotonic)
+    first: float | None = None
+    last: float | None = None
+    queued: float = 0.0
+    finishes: list[str] = field(default_factory=list)
+
+    def stamp(self, times: Times) -> None:
+        """Takes over the engine's time stamps of one choice."""
+        self.queued = max(self.queued, times.admitted - times.queued)
+        if times.first_token:
+            self.first = min(self.first or times.first_token, times.first_token)
+            self.last = max(self.last or 0.0, times.last_token)
+
+    def to_dict(self) -> dict[str, object]:
+        value: dict[str, object] = {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+        return value | {"beam_width": self.beam_width} if self.beam_width else value

@@ -1,0 +1,114 @@
+"""What a dialect of the API consists of: translations and a table of routes. It runs nothing.
+
+To add a dialect, write a package with a `DIALECT` and name it in `server/dialects/__init__.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from octavo.checkpoint.pooling import Vector
+from octavo.errors import RequestError
+from octavo.generate.model import ServedModel
+from octavo.generate.prepare import PreparedRequest
+from octavo.generate.reply import TextDelta, Usage
+from octavo.generate.request import GenerationRequest
+from octavo.server.parsing import Fields
+
+ErrorBody = Callable[[RequestError], bytes]  # the JSON of an error response
+Names = Mapping[str, str]  # fields of a neutral request -> fields of a body
+
+
+class ResponseWriter(Protocol):
+    """Makes the bytes of one response from the text of all choices.
+
+    stream: whether the response is sent in chunks; media_type: of those.
+    """
+
+    stream: bool
+    media_type: str
+
+    def opening(self) -> bytes:
+        """What comes before the first chunk."""
+        ...
+
+    def chunks(self, delta: TextDelta) -> bytes:
+        """New text of one choice."""
+        ...
+
+    def closing(self) -> bytes:
+        """The end of a stream."""
+        ...
+
+    def failure(self, error: RequestError) -> bytes:
+        """The end of a stream that cannot go on."""
+        ...
+
+    def whole(self, choices: Sequence[Sequence[TextDelta]]) -> bytes:
+        """A response that is not streamed."""
+        ...
+
+
+@dataclass(frozen=True)
+class Route:
+    """A path with the body it takes. Bodies have a field `model`, which may be None.
+
+    names: what errors call the fields of this body where a neutral request has other names.
+    """
+
+    path: str
+    body: type[msgspec.Struct]
+    names: Callable[[Any], Names] = field(default=lambda _: {}, kw_only=True)
+
+
+@dataclass(frozen=True)
+class GenerateRoute(Route):
+    """Generates text: the request that a body asks for, and the writer of the response."""
+
+    request: Callable[[Any], GenerationRequest]
+    writer: Callable[[Any, PreparedRequest, Usage], ResponseWriter]
+
+
+@dataclass(frozen=True)
+class EmbedRoute(Route):
+    """Computes a vector for each text of a body."""
+
+    inputs: Callable[[Any], Sequence[str | list[int]]]
+    reply: Callable[[Any, ServedModel, list[Vector], int], bytes]  # int: tokens of all texts
+
+
+@dataclass(frozen=True)
+class ScoreRoute(Route):
+    """Computes how well the texts of each pair of a body match."""
+
+    pairs: Callable[[Any], Sequence[tuple[str, str]]]
+    reply: Callable[[Any, ServedModel, list[float], int], bytes]
+
+
+@dataclass(frozen=True)
+class TextRoute(Route):
+    """Needs no engine, only the model's tokenizer and template."""
+
+    reply: Callable[[Any, ServedModel], bytes]
+
+
+@dataclass(frozen=True)
+class ModelsRoute:
+    """Lists the models, or describes the one that `{name}` in the path stands for."""
+
+    path: str
+    reply: Callable[[Sequence[tuple[ServedModel, str | None]]], bytes]  # str: an adapter's model
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """An API that the server speaks. fields: what any body may have besides its own fields."""
+
+    name: str
+    fields: Fields
+    error_body: ErrorBody
+    routes: tuple[Route | ModelsRoute, ...]

@@ -1,0 +1,55 @@
+"""The routes of OpenAI's API."""
+
+from __future__ import annotations
+
+from octavo.server.dialect import (
+    Dialect,
+    EmbedRoute,
+    GenerateRoute,
+    ModelsRoute,
+    ScoreRoute,
+    TextRoute,
+)
+from octavo.server.dialects.openai import embeddings, requests
+from octavo.server.dialects.openai.models import model_card, model_list
+from octavo.server.dialects.openai.responses import ResponseWriter, error_body
+from octavo.server.dialects.openai.schemas import (
+    FIELDS,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+)
+from octavo.server.dialects.openai.tokens import detokenize, tokenize
+
+DIALECT = Dialect(
+    "openai",
+    FIELDS,
+    error_body,
+    (
+        GenerateRoute(
+            "/v1/chat/completions", ChatBody, requests.chat_request, ResponseWriter,
+            names=requests.names,
+        ),
+        GenerateRoute(
+            "/v1/completions", CompletionBody, requests.completion_request, ResponseWriter,
+            names=requests.names,
+        ),
+        EmbedRoute(
+            "/v1/embeddings", embeddings.EmbeddingBody, embeddings.inputs,
+            embeddings.embeddings_reply, names=lambda _: {"inputs": "input"},
+        ),
+        ScoreRoute(
+            "/v1/rerank", embeddings.RerankBody, embeddings.rerank_pairs,
+            embeddings.rerank_reply, names=lambda _: {"pairs": "documents", "input": "documents"},
+        ),
+        ScoreRoute(
+            "/v1/score", embeddings.ScoreBody, embeddings.score_pairs, embeddings.score_reply,
+            names=lambda _: {"pairs": "text_1", "input": "text_1"},
+        ),
+        TextRoute("/tokenize", TokenizeBody, tokenize, names=requests.names),
+        TextRoute("/detokenize", DetokenizeBody, detokenize),
+        ModelsRoute("/v1/models", model_list),
+        ModelsRoute("/v1/models/{name:path}", model_card),
+    ),
+)  # fmt: skip

@@ -1,0 +1,201 @@
+"""Conversations and tools as chat templates take them. All APIs translate to these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from octavo.errors import RequestError
+
+JsonObject = dict[str, Any]
+
+
+class TextPart(msgspec.Struct, frozen=True, tag="text"):
+    """Text in a message."""
+
+    text: str
+
+
+Part = TextPart  # the kinds of content that messages may hold
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call that the assistant made. id: None if it has none."""
+
+    name: str
+    arguments: JsonObject
+    id: str | None = None
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One message of a conversation.
+
+    content: None if there is none, which templates may tell from empty content. reasoning: the
+    assistant's thoughts. tool_call_id: the call that a tool's message answers. name: of its author.
+    extra: further keys that a template may read.
+    """
+
+    role: str
+    content: tuple[Part, ...] | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    extra: JsonObject = {}
+
+    @property
+    def text(self) -> str:
+        """The text of all parts."""
+        return "".join(part.text for part in self.content or ())
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """A function that the model may call.
+
+    parameters, returns: JSON Schemas of its arguments and its result. strict: calls have to follow
+    the schema.
+    """
+
+    name: str
+    description: str | None = None
+    parameters: JsonObject | None = None
+    returns: JsonObject | None = None
+    strict: bool = False
+
+
+def message(role: str, text: str) -> Message:
+    """A message that is only text."""
+    return Message(role, (TextPart(text),))
+
+
+def read_messages(given: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Messages from dicts such as {"role": "user", "content": "Hello"}. Raises RequestError.
+
+    They have the keys of OpenAI's API. Arguments of calls may be objects or JSON text. Keys that
+    are not known are passed on to the template.
+    """
+    return [_message(f"messages[{i}]", m) for i, m in enumerate(given)]
+
+
+def read_tools(given: Sequence[Mapping[str, Any]]) -> list[Tool]:
+    """Tools from dicts {"type": "function", "function": {...}}. Raises RequestError."""
+    return [_tool(f"tools[{i}]", tool) for i, tool in enumerate(given)]
+
+
+def _invalid(message: str, param: str) -> RequestError:
+    return RequestError(message, param, "invalid_value")
+
+
+def _message(at: str, given: Mapping[str, Any]) -> Message:
+    if not isinstance(given, Mapping):
+        raise _invalid(f"{at} is not an object", at)
+    rest = {k: v for k, v in given.items() if v is not None}
+    role = rest.pop("role", None)
+    if not isinstance(role, str):
+        raise _invalid(f"{at}.role is not a string", f"{at}.role")
+    content = _content(at, rest.pop("content", None))
+    calls = rest.pop("tool_calls", [])
+    if not isinstance(calls, list):
+        raise _invalid(f"{at}.tool_calls is not a list", f"{at}.tool_calls")
+    made = tuple(_call(f"{at}.tool_calls[{i}]", call) for i, call in enumerate(calls))
+    return Message(
+        role, content, made,
+        reasoning=_string(at, rest, "reasoning_content"),
+        tool_call_id=_string(at, rest, "tool_call_id"),
+        name=_string(at, rest, "name"),
+        extra=rest,
+    )  # fmt: skip
+
+
+def _string(at: str, rest: JsonObject, key: str) -> str | None:
+    """Takes `key` out of `rest`."""
+    value = rest.pop(key, None)
+    if value is not None and not isinstance(value, str):
+        raise _invalid(f"{at}.{key} is not a string", f"{at}.{key}")
+    return value
+
+
+def _content(at: str, given: Any) -> tuple[Part, ...] | None:
+    if given is None:
+        return None
+    parts = [{"type": "text", "text": given}] if isinstance(given, str) else given
+    if not isinstance(parts, list):
+        raise _invalid(f"{at}.content is neither text nor a list", f"{at}.content")
+    return tuple(_part(f"{at}.content[{i}]", part) for i, part in enumerate(parts))
+
+
+def _part(at: str, given: Any) -> Part:
+    kind = given.get("type") if isinstance(given, dict) else type(given).__name__
+    if kind != "text" or not isinstance(given.get("text"), str):
+        raise RequestError(
+            f"{at} is a {str(kind)[:32]!r} part; this model takes text only",
+            f"{at}.type", "unsupported_parameter",
+        )  # fmt: skip
+    return TextPart(given["text"])
+
+
+def _call(at: str, given: Any) -> ToolCall:
+    call = given if isinstance(given, dict) else {}
+    function = call.get("function", call)
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise _invalid(f"{at}.function.name is not a string", f"{at}.function.name")
+    arguments = call_arguments(at, function.get("arguments", {}))
+    return ToolCall(function["name"], arguments, _string(at, dict(call), "id"))
+
+
+def call_arguments(at: str, given: Any) -> JsonObject:
+    """A call's arguments, given as JSON text or as an object. Raises RequestError naming `at`."""
+    value = given
+    if isinstance(given, str):
+        try:
+            value = msgspec.json.decode(given or "{}")
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            value = None
+    if not isinstance(value, dict):
+        name = f"{at}.function.arguments"
+        raise _invalid(f"{name} is not a JSON object", name)
+    return value
+
+
+def _tool(at: str, given: Mapping[str, Any]) -> Tool:
+    try:
+        function = dict(given["function"])
+        function["returns"] = function.pop("return", None)
+        function["strict"] = bool(function.get("strict"))
+        return msgspec.convert(function, Tool)
+    except (KeyError, TypeError, ValueError, msgspec.ValidationError):
+        raise _invalid(
+            f'{at} is not {{"type": "function", "function": {{"name": ...}}}}', at
+        ) from None
+
+
+def message_variables(message: Message) -> JsonObject:
+    """A message as templates take it: OpenAI's keys, text content, and no key without a value."""
+    calls = [
+        ({} if c.id is None else {"id": c.id}) | {"type": "function", "function": call_variables(c)}
+        for c in message.tool_calls
+    ]
+    values = {
+        "role": message.role,
+        "content": None if message.content is None else message.text,
+        "tool_calls": calls or None,
+        "reasoning_content": message.reasoning,
+        "tool_call_id": message.tool_call_id,
+        "name": message.name,
+    }
+    return {k: v for k, v in values.items() if v is not None} | message.extra
+
+
+def call_variables(call: ToolCall) -> JsonObject:
+    return {"name": call.name, "arguments": call.arguments}
+
+
+def tool_variables(tool: Tool) -> JsonObject:
+    """A tool as templates take it, without keys that have no value."""
+    values = {
+        "name": tool.name, "description": tool.description, "parameters": tool.parameters,
+        "return": tool.returns,
+    }  # fmt: skip
+    return {"type": "function", "function": {k: v for k, v in values.items() if v is not None}}

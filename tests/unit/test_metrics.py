@@ -1,0 +1,97 @@
+"""What is counted of requests and read of engines, for any number of models."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, cast
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from octavo.client.base import EngineClient
+from octavo.generate.reply import Usage
+from octavo.server.exchange import Exchange
+from octavo.server.metrics import Metrics
+from octavo.server.registry import Registry
+
+
+class Client:
+    """Only what metrics look at."""
+
+    def __init__(self, pid: int | None, **stats: int) -> None:
+        self.pid = pid
+        self.stats = stats
+        self.adapters: list[str] = []
+
+
+def samples(metrics: Metrics) -> dict[tuple[Any, ...], float]:
+    """Values by name and labels, in the order of the labels' names."""
+    families = text_string_to_metric_families(metrics.render().decode())
+    return {
+        (s.name, *(v for _, v in sorted(s.labels.items()))): s.value
+        for f in families
+        for s in f.samples
+    }
+
+
+def test_engines() -> None:
+    models = Registry()
+    stats = {"running": 2, "waiting": 1, "blocks": 10, "blocks_free": 3, "blocks_cached": 4}
+    stats |= {"steps": 7, "generated_tokens": 9, "restarts": 1}
+    models.add("a", cast(EngineClient, Client(os.getpid(), **stats)))
+    models.add("b", cast(EngineClient, Client(None)))  # which is starting
+    metrics = Metrics(models)
+    found = samples(metrics)
+    assert [found["octavo_requests_running", m] for m in "ab"] == [2, 0]
+    assert [found["octavo_requests_waiting", m] for m in "ab"] == [1, 0]
+    assert [found["octavo_kv_blocks", "a", s] for s in ("free", "cached", "held")] == [3, 4, 3]
+    assert found["octavo_steps_total", "a"] == 7 and found["octavo_steps_total", "b"] == 0
+    assert found["octavo_generated_tokens_total", "a"] == 9
+    assert found["octavo_engine_restarts_total", "a"] == 1
+    memory = "octavo_engine_process_resident_memory_bytes"
+    assert found[memory, "a"] > 1 << 20 and (memory, "b") not in found
+    models.remove("a")
+    assert ("octavo_steps_total", "a") not in samples(metrics)
+
+
+def test_two_engine_processes_keep_their_labels() -> None:
+    models = Registry()
+    models.add("a", cast(EngineClient, Client(os.getpid())))
+    models.add("b", cast(EngineClient, Client(os.getppid())))
+    found = samples(Metrics(models))
+    memory = "octavo_engine_process_resident_memory_bytes"
+    assert found[memory, "a"] != found[memory, "b"]
+    assert (
+        found["octavo_engine_process_start_time_seconds", "a"]
+        >= (found["octavo_engine_process_start_time_seconds", "b"])
+    )
+
+
+def finished(**fields: Any) -> Exchange:
+    one = Exchange("/v1/completions", "POST", 200, model="a", began=10.0)
+    one.ended = 13.0
+    for name, value in fields.items():
+        setattr(one, name, value)
+    return one
+
+
+def test_requests() -> None:
+    metrics = Metrics(Registry())
+    usage = Usage(
+        prompt=5, completion=3, began=10.0, first=11.0, last=12.0, queued=0.25, finishes=["stop"]
+    )
+    metrics.finished(finished(usage=usage))
+    metrics.finished(finished(usage=Usage(prompt=7)))  # as embeddings have it
+    metrics.finished(finished(status=404, model=None))
+    metrics.finished(finished(status=499, usage=Usage(prompt=9)))
+    found = samples(metrics)
+    requests = {k[2]: v for k, v in found.items() if k[0] == "octavo_requests_total"}
+    assert requests == {"200": 2, "404": 1, "499": 1}
+    assert found["octavo_request_finished_total", "stop", "a"] == 1
+    sums = {
+        "e2e_request_latency_seconds": (2, 6.0), "request_prompt_tokens": (2, 12),
+        "time_to_first_token_seconds": (1, 1.0), "request_queue_time_seconds": (1, 0.25),
+        "request_generation_tokens": (1, 3), "inter_token_seconds": (1, 0.5),
+    }  # fmt: skip
+    for name, (count, total) in sums.items():
+        assert found[f"octavo_{name}_count", "a"] == count
+        assert found[f"octavo_{name}_sum", "a"] == total
