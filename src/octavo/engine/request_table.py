@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.backends.cpu.adapters import Adapters
+from octavo.backends.base import Adapters
 from octavo.engine.grammar_queue import GrammarQueue
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.search import BeamSearches
