@@ -119,7 +119,8 @@ def _speed(usage: Usage) -> str:
 def _fields(one: Exchange) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "route": one.route, "method": one.method, "status": one.status, "code": one.code,
-        "model": one.model, "seconds": round(one.seconds, 6), "received_bytes": one.received, "sent_bytes": one.sent,
+        "model": one.model, "seconds": round(one.seconds, 6), "received_bytes": one.received,
+        "sent_bytes": one.sent,
     }  # fmt: skip
     usage = one.usage
     if usage is not None:
