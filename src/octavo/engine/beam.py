@@ -1,4 +1,4 @@
-"""Beam search over sequences that share blocks: what to keep, what is finished, when to stop.
+"""Beam search as arithmetic: which continuations to keep, which texts end, when to stop.
 
 The rules are those of transformers' `GenerationMixin._beam_search`, so that equal log-probabilities
 give equal sequences and scores: of `width` beams the (1 + number of end tokens) * width best
@@ -18,7 +18,7 @@ from octavo.engine.sequence import Sequence
 
 
 class Choice(NamedTuple):
-    """A token of a beam, its log-probability and the alternatives it had."""
+    """A token of a beam with its log-probability and its alternatives."""
 
     token: int
     logprob: float
@@ -36,12 +36,13 @@ class Hypothesis:
 
 @dataclass(eq=False, slots=True)
 class Beam:
-    """A text in progress. score: the sum of its log-probabilities."""
+    """A text in progress. score: sum of its log-probabilities. candidates: the likeliest next
+    tokens, once they are sampled."""
 
     sequence: Sequence
     score: float = 0.0
     choices: tuple[Choice, ...] = ()
-    candidates: Sample | None = None  # likeliest next tokens, once they are sampled
+    candidates: Sample | None = None
 
 
 class Continuation(NamedTuple):
@@ -78,9 +79,9 @@ class BeamGroup:
                 beam.candidates = sample
 
     def select(self) -> list[Continuation]:
-        """The beams of the next step, best first; none when the search is over.
+        """The beams of the next step, best first; empty once the search is over.
 
-        Raises ValueError when a grammar becomes too costly.
+        Raises ValueError if a grammar becomes too costly.
         """
         following: list[Continuation] = []
         for place, c in enumerate(self._best()):

@@ -20,7 +20,7 @@ class BlockAllocator:
         return len(self._free)
 
     def allocate(self) -> int | None:
-        """A block with one reference, or None when all are taken."""
+        """A block with one reference, or None if none is free."""
         if not self._free:
             return None
         block = self._free.pop()

@@ -1,4 +1,4 @@
-"""The tokens that a tokenizer writes a text in, from its vocabulary alone."""
+"""Byte-pair encoding from a vocabulary alone: the tokens a tokenizer would write a text in."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-# Words with the space before them, white space, and never much of anything.
+# Words with the space before them, or white space; 64 characters at most.
 _WORD = re.compile(rb"\s{1,64}(?= \S)| ?[^\s]{1,64}|\s{1,64}")
 _CHARACTER = re.compile(rb"[\x00-\x7f]|[\xc0-\xff][\x80-\xbf]*|.", re.DOTALL)
 _NEVER = 1 << 62
 
 
 class Canonical:
-    """A vocabulary as byte-pair encoding uses it: of all neighbours, those are joined first whose
-    joint token was learned first, which is the one with the lowest id.
+    """Encodes text by joining the neighbours whose joint token has the lowest id first, which is
+    the one that byte-pair encoding learned first.
 
     That makes the tokenizer's own tokens of nearly every text without a second tokenizer (hundreds
     of MB for a large vocabulary) in the engine. tokens: every token's bytes; control: ids that no
@@ -36,9 +36,9 @@ class Canonical:
         self._longest = max(map(len, self._texts), default=0)
 
     def continuation(self, before: bytes, text: bytes) -> list[int]:
-        """Ids of `text` where it follows `before`; [] where the vocabulary cannot write it.
+        """Ids of `text` after the text `before`; [] if the vocabulary cannot write it.
 
-        Where a token would straddle that place, `text` is tokenized as if nothing were before it.
+        If a token would reach from one into the other, `text` is encoded on its own.
         """
         for context in (before, b""):
             ids: list[int] = []
@@ -68,14 +68,14 @@ class Canonical:
         return [known[p] for p in parts if p in known]
 
     def longer(self, text: bytes) -> npt.NDArray[np.int64]:
-        """Tokens that begin with `text` and go on."""
+        """Ids of the tokens that begin with `text` and are longer."""
         start = bisect_right(self._texts, text)
         end = bisect_left(self._texts, text + b"\xff" * (self._longest + 1))
         return self._ids[start:end]
 
 
 def _whole(text: bytes) -> bool:
-    """Whether bytes are whole characters."""
+    """True if `text` is valid UTF-8."""
     try:
         text.decode()
     except UnicodeDecodeError:

@@ -18,6 +18,7 @@ from octavo.engine.kv import KVCache, KVState
 from octavo.engine.policy import PriorityPolicy, SchedulingPolicy
 from octavo.engine.prefix import PrefixIndex
 from octavo.engine.request import Request
+from octavo.engine.request_table import RequestTable
 from octavo.engine.runner import Outcome, decode, run
 from octavo.engine.sampling_state import SamplingState
 from octavo.engine.scheduler import ScheduledSpan, Scheduler
@@ -76,7 +77,7 @@ class Engine:
         )
         self._searches = BeamSearches(self.scheduler, limits.selected)
         self._compiling = GrammarQueue(grammars) if grammars is not None else None
-        self._sequences: dict[str, Sequence] = {}  # by request; of a beam search the first beam
+        self._requests = RequestTable(self.scheduler, self._searches, self._compiling, adapters)
         self._arrivals = count()
         self._multi_step_seconds = multi_step
         self._step_seconds = math.inf  # of the last step
@@ -87,10 +88,10 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queues a request. Raises RequestError if it can never be served."""
         self._admission.check(request)
-        if request.id in self._sequences:
+        if request.id in self._requests:
             raise RequestError("a request with this id is running", "id")
         sequence = self._sequence(request)
-        self._sequences[request.id] = sequence
+        self._requests.add(sequence)
         self._counts["prompt"] += len(request.prompt)
         try:
             if request.params.grammar is None:
@@ -99,7 +100,7 @@ class Engine:
                 assert self._compiling is not None
                 self._compiling.add(sequence, request.params.grammar)
         except BaseException:
-            self._finish(sequence)
+            self._requests.finish(sequence)
             raise
 
     def _sequence(self, request: Request) -> Sequence:
@@ -126,32 +127,17 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """Ends a request and frees its blocks; unknown ids are ignored."""
-        if sequence := self._sequences.get(request_id):
-            self._free(sequence)
-
-    def _finish(self, sequence: Sequence) -> None:
-        """Takes a request off the list of running ones; its adapter may be unloaded then."""
-        if self._sequences.pop(sequence.id, None) is not None and sequence.adapter >= 0:
-            assert self.adapters is not None
-            self.adapters.release(sequence.request.adapter)
-
-    def _free(self, sequence: Sequence) -> None:
-        """Finishes a request that is not complete, and frees its blocks."""
-        self._finish(sequence)
-        if self._compiling is not None and self._compiling.remove(sequence):
-            return
-        if not self._searches.free(sequence.id):
-            self.scheduler.free(sequence)
+        if request_id in self._requests:
+            self._requests.free(request_id)
 
     def _end(self, sequence: Sequence, finish: Finish, error: str | None = None) -> Ended:
         """Ends a request that gets no further token."""
-        sequence = self._sequences[sequence.id]
-        self._free(sequence)
+        sequence = self._requests.free(sequence.id)
         return Ended(sequence.id, finish, error, sequence.cached, sequence.times)
 
     def _refuse(self, sequence: Sequence, error: str, param: str | None) -> Ended:
         """Ends a request that cannot go on as asked for; `param`: the field at fault."""
-        self._free(self._sequences[sequence.id])
+        self._requests.free(sequence.id)
         return _refused(sequence, error, param)
 
     def _fail(self, sequence: Sequence, error: Exception) -> Ended:
@@ -163,7 +149,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._sequences)
+        return len(self._requests) > 0
 
     def pack_pending(self) -> bool:
         """Does work left over from loading and prefaults KV blocks. Returns True if more remains.
@@ -176,9 +162,11 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         """Computes one step, or a few in one call; returns what they produced."""
-        events: list[TokenEvent] = [self._end(s, "deadline") for s in self._expired()]
+        events: list[TokenEvent] = [
+            self._end(s, "deadline") for s in self._requests.expired(self._clock())
+        ]
         events += self._begin_compiled()
-        events += [self._end(s, "length") for s in self._complete()]
+        events += [self._end(s, "length") for s in self._requests.complete()]
         spans = self.scheduler.plan()
         if not spans:
             return events
@@ -211,25 +199,12 @@ class Engine:
                 sequence.sampling.constraint = result
                 self._begin(sequence)
             except (RequestError, ValueError) as e:
-                self._finish(sequence)
+                self._requests.finish(sequence)
                 events.append(_refused(sequence, str(e), "grammar", getattr(e, "code", None)))
             except Exception as e:
-                self._finish(sequence)
+                self._requests.finish(sequence)
                 events.append(Ended(sequence.id, "error", str(e)[:200], times=sequence.times))
         return events
-
-    def _expired(self) -> list[Sequence]:
-        """Sequences whose deadline has passed."""
-        now = self._clock()
-        return [s for s in self._sequences.values() if s.deadline is not None and now >= s.deadline]
-
-    def _complete(self) -> list[Sequence]:
-        """Sequences that have all their tokens before they run: replays, and scored prompts."""
-        return [
-            s
-            for s in self._sequences.values()
-            if s.full and not (s.needs_prompt_logprobs or s.request.pool)
-        ]
 
     def _compute(self, spans: list[ScheduledSpan]) -> list[Outcome]:
         if (steps := self._multi_steps(spans)) == 1:
@@ -253,7 +228,7 @@ class Engine:
         have had together, and ends those that fail again."""
         events: list[TokenEvent] = []
         for span in spans:
-            if span.sequence.id not in self._sequences:
+            if span.sequence.id not in self._requests:
                 continue  # a beam of a search that has ended
             try:
                 if len(spans) == 1:
@@ -291,7 +266,7 @@ class Engine:
             events.append(PromptLogprobs(sequence.id, logprobs, sequence.cached))
         if sequence.request.pool:
             return events + self._commit_states(outcome)
-        if not outcome.tokens or sequence.id not in self._sequences:  # a search may have ended
+        if not outcome.tokens or sequence.id not in self._requests:  # a search may have ended
             return events
         if not sequence.sampling.counts:
             self._counts["cached"] += sequence.cached
@@ -315,11 +290,11 @@ class Engine:
                 events.append(self._refuse(sequence, NO_TOKEN_LEFT, blamed))
                 return
             events.append(self._accept(sequence, sample, now))
-            if sequence.id not in self._sequences:
+            if sequence.id not in self._requests:
                 return
         while (token := sequence.sampling.jump_forward()) is not None:
             events.append(self._accept(sequence, Sample(token, 0.0, [], []), now))
-            if sequence.id not in self._sequences:
+            if sequence.id not in self._requests:
                 return
         sequence.sampling.mask()  # a failing grammar fails here, not in everybody's step
 
@@ -340,7 +315,7 @@ class Engine:
             finish = "length"
         times = sequence.stamp(now)
         if finish:
-            self._finish(sequence)
+            self._requests.finish(sequence)
             self.scheduler.finish(sequence)
         return Token(
             sequence.id, token, sample.logprob, sample.alternatives, finish, sequence.cached, times
@@ -354,8 +329,7 @@ class Engine:
         texts = self._searches.commit(sequence, sample)
         if texts is None:
             return []
-        first = self._sequences[sequence.id]
-        self._finish(first)
+        self._requests.finish(self._requests[sequence.id])
         self._counts["generated"] += sum(len(t.tokens) for t in texts)
         if texts:
             return [*texts]
@@ -370,7 +344,7 @@ class Engine:
             sequence.add_states(outcome.states)
         if sequence.kv.pending:
             return []
-        self._finish(sequence)
+        self._requests.finish(sequence)
         self.scheduler.finish(sequence)
         return [Pooled(sequence.id, sequence.vector, sequence.cached, sequence.times)]
 

@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 TAIL = 64  # bytes before a forced text that its tokenization may depend on
-MOST = 1024  # bytes tokenized at once
-FEW = 128  # legal tokens, among which those that break up a forced text are looked for
+MAX_BYTES = 1024  # of forced text tokenized at once
+MAX_NARROWED = 128  # legal tokens of a mask that is searched for tokens that split forced text
 SPECIAL = b"\xff["  # begins a control token in what llguidance forces: \xff[ID]
 
 
 class JumpForward:
-    """The tokens that a grammar forces next, a function of the tokens before them alone.
+    """The run of tokens that a grammar forces next, which depends on the tokens before it alone.
 
-    A run ends before a token in whose place a longer one, reaching into what is not forced, might
-    come: that choice is the model's.
+    A run ends before a token that a longer one, which reaches into text that is not forced, could
+    replace: that choice is the model's.
     """
 
     def __init__(self, canonical: Canonical) -> None:
         self._canonical = canonical
-        self._tail = b""  # what was written last
+        self._tail = b""  # the last bytes of the text
         self._run: list[int] = []  # last first
 
     def fork(self) -> JumpForward:
@@ -40,7 +40,7 @@ class JumpForward:
         return copy
 
     def push(self, token: int, matcher: LLMatcher) -> None:
-        """Follows a token that `matcher` has just taken."""
+        """Advances by a token that `matcher` has just consumed."""
         special = token in self._canonical.control
         self._tail = b"" if special else (self._tail + self._canonical.tokens[token])[-TAIL:]
         followed = bool(self._run) and self._run.pop() == token
@@ -48,7 +48,7 @@ class JumpForward:
             self.begin(matcher)
 
     def begin(self, matcher: LLMatcher) -> None:
-        """Finds the tokens that are forced from where `matcher` stands."""
+        """Finds the run of forced tokens at the position of `matcher`."""
         self._run = []
         forced = matcher.deep_copy().compute_ff_bytes()  # which moves it past control tokens
         if not forced:
@@ -57,8 +57,8 @@ class JumpForward:
         if not text:
             self._run = [int(rest[: rest.index(b"]")])]
             return
-        cut = len(text) > MOST  # there is more: what is near the end depends on it
-        text = text[:MOST].decode("utf-8", "ignore").encode()  # whole characters
+        cut = len(text) > MAX_BYTES  # there is more: what is near the end depends on it
+        text = text[:MAX_BYTES].decode("utf-8", "ignore").encode()  # whole characters
         run = self._canonical.continuation(self._tail, text)
         run = run[: matcher.validate_tokens(run)]
         if cut:
@@ -68,12 +68,12 @@ class JumpForward:
         self._run = run[::-1]
 
     def _before(self, run: list[int], end: int) -> list[int]:
-        """The tokens of a run that are over by byte `end`."""
+        """The tokens of a run that end at byte `end` or before."""
         ends = accumulate(len(self._canonical.tokens[t]) for t in run)
         return [t for t, at in zip(run, ends, strict=True) if at <= end]
 
     def _fixed(self, run: list[int], probe: LLMatcher) -> int:
-        """How many tokens of a run no longer token could replace."""
+        """Number of tokens of a run that no longer token could replace."""
         rest = b"".join(self._canonical.tokens[i] for i in run)
         for done, token in enumerate(run):
             longer = self._canonical.longer(rest)
@@ -84,12 +84,12 @@ class JumpForward:
         return len(run)
 
     def narrow(self, mask: Mask, matcher: LLMatcher) -> Mask:
-        """A mask of legal tokens without those that break up what is forced, as far as others are
-        left: the next token of a run alone, or none that the tokenizer would not begin with."""
+        """Removes legal tokens that would split forced text in a way the tokenizer does not, unless
+        no others are left. Within a run only its next token remains."""
         if self._run:
             token = self._run[-1]
             return bitmask.mask_of([token], len(mask)) if bitmask.contains(mask, token) else mask
-        if bitmask.count(mask) > FEW:
+        if bitmask.count(mask) > MAX_NARROWED:
             return mask
         legal = bitmask.tokens_of(mask)
         table, control = self._canonical.tokens, self._canonical.control
@@ -105,7 +105,7 @@ class JumpForward:
         return bitmask.without(mask, broken) if broken else mask
 
     def _breaks(self, token: int, legal: list[int], matcher: LLMatcher) -> bool:
-        """Whether what is forced after a token is usually written with another in its place."""
+        """True if the tokenizer writes `token` and the forced text after it with another token."""
         probe = matcher.deep_copy()
         probe.consume_token(token)
         forced = probe.compute_ff_bytes()[:TAIL].partition(SPECIAL)[0]
@@ -117,8 +117,8 @@ class JumpForward:
 
 
 def _any_legal(tokens: npt.NDArray[np.int64], matcher: LLMatcher) -> bool:
-    """Whether any of `tokens` may come next."""
-    if len(tokens) < FEW:
+    """True if any of `tokens` may come next."""
+    if len(tokens) < MAX_NARROWED:
         return any(matcher.validate_tokens([t]) for t in tokens.tolist())
     mask = np.frombuffer(matcher.compute_bitmask(), np.uint32)
     return bitmask.contains_any(mask, tokens)

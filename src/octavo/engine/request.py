@@ -1,4 +1,4 @@
-"""What an engine is asked for. These structs also travel between processes."""
+"""Requests to an engine. These structs also travel between processes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MAX_INT32 = (1 << 31) - 1
 
 
 def shown(value: object) -> str:
-    """A value that was refused, short enough for a message whatever it is."""
+    """A refused value as text for a message, which is short whatever the value."""
     if isinstance(value, int) and value.bit_length() > 64:
         return f"an integer of {value.bit_length()} bits"
     return str(value) if isinstance(value, int | float) else f"a {type(value).__name__}"
 
 
 def check_number(name: str, value: object, kind: type, low: float, high: float) -> None:
-    """Raises RequestError unless `value` is of its kind and within both bounds, which no NaN is."""
+    """Raises RequestError unless `value` is of its kind and within both bounds (NaN never is)."""
     kinds = (int, float) if kind is float else (int,)
     sound = isinstance(value, kinds) and not isinstance(value, bool)
     if not (sound and low <= value <= high):  # type: ignore[operator]
@@ -37,12 +37,12 @@ def check_number(name: str, value: object, kind: type, low: float, high: float) 
 
 
 def are_tokens(ids: Collection[int], vocabulary: int) -> bool:
-    """Whether all are integers below `vocabulary`; a million take some ten milliseconds."""
+    """True if all are integers from 0 to `vocabulary` - 1; a million take some ten milliseconds."""
     return not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocabulary)
 
 
 class Thinking(msgspec.Struct, frozen=True):
-    """Ends a model's thoughts: after `budget` tokens without `closing[0]`, `closing` is written."""
+    """A thinking budget: after `budget` tokens without `closing[0]`, `closing` follows."""
 
     budget: int
     closing: list[int]
@@ -55,7 +55,7 @@ class Thinking(msgspec.Struct, frozen=True):
 
 
 class BeamSearch(msgspec.Struct, frozen=True):
-    """Keeps the `width` likeliest texts and gives the `n` best.
+    """Beam search: keeps the `width` likeliest texts and returns the `n` best.
 
     length_penalty: a text scores its log-probability / tokens ** length_penalty. early_stopping:
     True ends with `width` finished texts; False when no running text seems able to beat them,
@@ -115,11 +115,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def stop_strings(self) -> list[str]:
-        """The texts that end the answer."""
+        """The stop strings as a list."""
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
     def check(self, vocabulary: int) -> None:
-        """Raises RequestError naming the first field that cannot be obeyed."""
+        """Raises RequestError naming the first field with an invalid value."""
         if not all(isinstance(s, str) and s for s in self.stop_strings):
             raise RequestError("a stop string is empty, or no string", "stop", "invalid_value")
         for name, kind, low, high in _RANGES:
