@@ -62,7 +62,7 @@ def adapter_targets(checkpoint: Checkpoint, program: Program) -> Mapping[str, tu
 def _hugging_face_names(architecture: str, program: Program) -> dict[str, str]:
     """By what GGUF calls a layer's module."""
     own = HF_NAMES | NAMES.get(architecture, {})
-    layers = range(program.cache.layers)
+    layers = range(len(program.cache))
     return {GGUF_NAMES[part].format(i): own[part].format(i) for part in PARTS for i in layers}
 
 

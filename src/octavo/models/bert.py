@@ -79,7 +79,7 @@ def _embeddings(b: Builder, c: Config, prefix: str) -> Value:
     p = b.embed(
         e + "position_embeddings.weight", c.positions, c.hidden, index="positions", offset=c.first
     )
-    t = b.embed(e + "token_type_embeddings.weight", c.types, c.hidden, index="types")
+    t = b.embed(e + "token_type_embeddings.weight", c.types, c.hidden, index="token_type_ids")
     x = b.add(b.add(x, t), p)
     return b.layer_norm(x, e + "LayerNorm.weight", e + "LayerNorm.bias", c.eps)
 
@@ -150,7 +150,7 @@ def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     )  # fmt: skip
     context = c.positions - c.first
     if not b.has(head[1] + ".weight"):
-        return b.build(context, "embed")
+        return b.build(context, x, task="embed")
     labels = checkpoint.tensor(head[1] + ".weight").shape[0]
     if labels != 1:
         raise Unsupported(
@@ -158,5 +158,4 @@ def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
             "cross-encoders with one label rank; a model that embeds has no classifier",
         )
     pooled = b.activate(_linear(b, x, head[0], c.hidden), "tanh")
-    _linear(b, pooled, head[1], labels)
-    return b.build(context, "rank")
+    return b.build(context, _linear(b, pooled, head[1], labels), task="rank")

@@ -88,7 +88,8 @@ class Decoder:
 
     def embed(self, scale: float = 1.0) -> Value:
         s = self.shape
-        return self.b.embed(self.name("embed") + ".weight", s.vocabulary, s.hidden, scale)
+        table = self.name("embed") + ".weight"
+        return self.b.embed(table, s.vocabulary, s.hidden, scale, replaceable=True)
 
     def norm(self, x: Value, part: str, layer: int = 0, heads: int = 1) -> Value:
         name, eps = self.name(part, layer), self.shape.eps
@@ -164,8 +165,8 @@ class Decoder:
     def states(self, x: Value) -> Program:
         """Ends the program with the last norm's states of the selected rows, for embeddings."""
         self.meta.get("tie_word_embeddings")  # to what, there is no head
-        self.norm(self.b.select_rows(x), "norm")
-        return self.b.build(self.shape.context, "embed")
+        y = self.norm(self.b.select_rows(x), "norm")
+        return self.b.build(self.shape.context, y, task="embed")
 
     def build(self, x: Value, softcap: float = 0.0) -> Program:
         """Ends the program with the last norm and the logits of the selected rows."""
@@ -176,7 +177,7 @@ class Decoder:
         base class saves makes embeddings only."""
         head, tied = self.name("head"), self.gguf or self.meta.flag("tie_word_embeddings")
         if not tied and self.bare:
-            return self.b.build(self.shape.context, "embed")
+            return self.b.build(self.shape.context, y, task="embed")
         if not tied and not self.has("head"):
             raise CheckpointError(
                 f"{self.checkpoint.path.name}: tensor {head + '.weight'!r} is missing, and the "
@@ -185,7 +186,7 @@ class Decoder:
             )
         matrix = head if self.has("head") else self.name("embed")
         bias = head + ".bias" if self.b.has(head + ".bias") else None
-        y = self.b.linear(y, matrix + ".weight", self.shape.vocabulary, bias)
+        logits = self.b.linear(y, matrix + ".weight", self.shape.vocabulary, bias)
         if softcap:
-            self.b.softcap(y, softcap)
-        return self.b.build(self.shape.context)
+            logits = self.b.softcap(logits, softcap)
+        return self.b.build(self.shape.context, logits, hidden=y)

@@ -34,7 +34,7 @@ def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     last = not d.meta.flag("_remove_final_layer_norm") and before
     s, b = d.shape, d.b
     width = d.meta.size("word_embed_proj_dim", s.hidden)
-    x = b.embed(d.name("embed") + ".weight", s.vocabulary, width)
+    x = b.embed(d.name("embed") + ".weight", s.vocabulary, width, replaceable=True)
     if width != s.hidden:
         x = d.linear(x, "in", s.hidden)
     table = d.name("positions") + ".weight"

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from octavo.checkpoint import Checkpoint, Tensor
 from octavo.errors import CheckpointError, Unsupported
+from octavo.program import inputs
 from octavo.program.ops import (
     Activate,
     Activation,
     Add,
     Attention,
-    CacheShape,
     Embed,
+    EmbedIndex,
     Experts,
     Glu,
     LayerNorm,
     Linear,
     Op,
     Permute,
-    Program,
     RmsNorm,
     Rope,
     Route,
     SelectRows,
     Softcap,
-    Task,
     Value,
     Weight,
 )
+from octavo.program.program import NO_CACHE, LayerCache, Program, Task
 
 
 class Builder:
@@ -54,10 +52,10 @@ class Builder:
 
     def embed(
         self, table: str, entries: int, width: int, scale: float = 1.0,
-        index: Literal["ids", "positions", "types"] = "ids", offset: int = 0,
+        index: EmbedIndex = "ids", offset: int = 0, replaceable: bool = False,
     ) -> Value:  # fmt: skip
         weight = self._weight(table, (entries, width))
-        return self._emit(Embed(self._value(width), weight, scale, index, offset))
+        return self._emit(Embed(self._value(width), weight, scale, index, offset, replaceable))
 
     def select_rows(self, x: Value) -> Value:
         return self._emit(SelectRows(Value(len(self._ops), x.width, True), x))
@@ -158,13 +156,50 @@ class Builder:
     def add(self, a: Value, b: Value) -> Value:
         return self._emit(Add(self._value(a.width, a), a, b))
 
-    def build(self, context: int, task: Task = "generate") -> Program:
-        """Ends the program: its last value is the result; `context`: most tokens of a sequence."""
-        attentions = [op for op in self._ops if isinstance(op, Attention)]
-        if not attentions:
-            raise CheckpointError("the model has no layers")
-        first = attentions[0]
-        shape = CacheShape(len(attentions), first.kv_heads, first.q.width // first.heads)
+    def build(
+        self, context: int, output: Value, hidden: Value | None = None, task: Task = "generate"
+    ) -> Program:
+        """Ends the program; see Program. context: the most tokens of a sequence."""
+        hidden = output if hidden is None else hidden
+        if not output.selected or not hidden.selected:
+            raise ValueError("output and hidden are of selected rows")
         tables = [op for op in self._ops if isinstance(op, Embed) and op.index == "ids"]
         vocabulary = tables[0].table.tensor.shape[0]
-        return Program(tuple(self._ops), vocabulary, context, shape, task)
+        return Program(
+            tuple(self._ops),
+            self._inputs(),
+            vocabulary,
+            context,
+            self._cache(),
+            output,
+            hidden,
+            task,
+        )
+
+    def _cache(self) -> tuple[LayerCache, ...]:
+        attentions = {op.layer: op for op in self._ops if isinstance(op, Attention)}
+        if not attentions:
+            raise CheckpointError("the model has no layers")
+        return tuple(
+            LayerCache(op.kv_heads, op.k.width // op.kv_heads, op.window)
+            if (op := attentions.get(layer)) is not None
+            else NO_CACHE
+            for layer in range(max(attentions) + 1)
+        )
+
+    def _inputs(self) -> tuple[inputs.Input, ...]:
+        """What the operations read: each input once."""
+        found = [inputs.IDS]
+        embeds = [op for op in self._ops if isinstance(op, Embed)]
+        by = {op.index for op in embeds}
+        if "positions" in by or any(isinstance(op, Rope) for op in self._ops):
+            found.append(inputs.POSITIONS)
+        if "token_type_ids" in by:
+            found.append(inputs.TOKEN_TYPE_IDS)
+        replaceable = [op.out.width for op in embeds if op.replaceable]
+        if len(replaceable) > 1:
+            raise ValueError("the rows of one table only can be replaced")
+        found += [inputs.embeddings(width) for width in replaceable]
+        if all(op.causal for op in self._ops if isinstance(op, Attention)):
+            found.append(inputs.PARENTS)
+        return tuple(found)

@@ -48,7 +48,7 @@ from octavo.program import (
 
 LOG = logging.getLogger(__name__)
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "tanh": 3, "relu": 4, "swiglu_clamped": 5}
-INDEXES = {"ids": 0, "positions": 1, "types": 2}
+INDEXES = {"ids": 0, "positions": 1, "token_type_ids": 2}
 NOTHING = np.zeros(0, np.uint8)
 PREPARE_BYTES = 16 << 20  # bytes of weights or of the cache that are prepared at a time
 IDLE_PREFAULT = 256 << 20  # bytes of the cache that are while there is no work
@@ -309,7 +309,7 @@ def load(
         _keep(model, packed)
     c = program.cache
     model.allocate_cache(
-        layers=c.layers, blocks=limits.blocks, heads=c.kv_heads, head_dim=c.head_dim,
+        layers=len(c), blocks=limits.blocks, heads=c[0].kv_heads, head_dim=c[0].head_dim,
         type=kv_dtype, parts=limits.tokens + SPARE_PARTS,
     )  # fmt: skip
     return CpuExecutable(model, limits, program, output, hidden, recorder.matrix)

@@ -140,7 +140,7 @@ def scratch_floats(lowered: Lowered, limits: Limits) -> int:
 def block_bytes(lowered: Lowered, kv_dtype: str) -> int:
     """Bytes of one KV block over all layers."""
     c = lowered.program.cache
-    return _native.cache_block_bytes(c.layers, c.kv_heads, c.head_dim, kv_dtype)
+    return _native.cache_block_bytes(len(c), c[0].kv_heads, c[0].head_dim, kv_dtype)
 
 
 @dataclass(frozen=True, slots=True)

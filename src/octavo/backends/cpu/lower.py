@@ -274,6 +274,7 @@ class _Lowering:
 def _assign(lowered: Lowered) -> None:
     """Gives every value a buffer, reusing those whose value has been read for the last time."""
     last: dict[int, int] = {}
+    results = (lowered.program.output, lowered.program.hidden)  # read after the step
     for i, op in enumerate(lowered.ops):
         ids = [v.id for v in op.reads] + ([op.source.id] if op.source else [])
         last.update(dict.fromkeys(ids, i))
@@ -288,7 +289,7 @@ def _assign(lowered: Lowered) -> None:
         return len(lowered.buffers) - 1
 
     for i, op in enumerate(lowered.ops):
-        dead = [v for v in op.reads if last[v.id] == i]
+        dead = [v for v in op.reads if last[v.id] == i and v not in results]
         in_place = [v for v in dead if v == op.residual and len(op.writes) == 1]
         for value in in_place:
             free.setdefault((value.selected, value.width), []).append(lowered.buffer_of[value.id])
@@ -310,6 +311,12 @@ def _assign(lowered: Lowered) -> None:
         if op.source is not None and last[op.source.id] == i:
             slot = lowered.act_of[op.source.id]
             free_acts.setdefault(lowered.acts[slot], []).append(slot)
+    for value in results:
+        if value.id not in lowered.buffer_of:
+            raise Unsupported(
+                f"a program whose output or hidden states are %{value.id}, which are "
+                "computed inside a fused operation"
+            )
 
 
 def _assign_act(
