@@ -24,6 +24,7 @@ from octavo.backends.cpu.footprint import (
     orders_of,
     ropes_of,
     rotation_of,
+    schedule_of,
     scratch_floats,
     weights_of,
 )
@@ -76,6 +77,7 @@ class CpuExecutable:
             step.ids, step.positions, step.spans, step.block_tables, step.logits_indices,
             list(step.sampling), step.token_type_ids,
             step.all_logits or self.task != "generate", steps, ends,
+            step.embeddings, step.embedding_rows, step.kv_writes,
         )  # fmt: skip
         return [[Sample(*row) for row in each] for each in rows]
 
@@ -134,7 +136,7 @@ class _Recorder:
         self.rope = {r: model.add_rope(np.array(r[0], np.float32), r[1]) for r in ropes_of(lowered)}
         self.order = {o: model.add_order(np.array(o, np.int32)) for o in orders_of(lowered)}
         self.expert_rows = {s: model.add_expert_rows(*s) for s in expert_shapes(lowered)}
-        kinds = dict.fromkeys((op.window, op.causal) for op in attentions_of(lowered))
+        kinds = dict.fromkeys(map(schedule_of, attentions_of(lowered)))
         self.schedule = {kind: model.add_schedule(*kind) for kind in kinds}
         self.buffers = [model.add_buffer(s, w) for s, w in lowered.buffers]
         self.acts = [model.add_act(*act) for act in lowered.acts]
@@ -156,7 +158,8 @@ class _Recorder:
 
     def _embed(self, native: NativeOp, op: Embed) -> None:
         table, index = self.matrix[op.table.tensor.name], INDEXES[op.index]
-        self.model.embed(table, self.buffer(op.out), op.scale, index, op.offset)
+        out = self.buffer(op.out)
+        self.model.embed(table, out, op.scale, index, op.offset, op.replaceable)
 
     def _select(self, native: NativeOp, op: object) -> None:
         source, target = self.buffer(native.reads[0]), self.buffer(native.writes[0])
@@ -240,7 +243,7 @@ class _Recorder:
         self.model.attention(
             q=self.buffer(p.q), k=self.buffer(p.k), v=self.buffer(op.v), layer=op.layer,
             heads=op.heads, kv_heads=op.kv_heads, head_dim=op.q.width // op.heads,
-            schedule=self.schedule[op.window, op.causal], q_norm=self.norm_weight(p.q_norm),
+            schedule=self.schedule[schedule_of(op)], q_norm=self.norm_weight(p.q_norm),
             k_norm=self.norm_weight(p.k_norm),
             rope=self.rope[rotation_of(p.rope)] if p.rope else -1,
             sinks=self.vector[op.sinks.tensor.name, 0.0] if op.sinks else -1,
@@ -307,9 +310,6 @@ def load(
     model.output(output, program.output.width, measured(lowered))
     if packed is not None and not mapped:
         _keep(model, packed)
-    c = program.cache
-    model.allocate_cache(
-        layers=len(c), blocks=limits.blocks, heads=c[0].kv_heads, head_dim=c[0].head_dim,
-        type=kv_dtype, parts=limits.tokens + SPARE_PARTS,
-    )  # fmt: skip
+    layers = [(layer.kv_heads, layer.head_dim) for layer in program.cache]
+    model.allocate_cache(layers, limits.blocks, kv_dtype, limits.tokens + SPARE_PARTS)
     return CpuExecutable(model, limits, program, output, hidden, recorder.matrix)

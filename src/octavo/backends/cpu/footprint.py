@@ -91,8 +91,18 @@ def attentions_of(lowered: Lowered) -> list[Attention]:
     return [op for op in lowered.program.ops if isinstance(op, Attention)]
 
 
+def _padded_head(op: Attention) -> int:
+    """Dimensions of a head, to whole vectors."""
+    return _up(op.q.width // op.heads, 16)
+
+
 def rotation_of(rope: Rope) -> tuple[tuple[float, ...], float]:
     return rope.frequencies, rope.factor
+
+
+def schedule_of(op: Attention) -> tuple[int, bool, int]:
+    """What the attention work of a step depends on: window, causality, query heads a KV head."""
+    return op.window, op.causal, op.heads // op.kv_heads
 
 
 def ropes_of(lowered: Lowered) -> list[tuple[tuple[float, ...], float]]:
@@ -128,19 +138,19 @@ def measured(lowered: Lowered) -> bool:
 def scratch_floats(lowered: Lowered, limits: Limits) -> int:
     """Floats one thread needs: any row, the heads of a token, the outputs and queries of an
     attention item and two heads more, or a group of gates and ups of every token."""
-    attention = attentions_of(lowered)[0]
-    padded = _up(attention.q.width // attention.heads, 16)
+    attentions = attentions_of(lowered)
+    padded = max(_padded_head(op) for op in attentions)
+    queries = max(_up(op.q.width) for op in attentions)
     widest = max(_up(width) for _, width, *_ in lowered.acts)
-    return (
-        max(widest, _up(attention.q.width), 34 * padded, 64 * max(limits.tokens, limits.selected))
-        + ALIGN
-    )
+    return max(widest, queries, 34 * padded, 64 * max(limits.tokens, limits.selected)) + ALIGN
 
 
 def block_bytes(lowered: Lowered, kv_dtype: str) -> int:
     """Bytes of one KV block over all layers."""
-    c = lowered.program.cache
-    return _native.cache_block_bytes(len(c), c[0].kv_heads, c[0].head_dim, kv_dtype)
+    return sum(
+        _native.cache_block_bytes(layer.kv_heads, layer.head_dim, kv_dtype)
+        for layer in lowered.program.cache
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +185,6 @@ def footprint(lowered: Lowered, limits: Limits, threads: int, kv_dtype: str) -> 
     matrices, vectors = weights_of(lowered)
     weights = sum(_native.matrix_bytes(int(t.type), t.group, *t.shape) for t in matrices.values())
     weights += sum(_up(4 * _up(w.tensor.shape[0], 16)) for w in vectors.values())
-    attention = attentions_of(lowered)[0]
-    padded = _up(attention.q.width // attention.heads, 16)
     rows = {False: limits.tokens, True: limits.selected}
     buffers = threads * _up(4 * (_row(scratch_floats(lowered, limits)) + 32))
     buffers += sum(_up(4 * (rows[s] * _row(w) + 16)) for s, w in lowered.buffers)
@@ -190,8 +198,9 @@ def footprint(lowered: Lowered, limits: Limits, threads: int, kv_dtype: str) -> 
     buffers += sum(
         _native.expert_rows_bytes(limits.tokens, *shape) for shape in expert_shapes(lowered)
     )
-    parts = (limits.tokens + SPARE_PARTS) * attention.heads
-    buffers += 2 * _up(4 * parts) + _up(4 * parts * padded)
+    attentions, parts = attentions_of(lowered), limits.tokens + SPARE_PARTS
+    buffers += 2 * _up(4 * parts * max(op.heads for op in attentions))
+    buffers += _up(4 * parts * max(op.heads * _padded_head(op) for op in attentions))
     if lowered.program.output.selected:
         sets = _up(lowered.program.output.width, 256) // 256
         buffers += _up(4 * limits.selected * sets * 17)
