@@ -1,4 +1,4 @@
-"""A model's forward pass as a short straight-line program over a small vocabulary of operations."""
+"""A model's forward pass as a straight-line program of a few kinds of operations."""
 
 from octavo.program.builder import Builder
 from octavo.program.inputs import Input

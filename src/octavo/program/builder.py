@@ -1,4 +1,4 @@
-"""Writes programs: one method per operation, checking shapes as it goes."""
+"""Builds programs: one method per operation, which checks the shapes of its tensors."""
 
 from __future__ import annotations
 
@@ -72,20 +72,20 @@ class Builder:
 
     def linear(
         self, x: Value, weight: str, width: int, bias: str | None = None,
-        part: tuple[int, int] | None = None,
+        rows: tuple[int, int] | None = None,
     ) -> Value:  # fmt: skip
-        """`part`: the rows `[begin, end)` of a matrix of `width` rows, and of its bias."""
+        """rows: take `[begin, end)` of a matrix of `width` rows, and of its bias."""
         w = self._weight(weight, (width, x.width))
         b = self._weight(bias, (width,)) if bias else None
-        if part is not None:
-            w = Weight(w.tensor.rows(*part))
-            b = Weight(b.tensor.rows(*part)) if b else None
-            width = part[1] - part[0]
+        if rows is not None:
+            w = Weight(w.tensor.rows(*rows))
+            b = Weight(b.tensor.rows(*rows)) if b else None
+            width = rows[1] - rows[0]
         x = self._ordered(x, w.tensor)
         return self._emit(Linear(self._value(width, x), x, w, b))
 
     def _ordered(self, x: Value, tensor: Tensor) -> Value:
-        """x in the order in which the tensor's columns are stored."""
+        """x with its features in the order of the tensor's columns (GPTQ with act-order)."""
         if tensor.order is None:
             return x
         key = (x.id, tensor.order)
@@ -123,28 +123,28 @@ class Builder:
         self, x: Value, routes: Value, names: tuple[str, str, str], ffn: int,
         activation: Activation,
     ) -> Value:  # fmt: skip
-        """`names` of gate, up and down modules: one tensor `[experts, ...]` each, or with {} for
-        the number of the expert. With biases where the checkpoint has them."""
+        """names: of gate, up and down, each one tensor `[experts, ...]` or, with {} for the
+        expert's number, a tensor per expert. Biases are used where the checkpoint has them."""
         n, count = x.width, routes.width
         shapes = ((ffn, n), (ffn, n), (n, ffn))
-        parts = zip(names, shapes, strict=True)
-        gate, up, down = (self._stack(f"{name}.weight", count, shape) for name, shape in parts)
+        pairs = list(zip(names, shapes, strict=True))
+        gate, up, down = (self._stack(f"{name}.weight", count, shape) for name, shape in pairs)
         biases: tuple[tuple[Weight, Weight, Weight], ...] = ()
         if self.has(f"{names[0]}.bias".format(0)):
-            parts = zip(names, shapes, strict=True)
-            a, b, c = (self._stack(f"{name}.bias", count, shape[:1]) for name, shape in parts)
+            a, b, c = (self._stack(f"{name}.bias", count, shape[:1]) for name, shape in pairs)
             biases = tuple(zip(a, b, c, strict=True))
         out = self._value(n, x)
         return self._emit(Experts(out, x, routes, gate, up, down, activation, biases))
 
     def _stack(self, name: str, count: int, shape: tuple[int, ...]) -> tuple[Weight, ...]:
+        """A weight for each expert, from a tensor per expert or from one of all."""
         if "{}" in name:
             weights = [self._weight(name.format(e), shape) for e in range(count)]
         else:
             whole = self._checkpoint.tensor(name, (count, *shape))
             weights = [Weight(whole.part(e)) for e in range(count)]
         if any(w.tensor.order for w in weights):
-            raise Unsupported("experts whose columns are stored in an order of their own")
+            raise Unsupported("experts whose columns are permuted (GPTQ with act-order)")
         return tuple(weights)
 
     def activate(self, x: Value, activation: Activation) -> Value:

@@ -35,7 +35,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """Writes `out`, once."""
+    """An operation. It writes `out`; no other operation does."""
 
     out: Value
 
@@ -67,7 +67,7 @@ class Embed(Op):
 
 @dataclass(frozen=True, slots=True)
 class SelectRows(Op):
-    """Keeps the rows whose logits are needed."""
+    """out = x[logits_indices]: the rows whose logits or states are needed."""
 
     x: Value
 
