@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from octavo.backends.base import Limits, StepInput
+from octavo.backends.cpu import load, lower
+from octavo.backends.torch.reference import Reference
 from octavo.checkpoint import open_checkpoint
+from octavo.errors import Unsupported
 from octavo.models import build_program
-from octavo.program import Branch, Builder, LayerCache, Linear, Program, Softcap, branches, listing
+from octavo.program import (
+    Branch,
+    Builder,
+    LayerCache,
+    Linear,
+    Program,
+    Softcap,
+    Value,
+    branches,
+    listing,
+)
 from tests.small_models import Small, save_hf
 
 
@@ -93,3 +109,41 @@ def test_branches_of_a_tree() -> None:
 def test_trees_that_are_not_depth_first_are_refused(parents: list[int]) -> None:
     with pytest.raises(ValueError, match="depth first"):
         branches(parents)
+
+
+def stacked(tmp_path: Path, hidden: str) -> tuple[Program, Value]:
+    """A program whose hidden states are an early value, with more of the same width after it."""
+    save_hf(Small(), tmp_path)
+    b = Builder(open_checkpoint(tmp_path))
+    square, norm = "model.layers.0.self_attn.q_proj.weight", "model.norm.weight"
+    x = b.embed("model.embed_tokens.weight", 320, 64)
+    attended = b.attention(x, x, x, layer=0, heads=4, kv_heads=4, scale=0.25)
+    early = b.select_rows(b.add(x, b.linear(attended, square, 64)))
+    y = early
+    for _ in range(3):
+        y = b.linear(b.rms_norm(y, norm, 1e-5), square, 64)
+    gate = b.linear(b.rms_norm(y, norm, 1e-5), "model.layers.0.mlp.gate_proj.weight", 96)
+    y = b.linear(b.activate(gate, "silu"), "model.layers.0.mlp.down_proj.weight", 64)
+    logits = b.linear(b.rms_norm(y, norm, 1e-5), "model.embed_tokens.weight", 320)
+    value = early if hidden == "early" else gate
+    return b.build(64, logits, hidden=value), value
+
+
+def test_hidden_states_outlive_the_step(tmp_path: Path) -> None:
+    """Their buffer is not given to later values of the same width."""
+    program, value = stacked(tmp_path, "early")
+    ids = [5, 9, 200, 31]
+    expected = Reference(replace(program, output=value)).logits(ids).numpy()
+    executable = load(lower(program), Limits(16, 16, 4), 2, "f32")
+    rows = np.arange(4, dtype=np.int32)
+    spans, table = np.array([[0, 4, 0, 0, -1]], np.int32), np.zeros(1, np.int32)
+    executable.step(StepInput(np.array(ids, np.int32), rows, spans, table, rows))
+    assert np.abs(executable.hidden(0, 4) - expected).max() < 1e-4
+    logits = Reference(program).logits(ids).numpy()
+    assert np.abs(executable.logits(4) - logits).max() < 2e-2
+
+
+def test_hidden_states_inside_a_fused_operation_are_refused(tmp_path: Path) -> None:
+    program, value = stacked(tmp_path, "gate")
+    with pytest.raises(Unsupported, match=f"%{value.id}"):
+        lower(program)
