@@ -10,12 +10,18 @@
 #include "pack.h"
 
 namespace octavo {
-Model::Model(const std::string& isa, int threads, size_t weight_bytes, size_t buffer_bytes, Limits limits)
-    : kernels_(select_kernels(isa)), team_(threads), limits_(limits), weights_(std::make_unique<Arena>(weight_bytes)), buffers_arena_(buffer_bytes) {
+Model::Model(const std::string& isa, int threads, Limits limits)
+    : Model(isa, threads, limits, std::make_unique<Arena>(), std::make_unique<Arena>()) {}
+
+Model::Model(const std::string& isa, int threads, Limits limits, size_t weight_bytes, size_t buffer_bytes)
+    : Model(isa, threads, limits, std::make_unique<Arena>(weight_bytes), std::make_unique<Arena>(buffer_bytes)) {}
+
+Model::Model(const std::string& isa, int threads, Limits limits, std::unique_ptr<Arena> weights, std::unique_ptr<Arena> buffers)
+    : kernels_(select_kernels(isa)), team_(buffers->writable() ? threads : 1), limits_(limits),
+      weights_(std::move(weights)), buffers_arena_(std::move(buffers)) {
   context_.kernels = kernels_;
-  context_.scratch_floats = row_stride(limits.features) + 2 * SLACK;
   context_.rooms.assign(size_t(threads), nullptr);
-  for (int i = 0; i < threads; i++) context_.scratch.push_back(buffers_arena_.allocate<float>(context_.scratch_floats));
+  context_.scratch.assign(size_t(threads), nullptr);
 }
 
 bool Model::map_weights(const char* path, size_t bytes) {
@@ -41,7 +47,7 @@ size_t Model::matrix_bytes(Storage s, size_t rows, size_t cols) {
 }
 
 Matrix& Model::new_matrix(Storage s, size_t data_bytes, size_t rows, size_t cols) {
-  if (!weights_->mapped() && data_bytes != stored_bytes(s, rows, cols)) throw std::invalid_argument("tensor bytes do not match its shape");
+  if (needs_weights() && data_bytes != stored_bytes(s, rows, cols)) throw std::invalid_argument("tensor bytes do not match its shape");
   const Format f = panel_format(s.type);
   uint8_t* panels = weights_->allocate<uint8_t>(matrix_bytes(s, rows, cols));
   matrices_.push_back(std::make_unique<Matrix>(Matrix{s, f, rows, cols, panel_bytes(f, s.group, cols), int(matrices_.size()), panels}));
@@ -50,7 +56,7 @@ Matrix& Model::new_matrix(Storage s, size_t data_bytes, size_t rows, size_t cols
 
 int Model::add_matrix(Storage s, const uint8_t* data, size_t data_bytes, size_t rows, size_t cols) {
   const Matrix& m = new_matrix(s, data_bytes, rows, cols);
-  if (!weights_->mapped()) team_.run([&](int thread, Work& work) {
+  if (needs_weights()) team_.run([&](int thread, Work& work) {
     work.each(thread, m.panel_count(), 1, [&](int begin, int end) { m.pack(data, begin, end); });
   });
   return m.id;
@@ -59,10 +65,12 @@ int Model::add_matrix(Storage s, const uint8_t* data, size_t data_bytes, size_t 
 int Model::add_stored(Storage s, const uint8_t* data, size_t data_bytes, size_t rows, size_t cols) {
   Matrix& m = new_matrix(s, data_bytes, rows, cols);
   m.stored = data;
+  room_ = std::max(room_, Matrix::ROOM_PANELS * m.panel_bytes);
   return m.id;
 }
 
 void Model::read_stored() {
+  if (!needs_weights()) return;
   constexpr size_t PIECE = size_t(16) << 20;
   for (const auto& m : matrices_) {
     const size_t bytes = m->stored ? m->bytes() : 0;
@@ -94,26 +102,26 @@ bool Model::pack(size_t bytes) {
 
 int Model::add_vector(const float* data, size_t n) {
   float* p = weights_->allocate<float>(align_up(n, 16));
-  if (!weights_->mapped()) memcpy(p, data, n * sizeof(float));
+  if (needs_weights()) memcpy(p, data, n * sizeof(float));
   vectors_.push_back(p);
   return int(vectors_.size()) - 1;
 }
 
 int Model::add_buffer(Rows rows, int width) {
   const size_t stride = row_stride(width), count = size_t(row_count(rows)) * stride + SLACK;
-  buffers_.push_back({rows, Buffer{buffers_arena_.allocate<float>(count), width, int(stride)}});
+  buffers_.push_back({rows, Buffer{buffers_arena_->allocate<float>(count), width, int(stride)}});
   return int(buffers_.size()) - 1;
 }
 
 int Model::add_act(Rows rows, int width, ActForms forms, bool apart, bool adapted_bf16, bool adapted_f32) {
-  acts_.push_back({rows, allocate_input(buffers_arena_, row_count(rows), width, forms, apart ? threads() : 0, adapted_bf16, adapted_f32)});
+  acts_.push_back({rows, allocate_input(*buffers_arena_, row_count(rows), width, forms, apart ? threads() : 0, adapted_bf16, adapted_f32)});
   return int(acts_.size()) - 1;
 }
 
 int Model::add_rope(const float* frequencies, int half, float factor) {
-  float* f = buffers_arena_.allocate<float>(size_t(half));
-  memcpy(f, frequencies, size_t(half) * sizeof(float));
-  const Rotation out{buffers_arena_.allocate<float>(size_t(limits_.tokens) * size_t(half) * 2), half};
+  float* f = buffers_arena_->allocate<float>(size_t(half));
+  if (buffers_arena_->writable()) memcpy(f, frequencies, size_t(half) * sizeof(float));
+  const Rotation out{buffers_arena_->allocate<float>(size_t(limits_.tokens) * size_t(half) * 2), half};
   prologue_.push_back(std::make_unique<RopeTableOp>(f, factor, out));
   ropes_.push_back(out);
   return int(ropes_.size()) - 1;
@@ -121,8 +129,8 @@ int Model::add_rope(const float* frequencies, int half, float factor) {
 
 int Model::add_order(const int32_t* order, int n) {
   for (int i = 0; i < n; i++) if (order[i] < 0 || order[i] >= n) throw std::invalid_argument("not an order of features");
-  int32_t* p = buffers_arena_.allocate<int32_t>(size_t(n));
-  memcpy(p, order, size_t(n) * sizeof(int32_t));
+  int32_t* p = buffers_arena_->allocate<int32_t>(size_t(n));
+  if (buffers_arena_->writable()) memcpy(p, order, size_t(n) * sizeof(int32_t));
   orders_.push_back(p);
   return int(orders_.size()) - 1;
 }
@@ -204,7 +212,7 @@ void Model::route(int in, int out, int top, bool normalize) {
 }
 
 int Model::add_expert_rows(int experts, int top, int hidden, int ffn, ActForms in, ActForms mid) {
-  expert_rows_.push_back(allocate_expert_rows(buffers_arena_, limits_.tokens, experts, top, hidden, ffn, in, mid));
+  expert_rows_.push_back(allocate_expert_rows(*buffers_arena_, limits_.tokens, experts, top, hidden, ffn, in, mid));
   return int(expert_rows_.size()) - 1;
 }
 
@@ -220,16 +228,17 @@ void Model::output(int b, int width, bool last) {
   context_.head = logits().data;
   width_ = width;
   last_ = last;
-  size_t room = 0;
-  for (const auto& m : matrices_) if (m->stored) room = std::max(room, Matrix::ROOM_PANELS * m->panel_bytes);
-  for (uint8_t*& r : context_.rooms) r = buffers_arena_.allocate<uint8_t>(room);
+  size_t scratch = 0;
+  for (const auto& op : ops_) scratch = std::max(scratch, op->scratch_floats(std::max(limits_.tokens, limits_.selected)));
+  for (float*& s : context_.scratch) s = buffers_arena_->allocate<float>(row_stride(int(scratch)) + 2 * SLACK);
+  for (uint8_t*& r : context_.rooms) r = buffers_arena_->allocate<uint8_t>(room_);
   context_.statistics_stride = Logits::statistics_floats(width);
-  if (buffers_[size_t(b)].rows == Rows::selected) context_.statistics = buffers_arena_.allocate<float>(size_t(limits_.selected) * context_.statistics_stride);
+  if (buffers_[size_t(b)].rows == Rows::selected) context_.statistics = buffers_arena_->allocate<float>(size_t(limits_.selected) * context_.statistics_stride);
 }
 
 void Model::allow_adapters() {
   context_.low_rank_tokens = limits_.tokens;
-  context_.low_rank = buffers_arena_.allocate<float>(size_t(ADAPTED_PARTS) * size_t(limits_.tokens) * MAX_RANK);
+  context_.low_rank = buffers_arena_->allocate<float>(size_t(ADAPTED_PARTS) * size_t(limits_.tokens) * MAX_RANK);
 }
 
 int Model::add_adapter(const std::vector<Adapter::Part>& parts) {
@@ -255,13 +264,13 @@ void Model::allocate_cache(int layers, int blocks, int heads, int head_dim, KvTy
   if (head_dim > WIDEST_HEAD) throw std::invalid_argument("attention heads wider than 512 are not supported");
   KvCache& kv = context_.kv;
   kv = {nullptr, layers, blocks, heads, head_dim, int(align_up(size_t(head_dim), 16)), type};
-  cache_ = std::make_unique<Arena>(kv.layer_bytes() * size_t(layers));
+  cache_ = buffers_arena_->writable() ? std::make_unique<Arena>(kv.layer_bytes() * size_t(layers)) : std::make_unique<Arena>();
   kv.data = cache_->allocate<uint8_t>(kv.layer_bytes() * size_t(layers));
   const size_t pairs = size_t(parts) * size_t(heads_);
   context_.part_capacity = parts;
-  context_.part_max = buffers_arena_.allocate<float>(pairs);
-  context_.part_sum = buffers_arena_.allocate<float>(pairs);
-  context_.part_out = buffers_arena_.allocate<float>(pairs * size_t(kv.padded));
+  context_.part_max = buffers_arena_->allocate<float>(pairs);
+  context_.part_sum = buffers_arena_->allocate<float>(pairs);
+  context_.part_out = buffers_arena_->allocate<float>(pairs * size_t(kv.padded));
 }
 
 bool Model::prefault_kv(int reached, size_t ahead, size_t bytes) {
@@ -321,6 +330,7 @@ void Model::plan_live(const std::vector<SamplingRow>& sampling) {
 }
 
 std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>& sampling) {
+  if (!buffers_arena_->writable()) throw std::logic_error("a model that only counts cannot be run");
   check(step);
   context_.step = step;
   plan_head(sampling);

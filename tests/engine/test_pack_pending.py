@@ -10,7 +10,7 @@ import pytest
 
 from octavo import _native
 from octavo.backends.cpu import executor
-from octavo.backends.cpu.footprint import deferred, weights_of
+from octavo.backends.cpu.weights import deferred, weights_of
 from octavo.engine import Engine, Request, SamplingParams
 from octavo.engine.constraint import TokenTable
 from octavo.engine.loader import load_executable, make_engine, open_model

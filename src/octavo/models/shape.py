@@ -11,7 +11,7 @@ from octavo.errors import CheckpointError, Unsupported
 from octavo.models.metadata import Metadata
 
 Norms = Literal["rms", "layer"]
-WIDEST_HEAD = 4096  # dimensions; a damaged file may claim anything
+PLAUSIBLE_HEAD = 4096  # dimensions; a damaged file may claim anything
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def read_shape(
 
     heads, hidden = size("heads"), size("hidden")
     kv_heads, head_dim = size("kv_heads", heads), size("head_dim", max(1, hidden // heads))
-    if heads % kv_heads or head_dim > WIDEST_HEAD:
+    if heads % kv_heads or head_dim > PLAUSIBLE_HEAD:
         raise CheckpointError(
             f"{name}: {heads} heads over {kv_heads} KV heads of {head_dim} dimensions is impossible"
         )
