@@ -141,6 +141,7 @@ NB_MODULE(_native, m) {
   m.def("isa", [](const std::string& isa) { return std::string(select_kernels(isa)->name); }, "isa"_a = "");
   m.def("isas", &runnable_isas);
   m.attr("WIDEST_HEAD") = WIDEST_HEAD;
+  m.attr("LAYOUT_VERSION") = LAYOUT_VERSION;
   m.def("is_fixed", [](int type) { return is_fixed(panel_format(type)); });
   m.def("matrix_bytes", [](int type, int group, size_t rows, size_t cols) { return Model::matrix_bytes({type, group}, rows, cols); });
   m.def("cache_block_bytes", [](int layers, int heads, int head_dim, const std::string& type) {

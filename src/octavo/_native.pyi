@@ -14,6 +14,7 @@ Forms: TypeAlias = tuple[bool, bool, bool, bool]
 Sample: TypeAlias = tuple[int, float, list[int], list[float]]
 
 WIDEST_HEAD: int
+LAYOUT_VERSION: int
 
 def isa(isa: str = "") -> str: ...
 def isas() -> list[str]: ...
