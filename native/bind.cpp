@@ -152,15 +152,12 @@ NB_MODULE(_native, m) {
   m.doc() = "Octavo's native runtime: packed weights, paged KV cache, kernels and sampling.";
   m.def("isa", [](const std::string& isa) { return std::string(select_kernels(isa)->name); }, "isa"_a = "");
   m.def("isas", &runnable_isas);
+  m.attr("WIDEST_HEAD") = WIDEST_HEAD;
+  m.attr("LAYOUT_VERSION") = LAYOUT_VERSION;
   m.def("is_fixed", [](int type) { return is_fixed(panel_format(type)); });
-  m.def("room_bytes", [](int type, size_t cols) {  // of each thread, where a matrix is used as it is stored
-    return align_up(Matrix::ROOM_PANELS * panel_bytes(panel_format(type), 0, cols), 64);
-  });
   m.def("matrix_bytes", [](int type, int group, size_t rows, size_t cols) { return Model::matrix_bytes({type, group}, rows, cols); });
-  m.def("cache_block_bytes", [](int heads, int head_dim, const std::string& type) { return kv_block_bytes(kv_type(type), {heads, head_dim}); });  // of one layer
-  m.def("input_bytes", [](int rows, int width, Forms all, int own) { return input_bytes(rows, width, forms(all), own); });
-  m.def("expert_rows_bytes", [](int tokens, int experts, int top, int hidden, int ffn, Forms in, Forms mid) {
-    return expert_rows_bytes(tokens, experts, top, hidden, ffn, forms(in), forms(mid));
+  m.def("cache_block_bytes", [](int heads, int head_dim, const std::string& type) {  // of one layer
+    return kv_block_bytes(kv_type(type), {heads, head_dim});
   });
   m.def("uniform", &uniform, "seed"_a, "position"_a);
   m.def("linear", &linear, "isa"_a, "type"_a, "group"_a, "data"_a, "rows"_a, "cols"_a, "x"_a, "tile"_a);
@@ -190,9 +187,13 @@ NB_MODULE(_native, m) {
   }, "isa"_a, "logits"_a, "row"_a, "measured"_a = false);
 
   nb::class_<Model>(m, "Model")
-      .def("__init__", [](Model* self, const std::string& isa, int threads, size_t weights, size_t buffers, int tokens, int selected, int features) {
-             new (self) Model(isa, threads, weights, buffers, {tokens, selected, features});
-           }, "isa"_a, "threads"_a, "weight_bytes"_a, "buffer_bytes"_a, "tokens"_a, "selected"_a, "features"_a)
+      .def("__init__", [](Model* self, const std::string& isa, int threads, int tokens, int selected) {  // that counts
+             new (self) Model(isa, threads, {tokens, selected});
+           }, "isa"_a, "threads"_a, "tokens"_a, "selected"_a)
+      .def("__init__", [](Model* self, const std::string& isa, int threads, int tokens, int selected, size_t weights, size_t buffers) {
+             new (self) Model(isa, threads, {tokens, selected}, weights, buffers);
+           }, "isa"_a, "threads"_a, "tokens"_a, "selected"_a, "weight_bytes"_a, "buffer_bytes"_a)
+      .def_prop_ro("needs_weights", &Model::needs_weights)
       .def("map_weights", [](Model& self, const std::string& path, size_t bytes) {
         nb::gil_scoped_release release;
         return self.map_weights(path.c_str(), bytes);
@@ -210,7 +211,10 @@ NB_MODULE(_native, m) {
       }, nb::keep_alive<1, 3>())
       .def("read_stored", &Model::read_stored, nb::call_guard<nb::gil_scoped_release>())
       .def("pack", &Model::pack, nb::call_guard<nb::gil_scoped_release>())
-      .def("add_vector", [](Model& self, Floats data) { return self.add_vector(data.data(), data.size()); })
+      .def("add_vector", [](Model& self, Floats data, size_t n) {
+        if (self.needs_weights() && data.size() != n) throw std::invalid_argument("tensor values do not match its shape");
+        return self.add_vector(data.data(), n);
+      })
       .def("add_buffer", [](Model& self, bool selected, int width) { return self.add_buffer(selected ? Rows::selected : Rows::tokens, width); })
       .def("add_act", [](Model& self, bool selected, int width, Forms all, std::tuple<bool, bool> adapted, bool apart) {
         return self.add_act(selected ? Rows::selected : Rows::tokens, width, forms(all), apart, std::get<0>(adapted), std::get<1>(adapted));

@@ -11,12 +11,18 @@
 #include "pack.h"
 
 namespace octavo {
-Model::Model(const std::string& isa, int threads, size_t weight_bytes, size_t buffer_bytes, Limits limits)
-    : kernels_(select_kernels(isa)), team_(threads), limits_(limits), weights_(std::make_unique<Arena>(weight_bytes)), buffers_arena_(buffer_bytes) {
+Model::Model(const std::string& isa, int threads, Limits limits)
+    : Model(isa, threads, limits, std::make_unique<Arena>(), std::make_unique<Arena>()) {}
+
+Model::Model(const std::string& isa, int threads, Limits limits, size_t weight_bytes, size_t buffer_bytes)
+    : Model(isa, threads, limits, std::make_unique<Arena>(weight_bytes), std::make_unique<Arena>(buffer_bytes)) {}
+
+Model::Model(const std::string& isa, int threads, Limits limits, std::unique_ptr<Arena> weights, std::unique_ptr<Arena> buffers)
+    : kernels_(select_kernels(isa)), team_(buffers->writable() ? threads : 1), limits_(limits),
+      weights_(std::move(weights)), buffers_arena_(std::move(buffers)) {
   context_.kernels = kernels_;
-  context_.scratch_floats = row_stride(limits.features) + 2 * SLACK;
   context_.rooms.assign(size_t(threads), nullptr);
-  for (int i = 0; i < threads; i++) context_.scratch.push_back(buffers_arena_.allocate<float>(context_.scratch_floats));
+  context_.scratch.assign(size_t(threads), nullptr);
 }
 
 bool Model::map_weights(const char* path, size_t bytes) {
@@ -42,7 +48,7 @@ size_t Model::matrix_bytes(Storage s, size_t rows, size_t cols) {
 }
 
 Matrix& Model::new_matrix(Storage s, size_t data_bytes, size_t rows, size_t cols) {
-  if (!weights_->mapped() && data_bytes != stored_bytes(s, rows, cols)) throw std::invalid_argument("tensor bytes do not match its shape");
+  if (needs_weights() && data_bytes != stored_bytes(s, rows, cols)) throw std::invalid_argument("tensor bytes do not match its shape");
   const Format f = panel_format(s.type);
   uint8_t* panels = weights_->allocate<uint8_t>(matrix_bytes(s, rows, cols));
   matrices_.push_back(std::make_unique<Matrix>(Matrix{s, f, rows, cols, panel_bytes(f, s.group, cols), int(matrices_.size()), panels}));
@@ -51,7 +57,7 @@ Matrix& Model::new_matrix(Storage s, size_t data_bytes, size_t rows, size_t cols
 
 int Model::add_matrix(Storage s, const uint8_t* data, size_t data_bytes, size_t rows, size_t cols) {
   const Matrix& m = new_matrix(s, data_bytes, rows, cols);
-  if (!weights_->mapped()) team_.run([&](int thread, Work& work) {
+  if (needs_weights()) team_.run([&](int thread, Work& work) {
     work.each(thread, m.panel_count(), 1, [&](int begin, int end) { m.pack(data, begin, end); });
   });
   return m.id;
@@ -60,10 +66,12 @@ int Model::add_matrix(Storage s, const uint8_t* data, size_t data_bytes, size_t 
 int Model::add_stored(Storage s, const uint8_t* data, size_t data_bytes, size_t rows, size_t cols) {
   Matrix& m = new_matrix(s, data_bytes, rows, cols);
   m.stored = data;
+  room_ = std::max(room_, Matrix::ROOM_PANELS * m.panel_bytes);
   return m.id;
 }
 
 void Model::read_stored() {
+  if (!needs_weights()) return;
   constexpr size_t PIECE = size_t(16) << 20;
   for (const auto& m : matrices_) {
     const size_t bytes = m->stored ? m->bytes() : 0;
@@ -95,26 +103,26 @@ bool Model::pack(size_t bytes) {
 
 int Model::add_vector(const float* data, size_t n) {
   float* p = weights_->allocate<float>(align_up(n, 16));
-  if (!weights_->mapped()) memcpy(p, data, n * sizeof(float));
+  if (needs_weights()) memcpy(p, data, n * sizeof(float));
   vectors_.push_back(p);
   return int(vectors_.size()) - 1;
 }
 
 int Model::add_buffer(Rows rows, int width) {
   const size_t stride = row_stride(width), count = size_t(row_count(rows)) * stride + SLACK;
-  buffers_.push_back({rows, Buffer{buffers_arena_.allocate<float>(count), width, int(stride)}});
+  buffers_.push_back({rows, Buffer{buffers_arena_->allocate<float>(count), width, int(stride)}});
   return int(buffers_.size()) - 1;
 }
 
 int Model::add_act(Rows rows, int width, ActForms forms, bool apart, bool adapted_bf16, bool adapted_f32) {
-  acts_.push_back({rows, allocate_input(buffers_arena_, row_count(rows), width, forms, apart ? threads() : 0, adapted_bf16, adapted_f32)});
+  acts_.push_back({rows, allocate_input(*buffers_arena_, row_count(rows), width, forms, apart ? threads() : 0, adapted_bf16, adapted_f32)});
   return int(acts_.size()) - 1;
 }
 
 int Model::add_rope(const float* frequencies, int half, float factor) {
-  float* f = buffers_arena_.allocate<float>(size_t(half));
-  memcpy(f, frequencies, size_t(half) * sizeof(float));
-  const Rotation out{buffers_arena_.allocate<float>(size_t(limits_.tokens) * size_t(half) * 2), half};
+  float* f = buffers_arena_->allocate<float>(size_t(half));
+  if (buffers_arena_->writable()) memcpy(f, frequencies, size_t(half) * sizeof(float));
+  const Rotation out{buffers_arena_->allocate<float>(size_t(limits_.tokens) * size_t(half) * 2), half};
   prologue_.push_back(std::make_unique<RopeTableOp>(f, factor, out));
   ropes_.push_back(out);
   return int(ropes_.size()) - 1;
@@ -122,8 +130,8 @@ int Model::add_rope(const float* frequencies, int half, float factor) {
 
 int Model::add_order(const int32_t* order, int n) {
   for (int i = 0; i < n; i++) if (order[i] < 0 || order[i] >= n) throw std::invalid_argument("not an order of features");
-  int32_t* p = buffers_arena_.allocate<int32_t>(size_t(n));
-  memcpy(p, order, size_t(n) * sizeof(int32_t));
+  int32_t* p = buffers_arena_->allocate<int32_t>(size_t(n));
+  if (buffers_arena_->writable()) memcpy(p, order, size_t(n) * sizeof(int32_t));
   orders_.push_back(p);
   return int(orders_.size()) - 1;
 }
@@ -205,7 +213,7 @@ void Model::route(int in, int out, int top, bool normalize) {
 }
 
 int Model::add_expert_rows(int experts, int top, int hidden, int ffn, ActForms in, ActForms mid) {
-  expert_rows_.push_back(allocate_expert_rows(buffers_arena_, limits_.tokens, experts, top, hidden, ffn, in, mid));
+  expert_rows_.push_back(allocate_expert_rows(*buffers_arena_, limits_.tokens, experts, top, hidden, ffn, in, mid));
   return int(expert_rows_.size()) - 1;
 }
 
@@ -221,16 +229,17 @@ void Model::output(int b, int width, bool last) {
   context_.head = logits().data;
   width_ = width;
   last_ = last;
-  size_t room = 0;
-  for (const auto& m : matrices_) if (m->stored) room = std::max(room, Matrix::ROOM_PANELS * m->panel_bytes);
-  for (uint8_t*& r : context_.rooms) r = buffers_arena_.allocate<uint8_t>(room);
+  size_t scratch = 0;
+  for (const auto& op : ops_) scratch = std::max(scratch, op->scratch_floats(std::max(limits_.tokens, limits_.selected)));
+  for (float*& s : context_.scratch) s = buffers_arena_->allocate<float>(row_stride(int(scratch)) + 2 * SLACK);
+  for (uint8_t*& r : context_.rooms) r = buffers_arena_->allocate<uint8_t>(room_);
   context_.statistics_stride = Logits::statistics_floats(width);
-  if (buffers_[size_t(b)].rows == Rows::selected) context_.statistics = buffers_arena_.allocate<float>(size_t(limits_.selected) * context_.statistics_stride);
+  if (buffers_[size_t(b)].rows == Rows::selected) context_.statistics = buffers_arena_->allocate<float>(size_t(limits_.selected) * context_.statistics_stride);
 }
 
 void Model::allow_adapters() {
   context_.low_rank_tokens = limits_.tokens;
-  context_.low_rank = buffers_arena_.allocate<float>(size_t(ADAPTED_PARTS) * size_t(limits_.tokens) * MAX_RANK);
+  context_.low_rank = buffers_arena_->allocate<float>(size_t(ADAPTED_PARTS) * size_t(limits_.tokens) * MAX_RANK);
 }
 
 int Model::add_adapter(const std::vector<Adapter::Part>& parts) {
@@ -256,20 +265,23 @@ void Model::allocate_cache(const std::vector<KvShape>& layers, int blocks, KvTyp
     const int padded = int(align_up(size_t(s.head_dim), 16));
     kv.layers.push_back({nullptr, s, padded, kv_head_bytes(type, padded), kv_block_bytes(type, s)});
   }
-  cache_ = std::make_unique<Arena>(kv.block_bytes() * size_t(blocks));
-  uint8_t* data = cache_->allocate<uint8_t>(kv.block_bytes() * size_t(blocks));
-  for (KvLayer& l : kv.layers) l.data = data, data += l.block_bytes * size_t(blocks);
+  const size_t bytes = kv.block_bytes() * size_t(blocks);
+  cache_ = buffers_arena_->writable() ? std::make_unique<Arena>(bytes) : std::make_unique<Arena>();
+  uint8_t* data = cache_->allocate<uint8_t>(bytes);
+  for (KvLayer& l : kv.layers)
+    if (data) l.data = data, data += l.block_bytes * size_t(blocks);
   size_t heads = 0, values = 0;  // of the widest attention
   for (const Attended& a : attended_) {
-    if (a.layer < 0 || size_t(a.layer) >= layers.size() || layers[size_t(a.layer)].heads != a.kv_heads || layers[size_t(a.layer)].head_dim != a.head_dim)
-      throw std::invalid_argument("an attention does not fit its layer's cache");
+    const bool has = a.layer >= 0 && size_t(a.layer) < layers.size();
+    const KvShape s = has ? layers[size_t(a.layer)] : KvShape{};
+    if (s.heads != a.kv_heads || s.head_dim != a.head_dim) throw std::invalid_argument("an attention does not fit its layer's cache");
     heads = std::max(heads, size_t(a.heads));
     values = std::max(values, size_t(a.heads) * align_up(size_t(a.head_dim), 16));
   }
   context_.part_capacity = parts;
-  context_.part_max = buffers_arena_.allocate<float>(size_t(parts) * heads);
-  context_.part_sum = buffers_arena_.allocate<float>(size_t(parts) * heads);
-  context_.part_out = buffers_arena_.allocate<float>(size_t(parts) * values);
+  context_.part_max = buffers_arena_->allocate<float>(size_t(parts) * heads);
+  context_.part_sum = buffers_arena_->allocate<float>(size_t(parts) * heads);
+  context_.part_out = buffers_arena_->allocate<float>(size_t(parts) * values);
 }
 
 bool Model::prefault_kv(int reached, size_t ahead, size_t bytes) {
@@ -358,6 +370,7 @@ void Model::plan_live(const std::vector<SamplingRow>& sampling) {
 }
 
 std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>& sampling) {
+  if (!buffers_arena_->writable()) throw std::logic_error("a model that only counts cannot be run");
   check(step);
   context_.step = step;
   place_kv_writes(context_.step);

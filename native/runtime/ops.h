@@ -104,9 +104,8 @@ struct Context {
   Step step;
   KvCache kv;
   std::vector<Schedule> schedules;
-  std::vector<float*> scratch;  // per thread, scratch_floats each
+  std::vector<float*> scratch;  // per thread, what the operation that needs most needs
   std::vector<uint8_t*> rooms;  // per thread, for panels of matrices that are not packed
-  size_t scratch_floats = 0;
   float *part_max = nullptr, *part_sum = nullptr, *part_out = nullptr;  // attention partials
   int part_capacity = 0;                                                // in (token, chunk) pairs
   const float* head = nullptr;  // the logits
@@ -140,6 +139,7 @@ class Op {
   virtual ~Op() = default;
   virtual std::string name(int phase) const = 0;  // for the profile
   virtual int phases() const { return 1; }
+  virtual size_t scratch_floats(int /*rows*/) const { return 0; }  // of each thread, for steps of so many rows
   virtual bool idle(const Context&) const { return false; }  // nothing to do in this step
   virtual void fetch(int /*thread*/, const Work&) const {}  // asks for the weights that this thread will read first
   virtual void run(Context& c, int phase, int thread, Work& work) = 0;
@@ -185,6 +185,7 @@ class NormOp : public Op {
   NormOp(Rows rows, Buffer in, const float* weight, float eps, Buffer out, Buffer residual, Input act)
       : rows_(rows), in_(in), weight_(weight), eps_(eps), out_(out), residual_(residual), act_(act) {}
   std::string name(int) const override { return "norm"; }
+  size_t scratch_floats(int) const override { return padded_cols(size_t(in_.width)); }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
   Rows rows_; Buffer in_; const float* weight_; float eps_; Buffer out_, residual_; Input act_;
@@ -237,6 +238,7 @@ class GatedOp : public Op {
   void fetch(int thread, const Work& work) const override;
   std::string name(int phase) const override { return phase ? "gated: emit" : "gated " + std::to_string(gate_.weight->cols) + "->" + std::to_string(gate_.weight->rows); }
   int phases() const override { return 2; }
+  size_t scratch_floats(int rows) const override { return size_t(rows) * WIDTH; }
   void run(Context& c, int phase, int thread, Work& work) override;
   static constexpr int WIDTH = 2 * PANEL;  // scratch floats a row: gates, then ups
  private:
@@ -249,6 +251,7 @@ class GluOp : public Op {
  public:
   GluOp(Rows rows, Buffer gate, Buffer up, int kind, Input out) : rows_(rows), gate_(gate), up_(up), kind_(kind), out_(out) {}
   std::string name(int) const override { return "glu"; }
+  size_t scratch_floats(int) const override { return size_t(out_.shared.k); }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
   Rows rows_; Buffer gate_, up_; int kind_; Input out_;
@@ -286,6 +289,7 @@ class EmitOp : public Op {
   EmitOp(Rows rows, Buffer in, Input source, const int32_t* order, int width, Input act)
       : rows_(rows), in_(in), source_(source), order_(order), width_(width), act_(act) {}
   std::string name(int) const override { return "emit"; }
+  size_t scratch_floats(int) const override { return size_t(act_.shared.k); }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
   Rows rows_; Buffer in_; Input source_; const int32_t* order_; int width_; Input act_;
@@ -311,6 +315,10 @@ class AttentionOp : public Op {
   explicit AttentionOp(const AttentionSpec& s) : s_(s) {}
   std::string name(int phase) const override { return phase == 0 ? "attention: store" : phase == 1 ? "attention" : "attention: merge"; }
   int phases() const override { return 3; }
+  // Partial outputs and queries of an item, and a head before and after rotation; or a row of all heads.
+  size_t scratch_floats(int) const override {
+    return std::max((2 * ATTEND_ROWS + 2) * align_up(size_t(s_.head_dim), 16) + SLACK, size_t(s_.act.shared.k));
+  }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
   const float* turned(const Context& c, Buffer from, const float* norm, int t, int head, float* tmp) const;

@@ -155,7 +155,7 @@ class LLM:
         source = chat_template or template_source(opened.checkpoint)
         self.template = ChatTemplate(source, self.tokenizer) if source else None
         self.plan = make_plan(
-            opened.lowered, name=self.name, memory=memory, context=context, threads=threads,
+            opened.compiled, name=self.name, memory=memory, context=context, threads=threads,
             kv_dtype=kv_dtype, packed=packed_cache,
             adapters=parse_size(lora_memory, available_memory()) if adapters is not None else 0,
         )  # fmt: skip
@@ -169,7 +169,7 @@ class LLM:
         if self.template is not None:
             self.template.check()
         self.task = opened.task
-        self.pooling = read_pooling(opened.checkpoint, not opened.lowered.program.causal)
+        self.pooling = read_pooling(opened.checkpoint, not opened.program.causal)
         self.defaults = default_params(opened.checkpoint, located.sampling, generation_config)
         self._ids = itertools.count()
 

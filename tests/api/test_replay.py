@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @asynccontextmanager
 async def client_of(folder: Path, module: str = ENGINE) -> AsyncGenerator[EngineClient, None]:
     model = open_model(folder)
-    plan = make_plan(model.lowered, name="m", context=512)
+    plan = make_plan(model.compiled, name="m", context=512)
     client = EngineClient(str(folder), plan, 320, files=model.checkpoint.states, module=module)
     client.table = TokenTable([], [], [2])
     await client.start()

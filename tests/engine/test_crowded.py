@@ -32,7 +32,7 @@ def test_two_threads_are_no_slower_than_one(smollm2: Path, crowd: None) -> None:
     engines = []
     for threads in (1, 2):
         opened = open_model(smollm2)
-        plan = make_plan(opened.lowered, name="m", memory="600MiB", context=2048, threads=threads)
+        plan = make_plan(opened.compiled, name="m", memory="600MiB", context=2048, threads=threads)
         executable = load_executable(opened, plan)
         while executable.pack_pending():
             pass

@@ -10,7 +10,7 @@ import pytest
 
 from octavo import _native
 from octavo.backends.cpu import executor
-from octavo.backends.cpu.footprint import deferred, weights_of
+from octavo.backends.cpu.weights import deferred, weights_of
 from octavo.engine import Engine, Request, SamplingParams
 from octavo.engine.constraint import TokenTable
 from octavo.engine.loader import load_executable, make_engine, open_model
@@ -44,7 +44,7 @@ def test_same_logits(dtype: str, isa: str, tmp_path: Path, monkeypatch: pytest.M
 
 def test_what_is_deferred(tmp_path: Path) -> None:
     save_hf(replace(SMALL, dtype="bfloat16"), tmp_path)
-    matrices = weights_of(open_model(tmp_path).lowered)[0]
+    matrices = weights_of(open_model(tmp_path).compiled.lowered)[0]
     packed = [name for name, t in matrices.items() if not deferred(t)]
     assert len(packed) == SMALL.layers and all("down_proj" in name for name in packed)
 
@@ -63,7 +63,7 @@ def test_steps_settle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "PREPARE_BYTES", 100_000)
     save_hf(replace(SMALL, dtype="bfloat16"), tmp_path)
     model = open_model(tmp_path)
-    plan = make_plan(model.lowered, name="m")
+    plan = make_plan(model.compiled, name="m")
     executable = load_executable(model, plan)
     engine = make_engine(model, executable, plan, TokenTable([], [], [2]))
     assert executable.pack_pending()
@@ -81,7 +81,7 @@ def test_idle_engine_prepares_blocks(smollm2: Path, monkeypatch: pytest.MonkeyPa
     ahead = 64 << 20
     monkeypatch.setattr(executor, "IDLE_PREFAULT", ahead)
     model = open_model(smollm2)
-    plan = make_plan(model.lowered, name="m", context=256)
+    plan = make_plan(model.compiled, name="m", context=256)
     executable = load_executable(model, plan)
     engine = make_engine(model, executable, plan, TokenTable([], [], [2]))
     assert not executable.pack_pending()  # quantized weights are packed when they are loaded
@@ -89,7 +89,7 @@ def test_idle_engine_prepares_blocks(smollm2: Path, monkeypatch: pytest.MonkeyPa
     before = resident()
     while engine.pack_pending():
         pass
-    slack = len(model.lowered.program.cache) * (2 << 20)  # a page of 2 MiB of each layer
+    slack = len(model.program.cache) * (2 << 20)  # a page of 2 MiB of each layer
     assert ahead - slack < resident() - before < ahead + slack
     assert not engine.pack_pending()
     assert generated(engine) == first

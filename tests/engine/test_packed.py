@@ -32,7 +32,7 @@ def small(tmp_path: Path) -> Path:
 
 def answer(path: Path) -> list[int]:
     model = open_model(path)
-    plan = make_plan(model.lowered, name="m", context=256, packed=True)
+    plan = make_plan(model.compiled, name="m", context=256, packed=True)
     engine = make_engine(model, load_executable(model, plan), plan, TokenTable([], [], [2]))
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     engine.add(Request(id="a", prompt=list(range(3, 40)), params=params))
@@ -101,7 +101,7 @@ def test_any_instruction_set_maps_it(
     for isa in _native.isas():
         monkeypatch.setenv("OCTAVO_ISA", isa)
         model = open_model(small)
-        load_executable(model, make_plan(model.lowered, name="m", packed=True))
+        load_executable(model, make_plan(model.compiled, name="m", packed=True))
         (file,) = folder.iterdir()
         files.add((file.name, file.stat().st_ino, file.read_bytes()))
     assert len(files) == 1 and not caplog.records

@@ -10,9 +10,9 @@ import torch
 from gguf import GGMLQuantizationType as Q
 
 from octavo import _native
-from octavo.backends.base import BLOCK, Floats, Limits, StepInput, tree_spans
+from octavo.backends.base import BLOCK, Floats, Limits, LoadOptions, StepInput, tree_spans
 from octavo.backends.cpu import load, lower
-from octavo.backends.cpu.footprint import block_bytes, footprint
+from octavo.backends.cpu.executor import block_bytes, footprint
 from octavo.backends.torch.reference import Reference
 from octavo.checkpoint import open_checkpoint
 from octavo.checkpoint.dequantize import dequantize
@@ -265,7 +265,7 @@ def test_what_is_not_declared_is_refused(tmp_path: Path) -> None:
     for given in ({"embeddings": {0: torch.zeros(32)}}, {"parents": [-1, 0]}):
         with pytest.raises(ValueError, match="no input"):
             reference.logits([1, 2], **given)
-    executable = load(lower(program), Limits(16, 16, 4), 2, "f32")
+    executable = load(lower(program), LoadOptions(Limits(16, 16, 4), 2, "f32"))
     plain = StepInput(ints([1, 2]), ints([0, 1]), ints([[0, 2, 0, 0, -1]]), ints([0]), ints([0]))
     executable.step(plain)
     with pytest.raises(ValueError, match="no embeddings"):
@@ -304,12 +304,11 @@ def test_layers_of_different_heads(kv_dtype: str, tmp_path: Path) -> None:
     assert program.cache == (
         LayerCache(2, 16), LayerCache(0, 0), LayerCache(1, 32, 9), LayerCache(8, 8),
     )  # fmt: skip
-    lowered, limits = lower(program), Limits(512, 512, 40)
+    lowered, options = lower(program), LoadOptions(Limits(512, 512, 40), 2, kv_dtype)
     each = [_native.cache_block_bytes(c.kv_heads, c.head_dim, kv_dtype) for c in program.cache]
     assert each[1] == 0 and block_bytes(lowered, kv_dtype) == sum(each)
-    executable = load(lowered, limits, 2, kv_dtype)
-    size = footprint(lowered, limits, 2, kv_dtype)
-    assert executable.model.cache_bytes >= size.cache
+    executable = load(lowered, options)
+    assert executable.model.cache_bytes == footprint(lowered, options).cache == 40 * sum(each)
     runner = Runner.__new__(Runner)
     runner.program, runner.executable = program, executable
     reference = Reference(program)

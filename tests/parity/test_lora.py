@@ -63,7 +63,7 @@ def merge(model: Path, adapter: Path, target: Path) -> Path:
 def engine(model: Path, adapters: bool = True, room: int = 64 << 20) -> Engine:
     opened = open_model(model, adapters)
     plan: Plan = make_plan(
-        opened.lowered, name="x", memory="1GiB", kv_dtype="f32", adapters=room if adapters else 0
+        opened.compiled, name="x", memory="1GiB", kv_dtype="f32", adapters=room if adapters else 0
     )
     return load_engine(opened, plan, TokenTable([], [], [2]))
 

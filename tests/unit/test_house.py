@@ -105,3 +105,30 @@ def test_children_do_not_import_from_the_current_folder() -> None:
                 getattr(node, "value", None) for node in ast.walk(ast.parse(path.read_text()))
             }
             assert "-m" not in constants, path
+
+
+ABOVE_BACKENDS = [
+    path
+    for path in MODULES
+    if room(path.relative_to(SOURCE).parts)
+    in ("cli", "server", "llm", "generate", "client", "engine")
+]
+
+
+@pytest.mark.parametrize("path", ABOVE_BACKENDS, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_backends_are_reached_through_their_interface(path: Path) -> None:
+    """No room above knows a backend by name, or native code; `bench` measures both."""
+    for name in full_names(path):
+        assert name != "octavo._native", path
+        assert not name.startswith(("octavo.backends.cpu", "octavo.backends.torch")), path
+
+
+def full_names(path: Path) -> set[str]:
+    """Every module that a file imports, anywhere in it, and every name it takes from one."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{a.name}" for a in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {a.name for a in node.names}
+    return names

@@ -6,17 +6,21 @@ import asyncio
 
 import pytest
 
+from octavo.backends.base import Limits
 from octavo.client.protocol import (
     EVENT_BYTES,
     MAX_FRAME,
     Abort,
     Events,
     FrameBuffer,
+    Start,
     Submit,
     event_frames,
     frame,
     read_frame,
 )
+from octavo.engine.constraint import TokenTable
+from octavo.engine.plan import Plan
 from octavo.engine.request import Request, SamplingParams, TokenEvent
 
 
@@ -63,3 +67,9 @@ def test_messages_are_cut_wherever_they_arrive() -> None:
         buffer = FrameBuffer()
         got = [m for i in range(0, len(data), size) for m in buffer.push(data[i : i + size])]
         assert got == messages
+
+
+def test_a_plan_arrives_as_it_was_sent() -> None:
+    plan = Plan(1, 2, 3, 4, 5, 6, 7, 8, "int8", Limits(9, 10, 11), adapters=12, packed=True)
+    start = Start("model", TokenTable([b"a"], [], [2]), plan)
+    assert FrameBuffer().push(frame(start)) == [start]

@@ -1,15 +1,17 @@
-"""What every backend takes and gives: one call per step, KV blocks by number, and nothing more."""
+"""What a backend is: it compiles programs, says what they take, loads them and computes steps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from octavo.program import Task, branches
+from octavo.checkpoint import Checkpoint, TensorType
+from octavo.program import Program, Task, branches
 
 BLOCK = 16  # tokens per KV block
 
@@ -17,6 +19,7 @@ Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 Span = tuple[int, int, int, int, int]  # a row of StepInput.spans
 NO_INTS: Ints = np.zeros(0, np.int32)
+Progress = Callable[[int], None]  # told the bytes of each tensor once it is loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,48 @@ class Limits:
     tokens: int
     selected: int
     blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How to load a program. packed: keep packed weights in a file and map them at the next start.
+    adapter_bytes: what LoRA adapters may take together."""
+
+    limits: Limits
+    threads: int
+    kv_dtype: str
+    packed: bool = False
+    adapter_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes that a loaded program allocates."""
+
+    weights: int
+    buffers: int
+    cache: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrices:
+    """All matrices of one type: their bytes in the file and when packed. bits: of a code in the
+    file."""
+
+    type: TensorType
+    bits: int
+    count: int
+    stored: int
+    packed: int
+
+
+class Counters(NamedTuple):
+    """Since loading: steps, seconds in them, seconds by operation, bytes of experts read."""
+
+    steps: int
+    seconds: float
+    phases: dict[str, float]
+    expert_bytes: int
 
 
 class SamplingRow(NamedTuple):
@@ -112,12 +157,51 @@ def tree_spans(
     return spans, writes
 
 
+class Adapters(Protocol):
+    """The LoRA adapters that are loaded, by name. All methods raise RequestError."""
+
+    def load(self, name: str, path: Path) -> None:
+        """Loads an adapter from a PEFT folder."""
+        ...
+
+    def unload(self, name: str) -> None:
+        """Unloads an adapter once the requests that use it have ended."""
+        ...
+
+    def acquire(self, name: str) -> tuple[int, str]:
+        """Its slot, and a key that sets its cached prefixes apart; in use until `release`."""
+        ...
+
+    def release(self, name: str) -> None: ...
+
+
 class Executable(Protocol):
     """A compiled program with its weights and its KV cache of `limits.blocks` blocks."""
 
     limits: Limits
     task: Task
     causal: bool
+
+    @property
+    def adapters(self) -> Adapters | None:
+        """None if the program was compiled without."""
+        ...
+
+    @property
+    def kernels(self) -> str:
+        """Name of the kernels in use, such as an instruction set."""
+        ...
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def operations(self) -> int:
+        """Operations begun since loading. May be read by any thread while a step runs."""
+        ...
+
+    @property
+    def counters(self) -> Counters: ...
 
     def step(self, step: StepInput) -> list[Sample]:
         """Computes the step: writes keys and values, samples the selected rows."""
@@ -145,4 +229,52 @@ class Executable(Protocol):
 
     def copy_block(self, source: int, target: int) -> None:
         """Copies a KV block, all layers."""
+        ...
+
+
+class Compiled(Protocol):
+    """A program as a backend will run it, before its weights are loaded."""
+
+    @property
+    def program(self) -> Program: ...
+
+    @property
+    def adapters(self) -> bool:
+        """True if LoRA adapters may be loaded."""
+        ...
+
+    @property
+    def matrices(self) -> list[PackedMatrices]:
+        """What the weight matrices become, the largest part first."""
+        ...
+
+    def block_bytes(self, kv_dtype: str) -> int:
+        """Bytes of one KV block over all layers."""
+        ...
+
+    def footprint(self, options: LoadOptions) -> Footprint:
+        """What `load` allocates with these options. Reads no weights."""
+        ...
+
+    def load(
+        self, checkpoint: Checkpoint, options: LoadOptions, progress: Progress = lambda _: None
+    ) -> Executable:
+        """Loads the weights; `checkpoint` is read until `pack_pending` returns False."""
+        ...
+
+
+class Backend(Protocol):
+    """One way to compute programs, such as this host's CPU."""
+
+    @property
+    def kernels(self) -> list[str]:
+        """Names of the kernels that run on this host, the best first."""
+        ...
+
+    def compile(self, program: Program, adapters: bool = False) -> Compiled:
+        """Prepares a program; `adapters`: LoRA adapters may be loaded. Raises Unsupported."""
+        ...
+
+    def packed_files(self, folder: Path) -> list[Path]:
+        """Files with packed weights of the models that lie in `folder`."""
         ...

@@ -20,6 +20,7 @@ from octavo.engine.loader import load_engine, open_model
 from octavo.engine.plan import make_plan
 from octavo.engine.request import BeamSearch, Request, SamplingParams
 from octavo.llm import token_table
+from octavo.models.adapters import adapter_targets
 from octavo.program import Linear, Program
 from octavo.text import load_tokenizer
 from octavo.text.grammar import from_schema
@@ -109,19 +110,20 @@ def load_engines(
     bytes of the eight, by kind."""
     plain_model, lora_model = open_model(path), open_model(path, adapters=True)
     sizes = {"name": name, "threads": threads, "context": 1024, "memory": "2GiB"}
-    plain = load_engine(plain_model, make_plan(plain_model.lowered, **sizes), table)  # type: ignore[arg-type]
-    lora_plan = make_plan(lora_model.lowered, adapters=LORA_ROOM, **sizes)  # type: ignore[arg-type]
+    plain = load_engine(plain_model, make_plan(plain_model.compiled, **sizes), table)  # type: ignore[arg-type]
+    lora_plan = make_plan(lora_model.compiled, adapters=LORA_ROOM, **sizes)  # type: ignore[arg-type]
     lora = load_engine(lora_model, lora_plan, table)
     while plain.pack_pending() or lora.pack_pending():
         pass
     assert lora.adapters is not None
-    names = {t.tensor: module for module, ts in lora.adapters.targets.items() for t in ts}
+    targets = adapter_targets(lora_model.checkpoint, lora_model.program)
+    names = {t.tensor: module for module, ts in targets.items() for t in ts}
     sizes_of = {"qv": 0, "all": 0}
     with tempfile.TemporaryDirectory() as scratch:
         for kind, parts in (("all", ("proj",)), ("qv", ("q_proj", "v_proj"))):
             for i in range(ADAPTERS):
                 folder = Path(scratch) / f"{kind}{i}"
-                write_adapter(folder, lora_model.lowered.program, names, i, parts)
+                write_adapter(folder, lora_model.program, names, i, parts)
                 lora.adapters.load(folder.name, folder)
                 sizes_of[kind] += (folder / "adapter_model.safetensors").stat().st_size
     return plain, lora, sizes_of

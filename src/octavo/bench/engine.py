@@ -7,13 +7,11 @@ import random
 import resource
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from octavo.backends.cpu import CpuExecutable
+from octavo.backends.base import Executable
 from octavo.engine.engine import Engine
 from octavo.engine.loader import load_executable, open_model
 from octavo.engine.plan import make_plan
@@ -39,22 +37,9 @@ class Measurement:
     phases: dict[str, float]
 
 
-class Counters(NamedTuple):
-    """Since loading: steps, seconds in them, seconds by operation, bytes of experts read."""
-
-    steps: int
-    seconds: float
-    phases: dict[str, float]
-    expert_bytes: int
-
-
-def read_counters(executable: CpuExecutable) -> Counters:
-    return Counters(*executable.model.profile(), executable.model.expert_bytes)
-
-
 def _run_once(
     engine: Engine,
-    counters: Callable[[], Counters],
+    executable: Executable,
     vocabulary: int,
     batch: int,
     prompt: int,
@@ -75,9 +60,9 @@ def _run_once(
             first.setdefault(event.id, now)
             total += 1
         if len(first) == batch and not before:
-            prefilled, before, start = now, total, counters()
+            prefilled, before, start = now, total, executable.counters
     ended = time.perf_counter()
-    end = counters()
+    end = executable.counters
     native, spent = end.seconds - start.seconds, ended - prefilled
     experts = (end.expert_bytes - start.expert_bytes) / max(1, end.steps - start.steps) / 1e6
     prefill = batch * prompt / (prefilled - began)
@@ -90,15 +75,14 @@ def _run_once(
 
 
 def measure(
-    executable: CpuExecutable, vocabulary: int, batch: int, prompt: int, output: int, repeats: int
+    executable: Executable, vocabulary: int, batch: int, prompt: int, output: int, repeats: int
 ) -> Measurement:
     """Medians over `repeats` runs, after one run to warm up; no prefix is reused."""
     context = prompt + output
     runs = []
     for i in range(repeats + 1):
         engine = Engine(executable, vocabulary, context, frozenset(), prefix_caching=False)
-        counters = partial(read_counters, executable)
-        once, phases = _run_once(engine, counters, vocabulary, batch, prompt, output)
+        once, phases = _run_once(engine, executable, vocabulary, batch, prompt, output)
         if i:
             runs.append(once)
     prefill, decode, ttft, overhead, experts = (
@@ -111,14 +95,14 @@ def measure(
     )  # fmt: skip
 
 
-def machine(executable: CpuExecutable) -> dict[str, Any]:
+def machine(executable: Executable) -> dict[str, Any]:
     info = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next(
         (line.split(":", 1)[1].strip() for line in info if line.startswith("model name")), ""
     )
     return {
-        "cpu": cpu, "system": platform.platform(), "isa": executable.model.isa,
-        "threads": executable.model.threads,
+        "cpu": cpu, "system": platform.platform(), "isa": executable.kernels,
+        "threads": executable.threads,
     }  # fmt: skip
 
 
@@ -134,7 +118,7 @@ def bench_engine(
 ) -> dict[str, Any]:
     """`{"machine", "model", "runs"}` for the given batch sizes."""
     opened = open_model(path)
-    plan = make_plan(opened.lowered, name=name, threads=threads, kv_dtype=kv_dtype)
+    plan = make_plan(opened.compiled, name=name, threads=threads, kv_dtype=kv_dtype)
     executable = load_executable(opened, plan)
     while executable.pack_pending():
         pass

@@ -96,7 +96,7 @@ def _child(path: str, threads: str, packed: str) -> None:
     began = time.perf_counter()
     model = open_model(Path(path))
     plan = make_plan(
-        model.lowered, name=path, context=SHORT, threads=int(threads), packed=packed == "1"
+        model.compiled, name=path, context=SHORT, threads=int(threads), packed=packed == "1"
     )
     executable = load_executable(model, plan)
     loaded = time.perf_counter()

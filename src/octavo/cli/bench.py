@@ -140,14 +140,14 @@ def kernels(
     """Speed of each kernel, beside what this host can do at most."""
     from dataclasses import asdict
 
-    from octavo import _native
+    from octavo.backends import get_backend
     from octavo.bench.kernels import bench_kernels, measure_limits
     from octavo.bench.roofline import roofline
     from octavo.checkpoint.base import PACKED
     from octavo.engine.host import usable_threads
     from octavo.errors import UsageError
 
-    isas = _native.isas()
+    isas = get_backend().kernels
     if isa is not None and isa not in isas:
         raise UsageError(f"--isa {isa}: this host runs {', '.join(isas)}", f"--isa {isas[0]}")
     wanted = {f.strip().upper() for f in formats.split(",")} if formats else None

@@ -32,7 +32,7 @@ def _installed(package: str) -> str:
 @click.command()
 def doctor() -> None:
     """Describe this machine, ready to paste into a report."""
-    from octavo import _native
+    from octavo.backends import get_backend
     from octavo.engine.host import usable_threads
 
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
@@ -44,7 +44,7 @@ def doctor() -> None:
             ("system", f"{platform.system()} {platform.release()} {platform.machine()}"),
             ("cpu", names.get("model name", platform.processor())),
             ("flags", " ".join(f for f in FLAGS if f in flags) or "none of note"),
-            ("kernels", ", ".join(_native.isas())),
+            ("kernels", ", ".join(get_backend().kernels)),
             ("threads", usable_threads()),
             ("memory", _memory()),
             ("huge pages", _huge_pages()),

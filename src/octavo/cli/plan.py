@@ -10,7 +10,7 @@ from octavo.cli.options import json_flag, model_argument, sizing
 from octavo.cli.screen import say, say_json, table
 
 if TYPE_CHECKING:
-    from octavo.backends.cpu.footprint import Kept
+    from octavo.backends.base import PackedMatrices
     from octavo.engine.plan import Plan
 
 
@@ -31,7 +31,6 @@ def plan(
 
     --memory may be more than this machine has, to plan for another.
     """
-    from octavo.backends.cpu.footprint import kept
     from octavo.checkpoint.hub import locate
     from octavo.engine.loader import open_model
     from octavo.engine.plan import make_plan
@@ -39,17 +38,17 @@ def plan(
     located = locate(model, offline=offline)
     opened = open_model(located.path)
     p = make_plan(
-        opened.lowered, name=located.name, memory=memory, context=context, threads=threads,
+        opened.compiled, name=located.name, memory=memory, context=context, threads=threads,
         kv_dtype=kv_dtype, what_if=True,
     )  # fmt: skip
-    matrices = list(kept(opened.lowered))
+    matrices = opened.compiled.matrices
     if as_json:
         say_json(_record(located.name, p, matrices))
     else:
         _print(p, matrices)
 
 
-def _record(name: str, p: Plan, matrices: list[Kept]) -> dict[str, object]:
+def _record(name: str, p: Plan, matrices: list[PackedMatrices]) -> dict[str, object]:
     """The plan under names that stay."""
     return {
         "model": name,
@@ -74,7 +73,7 @@ def _record(name: str, p: Plan, matrices: list[Kept]) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _print(p: Plan, matrices: list[Kept]) -> None:
+def _print(p: Plan, matrices: list[PackedMatrices]) -> None:
     from octavo.checkpoint.base import GROUPED
     from octavo.engine.plan import size
 

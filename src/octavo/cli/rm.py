@@ -16,11 +16,12 @@ def rm(model: str, yes: bool) -> None:
 
     Only the caches of Octavo and of the model hub are touched, never files elsewhere.
     """
-    from octavo.backends.cpu.packed import packed_below
+    from octavo.backends import get_backend
     from octavo.checkpoint.removal import find_removal
 
     removal = find_removal(model)
-    packed = [file for folder in removal.folders for file in packed_below(folder)]
+    backend = get_backend()
+    packed = [file for folder in removal.folders for file in backend.packed_files(folder)]
     size = f"{(removal.bytes + sum(f.stat().st_size for f in packed)) / 1e6:,.1f} MB"
     for path in (*removal.folders, *packed):
         say(path)

@@ -240,7 +240,7 @@ def serve(
         room = parse_size(lora_memory or "256MiB", available_memory(), "--lora-memory")
     opened = open_model(located.path, room > 0)
     plan = make_plan(
-        opened.lowered, name=located.name, memory=memory, context=context, threads=threads,
+        opened.compiled, name=located.name, memory=memory, context=context, threads=threads,
         kv_dtype=kv_dtype, adapters=room, packed=packed_cache,
     )  # fmt: skip
     if context is None and plan.context < plan.model_context:

@@ -33,7 +33,7 @@ def show(model: str, program: bool, offline: bool, as_json: bool) -> None:
     located = locate(model, offline=offline)
     opened = open_model(located.path)
     if program:
-        lines = listing(opened.lowered.program)
+        lines = listing(opened.program)
         if as_json:
             say_json({"name": located.name, "program": lines.splitlines()})
         else:
@@ -53,7 +53,7 @@ def _record(located: Located, opened: OpenModel) -> dict[str, Any]:
     from octavo.engine.request import SamplingParams
     from octavo.text.chat import template_source
 
-    checkpoint, p = opened.checkpoint, opened.lowered.program
+    checkpoint, p = opened.checkpoint, opened.program
     types = Counter(t.type.name for t in checkpoint.tensors.values())
     widest = max(p.cache, key=lambda layer: layer.kv_heads * layer.head_dim)
     values = sum(2 * layer.kv_heads * layer.head_dim for layer in p.cache)

@@ -18,11 +18,8 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
-from octavo import _native
-from octavo.backends.base import Limits
-from octavo.backends.cpu.adapters import Adapters
+from octavo.backends.base import Adapters, Executable
 from octavo.checkpoint.identity import check_unchanged
 from octavo.client.protocol import (
     Abort,
@@ -43,7 +40,6 @@ from octavo.client.protocol import (
 )
 from octavo.engine.engine import Engine
 from octavo.engine.loader import load_executable, make_engine, open_model
-from octavo.engine.plan import Plan
 from octavo.engine.request import Request
 from octavo.errors import ModelChanged, ModelNotFound, OctavoError, RequestError, place
 
@@ -58,18 +54,6 @@ def die_with_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit(0)
-
-
-def plan_fields(plan: Plan) -> dict[str, Any]:
-    """A plan as plain values, for the wire."""
-    fields = {f.name: getattr(plan, f.name) for f in dataclasses.fields(plan) if f.name != "limits"}
-    return fields | {f"limits.{k}": v for k, v in dataclasses.asdict(plan.limits).items()}
-
-
-def plan_from(fields: dict[str, Any]) -> Plan:
-    limits = Limits(**{k[7:]: v for k, v in fields.items() if k.startswith("limits.")})
-    plain = {k: v for k, v in fields.items() if not k.startswith("limits.")}
-    return Plan(**plain, limits=limits)
 
 
 class EngineProcess:
@@ -103,7 +87,7 @@ class EngineProcess:
 
     def start(self, message: Start) -> None:
         try:
-            plan = plan_from(message.memory)
+            plan = message.plan
             model = open_model(Path(message.path), plan.adapters > 0, plan.context)
             check_unchanged(message.files)
             executable = load_executable(model, plan, lambda n: self.send(Loading(n)))
@@ -115,18 +99,17 @@ class EngineProcess:
         del model
         gc.collect()
         gc.freeze()  # what is loaded stays; collections look at requests only
-        native = executable.model
-        self._heart = threading.Thread(target=self._beat, args=(native,), daemon=True)
+        self._heart = threading.Thread(target=self._beat, args=(executable,), daemon=True)
         self._heart.start()
-        self.send(Ready(os.getpid(), native.isa))
+        self.send(Ready(os.getpid(), executable.kernels))
 
-    def _beat(self, native: _native.Model) -> None:
+    def _beat(self, executable: Executable) -> None:
         """Tells the front that work goes on, whatever the step that is being computed does."""
         assert self._engine is not None
         with contextlib.suppress(OSError):  # the front is gone, as the other thread will see
             while not self._over.wait(BEAT):
                 if self._engine.has_work:
-                    self.send(Working(native.operations))
+                    self.send(Working(executable.operations))
 
     def handle(self, message: ToEngine) -> None:
         if isinstance(message, Start):

@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from octavo import errors
 from octavo.checkpoint.identity import FileState, check_unchanged
 from octavo.client.adapter_table import Adapter, AdapterTable
-from octavo.client.engine_process import plan_fields
 from octavo.client.link import ENGINE, EngineLink
 from octavo.client.protocol import (
     Abort,
@@ -69,7 +68,7 @@ class EngineClient:
         module: str = ENGINE,
     ) -> None:
         self._path = path
-        self._plan = plan_fields(plan)
+        self._plan = plan
         self._files = dict(files or {})
         self._module = module
         self.table = TokenTable([], [], [])  # of the vocabulary; set before `start`

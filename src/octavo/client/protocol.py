@@ -9,6 +9,7 @@ import msgspec
 
 from octavo.checkpoint.identity import FileState
 from octavo.engine.constraint import TokenTable
+from octavo.engine.plan import Plan
 from octavo.engine.request import Request, TokenEvent
 
 MAX_FRAME = 64 << 20
@@ -21,7 +22,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
     path: str
     table: TokenTable
-    memory: dict[str, int | str | bool]  # the Plan, by field
+    plan: Plan
     files: dict[str, FileState] = {}  # of the model, as they were when the table was made
 
 

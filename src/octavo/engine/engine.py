@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from octavo.backends.base import BLOCK, Executable, Sample
-from octavo.backends.cpu.adapters import Adapters
+from octavo.backends.base import BLOCK, Adapters, Executable, Sample
 from octavo.engine.blocks import BlockPool
 from octavo.engine.canonical import mask_of
 from octavo.engine.constraint import GrammarCompiler

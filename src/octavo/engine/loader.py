@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.backends.cpu import CpuExecutable, Lowered, load, lower
-from octavo.backends.cpu.adapters import Adapters
-from octavo.backends.cpu.packed import packed_file
+from octavo.backends import get_backend
+from octavo.backends.base import Compiled, Executable, Progress
 from octavo.checkpoint import Checkpoint, open_checkpoint
 from octavo.engine.constraint import GrammarCompiler, TokenTable
 from octavo.engine.engine import Engine
 from octavo.engine.plan import Plan
 from octavo.models import build_program
-from octavo.program import Task
+from octavo.program import Program, Task
 
 
 @dataclass(frozen=True)
@@ -23,15 +21,19 @@ class OpenModel:
     """A checkpoint whose program is known but whose weights are still on disk."""
 
     checkpoint: Checkpoint
-    lowered: Lowered
+    compiled: Compiled
+
+    @property
+    def program(self) -> Program:
+        return self.compiled.program
 
     @property
     def vocabulary(self) -> int:
-        return self.lowered.program.vocabulary
+        return self.program.vocabulary
 
     @property
     def task(self) -> Task:
-        return self.lowered.program.task
+        return self.program.task
 
 
 def open_model(path: Path, adapters: bool = False, context: int | None = None) -> OpenModel:
@@ -41,7 +43,8 @@ def open_model(path: Path, adapters: bool = False, context: int | None = None) -
     Raises ModelNotFound, CheckpointError or Unsupported.
     """
     checkpoint = open_checkpoint(path)
-    return OpenModel(checkpoint, lower(build_program(checkpoint, context), adapters))
+    program = build_program(checkpoint, context)
+    return OpenModel(checkpoint, get_backend().compile(program, adapters))
 
 
 def _drop_pages(checkpoint: Checkpoint) -> None:
@@ -51,29 +54,22 @@ def _drop_pages(checkpoint: Checkpoint) -> None:
 
 
 def load_executable(
-    model: OpenModel, plan: Plan, progress: Callable[[int], None] = lambda _: None
-) -> CpuExecutable:
+    model: OpenModel, plan: Plan, progress: Progress = lambda _: None
+) -> Executable:
     """Packs the weights into memory; the file is needed until `pack_pending` is False."""
 
     def packed(count: int) -> None:
         _drop_pages(model.checkpoint)
         progress(count)
 
-    file = packed_file(model.checkpoint) if plan.packed else None
-    return load(model.lowered, plan.limits, plan.threads, plan.kv_dtype, packed, file)
+    return model.compiled.load(model.checkpoint, plan.load_options, packed)
 
 
-def make_engine(
-    model: OpenModel, executable: CpuExecutable, plan: Plan, table: TokenTable
-) -> Engine:
+def make_engine(model: OpenModel, executable: Executable, plan: Plan, table: TokenTable) -> Engine:
     """An engine that never uses more than `plan`."""
-    adapters = None
-    if model.lowered.adapters:
-        program = model.lowered.program
-        adapters = Adapters(model.checkpoint, program, executable, plan.adapters)
     return Engine(
         executable, model.vocabulary, plan.context, frozenset(table.eos),
-        grammars=GrammarCompiler(table, model.vocabulary), adapters=adapters,
+        grammars=GrammarCompiler(table, model.vocabulary), adapters=executable.adapters,
     )  # fmt: skip
 
 
@@ -81,7 +77,7 @@ def load_engine(
     model: OpenModel,
     plan: Plan,
     table: TokenTable,
-    progress: Callable[[int], None] = lambda _: None,
+    progress: Progress = lambda _: None,
 ) -> Engine:
     """Loads a model into an engine."""
     executable = load_executable(model, plan, progress)

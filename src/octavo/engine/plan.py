@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from octavo.backends.base import BLOCK, Limits
-from octavo.backends.cpu import Lowered
-from octavo.backends.cpu.footprint import block_bytes, footprint
+from octavo.backends.base import BLOCK, Compiled, Limits, LoadOptions
 from octavo.engine.host import host_memory, usable_threads
 from octavo.errors import DoesNotFit, UsageError
 from octavo.program import Experts, Program
@@ -42,6 +40,10 @@ class Plan:
     limits: Limits
     adapters: int = 0  # bytes that LoRA adapters may take
     packed: bool = False  # keep packed weights in a file, and map them at the next start
+
+    @property
+    def load_options(self) -> LoadOptions:
+        return LoadOptions(self.limits, self.threads, self.kv_dtype, self.packed, self.adapters)
 
     @property
     def process(self) -> int:
@@ -85,7 +87,7 @@ def cache_type(program: Program, asked: str = "auto") -> str:
 
 
 def make_plan(
-    lowered: Lowered,
+    compiled: Compiled,
     *,
     name: str,
     memory: str | None = None,
@@ -101,19 +103,19 @@ def make_plan(
     A context that was not asked for shrinks to fit; one that was is refused with the sum.
     what_if: `memory` may be more than is available here. Raises DoesNotFit or UsageError.
     """
-    kv_dtype = cache_type(lowered.program, kv_dtype)
+    kv_dtype = cache_type(compiled.program, kv_dtype)
     available, budget = _budget(memory, what_if)
     threads = usable_threads() if threads is None else threads
     if not 1 <= threads <= MAX_THREADS:
         raise UsageError(f"--threads {threads} is not between 1 and {MAX_THREADS}")
-    own = lowered.program.context
+    own = compiled.program.context
     if context is not None and not 1 <= context <= own:
         raise UsageError(f"--context {context:,} is not between 1 and the model's {own:,} tokens")
-    if not lowered.program.causal:
-        plan = _encoder_plan(lowered, name, available, budget, context or own, threads)
-        return replace(plan, packed=packed)
-    fixed = footprint(lowered, Limits(STEP_TOKENS, SEQUENCES, 0), threads, kv_dtype)
-    each = block_bytes(lowered, kv_dtype)
+    if not compiled.program.causal:
+        return _encoder_plan(compiled, name, available, budget, context or own, threads, packed)
+    sizes = Limits(STEP_TOKENS, SEQUENCES, 0)
+    fixed = compiled.footprint(LoadOptions(sizes, threads, kv_dtype, packed))
+    each = compiled.block_bytes(kv_dtype)
     left = budget - fixed.weights - fixed.buffers - adapters - PROCESS - PAGES
     wanted = context or own
     needed = (wanted + BLOCK - 1) // BLOCK * each
@@ -162,13 +164,14 @@ def _budget(asked: str | None, what_if: bool) -> tuple[int, int]:
 
 
 def _encoder_plan(
-    lowered: Lowered, name: str, available: int, budget: int, context: int, threads: int
-) -> Plan:
+    compiled: Compiled, name: str, available: int, budget: int, context: int, threads: int,
+    packed: bool,
+) -> Plan:  # fmt: skip
     """Encoders compute whole texts in one step, in fp32, and keep nothing for the next."""
-    own = lowered.program.context
+    own = compiled.program.context
     tokens = max(STEP_TOKENS, context)
     limits = Limits(tokens, tokens, 4 * tokens // BLOCK)
-    size_of = footprint(lowered, limits, threads, "f32")
+    size_of = compiled.footprint(LoadOptions(limits, threads, "f32", packed))
     total = size_of.weights + size_of.buffers + size_of.cache + PROCESS + PAGES
     if total > budget:
         raise DoesNotFit(
@@ -177,8 +180,8 @@ def _encoder_plan(
         )
     return Plan(
         weights=size_of.weights, buffers=size_of.buffers, cache=size_of.cache,
-        block=block_bytes(lowered, "f32"), available=available, context=context, model_context=own,
-        threads=threads, kv_dtype="f32", limits=limits,
+        block=compiled.block_bytes("f32"), available=available, context=context, model_context=own,
+        threads=threads, kv_dtype="f32", limits=limits, packed=packed,
     )  # fmt: skip
 
 

@@ -126,7 +126,7 @@ def _served(
         context,
         now,
         model.task,
-        read_pooling(model.checkpoint, not model.lowered.program.causal),
+        read_pooling(model.checkpoint, not model.program.causal),
     )
 
 

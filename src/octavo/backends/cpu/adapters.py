@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from octavo import _native
 from octavo.checkpoint import TensorType
 from octavo.checkpoint.adapter import LowRank, read_adapter
 from octavo.checkpoint.base import Checkpoint
@@ -20,15 +21,21 @@ from octavo.program import Program
 MAX_ADAPTERS = 64
 HUGE_PAGE = 2 << 20
 Matrix = npt.NDArray[np.generic]
-Part = tuple[str, int, Matrix, Matrix, int, int, int, float]
+Bytes = npt.NDArray[np.uint8]
 
 
-class Host(Protocol):
-    """Whoever computes with adapters."""
+class Part(NamedTuple):
+    """Factors for one matrix, as native code takes them. a: `[rank, inputs]`; b: panels of 16
+    outputs, `[panels, rank, 16]`; both as bytes."""
 
-    def add_adapter(self, parts: list[Part]) -> int: ...
-
-    def remove_adapter(self, slot: int) -> None: ...
+    matrix: int
+    type: int
+    a: Bytes
+    b: Bytes
+    rank: int
+    inputs: int
+    outputs: int
+    scale: float
 
 
 @dataclass(slots=True)
@@ -40,7 +47,9 @@ class _Loaded:
     leaving: bool = False
 
 
-def _parts(module: str, targets: tuple[Target, ...], factors: LowRank) -> list[Part]:
+def _parts(
+    module: str, targets: tuple[Target, ...], factors: LowRank, matrices: dict[str, int]
+) -> list[Part]:
     """Factors for each matrix of a module. Raises RequestError."""
     rank, inputs = factors.a.shape
     outputs, expected = factors.b.shape[0], (max(t.end for t in targets), targets[0].inputs)
@@ -60,38 +69,45 @@ def _parts(module: str, targets: tuple[Target, ...], factors: LowRank) -> list[P
         t.vector() if wide else t.raw().view(np.uint16).reshape(t.shape)
         for t in (factors.a, factors.b)
     )  # fmt: skip
-    return [_part(t, a, b[t.begin : t.end], factors.scale) for t in targets]
+    return [
+        _part(matrices[t.tensor], t.heads, a, b[t.begin : t.end], factors.scale) for t in targets
+    ]
 
 
-def _part(target: Target, a: Matrix, b: Matrix, scale: float) -> Part:
-    """Factors as the native code takes them: B as panels of 16 outputs, `[panels, rank, 16]`."""
+def _part(matrix: int, heads: int, a: Matrix, b: Matrix, scale: float) -> Part:
+    """Factors for one matrix. heads: of outputs in GGUF's interleaved order, or 0."""
     (rank, inputs), outputs = a.shape, b.shape[0]
-    if target.heads:
-        b = b.reshape(target.heads, 2, -1, rank).swapaxes(1, 2).reshape(outputs, rank)
+    if heads:
+        b = b.reshape(heads, 2, -1, rank).swapaxes(1, 2).reshape(outputs, rank)
     padded = np.zeros((-(-outputs // 16) * 16, rank), b.dtype)
     padded[:outputs] = b
     panels = padded.reshape(-1, 16, rank).swapaxes(1, 2)
     kind = TensorType.F32 if a.dtype == np.float32 else TensorType.BF16
     flat = [np.ascontiguousarray(x).view(np.uint8).reshape(-1) for x in (a, panels)]
-    return target.tensor, int(kind), flat[0], flat[1], rank, inputs, outputs, scale
+    return Part(matrix, int(kind), flat[0], flat[1], rank, inputs, outputs, scale)
 
 
 def _bytes(parts: list[Part]) -> int:
     """What the native code takes for them: A in panels of 16 rows and 64 columns, whole pages."""
     total = 0
-    for _, kind, _, b, rank, inputs, _, _ in parts:
-        element = TensorType(kind).block[1]
-        total += -(-rank // 16) * 16 * -(-inputs // 64) * 64 * element + b.nbytes + 128
+    for p in parts:
+        element = TensorType(p.type).block[1]
+        total += -(-p.rank // 16) * 16 * -(-p.inputs // 64) * 64 * element + p.b.nbytes + 128
     return -(-total // HUGE_PAGE) * HUGE_PAGE
 
 
-class Adapters:
-    """Loads and unloads adapters of one model. room: bytes they may take together."""
+class LoadedAdapters:
+    """The adapters of one native model. matrices: its matrices by tensor name. limit: bytes that
+    adapters may take together."""
 
-    def __init__(self, checkpoint: Checkpoint, program: Program, host: Host, room: int) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, program: Program, model: _native.Model,
+        matrices: dict[str, int], limit: int,
+    ) -> None:  # fmt: skip
         self.targets = adapter_targets(checkpoint, program)
-        self._host = host
-        self._room = room
+        self._model = model
+        self._matrices = matrices
+        self._limit = limit
         self._serials = count(1)
         self._loaded: dict[str, _Loaded] = {}
 
@@ -113,17 +129,17 @@ class Adapters:
         parts = [
             part
             for module, factor in factors.items()
-            for part in _parts(module, self.targets[module], factor)
+            for part in _parts(module, self.targets[module], factor, self._matrices)
         ]
         size = _bytes(parts)
         used = sum(a.bytes for a in self._loaded.values())
-        if used + size > self._room:
+        if used + size > self._limit:
             raise RequestError(
-                f"adapter {name[:64]!r} takes {size >> 10:,} KiB and {(self._room - used) >> 10:,} "
-                "KiB are left; start the server with a larger --lora-memory", "lora_path",
-                "insufficient_memory",
+                f"adapter {name[:64]!r} takes {size >> 10:,} KiB and "
+                f"{(self._limit - used) >> 10:,} KiB are left; start the server with a larger "
+                "--lora-memory", "lora_path", "insufficient_memory",
             )  # fmt: skip
-        slot = self._host.add_adapter(parts)
+        slot = self._model.add_adapter(parts)
         self._loaded[name] = _Loaded(slot, size, next(self._serials))
 
     def unload(self, name: str) -> None:
@@ -151,5 +167,5 @@ class Adapters:
 
     def _sweep(self, name: str, adapter: _Loaded) -> None:
         if adapter.leaving and not adapter.users:
-            self._host.remove_adapter(adapter.slot)
+            self._model.remove_adapter(adapter.slot)
             del self._loaded[name]

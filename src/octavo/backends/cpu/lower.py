@@ -42,7 +42,6 @@ FLOATING = {TensorType.F32, TensorType.F16, TensorType.TABLE4, TensorType.FP8}  
 # Of selected rows?, width, forms, which of bf16 and fp32 only adapters read, each thread its own?
 ActShape = tuple[bool, int, Forms, tuple[bool, bool], bool]
 
-WIDEST_HEAD = 512  # dimensions; kernels keep a head on the stack
 # Operations that leave their result as an input of linear layers; some of them nowhere else.
 EMITTING = (Attention, Glu, Activate, RmsNorm, LayerNorm, SelectRows, Permute)
 EMITTING_ONLY = (Attention, Glu, Activate, Permute)
@@ -134,8 +133,8 @@ class _Lowering:
         return value, norm, rope
 
     def attention(self, op: Attention) -> NativeOp:
-        if op.q.width // op.heads > WIDEST_HEAD:
-            raise Unsupported(f"attention heads wider than {WIDEST_HEAD} dimensions")
+        if op.q.width // op.heads > _native.WIDEST_HEAD:
+            raise Unsupported(f"attention heads wider than {_native.WIDEST_HEAD} dimensions")
         q, q_norm, q_rope = self.peel(op.q, op.heads)
         k, k_norm, k_rope = self.peel(op.k, op.kv_heads)
         same = (q_rope is None) == (k_rope is None) and (

@@ -1,0 +1,67 @@
+"""The CPU backend as others see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo import _native
+from octavo.backends.base import Footprint, LoadOptions, PackedMatrices, Progress
+from octavo.backends.cpu.adapters import LoadedAdapters
+from octavo.backends.cpu.executor import CpuExecutable, block_bytes, footprint, load
+from octavo.backends.cpu.lower import Lowered, lower
+from octavo.backends.cpu.packed import packed_below, packed_file
+from octavo.backends.cpu.weights import packed_matrices
+from octavo.checkpoint import Checkpoint
+from octavo.program import Program
+
+
+@dataclass(frozen=True)
+class CpuCompiled:
+    """A lowered program."""
+
+    lowered: Lowered
+
+    @property
+    def program(self) -> Program:
+        return self.lowered.program
+
+    @property
+    def adapters(self) -> bool:
+        return self.lowered.adapters
+
+    @property
+    def matrices(self) -> list[PackedMatrices]:
+        return packed_matrices(self.lowered)
+
+    def block_bytes(self, kv_dtype: str) -> int:
+        return block_bytes(self.lowered, kv_dtype)
+
+    def footprint(self, options: LoadOptions) -> Footprint:
+        return footprint(self.lowered, options)
+
+    def load(
+        self, checkpoint: Checkpoint, options: LoadOptions, progress: Progress = lambda _: None
+    ) -> CpuExecutable:
+        file = packed_file(checkpoint) if options.packed else None
+        executable = load(self.lowered, options, progress, file)
+        if self.adapters:
+            executable.adapters = LoadedAdapters(
+                checkpoint, self.program, executable.model, executable.matrices,
+                options.adapter_bytes,
+            )  # fmt: skip
+        return executable
+
+
+class CpuBackend:
+    """Computes on this host's CPU."""
+
+    @property
+    def kernels(self) -> list[str]:
+        return _native.isas()
+
+    def compile(self, program: Program, adapters: bool = False) -> CpuCompiled:
+        return CpuCompiled(lower(program, adapters))
+
+    def packed_files(self, folder: Path) -> list[Path]:
+        return packed_below(folder)
