@@ -254,12 +254,32 @@ def test_trees_of_the_reference(small: Small, tmp_path: Path) -> None:
         assert (got[rows] - expected).abs().max().item() <= LIMIT
 
 
-def test_what_is_not_declared_is_refused(tmp_path: Path) -> None:
+def encoder(folder: Path) -> torch.nn.Module:
     from transformers import BertConfig, BertModel
 
+    torch.manual_seed(6)
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48}
     config = BertConfig(vocab_size=90, num_hidden_layers=2, max_position_embeddings=40, **sizes)
-    BertModel(config, add_pooling_layer=False).save_pretrained(tmp_path)
+    model = BertModel(config, add_pooling_layer=False).eval()
+    with torch.no_grad():
+        model.embeddings.token_type_embeddings.weight.mul_(50)  # the usual 0.02 is hardly seen
+    model.save_pretrained(folder)
+    return model
+
+
+def test_segments(tmp_path: Path) -> None:
+    oracle = encoder(tmp_path)
+    reference = Reference(build_program(open_checkpoint(tmp_path)))
+    ids, segments = [4, 9, 60, 7, 8], [0, 0, 1, 1, 0]
+    with torch.inference_mode():
+        expected = oracle(torch.tensor([ids]), token_type_ids=torch.tensor([segments]))
+    got = reference.logits(ids, token_type_ids=segments)
+    assert (expected.last_hidden_state[0] - got).abs().max().item() <= LIMIT
+    assert (reference.logits(ids) - got).abs().max().item() > 100 * LIMIT
+
+
+def test_what_is_not_declared_is_refused(tmp_path: Path) -> None:
+    encoder(tmp_path)
     program = build_program(open_checkpoint(tmp_path))
     reference = Reference(program)
     for given in ({"embeddings": {0: torch.zeros(32)}}, {"parents": [-1, 0]}):

@@ -25,15 +25,15 @@ def _operand(value: object) -> str:
 
 def _line(op: Op) -> str:
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", op.name).lower()
-    parts = []
+    operands = []
     for f in fields(op):
         value = getattr(op, f.name)
         if f.name == "out" or value == f.default:
             continue
         text = _operand(value)
-        parts.append(text if isinstance(value, Value | Weight) else f"{f.name}={text}")
+        operands.append(text if isinstance(value, Value | Weight) else f"{f.name}={text}")
     rows = "S" if op.out.selected else "T"
-    return f"%{op.out.id:<4} {f'[{rows}, {op.out.width}]':<12} = {name:<11} {', '.join(parts)}"
+    return f"%{op.out.id:<4} {f'[{rows}, {op.out.width}]':<12} = {name:<11} {', '.join(operands)}"
 
 
 def _input(declared: Input) -> str:

@@ -68,30 +68,33 @@ class Reference:
 
     @torch.inference_mode()
     def logits(
-        self, ids: list[int], rows: list[int] | None = None, types: list[int] | None = None, *,
-        parents: list[int] | None = None, embeddings: dict[int, Tensor] | None = None,
+        self, ids: list[int], rows: list[int] | None = None, *,
+        token_type_ids: list[int] | None = None, parents: list[int] | None = None,
+        embeddings: dict[int, Tensor] | None = None,
     ) -> Tensor:  # fmt: skip
         """The output `[rows, width]` of a sequence; of all its tokens unless `rows` names some.
 
-        types: the tokens' segments. parents: the token that each follows, for a tree. embeddings:
-        rows for some tokens, by index. Raises ValueError for an input that is not declared.
+        parents: the token that each follows, for a tree (program/tree.py). embeddings: rows for
+        some tokens, by index. Raises ValueError for an input that is not declared.
         """
-        given = {"token_type_ids": types, "parents": parents, "embeddings": embeddings}
-        for name, value in given.items():
+        optional = {
+            "token_type_ids": token_type_ids, "parents": parents, "embeddings": embeddings,
+        }  # fmt: skip
+        for name, value in optional.items():
             if value is not None and not self.program.takes(name):
                 raise ValueError(f"the program has no input {name!r}")
-        rows_given = dict(embeddings or {})
+        given = embeddings or {}
         positions, visible = tree(parents or list(range(-1, len(ids) - 1)))
         x = Inputs(
             {
                 "ids": torch.tensor(ids),
                 "positions": positions,
-                "token_type_ids": torch.tensor(types or [0] * len(ids)),
+                "token_type_ids": torch.tensor(token_type_ids or [0] * len(ids)),
             },
             visible,
             torch.arange(len(ids)) if rows is None else torch.tensor(rows),
-            torch.stack(list(rows_given.values())) if rows_given else torch.zeros(0),
-            torch.tensor(list(rows_given), dtype=torch.long),
+            torch.stack(list(given.values())) if given else torch.zeros(0),
+            torch.tensor(list(given), dtype=torch.long),
         )
         values: dict[int, Tensor] = {}
         for op in self.program.ops:
