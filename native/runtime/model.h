@@ -47,8 +47,8 @@ class Model {
   int add_act(Rows rows, int width, ActForms forms, bool apart, bool adapted_bf16, bool adapted_f32);
   int add_rope(const float* frequencies, int half, float factor);
   int add_order(const int32_t* order, int n);
-  int add_schedule(int window, bool causal);
-  void embed(int matrix, int out, float scale, int index, int offset);
+  int add_schedule(int window, bool causal, int group);
+  void embed(int matrix, int out, float scale, int index, int offset, bool replaceable);
   void select(int in, int out, int act);
   void layer_norm(int in, int weight, int bias, float eps, int out, int act);
   void norm(int in, int weight, float eps, int out, int residual, int act);
@@ -76,7 +76,7 @@ class Model {
   int add_adapter(const std::vector<Adapter::Part>& parts);  // gives a slot
   void remove_adapter(int slot);
 
-  void allocate_cache(int layers, int blocks, int heads, int head_dim, KvType type, int parts);
+  void allocate_cache(const std::vector<KvShape>& layers, int blocks, KvType type, int parts);
   // When less than half of `ahead` bytes of the cache past block `reached` are there, has the system hand out all of
   // them, about `bytes` a call; whether some of that is left.
   bool prefault_kv(int reached, size_t ahead, size_t bytes);
@@ -105,7 +105,6 @@ class Model {
   const Matrix* matrix(int i) const { return matrices_.at(size_t(i)).get(); }
 
   static size_t matrix_bytes(Storage storage, size_t rows, size_t cols);
-  static size_t cache_block_bytes(int layers, int heads, int head_dim, KvType type);
 
  private:
   Model(const std::string& isa, int threads, Limits limits, std::unique_ptr<Arena> weights, std::unique_ptr<Arena> buffers);
@@ -118,6 +117,9 @@ class Model {
   uint64_t sum(const uint8_t* data, size_t bytes);  // of whole lines
   Matrix& new_matrix(Storage storage, size_t data_bytes, size_t rows, size_t cols);
   void check(const Step& step) const;
+  void check_spans(const Step& step) const;
+  void check_embeddings(const Step& step) const;
+  void place_kv_writes(Step& step) const;
   void plan_head(const std::vector<SamplingRow>& sampling);
   void plan_live(const std::vector<SamplingRow>& sampling);
 
@@ -145,7 +147,10 @@ class Model {
   std::vector<std::unique_ptr<Adapter>> adapters_;  // by slot
   bool last_ = false;  // the head is the last operation: nothing changes the logits after it
   int known_[3] = {INT_MAX, INT_MAX, INT_MAX};  // ids, positions and types that the tables they look up have rows for
-  int output_ = -1, width_ = 0, heads_ = 0, kv_heads_ = 0;
+  int output_ = -1, width_ = 0;
+  int embedding_width_ = 0;  // of rows that a step may give in place of the table's; 0: none
+  struct Attended { int layer, heads, kv_heads, head_dim; };
+  std::vector<Attended> attended_;  // by each attention
 };
 
 }  // namespace octavo

@@ -67,6 +67,7 @@ class CpuExecutable:
             step.ids, step.positions, step.spans, step.block_tables, step.logits_indices,
             list(step.sampling), step.token_type_ids,
             step.all_logits or self.task != "generate", steps, ends,
+            step.embeddings, step.embedding_rows, step.kv_writes,
         )  # fmt: skip
         return [[Sample(*row) for row in each] for each in rows]
 
@@ -126,11 +127,9 @@ def _record(
 ) -> Recorder:
     """Records everything that takes weights or buffers."""
     recorder = Recorder(lowered, model, progress, defer=not options.packed)
-    c = lowered.program.cache
-    model.allocate_cache(
-        layers=c.layers, blocks=options.limits.blocks, heads=c.kv_heads, head_dim=c.head_dim,
-        type=options.kv_dtype, parts=options.limits.tokens + SPARE_PARTIALS,
-    )  # fmt: skip
+    layers = [(layer.kv_heads, layer.head_dim) for layer in lowered.program.cache]
+    partials = options.limits.tokens + SPARE_PARTIALS
+    model.allocate_cache(layers, options.limits.blocks, options.kv_dtype, partials)
     return recorder
 
 
@@ -144,8 +143,10 @@ def footprint(lowered: Lowered, options: LoadOptions) -> Footprint:
 
 def block_bytes(lowered: Lowered, kv_dtype: str) -> int:
     """Bytes of one KV block over all layers."""
-    c = lowered.program.cache
-    return _native.cache_block_bytes(c.layers, c.kv_heads, c.head_dim, kv_dtype)
+    return sum(
+        _native.cache_block_bytes(layer.kv_heads, layer.head_dim, kv_dtype)
+        for layer in lowered.program.cache
+    )
 
 
 def load(

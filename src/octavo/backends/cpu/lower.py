@@ -270,6 +270,7 @@ def _other(add: Add | None, value: Value) -> Value | None:
 def _assign(lowered: Lowered) -> None:
     """Gives every value a buffer, reusing those whose value has been read for the last time."""
     effects = [op.effects for op in lowered.ops]
+    results = (lowered.program.output, lowered.program.hidden)  # read after the step
     last: dict[int, int] = {}
     for i, e in enumerate(effects):
         ids = [v.id for v in e.reads] + ([e.source.id] if e.source else [])
@@ -285,7 +286,7 @@ def _assign(lowered: Lowered) -> None:
         return len(lowered.buffers) - 1
 
     for i, e in enumerate(effects):
-        dead = [v for v in e.reads if last[v.id] == i]
+        dead = [v for v in e.reads if last[v.id] == i and v not in results]
         in_place = [v for v in dead if v == e.residual and len(e.writes) == 1]
         for value in in_place:
             free.setdefault(_shape(value), []).append(lowered.buffer_of[value.id])
@@ -304,6 +305,12 @@ def _assign(lowered: Lowered) -> None:
         if e.source is not None and last[e.source.id] == i:
             slot = lowered.act_of[e.source.id]
             free_acts.setdefault(lowered.acts[slot], []).append(slot)
+    for value in results:
+        if value.id not in lowered.buffer_of:
+            raise Unsupported(
+                f"a program whose output or hidden states are %{value.id}, which are "
+                "computed inside a fused operation"
+            )
 
 
 def _shape(value: Value) -> BufferShape:

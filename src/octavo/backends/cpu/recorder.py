@@ -30,7 +30,7 @@ from octavo.backends.cpu.weights import deferred, weights_of
 from octavo.program import Experts, Linear, RmsNorm, Rope, Route, Value, Weight
 
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "tanh": 3, "relu": 4, "swiglu_clamped": 5}
-INDEXES = {"ids": 0, "positions": 1, "types": 2}
+INDEXES = {"ids": 0, "positions": 1, "token_type_ids": 2}
 NO_BYTES = np.zeros(0, np.uint8)
 NO_FLOATS = np.zeros(0, np.float32)
 
@@ -97,7 +97,7 @@ class Recorder:
             self.vector[key] = model.add_vector(self._values(w), w.tensor.shape[0])
         self.rope: dict[Rotation, int] = {}
         self.order: dict[tuple[int, ...], int] = {}
-        self.schedule: dict[tuple[int, bool], int] = {}
+        self.schedule: dict[tuple[int, bool, int], int] = {}  # window, causal, heads a KV head
         self.expert_rows: dict[ExpertShape, int] = {}
         self.buffers = [model.add_buffer(*shape) for shape in lowered.buffers]
         self.acts = [self._add_act(shape) for shape in lowered.acts]
@@ -135,7 +135,7 @@ class Recorder:
         match native:
             case EmbedOp(op):
                 table, index = self.matrix[op.table.tensor.name], INDEXES[op.index]
-                model.embed(table, buffer(op.out), op.scale, index, op.offset)
+                model.embed(table, buffer(op.out), op.scale, index, op.offset, op.replaceable)
             case SelectOp(op):
                 model.select(buffer(op.x), buffer(op.out), act(native.act))
             case LayerNormOp(op):
@@ -208,7 +208,7 @@ class Recorder:
 
     def _attention(self, native: AttentionOp) -> None:
         op, norm, rope = native.op, native.q_norm or native.k_norm, native.rope
-        kind = op.window, op.causal
+        kind = op.window, op.causal, op.heads // op.kv_heads
         if kind not in self.schedule:
             self.schedule[kind] = self.model.add_schedule(*kind)
         if rope and _rotation(rope) not in self.rope:
