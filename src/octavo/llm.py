@@ -24,12 +24,15 @@ from octavo.checkpoint.pooling import Vector, read_pooling, unit
 from octavo.client.in_process import EventStream, InProcessEngine
 from octavo.engine.constraint import TokenTable
 from octavo.engine.defaults import GenerationConfig, default_params
-from octavo.engine.engine import Engine, EngineStats
+from octavo.engine.engine import Engine
+from octavo.engine.events import BeamText, Ended, Pooled, PromptLogprobs, Token, TokenEvent, ends
 from octavo.engine.host import available_memory
 from octavo.engine.loader import load_engine, open_model
 from octavo.engine.plan import make_plan, parse_size
-from octavo.engine.request import Request, SamplingParams, TokenEvent
+from octavo.engine.request import Request, SamplingParams
+from octavo.engine.stats import EngineStats
 from octavo.errors import EngineFailed, RequestError, UsageError
+from octavo.generate.output import beam_tokens
 from octavo.text import ChatTemplate, TextStream, Tokenizer, load_tokenizer
 from octavo.text.chat import joined, template_source
 
@@ -79,15 +82,22 @@ class _Assembly:
     def push(self, event: TokenEvent) -> str:
         """Text that became showable."""
         self._cached = event.cached
-        self._score = event.score if event.width else None
-        for logprob, top in event.scores:
-            self._prompt.append(logprob)
-            self._prompt_top.append(dict(top))
-        if event.token is not None and event.finish != "stop":
-            self._tokens.append(event.token)
-            self._logprobs.append(event.logprob)
-            self._top.append(dict(event.top))
-        text, self.finish = self._stream.push(event.token, event.finish)
+        if isinstance(event, BeamText):
+            self._score = event.score
+            return "".join([self.push(token) for token in beam_tokens(event)])
+        text = ""
+        if isinstance(event, PromptLogprobs):
+            for logprob, alternatives in event.logprobs:
+                self._prompt.append(logprob)
+                self._prompt_top.append(dict(alternatives))
+        elif isinstance(event, Ended):
+            text, self.finish = self._stream.push(None, event.finish)
+        elif isinstance(event, Token):
+            if event.finish != "stop":
+                self._tokens.append(event.token)
+                self._logprobs.append(event.logprob)
+                self._top.append(dict(event.top))
+            text, self.finish = self._stream.push(event.token, event.finish)
         self._text += text
         return text
 
@@ -282,9 +292,10 @@ class LLM:
         found: dict[str, Vector] = {}
         with closing(self._engine.submit(requests)) as events:
             for event in events:
-                if event.error is not None:
-                    raise EngineFailed(event.error)
-                found[event.id] = np.frombuffer(event.vector, np.float32)
+                if isinstance(event, Ended):
+                    raise EngineFailed(event.error or event.finish)
+                if isinstance(event, Pooled):
+                    found[event.id] = np.frombuffer(event.vector, np.float32)
         return [found[r.id] for r in requests]
 
     def stream(
@@ -295,11 +306,11 @@ class LLM:
         assembly = _Assembly(self.tokenizer.bytes, request)
         with closing(self._engine.submit([request])) as events:
             for event in events:
-                if event.beam:
+                if isinstance(event, BeamText) and event.index:
                     continue
                 if text := assembly.push(event):
                     yield text
-                if event.error is not None:
+                if isinstance(event, Ended) and event.error is not None:
                     raise RequestError(event.error)
                 if assembly.finish is not None:  # a stop string may end it before the engine
                     return
@@ -348,12 +359,15 @@ class LLM:
             task = bar.add_task("", total=len(requests))
             for event in events:
                 texts = assemblies[event.id]
-                if event.beam == len(texts):
+                index = event.index if isinstance(event, BeamText) else 0
+                if index == len(texts):
                     texts.append(_Assembly(self.tokenizer.bytes, texts[0].request))
-                texts[event.beam].push(event)
-                if event.error is not None:
+                texts[index].push(event)
+                if isinstance(event, Ended) and event.error is not None:
                     raise RequestError(event.error)
-                if texts[event.beam].finish is not None and not event.more:
+                if isinstance(event, BeamText) and not ends(event):
+                    continue
+                if texts[index].finish is not None:
                     events.finish(event.id)  # a stop string may end it before the engine
                     bar.advance(task)
         return assemblies

@@ -13,7 +13,7 @@ from typing import Any
 
 from octavo.client.engine_process import main
 from octavo.engine import engine
-from octavo.engine.scheduler import Work
+from octavo.engine.scheduler import ScheduledSpan
 
 POISON = [11, 12, 13]  # what the prompt of such a request begins with
 
@@ -21,10 +21,10 @@ POISON = [11, 12, 13]  # what the prompt of such a request begins with
 def poisoned(compute: Callable[..., Any]) -> Callable[..., Any]:
     way, tokens = os.environ["POISON"].split(":")
 
-    def inner(executable: object, work: list[Work], *rest: Any) -> Any:
-        out = compute(executable, work, *rest)
-        deadly = [w for w in work if w.sequence.tokens[:3] == POISON]
-        if any(w.sequence.generated + (len(out) if rest else 1) > int(tokens) for w in deadly):
+    def inner(executable: object, spans: list[ScheduledSpan], *rest: Any) -> Any:
+        out = compute(executable, spans, *rest)
+        deadly = [o for o in out if o.span.sequence.kv.tokens[:3] == POISON]
+        if any(o.span.sequence.sampling.generated + len(o.tokens) > int(tokens) for o in deadly):
             if way == "raise":
                 raise RuntimeError("this sequence cannot be computed")
             if way != "hang":

@@ -18,9 +18,10 @@ from octavo.client.link import ENGINE
 from octavo.client.process import EngineClient
 from octavo.client.replay import Replay, Stream
 from octavo.engine.constraint import TokenTable
+from octavo.engine.events import BeamText, Token
 from octavo.engine.loader import open_model
 from octavo.engine.plan import make_plan
-from octavo.engine.request import BeamSearch, Request, SamplingParams, TokenEvent
+from octavo.engine.request import BeamSearch, Request, SamplingParams
 from octavo.errors import EngineFailed, RequestError
 from tests.api.poisoned_engine import POISON
 from tests.small_models import Small, save_hf
@@ -73,7 +74,10 @@ async def ask(client: EngineClient, asked: Request) -> Answer:
     try:
         async with aclosing(client.submit(asked)) as events:
             async for event in events:
-                answer.tokens += [] if event.token is None else [event.token]
+                if isinstance(event, Token):
+                    answer.tokens.append(event.token)
+                elif isinstance(event, BeamText):
+                    answer.tokens += event.tokens
     except RequestError as e:
         answer.error = e
     return answer
@@ -119,6 +123,7 @@ def test_a_poisonous_request_ends_alone(folder: Path, poisoned: str, deaths: set
     culprit = answers.pop(4)
     assert answers == expected and all(a.error is None for a in answers)
     assert [len(a.tokens) for a in answers[:-1]] == [LENGTH] * (NEIGHBOURS - 1)
+    assert len(answers[-1].tokens) == 40  # two texts of a beam search
     assert isinstance(culprit.error, EngineFailed) and culprit.error.code == "engine_error"
     assert len(culprit.tokens) <= 25 and culprit.tokens == whole.tokens[: len(culprit.tokens)]
     assert late == later and len(late.tokens) == LENGTH and late.error is None
@@ -242,7 +247,7 @@ def test_everybody_but_the_poisonous_gets_all(seed: int) -> None:
             for token in range(n, min(n + ahead, lengths[int(stream.request.id)])):
                 found = replay.find(name)
                 assert found is stream
-                stream.take(TokenEvent(name, token))
+                stream.take(Token(name, token))
             engine[name][1] = len(stream.given)
             if len(stream.given) == lengths[int(stream.request.id)]:
                 got[int(stream.request.id)] = list(stream.given)
@@ -267,7 +272,7 @@ def test_what_an_engine_still_had_to_say_is_not_heard() -> None:
     assert [replay.find(n) for n in first] == [None, None]
     assert replay.turn() == ([], [a]) and replay.turn() == ([], [])
     for token in range(9):
-        a.take(TokenEvent(a.name, token))
+        a.take(Token(a.name, token))
     assert replay.stepped()
     old = a.name
     assert replay.turn() == ([old], [b]) and replay.find(old) is None

@@ -16,12 +16,14 @@ from hypothesis import strategies as st
 from octavo import _native
 from octavo.backends.base import SamplingRow, StepInput
 from octavo.engine import Request, SamplingParams
-from octavo.engine.sequence import Sequence
+from octavo.engine.admission import Admission
+from octavo.engine.sampling_state import SamplingState
 from octavo.errors import RequestError
 from tests.conftest import Runner
 from tests.small_models import Small, save_hf
 
 VOCABULARY = 70
+ADMISSION = Admission(VOCABULARY, 100, "generate", grammars=False, adapters=False)
 INTEGERS = st.integers(-(1 << 70), 1 << 70) | st.sampled_from(
     [0, 1, (1 << 31) - 1, 1 << 31, 10**400]
 )
@@ -53,7 +55,7 @@ def test_what_is_refused_says_so(fields: dict[str, object]) -> None:
     """A value of any size gives a RequestError of one line, or none, and nothing else."""
     request = Request(id="a", prompt=[3], params=SamplingParams(**fields))  # type: ignore[arg-type]
     try:
-        request.check(VOCABULARY, 100)
+        ADMISSION.check(request)
         refusal = ""
     except RequestError as error:
         refusal = str(error)
@@ -69,11 +71,11 @@ def test_what_passes_the_checks_can_be_sampled(
     fields: dict[str, object], logits: list[float]
 ) -> None:
     request = Request(id="a", prompt=[3, 4], params=SamplingParams(**fields))  # type: ignore[arg-type]
-    request.check(VOCABULARY, 100)
-    sequence = Sequence(request, 0, None, 100, [3, 4], vocabulary=VOCABULARY)
-    sequence.append(5)
+    ADMISSION.check(request)
+    state = SamplingState(request.params, [3, 4, 5], 2, VOCABULARY)
+    state.push(5)
     values = np.array(logits, np.float32)
-    token, logprob, _, others = _native.sample("", values, sequence.sampling())
+    token, logprob, _, others = _native.sample("", values, state.row())
     assert 0 <= token < VOCABULARY and not any(math.isnan(x) for x in (logprob, *others))
 
 
@@ -93,9 +95,9 @@ def test_what_passes_the_checks_can_be_sampled(
 def test_hardly_any_temperature_is_none(temperature: float, limit: dict[str, Any]) -> None:
     logits = np.random.default_rng(1).normal(size=1000).astype(np.float32)
     params = SamplingParams(temperature=temperature, seed=1, **limit)
-    sequence = Sequence(Request(id="a", prompt=[3], params=params), 0, None, 100, [3])
+    state = SamplingState(params, [3], 1, 1000)
     for measured in (False, True):
-        token = _native.sample("", logits, sequence.sampling(), measured)[0]
+        token = _native.sample("", logits, state.row(), measured)[0]
         assert token == logits.argmax()
 
 

@@ -12,6 +12,7 @@ import pytest
 from octavo.backends.base import BLOCK, Limits, Sample, StepInput
 from octavo.engine import Engine, Request, SamplingParams
 from octavo.engine.constraint import GrammarCompiler, TokenTable
+from octavo.engine.events import Ended, PromptLogprobs, Times, Token, TokenEvent, ends
 from octavo.engine.request import BeamSearch, Thinking, shown
 from octavo.errors import RequestError
 
@@ -69,7 +70,7 @@ class Counting:
 
 
 class Clock:
-    now = 0.0
+    now = 100.0
 
     def __call__(self) -> float:
         return self.now
@@ -88,11 +89,14 @@ def request(name: str, prompt: int = 10, tokens: int = 5, **options: object) -> 
 
 def finish(e: Engine, limit: int = 10_000) -> list[tuple[str, str]]:
     """(id, reason) in the order requests ended."""
-    ends = []
+    found: list[tuple[str, str]] = []
     for _ in range(limit):
         if not e.has_work:
-            return ends
-        ends += [(event.id, event.finish) for event in e.step() if event.finish]
+            return found
+        for event in e.step():
+            if ends(event):
+                assert isinstance(event, Token | Ended) and event.finish is not None
+                found.append((event.id, event.finish))
     raise AssertionError("the engine does not finish")
 
 
@@ -164,8 +168,9 @@ def test_bad_parameters_are_named(field: str, value: object) -> None:
 
 @pytest.mark.parametrize("prompt", [[], [-1], [1000], [2**31], [10**400], [1.0], [True]])
 def test_bad_prompts(prompt: list[int]) -> None:
-    with pytest.raises(RequestError):
+    with pytest.raises(RequestError) as error:
         engine().add(Request(id="x", prompt=prompt, params=SamplingParams()))
+    assert (error.value.param, error.value.code) == ("prompt", "invalid_value")
 
 
 @pytest.mark.parametrize(
@@ -176,8 +181,46 @@ def test_bad_prompts(prompt: list[int]) -> None:
     ],
 )  # fmt: skip
 def test_bad_requests(field: str, value: object) -> None:
-    with pytest.raises(RequestError):
+    with pytest.raises(RequestError) as error:
         engine().add(request("a", **{field: value}))  # type: ignore[arg-type]
+    assert (error.value.param, error.value.code) == (field, "invalid_value")
+
+
+def test_what_the_engine_cannot_do_is_refused_by_name() -> None:
+    e = engine()
+    grammar = SamplingParams(max_tokens=1, grammar="start: /a/")
+    with pytest.raises(RequestError) as error:
+        e.add(Request(id="a", prompt=[1], params=grammar))
+    assert (error.value.param, error.value.code) == ("grammar", "unsupported_parameter")
+    with pytest.raises(RequestError) as error:
+        e.add(request("a", adapter="x"))
+    assert (error.value.param, error.value.code) == ("adapter", "model_not_found")
+    with pytest.raises(RequestError) as error:
+        e.add(Request(id="a", prompt=[1] * 401, params=SamplingParams(), pool="mean"))
+    assert (error.value.param, error.value.code) == ("prompt", "context_length_exceeded")
+    e.add(request("a"))
+    with pytest.raises(RequestError) as error:
+        e.add(request("a"))
+    assert error.value.param == "id" and finish(e) == [("a", "length")]
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [({"allowed_token_ids": [7], "bad_words": [[7]]}, "allowed_token_ids"), ({"bad_words": [[7]]}, "bad_words")],
+)  # fmt: skip
+def test_a_refusal_while_running_names_its_cause(params: dict[str, object], field: str) -> None:
+    """An executable that finds no legal token says so with token -1."""
+
+    class NoToken(Counting):
+        def step(self, step: StepInput) -> list[Sample]:
+            return [Sample(-1, 0.0, [], []) for _ in step.sampling]
+
+    e = engine(NoToken())
+    e.add(Request(id="a", prompt=[1], params=SamplingParams(**params)))  # type: ignore[arg-type]
+    (ended,) = e.step()
+    assert isinstance(ended, Ended) and ended.finish == "refused"
+    assert (ended.param, ended.code) == (field, "constraint_failed")
+    assert e.stats().blocks_held == 0 and not e.has_work
 
 
 @pytest.mark.parametrize(
@@ -197,25 +240,27 @@ def test_deadline_counts_waiting() -> None:
     e.add(request("a", 10, 300))
     e.add(request("b", 10, 5, timeout=1.0))
     e.step()
-    clock.now = 2.0
-    ends = [(x.id, x.finish) for x in e.step() if x.finish]
-    assert ends == [("b", "deadline")]
+    clock.now = 102.0
+    found = [x for x in e.step() if ends(x)]
+    assert found == [Ended("b", "deadline", times=Times(100.0, 100.0, 100.0, 100.0))]
     e.abort("a")
     assert e.stats().blocks_held == 0
 
 
-def test_time_before_the_first_step_is_told() -> None:
+def test_tokens_tell_when_things_happened() -> None:
     clock = Clock()
     e = engine(Counting(selected=1), clock=clock)
     e.add(request("a", 10, 3))
-    clock.now = 0.5
+    clock.now = 100.5
     e.add(request("b", 10, 2))
-    queued: dict[str, set[float]] = {"a": set(), "b": set()}
+    times: dict[str, list[Times]] = {"a": [], "b": []}
     while e.has_work:
         for event in e.step():
-            queued[event.id].add(event.queued)
+            assert isinstance(event, Token)
+            times[event.id].append(event.times)
         clock.now += 1.0
-    assert queued == {"a": {0.5}, "b": {3.0}}  # b after the three steps of a
+    assert times["a"] == [Times(100.0, 100.5, 100.5, 100.5 + i) for i in range(3)]
+    assert times["b"] == [Times(100.5, 103.5, 103.5, 103.5 + i) for i in range(2)]
 
 
 def test_abort_frees_at_once() -> None:
@@ -244,15 +289,16 @@ def test_eos_and_stop_tokens_end() -> None:
 
 
 def test_steady_requests_take_several_steps_in_a_row() -> None:
-    def run(ahead: float, **second: object) -> tuple[dict[str, list[int]], int, int]:
+    def run(multi_step: float, **second: object) -> tuple[dict[str, list[int]], int, int]:
         executable = Counting()
-        e, out, calls = engine(executable, multi_step=ahead), {"a": [], "b": []}, 0
+        e, out, calls = engine(executable, multi_step=multi_step), {"a": [], "b": []}, 0
         e.add(request("a", 10, 30))
         params = SamplingParams(max_tokens=30, stop_token_ids=[117], **second)  # type: ignore[arg-type]
         e.add(Request(id="b", prompt=[1] * 10, params=params))
         while e.has_work:
             calls += 1
             for event in e.step():
+                assert isinstance(event, Token)
                 out[event.id].append(event.token)
         assert e.stats().blocks_held == 0 and e.stats().steps == len(executable.steps)
         return out, calls, len(executable.steps)
@@ -278,18 +324,19 @@ class Picky(Counting):
         return super().step(step)
 
 
-@pytest.mark.parametrize("ahead", [0.0, 1e9])
-def test_a_failing_sequence_fails_alone(ahead: float) -> None:
+@pytest.mark.parametrize("multi_step", [0.0, 1e9])
+def test_a_failing_sequence_fails_alone(multi_step: float) -> None:
     """Neighbours get what they get without it, token by token."""
 
     def run(*names: str) -> dict[str, list[tuple[int | None, str | None]]]:
-        e = engine(Picky(), multi_step=ahead)
+        e = engine(Picky(), multi_step=multi_step)
         out: dict[str, list[tuple[int | None, str | None]]] = {name: [] for name in names}
         for name in names:
             e.add(request(name, ord(name) % 7 + 5, 12))
         while e.has_work:
             for event in e.step():
-                out[event.id].append((event.token, event.finish))
+                assert isinstance(event, Token | Ended)
+                out[event.id].append((getattr(event, "token", None), event.finish))
         assert e.stats().blocks_held == 0
         return out
 
@@ -348,11 +395,18 @@ def test_cached_prefixes_are_reported() -> None:
     e.add(request("a", 40, 3))
     finish(e)
     e.add(Request(id="b", prompt=[97] * 30 + [1] * 10, params=SamplingParams(max_tokens=3)))
-    events = []
+    events: list[TokenEvent] = []
     while e.has_work:
         events += e.step()
     assert events[0].cached == 30  # one whole block, and fourteen tokens of the next
     assert executable.steps[-3].spans[0, 1] == 10
+
+
+def generated(e: Engine) -> list[int]:
+    events: list[TokenEvent] = []
+    while e.has_work:
+        events += e.step()
+    return [event.token for event in events if isinstance(event, Token)]
 
 
 def test_thoughts_end_with_their_budget() -> None:
@@ -366,7 +420,7 @@ def test_thoughts_end_with_their_budget() -> None:
             params=SamplingParams(max_tokens=8, temperature=0, thinking=thinking),
         )
     )
-    tokens = [event.token for _ in range(20) if e.has_work for event in e.step()]
+    tokens = generated(e)
     assert tokens == [110, 111, 112, 113, 900, 901, 116, 117]
     assert e.stats().steps == 6
     closed = Thinking(budget=4, closing=[111, 901])
@@ -377,7 +431,7 @@ def test_thoughts_end_with_their_budget() -> None:
             params=SamplingParams(max_tokens=6, temperature=0, thinking=closed),
         )
     )
-    assert 901 not in [event.token for _ in range(20) if e.has_work for event in e.step()]
+    assert 901 not in generated(e)
 
 
 def test_bad_words_and_min_tokens_are_masked() -> None:
@@ -404,5 +458,6 @@ def test_prompts_are_scored_within_the_rows_of_a_step() -> None:
     scores: dict[str, int] = {"a": 0, "b": 0}
     while e.has_work:
         for event in e.step():
-            scores[event.id] = scores.get(event.id, 0) + len(event.scores)
-    assert scores == {"a": 19, "b": 19, "c": 0}
+            if isinstance(event, PromptLogprobs):
+                scores[event.id] += len(event.logprobs)
+    assert scores == {"a": 19, "b": 19}

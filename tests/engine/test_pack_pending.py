@@ -13,6 +13,7 @@ from octavo.backends.cpu import executor
 from octavo.backends.cpu.weights import deferred, weights_of
 from octavo.engine import Engine, Request, SamplingParams
 from octavo.engine.constraint import TokenTable
+from octavo.engine.events import Token
 from octavo.engine.loader import load_executable, make_engine, open_model
 from octavo.engine.plan import make_plan
 from tests.conftest import Runner
@@ -54,7 +55,7 @@ def generated(engine: Engine) -> list[int]:
     engine.add(Request(id="a", prompt=TEXTS[1], params=params))
     tokens = []
     while engine.has_work:
-        tokens += [e.token for e in engine.step() if e.token is not None]
+        tokens += [e.token for e in engine.step() if isinstance(e, Token)]
     return tokens
 
 

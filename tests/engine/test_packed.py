@@ -12,6 +12,7 @@ from octavo import _native
 from octavo.checkpoint import Stored
 from octavo.engine import Request, SamplingParams
 from octavo.engine.constraint import TokenTable
+from octavo.engine.events import Token
 from octavo.engine.loader import load_executable, make_engine, open_model
 from octavo.engine.plan import make_plan
 from tests.small_models import Small, save_hf
@@ -36,7 +37,8 @@ def answer(path: Path) -> list[int]:
     engine = make_engine(model, load_executable(model, plan), plan, TokenTable([], [], [2]))
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     engine.add(Request(id="a", prompt=list(range(3, 40)), params=params))
-    return [e.token for _ in range(20) if engine.has_work for e in engine.step() if e.token]
+    events = [e for _ in range(20) if engine.has_work for e in engine.step()]
+    return [e.token for e in events if isinstance(e, Token)]
 
 
 def test_second_start_maps(folder: Path, smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.backends.base import BLOCK
-from octavo.engine.blocks import BlockPool
+from octavo.engine.blocks import BlockAllocator
 from octavo.engine.prefix import Match, PrefixIndex
 
 tokens = st.lists(st.integers(0, 2), min_size=1, max_size=5 * BLOCK)
@@ -31,10 +31,10 @@ def store(index: PrefixIndex, sequence: list[int], salt: str = "") -> bool:
             break
         blocks.append(block)
     if match.partial_block is not None:
-        index.release([match.partial_block])
+        index.free([match.partial_block])
     if ok:
         index.insert(sequence, blocks, salt)
-    index.release(blocks)
+    index.free(blocks)
     return ok
 
 
@@ -51,21 +51,21 @@ def longest_common(sequence: list[int], stored: list[list[int]]) -> int:
 @settings(max_examples=200, deadline=None)
 @given(st.lists(tokens, max_size=8), tokens)
 def test_finds_the_longest_prefix_to_the_token(stored: list[list[int]], wanted: list[int]) -> None:
-    pool = BlockPool(200)
+    pool = BlockAllocator(200)
     index = PrefixIndex(pool)
     for sequence in stored:
         assert store(index, sequence)
     match = index.match(wanted, "")
     assert match.tokens == longest_common(wanted, stored)
-    index.release(match.blocks)
-    index.release([] if match.partial_block is None else [match.partial_block])
+    index.free(match.blocks)
+    index.free([] if match.partial_block is None else [match.partial_block])
     assert pool.free_count + len(index) == pool.count  # everything is free or cached
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(tokens, max_size=30), st.integers(6, 20))
 def test_a_small_pool_never_leaks(sequences: list[list[int]], count: int) -> None:
-    pool = BlockPool(count)
+    pool = BlockAllocator(count)
     index = PrefixIndex(pool)
     for sequence in sequences:
         assert store(
@@ -77,19 +77,19 @@ def test_a_small_pool_never_leaks(sequences: list[list[int]], count: int) -> Non
 
 
 def test_salts_are_apart() -> None:
-    index = PrefixIndex(BlockPool(50))
+    index = PrefixIndex(BlockAllocator(50))
     store(index, list(range(40)), "a")
     assert index.match(list(range(40)), "b").tokens == 0
     assert index.match(list(range(40)), "a").tokens == 40
 
 
 def test_least_recently_used_goes_first() -> None:
-    pool = BlockPool(4)
+    pool = BlockAllocator(4)
     index = PrefixIndex(pool)
     a, b, c = [1] * BLOCK, [2] * BLOCK, [3] * BLOCK
     for sequence in (a, b, c):
         store(index, sequence)
-    index.release(index.match(a, "").blocks)  # a is used again
+    index.free(index.match(a, "").blocks)  # a is used again
     held = [index.allocate(), index.allocate()]  # one free block, then one evicted
     assert None not in held
     assert index.match(b, "").tokens == 0
@@ -97,19 +97,19 @@ def test_least_recently_used_goes_first() -> None:
 
 
 def test_blocks_in_use_are_not_evicted() -> None:
-    pool = BlockPool(2)
+    pool = BlockAllocator(2)
     index = PrefixIndex(pool)
     store(index, [1] * BLOCK * 2)
     match = index.match([1] * BLOCK * 2, "")
     assert index.allocate() is None
-    index.release(match.blocks)
+    index.free(match.blocks)
     assert index.allocate() is not None
 
 
 class Plain:
     """The index as its definition says it: a list of what is known, looked through every time."""
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: BlockAllocator) -> None:
         self.pool = pool
         self.known: dict[tuple[str, tuple[int, ...]], int] = {}  # of a prefix: its last block
         self.released: dict[int, int] = {}
@@ -143,7 +143,7 @@ class Plain:
                 self.pool.free(block)
                 blocks[i] = self.known[key]
 
-    def release(self, blocks: list[int]) -> None:
+    def free(self, blocks: list[int]) -> None:
         for block in reversed(blocks):
             self.pool.free(block)
             self.clock += 1
@@ -172,7 +172,10 @@ class Plain:
 def test_evicts_what_the_definition_evicts(seed: int, count: int) -> None:
     """Sequences begin, fork, and end or are given up in any order; both hand out equal blocks."""
     rng = random.Random(seed)
-    both: tuple[PrefixIndex, Plain] = PrefixIndex(BlockPool(count)), Plain(BlockPool(count))
+    both: tuple[PrefixIndex, Plain] = (
+        PrefixIndex(BlockAllocator(count)),
+        Plain(BlockAllocator(count)),
+    )
     running: list[tuple[list[int], str, list[int]]] = []
     for _ in range(60):
         if running and rng.random() < 0.5:
@@ -182,8 +185,8 @@ def test_evicts_what_the_definition_evicts(seed: int, count: int) -> None:
                 both[0].insert(sequence, mine, salt)
                 both[1].insert(sequence, other, salt)
             assert mine == other
-            both[0].release(mine)
-            both[1].release(other)
+            both[0].free(mine)
+            both[1].free(other)
             continue
         sequence = [rng.randrange(2) for _ in range(rng.randrange(1, 4 * BLOCK))]
         sequence = [sequence[i // 4 * 4] for i in range(len(sequence))]  # so that many are alike
@@ -198,11 +201,11 @@ def test_evicts_what_the_definition_evicts(seed: int, count: int) -> None:
                 break
             blocks.append(block)
         for index in both:
-            index.release([] if match.partial_block is None else [match.partial_block])
+            index.free([] if match.partial_block is None else [match.partial_block])
         running.append((sequence, salt, blocks))
     for index in both:
         for _, _, blocks in running:
-            index.release(blocks)
+            index.free(blocks)
     left = [both[0].allocate() for _ in range(count)]
     assert [both[1].allocate() for _ in range(count)] == left and None not in left
     assert len(both[0]) == 0
@@ -228,13 +231,13 @@ def lines_of(call: Callable[[], object]) -> int:
 
 def test_equal_prompts_leave_no_trace() -> None:
     """The account of what can be evicted has a block once, however often it was let go."""
-    index = PrefixIndex(BlockPool(100))
+    index = PrefixIndex(BlockAllocator(100))
     prompt = list(range(64 * BLOCK))
     store(index, prompt)
     tracemalloc.start()
     try:
         for _ in range(1000):
-            index.release(index.match(prompt, "").blocks)
+            index.free(index.match(prompt, "").blocks)
         grown, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -244,11 +247,11 @@ def test_equal_prompts_leave_no_trace() -> None:
 
 def test_evicting_costs_the_same_however_much_is_known() -> None:
     """A thousand blocks below one, all with the same first token; and a chain as long."""
-    wide, deep = PrefixIndex(BlockPool(1100)), PrefixIndex(BlockPool(1100))
+    wide, deep = PrefixIndex(BlockAllocator(1100)), PrefixIndex(BlockAllocator(1100))
     for i in range(1000):
         store(wide, [1] * BLOCK + [2, i])
     store(deep, list(range(1000 * BLOCK)))
-    few = PrefixIndex(BlockPool(10))
+    few = PrefixIndex(BlockAllocator(10))
     store(few, list(range(2 * BLOCK)))
     once = lines_of(few.evict)
     for index in (wide, deep):
@@ -258,7 +261,7 @@ def test_evicting_costs_the_same_however_much_is_known() -> None:
 
 def test_salts_leave_with_their_last_block() -> None:
     """A salt is a client's word: thousands of them must not stay."""
-    index = PrefixIndex(BlockPool(8))
+    index = PrefixIndex(BlockAllocator(8))
     for i in range(1000):
         store(index, [1, 2, 3], f"salt {i}")
     assert len(index) <= 8 and index.salts <= 8

@@ -13,6 +13,7 @@ from octavo.backends.base import Limits, LoadOptions
 from octavo.backends.cpu import load, lower
 from octavo.checkpoint import open_checkpoint
 from octavo.engine import Engine, Request, SamplingParams, TokenEvent
+from octavo.engine.events import BeamText, Ended
 from octavo.engine.request import BeamSearch
 from octavo.errors import RequestError
 from octavo.models import build_program
@@ -59,13 +60,15 @@ def run(e: Engine, *requests: Request) -> dict[str, list[TokenEvent]]:
 
 def texts(events: list[TokenEvent]) -> list[tuple[list[int], float]]:
     """(tokens, score) of every beam, best first."""
-    out: list[tuple[list[int], float]] = []
-    for event in events:
-        assert event.error is None and event.token is not None
-        if event.beam == len(out):
-            out.append(([], event.score))
-        out[event.beam][0].append(event.token)
-    return out
+    found = [event for event in events if isinstance(event, BeamText)]
+    assert len(found) == len(events)
+    assert [(t.index, t.last) for t in found] == [
+        (i, i + 1 == len(found)) for i in range(len(found))
+    ]
+    assert all(len(t.tokens) == len(t.logprobs) == len(t.tops) for t in found)
+    assert all(0 < t.times.queued <= t.times.admitted < t.times.first_token for t in found)
+    assert all(t.times.first_token <= t.times.last_token for t in found)
+    return [(t.tokens, t.score) for t in found]
 
 
 def request(
@@ -126,6 +129,7 @@ def test_neighbours_chunks_and_preemption_change_nothing(folder: Path, model: An
 def test_width_is_what_the_blocks_allow(folder: Path, model: Any) -> None:
     narrow = engine(folder, blocks=12)
     events = run(narrow, request(PROMPTS[1], 8, n=2))["a"]
+    assert isinstance(events[0], BeamText)
     width = events[0].width
     assert 2 <= width < 8
     assert texts(events) == texts(run(engine(folder), request(PROMPTS[1], width, n=2))["a"])
@@ -157,7 +161,8 @@ def test_a_failing_step_ends_the_search_once(
     with monkeypatch.context() as m:
         m.setattr(e._executable, "step", broken)
         events = e.step()
-    assert [(v.id, v.finish) for v in events] == [("a", "error")]
+    assert [(v.id, v.finish) for v in events if isinstance(v, Ended)] == [("a", "error")]
+    assert len(events) == 1
     assert e.stats().running == e.stats().blocks_held == 0 and not e.has_work
     assert texts(run(e, request(PROMPTS[0], 4))["a"])
 
@@ -170,7 +175,7 @@ def test_a_beam_without_legal_tokens_is_given_up(folder: Path, model: Any) -> No
         bad_words=[[7, 7], [7, 9]],
     )  # fmt: skip
     e.add(Request(id="a", prompt=PROMPTS[0], params=params))
-    events = []
+    events: list[TokenEvent] = []
     while e.has_work:
         events += e.step()
     found = [tokens for tokens, _ in texts(events)]

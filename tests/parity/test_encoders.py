@@ -19,6 +19,7 @@ from octavo.backends.torch.reference import Reference
 from octavo.checkpoint import open_checkpoint
 from octavo.checkpoint.pooling import Pooling, read_pooling
 from octavo.engine import Engine, Request, SamplingParams
+from octavo.engine.events import Pooled
 from octavo.errors import OctavoError, RequestError, Unsupported
 from octavo.models import build_program
 from tests.parity.test_vocabularies import wordpiece
@@ -195,6 +196,7 @@ def pooled(
     out = {}
     while engine.has_work:
         for event in engine.step():
+            assert isinstance(event, Pooled)
             out[int(event.id)] = np.frombuffer(event.vector, np.float32)
     assert engine.stats().blocks_held == 0
     return [out[i] for i in range(len(texts))]

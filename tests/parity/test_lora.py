@@ -17,6 +17,7 @@ import octavo
 from octavo.checkpoint.adapter import read_adapter
 from octavo.engine import Engine, Request, SamplingParams
 from octavo.engine.constraint import TokenTable
+from octavo.engine.events import Token
 from octavo.engine.loader import load_engine, open_model
 from octavo.engine.plan import Plan, make_plan
 from octavo.errors import OctavoError, RequestError
@@ -68,13 +69,13 @@ def engine(model: Path, adapters: bool = True, room: int = 64 << 20) -> Engine:
     return load_engine(opened, plan, TokenTable([], [], [2]))
 
 
-def run(e: Engine, requests: list[Request]) -> dict[str, list[tuple[int | None, float, Any]]]:
-    out: dict[str, list[tuple[int | None, float, Any]]] = {r.id: [] for r in requests}
+def run(e: Engine, requests: list[Request]) -> dict[str, list[tuple[int, float, Any]]]:
+    out: dict[str, list[tuple[int, float, Any]]] = {r.id: [] for r in requests}
     for r in requests:
         e.add(r)
     while e.has_work:
         for event in e.step():
-            assert event.error is None
+            assert isinstance(event, Token)
             out[event.id].append((event.token, event.logprob, event.top))
     return out
 
@@ -144,7 +145,8 @@ def test_an_adapter_in_use_leaves_when_its_requests_have_ended(model: Path, tmp_
     e.adapters.unload("a")
     while e.has_work:
         events += e.step()
-    assert [(v.token, v.logprob, v.top) for v in events] == alone
+    assert [(v.token, v.logprob, v.top) for v in events if isinstance(v, Token)] == alone
+    assert all(isinstance(v, Token) for v in events)
     with pytest.raises(RequestError):
         e.adapters.unload("a")
 

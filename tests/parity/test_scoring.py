@@ -13,6 +13,7 @@ from octavo.backends.base import Limits, LoadOptions
 from octavo.backends.cpu import load, lower
 from octavo.checkpoint import open_checkpoint
 from octavo.engine import Engine, Request, SamplingParams
+from octavo.engine.events import PromptLogprobs
 from octavo.errors import RequestError
 from octavo.models import build_program
 from tests.small_models import Small, save_hf
@@ -33,7 +34,8 @@ def test_prompts_score_as_in_transformers(tmp_path: Path, budget: int | None) ->
     scores: dict[str, list[tuple[float, list[tuple[int, float]]]]] = {"0": [], "1": [], "2": []}
     while e.has_work:
         for event in e.step():
-            scores[event.id] += event.scores
+            if isinstance(event, PromptLogprobs):
+                scores[event.id] += event.logprobs
     for i, prompt in enumerate(prompts):
         with torch.no_grad():
             expected = torch.log_softmax(model(torch.tensor([prompt])).logits[0], -1)  # type: ignore[operator]

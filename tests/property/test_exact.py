@@ -16,6 +16,7 @@ from octavo.backends.base import Limits, LoadOptions
 from octavo.backends.cpu import CpuExecutable, load, lower
 from octavo.checkpoint import open_checkpoint
 from octavo.engine import Engine, Request, SamplingParams
+from octavo.engine.events import Token
 from octavo.models import build_program
 from tests.families import FAMILIES, save_family
 from tests.quantized_models import WRITERS, quantize_folder
@@ -57,7 +58,7 @@ def drive(
         if rng and rng.random() < 0.05:
             engine.index.evict()
         for e in engine.step():
-            assert e.error is None
+            assert isinstance(e, Token)
             out[e.id].append((e.token, e.logprob, e.top, e.finish))
     stats = engine.stats()
     assert stats.blocks_held == 0 and stats.running == stats.waiting == 0
@@ -140,7 +141,7 @@ def pool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     threads=st.sampled_from([1, 2]),
     budget=st.sampled_from([5, 16, 33, 256]),
     blocks=st.sampled_from([45, 60, 400]),
-    reuse=st.booleans(),
+    prefix_caching=st.booleans(),
     multi_step=st.sampled_from([0.0, 10.0]),
 )
 def test_nothing_but_the_request_matters(
@@ -150,14 +151,16 @@ def test_nothing_but_the_request_matters(
     threads: int,
     budget: int,
     blocks: int,
-    reuse: bool,
-    ahead: float,
+    prefix_caching: bool,
+    multi_step: float,
 ) -> None:
     requests = some_requests(seed, count, 320, 600, 660)
     expected = alone(pool, requests)
     rng = random.Random(seed)
     shuffled = rng.sample(requests, len(requests))
-    engine = pool.engine(blocks, threads, budget=budget, reuse=reuse, multi_step=ahead)
+    engine = pool.engine(
+        blocks, threads, budget=budget, prefix_caching=prefix_caching, multi_step=multi_step
+    )
     assert drive(engine, shuffled, rng) == expected
     assert drive(engine, requests, rng) == expected  # and again, with whatever the cache now holds
 

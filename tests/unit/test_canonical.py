@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from octavo.checkpoint import open_checkpoint
-from octavo.engine.canonical import mask_of, tokens_of
+from octavo.engine.bitmask import mask_of, tokens_of
 from octavo.engine.constraint import Constraint, GrammarCompiler
 from octavo.llm import token_table
 from octavo.text import Tokenizer, load_tokenizer

@@ -20,8 +20,9 @@ from octavo.client.protocol import (
     read_frame,
 )
 from octavo.engine.constraint import TokenTable
+from octavo.engine.events import Token
 from octavo.engine.plan import Plan
-from octavo.engine.request import Request, SamplingParams, TokenEvent
+from octavo.engine.request import Request, SamplingParams
 
 
 def read(data: bytes) -> list[object]:
@@ -40,7 +41,7 @@ def read(data: bytes) -> list[object]:
 def test_what_a_step_gave_comes_in_pieces() -> None:
     """As the texts of a wide search do, or a long prompt's log-probabilities: in their order."""
     top = [(i, -float(i)) for i in range(20)]
-    events = [TokenEvent(f"r{i % 7}.{i}", i, -0.5, top) for i in range(40_000)]
+    events = [Token(f"r{i % 7}.{i}", i, -0.5, top) for i in range(40_000)]
     frames = list(event_frames(events, {"running": 3}))
     assert sum(map(len, frames)) > 8 * EVENT_BYTES and max(map(len, frames)) <= EVENT_BYTES + 4
     messages = read(b"".join(frames))

@@ -79,7 +79,7 @@ def step_ms(engine: Engine, requests: list[Request]) -> float:
     """Milliseconds per step once all prompts are computed."""
     for request in requests:
         engine.add(request)
-    while engine.stats().waiting or any(s.pending > 1 for s in engine.scheduler.running):
+    while engine.stats().waiting or any(s.kv.pending > 1 for s in engine.scheduler.running):
         engine.step()
     steps, began = engine.stats().steps, time.perf_counter()
     while engine.has_work and engine.stats().steps - steps < TOKENS - 8:

@@ -8,8 +8,10 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from octavo.engine.engine import Engine, EngineStats
-from octavo.engine.request import Request, TokenEvent
+from octavo.engine.engine import Engine
+from octavo.engine.events import TokenEvent, ends
+from octavo.engine.request import Request
+from octavo.engine.stats import EngineStats
 from octavo.errors import EngineFailed
 
 T = TypeVar("T")
@@ -30,7 +32,7 @@ class EventStream:
                 self._running.clear()
                 raise event
             if event.id in self._running:
-                if event.finish is not None and not event.more:
+                if ends(event):
                     self._running.discard(event.id)
                 yield event
 
@@ -153,7 +155,7 @@ class InProcessEngine:
             return self._fail(failure)
         for event in events:
             stream = self._streams.get(event.id)
-            if event.finish is not None and not event.more:
+            if ends(event):
                 self._streams.pop(event.id, None)
             if stream is not None:
                 stream.inbox.put(event)

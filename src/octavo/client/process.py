@@ -28,8 +28,9 @@ from octavo.client.protocol import (
 )
 from octavo.client.replay import SUSPECT, Replay, Stream, too_late
 from octavo.engine.constraint import TokenTable
+from octavo.engine.events import Ended, TokenEvent, ends
 from octavo.engine.plan import Plan
-from octavo.engine.request import Request, TokenEvent
+from octavo.engine.request import Request
 from octavo.errors import (
     EngineFailed,
     ModelChanged,
@@ -302,10 +303,12 @@ class EngineClient:
             self._turn()
 
     def _failure(self, event: TokenEvent) -> RequestError | None:
+        if not isinstance(event, Ended):
+            return None
         if event.finish == "deadline":
             return too_late()
         if event.finish == "refused":
-            return RequestError(event.error or "", "response_format", "constraint_failed")
+            return RequestError(event.error or "", event.param, event.code)
         if event.finish == "error":
             return EngineFailed("the engine could not compute this request", code="engine_error")
         return None
@@ -336,7 +339,7 @@ class EngineClient:
                 if isinstance(event, RequestError):
                     raise event
                 yield event
-                if event.finish is not None and not event.more:
+                if ends(event):
                     self._replay.remove(stream)  # the engine has forgotten it too
                     return
         finally:

@@ -9,8 +9,9 @@ import msgspec
 
 from octavo.checkpoint.identity import FileState
 from octavo.engine.constraint import TokenTable
+from octavo.engine.events import TokenEvent
 from octavo.engine.plan import Plan
-from octavo.engine.request import Request, TokenEvent
+from octavo.engine.request import Request
 
 MAX_FRAME = 64 << 20
 EVENT_BYTES = 1 << 20  # of events in a frame: the front reads one in some milliseconds

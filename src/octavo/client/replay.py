@@ -18,7 +18,8 @@ from itertools import count
 import msgspec
 
 from octavo.engine.engine import MAX_MULTI_STEPS
-from octavo.engine.request import Request, TokenEvent
+from octavo.engine.events import BeamText, PromptLogprobs, Token, TokenEvent
+from octavo.engine.request import Request
 from octavo.errors import EngineFailed, RequestError
 
 SUSPECT = 2  # doubt from which on a request runs alone
@@ -38,7 +39,7 @@ class Stream:
     events: asyncio.Queue[TokenEvent | RequestError] = field(default_factory=asyncio.Queue)
     given: list[int] = field(default_factory=list)
     scored: int = 0
-    found: list[TokenEvent] = field(default_factory=list)  # by a beam search
+    found: list[BeamText] = field(default_factory=list)
     name: str = ""  # of its submission, which is new each time; "": the engine does not have it
     doubt: int = 0
     futile: int = 0
@@ -66,11 +67,12 @@ class Stream:
 
         The texts of a beam search come as a whole, as a new engine would search again.
         """
-        if self.request.params.beam is not None:
+        if isinstance(event, BeamText):
             self.found.append(event)
-            return [] if event.finish is None or event.more else self.found
-        self.scored += len(event.scores)
-        if event.token is not None:
+            return [*self.found] if event.last else []
+        if isinstance(event, PromptLogprobs):
+            self.scored += len(event.logprobs)
+        elif isinstance(event, Token):
             self.given.append(event.token)
         return [event]
 

@@ -1,4 +1,4 @@
-"""Beam search over sequences that share blocks: what to keep, what is finished, when to stop.
+"""Beam search as arithmetic: which continuations to keep, which texts end, when to stop.
 
 The rules are those of transformers' `GenerationMixin._beam_search`, so that equal log-probabilities
 give equal sequences and scores: of `width` beams the (1 + number of end tokens) * width best
@@ -8,18 +8,17 @@ text scores sum of log-probabilities / generated tokens ** length_penalty.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from octavo.backends.base import Sample
-from octavo.engine.constraint import Constraint
-from octavo.engine.request import BeamSearch, Finish
+from octavo.engine.events import Finish
+from octavo.engine.request import BeamSearch
 from octavo.engine.sequence import Sequence
 
 
 class Choice(NamedTuple):
-    """A token of a beam, its log-probability and the alternatives it had."""
+    """A token of a beam with its log-probability and its alternatives."""
 
     token: int
     logprob: float
@@ -37,12 +36,13 @@ class Hypothesis:
 
 @dataclass(eq=False, slots=True)
 class Beam:
-    """A text in progress. score: the sum of its log-probabilities."""
+    """A text in progress. score: sum of its log-probabilities. candidates: the likeliest next
+    tokens, once they are sampled."""
 
     sequence: Sequence
     score: float = 0.0
     choices: tuple[Choice, ...] = ()
-    offer: Sample | None = None  # what may follow, when that is known
+    candidates: Sample | None = None
 
 
 class Continuation(NamedTuple):
@@ -53,42 +53,42 @@ class Continuation(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class BeamGroup:
-    """The beams of one request. ends: whether a token ends a text."""
+    """The beams of one request. limit: most tokens of a sequence. candidates: continuations
+    considered in each step."""
 
     params: BeamSearch
     width: int
-    limit: int  # most tokens of a sequence
-    looked_at: int  # continuations per step
-    ends: Callable[[int], bool]
+    limit: int
+    candidates: int
     live: list[Beam] = field(default_factory=list)
     finished: list[Hypothesis] = field(default_factory=list)
 
     @property
     def ready(self) -> bool:
-        """Every beam knows what may follow."""
-        return all(b.offer is not None for b in self.live)
+        """True if the candidates of every beam are known."""
+        return all(b.candidates is not None for b in self.live)
 
-    def offer(self, sequence: Sequence, sample: Sample) -> None:
-        """The best continuations of one beam.
+    def add_candidates(self, sequence: Sequence, sample: Sample) -> None:
+        """Takes the likeliest continuations of one beam.
 
-        One that had lost its blocks offers for a second time what it did before; by then the search
-        may have gone on with it or without it, and the offer is void.
+        After a preemption a beam is sampled again. If the search has gone on by then, this is a
+        duplicate of what it had before; it is ignored.
         """
         for beam in self.live:
-            if beam.sequence is sequence and not sequence.pending:
-                beam.offer = sample
+            if beam.sequence is sequence and not sequence.kv.pending:
+                beam.candidates = sample
 
     def select(self) -> list[Continuation]:
-        """The beams of the next step, best first; none when the search is over.
+        """The beams of the next step, best first; empty once the search is over.
 
-        Raises ValueError when a grammar becomes too costly.
+        Raises ValueError if a grammar becomes too costly.
         """
         following: list[Continuation] = []
-        for rank, c in enumerate(self._best()):
+        for place, c in enumerate(self._best()):
             finish = self._finish(c)
             if finish is None:
                 following.append(c)
-            elif rank < self.width:
+            elif place < self.width:
                 length = len(c.beam.choices) + 1
                 score = c.score / length**self.params.length_penalty
                 self.finished.append(Hypothesis(score, (*c.beam.choices, c.choice), finish))
@@ -101,23 +101,24 @@ class BeamGroup:
         """Continuations of all beams, best first; ties go to the earlier beam, then token."""
         every = []
         for beam in self.live:
-            assert beam.offer is not None
-            top = beam.offer.alternatives
+            assert beam.candidates is not None
+            top = beam.candidates.alternatives
             for token, logprob in top:
                 every.append(Continuation(beam, beam.score + logprob, Choice(token, logprob, top)))
         every.sort(key=lambda c: -c.score)
-        return every[: self.looked_at]
+        return every[: self.candidates]
 
     def _finish(self, c: Continuation) -> Finish | None:
-        if self.ends(c.choice.token):
+        sequence = c.beam.sequence
+        if c.choice.token in sequence.sampling.stop_tokens:
             return "stop"
-        constraint: Constraint | None = c.beam.sequence.constraint
+        constraint = sequence.sampling.constraint
         if constraint is not None:
             after = constraint.fork()
             after.push(c.choice.token)
             if after.finished:
                 return "complete"
-        return "length" if len(c.beam.sequence.tokens) + 1 >= self.limit else None
+        return "length" if len(sequence.kv.tokens) + 1 >= self.limit else None
 
     def _over(self, following: list[Continuation]) -> bool:
         if not following:
@@ -128,7 +129,7 @@ class BeamGroup:
             return True
         length = len(following[0].beam.choices) + 1
         if self.params.early_stopping == "never" and self.params.length_penalty > 0:
-            start = len(following[0].beam.sequence.tokens) + 1 - length
+            start = len(following[0].beam.sequence.kv.tokens) + 1 - length
             length = self.limit - start
         best = following[0].score / length**self.params.length_penalty
         return bool(best <= self.finished[-1].score)

@@ -1,12 +1,12 @@
-"""KV blocks: fixed in number, handed out with reference counts."""
+"""Allocates KV blocks, a fixed number of them, with reference counts."""
 
 from __future__ import annotations
 
 
-class BlockPool:
-    """Blocks `0..count-1`. A block is free when nobody refers to it.
+class BlockAllocator:
+    """Blocks `0..count-1`. A block is free when it has no references.
 
-    reached: the blocks from there on have never been handed out.
+    reached: blocks from this number on were never allocated.
     """
 
     def __init__(self, count: int) -> None:
@@ -20,7 +20,7 @@ class BlockPool:
         return len(self._free)
 
     def allocate(self) -> int | None:
-        """A block with one reference, or None when all are taken."""
+        """A block with one reference, or None if none is free."""
         if not self._free:
             return None
         block = self._free.pop()

@@ -1,4 +1,4 @@
-"""Which tokens may come next: grammars, compiled by llguidance on a thread of their own."""
+"""Grammars as masks of legal tokens, by llguidance; compiled on a thread of their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from octavo.engine.canonical import Canonical, ForcedRun, Mask
+from octavo.engine.bitmask import Mask, words_for
+from octavo.engine.canonical import Canonical
+from octavo.engine.jump_forward import JumpForward
 from octavo.errors import RequestError
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ _KEYWORDS = (
 
 
 class TokenTable(msgspec.Struct, frozen=True):
-    """What grammars need of a vocabulary: every token's bytes (a control token's are its name)."""
+    """A vocabulary as grammars need it: every token's bytes (a control token's are its name)."""
 
     tokens: list[bytes]
     control: list[int]
@@ -56,7 +58,7 @@ class _Vocabulary:
 
 
 def _reason(message: str) -> str:
-    """What went wrong, without the grammar that llguidance repeats below it; names the keyword."""
+    """An error of llguidance in one line, without the grammar that it quotes; names the keyword."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     wrong = [line for line in lines if line.startswith("error:")]  # of a regular expression
     text = wrong[0].replace("error:", "pattern:") if wrong else _PLACE.sub("", (lines or [""])[0])
@@ -64,10 +66,10 @@ def _reason(message: str) -> str:
     return (keyword + text)[:200]
 
 
-def _ask(call: Callable[..., Any], *arguments: Any) -> Any:
-    """What llguidance answers. Its panics, which are no Exceptions, become ValueErrors."""
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls llguidance. Raises ValueError for its panics, which are no Exceptions."""
     try:
-        return call(*arguments)
+        return function(*arguments)
     except (Exception, KeyboardInterrupt, SystemExit):
         raise
     except BaseException:
@@ -75,48 +77,54 @@ def _ask(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class Constraint:
-    """Where one sequence stands in its grammar, and what the grammar forces from there."""
+    """A grammar at one sequence's position.
 
-    def __init__(self, matcher: LLMatcher, words: int, forced: ForcedRun | None = None) -> None:
+    words: length of a mask. jump_forward: finds tokens that need no step.
+    """
+
+    def __init__(
+        self, matcher: LLMatcher, words: int, jump_forward: JumpForward | None = None
+    ) -> None:
         self._matcher = matcher
-        self._words = words  # of a mask
-        self._forced = forced
+        self._words = words
+        self._jump_forward = jump_forward
 
     def fork(self) -> Constraint:
         """An independent copy."""
-        forced = self._forced.fork() if self._forced else None
-        return Constraint(_ask(self._matcher.deep_copy), self._words, forced)
+        jump_forward = self._jump_forward.fork() if self._jump_forward else None
+        return Constraint(_call(self._matcher.deep_copy), self._words, jump_forward)
 
     @property
     def finished(self) -> bool:
-        """Nothing more can follow."""
+        """True if no token may follow."""
         return self._matcher.is_stopped()
 
     @property
     def complete(self) -> bool:
-        """The text may end here."""
+        """True if the text so far matches the grammar."""
         return self._matcher.is_accepting()
 
     def allows(self, token: int) -> bool:
-        """Whether a token may come next."""
-        return bool(_ask(self._matcher.validate_tokens, [token]) == 1)
+        """True if `token` may come next."""
+        return bool(_call(self._matcher.validate_tokens, [token]) == 1)
 
     def mask(self) -> Mask:
-        """Tokens that may come next. Raises ValueError when the grammar is too costly to go on."""
-        mask = np.frombuffer(_ask(self._matcher.compute_bitmask), np.uint32)
+        """Tokens that may come next. Raises ValueError if the grammar becomes too costly."""
+        mask = np.frombuffer(_call(self._matcher.compute_bitmask), np.uint32)
         self._check()
         return mask[: self._words]
 
     def narrow(self, mask: Mask) -> Mask:
-        """Of legal tokens those that the tokenizer itself would write what is forced in."""
-        return mask if self._forced is None else self._forced.narrow(mask, self._matcher)
+        """Legal tokens without those that the tokenizer would not write forced text with."""
+        forward = self._jump_forward
+        return mask if forward is None else forward.narrow(mask, self._matcher)
 
     def push(self, token: int) -> None:
-        """The token that came. Raises ValueError for one that the mask does not have."""
-        _ask(self._matcher.consume_token, token)
+        """Advances by a token. Raises ValueError if it is not legal."""
+        _call(self._matcher.consume_token, token)
         self._check()
-        if self._forced is not None:
-            self._forced.push(token, self._matcher)
+        if self._jump_forward is not None:
+            self._jump_forward.push(token, self._matcher)
 
     def _check(self) -> None:
         if self._matcher.is_error():
@@ -124,7 +132,7 @@ class Constraint:
 
 
 class GrammarCompiler:
-    """Makes grammars ready; those used last are kept.
+    """Compiles grammars and caches those used last.
 
     vocabulary: tokens of the model, at least those of the table.
     """
@@ -138,9 +146,9 @@ class GrammarCompiler:
         self._kept: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
 
     def start(self, grammar: str) -> Future[Any]:
-        """Begins to compile; the result goes to `constraint`."""
+        """Starts to compile a grammar; pass the result to `constraint`."""
         if grammar not in self._kept:
-            self._kept[grammar] = self._thread.submit(_ask, self._compile, grammar)
+            self._kept[grammar] = self._thread.submit(_call, self._compile, grammar)
         self._kept.move_to_end(grammar)
         while len(self._kept) > 1 and (
             len(self._kept) > CACHED_GRAMMARS or sum(map(len, self._kept)) > CACHED_CHARACTERS
@@ -149,16 +157,16 @@ class GrammarCompiler:
         return self._kept[grammar]
 
     def constraint(self, compiled: Future[Any]) -> Constraint:
-        """A constraint at the grammar's beginning; waits for `compiled`. Raises RequestError."""
+        """A constraint at a grammar's start; waits until it is compiled. Raises RequestError."""
         matcher = compiled.result().deep_copy()
-        forced = None
+        jump_forward = None
         if self._canonical is not None:
-            forced = ForcedRun(self._canonical)
-            forced.begin(matcher)
-        return Constraint(matcher, (self._vocabulary + 31) // 32, forced)
+            jump_forward = JumpForward(self._canonical)
+            jump_forward.begin(matcher)
+        return Constraint(matcher, words_for(self._vocabulary), jump_forward)
 
     def check(self, grammar: str) -> None:
-        """Compiles now. Raises RequestError."""
+        """Compiles a grammar at once. Raises RequestError."""
         self.constraint(self.start(grammar))
 
     def _compile(self, grammar: str) -> LLMatcher:
@@ -172,12 +180,12 @@ class GrammarCompiler:
         matcher = LLMatcher(self._tokenizer, grammar, limits=limits, log_level=0)
         trial = matcher.deep_copy()
         if not matcher.is_error():
-            trial.compute_bitmask()  # builds what every use shares
+            trial.compute_bitmask()  # fills caches that all copies share
         if trial.is_error():
             reason = _reason(trial.get_error()) or "no text matches it"
             raise RequestError(
                 f"the grammar or schema cannot be used: {reason}",
-                "response_format",
+                "grammar",
                 "invalid_grammar",
             )
         return matcher

@@ -1,4 +1,4 @@
-"""The parameters of requests that name none."""
+"""Default sampling parameters of a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GenerationConfig = Literal["auto", "none"]
 def default_params(
     checkpoint: Checkpoint, known: dict[str, Any], source: GenerationConfig = "auto"
 ) -> SamplingParams:
-    """Those of the model's files, and over them what is `known` of it; "none": nobody's.
+    """The parameters in the model's files, overridden by `known`; with source "none", ours.
 
     Raises CheckpointError for values that no request could have.
     """

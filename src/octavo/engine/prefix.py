@@ -1,12 +1,12 @@
 """Finds the longest computed prefix of a prompt, to the token.
 
 A trie whose edges are the tokens of one block: children are compared by their tokens, not by a
-hash of them, so two prompts can never be confused. The index holds one reference to each block
-it knows; blocks nobody else holds are given back least recently used first, leaves before parents.
+hash of them, so two prompts can never be confused. The index holds one reference to each block it
+knows. Blocks without other references are evicted least recently used first, leaves before parents.
 
-Blocks that nobody else holds are kept in the order in which they were let go. Whoever holds a block
-holds its ancestors too, and lets them go after it, so the first of that order never has children:
-sharing, releasing and evicting a block take constant time, and the order has an entry a block.
+Those blocks are kept in the order in which they were freed. Who holds a block holds its ancestors
+too and frees them after it, so the first in that order never has children: sharing, freeing and
+evicting a block take constant time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from octavo.backends.base import BLOCK
-from octavo.engine.blocks import BlockPool
+from octavo.engine.blocks import BlockAllocator
 
 CANDIDATES = 64  # children looked at for a partial match
 
@@ -26,7 +26,7 @@ Tokens = tuple[int, ...]
 
 
 class Match(NamedTuple):
-    """Whole blocks to share, and possibly one more whose first `partial` tokens can be copied."""
+    """Blocks to share, and perhaps one whose first `partial` tokens match and are copied."""
 
     blocks: list[int]
     partial_block: int | None
@@ -57,26 +57,31 @@ def _common(a: Tokens, b: Sequence[int]) -> int:
 
 
 class PrefixIndex:
-    """The computed prefixes of a BlockPool, one trie per salt."""
+    """The computed prefixes in the KV cache, one trie per salt."""
 
-    def __init__(self, pool: BlockPool) -> None:
-        self._pool = pool
+    def __init__(self, allocator: BlockAllocator) -> None:
+        self._allocator = allocator
         self._roots: dict[str, _Node] = {}
         self._node_of: dict[int, _Node] = {}
-        self._idle: OrderedDict[int, _Node] = OrderedDict()  # by block; let go first comes first
+        self._idle: OrderedDict[int, _Node] = OrderedDict()  # by block; freed first comes first
 
     @property
     def capacity(self) -> int:
-        """Blocks of the pool."""
-        return self._pool.count
+        """Blocks of the KV cache."""
+        return self._allocator.count
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be allocated: free ones and evictable ones."""
+        return self._allocator.free_count + len(self._idle)
 
     def __len__(self) -> int:
-        """Blocks the index refers to."""
+        """Blocks that the index knows."""
         return len(self._node_of)
 
     @property
     def salts(self) -> int:
-        """Salts under which it knows anything."""
+        """Salts with known prefixes."""
         return len(self._roots)
 
     def match(self, tokens: Sequence[int], salt: str) -> Match:
@@ -112,45 +117,45 @@ class PrefixIndex:
         """
         node = self._roots.setdefault(salt, _Node((), -1, None, salt))
         for i, block in enumerate(blocks):
-            part = tuple(tokens[i * BLOCK : (i + 1) * BLOCK])
-            child = node.children.get(part)
+            edge = tuple(tokens[i * BLOCK : (i + 1) * BLOCK])
+            child = node.children.get(edge)
             if child is None:
-                if block in self._node_of:  # a partly filled entry that has grown since
+                if block in self._node_of:  # known as partly filled; it has more tokens now
                     self._remove(self._node_of[block])
-                child = _Node(part, block, node)
-                node.children[part] = child
-                node.by_first.setdefault(part[0], {})[part] = child
+                child = _Node(edge, block, node)
+                node.children[edge] = child
+                node.by_first.setdefault(edge[0], {})[edge] = child
                 self._node_of[block] = child
                 self.share(block)
-            elif child.block != block and len(part) == BLOCK:
+            elif child.block != block and len(edge) == BLOCK:
                 self.share(child.block)
-                self.release([block])
+                self.free([block])
                 blocks[i] = child.block
-            if len(part) < BLOCK:
+            if len(edge) < BLOCK:
                 break
             node = child
 
     def share(self, block: int) -> None:
-        """Adds a reference to a block that somebody holds, the index or another."""
-        self._pool.share(block)
+        """Adds a reference to a block that has one."""
+        self._allocator.share(block)
         self._idle.pop(block, None)
 
-    def release(self, blocks: Sequence[int]) -> None:
-        """Drops a reference to each of a sequence's blocks, which are in the order of its tokens;
-        those only the index still holds become evictable."""
+    def free(self, blocks: Sequence[int]) -> None:
+        """Drops a reference to each block of a sequence, given in the order of its tokens. Those
+        that only the index holds become evictable."""
         for block in reversed(blocks):
-            if self._pool.free(block) == 1 and (node := self._node_of.get(block)):
+            if self._allocator.free(block) == 1 and (node := self._node_of.get(block)):
                 self._idle[block] = node
 
     def allocate(self) -> int | None:
-        """A block: a free one, else the least recently used that nobody holds, else None."""
-        while (block := self._pool.allocate()) is None:
+        """A free block, else the least recently used evictable one, else None."""
+        while (block := self._allocator.allocate()) is None:
             if not self.evict():
                 return None
         return block
 
     def evict(self) -> bool:
-        """Forgets the least recently used block that nobody holds, a leaf."""
+        """Evicts the least recently used block. Returns False if none is evictable."""
         if not self._idle:
             return False
         _, node = self._idle.popitem(last=False)
@@ -161,7 +166,7 @@ class PrefixIndex:
         return True
 
     def clear(self) -> None:
-        """Forgets everything that nobody holds."""
+        """Evicts everything that is evictable."""
         while self.evict():
             pass
 
@@ -174,4 +179,4 @@ class PrefixIndex:
         if not alike:
             del parent.by_first[node.tokens[0]]
         del self._node_of[node.block]
-        self._pool.free(node.block)
+        self._allocator.free(node.block)

@@ -1,4 +1,4 @@
-"""What goes into an engine and what comes out. These structs also travel between processes."""
+"""Requests to an engine. These structs also travel between processes."""
 
 from __future__ import annotations
 
@@ -7,30 +7,26 @@ from typing import Literal
 
 import msgspec
 
-from octavo.errors import ContextExceeded, RequestError
-
-Finish = Literal["stop", "complete", "length", "abort", "deadline", "refused", "error"]
+from octavo.errors import RequestError
 
 MAX_LOGPROBS = 20
 MAX_BEAMS = 32
 MAX_BIAS = 1024
 MAX_STOP_TOKENS = 128
-MAX_BAD_WORDS = 512
+MAX_BANNED_SEQUENCES = 512
 MIN_TIMEOUT, MAX_TIMEOUT = 1e-3, 86_400  # seconds
-
-
-MANY = (1 << 31) - 1  # what a native integer holds
+MAX_INT32 = (1 << 31) - 1
 
 
 def shown(value: object) -> str:
-    """A value that was refused, short enough for a message whatever it is."""
+    """A refused value as text for a message, which is short whatever the value."""
     if isinstance(value, int) and value.bit_length() > 64:
         return f"an integer of {value.bit_length()} bits"
     return str(value) if isinstance(value, int | float) else f"a {type(value).__name__}"
 
 
 def check_number(name: str, value: object, kind: type, low: float, high: float) -> None:
-    """Raises RequestError unless `value` is of its kind and within both bounds, which no NaN is."""
+    """Raises RequestError unless `value` is of its kind and within both bounds (NaN never is)."""
     kinds = (int, float) if kind is float else (int,)
     sound = isinstance(value, kinds) and not isinstance(value, bool)
     if not (sound and low <= value <= high):  # type: ignore[operator]
@@ -41,25 +37,25 @@ def check_number(name: str, value: object, kind: type, low: float, high: float) 
 
 
 def are_tokens(ids: Collection[int], vocabulary: int) -> bool:
-    """Whether all are integers below `vocabulary`; a million take some ten milliseconds."""
+    """True if all are integers from 0 to `vocabulary` - 1; a million take some ten milliseconds."""
     return not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocabulary)
 
 
 class Thinking(msgspec.Struct, frozen=True):
-    """Ends a model's thoughts: after `budget` tokens without `closing[0]`, `closing` is written."""
+    """A thinking budget: after `budget` tokens without `closing[0]`, `closing` follows."""
 
     budget: int
     closing: list[int]
 
     def check(self, vocabulary: int) -> None:
         """Raises RequestError naming the field at fault."""
-        check_number("thinking_token_budget", self.budget, int, 0, MANY)
+        check_number("thinking_token_budget", self.budget, int, 0, MAX_INT32)
         if not are_tokens(self.closing, vocabulary):
             raise RequestError("thoughts end with an unknown token", "thinking_token_budget")
 
 
 class BeamSearch(msgspec.Struct, frozen=True):
-    """Keeps the `width` likeliest texts and gives the `n` best.
+    """Beam search: keeps the `width` likeliest texts and returns the `n` best.
 
     length_penalty: a text scores its log-probability / tokens ** length_penalty. early_stopping:
     True ends with `width` finished texts; False when no running text seems able to beat them,
@@ -119,11 +115,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def stop_strings(self) -> list[str]:
-        """The texts that end the answer."""
+        """The stop strings as a list."""
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
     def check(self, vocabulary: int) -> None:
-        """Raises RequestError naming the first field that cannot be obeyed."""
+        """Raises RequestError naming the first field with an invalid value."""
         if not all(isinstance(s, str) and s for s in self.stop_strings):
             raise RequestError("a stop string is empty, or no string", "stop", "invalid_value")
         for name, kind, low, high in _RANGES:
@@ -132,7 +128,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name in ("top_p", "typical_p"):
             if getattr(self, name) <= 0:
                 raise RequestError(f"{name} must be above 0", name, "invalid_value")
-        if self.min_tokens > (self.max_tokens or MANY):
+        if self.min_tokens > (self.max_tokens or MAX_INT32):
             raise RequestError("min_tokens is above max_tokens", "min_tokens", "invalid_value")
         if self.max_tokens == 0 and self.prompt_logprobs is None:
             raise RequestError(
@@ -176,13 +172,13 @@ _NOT_WITH_BEAMS = (
 ).split()
 _OPTIONAL = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
 _RANGES: tuple[tuple[str, type, float, float], ...] = (
-    ("max_tokens", int, 0, MANY),
-    ("min_tokens", int, 0, MANY),
+    ("max_tokens", int, 0, MAX_INT32),
+    ("min_tokens", int, 0, MAX_INT32),
     ("typical_p", float, 0, 1),
     ("prompt_logprobs", int, 0, MAX_LOGPROBS),
     ("temperature", float, 0, 2),
     ("top_p", float, 0, 1),
-    ("top_k", int, 0, MANY),
+    ("top_k", int, 0, MAX_INT32),
     ("min_p", float, 0, 1),
     ("seed", int, -(1 << 63), (1 << 63) - 1),
     ("presence_penalty", float, -2, 2),
@@ -195,15 +191,15 @@ _RANGES: tuple[tuple[str, type, float, float], ...] = (
 _LENGTHS = (
     ("logit_bias", MAX_BIAS),
     ("stop_token_ids", MAX_STOP_TOKENS),
-    ("bad_words", MAX_BAD_WORDS),
+    ("bad_words", MAX_BANNED_SEQUENCES),
 )
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One completion to compute.
 
-    resume, scored: tokens already given to the client and prompt tokens already scored for it, to
-    be continued from (a replay after a crash).
+    resume, scored: tokens and prompt log-probabilities that the client has already; the engine
+    continues from there (a replay after a crash).
     priority: lower runs first. timeout: seconds from submission, None for no deadline.
     salt: requests share cached prefixes only with others of the same salt. pool: instead of
     generating, give the mean, first (cls) or last state of the prompt, or a cross-encoder's scores
@@ -221,51 +217,3 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pool: Literal["", "mean", "cls", "last"] = ""
     token_type_ids: list[int] = []
     adapter: str = ""
-
-    def check(self, vocabulary: int, room: int) -> None:
-        """Raises RequestError naming what an engine of `room` tokens a sequence cannot take.
-
-        Lengths are looked at before what they count.
-        """
-        self.params.check(vocabulary)
-        prompt, wanted = len(self.prompt), self.params.max_tokens
-        if not prompt:
-            raise RequestError("the prompt is empty", "prompt", "invalid_value")
-        wanted = 0 if self.pool else 1 if wanted is None else wanted
-        if prompt + wanted > room:
-            raise ContextExceeded(room, prompt, wanted, "input" if self.pool else "prompt")
-        if not are_tokens(self.prompt, vocabulary) or not are_tokens(self.resume, vocabulary):
-            raise RequestError(f"a prompt token is outside 0 to {vocabulary - 1}", "prompt")
-        check_number("priority", self.priority, int, -MANY, MANY)
-        if self.timeout is not None:
-            check_number("timeout", self.timeout, float, MIN_TIMEOUT, MAX_TIMEOUT)
-        if self.token_type_ids and (
-            len(self.token_type_ids) != prompt or not are_tokens(self.token_type_ids, 2)
-        ):
-            raise RequestError(
-                "token_type_ids are 0 or 1 for each prompt token", "token_type_ids", "invalid_value"
-            )
-
-
-class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
-    """One token of a request, its end, or both, or log-probabilities of its prompt.
-
-    token: None for an end without one. scores: (log-probability, alternatives) of prompt tokens, in
-    order, from the second one on. beam: which of the texts that a beam search found; width: its
-    width as the blocks allowed it; score: that text's; more: others follow it.
-    """
-
-    id: str
-    token: int | None = None
-    logprob: float = 0.0
-    top: list[tuple[int, float]] = []
-    finish: Finish | None = None
-    cached: int = 0  # prompt tokens whose keys and values were found in the cache
-    error: str | None = None
-    scores: list[tuple[float, list[tuple[int, float]]]] = []
-    beam: int = 0
-    width: int = 0
-    score: float = 0.0
-    more: bool = False
-    vector: bytes = b""  # fp32, what was pooled
-    queued: float = 0.0  # seconds between the submission and its first step

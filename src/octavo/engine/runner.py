@@ -1,4 +1,4 @@
-"""The scheduler's work as the arrays a backend takes, and what comes back by piece of work."""
+"""Scheduled spans as the arrays a backend takes, and what comes back for each span."""
 
 from __future__ import annotations
 
@@ -8,76 +8,81 @@ from typing import NamedTuple
 import numpy as np
 
 from octavo.backends.base import Executable, Floats, Ints, Sample, SamplingRow, StepInput
-from octavo.engine.scheduler import Work
+from octavo.engine.scheduler import ScheduledSpan
 
 
 class Outcome(NamedTuple):
-    """What a piece of work gave: log-probabilities of prompt tokens, the next token, states."""
+    """Results of a span.
 
-    work: Work
-    scores: list[Sample]
-    sample: Sample | None
+    prompt_logprobs: one sample for each position asked for. tokens: sampled one after the other;
+    the keys and values of all but the last are computed. states: of the positions to pool.
+    """
+
+    span: ScheduledSpan
+    prompt_logprobs: list[Sample]
+    tokens: list[Sample]
     states: Floats | None
 
 
-def step_input(work: list[Work]) -> StepInput:
+def step_input(spans: list[ScheduledSpan]) -> StepInput:
     """Rows of all sequences one after the other, and those of them that have results.
 
     Rows to sample are selected first, those to pool after them.
     """
     ids: list[int] = []
     positions: list[int] = []
-    spans: list[tuple[int, int, int, int, int]] = []
+    layout: list[tuple[int, int, int, int, int]] = []
     block_tables: list[int] = []
     logits_indices: list[int] = []
     sampling: list[SamplingRow] = []
     pooled: list[int] = []
     token_type_ids: list[int] = []
-    typed = any(w.sequence.request.token_type_ids for w in work)
-    for piece in work:
-        sequence, count = piece
-        start = sequence.computed
-        spans.append((len(ids), count, start, len(block_tables), sequence.adapter))
-        for at in piece.scores:
-            logits_indices.append(len(ids) + at - 1 - start)
-            sampling.append(sequence.scoring(at))
-        pooled += [len(ids) + at - start for at in piece.pooled]
+    typed = any(s.sequence.request.token_type_ids for s in spans)
+    for span in spans:
+        sequence, start, count = span.sequence, span.start, span.length
+        kv, row = sequence.kv, len(ids) - start  # row of position 0
+        layout.append((len(ids), count, start, len(block_tables), sequence.adapter))
+        for position in span.prompt_logprobs:
+            logits_indices.append(row + position - 1)
+            sampling.append(sequence.sampling.prompt_logprob_row(position))
+        pooled += [row + position for position in span.pooled]
         if typed:
             token_type_ids += sequence.request.token_type_ids[start : start + count] or [0] * count
-        ids += sequence.tokens[start : start + count]
+        ids += kv.tokens[start : start + count]
         positions += range(start, start + count)
-        block_tables += sequence.blocks
-        if piece.samples:
+        block_tables += kv.blocks
+        if span.samples:
             logits_indices.append(len(ids) - 1)
-            sampling.append(sequence.sampling())
+            sampling.append(sequence.sampling.row())
 
     def array(values: object) -> Ints:
         return np.array(values, np.int32)
 
     return StepInput(
-        array(ids), array(positions), array(spans), array(block_tables),
+        array(ids), array(positions), array(layout), array(block_tables),
         array(logits_indices + pooled), sampling, array(token_type_ids), all_logits=False,
     )  # fmt: skip
 
 
-def decode(
-    executable: Executable, work: list[Work], steps: int, ends: list[list[int]]
-) -> list[list[Outcome]]:
-    """Runs up to `steps` steps in a row; all pieces of work are single tokens that sample."""
-    rounds = executable.decode(step_input(work), steps, ends)
-    return [[Outcome(w, [], s, None) for w, s in zip(work, each, strict=True)] for each in rounds]
-
-
-def run(executable: Executable, work: list[Work]) -> list[Outcome]:
-    """Runs a step and gives every piece of work what is its own."""
-    step = step_input(work)
+def run(executable: Executable, spans: list[ScheduledSpan]) -> list[Outcome]:
+    """Computes one step."""
+    step = step_input(spans)
     samples = iter(executable.step(step))
     first = len(step.sampling)
     out = []
-    for w in work:
-        scores = list(islice(samples, len(w.scores)))
-        sample = next(samples) if w.samples else None
-        count = len(w.pooled)
-        out.append(Outcome(w, scores, sample, executable.hidden(first, count) if count else None))
+    for span in spans:
+        logprobs = list(islice(samples, len(span.prompt_logprobs)))
+        tokens = [next(samples)] if span.samples else []
+        count = len(span.pooled)
+        states = executable.hidden(first, count) if count else None
+        out.append(Outcome(span, logprobs, tokens, states))
         first += count
     return out
+
+
+def decode(executable: Executable, spans: list[ScheduledSpan], steps: int) -> list[Outcome]:
+    """Computes up to `steps` steps in one call; all spans are one token and sample."""
+    ends = [list(s.sequence.sampling.stop_tokens) for s in spans]
+    rounds = executable.decode(step_input(spans), steps, ends)
+    columns = zip(*rounds, strict=True)
+    return [Outcome(s, [], list(c), None) for s, c in zip(spans, columns, strict=True)]

@@ -1,4 +1,4 @@
-"""Which tokens to compute next: policy only, deterministic, on a clock the caller owns.
+"""Which tokens to compute next. Deterministic; the order of sequences is a policy's.
 
 There is no prefill or decode mode. Every sequence has tokens to catch up on, and a step spends one
 budget on catching up; chunked prefill, cache hits and preemption all follow.
@@ -6,245 +6,174 @@ budget on catching up; chunked prefill, cache hits and preemption all follow.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
-from octavo.backends.base import BLOCK
-from octavo.engine.prefix import Match, PrefixIndex
+from octavo.engine.kv import KVCache
+from octavo.engine.policy import SchedulingPolicy
 from octavo.engine.sequence import Sequence
 
-CopyBlock = Callable[[int, int], None]
+NOTHING = range(0)
 
 
-class Work(NamedTuple):
-    """Compute `length` tokens of a sequence from `sequence.computed` on."""
+class ScheduledSpan(NamedTuple):
+    """Consecutive tokens of a sequence that a step computes, as planned.
+
+    start, length: their positions. samples: the next token is sampled after them. prompt_logprobs:
+    positions of prompt tokens whose log-probabilities are computed. pooled: positions whose states
+    are pooled.
+    """
 
     sequence: Sequence
+    start: int
     length: int
+    samples: bool
+    prompt_logprobs: range
+    pooled: range
 
-    @property
-    def samples(self) -> bool:
-        """Whether the next token is drawn after it."""
-        s = self.sequence
-        return self.length == s.pending and len(s.tokens) < s.limit
-
-    @property
-    def scores(self) -> range:
-        """Prompt tokens whose log-probabilities it gives."""
-        s = self.sequence
-        if not s.unscored:
-            return range(0)
-        end = min(s.computed + self.length + 1, len(s.request.prompt))
-        return range(max(s.scored, s.computed + 1), end)
-
-    @property
-    def pooled(self) -> range:
-        """Tokens whose states it gives."""
-        s, end = self.sequence, self.sequence.computed + self.length
-        match s.request.pool:
-            case "mean":
-                return range(s.computed, end)
-            case "cls":
-                return range(0, 1 if s.computed == 0 else 0)
-            case "last":
-                return range(end - 1, end) if self.length == s.pending else range(0)
-        return range(0)
+    @classmethod
+    def of(cls, sequence: Sequence, length: int) -> ScheduledSpan:
+        """The next `length` tokens of a sequence."""
+        kv, request = sequence.kv, sequence.request
+        start = kv.computed
+        end, last = start + length, length == kv.pending
+        logprobs = pooled = NOTHING
+        if sequence.needs_prompt_logprobs:
+            first = max(sequence.reported_logprobs, start + 1)
+            logprobs = range(first, min(end + 1, len(request.prompt)))
+        if request.pool == "mean":
+            pooled = range(start, end)
+        elif request.pool == "cls":
+            pooled = range(0, 1 if start == 0 else 0)
+        elif request.pool == "last":
+            pooled = range(end - 1, end) if last else NOTHING
+        return cls(sequence, start, length, last and not sequence.full, logprobs, pooled)
 
 
 class Scheduler:
-    """Sequences waiting and running, and the blocks they hold."""
+    """Waiting and running sequences.
+
+    budget: most tokens of a step. sequences: most that run, and rows of results of a step.
+    bidirectional: a sequence is computed in one step.
+    """
 
     def __init__(
         self,
-        index: PrefixIndex,
-        copy_block: CopyBlock,
+        kv: KVCache,
+        policy: SchedulingPolicy,
         budget: int,
         sequences: int,
-        prefix_caching: bool = True,
         bidirectional: bool = False,
     ) -> None:
-        self.index = index
-        self._copy_block = copy_block
+        self.kv = kv
+        self._key = policy.key
         self._budget = budget
         self._sequences = sequences
-        self._prefix_caching = prefix_caching
-        self._bidirectional = bidirectional  # a sequence is computed in one step
-        self._spare = 0  # rows of logits that nobody has a claim to in this step
+        self._bidirectional = bidirectional
+        self._spare_rows = 0  # of results in this step, beside the one of each running sequence
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
 
     def add(self, sequence: Sequence) -> None:
+        """Queues a sequence."""
         self.waiting.append(sequence)
 
-    def remove(self, sequence: Sequence) -> None:
-        """Takes a sequence out, finished or not, and gives back its blocks."""
-        (self.running if sequence in self.running else self.waiting).remove(sequence)
-        self._release(sequence)
+    def finish(self, sequence: Sequence) -> None:
+        """Takes out a complete sequence; what it computed stays in the prefix cache."""
+        self._take_out(sequence)
+        self.kv.finish(sequence.kv)
 
-    def plan(self) -> list[Work]:
-        """The work of the next step, with blocks allocated for all of it.
+    def free(self, sequence: Sequence) -> None:
+        """Takes out a sequence that is not complete and frees its blocks."""
+        self._take_out(sequence)
+        self.kv.free(sequence.kv)
+
+    def _take_out(self, sequence: Sequence) -> None:
+        (self.running if sequence in self.running else self.waiting).remove(sequence)
+
+    def plan(self) -> list[ScheduledSpan]:
+        """The next step, with blocks allocated for all of it.
 
         Sequences with one token to compute come first and leave the others half of a step, so
-        that long prompts do not hold them up; within that, and for admission, the order is
-        `Sequence.rank`.
+        that long prompts do not hold them up; within that, and for admission, the policy orders.
         """
-        work: list[Work] = []
-        decoding = sum(s.pending == 1 for s in self.running)
+        spans: list[ScheduledSpan] = []
+        decoding = sum(s.kv.pending == 1 for s in self.running)
         left = min(self._budget, decoding + self._budget // 2) if decoding else self._budget
-        self._spare = self._sequences - len(self.running)
-        order = sorted(self.running, key=lambda s: (s.pending > 1, s.rank))
+        self._spare_rows = self._sequences - len(self.running)
+        order = sorted(self.running, key=lambda s: (s.kv.pending > 1, self._key(s)))
         for sequence in order:
-            if sequence not in self.running or not left or not sequence.pending:
-                continue  # preempted for one before it, next step, or a beam that waits for others
+            pending = sequence.kv.pending  # 0 for a beam that waits for the others of its search
+            if not left or not pending or sequence not in self.running:
+                continue
             count = self._share(sequence, left)
-            if self._grow(sequence, sequence.computed + count):
-                work.append(Work(sequence, count))
+            if self._grow(sequence, sequence.kv.computed + count):
+                spans.append(ScheduledSpan.of(sequence, count))
                 left -= count
-        work = [w for w in work if w.sequence in self.running]
-        self._admit(work, left)
-        while not work and self.running and self.waiting:
-            # Only beams that wait for others of theirs, which have no room: the last makes some.
-            self.preempt(max(self.running, key=lambda s: s.rank))
-            self._admit(work, left)
-        return work
+        spans = [s for s in spans if s.sequence in self.running]  # others were preempted for one
+        self._admit(spans, left)
+        while not spans and self.running and self.waiting:
+            # Only beams that wait for others of their search, for which there are no blocks.
+            self.preempt(max(self.running, key=self._key))
+            self._admit(spans, left)
+        return spans
 
     def _share(self, sequence: Sequence, left: int) -> int:
-        """Tokens to compute of a sequence. Each token to score or to pool takes a row of results,
-        of which every running sequence has one for itself."""
-        count = min(sequence.pending, left)
-        if sequence.unscored or sequence.request.pool == "mean":
-            count = min(count, self._spare + 1)
-            self._spare -= count - 1
+        """Tokens of a sequence to compute. Each prompt log-probability and each pooled state takes
+        a row of results, of which every running sequence has one for itself."""
+        count = min(sequence.kv.pending, left)
+        if sequence.needs_prompt_logprobs or sequence.request.pool == "mean":
+            count = min(count, self._spare_rows + 1)
+            self._spare_rows -= count - 1
         return count
 
-    def _admit(self, work: list[Work], left: int) -> None:
-        self.waiting.sort(key=lambda s: s.rank)
-        while self.waiting and left and self._spare > 0:
+    def _admit(self, spans: list[ScheduledSpan], left: int) -> None:
+        self.waiting.sort(key=self._key)
+        while self.waiting and left and self._spare_rows > 0:
             sequence = self.waiting[0]
-            if self._bidirectional and len(sequence.tokens) > min(left, self._spare):
-                return  # it must be computed in one step, the next
-            match = self._match(sequence)
-            if not self._fits(sequence, match):
-                self._give_back(match)
-                return
-            self._adopt(sequence, match)
-            if not self.reserve(sequence, len(sequence.tokens)):
-                self._release(sequence)
+            if self._bidirectional and len(sequence.kv.tokens) > min(left, self._spare_rows):
+                return  # there will be more in the next step
+            # Results of cached tokens are not cached, so who needs those computes them.
+            reuse = not (sequence.needs_prompt_logprobs or sequence.request.pool in ("mean", "cls"))
+            if not self.kv.admit(sequence.kv, len(sequence.request.prompt), reuse):
                 return
             self.waiting.pop(0)
             self.running.append(sequence)
-            self._spare -= 1
+            self._spare_rows -= 1
             count = self._share(sequence, left)
-            work.append(Work(sequence, count))
+            spans.append(ScheduledSpan.of(sequence, count))
             left -= count
 
-    def _match(self, sequence: Sequence) -> Match:
-        """What the cache knows of a sequence; one token is always left to compute."""
-        if (
-            not self._prefix_caching
-            or sequence.unscored
-            or sequence.request.pool in ("mean", "cls")
-        ):
-            return Match([], None, 0)
-        return self.index.match(sequence.tokens[:-1], sequence.salt)
-
-    def _give_back(self, match: Match) -> None:
-        last = [] if match.partial_block is None else [match.partial_block]
-        self.index.release([*match.blocks, *last])
-
-    def _fits(self, sequence: Sequence, match: Match) -> bool:
-        """Whether the whole sequence could get blocks; asked before any is evicted for it."""
-        held = {b for s in self.running for b in s.blocks} | set(match.blocks)
-        needed = sequence.blocks_for(len(sequence.tokens)) - len(match.blocks)
-        return len(held) + needed <= self.index.capacity
-
-    def _adopt(self, sequence: Sequence, match: Match) -> None:
-        """Starts a sequence from what was matched; a partly matching block is copied."""
-        sequence.blocks = list(match.blocks)
-        sequence.indexed = len(match.blocks)
-        sequence.computed = len(match.blocks) * BLOCK
-        if match.partial_block is not None:
-            block = self.index.allocate()
-            if block is not None:
-                self._copy_block(match.partial_block, block)
-                sequence.blocks.append(block)
-                sequence.computed = match.tokens
-            self.index.release([match.partial_block])
-        if not sequence.admitted:
-            sequence.admitted = True
-            sequence.cached = min(sequence.computed, len(sequence.request.prompt))
-
-    def reserve(self, sequence: Sequence, tokens: int) -> bool:
-        """Blocks for `tokens`, without taking any from a running sequence."""
-        while len(sequence.blocks) < sequence.blocks_for(tokens):
-            block = self.index.allocate()
-            if block is None:
-                return False
-            sequence.blocks.append(block)
-        return True
-
     def _grow(self, sequence: Sequence, tokens: int) -> bool:
-        """Blocks for `tokens`, preempting the last in rank when there are none."""
-        while not self.reserve(sequence, tokens):
-            victim = max(self.running, key=lambda s: s.rank)
+        """Allocates blocks for `tokens` tokens, preempting the last in order if there are none."""
+        while not self.kv.extend(sequence.kv, tokens):
+            victim = max(self.running, key=self._key)
             self.preempt(victim)
             if victim is sequence:
                 return False
         return True
 
     def preempt(self, sequence: Sequence) -> None:
-        """Back to waiting; what it computed is recomputed, or found in the cache."""
+        """Moves a sequence back to waiting, where it starts again from what is cached."""
         self.preemptions += 1
         self.running.remove(sequence)
-        self._release(sequence)
+        self.kv.free(sequence.kv)
         self.waiting.append(sequence)
 
     def fork(self, sequence: Sequence) -> Sequence:
-        """A copy that shares the computed blocks; a partly filled one is copied.
-
-        Without room for it the copy waits, and finds the blocks it shares in the index.
-        """
+        """A copy that shares computed blocks, or waits if it cannot run beside the others."""
         child = sequence.fork()
-        whole = sequence.computed // BLOCK
-        copied = self.index.allocate() if sequence.computed % BLOCK else None
-        room = sequence in self.running and len(self.running) < self._sequences
-        if not room or (sequence.computed % BLOCK and copied is None):
-            if copied is not None:
-                self.index.release([copied])
-            self.waiting.append(child)
-            return child
-        child.blocks = sequence.blocks[:whole]
-        for block in child.blocks:
-            self.index.share(block)
-        if copied is not None:
-            self._copy_block(sequence.blocks[whole], copied)
-            child.blocks.append(copied)
-        child.computed, child.indexed = sequence.computed, sequence.indexed
-        self.running.append(child)
+        runs = sequence in self.running and len(self.running) < self._sequences
+        runs = runs and self.kv.fork(sequence.kv, child.kv)
+        (self.running if runs else self.waiting).append(child)
         return child
 
-    def advance(self, work: Work) -> None:
-        """After the step: the tokens are computed, and whole blocks become findable."""
-        sequence = work.sequence
-        sequence.computed += work.length
-        whole = sequence.computed // BLOCK
-        if self._prefix_caching and whole > sequence.indexed:
-            blocks = sequence.blocks[:whole]
-            self.index.insert(sequence.tokens[: whole * BLOCK], blocks, sequence.salt)
-            sequence.blocks[:whole] = blocks
-            sequence.indexed = whole
+    def can_repeat(self, spans: list[ScheduledSpan], steps: int) -> bool:
+        """True if there are blocks for `steps` steps of spans of one token. Allocates nothing."""
+        missing = sum(s.sequence.kv.missing(s.start + steps) for s in spans)
+        return missing <= self.kv.available
 
-    def retire(self, sequence: Sequence) -> None:
-        """A finished sequence leaves its last, partly filled block to the cache as well."""
-        if self._prefix_caching and sequence.computed > sequence.indexed * BLOCK:
-            count = sequence.blocks_for(sequence.computed)
-            blocks = sequence.blocks[:count]
-            self.index.insert(sequence.tokens[: sequence.computed], blocks, sequence.salt)
-            sequence.blocks[:count] = blocks
-        self.remove(sequence)
-
-    def _release(self, sequence: Sequence) -> None:
-        self.index.release(sequence.blocks)
-        sequence.blocks = []
-        sequence.indexed = sequence.computed = 0
+    def reserve(self, spans: list[ScheduledSpan], steps: int) -> None:
+        """Allocates the blocks that `can_repeat` found."""
+        for span in spans:
+            self.kv.extend(span.sequence.kv, span.start + steps)

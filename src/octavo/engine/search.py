@@ -1,78 +1,73 @@
-"""Beam searches in progress: forks their sequences, and tells what they found."""
+"""Beam searches in progress: forks their sequences, and reports the texts they found."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 from octavo.backends.base import BLOCK, Sample
-from octavo.engine.beam import Beam, BeamGroup, Hypothesis
-from octavo.engine.request import SamplingParams, TokenEvent
+from octavo.engine.beam import Beam, BeamGroup
+from octavo.engine.events import BeamText
+from octavo.engine.kv import blocks_for
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.sequence import Sequence
 
 
 class BeamSearches:
-    """One BeamGroup per request. A beam is a sequence like any other to the scheduler.
+    """One BeamGroup per request. To the scheduler a beam is a sequence like any other.
 
-    rows: most sequences that run together. ends: whether a token ends a text.
+    sequences: most that run together.
     """
 
-    def __init__(
-        self, scheduler: Scheduler, rows: int, ends: Callable[[SamplingParams, int], bool]
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, sequences: int) -> None:
         self._scheduler = scheduler
-        self._rows = rows
-        self._ends = ends
+        self._sequences = sequences
         self._groups: dict[str, BeamGroup] = {}
 
     def width(self, sequence: Sequence) -> int:
-        """Beams that fit into the pool together, sharing the prompt's blocks, whatever else runs.
+        """Beams that fit into the KV cache together, sharing the prompt's blocks.
 
-        It depends on the request and the pool alone, so that a busy engine finds the same texts.
+        Depends on the request and the cache's size alone, so that a busy engine finds the same
+        texts.
         """
         assert sequence.request.params.beam is not None
         shared = len(sequence.request.prompt) // BLOCK
-        own = sequence.blocks_for(sequence.limit) - shared
-        room = (self._scheduler.index.capacity - shared) // max(1, own)
-        return max(1, min(sequence.request.params.beam.width, room, self._rows))
+        own = blocks_for(sequence.limit) - shared
+        fitting = (self._scheduler.kv.capacity - shared) // max(1, own)
+        return max(1, min(sequence.request.params.beam.width, fitting, self._sequences))
 
     def begin(self, sequence: Sequence) -> None:
         """Starts a search from a sequence that holds the prompt."""
         params = sequence.request.params
         assert params.beam is not None
         width = self.width(sequence)
-        looked_at = width * max(2, 1 + len(sequence.eos | set(params.stop_token_ids)))
-        group = BeamGroup(
-            params.beam, width, sequence.limit, looked_at, partial(self._ends, params)
-        )
+        ends = len(sequence.sampling.eos | set(params.stop_token_ids))
+        candidates = width * max(2, 1 + ends)
+        group = BeamGroup(params.beam, width, sequence.limit, candidates)
         group.live.append(Beam(sequence))
-        sequence.continuations = looked_at
+        sequence.sampling.candidates = candidates
         self._groups[sequence.id] = group
 
-    def remove(self, request_id: str) -> bool:
-        """Ends a search, if there is one, and frees its blocks."""
+    def free(self, request_id: str) -> bool:
+        """Ends a search and frees its blocks. Returns False if the request has none."""
         if (group := self._groups.pop(request_id, None)) is None:
             return False
         for beam in group.live:
-            self._scheduler.remove(beam.sequence)
+            self._scheduler.free(beam.sequence)
         return True
 
-    def advance(self, sequence: Sequence, sample: Sample) -> list[TokenEvent]:
-        """Takes what may follow one beam; when all have theirs, the search goes on by a token.
+    def commit(self, sequence: Sequence, sample: Sample) -> list[BeamText] | None:
+        """Takes the candidates of one beam; when all beams have theirs, the search goes on.
 
-        Gives what was found once it is over. Raises ValueError when a grammar becomes too costly.
+        Returns the best texts once the search is over. Raises ValueError if a grammar fails.
         """
         group = self._groups[sequence.id]
-        group.offer(sequence, sample)
+        group.add_candidates(sequence, sample)
         if not group.ready:
-            return []
+            return None
         following = group.select()
         if not following:
             del self._groups[sequence.id]
             for beam in group.live:
-                self._scheduler.retire(beam.sequence)
-            return _found(group, sequence)
+                self._scheduler.finish(beam.sequence)
+            return _texts(group, sequence)
         live: list[Beam] = []
         kept: set[Sequence] = set()
         for beam, score, choice in following:
@@ -83,36 +78,23 @@ class BeamSearches:
             live.append(Beam(own, score, (*beam.choices, choice)))
         for beam in group.live:
             if beam.sequence not in kept:
-                self._scheduler.remove(beam.sequence)
+                self._scheduler.free(beam.sequence)
         group.live = live
         for beam in live:
             beam.sequence.append(beam.choices[-1].token)
-            beam.sequence.mask()
-        return []
+            beam.sequence.sampling.mask()  # a failing grammar fails here
+        return None
 
 
-def _found(group: BeamGroup, sequence: Sequence) -> list[TokenEvent]:
-    """The events of the best texts, one text after the other."""
-    wanted = group.finished[: group.params.n]
-    if not wanted:
-        reason = "no token is left that may follow"
-        return [TokenEvent(sequence.id, finish="refused", error=reason)]
-    events: list[TokenEvent] = []
-    for i, hypothesis in enumerate(wanted):
-        events += _events(hypothesis, i, group, sequence, more=i + 1 < len(wanted))
-    return events
-
-
-def _events(
-    hypothesis: Hypothesis, index: int, group: BeamGroup, sequence: Sequence, more: bool
-) -> list[TokenEvent]:
-    shown = sequence.request.params.logprobs or 0
-    last = len(hypothesis.choices) - 1
+def _texts(group: BeamGroup, sequence: Sequence) -> list[BeamText]:
+    found = group.finished[: group.params.n]
+    alternatives = sequence.request.params.logprobs or 0
     return [
-        TokenEvent(
-            sequence.id, c.token, c.logprob, c.top[:shown],
-            finish=hypothesis.finish if i == last else None, cached=sequence.cached,
-            beam=index, width=group.width, more=more, score=hypothesis.score,
+        BeamText(
+            sequence.id, i, group.width,
+            [c.token for c in h.choices], [c.logprob for c in h.choices],
+            [c.top[:alternatives] for c in h.choices], h.score, h.finish,
+            last=i + 1 == len(found), cached=sequence.cached, times=sequence.times,
         )
-        for i, c in enumerate(hypothesis.choices)
+        for i, h in enumerate(found)
     ]  # fmt: skip

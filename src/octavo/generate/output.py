@@ -13,7 +13,8 @@ from typing import Protocol
 import msgspec
 
 from octavo.checkpoint.pooling import Pooling
-from octavo.engine.request import Request, SamplingParams, TokenEvent
+from octavo.engine.events import BeamText, Ended, PromptLogprobs, Token, TokenEvent, ends
+from octavo.engine.request import Request, SamplingParams
 from octavo.program import Task
 from octavo.text import CallDelta, ChatTemplate, ReplyParser, TextStream, Tokenizer
 from octavo.text.tools import MARKERS, ToolFormat
@@ -134,28 +135,29 @@ class OutputProcessor:
         self._scores: list[TokenInfo] = []
         self._ids: list[int] = []  # that no piece has told of yet
 
-    def push(self, event: TokenEvent) -> TextDelta:
-        """What an event adds, which may be nothing."""
-        if event.token is not None:
+    def push(self, event: TokenEvent, score: float | None = None) -> TextDelta:
+        """What an event adds, which may be nothing. score: of a beam search's text."""
+        if isinstance(event, Token):
             self._ids.append(event.token)
-        piece = self._read(event)
+        piece = self._read(event, score)
         if not piece:
             return piece
         ids, self._ids = self._ids, []
         return replace(piece, ids=ids)
 
-    def _read(self, event: TokenEvent) -> TextDelta:
+    def _read(self, event: TokenEvent, score: float | None) -> TextDelta:
         self._usage.cached = max(self._usage.cached, event.cached)
-        self._usage.beam_width = event.width or self._usage.beam_width
-        self._usage.queued = max(self._usage.queued, event.queued)
-        params, tokens = self._request.params, []
-        if event.token is not None:
+        params, tokens, text, finish = self._request.params, [], "", None
+        if isinstance(event, Token):
             self._usage.token()
+            self._usage.queued = max(self._usage.queued, event.times.admitted - event.times.queued)
             if params.logprobs is not None and event.finish != "stop":
                 tokens = [TokenInfo(event.token, event.logprob, event.top)]
-        text, finish = self._stream.push(event.token, event.finish)
-        prompt = self._prompt(event)
-        score = event.score if finish and event.width else None
+            text, finish = self._stream.push(event.token, event.finish)
+        elif isinstance(event, Ended):
+            text, finish = self._stream.push(None, event.finish)
+        prompt = self._prompt(event) if isinstance(event, PromptLogprobs) else []
+        score = score if finish else None
         if self._parser is None:
             return TextDelta(self._choice, text, tokens, finish, prompt=prompt, score=score)
         delta = self._parser.push(text)
@@ -169,15 +171,25 @@ class OutputProcessor:
             finish = "tool_calls"
         return TextDelta(self._choice, text, tokens, finish, reasoning, calls, prompt, score)
 
-    def _prompt(self, event: TokenEvent) -> list[TokenInfo]:
+    def _prompt(self, event: PromptLogprobs) -> list[TokenInfo]:
         """The scored prompt, when the last of its log-probabilities has come."""
-        if not event.scores:
-            return []
         prompt = self._request.prompt
         self._scores = self._scores or [TokenInfo(prompt[0], None, [])]
-        for logprob, top in event.scores:
+        for logprob, top in event.logprobs:
             self._scores.append(TokenInfo(prompt[len(self._scores)], logprob, top))
         return self._scores if len(self._scores) == len(prompt) else []
+
+
+def beam_tokens(event: BeamText) -> list[TokenEvent]:
+    """A beam search's text as if its tokens had come one by one."""
+    last = len(event.tokens) - 1
+    return [
+        Token(
+            event.id, token, event.logprobs[i], event.tops[i], event.finish if i == last else None,
+            event.cached, event.times,
+        )
+        for i, token in enumerate(event.tokens)
+    ]  # fmt: skip
 
 
 async def generate(
@@ -191,16 +203,19 @@ async def generate(
     readings: dict[int, OutputProcessor] = {}
     async with aclosing(source.submit(request)) as events:
         async for event in events:
-            if event.beam not in readings:
-                readings[event.beam] = OutputProcessor(
-                    served, request, choice + event.beam, usage, reply
-                )
-            if piece := readings[event.beam].push(event):
-                if piece.finish:
-                    usage.finishes.append(piece.finish)
-                yield piece
-                if piece.finish and not event.more:
-                    return
+            index, score, tokens = 0, None, [event]
+            if isinstance(event, BeamText):
+                index, score, tokens = event.index, event.score, beam_tokens(event)
+                usage.beam_width = event.width
+            if index not in readings:
+                readings[index] = OutputProcessor(served, request, choice + index, usage, reply)
+            for token in tokens:
+                if piece := readings[index].push(token, score):
+                    if piece.finish:
+                        usage.finishes.append(piece.finish)
+                    yield piece
+                    if piece.finish and (score is None or ends(event)):
+                        return
 
 
 def requests_for(

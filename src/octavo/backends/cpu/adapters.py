@@ -162,7 +162,7 @@ class LoadedAdapters:
     def _find(self, name: str) -> _Loaded:
         adapter = self._loaded.get(name)
         if adapter is None or adapter.leaving:
-            raise RequestError(f"no adapter {name[:64]!r}", "model", "model_not_found")
+            raise RequestError(f"no adapter {name[:64]!r}", "adapter", "model_not_found")
         return adapter
 
     def _sweep(self, name: str, adapter: _Loaded) -> None:

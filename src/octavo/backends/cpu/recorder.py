@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
 from octavo import _native
 from octavo.backends.base import Progress
-from octavo.backends.cpu.lower import Forms, Lowered, NativeOp, forms
-from octavo.backends.cpu.weights import deferred, weights_of
-from octavo.program import (
-    Activate,
-    Attention,
-    Embed,
-    Experts,
-    Glu,
-    LayerNorm,
-    Linear,
-    Op,
-    Permute,
-    RmsNorm,
-    Rope,
-    Route,
-    Softcap,
-    Value,
-    Weight,
+from octavo.backends.cpu.lower import ActShape, Forms, Lowered, forms
+from octavo.backends.cpu.ops import (
+    AddOp,
+    AttentionOp,
+    EmbedOp,
+    EmitOp,
+    ExpertsOp,
+    GatedOp,
+    GluOp,
+    LayerNormOp,
+    LinearOp,
+    NativeOp,
+    NormOp,
+    RouteOp,
+    SelectOp,
+    SoftcapOp,
 )
+from octavo.backends.cpu.weights import deferred, weights_of
+from octavo.program import Experts, Linear, RmsNorm, Rope, Route, Value, Weight
 
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "tanh": 3, "relu": 4, "swiglu_clamped": 5}
 INDEXES = {"ids": 0, "positions": 1, "token_type_ids": 2}
@@ -33,47 +35,39 @@ NO_BYTES = np.zeros(0, np.uint8)
 NO_FLOATS = np.zeros(0, np.float32)
 
 
-def attentions_of(lowered: Lowered) -> list[Attention]:
-    return [op for op in lowered.program.ops if isinstance(op, Attention)]
+Rotation = tuple[tuple[float, ...], float]  # frequencies, factor
 
 
-def schedule_of(op: Attention) -> tuple[int, bool, int]:
-    """What the attention work of a step depends on: window, causality, query heads per KV head."""
-    return op.window, op.causal, op.heads // op.kv_heads
-
-
-def rotation_of(rope: Rope) -> tuple[tuple[float, ...], float]:
+def _rotation(rope: Rope) -> Rotation:
     return rope.frequencies, rope.factor
 
 
-def ropes_of(lowered: Lowered) -> list[tuple[tuple[float, ...], float]]:
-    ropes = [n.attention.rope for n in lowered.ops if n.attention]
-    return list(dict.fromkeys(rotation_of(rope) for rope in ropes if rope))
+class ExpertShape(NamedTuple):
+    """Of the rows that a layer of experts gathers: layers of one shape share them."""
+
+    experts: int
+    used: int
+    hidden: int
+    ffn: int
+    inputs: Forms
+    between: Forms
 
 
-def orders_of(lowered: Lowered) -> list[tuple[int, ...]]:
-    return list(dict.fromkeys(op.order for op in lowered.program.ops if isinstance(op, Permute)))
-
-
-ExpertShape = tuple[int, int, int, int, Forms, Forms]  # experts, used, hidden, ffn, inputs' forms
-
-
-def expert_shape(op: Experts, lowered: Lowered) -> ExpertShape:
+def _expert_shape(op: Experts, lowered: Lowered) -> ExpertShape:
     (route,) = (r for r in lowered.program.ops if isinstance(r, Route) and r.out == op.routes)
     ffn = op.gate[0].tensor.shape[0]
-    return len(op.gate), route.top_k, op.x.width, ffn, forms(op.gate + op.up), forms(op.down)
+    inputs, between = forms(op.gate + op.up), forms(op.down)
+    return ExpertShape(len(op.gate), route.top_k, op.x.width, ffn, inputs, between)
 
 
-def expert_shapes(lowered: Lowered) -> list[ExpertShape]:
-    experts = (op for op in lowered.program.ops if isinstance(op, Experts))
-    return list(dict.fromkeys(expert_shape(op, lowered) for op in experts))
-
-
-def measured(lowered: Lowered) -> bool:
-    """Whether the head finds the statistics of logits: nothing changes them afterwards."""
-    last = lowered.ops[-1]
+def _measured(lowered: Lowered) -> bool:
+    """True if the head finds the statistics of logits: nothing changes them afterwards."""
     output = lowered.program.output
-    return output.selected and last.kind == "linear" and last.writes == (output,)
+    return (
+        output.selected
+        and isinstance(lowered.ops[-1], LinearOp)
+        and lowered.ops[-1].effects.writes == (output,)
+    )
 
 
 class Recorder:
@@ -101,18 +95,16 @@ class Recorder:
         model.read_stored()
         for key, w in vectors.items():
             self.vector[key] = model.add_vector(self._values(w), w.tensor.shape[0])
-        self.rope = {r: model.add_rope(np.array(r[0], np.float32), r[1]) for r in ropes_of(lowered)}
-        self.order = {o: model.add_order(np.array(o, np.int32)) for o in orders_of(lowered)}
-        self.expert_rows = {s: model.add_expert_rows(*s) for s in expert_shapes(lowered)}
-        kinds = dict.fromkeys(map(schedule_of, attentions_of(lowered)))
-        self.schedule = {kind: model.add_schedule(*kind) for kind in kinds}
-        self.buffers = [model.add_buffer(s, w) for s, w in lowered.buffers]
-        self.acts = [model.add_act(*act) for act in lowered.acts]
-
+        self.rope: dict[Rotation, int] = {}
+        self.order: dict[tuple[int, ...], int] = {}
+        self.schedule: dict[tuple[int, bool, int], int] = {}  # window, causal, heads a KV head
+        self.expert_rows: dict[ExpertShape, int] = {}
+        self.buffers = [model.add_buffer(*shape) for shape in lowered.buffers]
+        self.acts = [self._add_act(shape) for shape in lowered.acts]
         for native in lowered.ops:
             self.record(native)
         output = lowered.program.output
-        model.output(self.buffer(output), output.width, measured(lowered))
+        model.output(self.buffer(output), output.width, _measured(lowered))
 
     def _values(self, weight: Weight) -> npt.NDArray[np.float32]:
         if not self.model.needs_weights:
@@ -132,101 +124,103 @@ class Recorder:
     def bias(self, op: Linear) -> int:
         return self.vector[op.bias.tensor.name, 0.0] if op.bias else -1
 
+    def _add_act(self, shape: ActShape) -> int:
+        adapted = shape.adapted.bf16, shape.adapted.f32
+        return self.model.add_act(
+            shape.selected, shape.width, shape.forms, adapted, shape.per_thread
+        )
+
     def record(self, native: NativeOp) -> None:
-        getattr(self, f"_{native.kind}")(native, native.ops[0])
+        model, buffer, act = self.model, self.buffer, self.act
+        match native:
+            case EmbedOp(op):
+                table, index = self.matrix[op.table.tensor.name], INDEXES[op.index]
+                model.embed(table, buffer(op.out), op.scale, index, op.offset, op.replaceable)
+            case SelectOp(op):
+                model.select(buffer(op.x), buffer(op.out), act(native.act))
+            case LayerNormOp(op):
+                weight, bias = (self.vector[w.tensor.name, 0.0] for w in (op.weight, op.bias))
+                out = buffer(op.out)
+                model.layer_norm(buffer(op.x), weight, bias, op.eps, out, act(native.act))
+            case NormOp(op, out_value, residual):
+                weight, out = self.norm_weight(op), buffer(out_value)
+                model.norm(buffer(op.x), weight, op.eps, out, buffer(residual), act(native.act))
+            case AddOp(op):
+                model.add(buffer(op.a), buffer(op.b), buffer(op.out))
+            case SoftcapOp(op):
+                assert buffer(op.x) == buffer(op.out)
+                model.softcap(buffer(op.x), op.cap)
+            case EmitOp():
+                self._emit(native)
+            case RouteOp(op):
+                model.route(buffer(op.x), buffer(op.out), op.top_k, op.normalize)
+            case ExpertsOp():
+                self._experts(native)
+            case LinearOp():
+                self._linear(native)
+            case GatedOp():
+                self._gated(native)
+            case GluOp(op):
+                kind = ACTIVATIONS[op.activation]
+                model.glu(buffer(op.gate), buffer(op.up), kind, act(op.out))
+            case AttentionOp():
+                self._attention(native)
 
-    def _embed(self, native: NativeOp, op: Embed) -> None:
-        table, index = self.matrix[op.table.tensor.name], INDEXES[op.index]
-        out = self.buffer(op.out)
-        self.model.embed(table, out, op.scale, index, op.offset, op.replaceable)
+    def _emit(self, native: EmitOp) -> None:
+        source, buffer = self.act(native.x if native.from_act else None), -1
+        if not native.from_act:
+            buffer = self.buffer(native.x)
+        order = native.order
+        if order is not None and order not in self.order:
+            self.order[order] = self.model.add_order(np.array(order, np.int32))
+        index = -1 if order is None else self.order[order]
+        self.model.emit(buffer, source, index, native.act.width, self.act(native.act))
 
-    def _select(self, native: NativeOp, op: object) -> None:
-        source, target = self.buffer(native.reads[0]), self.buffer(native.writes[0])
-        self.model.select(source, target, self.act(native.act))
-
-    def _layer_norm(self, native: NativeOp, op: LayerNorm) -> None:
-        weight, bias = (self.vector[w.tensor.name, 0.0] for w in (op.weight, op.bias))
-        out, act = self.buffer(op.out), self.act(native.act)
-        self.model.layer_norm(self.buffer(op.x), weight, bias, op.eps, out, act)
-
-    def _add(self, native: NativeOp, op: object) -> None:
-        a, b = native.reads
-        self.model.add(self.buffer(a), self.buffer(b), self.buffer(native.writes[0]))
-
-    def _softcap(self, native: NativeOp, op: Softcap) -> None:
-        assert self.buffer(op.x) == self.buffer(op.out)
-        self.model.softcap(self.buffer(op.x), op.cap)
-
-    def _emit(self, native: NativeOp, op: Op) -> None:
-        assert native.act is not None
-        source = self.buffer(native.reads[0]) if native.reads else -1
-        order = self.order[op.order] if isinstance(op, Permute) else -1
-        width = native.act.width
-        self.model.emit(source, self.act(native.source), order, width, self.act(native.act))
-
-    def _route(self, native: NativeOp, op: Route) -> None:
-        self.model.route(self.buffer(op.x), self.buffer(op.out), op.top_k, op.normalize)
-
-    def _experts(self, native: NativeOp, op: Experts) -> None:
+    def _experts(self, native: ExpertsOp) -> None:
+        op, shape = native.op, _expert_shape(native.op, self.lowered)
+        if shape not in self.expert_rows:
+            self.expert_rows[shape] = self.model.add_expert_rows(*shape)
         matrices = ([self.matrix[w.tensor.name] for w in ws] for ws in (op.gate, op.up, op.down))
         biases = [tuple(self.vector[b.tensor.name, 0.0] for b in each) for each in op.biases]
         none = [(-1, -1, -1)] * len(op.gate)
         parts = [m + b for m, b in zip(zip(*matrices, strict=True), biases or none, strict=True)]
-        rows = self.expert_rows[expert_shape(op, self.lowered)]
-        kind, out = ACTIVATIONS[op.activation], self.buffer(native.writes[0])
+        kind, out = ACTIVATIONS[op.activation], self.buffer(native.out)
         x, routes, residual = (self.buffer(v) for v in (op.x, op.routes, native.residual))
+        rows = self.expert_rows[shape]
         self.model.experts(x, routes, parts, kind, rows, out, residual)
 
-    def _norm(self, native: NativeOp, op: RmsNorm) -> None:
-        out = self.buffer(native.writes[0]) if native.writes else -1
-        weight = self.norm_weight(op)
+    def _linear(self, native: LinearOp) -> None:
         residual = self.buffer(native.residual)
-        self.model.norm(self.buffer(op.x), weight, op.eps, out, residual, self.act(native.act))
-
-    def _linear(self, native: NativeOp, op: object) -> None:
-        parts = []
-        for part, target in zip(native.ops, native.writes, strict=True):
-            assert isinstance(part, Linear)
-            residual = self.buffer(native.residual)
-            parts.append(
-                (
-                    self.matrix[part.weight.tensor.name],
-                    self.buffer(target),
-                    self.bias(part),
-                    residual,
-                )
-            )
+        parts = [
+            (self.matrix[op.weight.tensor.name], self.buffer(out), self.bias(op), residual)
+            for op, out in native.parts
+        ]
         self.model.linear(self.act(native.source), parts)
 
-    def _gated(self, native: NativeOp, op: object) -> None:
-        *projections, gate_op = native.ops
-        assert isinstance(gate_op, Glu | Activate)
-        parts = []
-        for part in projections:
-            assert isinstance(part, Linear)
-            parts.append((self.matrix[part.weight.tensor.name], self.bias(part)))
-        gate, up = parts if len(parts) == 2 else (parts[0], (-1, -1))
-        kind = ACTIVATIONS[gate_op.activation]
-        assert native.act is not None
-        mid = self.lowered.mid_of[native.act.id]
-        self.model.gated(self.act(native.source), gate, up, kind, mid, self.act(native.act))
+    def _gated(self, native: GatedOp) -> None:
+        gate, up = (
+            (self.matrix[p.weight.tensor.name], self.bias(p)) if p else (-1, -1)
+            for p in (native.gate, native.up)
+        )  # fmt: skip
+        kind, out = ACTIVATIONS[native.op.activation], native.op.out
+        between = self.lowered.between_of[out.id]
+        self.model.gated(self.act(native.gate.x), gate, up, kind, between, self.act(out))
 
-    def _glu(self, native: NativeOp, op: Glu) -> None:
-        gate, up = self.buffer(op.gate), self.buffer(op.up)
-        self.model.glu(gate, up, ACTIVATIONS[op.activation], self.act(native.act))
-
-    def _attention(self, native: NativeOp, op: Attention) -> None:
-        p = native.attention
-        assert p is not None
-        norm = p.q_norm or p.k_norm
+    def _attention(self, native: AttentionOp) -> None:
+        op, norm, rope = native.op, native.q_norm or native.k_norm, native.rope
+        kind = op.window, op.causal, op.heads // op.kv_heads
+        if kind not in self.schedule:
+            self.schedule[kind] = self.model.add_schedule(*kind)
+        if rope and _rotation(rope) not in self.rope:
+            frequencies = np.array(rope.frequencies, np.float32)
+            self.rope[_rotation(rope)] = self.model.add_rope(frequencies, rope.factor)
         self.model.attention(
-            q=self.buffer(p.q), k=self.buffer(p.k), v=self.buffer(op.v), layer=op.layer,
+            q=self.buffer(native.q), k=self.buffer(native.k), v=self.buffer(op.v), layer=op.layer,
             heads=op.heads, kv_heads=op.kv_heads, head_dim=op.q.width // op.heads,
-            schedule=self.schedule[schedule_of(op)], q_norm=self.norm_weight(p.q_norm),
-            k_norm=self.norm_weight(p.k_norm),
-            rope=self.rope[rotation_of(p.rope)] if p.rope else -1,
+            schedule=self.schedule[kind], q_norm=self.norm_weight(native.q_norm),
+            k_norm=self.norm_weight(native.k_norm),
+            rope=self.rope[_rotation(rope)] if rope else -1,
             sinks=self.vector[op.sinks.tensor.name, 0.0] if op.sinks else -1,
-            act=self.act(native.act), scale=op.scale, eps=norm.eps if norm else 0.0,
-            softcap=op.softcap,
-            interleaved=p.rope.interleaved if p.rope else False,
+            act=self.act(op.out), scale=op.scale, eps=norm.eps if norm else 0.0,
+            softcap=op.softcap, interleaved=rope.interleaved if rope else False,
         )  # fmt: skip

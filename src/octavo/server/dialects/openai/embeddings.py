@@ -14,6 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from octavo.checkpoint.pooling import Vector, unit
+from octavo.engine.events import Pooled
 from octavo.engine.request import Request, SamplingParams
 from octavo.errors import RequestError
 from octavo.generate.output import ServedModel, TokenSource, Usage
@@ -117,7 +118,7 @@ async def pool(
         )  # fmt: skip
         async with gate, aclosing(source.submit(request)) as events:
             async for event in events:
-                if event.vector:
+                if isinstance(event, Pooled):
                     return np.frombuffer(event.vector, np.float32)
         raise AssertionError("a request ended without its vector")
 

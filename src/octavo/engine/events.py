@@ -1,0 +1,107 @@
+"""What an engine reports of its requests. These structs also travel between processes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Finish = Literal["stop", "complete", "length", "abort", "deadline", "refused", "error"]
+Alternatives = list[tuple[int, float]]  # token ids with their log-probabilities, best first
+
+
+class Times(msgspec.Struct, frozen=True, array_like=True):
+    """When things happened to a request, in seconds of `time.monotonic()`, which all processes of
+    a host share; 0.0: not yet.
+
+    queued: the engine got it. admitted: its first step was planned. first_token, last_token: its
+    first and latest token were sampled.
+    """
+
+    queued: float = 0.0
+    admitted: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+
+
+class Event(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of all events. id: the request's."""
+
+    id: str
+
+
+class Token(Event, frozen=True, tag=True):
+    """A generated token; the last one has `finish`.
+
+    With finish "stop" the token ended the text and is no part of it. top: alternatives, if asked
+    for. cached: prompt tokens whose keys and values were found in the prefix cache.
+    """
+
+    token: int
+    logprob: float = 0.0
+    top: Alternatives = []
+    finish: Finish | None = None
+    cached: int = 0
+    times: Times = Times()
+
+
+class PromptLogprobs(Event, frozen=True, tag=True):
+    """Log-probabilities and alternatives of prompt tokens, in order, from the second one on."""
+
+    logprobs: list[tuple[float, Alternatives]]
+    cached: int = 0
+
+
+class BeamText(Event, frozen=True, tag=True):
+    """One whole text of a beam search, best first.
+
+    width: beams searched, as the KV cache allowed it. tokens, logprobs, tops: of each token, the
+    one that ended the text included (see Token). last: the request has ended.
+    """
+
+    index: int
+    width: int
+    tokens: list[int]
+    logprobs: list[float]
+    tops: list[Alternatives]
+    score: float
+    finish: Finish
+    last: bool
+    cached: int = 0
+    times: Times = Times()
+
+
+class Pooled(Event, frozen=True, tag=True):
+    """The pooled states of a prompt, or a cross-encoder's scores, as fp32. Ends the request."""
+
+    vector: bytes
+    cached: int = 0
+    times: Times = Times()
+
+
+class Ended(Event, frozen=True, tag=True):
+    """The end of a request without a token.
+
+    finish: "deadline", "refused" or "error" with what went wrong, or "length" for a request whose
+    last token was reported before (a replay) or that wanted none. param: of what was refused, the
+    field of SamplingParams or Request at fault; code: of the error.
+    """
+
+    finish: Finish
+    error: str | None = None
+    cached: int = 0
+    times: Times = Times()
+    param: str | None = None
+    code: str | None = None
+
+
+TokenEvent = Token | PromptLogprobs | BeamText | Pooled | Ended
+
+
+def ends(event: TokenEvent) -> bool:
+    """True for a request's last event."""
+    if isinstance(event, Token):
+        return event.finish is not None
+    if isinstance(event, BeamText):
+        return event.last
+    return not isinstance(event, PromptLogprobs)

@@ -1,0 +1,148 @@
+"""The KV cache as sequences see it: tokens computed so far, and the blocks that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from octavo.backends.base import BLOCK
+from octavo.engine.prefix import Match, PrefixIndex
+
+CopyBlock = Callable[[int, int], None]
+
+
+def blocks_for(tokens: int) -> int:
+    """KV blocks that hold `tokens` tokens."""
+    return (tokens + BLOCK - 1) // BLOCK
+
+
+@dataclass(eq=False, slots=True)
+class KVState:
+    """A sequence's tokens and KV blocks.
+
+    tokens: prompt and generated tokens. computed: how many of them have keys and values in
+    `blocks`. indexed: leading blocks that the prefix index knows. cached: prompt tokens found in
+    the prefix cache at the first admission, None before. salt: prefixes are shared only between
+    sequences of the same salt.
+    """
+
+    tokens: list[int]
+    salt: str = ""
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    indexed: int = 0
+    cached: int | None = None
+
+    @property
+    def pending(self) -> int:
+        """Tokens that are not computed."""
+        return len(self.tokens) - self.computed
+
+    def missing(self, tokens: int) -> int:
+        """Blocks to allocate before `tokens` tokens can be computed."""
+        return max(0, blocks_for(tokens) - len(self.blocks))
+
+    def fork(self) -> KVState:
+        """A copy that has computed nothing and holds no blocks."""
+        return replace(self, tokens=list(self.tokens), computed=0, blocks=[], indexed=0)
+
+
+class KVCache:
+    """Allocates KV blocks for sequences, sharing those of known prefixes."""
+
+    def __init__(
+        self, index: PrefixIndex, copy_block: CopyBlock, prefix_caching: bool = True
+    ) -> None:
+        self.index = index
+        self._copy_block = copy_block
+        self._prefix_caching = prefix_caching
+
+    @property
+    def capacity(self) -> int:
+        """Blocks in total."""
+        return self.index.capacity
+
+    @property
+    def available(self) -> int:
+        """Blocks that no sequence holds."""
+        return self.index.available
+
+    def admit(self, kv: KVState, prompt: int, reuse: bool) -> bool:
+        """Allocates blocks for all tokens, starting from the longest known prefix if `reuse`.
+
+        The last token is always left to compute. Returns False if there are too few blocks; then
+        nothing is allocated or evicted.
+        """
+        match = Match([], None, 0)
+        if reuse and self._prefix_caching:
+            match = self.index.match(kv.tokens[:-1], kv.salt)
+        missing = blocks_for(len(kv.tokens)) - len(match.blocks)
+        if missing > self.available and match.partial_block is not None:
+            self.index.free([match.partial_block])  # it may be needed itself
+            match = Match(match.blocks, None, 0)
+        if missing > self.available:
+            self.index.free(match.blocks)
+            return False
+        kv.blocks = list(match.blocks)
+        kv.indexed, kv.computed = len(match.blocks), match.tokens
+        if match.partial_block is not None:
+            self.extend(kv, kv.computed)
+            self._copy_block(match.partial_block, kv.blocks[-1])
+            self.index.free([match.partial_block])
+        self.extend(kv, len(kv.tokens))
+        if kv.cached is None:
+            kv.cached = min(kv.computed, prompt)
+        return True
+
+    def extend(self, kv: KVState, tokens: int) -> bool:
+        """Allocates blocks for `tokens` tokens. Returns False, with nothing allocated, if there are
+        too few."""
+        missing = kv.missing(tokens)
+        if missing and missing > self.available:
+            return False
+        for _ in range(missing):
+            block = self.index.allocate()
+            assert block is not None
+            kv.blocks.append(block)
+        return True
+
+    def fork(self, parent: KVState, child: KVState) -> bool:
+        """Shares computed blocks with a fork; a partly filled one is copied. Returns False if there
+        is no block for the copy."""
+        whole, rest = divmod(parent.computed, BLOCK)
+        copied = self.index.allocate() if rest else None
+        if rest and copied is None:
+            return False
+        child.blocks = parent.blocks[:whole]
+        for block in child.blocks:
+            self.index.share(block)
+        if copied is not None:
+            self._copy_block(parent.blocks[whole], copied)
+            child.blocks.append(copied)
+        child.computed, child.indexed = parent.computed, parent.indexed
+        return True
+
+    def advance(self, kv: KVState, count: int) -> None:
+        """Notes that `count` more tokens are computed; whole blocks enter the prefix index."""
+        kv.computed += count
+        if kv.computed // BLOCK > kv.indexed:
+            self._insert(kv, kv.computed // BLOCK * BLOCK)
+            kv.indexed = kv.computed // BLOCK
+
+    def finish(self, kv: KVState) -> None:
+        """Frees the blocks of a complete sequence; the partly filled last one is cached too."""
+        if kv.computed > kv.indexed * BLOCK:
+            self._insert(kv, kv.computed)
+        self.free(kv)
+
+    def free(self, kv: KVState) -> None:
+        """Frees the blocks of a sequence, which has computed nothing then."""
+        self.index.free(kv.blocks)
+        kv.blocks = []
+        kv.indexed = kv.computed = 0
+
+    def _insert(self, kv: KVState, tokens: int) -> None:
+        if self._prefix_caching:
+            blocks = kv.blocks[: blocks_for(tokens)]
+            self.index.insert(kv.tokens[:tokens], blocks, kv.salt)
+            kv.blocks[: len(blocks)] = blocks

@@ -1,0 +1,191 @@
+"""What the next token of a sequence is sampled by, besides its logits."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+from octavo.backends.base import SamplingRow
+from octavo.engine import bitmask
+from octavo.engine.bitmask import Mask
+from octavo.engine.constraint import Constraint
+from octavo.engine.request import SamplingParams
+
+MASK64 = (1 << 64) - 1
+
+
+@dataclass(eq=False, slots=True)
+class SamplingState:
+    """Sampling parameters of a request with the state they refer to.
+
+    tokens: prompt and generated tokens, the list that the KV state has. prompt: length of the
+    prompt. eos: tokens that end a text unless ignored. candidates: continuations that a beam
+    search asks for, 0 without one. counts: of generated tokens.
+    """
+
+    params: SamplingParams
+    tokens: list[int]
+    prompt: int
+    vocabulary: int
+    eos: frozenset[int] = frozenset()
+    constraint: Constraint | None = None
+    candidates: int = 0
+    counts: Counter[int] = field(default_factory=Counter)
+    stop_tokens: frozenset[int] = frozenset()  # that end the text: those of the request, and `eos`
+    _allowed: Mask | None = None  # allowed_token_ids
+    _masked: bool = False  # the next token may be masked
+    _mask: Mask | None = None  # of the next token, once it is known
+
+    def __post_init__(self) -> None:
+        p = self.params
+        self.stop_tokens = frozenset(p.stop_token_ids) | (frozenset() if p.ignore_eos else self.eos)
+        self._masked = any(x is not None for x in (p.allowed_token_ids, p.grammar, p.thinking))
+        if p.allowed_token_ids is not None and self._allowed is None:
+            self._allowed = self._mask_of(p.allowed_token_ids)
+
+    def _mask_of(self, tokens: list[int]) -> Mask:
+        return bitmask.mask_of(tokens, bitmask.words_for(self.vocabulary))
+
+    @property
+    def generated(self) -> int:
+        """Number of generated tokens."""
+        return len(self.tokens) - self.prompt
+
+    def push(self, token: int) -> None:
+        """Follows a token that was appended to `tokens`. Raises ValueError if the grammar does not
+        allow it."""
+        self.counts[token] += 1
+        self._mask = None
+        if self.constraint is not None:
+            self.constraint.push(token)
+
+    def fork(self, tokens: list[int]) -> SamplingState:
+        """An independent copy whose list of tokens is `tokens`."""
+        constraint = self.constraint.fork() if self.constraint else None
+        return replace(self, tokens=tokens, counts=Counter(self.counts), constraint=constraint)
+
+    @property
+    def independent(self) -> bool:
+        """True if sampling does not depend on generated tokens."""
+        p = self.params
+        follows = self.constraint or p.beam or p.bad_words or p.thinking or self._penalized
+        return not follows and self.generated >= p.min_tokens
+
+    @property
+    def restricted_by(self) -> str | None:
+        """The field of the request that keeps most tokens from being sampled."""
+        fields = ("grammar", "allowed_token_ids", "bad_words", "logit_bias", "min_tokens")
+        return next((name for name in fields if getattr(self.params, name)), None)
+
+    def mask(self) -> Mask | None:
+        """Tokens that may come next, None for all. Raises ValueError if the grammar fails."""
+        if self._masked and self._mask is None:
+            self._mask = self._next_mask()
+        return self._mask
+
+    def _next_mask(self) -> Mask | None:
+        if (token := self._closing_token()) is not None:
+            return self._mask_of([token])
+        mask = self._allowed
+        constraint = None if self.may_leave_grammar else self.constraint
+        if constraint is not None:
+            legal = constraint.mask()
+            mask = legal if mask is None else mask & legal
+        if mask is not None and (banned := self._banned()):
+            mask = bitmask.without(mask, banned)
+        if mask is not None and constraint is not None:
+            mask = constraint.narrow(mask)
+        return mask
+
+    def _banned(self) -> set[int]:
+        """Tokens that may not come next: ends before min_tokens, and last tokens of bad words."""
+        p = self.params
+        early = self.generated < p.min_tokens
+        banned = set(self.eos | set(p.stop_token_ids)) if early else set()
+        for *head, last in p.bad_words:
+            if len(head) <= self.generated and self.tokens[len(self.tokens) - len(head) :] == head:
+                banned.add(last)
+        return banned
+
+    def _closing_token(self) -> int | None:
+        """The next token of the thinking budget's closing text, if the budget is used up."""
+        if (thinking := self.params.thinking) is None:
+            return None
+        past = self.generated - thinking.budget
+        if not 0 <= past < len(thinking.closing):
+            return None
+        thoughts = self.tokens[self.prompt : self.prompt + thinking.budget]
+        return None if thinking.closing[0] in thoughts else thinking.closing[past]
+
+    @property
+    def may_leave_grammar(self) -> bool:
+        """True if the next token is sampled without the grammar, whose text is complete."""
+        p = self.params
+        if not p.grammar_exit or p.beam is not None or self.constraint is None:
+            return False
+        return self.generated >= p.min_tokens and self.constraint.complete
+
+    def leaves_grammar(self, token: int) -> bool:
+        """True if a sampled token is not of the grammar, which ends the text."""
+        if self.constraint is None or not self.may_leave_grammar:
+            return False
+        return not self.constraint.allows(token)
+
+    def jump_forward(self) -> int | None:
+        """The next token where only one is legal: it needs no step. None if log-probabilities are
+        wanted, which do."""
+        if self.params.logprobs is not None or (mask := self.mask()) is None:
+            return None
+        return bitmask.tokens_of(mask)[0] if bitmask.count(mask) == 1 else None
+
+    def row(self) -> SamplingRow:
+        """How to sample the next token; its random number depends on seed and position alone."""
+        p = self.params
+        mask = self.mask()
+        return SamplingRow(
+            temperature=p.temperature,
+            top_p=p.top_p,
+            min_p=p.min_p,
+            typical_p=p.typical_p,
+            top_k=p.top_k,
+            logprobs=self.candidates or (-1 if p.logprobs is None else p.logprobs),
+            legal=self.candidates > 0,
+            seed=(p.seed or 0) & MASK64,
+            position=len(self.tokens),
+            adjustments=self._adjustments(self._banned() if mask is None else set()),
+            mask=b"" if mask is None else mask.tobytes(),
+        )
+
+    def prompt_logprob_row(self, position: int) -> SamplingRow:
+        """Asks for the log-probability of the prompt token at `position`."""
+        assert self.params.prompt_logprobs is not None
+        return SamplingRow(logprobs=self.params.prompt_logprobs, target=self.tokens[position])
+
+    @property
+    def _penalized(self) -> bool:
+        p = self.params
+        return bool(p.presence_penalty or p.frequency_penalty or p.repetition_penalty != 1)
+
+    def _adjustments(self, banned: set[int]) -> list[tuple[int, float, float]]:
+        """(token, addend, repetition penalty) of tokens whose logits change."""
+        p = self.params
+        if not (p.logit_bias or self._penalized or banned):
+            return []
+        changed = set(p.logit_bias) | banned
+        if self._penalized:
+            changed |= set(self.counts)
+        repeated: set[int] = set()
+        if p.repetition_penalty != 1:
+            repeated = set(self.tokens)
+            changed |= repeated
+        out = []
+        for token in sorted(changed):
+            count = self.counts.get(token, 0)
+            add = p.logit_bias.get(token, 0.0) - p.frequency_penalty * count
+            if count:
+                add -= p.presence_penalty
+            if token in banned:
+                add = -math.inf
+            out.append((token, add, p.repetition_penalty if token in repeated else 1.0))
+        return out

@@ -1,0 +1,26 @@
+"""What an engine has done, and what it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counts since the start, and what is held now."""
+
+    running: int
+    waiting: int
+    blocks: int
+    blocks_free: int
+    blocks_cached: int
+    steps: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    preemptions: int
+
+    @property
+    def blocks_held(self) -> int:
+        """Blocks that running sequences hold."""
+        return self.blocks - self.blocks_free - self.blocks_cached
