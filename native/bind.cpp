@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <stdexcept>
 
 #include "runtime/bench.h"
@@ -65,7 +67,8 @@ SamplingRow sampling_row(const RowTuple& tuple, int vocabulary, std::vector<Adju
 
 std::vector<std::vector<SampleTuple>> step(Model& model, Ints ids, Ints positions, Table2 spans, Ints tables, Ints select,
                                            const std::vector<RowTuple>& rows, Ints types, bool all_logits, int steps,
-                                           const std::vector<std::vector<int32_t>>& ends) {
+                                           const std::vector<std::vector<int32_t>>& ends, const std::optional<Matrix2>& embeddings,
+                                           const std::optional<Ints>& embedding_rows, const std::optional<Table2>& kv_writes) {
   Step s;
   s.tokens = int(ids.size());
   s.selected = int(select.size());
@@ -80,6 +83,15 @@ std::vector<std::vector<SampleTuple>> step(Model& model, Ints ids, Ints position
   if (positions.size() != ids.size() || spans.shape(1) != 5 || rows.size() > select.size())
     throw std::invalid_argument("step arrays disagree in length");
   for (size_t i = 0; i < spans.shape(0); i++) s.spans.push_back({spans(i, 0), spans(i, 1), spans(i, 2), spans(i, 3), spans(i, 4)});
+  if (embeddings || embedding_rows) {
+    if (!embeddings || !embedding_rows || embeddings->shape(0) != embedding_rows->size()) throw std::invalid_argument("step arrays disagree in length");
+    s.embeddings = embeddings->data(), s.embedding_rows = embedding_rows->data();
+    s.embedded = int(embedding_rows->size()), s.embedding_width = int(embeddings->shape(1));
+  }
+  if (kv_writes) {
+    if (kv_writes->shape(1) != 2) throw std::invalid_argument("step arrays disagree in length");
+    for (size_t i = 0; i < kv_writes->shape(0); i++) s.kv_writes.push_back({(*kv_writes)(i, 0), (*kv_writes)(i, 1), 0});
+  }
   std::vector<std::vector<Adjustment>> adjustments(rows.size());
   std::vector<SamplingRow> sampling;
   for (size_t i = 0; i < rows.size(); i++) sampling.push_back(sampling_row(rows[i], model.width(), adjustments[i]));
@@ -140,17 +152,12 @@ NB_MODULE(_native, m) {
   m.doc() = "Octavo's native runtime: packed weights, paged KV cache, kernels and sampling.";
   m.def("isa", [](const std::string& isa) { return std::string(select_kernels(isa)->name); }, "isa"_a = "");
   m.def("isas", &runnable_isas);
+  m.attr("WIDEST_HEAD") = WIDEST_HEAD;
+  m.attr("LAYOUT_VERSION") = LAYOUT_VERSION;
   m.def("is_fixed", [](int type) { return is_fixed(panel_format(type)); });
-  m.def("room_bytes", [](int type, size_t cols) {  // of each thread, where a matrix is used as it is stored
-    return align_up(Matrix::ROOM_PANELS * panel_bytes(panel_format(type), 0, cols), 64);
-  });
   m.def("matrix_bytes", [](int type, int group, size_t rows, size_t cols) { return Model::matrix_bytes({type, group}, rows, cols); });
-  m.def("cache_block_bytes", [](int layers, int heads, int head_dim, const std::string& type) {
-    return Model::cache_block_bytes(layers, heads, head_dim, kv_type(type));
-  });
-  m.def("input_bytes", [](int rows, int width, Forms all, int own) { return input_bytes(rows, width, forms(all), own); });
-  m.def("expert_rows_bytes", [](int tokens, int experts, int top, int hidden, int ffn, Forms in, Forms mid) {
-    return expert_rows_bytes(tokens, experts, top, hidden, ffn, forms(in), forms(mid));
+  m.def("cache_block_bytes", [](int heads, int head_dim, const std::string& type) {  // of one layer
+    return kv_block_bytes(kv_type(type), {heads, head_dim});
   });
   m.def("uniform", &uniform, "seed"_a, "position"_a);
   m.def("linear", &linear, "isa"_a, "type"_a, "group"_a, "data"_a, "rows"_a, "cols"_a, "x"_a, "tile"_a);
@@ -180,9 +187,13 @@ NB_MODULE(_native, m) {
   }, "isa"_a, "logits"_a, "row"_a, "measured"_a = false);
 
   nb::class_<Model>(m, "Model")
-      .def("__init__", [](Model* self, const std::string& isa, int threads, size_t weights, size_t buffers, int tokens, int selected, int features) {
-             new (self) Model(isa, threads, weights, buffers, {tokens, selected, features});
-           }, "isa"_a, "threads"_a, "weight_bytes"_a, "buffer_bytes"_a, "tokens"_a, "selected"_a, "features"_a)
+      .def("__init__", [](Model* self, const std::string& isa, int threads, int tokens, int selected) {  // that counts
+             new (self) Model(isa, threads, {tokens, selected});
+           }, "isa"_a, "threads"_a, "tokens"_a, "selected"_a)
+      .def("__init__", [](Model* self, const std::string& isa, int threads, int tokens, int selected, size_t weights, size_t buffers) {
+             new (self) Model(isa, threads, {tokens, selected}, weights, buffers);
+           }, "isa"_a, "threads"_a, "tokens"_a, "selected"_a, "weight_bytes"_a, "buffer_bytes"_a)
+      .def_prop_ro("needs_weights", &Model::needs_weights)
       .def("map_weights", [](Model& self, const std::string& path, size_t bytes) {
         nb::gil_scoped_release release;
         return self.map_weights(path.c_str(), bytes);
@@ -200,7 +211,10 @@ NB_MODULE(_native, m) {
       }, nb::keep_alive<1, 3>())
       .def("read_stored", &Model::read_stored, nb::call_guard<nb::gil_scoped_release>())
       .def("pack", &Model::pack, nb::call_guard<nb::gil_scoped_release>())
-      .def("add_vector", [](Model& self, Floats data) { return self.add_vector(data.data(), data.size()); })
+      .def("add_vector", [](Model& self, Floats data, size_t n) {
+        if (self.needs_weights() && data.size() != n) throw std::invalid_argument("tensor values do not match its shape");
+        return self.add_vector(data.data(), n);
+      })
       .def("add_buffer", [](Model& self, bool selected, int width) { return self.add_buffer(selected ? Rows::selected : Rows::tokens, width); })
       .def("add_act", [](Model& self, bool selected, int width, Forms all, std::tuple<bool, bool> adapted, bool apart) {
         return self.add_act(selected ? Rows::selected : Rows::tokens, width, forms(all), apart, std::get<0>(adapted), std::get<1>(adapted));
@@ -253,13 +267,15 @@ NB_MODULE(_native, m) {
         self.experts(x, routes, p, kind, rows, out, residual);
       })
       .def("output", &Model::output)
-      .def("allocate_cache", [](Model& self, int layers, int blocks, int heads, int head_dim, const std::string& type, int parts) {
-        self.allocate_cache(layers, blocks, heads, head_dim, kv_type(type), parts);
-      }, "layers"_a, "blocks"_a, "heads"_a, "head_dim"_a, "type"_a, "parts"_a)
+      .def("allocate_cache", [](Model& self, const std::vector<std::tuple<int, int>>& layers, int blocks, const std::string& type, int parts) {
+        std::vector<KvShape> shapes;
+        for (const auto& [heads, head_dim] : layers) shapes.push_back({heads, head_dim});
+        self.allocate_cache(shapes, blocks, kv_type(type), parts);
+      }, "layers"_a, "blocks"_a, "type"_a, "parts"_a)
       .def("prefault_kv", &Model::prefault_kv, nb::call_guard<nb::gil_scoped_release>())
       .def("copy_block", &Model::copy_block)
       .def("step", &step, "ids"_a, "positions"_a, "spans"_a, "tables"_a, "select"_a, "sampling"_a,
-           "types"_a, "all_logits"_a, "steps"_a, "ends"_a)
+           "types"_a, "all_logits"_a, "steps"_a, "ends"_a, "embeddings"_a = nb::none(), "embedding_rows"_a = nb::none(), "kv_writes"_a = nb::none())
       .def("rows", [](Model& self, int buffer, int first, int count) {  // of a buffer as the last step left it, copied
         const Buffer& from = self.values(buffer);
         float* y;

@@ -17,7 +17,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
-from octavo.backends.base import BLOCK, Limits, StepInput
+from octavo.backends.base import BLOCK, Limits, LoadOptions, StepInput
 from octavo.backends.cpu import CpuExecutable, load, lower
 from octavo.checkpoint import open_checkpoint
 from octavo.checkpoint.hub import cache_folder, locate
@@ -125,7 +125,8 @@ class Runner:
         self.program = build_program(open_checkpoint(path))
         limits = Limits(tokens, tokens, blocks)
         self.executable: CpuExecutable = load(
-            lower(self.program), limits, threads, cache_type(self.program, kv_dtype)
+            lower(self.program),
+            LoadOptions(limits, threads, cache_type(self.program, kv_dtype)),
         )
 
     def logits(self, ids: list[int], start: int = 0) -> np.ndarray:

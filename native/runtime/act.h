@@ -15,18 +15,6 @@ struct ActForms {
   bool digits() const { return fixed || grouped; }
 };
 
-inline size_t act_bytes(int rows, int width, ActForms forms) {
-  const size_t m = align_up(size_t(rows), ROW_TILE), k = padded_cols(size_t(width));
-  size_t bytes = 0;
-  auto add = [&](size_t n) { bytes += align_up(n, 64); };
-  if (forms.digits()) add(m * 2 * k), add(m * 4);
-  if (forms.fixed) add(m * k / 32 * 4), add(m * k / 32 * 4);
-  if (forms.grouped) add(m * k / 32 * 4), add(m * k / 32 * 4), add(m * k / 16 * 4);
-  if (forms.bf16) add(m * k * 4);
-  if (forms.f32) add(m * k * 4);
-  return bytes;
-}
-
 inline Act allocate_act(Arena& arena, int rows, int width, ActForms forms, bool adapted_bf16 = false, bool adapted_f32 = false) {
   const size_t m = align_up(size_t(rows), ROW_TILE), k = padded_cols(size_t(width));
   Act a{};
@@ -48,6 +36,12 @@ inline Act allocate_act(Arena& arena, int rows, int width, ActForms forms, bool 
   if (forms.bf16) a.bf16 = arena.allocate<uint16_t>(m * 2 * k);
   if (forms.f32) a.f32 = arena.allocate<float>(m * k);
   return a;
+}
+
+inline size_t act_bytes(int rows, int width, ActForms forms) {
+  Arena counting;
+  allocate_act(counting, rows, width, forms);
+  return counting.used();
 }
 
 // The rows of an act from `row`, a multiple of ROW_TILE, on: whatever is tiled is laid out tile after tile.
@@ -76,10 +70,6 @@ struct Input {
 };
 
 inline int own_rows(int rows, int width) { return std::min(rows, OWN_FEATURES / int(padded_cols(size_t(width)))); }
-
-inline size_t input_bytes(int rows, int width, ActForms forms, int own) {
-  return act_bytes(rows, width, forms) + size_t(own) * act_bytes(own_rows(rows, width), width, forms);
-}
 
 inline Input allocate_input(Arena& arena, int rows, int width, ActForms forms, int own, bool adapted_bf16, bool adapted_f32) {
   Input in{allocate_act(arena, rows, width, forms, adapted_bf16, adapted_f32), {}};

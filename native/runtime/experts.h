@@ -10,6 +10,7 @@ class RouteOp : public Op {
  public:
   RouteOp(Buffer in, Buffer out, int top, bool normalize) : in_(in), out_(out), top_(top), normalize_(normalize) {}
   std::string name(int) const override { return "route"; }
+  size_t scratch_floats(int) const override { return align_up(size_t(in_.width), 16); }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
   Buffer in_, out_; int top_; bool normalize_;
@@ -35,8 +36,6 @@ struct ExpertRows {
   void plan(const Buffer& routes, int tokens, int experts);
 };
 
-// Bytes that allocate_expert_rows takes.
-size_t expert_rows_bytes(int tokens, int experts, int top, int hidden, int ffn, ActForms in, ActForms mid);
 std::unique_ptr<ExpertRows> allocate_expert_rows(Arena& arena, int tokens, int experts, int top, int hidden, int ffn, ActForms in, ActForms mid);
 
 struct Expert {
@@ -52,6 +51,7 @@ class ExpertsOp : public Op {
       : x_(x), routes_(routes), experts_(std::move(experts)), kind_(kind), rows_(rows), out_(out), residual_(residual) {}
   std::string name(int phase) const override;
   int phases() const override { return 6; }
+  size_t scratch_floats(int rows) const override { return std::max(size_t(rows_.in.k), size_t(rows) * GatedOp::WIDTH); }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
   void gather(Context& c, int row, float* line) const;

@@ -1,5 +1,5 @@
-// Anonymous memory in 2 MiB pages where the kernel has them, zeroed, handed out in 64-byte steps; or what an arena
-// held before, mapped from a file.
+// Memory handed out in 64-byte steps: anonymous, zeroed, in 2 MiB pages where the kernel has them; or what an arena
+// held before, mapped from a file; or none at all, to count what would be handed out.
 #pragma once
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -36,7 +36,9 @@ inline void give_back(const uint8_t* begin, const uint8_t* end) {  // from the t
 
 class Arena {
  public:
-  explicit Arena(size_t bytes) : size_(align_up(bytes ? bytes : 1, HUGE_PAGE)) {
+  // Gives addresses that nobody may read or write, and counts their bytes.
+  Arena() : kind_(Kind::counting), base_(reinterpret_cast<uint8_t*>(HUGE_PAGE)), size_(SIZE_MAX / 2) {}
+  explicit Arena(size_t bytes) : kind_(Kind::memory), size_(align_up(bytes ? bytes : 1, HUGE_PAGE)) {
     void* p = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) throw std::bad_alloc();
     base_ = static_cast<uint8_t*>(p);
@@ -80,10 +82,11 @@ class Arena {
     return good;
   }
 
-  bool mapped() const { return mapped_; }
+  bool mapped() const { return kind_ == Kind::mapped; }
+  bool writable() const { return kind_ == Kind::memory; }  // else contents are there already, or never will be
   const uint8_t* data() const { return base_; }
 
-  ~Arena() { munmap(base_, size_); }
+  ~Arena() { if (kind_ != Kind::counting) munmap(base_, size_); }
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
@@ -94,17 +97,17 @@ class Arena {
     used_ += bytes;
     return p;
   }
-  size_t size() const { return size_; }
   size_t used() const { return used_; }
 
  private:
   struct Trailer { uint64_t magic, used, sum; };
   static constexpr uint64_t MAGIC = 0x324B43504F564154;
   static constexpr size_t HUGE_PAGE = size_t(2) << 20;
-  Arena(uint8_t* base, size_t size) : base_(base), size_(size), mapped_(true) {}
+  enum class Kind { memory, mapped, counting };
+  Arena(uint8_t* base, size_t size) : kind_(Kind::mapped), base_(base), size_(size) {}
+  Kind kind_;
   uint8_t* base_;
   size_t size_, used_ = 0;
-  bool mapped_ = false;
 };
 
 }  // namespace octavo

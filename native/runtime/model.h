@@ -17,17 +17,22 @@ namespace octavo {
 struct Limits {
   int tokens;     // most tokens in a step
   int selected;   // most rows that need logits
-  int features;   // widest row any operation handles in scratch
 };
 
 class Model {
  public:
-  Model(const std::string& isa, int threads, size_t weight_bytes, size_t buffer_bytes, Limits limits);
+  // Counts what recording a program takes: it starts no threads, takes no memory, reads no weights and cannot be run.
+  Model(const std::string& isa, int threads, Limits limits);
+  // Has as much memory as such a model has counted.
+  Model(const std::string& isa, int threads, Limits limits, size_t weight_bytes, size_t buffer_bytes);
 
   // Takes packed weights from a file that save_weights wrote, before anything is recorded; what is added then only
   // says where it lies. False if there is no such file of `bytes`, or what it holds has changed.
   bool map_weights(const char* path, size_t bytes);
   bool save_weights(const char* path) { return weights_->save(path, sum(weights_->data(), weights_->used())); }
+
+  // Whether weights are to be given when they are added: else a file has them, or they are only counted.
+  bool needs_weights() const { return weights_->writable(); }
 
   // Recording. Indices name what was added; -1 stands for absent.
   int add_matrix(Storage storage, const uint8_t* data, size_t data_bytes, size_t rows, size_t cols);
@@ -42,8 +47,8 @@ class Model {
   int add_act(Rows rows, int width, ActForms forms, bool apart, bool adapted_bf16, bool adapted_f32);
   int add_rope(const float* frequencies, int half, float factor);
   int add_order(const int32_t* order, int n);
-  int add_schedule(int window, bool causal);
-  void embed(int matrix, int out, float scale, int index, int offset);
+  int add_schedule(int window, bool causal, int group);
+  void embed(int matrix, int out, float scale, int index, int offset, bool replaceable);
   void select(int in, int out, int act);
   void layer_norm(int in, int weight, int bias, float eps, int out, int act);
   void norm(int in, int weight, float eps, int out, int residual, int act);
@@ -71,7 +76,7 @@ class Model {
   int add_adapter(const std::vector<Adapter::Part>& parts);  // gives a slot
   void remove_adapter(int slot);
 
-  void allocate_cache(int layers, int blocks, int heads, int head_dim, KvType type, int parts);
+  void allocate_cache(const std::vector<KvShape>& layers, int blocks, KvType type, int parts);
   // When less than half of `ahead` bytes of the cache past block `reached` are there, has the system hand out all of
   // them, about `bytes` a call; whether some of that is left.
   bool prefault_kv(int reached, size_t ahead, size_t bytes);
@@ -91,17 +96,18 @@ class Model {
   int width() const { return width_; }  // of the output: the vocabulary, where it is logits
   const Buffer& values(int buffer) const { return buffers_.at(size_t(buffer)).buffer; }
 
-  int threads() const { return team_.size(); }
+  int threads() const { return int(context_.scratch.size()); }
   const char* isa() const { return kernels_->name; }
-  size_t weight_bytes() const { return weights_->size(); }
-  size_t buffer_bytes() const { return buffers_arena_.size(); }
-  size_t cache_bytes() const { return cache_ ? cache_->size() : 0; }
+  // What recording has taken.
+  size_t weight_bytes() const { return weights_->used(); }
+  size_t buffer_bytes() const { return buffers_arena_->used(); }
+  size_t cache_bytes() const { return cache_ ? cache_->used() : 0; }
   const Matrix* matrix(int i) const { return matrices_.at(size_t(i)).get(); }
 
   static size_t matrix_bytes(Storage storage, size_t rows, size_t cols);
-  static size_t cache_block_bytes(int layers, int heads, int head_dim, KvType type);
 
  private:
+  Model(const std::string& isa, int threads, Limits limits, std::unique_ptr<Arena> weights, std::unique_ptr<Arena> buffers);
   struct Row { Rows rows; Buffer buffer; };
   struct RowAct { Rows rows; Input input; };
   int row_count(Rows r) const { return r == Rows::tokens ? limits_.tokens : limits_.selected; }
@@ -111,6 +117,9 @@ class Model {
   uint64_t sum(const uint8_t* data, size_t bytes);  // of whole lines
   Matrix& new_matrix(Storage storage, size_t data_bytes, size_t rows, size_t cols);
   void check(const Step& step) const;
+  void check_spans(const Step& step) const;
+  void check_embeddings(const Step& step) const;
+  void place_kv_writes(Step& step) const;
   void plan_head(const std::vector<SamplingRow>& sampling);
   void plan_live(const std::vector<SamplingRow>& sampling);
 
@@ -118,10 +127,11 @@ class Model {
   Team team_;
   Limits limits_;
   std::unique_ptr<Arena> weights_;
-  Arena buffers_arena_;
+  std::unique_ptr<Arena> buffers_arena_;
   std::unique_ptr<Arena> cache_;
   std::vector<std::unique_ptr<Matrix>> matrices_;
   size_t stored_ = 0;  // before this one, all are packed
+  size_t room_ = 0;    // bytes for panels of those that are not, of each thread
   int prefaulted_ = 0, claiming_ = 0;  // KV blocks whose memory is there, and is to be
   std::vector<const float*> vectors_;
   std::vector<Row> buffers_;
@@ -137,7 +147,10 @@ class Model {
   std::vector<std::unique_ptr<Adapter>> adapters_;  // by slot
   bool last_ = false;  // the head is the last operation: nothing changes the logits after it
   int known_[3] = {INT_MAX, INT_MAX, INT_MAX};  // ids, positions and types that the tables they look up have rows for
-  int output_ = -1, width_ = 0, heads_ = 0, kv_heads_ = 0;
+  int output_ = -1, width_ = 0;
+  int embedding_width_ = 0;  // of rows that a step may give in place of the table's; 0: none
+  struct Attended { int layer, heads, kv_heads, head_dim; };
+  std::vector<Attended> attended_;  // by each attention
 };
 
 }  // namespace octavo

@@ -2,6 +2,7 @@
 // a phase is one call of Work::each, which all threads leave together, and no phase reads what another
 // thread writes in it.
 #pragma once
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -35,11 +36,17 @@ struct Span {  // consecutive tokens of one sequence within the step
   int adapter;        // slot, or -1
 };
 
+struct KvWrite {  // a row whose keys and values are stored in a further sequence, of another branch of its tree
+  int row, table;  // offset of the block table in `tables`
+  int position;    // the row's
+};
+
 struct AttendItem { int span, row, rows, keys, chunk_begin, chunk_end, part; };  // rows see no more than the first `keys`
 
-struct Schedule {  // attention work of a step for one window size; the same for every layer that has it
+struct Schedule {  // attention work of a step; the same for every layer with this window, direction and group
   int window;
   bool causal;  // else tokens see to both sides, and the span holds its sequence from the first token on
+  int group;    // query heads that share a KV head
   std::vector<AttendItem> items;
   std::vector<int> part_begin;  // per token, index of its first partial; one more at the end
 };
@@ -50,15 +57,27 @@ inline size_t kv_head_bytes(KvType type, int padded) {
   return type == KV_F32 ? 4 * values : type == KV_BF16 ? 2 * values : values + size_t(2 * BLOCK * kv_groups(padded)) * sizeof(uint16_t);
 }
 
+struct KvShape { int heads, head_dim; };  // of a layer; without heads it keeps nothing
+
+// Bytes of one block of a layer.
+inline size_t kv_block_bytes(KvType type, KvShape s) { return size_t(s.heads) * kv_head_bytes(type, int(align_up(size_t(s.head_dim), 16))); }
+
+struct KvLayer {
+  uint8_t* data;
+  KvShape shape;
+  int padded;  // head_dim, to whole vectors
+  size_t head_bytes, block_bytes;
+  uint8_t* at(int block, int head) const { return data + size_t(block) * block_bytes + size_t(head) * head_bytes; }
+};
+
 struct KvCache {
-  uint8_t* data = nullptr;
-  int layers = 0, blocks = 0, heads = 0, head_dim = 0, padded = 0;
+  std::vector<KvLayer> layers;
+  int blocks = 0;
   KvType type = KV_BF16;
-  size_t head_bytes() const { return kv_head_bytes(type, padded); }
-  size_t block_bytes() const { return head_bytes() * size_t(heads); }
-  size_t layer_bytes() const { return block_bytes() * size_t(blocks); }
-  uint8_t* at(int layer, int block, int head) const {
-    return data + size_t(layer) * layer_bytes() + size_t(block) * block_bytes() + size_t(head) * head_bytes();
+  size_t block_bytes() const {  // of one block in all layers
+    size_t sum = 0;
+    for (const KvLayer& l : layers) sum += l.block_bytes;
+    return sum;
   }
 };
 
@@ -67,7 +86,16 @@ struct Step {  // what changes from step to step
   const int32_t *ids = nullptr, *positions = nullptr, *select = nullptr, *tables = nullptr;
   const int32_t* types = nullptr;  // segment of each token; null: all 0
   bool all_logits = true;          // those of rows that are not sampled will be read
-  std::vector<Span> spans;
+  std::vector<Span> spans;         // one after the other, of all rows
+  // Rows that replace those of the table: `embedded` of them, for tokens in ascending order.
+  const float* embeddings = nullptr;
+  const int32_t* embedding_rows = nullptr;
+  int embedded = 0, embedding_width = 0;
+  std::vector<KvWrite> kv_writes;
+  const float* embedding(int t) const {  // given for row t, or null
+    const int32_t *end = embedding_rows + embedded, *found = std::lower_bound(embedding_rows, end, t);
+    return found < end && *found == t ? embeddings + size_t(found - embedding_rows) * size_t(embedding_width) : nullptr;
+  }
   int rows(Rows r) const { return r == Rows::tokens ? tokens : selected; }
 };
 
@@ -76,9 +104,8 @@ struct Context {
   Step step;
   KvCache kv;
   std::vector<Schedule> schedules;
-  std::vector<float*> scratch;  // per thread, scratch_floats each
+  std::vector<float*> scratch;  // per thread, what the operation that needs most needs
   std::vector<uint8_t*> rooms;  // per thread, for panels of matrices that are not packed
-  size_t scratch_floats = 0;
   float *part_max = nullptr, *part_sum = nullptr, *part_out = nullptr;  // attention partials
   int part_capacity = 0;                                                // in (token, chunk) pairs
   const float* head = nullptr;  // the logits
@@ -112,6 +139,7 @@ class Op {
   virtual ~Op() = default;
   virtual std::string name(int phase) const = 0;  // for the profile
   virtual int phases() const { return 1; }
+  virtual size_t scratch_floats(int /*rows*/) const { return 0; }  // of each thread, for steps of so many rows
   virtual bool idle(const Context&) const { return false; }  // nothing to do in this step
   virtual void fetch(int /*thread*/, const Work&) const {}  // asks for the weights that this thread will read first
   virtual void run(Context& c, int phase, int thread, Work& work) = 0;
@@ -119,15 +147,15 @@ class Op {
 
 enum class Index { ids, positions, types };
 
-// table[index + offset] * scale
+// table[index + offset] * scale; or, if replaceable, the row that the step gives in its place
 class EmbedOp : public Op {
  public:
-  EmbedOp(const Matrix* table, Buffer out, float scale, Index index, int offset)
-      : table_(table), out_(out), scale_(scale), index_(index), offset_(offset) {}
+  EmbedOp(const Matrix* table, Buffer out, float scale, Index index, int offset, bool replaceable)
+      : table_(table), out_(out), scale_(scale), index_(index), offset_(offset), replaceable_(replaceable) {}
   std::string name(int) const override { return "embed"; }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
-  const Matrix* table_; Buffer out_; float scale_; Index index_; int offset_;
+  const Matrix* table_; Buffer out_; float scale_; Index index_; int offset_; bool replaceable_;
 };
 
 // out = in[select]; to `act` as well for linear layers
@@ -157,6 +185,7 @@ class NormOp : public Op {
   NormOp(Rows rows, Buffer in, const float* weight, float eps, Buffer out, Buffer residual, Input act)
       : rows_(rows), in_(in), weight_(weight), eps_(eps), out_(out), residual_(residual), act_(act) {}
   std::string name(int) const override { return "norm"; }
+  size_t scratch_floats(int) const override { return padded_cols(size_t(in_.width)); }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
   Rows rows_; Buffer in_; const float* weight_; float eps_; Buffer out_, residual_; Input act_;
@@ -209,6 +238,7 @@ class GatedOp : public Op {
   void fetch(int thread, const Work& work) const override;
   std::string name(int phase) const override { return phase ? "gated: emit" : "gated " + std::to_string(gate_.weight->cols) + "->" + std::to_string(gate_.weight->rows); }
   int phases() const override { return 2; }
+  size_t scratch_floats(int rows) const override { return size_t(rows) * WIDTH; }
   void run(Context& c, int phase, int thread, Work& work) override;
   static constexpr int WIDTH = 2 * PANEL;  // scratch floats a row: gates, then ups
  private:
@@ -221,6 +251,7 @@ class GluOp : public Op {
  public:
   GluOp(Rows rows, Buffer gate, Buffer up, int kind, Input out) : rows_(rows), gate_(gate), up_(up), kind_(kind), out_(out) {}
   std::string name(int) const override { return "glu"; }
+  size_t scratch_floats(int) const override { return size_t(out_.shared.k); }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
   Rows rows_; Buffer gate_, up_; int kind_; Input out_;
@@ -258,6 +289,7 @@ class EmitOp : public Op {
   EmitOp(Rows rows, Buffer in, Input source, const int32_t* order, int width, Input act)
       : rows_(rows), in_(in), source_(source), order_(order), width_(width), act_(act) {}
   std::string name(int) const override { return "emit"; }
+  size_t scratch_floats(int) const override { return size_t(act_.shared.k); }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
   Rows rows_; Buffer in_; Input source_; const int32_t* order_; int width_; Input act_;
@@ -283,10 +315,15 @@ class AttentionOp : public Op {
   explicit AttentionOp(const AttentionSpec& s) : s_(s) {}
   std::string name(int phase) const override { return phase == 0 ? "attention: store" : phase == 1 ? "attention" : "attention: merge"; }
   int phases() const override { return 3; }
+  // Partial outputs and queries of an item, and a head before and after rotation; or a row of all heads.
+  size_t scratch_floats(int) const override {
+    return std::max((2 * ATTEND_ROWS + 2) * align_up(size_t(s_.head_dim), 16) + SLACK, size_t(s_.act.shared.k));
+  }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
   const float* turned(const Context& c, Buffer from, const float* norm, int t, int head, float* tmp) const;
-  void store(Context& c, const Span& span, int t, int kv_head, float* tmp) const;
+  const KvLayer& cache(const Context& c) const { return c.kv.layers[size_t(s_.layer)]; }
+  void store(Context& c, const KvWrite& write, int kv_head, float* tmp) const;
   bool stores_first(const Context& c) const;
   KeyRange keys(const Context& c, int index) const;
   void attend(Context& c, int index, int units, float* tmp);
@@ -294,7 +331,7 @@ class AttentionOp : public Op {
   AttentionSpec s_;
 };
 
-// Plans the attention work of the step for one window.
-void plan_attention(const Context& c, Schedule& schedule, int heads, int kv_heads);
+// Plans the attention work of the step for the layers of a schedule.
+void plan_attention(const Context& c, Schedule& schedule);
 
 }  // namespace octavo

@@ -21,8 +21,8 @@ int last_key(const Schedule& s, const Span& span, int t) {
 
 }  // namespace
 
-void plan_attention(const Context& c, Schedule& s, int heads, int kv_heads) {
-  const int group = heads / kv_heads;
+void plan_attention(const Context& c, Schedule& s) {
+  const int group = s.group;
   s.items.clear();
   s.part_begin.assign(size_t(c.step.tokens) + 1, 0);
   int part = 0, tokens_left = c.step.tokens;
@@ -62,11 +62,17 @@ void AttentionOp::run(Context& c, int phase, int thread, Work& work) {
   float* tmp = c.scratch[size_t(thread)];
   if (phase == 0) {
     if (!stores_first(c)) return;
-    work.each(thread, c.step.tokens * s_.kv_heads, s_.kv_heads, [&](int begin, int end) {
+    const int rows = c.step.tokens + int(c.step.kv_writes.size());
+    work.each(thread, rows * s_.kv_heads, s_.kv_heads, [&](int begin, int end) {
       const Span* span = &c.step.spans[0];
       for (int i = begin; i < end; i++) {
-        while (i / s_.kv_heads >= span->first + span->count) span++;
-        store(c, *span, i / s_.kv_heads, i % s_.kv_heads, tmp);
+        const int t = i / s_.kv_heads, head = i % s_.kv_heads;
+        if (t >= c.step.tokens) {
+          store(c, c.step.kv_writes[size_t(t - c.step.tokens)], head, tmp);
+          continue;
+        }
+        while (t >= span->first + span->count) span++;
+        store(c, {t, span->table, span->position + t - span->first}, head, tmp);
       }
     });
   } else if (phase == 1) {
@@ -83,7 +89,7 @@ void AttentionOp::run(Context& c, int phase, int thread, Work& work) {
 }
 
 bool AttentionOp::stores_first(const Context& c) const {
-  return c.step.tokens > int(c.step.spans.size()) || s_.heads / s_.kv_heads > ATTEND_ROWS;
+  return c.step.tokens > int(c.step.spans.size()) || !c.step.kv_writes.empty() || s_.heads / s_.kv_heads > ATTEND_ROWS;
 }
 
 // A head's row, normalised and rotated if that is asked for; `tmp` has room for two.
@@ -95,18 +101,19 @@ const float* AttentionOp::turned(const Context& c, Buffer from, const float* nor
   return x;
 }
 
-void AttentionOp::store(Context& c, const Span& span, int t, int kv_head, float* tmp) const {
-  const int position = c.step.positions[t], slot = position % BLOCK;
-  uint8_t* block = c.kv.at(s_.layer, c.step.tables[span.table + position / BLOCK], kv_head);
-  c.kernels->store_k(turned(c, s_.k, s_.k_norm, t, kv_head, tmp), s_.head_dim, c.kv.padded, slot, c.kv.type, block);
-  c.kernels->store_v(s_.v.row(t) + kv_head * s_.head_dim, s_.head_dim, c.kv.padded, slot, c.kv.type, block);
+void AttentionOp::store(Context& c, const KvWrite& w, int kv_head, float* tmp) const {
+  const KvLayer& kv = cache(c);
+  const int slot = w.position % BLOCK;
+  uint8_t* block = kv.at(c.step.tables[w.table + w.position / BLOCK], kv_head);
+  c.kernels->store_k(turned(c, s_.k, s_.k_norm, w.row, kv_head, tmp), s_.head_dim, kv.padded, slot, c.kv.type, block);
+  c.kernels->store_v(s_.v.row(w.row) + kv_head * s_.head_dim, s_.head_dim, kv.padded, slot, c.kv.type, block);
 }
 
 // What unit of work `index` reads: an item and a KV head.
 KeyRange AttentionOp::keys(const Context& c, int index) const {
   const AttendItem& item = c.schedules[size_t(s_.schedule)].items[size_t(index / s_.kv_heads)];
   const int32_t* blocks = c.step.tables + c.step.spans[size_t(item.span)].table;
-  return {c.kv.at(s_.layer, 0, index % s_.kv_heads), blocks, item.chunk_begin * KV_CHUNK, std::min(item.chunk_end * KV_CHUNK, item.keys)};
+  return {cache(c).at(0, index % s_.kv_heads), blocks, item.chunk_begin * KV_CHUNK, std::min(item.chunk_end * KV_CHUNK, item.keys)};
 }
 
 void AttentionOp::attend(Context& c, int index, int units, float* tmp) {
@@ -115,16 +122,16 @@ void AttentionOp::attend(Context& c, int index, int units, float* tmp) {
   const KeyRange all = keys(c, index);
   const Span& span = c.step.spans[size_t(item.span)];
   const int kv_head = index % s_.kv_heads;
-  const int group = s_.heads / s_.kv_heads, d = c.kv.padded;
+  const int group = s_.heads / s_.kv_heads, d = cache(c).padded;
   float max[ATTEND_ROWS], sum[ATTEND_ROWS];
   float *queries = tmp + ATTEND_ROWS * d, *spare = queries + ATTEND_ROWS * d;  // after the partial outputs
   size_t slot[ATTEND_ROWS];
-  if (!stores_first(c) && all.end == item.keys) store(c, span, span.first, kv_head, spare);
+  if (!stores_first(c) && all.end == item.keys) store(c, {span.first, span.table, span.position}, kv_head, spare);
   AttendArgs a{};
   a.rows = item.rows;
   a.softcap = s_.softcap;
   a.head_dim = d;
-  a.block_stride = c.kv.block_bytes();
+  a.block_stride = cache(c).block_bytes;
   a.fetch = span.count <= SPLIT_TOKENS;  // longer spans read the same keys again and again
   for (int r = 0; r < item.rows; r++) {
     const int t = (item.row + r) / group, head = kv_head * group + (item.row + r) % group;
@@ -153,7 +160,7 @@ void AttentionOp::attend(Context& c, int index, int units, float* tmp) {
 
 void AttentionOp::merge(Context& c, int t, const Act& act, float* row) {
   const Schedule& s = c.schedules[size_t(s_.schedule)];
-  const int d = c.kv.padded, first = s.part_begin[size_t(t)], count = s.part_begin[size_t(t) + 1] - first;
+  const int d = cache(c).padded, first = s.part_begin[size_t(t)], count = s.part_begin[size_t(t) + 1] - first;
   for (int head = 0; head < s_.heads; head++) {
     const size_t slot = size_t(first) * size_t(s_.heads) + size_t(head);
     c.kernels->combine(c.part_max + slot, c.part_sum + slot, c.part_out + slot * size_t(d), count, s_.heads, d, s_.head_dim,

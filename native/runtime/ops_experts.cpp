@@ -51,12 +51,6 @@ void ExpertRows::plan(const Buffer& routes, int tokens, int experts) {
   }
 }
 
-size_t expert_rows_bytes(int tokens, int experts, int top, int hidden, int ffn, ActForms in, ActForms mid) {
-  const int rows = ExpertRows::rows(tokens, experts, top);
-  auto buffer = [&](int width) { return align_up((size_t(rows) * row_stride(width) + SLACK) * sizeof(float), 64); };
-  return act_bytes(rows, hidden, in) + act_bytes(rows, ffn, mid) + buffer(ffn) + buffer(hidden);
-}
-
 std::unique_ptr<ExpertRows> allocate_expert_rows(Arena& arena, int tokens, int experts, int top, int hidden, int ffn, ActForms in, ActForms mid) {
   auto r = std::make_unique<ExpertRows>();
   r->capacity = ExpertRows::rows(tokens, experts, top);

@@ -75,8 +75,12 @@ void EmbedOp::run(Context& c, int, int thread, Work& work) {
       const int32_t* from = index_ == Index::ids ? c.step.ids : index_ == Index::positions ? c.step.positions : c.step.types;
       const int id = (from ? from[t] : 0) + offset_;
       float* out = out_.row(t);
-      table_->read_row(size_t(id), out, c.rooms[size_t(thread)]);
-      for (int i = 0; i < out_.width; i++) out[i] *= scale_;
+      if (const float* given = replaceable_ ? c.step.embedding(t) : nullptr) {
+        memcpy(out, given, size_t(out_.width) * sizeof(float));
+      } else {
+        table_->read_row(size_t(id), out, c.rooms[size_t(thread)]);
+        for (int i = 0; i < out_.width; i++) out[i] *= scale_;
+      }
       pad(out, out_.width, out_.stride);
     }
   });

@@ -7,6 +7,10 @@
 
 namespace octavo {
 
+// Of panels, and of the file that keeps them (Arena::save). Another number whenever either changes: files of older
+// layouts are then not found.
+constexpr int LAYOUT_VERSION = 3;
+
 // Types as numbered in GGUF files.
 enum GgmlType : int {  // from 1000 on: codes with scales apart, see Storage
   GGML_F32 = 0, GGML_F16 = 1, GGML_Q4_0 = 2, GGML_Q4_1 = 3, GGML_Q5_0 = 6, GGML_Q5_1 = 7, GGML_Q8_0 = 8,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo import _native
-from octavo.backends.base import StepInput
+from octavo.backends.base import SamplingRow, StepInput
 from octavo.engine import Request, SamplingParams
 from octavo.engine.admission import Admission
 from octavo.engine.sampling_state import SamplingState
@@ -111,6 +112,9 @@ def ints(*values: object) -> np.ndarray:
     return np.array(values, np.int32)
 
 
+ROW = np.ones((1, 64), np.float32)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -119,6 +123,15 @@ def ints(*values: object) -> np.ndarray:
         {"spans": ints([0, 0, 0, 0, -1])}, {"spans": ints([0, 3, -1, 0, -1])}, {"spans": ints([0, 3, 0, 1, -1])},
         {"spans": ints([0, 3, 0, -1, -1])}, {"spans": ints([0, 3, 14, 0, -1])}, {"spans": ints([0, 3, (1 << 31) - 2, 0, -1])},
         {"spans": ints([0, 3, 0, 0, 0])}, {"block_tables": ints(4)}, {"block_tables": ints(-1)}, {"block_tables": ints()}, {"logits_indices": ints(3)},
+        {"positions": ints(0, 1, 2, 3)}, {"spans": ints([0, 2, 0, 0, -1])}, {"spans": ints([0, 1, 0, 0, -1], [2, 1, 0, 0, -1])},
+        {"spans": ints([0, 2, 0, 0, -1], [1, 2, 0, 0, -1])}, {"spans": np.zeros((0, 5), np.int32)},
+        {"embeddings": ROW, "embedding_rows": ints(3)}, {"embeddings": ROW, "embedding_rows": ints(-1)}, {"embeddings": ROW},
+        {"embedding_rows": ints(0)}, {"embeddings": ROW, "embedding_rows": ints(0, 1)}, {"embeddings": ROW[:, :63], "embedding_rows": ints(0)},
+        {"embeddings": np.zeros((1, 65), np.float32), "embedding_rows": ints(0)}, {"embeddings": ROW * np.inf, "embedding_rows": ints(0)},
+        {"embeddings": ROW * np.nan, "embedding_rows": ints(0)}, {"embeddings": np.tile(ROW, (2, 1)), "embedding_rows": ints(1, 1)},
+        {"embeddings": np.tile(ROW, (2, 1)), "embedding_rows": ints(1, 0)}, {"kv_writes": ints([3, 0])}, {"kv_writes": ints([-1, 0])},
+        {"kv_writes": ints([0, 1])}, {"kv_writes": ints([0, -1])}, {"kv_writes": ints([0, (1 << 31) - 1])}, {"kv_writes": ints([0, 0, 0])},
+        {"kv_writes": ints([0, 1]), "block_tables": ints(0, 4)}, {"kv_writes": ints([0, 1]), "block_tables": ints(0, -1)},
         {"logits_indices": ints(-1)}, {"ids": ints(*[1] * 17), "positions": ints(*range(17))}, {"token_type_ids": ints(0)},
     ],
     ids=str,
@@ -133,3 +146,28 @@ def test_steps_that_point_outside_are_refused(runner: Runner, wrong: dict[str, n
         runner.executable.step(replace(good, **wrong))
     runner.executable.step(good)
     assert (runner.executable.logits(1) == expected).all()
+
+
+def test_positions_do_not_say_where_keys_lie(tmp_path: Path) -> None:
+    """Rotations are relative: positions far outside the block table change nothing but rounding,
+    and nothing outside of it is written."""
+    save_hf(Small(), tmp_path)
+    runner = Runner(tmp_path, tokens=16, blocks=4, kv_dtype="f32")
+    step = StepInput(ints(1, 5, 2), ints(0, 1, 2), ints([0, 3, 0, 0, -1]), ints(0), ints(0, 1, 2))
+    runner.executable.step(step)
+    expected = runner.executable.logits(3)
+    for first in (100, 5000):
+        runner.executable.step(replace(step, positions=step.positions + np.int32(first)))
+        assert np.abs(runner.executable.logits(3) - expected).max() < 2e-3
+    runner.executable.step(step)
+    assert (runner.executable.logits(3) == expected).all()
+
+
+def test_steps_in_a_row_take_tokens_only(runner: Runner) -> None:
+    """What several steps draw has no embeddings and no other branches."""
+    sampled = [SamplingRow()]
+    step = StepInput(ints(1), ints(0), ints([0, 1, 0, 0, -1]), ints(0), ints(0), sampled)
+    assert len(runner.executable.decode(step, 3, [[]])) == 3
+    for more in ({"embeddings": ROW, "embedding_rows": ints(0)}, {"kv_writes": ints([0, 0])}):
+        with pytest.raises(ValueError, match="single tokens"):
+            runner.executable.decode(replace(step, **more), 3, [[]])

@@ -10,7 +10,7 @@ import pytest
 
 from octavo import _native
 from octavo.backends.cpu import executor
-from octavo.backends.cpu.footprint import deferred, weights_of
+from octavo.backends.cpu.weights import deferred, weights_of
 from octavo.engine import Engine, Request, SamplingParams
 from octavo.engine.constraint import TokenTable
 from octavo.engine.events import Token
@@ -90,7 +90,7 @@ def test_idle_engine_prepares_blocks(smollm2: Path, monkeypatch: pytest.MonkeyPa
     before = resident()
     while engine.pack_pending():
         pass
-    slack = model.program.cache.layers * (2 << 20)  # a page of 2 MiB of each layer
+    slack = len(model.program.cache) * (2 << 20)  # a page of 2 MiB of each layer
     assert ahead - slack < resident() - before < ahead + slack
     assert not engine.pack_pending()
     assert generated(engine) == first

@@ -107,7 +107,7 @@ def test_other_instruction_sets(isa: str, tmp_path: Path, monkeypatch: pytest.Mo
     _check_small(tmp_path / "m.gguf", small.vocabulary, 2)
 
 
-def _divergence(p: np.ndarray | torch.Tensor, q: np.ndarray) -> float:
+def divergence(p: np.ndarray | torch.Tensor, q: np.ndarray) -> float:
     a, b = (torch.as_tensor(x).double().log_softmax(-1) for x in (p, q))
     return (a.exp() * (a - b)).sum(-1).mean().item()
 
@@ -118,9 +118,9 @@ def test_cache_types(smollm2: Path) -> None:
     ids = load_tokenizer(open_checkpoint(smollm2)).encode(real_text(3000))[:DOCUMENT]
     runner = Runner(smollm2, kv_dtype="f32")
     expected = Reference(runner.program).logits(ids)
-    assert _divergence(expected, runner.logits(ids)) < 5e-6
+    assert divergence(expected, runner.logits(ids)) < 5e-6
     bf16, int8 = (Runner(smollm2, kv_dtype=kind).logits(ids) for kind in ("bf16", "int8"))
-    assert _divergence(bf16, int8) <= 1e-3
+    assert divergence(bf16, int8) <= 1e-3
 
 
 def test_rounding_of_the_cache(smollm2: Path) -> None:
@@ -134,7 +134,7 @@ def test_rounding_of_the_cache(smollm2: Path) -> None:
     for start in range(0, 1800, 300):
         rows = {k: r.logits(ids[start : start + 300], start).copy() for k, r in runners.items()}
         for kind, found in kl.items():
-            found.append(_divergence(rows["f32"], rows[kind]))
+            found.append(divergence(rows["f32"], rows[kind]))
         same.append(float((rows["f32"].argmax(-1) == rows["int8"].argmax(-1)).mean()))
     assert np.mean(kl["bf16"]) < 1e-4
     assert np.mean(kl["int8"]) < 3e-4
@@ -147,4 +147,4 @@ def test_int8_cache_of_any_head_size(head_dim: int, tmp_path: Path) -> None:
     save_hf(small, tmp_path)
     ids = np.random.default_rng(2).integers(3, small.vocabulary, 300).tolist()
     bf16, int8 = (Runner(tmp_path, kv_dtype=kind).logits(ids) for kind in ("bf16", "int8"))
-    assert 0 < _divergence(bf16, int8) <= 1e-3
+    assert 0 < divergence(bf16, int8) <= 1e-3

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import octavo
-from octavo.backends.base import BLOCK, Limits
+from octavo.backends.base import BLOCK, Limits, LoadOptions
 from octavo.backends.cpu import load, lower
 from octavo.backends.torch.reference import Reference
 from octavo.checkpoint import open_checkpoint
@@ -188,7 +188,7 @@ def pooled(
     limits: Limits = CHUNKS,
 ) -> list[np.ndarray]:  # fmt: skip
     program = build_program(open_checkpoint(folder))
-    executable = load(lower(program), limits, 2, "f32")
+    executable = load(lower(program), LoadOptions(limits, 2, "f32"))
     context = limits.blocks * BLOCK
     engine = Engine(executable, program.vocabulary, context, frozenset({2}), budget=budget)
     for i, (ids, mode) in enumerate(texts):

@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Q
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from octavo.backends.base import Limits
+from octavo.backends.base import Limits, LoadOptions
 from octavo.backends.cpu import CpuExecutable, load, lower
 from octavo.checkpoint import open_checkpoint
 from octavo.engine import Engine, Request, SamplingParams
@@ -34,7 +34,7 @@ class Pool:
         self.executable = cache(self._executable)
 
     def _executable(self, blocks: int, threads: int) -> CpuExecutable:
-        return load(self.lowered, Limits(256, 16, blocks), threads, self.kv_dtype)
+        return load(self.lowered, LoadOptions(Limits(256, 16, blocks), threads, self.kv_dtype))
 
     def engine(self, blocks: int = 400, threads: int = 2, **options: Any) -> Engine:
         program = self.lowered.program

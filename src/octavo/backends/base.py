@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.checkpoint import Checkpoint, TensorType
-from octavo.program import Program, Task
+from octavo.program import Program, Task, branches
 
 BLOCK = 16  # tokens per KV block
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
+Span = tuple[int, int, int, int, int]  # a row of StepInput.spans
 NO_INTS: Ints = np.zeros(0, np.int32)
 Progress = Callable[[int], None]  # told the bytes of each tensor once it is loaded
 
@@ -111,10 +112,15 @@ class Sample(NamedTuple):
 class StepInput:
     """Tokens of several sequences, each a span of consecutive positions.
 
-    ids, positions: `[T]`. spans: `[S, 5]` of first row, row count, first position, offset of the
+    ids: `[T]`. positions: `[T]`, for rotations and tables of positions. spans: `[S, 5]`, which
+    cover the rows in order, of first row, row count, first position in the cache, offset of the
     block table in `block_tables`, slot of the adapter or -1. logits_indices: rows whose results are
     computed; the first `len(sampling)` of them are sampled. token_type_ids: `[T]` segment numbers,
     or empty for all 0. all_logits: the logits of selected rows that are not sampled will be read.
+
+    embeddings: `[E, width]` rows that replace the embeddings of the rows `embedding_rows`, which
+    ascend. kv_writes: `[W, 2]` of row, offset of a block table in `block_tables`: stores the row's
+    keys and values at its position of that table, too (see `tree_spans`).
     """
 
     ids: Ints
@@ -125,6 +131,30 @@ class StepInput:
     sampling: list[SamplingRow] = field(default_factory=list)
     token_type_ids: Ints = field(default_factory=lambda: NO_INTS)
     all_logits: bool = True
+    embeddings: Floats | None = None
+    embedding_rows: Ints | None = None
+    kv_writes: Ints | None = None
+
+
+def tree_spans(
+    parents: Sequence[int], row: int, position: int, tables: Sequence[int], adapter: int = -1
+) -> tuple[list[Span], list[tuple[int, int]]]:
+    """Spans and `kv_writes` of a tree of candidates (`octavo.program.tree`) in a step.
+
+    row, position: those of the tree's first token. tables: of each branch the offset of a block
+    table in `block_tables`. Each branch is a sequence of its own: its table begins with the blocks
+    that hold the positions before the tree, which branches share; from the block of `position` on
+    the blocks are its own, and what the first of them holds before the tree is copied into it
+    (`copy_block`). Rows that several branches pass through are computed once and stored in each.
+    So a branch that is accepted is the sequence, without anything being moved.
+    """
+    spans: list[Span] = []
+    writes: list[tuple[int, int]] = []
+    for branch, table in zip(branches(parents), tables, strict=True):
+        start = position + len(branch.ancestors)
+        spans.append((row + branch.first, branch.count, start, table, adapter))
+        writes += [(row + ancestor, table) for ancestor in branch.ancestors]
+    return spans, writes
 
 
 class Adapters(Protocol):

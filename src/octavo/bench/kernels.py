@@ -81,7 +81,7 @@ def _linear(limits: HostLimits, kind: TensorType, k: int, n: int, tokens: int) -
 def _attention(limits: HostLimits, kind: str, queries: int, keys: int = 2048) -> KernelTime:
     head = 64
     took = _native.time_attention(limits.isa, kind, head, queries, keys, SECONDS)
-    nbytes = keys // 16 * _native.cache_block_bytes(1, 1, head, kind)
+    nbytes = keys // 16 * _native.cache_block_bytes(1, head, kind)
     operations = 4.0 * head * keys * queries
     return KernelTime(
         f"attention {kind}", f"{keys} keys x {head}", queries, took * 1e6, nbytes, operations,

@@ -55,7 +55,8 @@ def _record(located: Located, opened: OpenModel) -> dict[str, Any]:
 
     checkpoint, p = opened.checkpoint, opened.program
     types = Counter(t.type.name for t in checkpoint.tensors.values())
-    c = p.cache
+    widest = max(p.cache, key=lambda layer: layer.kv_heads * layer.head_dim)
+    values = sum(2 * layer.kv_heads * layer.head_dim for layer in p.cache)
     defaults, plain = default_params(checkpoint, located.sampling), SamplingParams()
     recommended = [n for n in RECOMMENDED if getattr(defaults, n) != getattr(plain, n)]
     return {
@@ -66,12 +67,12 @@ def _record(located: Located, opened: OpenModel) -> dict[str, Any]:
         "parameters": sum(prod(t.shape) for t in checkpoint.tensors.values()),
         "bytes": checkpoint.nbytes,
         "tensors": dict(types.most_common()),
-        "layers": c.layers,
+        "layers": len(p.cache),
         "vocabulary": p.vocabulary,
         "context": p.context,
-        "kv_heads": c.kv_heads,
-        "head_dim": c.head_dim,
-        "kv_bytes_per_token": 4 * c.layers * c.kv_heads * c.head_dim,
+        "kv_heads": widest.kv_heads,
+        "head_dim": widest.head_dim,
+        "kv_bytes_per_token": 2 * values,
         "chat_template": template_source(checkpoint) is not None,
         "sampling": {n: getattr(defaults, n) for n in recommended},
     }

@@ -1,4 +1,4 @@
-"""Activations, as configurations name them."""
+"""Names of activations in configurations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which weights an adapter's modules are, whatever the checkpoint calls them."""
+"""Maps the modules that LoRA adapters name to the program's matrices."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from octavo.models import gpt2, phi, phi3, starcoder2
 from octavo.models.names import GGUF_NAMES, HF_NAMES
 from octavo.program import Linear, Program, Rope
 
-PARTS = ("qkv", "q", "k", "v", "o", "gate", "up", "down")
-# Of GGUF's architectures, those whose modules have names of their own at Hugging Face.
+MODULES = ("qkv", "q", "k", "v", "o", "gate", "up", "down")
+# GGUF architectures whose Hugging Face names are not HF_NAMES.
 NAMES: dict[str, dict[str, str]] = {
     "gpt2": gpt2.NAMES, "phi2": phi.NAMES, "phi3": phi3.NAMES, "starcoder2": starcoder2.NAMES,
 }  # fmt: skip
@@ -23,7 +23,7 @@ _PART = re.compile(r"(.*)\.weight(?:\[(\d+):(\d+)\])?")
 class Target:
     """A matrix of the program, `[end - begin, inputs]`: rows [begin, end) of a module.
 
-    heads: they lie in GGUF's interleaved order, per head.
+    heads: number of heads whose rows are in GGUF's interleaved order; 0: rows are in order.
     """
 
     tensor: str
@@ -34,10 +34,10 @@ class Target:
 
 
 def adapter_targets(checkpoint: Checkpoint, program: Program) -> Mapping[str, tuple[Target, ...]]:
-    """Modules, by their Hugging Face names, that adapters can change, with all their matrices: a
-    checkpoint may have fused what are several in the program.
+    """The matrices of each module that adapters can change, by its Hugging Face name.
 
-    Not those whose input is permuted for the sake of their weights: A expects it as it comes.
+    A module is several matrices where the checkpoint fuses what the program splits. Modules whose
+    input is permuted (GPTQ with act-order) are left out: an adapter's A expects it in order.
     """
     gguf = checkpoint.format == "gguf"
     names = _hugging_face_names(checkpoint.architecture, program) if gguf else {}
@@ -60,13 +60,13 @@ def adapter_targets(checkpoint: Checkpoint, program: Program) -> Mapping[str, tu
 
 
 def _hugging_face_names(architecture: str, program: Program) -> dict[str, str]:
-    """By what GGUF calls a layer's module."""
+    """Hugging Face names of modules by their GGUF names."""
     own = HF_NAMES | NAMES.get(architecture, {})
-    layers = range(program.cache.layers)
-    return {GGUF_NAMES[part].format(i): own[part].format(i) for part in PARTS for i in layers}
+    layers = range(len(program.cache))
+    return {GGUF_NAMES[m].format(i): own[m].format(i) for m in MODULES for i in layers}
 
 
 def _interleaved_heads(program: Program) -> dict[str, int]:
-    """Heads of queries and keys whose rows are interleaved, by the end of GGUF's name."""
+    """Numbers of heads of q and k if GGUF interleaves their rows, by the end of its name."""
     found = [op.heads for op in program.ops if isinstance(op, Rope) and op.interleaved][:2]
     return dict(zip(("attn_q", "attn_k"), found, strict=False))

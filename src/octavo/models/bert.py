@@ -1,7 +1,7 @@
-"""BERT, RoBERTa and XLM-RoBERTa encoders: post-norm, learned positions, attention to both sides.
+"""BERT, RoBERTa and XLM-RoBERTa encoders: post-norm, learned positions, bidirectional attention.
 
-With a classification head (cross-encoders, for reranking) the program's result is its scores,
-otherwise the last states of the selected tokens, to be pooled.
+With a classification head (cross-encoders, for reranking) the program's output is its scores,
+otherwise the last layer's states of the selected tokens, to be pooled.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from octavo.models.activations import activation
 from octavo.models.metadata import Metadata
 from octavo.program import Activation, Builder, Program, Value
 
-# What GGUF calls the parts and sizes.
+# GGUF names of modules and keys, as Hugging Face has them.
 GGUF_NAMES = {
     "token_embd": "embeddings.word_embeddings", "token_types": "embeddings.token_type_embeddings",
     "position_embd": "embeddings.position_embeddings", "token_embd_norm": "embeddings.LayerNorm",
 }  # fmt: skip
-GGUF_PARTS = {
+GGUF_LAYER_NAMES = {
     "attn_q": "attention.self.query", "attn_k": "attention.self.key",
     "attn_v": "attention.self.value", "attn_output": "attention.output.dense",
     "attn_output_norm": "attention.output.LayerNorm", "ffn_up": "intermediate.dense",
@@ -34,21 +34,23 @@ GGUF_KEYS = {
 
 
 @dataclass(frozen=True)
-class Config:
+class EncoderConfig:
+    """Sizes of an encoder. positions: entries of the position table; first: that of position 0."""
+
     layers: int
     hidden: int
     ffn: int
     heads: int
     vocabulary: int
-    positions: int  # entries of the position table
-    first: int  # of which this is the first one used
+    positions: int
+    first: int
     types: int
     eps: float
     activation: Activation
     roberta: bool
 
 
-def _config(checkpoint: Checkpoint) -> Config:
+def _config(checkpoint: Checkpoint) -> EncoderConfig:
     m = Metadata(checkpoint)
     roberta = checkpoint.architecture != "bert"
     for key, usual in (("position_embedding_type", "absolute"), ("is_decoder", False)):
@@ -58,7 +60,7 @@ def _config(checkpoint: Checkpoint) -> Config:
     if hidden % heads:
         raise CheckpointError(f"{checkpoint.path.name}: {hidden} features over {heads} heads")
     padding = m.get("pad_token_id")
-    return Config(
+    return EncoderConfig(
         layers=m.size("num_hidden_layers"),
         hidden=hidden,
         ffn=m.size("intermediate_size"),
@@ -73,13 +75,13 @@ def _config(checkpoint: Checkpoint) -> Config:
     )
 
 
-def _embeddings(b: Builder, c: Config, prefix: str) -> Value:
+def _embeddings(b: Builder, c: EncoderConfig, prefix: str) -> Value:
     e = prefix + "embeddings."
     x = b.embed(e + "word_embeddings.weight", c.vocabulary, c.hidden)
     p = b.embed(
         e + "position_embeddings.weight", c.positions, c.hidden, index="positions", offset=c.first
     )
-    t = b.embed(e + "token_type_embeddings.weight", c.types, c.hidden, index="types")
+    t = b.embed(e + "token_type_embeddings.weight", c.types, c.hidden, index="token_type_ids")
     x = b.add(b.add(x, t), p)
     return b.layer_norm(x, e + "LayerNorm.weight", e + "LayerNorm.bias", c.eps)
 
@@ -88,9 +90,9 @@ def _linear(b: Builder, x: Value, name: str, width: int) -> Value:
     return b.linear(x, name + ".weight", width, name + ".bias")
 
 
-def _layer(b: Builder, c: Config, name: str, i: int, x: Value) -> Value:
-    def norm(y: Value, part: str) -> Value:
-        return b.layer_norm(y, f"{part}.LayerNorm.weight", f"{part}.LayerNorm.bias", c.eps)
+def _layer(b: Builder, c: EncoderConfig, name: str, i: int, x: Value) -> Value:
+    def norm(y: Value, module: str) -> Value:
+        return b.layer_norm(y, f"{module}.LayerNorm.weight", f"{module}.LayerNorm.bias", c.eps)
 
     q, k, v = (
         _linear(b, x, f"{name}attention.self.{p}", c.hidden) for p in ("query", "key", "value")
@@ -106,9 +108,9 @@ def _layer(b: Builder, c: Config, name: str, i: int, x: Value) -> Value:
 
 
 def _as_folder(checkpoint: Checkpoint) -> Checkpoint:
-    """A GGUF file under the names of a Hugging Face folder. Raises Unsupported.
+    """A GGUF file with Hugging Face names. Raises Unsupported.
 
-    BERT's only: RoBERTa's are of the same architecture there, with another vocabulary.
+    For BERT only: RoBERTa files have the same architecture there and another vocabulary.
     """
     m, name = Metadata(checkpoint), checkpoint.path.name
     vocabulary = str(checkpoint.metadata.get("tokenizer.ggml.model"))
@@ -119,11 +121,11 @@ def _as_folder(checkpoint: Checkpoint) -> Checkpoint:
     tensors: dict[str, Tensor] = {}
     for stored, tensor in checkpoint.tensors.items():
         module, _, kind = stored.rpartition(".")
-        block, _, part = module.removeprefix("blk.").partition(".")
+        block, _, inner = module.removeprefix("blk.").partition(".")
         if module in GGUF_NAMES:
             tensors[f"{GGUF_NAMES[module]}.{kind}"] = tensor
-        elif module.startswith("blk.") and part in GGUF_PARTS:
-            tensors[f"encoder.layer.{block}.{GGUF_PARTS[part]}.{kind}"] = tensor
+        elif module.startswith("blk.") and inner in GGUF_LAYER_NAMES:
+            tensors[f"encoder.layer.{block}.{GGUF_LAYER_NAMES[inner]}.{kind}"] = tensor
         else:
             raise Unsupported(f"{name}: tensor {stored[:60]!r}")
     for key, table in (("vocab_size", "word"), ("type_vocab_size", "token_type")):
@@ -150,7 +152,7 @@ def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     )  # fmt: skip
     context = c.positions - c.first
     if not b.has(head[1] + ".weight"):
-        return b.build(context, "embed")
+        return b.build(context, x, task="embed")
     labels = checkpoint.tensor(head[1] + ".weight").shape[0]
     if labels != 1:
         raise Unsupported(
@@ -158,5 +160,4 @@ def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
             "cross-encoders with one label rank; a model that embeds has no classifier",
         )
     pooled = b.activate(_linear(b, x, head[0], c.hidden), "tanh")
-    _linear(b, pooled, head[1], labels)
-    return b.build(context, "rank")
+    return b.build(context, _linear(b, pooled, head[1], labels), task="rank")

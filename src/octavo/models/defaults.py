@@ -1,7 +1,8 @@
-"""What transformers takes for keys that a folder's config.json leaves out, by model_type.
+"""Defaults that transformers has for keys missing from config.json, by model_type.
 
-Only keys that a family reads, and only what is not null; sizes that a file cannot be read without
-are asked for instead. `tests/parity/test_config_fields.py` holds this to transformers' classes.
+Only keys that a family reads and whose default is not null. Sizes without which a model cannot be
+read have none: they are required. `tests/parity/test_config_fields.py` compares these with
+transformers' classes.
 """
 
 from __future__ import annotations

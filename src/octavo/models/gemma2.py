@@ -1,6 +1,6 @@
-"""Gemma 2: scaled embeddings, four norms a layer, GeGLU, soft caps, windows in every other layer.
+"""Gemma 2: scaled embeddings, four norms per layer, GeGLU, soft caps, windows in every other layer.
 
-Hugging Face stores norm weights as w for 1 + w; GGUF stores 1 + w.
+Norms multiply by 1 + w. Hugging Face stores w, GGUF 1 + w.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ LAYERS_27B = 46  # the one size whose query scale is not 1/sqrt(head_dim)
 
 
 def query_scale(d: Decoder, largest: int) -> float:
-    """What scores are multiplied by; `largest`: layers of the size that GGUF treats apart."""
-    s = d.shape
+    """The factor of attention scores. largest: number of layers of the one size for which GGUF
+    files imply another factor."""
+    s = d.config
     if not d.gguf:
         return 1 / math.sqrt(d.meta.number("query_pre_attn_scalar"))
     return 1 / math.sqrt(s.hidden / s.heads if s.layers == largest else s.head_dim)
 
 
 def cap(d: Decoder, key: str) -> float:
-    """Of scores or logits; 0: none."""
+    """The soft cap of scores or logits that `key` sets; 0: none."""
     return d.meta.number(key) if d.meta.get(key) else 0.0
 
 
@@ -38,7 +39,7 @@ def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     d = Decoder(checkpoint, NAMES, norm_offset=0.0 if checkpoint.format == "gguf" else 1.0)
     scale, score_cap = query_scale(d, LAYERS_27B), cap(d, "attn_logit_softcapping")
     rotation, activation = d.rotation(context), d.activation("gelu_tanh", "hidden_activation")
-    x = d.embed(math.sqrt(d.shape.hidden))
+    x = d.embed(math.sqrt(d.config.hidden))
     for i, window in enumerate(windows(d, lambda i: i % 2 == 0)):
         y = d.attention(
             d.norm(x, "attn_norm", i), i, rotation, window=window, scale=scale, softcap=score_cap

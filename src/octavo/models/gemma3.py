@@ -1,7 +1,7 @@
-"""Gemma 3 text: Gemma 2 with norms on the heads of queries and keys.
+"""Gemma 3 text: Gemma 2 with norms on each head of queries and keys.
 
-Five of six layers see a window and use rotary base 10,000; every sixth sees everything and uses
-the checkpoint's base and scaling. EmbeddingGemma's tokens see to both sides, and it has no head.
+Five of six layers have a window and rotary base 10,000; every sixth has full attention and the
+checkpoint's base and scaling. EmbeddingGemma is bidirectional and has no head.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LAYERS_27B = 62  # the one size whose query scale is not 1/sqrt(head_dim)
 
 
 def text_model(checkpoint: Checkpoint) -> Checkpoint:
-    """The language model of a Gemma 3 folder that holds one for images, too."""
+    """The language model of a multimodal Gemma 3 folder."""
     outer, inner = checkpoint.metadata, checkpoint.metadata.get("text_config")
     if not isinstance(inner, dict):
         raise CheckpointError(f"{checkpoint.path.name}: no text_config")
@@ -37,18 +37,19 @@ def text_model(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _rotations(d: Decoder, context: int | None) -> tuple[Rotation, Rotation]:
-    """Of layers with a window, and of the others."""
+    """Rotary embeddings of layers with a window, and of the others."""
     if d.gguf:
         base = d.meta.number("rope.freq_base_swa", LOCAL_BASE)
-        return rope.plain(base, d.shape.head_dim), d.rotation(context)
+        return rope.plain(base, d.config.head_dim), d.rotation(context)
     local = d.rotation(context, "sliding_attention", "rope_local_base_freq")
     return local, d.rotation(context, "full_attention")
 
 
 def _windows(d: Decoder, causal: bool) -> list[int]:
+    """The window of each layer; 0: none."""
     n = PATTERN if d.gguf else d.meta.size("sliding_window_pattern")
     found = windows(d, lambda i: (i + 1) % n != 0)
-    # to both sides a window has half its tokens, and the one that looks
+    # a bidirectional window has half its tokens on each side of the query
     return found if causal else [window // 2 + 1 if window else 0 for window in found]
 
 
@@ -58,7 +59,7 @@ def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     causal = d.gguf or not d.meta.flag("use_bidirectional_attention")
     local, full = _rotations(d, context)
     scale, activation = query_scale(d, LAYERS_27B), d.activation("gelu_tanh", "hidden_activation")
-    x = d.embed(math.sqrt(d.shape.hidden))
+    x = d.embed(math.sqrt(d.config.hidden))
     for i, window in enumerate(_windows(d, causal)):
         y = d.attention(
             d.norm(x, "attn_norm", i), i, local if window else full, window=window,

@@ -22,7 +22,7 @@ TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 
 
 def _upright(checkpoint: Checkpoint) -> Checkpoint:
-    """With matrices as rows of outputs."""
+    """The checkpoint with its matrices transposed to `[outputs, inputs]`."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in checkpoint.tensors.items():
         if name.endswith(TRANSPOSED) and isinstance(tensor, Stored) and len(tensor.shape) == 2:
@@ -36,7 +36,7 @@ def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     gguf = checkpoint.format == "gguf"
     d = Decoder(checkpoint if gguf else _upright(checkpoint), NAMES, KEYS, norms="layer")
     activation = d.activation("gelu_tanh", "activation_function")
-    s = d.shape
+    s = d.config
     scale = s.head_dim**-0.5 if d.meta.flag("scale_attn_weights", True) else 1.0
     by_layer = d.meta.flag("scale_attn_by_inverse_layer_idx")
     positions = d.b.embed(d.name("positions") + ".weight", s.context, s.hidden, index="positions")

@@ -1,6 +1,7 @@
 """gpt-oss: experts with biases and a clamped SwiGLU, attention sinks, windows in every other layer.
 
-Its folders hold all experts of a layer in one tensor, gates and ups in turn.
+Hugging Face folders hold all experts of a layer in one tensor, with rows of gate and up
+alternating.
 """
 
 from __future__ import annotations
@@ -20,40 +21,41 @@ NAMES = {
     "downs": "model.layers.{}.mlp.experts.{{}}.down_proj",
     "experts": "model.layers.{}.mlp.experts", "sinks": "model.layers.{}.self_attn.sinks",
 }  # fmt: skip
-# Of the one clamped SwiGLU that is built: see Activation.
+# The one clamped SwiGLU that is implemented: see Activation.
 SWIGLU = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
-SOFTMAX_OF_CHOSEN = 3  # as GGUF numbers it: equal to the softmax of all, normalised
+SOFTMAX_OF_CHOSEN = 3  # GGUF's expert_gating_func; equals a normalised softmax over all
 
 
 def _matrices(checkpoint: Checkpoint, name: str, count: int) -> list[Stored | Computed]:
-    """Of every expert, `[outputs, inputs]`: MXFP4 as imported, or floats stored transposed."""
+    """Each expert's matrix, `[outputs, inputs]`: MXFP4 as imported, or floats stored transposed."""
     stacked = checkpoint.tensors.get(name)
     if stacked is None:
-        parts = [checkpoint.tensor(f"{name}.{e}") for e in range(count)]
-        return [p for p in parts if isinstance(p, Computed)]
+        matrices = [checkpoint.tensor(f"{name}.{e}") for e in range(count)]
+        return [m for m in matrices if isinstance(m, Computed)]
     whole = checkpoint.tensor(name, (count, *stacked.shape[1:]))
-    parts = [whole.part(e) for e in range(count)]
-    return [Computed.transposed(p) for p in parts if isinstance(p, Stored)]
+    matrices = [whole.part(e) for e in range(count)]
+    return [Computed.transposed(m) for m in matrices if isinstance(m, Stored)]
 
 
 def _vectors(checkpoint: Checkpoint, name: str, count: int) -> list[Stored]:
+    """Each expert's bias."""
     stacked = checkpoint.tensor(name)
     whole = checkpoint.tensor(name, (count, *stacked.shape[1:]))
-    return [p for p in (whole.part(e) for e in range(count)) if isinstance(p, Stored)]
+    return [v for v in (whole.part(e) for e in range(count)) if isinstance(v, Stored)]
 
 
-def _apart(checkpoint: Checkpoint, d: Decoder) -> Checkpoint:
-    """With a matrix and a bias for every expert and part, as other families have them."""
+def _split_experts(checkpoint: Checkpoint, d: Decoder) -> Checkpoint:
+    """The checkpoint with a weight and a bias tensor for each projection of each expert."""
     tensors: dict[str, Tensor] = dict(checkpoint.tensors)
     count = d.moe.count
-    for i in range(d.shape.layers):
+    for i in range(d.config.layers):
         prefix = d.name("experts", i) + "."
         for kind, suffix, read in (("weight", "", _matrices), ("bias", "_bias", _vectors)):
             both = read(checkpoint, f"{prefix}gate_up_proj{suffix}", count)
             down = read(checkpoint, f"{prefix}down_proj{suffix}", count)
             for e, (gate_up, last) in enumerate(zip(both, down, strict=True)):
-                for part, first in (("gate_proj", 0), ("up_proj", 1)):
-                    tensors[f"{prefix}{e}.{part}.{kind}"] = Computed.every(gate_up, first, 2)
+                for module, first in (("gate_proj", 0), ("up_proj", 1)):
+                    tensors[f"{prefix}{e}.{module}.{kind}"] = Computed.every(gate_up, first, 2)
                 tensors[f"{prefix}{e}.down_proj.{kind}"] = last
     return replace(checkpoint, tensors=tensors)
 
@@ -65,7 +67,7 @@ def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
         for key, value in SWIGLU.items():
             if d.meta.number(key) != value:
                 raise Unsupported(f"{checkpoint.path.name}: another {key} than {value:g}")
-        d = Decoder(_apart(checkpoint, d), NAMES)
+        d = Decoder(_split_experts(checkpoint, d), NAMES)
     d.gate_by(SOFTMAX_OF_CHOSEN)
     rotation = d.rotation(context)
     x = d.embed()

@@ -1,6 +1,6 @@
 """Llama 2 and 3, Mistral, SmolLM2 and 3, TinyLlama, Yi: pre-norm, rotary GQA attention, SwiGLU.
 
-Mixtral is this with experts in place of the feed-forward block; its GGUF files say "llama".
+Mixtral has experts instead of feed-forward blocks; the architecture of its GGUF files is "llama".
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from octavo.models.decoder import Decoder
 from octavo.models.windows import windows
 from octavo.program import Program
 
-ROTATED_OF_FOUR = 4  # SmolLM3 leaves out the rotation in every fourth layer
+NO_ROPE_INTERVAL = 4  # SmolLM3: every fourth layer has no rotary embedding
 
 
 def _rotated(d: Decoder) -> list[bool]:
-    """Which layers rotate queries and keys."""
-    layers = d.shape.layers
+    """True for each layer that rotates queries and keys."""
+    layers = d.config.layers
     if d.checkpoint.architecture != "smollm3":
         return [True] * layers
-    interval = d.meta.size("no_rope_layer_interval", ROTATED_OF_FOUR)
+    interval = d.meta.size("no_rope_layer_interval", NO_ROPE_INTERVAL)
     wanted = d.meta.per_layer("no_rope_layers", layers)  # 1: with rotation
     return [bool(w) for w in wanted or ((i + 1) % interval for i in range(layers))]
 
 
 def _windows(d: Decoder, rotated: list[bool]) -> list[int]:
-    """In all layers, but SmolLM3's in those without rotation."""
+    """The window of each layer; 0: none. SmolLM3 has windows only in layers without rotation."""
     if d.checkpoint.architecture == "smollm3" and not d.gguf:
         used = d.meta.flag("use_sliding_window")
         return windows(d, lambda i: used and not rotated[i])
     known = d.gguf or d.checkpoint.architecture in ("mistral", "mixtral")
-    return [d.window if known else 0] * d.shape.layers
+    return [d.window if known else 0] * d.config.layers
 
 
 def build(

@@ -1,4 +1,4 @@
-"""A checkpoint's hyperparameters, checked: a file may claim anything. What is not read is known."""
+"""Reads hyperparameters, checking types and ranges, and records which keys were read."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from octavo.checkpoint import Checkpoint
 from octavo.errors import CheckpointError
 from octavo.models.defaults import DEFAULTS
 
-LARGEST = 1 << 24  # no dimension of a real model comes near
+LARGEST = 1 << 24  # more than any size of a real model
 
 
 class Recorded(Mapping[str, Any]):
-    """Key-values that remember which of them were read, at every depth."""
+    """A mapping that records which keys were read, in nested mappings too."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = {k: Recorded(v) if isinstance(v, Mapping) else v for k, v in values.items()}
@@ -38,7 +38,7 @@ class Recorded(Mapping[str, Any]):
         return repr(self._values)
 
     def unread(self) -> Iterator[tuple[str, Any]]:
-        """What was never asked for: its path, with dots, and its value."""
+        """Yields the dotted path and the value of each key that was not read."""
         for key, value in self._values.items():
             if key not in self._read:
                 yield key, value
@@ -47,8 +47,8 @@ class Recorded(Mapping[str, Any]):
 
 
 class Metadata:
-    """Reads a checkpoint's hyperparameters: GGUF's under its architecture's name, a folder's with
-    what transformers takes where config.json is silent."""
+    """A checkpoint's hyperparameters. Keys of GGUF files are prefixed with the architecture; keys
+    missing from config.json have the default of transformers."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         gguf = checkpoint.format == "gguf"
@@ -61,7 +61,7 @@ class Metadata:
         return self._values[full] if full in self._values else self._defaults.get(key)
 
     def knows(self, key: str) -> bool:
-        """Whether the class that transformers has for this folder has such a key."""
+        """True if transformers' configuration class has this key."""
         return key in self._defaults
 
     def bad(self, key: str, value: object) -> CheckpointError:
@@ -98,7 +98,7 @@ class Metadata:
         return value
 
     def per_layer(self, key: str, layers: int) -> list[Any] | None:
-        """A list with an entry for each layer, or nothing."""
+        """A list with an entry for each layer, or None if the key is missing."""
         value = self.get(key)
         if value is None:
             return None

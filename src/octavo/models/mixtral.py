@@ -1,4 +1,4 @@
-"""Mixtral: llama with experts, under names of its own."""
+"""Mixtral: llama with experts, whose tensors have other names."""
 
 from __future__ import annotations
 

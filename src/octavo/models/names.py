@@ -1,6 +1,7 @@
-"""What files call the parts of decoders and their sizes, where a family does not say otherwise.
+"""Names of a decoder's modules and sizes in GGUF files and Hugging Face folders.
 
-Parts of layers have {} for the number of the layer; experts of their own have a second one.
+Families override single names. Names of modules in layers have {} for the number of the layer;
+where each expert is a module, its number is a second {}.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ HF_KEYS = {
     "experts": "num_experts", "experts_used": "num_experts_per_tok",
     "expert_ffn": "moe_intermediate_size",
 }  # fmt: skip
-# Which of a folder's keys say whether a part has biases: the first that has a value.
+# Configuration keys that say whether a module has a bias: the first that is set decides.
 _ALL = ("use_bias", "enable_bias")
 _ATTENTION = ("attention_bias", *_ALL)
 _FFN = ("mlp_bias", *_ALL)
@@ -54,29 +55,29 @@ BIASES = {
     "q": _ATTENTION, "k": _ATTENTION, "v": _ATTENTION, "o": ("attention_out_bias", *_ATTENTION),
     "gate": _FFN, "up": _FFN, "down": _FFN,
 }  # fmt: skip
-# What stands before a decoder's parts in place of "model.": nothing where its base class was saved;
-# within a model of several modalities, as transformers 4 saved it, as it does since, and its base.
+# Prefixes of module names in place of "model.": none if the base class was saved; then those of
+# multimodal models as transformers 4 and 5 save them, and of their base class.
 _INNER = ("", "language_model.model.", "model.language_model.", "language_model.")
 _BARE = ("", "language_model.")
 
 
 @dataclass(frozen=True)
 class Names:
-    """What a file calls the parts. bare: what was saved has no head, only states."""
+    """Full names of modules. bare: a base class was saved, which has no head."""
 
-    parts: Mapping[str, str]
+    modules: Mapping[str, str]
     bare: bool = False
 
 
 def hf_names(names: Mapping[str, str], tensors: Collection[str]) -> Names:
-    """`names`, as models with a head have them, as these tensors have them."""
+    """`names`, which are those of a model with a head, with the prefix that these tensors have."""
     outer = names["embed"].split(".")[0] + "."
     embed = names["embed"].removeprefix(outer) + ".weight"
     prefix = next((p for p in (outer, *_INNER) if p + embed in tensors), outer)
-    parts = {
-        part: prefix + name.removeprefix(outer) if name.startswith(outer) else name
-        for part, name in names.items()
+    modules = {
+        module: prefix + name.removeprefix(outer) if name.startswith(outer) else name
+        for module, name in names.items()
     }
     if prefix == "language_model.model.":
-        parts["head"] = "language_model." + names["head"]
-    return Names(parts, prefix in _BARE)
+        modules["head"] = "language_model." + names["head"]
+    return Names(modules, prefix in _BARE)

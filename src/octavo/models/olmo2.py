@@ -1,7 +1,7 @@
 """OLMo 2: norms after each block instead of before it, and over all heads of queries and keys.
 
-OLMo 3 is OLMo 2 with windows in three of four layers, which are rotated without the checkpoint's
-rescaling; its GGUF files say "olmo2".
+OLMo 3 adds windows in three of four layers, whose rotary embedding is not rescaled. The
+architecture of its GGUF files is "olmo2".
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ NAMES = {
     "attn_post": "model.layers.{}.post_attention_layernorm",
     "ffn_post": "model.layers.{}.post_feedforward_layernorm",
 }
-PATTERN = 4  # every fourth layer sees everything
+PATTERN = 4  # every fourth layer has full attention
 
 
 def _rotations(d: Decoder, context: int | None, windowed: bool) -> tuple[Rotation, Rotation]:
-    """Of layers with a window, and of the others."""
+    """Rotary embeddings of layers with a window, and of the others."""
     if not d.gguf and windowed:
         kinds = ("sliding_attention", "full_attention")
         local, full = (d.rotation(context, kind) for kind in kinds)
@@ -30,7 +30,7 @@ def _rotations(d: Decoder, context: int | None, windowed: bool) -> tuple[Rotatio
     if not windowed:
         return full, full
     base = d.meta.number("rope.freq_base", 10000.0)
-    return rope.plain(d.meta.number("rope.freq_base_swa", base), d.shape.head_dim), full
+    return rope.plain(d.meta.number("rope.freq_base_swa", base), d.config.head_dim), full
 
 
 def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
@@ -38,7 +38,7 @@ def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     d = Decoder(checkpoint, NAMES)
     windowed = d.checkpoint.architecture == "olmo3" or (d.gguf and d.window > 0)
     local, full = _rotations(d, context, windowed)
-    layers = d.shape.layers
+    layers = d.config.layers
     sizes = windows(d, lambda i: (i + 1) % PATTERN != 0) if windowed else [0] * layers
     activation = d.activation("silu")
     x = d.embed()

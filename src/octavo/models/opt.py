@@ -1,6 +1,7 @@
-"""OPT: learned positions from 2 on, layer norms before or after each block, ReLU.
+"""OPT: learned positions, layer norms before or after each block, ReLU.
 
-The 350M model's embeddings are narrower than its layers, with a projection in and one out.
+The 350M model's embeddings are narrower than its layers: one projection widens them before the
+first layer, another narrows the states before the head.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ NAMES = {
     "in": _MODEL + "project_in", "out": _MODEL + "project_out",
 }  # fmt: skip
 KEYS = {"ffn": "ffn_dim"}
-FIRST = 2  # entry of the position table that position 0 takes
-EPS = 1e-5  # not in the configuration
+FIRST = 2  # entry of position 0 in the position table
+EPS = 1e-5  # which the configuration does not have
 
 
 def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
@@ -32,9 +33,9 @@ def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     activation = d.activation("relu", "activation_function")
     before = d.meta.flag("do_layer_norm_before")
     last = not d.meta.flag("_remove_final_layer_norm") and before
-    s, b = d.shape, d.b
+    s, b = d.config, d.b
     width = d.meta.size("word_embed_proj_dim", s.hidden)
-    x = b.embed(d.name("embed") + ".weight", s.vocabulary, width)
+    x = b.embed(d.name("embed") + ".weight", s.vocabulary, width, replaceable=True)
     if width != s.hidden:
         x = d.linear(x, "in", s.hidden)
     table = d.name("positions") + ".weight"

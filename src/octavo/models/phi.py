@@ -17,7 +17,7 @@ def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     d = Decoder(checkpoint, NAMES, norms="layer")
     rotation, activation = d.rotation(context, partial=True), d.activation("gelu_tanh")
     x = d.embed()
-    for i in range(d.shape.layers):
+    for i in range(d.config.layers):
         y = d.norm(x, "attn_norm", i)
         x = d.b.add(d.b.add(x, d.attention(y, i, rotation)), d.mlp(y, i, activation))
     return d.build(x)

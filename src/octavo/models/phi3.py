@@ -14,7 +14,7 @@ def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     d = Decoder(checkpoint, NAMES)
     rotation, activation = d.rotation(context, partial=True), d.activation("silu")
     x = d.embed()
-    for i in range(d.shape.layers):
+    for i in range(d.config.layers):
         y = d.norm(x, "attn_norm", i)
         x = d.b.add(x, d.attention(y, i, rotation, window=d.window))
         x = d.b.add(x, d.glu(d.norm(x, "ffn_norm", i), i, activation))

@@ -9,9 +9,10 @@ from octavo.program import Program
 
 
 def layer_windows(d: Decoder) -> list[int]:
-    """Layers from `max_window_layers` on, if windows are in use at all; not in GGUF files."""
+    """The window of each layer, 0 without one: layers from `max_window_layers` on have one if
+    `use_sliding_window` is set. GGUF files have none."""
     if d.gguf:
-        return [0] * d.shape.layers
+        return [0] * d.config.layers
     first, used = d.meta.get("max_window_layers"), d.meta.flag("use_sliding_window")
     if not isinstance(first, int) or first < 0:
         raise d.meta.bad("max_window_layers", first)

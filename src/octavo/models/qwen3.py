@@ -1,4 +1,4 @@
-"""Qwen 3, dense and with experts: llama with norms on the heads of queries and keys."""
+"""Qwen 3, dense and with experts: llama with norms on each head of queries and keys."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from octavo.program import Program
 
 
 def _sparse(d: Decoder) -> list[bool]:
-    """Which layers have experts."""
-    layers = range(d.shape.layers)
+    """True for each layer that has experts."""
+    layers = range(d.config.layers)
     if d.gguf or d.checkpoint.architecture != "qwen3_moe":
         return [d.gguf and d.has("router", i) for i in layers]
     step, dense = d.meta.size("decoder_sparse_step", 1), d.meta.get("mlp_only_layers") or []
@@ -20,11 +20,11 @@ def _sparse(d: Decoder) -> list[bool]:
 
 
 def _windows(d: Decoder) -> list[int]:
-    """Those of models with experts are in all layers."""
+    """The window of each layer; 0: none. Models with experts have it in all layers."""
     if d.gguf or d.checkpoint.architecture != "qwen3_moe":
         return layer_windows(d)
     size, used = d.window, d.meta.flag("use_sliding_window")
-    return [size if used else 0] * d.shape.layers
+    return [size if used else 0] * d.config.layers
 
 
 def build(checkpoint: Checkpoint, context: int | None = None) -> Program:

@@ -1,4 +1,4 @@
-"""Architecture names to families."""
+"""Which family builds a checkpoint, by architecture."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ ARCHITECTURES: dict[str, Family] = {
     "roberta": bert.build,
     "xlm-roberta": bert.build,
 }
-# Folders that hold a model of a family among other things: where in them it is.
+# Multimodal folders: how to get at their language model.
 WRAPPED: dict[str, Callable[[Checkpoint], Checkpoint]] = {"gemma3": gemma3.text_model}
 
 
-# What classes are for, after their family's name: a head that nobody computes would be missed.
+# Endings of class names in `architectures` whose heads are computed; others are refused.
 DECODER_TASKS = ("CausalLM", "ConditionalGeneration")
 ENCODER_TASKS = ("MaskedLM", "PreTraining", "SequenceClassification")
 

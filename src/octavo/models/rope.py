@@ -1,4 +1,4 @@
-"""Rotary frequencies: base^(-2i/d), and the rescalings that checkpoints ask for."""
+"""Rotary frequencies base^(-2i/d) and their rescalings: linear, llama3, yarn, longrope."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 @dataclass(frozen=True)
 class Rotation:
-    """How a layer turns queries and keys; see the Rope operation."""
+    """Parameters of a rotary embedding; see the Rope operation."""
 
     frequencies: tuple[float, ...]
     factor: float = 1.0
@@ -27,10 +27,10 @@ class Rotation:
 
 @dataclass(frozen=True)
 class Scaling:
-    """A rescaling under its Hugging Face names, whichever file it comes from.
+    """A rescaling, its parameters by Hugging Face names, from a folder or a GGUF file.
 
-    original: the context the frequencies were first trained for. limit: the longest one.
-    context: the one in use.
+    original: the context length of pre-training. limit: the model's longest context. context: the
+    one in use.
     """
 
     kind: str
@@ -49,7 +49,7 @@ class Scaling:
 
 
 def _inverse(base: float, width: int, divisors: F32 | None = None) -> F32:
-    """The `width / 2` inverse frequencies, in fp32 as the field computes them."""
+    """The `width / 2` inverse frequencies, computed in fp32 as transformers does."""
     exponent = np.arange(0, width, 2, dtype=np.int64).astype(np.float32) / np.float32(width)
     wavelengths = np.power(np.float32(base), exponent)
     stretched: F32 = wavelengths if divisors is None else divisors * wavelengths
@@ -88,10 +88,10 @@ def _yarn(inverse: F32, base: float, s: Scaling) -> Rotation:
 
 
 def _longrope(base: float, width: int, s: Scaling) -> Rotation:
-    """LongRoPE (Ding et al. 2024): one divisor a pair, from one of two lists.
+    """LongRoPE (Ding et al. 2024): a divisor for each pair, from one of two lists.
 
-    The short list serves contexts up to the original one; a longer context in use takes the long
-    list for every position, so that no token depends on how long its sequence will become.
+    The short list is for contexts up to the original one. A longer context takes the long list
+    for every position, so that results do not depend on a sequence's later length.
     """
     long = s.context > s.original
     divisors = np.asarray(s.get("long_factor" if long else "short_factor"), np.float32)
@@ -129,5 +129,5 @@ def scaled(base: float, width: int, s: Scaling, name: str) -> Rotation:
 
 
 def plain(base: float, head_dim: int) -> Rotation:
-    """All of every head, without a rescaling."""
+    """The rotation of whole heads without a rescaling."""
     return Rotation(_tuple(_inverse(base, head_dim)))

@@ -1,4 +1,4 @@
-"""The rotation that a checkpoint asks for: what its keys and tensors say, for `rope.py`."""
+"""Reads the parameters of rotary embeddings from folders and GGUF files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from octavo.models.metadata import Metadata
 from octavo.models.rope import Rotation, Scaling, scaled
 
 LARGEST_BASE = 1e30  # its powers are computed in fp32
-# What rescalings are told, each by some: transformers leaves those of the others unread.
+# Parameters of any rescaling. All count as read: transformers ignores those of other methods.
 PARAMETERS = (
     "rope_type", "type", "factor", "original_max_position_embeddings", "attention_factor",
     "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor",
@@ -26,18 +26,19 @@ GGUF_PARAMETERS = {
 }  # fmt: skip
 
 
-def _width(head_dim: int, part: object, name: str) -> int:
-    width = int(head_dim * part) if isinstance(part, int | float) else head_dim
+def _width(head_dim: int, factor: object, name: str) -> int:
+    """Features of a head that are rotated. factor: a share of them, or None for all."""
+    width = int(head_dim * factor) if isinstance(factor, int | float) else head_dim
     if not 2 <= width <= head_dim or width % 2:
         raise CheckpointError(f"{name}: {width} of {head_dim} features cannot be rotated")
     return width
 
 
 def _parameters(m: Metadata, kind: str | None) -> Mapping[str, Any]:
-    """What config.json says of one kind of layers, or of all.
+    """The rotary parameters in config.json for layers of `kind`, or for all.
 
-    Where kinds are rotated each in its own way, `rope_parameters` names them (transformers 5),
-    and a `rope_scaling` (before) is for those with full attention.
+    If kinds differ, transformers 5 has them in `rope_parameters` by kind; before, `rope_scaling`
+    was for layers with full attention.
     """
     scaling, parameters = m.get("rope_scaling") or {}, m.get("rope_parameters") or {}
     if not isinstance(scaling, Mapping) or not isinstance(parameters, Mapping):
@@ -58,15 +59,15 @@ def from_hf(
 ) -> Rotation:  # fmt: skip
     """The rotation that a `config.json` gives layers of `kind` ("full_attention", ...), or all.
 
-    theta: the key of the base. partial: whether the family rotates a part of a head.
+    theta: key of the base. partial: True if the family may rotate only a share of each head.
     """
     parameters, base = _parameters(m, kind), m.number(theta)
     if parameters.get("rope_theta") is not None:
         base = parameters["rope_theta"]
-    part: Any = None
+    factor: Any = None
     if partial:
-        part = m.get("partial_rotary_factor")
-        part = parameters.get("partial_rotary_factor", part)
+        factor = m.get("partial_rotary_factor")
+        factor = parameters.get("partial_rotary_factor", factor)
     limit = m.size("max_position_embeddings")
     original = parameters.get("original_max_position_embeddings")
     original = m.get("original_max_position_embeddings") or original or limit
@@ -80,7 +81,7 @@ def from_hf(
         parameters.get(key)
     method = str(parameters.get("rope_type", parameters.get("type", "default")))
     scaling = Scaling(method, parameters.get, original, limit, context)
-    return scaled(base, _width(head_dim, part, name), scaling, name)
+    return scaled(base, _width(head_dim, factor, name), scaling, name)
 
 
 def _gguf_scaling(checkpoint: Checkpoint, m: Metadata, width: int, context: int) -> Scaling:
@@ -108,7 +109,7 @@ def _gguf_scaling(checkpoint: Checkpoint, m: Metadata, width: int, context: int)
 
 
 def from_gguf(checkpoint: Checkpoint, m: Metadata, head_dim: int, context: int) -> Rotation:
-    """The rotation of a GGUF file: its keys, its `rope_freqs` divisors or its two lists."""
+    """The rotation of a GGUF file, from its keys and its `rope_freqs` or `rope_factors` tensors."""
     name, base = checkpoint.path.name, m.number("rope.freq_base", 10000.0)
     width = _width(m.size("rope.dimension_count", head_dim), None, name)
     if not 1 < base <= LARGEST_BASE:

@@ -15,7 +15,7 @@ def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     d = Decoder(checkpoint, NAMES, KEYS, norms="layer")
     rotation, activation = d.rotation(context), d.activation("gelu_tanh")
     x = d.embed()
-    for i in range(d.shape.layers):
+    for i in range(d.config.layers):
         y = d.norm(x, "attn_norm", i)
         x = d.b.add(x, d.attention(y, i, rotation, window=d.window))
         x = d.b.add(x, d.mlp(d.norm(x, "ffn_norm", i), i, activation))

@@ -1,8 +1,7 @@
-"""Refuses what a configuration asks for and nobody has read.
+"""Refuses models whose configuration has keys that their family does not read.
 
-By construction: a key that its family does not read stops the model, unless it is off (null, false,
-0, empty) or known not to change what the model computes. So an option that this version has never
-heard of is an error, and not another result.
+An unread key is an error unless it is off (null, false, 0, empty) or known not to change what the
+model computes. So an unknown option is refused instead of ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from octavo.checkpoint import Checkpoint
 from octavo.errors import Unsupported
 from octavo.models.metadata import Recorded
 
-# Without effect on logits and states, in every family.
+# Keys without effect on logits and states, in every family.
 _HARMLESS = frozenset(
     # whose it is, who wrote it, and how it is stored (which checkpoint/ reads)
     "model_type architectures _name_or_path _model_name_or_path name_or_path auto_map "
@@ -44,8 +43,8 @@ _HARMLESS_LIKE = re.compile(
     r".*_version|(\w+_)?(dropout|pdrop)(_prob|_rate)?|\w+_dropout_\w+|\w+_token_(id|index)"
     r"|initializer_\w+|router_(aux_loss_coef|z_loss_coef)"
 )
-# In single families: of other models that transformers builds of the same configuration, of
-# earlier versions of it, or of what is known from the tensors.
+# The same for single families: keys of other models with the same configuration class, of earlier
+# versions of it, or of what tensors tell.
 _OWN: Mapping[str, str] = {
     "smollm3": "max_window_layers",
     "qwen3_moe": "max_window_layers",
@@ -58,7 +57,7 @@ _OWN: Mapping[str, str] = {
     "roberta": "tie_word_embeddings",
     "xlm-roberta": "tie_word_embeddings",
 }
-# The one value with which a key says what Octavo does anyway.
+# Keys with one supported value.
 _SAME: Mapping[str, Any] = {
     "partial_rotary_factor": 1.0, "router_jitter_noise": 0.0, "interpolate_factor": 1,
     "full_attn_mod": 1, "mlp_type": "default", "norm_type": "layer_norm", "is_causal": True,
@@ -68,19 +67,19 @@ _SAME: Mapping[str, Any] = {
 _GGUF_HARMLESS = frozenset(
     "vocab_size pooling_type tensor_data_layout rope.scaling.finetuned".split()
 )
-_GGUF_PARTS = ("vision.", "mm.", "audio.")  # of files that hold other modalities, too
+_GGUF_MODALITIES = ("vision.", "mm.", "audio.")  # prefixes of keys of other modalities
 
 
 def _harmless(checkpoint: Checkpoint, key: str) -> bool:
     if checkpoint.format == "gguf":
         name = key.removeprefix(checkpoint.architecture + ".")
-        return name == key or name in _GGUF_HARMLESS or name.startswith(_GGUF_PARTS)
+        return name == key or name in _GGUF_HARMLESS or name.startswith(_GGUF_MODALITIES)
     own = _OWN.get(checkpoint.architecture, "").split()
     return key in _HARMLESS or key in own or bool(_HARMLESS_LIKE.fullmatch(key))
 
 
 def refuse_unread(checkpoint: Checkpoint, metadata: Recorded) -> None:
-    """Raises Unsupported for the first key that should have been read and was not."""
+    """Raises Unsupported for the first key that was not read and may change results."""
     for key, value in metadata.unread():
         name = key.removeprefix(f"{checkpoint.architecture}.")
         if name in _SAME and value is not None:

@@ -1,39 +1,45 @@
-"""A model's forward pass as a short straight-line program over a small vocabulary of operations."""
+"""A model's forward pass as a straight-line program of a few kinds of operations."""
 
 from octavo.program.builder import Builder
+from octavo.program.inputs import Input
 from octavo.program.ops import (
     Activate,
     Activation,
     Add,
     Attention,
     Embed,
+    EmbedIndex,
     Experts,
     Glu,
     LayerNorm,
     Linear,
     Op,
     Permute,
-    Program,
     RmsNorm,
     Rope,
     Route,
     SelectRows,
     Softcap,
-    Task,
     Value,
     Weight,
 )
 from octavo.program.printer import listing
+from octavo.program.program import LayerCache, Program, Task
+from octavo.program.tree import Branch, branches
 
 __all__ = [
     "Activate",
     "Activation",
     "Add",
     "Attention",
+    "Branch",
     "Builder",
     "Embed",
+    "EmbedIndex",
     "Experts",
     "Glu",
+    "Input",
+    "LayerCache",
     "LayerNorm",
     "Linear",
     "Op",
@@ -47,5 +53,6 @@ __all__ = [
     "Task",
     "Value",
     "Weight",
+    "branches",
     "listing",
 ]

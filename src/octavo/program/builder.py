@@ -1,34 +1,32 @@
-"""Writes programs: one method per operation, checking shapes as it goes."""
+"""Builds programs: one method per operation, which checks the shapes of its tensors."""
 
 from __future__ import annotations
 
-from typing import Literal
-
 from octavo.checkpoint import Checkpoint, Tensor
 from octavo.errors import CheckpointError, Unsupported
+from octavo.program import inputs
 from octavo.program.ops import (
     Activate,
     Activation,
     Add,
     Attention,
-    CacheShape,
     Embed,
+    EmbedIndex,
     Experts,
     Glu,
     LayerNorm,
     Linear,
     Op,
     Permute,
-    Program,
     RmsNorm,
     Rope,
     Route,
     SelectRows,
     Softcap,
-    Task,
     Value,
     Weight,
 )
+from octavo.program.program import NO_CACHE, LayerCache, Program, Task
 
 
 class Builder:
@@ -54,10 +52,10 @@ class Builder:
 
     def embed(
         self, table: str, entries: int, width: int, scale: float = 1.0,
-        index: Literal["ids", "positions", "types"] = "ids", offset: int = 0,
+        index: EmbedIndex = "ids", offset: int = 0, replaceable: bool = False,
     ) -> Value:  # fmt: skip
         weight = self._weight(table, (entries, width))
-        return self._emit(Embed(self._value(width), weight, scale, index, offset))
+        return self._emit(Embed(self._value(width), weight, scale, index, offset, replaceable))
 
     def select_rows(self, x: Value) -> Value:
         return self._emit(SelectRows(Value(len(self._ops), x.width, True), x))
@@ -74,20 +72,20 @@ class Builder:
 
     def linear(
         self, x: Value, weight: str, width: int, bias: str | None = None,
-        part: tuple[int, int] | None = None,
+        rows: tuple[int, int] | None = None,
     ) -> Value:  # fmt: skip
-        """`part`: the rows `[begin, end)` of a matrix of `width` rows, and of its bias."""
+        """rows: take `[begin, end)` of a matrix of `width` rows, and of its bias."""
         w = self._weight(weight, (width, x.width))
         b = self._weight(bias, (width,)) if bias else None
-        if part is not None:
-            w = Weight(w.tensor.rows(*part))
-            b = Weight(b.tensor.rows(*part)) if b else None
-            width = part[1] - part[0]
+        if rows is not None:
+            w = Weight(w.tensor.rows(*rows))
+            b = Weight(b.tensor.rows(*rows)) if b else None
+            width = rows[1] - rows[0]
         x = self._ordered(x, w.tensor)
         return self._emit(Linear(self._value(width, x), x, w, b))
 
     def _ordered(self, x: Value, tensor: Tensor) -> Value:
-        """x in the order in which the tensor's columns are stored."""
+        """x with its features in the order of the tensor's columns (GPTQ with act-order)."""
         if tensor.order is None:
             return x
         key = (x.id, tensor.order)
@@ -125,28 +123,28 @@ class Builder:
         self, x: Value, routes: Value, names: tuple[str, str, str], ffn: int,
         activation: Activation,
     ) -> Value:  # fmt: skip
-        """`names` of gate, up and down modules: one tensor `[experts, ...]` each, or with {} for
-        the number of the expert. With biases where the checkpoint has them."""
+        """names: of gate, up and down, each one tensor `[experts, ...]` or, with {} for the
+        expert's number, a tensor per expert. Biases are used where the checkpoint has them."""
         n, count = x.width, routes.width
         shapes = ((ffn, n), (ffn, n), (n, ffn))
-        parts = zip(names, shapes, strict=True)
-        gate, up, down = (self._stack(f"{name}.weight", count, shape) for name, shape in parts)
+        pairs = list(zip(names, shapes, strict=True))
+        gate, up, down = (self._stack(f"{name}.weight", count, shape) for name, shape in pairs)
         biases: tuple[tuple[Weight, Weight, Weight], ...] = ()
         if self.has(f"{names[0]}.bias".format(0)):
-            parts = zip(names, shapes, strict=True)
-            a, b, c = (self._stack(f"{name}.bias", count, shape[:1]) for name, shape in parts)
+            a, b, c = (self._stack(f"{name}.bias", count, shape[:1]) for name, shape in pairs)
             biases = tuple(zip(a, b, c, strict=True))
         out = self._value(n, x)
         return self._emit(Experts(out, x, routes, gate, up, down, activation, biases))
 
     def _stack(self, name: str, count: int, shape: tuple[int, ...]) -> tuple[Weight, ...]:
+        """A weight for each expert, from a tensor per expert or from one of all."""
         if "{}" in name:
             weights = [self._weight(name.format(e), shape) for e in range(count)]
         else:
             whole = self._checkpoint.tensor(name, (count, *shape))
             weights = [Weight(whole.part(e)) for e in range(count)]
         if any(w.tensor.order for w in weights):
-            raise Unsupported("experts whose columns are stored in an order of their own")
+            raise Unsupported("experts whose columns are permuted (GPTQ with act-order)")
         return tuple(weights)
 
     def activate(self, x: Value, activation: Activation) -> Value:
@@ -158,13 +156,50 @@ class Builder:
     def add(self, a: Value, b: Value) -> Value:
         return self._emit(Add(self._value(a.width, a), a, b))
 
-    def build(self, context: int, task: Task = "generate") -> Program:
-        """Ends the program: its last value is the result; `context`: most tokens of a sequence."""
-        attentions = [op for op in self._ops if isinstance(op, Attention)]
-        if not attentions:
-            raise CheckpointError("the model has no layers")
-        first = attentions[0]
-        shape = CacheShape(len(attentions), first.kv_heads, first.q.width // first.heads)
+    def build(
+        self, context: int, output: Value, hidden: Value | None = None, task: Task = "generate"
+    ) -> Program:
+        """Ends the program; see Program. context: the most tokens of a sequence."""
+        hidden = output if hidden is None else hidden
+        if not output.selected or not hidden.selected:
+            raise ValueError("output and hidden are of selected rows")
         tables = [op for op in self._ops if isinstance(op, Embed) and op.index == "ids"]
         vocabulary = tables[0].table.tensor.shape[0]
-        return Program(tuple(self._ops), vocabulary, context, shape, task)
+        return Program(
+            tuple(self._ops),
+            self._inputs(),
+            vocabulary,
+            context,
+            self._cache(),
+            output,
+            hidden,
+            task,
+        )
+
+    def _cache(self) -> tuple[LayerCache, ...]:
+        attentions = {op.layer: op for op in self._ops if isinstance(op, Attention)}
+        if not attentions:
+            raise CheckpointError("the model has no layers")
+        return tuple(
+            LayerCache(op.kv_heads, op.k.width // op.kv_heads, op.window)
+            if (op := attentions.get(layer)) is not None
+            else NO_CACHE
+            for layer in range(max(attentions) + 1)
+        )
+
+    def _inputs(self) -> tuple[inputs.Input, ...]:
+        """What the operations read: each input once."""
+        found = [inputs.IDS]
+        embeds = [op for op in self._ops if isinstance(op, Embed)]
+        by = {op.index for op in embeds}
+        if "positions" in by or any(isinstance(op, Rope) for op in self._ops):
+            found.append(inputs.POSITIONS)
+        if "token_type_ids" in by:
+            found.append(inputs.TOKEN_TYPE_IDS)
+        replaceable = [op.out.width for op in embeds if op.replaceable]
+        if len(replaceable) > 1:
+            raise ValueError("the rows of one table only can be replaced")
+        found += [inputs.embeddings(width) for width in replaceable]
+        if all(op.causal for op in self._ops if isinstance(op, Attention)):
+            found.append(inputs.PARENTS)
+        return tuple(found)

@@ -1,4 +1,5 @@
-"""The op vocabulary. A value is `[T, width]` floats, T tokens of the step, unknown until run time.
+"""The operations. A value is a `[T, width]` array of floats; T, the tokens of the step, is known at
+run time.
 
 The meaning of each operation in plain arithmetic is `backends/torch/reference.py`.
 """
@@ -12,7 +13,7 @@ from octavo.checkpoint import Tensor
 
 # swiglu_clamped: min(g, 7) sigmoid(1.702 min(g, 7)) * (clamp(u, -7, 7) + 1), gate g and up u
 Activation = Literal["silu", "gelu_tanh", "gelu", "tanh", "relu", "swiglu_clamped"]
-Task = Literal["generate", "embed", "rank"]
+EmbedIndex = Literal["ids", "positions", "token_type_ids"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """Writes `out`, once."""
+    """An operation. It writes `out`; no other operation does."""
 
     out: Value
 
@@ -51,20 +52,22 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Embed(Op):
-    """out[t] = table[index of t + offset] * scale; table is `[entries, width]`.
+    """out[t] = table[index[t] + offset] * scale; table is `[entries, width]`.
 
-    The index is the token's id, its position, or the number of its segment.
+    index: the input that the table is looked up by. replaceable: rows that the step gives as
+    `embeddings` take the place of the table's; they are not scaled.
     """
 
     table: Weight
     scale: float
-    index: Literal["ids", "positions", "types"] = "ids"
+    index: EmbedIndex = "ids"
     offset: int = 0
+    replaceable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SelectRows(Op):
-    """Keeps the rows whose logits are needed."""
+    """out = x[logits_indices]: the rows whose logits or states are needed."""
 
     x: Value
 
@@ -115,10 +118,10 @@ class Rope(Op):
 
 @dataclass(frozen=True, slots=True)
 class Attention(Op):
-    """Attention over the sequence's keys and values, which it stores in cache `layer`.
+    """Attention over the sequence's keys and values, which it stores in the cache of `layer`.
 
-    Causal: a query sees keys up to its own position. Otherwise it sees all of its sequence, which
-    must be computed in one step.
+    Causal: a query sees keys up to its own position; in a tree those of its ancestors and its own.
+    Otherwise it sees all of its sequence, which must be computed in one step.
 
     Query head h uses key head h * kv_heads // heads. A window w > 0 limits a query at position p
     to keys in (p - w, p], or in (p - w, p + w) without causality. A softcap c > 0 turns scores s
@@ -203,42 +206,3 @@ class Experts(Op):
     down: tuple[Weight, ...]
     activation: Activation
     biases: tuple[tuple[Weight, Weight, Weight], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class CacheShape:
-    """What the KV cache holds per token: layers x kv_heads x head_dim keys, and as many values."""
-
-    layers: int
-    kv_heads: int
-    head_dim: int
-
-
-@dataclass(frozen=True)
-class Program:
-    """Operations in order. The last one writes logits, states to pool (embed), or scores (rank).
-
-    hidden: the states that logits are made from, which generating models are pooled by.
-    """
-
-    ops: tuple[Op, ...]
-    vocabulary: int
-    context: int
-    cache: CacheShape
-    task: Task = "generate"
-
-    @property
-    def hidden(self) -> Value:
-        last = self.ops[-1]
-        if isinstance(last, Softcap):
-            last = next(op for op in self.ops if op.out == last.x)
-        return last.x if self.task == "generate" and isinstance(last, Linear) else last.out
-
-    @property
-    def output(self) -> Value:
-        return self.ops[-1].out
-
-    @property
-    def causal(self) -> bool:
-        """Whether no token sees later ones; else a sequence is computed in one step."""
-        return all(op.causal for op in self.ops if isinstance(op, Attention))

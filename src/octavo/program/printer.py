@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import fields
+from itertools import groupby
 
-from octavo.program.ops import Op, Program, Value, Weight
+from octavo.program.inputs import Input
+from octavo.program.ops import Op, Value, Weight
+from octavo.program.program import LayerCache, Program
 
 
 def _operand(value: object) -> str:
@@ -21,22 +25,41 @@ def _operand(value: object) -> str:
 
 def _line(op: Op) -> str:
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", op.name).lower()
-    parts = []
+    operands = []
     for f in fields(op):
         value = getattr(op, f.name)
         if f.name == "out" or value == f.default:
             continue
         text = _operand(value)
-        parts.append(text if isinstance(value, Value | Weight) else f"{f.name}={text}")
+        operands.append(text if isinstance(value, Value | Weight) else f"{f.name}={text}")
     rows = "S" if op.out.selected else "T"
-    return f"%{op.out.id:<4} {f'[{rows}, {op.out.width}]':<12} = {name:<11} {', '.join(parts)}"
+    return f"%{op.out.id:<4} {f'[{rows}, {op.out.width}]':<12} = {name:<11} {', '.join(operands)}"
+
+
+def _input(declared: Input) -> str:
+    shape = ", ".join(map(str, declared.shape))
+    return f"{declared.name} [{shape}] {declared.type}" + (", optional" * declared.optional)
+
+
+def _cache(cache: tuple[LayerCache, ...]) -> Iterator[str]:
+    """A line for each run of layers that keep the same."""
+    first = 0
+    for shape, run in groupby(cache):
+        last = first + len(list(run)) - 1
+        window = f", window {shape.window}" if shape.window else ""
+        layers = f"layer {first}" if first == last else f"layers {first} to {last}"
+        yield f"; cache {layers}: {shape.kv_heads} x {shape.head_dim}{window}"
+        first = last + 1
 
 
 def listing(program: Program) -> str:
-    """One operation a line; T are the step's tokens, S the rows that need logits."""
-    cache = program.cache
-    head = (
-        f"; vocabulary {program.vocabulary}, context {program.context}, "
-        f"cache {cache.layers} x {cache.kv_heads} x {cache.head_dim}"
-    )
-    return "\n".join([head, *map(_line, program.ops)])
+    """One operation a line; T are the step's tokens, S the rows that need logits, E those with
+    embeddings of their own."""
+    p = program
+    head = [
+        f"; {p.task}, vocabulary {p.vocabulary}, context {p.context}",
+        *(f"; input {_input(declared)}" for declared in p.inputs),
+        *_cache(p.cache),
+        f"; output {_operand(p.output)}, hidden {_operand(p.hidden)}",
+    ]
+    return "\n".join([*head, *map(_line, p.ops)])

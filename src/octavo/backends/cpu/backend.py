@@ -8,10 +8,10 @@ from pathlib import Path
 from octavo import _native
 from octavo.backends.base import Footprint, LoadOptions, PackedMatrices, Progress
 from octavo.backends.cpu.adapters import LoadedAdapters
-from octavo.backends.cpu.executor import CpuExecutable, load
-from octavo.backends.cpu.footprint import block_bytes, footprint, packed_matrices
+from octavo.backends.cpu.executor import CpuExecutable, block_bytes, footprint, load
 from octavo.backends.cpu.lower import Lowered, lower
 from octavo.backends.cpu.packed import packed_below, packed_file
+from octavo.backends.cpu.weights import packed_matrices
 from octavo.checkpoint import Checkpoint
 from octavo.program import Program
 
@@ -38,15 +38,13 @@ class CpuCompiled:
         return block_bytes(self.lowered, kv_dtype)
 
     def footprint(self, options: LoadOptions) -> Footprint:
-        return footprint(self.lowered, options.limits, options.threads, options.kv_dtype)
+        return footprint(self.lowered, options)
 
     def load(
         self, checkpoint: Checkpoint, options: LoadOptions, progress: Progress = lambda _: None
     ) -> CpuExecutable:
         file = packed_file(checkpoint) if options.packed else None
-        executable = load(
-            self.lowered, options.limits, options.threads, options.kv_dtype, progress, file
-        )
+        executable = load(self.lowered, options, progress, file)
         if self.adapters:
             executable.adapters = LoadedAdapters(
                 checkpoint, self.program, executable.model, executable.matrices,

@@ -1,4 +1,4 @@
-"""Loads a lowered program into the native runtime."""
+"""Loads lowered programs into the native runtime, and runs them there."""
 
 from __future__ import annotations
 
@@ -6,51 +6,27 @@ import logging
 import os
 from pathlib import Path
 
-import numpy as np
-
 from octavo import _native
-from octavo.backends.base import Counters, Floats, Limits, Progress, Sample, StepInput
+from octavo.backends.base import (
+    Counters,
+    Floats,
+    Footprint,
+    Limits,
+    LoadOptions,
+    Progress,
+    Sample,
+    StepInput,
+)
 from octavo.backends.cpu.adapters import LoadedAdapters
-from octavo.backends.cpu.footprint import (
-    SLACK,
-    SPARE_PARTS,
-    attentions_of,
-    deferred,
-    expert_shape,
-    expert_shapes,
-    footprint,
-    measured,
-    orders_of,
-    ropes_of,
-    rotation_of,
-    scratch_floats,
-    weights_of,
-)
-from octavo.backends.cpu.lower import Lowered, NativeOp
+from octavo.backends.cpu.lower import Lowered
+from octavo.backends.cpu.recorder import Recorder
 from octavo.errors import UsageError
-from octavo.program import (
-    Activate,
-    Attention,
-    Embed,
-    Experts,
-    Glu,
-    LayerNorm,
-    Linear,
-    Op,
-    Permute,
-    Program,
-    RmsNorm,
-    Route,
-    Softcap,
-    Value,
-)
+from octavo.program import Program
 
 LOG = logging.getLogger(__name__)
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "tanh": 3, "relu": 4, "swiglu_clamped": 5}
-INDEXES = {"ids": 0, "positions": 1, "types": 2}
-NOTHING = np.zeros(0, np.uint8)
 PREPARE_BYTES = 16 << 20  # bytes of weights or of the cache that are prepared at a time
 IDLE_PREFAULT = 256 << 20  # bytes of the cache that are while there is no work
+SPARE_PARTIALS = 1024  # attention results beyond one a token: long contexts are split into these
 
 
 class CpuExecutable:
@@ -91,6 +67,7 @@ class CpuExecutable:
             step.ids, step.positions, step.spans, step.block_tables, step.logits_indices,
             list(step.sampling), step.token_type_ids,
             step.all_logits or self.task != "generate", steps, ends,
+            step.embeddings, step.embedding_rows, step.kv_writes,
         )  # fmt: skip
         return [[Sample(*row) for row in each] for each in rows]
 
@@ -115,149 +92,6 @@ class CpuExecutable:
         self.model.copy_block(source, target)
 
 
-class _Recorder:
-    """Writes a lowered program into a native model.
-
-    defer: some matrices may stay as they are stored for now; mapped: the weights are there already.
-    """
-
-    def __init__(
-        self, lowered: Lowered, model: _native.Model, progress: Progress, defer: bool, mapped: bool
-    ) -> None:
-        self.lowered, self.model = lowered, model
-        matrices, vectors = weights_of(lowered)
-        self.matrix, self.vector = {}, {}
-        # Largest first: its file pages are dropped before anything else takes memory.
-        for name, t in sorted(matrices.items(), key=lambda item: -item[1].nbytes):
-            if defer and deferred(t):
-                self.matrix[name] = model.add_stored(int(t.type), t.raw(), *t.shape)
-            else:
-                raw = NOTHING if mapped else t.raw()
-                self.matrix[name] = model.add_matrix(int(t.type), t.group, raw, *t.shape)
-            progress(t.nbytes)
-        model.read_stored()
-        for key, w in vectors.items():
-            values = w.tensor.vector() + np.float32(w.offset)
-            self.vector[key] = model.add_vector(np.ascontiguousarray(values, np.float32))
-        self.rope = {r: model.add_rope(np.array(r[0], np.float32), r[1]) for r in ropes_of(lowered)}
-        self.order = {o: model.add_order(np.array(o, np.int32)) for o in orders_of(lowered)}
-        self.expert_rows = {s: model.add_expert_rows(*s) for s in expert_shapes(lowered)}
-        kinds = dict.fromkeys((op.window, op.causal) for op in attentions_of(lowered))
-        self.schedule = {kind: model.add_schedule(*kind) for kind in kinds}
-        self.buffers = [model.add_buffer(s, w) for s, w in lowered.buffers]
-        self.acts = [model.add_act(*act) for act in lowered.acts]
-
-    def buffer(self, value: Value | None) -> int:
-        return -1 if value is None else self.buffers[self.lowered.buffer_of[value.id]]
-
-    def act(self, value: Value | None) -> int:
-        return -1 if value is None else self.acts[self.lowered.act_of[value.id]]
-
-    def norm_weight(self, op: RmsNorm | None) -> int:
-        return -1 if op is None else self.vector[op.weight.tensor.name, op.weight.offset]
-
-    def bias(self, op: Linear) -> int:
-        return self.vector[op.bias.tensor.name, 0.0] if op.bias else -1
-
-    def record(self, native: NativeOp) -> None:
-        getattr(self, f"_{native.kind}")(native, native.ops[0])
-
-    def _embed(self, native: NativeOp, op: Embed) -> None:
-        table, index = self.matrix[op.table.tensor.name], INDEXES[op.index]
-        self.model.embed(table, self.buffer(op.out), op.scale, index, op.offset)
-
-    def _select(self, native: NativeOp, op: object) -> None:
-        source, target = self.buffer(native.reads[0]), self.buffer(native.writes[0])
-        self.model.select(source, target, self.act(native.act))
-
-    def _layer_norm(self, native: NativeOp, op: LayerNorm) -> None:
-        weight, bias = (self.vector[w.tensor.name, 0.0] for w in (op.weight, op.bias))
-        out, act = self.buffer(op.out), self.act(native.act)
-        self.model.layer_norm(self.buffer(op.x), weight, bias, op.eps, out, act)
-
-    def _add(self, native: NativeOp, op: object) -> None:
-        a, b = native.reads
-        self.model.add(self.buffer(a), self.buffer(b), self.buffer(native.writes[0]))
-
-    def _softcap(self, native: NativeOp, op: Softcap) -> None:
-        assert self.buffer(op.x) == self.buffer(op.out)
-        self.model.softcap(self.buffer(op.x), op.cap)
-
-    def _emit(self, native: NativeOp, op: Op) -> None:
-        assert native.act is not None
-        source = self.buffer(native.reads[0]) if native.reads else -1
-        order = self.order[op.order] if isinstance(op, Permute) else -1
-        width = native.act.width
-        self.model.emit(source, self.act(native.source), order, width, self.act(native.act))
-
-    def _route(self, native: NativeOp, op: Route) -> None:
-        self.model.route(self.buffer(op.x), self.buffer(op.out), op.top_k, op.normalize)
-
-    def _experts(self, native: NativeOp, op: Experts) -> None:
-        matrices = ([self.matrix[w.tensor.name] for w in ws] for ws in (op.gate, op.up, op.down))
-        biases = [tuple(self.vector[b.tensor.name, 0.0] for b in each) for each in op.biases]
-        none = [(-1, -1, -1)] * len(op.gate)
-        parts = [m + b for m, b in zip(zip(*matrices, strict=True), biases or none, strict=True)]
-        rows = self.expert_rows[expert_shape(op, self.lowered)]
-        kind, out = ACTIVATIONS[op.activation], self.buffer(native.writes[0])
-        x, routes, residual = (self.buffer(v) for v in (op.x, op.routes, native.residual))
-        self.model.experts(x, routes, parts, kind, rows, out, residual)
-
-    def _norm(self, native: NativeOp, op: RmsNorm) -> None:
-        out = self.buffer(native.writes[0]) if native.writes else -1
-        weight = self.norm_weight(op)
-        residual = self.buffer(native.residual)
-        self.model.norm(self.buffer(op.x), weight, op.eps, out, residual, self.act(native.act))
-
-    def _linear(self, native: NativeOp, op: object) -> None:
-        parts = []
-        for part, target in zip(native.ops, native.writes, strict=True):
-            assert isinstance(part, Linear)
-            residual = self.buffer(native.residual)
-            parts.append(
-                (
-                    self.matrix[part.weight.tensor.name],
-                    self.buffer(target),
-                    self.bias(part),
-                    residual,
-                )
-            )
-        self.model.linear(self.act(native.source), parts)
-
-    def _gated(self, native: NativeOp, op: object) -> None:
-        *projections, gate_op = native.ops
-        assert isinstance(gate_op, Glu | Activate)
-        parts = []
-        for part in projections:
-            assert isinstance(part, Linear)
-            parts.append((self.matrix[part.weight.tensor.name], self.bias(part)))
-        gate, up = parts if len(parts) == 2 else (parts[0], (-1, -1))
-        kind = ACTIVATIONS[gate_op.activation]
-        assert native.act is not None
-        mid = self.lowered.mid_of[native.act.id]
-        self.model.gated(self.act(native.source), gate, up, kind, mid, self.act(native.act))
-
-    def _glu(self, native: NativeOp, op: Glu) -> None:
-        gate, up = self.buffer(op.gate), self.buffer(op.up)
-        self.model.glu(gate, up, ACTIVATIONS[op.activation], self.act(native.act))
-
-    def _attention(self, native: NativeOp, op: Attention) -> None:
-        p = native.attention
-        assert p is not None
-        norm = p.q_norm or p.k_norm
-        self.model.attention(
-            q=self.buffer(p.q), k=self.buffer(p.k), v=self.buffer(op.v), layer=op.layer,
-            heads=op.heads, kv_heads=op.kv_heads, head_dim=op.q.width // op.heads,
-            schedule=self.schedule[op.window, op.causal], q_norm=self.norm_weight(p.q_norm),
-            k_norm=self.norm_weight(p.k_norm),
-            rope=self.rope[rotation_of(p.rope)] if p.rope else -1,
-            sinks=self.vector[op.sinks.tensor.name, 0.0] if op.sinks else -1,
-            act=self.act(native.act), scale=op.scale, eps=norm.eps if norm else 0.0,
-            softcap=op.softcap,
-            interleaved=p.rope.interleaved if p.rope else False,
-        )  # fmt: skip
-
-
 def _keep(model: _native.Model, packed: Path) -> None:
     """Writes packed weights, in place of those of older states of the same model."""
     packed.parent.mkdir(parents=True, exist_ok=True)
@@ -280,44 +114,60 @@ def _map(model: _native.Model, packed: Path, used: int) -> bool:
     return False
 
 
+def _isa() -> str:
+    """The best instruction set the host runs, or the one `OCTAVO_ISA` names."""
+    try:
+        return _native.isa(os.environ.get("OCTAVO_ISA", ""))
+    except RuntimeError as e:
+        raise UsageError(str(e), "OCTAVO_ISA=scalar octavo doctor") from None
+
+
+def _record(
+    lowered: Lowered, model: _native.Model, options: LoadOptions, progress: Progress
+) -> Recorder:
+    """Records everything that takes weights or buffers."""
+    recorder = Recorder(lowered, model, progress, defer=not options.packed)
+    layers = [(layer.kv_heads, layer.head_dim) for layer in lowered.program.cache]
+    partials = options.limits.tokens + SPARE_PARTIALS
+    model.allocate_cache(layers, options.limits.blocks, options.kv_dtype, partials)
+    return recorder
+
+
+def footprint(lowered: Lowered, options: LoadOptions) -> Footprint:
+    """What `load` allocates, by recording into a model that only counts. Reads no weights."""
+    limits = options.limits
+    model = _native.Model(_isa(), options.threads, limits.tokens, limits.selected)
+    _record(lowered, model, options, lambda _: None)
+    return Footprint(model.weight_bytes, model.buffer_bytes, model.cache_bytes)
+
+
+def block_bytes(lowered: Lowered, kv_dtype: str) -> int:
+    """Bytes of one KV block over all layers."""
+    return sum(
+        _native.cache_block_bytes(layer.kv_heads, layer.head_dim, kv_dtype)
+        for layer in lowered.program.cache
+    )
+
+
 def load(
     lowered: Lowered,
-    limits: Limits,
-    threads: int,
-    kv_dtype: str = "bf16",
+    options: LoadOptions,
     progress: Progress = lambda _: None,
-    packed: Path | None = None,
+    file: Path | None = None,
 ) -> CpuExecutable:
     """Packs the weights, all but those left to `pack_pending`, and allocates what steps can need.
 
-    packed: a file that keeps the packed weights, all of them; mapped if it is there and what it
-    holds is what was written, else written.
-
-    The instruction set is the best the host runs, or the one `OCTAVO_ISA` names.
+    file: where packed weights are kept if `options.packed`: mapped if it is there and sound, else
+    written, with all of them.
     """
-    size = footprint(lowered, limits, threads, kv_dtype)
-    try:
-        isa = _native.isa(os.environ.get("OCTAVO_ISA", ""))
-    except RuntimeError as e:
-        raise UsageError(str(e), "OCTAVO_ISA=scalar octavo doctor") from None
+    size, limits = footprint(lowered, options), options.limits
     model = _native.Model(
-        isa=isa, threads=threads, weight_bytes=size.weights, buffer_bytes=size.buffers,
-        tokens=limits.tokens, selected=limits.selected, features=scratch_floats(lowered, limits),
-    )  # fmt: skip
-    if lowered.adapters:
-        model.allow_adapters()
-    mapped = packed is not None and _map(model, packed, size.weights - SLACK)
-    recorder = _Recorder(lowered, model, progress, packed is None, mapped)
-    for native in lowered.ops:
-        recorder.record(native)
+        _isa(), options.threads, limits.tokens, limits.selected, size.weights, size.buffers
+    )
+    mapped = file is not None and _map(model, file, size.weights)
+    recorder = _record(lowered, model, options, progress)
+    if file is not None and not mapped:
+        _keep(model, file)
     program = lowered.program
     output, hidden = recorder.buffer(program.output), recorder.buffer(program.hidden)
-    model.output(output, program.output.width, measured(lowered))
-    if packed is not None and not mapped:
-        _keep(model, packed)
-    c = program.cache
-    model.allocate_cache(
-        layers=c.layers, blocks=limits.blocks, heads=c.kv_heads, head_dim=c.head_dim,
-        type=kv_dtype, parts=limits.tokens + SPARE_PARTS,
-    )  # fmt: skip
     return CpuExecutable(model, limits, program, output, hidden, recorder.matrix)

@@ -9,8 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from octavo import _native
+from octavo.backends.cpu.ops import (
+    AddOp,
+    AttentionOp,
+    EmbedOp,
+    EmitOp,
+    ExpertsOp,
+    GatedOp,
+    GluOp,
+    LayerNormOp,
+    LinearOp,
+    LinearPart,
+    NativeOp,
+    NormOp,
+    RouteOp,
+    SelectOp,
+    SoftcapOp,
+)
 from octavo.checkpoint import TensorType
 from octavo.errors import Unsupported
 from octavo.program import (
@@ -34,51 +52,39 @@ from octavo.program import (
     Weight,
 )
 
-Buffer = tuple[tuple[bool, int], int]  # of selected rows?, width; its index
-# Copies of a linear layer's input: for fixed point, for groups of integers, as bf16, as fp32.
-Forms = tuple[bool, bool, bool, bool]
 FLOATING = {TensorType.F32, TensorType.F16, TensorType.TABLE4, TensorType.FP8}  # read fp32
 
-# Of selected rows?, width, forms, which of bf16 and fp32 only adapters read, each thread its own?
-ActShape = tuple[bool, int, Forms, tuple[bool, bool], bool]
 
-WIDEST_HEAD = 512  # dimensions; kernels keep a head on the stack
+class Forms(NamedTuple):
+    """Copies of a linear layer's input: for fixed point, for groups of integers, as bf16, fp32."""
+
+    fixed: bool
+    grouped: bool
+    bf16: bool
+    f32: bool
+
+
+class BufferShape(NamedTuple):
+    """A row for each selected row or for each token of the step."""
+
+    selected: bool
+    width: int
+
+
+class ActShape(NamedTuple):
+    """An input of linear layers. adapted: the forms that only adapters read. per_thread: each
+    thread may have its own."""
+
+    selected: bool
+    width: int
+    forms: Forms
+    adapted: Forms
+    per_thread: bool
+
+
 # Operations that leave their result as an input of linear layers; some of them nowhere else.
 EMITTING = (Attention, Glu, Activate, RmsNorm, LayerNorm, SelectRows, Permute)
 EMITTING_ONLY = (Attention, Glu, Activate, Permute)
-
-
-@dataclass(frozen=True)
-class AttentionParts:
-    """An attention with what precedes it on q and k."""
-
-    op: Attention
-    q: Value
-    k: Value
-    q_norm: RmsNorm | None
-    k_norm: RmsNorm | None
-    rope: Rope | None
-
-
-@dataclass(frozen=True)
-class NativeOp:
-    """One native operation: `reads` and `writes` are float values; `source` and `act` are inputs of
-    linear layers, read and written."""
-
-    kind: str
-    ops: tuple[Op, ...]
-    reads: tuple[Value, ...] = ()
-    writes: tuple[Value, ...] = ()
-    source: Value | None = None
-    act: Value | None = None
-    residual: Value | None = None
-    attention: AttentionParts | None = None
-
-    @property
-    def apart(self) -> bool:
-        """Whether each thread may compute all of it for itself, when steps are small: then no
-        thread waits for the others before the next operation."""
-        return self.kind in ("norm", "attention", "gated", "glu") and not self.writes
 
 
 @dataclass
@@ -88,11 +94,11 @@ class Lowered:
     program: Program
     ops: list[NativeOp]
     adapters: bool = False  # whether LoRA adapters may be loaded
-    buffers: list[tuple[bool, int]] = field(default_factory=list)  # (selected rows?, width)
+    buffers: list[BufferShape] = field(default_factory=list)
     acts: list[ActShape] = field(default_factory=list)
     buffer_of: dict[int, int] = field(default_factory=dict)  # value id -> buffer
     act_of: dict[int, int] = field(default_factory=dict)
-    mid_of: dict[int, int] = field(default_factory=dict)  # a gated value, before it is an input
+    between_of: dict[int, int] = field(default_factory=dict)  # of values inside an operation
 
 
 def forms(weights: Iterable[Weight], floats: bool = False, adapters: bool = False) -> Forms:
@@ -103,7 +109,7 @@ def forms(weights: Iterable[Weight], floats: bool = False, adapters: bool = Fals
     fixed = {kind for kind in kinds if _native.is_fixed(int(kind))}
     grouped = kinds - fixed - FLOATING - {TensorType.BF16}
     bf16 = TensorType.BF16 in kinds
-    return bool(fixed), bool(grouped), bf16, floats or bool(kinds & FLOATING)
+    return Forms(bool(fixed), bool(grouped), bf16, floats or bool(kinds & FLOATING))
 
 
 class _Lowering:
@@ -133,9 +139,9 @@ class _Lowering:
             self.folded.add(op.out.id)
         return value, norm, rope
 
-    def attention(self, op: Attention) -> NativeOp:
-        if op.q.width // op.heads > WIDEST_HEAD:
-            raise Unsupported(f"attention heads wider than {WIDEST_HEAD} dimensions")
+    def attention(self, op: Attention) -> AttentionOp:
+        if op.q.width // op.heads > _native.WIDEST_HEAD:
+            raise Unsupported(f"attention heads wider than {_native.WIDEST_HEAD} dimensions")
         q, q_norm, q_rope = self.peel(op.q, op.heads)
         k, k_norm, k_rope = self.peel(op.k, op.kv_heads)
         same = (q_rope is None) == (k_rope is None) and (
@@ -145,8 +151,7 @@ class _Lowering:
         )  # fmt: skip
         if not same:
             raise Unsupported("attention whose queries and keys are rotated differently")
-        parts = AttentionParts(op, q, k, q_norm, k_norm, q_rope)
-        return NativeOp("attention", (op,), (q, k, op.v), (), act=op.out, attention=parts)
+        return AttentionOp(op, q, k, q_norm, k_norm, q_rope)
 
     def lower(self) -> list[NativeOp]:
         attentions = {
@@ -159,35 +164,38 @@ class _Lowering:
                 self.folded.add(target.id)
         out: list[NativeOp] = []
         for op in self.program.ops:
-            if isinstance(op, Attention):
-                out.append(attentions[op.out.id])
-            elif isinstance(op, Linear):
-                self.emit(op.x, out)
-                self.linear(op, adds.get(op.out.id), out)
-            elif isinstance(op, Permute):
-                out.append(self.permute(op))
-            elif isinstance(op, Route):
-                out.append(NativeOp("route", (op,), (op.x,), (op.out,)))
-            elif isinstance(op, Experts):
-                out.append(self.experts(op, adds.get(op.out.id)))
-            elif isinstance(op, Softcap):
-                out.append(NativeOp("softcap", (op,), (op.x,), (op.out,), residual=op.x))
-            elif isinstance(op, Add):
-                if not any(add is op for add in adds.values()):
-                    out.append(NativeOp("add", (op,), op.inputs, (op.out,)))
-            elif isinstance(op, RmsNorm):
-                if op.out.id not in self.folded or op.out.id in adds:
-                    out.append(self.norm(op, adds.get(op.out.id)))
-            elif isinstance(op, LayerNorm):
-                out.append(NativeOp("layer_norm", (op,), (op.x,), (op.out,), act=self.act(op.out)))
-            elif isinstance(op, Glu | Activate):
-                self.gate(op, out)
-            elif isinstance(op, Embed):
-                out.append(NativeOp("embed", (op,), (), (op.out,)))
-            elif isinstance(op, SelectRows):
-                out.append(NativeOp("select", (op,), (op.x,), (op.out,), act=self.act(op.out)))
-            elif op.out.id not in self.folded:
-                raise Unsupported(f"the CPU backend cannot place {op.name} here")
+            add = adds.get(op.out.id)
+            match op:
+                case Attention():
+                    out.append(attentions[op.out.id])
+                case Linear():
+                    self.emit(op.x, out)
+                    self.linear(op, add, out)
+                case Permute():
+                    from_act = isinstance(self.producer[op.x.id], EMITTING_ONLY)
+                    out.append(EmitOp(op.x, from_act, op.order, op.out))
+                case Route():
+                    out.append(RouteOp(op))
+                case Experts():
+                    out.append(self.experts(op, add))
+                case Softcap():
+                    out.append(SoftcapOp(op))
+                case Add():
+                    if not any(folded is op for folded in adds.values()):
+                        out.append(AddOp(op))
+                case RmsNorm():
+                    if op.out.id not in self.folded or add is not None:
+                        out.append(self.norm(op, add))
+                case LayerNorm():
+                    out.append(LayerNormOp(op, self.act(op.out)))
+                case Glu() | Activate():
+                    self.gate(op, out)
+                case Embed():
+                    out.append(EmbedOp(op))
+                case SelectRows():
+                    out.append(SelectOp(op, self.act(op.out)))
+                case _ if op.out.id not in self.folded:
+                    raise Unsupported(f"the CPU backend cannot place {op.name} here")
         return out
 
     def residual_target(self, op: Add) -> Value | None:
@@ -204,39 +212,23 @@ class _Lowering:
         producer = self.producer[value.id]
         if not isinstance(producer, EMITTING) and value.id not in self.emitted:
             self.emitted.add(value.id)
-            out.append(NativeOp("emit", (producer,), (value,), act=value))
+            out.append(EmitOp(value, False, None, value))
 
-    def permute(self, op: Permute) -> NativeOp:
-        if isinstance(self.producer[op.x.id], EMITTING_ONLY):
-            return NativeOp("emit", (op,), source=op.x, act=op.out)
-        return NativeOp("emit", (op,), (op.x,), act=op.out)
-
-    def experts(self, op: Experts, add: Add | None) -> NativeOp:
+    def experts(self, op: Experts, add: Add | None) -> ExpertsOp:
         if isinstance(self.producer[op.x.id], EMITTING_ONLY):
             raise Unsupported("experts that do not follow a norm")
-        residual = None if add is None else (add.a if add.b is op.out else add.b)
-        reads = (op.x, op.routes) if residual is None else (op.x, op.routes, residual)
-        target = op.out if add is None else add.out
-        return NativeOp("experts", (op,), reads, (target,), residual=residual)
+        return ExpertsOp(op, op.out if add is None else add.out, _other(add, op.out))
 
     def linear(self, op: Linear, add: Add | None, out: list[NativeOp]) -> None:
-        residual = None if add is None else (add.a if add.b is op.out else add.b)
-        target = op.out if add is None else add.out
-        previous = out[-1] if out else None
-        if (
-            residual is None
-            and previous
-            and previous.kind == "linear"
-            and previous.residual is None
-        ):
-            first = previous.ops[0]
-            if isinstance(first, Linear) and first.x == op.x:
-                out[-1] = NativeOp(
-                    "linear", (*previous.ops, op), (), (*previous.writes, target), source=op.x
-                )
-                return
-        reads = () if residual is None else (residual,)
-        out.append(NativeOp("linear", (op,), reads, (target,), source=op.x, residual=residual))
+        """Joins the linear layers before it that read the same input."""
+        part = LinearPart(op, op.out if add is None else add.out)
+        residual = _other(add, op.out)
+        last = out[-1] if out else None
+        joins = isinstance(last, LinearOp) and last.residual is None and last.source == op.x
+        if residual is None and joins and isinstance(last, LinearOp):
+            out[-1] = LinearOp((*last.parts, part), None)
+        else:
+            out.append(LinearOp((part,), residual))
 
     def act(self, value: Value) -> Value | None:
         """The value, if linear layers read it."""
@@ -247,83 +239,103 @@ class _Lowering:
         """Joins the projections before it, which are nothing else's."""
         last = out[-1] if out else None
         if (
-            last
-            and last.kind == "linear"
-            and last.writes == op.inputs
+            isinstance(last, LinearOp)
+            and last.effects.writes == op.inputs
             and last.residual is None
             and all(self.sole_use(v) for v in op.inputs)
         ):
-            out[-1] = NativeOp("gated", (*last.ops, op), source=last.source, act=op.out)
+            gate, *up = (part.op for part in last.parts)
+            out[-1] = GatedOp(gate, up[0] if up else None, op)
         elif isinstance(op, Glu):
-            out.append(NativeOp("glu", (op,), op.inputs, act=op.out))
+            out.append(GluOp(op))
         else:
             raise Unsupported("an activation that does not follow its own projections")
 
-    def norm(self, op: RmsNorm, add: Add | None) -> NativeOp:
+    def norm(self, op: RmsNorm, add: Add | None) -> NormOp:
         if op.heads != 1:
             raise Unsupported("a per-head norm outside attention")
         if add is not None:
-            residual = add.a if add.b is op.out else add.b
-            return NativeOp("norm", (op,), (op.x, residual), (add.out,), residual=residual)
+            return NormOp(op, add.out, _other(add, op.out), None)
         linear = all(isinstance(u, Linear) for u in self.uses.get(op.out.id, []))
         if linear and op.out != self.program.hidden:
-            return NativeOp("norm", (op,), (op.x,), (), act=op.out)
-        return NativeOp("norm", (op,), (op.x,), (op.out,), act=self.act(op.out))
+            return NormOp(op, None, None, op.out)
+        return NormOp(op, op.out, None, self.act(op.out))
+
+
+def _other(add: Add | None, value: Value) -> Value | None:
+    """The other addend."""
+    return None if add is None else add.a if add.b is value else add.b
 
 
 def _assign(lowered: Lowered) -> None:
     """Gives every value a buffer, reusing those whose value has been read for the last time."""
+    effects = [op.effects for op in lowered.ops]
+    results = (lowered.program.output, lowered.program.hidden)  # read after the step
     last: dict[int, int] = {}
-    for i, op in enumerate(lowered.ops):
-        ids = [v.id for v in op.reads] + ([op.source.id] if op.source else [])
+    for i, e in enumerate(effects):
+        ids = [v.id for v in e.reads] + ([e.source.id] if e.source else [])
         last.update(dict.fromkeys(ids, i))
-    free: dict[tuple[bool, int], list[int]] = {}
+    free: dict[BufferShape, list[int]] = {}
     free_acts: dict[ActShape, list[int]] = {}
-    held: list[Buffer] = []  # read by operations that other threads may not have ended
+    held: list[tuple[BufferShape, int]] = []  # read by operations that threads may be in still
 
-    def take(key: tuple[bool, int]) -> int:
-        if free.get(key):
-            return free[key].pop()
-        lowered.buffers.append(key)
+    def take(shape: BufferShape) -> int:
+        if free.get(shape):
+            return free[shape].pop()
+        lowered.buffers.append(shape)
         return len(lowered.buffers) - 1
 
-    for i, op in enumerate(lowered.ops):
-        dead = [v for v in op.reads if last[v.id] == i]
-        in_place = [v for v in dead if v == op.residual and len(op.writes) == 1]
+    for i, e in enumerate(effects):
+        dead = [v for v in e.reads if last[v.id] == i and v not in results]
+        in_place = [v for v in dead if v == e.residual and len(e.writes) == 1]
         for value in in_place:
-            free.setdefault((value.selected, value.width), []).append(lowered.buffer_of[value.id])
-        for value in op.writes:
-            lowered.buffer_of[value.id] = take((value.selected, value.width))
-        if op.act is not None:
-            _assign_act(lowered, op.act, op.apart, free_acts)
-        held += [
-            ((v.selected, v.width), lowered.buffer_of[v.id]) for v in dead if v not in in_place
-        ]
-        if op.kind == "gated" and op.act is not None:
-            key = (op.act.selected, op.act.width)
-            lowered.mid_of[op.act.id] = take(key)
-            held.append((key, lowered.mid_of[op.act.id]))
-        if not op.apart:
-            for key, buffer in held:
-                free.setdefault(key, []).append(buffer)
+            free.setdefault(_shape(value), []).append(lowered.buffer_of[value.id])
+        for value in e.writes:
+            lowered.buffer_of[value.id] = take(_shape(value))
+        if e.act is not None:
+            _assign_act(lowered, e.act, e.per_thread, free_acts)
+        held += [(_shape(v), lowered.buffer_of[v.id]) for v in dead if v not in in_place]
+        if e.between is not None:
+            lowered.between_of[e.between.id] = take(_shape(e.between))
+            held.append((_shape(e.between), lowered.between_of[e.between.id]))
+        if not e.per_thread:
+            for shape, buffer in held:
+                free.setdefault(shape, []).append(buffer)
             held.clear()
-        if op.source is not None and last[op.source.id] == i:
-            slot = lowered.act_of[op.source.id]
+        if e.source is not None and last[e.source.id] == i:
+            slot = lowered.act_of[e.source.id]
             free_acts.setdefault(lowered.acts[slot], []).append(slot)
+    for value in results:
+        if value.id not in lowered.buffer_of:
+            raise Unsupported(
+                f"a program whose output or hidden states are %{value.id}, which are "
+                "computed inside a fused operation"
+            )
+
+
+def _shape(value: Value) -> BufferShape:
+    return BufferShape(value.selected, value.width)
 
 
 def _assign_act(
-    lowered: Lowered, value: Value, apart: bool, free: dict[ActShape, list[int]]
+    lowered: Lowered, value: Value, per_thread: bool, free: dict[ActShape, list[int]]
 ) -> None:
-    users = [op for n in lowered.ops if n.source == value for op in n.ops]
-    weights = [op.weight for op in users if isinstance(op, Linear) and op.x == value]
-    permuted = any(isinstance(op, Permute) and op.x == value for op in users)
+    weights: list[Weight] = []
+    permuted = False
+    for op in lowered.ops:
+        match op:
+            case LinearOp() if op.source == value:
+                weights += [part.op.weight for part in op.parts]
+            case GatedOp() if op.gate.x == value:
+                weights += [part.weight for part in (op.gate, op.up) if part]
+            case EmitOp(x, True) if x == value:
+                permuted = True
     if not weights and not permuted:
         raise Unsupported("a value that no linear layer reads")
     adapters = lowered.adapters and not value.selected
     own, every = forms(weights, permuted), forms(weights, permuted, adapters)
-    adapted = (every[2] and not own[2], every[3] and not own[3])
-    key = (value.selected, value.width, every, adapted, apart)
+    adapted = Forms(*(late and not early for late, early in zip(every, own, strict=True)))
+    key = ActShape(value.selected, value.width, every, adapted, per_thread)
     if free.get(key):
         lowered.act_of[value.id] = free[key].pop()
     else:

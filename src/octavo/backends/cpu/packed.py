@@ -6,18 +6,15 @@ import hashlib
 from importlib.metadata import version
 from pathlib import Path
 
+from octavo import _native
 from octavo.checkpoint import Checkpoint
 from octavo.checkpoint.hub import cache_folder
 
-LAYOUT = (
-    3  # of native/runtime/pack.cpp and Arena::save; to be raised when a panel or the file changes
-)
-
 
 def packed_file(checkpoint: Checkpoint) -> Path:
-    """A file for this state of this model: its files' paths, sizes and times, and our layout."""
+    """A file for this model in this state (paths, sizes, times) and this version of the layout."""
     where = _where(checkpoint.path)
-    state = hashlib.sha256(f"{version('octavo')} {LAYOUT}".encode())
+    state = hashlib.sha256(f"{version('octavo')} {_native.LAYOUT_VERSION}".encode())
     for path in checkpoint.sources:
         s = path.stat()
         state.update(f"{path.resolve()} {s.st_size} {s.st_mtime_ns}\n".encode())

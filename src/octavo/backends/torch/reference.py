@@ -5,6 +5,8 @@ Tests use it as the oracle of the CPU backend; attention sees whole sequences, w
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -15,6 +17,7 @@ from octavo.program import (
     Add,
     Attention,
     Embed,
+    EmbedIndex,
     Experts,
     Glu,
     LayerNorm,
@@ -28,13 +31,31 @@ from octavo.program import (
     SelectRows,
     Softcap,
     Weight,
+    branches,
 )
 
 Tensor = torch.Tensor
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """A step's inputs. index: what tables are looked up by. visible: [token, other token] where
+    the first sees the second, if attention is causal. embeddings: rows that replace those of the
+    tokens `embedding_rows`. selected: the tokens whose results are wanted."""
+
+    index: dict[EmbedIndex, Tensor]
+    visible: Tensor
+    selected: Tensor
+    embeddings: Tensor
+    embedding_rows: Tensor
+
+    @property
+    def positions(self) -> Tensor:
+        return self.index["positions"]
+
+
 class Reference:
-    """Computes a program over one sequence."""
+    """Computes a program over one sequence, or over a tree of sequences that share prefixes."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -47,30 +68,52 @@ class Reference:
 
     @torch.inference_mode()
     def logits(
-        self, ids: list[int], rows: list[int] | None = None, types: list[int] | None = None
-    ) -> Tensor:
-        """The output `[rows, width]` of a sequence; all its positions unless `rows` names some."""
-        index = {
-            "ids": torch.tensor(ids),
-            "positions": torch.arange(len(ids)),
-            "types": torch.tensor(types or [0] * len(ids)),
-        }
-        select = torch.arange(len(ids)) if rows is None else torch.tensor(rows)
+        self, ids: list[int], rows: list[int] | None = None, *,
+        token_type_ids: list[int] | None = None, parents: list[int] | None = None,
+        embeddings: dict[int, Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The output `[rows, width]` of a sequence; of all its tokens unless `rows` names some.
+
+        parents: the token that each follows, for a tree (program/tree.py). embeddings: rows for
+        some tokens, by index. Raises ValueError for an input that is not declared.
+        """
+        optional = {
+            "token_type_ids": token_type_ids, "parents": parents, "embeddings": embeddings,
+        }  # fmt: skip
+        for name, value in optional.items():
+            if value is not None and not self.program.takes(name):
+                raise ValueError(f"the program has no input {name!r}")
+        given = embeddings or {}
+        positions, visible = tree(parents or list(range(-1, len(ids) - 1)))
+        x = Inputs(
+            {
+                "ids": torch.tensor(ids),
+                "positions": positions,
+                "token_type_ids": torch.tensor(token_type_ids or [0] * len(ids)),
+            },
+            visible,
+            torch.arange(len(ids)) if rows is None else torch.tensor(rows),
+            torch.stack(list(given.values())) if given else torch.zeros(0),
+            torch.tensor(list(given), dtype=torch.long),
+        )
         values: dict[int, Tensor] = {}
         for op in self.program.ops:
-            values[op.out.id] = self.run(op, values, index, select)
+            values[op.out.id] = self.run(op, values, x)
         return values[self.program.output.id]
 
-    def run(self, op: Op, v: dict[int, Tensor], index: dict[str, Tensor], select: Tensor) -> Tensor:
+    def run(self, op: Op, v: dict[int, Tensor], x: Inputs) -> Tensor:
         match op:
             case Embed():
-                return self.weight(op.table)[index[op.index] + op.offset] * op.scale
+                out = self.weight(op.table)[x.index[op.index] + op.offset] * op.scale
+                if op.replaceable and len(x.embeddings):
+                    out[x.embedding_rows] = x.embeddings
+                return out
             case SelectRows():
-                return v[op.x.id][select]
+                return v[op.x.id][x.selected]
             case RmsNorm():
-                x = v[op.x.id].unflatten(1, (op.heads, -1))
-                x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + op.eps)
-                return (x * self.weight(op.weight)).flatten(1)
+                y = v[op.x.id].unflatten(1, (op.heads, -1))
+                y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + op.eps)
+                return (y * self.weight(op.weight)).flatten(1)
             case LayerNorm():
                 shape = (op.x.width,)
                 return F.layer_norm(
@@ -82,10 +125,10 @@ class Reference:
                 bias = self.weight(op.bias) if op.bias else None
                 return F.linear(v[op.x.id], self.weight(op.weight), bias)
             case Rope():
-                return rope(v[op.x.id], op)
+                return rope(v[op.x.id], x.positions, op)
             case Attention():
                 sinks = self.weight(op.sinks) if op.sinks else None
-                return attention(v[op.q.id], v[op.k.id], v[op.v.id], op, sinks)
+                return attention(v[op.q.id], v[op.k.id], v[op.v.id], x, op, sinks)
             case Softcap():
                 return op.cap * torch.tanh(v[op.x.id] / op.cap)
             case Permute():
@@ -137,10 +180,10 @@ def activate(x: Tensor, kind: str) -> Tensor:
     return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 
-def rope(x: Tensor, op: Rope) -> Tensor:
+def rope(x: Tensor, positions: Tensor, op: Rope) -> Tensor:
     """Turns pairs of the first features of `[T, heads * D]` by position * frequency."""
     x = x.unflatten(1, (op.heads, -1))
-    angle = torch.outer(torch.arange(len(x)).float(), torch.tensor(op.frequencies))[:, None]
+    angle = torch.outer(positions.float(), torch.tensor(op.frequencies))[:, None]
     cos, sin = angle.cos() * op.factor, angle.sin() * op.factor
     half = len(op.frequencies)
     x, rest = x[..., : 2 * half], x[..., 2 * half :]
@@ -150,15 +193,29 @@ def rope(x: Tensor, op: Rope) -> Tensor:
     return torch.cat([x, rest], -1).flatten(1)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, op: Attention, sinks: Tensor | None) -> Tensor:
+def tree(parents: list[int]) -> tuple[Tensor, Tensor]:
+    """The position of each token, and which others it sees: its ancestors and itself."""
+    positions = torch.zeros(len(parents), dtype=torch.long)
+    visible = torch.zeros(len(parents), len(parents), dtype=torch.bool)
+    for b in branches(parents):
+        own = slice(b.first, b.first + b.count)
+        positions[own] = torch.arange(b.count) + len(b.ancestors)
+        visible[own, list(b.ancestors)] = True
+        visible[own, own] = torch.ones(b.count, b.count, dtype=torch.bool).tril()
+    return positions, visible
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, x: Inputs, op: Attention, sinks: Tensor | None
+) -> Tensor:
     """softmax(q k^T * scale, capped, masked) v, heads apart."""
     q = q.unflatten(1, (op.heads, -1)).transpose(0, 1)
-    k, v = (x.unflatten(1, (op.kv_heads, -1)).transpose(0, 1) for x in (k, v))
-    k, v = (x.repeat_interleave(op.heads // op.kv_heads, 0) for x in (k, v))
-    distance = torch.arange(q.shape[1])[:, None] - torch.arange(k.shape[1])
+    k, v = (y.unflatten(1, (op.kv_heads, -1)).transpose(0, 1) for y in (k, v))
+    k, v = (y.repeat_interleave(op.heads // op.kv_heads, 0) for y in (k, v))
+    distance = x.positions[:, None] - x.positions
     seen = distance.abs() < (op.window or len(distance) + 1)
     if op.causal:
-        seen &= distance >= 0
+        seen &= x.visible
     scores = q @ k.transpose(1, 2) * op.scale
     if op.softcap:
         scores = op.softcap * torch.tanh(scores / op.softcap)

@@ -1,4 +1,4 @@
-"""The sizes of a decoder, checked against each other."""
+"""Reads the sizes of a decoder from its metadata and checks them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from octavo.errors import CheckpointError, Unsupported
 from octavo.models.metadata import Metadata
 
 Norms = Literal["rms", "layer"]
-WIDEST_HEAD = 4096  # dimensions; a damaged file may claim anything
+MAX_HEAD_DIM = 4096  # more is a damaged file
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The sizes every decoder has."""
+class DecoderConfig:
+    """Sizes that every decoder has. ffn: width of the feed-forward block; eps: of its norms."""
 
     layers: int
     hidden: int
@@ -30,27 +30,28 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Experts:
-    """How many there are, how many a token goes to, and their width."""
+class ExpertsConfig:
+    """Number of experts, number that each token is routed to, and width of each."""
 
     count: int
     used: int
     ffn: int
 
 
-def read_shape(
+def read_config(
     checkpoint: Checkpoint, meta: Metadata, keys: Mapping[str, str], embed: str, norms: Norms,
     eps: float | None,
-) -> Shape:  # fmt: skip
-    """embed: the name of the embeddings. Raises CheckpointError for sizes that cannot be."""
+) -> DecoderConfig:  # fmt: skip
+    """embed: name of the embedding table. eps: fixed by the family, or None to read it. Raises
+    CheckpointError for impossible sizes."""
     name, gguf = checkpoint.path.name, checkpoint.format == "gguf"
 
-    def size(part: str, default: int | None = None) -> int:
-        return meta.size(keys[part], default)
+    def size(key: str, default: int | None = None) -> int:
+        return meta.size(keys[key], default)
 
     heads, hidden = size("heads"), size("hidden")
     kv_heads, head_dim = size("kv_heads", heads), size("head_dim", max(1, hidden // heads))
-    if heads % kv_heads or head_dim > WIDEST_HEAD:
+    if heads % kv_heads or head_dim > MAX_HEAD_DIM:
         raise CheckpointError(
             f"{name}: {heads} heads over {kv_heads} KV heads of {head_dim} dimensions is impossible"
         )
@@ -60,20 +61,20 @@ def read_shape(
         _check_gguf(meta, name, head_dim)
     if eps is None:
         eps = meta.number(keys["eps" if norms == "rms" else "layer_norm_eps"])
-    return Shape(
+    return DecoderConfig(
         layers=layers, hidden=hidden, ffn=size("ffn", 4 * hidden), heads=heads,
         kv_heads=kv_heads, head_dim=head_dim, context=size("context"), eps=eps,
         vocabulary=checkpoint.tensor(embed + ".weight").shape[0] if gguf else size("vocabulary"),
     )  # fmt: skip
 
 
-def read_experts(meta: Metadata, keys: Mapping[str, str], ffn: int) -> Experts:
-    """ffn: their width where nothing else is said."""
+def read_experts(meta: Metadata, keys: Mapping[str, str], ffn: int) -> ExpertsConfig:
+    """ffn: width of an expert if the metadata do not say."""
     key = keys["experts"]
-    if meta.get("num_local_experts") is not None:  # another name of the same
+    if meta.get("num_local_experts") is not None:  # a synonym
         key = "num_local_experts"
     width = meta.size(keys["expert_ffn"], ffn)
-    return Experts(meta.size(key), meta.size(keys["experts_used"]), width)
+    return ExpertsConfig(meta.size(key), meta.size(keys["experts_used"]), width)
 
 
 def _check_gguf(meta: Metadata, name: str, head_dim: int) -> None:

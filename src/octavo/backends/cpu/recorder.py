@@ -1,0 +1,226 @@
+"""Records a lowered program into a native model."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo import _native
+from octavo.backends.base import Progress
+from octavo.backends.cpu.lower import ActShape, Forms, Lowered, forms
+from octavo.backends.cpu.ops import (
+    AddOp,
+    AttentionOp,
+    EmbedOp,
+    EmitOp,
+    ExpertsOp,
+    GatedOp,
+    GluOp,
+    LayerNormOp,
+    LinearOp,
+    NativeOp,
+    NormOp,
+    RouteOp,
+    SelectOp,
+    SoftcapOp,
+)
+from octavo.backends.cpu.weights import deferred, weights_of
+from octavo.program import Experts, Linear, RmsNorm, Rope, Route, Value, Weight
+
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "tanh": 3, "relu": 4, "swiglu_clamped": 5}
+INDEXES = {"ids": 0, "positions": 1, "token_type_ids": 2}
+NO_BYTES = np.zeros(0, np.uint8)
+NO_FLOATS = np.zeros(0, np.float32)
+
+
+Rotation = tuple[tuple[float, ...], float]  # frequencies, factor
+
+
+def _rotation(rope: Rope) -> Rotation:
+    return rope.frequencies, rope.factor
+
+
+class ExpertShape(NamedTuple):
+    """Of the rows that a layer of experts gathers: layers of one shape share them."""
+
+    experts: int
+    used: int
+    hidden: int
+    ffn: int
+    inputs: Forms
+    between: Forms
+
+
+def _expert_shape(op: Experts, lowered: Lowered) -> ExpertShape:
+    (route,) = (r for r in lowered.program.ops if isinstance(r, Route) and r.out == op.routes)
+    ffn = op.gate[0].tensor.shape[0]
+    inputs, between = forms(op.gate + op.up), forms(op.down)
+    return ExpertShape(len(op.gate), route.top_k, op.x.width, ffn, inputs, between)
+
+
+def _measured(lowered: Lowered) -> bool:
+    """True if the head finds the statistics of logits: nothing changes them afterwards."""
+    output = lowered.program.output
+    return (
+        output.selected
+        and isinstance(lowered.ops[-1], LinearOp)
+        and lowered.ops[-1].effects.writes == (output,)
+    )
+
+
+class Recorder:
+    """Writes a lowered program into a native model, with its weights if the model needs them.
+
+    defer: some matrices may stay as they are stored until `pack_pending` has packed them.
+    """
+
+    def __init__(
+        self, lowered: Lowered, model: _native.Model, progress: Progress, defer: bool
+    ) -> None:
+        self.lowered, self.model = lowered, model
+        if lowered.adapters:
+            model.allow_adapters()
+        matrices, vectors = weights_of(lowered)
+        self.matrix, self.vector = {}, {}
+        # Largest first: its file pages are dropped before anything else takes memory.
+        for name, t in sorted(matrices.items(), key=lambda item: -item[1].nbytes):
+            raw = t.raw() if model.needs_weights else NO_BYTES
+            if defer and deferred(t):
+                self.matrix[name] = model.add_stored(int(t.type), raw, *t.shape)
+            else:
+                self.matrix[name] = model.add_matrix(int(t.type), t.group, raw, *t.shape)
+            progress(t.nbytes)
+        model.read_stored()
+        for key, w in vectors.items():
+            self.vector[key] = model.add_vector(self._values(w), w.tensor.shape[0])
+        self.rope: dict[Rotation, int] = {}
+        self.order: dict[tuple[int, ...], int] = {}
+        self.schedule: dict[tuple[int, bool, int], int] = {}  # window, causal, heads a KV head
+        self.expert_rows: dict[ExpertShape, int] = {}
+        self.buffers = [model.add_buffer(*shape) for shape in lowered.buffers]
+        self.acts = [self._add_act(shape) for shape in lowered.acts]
+        for native in lowered.ops:
+            self.record(native)
+        output = lowered.program.output
+        model.output(self.buffer(output), output.width, _measured(lowered))
+
+    def _values(self, weight: Weight) -> npt.NDArray[np.float32]:
+        if not self.model.needs_weights:
+            return NO_FLOATS
+        values = weight.tensor.vector() + np.float32(weight.offset)
+        return np.ascontiguousarray(values, np.float32)
+
+    def buffer(self, value: Value | None) -> int:
+        return -1 if value is None else self.buffers[self.lowered.buffer_of[value.id]]
+
+    def act(self, value: Value | None) -> int:
+        return -1 if value is None else self.acts[self.lowered.act_of[value.id]]
+
+    def norm_weight(self, op: RmsNorm | None) -> int:
+        return -1 if op is None else self.vector[op.weight.tensor.name, op.weight.offset]
+
+    def bias(self, op: Linear) -> int:
+        return self.vector[op.bias.tensor.name, 0.0] if op.bias else -1
+
+    def _add_act(self, shape: ActShape) -> int:
+        adapted = shape.adapted.bf16, shape.adapted.f32
+        return self.model.add_act(
+            shape.selected, shape.width, shape.forms, adapted, shape.per_thread
+        )
+
+    def record(self, native: NativeOp) -> None:
+        model, buffer, act = self.model, self.buffer, self.act
+        match native:
+            case EmbedOp(op):
+                table, index = self.matrix[op.table.tensor.name], INDEXES[op.index]
+                model.embed(table, buffer(op.out), op.scale, index, op.offset, op.replaceable)
+            case SelectOp(op):
+                model.select(buffer(op.x), buffer(op.out), act(native.act))
+            case LayerNormOp(op):
+                weight, bias = (self.vector[w.tensor.name, 0.0] for w in (op.weight, op.bias))
+                out = buffer(op.out)
+                model.layer_norm(buffer(op.x), weight, bias, op.eps, out, act(native.act))
+            case NormOp(op, out_value, residual):
+                weight, out = self.norm_weight(op), buffer(out_value)
+                model.norm(buffer(op.x), weight, op.eps, out, buffer(residual), act(native.act))
+            case AddOp(op):
+                model.add(buffer(op.a), buffer(op.b), buffer(op.out))
+            case SoftcapOp(op):
+                assert buffer(op.x) == buffer(op.out)
+                model.softcap(buffer(op.x), op.cap)
+            case EmitOp():
+                self._emit(native)
+            case RouteOp(op):
+                model.route(buffer(op.x), buffer(op.out), op.top_k, op.normalize)
+            case ExpertsOp():
+                self._experts(native)
+            case LinearOp():
+                self._linear(native)
+            case GatedOp():
+                self._gated(native)
+            case GluOp(op):
+                kind = ACTIVATIONS[op.activation]
+                model.glu(buffer(op.gate), buffer(op.up), kind, act(op.out))
+            case AttentionOp():
+                self._attention(native)
+
+    def _emit(self, native: EmitOp) -> None:
+        source, buffer = self.act(native.x if native.from_act else None), -1
+        if not native.from_act:
+            buffer = self.buffer(native.x)
+        order = native.order
+        if order is not None and order not in self.order:
+            self.order[order] = self.model.add_order(np.array(order, np.int32))
+        index = -1 if order is None else self.order[order]
+        self.model.emit(buffer, source, index, native.act.width, self.act(native.act))
+
+    def _experts(self, native: ExpertsOp) -> None:
+        op, shape = native.op, _expert_shape(native.op, self.lowered)
+        if shape not in self.expert_rows:
+            self.expert_rows[shape] = self.model.add_expert_rows(*shape)
+        matrices = ([self.matrix[w.tensor.name] for w in ws] for ws in (op.gate, op.up, op.down))
+        biases = [tuple(self.vector[b.tensor.name, 0.0] for b in each) for each in op.biases]
+        none = [(-1, -1, -1)] * len(op.gate)
+        parts = [m + b for m, b in zip(zip(*matrices, strict=True), biases or none, strict=True)]
+        kind, out = ACTIVATIONS[op.activation], self.buffer(native.out)
+        x, routes, residual = (self.buffer(v) for v in (op.x, op.routes, native.residual))
+        rows = self.expert_rows[shape]
+        self.model.experts(x, routes, parts, kind, rows, out, residual)
+
+    def _linear(self, native: LinearOp) -> None:
+        residual = self.buffer(native.residual)
+        parts = [
+            (self.matrix[op.weight.tensor.name], self.buffer(out), self.bias(op), residual)
+            for op, out in native.parts
+        ]
+        self.model.linear(self.act(native.source), parts)
+
+    def _gated(self, native: GatedOp) -> None:
+        gate, up = (
+            (self.matrix[p.weight.tensor.name], self.bias(p)) if p else (-1, -1)
+            for p in (native.gate, native.up)
+        )  # fmt: skip
+        kind, out = ACTIVATIONS[native.op.activation], native.op.out
+        between = self.lowered.between_of[out.id]
+        self.model.gated(self.act(native.gate.x), gate, up, kind, between, self.act(out))
+
+    def _attention(self, native: AttentionOp) -> None:
+        op, norm, rope = native.op, native.q_norm or native.k_norm, native.rope
+        kind = op.window, op.causal, op.heads // op.kv_heads
+        if kind not in self.schedule:
+            self.schedule[kind] = self.model.add_schedule(*kind)
+        if rope and _rotation(rope) not in self.rope:
+            frequencies = np.array(rope.frequencies, np.float32)
+            self.rope[_rotation(rope)] = self.model.add_rope(frequencies, rope.factor)
+        self.model.attention(
+            q=self.buffer(native.q), k=self.buffer(native.k), v=self.buffer(op.v), layer=op.layer,
+            heads=op.heads, kv_heads=op.kv_heads, head_dim=op.q.width // op.heads,
+            schedule=self.schedule[kind], q_norm=self.norm_weight(native.q_norm),
+            k_norm=self.norm_weight(native.k_norm),
+            rope=self.rope[_rotation(rope)] if rope else -1,
+            sinks=self.vector[op.sinks.tensor.name, 0.0] if op.sinks else -1,
+            act=self.act(op.out), scale=op.scale, eps=norm.eps if norm else 0.0,
+            softcap=op.softcap, interleaved=rope.interleaved if rope else False,
+        )  # fmt: skip
