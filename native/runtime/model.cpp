@@ -175,7 +175,7 @@ void Model::emit(int in, int source, int order, int width, int act_index) {
   ops_.push_back(std::make_unique<EmitOp>(acts_.at(size_t(act_index)).rows, buffer(in), act(source), by, width, act(act_index)));
 }
 
-void Model::linear(int act_index, const std::vector<Part>& parts) {
+void Model::linear(int act_index, const std::vector<Part>& parts, int residual) {
   std::vector<LinearPart> p;
   if (context_.low_rank && acts_.at(size_t(act_index)).rows == Rows::tokens) {
     if (parts.size() > ADAPTED_PARTS) throw std::invalid_argument("too many matrices share an input");
@@ -183,7 +183,7 @@ void Model::linear(int act_index, const std::vector<Part>& parts) {
     for (const Part& x : parts) ids.push_back(x.matrix);
     ops_.push_back(std::make_unique<LowRankOp>(act(act_index), ids));
   }
-  for (const Part& x : parts) p.push_back({matrix(x.matrix), buffer(x.out), vector(x.bias), buffer(x.residual).data});
+  for (const Part& x : parts) p.push_back({matrix(x.matrix), buffer(x.out), vector(x.bias), buffer(residual).data});
   ops_.push_back(std::make_unique<LinearOp>(acts_.at(size_t(act_index)).rows, act(act_index), std::move(p)));
 }
 
