@@ -72,12 +72,12 @@ int Model::add_stored(Storage s, const uint8_t* data, size_t data_bytes, size_t 
 
 void Model::read_stored() {
   if (!needs_weights()) return;
-  constexpr size_t PIECE = size_t(16) << 20;
+  constexpr size_t POPULATE_BYTES = size_t(16) << 20;
   for (const auto& m : matrices_) {
     const size_t bytes = m->stored ? m->bytes() : 0;
     team_.run([&](int thread, Work& work) {
-      work.each(thread, int((bytes + PIECE - 1) / PIECE), 1, [&](int begin, int end) {
-        populate(m->stored + size_t(begin) * PIECE, m->stored + std::min(bytes, size_t(end) * PIECE));
+      work.each(thread, int((bytes + POPULATE_BYTES - 1) / POPULATE_BYTES), 1, [&](int begin, int end) {
+        populate(m->stored + size_t(begin) * POPULATE_BYTES, m->stored + std::min(bytes, size_t(end) * POPULATE_BYTES));
       });
     });
   }
