@@ -37,9 +37,42 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> new_matrix(size_t rows, size_t cols, 
   return {data, {rows, cols}, owner};
 }
 
-using Forms = std::tuple<bool, bool, bool, bool>;
+// A field of named tuples. Its place is looked up by name, once for each type of tuple that comes.
+class Field {
+ public:
+  explicit Field(const char* name) : name_(name) {}
+  template <class T> T of(nb::handle tuple) {
+    if (tuple.type().ptr() != type_) find(tuple);
+    try {
+      return nb::cast<T>(nb::handle(PyTuple_GetItem(tuple.ptr(), place_)));
+    } catch (const nb::cast_error&) {
+      throw nb::type_error((std::string(name_) + " is of the wrong type, or too large").c_str());
+    }
+  }
+ private:
+  void find(nb::handle tuple) {
+    if (!PyTuple_Check(tuple.ptr()) || !nb::hasattr(tuple, "_fields")) throw nb::type_error("not a named tuple");
+    place_ = nb::cast<Py_ssize_t>(tuple.attr("_fields").attr("index")(name_));
+    type_ = tuple.type().inc_ref().ptr();  // kept for good, so that no other type takes its address
+  }
+  const char* name_;
+  PyObject* type_ = nullptr;
+  Py_ssize_t place_ = 0;
+};
 
-ActForms forms(const Forms& f) { return {std::get<0>(f), std::get<1>(f), std::get<2>(f), std::get<3>(f)}; }
+// A struct that Python makes of keywords, each the name of a field.
+template <class T> nb::class_<T> keyword_struct(nb::module_& m, const char* name) {
+  nb::class_<T> c(m, name);
+  c.def("__init__", [](nb::pointer_and_handle<T> self, nb::kwargs fields) {
+    new (self.p) T{};
+    nb::inst_mark_ready(self.h);
+    for (const auto& [field, value] : fields) {
+      if (!nb::hasattr(self.h.type(), field)) throw nb::type_error((nb::cast<std::string>(field) + ": no such field").c_str());
+      nb::setattr(self.h, field, value);
+    }
+  });
+  return c;
+}
 
 KvType kv_type(const std::string& name) {
   if (name == "f32") return KV_F32;
@@ -48,25 +81,38 @@ KvType kv_type(const std::string& name) {
   throw std::invalid_argument("no such KV type");
 }
 
-// A sampling row as backends/base.py has it, in its order. The mask is empty or holds 4 bytes for every 32 tokens.
-using RowTuple = std::tuple<float, float, float, float, int, int, int, bool, uint64_t, uint64_t,
-                            std::vector<std::tuple<int, float, float>>, nb::bytes>;
+using AdjustmentTuple = std::tuple<int, float, float>;  // token, addend, repetition penalty
 using SampleTuple = std::tuple<int, float, std::vector<int>, std::vector<float>>;
 
-SamplingRow sampling_row(const RowTuple& tuple, int vocabulary, std::vector<Adjustment>& adjustments) {
-  const auto& [temperature, top_p, min_p, typical_p, top_k, logprobs, target, legal, seed, position, changes, mask] = tuple;
-  for (const auto& [token, add, repetition] : changes) {
+// A row as backends/base.py names its fields. The mask is empty or holds 4 bytes for every 32 tokens.
+SamplingRow sampling_row(nb::handle row, int vocabulary, std::vector<Adjustment>& adjustments) {
+  static Field temperature("temperature"), top_p("top_p"), min_p("min_p"), typical_p("typical_p"), top_k("top_k"), logprobs("logprobs"),
+      target("target"), legal("legal"), seed("seed"), position("position"), changes("adjustments"), mask("mask");
+  for (nb::handle change : changes.of<nb::list>(row)) {
+    const auto [token, add, repetition] = nb::cast<AdjustmentTuple>(change);
     if (token < 0 || token >= vocabulary) throw std::invalid_argument("adjusted token is outside the vocabulary");
     adjustments.push_back({token, add, repetition});
   }
-  if (target >= vocabulary) throw std::invalid_argument("target token is outside the vocabulary");
-  if (mask.size() && mask.size() != size_t(vocabulary + 31) / 32 * 4) throw std::invalid_argument("mask and vocabulary disagree in length");
-  return {temperature, top_p, min_p, typical_p, top_k, logprobs, target, legal, seed, position, adjustments.data(), int(adjustments.size()),
-          mask.size() ? reinterpret_cast<const uint32_t*>(mask.c_str()) : nullptr};
+  SamplingRow out{};
+  out.temperature = temperature.of<float>(row), out.top_p = top_p.of<float>(row), out.min_p = min_p.of<float>(row);
+  out.typical_p = typical_p.of<float>(row), out.top_k = top_k.of<int>(row), out.logprobs = logprobs.of<int>(row);
+  out.target = target.of<int>(row), out.legal = legal.of<bool>(row);
+  out.seed = seed.of<uint64_t>(row), out.position = position.of<uint64_t>(row);
+  out.adjustments = adjustments.data(), out.adjustment_count = int(adjustments.size());
+  const nb::bytes bits = mask.of<nb::bytes>(row);  // which the row keeps
+  if (bits.size()) out.mask = reinterpret_cast<const uint32_t*>(bits.c_str());
+  if (out.target >= vocabulary) throw std::invalid_argument("target token is outside the vocabulary");
+  if (bits.size() && bits.size() != size_t(vocabulary + 31) / 32 * 4) throw std::invalid_argument("mask and vocabulary disagree in length");
+  return out;
 }
 
-std::vector<std::vector<SampleTuple>> step(Model& model, Ints ids, Ints positions, Table2 spans, Ints tables, Ints select,
-                                           const std::vector<RowTuple>& rows, Ints types, bool all_logits, int steps,
+Span span(nb::handle s) {
+  static Field first("first"), length("length"), position("position"), table("table"), adapter("adapter");
+  return {first.of<int>(s), length.of<int>(s), position.of<int>(s), table.of<int>(s), adapter.of<int>(s)};
+}
+
+std::vector<std::vector<SampleTuple>> step(Model& model, Ints ids, Ints positions, nb::list spans, Ints tables, Ints select,
+                                           nb::list rows, Ints types, bool all_logits, int steps,
                                            const std::vector<std::vector<int32_t>>& ends, const std::optional<Matrix2>& embeddings,
                                            const std::optional<Ints>& embedding_rows, const std::optional<Table2>& kv_writes) {
   Step s;
@@ -80,9 +126,9 @@ std::vector<std::vector<SampleTuple>> step(Model& model, Ints ids, Ints position
   s.types = types.size() ? types.data() : nullptr;
   s.all_logits = all_logits;
   if (types.size() && types.size() != ids.size()) throw std::invalid_argument("step arrays disagree in length");
-  if (positions.size() != ids.size() || spans.shape(1) != 5 || rows.size() > select.size())
+  if (positions.size() != ids.size() || rows.size() > select.size())
     throw std::invalid_argument("step arrays disagree in length");
-  for (size_t i = 0; i < spans.shape(0); i++) s.spans.push_back({spans(i, 0), spans(i, 1), spans(i, 2), spans(i, 3), spans(i, 4)});
+  for (nb::handle each : spans) s.spans.push_back(span(each));
   if (embeddings || embedding_rows) {
     if (!embeddings || !embedding_rows || embeddings->shape(0) != embedding_rows->size()) throw std::invalid_argument("step arrays disagree in length");
     s.embeddings = embeddings->data(), s.embedding_rows = embedding_rows->data();
@@ -173,7 +219,7 @@ NB_MODULE(_native, m) {
     if (queries < 1 || queries > ATTEND_ROWS) throw std::invalid_argument("between 1 and 16 queries");
     return time_attention(isa, kv_type(type), head_dim, queries, keys, seconds);
   }, "isa"_a, "type"_a, "head_dim"_a, "queries"_a, "keys"_a, "seconds"_a);
-  m.def("sample", [](const std::string& isa, Floats logits, const RowTuple& r, bool measured) {  // as the head measures
+  m.def("sample", [](const std::string& isa, Floats logits, nb::handle r, bool measured) {  // as the head measures
     const int n = int(logits.size());
     const Kernels* k = select_kernels(isa);
     std::vector<float> values(size_t(set_count(n)) * SET_TOKENS), statistics(Logits::statistics_floats(n));
@@ -185,6 +231,22 @@ NB_MODULE(_native, m) {
     Sample s = sample(*k, values.data(), statistics.data(), measured, n, row);
     return SampleTuple(s.token, s.logprob, s.top_tokens, s.top_logprobs);
   }, "isa"_a, "logits"_a, "row"_a, "measured"_a = false);
+
+  // What recordings are made of; -1 stands for absent.
+  keyword_struct<ActForms>(m, "Forms").def_rw("fixed", &ActForms::fixed).def_rw("grouped", &ActForms::grouped)
+      .def_rw("bf16", &ActForms::bf16).def_rw("f32", &ActForms::f32);
+  keyword_struct<Model::Part>(m, "LinearPart").def_rw("matrix", &Model::Part::matrix).def_rw("out", &Model::Part::out)
+      .def_rw("bias", &Model::Part::bias);
+  using Experts = Model::ExpertParts;
+  keyword_struct<Experts>(m, "Expert").def_rw("gate", &Experts::gate).def_rw("up", &Experts::up).def_rw("down", &Experts::down)
+      .def_rw("gate_bias", &Experts::gate_bias).def_rw("up_bias", &Experts::up_bias).def_rw("down_bias", &Experts::down_bias);
+  using Attention = Model::Attention;
+  keyword_struct<Attention>(m, "Attention").def_rw("q", &Attention::q).def_rw("k", &Attention::k).def_rw("v", &Attention::v)
+      .def_rw("layer", &Attention::layer).def_rw("heads", &Attention::heads).def_rw("kv_heads", &Attention::kv_heads)
+      .def_rw("head_dim", &Attention::head_dim).def_rw("schedule", &Attention::schedule).def_rw("q_norm", &Attention::q_norm)
+      .def_rw("k_norm", &Attention::k_norm).def_rw("rope", &Attention::rope).def_rw("sinks", &Attention::sinks).def_rw("act", &Attention::act)
+      .def_rw("scale", &Attention::scale).def_rw("eps", &Attention::eps).def_rw("softcap", &Attention::softcap)
+      .def_rw("interleaved", &Attention::interleaved);
 
   nb::class_<Model>(m, "Model")
       .def("__init__", [](Model* self, const std::string& isa, int threads, int tokens, int selected) {  // that counts
@@ -216,9 +278,9 @@ NB_MODULE(_native, m) {
         return self.add_vector(data.data(), n);
       })
       .def("add_buffer", [](Model& self, bool selected, int width) { return self.add_buffer(selected ? Rows::selected : Rows::tokens, width); })
-      .def("add_act", [](Model& self, bool selected, int width, Forms all, std::tuple<bool, bool> adapted, bool apart) {
-        return self.add_act(selected ? Rows::selected : Rows::tokens, width, forms(all), apart, std::get<0>(adapted), std::get<1>(adapted));
-      })
+      .def("add_act", [](Model& self, bool selected, int width, ActForms all, ActForms adapted, bool apart) {
+        return self.add_act(selected ? Rows::selected : Rows::tokens, width, all, apart, adapted.bf16, adapted.f32);
+      }, "selected"_a, "width"_a, "forms"_a, "adapted"_a, "apart"_a)
       .def("add_rope", [](Model& self, Floats f, float factor) { return self.add_rope(f.data(), int(f.size()), factor); })
       .def("add_order", [](Model& self, Ints order) { return self.add_order(order.data(), int(order.size())); })
       .def("allow_adapters", &Model::allow_adapters)
@@ -244,28 +306,12 @@ NB_MODULE(_native, m) {
       .def("glu", &Model::glu)
       .def("softcap", &Model::softcap)
       .def("emit", &Model::emit)
-      .def("linear", [](Model& self, int act, const std::vector<std::tuple<int, int, int, int>>& parts) {
-        std::vector<Model::Part> p;
-        for (const auto& [matrix, out, bias, residual] : parts) p.push_back({matrix, out, bias, residual});
-        self.linear(act, p);
-      })
-      .def("gated", [](Model& self, int in, std::tuple<int, int> gate, std::tuple<int, int> up, int kind, int mid, int act) {  // (matrix, bias) each
-        self.gated(in, {std::get<0>(gate), -1, std::get<1>(gate), -1}, {std::get<0>(up), -1, std::get<1>(up), -1}, kind, mid, act);
-      })
-      .def("attention", [](Model& self, int q, int k, int v, int layer, int heads, int kv_heads, int head_dim, int schedule, int q_norm,
-                           int k_norm, int rope, int sinks, int act, float scale, float eps, float softcap, bool interleaved) {
-        self.attention({q, k, v, layer, heads, kv_heads, head_dim, schedule, q_norm, k_norm, rope, sinks, act, scale, eps, softcap, interleaved});
-      }, "q"_a, "k"_a, "v"_a, "layer"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "schedule"_a, "q_norm"_a, "k_norm"_a, "rope"_a, "sinks"_a,
-         "act"_a, "scale"_a, "eps"_a, "softcap"_a, "interleaved"_a)
+      .def("linear", &Model::linear)
+      .def("gated", &Model::gated, "source"_a, "gate"_a, "up"_a, "kind"_a, "mid"_a, "act"_a)
+      .def("attention", &Model::attention)
       .def("route", &Model::route)
-      .def("add_expert_rows", [](Model& self, int experts, int top, int hidden, int ffn, Forms in, Forms mid) {
-        return self.add_expert_rows(experts, top, hidden, ffn, forms(in), forms(mid));
-      })
-      .def("experts", [](Model& self, int x, int routes, const std::vector<std::tuple<int, int, int, int, int, int>>& parts, int kind, int rows, int out, int residual) {
-        std::vector<Model::ExpertParts> p;  // (gate, up, down, and their biases) each
-        for (const auto& [gate, up, down, gate_bias, up_bias, down_bias] : parts) p.push_back({gate, up, down, gate_bias, up_bias, down_bias});
-        self.experts(x, routes, p, kind, rows, out, residual);
-      })
+      .def("add_expert_rows", &Model::add_expert_rows, "experts"_a, "used"_a, "hidden"_a, "ffn"_a, "inputs"_a, "between"_a)
+      .def("experts", &Model::experts, "x"_a, "routes"_a, "parts"_a, "kind"_a, "rows"_a, "out"_a, "residual"_a)
       .def("output", &Model::output)
       .def("allocate_cache", [](Model& self, const std::vector<std::tuple<int, int>>& layers, int blocks, const std::string& type, int parts) {
         std::vector<KvShape> shapes;

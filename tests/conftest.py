@@ -17,7 +17,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
-from octavo.backends.base import BLOCK, Limits, LoadOptions, StepInput
+from octavo.backends.base import BLOCK, Limits, LoadOptions, Span, StepInput
 from octavo.backends.cpu import CpuExecutable, load, lower
 from octavo.checkpoint import open_checkpoint
 from octavo.checkpoint.hub import cache_folder, locate
@@ -135,7 +135,7 @@ class Runner:
         step = StepInput(
             np.array(ids, np.int32),
             np.arange(start, start + n, dtype=np.int32),
-            np.array([[0, n, start, 0, -1]], np.int32),
+            [Span(0, n, start, 0)],
             np.arange((start + n + BLOCK - 1) // BLOCK, dtype=np.int32),
             np.arange(n, dtype=np.int32),
         )

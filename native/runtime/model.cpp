@@ -72,12 +72,12 @@ int Model::add_stored(Storage s, const uint8_t* data, size_t data_bytes, size_t 
 
 void Model::read_stored() {
   if (!needs_weights()) return;
-  constexpr size_t PIECE = size_t(16) << 20;
+  constexpr size_t POPULATE_BYTES = size_t(16) << 20;
   for (const auto& m : matrices_) {
     const size_t bytes = m->stored ? m->bytes() : 0;
     team_.run([&](int thread, Work& work) {
-      work.each(thread, int((bytes + PIECE - 1) / PIECE), 1, [&](int begin, int end) {
-        populate(m->stored + size_t(begin) * PIECE, m->stored + std::min(bytes, size_t(end) * PIECE));
+      work.each(thread, int((bytes + POPULATE_BYTES - 1) / POPULATE_BYTES), 1, [&](int begin, int end) {
+        populate(m->stored + size_t(begin) * POPULATE_BYTES, m->stored + std::min(bytes, size_t(end) * POPULATE_BYTES));
       });
     });
   }
@@ -175,7 +175,7 @@ void Model::emit(int in, int source, int order, int width, int act_index) {
   ops_.push_back(std::make_unique<EmitOp>(acts_.at(size_t(act_index)).rows, buffer(in), act(source), by, width, act(act_index)));
 }
 
-void Model::linear(int act_index, const std::vector<Part>& parts) {
+void Model::linear(int act_index, const std::vector<Part>& parts, int residual) {
   std::vector<LinearPart> p;
   if (context_.low_rank && acts_.at(size_t(act_index)).rows == Rows::tokens) {
     if (parts.size() > ADAPTED_PARTS) throw std::invalid_argument("too many matrices share an input");
@@ -183,7 +183,7 @@ void Model::linear(int act_index, const std::vector<Part>& parts) {
     for (const Part& x : parts) ids.push_back(x.matrix);
     ops_.push_back(std::make_unique<LowRankOp>(act(act_index), ids));
   }
-  for (const Part& x : parts) p.push_back({matrix(x.matrix), buffer(x.out), vector(x.bias), buffer(x.residual).data});
+  for (const Part& x : parts) p.push_back({matrix(x.matrix), buffer(x.out), vector(x.bias), buffer(residual).data});
   ops_.push_back(std::make_unique<LinearOp>(acts_.at(size_t(act_index)).rows, act(act_index), std::move(p)));
 }
 

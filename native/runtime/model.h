@@ -55,19 +55,20 @@ class Model {
   void add(int a, int b, int out);
   void softcap(int buffer, float cap);
   void emit(int buffer, int source, int order, int width, int act);  // from a buffer, or from another act
-  struct Part { int matrix, out, bias, residual; };
-  void linear(int act, const std::vector<Part>& parts);
+  struct Part { int matrix = -1, out = -1, bias = -1; };
+  void linear(int act, const std::vector<Part>& parts, int residual);  // which is added to every part
   void gated(int in, const Part& gate, const Part& up, int kind, int mid, int act);
   void glu(int gate, int up, int kind, int act);
   struct Attention {
-    int q, k, v, layer, heads, kv_heads, head_dim, schedule, q_norm, k_norm, rope, sinks, act;
-    float scale, eps, softcap;
-    bool interleaved;
+    int q = -1, k = -1, v = -1, layer = 0, heads = 0, kv_heads = 0, head_dim = 0, schedule = -1, q_norm = -1, k_norm = -1, rope = -1;
+    int sinks = -1, act = -1;
+    float scale = 1, eps = 0, softcap = 0;
+    bool interleaved = false;
   };
   void attention(const Attention& a);
   void route(int in, int out, int top, bool normalize);
   int add_expert_rows(int experts, int top, int hidden, int ffn, ActForms in, ActForms mid);
-  struct ExpertParts { int gate, up, down, gate_bias, up_bias, down_bias; };
+  struct ExpertParts { int gate = -1, up = -1, down = -1, gate_bias = -1, up_bias = -1, down_bias = -1; };
   void experts(int x, int routes, const std::vector<ExpertParts>& parts, int kind, int rows, int out, int residual);
   void output(int buffer, int width, bool last);  // last: written by a linear layer of selected rows that nothing follows
 

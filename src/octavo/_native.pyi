@@ -4,13 +4,11 @@ from typing import TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
+from octavo.backends.base import SamplingRow, Span
+
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Ints: TypeAlias = npt.NDArray[np.int32]
 Floats: TypeAlias = npt.NDArray[np.float32]
-SamplingRow: TypeAlias = tuple[
-    float, float, float, float, int, int, int, bool, int, int, list[tuple[int, float, float]], bytes
-]
-Forms: TypeAlias = tuple[bool, bool, bool, bool]
 Sample: TypeAlias = tuple[int, float, list[int], list[float]]
 
 WIDEST_HEAD: int
@@ -45,6 +43,42 @@ def time_attention(
 ) -> float: ...
 def sample(isa: str, logits: Floats, row: SamplingRow, measured: bool = False) -> Sample: ...
 
+class Forms:
+    """Copies of a linear layer's input."""
+
+    def __init__(self, *, fixed: bool, grouped: bool, bf16: bool, f32: bool) -> None: ...
+
+class LinearPart:
+    def __init__(self, *, matrix: int = -1, out: int = -1, bias: int = -1) -> None: ...
+
+class Expert:
+    def __init__(
+        self, *, gate: int, up: int, down: int, gate_bias: int, up_bias: int, down_bias: int
+    ) -> None: ...
+
+class Attention:
+    def __init__(
+        self,
+        *,
+        q: int,
+        k: int,
+        v: int,
+        layer: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        schedule: int,
+        q_norm: int,
+        k_norm: int,
+        rope: int,
+        sinks: int,
+        act: int,
+        scale: float,
+        eps: float,
+        softcap: float,
+        interleaved: bool,
+    ) -> None: ...
+
 class Model:
     @overload
     def __init__(self, isa: str, threads: int, tokens: int, selected: int) -> None: ...
@@ -69,7 +103,7 @@ class Model:
     def add_vector(self, data: Floats, size: int, /) -> int: ...
     def add_buffer(self, selected: bool, width: int, /) -> int: ...
     def add_act(
-        self, selected: bool, width: int, forms: Forms, adapted: tuple[bool, bool], apart: bool, /
+        self, selected: bool, width: int, forms: Forms, adapted: Forms, apart: bool
     ) -> int: ...
     def add_rope(self, frequencies: Floats, factor: float, /) -> int: ...
     def add_order(self, order: Ints, /) -> int: ...
@@ -90,54 +124,27 @@ class Model:
         self, source: int, weight: int, eps: float, out: int, residual: int, act: int, /
     ) -> None: ...
     def add(self, a: int, b: int, out: int, /) -> None: ...
-    def linear(self, act: int, parts: list[tuple[int, int, int, int]], /) -> None: ...
+    def linear(self, act: int, parts: list[LinearPart], residual: int, /) -> None: ...
     def gated(
-        self,
-        source: int,
-        gate: tuple[int, int],
-        up: tuple[int, int],
-        kind: int,
-        mid: int,
-        act: int,
-        /,
+        self, source: int, gate: LinearPart, up: LinearPart, kind: int, mid: int, act: int
     ) -> None: ...
-    def attention(
-        self,
-        q: int,
-        k: int,
-        v: int,
-        layer: int,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        schedule: int,
-        q_norm: int,
-        k_norm: int,
-        rope: int,
-        sinks: int,
-        act: int,
-        scale: float,
-        eps: float,
-        softcap: float,
-        interleaved: bool,
-    ) -> None: ...
+    def attention(self, attention: Attention, /) -> None: ...
     def glu(self, gate: int, up: int, kind: int, act: int, /) -> None: ...
     def softcap(self, buffer: int, cap: float, /) -> None: ...
     def emit(self, buffer: int, source: int, order: int, width: int, act: int, /) -> None: ...
     def route(self, source: int, out: int, top: int, normalize: bool, /) -> None: ...
     def add_expert_rows(
-        self, experts: int, top: int, hidden: int, ffn: int, inner: Forms, middle: Forms, /
+        self, experts: int, used: int, hidden: int, ffn: int, inputs: Forms, between: Forms
     ) -> int: ...
     def experts(
         self,
         x: int,
         routes: int,
-        parts: list[tuple[int, ...]],
+        parts: list[Expert],
         kind: int,
         rows: int,
         out: int,
         residual: int,
-        /,
     ) -> None: ...
     def output(self, buffer: int, vocabulary: int, last: bool, /) -> None: ...
     def allocate_cache(
@@ -149,7 +156,7 @@ class Model:
         self,
         ids: Ints,
         positions: Ints,
-        spans: Ints,
+        spans: list[Span],
         tables: Ints,
         select: Ints,
         sampling: list[SamplingRow],

@@ -4,6 +4,7 @@ arrays is refused."""
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo import _native
-from octavo.backends.base import SamplingRow, StepInput
+from octavo.backends.base import SamplingRow, Span, StepInput
 from octavo.engine import Request, SamplingParams
 from octavo.engine.admission import Admission
 from octavo.engine.sampling_state import SamplingState
@@ -119,12 +120,12 @@ ROW = np.ones((1, 64), np.float32)
     "wrong",
     [
         {"ids": ints(1, 320, 2)}, {"ids": ints(1, -1, 2)}, {"positions": ints(0, 1)}, {"positions": ints(0, -1, 2)},
-        {"spans": ints([0, 4, 0, 0, -1])}, {"spans": ints([1, 3, 0, 0, -1])}, {"spans": ints([-1, 3, 0, 0, -1])},
-        {"spans": ints([0, 0, 0, 0, -1])}, {"spans": ints([0, 3, -1, 0, -1])}, {"spans": ints([0, 3, 0, 1, -1])},
-        {"spans": ints([0, 3, 0, -1, -1])}, {"spans": ints([0, 3, 14, 0, -1])}, {"spans": ints([0, 3, (1 << 31) - 2, 0, -1])},
-        {"spans": ints([0, 3, 0, 0, 0])}, {"block_tables": ints(4)}, {"block_tables": ints(-1)}, {"block_tables": ints()}, {"logits_indices": ints(3)},
-        {"positions": ints(0, 1, 2, 3)}, {"spans": ints([0, 2, 0, 0, -1])}, {"spans": ints([0, 1, 0, 0, -1], [2, 1, 0, 0, -1])},
-        {"spans": ints([0, 2, 0, 0, -1], [1, 2, 0, 0, -1])}, {"spans": np.zeros((0, 5), np.int32)},
+        {"spans": [Span(0, 4, 0, 0, -1)]}, {"spans": [Span(1, 3, 0, 0, -1)]}, {"spans": [Span(-1, 3, 0, 0, -1)]},
+        {"spans": [Span(0, 0, 0, 0, -1)]}, {"spans": [Span(0, 3, -1, 0, -1)]}, {"spans": [Span(0, 3, 0, 1, -1)]},
+        {"spans": [Span(0, 3, 0, -1, -1)]}, {"spans": [Span(0, 3, 14, 0, -1)]}, {"spans": [Span(0, 3, (1 << 31) - 2, 0, -1)]},
+        {"spans": [Span(0, 3, 0, 0, 0)]}, {"block_tables": ints(4)}, {"block_tables": ints(-1)}, {"block_tables": ints()}, {"logits_indices": ints(3)},
+        {"positions": ints(0, 1, 2, 3)}, {"spans": [Span(0, 2, 0, 0, -1)]}, {"spans": [Span(0, 1, 0, 0, -1), Span(2, 1, 0, 0, -1)]},
+        {"spans": [Span(0, 2, 0, 0, -1), Span(1, 2, 0, 0, -1)]}, {"spans": []},
         {"embeddings": ROW, "embedding_rows": ints(3)}, {"embeddings": ROW, "embedding_rows": ints(-1)}, {"embeddings": ROW},
         {"embedding_rows": ints(0)}, {"embeddings": ROW, "embedding_rows": ints(0, 1)}, {"embeddings": ROW[:, :63], "embedding_rows": ints(0)},
         {"embeddings": np.zeros((1, 65), np.float32), "embedding_rows": ints(0)}, {"embeddings": ROW * np.inf, "embedding_rows": ints(0)},
@@ -138,7 +139,7 @@ ROW = np.ones((1, 64), np.float32)
 )  # fmt: skip
 def test_steps_that_point_outside_are_refused(runner: Runner, wrong: dict[str, np.ndarray]) -> None:
     good = StepInput(
-        ints(1, 5, 2), ints(0, 1, 2), ints([0, 3, 0, 0, -1]), ints(0), ints(2), all_logits=True
+        ints(1, 5, 2), ints(0, 1, 2), [Span(0, 3, 0, 0, -1)], ints(0), ints(2), all_logits=True
     )
     runner.executable.step(good)
     expected = runner.executable.logits(1)
@@ -153,7 +154,7 @@ def test_positions_do_not_say_where_keys_lie(tmp_path: Path) -> None:
     and nothing outside of it is written."""
     save_hf(Small(), tmp_path)
     runner = Runner(tmp_path, tokens=16, blocks=4, kv_dtype="f32")
-    step = StepInput(ints(1, 5, 2), ints(0, 1, 2), ints([0, 3, 0, 0, -1]), ints(0), ints(0, 1, 2))
+    step = StepInput(ints(1, 5, 2), ints(0, 1, 2), [Span(0, 3, 0, 0, -1)], ints(0), ints(0, 1, 2))
     runner.executable.step(step)
     expected = runner.executable.logits(3)
     for first in (100, 5000):
@@ -166,8 +167,26 @@ def test_positions_do_not_say_where_keys_lie(tmp_path: Path) -> None:
 def test_steps_in_a_row_take_tokens_only(runner: Runner) -> None:
     """What several steps draw has no embeddings and no other branches."""
     sampled = [SamplingRow()]
-    step = StepInput(ints(1), ints(0), ints([0, 1, 0, 0, -1]), ints(0), ints(0), sampled)
+    step = StepInput(ints(1), ints(0), [Span(0, 1, 0, 0, -1)], ints(0), ints(0), sampled)
     assert len(runner.executable.decode(step, 3, [[]])) == 3
     for more in ({"embeddings": ROW, "embedding_rows": ints(0)}, {"kv_writes": ints([0, 0])}):
         with pytest.raises(ValueError, match="single tokens"):
             runner.executable.decode(replace(step, **more), 3, [[]])
+
+
+def test_fields_are_read_by_name(runner: Runner) -> None:
+    """In whatever order a tuple has them; one that is missing or of another type is refused."""
+    logits = np.arange(10, dtype=np.float32)
+    row = SamplingRow(target=3, logprobs=0, position=7)
+    turned = namedtuple("turned", reversed(SamplingRow._fields))  # type: ignore[misc]
+    assert _native.sample("", logits, turned(**row._asdict())) == _native.sample("", logits, row)
+    with pytest.raises(TypeError, match="top_k is of the wrong type"):
+        _native.sample("", logits, row._replace(top_k="3"))  # type: ignore[arg-type]
+    less = namedtuple("less", SamplingRow._fields[1:])  # type: ignore[misc]
+    with pytest.raises(ValueError, match="not in tuple"):
+        _native.sample("", logits, less(*row[1:]))
+    with pytest.raises(TypeError, match="heads_: no such field"):
+        _native.Attention(heads_=1)  # type: ignore[call-arg]
+    span = [(0, 3, 0, 0, -1)]
+    with pytest.raises(TypeError, match="not a named tuple"):
+        runner.executable.step(StepInput(ints(1, 5, 2), ints(0, 1, 2), span, ints(0), ints(2)))  # type: ignore[arg-type]

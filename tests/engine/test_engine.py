@@ -36,7 +36,7 @@ class Counting:
         assert (
             len(step.ids) <= self.limits.tokens and len(step.logits_indices) <= self.limits.selected
         )
-        for first, count, start, table, _ in step.spans.tolist():
+        for first, count, start, table, _ in step.spans:
             assert step.positions[first : first + count].tolist() == list(
                 range(start, start + count)
             )
@@ -53,7 +53,7 @@ class Counting:
         while len(out) < steps and not any(
             s.token in e for r in out[-1:] for s, e in zip(r, ends, strict=True)
         ):
-            spans = step.spans + np.array([0, 0, len(out), 0, 0], np.int32)
+            spans = [s._replace(position=s.position + len(out)) for s in step.spans]
             rows = [row._replace(position=row.position + len(out)) for row in step.sampling]
             at = step.positions + np.int32(len(out))
             out.append(self.step(replace(step, positions=at, spans=spans, sampling=rows)))
@@ -117,7 +117,9 @@ def test_long_prompts_do_not_hold_up_others() -> None:
     while len(executable.steps) < before + 5:
         e.step()
     for step in executable.steps[before:]:
-        assert 1 in step.spans[:, 1].tolist()  # the running request gets its token in every step
+        assert 1 in [
+            s.length for s in step.spans
+        ]  # the running request gets its token in every step
 
 
 def test_preemption_finishes_everything() -> None:
@@ -399,7 +401,7 @@ def test_cached_prefixes_are_reported() -> None:
     while e.has_work:
         events += e.step()
     assert events[0].cached == 30  # one whole block, and fourteen tokens of the next
-    assert executable.steps[-3].spans[0, 1] == 10
+    assert executable.steps[-3].spans[0].length == 10
 
 
 def generated(e: Engine) -> list[int]:

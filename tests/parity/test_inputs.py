@@ -10,7 +10,7 @@ import torch
 from gguf import GGMLQuantizationType as Q
 
 from octavo import _native
-from octavo.backends.base import BLOCK, Floats, Limits, LoadOptions, StepInput, tree_spans
+from octavo.backends.base import BLOCK, Floats, Limits, LoadOptions, Span, StepInput, tree_spans
 from octavo.backends.cpu import load, lower
 from octavo.backends.cpu.executor import block_bytes, footprint
 from octavo.backends.torch.reference import Reference
@@ -50,7 +50,7 @@ def step(
     n = stop - start
     runner.executable.step(
         StepInput(
-            ints(ids[start:stop]), ints(range(start, stop)), ints([[0, n, start, 0, -1]]),
+            ints(ids[start:stop]), ints(range(start, stop)), [Span(0, n, start, 0)],
             ints(range(-(-stop // BLOCK))), ints(range(n)), embeddings=rows[here],
             embedding_rows=ints([at[i] - start for i in here]),
         )
@@ -126,7 +126,7 @@ def test_embeddings_in_any_chunks_and_company(small: Small, threads: int, tmp_pa
     runner.executable.step(
         StepInput(
             ints(other + ids), ints([*range(30), *range(90)]),
-            ints([[0, 30, 0, 0, -1], [30, 90, 0, 2, -1]]), ints(range(2 + 6)), ints(range(120)),
+            [Span(0, 30, 0, 0), Span(30, 90, 0, 2)], ints(range(2 + 6)), ints(range(120)),
             embeddings=rows, embedding_rows=ints(at) + np.int32(30),
         )
     )  # fmt: skip
@@ -175,7 +175,7 @@ class TreeRunner:
         positions = [0, 1] + [c + depths[i] for i in range(len(ids))]
         executable.step(
             StepInput(
-                ints([5, 6, *ids]), ints(positions), ints([(0, 2, 0, 0, -1), *spans]), ints(tables),
+                ints([5, 6, *ids]), ints(positions), [Span(0, 2, 0, 0), *spans], ints(tables),
                 ints(range(2 + len(ids))), kv_writes=ints(writes).reshape(-1, 2),
             )
         )  # fmt: skip
@@ -206,7 +206,7 @@ def check_tree(path: Path, small: Small, kv_dtype: str, context: int, seed: int)
         table = table + [200] * (end % BLOCK == 0)
         runner.executable.step(
             StepInput(
-                ints([7]), ints([end]), ints([[0, 1, end, 0, -1]]), ints(table), ints([0])
+                ints([7]), ints([end]), [Span(0, 1, end, 0)], ints(table), ints([0])
             )
         )  # fmt: skip
         assert (runner.executable.logits(1) == plain.logits([7], end)).all()
@@ -286,7 +286,7 @@ def test_what_is_not_declared_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="no input"):
             reference.logits([1, 2], **given)
     executable = load(lower(program), LoadOptions(Limits(16, 16, 4), 2, "f32"))
-    plain = StepInput(ints([1, 2]), ints([0, 1]), ints([[0, 2, 0, 0, -1]]), ints([0]), ints([0]))
+    plain = StepInput(ints([1, 2]), ints([0, 1]), [Span(0, 2, 0, 0)], ints([0]), ints([0]))
     executable.step(plain)
     with pytest.raises(ValueError, match="no embeddings"):
         executable.step(

@@ -87,7 +87,7 @@ def test_only_allowed_tokens(row: SamplingRow, vocabulary: int, seed: int, share
         legal = rng.random(vocabulary) < share
         legal[rng.integers(vocabulary)] = True
         row = row._replace(mask=pack(legal))
-    token, *_ = _native.sample("", logits, tuple(row))
+    token, *_ = _native.sample("", logits, row)
     assert token in allowed(logits, row)
 
 
@@ -111,8 +111,8 @@ def test_known_statistics_change_nothing(
         ),
         mask=data.draw(st.sampled_from([b"", pack(rng.random(vocabulary) < 0.5)])),
     )
-    expected = _native.sample("", logits, tuple(row))
-    assert repr(_native.sample("", logits, tuple(row), measured=True)) == repr(expected)
+    expected = _native.sample("", logits, row)
+    assert repr(_native.sample("", logits, row, measured=True)) == repr(expected)
 
 
 def prefix(masses: np.ndarray, keys: np.ndarray, share: float) -> tuple[int, bool]:
@@ -170,7 +170,7 @@ def test_draws_what_sorting_draws(
         row = row._replace(typical_p=0.9)  # without filters, tokens are drawn in order of id
     token, clear = drawn(logits, row)
     assume(clear)
-    assert _native.sample("", logits, tuple(row))[0] == token
+    assert _native.sample("", logits, row)[0] == token
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_nothing_is_sorted(row: SamplingRow, width: float) -> None:
         return min(times)
 
     sort = least(lambda: np.argsort(logits, kind="stable"))
-    assert least(lambda: _native.sample("", logits, tuple(row), measured=True)) < sort
+    assert least(lambda: _native.sample("", logits, row, measured=True)) < sort
 
 
 def probabilities(logits: np.ndarray, row: SamplingRow) -> np.ndarray:
@@ -222,7 +222,7 @@ def test_chi_square(row: SamplingRow) -> None:
     expected = probabilities(logits, row) * 20_000
     counts = np.zeros(40)
     for position in range(20_000):
-        counts[_native.sample("", logits, tuple(row._replace(seed=5, position=position)))[0]] += 1
+        counts[_native.sample("", logits, row._replace(seed=5, position=position))[0]] += 1
     assert not counts[expected == 0].any()
     seen = expected > 0
     statistic = ((counts[seen] - expected[seen]) ** 2 / expected[seen]).sum()
@@ -239,14 +239,14 @@ def test_nothing_left_to_draw() -> None:
         SamplingRow(1.0, mask=pack(np.zeros(50, bool))),
         SamplingRow(1.0, adjustments=[(i, -np.inf, 1.0) for i in range(50)]),
     ):
-        assert _native.sample("", logits, tuple(row))[0] == -1
+        assert _native.sample("", logits, row)[0] == -1
 
 
 def test_a_target_is_scored_not_drawn() -> None:
     logits = (np.random.default_rng(1).standard_normal(500) * 3).astype(np.float32)
     exact = logits - np.log(np.exp(logits.astype(np.float64)).sum())
     for token in (0, 17, 499):
-        got = _native.sample("", logits, tuple(SamplingRow(logprobs=2, target=token)))
+        got = _native.sample("", logits, SamplingRow(logprobs=2, target=token))
         assert got[0] == token and abs(got[1] - exact[token]) < 1e-5
         assert got[2] == np.argsort(-logits)[:2].tolist()
 
@@ -254,7 +254,7 @@ def test_a_target_is_scored_not_drawn() -> None:
 def test_legal_alternatives_come_from_the_mask() -> None:
     logits = np.arange(100, dtype=np.float32)
     row = SamplingRow(logprobs=3, legal=True, mask=pack(np.arange(100) % 10 == 0))
-    token, logprob, top, top_logprobs = _native.sample("", logits, tuple(row))
+    token, logprob, top, top_logprobs = _native.sample("", logits, row)
     assert (token, top) == (90, [90, 80, 70])
     assert top_logprobs[0] == logprob < -9  # of the whole distribution, not of what is legal
 
@@ -266,7 +266,7 @@ def test_frequencies_follow_the_distribution() -> None:
         for position in range(20_000):
             counts[
                 _native.sample(
-                    "", logits, tuple(SamplingRow(1.0, top_k=top_k, seed=1, position=position))
+                    "", logits, SamplingRow(1.0, top_k=top_k, seed=1, position=position)
                 )[0]
             ] += 1
         # Five standard deviations of a binomial share.
@@ -277,13 +277,13 @@ def test_frequencies_follow_the_distribution() -> None:
 def test_greedy_ties_go_to_the_lower_token() -> None:
     logits = np.zeros(100, np.float32)
     logits[[7, 60]] = 3
-    assert _native.sample("", logits, tuple(SamplingRow()))[0] == 7
+    assert _native.sample("", logits, SamplingRow())[0] == 7
 
 
 def test_logprobs_are_those_of_the_model() -> None:
     logits = (np.random.default_rng(0).standard_normal(49152) * 3).astype(np.float32)
     row = SamplingRow(logprobs=5, adjustments=[(17, 100.0, 1.0)])
-    token, logprob, top, top_logprobs = _native.sample("", logits, tuple(row))
+    token, logprob, top, top_logprobs = _native.sample("", logits, row)
     p = logits.astype(np.float64) - np.log(np.exp(logits.astype(np.float64)).sum())
     assert token == 17  # the bias decides, the log-probability ignores it
     assert logprob == pytest.approx(p[17], abs=1e-5)
@@ -295,7 +295,7 @@ def test_penalties_and_bias() -> None:
     logits = np.array([2.0, 1.9, -1.0, 0.0], np.float32)
 
     def pick(*adjustments: tuple[int, float, float]) -> int:
-        return _native.sample("", logits, tuple(SamplingRow(adjustments=list(adjustments))))[0]
+        return _native.sample("", logits, SamplingRow(adjustments=list(adjustments)))[0]
 
     assert pick() == 0
     assert pick((0, -0.2, 1.0)) == 1  # presence or frequency
@@ -315,4 +315,4 @@ def test_bad_logits_do_not_hang() -> None:
             SamplingRow(1.0, top_p=0.5),
             SamplingRow(1.0, top_k=5),
         ):
-            assert -1 <= _native.sample("", logits, tuple(row))[0] < 1000
+            assert -1 <= _native.sample("", logits, row)[0] < 1000

@@ -17,7 +17,6 @@ BLOCK = 16  # tokens per KV block
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
-Span = tuple[int, int, int, int, int]  # a row of StepInput.spans
 NO_INTS: Ints = np.zeros(0, np.int32)
 Progress = Callable[[int], None]  # told the bytes of each tensor once it is loaded
 
@@ -73,6 +72,20 @@ class Counters(NamedTuple):
     expert_bytes: int
 
 
+class Span(NamedTuple):
+    """Consecutive tokens of one sequence in a step: rows `[first, first + length)`.
+
+    position: in the cache, of the first token. table: offset of the sequence's block table in
+    `block_tables`. adapter: slot of its LoRA adapter, or -1.
+    """
+
+    first: int
+    length: int
+    position: int
+    table: int
+    adapter: int = -1
+
+
 class SamplingRow(NamedTuple):
     """How to pick the next token of one selected row. `top_k` 0: all; `logprobs` -1: none.
 
@@ -112,11 +125,10 @@ class Sample(NamedTuple):
 class StepInput:
     """Tokens of several sequences, each a span of consecutive positions.
 
-    ids: `[T]`. positions: `[T]`, for rotations and tables of positions. spans: `[S, 5]`, which
-    cover the rows in order, of first row, row count, first position in the cache, offset of the
-    block table in `block_tables`, slot of the adapter or -1. logits_indices: rows whose results are
-    computed; the first `len(sampling)` of them are sampled. token_type_ids: `[T]` segment numbers,
-    or empty for all 0. all_logits: the logits of selected rows that are not sampled will be read.
+    ids: `[T]`. positions: `[T]`, for rotations and tables of positions. spans: cover the rows in
+    order. logits_indices: rows whose results are computed; the first `len(sampling)` of them are
+    sampled. token_type_ids: `[T]` segment numbers, or empty for all 0. all_logits: the logits of
+    selected rows that are not sampled will be read.
 
     embeddings: `[E, width]` rows that replace the embeddings of the rows `embedding_rows`, which
     ascend. kv_writes: `[W, 2]` of row, offset of a block table in `block_tables`: stores the row's
@@ -125,7 +137,7 @@ class StepInput:
 
     ids: Ints
     positions: Ints
-    spans: Ints
+    spans: list[Span]
     block_tables: Ints
     logits_indices: Ints
     sampling: list[SamplingRow] = field(default_factory=list)
@@ -152,7 +164,7 @@ def tree_spans(
     writes: list[tuple[int, int]] = []
     for branch, table in zip(branches(parents), tables, strict=True):
         start = position + len(branch.ancestors)
-        spans.append((row + branch.first, branch.count, start, table, adapter))
+        spans.append(Span(row + branch.first, branch.count, start, table, adapter))
         writes += [(row + ancestor, table) for ancestor in branch.ancestors]
     return spans, writes
 

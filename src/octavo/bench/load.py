@@ -26,7 +26,7 @@ from octavo.engine.loader import load_executable, open_model
 from octavo.engine.plan import make_plan
 from octavo.process import python_module
 
-PIECE = 1 << 20
+READ_BYTES = 1 << 20
 SHORT = 256  # context: the KV cache is not what is measured
 
 
@@ -67,12 +67,12 @@ def _copy(files: tuple[Path, ...], threads: int, fresh: bool) -> float:
         base = 0
         for path, size in zip(files, sizes, strict=True):
             begin, end = size * thread // threads, size * (thread + 1) // threads
-            view = memoryview(bytearray(PIECE)) if target is None else memoryview(target)
+            view = memoryview(bytearray(READ_BYTES)) if target is None else memoryview(target)
             with path.open("rb", buffering=0) as f:
                 f.seek(begin)
                 while begin < end:
                     at = 0 if target is None else base + begin
-                    count = f.readinto(view[at : at + min(PIECE, end - begin)])
+                    count = f.readinto(view[at : at + min(READ_BYTES, end - begin)])
                     begin += count or end
             view.release()
             base += size

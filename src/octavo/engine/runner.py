@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from octavo.backends.base import Executable, Floats, Ints, Sample, SamplingRow, StepInput
+from octavo.backends.base import Executable, Floats, Ints, Sample, SamplingRow, Span, StepInput
 from octavo.engine.scheduler import ScheduledSpan
 
 
@@ -31,7 +31,7 @@ def step_input(spans: list[ScheduledSpan]) -> StepInput:
     """
     ids: list[int] = []
     positions: list[int] = []
-    layout: list[tuple[int, int, int, int, int]] = []
+    layout: list[Span] = []
     block_tables: list[int] = []
     logits_indices: list[int] = []
     sampling: list[SamplingRow] = []
@@ -41,7 +41,7 @@ def step_input(spans: list[ScheduledSpan]) -> StepInput:
     for span in spans:
         sequence, start, count = span.sequence, span.start, span.length
         kv, row = sequence.kv, len(ids) - start  # row of position 0
-        layout.append((len(ids), count, start, len(block_tables), sequence.adapter))
+        layout.append(Span(len(ids), count, start, len(block_tables), sequence.adapter))
         for position in span.prompt_logprobs:
             logits_indices.append(row + position - 1)
             sampling.append(sequence.sampling.prompt_logprob_row(position))
@@ -59,7 +59,7 @@ def step_input(spans: list[ScheduledSpan]) -> StepInput:
         return np.array(values, np.int32)
 
     return StepInput(
-        array(ids), array(positions), array(layout), array(block_tables),
+        array(ids), array(positions), layout, array(block_tables),
         array(logits_indices + pooled), sampling, array(token_type_ids), all_logits=False,
     )  # fmt: skip
 

@@ -65,11 +65,11 @@ class CpuExecutable:
     def decode(self, step: StepInput, steps: int, ends: list[list[int]]) -> list[list[Sample]]:
         rows = self.model.step(
             step.ids, step.positions, step.spans, step.block_tables, step.logits_indices,
-            list(step.sampling), step.token_type_ids,
+            step.sampling, step.token_type_ids,
             step.all_logits or self.task != "generate", steps, ends,
             step.embeddings, step.embedding_rows, step.kv_writes,
         )  # fmt: skip
-        return [[Sample(*row) for row in each] for each in rows]
+        return [list(map(Sample._make, each)) for each in rows]
 
     def logits(self, rows: int) -> Floats:
         """The output of the last step's selected rows, `[rows, width]`, copied."""

@@ -344,7 +344,7 @@ def _assign_act(
 
 
 def lower(program: Program, adapters: bool = False) -> Lowered:
-    """Lowers a program for the CPU, with room for LoRA adapters if they are wanted.
+    """Lowers a program for the CPU, so that LoRA adapters can be loaded if they are wanted.
 
     Raises Unsupported for a composition it cannot place.
     """

@@ -42,6 +42,10 @@ def _rotation(rope: Rope) -> Rotation:
     return rope.frequencies, rope.factor
 
 
+def _native_forms(forms: Forms) -> _native.Forms:
+    return _native.Forms(**forms._asdict())
+
+
 class ExpertShape(NamedTuple):
     """Of the rows that a layer of experts gathers: layers of one shape share them."""
 
@@ -121,14 +125,14 @@ class Recorder:
     def norm_weight(self, op: RmsNorm | None) -> int:
         return -1 if op is None else self.vector[op.weight.tensor.name, op.weight.offset]
 
-    def bias(self, op: Linear) -> int:
-        return self.vector[op.bias.tensor.name, 0.0] if op.bias else -1
+    def plain_vector(self, weight: Weight | None) -> int:
+        return -1 if weight is None else self.vector[weight.tensor.name, 0.0]
 
     def _add_act(self, shape: ActShape) -> int:
-        adapted = shape.adapted.bf16, shape.adapted.f32
         return self.model.add_act(
-            shape.selected, shape.width, shape.forms, adapted, shape.per_thread
-        )
+            selected=shape.selected, width=shape.width, forms=_native_forms(shape.forms),
+            adapted=_native_forms(shape.adapted), apart=shape.per_thread,
+        )  # fmt: skip
 
     def record(self, native: NativeOp) -> None:
         model, buffer, act = self.model, self.buffer, self.act
@@ -179,32 +183,44 @@ class Recorder:
     def _experts(self, native: ExpertsOp) -> None:
         op, shape = native.op, _expert_shape(native.op, self.lowered)
         if shape not in self.expert_rows:
-            self.expert_rows[shape] = self.model.add_expert_rows(*shape)
-        matrices = ([self.matrix[w.tensor.name] for w in ws] for ws in (op.gate, op.up, op.down))
-        biases = [tuple(self.vector[b.tensor.name, 0.0] for b in each) for each in op.biases]
-        none = [(-1, -1, -1)] * len(op.gate)
-        parts = [m + b for m, b in zip(zip(*matrices, strict=True), biases or none, strict=True)]
-        kind, out = ACTIVATIONS[op.activation], self.buffer(native.out)
-        x, routes, residual = (self.buffer(v) for v in (op.x, op.routes, native.residual))
-        rows = self.expert_rows[shape]
-        self.model.experts(x, routes, parts, kind, rows, out, residual)
+            self.expert_rows[shape] = self.model.add_expert_rows(
+                experts=shape.experts, used=shape.used, hidden=shape.hidden, ffn=shape.ffn,
+                inputs=_native_forms(shape.inputs), between=_native_forms(shape.between),
+            )  # fmt: skip
+        none = (None, None, None)
+        parts = [
+            _native.Expert(
+                gate=self.matrix[gate.tensor.name], up=self.matrix[up.tensor.name],
+                down=self.matrix[down.tensor.name], gate_bias=self.plain_vector(gate_bias),
+                up_bias=self.plain_vector(up_bias), down_bias=self.plain_vector(down_bias),
+            )
+            for gate, up, down, (gate_bias, up_bias, down_bias) in zip(
+                op.gate, op.up, op.down, op.biases or [none] * len(op.gate), strict=True
+            )
+        ]  # fmt: skip
+        self.model.experts(
+            x=self.buffer(op.x), routes=self.buffer(op.routes), parts=parts,
+            kind=ACTIVATIONS[op.activation], rows=self.expert_rows[shape],
+            out=self.buffer(native.out), residual=self.buffer(native.residual),
+        )  # fmt: skip
+
+    def _part(self, op: Linear | None, out: Value | None = None) -> _native.LinearPart:
+        if op is None:
+            return _native.LinearPart()
+        matrix, bias = self.matrix[op.weight.tensor.name], self.plain_vector(op.bias)
+        return _native.LinearPart(matrix=matrix, out=self.buffer(out), bias=bias)
 
     def _linear(self, native: LinearOp) -> None:
-        residual = self.buffer(native.residual)
-        parts = [
-            (self.matrix[op.weight.tensor.name], self.buffer(out), self.bias(op), residual)
-            for op, out in native.parts
-        ]
-        self.model.linear(self.act(native.source), parts)
+        parts = [self._part(op, out) for op, out in native.parts]
+        self.model.linear(self.act(native.source), parts, self.buffer(native.residual))
 
     def _gated(self, native: GatedOp) -> None:
-        gate, up = (
-            (self.matrix[p.weight.tensor.name], self.bias(p)) if p else (-1, -1)
-            for p in (native.gate, native.up)
+        gate, up, out = self._part(native.gate), self._part(native.up), native.op.out
+        self.model.gated(
+            source=self.act(native.gate.x), gate=gate, up=up,
+            kind=ACTIVATIONS[native.op.activation], mid=self.lowered.between_of[out.id],
+            act=self.act(out),
         )  # fmt: skip
-        kind, out = ACTIVATIONS[native.op.activation], native.op.out
-        between = self.lowered.between_of[out.id]
-        self.model.gated(self.act(native.gate.x), gate, up, kind, between, self.act(out))
 
     def _attention(self, native: AttentionOp) -> None:
         op, norm, rope = native.op, native.q_norm or native.k_norm, native.rope
@@ -214,13 +230,14 @@ class Recorder:
         if rope and _rotation(rope) not in self.rope:
             frequencies = np.array(rope.frequencies, np.float32)
             self.rope[_rotation(rope)] = self.model.add_rope(frequencies, rope.factor)
-        self.model.attention(
+        attention = _native.Attention(
             q=self.buffer(native.q), k=self.buffer(native.k), v=self.buffer(op.v), layer=op.layer,
             heads=op.heads, kv_heads=op.kv_heads, head_dim=op.q.width // op.heads,
             schedule=self.schedule[kind], q_norm=self.norm_weight(native.q_norm),
             k_norm=self.norm_weight(native.k_norm),
             rope=self.rope[_rotation(rope)] if rope else -1,
-            sinks=self.vector[op.sinks.tensor.name, 0.0] if op.sinks else -1,
+            sinks=self.plain_vector(op.sinks),
             act=self.act(op.out), scale=op.scale, eps=norm.eps if norm else 0.0,
             softcap=op.softcap, interleaved=rope.interleaved if rope else False,
         )  # fmt: skip
+        self.model.attention(attention)
