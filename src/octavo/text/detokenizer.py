@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from octavo.text.stop_strings import StopStrings
+
 _BYTE = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 
 
@@ -56,42 +58,6 @@ class Detokenizer:
     def push(self, token: int) -> str:
         """The characters that `token` completes."""
         return self._decoder.decode(self._table[token] if token < len(self._table) else b"")
-
-
-class StopStrings:
-    """Cuts text at the first stop string, holding back what might be the beginning of one."""
-
-    def __init__(self, stops: list[str]) -> None:
-        self._stops = [s for s in stops if s]
-        self._held = ""
-        self.matched: str | None = None
-
-    def push(self, text: str) -> str:
-        """The text that is safe to show. After a match nothing more comes."""
-        if self.matched is not None or not self._stops:
-            return "" if self.matched is not None else text
-        self._held += text
-        found = [(at, -len(s), s) for s in self._stops if (at := self._held.find(s)) >= 0]
-        if found:
-            at, _, self.matched = min(found)
-            shown, self._held = self._held[:at], ""
-            return shown
-        keep = max(self._overlap(s) for s in self._stops)
-        cut = len(self._held) - keep
-        shown, self._held = self._held[:cut], self._held[cut:]
-        return shown
-
-    def _overlap(self, stop: str) -> int:
-        """Length of the longest end of the held text that begins `stop`."""
-        for n in range(min(len(stop) - 1, len(self._held)), 0, -1):
-            if self._held.endswith(stop[:n]):
-                return n
-        return 0
-
-    def finish(self) -> str:
-        """The held text, when the stream ends without a match."""
-        held, self._held = self._held, ""
-        return held
 
 
 class TextStream:
