@@ -467,6 +467,8 @@ def use_beam_search(a: Asking) -> None:
     """The best score is better than that of the greedy text."""
     beams: Reply = {"use_beam_search": True, "temperature": None, "beam_width": 4}
     length: Reply = {"max_tokens": 24, "ignore_eos": True}
+    if not a.chat:
+        length["prompt"] = "In the beginning"
     reply = a.reply(**beams, **length, n=2)
     scores = [c["score"] for c in reply["choices"]]
     assert scores == sorted(scores, reverse=True) and reply["usage"]["beam_width"] == 4
