@@ -1,4 +1,4 @@
-"""Ids to text, a token at a time, without ever showing half a character."""
+"""Token ids to text, one token at a time. Incomplete UTF-8 characters are held back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BYTE = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for the 256 bytes."""
+    """GPT-2's mapping of the 256 bytes to printable characters, inverted."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     table = {chr(b): b for b in plain}
     for n, b in enumerate(b for b in range(256) if b not in plain):
@@ -30,7 +30,7 @@ def _is_byte_level(node: Any) -> bool:
 def token_bytes(
     description: Any, vocabulary: Mapping[str, int], control: frozenset[int]
 ) -> list[bytes]:
-    """The bytes each id stands for; control tokens stand for none."""
+    """The bytes of each token id. Control tokens have none."""
     out = [b""] * (max(vocabulary.values(), default=-1) + 1)
     alphabet = _byte_alphabet() if _is_byte_level(description) else None
     for token, i in vocabulary.items():
@@ -46,10 +46,7 @@ def token_bytes(
 
 
 class Detokenizer:
-    """Turns a stream of ids into whole characters; half a one at the end is not shown.
-
-    Streams of any cut give the same text.
-    """
+    """Turns a stream of token ids into whole characters. Drops an incomplete one at the end."""
 
     def __init__(self, table: list[bytes]) -> None:
         self._table = table
@@ -61,17 +58,17 @@ class Detokenizer:
 
 
 class TextStream:
-    """A request's tokens as text to show: whole characters, up to the first stop string."""
+    """Turns a request's tokens into text, up to the first stop string."""
 
     def __init__(self, table: list[bytes], stops: list[str]) -> None:
         self._detokenizer = Detokenizer(table)
         self._stops = StopStrings(stops)
 
     def push(self, token: int | None, finish: str | None) -> tuple[str, str | None]:
-        """Takes a token, an end, or both; gives new text and how the answer ended, if it did.
+        """Takes a token, an engine's finish, or both. Returns (new text, finish reason or None).
 
-        A token that comes with the end "stop" ends the answer and is not part of it; one that comes
-        with "complete" is its last, and the answer's end is a stop.
+        A token with the finish "stop" is not part of the text. A token with the finish "complete"
+        (a grammar has ended) is; the finish reason is "stop" for both.
         """
         text = ""
         if token is not None and finish != "stop":
