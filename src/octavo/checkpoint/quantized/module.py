@@ -102,7 +102,7 @@ class Module:
         self, kind: TensorType, shape: tuple[int, int], group: int, read: Callable[[], Codes],
         bits: int, order: tuple[int, ...] | None = None,
     ) -> Grouped:  # fmt: skip
-        stored = sum(t.nbytes for t in self.parts.values())
+        stored = sum(t.nbytes for t in self.stored.values())
         return Grouped(f"{self.name}.weight", kind, shape, group, stored, read, bits, order)
 
 
