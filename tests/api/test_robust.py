@@ -76,7 +76,7 @@ def test_disconnects_leave_nothing_behind(server: Server) -> None:
             else:
                 text, end = await stream(client, server.url, body(8), leave)
                 assert end == ("length" if leave is None else None)
-                assert text == "1. 1\n2."[: len(text)]
+                assert "1. 1\n2. 1\n3. 1\n4.".startswith(text)
 
     async def run(part: list[int | None]) -> None:
         gate = asyncio.Semaphore(CONCURRENT)
