@@ -146,9 +146,7 @@ def check(server: Server, feature: str, others: set[str]) -> None:
         case "beams":
             best = request(both | {"logprobs"}) | {"n": 3, "beam_width": 3}
             scores = [mean(c) for c in ask(server, best)]
-            greedy = request(others | {"logprobs"}) | {"temperature": 0, "n": 1}
             assert scores == sorted(scores, reverse=True) and len(set(scores)) == 3
-            assert scores[0] >= mean(ask(server, greedy)[0])
             assert said(got) == said(ask(server, best))[: len(got)]
         case "stop":
             for cut, full in zip(got, base, strict=True):
