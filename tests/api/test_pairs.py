@@ -31,6 +31,8 @@ FEATURES = (
 )
 REFUSED = {("grammar", "tools"): "tools", ("beams", "stop"): "stop"}
 PATTERN = "[A-Z][a-z]{2,9} (is|was) [a-z ]{3,20}[.]"
+CUT_PATTERN = "[A-Z][b-z]{0,9}|[A-Z][b-z]{2,9} (is|w|is [b-z ]*)"
+STOPS = ("a", "e ")
 TOOL = {
     "type": "function",
     "function": {"name": "look", "parameters": {"type": "object", "properties": {"what": {"type": "string", "maxLength": 12}},
@@ -76,7 +78,7 @@ def request(features: set[str], story: str = "a cat", seed: int = 5) -> dict[str
     if "tools" in features:
         body |= {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
     if "stop" in features:
-        body["stop"] = ["a", "e "]
+        body["stop"] = list(STOPS)
     return body
 
 
@@ -125,32 +127,36 @@ def check(server: Server, feature: str, others: set[str]) -> None:
                 for t in c["logprobs"]
             )
         case "grammar":
+            free = request(both)
+            del free["structured_outputs"]
+            assert said(ask(server, free)) == said(base) != said(got)
             for c in got:
-                assert (
-                    re.fullmatch(PATTERN, c["content"])
-                    or {"stop"} & both
-                    or c["finish"] == "length"
-                )
+                assert c["finish"] == "stop" and c["content"]
+                assert re.fullmatch(CUT_PATTERN if "stop" in both else PATTERN, c["content"])
         case "tools":
+            assert not any(c["calls"] for c in base)
             for c in got:
-                if c["finish"] == "tool_calls":
-                    ((name, arguments),) = c["calls"]
-                    assert name == "look" and set(json.loads(arguments)) == {"what"}
+                if "stop" in both:  # the text of a call is cut like any other
+                    assert (c["calls"], c["finish"]) == ([], "stop")
+                    assert '<tool_call>\n{"name": "look"'.startswith(c["content"])
                 else:
-                    assert c["finish"] == "length" or "stop" in both
+                    ((name, arguments),) = c["calls"]
+                    assert (name, c["finish"]) == ("look", "tool_calls")
+                    assert set(json.loads(arguments)) == {"what"}
         case "beams":
-            assert said(ask(server, body)) == said(got)
+            best = request(both | {"logprobs"}) | {"n": 3, "beam_width": 3}
+            scores = [mean(c) for c in ask(server, best)]
+            assert scores == sorted(scores, reverse=True) and len(set(scores)) == 3
+            assert said(got) == said(ask(server, best))[: len(got)]
         case "stop":
-            if "tools" not in both:
-                for cut, full in zip(got, base, strict=True):
-                    at = min(
-                        (full["content"].find(s) for s in ("a", "e ") if s in full["content"]),
-                        default=None,
-                    )
-                    assert cut["content"] == full["content"][:at]
-            assert said(ask(server, body)) == said(got)
+            for cut, full in zip(got, base, strict=True):
+                text = full["content"]
+                for name, _ in full["calls"]:
+                    text += f'<tool_call>\n{{"name": "{name}", "arguments": '
+                at = min(text.find(s) for s in STOPS if s in text)
+                assert (cut["content"], cut["finish"]) == (text[:at], "stop")
         case "LoRA":
-            assert said(got) != said(base) or {"grammar", "tools", "stop"} & both
+            assert scored(server, both) != scored(server, others)
             crowd = [request(others), body, request(others), body]
             assert [said(x) for x in together(server, crowd)] == [said(base), said(got)] * 2
         case "prefix":
@@ -161,6 +167,16 @@ def check(server: Server, feature: str, others: set[str]) -> None:
             many = [request(both, f"number {i}") for i in range(14)]
             alone = [said(ask(server, b)) for b in many]
             assert [said(x) for x in together(server, many)] == alone
+
+
+def mean(choice: Choice) -> float:
+    scores = [t["logprob"] for t in choice["logprobs"]]
+    return sum(scores) / len(scores)  # type: ignore[no-any-return]
+
+
+def scored(server: Server, features: set[str]) -> list[Any]:
+    """The log-probabilities of the choices' first tokens, which a grammar leaves as they are."""
+    return [c["logprobs"][0]["top_logprobs"] for c in ask(server, request(features | {"logprobs"}))]
 
 
 def together(server: Server, bodies: list[dict[str, Any]]) -> list[list[Choice]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-import time
 from typing import Any
 
 import jsonschema
@@ -87,21 +86,35 @@ def test_forced_tokens_take_no_steps(server: Server) -> None:
 
 HOSTILE = [
     *({"type": "string", "pattern": p} for p in (
-        "*", "^?[0-9]$", "^+[a-z]$", "^{2}x$", "(?<=x)*", "(", r"\1", "[z-a]", "a{2,1}", r"\p{Foo}",
-        "[" * 40_000, "[" * 4_000, "[" * 4_000 + "\\", "(a{1,1000}){1,1000}", "^(a+)+b$", "(a|a)*b", "(.*a){25}", "a{1,2000000000}", "([a-z]{1000}){1000}", "(?:x?){2000}x{2000}", "(" * 60_000,
+        "*", "^?[0-9]$", "(?<=x)*", "(", r"\1", "[z-a]", "a{2,1}", r"\p{Foo}",
+        "[" * 40_000, "[" * 4_000, "[" * 4_000 + "\\", "(" * 60_000,
     )),
     {"$ref": "#"}, {"$ref": "http://127.0.0.1:9/s"}, {"$ref": "file:///etc/passwd"}, {"$dynamicRef": "#x"},
     {"enum": [str(i) for i in range(100_000)]}, {"type": "object", "properties": {f"p{i}": {} for i in range(20_000)}},
-    {"type": "array", "minItems": 10**9}, {"type": "string", "maxLength": 10**12}, {"allOf": [{"type": "string"}] * 10_000},
+    {"type": "string", "maxLength": 10**12},
     {"type": "integer", "minimum": 5, "maximum": 1}, {"type": 123}, {"type": "hiccup"}, {"anyOf": []}, {"type": "string", "format": "x"},
+]  # fmt: skip
+TAKEN = [
+    *({"type": "string", "pattern": p} for p in (
+        "^+[a-z]$", "^{2}x$", "(a{1,1000}){1,1000}", "^(a+)+b$", "(a|a)*b", "(.*a){25}", "a{1,2000000000}",
+        "([a-z]{1000}){1000}", "(?:x?){2000}x{2000}",
+    )),
+    {"type": "array", "minItems": 10**9}, {"allOf": [{"type": "string"}] * 10_000},
 ]  # fmt: skip
 GRAMMARS = [
     "start: " + "(" * 60_000 + '"a"' + ")" * 60_000,
     "\n".join(["root ::= r0", *(f"r{i} ::= r{i + 1}" for i in range(5000)), 'r5000 ::= "x"']),
     "root ::= " + "(" * 6_000 + '"a"' + ")" * 6_000,
-    'root ::= root "a"', "start: undefined_rule", 'start: "a"\nstart: "b"', "root ::= ", "start: /(/",
+    'root ::= root "a"', "start: undefined_rule", 'start: "a"\nstart: "b"', "start: /(/",
     "\n".join(["start: r0", *(f"r{i}: r{i + 1}" for i in range(5000)), 'r5000: "x"']),
 ]  # fmt: skip
+
+
+BACKTRACKING = {"type": "string", "pattern": "^(a+)+$"}
+
+
+def tool(parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
 
 
 def nested(depth: int) -> bytes:
@@ -113,7 +126,7 @@ def nested(depth: int) -> bytes:
 
 
 def test_hostile_constraints(server: Server) -> None:
-    """Each ends within 6 s as a 400 or with a text; another client's stream does not notice."""
+    """Each is refused, or taken where it can be obeyed; another client's texts do not change."""
     canary = {"model": "smollm2", "prompt": "Once upon a time", "max_tokens": 24}
     golden = server.post("/v1/completions", canary)[1]["choices"][0]["text"]
     failures: list[str] = []
@@ -128,24 +141,26 @@ def test_hostile_constraints(server: Server) -> None:
     singer = threading.Thread(target=sing)
     singer.start()
     engine = server.engine().pid
-    bodies: list[Any] = [
-        {"model": "smollm2", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4} | change
-        for change in (
-            [{"response_format": schema(s)} for s in HOSTILE] + [{"structured_outputs": {"grammar": g}} for g in GRAMMARS]
-            + [{"tools": [{"type": "function", "function": {"name": "f", "parameters": p}}], "tool_choice": "required"}
-               for p in ({"properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}, {"type": 5}, {"$ref": "#/x"})]
-        )
-    ] + [nested(60_000), nested(100)]  # fmt: skip
+    plain = {"model": "smollm2", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
+    refused: list[Any] = [
+        *(plain | {"response_format": schema(s)} for s in HOSTILE),
+        *(plain | {"structured_outputs": {"grammar": g}} for g in GRAMMARS),
+        *(plain | {"tools": [tool(p)], "tool_choice": "required"} for p in ({"type": 5}, {"$ref": "#/x"})),
+        nested(60_000), nested(100),
+    ]  # fmt: skip
+    taken: list[Any] = [
+        *(plain | {"response_format": schema(s)} for s in TAKEN),
+        plain | {"structured_outputs": {"grammar": "root ::= "}},
+        plain | {"tools": [tool({"properties": {"a": BACKTRACKING}})], "tool_choice": "required"},
+    ]
     try:
-        for body in bodies:
-            began = time.monotonic()
+        for body in refused:
             status, reply = server.post("/v1/chat/completions", body)
-            assert status in (200, 400), (status, reply, str(body)[:200])
-            assert time.monotonic() - began < 60, str(body)[
-                :200
-            ]  # 5 s of CPU time, of which others take theirs
-            if status == 400:
-                assert set(reply["error"]) == {"message", "type", "param", "code"}
+            assert status == 400, (status, reply, str(body)[:200])
+            assert set(reply["error"]) == {"message", "type", "param", "code"}
+        for body in taken:
+            status, reply = server.post("/v1/chat/completions", body)
+            assert status == 200, (status, reply, str(body)[:200])
     finally:
         stop.set()
         singer.join()

@@ -36,22 +36,28 @@ def ask(server: Server, **changes: Any) -> dict[str, Any]:
 
 
 def test_thoughts_come_apart(thinker: Server) -> None:
-    text = "I add them.\n</think>\n\nThe answer is 4."
-    outputs = {"grammar": f'start: "{text}"'.replace("\n", "\\n")}
-    # The grammar is that of the answer, which follows thoughts that are free.
-    closing = thinker.post("/tokenize", {"prompt": "</think>"})[1]["tokens"]
+    """A constraint is that of the answer, which follows thoughts that are free."""
+
+    def tokens(text: str) -> list[int]:
+        return list(thinker.post("/tokenize", {"prompt": text})[1]["tokens"])
+
+    # "hm" until the penalty outweighs its bias, then what closes thoughts.
+    (hm,) = tokens("hm")
+    biases = {str(hm): 100} | {str(token): 80 for token in tokens("</think>")}
+    digits = {"regex": "[0-9]{1,5}"}
     choice = ask(
-        thinker, structured_outputs={"regex": "[0-9]{1,5}"}, max_tokens=200, temperature=1, seed=0,
-        logit_bias={str(token): 100 for token in closing},
-    )  # fmt: skip
+        thinker, structured_outputs=digits, temperature=0, logit_bias=biases, frequency_penalty=2
+    )
     assert choice["finish_reason"] == "stop"
     assert re.fullmatch("[0-9]{1,5}", choice["message"]["content"])
-    thoughts = choice["message"].get("reasoning_content", "")
-    assert not re.search("</think>", thoughts)
+    assert re.fullmatch("(hm)+", choice["message"]["reasoning_content"])
+    text = "I add them.\n</think>\n\nThe answer is 4."
     plain = ask(
-        thinker, structured_outputs=outputs, chat_template_kwargs={"enable_thinking": False}
+        thinker,
+        structured_outputs={"choice": [text]},
+        chat_template_kwargs={"enable_thinking": False},
     )
-    assert plain["message"]["content"].startswith("I add them.")
+    assert plain["message"]["content"] == text and "reasoning_content" not in plain["message"]
 
 
 def test_streamed_alike(thinker: Server) -> None:
@@ -61,7 +67,9 @@ def test_streamed_alike(thinker: Server) -> None:
         "max_tokens": 40,
     }
     (stream,) = streamed(thinker, body)
-    assert stream["content"] == (ask(thinker, max_tokens=40)["message"]["content"] or "")
+    message = ask(thinker, max_tokens=40)["message"]
+    assert stream["content"] == (message["content"] or "")
+    assert stream["reasoning"] == message["reasoning_content"] != ""
 
 
 def test_without_the_token_there_is_no_budget(thinker: Server) -> None:

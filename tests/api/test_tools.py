@@ -212,9 +212,9 @@ def test_several_calls_and_choices(client: openai.OpenAI) -> None:
     )  # type: ignore[call-overload]  # fmt: skip
     for choice in reply.choices:
         calls = choice.message.tool_calls
-        if choice.finish_reason == "tool_calls":
-            for call in calls:
-                valid(call)
+        assert choice.finish_reason == "tool_calls" and calls
+        for call in calls:
+            valid(call)
         assert len({c.id for c in calls}) == len(calls)
         assert choice.logprobs.content
 

@@ -99,6 +99,38 @@ def test_cuts_never_matter(text: str, style: ToolFormat, cuts: list[int]) -> Non
     assert read(text, style, cuts) == read(text, style, [])
 
 
+UNITS = [
+    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>", "```json\n",
+    "```tool_call\n", "```", '{"name": "f", "arguments": {"a": [1, "x}"]}}', '{"parameters": {}, "name": "g"}',
+    '{"name": "f"}', '{"a": 1}', "{", "}", "[", "]", '"', ":", ",", " ", "\n", ";", "hello", "get_x", "<", "`",
+    "\\", '"name"', '"arguments"', " " * 70, "\n" * 70, ", " * 140,
+]  # fmt: skip
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    st.lists(st.sampled_from(UNITS), max_size=14).map("".join),
+    st.sampled_from([None, HERMES, LLAMA3, MISTRAL, GEMMA]), st.booleans(), st.booleans(),
+    st.lists(st.integers(0, 400), max_size=30),
+)  # fmt: skip
+def test_cuts_never_matter_between_markers(
+    text: str, style: ToolFormat | None, reasoning: bool, thinking: bool, cuts: list[int]
+) -> None:
+    whole = read(text, style, [], reasoning, thinking)
+    assert read(text, style, cuts, reasoning, thinking) == whole
+    assert read(text, style, list(range(len(text))), reasoning, thinking) == whole
+
+
+@pytest.mark.parametrize(
+    "text", ["<tool_call></tool_call>Hi", "a <tool_call> \n<tool_call>b", '<tool_call>{"a": 1}</tool_call>',
+             "<tool_call>" + ", " * 300, "```json\n```\nHi", "[TOOL_CALLS]no call", "[TOOL_CALLS] " + "n" * 300 + "{}"]
+)  # fmt: skip
+@pytest.mark.parametrize("style", [HERMES, LLAMA3, MISTRAL, GEMMA], ids=lambda s: s.name)
+def test_what_is_no_call_is_content(text: str, style: ToolFormat) -> None:
+    """Markers that lead to no call stay where they were written."""
+    assert read(text, style, list(range(len(text)))) == (text, "", [])
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=60), st.lists(st.integers(0, 60), max_size=20))
 def test_plain_text_passes(text: str, cuts: list[int]) -> None:
@@ -148,7 +180,7 @@ def test_work_is_linear(unit: str, style: ToolFormat) -> None:
     text = unit * (50_000 // len(unit))
     for i in range(0, len(text), 16):
         parser.push(text[i : i + 16])
-        assert len(parser._held) + len(parser._skipped) < 1024
+        assert len(parser._stream.text) + len(parser._stream.preamble) < 1024
 
 
 def test_templates_without_tools() -> None:

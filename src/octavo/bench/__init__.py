@@ -1,1 +1,1 @@
-"""Measurements as commands; their results are JSON."""
+"""Benchmarks behind `octavo bench`."""

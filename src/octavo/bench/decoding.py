@@ -1,4 +1,4 @@
-"""What ways of decoding cost: seconds per step with each, against the same batch without."""
+"""What grammars, log-probabilities, adapters and beams add to a decoding step."""
 
 from __future__ import annotations
 

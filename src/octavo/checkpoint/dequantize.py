@@ -58,7 +58,7 @@ def _q8_0(b: U8) -> F32:
 
 
 def _k_scales(s: U8) -> tuple[F32, F32]:
-    """Twelve bytes of 6-bit fields -> scales and minima, `[blocks, 8]` each."""
+    """Unpacks twelve bytes of 6-bit fields to scales and minima, `[blocks, 8]` each."""
     low, mid, high = s[:, 0:4], s[:, 4:8], s[:, 8:12]
     scale = np.concatenate([low & 63, (high & 15) | (low >> 6) << 4], axis=1)
     minimum = np.concatenate([mid & 63, (high >> 4) | (mid >> 6) << 4], axis=1)

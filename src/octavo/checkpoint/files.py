@@ -25,7 +25,7 @@ _KINDS = {
 
 
 def open_regular(path: Path) -> int:
-    """A descriptor of a regular file, to be closed. Raises CheckpointError, and never waits."""
+    """Opens a regular file and returns its descriptor, without blocking. Raises CheckpointError."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as e:
@@ -71,14 +71,14 @@ def _integer(digits: str) -> int:
 
 
 def check_size(data: bytes, what: str) -> None:
-    """Raises CheckpointError for JSON of more parts than anything needs."""
+    """Raises CheckpointError for JSON with too many values."""
     values = sum(data.count(c) for c in (b",", b"[", b"{"))
     if values > MAX_VALUES:
         raise CheckpointError(f"{what}: {values} values; at most {MAX_VALUES} are read")
 
 
 def parse_json(data: bytes, what: str) -> Any:
-    """A JSON value of a bounded number of parts. Raises CheckpointError."""
+    """Parses JSON with a limit on the number of values. Raises CheckpointError."""
     check_size(data, what)
     try:
         value = json.loads(data, parse_int=_integer)
@@ -106,7 +106,7 @@ def read_json_list(path: Path, limit: int = MAX_JSON) -> list[Any]:
 
 
 def list_folder(folder: Path) -> dict[str, Path]:
-    """What lies in a folder, by name. Raises CheckpointError."""
+    """Paths of a folder's entries, by name. Raises CheckpointError."""
     try:
         return {p.name: p for p in sorted(folder.iterdir())}
     except (OSError, ValueError) as e:

@@ -13,12 +13,12 @@ _NO_MODEL = re.compile(r"(^|[-_.])(mmproj|imatrix)([-_.]|$)", re.IGNORECASE)
 
 
 def is_model_folder(folder: Path) -> bool:
-    """Whether it holds a Hugging Face model: a configuration and its weights."""
+    """True if the folder holds a Hugging Face model: a configuration and weights."""
     return (folder / "config.json").exists() and any(folder.glob("*.safetensors"))
 
 
 def gguf_models(files: Iterable[str]) -> list[str]:
-    """The GGUF files that are models: of sharded ones the first part, without projectors."""
+    """GGUF models of a folder: the first shard of each, without multimodal projectors."""
     models = []
     for file in sorted(f for f in files if f.endswith(".gguf")):
         shard = _SHARD.search(file)
@@ -29,7 +29,7 @@ def gguf_models(files: Iterable[str]) -> list[str]:
 
 
 def choose(files: Iterable[str], selection: str) -> str | None:
-    """The model of the wanted quantization (a word of its name, or a whole name)."""
+    """The GGUF file of a quantization, given a word of its name or the whole name."""
     models = gguf_models(files)
     for wanted in (selection,) if selection else QUANT_ORDER:
         if wanted in models:
@@ -43,7 +43,7 @@ def choose(files: Iterable[str], selection: str) -> str | None:
 
 
 def parts(file: str) -> list[str]:
-    """All files of a sharded model, given its first; the file itself when it is one."""
+    """All shards of a model, given the first. A model in one file is its only shard."""
     shard = _SHARD.search(file)
     if shard is None:
         return [file]
@@ -52,7 +52,7 @@ def parts(file: str) -> list[str]:
 
 
 def missing(path: Path) -> list[str]:
-    """Names of files that a model in a folder, or a GGUF file, speaks of but that are not there."""
+    """Names of files that a model refers to but that are missing."""
     if not path.is_dir():
         return [name for name in parts(path.name) if not (path.parent / name).exists()]
     wanted: set[str] = set()

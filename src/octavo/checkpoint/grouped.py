@@ -66,11 +66,11 @@ class Grouped(Tensor):
         return self.stored
 
     def raw(self) -> U8:
-        """Codes, scales and what else there is, one after another."""
+        """Codes, scales, minima and table, concatenated."""
         return np.concatenate([part.reshape(-1).view(np.uint8) for part in _parts(self.read())])
 
     def values(self) -> F32:
-        """In fp32, columns as they are stored."""
+        """The values in fp32, with columns in stored order."""
         c = self.read()
         n = self.shape[1]
         scales = np.repeat(c.scales, self.columns, axis=1)[:, :n]

@@ -75,7 +75,7 @@ def _demo(name: str, offline: bool, progress: Progress) -> Located:
 
 
 def _file_or_folder(name: str) -> Path | None:
-    """What a path means, if it is one: `FOLDER:QUANT` picks one of a folder's GGUF files."""
+    """Resolves a path; None if it is none. `FOLDER:QUANT` selects one of a folder's GGUF files."""
     try:
         path = Path(name).expanduser()
         folder, colon, selection = name.rpartition(":")
@@ -125,7 +125,7 @@ def _listing(names: list[str]) -> str:
 
 
 def _unknown(name: str) -> ModelNotFound:
-    """The error for a name that is nothing, with what may have been meant."""
+    """The error for an unknown model name, with suggestions."""
     if name.endswith((".gguf", "/")) or name.startswith((".", "/", "~")) or name.count("/") > 1:
         return ModelNotFound(f"no file or folder {name!r}")
     return ModelNotFound(
@@ -140,7 +140,7 @@ def _unknown(name: str) -> ModelNotFound:
 
 
 def names() -> list[str]:
-    """Names of the demos and of what the hub's cache holds: quick, for completion."""
+    """Names of the demos and of models in the hub's cache. Fast enough for shell completion."""
     here = sorted(
         f.name.removeprefix("models--").replace("--", "/", 1)
         for f in hub_cache().glob("models--*--*")

@@ -102,17 +102,17 @@ def hub_model(name: HubName, offline: bool) -> Path:
 
 
 class _Unreachable(Exception):
-    """Why the hub cannot be asked."""
+    """The hub cannot be reached; the message says why."""
 
 
 def _cached(name: HubName) -> Path | None:
-    """What the cache's snapshot has of it, whole or not."""
+    """The model's files in the cache, complete or not."""
     snapshot = _snapshot(name)
     return _select(snapshot, name.selection) if snapshot.is_dir() else None
 
 
 def _snapshot(name: HubName) -> Path:
-    """The folder of a revision's files, which need not be there."""
+    """The folder of a revision's files, which may not exist."""
     folder = repository_folder(name.repo)
     try:
         commit = (folder / "refs" / name.revision).read_text().strip()
@@ -129,7 +129,7 @@ def _select(folder: Path, selection: str) -> Path | None:
 
 
 def _finished(name: HubName, found: Path) -> bool:
-    """Whether nothing says that files beside the weights may be missing. A GGUF needs none."""
+    """True unless files beside the weights may be missing. A GGUF file needs no others."""
     if found.is_file():
         return True
     mark = download_mark(name.repo)
@@ -174,7 +174,7 @@ def _fetch(name: HubName) -> Path:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The client without its log, and without its bars where there is no terminal."""
+    """The hub's client, without its log, and without progress bars if there is no terminal."""
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled as disabled
     from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
 
@@ -192,7 +192,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _wanted(name: HubName) -> list[str]:
-    """The repository's files that make the model. Raises CacheError where they do not fit."""
+    """Files of the repository that the model needs. Raises CacheError if they do not fit."""
     from huggingface_hub import HfApi
 
     info = HfApi().model_info(name.repo, revision=name.revision, files_metadata=True)

@@ -1,4 +1,4 @@
-"""Which files a model was read from, to be sure they are the same when it is read again."""
+"""Detects changes of a model's files between two reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FileState = tuple[int, int, int, int]  # device, inode, bytes, nanoseconds of th
 
 
 def file_states(paths: Iterable[Path]) -> dict[str, FileState]:
-    """The states of those that are files, by path."""
+    """The states of those paths that exist, by path."""
     out = {}
     for path in paths:
         try:
@@ -23,7 +23,7 @@ def file_states(paths: Iterable[Path]) -> dict[str, FileState]:
 
 
 def check_unchanged(known: Mapping[str, FileState]) -> None:
-    """Raises ModelNotFound or ModelChanged, naming a file that is not what it was."""
+    """Raises ModelNotFound or ModelChanged, naming the first file that is gone or different."""
     now = file_states(map(Path, known))
     for path, state in known.items():
         if path not in now:

@@ -51,7 +51,7 @@ FEW = 3
 
 
 def suggest(name: str, here: Iterable[str]) -> tuple[str, ...]:
-    """Up to three names to use instead: of models that are here, or the hub's for a known name."""
+    """Up to three suggestions: models in the cache, or the hub's name of a well-known model."""
     asked = name.lower()
     family, _, tag = asked.partition(":")
     if asked in KNOWN:

@@ -1,4 +1,4 @@
-"""Path to checkpoint, whatever lies there."""
+"""Opens a model file or folder of any supported format."""
 
 from __future__ import annotations
 

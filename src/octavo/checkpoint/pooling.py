@@ -46,7 +46,7 @@ class Pooling:
     probability: bool = True
 
     def prepare(self, text: str) -> str:
-        """A text as the model is given it."""
+        """The text with the model's prompt, lower-cased if the model wants it."""
         text = self.prompt + text
         return text.lower() if self.lower else text
 
@@ -75,7 +75,7 @@ class Pooling:
 
 
 def unit(vector: Vector) -> Vector:
-    """The vector at length 1; zero stays zero."""
+    """The vector normalized to length 1. A zero vector stays zero."""
     length = float(np.linalg.norm(vector.astype(np.float64)))
     return (vector / np.float32(length)).astype(np.float32) if length else vector
 
@@ -114,7 +114,7 @@ def read_pooling(checkpoint: Checkpoint, encoder: bool) -> Pooling:
 
 
 def _check_widths(steps: list[Dense | None], checkpoint: Checkpoint) -> None:
-    """Raises CheckpointError for layers that do not take what comes before them."""
+    """Raises CheckpointError for layers whose inputs do not match the outputs before them."""
     width = checkpoint.metadata.get("hidden_size")
     for step in steps:
         if step is None:
@@ -196,7 +196,7 @@ def _preparation(checkpoint: Checkpoint) -> tuple[str, bool]:
 
 
 def _probability(checkpoint: Checkpoint) -> bool:
-    """Whether a cross-encoder's score is a probability. Raises Unsupported."""
+    """True if a cross-encoder's score is a probability. Raises Unsupported."""
     stored = checkpoint.metadata.get("sentence_transformers")
     wanted = stored.get("activation_fn") if isinstance(stored, dict) else None
     wanted = wanted or checkpoint.metadata.get("sbert_ce_default_activation_function")

@@ -1,4 +1,4 @@
-"""What deleting a model from the caches would take away, and doing it."""
+"""Finds and deletes the files of a model in the caches."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def find_removal(name: str) -> Removal:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of the files below; a link counts as a link."""
+    """Bytes of all files below a folder, without following links."""
     return sum(
         (Path(root) / file).lstat().st_size for root, _, files in os.walk(folder) for file in files
     )

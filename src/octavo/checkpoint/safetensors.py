@@ -83,7 +83,7 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
 
 
 def _weight_map(folder: Path, names: Collection[str]) -> dict[str, str]:
-    """The file of each tensor, where an index says it, whatever else lies in the folder."""
+    """The file of each tensor, as the index says. Other files of the folder are ignored."""
     index = "model.safetensors.index.json"
     if index not in names:
         return {}

@@ -36,5 +36,5 @@ def read_sampling(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A number of 32 bits as it was meant: 0.7, not 0.699999988."""
+    """The shortest decimal of a 32-bit float: 0.7 instead of 0.699999988."""
     return round(value, 6) if isinstance(value, float) else value

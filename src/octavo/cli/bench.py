@@ -51,6 +51,8 @@ def engine(
     json_file: Path | None,
 ) -> None:
     """Prefill and decode speed of MODEL, without HTTP."""
+    from dataclasses import asdict
+
     from octavo.bench.engine import bench_engine
     from octavo.checkpoint.hub import locate
     from octavo.errors import UsageError
@@ -62,15 +64,15 @@ def engine(
     if not batches or min(batches) < 1:
         raise UsageError("--batch takes numbers from 1, separated by commas", "--batch 1,8,32")
     located = locate(model)
-    result = bench_engine(located.path, located.name, batches, prompt, output, threads, repeats)
+    report = bench_engine(located.path, located.name, batches, prompt, output, threads, repeats)
     table(
         [
             (
-                r["batch"], r["prompt"], r["output"], f"{r['prefill_tps']:.1f}",
-                f"{r['decode_tps']:.1f}", f"{r['ttft_ms']:.1f}", f"{r['overhead']:.1f}",
-                f"{r['rss_mb']:.1f}",
+                r.batch, r.prompt, r.output, f"{r.prefill_tps:.1f}",
+                f"{r.decode_tps:.1f}", f"{r.ttft_ms:.1f}", f"{r.overhead:.1f}",
+                f"{r.rss_mb:.1f}",
             )
-            for r in result["runs"]
+            for r in report.runs
         ],
         (
             "batch", "prompt", "output", "prefill tok/s", "decode tok/s", "ttft ms", "overhead %",
@@ -78,12 +80,12 @@ def engine(
         ),
         right=tuple(range(8)),
     )  # fmt: skip
-    for r in result["runs"]:
-        say(f"batch {r['batch']}: {_phases(r['phases'])}")
-        if r["expert_mb"]:
-            say(f"batch {r['batch']}: {r['expert_mb']:.1f} MB of experts' weights read a step")
+    for r in report.runs:
+        say(f"batch {r.batch}: {_phases(r.phases)}")
+        if r.expert_mb:
+            say(f"batch {r.batch}: {r.expert_mb:.1f} MB of experts' weights read a step")
     if json_file:
-        json_file.write_text(json.dumps(result, indent=1) + "\n")
+        json_file.write_text(json.dumps(asdict(report), indent=1) + "\n")
 
 
 def _phases(phases: dict[str, float]) -> str:

@@ -66,7 +66,7 @@ def _memory() -> str:
 
 
 def _compiler() -> str:
-    """What would build the kernels from source."""
+    """The first C++ compiler found, with its version."""
     for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
         if name and (path := shutil.which(name)):
             result = subprocess.run(
@@ -77,7 +77,7 @@ def _compiler() -> str:
 
 
 def _cache() -> str:
-    """Where models are kept, whether they can be, and how much room there is."""
+    """The cache folder, whether it can be written to, and the free space of its disk."""
     from octavo.checkpoint.cache import cache_folder
     from octavo.errors import CacheError
 

@@ -1,4 +1,4 @@
-"""Lines typed at a terminal: editing, a history that lasts, and Tab."""
+"""Reads lines from a terminal, with editing, a persistent history and completion."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LineEditor:
                 self._file = self._open(history_file())
 
     def _open(self, file: Path) -> Path:
-        """Reads the history and shortens its file, which only this user may read."""
+        """Loads the history and truncates its file, which is readable by this user only."""
         import readline
 
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -56,7 +56,7 @@ class LineEditor:
         return line
 
     def _remember(self, line: str) -> None:
-        """Adds a line to the history and at once to its file: a closed window loses nothing."""
+        """Adds a line to the history and immediately to its file, so that nothing is lost."""
         with contextlib.suppress(ImportError, OSError):
             import readline
 
@@ -84,7 +84,7 @@ class LineEditor:
 
 
 def complete(text: str, state: int) -> str | None:
-    """The `state`-th way to complete the word at the cursor: a command, or the file of /save."""
+    """The `state`-th completion of the word at the cursor: a command, or the file of /save."""
     import readline
 
     line = readline.get_line_buffer()[: readline.get_endidx()]

@@ -87,7 +87,7 @@ def cli(debug: bool) -> None:
 
 
 def _typed() -> list[str]:
-    """The command as it was typed, keys replaced by where they may be read from."""
+    """The command as it was typed, with variables in place of the values of keys."""
     words = ["octavo", *sys.argv[1:]]
     for i, word in enumerate(words):
         option, equals, _ = word.partition("=")
@@ -105,7 +105,7 @@ def _join(words: list[str]) -> str:
 
 
 def _paste(hint: str) -> str:
-    """What can be pasted: an option or a variable alone becomes the typed command with it."""
+    """A suggestion as a complete command: an option or variable is added to the typed command."""
     if re.match(r"[A-Z_]+=\S*$", hint):
         return f"{hint} {_join(_typed())}"
     if not hint.startswith("--"):
@@ -155,7 +155,7 @@ def _fail(message: str, hints: list[str], code: int) -> NoReturn:
 
 
 def _broken_pipe() -> NoReturn:
-    """Ends in silence when nobody reads any more; the interpreter must not flush into the pipe."""
+    """Exits silently after a broken pipe, before the interpreter flushes to it once more."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)
 

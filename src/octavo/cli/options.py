@@ -1,4 +1,4 @@
-"""Options that several commands share, and what their values may be."""
+"""Options shared by several commands, and the types of their values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_COUNT = (1 << 31) - 1  # more than any number of tokens, requests or seconds
 
 
 class Number(click.FloatRange):
-    """A number within a range; not a number and the infinities are outside of all."""
+    """A finite number within a range."""
 
     name = "number"
 
@@ -33,14 +33,14 @@ class Number(click.FloatRange):
 
 
 def count(low: int = 1, high: int = MAX_COUNT) -> click.IntRange:
-    """Whole numbers of something."""
+    """An integer within a range."""
     return click.IntRange(low, high)
 
 
 def _complete_model(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Names of models that are here, then files."""
+    """Completes the names of models in the cache, then files."""
     from click.shell_completion import CompletionItem
 
     from octavo.checkpoint.hub import names
@@ -125,14 +125,14 @@ def sampling(command: F) -> F:
 
 
 def sampled(defaults: SamplingParams, given: dict[str, Any]) -> SamplingParams:
-    """A model's defaults with what was asked for."""
+    """The model's default sampling parameters, changed by the given options."""
     import msgspec
 
     return msgspec.structs.replace(defaults, **{k: v for k, v in given.items() if v is not None})
 
 
 def parse_adapters(given: tuple[str, ...]) -> tuple[tuple[str, Path], ...]:
-    """NAME=FOLDER pairs. Raises UsageError."""
+    """Parses NAME=FOLDER options. Raises UsageError."""
     from octavo.errors import UsageError
 
     out = []

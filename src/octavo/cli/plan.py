@@ -49,7 +49,7 @@ def plan(
 
 
 def _record(name: str, p: Plan, matrices: list[PackedMatrices]) -> dict[str, object]:
-    """The plan under names that stay."""
+    """The plan as JSON. The names are stable."""
     return {
         "model": name,
         "weights": p.weights,

@@ -1,4 +1,4 @@
-"""All that commands print: text without control characters, tables, and progress bars."""
+"""Output of commands: text without control characters, tables and progress bars."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _console() -> Console:
 
 @contextmanager
 def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, which is full when the work is done; one line elsewhere."""
+    """A progress bar on a terminal; elsewhere one line."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +16,7 @@ from octavo.cli.screen import say, say_json, table
 if TYPE_CHECKING:
     from octavo.checkpoint.hub import Located
     from octavo.engine.loader import OpenModel
+    from octavo.program import Task
 
 TASKS = {"embed": "embeddings (/v1/embeddings)", "rank": "reranking (/v1/rerank)"}
 
@@ -41,13 +43,33 @@ def show(model: str, program: bool, offline: bool, as_json: bool) -> None:
         return
     record = _record(located, opened)
     if as_json:
-        say_json(record)
+        say_json(asdict(record))
     else:
         table(_rows(record))
 
 
-def _record(located: Located, opened: OpenModel) -> dict[str, Any]:
-    """What is known of the model without loading it, under names that stay."""
+@dataclass(frozen=True)
+class _Record:
+    """What is known of a model without loading it. The names are those of --json."""
+
+    name: str
+    path: str
+    architecture: str
+    task: Task
+    parameters: int
+    bytes: int
+    tensors: dict[str, int]
+    layers: int
+    vocabulary: int
+    context: int
+    kv_heads: int
+    head_dim: int
+    kv_bytes_per_token: int
+    chat_template: bool
+    sampling: dict[str, float]
+
+
+def _record(located: Located, opened: OpenModel) -> _Record:
     from octavo.checkpoint.sampling import RECOMMENDED
     from octavo.engine.defaults import default_params
     from octavo.engine.request import SamplingParams
@@ -59,46 +81,46 @@ def _record(located: Located, opened: OpenModel) -> dict[str, Any]:
     values = sum(2 * layer.kv_heads * layer.head_dim for layer in p.cache)
     defaults, plain = default_params(checkpoint, located.sampling), SamplingParams()
     recommended = [n for n in RECOMMENDED if getattr(defaults, n) != getattr(plain, n)]
-    return {
-        "name": located.name,
-        "path": str(Path(checkpoint.path)),
-        "architecture": checkpoint.architecture,
-        "task": p.task,
-        "parameters": sum(prod(t.shape) for t in checkpoint.tensors.values()),
-        "bytes": checkpoint.nbytes,
-        "tensors": dict(types.most_common()),
-        "layers": len(p.cache),
-        "vocabulary": p.vocabulary,
-        "context": p.context,
-        "kv_heads": widest.kv_heads,
-        "head_dim": widest.head_dim,
-        "kv_bytes_per_token": 2 * values,
-        "chat_template": template_source(checkpoint) is not None,
-        "sampling": {n: getattr(defaults, n) for n in recommended},
-    }
+    return _Record(
+        name=located.name,
+        path=str(Path(checkpoint.path)),
+        architecture=checkpoint.architecture,
+        task=p.task,
+        parameters=sum(prod(t.shape) for t in checkpoint.tensors.values()),
+        bytes=checkpoint.nbytes,
+        tensors=dict(types.most_common()),
+        layers=len(p.cache),
+        vocabulary=p.vocabulary,
+        context=p.context,
+        kv_heads=widest.kv_heads,
+        head_dim=widest.head_dim,
+        kv_bytes_per_token=2 * values,
+        chat_template=template_source(checkpoint) is not None,
+        sampling={n: getattr(defaults, n) for n in recommended},
+    )
 
 
-def _rows(r: dict[str, Any]) -> list[tuple[str, object]]:
+def _rows(r: _Record) -> list[tuple[str, object]]:
     from octavo.engine.plan import size
 
     rows = [
-        ("path", r["path"]),
-        ("architecture", r["architecture"]),
-        ("parameters", f"{r['parameters'] / 1e6:,.1f} M"),
-        ("size", size(r["bytes"])),
-        ("tensors", ", ".join(f"{n} {t}" for t, n in r["tensors"].items())),
-        ("layers", r["layers"]),
-        ("vocabulary", f"{r['vocabulary']:,}"),
-        ("context", f"{r['context']:,}"),
+        ("path", r.path),
+        ("architecture", r.architecture),
+        ("parameters", f"{r.parameters / 1e6:,.1f} M"),
+        ("size", size(r.bytes)),
+        ("tensors", ", ".join(f"{n} {t}" for t, n in r.tensors.items())),
+        ("layers", r.layers),
+        ("vocabulary", f"{r.vocabulary:,}"),
+        ("context", f"{r.context:,}"),
         (
             "KV cache",
-            f"{r['kv_heads']} heads of {r['head_dim']}, "
-            f"{r['kv_bytes_per_token'] / 1024:.1f} KiB a token in bf16",
+            f"{r.kv_heads} heads of {r.head_dim}, "
+            f"{r.kv_bytes_per_token / 1024:.1f} KiB a token in bf16",
         ),
     ]
-    if r["task"] == "generate":
-        chats = "yes" if r["chat_template"] else "no: a base model, use /v1/completions"
-        given = ", ".join(f"{n} {value:g}" for n, value in r["sampling"].items())
+    if r.task == "generate":
+        chats = "yes" if r.chat_template else "no: a base model, use /v1/completions"
+        given = ", ".join(f"{n} {value:g}" for n, value in r.sampling.items())
         sampling = given or "the model's files recommend nothing"
         return [*rows, ("sampling", sampling), ("chat template", chats)]
-    return [*rows, ("task", TASKS[r["task"]])]
+    return [*rows, ("task", TASKS[r.task])]

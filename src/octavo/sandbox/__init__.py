@@ -1,1 +1,1 @@
-"""What strangers wrote runs here: in processes that the system limits and that can be killed."""
+"""Worker processes with limits on CPU time and memory, for untrusted templates and grammars."""

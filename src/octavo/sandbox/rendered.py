@@ -1,4 +1,4 @@
-"""What comes back from rendering a chat template."""
+"""The result of rendering a chat template in a worker."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import msgspec
 
 
 class Rendered(msgspec.Struct, frozen=True):
-    """A conversation as text, or what is wrong.
+    """The rendered text, or an error.
 
-    invalid: it cannot be compiled; refused: it says so itself; failed: what it ran into.
-    variables: all that it takes.
+    invalid: the template cannot be compiled. refused: it raised an exception on purpose. failed:
+    the name of another error. variables: names that it reads.
     """
 
     text: str = ""

@@ -29,7 +29,7 @@ def _tojson(
     value: Any, ensure_ascii: bool = False, indent: int | None = None,
     separators: tuple[str, str] | None = None, sort_keys: bool = False,
 ) -> str:  # fmt: skip
-    """With the parameters and defaults that transformers gives it."""
+    """The tojson filter, with the parameters and defaults of transformers."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -50,7 +50,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 class _Renderer:
-    """One template, compiled with the first task: that too is work."""
+    """One template. Compiled with the first task, so that compiling counts against its limits."""
 
     def __init__(self, source: bytes) -> None:
         self._source = source.decode()

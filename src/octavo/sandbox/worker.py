@@ -1,7 +1,7 @@
-"""Work on what strangers wrote, in processes that can be killed.
+"""A pool of worker processes for untrusted input, with limits on CPU time and memory.
 
-A worker is limited by the system itself: CPU time of a task by a timer whose signal ends the
-process, memory by its address space. Nothing of what runs in it has to count or measure anything.
+The kernel enforces the limits: a profiling timer kills the worker when a task takes too much CPU
+time, and its address space is bounded. Code that runs in a worker need not count anything.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from octavo.errors import OctavoError, Overloaded
 from octavo.process import python_module
 
 HEADER = 4
-PATIENCE = 60.0  # seconds of a clock on the wall, for a host that has no time for a task
+PATIENCE = 60.0  # seconds of real time until a task fails because the host is too busy
 MEMORY = 1 << 30
 
-# What a task used up, by the signal that ended its worker.
+# What a task ran out of, by the signal that ended its worker.
 COSTS: dict[int, str] = {
     signal.SIGPROF: "time", signal.SIGABRT: "memory", signal.SIGSEGV: "memory",
 }  # fmt: skip
@@ -34,11 +34,11 @@ Handler = Callable[[bytes], bytes]
 
 
 class TooCostly(OctavoError):
-    """A task took more CPU time or memory than it may; which of the two is the message."""
+    """A task exceeded its limit. The message is "time" or "memory"."""
 
 
 class _Start(msgspec.Struct, frozen=True):
-    """The first frame. about: what the worker needs to know for all of its tasks."""
+    """The first frame: limits, and `about`, the data that `prepare` gets."""
 
     seconds: float
     memory: int
@@ -46,7 +46,7 @@ class _Start(msgspec.Struct, frozen=True):
 
 
 class _Reply(msgspec.Struct, frozen=True):
-    """The answer to a task, or to the first frame; `memory`: there was too little."""
+    """The answer to a task or to the first frame. memory: the task ran out of memory."""
 
     body: bytes = b""
     memory: bool = False
@@ -60,7 +60,7 @@ def _frame(body: bytes) -> bytes:
 
 
 def serve(prepare: Callable[[bytes], Handler]) -> None:
-    """The main function of a worker: answers tasks on standard input until its end."""
+    """Main function of a worker: answers tasks from standard input until it is closed."""
     connection = socket.socket(fileno=0)
     with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
         start = msgspec.msgpack.decode(_receive(connection, None), type=_Start)
@@ -97,11 +97,11 @@ def _exactly(connection: socket.socket, count: int, deadline: float | None) -> b
     return bytes(data)
 
 
-# -- on the other side --------------------------------------------------------------------------
+# -- in the parent process ------------------------------------------------------------------------
 
 
 class _Worker:
-    """One process and the connection to it. Its birth is not waited for before its first task."""
+    """One process and the connection to it. Only its first task waits for it to start."""
 
     def __init__(self, module: str, start: bytes) -> None:
         own, its = socket.socketpair()
@@ -132,8 +132,8 @@ class _Worker:
         self._connection.sendall(_frame(body))
 
     def end(self, grace: float = 0.0) -> int:
-        """Ends the process, after `grace` seconds for it to end by itself; gives what it ended
-        with, minus the signal if it was one."""
+        """Waits `grace` seconds for the process to end, then kills it. Returns its exit code, or
+        minus the signal that ended it."""
         self._connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.process.wait(grace)
@@ -142,10 +142,10 @@ class _Worker:
 
 
 class WorkerPool:
-    """Up to `count` workers, started when they are needed. Threads may share a pool.
+    """Up to `count` workers, started on demand. Thread-safe.
 
-    module: run by Python, calls `serve`; about: given to its `prepare`. seconds: CPU time of a
-    task; memory: address space of a worker.
+    module: a Python module that calls `serve`. about: data for its `prepare` function. seconds: CPU
+    time of a task. memory: address space of a worker in bytes. patience: real time of a task.
     """
 
     def __init__(
@@ -161,9 +161,9 @@ class WorkerPool:
         self.close = weakref.finalize(self, _end_all, self._all)  # also when nobody closes it
 
     def warm(self) -> None:
-        """Starts a worker, so that the first task need not wait for all of its birth."""
+        """Starts a worker in advance, so that the first task waits less."""
         with contextlib.suppress(OSError), self._lock:
-            self._idle.append(self._born())
+            self._idle.append(self._spawn())
 
     def ask(self, task: bytes) -> bytes:
         """The answer to a task. Raises TooCostly, or Overloaded when the host is at fault."""
@@ -175,7 +175,7 @@ class WorkerPool:
         finally:
             self._slots.release()
 
-    def _born(self) -> _Worker:
+    def _spawn(self) -> _Worker:
         worker = _Worker(self._module, self._start)
         self._all.add(worker)
         return worker
@@ -183,7 +183,7 @@ class WorkerPool:
     def _ask(self, task: bytes, deadline: float) -> bytes:
         try:
             with self._lock:
-                worker = self._idle.pop() if self._idle else self._born()
+                worker = self._idle.pop() if self._idle else self._spawn()
         except OSError:  # no handles, no memory, no processes
             raise _busy() from None
         healthy, ended = False, 0

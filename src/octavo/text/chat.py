@@ -1,4 +1,4 @@
-"""Chat templates: rendered in a process that can be killed, then encoded."""
+"""Chat templates: rendered in a sandboxed worker process, then encoded to token ids."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ESCAPES = [chr(c) for c in range(0xFDD0, 0xFDF0)]  # noncharacters: never in exc
 class ChatTemplate:
     """Renders conversations. Raises RequestError when the template is at fault.
 
-    style: how the model writes tool calls. reasons: whether its replies may hold thoughts.
+    style: how the model writes tool calls. reasons: whether the model may write thoughts.
     """
 
     def __init__(self, source: str, tokenizer: Tokenizer) -> None:
@@ -48,7 +48,7 @@ class ChatTemplate:
 
     @cached_property
     def _variables(self) -> list[str]:
-        """What the template takes."""
+        """Names of the variables that the template reads."""
         return self._ask(b"").variables
 
     def check(self) -> None:
@@ -56,7 +56,7 @@ class ChatTemplate:
         assert self._variables is not None
 
     def close(self) -> None:
-        """Ends the processes that render; they also end with the template."""
+        """Ends the worker processes. They also end when the template is garbage collected."""
         self._workers.close()
 
     def _ask(self, task: bytes) -> Rendered:
@@ -104,10 +104,11 @@ class ChatTemplate:
         generation: bool = True,
         continued: bool = False,
     ) -> list[int]:
-        """Ids of a conversation up to where the assistant speaks, as `generation` says.
+        """Token ids of a conversation.
 
-        options: further values for the template. continued: the end of the last message is left
-        open. Raises RequestError.
+        options: further variables for the template. generation: open the assistant's reply at the
+        end. continued: leave out the end of the last message, so that it can be continued. Raises
+        RequestError.
         Control tokens written by the template count; the same characters in a message stay text.
         Tools, calls and their results are written as text where the template knows nothing of them.
         """
@@ -128,7 +129,7 @@ class ChatTemplate:
         return self._tokenizer.encode_rendered(text, escape)
 
     def thinking(self, ids: list[int]) -> bool:
-        """Whether a rendered conversation leaves the model inside its thoughts."""
+        """True if the prompt ends inside the model's thoughts."""
         saying = self._tokenizer.bytes_saying((THINK, THOUGHT))
         end = b"".join(saying[i] for i in ids[-8:]).decode("utf-8", "replace")
         return self.reasons and end.rstrip().endswith(THINK)
@@ -142,7 +143,7 @@ def _json(value: Any, ensure_ascii: bool = True) -> str:
 
 
 def _left_open(text: str, last: str) -> str:
-    """A rendered conversation up to the end of what its last message says."""
+    """The rendered text up to the end of the last message's content."""
     at = text.rfind(last.strip())
     if at < 0 or not last.strip():
         raise RequestError("the last message leaves nothing to continue", "continue_final_message")
@@ -161,7 +162,7 @@ def _map_text(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def template_source(checkpoint: Checkpoint) -> str | None:
-    """The chat template a checkpoint carries, if it does."""
+    """The chat template stored in a checkpoint, None if there is none."""
     if checkpoint.format == "gguf":
         value = checkpoint.metadata.get("tokenizer.chat_template")
         return value if isinstance(value, str) else None

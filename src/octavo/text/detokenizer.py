@@ -1,4 +1,4 @@
-"""Ids to text, a token at a time, without ever showing half a character."""
+"""Token ids to text, one token at a time. Incomplete UTF-8 characters are held back."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from octavo.text.stop_strings import StopStrings
+
 _BYTE = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for the 256 bytes."""
+    """GPT-2's mapping of the 256 bytes to printable characters, inverted."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     table = {chr(b): b for b in plain}
     for n, b in enumerate(b for b in range(256) if b not in plain):
@@ -28,7 +30,7 @@ def _is_byte_level(node: Any) -> bool:
 def token_bytes(
     description: Any, vocabulary: Mapping[str, int], control: frozenset[int]
 ) -> list[bytes]:
-    """The bytes each id stands for; control tokens stand for none."""
+    """The bytes of each token id. Control tokens have none."""
     out = [b""] * (max(vocabulary.values(), default=-1) + 1)
     alphabet = _byte_alphabet() if _is_byte_level(description) else None
     for token, i in vocabulary.items():
@@ -44,10 +46,7 @@ def token_bytes(
 
 
 class Detokenizer:
-    """Turns a stream of ids into whole characters; half a one at the end is not shown.
-
-    Streams of any cut give the same text.
-    """
+    """Turns a stream of token ids into whole characters. Drops an incomplete one at the end."""
 
     def __init__(self, table: list[bytes]) -> None:
         self._table = table
@@ -58,54 +57,18 @@ class Detokenizer:
         return self._decoder.decode(self._table[token] if token < len(self._table) else b"")
 
 
-class StopStrings:
-    """Cuts text at the first stop string, holding back what might be the beginning of one."""
-
-    def __init__(self, stops: list[str]) -> None:
-        self._stops = [s for s in stops if s]
-        self._held = ""
-        self.matched: str | None = None
-
-    def push(self, text: str) -> str:
-        """The text that is safe to show. After a match nothing more comes."""
-        if self.matched is not None or not self._stops:
-            return "" if self.matched is not None else text
-        self._held += text
-        found = [(at, -len(s), s) for s in self._stops if (at := self._held.find(s)) >= 0]
-        if found:
-            at, _, self.matched = min(found)
-            shown, self._held = self._held[:at], ""
-            return shown
-        keep = max(self._overlap(s) for s in self._stops)
-        cut = len(self._held) - keep
-        shown, self._held = self._held[:cut], self._held[cut:]
-        return shown
-
-    def _overlap(self, stop: str) -> int:
-        """Length of the longest end of the held text that begins `stop`."""
-        for n in range(min(len(stop) - 1, len(self._held)), 0, -1):
-            if self._held.endswith(stop[:n]):
-                return n
-        return 0
-
-    def finish(self) -> str:
-        """The held text, when the stream ends without a match."""
-        held, self._held = self._held, ""
-        return held
-
-
 class TextStream:
-    """A request's tokens as text to show: whole characters, up to the first stop string."""
+    """Turns a request's tokens into text, up to the first stop string."""
 
     def __init__(self, table: list[bytes], stops: list[str]) -> None:
         self._detokenizer = Detokenizer(table)
         self._stops = StopStrings(stops)
 
     def push(self, token: int | None, finish: str | None) -> tuple[str, str | None]:
-        """Takes a token, an end, or both; gives new text and how the answer ended, if it did.
+        """Takes a token, an engine's finish, or both. Returns (new text, finish reason or None).
 
-        A token that comes with the end "stop" ends the answer and is not part of it; one that comes
-        with "complete" is its last, and the answer's end is a stop.
+        A token with the finish "stop" is not part of the text. A token with the finish "complete"
+        (a grammar has ended) is; the finish reason is "stop" for both.
         """
         text = ""
         if token is not None and finish != "stop":

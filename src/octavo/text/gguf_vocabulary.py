@@ -23,7 +23,7 @@ MAX_LENGTH = 512
 
 
 def _merges(metadata: Metadata) -> list[tuple[str, str]]:
-    """The pairs to join; a part may begin with the space that would divide them."""
+    """Parses merges ("left right"). Either side may itself begin with a space."""
     merges = metadata.get("tokenizer.ggml.merges")
     if not isinstance(merges, list) or not all(isinstance(m, str) for m in merges):
         raise CheckpointError("the vocabulary has no merges")
@@ -152,7 +152,7 @@ BUILDERS = {
 
 
 def adds_bos(metadata: Metadata) -> bool:
-    """Whether plain prompts begin with the token that begins texts."""
+    """True if plain prompts begin with the bos token."""
     model, pre = (str(metadata.get(f"tokenizer.ggml.{key}")) for key in ("model", "pre"))
     usual = model in ("llama", "gemma4") or pre in splitting.ADDS_BOS
     return bool(metadata.get("tokenizer.ggml.add_bos_token", usual))

@@ -59,7 +59,7 @@ def from_grammar(text: str, param: str = "structured_outputs") -> str:
 
 
 def _options(text: str, param: str) -> tuple[dict[str, Any], str]:
-    """What a grammar's first line tells llguidance, and the rest of it."""
+    """(llguidance options of a grammar's first line, the rest of the grammar)."""
     first, _, rest = text.partition("\n")
     if not first.startswith("%llguidance"):
         return {}, text

@@ -1,4 +1,4 @@
-"""JSON Schemas made ready for llguidance: bounded, exact, and closed where they leave it open."""
+"""Prepares JSON Schemas for llguidance: limits, exact formats, no undeclared properties."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def json_term(schema: Any, param: str) -> str:
 
 
 def _check_depth(value: Any, param: str) -> None:
-    """Bounds on nesting and enumerations, without recursion."""
+    """Checks limits on nesting and enumerations. Raises RequestError."""
     level = [value]
     for _ in range(MAX_DEPTH):
         below: list[Any] = []
@@ -189,14 +189,14 @@ def _children(key: str, value: Any) -> list[Any]:
 
 
 def _only_adds(key: str, value: Any, root: Schema) -> bool:
-    """Whether less under a keyword never means that more is allowed."""
+    """True if restricting the subschemas of a keyword never allows more instances."""
     if key in ("allOf", "anyOf", "$ref"):
         return True
     return key == "oneOf" and isinstance(value, list) and _told_apart(value, root)
 
 
 def _told_apart(branches: list[Any], root: Schema) -> bool:
-    """Whether alternatives exclude each other by the constant of a property all of them require."""
+    """True if alternatives exclude each other by a constant property that all of them require."""
     tags: list[dict[str, str]] = []
     for branch in branches:
         if isinstance(branch, dict) and isinstance(branch.get("$ref"), str):
@@ -213,7 +213,7 @@ def _told_apart(branches: list[Any], root: Schema) -> bool:
 
 
 def _tag(schema: Any) -> str | None:
-    """The only string that a schema allows, if that is plain to see."""
+    """The only string that a schema allows (`const` or a single `enum`), else None."""
     if not isinstance(schema, dict):
         return None
     values = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -223,7 +223,7 @@ def _tag(schema: Any) -> str | None:
 
 
 def _resolve(root: Schema, reference: Any) -> Any:
-    """What a JSON pointer within the document leads to, None for other references."""
+    """Resolves a JSON pointer within the document. None for other references."""
     if not isinstance(reference, str) or not re.match(r"#(/|$)", reference):
         return None
     part: Any = root

@@ -1,24 +1,28 @@
-"""A model's reply taken apart as it comes: thoughts, content and tool calls.
+"""Splits a chat reply into thoughts, content and tool calls while it is generated.
 
-Linear in the length of the text and without evaluating any of it: calls are found by their markers
-and cut out of their JSON by a scanner that only knows strings and nesting.
+The parsers below are coroutines that read from one `_Stream`: each runs as far as the text allows
+and yields when it needs more. A reply gives the same result in whatever pieces it comes. Text that
+may still belong to a marker is held back; how much is bounded, so the work is linear in its length.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
+from octavo.text.call_scanner import MAX_NAME, CallScanner
+from octavo.text.stop_strings import first_match, partial_match
 from octavo.text.tools import THINK, THOUGHT, ToolFormat
 
-NAME_LENGTH = 256
-SPACE = 64  # characters of white space held back, at most
-KEYS = {"name", "arguments", "parameters", "id", "type"}
+MAX_SPACE = 64  # characters of white space held back before a marker
+MAX_PREAMBLE = 256  # characters held back between a marker and the call that may follow
+SEPARATORS = " \t\r\n,;"
 
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """A piece of tool call `index`: its beginning has an id and a name, the rest more arguments."""
+    """New text of tool call number `index`. The first has its id and name, the rest arguments."""
 
     index: int
     id: str | None = None
@@ -28,7 +32,7 @@ class CallDelta:
 
 @dataclass(slots=True)
 class Delta:
-    """What a piece of text turned out to be."""
+    """What is new in a reply."""
 
     content: str = ""
     reasoning: str = ""
@@ -38,256 +42,213 @@ class Delta:
         return bool(self.content or self.reasoning or self.calls)
 
 
-class _Object:
-    """Scans `{"name": ..., "arguments": {...}}`, keys in any order, for the name and the arguments.
-
-    With a `name` from elsewhere the whole object is the arguments. `failed`: it is not a call.
-    """
-
-    def __init__(self, name: str | None = None) -> None:
-        self.name = name
-        self.done = self.failed = False
-        self.raw: list[str] = []
-        self._whole = name is not None
-        self._depth = 0
-        self._string = self._escape = False
-        self._key = ""
-        self._after_colon = False
-        self._token = ""  # the last string at depth 1
-        self._arguments: list[str] = []  # not given out yet
-
-    def push(self, text: str) -> tuple[str, str]:
-        """(arguments this adds, text after the object)."""
-        end = len(text)
-        for i, c in enumerate(text):
-            self._scan(c)
-            if self.done or self.failed:
-                end = i + 1
-                break
-        self.raw.append(text[:end])
-        if self.name is None:
-            return "", text[end:]
-        out, self._arguments = "".join(self._arguments), []
-        return out, text[end:]
-
-    def _scan(self, c: str) -> None:
-        inside = self._whole or (self._depth > 1 and self._value_is_arguments)
-        if self._string:
-            self._in_string(c)
-        elif c == '"':
-            self._string, self._token = True, ""
-        elif c in "{[":
-            self._depth += 1
-            inside = inside or self._whole or (self._depth > 1 and self._value_is_arguments)
-        elif c in "}]":
-            self._depth -= 1
-            self.done = self._depth == 0
-            self.failed = self.done and self.name is None
-        elif self._depth == 1 and c == ":" and not self._after_colon:
-            self._key, self._after_colon = self._token, True
-            self.failed = self.name is None and self._key not in KEYS
-        elif self._depth == 1 and c == ",":
-            self._after_colon = False
-        if inside:
-            self._arguments.append(c)
-
-    @property
-    def _value_is_arguments(self) -> bool:
-        return self._after_colon and self._key in ("arguments", "parameters")
-
-    def _in_string(self, c: str) -> None:
-        if self._escape:
-            self._escape = False
-        elif c == "\\":
-            self._escape = True
-        elif c == '"':
-            self._string = False
-            if self._depth == 1 and self._after_colon and self._key == "name" and not self._whole:
-                self.name = self._token
-            return
-        if self._depth == 1 and len(self._token) <= NAME_LENGTH:
-            self._token += c
-
-
 class ReplyParser:
-    """Splits one reply. thinking: whether the prompt left the model inside its thoughts.
+    """Splits one reply.
 
-    tools: how calls are written, None when none are expected; reasoning: whether thoughts are told
-    apart from content.
+    tools: how the model writes calls, None if it may make none. reasoning: whether to look for
+    thoughts. thinking: whether the prompt ended within thoughts. calls: number of calls so far.
     """
 
     def __init__(self, tools: ToolFormat | None, reasoning: bool, thinking: bool) -> None:
-        self._format = tools
-        self._held = ""  # might be the beginning of a marker, or white space before one
-        self._state = "think" if thinking and reasoning else "start" if reasoning else "text"
-        self._object: _Object | None = None
-        self._announced = False  # the call being read
-        self._bare = False  # it has no arguments yet
-        self._skipped = ""  # since content ended: content after all if no call begins
-        self._started = False  # some content has been shown
-        self.calls = 0
+        self._stream = _Stream()
+        self._parser = _parse_reply(self._stream, tools, reasoning, thinking and reasoning)
+
+    @property
+    def calls(self) -> int:
+        return self._stream.calls
 
     def push(self, text: str) -> Delta:
         """What `text` adds."""
-        out = Delta()
-        rest = self._held + text
-        self._held = ""
-        while rest:
-            before, state = rest, self._state
-            rest = getattr(self, f"_{self._state}")(rest, out)
-            if rest == before and self._state == state:
-                self._held = rest
-                break
-        return out
+        self._stream.text += text
+        return self._advance()
 
     def finish(self) -> Delta:
         """What is left when the reply ends."""
-        out = Delta()
-        held, self._held = self._held, ""
-        if self._object is not None and self._object.name is None:
-            held = "".join(self._object.raw) + held
-        if self._state == "think":
-            out.reasoning = held
-        elif self._skipped or (self._state != "between" and (held.strip() or not self.calls)):
-            out.content = self._skipped + held
-        return out
+        self._stream.ended = True
+        return self._advance()
 
-    # -- states: each takes text from the front and returns what is left; unchanged: needs more ----
+    def _advance(self) -> Delta:
+        next(self._parser, None)
+        delta, self._stream.delta = self._stream.delta, Delta()
+        return delta
 
-    def _start(self, text: str, out: Delta) -> str:
-        """Before anything: thoughts may be opened by the model itself."""
-        stripped = text.lstrip()
-        if stripped.startswith(THINK):
-            self._state = "think"
-            return stripped[len(THINK) :]
-        if THINK.startswith(stripped) and len(text) < SPACE:
-            return text
-        self._state = "text"
-        return text
 
-    def _think(self, text: str, out: Delta) -> str:
-        at = text.find(THOUGHT)
-        if at >= 0:
-            out.reasoning += text[:at].rstrip("\n")
-            self._state = "after"
-            return text[at + len(THOUGHT) :]
-        keep = max(_overlap(text, THOUGHT), _overlap(text, "\n" + THOUGHT))
-        keep = max(keep, min(len(text) - len(text.rstrip("\n")), SPACE))
-        out.reasoning += text[: len(text) - keep]
-        return text[len(text) - keep :]
+@dataclass(slots=True)
+class _Stream:
+    """The text to parse, and what was found in it.
 
-    def _after(self, text: str, out: Delta) -> str:
-        """White space between thoughts and content belongs to neither."""
-        stripped = text.lstrip()
-        if stripped:
-            self._state = "text"
-        return stripped
+    text: received, not parsed. ended: no more will come. preamble: parsed, and content if no call
+    follows. delta: found since the last `push`. calls: begun so far. shown: any content was found.
+    """
 
-    def _text(self, text: str, out: Delta) -> str:
-        if self._format is None:
-            out.content += text
-            return ""
-        found = [(at, -len(m), m) for m in self._format.openings if (at := text.find(m)) >= 0]
-        if found:
-            at, _, marker = min(found)
-            before = text[:at].rstrip()
-            self._content(before, out)
-            self._skipped = text[len(before) : at + len(marker)]
-            self._state = "between"
-            return text[at + len(marker) :]
-        if self._format.bare and not self._started:
-            stripped = text.lstrip()
-            if not stripped and len(text) < SPACE:
-                return text
-            if stripped.startswith("{"):
-                self._skipped = text[: len(text) - len(stripped)]
-                self._state = "between"
-                return stripped
-        marker_length = max(_overlap(text, m) for m in self._format.openings)
-        body = text[: len(text) - marker_length]
-        space = min(len(body) - len(body.rstrip()), SPACE)
-        self._content(body[: len(body) - space], out)
-        return text[len(body) - space :]
+    text: str = ""
+    ended: bool = False
+    preamble: str = ""
+    delta: Delta = field(default_factory=Delta)
+    calls: int = 0
+    shown: bool = False
 
-    def _content(self, text: str, out: Delta) -> None:
-        out.content += text
-        self._started = self._started or bool(text.strip())
+    def take(self, count: int) -> str:
+        taken, self.text = self.text[:count], self.text[count:]
+        return taken
 
-    def _between(self, text: str, out: Delta) -> str:
-        """Around the objects of calls: separators and markers are dropped."""
-        assert self._format is not None
-        rest = text.lstrip(" \t\r\n,;")
-        markers = (*self._format.openings, *self._format.closings)
-        if len(self._skipped) > 4 * SPACE:
-            return self._no_call(text, out)
-        for marker in markers:
-            if rest.startswith(marker):
-                if marker in self._format.openings and self._skipped:
-                    return self._no_call(text, out)
-                self._skip(text[: len(text) - len(rest)] + marker)
-                if marker in self._format.closings:
-                    self._state = "text"
-                return rest[len(marker) :]
-        if any(m.startswith(rest) for m in markers) and len(text) < SPACE:
-            return text
-        self._skip(text[: len(text) - len(rest)])
-        if not rest:
-            return ""
-        if rest[0] in "[]":
-            self._skip(rest[0])
-            return rest[1:]
-        if rest[0] == "{":
-            self._object, self._announced, self._state = _Object(), False, "call"
-            return rest
-        if self._format.named and (at := rest.find("{")) > 0:
-            name = rest[:at].removesuffix("[ARGS]").strip()
-            if name and len(name) <= NAME_LENGTH:
-                self._object, self._announced, self._state = _Object(name), False, "call"
-                return rest[at:]
-        if self._format.named and at < 0 and len(rest) < NAME_LENGTH and "\n" not in rest:
-            return rest
-        return self._no_call(rest, out)
+    def content(self, text: str) -> None:
+        self.delta.content += text
+        self.shown = self.shown or bool(text.strip())
 
-    def _skip(self, text: str) -> None:
-        if self._skipped:
-            self._skipped += text
+    def skip(self, count: int) -> None:
+        """Takes text on the way to a call."""
+        skipped = self.take(count)
+        if self.preamble:
+            self.preamble += skipped
 
-    def _no_call(self, text: str, out: Delta) -> str:
-        """What was taken for the way to a call is content."""
-        skipped, self._skipped, self._state = self._skipped, "", "text"
-        self._content(skipped, out)
-        self._started = self._started or bool(text)
-        return text
+    def no_call(self, text: str = "") -> None:
+        """The preamble and `text` after it were content."""
+        self.content(self.preamble + text)
+        self.preamble = ""
 
-    def _call(self, text: str, out: Delta) -> str:
-        """Inside the object of a call."""
-        assert self._object is not None
-        scanner = self._object
-        arguments, rest = scanner.push(text)
-        if scanner.failed:  # JSON, but not a call
-            self._object = None
-            rest = self._no_call(rest, out)
-            self._content("".join(scanner.raw), out)
-            return rest
-        if scanner.name is not None and not self._announced:
-            self._announced = True
-            self._skipped = ""
-            self._bare = True
-            out.calls.append(CallDelta(self.calls, "call_" + secrets.token_hex(12), scanner.name))
-            self.calls += 1
+    def call(self, name: str) -> None:
+        """A call has begun."""
+        self.delta.calls.append(CallDelta(self.calls, "call_" + secrets.token_hex(12), name))
+        self.calls += 1
+        self.preamble = ""
+
+    def arguments(self, text: str) -> None:
+        self.delta.calls.append(CallDelta(self.calls - 1, arguments=text))
+
+
+def _parse_reply(
+    s: _Stream, tools: ToolFormat | None, reasoning: bool, thinking: bool
+) -> Iterator[None]:
+    if reasoning and (thinking or (yield from _parse_think(s))):
+        yield from _parse_thoughts(s)
+    if tools is None:
+        while True:
+            s.content(s.take(len(s.text)))
+            yield
+    while (yield from _parse_content(s, tools)):
+        yield from _parse_calls(s, tools)
+
+
+def _parse_think(s: _Stream) -> Generator[None, None, bool]:
+    """The marker that opens thoughts. Returns whether the reply begins with it."""
+    while True:
+        space = len(s.text) - len(s.text.lstrip())
+        rest = s.text[space:]
+        if space <= MAX_SPACE and rest.startswith(THINK):
+            s.take(space + len(THINK))
+            return True
+        if s.ended or space > MAX_SPACE or not THINK.startswith(rest):
+            return False
+        yield
+
+
+def _parse_thoughts(s: _Stream) -> Iterator[None]:
+    """Thoughts, the marker that closes them and the white space after it."""
+    while (at := s.text.find(THOUGHT)) < 0 and not s.ended:
+        body = len(s.text) - partial_match(s.text, (THOUGHT,))
+        s.delta.reasoning += s.take(_length_before_space(s.text[:body], "\n"))
+        yield
+    if at < 0:
+        s.delta.reasoning += s.take(len(s.text))
+        return
+    thoughts = s.take(at)
+    s.delta.reasoning += thoughts[: _length_before_space(thoughts, "\n")]
+    s.take(len(THOUGHT))
+    while not (rest := s.text.lstrip()) and not s.ended:
+        s.text = ""
+        yield
+    s.text = rest
+
+
+def _parse_content(s: _Stream, style: ToolFormat) -> Generator[None, None, bool]:
+    """Content, up to where a call may begin. Returns False if the reply ends first."""
+    while True:
+        begins = s.text.lstrip()
+        if style.bare and not s.shown and begins.startswith("{"):
+            found: tuple[int, str] | None = (len(s.text) - len(begins), "")
+        else:
+            found = first_match(s.text, style.openings)
+        if found is not None:
+            at, marker = found
+            before = _length_before_space(s.text[:at])
+            s.content(s.take(before))
+            s.preamble = s.take(at - before + len(marker))
+            return True
+        if s.ended:
+            rest = s.take(len(s.text))
+            if rest.strip() or not s.calls:
+                s.content(rest)
+            return False
+        body = len(s.text) - partial_match(s.text, style.openings)
+        s.content(s.take(_length_before_space(s.text[:body])))
+        yield
+
+
+def _parse_calls(s: _Stream, style: ToolFormat) -> Iterator[None]:
+    """Calls, one after another. Separators, brackets and markers around them are dropped."""
+    markers = (*style.openings, *style.closings)
+    while True:
+        space = len(s.text) - len(s.text.lstrip(SEPARATORS))
+        if not s.preamble:
+            s.take(space)
+            space = 0
+        rest = s.text[space:]
+        undecided = any(m.startswith(rest) and m != rest for m in markers)
+        marker = max((m for m in markers if rest.startswith(m)), key=len, default="")
+        heading, brace, _ = rest.partition("{")
+        may_be_name = style.named and len(heading) < MAX_NAME and "\n" not in heading
+        name = heading.removesuffix("[ARGS]").strip()
+        if len(s.preamble) + space > MAX_PREAMBLE:
+            break
+        if undecided:
+            if s.ended:
+                break
+            yield
+        elif marker:
+            if s.preamble:
+                break
+            s.take(len(marker))
+            if marker in style.closings:
+                return
+        elif rest[0] in "[]":
+            s.skip(space + 1)
+        elif may_be_name and not brace:
+            if s.ended:
+                break
+            yield
+        elif brace and (not heading or (may_be_name and name)):
+            s.skip(space + len(heading))
+            if not (yield from _parse_call(s, CallScanner(name or None))):
+                return
+        else:
+            break
+    rest = s.take(len(s.text)) if s.ended else ""
+    s.no_call(rest if s.preamble else "")  # after a call, half a marker or a name is dropped
+
+
+def _parse_call(s: _Stream, scanner: CallScanner) -> Generator[None, None, bool]:
+    """The object of a call. Returns False if it is none."""
+    first = s.calls
+    empty = True
+    while True:
+        arguments, count = scanner.push(s.text)
+        s.take(count)
+        if scanner.failed or (s.ended and scanner.name is None):
+            s.no_call(scanner.text)
+            return False
+        if scanner.name is not None and s.calls == first:
+            s.call(scanner.name)
         if arguments:
-            self._bare = False
-            out.calls.append(CallDelta(self.calls - 1, arguments=arguments))
-        if scanner.done:
-            if self._bare:
-                out.calls.append(CallDelta(self.calls - 1, arguments="{}"))
-            self._object, self._state = None, "between"
-        return rest
+            s.arguments(arguments)
+            empty = False
+        if scanner.done and empty:
+            s.arguments("{}")
+        if scanner.done or s.ended:
+            return True
+        yield
 
 
-def _overlap(text: str, marker: str) -> int:
-    """Length of the longest end of `text` that begins `marker`."""
-    for n in range(min(len(marker) - 1, len(text)), 0, -1):
-        if text.endswith(marker[:n]):
-            return n
-    return 0
+def _length_before_space(text: str, space: str | None = None) -> int:
+    """Length of the text without the white space at its end, of which 64 characters count."""
+    return len(text) - min(len(text) - len(text.rstrip(space)), MAX_SPACE)

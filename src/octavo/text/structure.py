@@ -1,7 +1,7 @@
-"""What a reply has to look like, as a request says it: data, made into a grammar by `lark`.
+"""Constraints on a reply (schema, regular expression, choice, grammar) as serializable data.
 
-Requests are checked by whoever makes that grammar, in a process that can be killed; before that
-they are only measured.
+`lark` turns one into a grammar. That is done in sandboxed worker processes, because a constraint
+may be hostile; before that only its size is checked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_BYTES = 4 << 20  # of a structure
 
 
 class JsonSchema(msgspec.Struct, frozen=True, tag=True):
-    """A JSON Schema, given under the name `param`; `text`: as JSON still to be read."""
+    """A JSON Schema, or its JSON text. param: the request's field that it came in, for errors."""
 
     schema: Any = None
     param: str = "response_format"
@@ -58,7 +58,7 @@ class Grammar(msgspec.Struct, frozen=True, tag=True):
 
 
 class Thoughts(msgspec.Struct, frozen=True):
-    """May come before the reply; see `grammar.after_thoughts`."""
+    """Markers of thoughts that may precede the reply. inside: the prompt opened them already."""
 
     opening: str
     closing: str
@@ -66,25 +66,25 @@ class Thoughts(msgspec.Struct, frozen=True):
 
 
 class Structure(msgspec.Struct, frozen=True):
-    """One constraint of a reply."""
+    """The constraint of a reply."""
 
     what: JsonSchema | Regex | Choice | Grammar | ToolGrammar
     thoughts: Thoughts | None = None
 
     @property
     def exits(self) -> bool:
-        """Whether the grammar is to be decoded with `SamplingParams.grammar_exit`."""
+        """True if decoding needs `SamplingParams.grammar_exit`: the model may leave the grammar."""
         return isinstance(self.what, ToolGrammar) and self.what.exits
 
     def lark(self) -> str:
-        """The grammar. Raises RequestError for what cannot be made one."""
+        """The constraint as a Lark grammar. Raises RequestError if that is impossible."""
         text = self.what.lark()
         if (t := self.thoughts) is not None:
             text = grammar.after_thoughts(text, t.opening, t.closing, t.inside)
         return text
 
     def encode(self) -> bytes:
-        """The structure as `decode` takes it. Raises RequestError for one that is too long."""
+        """Serializes for `decode`. Raises RequestError above MAX_BYTES."""
         try:
             data = msgspec.json.encode(self)
         except (UnicodeEncodeError, RecursionError, msgspec.EncodeError):

@@ -1,4 +1,4 @@
-"""Text to ids. What a user wrote never becomes a control token; only templates write those."""
+"""Text to token ids. User text never becomes a control token; only chat templates write those."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SPACES = "  a \n\n\t b  \r\n c "  # which some tokenizers drop
 
 
 def give_back() -> None:
-    """Has the allocator return what is free: encoding a text of 8 MiB takes a gigabyte."""
+    """Returns free memory to the system. Encoding 8 MiB of text allocates about 1 GiB."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
     if trim is not None:
         trim(0)
@@ -55,7 +55,7 @@ class SpecialIds:
 
 
 class Tokenizer:
-    """Encodes text and knows every token's bytes. Threads may share one."""
+    """Encodes and decodes text. Thread-safe."""
 
     def __init__(self, tokenizer: HfTokenizer, special: SpecialIds) -> None:
         """Raises CheckpointError for ids or control tokens beyond any model's."""
@@ -114,7 +114,7 @@ class Tokenizer:
         return max(map(len, self.bytes)), bytes(i for i in range(256) if bytes([i]) not in known)
 
     def least_tokens(self, text: str) -> int:
-        """How many tokens a text has at least, found without tokenizing it: 8 MiB take seconds."""
+        """A lower bound of the number of tokens, without tokenizing, which may take seconds."""
         if self._bounds is None:
             return 0
         longest, dropped = self._bounds
@@ -134,20 +134,20 @@ class Tokenizer:
         return ids + self._plain(text[at:].replace(escape, ""))
 
     def shield(self, text: str, escape: str) -> str:
-        """User text whose control-token look-alikes are broken by `escape`."""
+        """User text with `escape` inserted into everything that looks like a control token."""
         return self._pattern.sub(lambda m: m.group()[0] + escape + m.group()[1:], text)
 
     def bytes_saying(self, names: tuple[str, ...]) -> list[bytes]:
-        """Every token's bytes, where these control tokens, silent in `bytes`, have their names."""
+        """Like `bytes`, but these control tokens have their names as text."""
         spoken = {self._control[n]: n.encode() for n in names if n in self._control}
         return [spoken.get(i, b) for i, b in enumerate(self.bytes)] if spoken else self.bytes
 
     def grammar_bytes(self) -> list[bytes]:
-        """Every token's bytes, a control token's being its name."""
+        """Like `bytes`, but every control token has its name as text."""
         return self.bytes_saying(tuple(self._control))
 
     def decode(self, ids: list[int]) -> str:
-        """Text of ids; control tokens are silent, bytes that are not UTF-8 become U+FFFD."""
+        """Text of token ids. Control tokens are dropped; invalid UTF-8 becomes U+FFFD."""
         return b"".join(self.bytes[i] for i in ids).decode("utf-8", "replace")
 
     def save(self, path: Path) -> None:
@@ -160,7 +160,7 @@ class Tokenizer:
 
 
 def json_of(tokenizer: HfTokenizer) -> dict[str, Any]:
-    """The parts of a tokenizer's JSON that say how ids become text."""
+    """The sections of a tokenizer's JSON that describe decoding."""
     return {
         "decoder": json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else None,
         "pre_tokenizer": json.loads(tokenizer.pre_tokenizer.__getstate__())

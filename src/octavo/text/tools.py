@@ -1,4 +1,4 @@
-"""How models of a style are told of tools, write calls, and are made to write valid ones."""
+"""Tool calls: how prompts describe tools, how models write calls, and grammars of valid calls."""
 
 from __future__ import annotations
 
@@ -31,8 +31,12 @@ MARKERS = (
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """openings, closings: markers around calls. bare: a reply may begin with a call's object,
-    no marker before it. named: the name may stand before it. key: what arguments are called."""
+    """How a family of models writes tool calls.
+
+    openings, closings: markers around calls. bare: a reply may begin with a call's JSON object,
+    without a marker. named: the function's name may precede the object. key: the member that holds
+    the arguments.
+    """
 
     name: str
     openings: tuple[str, ...]
@@ -53,7 +57,7 @@ STYLES = {style.name: style for style in (HERMES, LLAMA3, MISTRAL, GEMMA)}
 
 
 def format_of(template: str) -> ToolFormat:
-    """The style of a chat template; models without one are asked to write Hermes'."""
+    """The tool format of a chat template; Hermes' if it has none of its own."""
     if "[TOOL_CALLS]" in template:
         return MISTRAL
     if "<tool_call>" in template:
@@ -66,7 +70,7 @@ def format_of(template: str) -> ToolFormat:
 
 
 def instructions(tools: Sequence[Tool], style: ToolFormat) -> str:
-    """What a model whose template knows no tools is told of them.
+    """A system prompt that describes tools, for templates without support for them.
 
     The wordings follow the Hermes function-calling prompt and Google's for Gemma.
     """
@@ -88,7 +92,7 @@ def instructions(tools: Sequence[Tool], style: ToolFormat) -> str:
 def without_tools(
     messages: Sequence[Message], tools: Sequence[Tool], style: ToolFormat
 ) -> list[Message]:
-    """A conversation for a template that knows no tools: calls and results become text."""
+    """Messages for a template without support for tools: calls and results become text."""
     out: list[Message] = []
     for is_result, group in itertools.groupby(messages, lambda m: m.role == "tool"):
         if is_result:
@@ -111,13 +115,13 @@ def _calls_as_text(given: Message, style: ToolFormat) -> Message:
 
 
 def written(call: ToolCall, style: ToolFormat) -> str:
-    """A call as a model of this style writes it."""
+    """A call as text, in this format."""
     body = json.dumps({"name": call.name, style.key: call.arguments}, ensure_ascii=False)
     return body if style.bare else f"<tool_call>\n{body}\n</tool_call>"
 
 
 def terminal(text: str, tokenizer: Tokenizer) -> str:
-    """A marker in a grammar: the control token of that name where there is one."""
+    """A marker as a grammar's terminal: the control token of that name if there is one."""
     token = tokenizer.vocabulary.get(text)
     if token is not None and token in tokenizer.special.control:
         return f"<[{token}]>"
@@ -125,7 +129,7 @@ def terminal(text: str, tokenizer: Tokenizer) -> str:
 
 
 class ToolGrammar(msgspec.Struct, frozen=True, tag=True):
-    """A grammar of replies whose calls are valid.
+    """A constraint: every tool call of the reply is valid.
 
     functions: (name, JSON Schema of the arguments). markers: the terms of the style's markers.
     required: nothing but calls; else text or calls. parallel: more than one call may be made.
@@ -142,11 +146,11 @@ class ToolGrammar(msgspec.Struct, frozen=True, tag=True):
 
     @property
     def exits(self) -> bool:
-        """Whether it is the model that says if another call follows."""
+        """True if the model decides whether another call follows."""
         return self.parallel and (self.required or not STYLES[self.style].bare)
 
     def lark(self) -> str:
-        """The grammar. Raises RequestError for parameters that are no schema of an object."""
+        """As a Lark grammar. Raises RequestError for parameters that are no schema of an object."""
         style = STYLES[self.style]
         rules = []
         for i, (name, parameters) in enumerate(self.functions):
@@ -173,7 +177,7 @@ class ToolGrammar(msgspec.Struct, frozen=True, tag=True):
         ]
 
     def _calls(self, style: ToolFormat) -> tuple[str, str, str]:
-        """One call or several; what a call begins with, and the rest of it."""
+        """Terms of the grammar: (all calls, what begins a call, the rest of a call)."""
         if style is MISTRAL:
             opening = self.markers["[TOOL_CALLS]"]
             more = '(", " object)* ("]" | "," | ", ")?' if self.parallel else '"]"'
@@ -195,7 +199,7 @@ class ToolGrammar(msgspec.Struct, frozen=True, tag=True):
 
 
 def _arguments(name: str, parameters: JsonObject) -> JsonObject:
-    """A tool's parameters as a schema whose texts are objects."""
+    """A tool's parameters as a JSON Schema of an object."""
     kind = parameters.get("type")
     if kind == "object" or (kind is None and IN_PLACE & parameters.keys()):
         return parameters
@@ -208,7 +212,7 @@ def tool_grammar(
     tools: Sequence[Tool], style: ToolFormat, tokenizer: Tokenizer, *,
     required: bool, parallel: bool,
 ) -> ToolGrammar:  # fmt: skip
-    """The grammar of replies with calls of these tools, for a tokenizer."""
+    """The constraint for replies that may call these tools."""
     functions = [(t.name, NO_PARAMETERS if t.parameters is None else t.parameters) for t in tools]
     return ToolGrammar(
         functions, style.name,

@@ -58,7 +58,7 @@ def import_quantized(tensors: Mapping[str, Stored], config: Mapping[str, Any]) -
                 continue
             made = importer.read(module, settings)
             if made is not None:
-                for part in module.parts.values():
+                for part in module.stored.values():
                     out.pop(part.name, None)
                 out |= {t.name: t for t in (made if isinstance(made, list) else [made])}
     return {name: tensor for name, tensor in out.items() if tensor.type in PACKED}

@@ -31,14 +31,14 @@ def read(m: Module, config: dict[str, Any]) -> Grouped:
     version, bits = config.get("version", "gemm"), config.get("bits", 4)
     if str(version).lower() != "gemm" or bits != 4:
         raise Unsupported(f"AWQ version {str(version)[:20]!r} with {str(bits)[:20]} bits")
-    qweight = m.part("qweight", TensorType.I32)
+    qweight = m.get("qweight", TensorType.I32)
     inputs, outputs = qweight.shape[0], qweight.shape[1] * 8
-    groups = m.part("scales", *FLOATS).shape[0]
+    groups = m.get("scales", *FLOATS).shape[0]
     scales = np.ascontiguousarray(m.floats("scales", (groups, outputs)).T)
     group = m.group(inputs, groups, config.get("group_size"))
     zeros = None
     if m.has("qzeros"):
-        qzeros = m.part("qzeros", TensorType.I32)
+        qzeros = m.get("qzeros", TensorType.I32)
         if qzeros.shape != (groups, outputs // 8):
             raise m.mismatch("qzeros", qzeros.shape, (groups, outputs // 8))
         zeros = _columns(qzeros).astype(np.int32)

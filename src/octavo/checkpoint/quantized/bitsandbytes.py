@@ -25,7 +25,7 @@ INT8_STEP = np.float32(1 / 127)
 def _state(m: Module) -> dict[str, Any]:
     ending = STATE + ("nf4" if m.has(STATE + "nf4") else "fp4")
     try:
-        state = json.loads(m.part(ending, TensorType.U8, dims=1).array().tobytes())
+        state = json.loads(m.get(ending, TensorType.U8, dims=1).array().tobytes())
     except ValueError:
         state = None
     shape = state.get("shape") if isinstance(state, dict) else None
@@ -39,7 +39,7 @@ def _state(m: Module) -> dict[str, Any]:
 def _absmax(m: Module, state: dict[str, Any], count: int) -> F32:
     if not m.has("weight.nested_absmax"):
         return m.floats("weight.absmax", (count,))
-    codes = m.part("weight.absmax", TensorType.U8, dims=1).array()
+    codes = m.get("weight.absmax", TensorType.U8, dims=1).array()
     size = state["nested_blocksize"]
     scales = m.floats("weight.nested_absmax", (-(-count // size),))
     table = m.floats("weight.nested_quant_map", (256,))
@@ -56,7 +56,7 @@ def _four_bits(m: Module) -> Grouped:
             f"{m.name[:80]}: rows of {columns} are not whole blocks of {block}",
             "blocks may not reach over the end of a row",
         )
-    packed = m.part("weight", TensorType.U8)
+    packed = m.get("weight", TensorType.U8)
     if packed.nbytes * 2 != rows * columns:
         raise m.mismatch("weight", packed.shape, (rows * columns // 2, 1))
     table = m.floats("weight.quant_map", (16,))
@@ -74,7 +74,7 @@ def read(m: Module, config: dict[str, Any]) -> Grouped | None:
     """None for a weight that was left alone. Raises CheckpointError or Unsupported."""
     if m.has(STATE + "nf4") or m.has(STATE + "fp4"):
         return _four_bits(m)
-    weight = m.parts["weight"]
+    weight = m.stored["weight"]
     if weight.type is not TensorType.I8 or not m.has("SCB"):
         return None
     rows, columns = weight.shape

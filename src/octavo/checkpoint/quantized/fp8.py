@@ -22,7 +22,7 @@ def _scales(m: Module, rows: int, columns: int, block: tuple[int, int]) -> tuple
     ending = next((e for e in SCALES if m.has(e)), None)
     if ending is None:
         return np.ones((rows, 1), np.float32), m.group(columns, 1, 0)
-    scales = m.part(ending, *FLOATS).vector()
+    scales = m.get(ending, *FLOATS).vector()
     if scales.size in (1, rows) and (scales.ndim < 2 or scales.shape[1] == 1):
         return np.broadcast_to(scales.reshape(-1, 1), (rows, 1)), m.group(columns, 1, 0)
     high, wide = block
@@ -34,7 +34,7 @@ def _scales(m: Module, rows: int, columns: int, block: tuple[int, int]) -> tuple
 
 def read_scaled(m: Module, block: object) -> Grouped:
     """An e4m3 weight with its scales; `block`: rows and columns that share one."""
-    weight = m.part("weight", TensorType.FP8_E4M3)
+    weight = m.get("weight", TensorType.FP8_E4M3)
     rows, columns = weight.shape
     sizes = block if isinstance(block, list) and len(block) == 2 else [BLOCK, BLOCK]
     if not all(isinstance(n, int) and n > 0 for n in sizes):
@@ -52,6 +52,6 @@ def read_scaled(m: Module, block: object) -> Grouped:
 
 def read(m: Module, config: dict[str, Any]) -> Grouped | None:
     """None for a weight in another type. Raises CheckpointError."""
-    if m.parts["weight"].type is not TensorType.FP8_E4M3:
+    if m.stored["weight"].type is not TensorType.FP8_E4M3:
         return None
     return read_scaled(m, config.get("weight_block_size"))

@@ -23,10 +23,10 @@ BITS = (2, 3, 4, 8)
 
 def read(m: Module, config: dict[str, Any]) -> Grouped:
     """Raises CheckpointError, or Unsupported for other numbers of bits."""
-    qweight = m.part("qweight", TensorType.I32)
-    qzeros = m.part("qzeros", TensorType.I32)
+    qweight = m.get("qweight", TensorType.I32)
+    qzeros = m.get("qzeros", TensorType.I32)
     words, outputs = qweight.shape
-    indices = m.part("g_idx", TensorType.I32, dims=1).array() if m.has("g_idx") else None
+    indices = m.get("g_idx", TensorType.I32, dims=1).array() if m.has("g_idx") else None
     bits = config.get("bits")
     if indices is not None and len(indices):
         bits = words * 32 // len(indices)  # each module may have its own
@@ -35,7 +35,7 @@ def read(m: Module, config: dict[str, Any]) -> Grouped:
     inputs = len(indices) if indices is not None else words * 32 // bits
     if words * 32 != inputs * bits:
         raise m.mismatch("qweight", qweight.shape, (inputs * bits // 32, outputs))
-    groups = m.part("scales", *FLOATS).shape[0]
+    groups = m.get("scales", *FLOATS).shape[0]
     scales = np.ascontiguousarray(m.floats("scales", (groups, outputs)).T)
     if qzeros.shape[0] != groups or qzeros.shape[1] * 32 // bits < outputs:
         raise m.mismatch("qzeros", qzeros.shape, (groups, outputs * bits // 32))

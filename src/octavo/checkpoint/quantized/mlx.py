@@ -20,10 +20,10 @@ def read(m: Module, config: dict[str, Any]) -> Grouped:
     settings = own if isinstance(own, dict) else config
     if settings.get("mode", "affine") != "affine":
         raise Unsupported(f"MLX mode {str(settings['mode'])[:20]!r}; affine is read")
-    weight = m.part("weight", TensorType.U32)
+    weight = m.get("weight", TensorType.U32)
     rows, words = weight.shape
     size = settings.get("group_size", 64)
-    groups = (m.part("scales", *FLOATS).shape + (1,))[1]
+    groups = (m.get("scales", *FLOATS).shape + (1,))[1]
     scales, minima = m.floats("scales", (rows, groups)), m.floats("biases", (rows, groups))
     columns = groups * size if isinstance(size, int) else 0
     bits = words * 32 // columns if columns else 0

@@ -1,4 +1,4 @@
-"""The tensors of one module of a quantized folder, and what its importer makes of them."""
+"""The stored tensors of one quantized module, with checks, and the common ways to import them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ LARGEST_ZERO = 1 << 8
 
 @dataclass(frozen=True)
 class Module:
-    """name: without the ending of its tensors, of which `parts` holds all."""
+    """The stored tensors of one module. name: their common prefix. stored: tensors by suffix."""
 
     name: str
-    parts: Mapping[str, Stored]
+    stored: Mapping[str, Stored]
 
     def has(self, *endings: str) -> bool:
-        return all(ending in self.parts for ending in endings)
+        return all(ending in self.stored for ending in endings)
 
-    def part(self, ending: str, *types: TensorType, dims: int = 2) -> Stored:
-        """A tensor of one of these types. Raises CheckpointError."""
-        tensor = self.parts.get(ending)
+    def get(self, ending: str, *types: TensorType, dims: int = 2) -> Stored:
+        """The tensor with this suffix. Raises CheckpointError unless it has one of these types."""
+        tensor = self.stored.get(ending)
         if tensor is None:
             raise CheckpointError(f"{self.name[:80]}: {ending} is missing")
         if tensor.type not in types or len(tensor.shape) > dims:
@@ -41,7 +41,7 @@ class Module:
         return tensor
 
     def floats(self, ending: str, shape: tuple[int, ...]) -> F32:
-        tensor = self.part(ending, *FLOATS)
+        tensor = self.get(ending, *FLOATS)
         if tensor.shape != shape:
             raise self.mismatch(ending, tensor.shape, shape)
         return tensor.vector()
@@ -54,7 +54,7 @@ class Module:
         )
 
     def group(self, columns: int, groups: int, stated: object) -> int:
-        """Columns of a group: as stated, or all of them. Raises for what is not built."""
+        """Columns of a group: as stated, or all of them. Raises Unsupported for other sizes."""
         if groups == 1:
             return -(-columns // 32) * 32
         size = stated if isinstance(stated, int) else 0
@@ -102,7 +102,7 @@ class Module:
         self, kind: TensorType, shape: tuple[int, int], group: int, read: Callable[[], Codes],
         bits: int, order: tuple[int, ...] | None = None,
     ) -> Grouped:  # fmt: skip
-        stored = sum(t.nbytes for t in self.parts.values())
+        stored = sum(t.nbytes for t in self.stored.values())
         return Grouped(f"{self.name}.weight", kind, shape, group, stored, read, bits, order)
 
 
