@@ -15,6 +15,7 @@ LAYERS = [
     "cli",
     "bench",
     "server",
+    "compress",
     "llm",
     "generate",
     "client",
