@@ -52,12 +52,14 @@ class Grid:
 
 
 class Quantized(NamedTuple):
-    """codes `[rows, columns]`; scales fp32 and zeros `[rows, groups]`."""
+    """codes `[rows, columns]`; scales fp32 and zeros `[rows, groups]`. group_of: the group of each
+    column; None where groups are neighbours."""
 
     grid: Grid
     codes: U8
     scales: F32
     zeros: I32
+    group_of: I32 | None = None
 
     @property
     def width(self) -> int:
@@ -66,8 +68,10 @@ class Quantized(NamedTuple):
 
     def values(self) -> F32:
         """What the codes stand for, fp32 `[rows, columns]`."""
-        n = self.codes.shape[1]
-        scales, zeros = (np.repeat(p, self.width, axis=1)[:, :n] for p in (self.scales, self.zeros))
+        index = (
+            np.arange(self.codes.shape[1]) // self.width if self.group_of is None else self.group_of
+        )
+        scales, zeros = self.scales[:, index], self.zeros[:, index]
         return np.asarray(scales * (self.codes.astype(np.int32) - zeros), np.float32)
 
 

@@ -44,14 +44,13 @@ def _words(words: Words) -> NewTensor:
     return NewTensor.of(np.ascontiguousarray(words), TensorType.I32)
 
 
-def gptq(q: Quantized, order: npt.NDArray[np.int32] | None = None) -> Tensors:
-    """GPTQ, version 1. order: the group of each input (act-order). Raises UsageError where outputs
-    are no whole words."""
+def gptq(q: Quantized) -> Tensors:
+    """GPTQ, version 1. Raises UsageError where outputs are no whole words."""
     rows, columns = q.codes.shape
     bits = q.grid.bits
     if rows * bits % 32 or columns * bits % 32:
         raise UsageError(f"{rows} x {columns} codes of {bits} bits are not whole words")
-    groups = np.arange(columns, dtype=np.int32) // q.width if order is None else order
+    groups = np.arange(columns) // q.width if q.group_of is None else q.group_of
     return {
         "qweight": _words(pack(q.codes, bits).T),
         "qzeros": _words(pack((q.zeros.T - 1) & q.grid.top, bits)),
