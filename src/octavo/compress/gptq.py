@@ -47,8 +47,8 @@ def gptq(
 
     act_order: columns of large inputs first. static_groups: scales come from the weights as they
     were, and groups are neighbours whatever the order; else a group's scale is chosen when its turn
-    comes, and with act_order its columns are wherever they are (`Quantized.group_of`). damping: of the
-    mean of H's diagonal, added to it; ten times as much where H cannot be inverted, until rounding
+    comes, and with act_order its columns are anywhere (`Quantized.group_of`). damping: of the mean
+    of H's diagonal, added to it; ten times as much where H cannot be inverted, until rounding
     to the nearest is what is left. What is no better than that is not returned.
     Raises UsageError as `quantize` does.
     """
