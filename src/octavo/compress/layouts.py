@@ -6,6 +6,8 @@ the reader of each.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -121,3 +123,48 @@ def mlx(grids: Affine, shape: tuple[int, int], grid: Grid) -> Tensors:
         "scales": _floats(grids.scale.reshape(rows, per_row), grid),
         "biases": _floats(grids.minimum.reshape(rows, per_row), grid),
     }
+
+
+def config(layout: str, grid: Grid | None, kept: list[str]) -> dict[str, Any]:
+    """What config.json says of a folder. grid: None for e4m3; kept: modules left as they were."""
+    if layout == "mlx":
+        assert grid is not None
+        return {"quantization": {"group_size": grid.group, "bits": grid.bits}}
+    if layout == "gptq":
+        assert grid is not None
+        own: dict[str, Any] = {
+            "quant_method": "gptq", "bits": grid.bits, "group_size": grid.group,
+            "sym": grid.symmetric, "desc_act": False, "checkpoint_format": "gptq",
+        }  # fmt: skip
+    elif layout == "awq":
+        assert grid is not None
+        own = {
+            "quant_method": "awq", "bits": grid.bits, "group_size": grid.group, "zero_point": True,
+            "version": "gemm", "modules_to_not_convert": kept,
+        }  # fmt: skip
+    else:
+        own = _compressed(grid, kept)
+    return {"quantization_config": own}
+
+
+def _compressed(grid: Grid | None, kept: list[str]) -> dict[str, Any]:
+    weights: dict[str, Any] = {
+        "num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False,
+    }  # fmt: skip
+    inputs: dict[str, Any] | None = None
+    if grid is None:
+        inputs = weights | {"strategy": "token", "dynamic": True}
+    else:
+        weights |= {
+            "num_bits": grid.bits, "type": "int", "strategy": "group", "group_size": grid.group,
+            "symmetric": grid.symmetric,
+        }  # fmt: skip
+    format = "float-quantized" if grid is None else "pack-quantized"
+    group = {
+        "targets": ["Linear"], "weights": weights, "input_activations": inputs,
+        "output_activations": None, "format": format,
+    }  # fmt: skip
+    return {
+        "quant_method": "compressed-tensors", "format": format, "quantization_status": "compressed",
+        "config_groups": {"group_0": group}, "ignore": kept, "kv_cache_scheme": None,
+    }  # fmt: skip
