@@ -55,6 +55,10 @@ class CheckpointError(OctavoError):
     exit_code = 3
 
 
+class WriteError(OctavoError):
+    """A file cannot be written; what was there before is as it was."""
+
+
 class DoesNotFit(OctavoError):
     """The plan needs more memory than it may use."""
 

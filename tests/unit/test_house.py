@@ -16,6 +16,7 @@ LAYERS = [
     "cli",
     "bench",
     "server",
+    "compress",
     "llm",
     "generate",
     "client",

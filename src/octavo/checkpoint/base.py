@@ -30,6 +30,8 @@ class TensorType(enum.IntEnum):
     Q5_0 = 6
     Q5_1 = 7
     Q8_0 = 8
+    Q2_K = 10
+    Q3_K = 11
     Q4_K = 12
     Q5_K = 13
     Q6_K = 14
@@ -66,6 +68,8 @@ _BLOCKS = {
     TensorType.Q8_0: (32, 34),
     TensorType.IQ4_NL: (32, 18),
     TensorType.MXFP4: (32, 17),
+    TensorType.Q2_K: (256, 84),
+    TensorType.Q3_K: (256, 110),
     TensorType.Q4_K: (256, 144),
     TensorType.Q5_K: (256, 176),
     TensorType.Q6_K: (256, 210),
@@ -83,7 +87,8 @@ GROUPED = (
     TensorType.FP8,
 )  # fmt: skip
 FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
-BLOCKS = tuple(kind for kind, (elements, _) in _BLOCKS.items() if elements > 1)
+NO_KERNELS = (TensorType.Q2_K, TensorType.Q3_K)  # written, but not run
+BLOCKS = tuple(k for k, (elements, _) in _BLOCKS.items() if elements > 1 and k not in NO_KERNELS)
 PACKED = (*BLOCKS, *GROUPED, *FLOATS)
 DIGITAL = (*BLOCKS, *GROUPED[:4])
 _NUMPY: dict[TensorType, npt.DTypeLike] = {

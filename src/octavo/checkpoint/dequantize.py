@@ -95,6 +95,30 @@ def _q6_k(b: U8) -> F32:
     return ((_half(b, 208) * scale)[:, :, None] * q).reshape(-1, 256)
 
 
+def _q2_bits(qs: U8) -> U8:
+    shift = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
+    return np.asarray(qs.reshape(-1, 2, 1, 32) >> shift & 3, np.uint8).reshape(-1, 16, 16)
+
+
+def _q2_k(b: U8) -> F32:
+    scale, minimum = (b[:, :16] & 15).astype(np.float32), (b[:, :16] >> 4).astype(np.float32)
+    d, m = _half(b, 80) * scale, _half(b, 82) * minimum
+    q = _q2_bits(b[:, 16:80]).astype(np.float32)
+    return (d[:, :, None] * q - m[:, :, None]).reshape(-1, 256)
+
+
+def _q3_k(b: U8) -> F32:
+    low, s = _q2_bits(b[:, 32:96]), b[:, 96:108]
+    bits = np.unpackbits(b[:, :32], axis=1, bitorder="little").reshape(-1, 32, 8)
+    high = bits.transpose(0, 2, 1).reshape(-1, 16, 16)
+    shift = np.array([0, 2, 4, 6], np.uint8).reshape(1, 4, 1)
+    top = (s[:, None, 8:] >> shift & 3).reshape(-1, 16)
+    scale = (np.concatenate([s[:, :8] & 15, s[:, :8] >> 4], axis=1) | top << 4).astype(np.float32)
+    d = _half(b, 108) * (scale - 32)
+    q = (low | high << 2).astype(np.float32) - 4
+    return np.asarray(d[:, :, None] * q, np.float32).reshape(-1, 256)
+
+
 def _iq4_nl(b: U8) -> F32:
     return _half(b, 0) * IQ4_NL_VALUES[_nibbles(b[:, 2:])]
 
@@ -112,6 +136,8 @@ _BLOCKS: dict[TensorType, Callable[[U8], F32]] = {
     TensorType.Q8_0: _q8_0,
     TensorType.IQ4_NL: _iq4_nl,
     TensorType.MXFP4: _mxfp4,
+    TensorType.Q2_K: _q2_k,
+    TensorType.Q3_K: _q3_k,
     TensorType.Q4_K: _q4_k,
     TensorType.Q5_K: _q5_k,
     TensorType.Q6_K: _q6_k,

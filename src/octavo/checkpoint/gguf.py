@@ -15,12 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from octavo.checkpoint.base import Checkpoint, Stored, Tensor, TensorType, tensor_bytes
+from octavo.checkpoint.base import (
+    NO_KERNELS,
+    Checkpoint,
+    Stored,
+    Tensor,
+    TensorType,
+    tensor_bytes,
+)
 from octavo.checkpoint.files import map_file
 from octavo.errors import CheckpointError, Unsupported
 
 MAX_DIMENSIONS = 4
-READABLE = frozenset(TensorType) - {kind for kind in TensorType if kind >= 1000}
+READABLE = frozenset(kind for kind in TensorType if kind < 1000) - set(NO_KERNELS)
 MAX_ARRAY_DEPTH = 2
 MAX_TENSORS = 1 << 17
 MAX_PAIRS = 1 << 16

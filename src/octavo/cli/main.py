@@ -24,6 +24,7 @@ COMMANDS = {
     "ps": ("octavo.cli.ps", "List the servers that run on this machine."),
     "show": ("octavo.cli.show", "Describe a model; --program lists its operations."),
     "plan": ("octavo.cli.plan", "Say how much memory a model takes, before loading it."),
+    "quantize": ("octavo.cli.quantize", "Make a model small, as a new file or folder."),
     "doctor": ("octavo.cli.doctor", "Describe this machine, ready to paste."),
     "bench": ("octavo.cli.bench", "Measure."),
     "completion": ("octavo.cli.completion", "Print a script that completes commands with Tab."),

@@ -1,0 +1,1 @@
+"""Makes models smaller: grids, encoders and methods, each with its measured loss."""

@@ -1,0 +1,201 @@
+"""Matrices on grids of integers or eight-bit floats: what GPTQ, AWQ and their like store.
+
+A weight is scale * (code - zero), codes unsigned; scale and zero belong to a group of columns of a
+row. Scales are rounded to the type that files have before codes are chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.checkpoint.grouped import e4m3
+from octavo.compress.fit import F32, I32, affine, divide, symmetric
+from octavo.errors import UsageError
+
+U8 = npt.NDArray[np.uint8]
+ScaleType = Literal["f16", "bf16", "f32"]
+E4M3_MAX = np.float32(448)
+GROUPS = (128, 96, 64, 32)  # that readers take everywhere
+ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Integers of `bits`. group: columns that share a scale, 0 for whole rows. symmetric: the zero
+    is the middle of the codes; else each group has its own."""
+
+    bits: int = 4
+    group: int = 64
+    symmetric: bool = True
+    scales: ScaleType = "f16"
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for what no format stores."""
+        if self.bits not in (2, 3, 4, 8) or self.group % 32 or self.group < 0:
+            raise UsageError(
+                f"{self.bits} bits in groups of {self.group}; 2, 3, 4 or 8 bits in groups of whole "
+                "32s are stored"
+            )
+
+    @property
+    def middle(self) -> int:
+        return 1 << (self.bits - 1)
+
+    @property
+    def top(self) -> int:
+        """The largest code."""
+        return (1 << self.bits) - 1
+
+
+class Quantized(NamedTuple):
+    """codes `[rows, columns]`; scales fp32 and zeros `[rows, groups]`. group_of: the group of each
+    column; None where groups are neighbours."""
+
+    grid: Grid
+    codes: U8
+    scales: F32
+    zeros: I32
+    group_of: I32 | None = None
+
+    @property
+    def width(self) -> int:
+        """Columns of a group."""
+        return self.grid.group or self.codes.shape[1]
+
+    def values(self) -> F32:
+        """What the codes stand for, fp32 `[rows, columns]`."""
+        index = (
+            np.arange(self.codes.shape[1]) // self.width if self.group_of is None else self.group_of
+        )
+        scales, zeros = self.scales[:, index], self.zeros[:, index]
+        return np.asarray(scales * (self.codes.astype(np.int32) - zeros), np.float32)
+
+
+def rounded(x: F32, kind: ScaleType) -> F32:
+    """x as a file of that type holds it, finite."""
+    if kind == "f16":
+        return np.clip(x, -65504, 65504).astype(np.float16).astype(np.float32)
+    if kind == "bf16":
+        bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+        return (bits + 0x7FFF + (bits >> 16 & 1) & np.uint32(0xFFFF0000)).view(np.float32)
+    return np.asarray(x, np.float32)
+
+
+def largest_group(columns: int, wanted: int) -> int:
+    """The largest usual group, `wanted` at most, that divides `columns`; 0 if none does."""
+    fits = (g for g in GROUPS if g <= wanted and columns % g == 0)
+    return next(fits, 0)
+
+
+def quantize(x: F32, grid: Grid, importance: F32 | None = None) -> Quantized:
+    """Rounds `[rows, columns]` weights to a grid with the least error weighted by `importance`.
+
+    importance: `[columns]`, none negative. Raises UsageError for columns that are not whole groups
+    and for values that are not finite.
+    """
+    rows, columns = x.shape
+    width = grid.group or columns
+    if columns % width:
+        raise UsageError(f"{columns} columns are not whole groups of {width}")
+    if not np.isfinite(x).all():
+        raise UsageError(f"{np.count_nonzero(~np.isfinite(x))} of the weights are not finite")
+    groups = np.ascontiguousarray(x, np.float32).reshape(-1, width)
+    weights = np.ones(columns, np.float32) if importance is None else importance
+    w = np.tile(np.maximum(weights, np.float32(1e-12)).reshape(-1, width), (rows, 1))
+    if grid.symmetric:
+        scales = rounded(
+            symmetric(groups, w, -grid.middle, grid.top - grid.middle).scale, grid.scales
+        )
+        zeros = np.full(len(groups), grid.middle, np.int32)
+    else:
+        scales, zeros = _with_zeros(groups, w, grid)
+    codes = codes_on(groups, scales, zeros, grid)
+    shape = (rows, columns // width)
+    return Quantized(grid, codes.reshape(x.shape), scales.reshape(shape), zeros.reshape(shape))
+
+
+def codes_on(x: F32, scales: F32, zeros: I32, grid: Grid) -> U8:
+    """The nearest codes of `[groups, n]` numbers."""
+    steps = np.rint(divide(x, scales[:, None])) + zeros[:, None]
+    return np.clip(steps, 0, grid.top).astype(np.uint8)
+
+
+def _with_zeros(x: F32, w: F32, grid: Grid) -> tuple[F32, I32]:
+    """Scales and whole zeros from 1 on (GPTQ's files cannot hold 0).
+
+    Starts from the range of the values and from the grid with any minimum and its neighbours, and
+    solves for the scale by least squares.
+    """
+    start = affine(x, w, grid.top)
+    low, high = np.minimum(x.min(1), 0), np.maximum(x.max(1), 0)
+    range_scale = (high - low) / np.float32(grid.top)
+    starts = [(range_scale, np.rint(divide(-low, range_scale)))]
+    starts += [(start.scale, np.rint(divide(-start.minimum, start.scale)) + i) for i in (-1, 0, 1)]
+    best_scale = np.zeros(len(x), np.float32)
+    best_zero = np.ones(len(x), np.int32)
+    error = np.full(len(x), np.inf, np.float32)
+    for first, wanted in starts:
+        zeros = np.clip(wanted, 1, grid.top).astype(np.int32)
+        scales = rounded(first, grid.scales)
+        for _ in range(ROUNDS):
+            q = codes_on(x, scales, zeros, grid).astype(np.float32) - zeros[:, None]
+            lost = np.asarray((w * (x - scales[:, None] * q) ** 2).sum(1), np.float32)
+            better = lost < error
+            best_scale = np.where(better, scales, best_scale)
+            best_zero = np.where(better, zeros, best_zero)
+            error = np.where(better, lost, error)
+            scales = rounded(divide((w * x * q).sum(1), (w * q * q).sum(1)), grid.scales)
+    return best_scale, best_zero.astype(np.int32)
+
+
+class Float8(NamedTuple):
+    """e4m3 codes `[rows, columns]`; fp32 scales `[1]`, `[rows, 1]` or of blocks of 128 x 128."""
+
+    codes: U8
+    scales: F32
+
+    def values(self) -> F32:
+        return np.asarray(self._spread() * e4m3(self.codes), np.float32)
+
+    def _spread(self) -> F32:
+        rows, columns = self.codes.shape
+        if self.scales.ndim == 1 or self.scales.shape == (rows, 1):
+            return self.scales
+        wide = np.repeat(np.repeat(self.scales, 128, axis=0), 128, axis=1)
+        return wide[:rows, :columns]
+
+
+def float8(x: F32, scaling: Literal["tensor", "row", "block"]) -> Float8:
+    """e4m3 with the largest value of the tensor, row or block at 448. Raises UsageError."""
+    if not np.isfinite(x).all():
+        raise UsageError(f"{np.count_nonzero(~np.isfinite(x))} of the weights are not finite")
+    rows, columns = x.shape
+    if scaling == "tensor":
+        widest = np.abs(x).max(keepdims=True).reshape(1)
+    elif scaling == "row":
+        widest = np.abs(x).max(axis=1, keepdims=True)
+    else:
+        padded = np.zeros((-(-rows // 128) * 128, -(-columns // 128) * 128), np.float32)
+        padded[:rows, :columns] = np.abs(x)
+        widest = padded.reshape(len(padded) // 128, 128, -1, 128).max(axis=(1, 3))
+    scales = np.where(widest > 0, widest / E4M3_MAX, 1).astype(np.float32)
+    empty = Float8(np.zeros(x.shape, np.uint8), scales)
+    return Float8(to_e4m3(x / empty._spread()), scales)
+
+
+_E4M3 = e4m3(np.arange(127, dtype=np.uint8))  # ascending; 127 is the NaN
+
+
+def to_e4m3(x: F32) -> U8:
+    """The nearest codes; of two that are as near the even one; 448 at most."""
+    magnitude = np.minimum(np.abs(x), E4M3_MAX)
+    above = np.searchsorted(_E4M3, magnitude).clip(1, 126)
+    below = above - 1
+    to_above, to_below = _E4M3[above] - magnitude, magnitude - _E4M3[below]
+    up = (to_above < to_below) | ((to_above == to_below) & (above % 2 == 0))
+    codes = np.where(up, above, below).astype(np.uint8)
+    return np.asarray(codes | np.signbit(x).astype(np.uint8) << 7, np.uint8)

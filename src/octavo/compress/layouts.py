@@ -1,0 +1,170 @@
+"""Quantized matrices as the tensors that formats store, by the names that their readers look for.
+
+Each function gives the tensors of one module, named without the module; `checkpoint/quantized/` has
+the reader of each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.checkpoint.base import TensorType
+from octavo.checkpoint.writer import NewTensor
+from octavo.compress.fit import F32, Affine
+from octavo.compress.grids import Float8, Grid, Quantized
+from octavo.errors import UsageError
+
+U8 = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.int32]
+AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # which output each nibble of a word belongs to
+Tensors = dict[str, NewTensor]
+
+
+def pack(codes: npt.NDArray[np.integer], bits: int) -> Words:
+    """`[rows, n]` codes as 32-bit words, each row a stream of `bits` bits a code, lowest first."""
+    rows, n = codes.shape
+    each = np.unpackbits(codes.astype(np.uint8)[:, :, None], axis=2, bitorder="little")
+    stream = each[:, :, :bits].reshape(rows, n * bits)
+    padded = np.zeros((rows, -(-n * bits // 32) * 32), np.uint8)
+    padded[:, : n * bits] = stream
+    return np.packbits(padded, axis=1, bitorder="little").view(np.int32)
+
+
+def _floats(x: F32, grid: Grid) -> NewTensor:
+    if grid.scales == "f16":
+        return NewTensor.of(np.ascontiguousarray(x.astype(np.float16)), TensorType.F16)
+    if grid.scales == "bf16":
+        bits = np.ascontiguousarray(x).view(np.uint32) >> 16
+        return NewTensor.of(bits.astype(np.uint16), TensorType.BF16)
+    return NewTensor.of(np.ascontiguousarray(x), TensorType.F32)
+
+
+def _words(words: Words) -> NewTensor:
+    return NewTensor.of(np.ascontiguousarray(words), TensorType.I32)
+
+
+def gptq(q: Quantized) -> Tensors:
+    """GPTQ, version 1. Raises UsageError where outputs are no whole words."""
+    rows, columns = q.codes.shape
+    bits = q.grid.bits
+    if rows * bits % 32 or columns * bits % 32:
+        raise UsageError(f"{rows} x {columns} codes of {bits} bits are not whole words")
+    groups = np.arange(columns) // q.width if q.group_of is None else q.group_of
+    return {
+        "qweight": _words(pack(q.codes, bits).T),
+        "qzeros": _words(pack((q.zeros.T - 1) & q.grid.top, bits)),
+        "scales": _floats(q.scales.T, q.grid),
+        "g_idx": NewTensor.of(groups.astype(np.int32), TensorType.I32),
+    }
+
+
+def awq(q: Quantized) -> Tensors:
+    """AWQ, version gemm. Raises UsageError for what it cannot hold."""
+    rows, columns = q.codes.shape
+    if q.grid.bits != 4 or rows % 8:
+        raise UsageError(
+            f"AWQ holds 4 bits and whole words of 8 outputs, not {q.grid.bits}, {rows}"
+        )
+
+    def words(codes: npt.NDArray[np.integer]) -> NewTensor:
+        nibbles = codes.T.reshape(codes.shape[1], rows // 8, 8)[:, :, AWQ_ORDER]
+        return _words(pack(nibbles.reshape(codes.shape[1], rows), 4))
+
+    return {
+        "qweight": words(q.codes),
+        "qzeros": words(q.zeros),
+        "scales": _floats(q.scales.T, q.grid),
+    }
+
+
+def pack_quantized(q: Quantized) -> Tensors:
+    """compressed-tensors, pack-quantized."""
+    rows, columns = q.codes.shape
+    out = {
+        "weight_packed": _words(pack(q.codes, q.grid.bits)),
+        "weight_scale": _floats(q.scales, q.grid),
+        "weight_shape": NewTensor.of(np.array([rows, columns], np.int64), TensorType.I64),
+    }
+    if not q.grid.symmetric:
+        out["weight_zero_point"] = _words(pack(q.zeros.T, q.grid.bits).T)
+    return out
+
+
+def int_quantized(q: Quantized) -> Tensors:
+    """compressed-tensors, int-quantized: signed bytes. Raises UsageError for other bits."""
+    if q.grid.bits != 8:
+        raise UsageError(f"int-quantized holds 8 bits, not {q.grid.bits}")
+    codes = (q.codes ^ np.uint8(128)).view(np.int8)
+    out = {"weight": NewTensor.of(codes, TensorType.I8), "weight_scale": _floats(q.scales, q.grid)}
+    if not q.grid.symmetric:
+        zeros = (q.zeros - 128).astype(np.int8)
+        out["weight_zero_point"] = NewTensor.of(zeros, TensorType.I8)
+    return out
+
+
+def float_quantized(q: Float8) -> Tensors:
+    """compressed-tensors, float-quantized; with other names of scales also what vLLM calls fp8."""
+    return {
+        "weight": NewTensor.of(q.codes, TensorType.FP8_E4M3),
+        "weight_scale": NewTensor.of(q.scales, TensorType.F32),
+    }
+
+
+def mlx(grids: Affine, shape: tuple[int, int], grid: Grid) -> Tensors:
+    """MLX, affine: scale * code + bias, the groups of a matrix row by row."""
+    rows, columns = shape
+    per_row = columns // (grid.group or columns)
+    words = pack(grids.codes.reshape(rows, columns), grid.bits).view(np.uint32)
+    return {
+        "weight": NewTensor.of(words, TensorType.U32),
+        "scales": _floats(grids.scale.reshape(rows, per_row), grid),
+        "biases": _floats(grids.minimum.reshape(rows, per_row), grid),
+    }
+
+
+def config(layout: str, grid: Grid | None, kept: list[str]) -> dict[str, Any]:
+    """What config.json says of a folder. grid: None for e4m3; kept: modules left as they were."""
+    if layout == "mlx":
+        assert grid is not None
+        return {"quantization": {"group_size": grid.group, "bits": grid.bits}}
+    if layout == "gptq":
+        assert grid is not None
+        own: dict[str, Any] = {
+            "quant_method": "gptq", "bits": grid.bits, "group_size": grid.group,
+            "sym": grid.symmetric, "desc_act": False, "checkpoint_format": "gptq",
+        }  # fmt: skip
+    elif layout == "awq":
+        assert grid is not None
+        own = {
+            "quant_method": "awq", "bits": grid.bits, "group_size": grid.group, "zero_point": True,
+            "version": "gemm", "modules_to_not_convert": kept,
+        }  # fmt: skip
+    else:
+        own = _compressed(grid, kept)
+    return {"quantization_config": own}
+
+
+def _compressed(grid: Grid | None, kept: list[str]) -> dict[str, Any]:
+    weights: dict[str, Any] = {
+        "num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False,
+    }  # fmt: skip
+    inputs: dict[str, Any] | None = None
+    if grid is None:
+        inputs = weights | {"strategy": "token", "dynamic": True}
+    else:
+        weights |= {
+            "num_bits": grid.bits, "type": "int", "strategy": "group", "group_size": grid.group,
+            "symmetric": grid.symmetric,
+        }  # fmt: skip
+    format = "float-quantized" if grid is None else "pack-quantized"
+    group = {
+        "targets": ["Linear"], "weights": weights, "input_activations": inputs,
+        "output_activations": None, "format": format,
+    }  # fmt: skip
+    return {
+        "quant_method": "compressed-tensors", "format": format, "quantization_status": "compressed",
+        "config_groups": {"group_0": group}, "ignore": kept, "kv_cache_scheme": None,
+    }  # fmt: skip

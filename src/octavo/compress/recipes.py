@@ -1,0 +1,108 @@
+"""Recipes that come with Octavo: which format each weight of a model gets."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from octavo.checkpoint.base import TensorType
+from octavo.compress.grids import Grid
+from octavo.errors import UsageError
+
+Layout = Literal["gptq", "awq", "compressed-tensors", "mlx"]
+
+
+@dataclass(frozen=True, slots=True)
+class GgufRecipe:
+    """A GGUF file. base: of most matrices; more: of those that lose most by it, which llama.cpp's
+    mixes of that name pick too (values and down projections of a third of the layers and of the
+    first and last eighth); head: of the matrix that logits are made with."""
+
+    name: str
+    summary: str
+    base: TensorType
+    more: TensorType
+    head: TensorType
+    file_type: int  # as GGUF numbers them
+
+    def type_of(self, name: str, shape: tuple[int, ...], layers: int, tied: bool) -> TensorType:
+        """The type of a tensor; tied: the embeddings are the head."""
+        if len(shape) < 2 or name.endswith(("ffn_gate_inp.weight", "_norm.weight")):
+            return TensorType.F32
+        if name == "output.weight" or (name == "token_embd.weight" and tied):
+            return _fitting(self.head, shape[-1])
+        found = _LAYER.match(name)
+        if found and found[2] in ("attn_v", "ffn_down") and _sensitive(int(found[1]), layers):
+            return _fitting(self.more, shape[-1])
+        return _fitting(self.base, shape[-1])
+
+
+_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
+# What rows that are not whole blocks of 256 get instead, as in llama.cpp.
+_NARROWER = {
+    TensorType.Q4_K: TensorType.Q5_0, TensorType.Q5_K: TensorType.Q5_1,
+    TensorType.Q6_K: TensorType.Q8_0, TensorType.Q2_K: TensorType.Q4_0,
+    TensorType.Q3_K: TensorType.Q4_0,
+}  # fmt: skip
+
+
+def _sensitive(layer: int, layers: int) -> bool:
+    eighth = layers // 8
+    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
+
+
+def _fitting(kind: TensorType, columns: int) -> TensorType:
+    """The type itself, or the next one whose blocks divide the rows."""
+    if columns % kind.block[0]:
+        kind = _NARROWER.get(kind, kind)
+    return TensorType.F16 if columns % kind.block[0] else kind
+
+
+@dataclass(frozen=True, slots=True)
+class FolderRecipe:
+    """A folder of safetensors whose linear layers are rounded; embeddings, norms, routers and the
+    head stay as they are. grid: None for e4m3 with a scale a row. layouts: the first by default."""
+
+    name: str
+    summary: str
+    grid: Grid | None
+    layouts: tuple[Layout, ...]
+
+
+Recipe = GgufRecipe | FolderRecipe
+
+
+def _gguf(name: str, base: str, more: str, head: str, file_type: int, summary: str) -> GgufRecipe:
+    kinds = TensorType[base], TensorType[more], TensorType[head]
+    return GgufRecipe(name, summary, *kinds, file_type)
+
+
+RECIPES: dict[str, Recipe] = {
+    r.name: r
+    for r in (
+        _gguf("q8_0", "Q8_0", "Q8_0", "Q8_0", 7, "8.5 bits; hardly a loss"),
+        _gguf("q6_k", "Q6_K", "Q6_K", "Q6_K", 18, "6.6 bits"),
+        _gguf("q5_k_m", "Q5_K", "Q6_K", "Q6_K", 17, "5.7 bits"),
+        _gguf("q4_k_m", "Q4_K", "Q6_K", "Q6_K", 15, "4.8 bits; what most people run"),
+        _gguf("q4_0", "Q4_0", "Q4_0", "Q6_K", 2, "4.5 bits; the least work for a CPU"),
+        _gguf("q4_1", "Q4_1", "Q4_1", "Q6_K", 3, "5 bits"),
+        _gguf("iq4_nl", "IQ4_NL", "IQ4_NL", "Q6_K", 25, "4.5 bits on an uneven grid"),
+        FolderRecipe(
+            "rtn-4", "4 bits in groups of 64, to the nearest", Grid(4, 64, False),
+            ("gptq", "awq", "compressed-tensors", "mlx"),
+        ),
+        FolderRecipe(
+            "rtn-8", "8 bits in groups of 64, to the nearest", Grid(8, 64, True),
+            ("gptq", "compressed-tensors", "mlx"),
+        ),
+        FolderRecipe("fp8", "e4m3 with a scale a row", None, ("compressed-tensors",)),
+    )
+}  # fmt: skip
+
+
+def find_recipe(name: str) -> Recipe:
+    """A recipe by name. Raises UsageError."""
+    if name not in RECIPES:
+        raise UsageError(f"no recipe {name!r}; there are {', '.join(RECIPES)}", "--recipe q4_k_m")
+    return RECIPES[name]

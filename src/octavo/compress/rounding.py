@@ -1,0 +1,271 @@
+"""Models rounded without data: reads a tensor, rounds it, writes it, and goes on to the next."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from octavo.checkpoint.base import FLOATS, Checkpoint, Tensor, TensorType, tensor_bytes
+from octavo.checkpoint.dequantize import dequantize
+from octavo.checkpoint.writer import NewTensor, write_folder, write_gguf
+from octavo.compress import layouts
+from octavo.compress.blocks import ENCODED, encode
+from octavo.compress.fit import F32, affine
+from octavo.compress.grids import Grid, float8, largest_group, quantize
+from octavo.compress.recipes import FolderRecipe, GgufRecipe, Layout, Recipe
+from octavo.errors import UsageError
+from octavo.models import build_program
+from octavo.program import Experts, Linear
+
+Progress = Callable[[int], None]  # told the bytes of each tensor of the source once it is done
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """What a model becomes. kinds: tensors by what they are stored as; weights: how many numbers;
+    kept: linear layers that no group divides, left as they are."""
+
+    source: Path
+    output: Path
+    kinds: Mapping[str, int]
+    weights: int
+    bytes_before: int
+    bytes_after: int
+    kept: tuple[str, ...] = ()
+
+    @property
+    def bits(self) -> float:
+        """Bits a weight, scales and what is not rounded included."""
+        return 8 * self.bytes_after / max(1, self.weights)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model and a recipe that fit together: says what would come of it, and does it."""
+
+    checkpoint: Checkpoint
+    recipe: Recipe
+    output: Path
+    layout: Layout | None = None
+
+    def __post_init__(self) -> None:
+        """Raises UsageError where the recipe is for models of another kind."""
+        recipe, name = self.recipe, self.checkpoint.path.name
+        if isinstance(recipe, GgufRecipe):
+            if self.checkpoint.format != "gguf":
+                raise UsageError(
+                    f"{recipe.name} makes GGUF files of GGUF files; {name} is a folder",
+                    "--recipe rtn-4",
+                )
+            if self.layout is not None:
+                raise UsageError(f"{recipe.name} has no --format: it is a GGUF file")
+            if self.output.suffix != ".gguf":
+                raise UsageError(
+                    f"{self.output} does not end with .gguf", f"--output {self.output}.gguf"
+                )
+            return
+        if self.checkpoint.format != "hf":
+            raise UsageError(
+                f"{recipe.name} makes folders of folders; {name} is a GGUF file", "--recipe q4_k_m"
+            )
+        if self.layout is not None and self.layout not in recipe.layouts:
+            raise UsageError(
+                f"{recipe.name} is not stored as {self.layout}; {', '.join(recipe.layouts)} are",
+                f"--format {recipe.layouts[0]}",
+            )
+        if self.checkpoint.metadata.get("quantization_config"):
+            raise UsageError(f"{name} is quantized already; take the model it was made from")
+        if self.output.suffix or self.output.resolve() == self.checkpoint.path.resolve():
+            raise UsageError(f"{self.output} is no name for a new folder", "--output model-4bit")
+
+    # -- what would come of it ----------------------------------------------------------------
+
+    @cached_property
+    def types(self) -> dict[str, TensorType]:
+        """Of a GGUF file: the type that each tensor gets."""
+        assert isinstance(self.recipe, GgufRecipe)
+        tensors, architecture = self.checkpoint.tensors, self.checkpoint.architecture
+        layers = int(self.checkpoint.metadata.get(f"{architecture}.block_count", 0))
+        tied = "output.weight" not in tensors
+        return {n: self.recipe.type_of(n, t.shape, layers, tied) for n, t in tensors.items()}
+
+    @cached_property
+    def linear(self) -> dict[str, Tensor]:
+        """Of a folder: the weights that are rounded, by the names they are stored under."""
+        program = build_program(self.checkpoint)
+        names: set[str] = set()
+        for op in program.ops:
+            if isinstance(op, Linear) and not op.out.selected and op.out != program.output:
+                names.add(op.weight.tensor.name.partition("[")[0])
+            elif isinstance(op, Experts):
+                names |= {w.tensor.name.partition("[")[0] for w in op.gate + op.up + op.down}
+        routers = {n for n in names if n.endswith(("router.weight", ".gate.weight"))}
+        stored = self.checkpoint.tensors
+        return {n: stored[n] for n in sorted(names - routers) if len(stored[n].shape) == 2}
+
+    @cached_property
+    def grid(self) -> Grid | None:
+        """The recipe's, in the largest groups that divide the columns of most layers."""
+        assert isinstance(self.recipe, FolderRecipe)
+        grid = self.recipe.grid
+        if grid is None:
+            return None
+        wide = Counter(largest_group(t.shape[1], grid.group) for t in self.linear.values())
+        fits = [g for g in wide if g]
+        if not fits:
+            raise UsageError("no group of 32 columns or more divides a layer of this model")
+        return replace(grid, group=min(fits))
+
+    @property
+    def stored_as(self) -> Layout:
+        assert isinstance(self.recipe, FolderRecipe)
+        return self.layout or self.recipe.layouts[0]
+
+    def _divides(self, t: Tensor) -> bool:
+        return self.grid is None or t.shape[1] % self.grid.group == 0 and t.shape[0] % 32 == 0
+
+    def forecast(self) -> Rounded:
+        """The result without its making: sizes are exact but for headers."""
+        if isinstance(self.recipe, GgufRecipe):
+            tensors = self.checkpoint.tensors
+            after = sum(tensor_bytes(k, tensors[n].shape, n) for n, k in self.types.items())
+            return self._result(Counter(k.name for k in self.types.values()), after)
+        kinds, after = Counter[str](), 0
+        for name, t in self.checkpoint.tensors.items():
+            if name in self.linear and self._divides(t):
+                kinds[self.stored_as] += 1
+                parts = self._parts(t.shape)
+                after += sum(tensor_bytes(p.type, p.shape, name) for p in parts.values())
+            else:
+                kinds[t.type.name] += 1
+                after += t.nbytes
+        return self._result(kinds, after)
+
+    def _result(self, kinds: Mapping[str, int], after: int) -> Rounded:
+        tensors = self.checkpoint.tensors
+        kept: tuple[str, ...] = ()
+        if isinstance(self.recipe, FolderRecipe):
+            kept = tuple(n for n, t in self.linear.items() if not self._divides(t))
+        weights = sum(int(np.prod(t.shape)) for t in tensors.values())
+        before = self.checkpoint.nbytes
+        return Rounded(self.checkpoint.path, self.output, dict(kinds), weights, before, after, kept)
+
+    # -- doing it -----------------------------------------------------------------------------
+
+    def run(self, progress: Progress = lambda _: None) -> Rounded:
+        """Writes the model. Raises WriteError, and UsageError for weights that are no numbers."""
+        if isinstance(self.recipe, GgufRecipe):
+            self._write_gguf(progress)
+        else:
+            self._write_folder(progress)
+        return self.forecast()
+
+    def _write_gguf(self, progress: Progress) -> None:
+        assert isinstance(self.recipe, GgufRecipe)
+        metadata = dict(self.checkpoint.metadata)
+        metadata["general.file_type"] = self.recipe.file_type
+        metadata["general.quantization_version"] = 2
+        for key in [k for k in metadata if k.startswith(("split.", "general.alignment"))]:
+            del metadata[key]
+        tensors = {
+            n: NewTensor(self.types[n], t.shape, _reader(t, self.types[n], progress))
+            for n, t in self.checkpoint.tensors.items()
+        }
+        write_gguf(self.output, metadata, tensors)
+
+    def _write_folder(self, progress: Progress) -> None:
+        out: dict[str, NewTensor] = {}
+        for name, t in self.checkpoint.tensors.items():
+            if name in self.linear and self._divides(t):
+                module = name.removesuffix(".weight")
+                made = _Once(t, self._round, progress)
+                for ending, part in self._parts(t.shape).items():
+                    out[f"{module}.{ending}"] = replace(part, data=made.part(ending))
+            else:
+                out[name] = NewTensor(t.type, t.shape, _told(t, progress))
+        config = dict(self.checkpoint.metadata) | self._config()
+        files = {n: p for n, p in self.checkpoint.files.items() if n not in _WRITTEN}
+        write_folder(self.output, config, out, files)
+
+    def _parts(self, shape: tuple[int, ...]) -> layouts.Tensors:
+        """Types and shapes of what a layer of that shape becomes, found by making one of zeros."""
+        key = tuple(shape)
+        if key not in self._shapes:
+            self._shapes[key] = self._round(np.zeros(key, np.float32))
+        return self._shapes[key]
+
+    @cached_property
+    def _shapes(self) -> dict[tuple[int, ...], layouts.Tensors]:
+        return {}
+
+    def _round(self, x: F32) -> layouts.Tensors:
+        grid, layout = self.grid, self.stored_as
+        if grid is None:
+            return layouts.float_quantized(float8(x, "row"))
+        if layout == "mlx":
+            groups = x.reshape(-1, grid.group)
+            return layouts.mlx(affine(groups, np.ones_like(groups), grid.top), x.shape, grid)
+        q = quantize(x, grid)
+        if layout == "compressed-tensors":
+            return layouts.pack_quantized(q)
+        return layouts.gptq(q) if layout == "gptq" else layouts.awq(q)
+
+    def _config(self) -> dict[str, Any]:
+        kept = [n.removesuffix(".weight") for n, t in self.linear.items() if not self._divides(t)]
+        return layouts.config(self.stored_as, self.grid, ["lm_head", *kept])
+
+
+_WRITTEN = {"config.json", "model.safetensors.index.json", "quantize_config.json"}
+
+
+class _Once:
+    """A layer that is rounded when its first part is asked for, and let go of with its last."""
+
+    def __init__(
+        self, tensor: Tensor, make: Callable[[F32], layouts.Tensors], progress: Progress
+    ) -> None:
+        self._tensor, self._make, self._progress = tensor, make, progress
+        self._made: dict[str, NewTensor] = {}
+        self._begun = False
+
+    def part(self, name: str) -> Callable[[], Any]:
+        def read() -> Any:
+            if not self._begun:
+                self._begun = True
+                self._made = dict(self._make(dequantize(self._tensor)))
+                self._progress(self._tensor.nbytes)
+            return self._made.pop(name).data()
+
+        return read
+
+
+def _told(tensor: Tensor, progress: Progress) -> Callable[[], Any]:
+    """The stored bytes."""
+
+    def read() -> Any:
+        progress(tensor.nbytes)
+        return tensor.raw()
+
+    return read
+
+
+def _reader(tensor: Tensor, kind: TensorType, progress: Progress) -> Callable[[], Any]:
+    """The bytes of a tensor in another type."""
+
+    def read() -> Any:
+        progress(tensor.nbytes)
+        if tensor.type is kind:
+            return tensor.raw()
+        x = dequantize(tensor)
+        if kind in ENCODED:
+            return encode(x.reshape(-1, x.shape[-1]), kind)
+        assert kind in FLOATS
+        return x.astype(np.float16 if kind is TensorType.F16 else np.float32)
+
+    return read

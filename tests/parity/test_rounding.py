@@ -1,0 +1,179 @@
+"""Models made small: the files are what was forecast, load, and say nearly what the model said."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Q
+
+from octavo.checkpoint import open_checkpoint
+from octavo.checkpoint.base import TensorType
+from octavo.checkpoint.dequantize import dequantize
+from octavo.compress.recipes import RECIPES, FolderRecipe, GgufRecipe, Layout
+from octavo.compress.rounding import Job
+from octavo.errors import UsageError
+from tests.conftest import Runner
+from tests.small_models import Small, save_gguf, save_hf
+
+SMALL = Small(heads=4, kv_heads=2, head_dim=64, hidden=256, ffn=512, layers=8, tied=False)
+IDS = np.random.default_rng(0).integers(3, SMALL.vocabulary, 200).tolist()
+GGUF = [r for r in RECIPES.values() if isinstance(r, GgufRecipe)]
+FOLDERS = [
+    (r, layout) for r in RECIPES.values() if isinstance(r, FolderRecipe) for layout in r.layouts
+]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("source") / "small.gguf"
+    save_gguf(SMALL, path, Q.F32)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("source") / "small"
+    save_hf(SMALL, path)
+    return path
+
+
+def distance(a: Path, b: Path) -> float:
+    """Root mean square of what logits differ by, over that of the logits."""
+    x, y = (Runner(p, kv_dtype="f32").logits(IDS) for p in (a, b))
+    return float(np.sqrt(((x - y) ** 2).mean() / (x**2).mean()))
+
+
+def bound(before: Path, after: Path) -> float:
+    """Errors of matrices that follow each other are independent: their mean squares, as shares of
+    the weights', add up at most."""
+    total = 0.0
+    made = open_checkpoint(after).tensors
+    for name, tensor in open_checkpoint(before).tensors.items():
+        x, y = dequantize(tensor), dequantize(made[name])
+        total += float(((x - y) ** 2).mean() / (x**2).mean())
+    return total**0.5
+
+
+@pytest.mark.parametrize("recipe", GGUF, ids=lambda r: r.name)
+def test_gguf(recipe: GgufRecipe, source: Path, tmp_path: Path) -> None:
+    job = Job(open_checkpoint(source), recipe, tmp_path / "x.gguf")
+    told: list[int] = []
+    done = job.run(told.append)
+    assert done == job.forecast() and sum(told) == job.checkpoint.nbytes
+    made = open_checkpoint(done.output)
+    assert made.nbytes == done.bytes_after < done.bytes_before / 3
+    assert {n: t.type for n, t in made.tensors.items()} == job.types
+    assert made.metadata["general.file_type"] == recipe.file_type
+    assert {t.tensor_type.name for t in gguf.GGUFReader(done.output).tensors} == set(done.kinds)
+    assert 0 < distance(source, done.output) < bound(source, done.output) < 1
+
+
+def test_the_mix_of_q4_k_m(source: Path) -> None:
+    """Values and down projections of layers 0, 3, 6 and 7 of eight in more bits, and the head."""
+    types = Job(open_checkpoint(source), RECIPES["q4_k_m"], Path("x.gguf")).types
+    more = {n for n, k in types.items() if k is TensorType.Q6_K}
+    layers = {f"blk.{i}.{part}.weight" for i in (0, 3, 6, 7) for part in ("attn_v", "ffn_down")}
+    assert more == layers | {"output.weight"}
+    assert {k for n, k in types.items() if n not in more} == {TensorType.Q4_K, TensorType.F32}
+
+
+@pytest.mark.parametrize(("recipe", "layout"), FOLDERS, ids=lambda v: getattr(v, "name", v))
+def test_folders(recipe: FolderRecipe, layout: Layout, folder: Path, tmp_path: Path) -> None:
+    job = Job(open_checkpoint(folder), recipe, tmp_path / "out", layout)
+    done = job.run()
+    made = open_checkpoint(done.output)
+    assert done == job.forecast() and made.nbytes == done.bytes_after
+    assert len(job.linear) == 7 * SMALL.layers and not done.kept
+    for name, tensor in job.checkpoint.tensors.items():
+        before, after = dequantize(tensor), dequantize(made.tensors[name])
+        if name in job.linear:
+            lost = ((before - after) ** 2).mean() / (before**2).mean()
+            assert 0 < lost < (0.012 if recipe.name == "rtn-4" else 0.001)
+        else:
+            assert np.array_equal(before, after)
+    assert 0 < distance(folder, done.output) < bound(folder, done.output) < 1
+    assert (done.output / "generation_config.json").read_bytes() == (
+        folder / "generation_config.json"
+    ).read_bytes()
+
+
+def test_transformers_reads_what_we_write(folder: Path, tmp_path: Path) -> None:
+    """compressed-tensors, which transformers loads on a CPU: the logits of the weights we read."""
+    from transformers import AutoModelForCausalLM
+
+    job = Job(open_checkpoint(folder), RECIPES["rtn-8"], tmp_path / "out", "compressed-tensors")
+    out = job.run().output
+    theirs = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
+    ours = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    made, ids = open_checkpoint(out), torch.tensor([IDS])
+    with torch.no_grad():
+        assert (theirs(ids).logits - ours(ids).logits).abs().max() > 1e-3
+        for name in job.linear:
+            values = torch.from_numpy(dequantize(made.tensors[name]).copy())
+            ours.get_parameter(name).copy_(values)
+        assert (theirs(ids).logits - ours(ids).logits).abs().max() < 1e-4
+
+
+KEPT = {"gate_proj", "up_proj", "down_proj"}  # 80 outputs or inputs are no whole 32s
+
+
+def test_layers_that_do_not_divide(tmp_path: Path) -> None:
+    """Groups shrink to what divides; a layer that no group divides stays as it is."""
+    odd = Small(heads=4, kv_heads=2, head_dim=16, hidden=96, ffn=80, layers=1)
+    save_hf(odd, tmp_path / "odd")
+    job = Job(open_checkpoint(tmp_path / "odd"), RECIPES["rtn-4"], tmp_path / "out", "gptq")
+    done = job.run()
+    assert job.grid is not None and job.grid.group == 32
+    assert {name.split(".")[-2] for name in done.kept} == KEPT
+    assert 0 < distance(tmp_path / "odd", done.output) < 1
+
+
+def refusal(*args: Any, **kwargs: Any) -> str:
+    with pytest.raises(UsageError) as e:
+        Job(*args, **kwargs)
+    return str(e.value)
+
+
+def test_refusals(source: Path, folder: Path, tmp_path: Path) -> None:
+    one, other = open_checkpoint(source), open_checkpoint(folder)
+    out, q4, rtn = tmp_path / "x.gguf", RECIPES["q4_k_m"], RECIPES["rtn-4"]
+    assert refusal(other, q4, out) == "q4_k_m makes GGUF files of GGUF files; small is a folder"
+    assert "small.gguf is a GGUF file" in refusal(one, rtn, tmp_path / "x")
+    assert "does not end with .gguf" in refusal(one, q4, tmp_path / "x")
+    assert "q4_k_m has no --format" in refusal(one, q4, out, "gptq")
+    assert "fp8 is not stored as awq; compressed-tensors are" in refusal(
+        other, RECIPES["fp8"], tmp_path / "x", "awq"
+    )
+    assert "is no name for a new folder" in refusal(other, rtn, folder)
+    done = Job(other, rtn, tmp_path / "four").run()
+    small = open_checkpoint(done.output)
+    assert "four is quantized already" in refusal(small, rtn, tmp_path / "twice")
+
+
+def test_the_command(source: Path, tmp_path: Path) -> None:
+    def quantize(*args: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "octavo.cli.main", "quantize", *args]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    listed = quantize("--list")
+    assert listed.returncode == 0 and all(name in listed.stdout for name in RECIPES)
+    out = tmp_path / "x.gguf"
+    args = [str(source), "--recipe", "q8_0", "--output", str(out), "--json"]
+    told = json.loads(quantize(*args, "--dry-run").stdout)
+    assert not out.exists()
+    done = quantize(*args)
+    assert done.returncode == 0 and json.loads(done.stdout) == told
+    assert open_checkpoint(out).nbytes == told["bytes_after"]
+    again = quantize(*args)
+    assert again.returncode == 2 and again.stderr.startswith(f"error: {out} is there already")
+    assert "--force" in again.stderr and quantize(*args, "--force").returncode == 0
+    wrong = quantize(str(source), "--recipe", "q9", "--output", str(out))
+    assert wrong.returncode == 2 and "no recipe 'q9'; there are q8_0" in wrong.stderr
