@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -164,3 +165,11 @@ def test_dialects_only_translate(path: Path) -> None:
 def test_the_server_knows_dialects_only_by_their_table() -> None:
     for path in set(MODULES) - set(DIALECTS):
         assert not [n for n in full_names(path) if n.startswith("octavo.server.dialects.openai")]
+
+
+@pytest.mark.parametrize("page", ["design.md", "internals.md"])
+def test_pages_name_files_that_exist(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    named = set(re.findall(r"`((?:\w+/)*[\w*]+\.(?:py|h|cpp|inc))`", text))
+    assert len(named) > 20
+    assert [n for n in named if not (any(ROOT.glob(n)) or any(SOURCE.rglob(n)) or any((ROOT / "native").rglob(n)))] == []  # fmt: skip
