@@ -5,7 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// Pieces of kernels: GCC leaves some out of line otherwise, and their vectors then pass through memory.
+// Pieces of kernels: GCC leaves some out of line otherwise, and their vectors then pass through
+// memory.
 #define INLINE static inline __attribute__((always_inline))
 
 namespace octavo {
@@ -21,10 +22,33 @@ template <int N, class F> INLINE void repeat(F&& f) {
 
 // Stored form of a weight matrix. Every form is a sequence of panels of 16 output rows.
 // Layouts are described beside the packers in runtime/pack.cpp.
-enum Format : int { Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, MXFP4, Q8_0, Q4_K, Q5_K, Q6_K, CODE4, CODE4_MIN, CODE8, CODE8_MIN, BF16, F16, F32, TABLE4, FP8, FORMATS };
+enum Format : int {
+  Q4_0,
+  Q4_1,
+  Q5_0,
+  Q5_1,
+  IQ4_NL,
+  MXFP4,
+  Q8_0,
+  Q4_K,
+  Q5_K,
+  Q6_K,
+  CODE4,
+  CODE4_MIN,
+  CODE8,
+  CODE8_MIN,
+  BF16,
+  F16,
+  F32,
+  TABLE4,
+  FP8,
+  FORMATS
+};
 
-constexpr int8_t IQ4_NL_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-constexpr int8_t MXFP4_VALUES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // twice what they stand for
+constexpr int8_t IQ4_NL_VALUES[16] = {
+    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+// twice what they stand for
+constexpr int8_t MXFP4_VALUES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 constexpr int PANEL = 16;         // output rows per panel = lanes of one vector
 constexpr int GROUP = 32;         // input features whose sums are taken together
 constexpr int DIGIT = 8;          // an activation is 2^DIGIT * high + low, two signed bytes
@@ -32,9 +56,11 @@ constexpr int MIDDLE = 8;         // where four-bit codes are counted from in fi
 constexpr int LINE = 64;          // input features whose digits lie together
 constexpr int ROW_TILE = 16;      // token rows that lie together
 constexpr int BLOCK = 16;         // tokens per KV block
-constexpr int KV_GROUP = 16;      // dimensions of a cached int8 key or value that share a bf16 scale
+// dimensions of a cached int8 key or value that share a bf16 scale
+constexpr int KV_GROUP = 16;
 constexpr int KV_TILE = 64;       // tokens per softmax tile
-constexpr int KV_CHUNK = 256;     // tokens per attention partial; fixed, so results never depend on threads
+// tokens per attention partial; fixed, so results never depend on threads
+constexpr int KV_CHUNK = 256;
 constexpr int ATTEND_ROWS = 16;   // query rows (token, head) handled together
 constexpr int WIDEST_HEAD = 512;  // most dimensions of an attention head
 constexpr float MASKED = -1e30f;  // running maximum before any key has been seen
@@ -44,12 +70,15 @@ INLINE int kv_groups(int padded) { return padded / KV_GROUP; }
 enum KvType : int { KV_F32, KV_BF16, KV_INT8 };
 
 // The input of linear layers, in the forms that its consumers read. Unused forms are null.
-// Rows are tokens, allocated in whole tiles of 16; `k` is the feature count rounded up to 64 (padding is zero).
-// What belongs to a group of 32 features is tiled: entry (row, group) lies at `tiled(row, group, groups)`.
+// Rows are tokens, allocated in whole tiles of 16; `k` is the feature count rounded up to 64
+// (padding is zero). What belongs to a group of 32 features is tiled: entry (row, group) lies at
+// `tiled(row, group, groups)`.
 struct Act {
   int k;
-  int8_t* q;          // x = scale * (256 * high + low), digits from -127 to 127: per tile of rows and 64 features
-                      //                 16 rows of 64 high digits, then as many low ones; see `digits`
+  // x = scale * (256 * high + low), digits from -127 to 127: per tile of rows and 64 features
+  int8_t* q;
+                      //                 16 rows of 64 high digits, then as many low ones; see
+                      //                 `digits`
   float* scale;       // 1 a row
   int32_t* neg_high;  // k / 32 a row    for fixed point: minus the sum of the high digits
   int32_t* neg_low;   // k / 32 a row    and of the low ones
@@ -58,16 +87,19 @@ struct Act {
   int32_t* neg16;     // k / 16 a row    the same per 16 (Q6_K)
   uint16_t* bf16;     // [rows][2k]      x rounded to bf16, then the remainder rounded to bf16
   float* f32;         // [rows][k]
-  bool adapted_bf16, adapted_f32;  // forms that only adapters read: left out where a step has none that do
+  // forms that only adapters read: left out where a step has none that do
+  bool adapted_bf16, adapted_f32;
 };
 
 INLINE size_t tiled(int row, int group, int groups) {
   return ((size_t)(row / ROW_TILE) * groups + group) * ROW_TILE + row % ROW_TILE;
 }
 
-constexpr int DIGITS = ROW_TILE * LINE;  // bytes from a high digit to its low one; rows of a tile are LINE bytes apart
+// bytes from a high digit to its low one; rows of a tile are LINE bytes apart
+constexpr int DIGITS = ROW_TILE * LINE;
 INLINE size_t digits(int row, int group, int groups) {
-  return ((size_t)(row / ROW_TILE) * groups + group / 2 * 2) * DIGITS + row % ROW_TILE * LINE + group % 2 * GROUP;
+  return ((size_t)(row / ROW_TILE) * groups + group / 2 * 2) * DIGITS + row % ROW_TILE * LINE +
+      group % 2 * GROUP;
 }
 
 struct LinearArgs {
@@ -80,11 +112,13 @@ struct LinearArgs {
   int out_stride;
   const float* bias;      // [N padded to 16] or null
   const float* residual;  // [rows][out_stride] added to the result, or null; may equal out
-  int group = 0;          // features that share a scale, in formats that leave it open: a multiple of 32
+  // features that share a scale, in formats that leave it open: a multiple of 32
+  int group = 0;
 };
 
 struct KeyRange {                // keys and values of one sequence and KV head
-  const uint8_t* pool;           // of this layer and KV head: pool + block * AttendArgs::block_stride
+  // of this layer and KV head: pool + block * AttendArgs::block_stride
+  const uint8_t* pool;
   const int32_t* blocks;         // block table of the sequence
   int begin, end;                // key positions
 };
@@ -92,7 +126,8 @@ struct KeyRange {                // keys and values of one sequence and KV head
 struct AttendArgs {
   // ATTEND_ROWS or fewer query rows that share one KV head and one block table.
   int rows;
-  const void* q[ATTEND_ROWS];    // each [head_dim] fp32 for an fp32 cache, else [2][head_dim] bf16 (value, remainder); scaled
+  // each [head_dim] fp32 for an fp32 cache, else [2][head_dim] bf16 (value, remainder); scaled
+  const void* q[ATTEND_ROWS];
   int first[ATTEND_ROWS];        // the row sees keys in [first, last]; first may be negative
   int last[ATTEND_ROWS];
   float softcap;                 // scores s become softcap * tanh(s / softcap); 0: as they are
@@ -111,21 +146,27 @@ struct Kernels {
   void (*linear[FORMATS])(const LinearArgs&, int panel_begin, int panel_end);
   void (*emit)(const Act&, int row, const float* x);  // x: as many values as act.k
   void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* y);
-  void (*gated)(int kind, const float* gate, const float* up, int stride, int rows, float* out, int out_stride, int count);
-  // y[16 * p + i] += sum over r of b[p][r][i] * h[r] for `panels` panels of 16; b is fp32, or bf16 in the second.
+  void (*gated)(int kind, const float* gate, const float* up, int stride, int rows, float* out,
+      int out_stride, int count);
+  // y[16 * p + i] += sum over r of b[p][r][i] * h[r] for `panels` panels of 16; b is fp32, or bf16
+  // in the second.
   void (*add_low_rank[2])(const void* b, int rank, const float* h, int panels, float* y);
-  void (*rope)(const float* in, const float* cos_sin, int half, int head_dim, int interleaved, float* out);
+  void (*rope)(
+      const float* in, const float* cos_sin, int half, int head_dim, int interleaved, float* out);
   void (*store_q)(const float* x, int head_dim, int padded, float scale, KvType type, void* out);
   void (*store_k)(const float* x, int head_dim, int padded, int slot, KvType type, uint8_t* block);
   void (*store_v)(const float* x, int head_dim, int padded, int slot, KvType type, uint8_t* block);
   void (*attend[3])(const AttendArgs&);  // by KvType
   void (*merge)(float* max, float* sum, float* out, float m, float l, const float* o, int head_dim);
-  void (*combine)(const float* max, const float* sum, const float* out, int count, int step, int padded, int head_dim, const float* sink, float* y);
+  void (*combine)(const float* max, const float* sum, const float* out, int count, int step,
+      int padded, int head_dim, const float* sink, float* y);
   void (*softcap)(float* x, int n, float cap);  // n is rounded up to 16
   float (*row_max)(const float* x, int n);
-  void (*peaks)(const float* x, int n, float* out);  // out[i] = max of x[i], x[16 + i], x[32 + i] ...; n is a multiple of 16
+  // out[i] = max of x[i], x[16 + i], x[32 + i] ...; n is a multiple of 16
+  void (*peaks)(const float* x, int n, float* out);
   double (*exp_sum)(const float* x, int n, float max, float inv_temperature, float* p);
-  // Limits of the host: all bytes read; operations of byte products in registers, and by the widest means there is.
+  // Limits of the host: all bytes read; operations of byte products in registers, and by the widest
+  // means there is.
   uint64_t (*read)(const uint8_t* p, size_t bytes);
   double (*multiply_registers)(long rounds, int32_t* sink);
   double (*multiply)(long rounds, int32_t* sink);

@@ -1,4 +1,5 @@
-// 16 lanes in two 256-bit registers. Needs AVX2, FMA, F16C; uses AVX-VNNI where the compiler is told of it.
+// 16 lanes in two 256-bit registers. Needs AVX2, FMA, F16C; uses AVX-VNNI where the compiler is
+// told of it.
 #include <immintrin.h>
 
 constexpr int TOKEN_TILE = 4;
@@ -10,14 +11,19 @@ struct VB { __m256i a, b; };
 struct VM { __m256 a, b; };
 
 static inline VF f_load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
-static inline void f_store(float* p, VF x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
+static inline void f_store(float* p, VF x) {
+  _mm256_storeu_ps(p, x.a);
+  _mm256_storeu_ps(p + 8, x.b);
+}
 static inline VF f_set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 static inline VF f_add(VF x, VF y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
 static inline VF f_sub(VF x, VF y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
 static inline VF f_mul(VF x, VF y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
 static inline VF f_div(VF x, VF y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
 static inline VF f_inverse(VF x) { return f_div(f_set(1), x); }
-static inline VF f_fma(VF x, VF y, VF z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+static inline VF f_fma(VF x, VF y, VF z) {
+  return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
 static inline VF f_max(VF x, VF y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 static inline VF f_min(VF x, VF y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
 static inline VF f_abs(VF x) {
@@ -29,27 +35,35 @@ static inline VF f_round(VF x) {
   return {_mm256_round_ps(x.a, MODE), _mm256_round_ps(x.b, MODE)};
 }
 static inline VF f_half(const void* p) {
-  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p + 1))};
+  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
+      _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p + 1))};
 }
 static inline __m256 table_half(__m256i index, VF table) {
   const __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28));  // bit 3 as sign
-  return _mm256_blendv_ps(_mm256_permutevar8x32_ps(table.a, index), _mm256_permutevar8x32_ps(table.b, index), upper);
+  return _mm256_blendv_ps(
+      _mm256_permutevar8x32_ps(table.a, index), _mm256_permutevar8x32_ps(table.b, index), upper);
 }
 static inline VF f_table(const uint8_t* p, int high, VF table) {
-  __m256i a = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)), b = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)));
+  __m256i a = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)),
+          b = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)));
   if (high) a = _mm256_srli_epi32(a, 4), b = _mm256_srli_epi32(b, 4);
   return {table_half(a, table), table_half(b, table)};
 }
 static inline __m256 e8m0_half(const uint8_t* p) {
   const __m256i b = _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)), 23);
-  return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_max_epu32(b, _mm256_set1_epi32(0x00400000))), _mm256_set1_ps(0.5f));
+  return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_max_epu32(b, _mm256_set1_epi32(0x00400000))),
+      _mm256_set1_ps(0.5f));
 }
-static inline VF f_e8m0(const uint8_t* p) { return {e8m0_half(p), e8m0_half(p + 8)}; }  // 2^(p - 128)
+// 2^(p - 128)
+static inline VF f_e8m0(const uint8_t* p) { return {e8m0_half(p), e8m0_half(p + 8)}; }
 static inline __m256 fp8_half(const uint8_t* p) {
-  const __m256i b = _mm256_slli_epi32(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)), 20);  // the sign, five times
-  return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_and_si256(b, _mm256_set1_epi32((int)0x87F00000))), _mm256_set1_ps(0x1p120f));
+  // the sign, five times
+  const __m256i b = _mm256_slli_epi32(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)), 20);
+  return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_and_si256(b, _mm256_set1_epi32((int)0x87F00000))),
+      _mm256_set1_ps(0x1p120f));
 }
-static inline VF f_fp8(const uint8_t* p) { return {fp8_half(p), fp8_half(p + 8)}; }  // e4m3; 2^120 moves the exponent's bias from 127 to 7
+// e4m3; 2^120 moves the exponent's bias from 127 to 7
+static inline VF f_fp8(const uint8_t* p) { return {fp8_half(p), fp8_half(p + 8)}; }
 static inline VF f_int(VI x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 static inline VF f_u8(const uint8_t* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p))),
@@ -60,64 +74,108 @@ static inline VF f_s8(const uint8_t* p) {
           _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8))))};
 }
 static inline __m256 exp2i_half(__m256 n) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+  return _mm256_castsi256_ps(
+      _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
-static inline VF f_scale2(VF x, VF n) { return {_mm256_mul_ps(x.a, exp2i_half(n.a)), _mm256_mul_ps(x.b, exp2i_half(n.b))}; }  // n in [-126, 127]
+// n in [-126, 127]
+static inline VF f_scale2(VF x, VF n) {
+  return {_mm256_mul_ps(x.a, exp2i_half(n.a)), _mm256_mul_ps(x.b, exp2i_half(n.b))};
+}
 static inline __m256 even_half(__m256 a, __m256 b) {
-  return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(_mm256_shuffle_ps(a, b, 0x88)), 0xD8));
+  return _mm256_castpd_ps(
+      _mm256_permute4x64_pd(_mm256_castps_pd(_mm256_shuffle_ps(a, b, 0x88)), 0xD8));
 }
 static inline __m256 odd_half(__m256 a, __m256 b) {
-  return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(_mm256_shuffle_ps(a, b, 0xDD)), 0xD8));
+  return _mm256_castpd_ps(
+      _mm256_permute4x64_pd(_mm256_castps_pd(_mm256_shuffle_ps(a, b, 0xDD)), 0xD8));
 }
-static inline VF f_even(VF x, VF y) { return {even_half(x.a, x.b), even_half(y.a, y.b)}; }  // lanes 0, 2, 4... of x, then of y
+// lanes 0, 2, 4... of x, then of y
+static inline VF f_even(VF x, VF y) { return {even_half(x.a, x.b), even_half(y.a, y.b)}; }
 static inline VF f_odd(VF x, VF y) { return {odd_half(x.a, x.b), odd_half(y.a, y.b)}; }
-static inline VM f_le(VF x, VF y) { return {_mm256_cmp_ps(x.a, y.a, _CMP_LE_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_LE_OQ)}; }
-static inline VF f_select(VM m, VF yes, VF no) { return {_mm256_blendv_ps(no.a, yes.a, m.a), _mm256_blendv_ps(no.b, yes.b, m.b)}; }
+static inline VM f_le(VF x, VF y) {
+  return {_mm256_cmp_ps(x.a, y.a, _CMP_LE_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_LE_OQ)};
+}
+static inline VF f_select(VM m, VF yes, VF no) {
+  return {_mm256_blendv_ps(no.a, yes.a, m.a), _mm256_blendv_ps(no.b, yes.b, m.b)};
+}
 static inline VM m_range(int begin, int end) {
   __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), eight = _mm256_set1_epi32(8);
   __m256i lo = _mm256_set1_epi32(begin - 1), hi = _mm256_set1_epi32(end);
   __m256i upper = _mm256_add_epi32(lane, eight);
-  return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_cmpgt_epi32(lane, lo), _mm256_cmpgt_epi32(hi, lane))),
-          _mm256_castsi256_ps(_mm256_and_si256(_mm256_cmpgt_epi32(upper, lo), _mm256_cmpgt_epi32(hi, upper)))};
+  return {_mm256_castsi256_ps(
+              _mm256_and_si256(_mm256_cmpgt_epi32(lane, lo), _mm256_cmpgt_epi32(hi, lane))),
+      _mm256_castsi256_ps(
+          _mm256_and_si256(_mm256_cmpgt_epi32(upper, lo), _mm256_cmpgt_epi32(hi, upper)))};
 }
 
-static inline VI i_load(const int32_t* p) { return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)}; }
-static inline VI i_set(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
-static inline void i_store(int32_t* p, VI x) { _mm256_storeu_si256((__m256i*)p, x.a); _mm256_storeu_si256((__m256i*)p + 1, x.b); }
-static inline VI i_add(VI x, VI y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
-static inline VI i_sub(VI x, VI y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
-static inline VI i_max(VI x, VI y) { return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)}; }
-// Lanes as pairs of 16 bits: acc + x.low * y.low + x.high * y.high; the low halves of `low` under those of `high`, whose own are zero
-static inline VI i_dot16(VI acc, VI x, VI y) {
-  return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(x.a, y.a)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(x.b, y.b))};
+static inline VI i_load(const int32_t* p) {
+  return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)};
 }
-static inline VI i_pair(VI low, VI high) { return {_mm256_blend_epi16(high.a, low.a, 0x55), _mm256_blend_epi16(high.b, low.b, 0x55)}; }
-template <int N> static inline VI i_shr(VI x) { return {_mm256_srai_epi32(x.a, N), _mm256_srai_epi32(x.b, N)}; }
+static inline VI i_set(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+static inline void i_store(int32_t* p, VI x) {
+  _mm256_storeu_si256((__m256i*)p, x.a);
+  _mm256_storeu_si256((__m256i*)p + 1, x.b);
+}
+static inline VI i_add(VI x, VI y) {
+  return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)};
+}
+static inline VI i_sub(VI x, VI y) {
+  return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)};
+}
+static inline VI i_max(VI x, VI y) {
+  return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)};
+}
+// Lanes as pairs of 16 bits: acc + x.low * y.low + x.high * y.high; the low halves of `low` under
+// those of `high`, whose own are zero
+static inline VI i_dot16(VI acc, VI x, VI y) {
+  return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(x.a, y.a)),
+      _mm256_add_epi32(acc.b, _mm256_madd_epi16(x.b, y.b))};
+}
+static inline VI i_pair(VI low, VI high) {
+  return {_mm256_blend_epi16(high.a, low.a, 0x55), _mm256_blend_epi16(high.b, low.b, 0x55)};
+}
+template <int N>
+static inline VI i_shr(VI x) {
+  return {_mm256_srai_epi32(x.a, N), _mm256_srai_epi32(x.b, N)};
+}
 static inline int32_t hadd_half(__m256i a, __m256i b) {
   a = _mm256_add_epi32(a, b);
   __m128i t = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
   t = _mm_add_epi32(t, _mm_shuffle_epi32(t, 0x4E));
   return _mm_cvtsi128_si32(_mm_add_epi32(t, _mm_shuffle_epi32(t, 0xB1)));
 }
-static inline void i_hadd2(VI x, VI y, int32_t* sums) { sums[0] = hadd_half(x.a, x.b), sums[1] = hadd_half(y.a, y.b); }
-template <int N> static inline VI i_shl(VI x) { return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)}; }
+static inline void i_hadd2(VI x, VI y, int32_t* sums) {
+  sums[0] = hadd_half(x.a, x.b), sums[1] = hadd_half(y.a, y.b);
+}
+template <int N>
+static inline VI i_shl(VI x) {
+  return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)};
+}
 static inline VI i_round(VF x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 static inline void i_store8(int8_t* p, VI x) {
   const __m256i low = _mm256_set1_epi32(255);  // packing saturates: bytes first
   __m256i w = _mm256_packus_epi32(_mm256_and_si256(x.a, low), _mm256_and_si256(x.b, low));
-  w = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(w, w), _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5));
+  w = _mm256_permutevar8x32_epi32(
+      _mm256_packus_epi16(w, w), _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5));
   _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(w));
 }
 
-static inline VB b_load(const uint8_t* p) { return {_mm256_load_si256((const __m256i*)p), _mm256_load_si256((const __m256i*)p + 1)}; }
-static inline VB b_low(VB x) { __m256i m = _mm256_set1_epi8(15); return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)}; }
+static inline VB b_load(const uint8_t* p) {
+  return {_mm256_load_si256((const __m256i*)p), _mm256_load_si256((const __m256i*)p + 1)};
+}
+static inline VB b_low(VB x) {
+  __m256i m = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
+}
 static inline VB b_high(VB x) {
   __m256i m = _mm256_set1_epi8(15);
-  return {_mm256_and_si256(_mm256_srli_epi16(x.a, 4), m), _mm256_and_si256(_mm256_srli_epi16(x.b, 4), m)};
+  return {_mm256_and_si256(_mm256_srli_epi16(x.a, 4), m),
+      _mm256_and_si256(_mm256_srli_epi16(x.b, 4), m)};
 }
 static inline __m256i bit5_half(__m256i x, uint32_t bits) {
   __m256i byte = _mm256_shuffle_epi8(_mm256_set1_epi32((int)bits),
-      _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3));
+      _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3,
+          3, 3, 3, 3, 3, 3));
   __m256i one = _mm256_set1_epi64x((long long)0x8040201008040201ULL);
   __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(byte, one), one);
   return _mm256_or_si256(x, _mm256_and_si256(set, _mm256_set1_epi8(16)));
@@ -129,14 +187,24 @@ static inline VB b_lookup(VB x, const int8_t* table) {
   const __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
   return {_mm256_shuffle_epi8(t, x.a), _mm256_shuffle_epi8(t, x.b)};
 }
-static inline VB b_flip(VB x) { const __m256i m = _mm256_set1_epi8(-128); return {_mm256_xor_si256(x.a, m), _mm256_xor_si256(x.b, m)}; }  // signed to unsigned
+// signed to unsigned
+static inline VB b_flip(VB x) {
+  const __m256i m = _mm256_set1_epi8(-128);
+  return {_mm256_xor_si256(x.a, m), _mm256_xor_si256(x.b, m)};
+}
 template <int S> static inline __m256i plane_half(__m256i x, __m256i p) {
   __m256i y = S <= 4 ? _mm256_slli_epi16(p, 4 - S) : _mm256_srli_epi16(p, S - 4);
   return _mm256_or_si256(x, _mm256_and_si256(y, _mm256_set1_epi8(0x30)));
 }
-template <int S> static inline VB b_plane(VB x, VB p) { return {plane_half<S>(x.a, p.a), plane_half<S>(x.b, p.b)}; }
+template <int S>
+static inline VB b_plane(VB x, VB p) {
+  return {plane_half<S>(x.a, p.a), plane_half<S>(x.b, p.b)};
+}
 #ifdef __AVXVNNI__
-template <bool WIDE> static inline __m256i dot_half(__m256i acc, __m256i w, __m256i a) { return _mm256_dpbusd_avx_epi32(acc, w, a); }
+template <bool WIDE>
+static inline __m256i dot_half(__m256i acc, __m256i w, __m256i a) {
+  return _mm256_dpbusd_avx_epi32(acc, w, a);
+}
 #else
 // vpmaddubsw saturates at 16 bits: safe for weights up to 127. Wider weights are split into their
 // low seven bits and their top bit (counted 128 times), both safe, so the sum is exact.
@@ -146,7 +214,8 @@ template <bool WIDE> static inline __m256i dot_half(__m256i acc, __m256i w, __m2
   __m256i low = _mm256_and_si256(w, _mm256_set1_epi8(127));
   __m256i top = _mm256_and_si256(_mm256_srli_epi16(w, 7), _mm256_set1_epi8(1));
   acc = _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(low, a), one));
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(top, a), _mm256_set1_epi16(128)));
+  return _mm256_add_epi32(
+      acc, _mm256_madd_epi16(_mm256_maddubs_epi16(top, a), _mm256_set1_epi16(128)));
 }
 #endif
 template <bool WIDE> static inline VI b_dot(VI acc, VB w, const int8_t* a) {
@@ -156,18 +225,26 @@ template <bool WIDE> static inline VI b_dot(VI acc, VB w, const int8_t* a) {
 
 static inline __m256 h_half(__m256 acc, __m256i line, __m256i pair) {
   const __m256i high = _mm256_set1_epi32((int)0xFFFF0000);
-  acc = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(line, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16)), acc);
-  return _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(line, high)), _mm256_castsi256_ps(_mm256_and_si256(pair, high)), acc);
+  acc = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(line, 16)),
+      _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16)), acc);
+  return _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(line, high)),
+      _mm256_castsi256_ps(_mm256_and_si256(pair, high)), acc);
 }
 static inline VF h_dot(VF acc, const uint16_t* line, const uint16_t* pair) {
   __m256i y = _mm256_set1_epi32(*(const int32_t*)pair);
-  return {h_half(acc.a, _mm256_load_si256((const __m256i*)line), y), h_half(acc.b, _mm256_load_si256((const __m256i*)line + 1), y)};
+  return {h_half(acc.a, _mm256_load_si256((const __m256i*)line), y),
+      h_half(acc.b, _mm256_load_si256((const __m256i*)line + 1), y)};
 }
-static inline __m256 h_widen(const uint16_t* p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16)); }
+static inline __m256 h_widen(const uint16_t* p) {
+  return _mm256_castsi256_ps(
+      _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
+}
 static inline VF h_load(const uint16_t* p) { return {h_widen(p), h_widen(p + 8)}; }
 static inline __m256i round_half(__m256 x) {  // to nearest even; inputs are finite
-  const __m256i u = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
-  return _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF))), 16);
+  const __m256i u = _mm256_castps_si256(x),
+                odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  return _mm256_srli_epi32(
+      _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF))), 16);
 }
 static inline void h_store(uint16_t* p, VF x) {
   const __m256i packed = _mm256_packus_epi32(round_half(x.a), round_half(x.b));

@@ -1,7 +1,9 @@
-// 16 lanes in one 512-bit register. Needs F, BW, DQ, VL, VNNI; uses BF16 where the compiler is told of it.
+// 16 lanes in one 512-bit register. Needs F, BW, DQ, VL, VNNI; uses BF16 where the compiler is told
+// of it.
 #include <immintrin.h>
 
-constexpr int TOKEN_TILE = 8;  // tokens per integer register tile: 8 weight lines + 8 accumulators + temporaries
+// tokens per integer register tile: 8 weight lines + 8 accumulators + temporaries
+constexpr int TOKEN_TILE = 8;
 constexpr int FLOAT_TILE = 6;   // tokens per float tile: 4 accumulators each
 
 struct VF { __m512 v; };
@@ -16,7 +18,8 @@ static inline VF f_add(VF a, VF b) { return {_mm512_add_ps(a.v, b.v)}; }
 static inline VF f_sub(VF a, VF b) { return {_mm512_sub_ps(a.v, b.v)}; }
 static inline VF f_mul(VF a, VF b) { return {_mm512_mul_ps(a.v, b.v)}; }
 static inline VF f_div(VF a, VF b) { return {_mm512_div_ps(a.v, b.v)}; }
-static inline VF f_inverse(VF a) {  // 1 / a within 1 ulp or so: a Newton step doubles the 14 bits; a finite and not tiny
+// 1 / a within 1 ulp or so: a Newton step doubles the 14 bits; a finite and not tiny
+static inline VF f_inverse(VF a) {
   const __m512 r = _mm512_rcp14_ps(a.v);
   return {_mm512_fmadd_ps(_mm512_fnmadd_ps(a.v, r, _mm512_set1_ps(1)), r, r)};
 }
@@ -24,23 +27,36 @@ static inline VF f_fma(VF a, VF b, VF c) { return {_mm512_fmadd_ps(a.v, b.v, c.v
 static inline VF f_max(VF a, VF b) { return {_mm512_max_ps(a.v, b.v)}; }
 static inline VF f_min(VF a, VF b) { return {_mm512_min_ps(a.v, b.v)}; }
 static inline VF f_abs(VF a) { return {_mm512_abs_ps(a.v)}; }
-static inline VF f_round(VF a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
-static inline VF f_half(const void* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+static inline VF f_round(VF a) {
+  return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+static inline VF f_half(const void* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))};
+}
 static inline VF f_table(const uint8_t* p, int high, VF table) {
   const __m512i b = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
-  return {_mm512_permutexvar_ps(high ? _mm512_srli_epi32(b, 4) : b, table.v)};  // reads the low four bits
+  // reads the low four bits
+  return {_mm512_permutexvar_ps(high ? _mm512_srli_epi32(b, 4) : b, table.v)};
 }
 static inline VF f_e8m0(const uint8_t* p) {  // 2^(p - 128)
   const __m512i b = _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)), 23);
-  return {_mm512_mul_ps(_mm512_castsi512_ps(_mm512_max_epu32(b, _mm512_set1_epi32(0x00400000))), _mm512_set1_ps(0.5f))};
+  return {_mm512_mul_ps(_mm512_castsi512_ps(_mm512_max_epu32(b, _mm512_set1_epi32(0x00400000))),
+      _mm512_set1_ps(0.5f))};
 }
 static inline VF f_fp8(const uint8_t* p) {  // e4m3; 2^120 moves the exponent's bias from 127 to 7
-  const __m512i b = _mm512_slli_epi32(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)), 20);  // the sign, five times
-  return {_mm512_mul_ps(_mm512_castsi512_ps(_mm512_and_si512(b, _mm512_set1_epi32((int)0x87F00000))), _mm512_set1_ps(0x1p120f))};
+  // the sign, five times
+  const __m512i b = _mm512_slli_epi32(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)), 20);
+  return {
+      _mm512_mul_ps(_mm512_castsi512_ps(_mm512_and_si512(b, _mm512_set1_epi32((int)0x87F00000))),
+          _mm512_set1_ps(0x1p120f))};
 }
 static inline VF f_int(VI a) { return {_mm512_cvtepi32_ps(a.v)}; }
-static inline VF f_u8(const uint8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)))}; }
-static inline VF f_s8(const uint8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))}; }
+static inline VF f_u8(const uint8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)))};
+}
+static inline VF f_s8(const uint8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
+}
 static inline VF f_scale2(VF x, VF n) { return {_mm512_scalef_ps(x.v, n.v)}; }  // x * 2^n
 static inline VF f_even(VF a, VF b) {  // lanes 0, 2, 4... of a, then of b
   const __m512i at = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -64,12 +80,16 @@ static inline void i_store(int32_t* p, VI a) { _mm512_storeu_si512(p, a.v); }
 static inline VI i_add(VI a, VI b) { return {_mm512_add_epi32(a.v, b.v)}; }
 static inline VI i_sub(VI a, VI b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 static inline VI i_max(VI a, VI b) { return {_mm512_max_epi32(a.v, b.v)}; }
-// Lanes as pairs of 16 bits: acc + a.low * b.low + a.high * b.high; the low halves of `low` under those of `high`, whose own are zero
+// Lanes as pairs of 16 bits: acc + a.low * b.low + a.high * b.high; the low halves of `low` under
+// those of `high`, whose own are zero
 static inline VI i_dot16(VI acc, VI a, VI b) { return {_mm512_dpwssd_epi32(acc.v, a.v, b.v)}; }
-static inline VI i_pair(VI low, VI high) { return {_mm512_mask_mov_epi16(high.v, 0x55555555, low.v)}; }
+static inline VI i_pair(VI low, VI high) {
+  return {_mm512_mask_mov_epi16(high.v, 0x55555555, low.v)};
+}
 template <int N> static inline VI i_shr(VI a) { return {_mm512_srai_epi32(a.v, N)}; }
 static inline void i_hadd2(VI a, VI b, int32_t* sums) {
-  __m512i t = _mm512_add_epi32(_mm512_shuffle_i64x2(a.v, b.v, 0x44), _mm512_shuffle_i64x2(a.v, b.v, 0xEE));
+  __m512i t =
+      _mm512_add_epi32(_mm512_shuffle_i64x2(a.v, b.v, 0x44), _mm512_shuffle_i64x2(a.v, b.v, 0xEE));
   t = _mm512_add_epi32(t, _mm512_shuffle_i64x2(t, t, 0xB1));
   t = _mm512_add_epi32(t, _mm512_shuffle_epi32(t, (_MM_PERM_ENUM)0x4E));
   t = _mm512_add_epi32(t, _mm512_shuffle_epi32(t, (_MM_PERM_ENUM)0xB1));
@@ -78,16 +98,24 @@ static inline void i_hadd2(VI a, VI b, int32_t* sums) {
 }
 template <int N> static inline VI i_shl(VI a) { return {_mm512_slli_epi32(a.v, N)}; }
 static inline VI i_round(VF a) { return {_mm512_cvtps_epi32(a.v)}; }
-static inline void i_store8(int8_t* p, VI a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v)); }
+static inline void i_store8(int8_t* p, VI a) {
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v));
+}
 
 static inline VB b_load(const uint8_t* p) { return {_mm512_load_si512(p)}; }
 static inline VB b_low(VB a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
-static inline VB b_high(VB a) { return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))}; }
-static inline VB b_bit5(VB a, const uint8_t* mask) {  // adds 16 where the bit of the 64-bit mask is set
+static inline VB b_high(VB a) {
+  return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))};
+}
+// adds 16 where the bit of the 64-bit mask is set
+static inline VB b_bit5(VB a, const uint8_t* mask) {
   return {_mm512_mask_add_epi8(a.v, *(const uint64_t*)mask, a.v, _mm512_set1_epi8(16))};
 }
-static inline VB b_lookup(VB a, const int8_t* table) { return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table)), a.v)}; }
-static inline VB b_flip(VB a) { return {_mm512_xor_si512(a.v, _mm512_set1_epi8(-128))}; }  // signed to unsigned: adds 128
+static inline VB b_lookup(VB a, const int8_t* table) {
+  return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table)), a.v)};
+}
+// signed to unsigned: adds 128
+static inline VB b_flip(VB a) { return {_mm512_xor_si512(a.v, _mm512_set1_epi8(-128))}; }
 template <int S> static inline VB b_plane(VB a, VB plane) {  // a | ((plane >> S) & 3) << 4
   __m512i x = S <= 4 ? _mm512_slli_epi16(plane.v, 4 - S) : _mm512_srli_epi16(plane.v, S - 4);
   return {_mm512_or_si512(a.v, _mm512_and_si512(x, _mm512_set1_epi8(0x30)))};
@@ -98,22 +126,31 @@ template <bool WIDE> static inline VI b_dot(VI acc, VB w, const int8_t* a) {
 }
 
 static inline VF h_load(const uint16_t* p) {
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
+  return {_mm512_castsi512_ps(
+      _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
 }
-// h_dot: acc[lane] += x0 * y0 + x1 * y1 over bf16 pairs; y is broadcast. h_store rounds to nearest even.
+// h_dot: acc[lane] += x0 * y0 + x1 * y1 over bf16 pairs; y is broadcast. h_store rounds to nearest
+// even.
 #ifdef __AVX512BF16__
 static inline VF h_dot(VF acc, const uint16_t* line, const uint16_t* pair) {
-  return {_mm512_dpbf16_ps(acc.v, (__m512bh)_mm512_load_si512(line), (__m512bh)_mm512_set1_epi32(*(const int32_t*)pair))};
-}
-static inline void h_store(uint16_t* p, VF a) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(a.v)); }
-#else
-static inline VF h_dot(VF acc, const uint16_t* line, const uint16_t* pair) {
-  const __m512i x = _mm512_load_si512(line), y = _mm512_set1_epi32(*(const int32_t*)pair), high = _mm512_set1_epi32((int)0xFFFF0000);
-  acc.v = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(x, 16)), _mm512_castsi512_ps(_mm512_slli_epi32(y, 16)), acc.v);
-  return {_mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(x, high)), _mm512_castsi512_ps(_mm512_and_si512(y, high)), acc.v)};
+  return {_mm512_dpbf16_ps(acc.v, (__m512bh)_mm512_load_si512(line),
+      (__m512bh)_mm512_set1_epi32(*(const int32_t*)pair))};
 }
 static inline void h_store(uint16_t* p, VF a) {
-  const __m512i u = _mm512_castps_si512(a.v), odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+  _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(a.v));
+}
+#else
+static inline VF h_dot(VF acc, const uint16_t* line, const uint16_t* pair) {
+  const __m512i x = _mm512_load_si512(line), y = _mm512_set1_epi32(*(const int32_t*)pair),
+                high = _mm512_set1_epi32((int)0xFFFF0000);
+  acc.v = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(x, 16)),
+      _mm512_castsi512_ps(_mm512_slli_epi32(y, 16)), acc.v);
+  return {_mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(x, high)),
+      _mm512_castsi512_ps(_mm512_and_si512(y, high)), acc.v)};
+}
+static inline void h_store(uint16_t* p, VF a) {
+  const __m512i u = _mm512_castps_si512(a.v),
+                odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
   const __m512i rounded = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
 }
@@ -136,13 +173,17 @@ static void line_digits(const float* x, VF inverse, int8_t* q, int32_t* sums) {
     high[i] = _mm512_srai_epi16(_mm512_add_epi16(w, _mm512_set1_epi16(128)), 8);
     low[i] = _mm512_and_si512(w, _mm512_set1_epi16(255));
   }
-  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), one = _mm512_set1_epi8(1);
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15),
+                one = _mm512_set1_epi8(1);
   const __m512i h = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(high[0], high[1]));
-  const __m512i l = _mm512_max_epi8(_mm512_permutexvar_epi32(order, _mm512_packus_epi16(low[0], low[1])), _mm512_set1_epi8(-127));
+  const __m512i l = _mm512_max_epi8(
+      _mm512_permutexvar_epi32(order, _mm512_packus_epi16(low[0], low[1])), _mm512_set1_epi8(-127));
   _mm512_store_si512(q, h);
   _mm512_store_si512(q + DIGITS, l);
-  // By four in each lane, then the fours of each quarter: a quarter's sum over high digits and over low ones, next to each other.
-  const __m512i a = _mm512_dpbusd_epi32(_mm512_setzero_si512(), one, h), b = _mm512_dpbusd_epi32(_mm512_setzero_si512(), one, l);
+  // By four in each lane, then the fours of each quarter: a quarter's sum over high digits and over
+  // low ones, next to each other.
+  const __m512i a = _mm512_dpbusd_epi32(_mm512_setzero_si512(), one, h),
+                b = _mm512_dpbusd_epi32(_mm512_setzero_si512(), one, l);
   __m512i t = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
   t = _mm512_add_epi32(t, _mm512_shuffle_epi32(t, (_MM_PERM_ENUM)0x4E));
   const __m512i pick = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 0, 0, 0, 0, 0, 0, 0, 0);

@@ -18,10 +18,19 @@ static inline VF f_sub(VF a, VF b) { EACH a.v[i] = vsubq_f32(a.v[i], b.v[i]); re
 static inline VF f_mul(VF a, VF b) { EACH a.v[i] = vmulq_f32(a.v[i], b.v[i]); return a; }
 static inline VF f_div(VF a, VF b) { EACH a.v[i] = vdivq_f32(a.v[i], b.v[i]); return a; }
 static inline VF f_inverse(VF a) { return f_div(f_set(1), a); }
-static inline VF f_fma(VF a, VF b, VF c) { EACH c.v[i] = vfmaq_f32(c.v[i], a.v[i], b.v[i]); return c; }
+static inline VF f_fma(VF a, VF b, VF c) {
+  EACH c.v[i] = vfmaq_f32(c.v[i], a.v[i], b.v[i]);
+  return c;
+}
 // Comparisons with NaN choose the second operand, as on x86.
-static inline VF f_max(VF a, VF b) { EACH b.v[i] = vbslq_f32(vcgtq_f32(a.v[i], b.v[i]), a.v[i], b.v[i]); return b; }
-static inline VF f_min(VF a, VF b) { EACH b.v[i] = vbslq_f32(vcltq_f32(a.v[i], b.v[i]), a.v[i], b.v[i]); return b; }
+static inline VF f_max(VF a, VF b) {
+  EACH b.v[i] = vbslq_f32(vcgtq_f32(a.v[i], b.v[i]), a.v[i], b.v[i]);
+  return b;
+}
+static inline VF f_min(VF a, VF b) {
+  EACH b.v[i] = vbslq_f32(vcltq_f32(a.v[i], b.v[i]), a.v[i], b.v[i]);
+  return b;
+}
 static inline VF f_abs(VF a) { EACH a.v[i] = vabsq_f32(a.v[i]); return a; }
 static inline VF f_round(VF a) { EACH a.v[i] = vrndnq_f32(a.v[i]); return a; }
 static inline VF f_half(const void* p) {
@@ -38,18 +47,22 @@ static inline VF f_table(const uint8_t* p, int high, VF table) {
 static inline VF f_e8m0(const uint8_t* p) {  // 2^(p - 128)
   const uint8x16_t b = vld1q_u8(p);
   const uint16x8_t low = vmovl_u8(vget_low_u8(b)), high = vmovl_u8(vget_high_u8(b));
-  const uint32x4_t w[4] = {vmovl_u16(vget_low_u16(low)), vmovl_u16(vget_high_u16(low)), vmovl_u16(vget_low_u16(high)), vmovl_u16(vget_high_u16(high))};
+  const uint32x4_t w[4] = {vmovl_u16(vget_low_u16(low)), vmovl_u16(vget_high_u16(low)),
+      vmovl_u16(vget_low_u16(high)), vmovl_u16(vget_high_u16(high))};
   VF r;
-  EACH r.v[i] = vmulq_n_f32(vreinterpretq_f32_u32(vmaxq_u32(vshlq_n_u32(w[i], 23), vdupq_n_u32(0x00400000))), 0.5f);
+  EACH r.v[i] = vmulq_n_f32(
+      vreinterpretq_f32_u32(vmaxq_u32(vshlq_n_u32(w[i], 23), vdupq_n_u32(0x00400000))), 0.5f);
   return r;
 }
 static inline VF f_fp8(const uint8_t* p) {  // e4m3; 2^120 moves the exponent's bias from 127 to 7
   const uint8x16_t b = vld1q_u8(p);
   const uint16x8_t low = vmovl_u8(vget_low_u8(b)), high = vmovl_u8(vget_high_u8(b));
-  const uint32x4_t w[4] = {vmovl_u16(vget_low_u16(low)), vmovl_u16(vget_high_u16(low)), vmovl_u16(vget_low_u16(high)), vmovl_u16(vget_high_u16(high))};
+  const uint32x4_t w[4] = {vmovl_u16(vget_low_u16(low)), vmovl_u16(vget_high_u16(low)),
+      vmovl_u16(vget_low_u16(high)), vmovl_u16(vget_high_u16(high))};
   VF r;
   EACH {
-    const uint32x4_t sign = vshlq_n_u32(vandq_u32(w[i], vdupq_n_u32(128)), 24), rest = vshlq_n_u32(vandq_u32(w[i], vdupq_n_u32(127)), 20);
+    const uint32x4_t sign = vshlq_n_u32(vandq_u32(w[i], vdupq_n_u32(128)), 24),
+                     rest = vshlq_n_u32(vandq_u32(w[i], vdupq_n_u32(127)), 20);
     r.v[i] = vmulq_n_f32(vreinterpretq_f32_u32(vorrq_u32(sign, rest)), 0x1p120f);
   }
   return r;
@@ -58,27 +71,35 @@ static inline VF f_int(VI a) { VF r; EACH r.v[i] = vcvtq_f32_s32(a.v[i]); return
 static inline VF f_u8(const uint8_t* p) {
   const uint8x16_t b = vld1q_u8(p);
   const uint16x8_t low = vmovl_u8(vget_low_u8(b)), high = vmovl_u8(vget_high_u8(b));
-  return {{vcvtq_f32_u32(vmovl_u16(vget_low_u16(low))), vcvtq_f32_u32(vmovl_u16(vget_high_u16(low))),
-           vcvtq_f32_u32(vmovl_u16(vget_low_u16(high))), vcvtq_f32_u32(vmovl_u16(vget_high_u16(high)))}};
+  return {{vcvtq_f32_u32(vmovl_u16(vget_low_u16(low))),
+      vcvtq_f32_u32(vmovl_u16(vget_high_u16(low))), vcvtq_f32_u32(vmovl_u16(vget_low_u16(high))),
+      vcvtq_f32_u32(vmovl_u16(vget_high_u16(high)))}};
 }
 static inline VF f_s8(const uint8_t* p) {
   const int8x16_t b = vld1q_s8((const int8_t*)p);
   const int16x8_t low = vmovl_s8(vget_low_s8(b)), high = vmovl_s8(vget_high_s8(b));
-  return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
-           vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))}};
+  return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))),
+      vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))), vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
+      vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))}};
 }
 static inline VF f_scale2(VF x, VF n) {  // x * 2^n, n in [-126, 127]
-  EACH x.v[i] = vmulq_f32(x.v[i], vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n.v[i]), vdupq_n_s32(127)), 23)));
+  EACH x.v[i] = vmulq_f32(x.v[i],
+      vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n.v[i]), vdupq_n_s32(127)), 23)));
   return x;
 }
 static inline VF f_even(VF a, VF b) {  // lanes 0, 2, 4... of a, then of b
-  return {{vuzp1q_f32(a.v[0], a.v[1]), vuzp1q_f32(a.v[2], a.v[3]), vuzp1q_f32(b.v[0], b.v[1]), vuzp1q_f32(b.v[2], b.v[3])}};
+  return {{vuzp1q_f32(a.v[0], a.v[1]), vuzp1q_f32(a.v[2], a.v[3]), vuzp1q_f32(b.v[0], b.v[1]),
+      vuzp1q_f32(b.v[2], b.v[3])}};
 }
 static inline VF f_odd(VF a, VF b) {
-  return {{vuzp2q_f32(a.v[0], a.v[1]), vuzp2q_f32(a.v[2], a.v[3]), vuzp2q_f32(b.v[0], b.v[1]), vuzp2q_f32(b.v[2], b.v[3])}};
+  return {{vuzp2q_f32(a.v[0], a.v[1]), vuzp2q_f32(a.v[2], a.v[3]), vuzp2q_f32(b.v[0], b.v[1]),
+      vuzp2q_f32(b.v[2], b.v[3])}};
 }
 static inline VM f_le(VF a, VF b) { VM r; EACH r.v[i] = vcleq_f32(a.v[i], b.v[i]); return r; }
-static inline VF f_select(VM m, VF yes, VF no) { EACH no.v[i] = vbslq_f32(m.v[i], yes.v[i], no.v[i]); return no; }
+static inline VF f_select(VM m, VF yes, VF no) {
+  EACH no.v[i] = vbslq_f32(m.v[i], yes.v[i], no.v[i]);
+  return no;
+}
 static inline VM m_range(int begin, int end) {
   const int32_t lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   VM r;
@@ -95,25 +116,35 @@ static inline void i_store(int32_t* p, VI a) { EACH vst1q_s32(p + 4 * i, a.v[i])
 static inline VI i_add(VI a, VI b) { EACH a.v[i] = vaddq_s32(a.v[i], b.v[i]); return a; }
 static inline VI i_sub(VI a, VI b) { EACH a.v[i] = vsubq_s32(a.v[i], b.v[i]); return a; }
 static inline VI i_max(VI a, VI b) { EACH a.v[i] = vmaxq_s32(a.v[i], b.v[i]); return a; }
-// Lanes as pairs of 16 bits: acc + a.low * b.low + a.high * b.high; the low halves of `low` under those of `high`, whose own are zero
+// Lanes as pairs of 16 bits: acc + a.low * b.low + a.high * b.high; the low halves of `low` under
+// those of `high`, whose own are zero
 static inline VI i_dot16(VI acc, VI a, VI b) {
   EACH {
     const int16x8_t x = vreinterpretq_s16_s32(a.v[i]), y = vreinterpretq_s16_s32(b.v[i]);
-    acc.v[i] = vaddq_s32(acc.v[i], vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y)));
+    acc.v[i] = vaddq_s32(
+        acc.v[i], vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y)));
   }
   return acc;
 }
-static inline VI i_pair(VI low, VI high) { EACH high.v[i] = vbslq_s32(vdupq_n_u32(0xFFFF), low.v[i], high.v[i]); return high; }
+static inline VI i_pair(VI low, VI high) {
+  EACH high.v[i] = vbslq_s32(vdupq_n_u32(0xFFFF), low.v[i], high.v[i]);
+  return high;
+}
 template <int N> static inline VI i_shr(VI a) { EACH a.v[i] = vshrq_n_s32(a.v[i], N); return a; }
 template <int N> static inline VI i_shl(VI a) {
   if constexpr (N > 0) EACH a.v[i] = vshlq_n_s32(a.v[i], N);
   return a;
 }
-static inline int32_t hadd_one(VI a) { return vaddvq_s32(vaddq_s32(vaddq_s32(a.v[0], a.v[1]), vaddq_s32(a.v[2], a.v[3]))); }
-static inline void i_hadd2(VI a, VI b, int32_t* sums) { sums[0] = hadd_one(a), sums[1] = hadd_one(b); }
+static inline int32_t hadd_one(VI a) {
+  return vaddvq_s32(vaddq_s32(vaddq_s32(a.v[0], a.v[1]), vaddq_s32(a.v[2], a.v[3])));
+}
+static inline void i_hadd2(VI a, VI b, int32_t* sums) {
+  sums[0] = hadd_one(a), sums[1] = hadd_one(b);
+}
 static inline VI i_round(VF a) { VI r; EACH r.v[i] = vcvtnq_s32_f32(a.v[i]); return r; }
 static inline void i_store8(int8_t* p, VI a) {
-  const int16x8_t low = vcombine_s16(vmovn_s32(a.v[0]), vmovn_s32(a.v[1])), high = vcombine_s16(vmovn_s32(a.v[2]), vmovn_s32(a.v[3]));
+  const int16x8_t low = vcombine_s16(vmovn_s32(a.v[0]), vmovn_s32(a.v[1])),
+                  high = vcombine_s16(vmovn_s32(a.v[2]), vmovn_s32(a.v[3]));
   vst1q_s8(p, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
 }
 static inline VB b_load(const uint8_t* p) { VB r; EACH r.v[i] = vld1q_u8(p + 16 * i); return r; }
@@ -127,8 +158,12 @@ static inline VB b_bit5(VB a, const uint8_t* mask) {
   }
   return a;
 }
-static inline VB b_lookup(VB a, const int8_t* table) { EACH a.v[i] = vqtbl1q_u8(vld1q_u8((const uint8_t*)table), a.v[i]); return a; }
-static inline VB b_flip(VB a) { EACH a.v[i] = veorq_u8(a.v[i], vdupq_n_u8(128)); return a; }  // signed to unsigned
+static inline VB b_lookup(VB a, const int8_t* table) {
+  EACH a.v[i] = vqtbl1q_u8(vld1q_u8((const uint8_t*)table), a.v[i]);
+  return a;
+}
+// signed to unsigned
+static inline VB b_flip(VB a) { EACH a.v[i] = veorq_u8(a.v[i], vdupq_n_u8(128)); return a; }
 template <int S> static inline VB b_plane(VB a, VB plane) {
   EACH {
     uint8x16_t two = plane.v[i];
@@ -137,7 +172,8 @@ template <int S> static inline VB b_plane(VB a, VB plane) {
   }
   return a;
 }
-// The dot product takes signed bytes: a wider weight is its low seven bits and 128 times its top bit.
+// The dot product takes signed bytes: a wider weight is its low seven bits and 128 times its top
+// bit.
 template <bool WIDE> static inline VI b_dot(VI acc, VB w, const int8_t* a) {
   const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(*(const int32_t*)a));
   EACH {
@@ -150,12 +186,15 @@ template <bool WIDE> static inline VI b_dot(VI acc, VB w, const int8_t* a) {
   return acc;
 }
 
-static inline float32x4_t h_widen(const uint16_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
+static inline float32x4_t h_widen(const uint16_t* p) {
+  return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
+}
 static inline VF h_load(const uint16_t* p) { VF r; EACH r.v[i] = h_widen(p + 4 * i); return r; }
 // acc[lane] += x0 * y0 + x1 * y1 over bf16 pairs; y is broadcast
 static inline VF h_dot(VF acc, const uint16_t* line, const uint16_t* pair) {
   const uint32x4_t y = vdupq_n_u32(*(const uint32_t*)pair), high = vdupq_n_u32(0xFFFF0000);
-  const float32x4_t y0 = vreinterpretq_f32_u32(vshlq_n_u32(y, 16)), y1 = vreinterpretq_f32_u32(vandq_u32(y, high));
+  const float32x4_t y0 = vreinterpretq_f32_u32(vshlq_n_u32(y, 16)),
+                    y1 = vreinterpretq_f32_u32(vandq_u32(y, high));
   EACH {
     const uint32x4_t x = vreinterpretq_u32_u16(vld1q_u16(line + 8 * i));
     acc.v[i] = vfmaq_f32(acc.v[i], vreinterpretq_f32_u32(vshlq_n_u32(x, 16)), y0);
@@ -165,7 +204,8 @@ static inline VF h_dot(VF acc, const uint16_t* line, const uint16_t* pair) {
 }
 static inline void h_store(uint16_t* p, VF a) {  // to nearest even; inputs are finite
   EACH {
-    const uint32x4_t u = vreinterpretq_u32_f32(a.v[i]), odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
+    const uint32x4_t u = vreinterpretq_u32_f32(a.v[i]),
+                     odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
     vst1_u16(p + 4 * i, vshrn_n_u32(vaddq_u32(u, vaddq_u32(odd, vdupq_n_u32(0x7FFF))), 16));
   }
 }
@@ -176,4 +216,6 @@ static inline float f_hadd(VF a) {  // fixed tree
   for (int w = 8; w; w /= 2) for (int i = 0; i < w; i++) t[i] += t[i + w];
   return t[0];
 }
-static inline float f_hmax(VF a) { return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.v[0], a.v[1]), vmaxq_f32(a.v[2], a.v[3]))); }
+static inline float f_hmax(VF a) {
+  return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.v[0], a.v[1]), vmaxq_f32(a.v[2], a.v[3])));
+}

@@ -15,7 +15,8 @@ struct ActForms {
   bool digits() const { return fixed || grouped; }
 };
 
-inline Act allocate_act(Arena& arena, int rows, int width, ActForms forms, bool adapted_bf16 = false, bool adapted_f32 = false) {
+inline Act allocate_act(Arena& arena, int rows, int width, ActForms forms,
+    bool adapted_bf16 = false, bool adapted_f32 = false) {
   const size_t m = align_up(size_t(rows), ROW_TILE), k = padded_cols(size_t(width));
   Act a{};
   a.k = int(k);
@@ -44,7 +45,8 @@ inline size_t act_bytes(int rows, int width, ActForms forms) {
   return counting.used();
 }
 
-// The rows of an act from `row`, a multiple of ROW_TILE, on: whatever is tiled is laid out tile after tile.
+// The rows of an act from `row`, a multiple of ROW_TILE, on: whatever is tiled is laid out tile
+// after tile.
 inline Act from_row(const Act& a, int row) {
   const size_t n = size_t(row) * size_t(a.k);
   Act b = a;
@@ -56,11 +58,12 @@ inline Act from_row(const Act& a, int row) {
   return b;
 }
 
-// Steps of no more features than this compute what linear layers read once for each thread: quicker than to
-// divide the rows, wait, and fetch the others' share from their cores.
+// Steps of no more features than this compute what linear layers read once for each thread: quicker
+// than to divide the rows, wait, and fetch the others' share from their cores.
 constexpr int OWN_FEATURES = 16 << 10;
 
-// The input of linear layers: all threads' or, in small steps and where its producer can, each thread's own.
+// The input of linear layers: all threads' or, in small steps and where its producer can, each
+// thread's own.
 struct Input {
   Act shared{};
   std::vector<Act> own;  // by thread; empty: always shared
@@ -69,11 +72,16 @@ struct Input {
   const Act& of(int rows, int thread) const { return apart(rows) ? own[size_t(thread)] : shared; }
 };
 
-inline int own_rows(int rows, int width) { return std::min(rows, OWN_FEATURES / int(padded_cols(size_t(width)))); }
+inline int own_rows(int rows, int width) {
+  return std::min(rows, OWN_FEATURES / int(padded_cols(size_t(width))));
+}
 
-inline Input allocate_input(Arena& arena, int rows, int width, ActForms forms, int own, bool adapted_bf16, bool adapted_f32) {
+inline Input allocate_input(Arena& arena, int rows, int width, ActForms forms, int own,
+    bool adapted_bf16, bool adapted_f32) {
   Input in{allocate_act(arena, rows, width, forms, adapted_bf16, adapted_f32), {}};
-  for (int i = 0; i < own; i++) in.own.push_back(allocate_act(arena, own_rows(rows, width), width, forms, adapted_bf16, adapted_f32));
+  for (int i = 0; i < own; i++)
+    in.own.push_back(
+        allocate_act(arena, own_rows(rows, width), width, forms, adapted_bf16, adapted_f32));
   return in;
 }
 

@@ -1,4 +1,5 @@
-// Low-rank adapters (LoRA, Hu et al., 2021): y = W x + scale * B A x, for the rows of some sequences.
+// Low-rank adapters (LoRA, Hu et al., 2021): y = W x + scale * B A x, for the rows of some
+// sequences.
 #pragma once
 #include <cstring>
 #include <memory>
@@ -24,14 +25,22 @@ struct LowRank {
 
 class Adapter {
  public:
-  struct Part { int matrix, type; const uint8_t *a, *b; int rank; size_t inputs, outputs; float scale; };
+  struct Part {
+    int matrix, type;
+    const uint8_t *a, *b;
+    int rank;
+    size_t inputs, outputs;
+    float scale;
+  };
 
   explicit Adapter(const std::vector<Part>& parts) : arena_(bytes(parts)) {
     for (const Part& p : parts) {
       const Format format = panel_format(p.type);
-      const size_t panels = size_t(p.rank + PANEL - 1) / PANEL, each = panel_bytes(format, 0, p.inputs);
+      const size_t panels = size_t(p.rank + PANEL - 1) / PANEL,
+                   each = panel_bytes(format, 0, p.inputs);
       uint8_t* a = arena_.allocate<uint8_t>(panels * each);
-      for (size_t i = 0; i < panels; i++) pack_panel({p.type, 0}, p.a, size_t(p.rank), p.inputs, i, a + i * each);
+      for (size_t i = 0; i < panels; i++)
+        pack_panel({p.type, 0}, p.a, size_t(p.rank), p.inputs, i, a + i * each);
       const size_t size = size_t(p.rank) * align_up(p.outputs, PANEL) * element(format);
       uint8_t* b = arena_.allocate<uint8_t>(size);
       memcpy(b, p.b, size);

@@ -15,7 +15,9 @@
 namespace octavo {
 namespace {
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 // Least time of f() within the budget, at least three runs.
 template <class F> double least(double seconds, F&& f) {
@@ -59,22 +61,27 @@ HostLimits measure_limits(const std::string& isa, int threads, size_t bytes, dou
     });
     return ops * threads / took / 1e9;
   };
-  return {double(share) * threads / read / 1e9, gops(k->multiply_registers, 200000), gops(k->multiply, 50000)};
+  return {double(share) * threads / read / 1e9, gops(k->multiply_registers, 200000),
+      gops(k->multiply, 50000)};
 }
 
-double time_linear(const std::string& isa, int type, int group, size_t rows, size_t cols, int tokens, int threads, int copies, double seconds) {
+double time_linear(const std::string& isa, int type, int group, size_t rows, size_t cols,
+    int tokens, int threads, int copies, double seconds) {
   const Kernels* k = select_kernels(isa);
   const Format format = panel_format(type);
-  const size_t padded = padded_cols(cols), bytes = panel_bytes(format, group, cols), panels = (rows + PANEL - 1) / PANEL;
+  const size_t padded = padded_cols(cols), bytes = panel_bytes(format, group, cols),
+               panels = (rows + PANEL - 1) / PANEL;
   const size_t matrix = align_up(panels * bytes, 64), outputs = size_t(tokens) * panels * PANEL;
   const ActForms forms{is_fixed(format), !is_fixed(format), true, true};
   ThreadPool pool(threads);
   Work work(threads);
-  Arena arena(size_t(copies) * matrix + act_bytes(tokens, int(cols), forms) + outputs * 4 + (size_t(1) << 20));
+  Arena arena(size_t(copies) * matrix + act_bytes(tokens, int(cols), forms) + outputs * 4 +
+      (size_t(1) << 20));
   std::vector<uint8_t> source(stored_bytes({type, group}, rows, cols));
   fill(source.data(), source.size());
   uint8_t* packed = arena.allocate<uint8_t>(size_t(copies) * matrix);
-  for (size_t p = 0; p < panels; p++) pack_panel({type, group}, source.data(), rows, cols, p, packed + p * bytes);
+  for (size_t p = 0; p < panels; p++)
+    pack_panel({type, group}, source.data(), rows, cols, p, packed + p * bytes);
   for (int c = 1; c < copies; c++) memcpy(packed + size_t(c) * matrix, packed, matrix);
   const Act act = allocate_act(arena, tokens, int(cols), forms);
   std::vector<float> line(padded);
@@ -86,13 +93,16 @@ double time_linear(const std::string& isa, int type, int group, size_t rows, siz
     const uint8_t* weights = packed + size_t(i % copies) * matrix;
     pool.run([&](int thread) {
       work.each(thread, int(panels), chunk, [&](int begin, int end) {
-        k->linear[format]({weights, bytes, int(padded), act, tokens, out, int(panels) * PANEL, nullptr, nullptr, group}, begin, end);
+        k->linear[format]({weights, bytes, int(padded), act, tokens, out, int(panels) * PANEL,
+                              nullptr, nullptr, group},
+            begin, end);
       });
     });
   });
 }
 
-double time_attention(const std::string& isa, int kv_type, int head_dim, int queries, int keys, double seconds) {
+double time_attention(
+    const std::string& isa, int kv_type, int head_dim, int queries, int keys, double seconds) {
   const Kernels* k = select_kernels(isa);
   const KvType type = KvType(kv_type);
   const int padded = int(align_up(size_t(head_dim), 16)), blocks = (keys + BLOCK - 1) / BLOCK;
@@ -108,14 +118,18 @@ double time_attention(const std::string& isa, int kv_type, int head_dim, int que
     k->store_v(x.data(), head_dim, padded, t % BLOCK, type, pool + size_t(t / BLOCK) * bytes);
   }
   uint8_t* q = arena.allocate<uint8_t>(size_t(ATTEND_ROWS * padded) * 4);
-  float *out = arena.allocate<float>(size_t(ATTEND_ROWS * padded)), max[ATTEND_ROWS], sum[ATTEND_ROWS];
+  float *out = arena.allocate<float>(size_t(ATTEND_ROWS * padded)), max[ATTEND_ROWS],
+        sum[ATTEND_ROWS];
   for (int r = 0; r < queries; r++) {
     k->store_q(x.data(), head_dim, padded, 0.125f, type, q + size_t(r * padded) * 4);
-    a.q[r] = q + size_t(r * padded) * 4, a.last[r] = keys - 1, a.max[r] = max + r, a.sum[r] = sum + r, a.out[r] = out + r * padded;
+    a.q[r] = q + size_t(r * padded) * 4, a.last[r] = keys - 1, a.max[r] = max + r,
+    a.sum[r] = sum + r, a.out[r] = out + r * padded;
   }
-  a.rows = queries, a.fetch = true, a.head_dim = padded, a.block_stride = bytes, a.keys = {pool, table.data(), 0, 0};
+  a.rows = queries, a.fetch = true, a.head_dim = padded, a.block_stride = bytes,
+  a.keys = {pool, table.data(), 0, 0};
   return least(seconds, [&](int) {
-    for (int i = 0; i < keys; i += KV_CHUNK) a.keys.begin = i, a.keys.end = std::min(i + KV_CHUNK, keys), k->attend[type](a);
+    for (int i = 0; i < keys; i += KV_CHUNK)
+      a.keys.begin = i, a.keys.end = std::min(i + KV_CHUNK, keys), k->attend[type](a);
   });
 }
 

@@ -12,11 +12,13 @@ struct HostLimits {
 
 HostLimits measure_limits(const std::string& isa, int threads, size_t bytes, double seconds);
 
-// Seconds that y[tokens][rows] = x[tokens][cols] W^T takes, least of all repetitions within `seconds`.
-// `copies` matrices are used in turn: enough of them and each comes from memory.
-double time_linear(const std::string& isa, int type, int group, size_t rows, size_t cols, int tokens, int threads, int copies, double seconds);
+// Seconds that y[tokens][rows] = x[tokens][cols] W^T takes, least of all repetitions within
+// `seconds`. `copies` matrices are used in turn: enough of them and each comes from memory.
+double time_linear(const std::string& isa, int type, int group, size_t rows, size_t cols,
+    int tokens, int threads, int copies, double seconds);
 
 // Seconds of one attention of a KV head over `keys` keys, for `queries` rows.
-double time_attention(const std::string& isa, int kv_type, int head_dim, int queries, int keys, double seconds);
+double time_attention(
+    const std::string& isa, int kv_type, int head_dim, int queries, int keys, double seconds);
 
 }  // namespace octavo

@@ -1,5 +1,5 @@
-// A sum of bytes that changes whenever any one 64-bit word does, at the speed of memory: eight lanes that multiply for
-// themselves, each step of which is a bijection of the lane.
+// A sum of bytes that changes whenever any one 64-bit word does, at the speed of memory: eight
+// lanes that multiply for themselves, each step of which is a bijection of the lane.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -13,12 +13,17 @@ namespace octavo {
 namespace {
 
 #if defined(__x86_64__)
-// GCC's built-ins check cpuid and XGETBV, so a host whose kernel does not save wide registers is not fooled.
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
+// GCC's built-ins check cpuid and XGETBV, so a host whose kernel does not save wide registers is
+// not fooled.
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+      __builtin_cpu_supports("f16c");
+}
 
 bool has_avx512vnni() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vnni");
 }
 
 bool has_avx512bf16() { return has_avx512vnni() && __builtin_cpu_supports("avx512bf16"); }
@@ -31,7 +36,8 @@ bool cpuid7(unsigned subleaf, int bit, bool edx) {
 
 bool has_avxvnni() { return has_avx2() && cpuid7(1, 4, false); }
 
-// Tile registers are saved only for processes that ask Linux for them (ARCH_REQ_XCOMP_PERM, XTILEDATA).
+// Tile registers are saved only for processes that ask Linux for them (ARCH_REQ_XCOMP_PERM,
+// XTILEDATA).
 bool has_amx() {
   constexpr int REQUEST = 0x1023, TILE_DATA = 18;
   return has_avx512bf16() && cpuid7(0, 24, true) && cpuid7(0, 25, true) && cpuid7(0, 22, true) &&

@@ -4,9 +4,11 @@
 
 namespace octavo {
 
-// Where others want the same cores, members spend their time waiting for the one that is off its core, and fewer get more done.
-// What is got done is measured: seconds of work, without those of waiting, by the second. When that is well below the members' number,
-// one less is tried, and stays away if no less is done without it. From time to time it is tried again, ever more rarely in vain.
+// Where others want the same cores, members spend their time waiting for the one that is off its
+// core, and fewer get more done. What is got done is measured: seconds of work, without those of
+// waiting, by the second. When that is well below the members' number, one less is tried, and stays
+// away if no less is done without it. From time to time it is tried again, ever more rarely in
+// vain.
 class Crew {
  public:
   explicit Crew(int most) : most_(most), size_(most), settled_(most) {}

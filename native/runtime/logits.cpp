@@ -7,9 +7,15 @@ namespace octavo {
 constexpr float LEAST = -std::numeric_limits<float>::infinity();
 
 Logits::Logits(const Kernels& kernels, float* values, int vocabulary, float* statistics)
-    : kernels_(kernels), values_(values), statistics_(statistics), n_(vocabulary), sets_(set_count(vocabulary)) {}
+    : kernels_(kernels),
+      values_(values),
+      statistics_(statistics),
+      n_(vocabulary),
+      sets_(set_count(vocabulary)) {}
 
-int Logits::set_size(int set) const { return (std::min(SET_TOKENS, n_ - set * SET_TOKENS) + PANEL - 1) / PANEL * PANEL; }
+int Logits::set_size(int set) const {
+  return (std::min(SET_TOKENS, n_ - set * SET_TOKENS) + PANEL - 1) / PANEL * PANEL;
+}
 
 void Logits::measure(int set, float inverse) {
   float* x = values_ + set * SET_TOKENS;

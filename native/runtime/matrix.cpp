@@ -7,10 +7,12 @@ namespace octavo {
 constexpr size_t FIRST_FETCH = 8 << 10;  // bytes of weights to ask for before an operation begins
 
 void Matrix::pack(const uint8_t* data, int from, int to) const {
-  for (int p = from; p < to; p++) pack_panel(storage, data, rows, cols, size_t(p), panels + size_t(p) * panel_bytes);
+  for (int p = from; p < to; p++)
+    pack_panel(storage, data, rows, cols, size_t(p), panels + size_t(p) * panel_bytes);
 }
 
-void Matrix::multiply(const Kernels& kernels, LinearArgs args, int from, int to, uint8_t* room, int first) const {
+void Matrix::multiply(
+    const Kernels& kernels, LinearArgs args, int from, int to, uint8_t* room, int first) const {
   if (!stored) {
     args.panels += size_t(first) * panel_bytes;
     return kernels.linear[format](args, from, to);
@@ -18,7 +20,9 @@ void Matrix::multiply(const Kernels& kernels, LinearArgs args, int from, int to,
   args.panels = room;
   for (int begin = from; begin < to; begin += ROOM_PANELS) {
     const int count = std::min(ROOM_PANELS, to - begin), columns = begin * PANEL;
-    for (int i = 0; i < count; i++) pack_panel(storage, stored, rows, cols, size_t(first + begin + i), room + size_t(i) * panel_bytes);
+    for (int i = 0; i < count; i++)
+      pack_panel(
+          storage, stored, rows, cols, size_t(first + begin + i), room + size_t(i) * panel_bytes);
     LinearArgs a = args;
     a.out += columns;
     if (a.bias) a.bias += columns;

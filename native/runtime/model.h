@@ -21,30 +21,38 @@ struct Limits {
 
 class Model {
  public:
-  // Counts what recording a program takes: it starts no threads, takes no memory, reads no weights and cannot be run.
+  // Counts what recording a program takes: it starts no threads, takes no memory, reads no weights
+  // and cannot be run.
   Model(const std::string& isa, int threads, Limits limits);
   // Has as much memory as such a model has counted.
-  Model(const std::string& isa, int threads, Limits limits, size_t weight_bytes, size_t buffer_bytes);
+  Model(
+      const std::string& isa, int threads, Limits limits, size_t weight_bytes, size_t buffer_bytes);
 
-  // Takes packed weights from a file that save_weights wrote, before anything is recorded; what is added then only
-  // says where it lies. False if there is no such file of `bytes`, or what it holds has changed.
+  // Takes packed weights from a file that save_weights wrote, before anything is recorded; what is
+  // added then only says where it lies. False if there is no such file of `bytes`, or what it holds
+  // has changed.
   bool map_weights(const char* path, size_t bytes);
-  bool save_weights(const char* path) { return weights_->save(path, sum(weights_->data(), weights_->used())); }
+  bool save_weights(const char* path) {
+    return weights_->save(path, sum(weights_->data(), weights_->used()));
+  }
 
-  // Whether weights are to be given when they are added: else a file has them, or they are only counted.
+  // Whether weights are to be given when they are added: else a file has them, or they are only
+  // counted.
   bool needs_weights() const { return weights_->writable(); }
 
   // Recording. Indices name what was added; -1 stands for absent.
   int add_matrix(Storage storage, const uint8_t* data, size_t data_bytes, size_t rows, size_t cols);
-  // One that steps can use as it is stored until `pack` has come to it; `data`, in a mapped file, must stay.
+  // One that steps can use as it is stored until `pack` has come to it; `data`, in a mapped file,
+  // must stay.
   int add_stored(Storage storage, const uint8_t* data, size_t data_bytes, size_t rows, size_t cols);
   void read_stored();        // brings those into memory, when all have been added
   bool pack(size_t bytes);   // packs about so much more of them; whether any are left
   int add_vector(const float* data, size_t n);  // padded with zeros to 16
   int add_buffer(Rows rows, int width);
-  // apart: its producer can give each thread its own; what that reads must then stay until the operation after it is done.
-  // adapted: forms that only adapters read.
-  int add_act(Rows rows, int width, ActForms forms, bool apart, bool adapted_bf16, bool adapted_f32);
+  // apart: its producer can give each thread its own; what that reads must then stay until the
+  // operation after it is done. adapted: forms that only adapters read.
+  int add_act(
+      Rows rows, int width, ActForms forms, bool apart, bool adapted_bf16, bool adapted_f32);
   int add_rope(const float* frequencies, int half, float factor);
   int add_order(const int32_t* order, int n);
   int add_schedule(int window, bool causal, int group);
@@ -54,13 +62,16 @@ class Model {
   void norm(int in, int weight, float eps, int out, int residual, int act);
   void add(int a, int b, int out);
   void softcap(int buffer, float cap);
-  void emit(int buffer, int source, int order, int width, int act);  // from a buffer, or from another act
+  // from a buffer, or from another act
+  void emit(int buffer, int source, int order, int width, int act);
   struct Part { int matrix = -1, out = -1, bias = -1; };
-  void linear(int act, const std::vector<Part>& parts, int residual);  // which is added to every part
+  // which is added to every part
+  void linear(int act, const std::vector<Part>& parts, int residual);
   void gated(int in, const Part& gate, const Part& up, int kind, int mid, int act);
   void glu(int gate, int up, int kind, int act);
   struct Attention {
-    int q = -1, k = -1, v = -1, layer = 0, heads = 0, kv_heads = 0, head_dim = 0, schedule = -1, q_norm = -1, k_norm = -1, rope = -1;
+    int q = -1, k = -1, v = -1, layer = 0, heads = 0, kv_heads = 0, head_dim = 0, schedule = -1,
+        q_norm = -1, k_norm = -1, rope = -1;
     int sinks = -1, act = -1;
     float scale = 1, eps = 0, softcap = 0;
     bool interleaved = false;
@@ -68,9 +79,13 @@ class Model {
   void attention(const Attention& a);
   void route(int in, int out, int top, bool normalize);
   int add_expert_rows(int experts, int top, int hidden, int ffn, ActForms in, ActForms mid);
-  struct ExpertParts { int gate = -1, up = -1, down = -1, gate_bias = -1, up_bias = -1, down_bias = -1; };
-  void experts(int x, int routes, const std::vector<ExpertParts>& parts, int kind, int rows, int out, int residual);
-  void output(int buffer, int width, bool last);  // last: written by a linear layer of selected rows that nothing follows
+  struct ExpertParts {
+    int gate = -1, up = -1, down = -1, gate_bias = -1, up_bias = -1, down_bias = -1;
+  };
+  void experts(int x, int routes, const std::vector<ExpertParts>& parts, int kind, int rows,
+      int out, int residual);
+  // last: written by a linear layer of selected rows that nothing follows
+  void output(int buffer, int width, bool last);
 
   // Makes room for adapters; before anything is recorded.
   void allow_adapters();
@@ -78,17 +93,19 @@ class Model {
   void remove_adapter(int slot);
 
   void allocate_cache(const std::vector<KvShape>& layers, int blocks, KvType type, int parts);
-  // When less than half of `ahead` bytes of the cache past block `reached` are there, has the system hand out all of
-  // them, about `bytes` a call; whether some of that is left.
+  // When less than half of `ahead` bytes of the cache past block `reached` are there, has the
+  // system hand out all of them, about `bytes` a call; whether some of that is left.
   bool prefault_kv(int reached, size_t ahead, size_t bytes);
   void copy_block(int from, int to);
 
   // Runs every operation, then samples the selected rows.
   std::vector<Sample> step(const Step& step, const std::vector<SamplingRow>& sampling);
 
-  // Up to `steps` steps, the tokens drawn in one being the input of the next: for spans of one token that are all
-  // sampled. Stops after a step that draws, for some row, a token of its `ends` or none.
-  std::vector<std::vector<Sample>> decode(Step step, std::vector<SamplingRow> sampling, int steps, const std::vector<std::vector<int32_t>>& ends);
+  // Up to `steps` steps, the tokens drawn in one being the input of the next: for spans of one
+  // token that are all sampled. Stops after a step that draws, for some row, a token of its `ends`
+  // or none.
+  std::vector<std::vector<Sample>> decode(Step step, std::vector<SamplingRow> sampling, int steps,
+      const std::vector<std::vector<int32_t>>& ends);
   size_t expert_bytes() const { return context_.expert_bytes; }
   const Profile& profile() const { return profile_; }
   // Operations begun so far; may be read while a step runs, to see that it gets on.
@@ -108,7 +125,8 @@ class Model {
   static size_t matrix_bytes(Storage storage, size_t rows, size_t cols);
 
  private:
-  Model(const std::string& isa, int threads, Limits limits, std::unique_ptr<Arena> weights, std::unique_ptr<Arena> buffers);
+  Model(const std::string& isa, int threads, Limits limits, std::unique_ptr<Arena> weights,
+      std::unique_ptr<Arena> buffers);
   struct Row { Rows rows; Buffer buffer; };
   struct RowAct { Rows rows; Input input; };
   int row_count(Rows r) const { return r == Rows::tokens ? limits_.tokens : limits_.selected; }
@@ -147,7 +165,8 @@ class Model {
   std::vector<std::unique_ptr<ExpertRows>> expert_rows_;
   std::vector<std::unique_ptr<Adapter>> adapters_;  // by slot
   bool last_ = false;  // the head is the last operation: nothing changes the logits after it
-  int known_[3] = {INT_MAX, INT_MAX, INT_MAX};  // ids, positions and types that the tables they look up have rows for
+  // ids, positions and types that the tables they look up have rows for
+  int known_[3] = {INT_MAX, INT_MAX, INT_MAX};
   int output_ = -1, width_ = 0;
   int embedding_width_ = 0;  // of rows that a step may give in place of the table's; 0: none
   struct Attended { int layer, heads, kv_heads, head_dim; };

@@ -1,6 +1,6 @@
 // The recorded forward pass: a list of operations over token rows. Each runs in one or more phases;
-// a phase is one call of Work::each, which all threads leave together, and no phase reads what another
-// thread writes in it.
+// a phase is one call of Work::each, which all threads leave together, and no phase reads what
+// another thread writes in it.
 #pragma once
 #include <algorithm>
 #include <memory>
@@ -26,7 +26,8 @@ struct Buffer {  // float values, one row per token
   float* row(int i) const { return data + size_t(i) * size_t(stride); }
 };
 
-// Floats from row to row: an odd number of cache lines, so that a column of rows spreads over all sets of the first cache.
+// Floats from row to row: an odd number of cache lines, so that a column of rows spreads over all
+// sets of the first cache.
 inline size_t row_stride(int width) { return align_up(size_t(width), 64) + PANEL; }
 
 struct Span {  // consecutive tokens of one sequence within the step
@@ -36,16 +37,20 @@ struct Span {  // consecutive tokens of one sequence within the step
   int adapter;        // slot, or -1
 };
 
-struct KvWrite {  // a row whose keys and values are stored in a further sequence, of another branch of its tree
+// a row whose keys and values are stored in a further sequence, of another branch of its tree
+struct KvWrite {
   int row, table;  // offset of the block table in `tables`
   int position;    // the row's
 };
 
-struct AttendItem { int span, row, rows, keys, chunk_begin, chunk_end, part; };  // rows see no more than the first `keys`
+// rows see no more than the first `keys`
+struct AttendItem { int span, row, rows, keys, chunk_begin, chunk_end, part; };
 
-struct Schedule {  // attention work of a step; the same for every layer with this window, direction and group
+// attention work of a step; the same for every layer with this window, direction and group
+struct Schedule {
   int window;
-  bool causal;  // else tokens see to both sides, and the span holds its sequence from the first token on
+  // else tokens see to both sides, and the span holds its sequence from the first token on
+  bool causal;
   int group;    // query heads that share a KV head
   std::vector<AttendItem> items;
   std::vector<int> part_begin;  // per token, index of its first partial; one more at the end
@@ -54,20 +59,26 @@ struct Schedule {  // attention work of a step; the same for every layer with th
 // Bytes of one KV head in a block: keys and values of 16 tokens, for int8 with their scales.
 inline size_t kv_head_bytes(KvType type, int padded) {
   const size_t values = size_t(2) * BLOCK * size_t(padded);
-  return type == KV_F32 ? 4 * values : type == KV_BF16 ? 2 * values : values + size_t(2 * BLOCK * kv_groups(padded)) * sizeof(uint16_t);
+  return type == KV_F32 ? 4 * values
+      : type == KV_BF16 ? 2 * values
+                        : values + size_t(2 * BLOCK * kv_groups(padded)) * sizeof(uint16_t);
 }
 
 struct KvShape { int heads, head_dim; };  // of a layer; without heads it keeps nothing
 
 // Bytes of one block of a layer.
-inline size_t kv_block_bytes(KvType type, KvShape s) { return size_t(s.heads) * kv_head_bytes(type, int(align_up(size_t(s.head_dim), 16))); }
+inline size_t kv_block_bytes(KvType type, KvShape s) {
+  return size_t(s.heads) * kv_head_bytes(type, int(align_up(size_t(s.head_dim), 16)));
+}
 
 struct KvLayer {
   uint8_t* data;
   KvShape shape;
   int padded;  // head_dim, to whole vectors
   size_t head_bytes, block_bytes;
-  uint8_t* at(int block, int head) const { return data + size_t(block) * block_bytes + size_t(head) * head_bytes; }
+  uint8_t* at(int block, int head) const {
+    return data + size_t(block) * block_bytes + size_t(head) * head_bytes;
+  }
 };
 
 struct KvCache {
@@ -93,8 +104,11 @@ struct Step {  // what changes from step to step
   int embedded = 0, embedding_width = 0;
   std::vector<KvWrite> kv_writes;
   const float* embedding(int t) const {  // given for row t, or null
-    const int32_t *end = embedding_rows + embedded, *found = std::lower_bound(embedding_rows, end, t);
-    return found < end && *found == t ? embeddings + size_t(found - embedding_rows) * size_t(embedding_width) : nullptr;
+    const int32_t *end = embedding_rows + embedded,
+                  *found = std::lower_bound(embedding_rows, end, t);
+    return found < end && *found == t
+        ? embeddings + size_t(found - embedding_rows) * size_t(embedding_width)
+        : nullptr;
   }
   int rows(Rows r) const { return r == Rows::tokens ? tokens : selected; }
 };
@@ -116,7 +130,8 @@ struct Context {
   float* statistics_of(int row) const { return statistics + size_t(row) * statistics_stride; }
   size_t expert_bytes = 0;      // weights of experts read since loading
   std::vector<AdapterRun> runs; // rows of the step that have an adapter
-  float* low_rank = nullptr;    // [part][token][MAX_RANK] A x of the next linear layer; null: no adapters here
+  // [part][token][MAX_RANK] A x of the next linear layer; null: no adapters here
+  float* low_rank = nullptr;
   int low_rank_tokens = 0;
   bool reads_bf16 = false, reads_f32 = false;  // whether adapters of the step do
   Act wanted(Act a) const {
@@ -124,11 +139,15 @@ struct Context {
     if (a.adapted_f32 && !reads_f32) a.f32 = nullptr;
     return a;
   }
-  float* projected(int part, int token) const { return low_rank + (size_t(part) * size_t(low_rank_tokens) + size_t(token)) * MAX_RANK; }
-  std::vector<uint8_t> live;    // by panel of the head: whether a token in it may be drawn; empty: compute all
+  float* projected(int part, int token) const {
+    return low_rank + (size_t(part) * size_t(low_rank_tokens) + size_t(token)) * MAX_RANK;
+  }
+  // by panel of the head: whether a token in it may be drawn; empty: compute all
+  std::vector<uint8_t> live;
 };
 
-// Rows of `in` that this thread computes: all where inputs are apart, else its share, which all threads leave together.
+// Rows of `in` that this thread computes: all where inputs are apart, else its share, which all
+// threads leave together.
 template <class F> void each_row(const Input& in, int rows, int thread, Work& work, F&& f) {
   if (in.apart(rows)) f(0, rows);
   else work.each(thread, rows, 1, f);
@@ -139,9 +158,11 @@ class Op {
   virtual ~Op() = default;
   virtual std::string name(int phase) const = 0;  // for the profile
   virtual int phases() const { return 1; }
-  virtual size_t scratch_floats(int /*rows*/) const { return 0; }  // of each thread, for steps of so many rows
+  // of each thread, for steps of so many rows
+  virtual size_t scratch_floats(int /*rows*/) const { return 0; }
   virtual bool idle(const Context&) const { return false; }  // nothing to do in this step
-  virtual void fetch(int /*thread*/, const Work&) const {}  // asks for the weights that this thread will read first
+  // asks for the weights that this thread will read first
+  virtual void fetch(int /*thread*/, const Work&) const {}
   virtual void run(Context& c, int phase, int thread, Work& work) = 0;
 };
 
@@ -151,7 +172,12 @@ enum class Index { ids, positions, types };
 class EmbedOp : public Op {
  public:
   EmbedOp(const Matrix* table, Buffer out, float scale, Index index, int offset, bool replaceable)
-      : table_(table), out_(out), scale_(scale), index_(index), offset_(offset), replaceable_(replaceable) {}
+      : table_(table),
+        out_(out),
+        scale_(scale),
+        index_(index),
+        offset_(offset),
+        replaceable_(replaceable) {}
   std::string name(int) const override { return "embed"; }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
@@ -171,8 +197,15 @@ class SelectOp : public Op {
 // y = (in - mean) / sqrt(variance + eps) * weight + bias; to `out`, and to `act` for linear layers.
 class LayerNormOp : public Op {
  public:
-  LayerNormOp(Rows rows, Buffer in, const float* weight, const float* bias, float eps, Buffer out, Input act)
-      : rows_(rows), in_(in), weight_(weight), bias_(bias), eps_(eps), out_(out), act_(act) {}
+  LayerNormOp(Rows rows, Buffer in, const float* weight, const float* bias, float eps, Buffer out,
+      Input act)
+      : rows_(rows),
+        in_(in),
+        weight_(weight),
+        bias_(bias),
+        eps_(eps),
+        out_(out),
+        act_(act) {}
   std::string name(int) const override { return "norm"; }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
@@ -182,8 +215,15 @@ class LayerNormOp : public Op {
 // y = rms_norm(in) * weight; to `act` for linear layers, or to `out`, optionally onto a residual.
 class NormOp : public Op {
  public:
-  NormOp(Rows rows, Buffer in, const float* weight, float eps, Buffer out, Buffer residual, Input act)
-      : rows_(rows), in_(in), weight_(weight), eps_(eps), out_(out), residual_(residual), act_(act) {}
+  NormOp(
+      Rows rows, Buffer in, const float* weight, float eps, Buffer out, Buffer residual, Input act)
+      : rows_(rows),
+        in_(in),
+        weight_(weight),
+        eps_(eps),
+        out_(out),
+        residual_(residual),
+        act_(act) {}
   std::string name(int) const override { return "norm"; }
   size_t scratch_floats(int) const override { return padded_cols(size_t(in_.width)); }
   void run(Context& c, int phase, int thread, Work& work) override;
@@ -220,7 +260,10 @@ class LowRankOp : public Op {
 // Several matrices applied to the same input, divided among threads by panels.
 class LinearOp : public Op {
  public:
-  LinearOp(Rows rows, Input act, std::vector<LinearPart> parts) : rows_(rows), act_(act), parts_(std::move(parts)) {}
+  LinearOp(Rows rows, Input act, std::vector<LinearPart> parts)
+      : rows_(rows),
+        act_(act),
+        parts_(std::move(parts)) {}
   void fetch(int thread, const Work& work) const override;
   std::string name(int) const override;  // "linear IN->OUT"
   void run(Context& c, int phase, int thread, Work& work) override;
@@ -229,14 +272,19 @@ class LinearOp : public Op {
   Rows rows_; Input act_; std::vector<LinearPart> parts_;
 };
 
-// Gate and up projections with what follows them, panel by panel: what lies between never leaves the core.
-// Without an up projection the gate is multiplied by one. Phase 0 leaves values in `mid`, 1 emits them.
+// Gate and up projections with what follows them, panel by panel: what lies between never leaves
+// the core. Without an up projection the gate is multiplied by one. Phase 0 leaves values in `mid`,
+// 1 emits them.
 class GatedOp : public Op {
  public:
   GatedOp(Rows rows, Input in, LinearPart gate, LinearPart up, int kind, Buffer mid, Input out)
       : rows_(rows), in_(in), out_(out), gate_(gate), up_(up), kind_(kind), mid_(mid) {}
   void fetch(int thread, const Work& work) const override;
-  std::string name(int phase) const override { return phase ? "gated: emit" : "gated " + std::to_string(gate_.weight->cols) + "->" + std::to_string(gate_.weight->rows); }
+  std::string name(int phase) const override {
+    return phase
+        ? "gated: emit"
+        : "gated " + std::to_string(gate_.weight->cols) + "->" + std::to_string(gate_.weight->rows);
+  }
   int phases() const override { return 2; }
   size_t scratch_floats(int rows) const override { return size_t(rows) * WIDTH; }
   void run(Context& c, int phase, int thread, Work& work) override;
@@ -249,7 +297,12 @@ class GatedOp : public Op {
 // Gates and ups that lie in buffers of one width, for linear layers.
 class GluOp : public Op {
  public:
-  GluOp(Rows rows, Buffer gate, Buffer up, int kind, Input out) : rows_(rows), gate_(gate), up_(up), kind_(kind), out_(out) {}
+  GluOp(Rows rows, Buffer gate, Buffer up, int kind, Input out)
+      : rows_(rows),
+        gate_(gate),
+        up_(up),
+        kind_(kind),
+        out_(out) {}
   std::string name(int) const override { return "glu"; }
   size_t scratch_floats(int) const override { return size_t(out_.shared.k); }
   void run(Context& c, int phase, int thread, Work& work) override;
@@ -266,7 +319,10 @@ struct Rotation {  // of the step's tokens: a row of `half` cosines and as many 
 // Cosines and sines of the step's positions, shared by all layers with these frequencies.
 class RopeTableOp : public Op {
  public:
-  RopeTableOp(const float* frequencies, float factor, Rotation out) : frequencies_(frequencies), factor_(factor), out_(out) {}
+  RopeTableOp(const float* frequencies, float factor, Rotation out)
+      : frequencies_(frequencies),
+        factor_(factor),
+        out_(out) {}
   std::string name(int) const override { return "rope table"; }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
@@ -283,7 +339,8 @@ class SoftcapOp : public Op {
   Rows rows_; Buffer x_; float cap_;
 };
 
-// Rows as input of linear layers, in the given order of features or as they are; from a buffer or from another input.
+// Rows as input of linear layers, in the given order of features or as they are; from a buffer or
+// from another input.
 class EmitOp : public Op {
  public:
   EmitOp(Rows rows, Buffer in, Input source, const int32_t* order, int width, Input act)
@@ -308,20 +365,26 @@ struct AttentionSpec {
   Input act;
 };
 
-// Phase 0 writes keys and values into the cache, 1 attends, 2 merges partials. Where every sequence has one new
-// token, who attends to its newest keys writes them first, and phase 0 has nothing to do.
+// Phase 0 writes keys and values into the cache, 1 attends, 2 merges partials. Where every sequence
+// has one new token, who attends to its newest keys writes them first, and phase 0 has nothing to
+// do.
 class AttentionOp : public Op {
  public:
   explicit AttentionOp(const AttentionSpec& s) : s_(s) {}
-  std::string name(int phase) const override { return phase == 0 ? "attention: store" : phase == 1 ? "attention" : "attention: merge"; }
+  std::string name(int phase) const override {
+    return phase == 0 ? "attention: store" : phase == 1 ? "attention" : "attention: merge";
+  }
   int phases() const override { return 3; }
-  // Partial outputs and queries of an item, and a head before and after rotation; or a row of all heads.
+  // Partial outputs and queries of an item, and a head before and after rotation; or a row of all
+  // heads.
   size_t scratch_floats(int) const override {
-    return std::max((2 * ATTEND_ROWS + 2) * align_up(size_t(s_.head_dim), 16) + SLACK, size_t(s_.act.shared.k));
+    return std::max(
+        (2 * ATTEND_ROWS + 2) * align_up(size_t(s_.head_dim), 16) + SLACK, size_t(s_.act.shared.k));
   }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
-  const float* turned(const Context& c, Buffer from, const float* norm, int t, int head, float* tmp) const;
+  const float* turned(
+      const Context& c, Buffer from, const float* norm, int t, int head, float* tmp) const;
   const KvLayer& cache(const Context& c) const { return c.kv.layers[size_t(s_.layer)]; }
   void store(Context& c, const KvWrite& write, int kv_head, float* tmp) const;
   bool stores_first(const Context& c) const;

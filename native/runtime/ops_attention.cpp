@@ -7,15 +7,19 @@
 namespace octavo {
 namespace {
 
-constexpr int SPLIT_TOKENS = 4;  // spans this short divide their keys among threads instead of their queries
+// spans this short divide their keys among threads instead of their queries
+constexpr int SPLIT_TOKENS = 4;
 
-// The keys that token t of a span sees: [first, last]. Without causality a window reaches to both sides.
+// The keys that token t of a span sees: [first, last]. Without causality a window reaches to both
+// sides.
 int first_key(const Schedule& s, const Span& span, int t) {
   return s.window ? std::max(0, span.position + t - s.window + 1) : 0;
 }
 
 int last_key(const Schedule& s, const Span& span, int t) {
-  const int reach = s.causal ? t : s.window ? std::min(t + s.window, span.count) - 1 : span.count - 1;
+  const int reach = s.causal ? t
+      : s.window             ? std::min(t + s.window, span.count) - 1
+                             : span.count - 1;
   return span.position + reach;
 }
 
@@ -37,17 +41,26 @@ void plan_attention(const Context& c, Schedule& s) {
       s.items.push_back({int(i), row, rows, newest + 1, begin, end, -1});
       row += rows;
     }
-    // Splitting keys needs one partial per chunk; when they are out, one thread walks all chunks: same bits.
-    // Later tokens see more: taken from both ends by turns, equal shares of the items are equal work.
-    const std::vector<AttendItem> ascending(s.items.end() - std::ptrdiff_t(count > 2 ? count : 0), s.items.end());
-    for (size_t k = 0; count > 2 && k < count; k++) s.items[s.items.size() - count + k] = ascending[k % 2 ? count - 1 - k / 2 : k / 2];
-    const int span_begin = first_key(s, span, 0) / KV_CHUNK, chunks = (span.position + span.count - 1) / KV_CHUNK + 1 - span_begin;
-    const bool split = span.count <= SPLIT_TOKENS && chunks > 1 && part + span.count * chunks + tokens_left <= c.part_capacity;
+    // Splitting keys needs one partial per chunk; when they are out, one thread walks all chunks:
+    // same bits. Later tokens see more: taken from both ends by turns, equal shares of the items
+    // are equal work.
+    const std::vector<AttendItem> ascending(
+        s.items.end() - std::ptrdiff_t(count > 2 ? count : 0), s.items.end());
+    for (size_t k = 0; count > 2 && k < count; k++)
+      s.items[s.items.size() - count + k] = ascending[k % 2 ? count - 1 - k / 2 : k / 2];
+    const int span_begin = first_key(s, span, 0) / KV_CHUNK,
+              chunks = (span.position + span.count - 1) / KV_CHUNK + 1 - span_begin;
+    const bool split = span.count <= SPLIT_TOKENS && chunks > 1 &&
+        part + span.count * chunks + tokens_left <= c.part_capacity;
     if (split) {
       std::vector<AttendItem> whole;
-      while (!s.items.empty() && s.items.back().span == int(i)) { whole.push_back(s.items.back()); s.items.pop_back(); }
+      while (!s.items.empty() && s.items.back().span == int(i)) {
+        whole.push_back(s.items.back());
+        s.items.pop_back();
+      }
       for (const AttendItem& w : whole)
-        for (int k = span_begin; k < span_begin + chunks; k++) s.items.push_back({w.span, w.row, w.rows, w.keys, k, k + 1, k - span_begin});
+        for (int k = span_begin; k < span_begin + chunks; k++)
+          s.items.push_back({w.span, w.row, w.rows, w.keys, k, k + 1, k - span_begin});
     }
     for (int t = 0; t < span.count; t++) {
       s.part_begin[size_t(span.first + t)] = part;
@@ -89,15 +102,19 @@ void AttentionOp::run(Context& c, int phase, int thread, Work& work) {
 }
 
 bool AttentionOp::stores_first(const Context& c) const {
-  return c.step.tokens > int(c.step.spans.size()) || !c.step.kv_writes.empty() || s_.heads / s_.kv_heads > ATTEND_ROWS;
+  return c.step.tokens > int(c.step.spans.size()) || !c.step.kv_writes.empty() ||
+      s_.heads / s_.kv_heads > ATTEND_ROWS;
 }
 
 // A head's row, normalised and rotated if that is asked for; `tmp` has room for two.
-const float* AttentionOp::turned(const Context& c, Buffer from, const float* norm, int t, int head, float* tmp) const {
+const float* AttentionOp::turned(
+    const Context& c, Buffer from, const float* norm, int t, int head, float* tmp) const {
   const int d = s_.head_dim;
   const float* x = from.row(t) + head * d;
   if (norm) c.kernels->rms_norm(x, norm, d, s_.eps, tmp), x = tmp;
-  if (s_.rope.table) c.kernels->rope(x, s_.rope.row(t), s_.rope.half, d, s_.interleaved, tmp + d + SLACK), x = tmp + d + SLACK;
+  if (s_.rope.table)
+    c.kernels->rope(x, s_.rope.row(t), s_.rope.half, d, s_.interleaved, tmp + d + SLACK),
+        x = tmp + d + SLACK;
   return x;
 }
 
@@ -105,15 +122,18 @@ void AttentionOp::store(Context& c, const KvWrite& w, int kv_head, float* tmp) c
   const KvLayer& kv = cache(c);
   const int slot = w.position % BLOCK;
   uint8_t* block = kv.at(c.step.tables[w.table + w.position / BLOCK], kv_head);
-  c.kernels->store_k(turned(c, s_.k, s_.k_norm, w.row, kv_head, tmp), s_.head_dim, kv.padded, slot, c.kv.type, block);
-  c.kernels->store_v(s_.v.row(w.row) + kv_head * s_.head_dim, s_.head_dim, kv.padded, slot, c.kv.type, block);
+  c.kernels->store_k(turned(c, s_.k, s_.k_norm, w.row, kv_head, tmp), s_.head_dim, kv.padded, slot,
+      c.kv.type, block);
+  c.kernels->store_v(
+      s_.v.row(w.row) + kv_head * s_.head_dim, s_.head_dim, kv.padded, slot, c.kv.type, block);
 }
 
 // What unit of work `index` reads: an item and a KV head.
 KeyRange AttentionOp::keys(const Context& c, int index) const {
   const AttendItem& item = c.schedules[size_t(s_.schedule)].items[size_t(index / s_.kv_heads)];
   const int32_t* blocks = c.step.tables + c.step.spans[size_t(item.span)].table;
-  return {cache(c).at(0, index % s_.kv_heads), blocks, item.chunk_begin * KV_CHUNK, std::min(item.chunk_end * KV_CHUNK, item.keys)};
+  return {cache(c).at(0, index % s_.kv_heads), blocks, item.chunk_begin * KV_CHUNK,
+      std::min(item.chunk_end * KV_CHUNK, item.keys)};
 }
 
 void AttentionOp::attend(Context& c, int index, int units, float* tmp) {
@@ -124,9 +144,11 @@ void AttentionOp::attend(Context& c, int index, int units, float* tmp) {
   const int kv_head = index % s_.kv_heads;
   const int group = s_.heads / s_.kv_heads, d = cache(c).padded;
   float max[ATTEND_ROWS], sum[ATTEND_ROWS];
-  float *queries = tmp + ATTEND_ROWS * d, *spare = queries + ATTEND_ROWS * d;  // after the partial outputs
+  // after the partial outputs
+  float *queries = tmp + ATTEND_ROWS * d, *spare = queries + ATTEND_ROWS * d;
   size_t slot[ATTEND_ROWS];
-  if (!stores_first(c) && all.end == item.keys) store(c, {span.first, span.table, span.position}, kv_head, spare);
+  if (!stores_first(c) && all.end == item.keys)
+    store(c, {span.first, span.table, span.position}, kv_head, spare);
   AttendArgs a{};
   a.rows = item.rows;
   a.softcap = s_.softcap;
@@ -135,7 +157,8 @@ void AttentionOp::attend(Context& c, int index, int units, float* tmp) {
   a.fetch = span.count <= SPLIT_TOKENS;  // longer spans read the same keys again and again
   for (int r = 0; r < item.rows; r++) {
     const int t = (item.row + r) / group, head = kv_head * group + (item.row + r) % group;
-    c.kernels->store_q(turned(c, s_.q, s_.q_norm, span.first + t, head, spare), s_.head_dim, d, s_.scale, c.kv.type, queries + r * d);
+    c.kernels->store_q(turned(c, s_.q, s_.q_norm, span.first + t, head, spare), s_.head_dim, d,
+        s_.scale, c.kv.type, queries + r * d);
     a.q[r] = queries + r * d;
     a.first[r] = first_key(s, span, t), a.last[r] = last_key(s, span, t);
     const int part = s.part_begin[size_t(span.first + t)] + std::max(item.part, 0);
@@ -145,26 +168,31 @@ void AttentionOp::attend(Context& c, int index, int units, float* tmp) {
     a.out[r] = c.part_out + slot[r] * size_t(d);
   }
   if (all.begin >= all.end)  // a split span whose earlier tokens see nothing of this chunk
-    for (int r = 0; r < item.rows; r++) *a.max[r] = MASKED, *a.sum[r] = 0, memset(a.out[r], 0, size_t(d) * sizeof(float));
+    for (int r = 0; r < item.rows; r++)
+      *a.max[r] = MASKED, *a.sum[r] = 0, memset(a.out[r], 0, size_t(d) * sizeof(float));
   for (int begin = all.begin; begin < all.end; begin += KV_CHUNK) {
     a.keys = a.next = all;
     a.keys.begin = begin, a.keys.end = a.next.begin = std::min(begin + KV_CHUNK, all.end);
     if (a.next.begin == all.end) a.next = index + 1 < units ? keys(c, index + 1) : KeyRange{};
-    c.kernels->attend[c.kv.type](a);  // the first chunk goes where the result belongs, later ones are folded in
+    // the first chunk goes where the result belongs, later ones are folded in
+    c.kernels->attend[c.kv.type](a);
     if (begin > all.begin)
       for (int r = 0; r < item.rows; r++)
-        c.kernels->merge(&c.part_max[slot[r]], &c.part_sum[slot[r]], c.part_out + slot[r] * size_t(d), max[r], sum[r], a.out[r], d);
-    for (int r = 0; r < item.rows; r++) a.max[r] = max + r, a.sum[r] = sum + r, a.out[r] = tmp + r * d;
+        c.kernels->merge(&c.part_max[slot[r]], &c.part_sum[slot[r]],
+            c.part_out + slot[r] * size_t(d), max[r], sum[r], a.out[r], d);
+    for (int r = 0; r < item.rows; r++)
+      a.max[r] = max + r, a.sum[r] = sum + r, a.out[r] = tmp + r * d;
   }
 }
 
 void AttentionOp::merge(Context& c, int t, const Act& act, float* row) {
   const Schedule& s = c.schedules[size_t(s_.schedule)];
-  const int d = cache(c).padded, first = s.part_begin[size_t(t)], count = s.part_begin[size_t(t) + 1] - first;
+  const int d = cache(c).padded, first = s.part_begin[size_t(t)],
+            count = s.part_begin[size_t(t) + 1] - first;
   for (int head = 0; head < s_.heads; head++) {
     const size_t slot = size_t(first) * size_t(s_.heads) + size_t(head);
-    c.kernels->combine(c.part_max + slot, c.part_sum + slot, c.part_out + slot * size_t(d), count, s_.heads, d, s_.head_dim,
-                       s_.sinks ? s_.sinks + head : nullptr, row + head * s_.head_dim);
+    c.kernels->combine(c.part_max + slot, c.part_sum + slot, c.part_out + slot * size_t(d), count,
+        s_.heads, d, s_.head_dim, s_.sinks ? s_.sinks + head : nullptr, row + head * s_.head_dim);
   }
   for (int i = s_.heads * s_.head_dim; i < act.k; i++) row[i] = 0;
   c.kernels->emit(act, t, row);

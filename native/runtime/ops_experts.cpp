@@ -51,19 +51,24 @@ void ExpertRows::plan(const Buffer& routes, int tokens, int experts) {
   }
 }
 
-std::unique_ptr<ExpertRows> allocate_expert_rows(Arena& arena, int tokens, int experts, int top, int hidden, int ffn, ActForms in, ActForms mid) {
+std::unique_ptr<ExpertRows> allocate_expert_rows(Arena& arena, int tokens, int experts, int top,
+    int hidden, int ffn, ActForms in, ActForms mid) {
   auto r = std::make_unique<ExpertRows>();
   r->capacity = ExpertRows::rows(tokens, experts, top);
   r->in = allocate_act(arena, r->capacity, hidden, in);
   r->mid = allocate_act(arena, r->capacity, ffn, mid);
-  auto buffer = [&](int width) { return Buffer{arena.allocate<float>(size_t(r->capacity) * row_stride(width) + SLACK), width, int(row_stride(width))}; };
+  auto buffer = [&](int width) {
+    return Buffer{arena.allocate<float>(size_t(r->capacity) * row_stride(width) + SLACK), width,
+        int(row_stride(width))};
+  };
   r->gated = buffer(ffn);
   r->out = buffer(hidden);
   return r;
 }
 
 std::string ExpertsOp::name(int phase) const {
-  const char* names[] = {"experts: sort", "experts: gather", "experts: gated", "experts: emit", "experts: linear", "experts: sum"};
+  const char* names[] = {"experts: sort", "experts: gather", "experts: gated", "experts: emit",
+      "experts: linear", "experts: sum"};
   return names[phase];
 }
 
@@ -82,10 +87,12 @@ void ExpertsOp::gate(Context& c, int expert, int panel, int thread) const {
   const Act in = from_row(rows_.in, begin);
   for (const Expert::Part* p : {&e.gate, &e.up}) {
     const float* bias = p->bias ? p->bias + panel * PANEL : nullptr;
-    const LinearArgs args = p->weight->args(in, rows, p == &e.gate ? y : y + PANEL, GatedOp::WIDTH, bias);
+    const LinearArgs args =
+        p->weight->args(in, rows, p == &e.gate ? y : y + PANEL, GatedOp::WIDTH, bias);
     p->weight->multiply(*c.kernels, args, 0, 1, c.rooms[size_t(thread)], panel);
   }
-  c.kernels->gated(kind_, y, y + PANEL, GatedOp::WIDTH, rows, rows_.gated.row(begin) + panel * PANEL, rows_.gated.stride, PANEL);
+  c.kernels->gated(kind_, y, y + PANEL, GatedOp::WIDTH, rows,
+      rows_.gated.row(begin) + panel * PANEL, rows_.gated.stride, PANEL);
 }
 
 void ExpertsOp::emit(Context& c, int row) const {
@@ -100,7 +107,8 @@ void ExpertsOp::sum(int t) const {
   const float* before = residual_.data ? residual_.row(t) : nullptr;
   for (int i = 0; i < n; i++) {
     float s = 0;
-    for (int a = rows_.first[size_t(t)]; a < rows_.first[size_t(t) + 1]; a++) s += rows_.weight[size_t(a)] * rows_.out.row(rows_.row[size_t(a)])[i];
+    for (int a = rows_.first[size_t(t)]; a < rows_.first[size_t(t) + 1]; a++)
+      s += rows_.weight[size_t(a)] * rows_.out.row(rows_.row[size_t(a)])[i];
     out[i] = before ? before[i] + s : s;
   }
 }
@@ -111,7 +119,8 @@ void ExpertsOp::run(Context& c, int phase, int thread, Work& work) {
     work.each(thread, 1, 1, [&](int, int) {
       rows_.plan(routes_, c.step.tokens, int(experts_.size()));
       for (int e : active)
-        for (const Expert::Part* p : {&experts_[size_t(e)].gate, &experts_[size_t(e)].up, &experts_[size_t(e)].down})
+        for (const Expert::Part* p :
+            {&experts_[size_t(e)].gate, &experts_[size_t(e)].up, &experts_[size_t(e)].down})
           c.expert_bytes += size_t(p->weight->panel_count()) * p->weight->panel_bytes;
     });
   } else if (phase == 1) {
@@ -128,12 +137,16 @@ void ExpertsOp::run(Context& c, int phase, int thread, Work& work) {
       for (int r = begin; r < end; r++) if (rows_.token[size_t(r)] >= 0) emit(c, r);
     });
   } else if (phase == 4) {
-    const int panels = experts_[0].down.weight->panel_count(), chunk = linear_chunk(experts_[0].down.weight->panel_bytes), chunks = (panels + chunk - 1) / chunk;
+    const int panels = experts_[0].down.weight->panel_count(),
+              chunk = linear_chunk(experts_[0].down.weight->panel_bytes),
+              chunks = (panels + chunk - 1) / chunk;
     work.each(thread, int(active.size()) * chunks, 1, [&](int begin, int end) {
       for (int i = begin; i < end; i++) {
-        const int e = active[size_t(i / chunks)], from = i % chunks * chunk, first = rows_.begin[size_t(e)];
+        const int e = active[size_t(i / chunks)], from = i % chunks * chunk,
+                  first = rows_.begin[size_t(e)];
         const Matrix& m = *experts_[size_t(e)].down.weight;
-        const LinearArgs args = m.args(from_row(rows_.mid, first), rows_.count[size_t(e)], rows_.out.row(first), rows_.out.stride, experts_[size_t(e)].down.bias);
+        const LinearArgs args = m.args(from_row(rows_.mid, first), rows_.count[size_t(e)],
+            rows_.out.row(first), rows_.out.stride, experts_[size_t(e)].down.bias);
         m.multiply(*c.kernels, args, from, std::min(panels, from + chunk), c.rooms[size_t(thread)]);
       }
     });

@@ -13,8 +13,9 @@ namespace {
 // Zeroes a row's tail so that kernels may work on whole groups.
 void pad(float* x, int n, int to) { for (int i = n; i < to; i++) x[i] = 0; }
 
-// Rows of a step in blocks that pass all panels. Small steps are one, whose panels the threads divide. Large ones have one
-// a thread, which then reads what it wrote itself: lines come slowly from other cores.
+// Rows of a step in blocks that pass all panels. Small steps are one, whose panels the threads
+// divide. Large ones have one a thread, which then reads what it wrote itself: lines come slowly
+// from other cores.
 class Blocks {
  public:
   Blocks(int rows, int threads) : rows_(rows), size_(rows) {
@@ -39,15 +40,18 @@ class Blocks {
   int rows_, size_;
 };
 
-// The second half of adapters: adds B A x to panels [from, to) of a matrix's result for rows [first, first + rows),
-// the first of which lies at out.
-void add_adapters(const Context& c, int part, int matrix, int first, int rows, int from, int to, float* out, int stride) {
+// The second half of adapters: adds B A x to panels [from, to) of a matrix's result for rows
+// [first, first + rows), the first of which lies at out.
+void add_adapters(const Context& c, int part, int matrix, int first, int rows, int from, int to,
+    float* out, int stride) {
   for (const AdapterRun& run : c.runs) {
     const LowRank* lr = run.adapter->find(matrix);
     if (!lr) continue;
-    const uint8_t* b = lr->b + size_t(from) * PANEL * size_t(lr->rank) * Adapter::element(lr->format);
+    const uint8_t* b =
+        lr->b + size_t(from) * PANEL * size_t(lr->rank) * Adapter::element(lr->format);
     for (int t = std::max(run.first, first); t < std::min(run.first + run.count, first + rows); t++)
-      c.kernels->add_low_rank[lr->format == BF16](b, lr->rank, c.projected(part, t), to - from, out + size_t(t - first) * size_t(stride));
+      c.kernels->add_low_rank[lr->format == BF16](
+          b, lr->rank, c.projected(part, t), to - from, out + size_t(t - first) * size_t(stride));
   }
 }
 
@@ -72,7 +76,9 @@ void GatedOp::fetch(int thread, const Work& work) const {
 void EmbedOp::run(Context& c, int, int thread, Work& work) {
   work.each(thread, c.step.tokens, 1, [&](int begin, int end) {
     for (int t = begin; t < end; t++) {
-      const int32_t* from = index_ == Index::ids ? c.step.ids : index_ == Index::positions ? c.step.positions : c.step.types;
+      const int32_t* from = index_ == Index::ids ? c.step.ids
+          : index_ == Index::positions           ? c.step.positions
+                                                 : c.step.types;
       const int id = (from ? from[t] : 0) + offset_;
       float* out = out_.row(t);
       if (const float* given = replaceable_ ? c.step.embedding(t) : nullptr) {
@@ -106,7 +112,8 @@ void NormOp::run(Context& c, int, int thread, Work& work) {
       pad(y, in_.width, int(padded_cols(size_t(in_.width))));
       if (out_.data) {
         float* out = out_.row(t);
-        for (int i = 0; i < in_.width; i++) out[i] = residual_.data ? residual_.row(t)[i] + y[i] : y[i];
+        for (int i = 0; i < in_.width; i++)
+          out[i] = residual_.data ? residual_.row(t)[i] + y[i] : y[i];
       }
       if (act.k) c.kernels->emit(act, t, y);
     }
@@ -125,7 +132,8 @@ void LayerNormOp::run(Context& c, int, int thread, Work& work) {
       mean /= n;
       for (int i = 0; i < n; i++) variance += (double(x[i]) - mean) * (double(x[i]) - mean);
       const double scale = 1 / std::sqrt(variance / n + double(eps_));
-      for (int i = 0; i < n; i++) y[i] = float((double(x[i]) - mean) * scale) * weight_[i] + bias_[i];
+      for (int i = 0; i < n; i++)
+        y[i] = float((double(x[i]) - mean) * scale) * weight_[i] + bias_[i];
       pad(y, n, out_.stride);
       if (act.k) c.kernels->emit(act, t, y);
     }
@@ -152,7 +160,8 @@ void LowRankOp::run(Context& c, int, int thread, Work& work) {
       rows.bf16 = act.bf16 + size_t(run.first) * 2 * size_t(act.k);
       rows.f32 = act.f32 + size_t(run.first) * size_t(act.k);
       float* out = c.projected(i % parts, run.first);
-      const LinearArgs args{lr->a, lr->panel_bytes, lr->inputs, rows, run.count, out, MAX_RANK, nullptr, nullptr};
+      const LinearArgs args{
+          lr->a, lr->panel_bytes, lr->inputs, rows, run.count, out, MAX_RANK, nullptr, nullptr};
       c.kernels->linear[lr->format](args, 0, (lr->rank + PANEL - 1) / PANEL);
       for (int t = 0; t < run.count; t++)
         for (int r = 0; r < lr->rank; r++) out[t * MAX_RANK + r] *= lr->scale;
@@ -170,26 +179,35 @@ void LinearOp::run(Context& c, int, int thread, Work& work) {
   const int rows = c.step.rows(rows_);
   if (!rows) return;
   const Act& act = act_.of(rows, thread);
-  if (rows_ == Rows::selected && parts_[0].out.data == c.head) return run_head(c, rows, act, thread, work);
+  if (rows_ == Rows::selected && parts_[0].out.data == c.head)
+    return run_head(c, rows, act, thread, work);
   int total = 0;
   for (const LinearPart& p : parts_) total += p.weight->panel_count();
-  Blocks(rows, work.members()).each(work, thread, total, linear_chunk(parts_[0].weight->panel_bytes), [&](int first, int count, int begin, int end) {
-    const Act in = from_row(act, first);
-    int base = 0, part = 0;
-    for (const LinearPart& p : parts_) {
-      const int panels = p.weight->panel_count(), from = std::max(begin - base, 0), to = std::min(end - base, panels);
-      if (from < to) {
-        float* out = p.out.row(first);
-        const float* residual = p.residual ? p.residual + (out - p.out.data) : nullptr;
-        p.weight->multiply(*c.kernels, p.weight->args(in, count, out, p.out.stride, p.bias, residual), from, to, c.rooms[size_t(thread)]);
-        if (rows_ == Rows::tokens) add_adapters(c, part, p.weight->id, first, count, from, to, out + from * PANEL, p.out.stride);
-      }
-      base += panels, part++;
-    }
-  });
+  Blocks(rows, work.members())
+      .each(work, thread, total, linear_chunk(parts_[0].weight->panel_bytes),
+          [&](int first, int count, int begin, int end) {
+            const Act in = from_row(act, first);
+            int base = 0, part = 0;
+            for (const LinearPart& p : parts_) {
+              const int panels = p.weight->panel_count(), from = std::max(begin - base, 0),
+                        to = std::min(end - base, panels);
+              if (from < to) {
+                float* out = p.out.row(first);
+                const float* residual = p.residual ? p.residual + (out - p.out.data) : nullptr;
+                p.weight->multiply(*c.kernels,
+                    p.weight->args(in, count, out, p.out.stride, p.bias, residual), from, to,
+                    c.rooms[size_t(thread)]);
+                if (rows_ == Rows::tokens)
+                  add_adapters(c, part, p.weight->id, first, count, from, to, out + from * PANEL,
+                      p.out.stride);
+              }
+              base += panels, part++;
+            }
+          });
 }
 
-// Logits, and the statistics of their sets while they are in the core's cache. Of panels that no token may be drawn from, neither.
+// Logits, and the statistics of their sets while they are in the core's cache. Of panels that no
+// token may be drawn from, neither.
 void LinearOp::run_head(Context& c, int rows, const Act& act, int thread, Work& work) const {
   const LinearPart& p = parts_[0];
   const int panels = p.weight->panel_count(), sets = set_count(panels * PANEL);
@@ -199,9 +217,13 @@ void LinearOp::run_head(Context& c, int rows, const Act& act, int thread, Work& 
     for (int set = begin; set < end; set++) {
       const int from = set * SET_PANELS, to = std::min(from + SET_PANELS, panels);
       if (c.live.empty()) p.weight->multiply(*c.kernels, args, from, to, room);
-      else for (int i = from; i < to; i++) if (c.live[size_t(i)]) p.weight->multiply(*c.kernels, args, i, i + 1, room);
+      else
+        for (int i = from; i < to; i++)
+          if (c.live[size_t(i)]) p.weight->multiply(*c.kernels, args, i, i + 1, room);
       if (!c.measured) continue;
-      for (int t = 0; t < rows; t++) Logits(*c.kernels, p.out.row(t), p.out.width, c.statistics_of(t)).measure(set, c.inverses[size_t(t)]);
+      for (int t = 0; t < rows; t++)
+        Logits(*c.kernels, p.out.row(t), p.out.width, c.statistics_of(t))
+            .measure(set, c.inverses[size_t(t)]);
     }
   });
 }
@@ -218,21 +240,30 @@ void GatedOp::run(Context& c, int phase, int thread, Work& work) {
 void GatedOp::project(Context& c, int rows, int thread, Work& work) const {
   const Act& act = in_.of(rows, thread);
   float *gate = c.scratch[size_t(thread)], *up = gate + PANEL;
-  Blocks(rows, work.members()).each(work, thread, gate_.weight->panel_count(), 1, [&](int first, int count, int begin, int end) {
-    const Act in = from_row(act, first);
-    auto project = [&](const LinearPart& p, int part, int panel, float* out) {
-      const LinearArgs args = p.weight->args(in, count, out, WIDTH, p.bias ? p.bias + panel * PANEL : nullptr);
-      p.weight->multiply(*c.kernels, args, 0, 1, c.rooms[size_t(thread)], panel);
-      if (rows_ == Rows::tokens) add_adapters(c, part, p.weight->id, first, count, panel, panel + 1, out, WIDTH);
-    };
-    for (int panel = begin; panel < end; panel++) {
-      project(gate_, 0, panel, gate);
-      if (up_.weight) project(up_, 1, panel, up);
-      else for (int t = 0; t < count; t++) std::fill_n(up + t * WIDTH, PANEL, 1.0f);
-      c.kernels->gated(kind_, gate, up, WIDTH, count, mid_.row(first) + panel * PANEL, mid_.stride, PANEL);
-      if (panel + 1 == gate_.weight->panel_count()) for (int t = first; t < first + count; t++) pad(mid_.row(t), mid_.width, out_.shared.k);
-    }
-  });
+  Blocks(rows, work.members())
+      .each(work, thread, gate_.weight->panel_count(), 1,
+          [&](int first, int count, int begin, int end) {
+            const Act in = from_row(act, first);
+            auto project = [&](const LinearPart& p, int part, int panel, float* out) {
+              const LinearArgs args =
+                  p.weight->args(in, count, out, WIDTH, p.bias ? p.bias + panel * PANEL : nullptr);
+              p.weight->multiply(*c.kernels, args, 0, 1, c.rooms[size_t(thread)], panel);
+              if (rows_ == Rows::tokens)
+                add_adapters(c, part, p.weight->id, first, count, panel, panel + 1, out, WIDTH);
+            };
+            for (int panel = begin; panel < end; panel++) {
+              project(gate_, 0, panel, gate);
+              if (up_.weight)
+                project(up_, 1, panel, up);
+              else
+                for (int t = 0; t < count; t++) std::fill_n(up + t * WIDTH, PANEL, 1.0f);
+              c.kernels->gated(kind_, gate, up, WIDTH, count, mid_.row(first) + panel * PANEL,
+                  mid_.stride, PANEL);
+              if (panel + 1 == gate_.weight->panel_count())
+                for (int t = first; t < first + count; t++)
+                  pad(mid_.row(t), mid_.width, out_.shared.k);
+            }
+          });
 }
 
 void GluOp::run(Context& c, int, int thread, Work& work) {

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "pack_grouped.h"
 #include "units.h"
 
 // Panel layouts (lane r = row r of 16; a line is 64 bytes = 16 rows x 4 features):
@@ -11,17 +12,21 @@
 //     A nibble line s of a group holds features 4s..4s+3 low and 16+4s..16+4s+3 high; Q8_0 has one
 //     line per 4 features, stored as q + 128.
 //     MXFP4 has exponents [2][16] u8 in place of d.
-//   K-quants, tile of 256 features:  d[16], dmin[16] f16, scales [8][16] and minima [8][16] u8 (Q6_K:
-//     signed scales [16][16]), (fifth bits: 8 x 64 bytes), 8 x 4 nibble lines, (Q6_K: 8 x 2 lines of two-bit planes).
-//   CODE4, CODE8: scales [groups][16] f32, (minima likewise), then the lines of Q4_0 or Q8_0 for each 32 features.
-//   TABLE4: scales, values [16] f32, 16 rows of two features after another; FP8: scales, 16 rows of one feature after another.
+//   K-quants, tile of 256 features:  d[16], dmin[16] f16, scales [8][16] and minima [8][16] u8
+//     (Q6_K: signed scales [16][16]), (fifth bits: 8 x 64 bytes), 8 x 4 nibble lines, (Q6_K: 8 x 2
+//     lines of two-bit planes).
+//   CODE4, CODE8: scales [groups][16] f32, (minima likewise), then the lines of Q4_0 or Q8_0 for
+//     each 32 features.
+//   TABLE4: scales, values [16] f32, 16 rows of two features after another.
+//   FP8: scales, 16 rows of one feature after another.
 //   Formats in fixed point end with the rows' units [16] f32.
 //   BF16: lines of 16 rows x 2 features; F16 and F32: 16 rows of one feature after another.
 
 namespace octavo {
 namespace {
 
-struct Layout { int block, source, tile_k, tile, minimum, fifth, lines; };  // elements, bytes, ... offsets of each part; -1: absent
+// elements, bytes, ... offsets of each part; -1: absent
+struct Layout { int block, source, tile_k, tile, minimum, fifth, lines; };
 
 const Layout& layout(Format f) {
   static const Layout table[] = {
@@ -40,97 +45,18 @@ const Layout& layout(Format f) {
 }
 
 constexpr int PLANES = 2368;  // Q6_K: offset of the two-bit planes
-constexpr int ZERO_POINT[] = {8, 0, 16, 0, 128, 128, 128, 0, 0, 32, 8, 0, 128, 0};
-constexpr size_t SCALE_LINE = PANEL * sizeof(float);
-
-void put_unit(uint8_t* panel, size_t bytes, int lane, const RowRange& range) {
-  const float unit = range.unit();
-  memcpy(panel + bytes - SCALE_LINE + size_t(lane) * sizeof(float), &unit, sizeof(float));
-}
-
-bool has_minimum(Format f) { return f == CODE4_MIN || f == CODE8_MIN; }
-
-size_t scale_lines(int group, size_t cols) { return (cols + size_t(group) - 1) / size_t(group); }
-
-struct GroupedLayout { size_t minima, values, codes; };  // offsets in a panel, whose scales come first
-
-GroupedLayout grouped_layout(Format f, int group, size_t cols) {
-  const size_t scales = scale_lines(group, padded_cols(cols)) * SCALE_LINE;
-  return {scales, scales, scales * (has_minimum(f) ? 2 : 1) + (f == TABLE4 ? SCALE_LINE : 0)};
-}
-
-size_t code_bytes(Format f, size_t k) { return f == FP8 ? k * 16 : f == CODE8 || f == CODE8_MIN ? k * 16 : k * 8; }
-
-void put_code(Format f, uint8_t* codes, size_t i, int lane, uint8_t q) {
-  if (f == FP8) codes[i * 16 + size_t(lane)] = q;
-  else if (f == TABLE4) codes[i / 2 * 16 + size_t(lane)] |= uint8_t(i % 2 ? q << 4 : q);
-  else if (f == CODE8 || f == CODE8_MIN) codes[i / 4 * 64 + size_t(lane) * 4 + i % 4] = q;
-  else codes[i / 32 * 256 + i % 16 / 4 * 64 + size_t(lane) * 4 + i % 4] |= uint8_t(i % 32 < 16 ? q : q << 4);
-}
-
-uint8_t get_grouped(Format f, const uint8_t* codes, size_t i, int lane) {
-  if (f == FP8) return codes[i * 16 + size_t(lane)];
-  if (f == TABLE4) return uint8_t(i % 2 ? codes[i / 2 * 16 + size_t(lane)] >> 4 : codes[i / 2 * 16 + size_t(lane)] & 15);
-  if (f == CODE8 || f == CODE8_MIN) return codes[i / 4 * 64 + size_t(lane) * 4 + i % 4];
-  const uint8_t byte = codes[i / 32 * 256 + i % 16 / 4 * 64 + size_t(lane) * 4 + i % 4];
-  return uint8_t(i % 32 < 16 ? byte & 15 : byte >> 4);
-}
-
-float float_at(const uint8_t* p) {
-  float f;
-  memcpy(&f, p, 4);
-  return f;
-}
-
-void pack_grouped(Storage s, Format f, const uint8_t* data, size_t rows, size_t cols, size_t panel, uint8_t* out) {
-  const GroupedLayout l = grouped_layout(f, s.group, cols);
-  const size_t groups = scale_lines(s.group, cols);
-  const uint8_t *scales = data + rows * cols, *more = scales + rows * groups * sizeof(float);
-  if (f == TABLE4) memcpy(out + l.values, more, SCALE_LINE);
-  for (int lane = 0; lane < PANEL && panel * PANEL + size_t(lane) < rows; lane++) {
-    const size_t row = panel * PANEL + size_t(lane);
-    for (size_t g = 0; g < groups; g++) {
-      memcpy(out + g * SCALE_LINE + size_t(lane) * 4, scales + (row * groups + g) * 4, 4);
-      if (has_minimum(f)) memcpy(out + l.minima + g * SCALE_LINE + size_t(lane) * 4, more + (row * groups + g) * 4, 4);
-    }
-    for (size_t i = 0; i < cols; i++) put_code(f, out + l.codes, i, lane, data[row * cols + i]);
-    if (!is_fixed(f)) continue;
-    RowRange range;
-    for (size_t g = 0, i = 0; g < groups; g++, i += size_t(s.group)) {
-      const float scale = float_at(scales + (row * groups + g) * 4);
-      const float middle = has_minimum(f) ? float_at(more + (row * groups + g) * 4) + MIDDLE * scale : 0;
-      range.add(data + row * cols + i, std::min(cols - i, size_t(s.group)), scale, middle);
-    }
-    put_unit(out, panel_bytes(f, s.group, cols), lane, range);
-  }
-}
-
-float e4m3(uint8_t code) {
-  const uint32_t bits = uint32_t(code & 128) << 24 | uint32_t(code & 127) << 20;
-  float f;
-  memcpy(&f, &bits, 4);
-  return f * 0x1p120f;
-}
-
-void unpack_grouped(Format f, int group, const uint8_t* panel, int lane, size_t cols, float* out) {
-  const GroupedLayout l = grouped_layout(f, group, cols);
-  const float *scales = reinterpret_cast<const float*>(panel) + lane, *minima = reinterpret_cast<const float*>(panel + l.minima) + lane;
-  const float* values = reinterpret_cast<const float*>(panel + l.values);
-  for (size_t i = 0; i < cols; i++) {
-    const size_t g = i / size_t(group) * PANEL;
-    const uint8_t q = get_grouped(f, panel + l.codes, i, lane);
-    if (f == FP8) out[i] = scales[g] * e4m3(q);
-    else if (f == TABLE4) out[i] = scales[g] * values[q];
-    else out[i] = scales[g] * float(q - ZERO_POINT[f]) + (has_minimum(f) ? minima[g] : 0);
-  }
-}
-
 // Codes of one block as unsigned integers.
 void codes(Format f, const uint8_t* b, uint8_t* q) {
-  auto nibbles = [&](const uint8_t* qs) { for (int i = 0; i < 16; i++) q[i] = qs[i] & 15, q[i + 16] = qs[i] >> 4; };
-  auto fives = [&](const uint8_t* qh) { for (int i = 0; i < 32; i++) q[i] |= uint8_t((qh[i / 8] >> (i % 8) & 1) << 4); };
+  auto nibbles = [&](const uint8_t* qs) {
+    for (int i = 0; i < 16; i++) q[i] = qs[i] & 15, q[i + 16] = qs[i] >> 4;
+  };
+  auto fives = [&](const uint8_t* qh) {
+    for (int i = 0; i < 32; i++) q[i] |= uint8_t((qh[i / 8] >> (i % 8) & 1) << 4);
+  };
   auto k_nibbles = [&](const uint8_t* qs) {
-    for (int p = 0; p < 4; p++) for (int i = 0; i < 32; i++) q[64 * p + i] = qs[32 * p + i] & 15, q[64 * p + 32 + i] = qs[32 * p + i] >> 4;
+    for (int p = 0; p < 4; p++)
+      for (int i = 0; i < 32; i++)
+        q[64 * p + i] = qs[32 * p + i] & 15, q[64 * p + 32 + i] = qs[32 * p + i] >> 4;
   };
   switch (f) {
     case Q4_0: case IQ4_NL: return nibbles(b + 2);
@@ -142,7 +68,8 @@ void codes(Format f, const uint8_t* b, uint8_t* q) {
     case Q4_K: return k_nibbles(b + 16);
     case Q5_K:
       k_nibbles(b + 48);
-      for (int j = 0; j < 8; j++) for (int i = 0; i < 32; i++) q[32 * j + i] |= uint8_t((b[16 + i] >> j & 1) << 4);
+      for (int j = 0; j < 8; j++)
+        for (int i = 0; i < 32; i++) q[32 * j + i] |= uint8_t((b[16 + i] >> j & 1) << 4);
       return;
     default:  // Q6_K
       for (int h = 0; h < 2; h++)
@@ -190,11 +117,16 @@ void put_group(Format f, const uint8_t* q, uint8_t* tile, int g, int lane) {
     return;
   }
   uint8_t* lines = tile + l.lines + g * 256 + lane * 4;
-  for (int i = 0; i < 16; i++) lines[(i / 4) * 64 + i % 4] = uint8_t((q[i] & 15) | (q[i + 16] & 15) << 4);
+  for (int i = 0; i < 16; i++)
+    lines[(i / 4) * 64 + i % 4] = uint8_t((q[i] & 15) | (q[i + 16] & 15) << 4);
   if (l.fifth >= 0)
-    for (int i = 0; i < 32; i++) tile[l.fifth + g * 64 + (i / 4) * 8 + lane / 2] |= uint8_t((q[i] >> 4 & 1) << (lane % 2 * 4 + i % 4));
+    for (int i = 0; i < 32; i++)
+      tile[l.fifth + g * 64 + (i / 4) * 8 + lane / 2] |=
+          uint8_t((q[i] >> 4 & 1) << (lane % 2 * 4 + i % 4));
   if (f == Q6_K)
-    for (int i = 0; i < 32; i++) tile[PLANES + g * 128 + (i / 16) * 64 + lane * 4 + i % 4] |= uint8_t((q[i] >> 4 & 3) << (i / 4 % 4 * 2));
+    for (int i = 0; i < 32; i++)
+      tile[PLANES + g * 128 + (i / 16) * 64 + lane * 4 + i % 4] |=
+          uint8_t((q[i] >> 4 & 3) << (i / 4 % 4 * 2));
 }
 
 uint8_t get_code(Format f, const uint8_t* tile, int g, int lane, int i) {
@@ -204,8 +136,10 @@ uint8_t get_code(Format f, const uint8_t* tile, int g, int lane, int i) {
   int q = i < 16 ? byte & 15 : byte >> 4;
   if (f == IQ4_NL) return uint8_t(IQ4_NL_VALUES[q] + 128);
   if (f == MXFP4) return uint8_t(MXFP4_VALUES[q] + 128);
-  if (l.fifth >= 0) q |= (tile[l.fifth + g * 64 + (i / 4) * 8 + lane / 2] >> (lane % 2 * 4 + i % 4) & 1) << 4;
-  if (f == Q6_K) q |= (tile[PLANES + g * 128 + (i / 16) * 64 + lane * 4 + i % 4] >> (i / 4 % 4 * 2) & 3) << 4;
+  if (l.fifth >= 0)
+    q |= (tile[l.fifth + g * 64 + (i / 4) * 8 + lane / 2] >> (lane % 2 * 4 + i % 4) & 1) << 4;
+  if (f == Q6_K)
+    q |= (tile[PLANES + g * 128 + (i / 16) * 64 + lane * 4 + i % 4] >> (i / 4 % 4 * 2) & 3) << 4;
   return uint8_t(q);
 }
 
@@ -228,10 +162,13 @@ struct Scales { float scale, minimum; };
 Scales scales_of(Format f, const uint8_t* tile, int g, int lane, int i = 0) {
   const Layout& l = layout(f);
   if (f == MXFP4) return {std::ldexp(1.0f, tile[g * 16 + lane] - 128), 0};
-  if (f <= Q8_0) return {half(tile + g * 32 + lane * 2), l.minimum >= 0 ? half(tile + l.minimum + g * 32 + lane * 2) : 0};
+  if (f <= Q8_0)
+    return {half(tile + g * 32 + lane * 2),
+        l.minimum >= 0 ? half(tile + l.minimum + g * 32 + lane * 2) : 0};
   const float d = half(tile + lane * 2);
   if (f == Q6_K) return {d * float(int8_t(tile[64 + (2 * g + i / 16) * 16 + lane])), 0};
-  return {d * float(tile[64 + g * 16 + lane]), -half(tile + 32 + lane * 2) * float(tile[192 + g * 16 + lane])};
+  return {d * float(tile[64 + g * 16 + lane]),
+      -half(tile + 32 + lane * 2) * float(tile[192 + g * 16 + lane])};
 }
 
 typedef uint32_t Four __attribute__((vector_size(16), aligned(4), may_alias));
@@ -241,10 +178,14 @@ void interleave(const uint8_t* rows, size_t stride, size_t words, uint8_t* out) 
   for (size_t i = 0; i + 4 <= words; i += 4)
     for (size_t lane = 0; lane < PANEL; lane += 4) {
       const uint8_t* from = rows + lane * stride + 4 * i;
-      const Four a = *reinterpret_cast<const Four*>(from), b = *reinterpret_cast<const Four*>(from + stride);
-      const Four c = *reinterpret_cast<const Four*>(from + 2 * stride), d = *reinterpret_cast<const Four*>(from + 3 * stride);
-      const Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
-      const Four ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7), cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+      const Four a = *reinterpret_cast<const Four*>(from),
+                 b = *reinterpret_cast<const Four*>(from + stride);
+      const Four c = *reinterpret_cast<const Four*>(from + 2 * stride),
+                 d = *reinterpret_cast<const Four*>(from + 3 * stride);
+      const Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5),
+                 cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+      const Four ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7),
+                 cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
       uint8_t* to = out + i * 64 + lane * 4;
       *reinterpret_cast<Four*>(to) = __builtin_shufflevector(ab, cd, 0, 1, 4, 5);
       *reinterpret_cast<Four*>(to + 64) = __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
@@ -296,7 +237,9 @@ Format panel_format(int type) {
   throw std::invalid_argument("no panel format for this tensor type");
 }
 
-bool is_fixed(Format f) { return f == Q4_0 || f == Q4_1 || f == Q4_K || f == CODE4 || f == CODE4_MIN; }
+bool is_fixed(Format f) {
+  return f == Q4_0 || f == Q4_1 || f == Q4_K || f == CODE4 || f == CODE4_MIN;
+}
 
 bool is_grouped(Format f) { return (f >= CODE4 && f <= CODE8_MIN) || f == TABLE4 || f == FP8; }
 
@@ -305,7 +248,8 @@ namespace {
 size_t row_bytes(int type, size_t cols) {
   const Format f = panel_format(type);
   if (f >= BF16) return cols * (type == GGML_F32 ? 4 : 2);
-  if (cols % size_t(layout(f).block)) throw std::invalid_argument("row length is not a whole number of blocks");
+  if (cols % size_t(layout(f).block))
+    throw std::invalid_argument("row length is not a whole number of blocks");
   return cols / size_t(layout(f).block) * size_t(layout(f).source);
 }
 
@@ -314,23 +258,29 @@ size_t row_bytes(int type, size_t cols) {
 size_t stored_bytes(Storage s, size_t rows, size_t cols) {
   const Format f = panel_format(s.type);
   if (!is_grouped(f)) return rows * row_bytes(s.type, cols);
-  if (s.group < GROUP || s.group % GROUP) throw std::invalid_argument("groups are multiples of 32 columns");
-  return rows * cols + rows * scale_lines(s.group, cols) * sizeof(float) * (has_minimum(f) ? 2 : 1) + (f == TABLE4 ? SCALE_LINE : 0);
+  if (s.group < GROUP || s.group % GROUP)
+    throw std::invalid_argument("groups are multiples of 32 columns");
+  return rows * cols +
+      rows * scale_lines(s.group, cols) * sizeof(float) * (has_minimum(f) ? 2 : 1) +
+      (f == TABLE4 ? SCALE_LINE : 0);
 }
 
 size_t panel_bytes(Format f, int group, size_t cols) {
   const size_t k = padded_cols(cols), units = is_fixed(f) ? SCALE_LINE : 0;
-  if (is_grouped(f)) return grouped_layout(f, group, cols).codes + code_bytes(f, k) + units;
+  if (is_grouped(f)) return grouped_bytes(f, group, cols) + units;
   if (f == BF16 || f == F16) return k * 32;
   if (f == F32) return k * 64;
   return k / size_t(layout(f).tile_k) * size_t(layout(f).tile) + units;
 }
 
-void pack_panel(Storage s, const uint8_t* data, size_t rows, size_t cols, size_t panel, uint8_t* out) {
+void pack_panel(
+    Storage s, const uint8_t* data, size_t rows, size_t cols, size_t panel, uint8_t* out) {
   const int type = s.type;
   const Format f = panel_format(type);
   const size_t stride = is_grouped(f) ? 0 : row_bytes(type, cols);
-  if (f >= BF16 && !is_grouped(f) && (panel + 1) * PANEL <= rows && pack_words(type, data + panel * PANEL * stride, cols, out)) return;
+  if (f >= BF16 && !is_grouped(f) && (panel + 1) * PANEL <= rows &&
+      pack_words(type, data + panel * PANEL * stride, cols, out))
+    return;
   memset(out, 0, panel_bytes(f, s.group, cols));
   if (is_grouped(f)) return pack_grouped(s, f, data, rows, cols, panel, out);
   for (int lane = 0; lane < PANEL && panel * PANEL + size_t(lane) < rows; lane++) {
@@ -364,7 +314,8 @@ void unpack_row(Format f, int group, const uint8_t* panel, int lane, size_t cols
     }
     uint32_t bits = 0;
     if (f == F32) memcpy(&bits, panel + i * 64 + lane * 4, 4);
-    else memcpy(reinterpret_cast<uint8_t*>(&bits) + 2, panel + (i / 2) * 64 + lane * 4 + i % 2 * 2, 2);
+    else
+      memcpy(reinterpret_cast<uint8_t*>(&bits) + 2, panel + (i / 2) * 64 + lane * 4 + i % 2 * 2, 2);
     memcpy(out + i, &bits, 4);
   }
   if (f >= BF16) return;
@@ -374,7 +325,8 @@ void unpack_row(Format f, int group, const uint8_t* panel, int lane, size_t cols
     const int g = int(k % size_t(l.tile_k)) / GROUP;
     for (int i = 0; i < GROUP && k + size_t(i) < cols; i++) {
       const Scales s = scales_of(f, tile, g, lane, i);
-      out[k + size_t(i)] = s.scale * float(get_code(f, tile, g, lane, i) - ZERO_POINT[f]) + s.minimum;
+      out[k + size_t(i)] =
+          s.scale * float(get_code(f, tile, g, lane, i) - ZERO_POINT[f]) + s.minimum;
     }
   }
 }

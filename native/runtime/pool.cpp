@@ -16,10 +16,12 @@
 namespace octavo {
 namespace {
 
-constexpr int SPINS = 4096;  // about 100 us of pauses: longer than the 30 us that a futex wake takes
+// about 100 us of pauses: longer than the 30 us that a futex wake takes
+constexpr int SPINS = 4096;
 
-// How long a helper stays awake after a call: longer than what lies between two steps. On the host this was measured
-// on, a core that has slept even for that long runs the whole next step 15 to 20 % slower.
+// How long a helper stays awake after a call: longer than what lies between two steps. On the host
+// this was measured on, a core that has slept even for that long runs the whole next step 15 to 20
+// % slower.
 constexpr std::chrono::microseconds AWAKE(2000);
 
 inline void relax() {
@@ -28,14 +30,17 @@ inline void relax() {
 #endif
 }
 
-static_assert(std::endian::native == std::endian::little, "the kernel looks at the first four bytes of a word");
+static_assert(std::endian::native == std::endian::little,
+    "the kernel looks at the first four bytes of a word");
 
 template <class T> void futex_wait(std::atomic<T>& word, T seen) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, uint32_t(seen), nullptr, nullptr, 0);
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, uint32_t(seen),
+      nullptr, nullptr, 0);
 }
 
 template <class T> void futex_wake_all(std::atomic<T>& word) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, 1 << 30, nullptr, nullptr, 0);
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, 1 << 30, nullptr,
+      nullptr, 0);
 }
 
 }  // namespace
@@ -113,7 +118,8 @@ void ThreadPool::barrier(int members) {
     return;
   }
   // Bounded: on an oversubscribed host the member we wait for may need this very core.
-  for (int i = 0; generation_.load(std::memory_order_acquire) == generation; i++) i < SPINS ? relax() : (void)sched_yield();
+  for (int i = 0; generation_.load(std::memory_order_acquire) == generation; i++)
+    i < SPINS ? relax() : (void)sched_yield();
 }
 
 void Team::run(const std::function<void(int, Work&)>& f) {
@@ -127,7 +133,8 @@ void Team::run(const std::function<void(int, Work&)>& f) {
   }, members);
   double worked = 0;
   for (int i = 0; i < members; i++) worked += worked_[size_t(i)].of;
-  crew_.note(std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count(), worked);
+  crew_.note(
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count(), worked);
 }
 
 void Work::pause(int spins) { spins < SPINS ? relax() : (void)sched_yield(); }

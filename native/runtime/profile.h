@@ -1,5 +1,5 @@
-// Where the time of steps goes: seconds by kind of operation, counted on thread 0 from barrier to barrier.
-// Always on: a reading of the time stamp counter per phase, a few microseconds a step.
+// Where the time of steps goes: seconds by kind of operation, counted on thread 0 from barrier to
+// barrier. Always on: a reading of the time stamp counter per phase, a few microseconds a step.
 #pragma once
 #include <chrono>
 #include <map>
@@ -36,7 +36,8 @@ class Profile {
   double seconds() const { return seconds_; }  // inside steps, all told
   std::map<std::string, double> by_name() const {
     std::map<std::string, double> out;
-    for (const Phase& p : phases_) out[p.name] += ticks_ ? double(p.ticks) * seconds_ / double(ticks_) : 0;
+    for (const Phase& p : phases_)
+      out[p.name] += ticks_ ? double(p.ticks) * seconds_ / double(ticks_) : 0;
     return out;
   }
 

@@ -9,7 +9,8 @@
 namespace octavo {
 namespace {
 
-constexpr float INFINITE = std::numeric_limits<float>::infinity(), LARGEST = std::numeric_limits<float>::max();
+constexpr float INFINITE = std::numeric_limits<float>::infinity(),
+                LARGEST = std::numeric_limits<float>::max();
 constexpr float WEIGHTLESS = 88;  // temperatures below the largest logit: e^-88 is nothing
 
 // A place in an order of tokens: by key, of equals by token.
@@ -28,18 +29,22 @@ struct Candidate {
 
 bool sooner(const Candidate& a, const Candidate& b) { return before(a.place, b.place); }
 
-// Masses by key, in buckets of equal width; keys outside of [low, high] belong to the first and the last.
+// Masses by key, in buckets of equal width; keys outside of [low, high] belong to the first and the
+// last.
 struct Buckets {
   static constexpr int COUNT = 1024;
   const float low, scale;  // 0: they cannot be told apart
   double sums[COUNT] = {};
 
-  Buckets(float low, float high) : low(low), scale(high > low && COUNT / (high - low) <= LARGEST ? COUNT / (high - low) : 0) {}
+  Buckets(float low, float high)
+      : low(low),
+        scale(high > low && COUNT / (high - low) <= LARGEST ? COUNT / (high - low) : 0) {}
   int of(float key) const {
     const float at = (key - low) * scale, most = at < COUNT - 1 ? at : COUNT - 1;
     return int(most > 0 ? most : 0);
   }
-  // The first that reaches `least` together with those before it and `sum`, to which those are added; else the last.
+  // The first that reaches `least` together with those before it and `sum`, to which those are
+  // added; else the last.
   int reach(double least, double& sum) const {
     int b = 0;
     while (b + 1 < COUNT && !(sum + sums[b] >= least)) sum += sums[b++];
@@ -47,11 +52,13 @@ struct Buckets {
   }
 };
 
-// The first place at which `sum` and the masses up to there reach `least`, else the last. Few are sorted, the others fall into buckets.
+// The first place at which `sum` and the masses up to there reach `least`, else the last. Few are
+// sorted, the others fall into buckets.
 Place reach(std::vector<Candidate>& c, double sum, double least) {
   constexpr size_t FEW = 256;
   while (c.size() > FEW) {
-    const auto [low, high] = std::minmax_element(c.begin(), c.end(), [](const Candidate& a, const Candidate& b) { return a.place.key < b.place.key; });
+    const auto [low, high] = std::minmax_element(c.begin(), c.end(),
+        [](const Candidate& a, const Candidate& b) { return a.place.key < b.place.key; });
     Buckets buckets(low->place.key, high->place.key);
     if (buckets.scale == 0) break;
     for (const Candidate& x : c) buckets.sums[buckets.of(x.place.key)] += double(x.mass);
@@ -64,13 +71,20 @@ Place reach(std::vector<Candidate>& c, double sum, double least) {
   return c.empty() ? END : c.back().place;
 }
 
-// The tokens that may be drawn: the likeliest up to some place, and of those the most typical up to another. Both places are found
-// without sorting, in passes over the logits or over copies of those that are not too low.
+// The tokens that may be drawn: the likeliest up to some place, and of those the most typical up to
+// another. Both places are found without sorting, in passes over the logits or over copies of those
+// that are not too low.
 class Running {
  public:
   Running(const Kernels& kernels, Logits& logits, float temperature)
-      : kernels_(kernels), logits_(logits), max_(std::min(logits.max(), LARGEST)), temperature_(temperature), inverse_(1 / temperature),
-        x_(logits.values()), count_(int(padded(size_t(logits.size())))), lowest_(max_ - WEIGHTLESS * temperature) {}
+      : kernels_(kernels),
+        logits_(logits),
+        max_(std::min(logits.max(), LARGEST)),
+        temperature_(temperature),
+        inverse_(1 / temperature),
+        x_(logits.values()),
+        count_(int(padded(size_t(logits.size())))),
+        lowest_(max_ - WEIGHTLESS * temperature) {}
 
   // The k-th largest of the maxima of disjoint sets bounds the k-th best from below.
   void keep_best(int k) {
@@ -78,10 +92,12 @@ class Running {
     const float* first = logits_.maxima(count);
     if (k < count) {
       std::vector<float> maxima(first, first + count);
-      std::nth_element(maxima.begin(), maxima.begin() + (k - 1), maxima.end(), std::greater<float>());
+      std::nth_element(
+          maxima.begin(), maxima.begin() + (k - 1), maxima.end(), std::greater<float>());
       gather(maxima[size_t(k - 1)], NAN);
     } else {
-      for (int i = 0; i < count_; i++) lowest_ = x_[i] >= -LARGEST ? std::min(lowest_, x_[i]) : lowest_;
+      for (int i = 0; i < count_; i++)
+        lowest_ = x_[i] >= -LARGEST ? std::min(lowest_, x_[i]) : lowest_;
     }
     likely_ = find(k, true);
   }
@@ -91,7 +107,8 @@ class Running {
     if (-least < likely_.key) likely_ = {-least, END.token};
   }
 
-  // The likeliest that have `least` of the mass. Unless there are copies already, logits are copied from the top down until they do.
+  // The likeliest that have `least` of the mass. Unless there are copies already, logits are copied
+  // from the top down until they do.
   void keep_head(double least) {
     double mass = ids_ ? least : 0;
     float above = NAN;
@@ -103,13 +120,15 @@ class Running {
     likely_ = find(least, false);
   }
 
-  // Locally typical sampling (Meister et al., 2023): those whose information content is nearest to the entropy, until they have
-  // `share` of the mass. A token x below the largest logit, in temperatures, has information log Z + x; the entropy is log Z and the mean x.
+  // Locally typical sampling (Meister et al., 2023): those whose information content is nearest to
+  // the entropy, until they have `share` of the mass. A token x below the largest logit, in
+  // temperatures, has information log Z + x; the entropy is log Z and the mean x.
   void keep_typical(double share) {
     double mass = 0, sum = 0;
     each_chunk(false, [&](int n, const int32_t*, const float* keys, const float* masses) {
       float information[CHUNK];
-      for (int i = 0; i < n; i++) information[i] = masses[i] > 0 ? masses[i] * ((max_ + keys[i]) * inverse_) : 0;
+      for (int i = 0; i < n; i++)
+        information[i] = masses[i] > 0 ? masses[i] * ((max_ + keys[i]) * inverse_) : 0;
       mass += sum_of(masses, n), sum += sum_of(information, n);
     });
     mean_ = float(sum / mass);
@@ -119,13 +138,16 @@ class Running {
 
   double mass() {
     double mass = 0;
-    each_chunk(false, [&](int n, const int32_t*, const float*, const float* masses) { mass += sum_of(masses, n); });
+    each_chunk(false, [&](int n, const int32_t*, const float*, const float* masses) {
+      mass += sum_of(masses, n);
+    });
     return mass;
   }
 
   // By the inverse of the distribution, in order; NO_TOKEN if nothing is left.
   int32_t draw(double u) {
-    const Place p = find(std::nextafter(u * mass(), double(INFINITE)), false);  // the first whose sum exceeds it
+    // the first whose sum exceeds it
+    const Place p = find(std::nextafter(u * mass(), double(INFINITE)), false);
     return p.key == INFINITE ? NO_TOKEN : p.token;
   }
 
@@ -149,20 +171,25 @@ class Running {
     return sum;
   }
 
-  // Copies the tokens whose logits are `least` or more but not `above` or more (NaN: no such bound), and gives their mass.
+  // Copies the tokens whose logits are `least` or more but not `above` or more (NaN: no such
+  // bound), and gives their mass.
   double gather(float least, float above) {
-    if (!ids_) values_.reserve(size_t(2 * count_)), tokens_.reserve(size_t(2 * count_));  // room is taken as it is used
+    // room is taken as it is used
+    if (!ids_) values_.reserve(size_t(2 * count_)), tokens_.reserve(size_t(2 * count_));
     const size_t from = values_.size();
-    logits_.each_between(std::max(least, -LARGEST), above, [&](int32_t token, float x) { values_.push_back(x), tokens_.push_back(token); });
+    logits_.each_between(std::max(least, -LARGEST), above,
+        [&](int32_t token, float x) { values_.push_back(x), tokens_.push_back(token); });
     values_.resize(padded(values_.size()), -INFINITE), tokens_.resize(values_.size());
-    x_ = values_.data(), ids_ = tokens_.data(), count_ = int(values_.size()), lowest_ = std::max(least, max_ - WEIGHTLESS * temperature_);
+    x_ = values_.data(), ids_ = tokens_.data(), count_ = int(values_.size()),
+    lowest_ = std::max(least, max_ - WEIGHTLESS * temperature_);
     return kernels_.exp_sum(x_ + from, int(values_.size() - from), max_, inverse_, nullptr);
   }
 
   static size_t padded(size_t n) { return (n + PANEL - 1) / PANEL * PANEL; }
 
-  // f(count, ids, keys, masses), chunk after chunk, 16 at a time. Keys are of the order that is being cut; a token that is out has no mass, any other
-  // its part of the softmax, or one if they are counted.
+  // f(count, ids, keys, masses), chunk after chunk, 16 at a time. Keys are of the order that is
+  // being cut; a token that is out has no mass, any other its part of the softmax, or one if they
+  // are counted.
   template <class F> void each_chunk(bool counting, F&& f) {
     float keys[CHUNK], masses[CHUNK];
     int32_t ids[CHUNK];
@@ -186,10 +213,12 @@ class Running {
     for (int i = 0; i < n; i++) masses[i] = before(last, {keys[i], ids[i]}) ? 0 : masses[i];
   }
 
-  // The first place, in order, at which the masses up to there reach `least`; the last token's if they do not.
+  // The first place, in order, at which the masses up to there reach `least`; the last token's if
+  // they do not.
   Place find(double least, bool counting) {
-    Buckets buckets = by_distance_ ? Buckets(0, std::min(typical_.key, std::max(mean_, (max_ - lowest_) * inverse_ - mean_)))
-                                   : Buckets(-max_, std::min(likely_.key, -lowest_));
+    Buckets buckets = by_distance_
+        ? Buckets(0, std::min(typical_.key, std::max(mean_, (max_ - lowest_) * inverse_ - mean_)))
+        : Buckets(-max_, std::min(likely_.key, -lowest_));
     double sum = 0;
     int last = -1;
     if (count_ > 4 * CHUNK) {
@@ -204,7 +233,8 @@ class Running {
     each_chunk(counting, [&](int n, const int32_t* ids, const float* keys, const float* masses) {
       int at[CHUNK];
       for (int i = 0; i < n; i++) at[i] = last < 0 ? last : buckets.of(keys[i]);
-      for (int i = 0; i < n; i++) if (at[i] == last && masses[i] > 0) c.push_back({{keys[i], ids[i]}, masses[i]});
+      for (int i = 0; i < n; i++)
+        if (at[i] == last && masses[i] > 0) c.push_back({{keys[i], ids[i]}, masses[i]});
     });
     return reach(c, sum, least);
   }
@@ -223,7 +253,9 @@ class Running {
   float mean_ = 0;
 };
 
-bool limited(const SamplingRow& row, int vocabulary) { return row.top_k > 0 && row.top_k < vocabulary; }
+bool limited(const SamplingRow& row, int vocabulary) {
+  return row.top_k > 0 && row.top_k < vocabulary;
+}
 
 int32_t choose(const Kernels& kernels, Logits& l, const SamplingRow& row) {
   const float max = l.max(), inverse = 1 / row.temperature;
@@ -231,7 +263,8 @@ int32_t choose(const Kernels& kernels, Logits& l, const SamplingRow& row) {
   if (row.temperature <= 0 || inverse > LARGEST || max > LARGEST) return l.first(max);
   const double u = uniform(row.seed, row.position);
   const bool best = limited(row, l.size());
-  if (!best && row.top_p >= 1 && row.min_p <= 0 && row.typical_p >= 1) return l.draw(max, inverse, u);
+  if (!best && row.top_p >= 1 && row.min_p <= 0 && row.typical_p >= 1)
+    return l.draw(max, inverse, u);
   Running running(kernels, l, row.temperature);
   if (best) running.keep_best(row.top_k);
   const double total = row.top_p >= 1 ? 0 : best ? running.mass() : l.total(max, inverse);
@@ -265,10 +298,12 @@ void report(const Kernels& kernels, Logits& l, int count, float log_total, Sampl
 }  // namespace
 
 double uniform(uint64_t seed, uint64_t position) {
-  uint32_t c[4] = {uint32_t(position), uint32_t(position >> 32), 0, 0}, k[2] = {uint32_t(seed), uint32_t(seed >> 32)};
+  uint32_t c[4] = {uint32_t(position), uint32_t(position >> 32), 0, 0},
+           k[2] = {uint32_t(seed), uint32_t(seed >> 32)};
   for (int round = 0; round < 10; round++) {
     const uint64_t a = uint64_t(0xD2511F53u) * c[0], b = uint64_t(0xCD9E8D57u) * c[2];
-    const uint32_t next[4] = {uint32_t(b >> 32) ^ c[1] ^ k[0], uint32_t(b), uint32_t(a >> 32) ^ c[3] ^ k[1], uint32_t(a)};
+    const uint32_t next[4] = {
+        uint32_t(b >> 32) ^ c[1] ^ k[0], uint32_t(b), uint32_t(a >> 32) ^ c[3] ^ k[1], uint32_t(a)};
     std::copy(next, next + 4, c);
     k[0] += 0x9E3779B9u;
     k[1] += 0xBB67AE85u;
@@ -277,12 +312,14 @@ double uniform(uint64_t seed, uint64_t position) {
 }
 
 float summed_inverse(const SamplingRow& row, int vocabulary) {
-  const bool changed = row.mask || row.adjustment_count, drawn = row.target < 0 && row.temperature > 0 && !limited(row, vocabulary);
+  const bool changed = row.mask || row.adjustment_count,
+             drawn = row.target < 0 && row.temperature > 0 && !limited(row, vocabulary);
   if (drawn && !changed) return 1.0f / row.temperature;
   return row.logprobs >= 0 ? 1.0f : 0.0f;
 }
 
-Sample sample(const Kernels& kernels, float* logits, float* statistics, bool measured, int n, const SamplingRow& row) {
+Sample sample(const Kernels& kernels, float* logits, float* statistics, bool measured, int n,
+    const SamplingRow& row) {
   Logits l(kernels, logits, n, statistics);
   if (measured) l.trust(summed_inverse(row, n));
   Sample s{};
@@ -308,7 +345,8 @@ Sample sample(const Kernels& kernels, float* logits, float* statistics, bool mea
   }
   if (row.legal) report(kernels, l, row.logprobs, log_total, s);
   s.token = choose(kernels, l, row);
-  for (int i = row.adjustment_count; i-- > 0;) logits[row.adjustments[i].token] = original[size_t(i)];
+  for (int i = row.adjustment_count; i-- > 0;)
+    logits[row.adjustments[i].token] = original[size_t(i)];
   if (row.logprobs >= 0 && s.token >= 0) s.logprob = logits[s.token] - log_total;
   return s;
 }

@@ -1,4 +1,5 @@
-// One token from one row of logits: a pure function of the logits, the parameters, the seed and the position.
+// One token from one row of logits: a pure function of the logits, the parameters, the seed and the
+// position.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -29,7 +30,8 @@ constexpr int32_t NO_TOKEN = -1;
 
 struct Sample {
   int32_t token;                     // NO_TOKEN when mask and adjustments leave none
-  float logprob;                     // of the token under the unmodified distribution; 0 when not asked for
+  // of the token under the unmodified distribution; 0 when not asked for
+  float logprob;
   std::vector<int32_t> top_tokens;   // most likely first
   std::vector<float> top_logprobs;
 };
@@ -37,12 +39,14 @@ struct Sample {
 // The inverse temperature of the sums that `row` asks of the head; 0: none.
 float summed_inverse(const SamplingRow& row, int vocabulary);
 
-// `logits` holds `vocabulary` values, with room for a multiple of 16, and `statistics` Logits::statistics_floats; both are
-// modified. `measured`: every set has been measured with summed_inverse. Without log-probabilities, the logits of tokens
-// outside the mask are never read.
-Sample sample(const Kernels& k, float* logits, float* statistics, bool measured, int vocabulary, const SamplingRow& row);
+// `logits` holds `vocabulary` values, with room for a multiple of 16, and `statistics`
+// Logits::statistics_floats; both are modified. `measured`: every set has been measured with
+// summed_inverse. Without log-probabilities, the logits of tokens outside the mask are never read.
+Sample sample(const Kernels& k, float* logits, float* statistics, bool measured, int vocabulary,
+    const SamplingRow& row);
 
-// 53 random bits in [0, 1) of counter `position` under key `seed`: Philox-4x32-10 (Salmon et al., 2011).
+// 53 random bits in [0, 1) of counter `position` under key `seed`: Philox-4x32-10 (Salmon et al.,
+// 2011).
 double uniform(uint64_t seed, uint64_t position);
 
 }  // namespace octavo

@@ -1,4 +1,5 @@
-// The unit of a row in fixed point (kernels/linear.inc): its weights are rounded to whole numbers of it.
+// The unit of a row in fixed point (kernels/linear.inc): its weights are rounded to whole numbers
+// of it.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -26,15 +27,17 @@ class RowRange {
     if (!std::isfinite(sum)) broken_ = true;
   }
 
-  // The least unit with which every weight, rounded, is a high byte and a signed low one, and the sum over features
-  // of weight times digit cannot leave 32 bits: |digit| <= 127, and with the other digit's carry 128, so the weights'
-  // magnitudes may sum to 2^24. A rounded weight is off by a half for its middle and up to four for its scale.
-  // Infinite where a weight is: what it is multiplied with is then no number.
+  // The least unit with which every weight, rounded, is a high byte and a signed low one, and the
+  // sum over features of weight times digit cannot leave 32 bits: |digit| <= 127, and with the
+  // other digit's carry 128, so the weights' magnitudes may sum to 2^24. A rounded weight is off by
+  // a half for its middle and up to four for its scale. Infinite where a weight is: what it is
+  // multiplied with is then no number.
   float unit() const {
     if (broken_) return INFINITY;
     constexpr double ROUNDING = 5;
     const double room = double(1 << 24) - ROUNDING * double(count_);
-    return float(std::max(double(largest_) / (127 * 256 + 127 - ROUNDING), sum_ / room) * (1 + 0x1p-20));
+    return float(
+        std::max(double(largest_) / (127 * 256 + 127 - ROUNDING), sum_ / room) * (1 + 0x1p-20));
   }
 
  private:

@@ -1,4 +1,5 @@
-// How many members work, in a model of a host: it gives each number of members a rate of work, and a call what that makes of it.
+// How many members work, in a model of a host: it gives each number of members a rate of work, and
+// a call what that makes of it.
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -31,15 +32,19 @@ int main() {
     const auto free = [](int members) { return 0.95 * members; };
     expect(drive(crew, 5, free) > 0.949 * most, "on a free host all work, always", crew.size());
 
-    // Others want the cores: whoever comes late holds up all, and one alone gets two thirds of a core.
+    // Others want the cores: whoever comes late holds up all, and one alone gets two thirds of a
+    // core.
     const auto crowded = [](int members) { return members == 1 ? 0.67 : 0.3; };
     drive(crew, 2, crowded);
-    expect(drive(crew, 30, crowded) > (most == 1 ? 0.66 : 0.63), "on a crowded host one works, nearly always", crew.size());
+    expect(drive(crew, 30, crowded) > (most == 1 ? 0.66 : 0.63),
+        "on a crowded host one works, nearly always", crew.size());
     drive(crew, 10 + most, free);  // the longest pause, then one member after the other
     expect(crew.size() == most, "all come back", crew.size());
 
     // One core of all is taken: the others work on without it.
-    const auto shared = [&](int members) { return members == most ? 0.5 * members : 0.95 * members; };
+    const auto shared = [&](int members) {
+      return members == most ? 0.5 * members : 0.95 * members;
+    };
     drive(crew, 2, shared);
     const double best = most == 1 ? 0.5 : 0.95 * (most - 1);
     expect(drive(crew, 30, shared) > 0.97 * best, "one less works", crew.size());
@@ -48,7 +53,8 @@ int main() {
     Crew uneven(most);
     const auto serial = [](int members) { return 0.9 + 0.1 * members; };
     drive(uneven, 2, serial);
-    expect(drive(uneven, 30, serial) > 0.97 * (0.9 + 0.1 * most) || most > 2, "no other number would do more", uneven.size());
+    expect(drive(uneven, 30, serial) > 0.97 * (0.9 + 0.1 * most) || most > 2,
+        "no other number would do more", uneven.size());
   }
 
   // The threads, as many as come: each item once, whatever number had the phases before.
@@ -61,9 +67,11 @@ int main() {
     pool.run([&](int member) {
       expect(member < members, "a member too many", member);
       for (int phase = 0; phase < 5; phase++)
-        work.each(member, phase % 2 ? 37 : 3, 1 + phase, [&](int begin, int end) { ran[phase] += end - begin; });
+        work.each(member, phase % 2 ? 37 : 3, 1 + phase,
+            [&](int begin, int end) { ran[phase] += end - begin; });
     }, members);
-    for (int phase = 0; phase < 5; phase++) expect(ran[phase] == (phase % 2 ? 37 : 3), "items that ran", ran[phase]);
+    for (int phase = 0; phase < 5; phase++)
+      expect(ran[phase] == (phase % 2 ? 37 : 3), "items that ran", ran[phase]);
   }
 
   // A team begins with all its threads.

@@ -1,5 +1,6 @@
-// Kernels and packing against sums in double: every format, sizes that fill no tile, one token and many. For
-// what pytest cannot load: the portable kernels under sanitizers, the ARM ones under an emulator.
+// Kernels and packing against sums in double: every format, sizes that fill no tile, one token and
+// many. For what pytest cannot load: the portable kernels under sanitizers, the ARM ones under an
+// emulator.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -30,11 +31,13 @@ struct Input {  // activations of `tokens` rows in every form, in exact allocati
   std::vector<uint16_t> bf16;
   Input(int tokens, int k) : k(k), rows(size_t(tokens + ROW_TILE - 1) / ROW_TILE * ROW_TILE) {
     const size_t n = rows * size_t(k);
-    q.resize(2 * n), scale.resize(rows), sum.resize(n / 32), neg16.resize(n / 16), bf16.resize(2 * n), f32.resize(n);
+    q.resize(2 * n), scale.resize(rows), sum.resize(n / 32), neg16.resize(n / 16),
+        bf16.resize(2 * n), f32.resize(n);
     for (auto* x : {&neg32, &neg_high, &neg_low}) x->resize(n / 32);
   }
   Act act() {
-    return {k, q.data(), scale.data(), neg_high.data(), neg_low.data(), sum.data(), neg32.data(), neg16.data(), bf16.data(), f32.data(), false, false};
+    return {k, q.data(), scale.data(), neg_high.data(), neg_low.data(), sum.data(), neg32.data(),
+        neg16.data(), bf16.data(), f32.data(), false, false};
   }
 };
 
@@ -45,7 +48,8 @@ uint8_t* aligned(std::vector<uint8_t>& storage, size_t bytes) {
 
 void check(Storage type, const char* name, size_t n, size_t k, int tokens) {
   std::vector<uint8_t> source(stored_bytes(type, n, k));
-  for (uint8_t& b : source) b = uint8_t(0x30 | (rng() & 15));  // ordinary numbers wherever a float lies
+  // ordinary numbers wherever a float lies
+  for (uint8_t& b : source) b = uint8_t(0x30 | (rng() & 15));
   if (is_grouped(panel_format(type.type))) for (size_t i = 0; i < n * k; i++) source[i] &= 15;
   const Format format = panel_format(type.type);
   const size_t bytes = panel_bytes(format, type.group, k), panels = (n + PANEL - 1) / PANEL;
@@ -64,7 +68,9 @@ void check(Storage type, const char* name, size_t n, size_t k, int tokens) {
     kernels->emit(act, t, line.data());
   }
   std::vector<float> out(static_cast<size_t>(tokens) * panels * PANEL), row(k);
-  kernels->linear[format]({packed, bytes, padded, act, tokens, out.data(), int(panels * PANEL), nullptr, nullptr, type.group}, 0, int(panels));
+  kernels->linear[format]({packed, bytes, padded, act, tokens, out.data(), int(panels * PANEL),
+                              nullptr, nullptr, type.group},
+      0, int(panels));
   for (size_t r = 0; r < n; r++) {
     unpack_row(format, type.group, packed + r / PANEL * bytes, int(r % PANEL), k, row.data());
     for (int t = 0; t < tokens; t++) {
@@ -72,9 +78,15 @@ void check(Storage type, const char* name, size_t n, size_t k, int tokens) {
       for (size_t i = 0; i < k; i++) {
         const int g = int(i) / GROUP;
         double x;
-        if (format == F32 || format == F16 || format == TABLE4 || format == FP8) x = input.f32[size_t(t * padded) + i];
+        if (format == F32 || format == F16 || format == TABLE4 || format == FP8)
+          x = input.f32[size_t(t * padded) + i];
         else if (format == BF16) {
-          auto widen = [&](size_t at) { uint32_t u = uint32_t(input.bf16[at]) << 16; float f; memcpy(&f, &u, 4); return double(f); };
+          auto widen = [&](size_t at) {
+            uint32_t u = uint32_t(input.bf16[at]) << 16;
+            float f;
+            memcpy(&f, &u, 4);
+            return double(f);
+          };
           x = widen(size_t(2 * t * padded) + i) + widen(size_t((2 * t + 1) * padded) + i);
         } else {
           const int8_t* q = input.q.data() + digits(t, g, padded / GROUP) + i % GROUP;
@@ -82,15 +94,18 @@ void check(Storage type, const char* name, size_t n, size_t k, int tokens) {
         }
         sum += x * double(row[i]);
         size += std::fabs(x * double(row[i]));
-        inputs += std::fabs(x), largest = std::max(largest, std::fabs(double(row[i]))), weights += std::fabs(double(row[i]));
+        inputs += std::fabs(x), largest = std::max(largest, std::fabs(double(row[i]))),
+                                weights += std::fabs(double(row[i]));
       }
-      // Each group or feature is rounded a few times in fp32; a zero point or minimum adds terms as large as its sums.
-      // In fixed point a weight is off by five units (runtime/units.h).
+      // Each group or feature is rounded a few times in fp32; a zero point or minimum adds terms as
+      // large as its sums. In fixed point a weight is off by five units (runtime/units.h).
       const double unit = 3 * largest / 32000 + weights / (1 << 24);
-      const double bound = (64 + 4.0 * double(k)) * size * 0x1p-24 + (is_fixed(format) ? unit * (5 * inputs + 1) : 0) + 1e-6;
+      const double bound = (64 + 4.0 * double(k)) * size * 0x1p-24 +
+          (is_fixed(format) ? unit * (5 * inputs + 1) : 0) + 1e-6;
       const double got = double(out[size_t(t) * panels * PANEL + r]);
       if (!(std::fabs(got - sum) <= bound)) {
-        fprintf(stderr, "%s %zux%zu, token %d, row %zu: %g, expected %g\n", name, n, k, t, r, got, sum);
+        fprintf(
+            stderr, "%s %zux%zu, token %d, row %zu: %g, expected %g\n", name, n, k, t, r, got, sum);
         exit(1);
       }
     }
@@ -105,22 +120,29 @@ void check_attention(KvType type, int head_dim, int keys, int rows) {
   std::vector<uint8_t> storage;
   uint8_t* pool = aligned(storage, each * size_t(blocks));
   std::normal_distribution<float> normal;
-  std::vector<float> k(static_cast<size_t>(keys * padded)), v(k), x(static_cast<size_t>(padded)), q(static_cast<size_t>(rows * padded));
+  std::vector<float> k(static_cast<size_t>(keys * padded)), v(k), x(static_cast<size_t>(padded)),
+      q(static_cast<size_t>(rows * padded));
   auto draw = [&] { for (int i = 0; i < head_dim; i++) x[size_t(i)] = normal(rng); };
   std::vector<int32_t> table;
   for (int b = 0; b < blocks; b++) table.push_back(blocks - 1 - b);
   for (int t = 0; t < keys; t++) {
     uint8_t* block = pool + size_t(table[size_t(t / BLOCK)]) * each;
-    draw(), memcpy(&k[size_t(t * padded)], x.data(), size_t(padded) * 4), kernels->store_k(x.data(), head_dim, padded, t % BLOCK, type, block);
-    draw(), memcpy(&v[size_t(t * padded)], x.data(), size_t(padded) * 4), kernels->store_v(x.data(), head_dim, padded, t % BLOCK, type, block);
+    draw(), memcpy(&k[size_t(t * padded)], x.data(), size_t(padded) * 4),
+        kernels->store_k(x.data(), head_dim, padded, t % BLOCK, type, block);
+    draw(), memcpy(&v[size_t(t * padded)], x.data(), size_t(padded) * 4),
+        kernels->store_v(x.data(), head_dim, padded, t % BLOCK, type, block);
   }
-  std::vector<std::vector<uint8_t>> queries(static_cast<size_t>(rows), std::vector<uint8_t>(size_t(padded) * 4));
-  std::vector<float> max(static_cast<size_t>(rows)), sum(max), out(static_cast<size_t>(rows * padded));
+  std::vector<std::vector<uint8_t>> queries(
+      static_cast<size_t>(rows), std::vector<uint8_t>(size_t(padded) * 4));
+  std::vector<float> max(static_cast<size_t>(rows)), sum(max),
+      out(static_cast<size_t>(rows * padded));
   AttendArgs a{};
   for (int r = 0; r < rows; r++) {
     draw(), memcpy(&q[size_t(r * padded)], x.data(), size_t(padded) * 4);
     kernels->store_q(x.data(), head_dim, padded, 1, type, queries[size_t(r)].data());
-    a.q[r] = queries[size_t(r)].data(), a.last[r] = keys - 1 - r % keys, a.first[r] = r % 2 ? a.last[r] / 2 : 0, a.max[r] = &max[size_t(r)], a.sum[r] = &sum[size_t(r)], a.out[r] = &out[size_t(r * padded)];
+    a.q[r] = queries[size_t(r)].data(), a.last[r] = keys - 1 - r % keys,
+    a.first[r] = r % 2 ? a.last[r] / 2 : 0, a.max[r] = &max[size_t(r)], a.sum[r] = &sum[size_t(r)],
+    a.out[r] = &out[size_t(r * padded)];
   }
   a.rows = rows, a.head_dim = padded, a.block_stride = each, a.keys = {pool, table.data(), 0, keys};
   kernels->attend[type](a);
@@ -129,19 +151,23 @@ void check_attention(KvType type, int head_dim, int keys, int rows) {
     double top = -1e30, total = 0;
     for (int t = a.first[r]; t <= a.last[r]; t++) {
       double s = 0;
-      for (int i = 0; i < head_dim; i++) s += double(q[size_t(r * padded + i)]) * double(k[size_t(t * padded + i)]);
+      for (int i = 0; i < head_dim; i++)
+        s += double(q[size_t(r * padded + i)]) * double(k[size_t(t * padded + i)]);
       scores.push_back(s), top = std::max(top, s);
     }
     for (size_t t = 0; t < scores.size(); t++) {
       const double p = std::exp(scores[t] - top);
       total += p;
-      for (int i = 0; i < head_dim; i++) value[size_t(i)] += p * double(v[(size_t(a.first[r]) + t) * size_t(padded) + size_t(i)]);
+      for (int i = 0; i < head_dim; i++)
+        value[size_t(i)] += p * double(v[(size_t(a.first[r]) + t) * size_t(padded) + size_t(i)]);
     }
     // Values are rounded by 2^-9 (int8: 1/254 of the largest), scores by as much of their terms.
     const double bound = type == KV_F32 ? 1e-4 : type == KV_BF16 ? 0.06 : 0.25;
     for (int i = 0; i < head_dim; i++)
-      if (!(std::fabs(double(out[size_t(r * padded + i)] / sum[size_t(r)]) - value[size_t(i)] / total) <= bound)) {
-        fprintf(stderr, "attention, cache type %d, head %d, %d keys: row %d differs\n", type, head_dim, keys, r);
+      if (!(std::fabs(double(out[size_t(r * padded + i)] / sum[size_t(r)]) -
+                value[size_t(i)] / total) <= bound)) {
+        fprintf(stderr, "attention, cache type %d, head %d, %d keys: row %d differs\n", type,
+            head_dim, keys, r);
         exit(1);
       }
   }
@@ -150,15 +176,17 @@ void check_attention(KvType type, int head_dim, int keys, int rows) {
 }  // namespace
 
 int main() {
-  const struct { int type; const char* name; size_t block; int group = 0; } types[] = {
-      {0, "F32", 1}, {1, "F16", 1}, {2, "Q4_0", 32}, {3, "Q4_1", 32}, {6, "Q5_0", 32}, {7, "Q5_1", 32}, {8, "Q8_0", 32},
-      {12, "Q4_K", 256}, {13, "Q5_K", 256}, {14, "Q6_K", 256}, {20, "IQ4_NL", 32}, {39, "MXFP4", 32}, {30, "BF16", 1},
-      {1010, "INT4", 1, 32}, {1011, "INT4_MIN", 1, 64}, {1012, "INT8", 1, 128}, {1013, "INT8_MIN", 1, 32}, {1014, "TABLE4", 1, 64},
-      {1015, "FP8", 1, 128}};
+  const struct { int type; const char* name; size_t block; int group = 0;
+  } types[] = {{0, "F32", 1}, {1, "F16", 1}, {2, "Q4_0", 32}, {3, "Q4_1", 32}, {6, "Q5_0", 32},
+      {7, "Q5_1", 32}, {8, "Q8_0", 32}, {12, "Q4_K", 256}, {13, "Q5_K", 256}, {14, "Q6_K", 256},
+      {20, "IQ4_NL", 32}, {39, "MXFP4", 32}, {30, "BF16", 1}, {1010, "INT4", 1, 32},
+      {1011, "INT4_MIN", 1, 64}, {1012, "INT8", 1, 128}, {1013, "INT8_MIN", 1, 32},
+      {1014, "TABLE4", 1, 64}, {1015, "FP8", 1, 128}};
   for (const auto& t : types)
     for (size_t n : {1, 16, 37})
       for (size_t blocks : {1, 3})
-        for (int tokens : {1, 3, 9}) check({t.type, t.group}, t.name, n, t.block * blocks * (t.block == 1 ? 24 : 1), tokens);
+        for (int tokens : {1, 3, 9})
+          check({t.type, t.group}, t.name, n, t.block * blocks * (t.block == 1 ? 24 : 1), tokens);
   for (KvType type : {KV_F32, KV_BF16, KV_INT8})
     for (int head_dim : {10, 64})
       for (int keys : {1, 16, 70, 256})

@@ -1,5 +1,6 @@
-// Members that finish a phase just when another loses patience and begins to help: each item must still run
-// exactly once. Phases of one item, over at once, follow long ones, so that what a straggler does then shows.
+// Members that finish a phase just when another loses patience and begins to help: each item must
+// still run exactly once. Phases of one item, over at once, follow long ones, so that what a
+// straggler does then shows.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -17,7 +18,8 @@ int main() {
   const auto end = Clock::now() + std::chrono::seconds(6);
   for (int round = 0; Clock::now() < end; round++) {
     std::atomic<int> ran[2 * PHASES] = {};
-    const auto late = std::chrono::nanoseconds(2000 + round * 137 % 80000);  // around the limit of patience, wherever it is here
+    // around the limit of patience, wherever it is here
+    const auto late = std::chrono::nanoseconds(2000 + round * 137 % 80000);
     pool.run([&](int member) {
       for (int p = 0; p < PHASES; p++) {
         work.each(member, LONG, CHUNK, [&](int from, int to) {
@@ -30,7 +32,8 @@ int main() {
     });
     for (int p = 0; p < PHASES; p++, phases += 2)
       if (ran[2 * p] != LONG || ran[2 * p + 1] != 1) {
-        fprintf(stderr, "phase %ld ran %d of %d items, the next %d of 1\n", phases, int(ran[2 * p]), LONG, int(ran[2 * p + 1]));
+        fprintf(stderr, "phase %ld ran %d of %d items, the next %d of 1\n", phases, int(ran[2 * p]),
+            LONG, int(ran[2 * p + 1]));
         return 1;
       }
   }

@@ -1,5 +1,5 @@
-// The thread pool under the thread sanitizer: every item of every phase runs exactly once, and what a phase
-// wrote is seen by the next, with members delayed at random so that others help.
+// The thread pool under the thread sanitizer: every item of every phase runs exactly once, and what
+// a phase wrote is seen by the next, with members delayed at random so that others help.
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
@@ -25,7 +25,8 @@ int main() {
         unsigned state = unsigned(call * 31 + member);
         for (int phase = 0; phase < PHASES; phase++) {
           const int total = phase * 7919 % MOST, chunk = 1 + phase % 5;
-          std::vector<int>&from = phase % 2 ? current : previous, &to = phase % 2 ? previous : current;
+          std::vector<int>&from = phase % 2 ? current : previous,
+          &to = phase % 2 ? previous : current;
           work.each(member, total, chunk, [&](int begin, int end) {
             for (int i = begin; i < end; i++) {
               state = state * 1664525 + 1013904223;
@@ -39,9 +40,11 @@ int main() {
       std::vector<int> a(MOST, 0), b(MOST, 0);
       for (int phase = 0; phase < PHASES; phase++) {
         std::vector<int>&from = phase % 2 ? b : a, &to = phase % 2 ? a : b;
-        for (int i = 0; i < phase * 7919 % MOST; i++) to[size_t(i)] = from[size_t((i + 1) % MOST)] + 1;
+        for (int i = 0; i < phase * 7919 % MOST; i++)
+          to[size_t(i)] = from[size_t((i + 1) % MOST)] + 1;
       }
-      if (a != previous || b != current) fail("phases disagree with a single thread", members, call);
+      if (a != previous || b != current)
+        fail("phases disagree with a single thread", members, call);
     }
   }
   puts("pool: ok");

@@ -173,3 +173,13 @@ def test_pages_name_files_that_exist(page: str) -> None:
     named = set(re.findall(r"`((?:\w+/)*[\w*]+\.(?:py|h|cpp|inc))`", text))
     assert len(named) > 20
     assert [n for n in named if not (any(ROOT.glob(n)) or any(SOURCE.rglob(n)) or any((ROOT / "native").rglob(n)))] == []  # fmt: skip
+
+
+NATIVE = sorted(p for p in (ROOT / "native").rglob("*.*") if p.suffix in (".h", ".cpp", ".inc"))
+
+
+@pytest.mark.parametrize("path", NATIVE, ids=lambda p: p.name)
+def test_native_files_are_small_and_narrow(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    assert len(lines) <= 400
+    assert [n for n, line in enumerate(lines, 1) if len(line) > 100] == []

@@ -1,0 +1,152 @@
+// Steps: what comes is checked, then the recorded operations run.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+#include "logits.h"
+#include "model.h"
+
+namespace octavo {
+void Model::check(const Step& s) const {
+  if (s.tokens < 1 || s.tokens > limits_.tokens || s.selected > limits_.selected)
+    throw std::invalid_argument("step exceeds the limits of the model");
+  const int32_t* given[] = {s.ids, s.positions, s.types};
+  for (int index = 0; index < 3; index++)
+    for (int t = 0; given[index] && t < s.tokens; t++)
+      if (given[index][t] < 0 || given[index][t] >= known_[index])
+        throw std::invalid_argument("a token, position or type is outside its table");
+  for (int i = 0; i < s.selected; i++)
+    if (s.select[i] < 0 || s.select[i] >= s.tokens)
+      throw std::invalid_argument("a selected row is outside the step");
+  check_spans(s);
+  if (s.embedded) check_embeddings(s);
+}
+
+void Model::check_spans(const Step& s) const {
+  int next = 0;
+  for (const Span& x : s.spans) {
+    const bool rows = x.first == next && x.count >= 1 && x.count <= s.tokens - x.first &&
+        x.position >= 0 && x.table >= 0;
+    const int64_t blocks = rows ? (int64_t(x.position) + x.count + BLOCK - 1) / BLOCK : 0;
+    if (!rows || blocks > s.blocks - x.table)
+      throw std::invalid_argument("a span is outside the step");
+    for (int64_t b = 0; b < blocks; b++)
+      if (s.tables[x.table + b] < 0 || s.tables[x.table + b] >= context_.kv.blocks)
+        throw std::invalid_argument("no such KV block");
+    next += x.count;
+  }
+  if (next != s.tokens) throw std::invalid_argument("rows of the step are in no span");
+}
+
+void Model::check_embeddings(const Step& s) const {
+  if (s.embedding_width != embedding_width_)
+    throw std::invalid_argument("the model takes no embeddings of this width");
+  for (int i = 0; i < s.embedded; i++)
+    if (s.embedding_rows[i] >= s.tokens ||
+        s.embedding_rows[i] < (i ? s.embedding_rows[i - 1] + 1 : 0))
+      throw std::invalid_argument("embeddings are for rows of the step, in ascending order");
+  for (size_t i = 0; i < size_t(s.embedded) * size_t(s.embedding_width); i++)
+    if (!std::isfinite(s.embeddings[i]))
+      throw std::invalid_argument("embeddings are finite numbers");
+}
+
+// At the positions of their rows.
+void Model::place_kv_writes(Step& s) const {
+  for (KvWrite& w : s.kv_writes) {
+    if (w.row < 0 || w.row >= s.tokens || w.table < 0)
+      throw std::invalid_argument("a KV write is outside the step");
+    const auto span = std::find_if(
+        s.spans.begin(), s.spans.end(), [&](const Span& x) { return w.row < x.first + x.count; });
+    w.position = span->position + w.row - span->first;
+    if (w.position / BLOCK >= s.blocks - w.table)
+      throw std::invalid_argument("a KV write is outside the step");
+    const int32_t block = s.tables[w.table + w.position / BLOCK];
+    if (block < 0 || block >= context_.kv.blocks) throw std::invalid_argument("no such KV block");
+  }
+}
+
+void Model::plan_head(const std::vector<SamplingRow>& sampling) {
+  plan_live(sampling);
+  context_.measured = last_ && context_.live.empty();
+  context_.inverses.assign(size_t(context_.step.selected), 0);
+  for (size_t i = 0; i < sampling.size(); i++)
+    context_.inverses[i] = summed_inverse(sampling[i], width_);
+}
+
+// Panels of the head without a token that may be drawn need not be computed, unless
+// log-probabilities sum over them.
+void Model::plan_live(const std::vector<SamplingRow>& sampling) {
+  context_.live.clear();
+  if (context_.step.all_logits && int(sampling.size()) < context_.step.selected) return;
+  for (const SamplingRow& r : sampling) if (!r.mask || r.logprobs >= 0) return;
+  context_.live.assign(size_t(width_ + PANEL - 1) / PANEL, 0);
+  for (size_t p = 0; p < context_.live.size(); p++)
+    for (const SamplingRow& r : sampling)
+      context_.live[p] |= uint16_t(r.mask[p / 2] >> (p % 2 * PANEL)) != 0;
+}
+
+std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>& sampling) {
+  if (!buffers_arena_->writable()) throw std::logic_error("a model that only counts cannot be run");
+  check(step);
+  context_.step = step;
+  place_kv_writes(context_.step);
+  plan_head(sampling);
+  context_.runs.clear();
+  for (const Span& s : step.spans)
+    if (s.adapter >= 0) {
+      if (!adapters_.at(size_t(s.adapter))) throw std::invalid_argument("no such adapter");
+      context_.runs.push_back({adapters_[size_t(s.adapter)].get(), s.first, s.count});
+    }
+  context_.reads_bf16 = context_.reads_f32 = false;
+  for (const AdapterRun& run : context_.runs)
+    context_.reads_bf16 |= run.adapter->reads(BF16), context_.reads_f32 |= run.adapter->reads(F32);
+  for (Schedule& s : context_.schedules) plan_attention(context_, s);
+  std::vector<Sample> samples(sampling.size());
+  profile_.begin();
+  team_.run([&](int thread, Work& work) {
+    for (auto* list : {&prologue_, &ops_})
+      for (size_t i = 0; i < list->size(); i++) {
+        Op* op = (*list)[i].get();
+        if (thread == 0) operations_.fetch_add(1, std::memory_order_relaxed);
+        // so that memory is busy where this one is not
+        if (i + 1 < list->size()) (*list)[i + 1]->fetch(thread, work);
+        for (int p = 0; p < op->phases(); p++) {
+          if (!op->idle(context_)) op->run(context_, p, thread, work);
+          if (thread == 0) profile_.mark([&] { return op->name(p); });
+        }
+      }
+    work.each(thread, int(sampling.size()), 1, [&](int begin, int end) {
+      for (int i = begin; i < end; i++)
+        samples[size_t(i)] = sample(*kernels_, logits().row(i), context_.statistics_of(i),
+            context_.measured, width_, sampling[size_t(i)]);
+    });
+  });
+  profile_.mark([] { return std::string("sample"); });
+  profile_.end();
+  return samples;
+}
+
+std::vector<std::vector<Sample>> Model::decode(Step step, std::vector<SamplingRow> sampling,
+    int steps, const std::vector<std::vector<int32_t>>& ends) {
+  const size_t n = size_t(step.tokens);
+  if (step.spans.size() != n || sampling.size() != n || ends.size() != n ||
+      step.selected != step.tokens || step.embedded || !step.kv_writes.empty())
+    throw std::invalid_argument("only single tokens that are all sampled can be decoded in a row");
+  std::vector<int32_t> ids(step.ids, step.ids + n), positions(step.positions, step.positions + n);
+  step.ids = ids.data(), step.positions = positions.data();
+  std::vector<std::vector<Sample>> out;
+  for (bool ended = false; !ended && int(out.size()) < steps;) {
+    out.push_back(this->step(step, sampling));
+    for (size_t i = 0; i < n; i++) {
+      const int32_t token = out.back()[i].token;
+      ended |=
+          token == NO_TOKEN || std::find(ends[i].begin(), ends[i].end(), token) != ends[i].end();
+      ids[i] = token;
+      positions[i]++, step.spans[i].position++, sampling[i].position++;
+    }
+  }
+  return out;
+}
+
+}  // namespace octavo
