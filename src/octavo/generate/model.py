@@ -54,7 +54,7 @@ class ServedModel:
         if capability == "chat" and self.template is None:
             raise RequestError(
                 f"{self.name} has no chat template, so it cannot chat; let it continue texts, or "
-                "start it with a chat template",
+                "give it one (--chat-template FILE)",
                 "model",
                 "no_chat_template",
             )
