@@ -11,22 +11,23 @@ Span span(nb::handle s) {
 }
 
 std::vector<std::vector<SampleTuple>> step(Model& model, Ints ids, Ints positions, nb::list spans,
-    Ints tables, Ints select, nb::list rows, Ints types, bool all_logits, int steps,
-    const std::vector<std::vector<int32_t>>& ends, const std::optional<Matrix2>& embeddings,
-    const std::optional<Ints>& embedding_rows, const std::optional<Table2>& kv_writes) {
+    Ints block_tables, Ints logits_indices, nb::list rows, Ints token_type_ids, bool all_logits,
+    int steps, const std::vector<std::vector<int32_t>>& ends,
+    const std::optional<Matrix2>& embeddings, const std::optional<Ints>& embedding_rows,
+    const std::optional<Table2>& kv_writes) {
   Step s;
   s.tokens = int(ids.size());
-  s.selected = int(select.size());
-  s.blocks = int(tables.size());
+  s.selected = int(logits_indices.size());
+  s.blocks = int(block_tables.size());
   s.ids = ids.data();
   s.positions = positions.data();
-  s.select = select.data();
-  s.tables = tables.data();
-  s.types = types.size() ? types.data() : nullptr;
+  s.logits_indices = logits_indices.data();
+  s.block_tables = block_tables.data();
+  s.token_type_ids = token_type_ids.size() ? token_type_ids.data() : nullptr;
   s.all_logits = all_logits;
-  if (types.size() && types.size() != ids.size())
+  if (token_type_ids.size() && token_type_ids.size() != ids.size())
     throw std::invalid_argument("step arrays disagree in length");
-  if (positions.size() != ids.size() || rows.size() > select.size())
+  if (positions.size() != ids.size() || rows.size() > logits_indices.size())
     throw std::invalid_argument("step arrays disagree in length");
   for (nb::handle each : spans) s.spans.push_back(span(each));
   if (embeddings || embedding_rows) {
@@ -190,7 +191,7 @@ NB_MODULE(_native, m) {
       .def("remove_adapter", &Model::remove_adapter)
       .def("add_schedule", &Model::add_schedule)
       .def("embed", &Model::embed)
-      .def("select", &Model::select)
+      .def("select_rows", &Model::select_rows)
       .def("norm", &Model::norm)
       .def("layer_norm", &Model::layer_norm)
       .def("add", &Model::add)
@@ -217,9 +218,9 @@ NB_MODULE(_native, m) {
           "layers"_a, "blocks"_a, "type"_a, "parts"_a)
       .def("prefault_kv", &Model::prefault_kv, nb::call_guard<nb::gil_scoped_release>())
       .def("copy_block", &Model::copy_block)
-      .def("step", &step, "ids"_a, "positions"_a, "spans"_a, "tables"_a, "select"_a, "sampling"_a,
-          "types"_a, "all_logits"_a, "steps"_a, "ends"_a, "embeddings"_a = nb::none(),
-          "embedding_rows"_a = nb::none(), "kv_writes"_a = nb::none())
+      .def("step", &step, "ids"_a, "positions"_a, "spans"_a, "block_tables"_a, "logits_indices"_a,
+          "sampling"_a, "token_type_ids"_a, "all_logits"_a, "steps"_a, "ends"_a,
+          "embeddings"_a = nb::none(), "embedding_rows"_a = nb::none(), "kv_writes"_a = nb::none())
       .def("rows",
           [](Model& self, int buffer, int first,
               int count) {  // of a buffer as the last step left it, copied

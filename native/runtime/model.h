@@ -57,7 +57,7 @@ class Model {
   int add_order(const int32_t* order, int n);
   int add_schedule(int window, bool causal, int group);
   void embed(int matrix, int out, float scale, int index, int offset, bool replaceable);
-  void select(int in, int out, int act);
+  void select_rows(int in, int out, int act);
   void layer_norm(int in, int weight, int bias, float eps, int out, int act);
   void norm(int in, int weight, float eps, int out, int residual, int act);
   void add(int a, int b, int out);

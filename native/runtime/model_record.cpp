@@ -54,7 +54,7 @@ void Model::embed(int matrix, int out, float scale, int index, int offset, bool 
       this->matrix(matrix), buffer(out), scale, Index(index), offset, replaceable));
 }
 
-void Model::select(int in, int out, int act_index) {
+void Model::select_rows(int in, int out, int act_index) {
   ops_.push_back(std::make_unique<SelectOp>(buffer(in), buffer(out), act(act_index)));
 }
 

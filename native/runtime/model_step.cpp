@@ -11,13 +11,13 @@ namespace octavo {
 void Model::check(const Step& s) const {
   if (s.tokens < 1 || s.tokens > limits_.tokens || s.selected > limits_.selected)
     throw std::invalid_argument("step exceeds the limits of the model");
-  const int32_t* given[] = {s.ids, s.positions, s.types};
+  const int32_t* given[] = {s.ids, s.positions, s.token_type_ids};
   for (int index = 0; index < 3; index++)
     for (int t = 0; given[index] && t < s.tokens; t++)
       if (given[index][t] < 0 || given[index][t] >= known_[index])
         throw std::invalid_argument("a token, position or type is outside its table");
   for (int i = 0; i < s.selected; i++)
-    if (s.select[i] < 0 || s.select[i] >= s.tokens)
+    if (s.logits_indices[i] < 0 || s.logits_indices[i] >= s.tokens)
       throw std::invalid_argument("a selected row is outside the step");
   check_spans(s);
   if (s.embedded) check_embeddings(s);
@@ -32,7 +32,7 @@ void Model::check_spans(const Step& s) const {
     if (!rows || blocks > s.blocks - x.table)
       throw std::invalid_argument("a span is outside the step");
     for (int64_t b = 0; b < blocks; b++)
-      if (s.tables[x.table + b] < 0 || s.tables[x.table + b] >= context_.kv.blocks)
+      if (s.block_tables[x.table + b] < 0 || s.block_tables[x.table + b] >= context_.kv.blocks)
         throw std::invalid_argument("no such KV block");
     next += x.count;
   }
@@ -61,7 +61,7 @@ void Model::place_kv_writes(Step& s) const {
     w.position = span->position + w.row - span->first;
     if (w.position / BLOCK >= s.blocks - w.table)
       throw std::invalid_argument("a KV write is outside the step");
-    const int32_t block = s.tables[w.table + w.position / BLOCK];
+    const int32_t block = s.block_tables[w.table + w.position / BLOCK];
     if (block < 0 || block >= context_.kv.blocks) throw std::invalid_argument("no such KV block");
   }
 }

@@ -33,13 +33,13 @@ inline size_t row_stride(int width) { return align_up(size_t(width), 64) + PANEL
 struct Span {  // consecutive tokens of one sequence within the step
   int first, count;   // rows [first, first + count)
   int position;       // position of the first
-  int table;          // offset of its block table in `tables`
+  int table;          // offset of its block table in `block_tables`
   int adapter;        // slot, or -1
 };
 
 // a row whose keys and values are stored in a further sequence, of another branch of its tree
 struct KvWrite {
-  int row, table;  // offset of the block table in `tables`
+  int row, table;  // offset of the block table in `block_tables`
   int position;    // the row's
 };
 
@@ -93,9 +93,9 @@ struct KvCache {
 };
 
 struct Step {  // what changes from step to step
-  int tokens = 0, selected = 0, blocks = 0;  // blocks: entries of `tables`
-  const int32_t *ids = nullptr, *positions = nullptr, *select = nullptr, *tables = nullptr;
-  const int32_t* types = nullptr;  // segment of each token; null: all 0
+  int tokens = 0, selected = 0, blocks = 0;  // blocks: entries of `block_tables`
+  const int32_t *ids = nullptr, *positions = nullptr, *logits_indices = nullptr,
+                *block_tables = nullptr, *token_type_ids = nullptr;  // the last null: all 0
   bool all_logits = true;          // those of rows that are not sampled will be read
   std::vector<Span> spans;         // one after the other, of all rows
   // Rows that replace those of the table: `embedded` of them, for tokens in ascending order.
@@ -166,7 +166,7 @@ class Op {
   virtual void run(Context& c, int phase, int thread, Work& work) = 0;
 };
 
-enum class Index { ids, positions, types };
+enum class Index { ids, positions, token_type_ids };
 
 // table[index + offset] * scale; or, if replaceable, the row that the step gives in its place
 class EmbedOp : public Op {
@@ -184,11 +184,11 @@ class EmbedOp : public Op {
   const Matrix* table_; Buffer out_; float scale_; Index index_; int offset_; bool replaceable_;
 };
 
-// out = in[select]; to `act` as well for linear layers
+// out = in[logits_indices]; to `act` as well for linear layers
 class SelectOp : public Op {
  public:
   SelectOp(Buffer in, Buffer out, Input act) : in_(in), out_(out), act_(act) {}
-  std::string name(int) const override { return "select"; }
+  std::string name(int) const override { return "select_rows"; }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
   Buffer in_, out_; Input act_;

@@ -121,7 +121,7 @@ const float* AttentionOp::turned(
 void AttentionOp::store(Context& c, const KvWrite& w, int kv_head, float* tmp) const {
   const KvLayer& kv = cache(c);
   const int slot = w.position % BLOCK;
-  uint8_t* block = kv.at(c.step.tables[w.table + w.position / BLOCK], kv_head);
+  uint8_t* block = kv.at(c.step.block_tables[w.table + w.position / BLOCK], kv_head);
   c.kernels->store_k(turned(c, s_.k, s_.k_norm, w.row, kv_head, tmp), s_.head_dim, kv.padded, slot,
       c.kv.type, block);
   c.kernels->store_v(
@@ -131,7 +131,7 @@ void AttentionOp::store(Context& c, const KvWrite& w, int kv_head, float* tmp) c
 // What unit of work `index` reads: an item and a KV head.
 KeyRange AttentionOp::keys(const Context& c, int index) const {
   const AttendItem& item = c.schedules[size_t(s_.schedule)].items[size_t(index / s_.kv_heads)];
-  const int32_t* blocks = c.step.tables + c.step.spans[size_t(item.span)].table;
+  const int32_t* blocks = c.step.block_tables + c.step.spans[size_t(item.span)].table;
   return {cache(c).at(0, index % s_.kv_heads), blocks, item.chunk_begin * KV_CHUNK,
       std::min(item.chunk_end * KV_CHUNK, item.keys)};
 }

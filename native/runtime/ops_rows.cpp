@@ -78,7 +78,7 @@ void EmbedOp::run(Context& c, int, int thread, Work& work) {
     for (int t = begin; t < end; t++) {
       const int32_t* from = index_ == Index::ids ? c.step.ids
           : index_ == Index::positions           ? c.step.positions
-                                                 : c.step.types;
+                                                 : c.step.token_type_ids;
       const int id = (from ? from[t] : 0) + offset_;
       float* out = out_.row(t);
       if (const float* given = replaceable_ ? c.step.embedding(t) : nullptr) {
@@ -96,7 +96,7 @@ void SelectOp::run(Context& c, int, int thread, Work& work) {
   const Act act = c.wanted(act_.shared);
   work.each(thread, c.step.selected, 1, [&](int begin, int end) {
     for (int i = begin; i < end; i++) {
-      memcpy(out_.row(i), in_.row(c.step.select[i]), size_t(in_.stride) * sizeof(float));
+      memcpy(out_.row(i), in_.row(c.step.logits_indices[i]), size_t(in_.stride) * sizeof(float));
       if (act.k) c.kernels->emit(act, i, out_.row(i));
     }
   });

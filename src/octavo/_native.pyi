@@ -116,7 +116,7 @@ class Model:
     def embed(
         self, matrix: int, out: int, scale: float, index: int, offset: int, replaceable: bool, /
     ) -> None: ...
-    def select(self, source: int, out: int, act: int, /) -> None: ...
+    def select_rows(self, source: int, out: int, act: int, /) -> None: ...
     def layer_norm(
         self, source: int, weight: int, bias: int, eps: float, out: int, act: int, /
     ) -> None: ...
@@ -157,10 +157,10 @@ class Model:
         ids: Ints,
         positions: Ints,
         spans: list[Span],
-        tables: Ints,
-        select: Ints,
+        block_tables: Ints,
+        logits_indices: Ints,
         sampling: list[SamplingRow],
-        types: Ints,
+        token_type_ids: Ints,
         all_logits: bool,
         steps: int,
         ends: list[list[int]],

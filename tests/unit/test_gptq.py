@@ -86,7 +86,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for static_groups in (True, False):
         codes = []
         for block in (1, 96, 1024):
-            monkeypatch.setattr("octavo.compress.gptq.BLOCK", block)
+            monkeypatch.setattr("octavo.compress.gptq.UPDATE_COLUMNS", block)
             codes.append(gptq(x, h, Grid(4, 64), static_groups=static_groups).weights.codes)
         assert np.mean(codes[0] != codes[1]) <= 1e-4 and np.mean(codes[0] != codes[2]) <= 1e-4
 

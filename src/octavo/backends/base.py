@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.checkpoint import Checkpoint, TensorType
+from octavo.checkpoint.progress import Advance
 from octavo.program import Program, Task, branches
 
 BLOCK = 16  # tokens per KV block
@@ -18,7 +19,6 @@ BLOCK = 16  # tokens per KV block
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 NO_INTS: Ints = np.zeros(0, np.int32)
-Progress = Callable[[int], None]  # told the bytes of each tensor once it is loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +269,7 @@ class Compiled(Protocol):
         ...
 
     def load(
-        self, checkpoint: Checkpoint, options: LoadOptions, progress: Progress = lambda _: None
+        self, checkpoint: Checkpoint, options: LoadOptions, progress: Advance = lambda _: None
     ) -> Executable:
         """Loads the weights; `checkpoint` is read until `pack_pending` returns False."""
         ...

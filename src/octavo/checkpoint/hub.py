@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from octavo.checkpoint.cache import cache_folder
-from octavo.checkpoint.demo import DEMOS, Advance, Progress, fetch_demo, find_demo
+from octavo.checkpoint.demo import DEMOS, fetch_demo, find_demo
 from octavo.checkpoint.folders import choose, gguf_models, is_model_folder
 from octavo.checkpoint.huggingface import hub_cache, hub_model, parse_hub_name
 from octavo.checkpoint.names import suggest
+from octavo.checkpoint.progress import Advance, ProgressBar
 from octavo.errors import ModelNotFound
 
 __all__ = [
-    "DEMOS", "Advance", "Installed", "Located", "Progress", "cache_folder", "installed", "locate",
+    "DEMOS", "Installed", "Located", "cache_folder", "installed", "locate",
     "names", "no_progress",
 ]  # fmt: skip
 
@@ -47,7 +48,7 @@ def no_progress(what: str, total: int) -> AbstractContextManager[Advance]:
     return nullcontext(lambda n: None)
 
 
-def locate(name: str, *, offline: bool = False, progress: Progress = no_progress) -> Located:
+def locate(name: str, *, offline: bool = False, progress: ProgressBar = no_progress) -> Located:
     """Finds a model, fetching it if need be.
 
     Raises ModelNotFound when the name means nothing here, or cannot be fetched; CacheError when
@@ -64,7 +65,7 @@ def locate(name: str, *, offline: bool = False, progress: Progress = no_progress
     raise _unknown(name)
 
 
-def _demo(name: str, offline: bool, progress: Progress) -> Located:
+def _demo(name: str, offline: bool, progress: ProgressBar) -> Located:
     path = find_demo(name)
     if path is None and offline:
         raise ModelNotFound(

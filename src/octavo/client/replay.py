@@ -34,7 +34,7 @@ class Stream:
     deadline: float | None
     events: asyncio.Queue[TokenEvent | RequestError] = field(default_factory=asyncio.Queue)
     given: list[int] = field(default_factory=list)
-    scored: int = 0
+    prompt_logprobs: int = 0
     found: list[BeamText] = field(default_factory=list)
     name: str = ""  # of its submission, which is new each time; "": the engine does not have it
     doubt: int = 0
@@ -55,7 +55,11 @@ class Stream:
         """What is left of the request, under the submission's name."""
         left = None if self.deadline is None else max(self.deadline - now, 0.001)
         return msgspec.structs.replace(
-            self.request, id=self.name, resume=list(self.given), scored=self.scored, timeout=left
+            self.request,
+            id=self.name,
+            resume=list(self.given),
+            resume_prompt_logprobs=self.prompt_logprobs,
+            timeout=left,
         )
 
     def take(self, event: TokenEvent) -> list[TokenEvent]:
@@ -67,7 +71,7 @@ class Stream:
             self.found.append(event)
             return [*self.found] if event.last else []
         if isinstance(event, PromptLogprobs):
-            self.scored += len(event.logprobs)
+            self.prompt_logprobs += len(event.logprobs)
         elif isinstance(event, Token):
             self.given.append(event.token)
         return [event]

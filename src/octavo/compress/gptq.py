@@ -17,7 +17,7 @@ from octavo.compress.fit import F32, I32, divide
 from octavo.compress.grids import Grid, Quantized, quantize
 
 F64 = npt.NDArray[np.float64]
-BLOCK = 128  # columns after which the rest of the matrix is updated
+UPDATE_COLUMNS = 128  # columns after which the rest of the matrix is updated
 MOST_DAMPING = 1.0  # of the diagonal's mean, at which the inputs say nothing any more
 
 
@@ -109,8 +109,8 @@ class _Columns:
             self.scales, self.zeros = static.scales, static.zeros
 
     def round(self) -> Quantized:
-        for begin in range(0, self.columns, BLOCK):
-            end = min(begin + BLOCK, self.columns)
+        for begin in range(0, self.columns, UPDATE_COLUMNS):
+            end = min(begin + UPDATE_COLUMNS, self.columns)
             errors = np.zeros((len(self.rest), end - begin))
             for i in range(begin, end):
                 if self.static is None and i % self.width == 0:
@@ -141,7 +141,7 @@ class _Columns:
         """Scales of the group that begins at i, from its columns as they are by now."""
         end = min(i + self.width, self.columns)
         now = self.rest[:, i:end].copy()
-        last = min(begin + BLOCK, self.columns)
+        last = min(begin + UPDATE_COLUMNS, self.columns)
         if end > last:  # what lies beyond the block has not heard of its errors yet
             beyond = self.factor[begin:i, last:end]
             now[:, last - i :] -= errors[:, : i - begin] @ beyond

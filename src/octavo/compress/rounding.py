@@ -13,6 +13,7 @@ import numpy as np
 
 from octavo.checkpoint.base import FLOATS, Checkpoint, Tensor, TensorType, tensor_bytes
 from octavo.checkpoint.dequantize import dequantize
+from octavo.checkpoint.progress import Advance
 from octavo.checkpoint.writer import NewTensor, write_folder, write_gguf
 from octavo.compress import layouts
 from octavo.compress.blocks import ENCODED, encode
@@ -22,8 +23,6 @@ from octavo.compress.recipes import FolderRecipe, GgufRecipe, Layout, Recipe
 from octavo.errors import UsageError
 from octavo.models import build_program
 from octavo.program import Experts, Linear
-
-Progress = Callable[[int], None]  # told the bytes of each tensor of the source once it is done
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,7 @@ class Job:
 
     # -- doing it -----------------------------------------------------------------------------
 
-    def run(self, progress: Progress = lambda _: None) -> Rounded:
+    def run(self, progress: Advance = lambda _: None) -> Rounded:
         """Writes the model. Raises WriteError, and UsageError for weights that are no numbers."""
         if isinstance(self.recipe, GgufRecipe):
             self._write_gguf(progress)
@@ -166,7 +165,7 @@ class Job:
             self._write_folder(progress)
         return self.forecast()
 
-    def _write_gguf(self, progress: Progress) -> None:
+    def _write_gguf(self, progress: Advance) -> None:
         assert isinstance(self.recipe, GgufRecipe)
         metadata = dict(self.checkpoint.metadata)
         metadata["general.file_type"] = self.recipe.file_type
@@ -179,7 +178,7 @@ class Job:
         }
         write_gguf(self.output, metadata, tensors)
 
-    def _write_folder(self, progress: Progress) -> None:
+    def _write_folder(self, progress: Advance) -> None:
         out: dict[str, NewTensor] = {}
         for name, t in self.checkpoint.tensors.items():
             if name in self.linear and self._divides(t):
@@ -228,7 +227,7 @@ class _Once:
     """A layer that is rounded when its first part is asked for, and let go of with its last."""
 
     def __init__(
-        self, tensor: Tensor, make: Callable[[F32], layouts.Tensors], progress: Progress
+        self, tensor: Tensor, make: Callable[[F32], layouts.Tensors], progress: Advance
     ) -> None:
         self._tensor, self._make, self._progress = tensor, make, progress
         self._made: dict[str, NewTensor] = {}
@@ -245,7 +244,7 @@ class _Once:
         return read
 
 
-def _told(tensor: Tensor, progress: Progress) -> Callable[[], Any]:
+def _told(tensor: Tensor, progress: Advance) -> Callable[[], Any]:
     """The stored bytes."""
 
     def read() -> Any:
@@ -255,7 +254,7 @@ def _told(tensor: Tensor, progress: Progress) -> Callable[[], Any]:
     return read
 
 
-def _reader(tensor: Tensor, kind: TensorType, progress: Progress) -> Callable[[], Any]:
+def _reader(tensor: Tensor, kind: TensorType, progress: Advance) -> Callable[[], Any]:
     """The bytes of a tensor in another type."""
 
     def read() -> Any:

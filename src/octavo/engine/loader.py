@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.backends import get_backend
-from octavo.backends.base import Compiled, Executable, Progress
+from octavo.backends.base import Compiled, Executable
 from octavo.checkpoint import Checkpoint, open_checkpoint
+from octavo.checkpoint.progress import Advance
 from octavo.engine.constraint import GrammarCompiler, TokenTable
 from octavo.engine.engine import Engine
 from octavo.engine.plan import Plan
@@ -53,9 +54,7 @@ def _drop_pages(checkpoint: Checkpoint) -> None:
         file.madvise(mmap.MADV_DONTNEED)
 
 
-def load_executable(
-    model: OpenModel, plan: Plan, progress: Progress = lambda _: None
-) -> Executable:
+def load_executable(model: OpenModel, plan: Plan, progress: Advance = lambda _: None) -> Executable:
     """Packs the weights into memory; the file is needed until `pack_pending` is False."""
 
     def packed(count: int) -> None:
@@ -77,7 +76,7 @@ def load_engine(
     model: OpenModel,
     plan: Plan,
     table: TokenTable,
-    progress: Progress = lambda _: None,
+    progress: Advance = lambda _: None,
 ) -> Engine:
     """Loads a model into an engine."""
     executable = load_executable(model, plan, progress)

@@ -198,8 +198,8 @@ _LENGTHS = (
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One completion to compute.
 
-    resume, scored: tokens and prompt log-probabilities that the client has already; the engine
-    continues from there (a replay after a crash).
+    resume, resume_prompt_logprobs: tokens that the client has already, and how many of the prompt's
+    log-probabilities; the engine continues from there (a replay after a crash).
     priority: lower runs first. timeout: seconds from submission, None for no deadline.
     salt: requests share cached prefixes only with others of the same salt. pool: instead of
     generating, give the mean, first (cls) or last state of the prompt, or a cross-encoder's scores
@@ -210,7 +210,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt: list[int]
     params: SamplingParams
     resume: list[int] = []
-    scored: int = 0
+    resume_prompt_logprobs: int = 0
     priority: int = 0
     timeout: float | None = None
     salt: str = ""

@@ -49,7 +49,7 @@ class Sequence:
         wanted = context if request.params.max_tokens is None else request.params.max_tokens
         limit = min(len(kv.tokens) + (0 if request.pool else wanted), context)
         deadline = None if request.timeout is None else now + request.timeout
-        reported = 1 + request.scored
+        reported = 1 + request.resume_prompt_logprobs
         return cls(request, arrival, deadline, limit, kv, sampling, adapter, Times(now), reported)
 
     @property

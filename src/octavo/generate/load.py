@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 from typing import TypedDict, Unpack
 
-from octavo.checkpoint.hub import Located, Progress, locate, no_progress
+from octavo.checkpoint.hub import Located, locate, no_progress
 from octavo.checkpoint.pooling import read_pooling
+from octavo.checkpoint.progress import ProgressBar
 from octavo.client.base import EngineClient
 from octavo.client.in_process import InProcessClient
 from octavo.engine.constraint import TokenTable
@@ -45,7 +46,7 @@ class LoadOptions(TypedDict, total=False):
     lora_memory: str
     packed_cache: bool
     generation_config: GenerationConfig
-    loading: Progress
+    loading: ProgressBar
 
 
 def token_table(tokenizer: Tokenizer) -> TokenTable:

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo import _native
-from octavo.backends.base import Footprint, LoadOptions, PackedMatrices, Progress
+from octavo.backends.base import Footprint, LoadOptions, PackedMatrices
 from octavo.backends.cpu.adapters import LoadedAdapters
 from octavo.backends.cpu.executor import CpuExecutable, block_bytes, footprint, load
 from octavo.backends.cpu.lower import Lowered, lower
 from octavo.backends.cpu.packed import packed_below, packed_file
 from octavo.backends.cpu.weights import packed_matrices
 from octavo.checkpoint import Checkpoint
+from octavo.checkpoint.progress import Advance
 from octavo.program import Program
 
 
@@ -41,7 +42,7 @@ class CpuCompiled:
         return footprint(self.lowered, options)
 
     def load(
-        self, checkpoint: Checkpoint, options: LoadOptions, progress: Progress = lambda _: None
+        self, checkpoint: Checkpoint, options: LoadOptions, progress: Advance = lambda _: None
     ) -> CpuExecutable:
         file = packed_file(checkpoint) if options.packed else None
         executable = load(self.lowered, options, progress, file)

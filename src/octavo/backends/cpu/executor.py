@@ -13,13 +13,13 @@ from octavo.backends.base import (
     Footprint,
     Limits,
     LoadOptions,
-    Progress,
     Sample,
     StepInput,
 )
 from octavo.backends.cpu.adapters import LoadedAdapters
 from octavo.backends.cpu.lower import Lowered
 from octavo.backends.cpu.recorder import Recorder
+from octavo.checkpoint.progress import Advance
 from octavo.errors import UsageError
 from octavo.program import Program
 
@@ -123,7 +123,7 @@ def _isa() -> str:
 
 
 def _record(
-    lowered: Lowered, model: _native.Model, options: LoadOptions, progress: Progress
+    lowered: Lowered, model: _native.Model, options: LoadOptions, progress: Advance
 ) -> Recorder:
     """Records everything that takes weights or buffers."""
     recorder = Recorder(lowered, model, progress, defer=not options.packed)
@@ -152,7 +152,7 @@ def block_bytes(lowered: Lowered, kv_dtype: str) -> int:
 def load(
     lowered: Lowered,
     options: LoadOptions,
-    progress: Progress = lambda _: None,
+    progress: Advance = lambda _: None,
     file: Path | None = None,
 ) -> CpuExecutable:
     """Packs the weights, all but those left to `pack_pending`, and allocates what steps can need.

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo import _native
-from octavo.backends.base import Progress
 from octavo.backends.cpu.lower import ActShape, Forms, Lowered, forms
 from octavo.backends.cpu.ops import (
     AddOp,
@@ -27,6 +26,7 @@ from octavo.backends.cpu.ops import (
     SoftcapOp,
 )
 from octavo.backends.cpu.weights import deferred, weights_of
+from octavo.checkpoint.progress import Advance
 from octavo.program import Experts, Linear, RmsNorm, Rope, Route, Value, Weight
 
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "tanh": 3, "relu": 4, "swiglu_clamped": 5}
@@ -81,7 +81,7 @@ class Recorder:
     """
 
     def __init__(
-        self, lowered: Lowered, model: _native.Model, progress: Progress, defer: bool
+        self, lowered: Lowered, model: _native.Model, progress: Advance, defer: bool
     ) -> None:
         self.lowered, self.model = lowered, model
         if lowered.adapters:
@@ -141,7 +141,7 @@ class Recorder:
                 table, index = self.matrix[op.table.tensor.name], INDEXES[op.index]
                 model.embed(table, buffer(op.out), op.scale, index, op.offset, op.replaceable)
             case SelectOp(op):
-                model.select(buffer(op.x), buffer(op.out), act(native.act))
+                model.select_rows(buffer(op.x), buffer(op.out), act(native.act))
             case LayerNormOp(op):
                 weight, bias = (self.vector[w.tensor.name, 0.0] for w in (op.weight, op.bias))
                 out = buffer(op.out)

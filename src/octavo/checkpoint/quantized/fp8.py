@@ -14,7 +14,7 @@ from octavo.errors import CheckpointError
 ENDINGS = ("weight", "weight_scale", "weight_scale_inv", "input_scale")
 KEY = "weight"
 SCALES = ("weight_scale_inv", "weight_scale")  # both are factors, whatever they are called
-BLOCK = 128
+SCALE_BLOCK = 128
 
 
 def _scales(m: Module, rows: int, columns: int, block: tuple[int, int]) -> tuple[F32, int]:
@@ -36,7 +36,7 @@ def read_scaled(m: Module, block: object) -> Grouped:
     """An e4m3 weight with its scales; `block`: rows and columns that share one."""
     weight = m.get("weight", TensorType.FP8_E4M3)
     rows, columns = weight.shape
-    sizes = block if isinstance(block, list) and len(block) == 2 else [BLOCK, BLOCK]
+    sizes = block if isinstance(block, list) and len(block) == 2 else [SCALE_BLOCK, SCALE_BLOCK]
     if not all(isinstance(n, int) and n > 0 for n in sizes):
         raise CheckpointError(f"weight blocks of {str(sizes)[:40]}")
     scales, group = _scales(m, rows, columns, (sizes[0], sizes[1]))
