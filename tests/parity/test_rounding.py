@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,8 +20,9 @@ from octavo.checkpoint.base import TensorType
 from octavo.checkpoint.dequantize import dequantize
 from octavo.compress.recipes import RECIPES, FolderRecipe, GgufRecipe, Layout
 from octavo.compress.rounding import Job
-from octavo.errors import UsageError
+from octavo.errors import UsageError, WriteError
 from tests.conftest import Runner
+from tests.families import FAMILIES, save_family
 from tests.small_models import Small, save_gguf, save_hf
 
 SMALL = Small(heads=4, kv_heads=2, head_dim=64, hidden=256, ffn=512, layers=8, tied=False)
@@ -136,6 +138,50 @@ def test_layers_that_do_not_divide(tmp_path: Path) -> None:
     assert 0 < distance(tmp_path / "odd", done.output) < 1
 
 
+def test_what_is_not_rounded(tmp_path: Path) -> None:
+    """GPT-2's transposed matrices are refused; biases of experts and tables stay floats; a name with
+    dots is a folder's; files in folders come along."""
+    save_family(FAMILIES["gpt2"], tmp_path / "gpt2")
+    assert "lie transposed or stacked" in refusal(
+        open_checkpoint(tmp_path / "gpt2"), RECIPES["rtn-4"], tmp_path / "out"
+    )
+    q4 = RECIPES["q4_k_m"]
+    assert isinstance(q4, GgufRecipe)
+    kinds = {
+        "blk.0.ffn_down_exps.bias": TensorType.F32, "position_embd.weight": TensorType.F32,
+        "blk.0.ffn_gate_inp.weight": TensorType.F32, "blk.0.ffn_up_exps.weight": TensorType.Q4_K,
+        "blk.7.ffn_down_exps.weight": TensorType.Q6_K,
+    }  # fmt: skip
+    for name, kind in kinds.items():
+        assert q4.type_of(name, (4, 256, 256), 8, False) is kind
+    assert q4.type_of("blk.0.ffn_up.weight", (4, 40), 8, False) is TensorType.BF16
+    save_hf(Small(layers=1), tmp_path / "Small-1.5B")
+    (tmp_path / "Small-1.5B" / "1_Pooling").mkdir()
+    (tmp_path / "Small-1.5B" / "1_Pooling" / "config.json").write_text("{}")
+    out = tmp_path / "Small-1.5B-4bit"
+    Job(open_checkpoint(tmp_path / "Small-1.5B"), RECIPES["rtn-4"], out, "mlx").run()
+    assert (out / "1_Pooling" / "config.json").read_text() == "{}"
+    assert "is quantized already" in refusal(
+        open_checkpoint(out), RECIPES["rtn-4"], tmp_path / "twice"
+    )
+
+
+def test_weights_that_are_no_numbers(folder: Path, tmp_path: Path) -> None:
+    """They are refused by name in every layout, and nothing is left behind."""
+    from safetensors.torch import load_file, save_file
+
+    bad = tmp_path / "bad"
+    shutil.copytree(folder, bad)
+    weights = load_file(bad / "model.safetensors")
+    name = "model.layers.3.mlp.up_proj.weight"
+    weights[name][5, 7] = torch.nan
+    save_file(weights, bad / "model.safetensors", metadata={"format": "pt"})
+    for recipe, layout in FOLDERS:
+        with pytest.raises(UsageError, match=f"{name}: 1 of the weights are not finite"):
+            Job(open_checkpoint(bad), recipe, tmp_path / "out", layout).run()
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["bad"]
+
+
 def refusal(*args: Any, **kwargs: Any) -> str:
     with pytest.raises(UsageError) as e:
         Job(*args, **kwargs)
@@ -152,7 +198,9 @@ def test_refusals(source: Path, folder: Path, tmp_path: Path) -> None:
     assert "fp8 is not stored as awq; compressed-tensors are" in refusal(
         other, RECIPES["fp8"], tmp_path / "x", "awq"
     )
-    assert "is no name for a new folder" in refusal(other, rtn, folder)
+    assert "is no name for a folder" in refusal(other, rtn, tmp_path / "x.gguf")
+    with pytest.raises(WriteError, match="is not empty; name a new folder"):
+        Job(other, rtn, folder).run()
     done = Job(other, rtn, tmp_path / "four").run()
     small = open_checkpoint(done.output)
     assert "four is quantized already" in refusal(small, rtn, tmp_path / "twice")

@@ -96,7 +96,7 @@ def test_refusals() -> None:
         encode(np.zeros((2, 32), np.float32), TensorType.F16)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.integers(0, 1 << 32))
 def test_scales_of_a_table_beat_a_fine_comb(seed: int) -> None:
     x = np.random.default_rng(seed).standard_normal((1, 32)).astype(np.float32)
@@ -109,10 +109,10 @@ def test_scales_of_a_table_beat_a_fine_comb(seed: int) -> None:
     comb = [s * top / 113 for s in np.linspace(0.5, 1.2, 400)]
     grid = tabled(x, np.ones_like(x), table)
     found = float(((x - grid.scale[:, None] * table[grid.codes]) ** 2).sum())
-    assert found <= min(map(lost, comb + [-s for s in comb])) * 1.05
+    assert found <= min(map(lost, comb + [-s for s in comb])) * 1.0001
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(0, 1 << 32), st.sampled_from([2, 3, 4]))
 def test_searches_beat_every_scale_of_a_fine_comb(seed: int, bits: int) -> None:
     """Against 2,000 scales tried one by one: no worse than the best of them; grids with a minimum,

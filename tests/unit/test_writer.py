@@ -97,25 +97,43 @@ def test_a_model_survives_the_way_out_and_in(smollm2: Path, tmp_path: Path) -> N
 
 
 def test_shards(tmp_path: Path) -> None:
-    """No file has more than it may, an index says where tensors are, and what an earlier model
-    left is gone."""
-    (tmp_path / "model-00009-of-00009.safetensors").write_bytes(b"older")
-    (tmp_path / "tokenizer.json").write_text("{}")
+    """No file has more than it may, and an index says where tensors are; files keep their paths."""
+    (tmp_path / "pooling.json").write_text("{}")
     tensors = {f"t{i}": NewTensor.of(np.full(100, i, np.float32), TensorType.F32) for i in range(7)}
-    out, files = tmp_path / "out", {"tokenizer.json": tmp_path / "tokenizer.json"}
+    out, files = tmp_path / "out", {"1_Pooling/config.json": tmp_path / "pooling.json"}
+    out.mkdir()  # an empty one may be there
     write_folder(out, {"model_type": "llama"}, tensors, files, shard_bytes=1000)
     names = [f"model-{i:05d}-of-00004.safetensors" for i in range(1, 5)]
     assert sorted(p.name for p in out.iterdir()) == sorted(
-        [*names, INDEX, "config.json", "tokenizer.json"]
+        [*names, INDEX, "config.json", "1_Pooling"]
     )
+    assert (out / "1_Pooling" / "config.json").read_text() == "{}"
     where = json.loads((out / INDEX).read_text())
     assert where["metadata"]["total_size"] == 2800
     for name, file in where["weight_map"].items():
         assert (read_safetensors(out / file)[name].vector() == float(name[1:])).all()
-    write_folder(out, {"model_type": "llama"}, tensors)  # in one file now
-    assert sorted(p.name for p in out.iterdir()) == [
-        "config.json", "model.safetensors", "tokenizer.json",
-    ]  # fmt: skip
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "pooling.json"]
+
+
+def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
+    out, good = tmp_path / "out", NewTensor.of(np.zeros(4, np.float32), TensorType.F32)
+
+    def stop() -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_folder(out, {}, {"a": good, "b": NewTensor(TensorType.F32, (4,), stop)}, None, 16)
+    with pytest.raises(WriteError, match="No such file"):
+        write_folder(out, {}, {"a": good}, {"x": tmp_path / "none"})
+    assert list(tmp_path.iterdir()) == []
+    write_folder(out, {"n": 1}, {"a": good})
+    before = {p.name: p.read_bytes() for p in out.iterdir()}
+    with pytest.raises(WriteError, match="is not empty; name a new folder"):
+        write_folder(out, {"n": 2}, {"a": good})
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == before
+    (tmp_path / "file").touch()
+    with pytest.raises(WriteError, match="Not a directory"):
+        write_gguf(tmp_path / "file" / "x.gguf", {}, {})
 
 
 def test_what_formats_cannot_hold(tmp_path: Path) -> None:

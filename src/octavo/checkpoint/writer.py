@@ -12,7 +12,7 @@ import os
 import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -69,7 +69,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             why += f" ({shutil.disk_usage(path.parent).free / 1e6:,.0f} MB are free)"
         raise WriteError(f"cannot write {path}: {why}") from None
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
 
 
 def _write(file: IO[bytes], name: str, tensor: NewTensor) -> int:
@@ -113,11 +114,29 @@ def write_folder(
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Writes a Hugging Face folder: config.json, weights in shards of at most `shard_bytes` (one
-    tensor may be larger), and copies of `files` (tokenizer, template, ...) by name."""
+    tensor may be larger), and copies of `files` (tokenizer, template, ...) by their paths in it.
+
+    The folder appears under its name when it is whole. Raises WriteError, also for a folder that
+    is there already and not empty.
+    """
+    part = folder.with_name(f"{folder.name}.part")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if folder.exists() and any(folder.iterdir()):
+            raise WriteError(f"{folder} is not empty; name a new folder, or remove it first")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        _fill(part, config, tensors, files or {}, shard_bytes)
+        part.replace(folder)
     except OSError as e:
-        raise WriteError(f"cannot make {folder}: {e.strerror or e}") from None
+        raise WriteError(f"cannot write {folder}: {e.strerror or e}") from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _fill(
+    folder: Path, config: Mapping[str, Any], tensors: Mapping[str, NewTensor],
+    files: Mapping[str, Path], shard_bytes: int,
+) -> None:  # fmt: skip
     shards = _shards(tensors, shard_bytes)
     count = len(shards)
     names = [
@@ -130,11 +149,10 @@ def write_folder(
         where = {t: name for name, shard in zip(names, shards, strict=True) for t in shard}
         total = sum(tensor_bytes(t.type, t.shape, n) for n, t in tensors.items())
         write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": where})
-    for name, source in (files or {}).items():
-        with replacing(folder / name) as file:
-            file.write(source.read_bytes())
-    write_json(folder / "config.json", config)  # last: without it this is no model
-    _remove_stale(folder, {*names, INDEX} if count > 1 else {*names})
+    for name, source in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, folder / name)
+    write_json(folder / "config.json", config)
 
 
 def write_json(path: Path, value: object) -> None:
@@ -154,13 +172,6 @@ def _shards(tensors: Mapping[str, NewTensor], most: int) -> list[dict[str, NewTe
         shards[-1][name] = tensor
         held += size
     return shards
-
-
-def _remove_stale(folder: Path, names: set[str]) -> None:
-    """Removes weights that an earlier model in this folder had and this one has not."""
-    for path in (*folder.glob("model*.safetensors"), folder / INDEX):
-        if path.name not in names:
-            path.unlink(missing_ok=True)
 
 
 # -- GGUF -------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def _list(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     help="How a folder stores its weights. [the first that --list names]",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only say how large it would be.")
-@click.option("--force", is_flag=True, help="Replace what --output names.")
+@click.option("--force", is_flag=True, help="Replace the file that --output names.")
 @click.option("--offline", is_flag=True, envvar="OCTAVO_OFFLINE", help="Use only models here.")
 @click.option(
     "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list,
@@ -65,7 +65,7 @@ def quantize(
     job = Job(checkpoint, found, output, layout)  # type: ignore[arg-type]
     if dry_run:
         return _show(job.forecast(), as_json, "would take")
-    if output.exists() and not force:
+    if output.is_file() and not force:
         raise UsageError(f"{output} is there already", "--force")
     with progress_bar(f"Rounding to {found.name}", checkpoint.nbytes) as advance:
         result = job.run(advance)
@@ -80,13 +80,15 @@ def _show(r: Rounded, as_json: bool, takes: str) -> None:
             {
                 "output": str(r.output), "bytes_before": r.bytes_before,
                 "bytes_after": r.bytes_after, "bits_per_weight": round(r.bits, 3),
-                "tensors": dict(r.kinds), "kept": list(r.kept),
+                "tensors": dict(r.kinds), "group": r.group, "kept": list(r.kept),
             }
         )  # fmt: skip
     for kind, count in sorted(r.kinds.items(), key=lambda item: -item[1]):
         say(f"  {count} tensors as {kind}")
     for name in r.kept:
-        say(f"  {name} stays as it is: no group divides it")
+        say(f"  {name} stays as it is")
+    if r.group:
+        say(f"  {r.group} columns share a scale")
     say(
         f"{r.output} {takes} {r.bytes_after / 1e6:,.1f} MB, {r.bits:.2f} bits a weight "
         f"({r.bytes_before / 1e6:,.1f} MB before)"

@@ -15,6 +15,7 @@ import numpy as np
 from octavo.checkpoint.base import TensorType
 from octavo.checkpoint.dequantize import IQ4_NL_VALUES, MXFP4_VALUES
 from octavo.compress.fit import F32, affine, codes_of, divide, nearest, symmetric, tabled
+from octavo.compress.grids import check_finite
 from octavo.compress.packing import U8, fifth_bits, half, nibbles
 from octavo.compress.superblocks import q2_k, q3_k, q4_k, q5_k, q6_k
 from octavo.errors import UsageError
@@ -23,9 +24,9 @@ CHUNK = 1 << 14  # blocks of 32 that are searched at a time: some ten megabytes
 
 
 def _q8_0(x: F32, w: F32) -> U8:
-    scale = np.abs(x).max(axis=1) / np.float32(127)
+    d, scale = half(np.abs(x).max(axis=1) / np.float32(127))
     codes = codes_of(x, scale, -127, 127)
-    return np.concatenate([half(scale)[0], codes.astype(np.int8).view(np.uint8)], axis=1)
+    return np.concatenate([d, codes.astype(np.int8).view(np.uint8)], axis=1)
 
 
 def _q4_0(x: F32, w: F32) -> U8:
@@ -108,12 +109,14 @@ def encode(x: F32, kind: TensorType, importance: F32 | None = None) -> U8:
     rows, columns = x.shape
     if columns % elements:
         raise UsageError(f"rows of {columns} are not whole {kind.name} blocks of {elements}")
-    if not np.isfinite(x).all():
-        raise UsageError(f"{np.count_nonzero(~np.isfinite(x))} of the weights are not finite")
+    check_finite(x)
     x = np.ascontiguousarray(x, np.float32)
     rms = np.sqrt(np.mean(x.reshape(-1, elements) ** 2, axis=1, keepdims=True))
     blocks, out = x.reshape(-1, elements), np.empty((x.size // elements, size), np.uint8)
-    scale = None if importance is None else np.tile(importance.reshape(-1, elements), (rows, 1))
+    scale = None
+    if importance is not None:  # a block of which nothing matters is rounded all the same
+        least = np.maximum(importance, np.float32(1e-12)).reshape(-1, elements)
+        scale = np.tile(least, (rows, 1))
     at_once = CHUNK * 32 // elements
     for at in range(0, len(blocks), at_once):
         part, spread = blocks[at : at + at_once], rms[at : at + at_once]

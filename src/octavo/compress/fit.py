@@ -52,7 +52,7 @@ def codes_of(x: F32, scale: F32, low: int, high: int) -> I32:
 def symmetric(x: F32, w: F32, low: int, high: int) -> Symmetric:
     """The grid scale * [low, high] of least weighted error; the scale may be negative."""
     if high - low < FEW:
-        best = _exact_scale(x, w, low, high)
+        best = _exact_scale(x, w, np.arange(low, high + 1, dtype=np.float32))
         return Symmetric(best, codes_of(x, best, low, high))
     at = np.abs(x).argmax(axis=1, keepdims=True)
     widest = np.take_along_axis(x, at, axis=1)[:, 0]
@@ -65,31 +65,37 @@ def symmetric(x: F32, w: F32, low: int, high: int) -> Symmetric:
     return Symmetric(best, codes_of(x, best, low, high))
 
 
-def _exact_scale(x: F32, w: F32, low: int, high: int) -> F32:
-    """The scale of least error, by looking at every set of codes that any scale gives.
+def _exact_scale(x: F32, w: F32, table: F32) -> F32:
+    """The scale of least error for an ascending table, by looking at every set of codes that any
+    scale gives.
 
-    As a scale shrinks, the code of x moves from k to k + 1 at |x| / (k + 1/2). In the order of
-    these places w x q and w q q are running totals; the square of the first over the second is
-    the error that is saved.
+    As a scale shrinks, x moves from one value to the next where x / scale passes the middle between
+    them. In the order of these places w x v and w v v are running totals; the square of the first
+    over the second is the error that is saved.
     """
     best, gain = np.zeros(len(x), np.float32), np.zeros(len(x), np.float32)
-    for sign in (1, -1):
-        places, of_xq, of_qq = [], [], []
-        for k in range(max(high, -low)):
-            moves = np.where(sign * x > 0, high, -low) > k
-            places.append(np.where(moves, np.abs(x) / np.float32(k + 0.5), 0))
-            of_xq.append(np.where(moves, w * np.abs(x), 0))
-            of_qq.append(np.where(moves, w * np.float32(2 * k + 1), 0))
+    middles, still = (table[1:] + table[:-1]) / 2, table[nearest(np.zeros(1, np.float32), table)[0]]
+    for sign in (np.float32(1), np.float32(-1)):
+        y = sign * x
+        places, of_xv, of_vv = [], [], []
+        for i, middle in enumerate(middles):
+            before, after = (table[i], table[i + 1]) if middle > 0 else (table[i + 1], table[i])
+            moves = y * middle > 0
+            places.append(np.where(moves, y / middle, 0))
+            of_xv.append(np.where(moves, w * y * (after - before), 0))
+            of_vv.append(np.where(moves, w * (after * after - before * before), 0))
         order = np.argsort(-np.concatenate(places, axis=1), axis=1, kind="stable")
-        xq, qq = (
+        xv, vv = (
             np.cumsum(np.take_along_axis(np.concatenate(each, axis=1), order, axis=1), axis=1)
-            for each in (of_xq, of_qq)
+            for each in (of_xv, of_vv)
         )
-        gains = divide(xq * xq, qq)
+        xv += still * (w * y).sum(1, keepdims=True)
+        vv += still * still * w.sum(1, keepdims=True)
+        gains = divide(xv * xv, vv)
         at = gains.argmax(axis=1, keepdims=True)
-        this, xq, qq = (np.take_along_axis(each, at, axis=1)[:, 0] for each in (gains, xq, qq))
+        this, xv, vv = (np.take_along_axis(each, at, axis=1)[:, 0] for each in (gains, xv, vv))
         better = this > gain
-        best = np.where(better, np.float32(sign) * divide(xq, qq), best)
+        best = np.where(better, sign * divide(xv, vv), best)
         gain = np.where(better, this, gain)
     return best
 
@@ -169,21 +175,5 @@ def nearest(x: F32, table: F32) -> I32:
 
 def tabled(x: F32, w: F32, table: F32) -> Symmetric:
     """The grid scale * table (ascending) of least weighted error; codes are indices into it."""
-    at = np.abs(x).argmax(axis=1, keepdims=True)
-    widest = np.take_along_axis(x, at, axis=1)[:, 0]
-    best, gain = np.zeros_like(widest), np.full(len(x), -1, np.float32)
-
-    def attempt(scale: F32) -> None:
-        nonlocal best, gain
-        values = table[nearest(divide(x, scale[:, None]), table)]
-        xq, qq = (w * x * values).sum(1), (w * values * values).sum(1)
-        found, this = divide(xq, qq), divide(xq * xq, qq)
-        better = this > gain
-        best, gain = np.where(better, found, best), np.where(better, this, gain)
-
-    for end in (table[0], table[-1]):
-        for step in STEPS:
-            attempt(divide(widest, np.full_like(widest, end * (1 + step / 16))))
-    for _ in ROUNDS:
-        attempt(best)
+    best = _exact_scale(x, w, table)
     return Symmetric(best, nearest(divide(x, best[:, None]), table))

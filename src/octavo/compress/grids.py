@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.checkpoint.grouped import e4m3
-from octavo.compress.fit import F32, I32, affine, divide, symmetric
+from octavo.compress.fit import F32, I32, Affine, affine, codes_of, divide, symmetric
 from octavo.errors import UsageError
 
 U8 = npt.NDArray[np.uint8]
@@ -21,6 +21,8 @@ ScaleType = Literal["f16", "bf16", "f32"]
 E4M3_MAX = np.float32(448)
 GROUPS = (128, 96, 64, 32)  # that readers take everywhere
 ROUNDS = 3
+LARGEST = 60_000  # a value that a scale of fp16 holds
+CHUNK = 1 << 20  # weights that are searched at a time: some hundred megabytes at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,14 @@ def largest_group(columns: int, wanted: int) -> int:
     return next(fits, 0)
 
 
+def check_finite(x: F32) -> None:
+    """Raises UsageError for values that are no numbers, or too large for scales of fp16."""
+    if not np.isfinite(x).all():
+        raise UsageError(f"{np.count_nonzero(~np.isfinite(x))} of the weights are not finite")
+    if x.size and (widest := float(np.abs(x).max())) > LARGEST:
+        raise UsageError(f"weights up to {widest:.3g}; {LARGEST:,} is the largest that is taken")
+
+
 def quantize(x: F32, grid: Grid, importance: F32 | None = None) -> Quantized:
     """Rounds `[rows, columns]` weights to a grid with the least error weighted by `importance`.
 
@@ -101,21 +111,44 @@ def quantize(x: F32, grid: Grid, importance: F32 | None = None) -> Quantized:
     width = grid.group or columns
     if columns % width:
         raise UsageError(f"{columns} columns are not whole groups of {width}")
-    if not np.isfinite(x).all():
-        raise UsageError(f"{np.count_nonzero(~np.isfinite(x))} of the weights are not finite")
-    groups = np.ascontiguousarray(x, np.float32).reshape(-1, width)
+    check_finite(x)
     weights = np.ones(columns, np.float32) if importance is None else importance
-    w = np.tile(np.maximum(weights, np.float32(1e-12)).reshape(-1, width), (rows, 1))
+    weights = np.maximum(weights, np.float32(1e-12)).reshape(-1, width)
+    at_once = max(1, CHUNK // columns)
+    parts = [_quantize(x[i : i + at_once], weights, grid) for i in range(0, rows, at_once)]
+    codes, scales, zeros = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return Quantized(grid, codes, scales, zeros)
+
+
+def _quantize(x: F32, weights: F32, grid: Grid) -> tuple[U8, F32, I32]:
+    """Codes, scales and zeros of some rows; weights `[groups of a row, width]`."""
+    groups = np.ascontiguousarray(x, np.float32).reshape(-1, weights.shape[1])
+    w = np.tile(weights, (len(x), 1))
     if grid.symmetric:
-        scales = rounded(
-            symmetric(groups, w, -grid.middle, grid.top - grid.middle).scale, grid.scales
-        )
+        found = symmetric(groups, w, -grid.middle, grid.top - grid.middle)
+        scales = rounded(found.scale, grid.scales)
         zeros = np.full(len(groups), grid.middle, np.int32)
     else:
         scales, zeros = _with_zeros(groups, w, grid)
     codes = codes_on(groups, scales, zeros, grid)
-    shape = (rows, columns // width)
-    return Quantized(grid, codes.reshape(x.shape), scales.reshape(shape), zeros.reshape(shape))
+    shape = (len(x), len(weights))
+    return codes.reshape(x.shape), scales.reshape(shape), zeros.reshape(shape)
+
+
+def quantize_affine(x: F32, grid: Grid) -> Affine:
+    """Rounds weights to scale * code + minimum, any minimum, the groups of a matrix row by row.
+
+    Raises UsageError as `quantize` does.
+    """
+    check_finite(x)
+    out = []
+    at_once = max(1, CHUNK // x.shape[1])
+    for i in range(0, len(x), at_once):
+        groups = np.ascontiguousarray(x[i : i + at_once], np.float32).reshape(-1, grid.group)
+        found = affine(groups, np.ones_like(groups), grid.top)
+        scale, minimum = (rounded(v, grid.scales) for v in (found.scale, found.minimum))
+        out.append((scale, minimum, codes_of(groups - minimum[:, None], scale, 0, grid.top)))
+    return Affine(*(np.concatenate(each) for each in zip(*out, strict=True)))
 
 
 def codes_on(x: F32, scales: F32, zeros: I32, grid: Grid) -> U8:
@@ -171,8 +204,7 @@ class Float8(NamedTuple):
 
 def float8(x: F32, scaling: Literal["tensor", "row", "block"]) -> Float8:
     """e4m3 with the largest value of the tensor, row or block at 448. Raises UsageError."""
-    if not np.isfinite(x).all():
-        raise UsageError(f"{np.count_nonzero(~np.isfinite(x))} of the weights are not finite")
+    check_finite(x)
     rows, columns = x.shape
     if scaling == "tensor":
         widest = np.abs(x).max(keepdims=True).reshape(1)

@@ -6,6 +6,7 @@ the reader of each.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,29 @@ def mlx(grids: Affine, shape: tuple[int, int], grid: Grid) -> Tensors:
     }
 
 
+def integers(layout: str, q: Quantized) -> Tensors:
+    """A quantized matrix as one of gptq, awq and compressed-tensors stores it."""
+    if layout == "compressed-tensors":
+        return pack_quantized(q)
+    return gptq(q) if layout == "gptq" else awq(q)
+
+
+def zeros(layout: str, grid: Grid | None, shape: tuple[int, int]) -> Tensors:
+    """What a matrix of zeros becomes: types and shapes of any matrix of that shape."""
+    rows, columns = shape
+    codes = np.zeros(shape, np.uint8)
+    if grid is None:
+        return float_quantized(Float8(codes, np.ones((rows, 1), np.float32)))
+    groups = columns // (grid.group or columns)
+    if layout == "mlx":
+        none = np.zeros(rows * groups, np.float32)
+        return mlx(
+            Affine(none, none, codes.astype(np.int32).reshape(rows * groups, -1)), shape, grid
+        )
+    scales = np.zeros((rows, groups), np.float32)
+    return integers(layout, Quantized(grid, codes, scales, np.ones(scales.shape, np.int32)))
+
+
 def config(layout: str, grid: Grid | None, kept: list[str]) -> dict[str, Any]:
     """What config.json says of a folder. grid: None for e4m3; kept: modules left as they were."""
     if layout == "mlx":
@@ -135,6 +159,7 @@ def config(layout: str, grid: Grid | None, kept: list[str]) -> dict[str, Any]:
         own: dict[str, Any] = {
             "quant_method": "gptq", "bits": grid.bits, "group_size": grid.group,
             "sym": grid.symmetric, "desc_act": False, "checkpoint_format": "gptq",
+            "dynamic": {f"-:^{re.escape(name)}$": {} for name in kept},
         }  # fmt: skip
     elif layout == "awq":
         assert grid is not None

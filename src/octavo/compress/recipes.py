@@ -28,16 +28,19 @@ class GgufRecipe:
 
     def type_of(self, name: str, shape: tuple[int, ...], layers: int, tied: bool) -> TensorType:
         """The type of a tensor; tied: the embeddings are the head."""
-        if len(shape) < 2 or name.endswith(("ffn_gate_inp.weight", "_norm.weight")):
+        if len(shape) < 2 or not name.endswith(".weight") or name.endswith(_FLOATS):
             return TensorType.F32
         if name == "output.weight" or (name == "token_embd.weight" and tied):
             return _fitting(self.head, shape[-1])
         found = _LAYER.match(name)
-        if found and found[2] in ("attn_v", "ffn_down") and _sensitive(int(found[1]), layers):
+        if found and found[2] in _MORE and _sensitive(int(found[1]), layers):
             return _fitting(self.more, shape[-1])
         return _fitting(self.base, shape[-1])
 
 
+_MORE = ("attn_v", "ffn_down", "ffn_down_exps", "ffn_down_shexp")
+# Routers, norms and tables that are added, which llama.cpp does not round either.
+_FLOATS = ("ffn_gate_inp.weight", "_norm.weight", "position_embd.weight", "token_types.weight")
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
 # What rows that are not whole blocks of 256 get instead, as in llama.cpp.
 _NARROWER = {
@@ -56,7 +59,7 @@ def _fitting(kind: TensorType, columns: int) -> TensorType:
     """The type itself, or the next one whose blocks divide the rows."""
     if columns % kind.block[0]:
         kind = _NARROWER.get(kind, kind)
-    return TensorType.F16 if columns % kind.block[0] else kind
+    return TensorType.BF16 if columns % kind.block[0] else kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,24 +12,34 @@ from typing import Any
 
 import numpy as np
 
-from octavo.checkpoint.base import FLOATS, Checkpoint, Tensor, TensorType, tensor_bytes
+from octavo.checkpoint.base import Checkpoint, Stored, Tensor, TensorType, tensor_bytes
 from octavo.checkpoint.dequantize import dequantize
 from octavo.checkpoint.progress import Advance
+from octavo.checkpoint.quantized import quantization_of
 from octavo.checkpoint.writer import NewTensor, write_folder, write_gguf
 from octavo.compress import layouts
 from octavo.compress.blocks import ENCODED, encode
-from octavo.compress.fit import F32, affine
-from octavo.compress.grids import Grid, float8, largest_group, quantize
+from octavo.compress.fit import F32
+from octavo.compress.grids import (
+    Grid,
+    check_finite,
+    float8,
+    largest_group,
+    quantize,
+    quantize_affine,
+    rounded,
+)
 from octavo.compress.recipes import FolderRecipe, GgufRecipe, Layout, Recipe
 from octavo.errors import UsageError
 from octavo.models import build_program
-from octavo.program import Experts, Linear
+from octavo.program import Experts, Linear, Route, Weight
 
 
 @dataclass(frozen=True)
 class Rounded:
     """What a model becomes. kinds: tensors by what they are stored as; weights: how many numbers;
-    kept: linear layers that no group divides, left as they are."""
+    group: columns that share a scale, where a folder's layers have them; kept: layers left as they
+    are, because no group divides them or they are stored stacked or transposed."""
 
     source: Path
     output: Path
@@ -36,6 +47,7 @@ class Rounded:
     weights: int
     bytes_before: int
     bytes_after: int
+    group: int = 0
     kept: tuple[str, ...] = ()
 
     @property
@@ -78,10 +90,12 @@ class Job:
                 f"{recipe.name} is not stored as {self.layout}; {', '.join(recipe.layouts)} are",
                 f"--format {recipe.layouts[0]}",
             )
-        if self.checkpoint.metadata.get("quantization_config"):
+        if quantization_of(self.checkpoint.metadata) is not None:
             raise UsageError(f"{name} is quantized already; take the model it was made from")
-        if self.output.suffix or self.output.resolve() == self.checkpoint.path.resolve():
-            raise UsageError(f"{self.output} is no name for a new folder", "--output model-4bit")
+        if self.output.suffix in (".gguf", ".safetensors"):
+            raise UsageError(f"{self.output} is no name for a folder", "--output model-4bit")
+        if not self.linear:
+            raise UsageError(f"the layers of {name} lie transposed or stacked; none can be rounded")
 
     # -- what would come of it ----------------------------------------------------------------
 
@@ -95,28 +109,34 @@ class Job:
         return {n: self.recipe.type_of(n, t.shape, layers, tied) for n, t in tensors.items()}
 
     @cached_property
-    def linear(self) -> dict[str, Tensor]:
-        """Of a folder: the weights that are rounded, by the names they are stored under."""
+    def layers(self) -> dict[str, Tensor]:
+        """Of a folder: the weights of linear layers and experts, without routers and the head, by
+        the names they are stored under."""
         program = build_program(self.checkpoint)
-        names: set[str] = set()
+        routers = {op.x for op in program.ops if isinstance(op, Route)}
+        weights: list[Weight] = []
         for op in program.ops:
             if isinstance(op, Linear) and not op.out.selected and op.out != program.output:
-                names.add(op.weight.tensor.name.partition("[")[0])
+                weights += [] if op.out in routers else [op.weight]
             elif isinstance(op, Experts):
-                names |= {w.tensor.name.partition("[")[0] for w in op.gate + op.up + op.down}
-        routers = {n for n in names if n.endswith(("router.weight", ".gate.weight"))}
+                weights += op.gate + op.up + op.down
+        return {w.tensor.name.partition("[")[0]: w.tensor for w in weights}
+
+    @cached_property
+    def linear(self) -> dict[str, Tensor]:
+        """Those of `layers` that lie in the file as matrices of `[outputs, inputs]`."""
         stored = self.checkpoint.tensors
-        return {n: stored[n] for n in sorted(names - routers) if len(stored[n].shape) == 2}
+        upright = {n for n, t in self.layers.items() if isinstance(t, Stored) and n in stored}
+        return {n: stored[n] for n in sorted(upright) if len(stored[n].shape) == 2}
 
     @cached_property
     def grid(self) -> Grid | None:
-        """The recipe's, in the largest groups that divide the columns of most layers."""
+        """The recipe's, in the largest group that divides every layer that 32 columns divide."""
         assert isinstance(self.recipe, FolderRecipe)
         grid = self.recipe.grid
         if grid is None:
             return None
-        wide = Counter(largest_group(t.shape[1], grid.group) for t in self.linear.values())
-        fits = [g for g in wide if g]
+        fits = [g for t in self.linear.values() if (g := largest_group(t.shape[1], grid.group))]
         if not fits:
             raise UsageError("no group of 32 columns or more divides a layer of this model")
         return replace(grid, group=min(fits))
@@ -150,10 +170,14 @@ class Job:
         tensors = self.checkpoint.tensors
         kept: tuple[str, ...] = ()
         if isinstance(self.recipe, FolderRecipe):
-            kept = tuple(n for n, t in self.linear.items() if not self._divides(t))
+            done = {n for n, t in self.linear.items() if self._divides(t)}
+            kept = tuple(sorted(self.layers.keys() - done))
         weights = sum(int(np.prod(t.shape)) for t in tensors.values())
         before = self.checkpoint.nbytes
-        return Rounded(self.checkpoint.path, self.output, dict(kinds), weights, before, after, kept)
+        group = self.grid.group if isinstance(self.recipe, FolderRecipe) and self.grid else 0
+        return Rounded(
+            self.checkpoint.path, self.output, dict(kinds), weights, before, after, group, kept
+        )
 
     # -- doing it -----------------------------------------------------------------------------
 
@@ -189,18 +213,19 @@ class Job:
             else:
                 out[name] = NewTensor(t.type, t.shape, _told(t, progress))
         config = dict(self.checkpoint.metadata) | self._config()
-        files = {n: p for n, p in self.checkpoint.files.items() if n not in _WRITTEN}
-        write_folder(self.output, config, out, files)
+        write_folder(self.output, config, out, _beside(self.checkpoint.path))
 
     def _parts(self, shape: tuple[int, ...]) -> layouts.Tensors:
         """Types and shapes of what a layer of that shape becomes, found by making one of zeros."""
-        key = tuple(shape)
+        rows, columns = shape
+        key = rows, columns
         if key not in self._shapes:
-            self._shapes[key] = self._round(np.zeros(key, np.float32))
+            made = layouts.zeros(self.stored_as, self.grid, key)
+            self._shapes[key] = {n: replace(t, data=_nothing) for n, t in made.items()}
         return self._shapes[key]
 
     @cached_property
-    def _shapes(self) -> dict[tuple[int, ...], layouts.Tensors]:
+    def _shapes(self) -> dict[tuple[int, int], layouts.Tensors]:
         return {}
 
     def _round(self, x: F32) -> layouts.Tensors:
@@ -208,19 +233,40 @@ class Job:
         if grid is None:
             return layouts.float_quantized(float8(x, "row"))
         if layout == "mlx":
-            groups = x.reshape(-1, grid.group)
-            return layouts.mlx(affine(groups, np.ones_like(groups), grid.top), x.shape, grid)
-        q = quantize(x, grid)
-        if layout == "compressed-tensors":
-            return layouts.pack_quantized(q)
-        return layouts.gptq(q) if layout == "gptq" else layouts.awq(q)
+            return layouts.mlx(quantize_affine(x, grid), (x.shape[0], x.shape[1]), grid)
+        return layouts.integers(layout, quantize(x, grid))
 
     def _config(self) -> dict[str, Any]:
-        kept = [n.removesuffix(".weight") for n, t in self.linear.items() if not self._divides(t)]
-        return layouts.config(self.stored_as, self.grid, ["lm_head", *kept])
+        done = {n for n, t in self.linear.items() if self._divides(t)}
+        others = [n for n, t in self.checkpoint.tensors.items() if len(t.shape) == 2]
+        kept = [
+            n.removesuffix(".weight") for n in others if n.endswith(".weight") and n not in done
+        ]
+        return layouts.config(self.stored_as, self.grid, sorted({"lm_head", *kept}))
 
 
 _WRITTEN = {"config.json", "model.safetensors.index.json", "quantize_config.json"}
+_WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".gguf", ".onnx", ".h5", ".msgpack", ".ot")
+LARGEST_COPY = 64 << 20  # bytes: tokenizers are smaller, forgotten weights are not
+
+
+def _beside(folder: Path) -> dict[str, Path]:
+    """What lies in a model's folder and the folders in it but its weights: tokenizer, template,
+    pooling."""
+    out = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        hidden = any(part.startswith(".") for part in name.parts)
+        wanted = path.is_file() and path.suffix not in _WEIGHTS and str(name) not in _WRITTEN
+        if path.suffix == ".safetensors" and len(name.parts) > 1:
+            wanted = path.is_file()  # a module's own, such as a Dense layer's
+        if wanted and not hidden and path.stat().st_size <= LARGEST_COPY:
+            out[str(name)] = path
+    return out
+
+
+def _nothing() -> Any:
+    raise AssertionError("a tensor that is only measured has no data")
 
 
 class _Once:
@@ -237,7 +283,8 @@ class _Once:
         def read() -> Any:
             if not self._begun:
                 self._begun = True
-                self._made = dict(self._make(dequantize(self._tensor)))
+                with _named(self._tensor):
+                    self._made = dict(self._make(dequantize(self._tensor)))
                 self._progress(self._tensor.nbytes)
             return self._made.pop(name).data()
 
@@ -262,9 +309,22 @@ def _reader(tensor: Tensor, kind: TensorType, progress: Advance) -> Callable[[],
         if tensor.type is kind:
             return tensor.raw()
         x = dequantize(tensor)
-        if kind in ENCODED:
-            return encode(x.reshape(-1, x.shape[-1]), kind)
-        assert kind in FLOATS
-        return x.astype(np.float16 if kind is TensorType.F16 else np.float32)
+        with _named(tensor):
+            if kind in ENCODED:
+                return encode(x.reshape(-1, x.shape[-1]), kind)
+            check_finite(x)
+        if kind is TensorType.BF16:
+            return (rounded(x, "bf16").view(np.uint32) >> 16).astype(np.uint16)
+        assert kind is TensorType.F32
+        return x
 
     return read
+
+
+@contextmanager
+def _named(tensor: Tensor) -> Iterator[None]:
+    """What is wrong with weights, with the name of the tensor."""
+    try:
+        yield
+    except UsageError as e:
+        raise UsageError(f"{tensor.name}: {e}", *e.suggestions) from None
