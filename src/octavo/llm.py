@@ -299,7 +299,7 @@ class LLM(_Loaded):
     def close(self) -> None:
         """Ends what runs and frees the model's memory; so does the end of the last reference."""
         if self._stop.alive:
-            self._loop.run(self._llm.close())
+            self._loop.finish(self._llm.close)
             self._stop()
 
     def stats(self) -> EngineStats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -242,3 +243,19 @@ def test_a_pool_of_two(model: ServedModel) -> None:
         assert np.array_equal(llm.embed("Hi"), llm.embed("Hi"))
     assert pool.closed
     asyncio.run(other.close())
+
+
+def test_closing_from_many_threads(model: ServedModel) -> None:
+    class Slow(Scripted):
+        closes = 0
+
+        async def close(self) -> None:
+            self.closes += 1
+            await asyncio.sleep(0.1 * self.closes)
+
+    client = Slow(scripted(model, "a"))
+    llm = octavo.LLM(replace(model, client=client))
+    with ThreadPoolExecutor(4) as pool:
+        for closing in [pool.submit(llm.close) for _ in range(4)]:
+            closing.result(10)
+    assert client.closes == 1
