@@ -115,7 +115,10 @@ class AsyncLLM(_Loaded):
 
     async def stats(self) -> EngineStats:
         """What the engine holds now, and its counts since the start."""
-        found = await asyncio.to_thread(lambda: self.model.client.stats)
+        client = self.model.client
+        if isinstance(client, InProcessClient):
+            return await client.read_stats()
+        found = client.stats
         return EngineStats(**{f.name: found[f.name] for f in fields(EngineStats)})
 
     async def load_adapter(self, name: str, folder: str) -> None:
@@ -299,7 +302,7 @@ class LLM(_Loaded):
     def close(self) -> None:
         """Ends what runs and frees the model's memory; so does the end of the last reference."""
         if self._stop.alive:
-            self._loop.run(self._llm.close())
+            self._loop.finish(self._llm.close)
             self._stop()
 
     def stats(self) -> EngineStats:

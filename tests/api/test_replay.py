@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from octavo.client import process as client_module
+from octavo.client.adapter_table import Adapter
 from octavo.client.link import ENGINE
 from octavo.client.process import EngineProcessClient
 from octavo.client.replay import Replay, Stream
@@ -22,7 +24,7 @@ from octavo.engine.events import BeamText, Ended, Token
 from octavo.engine.loader import open_model
 from octavo.engine.plan import make_plan
 from octavo.engine.request import BeamSearch, Request, SamplingParams
-from octavo.errors import EngineFailed, RequestError
+from octavo.errors import EngineFailed, Overloaded, RequestError
 from octavo.generate.output import failure
 from tests.api.poisoned_engine import POISON
 from tests.small_models import Small, save_hf
@@ -88,6 +90,35 @@ async def ask(client: EngineProcessClient, asked: Request) -> Answer:
     except RequestError as e:
         answer.error = e
     return answer
+
+
+def test_an_adapter_is_not_loaded_into_an_engine_that_is_gone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends while the adapter's files are looked at; there is a new one soon."""
+    looked = Adapter.at
+
+    async def run() -> None:
+        async with client_of(folder) as client:
+
+            def at(path: str) -> Adapter:
+                assert client.pid is not None
+                os.kill(client.pid, signal.SIGKILL)
+                deadline = time.monotonic() + 20
+                while client.ready:
+                    assert time.monotonic() < deadline
+                return looked(path)
+
+            monkeypatch.setattr(Adapter, "at", at)
+            with pytest.raises(Overloaded, match="the engine is starting"):
+                await client.load_adapter("a", str(folder))
+            assert client.adapters == []
+            async with asyncio.timeout(60):
+                while not client.ready:
+                    await asyncio.sleep(0.01)
+            assert len((await ask(client, request("b", [5], max_tokens=3))).tokens) == 3
+
+    asyncio.run(run())
 
 
 @pytest.fixture

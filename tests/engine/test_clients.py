@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 import octavo
 from octavo.client.base import EngineClient
 from octavo.client.in_process import InProcessClient
+from octavo.engine.engine import Engine
 from octavo.engine.events import Ended, Finish, Pooled, PromptLogprobs, Times, Token, TokenEvent
 from octavo.engine.request import Request, SamplingParams
 from octavo.errors import EngineFailed, Overloaded, RequestError
@@ -212,6 +215,47 @@ def test_a_step_wakes_a_loop_once(model: ServedModel, monkeypatch: pytest.Monkey
     assert events == 160 and wakes <= steps < events
 
 
+def test_counts_are_read_without_waiting(
+    model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while a step runs, and once the engine is closed."""
+    other = load("smollm2", offline=True, context=512)
+    client = other.client
+    assert isinstance(client, InProcessClient)
+    assert client.stats.keys() == {*NAMES, "restarts"} and client.stats["steps"] == 0
+    running, go_on, step = threading.Event(), threading.Event(), Engine.step
+
+    def slow(engine: Engine) -> list[TokenEvent]:
+        running.set()
+        assert go_on.wait(20)
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", slow)
+
+    async def read() -> list[dict[str, int]]:
+        request = Request(id="a", prompt=[5] * 9, params=PARAMS)
+        events = client.submit(request)
+        first = asyncio.ensure_future(anext(events))
+        assert await asyncio.to_thread(running.wait, 20)
+        found = [client.stats]
+        go_on.set()
+        await first
+        found.append(client.stats)
+        await events.aclose()
+        exact = await client.read_stats()
+        await client.close()
+        assert (exact.running, exact.waiting, exact.blocks_held) == (0, 0, 0)
+        return [*found, client.stats]
+
+    during, after, closed = asyncio.run(asyncio.wait_for(read(), 60))
+    assert (during["steps"], during["waiting"], during["prompt_tokens"]) == (0, 1, 9)
+    assert (after["waiting"], after["running"]) == (0, 1) and after["steps"] > 0
+    assert closed == {"restarts": 0}
+    with pytest.raises(EngineFailed, match="closed"):
+        asyncio.run(client.read_stats())
+    other.end_workers()
+
+
 def test_a_refused_request_leaves_the_others(model: ServedModel) -> None:
     async def work() -> list[Any]:
         async def read(prompt: list[int]) -> list[TokenEvent]:
@@ -242,3 +286,19 @@ def test_a_pool_of_two(model: ServedModel) -> None:
         assert np.array_equal(llm.embed("Hi"), llm.embed("Hi"))
     assert pool.closed
     asyncio.run(other.close())
+
+
+def test_closing_from_many_threads(model: ServedModel) -> None:
+    class Slow(Scripted):
+        closes = 0
+
+        async def close(self) -> None:
+            self.closes += 1
+            await asyncio.sleep(0.1 * self.closes)
+
+    client = Slow(scripted(model, "a"))
+    llm = octavo.LLM(replace(model, client=client))
+    with ThreadPoolExecutor(4) as pool:
+        for closing in [pool.submit(llm.close) for _ in range(4)]:
+            closing.result(10)
+    assert client.closes == 1

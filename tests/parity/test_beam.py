@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from octavo.backends.base import Limits, LoadOptions
 from octavo.backends.cpu import load, lower
 from octavo.checkpoint import open_checkpoint
 from octavo.engine import Engine, Request, SamplingParams, TokenEvent
+from octavo.engine.constraint import Constraint
 from octavo.engine.events import BeamText, Ended
 from octavo.engine.request import BeamSearch
 from octavo.errors import RequestError
@@ -165,6 +167,34 @@ def test_a_failing_step_ends_the_search_once(
     assert len(events) == 1
     assert e.stats().running == e.stats().blocks_held == 0 and not e.has_work
     assert texts(run(e, request(PROMPTS[0], 4))["a"])
+
+
+class Brittle:
+    """A grammar that allows everything, until a copy of it is made for the `left`th time."""
+
+    finished = complete = False
+
+    def __init__(self, left: Iterator[int]) -> None:
+        self._left = left
+
+    def push(self, token: int) -> None:
+        pass
+
+    def fork(self) -> Brittle:
+        if not next(self._left):
+            raise ValueError("grammar: too costly")
+        return Brittle(self._left)
+
+
+def test_a_fork_that_fails_leaves_no_blocks(folder: Path, model: Any) -> None:
+    """Whichever it is: the first 8 of a step try candidates, those after them become beams."""
+    e = engine(folder)
+    for forks in range(30):
+        e.add(request(PROMPTS[1], 4))
+        e._requests["a"].sampling.constraint = cast(Constraint, Brittle(iter(range(forks, -1, -1))))
+        events = [event for _ in range(10) if e.has_work for event in e.step()]
+        assert [(v.id, v.finish) for v in events if isinstance(v, Ended)] == [("a", "refused")]
+        assert e.stats().running == e.stats().waiting == e.stats().blocks_held == 0
 
 
 def test_a_beam_without_legal_tokens_is_given_up(folder: Path, model: Any) -> None:

@@ -1,4 +1,4 @@
-"""A second dialect: translations and a table, and nothing that runs."""
+"""A second dialect: translations and a table, and no engine."""
 
 from __future__ import annotations
 
@@ -93,7 +93,6 @@ def told(models: Sequence[tuple[ServedModel, str | None]]) -> bytes:
 
 
 TALES = Dialect(
-    "tales",
     Fields(frozenset({"mood"}), {"voice": ()}),
     error_body,
     (

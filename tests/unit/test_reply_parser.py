@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.text import ReplyParser
+from octavo.text.call_scanner import CallScanner
 from octavo.text.messages import Tool, ToolCall, read_messages
 from octavo.text.tools import (
     GEMMA,
@@ -181,6 +183,19 @@ def test_work_is_linear(unit: str, style: ToolFormat) -> None:
     for i in range(0, len(text), 16):
         parser.push(text[i : i + 16])
         assert len(parser._stream.text) + len(parser._stream.preamble) < 1024
+
+
+def test_what_may_be_no_call_is_kept_in_linear_time() -> None:
+    """The last of 800,000 pushes copies no more than the first did."""
+    scanner, seconds = CallScanner(), []
+    scanner.push('{"id": "')
+    for _ in range(10):
+        began = time.thread_time()
+        for _ in range(80_000):
+            scanner.push("x")
+        seconds.append(time.thread_time() - began)
+    assert scanner.text == '{"id": "' + 800_000 * "x"
+    assert sum(seconds[-3:]) < 3 * sum(seconds[:3])
 
 
 def test_templates_without_tools() -> None:

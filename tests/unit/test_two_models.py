@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +14,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.checkpoint import open_checkpoint
-from octavo.engine.events import Ended
+from octavo.client.adapter_table import AdapterTable
+from octavo.engine.events import Ended, TokenEvent
+from octavo.engine.request import Request
+from octavo.errors import RequestError
+from octavo.generate.prepare import prepare
+from octavo.server import runner
 from octavo.server.guard import Access
 from octavo.text import ChatTemplate, Tokenizer, load_tokenizer
 from octavo.text.chat import template_source
@@ -160,6 +165,57 @@ def test_adapters_belong_to_one_model(
     with listening(red, lora=tmp_path, access=Access(api_keys=("a",), admin_key="b")) as one:
         assert one.json(load, body, authorization="Bearer a")[0] == 403
         assert one.json(load, body, authorization="Bearer b")[0] == 200
+
+
+class Leaving(ScriptedClient):
+    """Its adapters are gone by the time that a request comes to it, as the engine says."""
+
+    async def submit(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
+        AdapterTable().acquire(request.adapter)
+        async for event in super().submit(request):
+            yield event
+
+
+def test_an_adapter_that_is_gone_is_blamed_on_the_model(
+    tokenizer: Tokenizer, template: ChatTemplate
+) -> None:
+    """Which is what a body names it as; the engine calls it an adapter."""
+    with pytest.raises(RequestError) as refused:
+        AdapterTable().acquire("poems")
+    assert (refused.value.param, refused.value.code) == ("adapter", "model_not_found")
+    client = Leaving(tokenizer.encode("a", add_bos=False), adapters=["poems"])
+    red = fake_model(tokenizer, "red", client=client, template=template)
+    with listening(red) as one:
+        for path, body in (
+            ("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": HELLO}),
+            ("/v1/completions", {"prompt": "a", "stream": True}), ("/v1/embeddings", {"input": "a"}),
+            ("/v1/score", {"text_1": "a", "text_2": "b"}),
+            ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+        ):  # fmt: skip
+            assert one.ask(path, body)[0] == 200
+            error = one.json(path, body | {"model": "poems"})[1]["error"]
+            assert (error["param"], error["code"]) == ("model", "model_not_found")
+            assert error["message"] == "no adapter 'poems'"
+
+
+def test_the_first_token_is_awaited_from_the_arrival_on(
+    two: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time in which a request is made ready counts too."""
+
+    def slow(*given: Any) -> Any:
+        time.sleep(0.3)
+        return prepare(*given)
+
+    monkeypatch.setattr(runner, "prepare", slow)
+    assert two.json("/v1/completions", {"model": "blue", "prompt": "hi"})[0] == 200
+    families = text_string_to_metric_families(two.ask("/metrics")[1])
+    samples = {(s.name, s.labels.get("model_name")): s.value for f in families for s in f.samples}
+    (usage,) = [one.usage for one in two.exchanges if one.model == "blue"]
+    assert usage is not None and usage.first is not None
+    assert usage.began == two.exchanges[0].began
+    seconds = samples["octavo_time_to_first_token_seconds_sum", "blue"]
+    assert seconds == usage.first - usage.began >= 0.3
 
 
 def test_vectors_and_scores(tokenizer: Tokenizer) -> None:

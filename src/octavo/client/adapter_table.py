@@ -85,7 +85,7 @@ class AdapterTable:
         if not name:
             return
         if name not in self.names:
-            raise RequestError(f"no adapter {name[:64]!r}", "model", "model_not_found")
+            raise RequestError(f"no adapter {name[:64]!r}", "adapter", "model_not_found")
         self.adapters[name].users += 1
 
     def release(self, name: str) -> bool:

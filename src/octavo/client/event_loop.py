@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import aclosing
 from queue import SimpleQueue
@@ -20,10 +20,7 @@ class _LoopThread(threading.Thread):
 
 
 class _End:
-    """What comes after the last item of an iteration. error: what ended it early."""
-
-    def __init__(self, error: BaseException | None = None) -> None:
-        self.error = error
+    """What comes after the last item of an iteration."""
 
 
 class EventLoop:
@@ -34,6 +31,7 @@ class EventLoop:
         self._threads = ThreadPoolExecutor(thread_name_prefix="octavo")
         self._loop.set_default_executor(self._threads)
         self._lock = threading.RLock()  # a finalizer may interrupt who holds it
+        self._finishing = threading.RLock()
         self._stopped = False
         self._thread = _LoopThread(target=self._run, name="octavo-loop", daemon=True)
         self._thread.start()
@@ -56,25 +54,27 @@ class EventLoop:
         inbox: SimpleQueue[T | _End] = SimpleQueue()
 
         async def pump() -> None:
-            try:
-                async with aclosing(items):
-                    async for item in items:
-                        inbox.put(item)
-            except BaseException as e:
-                inbox.put(_End(e))
-                raise
-            inbox.put(_End())
+            async with aclosing(items):
+                async for item in items:
+                    inbox.put(item)
 
         future = self._start(pump())
+        future.add_done_callback(lambda _: inbox.put(_End()))  # also when it never begins
         try:
             while not isinstance(item := inbox.get(), _End):
                 yield item
-            if isinstance(item.error, asyncio.CancelledError):
+            if future.cancelled():
                 raise closed()
-            if item.error is not None:
-                raise item.error
+            future.result()
         finally:
             future.cancel()  # does not wait: a finalizer may close the iterator, on any thread
+
+    def finish(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Runs the last work, then stops. Whoever calls it meanwhile or later waits for that."""
+        with self._finishing:
+            if not self._stopped:
+                self.run(work())
+                self.stop()
 
     def stop(self) -> None:
         """Cancels what runs and ends the thread. May be called again."""

@@ -16,12 +16,13 @@ from typing import TypeVar
 from octavo.engine.engine import Engine
 from octavo.engine.events import TokenEvent, ends
 from octavo.engine.request import Request
+from octavo.engine.stats import EngineStats
 from octavo.errors import EngineFailed, RequestError, place
 
 T = TypeVar("T")
 
 
-class _Stream:
+class _EventQueue:
     """Where the events of one request go: a queue of the event loop that asked."""
 
     def __init__(self) -> None:
@@ -29,7 +30,7 @@ class _Stream:
         self.events: asyncio.Queue[TokenEvent | RequestError] = asyncio.Queue()
 
 
-Delivery = tuple[_Stream, TokenEvent | RequestError]
+Delivery = tuple[_EventQueue, TokenEvent | RequestError]
 
 
 def _deliver(deliveries: list[Delivery]) -> None:
@@ -51,12 +52,13 @@ class InProcessClient:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._streams: dict[str, _Stream] = {}  # by request; of the engine's thread
+        self._streams: dict[str, _EventQueue] = {}  # by request; of the engine's thread
         self._lock = threading.RLock()  # nothing is queued after the end; a finalizer may interrupt
         self._closed = False
         self._ended: Future[None] = Future()
         self._ended.set_running_or_notify_cancel()  # who waits for it cannot cancel it
         self._adapters: list[str] = []
+        self._stats: EngineStats | None = engine.stats()  # the latest
         self._thread = EngineThread(target=self._run, name="octavo-engine", daemon=True)
         self._thread.start()
 
@@ -70,15 +72,22 @@ class InProcessClient:
 
     @property
     def stats(self) -> dict[str, int]:
-        """The counts after everything that was asked before. Waits for the step that is running."""
-        return self._call(lambda engine: asdict(engine.stats())).result() | {"restarts": 0}
+        stats = self._stats
+        return (asdict(stats) if stats else {}) | {"restarts": 0}
+
+    async def read_stats(self) -> EngineStats:
+        """The counts after everything that was asked before, once the step that runs has ended.
+
+        Raises EngineFailed once the engine is closed.
+        """
+        return await asyncio.wrap_future(self._call(Engine.stats))
 
     @property
     def pid(self) -> int | None:
         return os.getpid()
 
     async def submit(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
-        stream = _Stream()
+        stream = _EventQueue()
         if not self._queue(lambda: self._add(request, stream)):
             raise closed()
         running = True
@@ -161,6 +170,7 @@ class InProcessClient:
                     if call is None:
                         return self._end()
                     call()
+                    self._stats = self._engine.stats()
                     packed = False
                     busy = self._engine.has_work
             except Empty:
@@ -169,7 +179,7 @@ class InProcessClient:
                 self._step()
             packed = not (self._engine.has_work or self._engine.pack_pending())
 
-    def _add(self, request: Request, stream: _Stream) -> None:
+    def _add(self, request: Request, stream: _EventQueue) -> None:
         try:
             self._engine.add(request)
         except RequestError as e:
@@ -199,8 +209,8 @@ class InProcessClient:
         try:
             events = self._engine.step()
         except Exception as e:
-            failure = EngineFailed(f"the engine could not compute a step: {type(e).__name__}: {e}")
-            return self._fail(failure)
+            return self._fail(EngineFailed(f"the engine could not compute a step: {place(e)}"))
+        self._stats = self._engine.stats()  # before anybody hears of the step
         deliveries: list[Delivery] = []
         for event in events:
             stream = self._streams.get(event.id)
@@ -228,10 +238,12 @@ class InProcessClient:
         for request_id in self._streams:
             self._engine.abort(request_id)
         self._streams.clear()
+        self._stats = self._engine.stats()
         self._send([(stream, failure) for stream in streams])
 
     def _end(self) -> None:
         self._fail(closed())
+        self._stats = None
         del self._engine
         self._ended.set_result(None)
 

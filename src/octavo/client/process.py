@@ -345,10 +345,10 @@ class EngineProcessClient:
     async def load_adapter(self, name: str, path: str) -> None:
         """Loads a LoRA adapter; a new engine loads it again. Raises RequestError."""
         async with self._one_at_a_time:
-            if not self._ready.is_set() or self._link is None:
-                raise Overloaded("the engine is starting", code="loading")
             self._adapters.check_free(name)
             adapter = await asyncio.to_thread(Adapter.at, path)
+            if not self._ready.is_set() or self._link is None:
+                raise Overloaded("the engine is starting", code="loading")
             await self._adapters.load(self._link, name, adapter)
             self._adapters.adapters[name] = adapter
 
@@ -382,5 +382,5 @@ class EngineProcessClient:
         del self._adapters.adapters[name]
         for stream in self._replay.streams:
             if stream.request.adapter == name:
-                message = f"adapter {name!r} could not be loaded again: {reason}"
-                stream.events.put_nowait(EngineFailed(message, "model", "adapter_lost"))
+                message = f"the adapter {name!r} could not be loaded again: {reason}"
+                stream.events.put_nowait(EngineFailed(message, "adapter", "adapter_lost"))

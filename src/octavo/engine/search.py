@@ -74,6 +74,7 @@ class BeamSearches:
             own = beam.sequence
             if own in kept:
                 own = self._scheduler.fork(beam.sequence)
+                group.live.append(Beam(own))  # to be freed if the next fork fails
             kept.add(own)
             live.append(Beam(own, score, (*beam.choices, choice)))
         for beam in group.live:

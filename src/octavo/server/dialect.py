@@ -1,4 +1,4 @@
-"""What a dialect of the API consists of: translations and a table of routes. It runs nothing.
+"""What a dialect of the API consists of: translations and a table of routes. It uses no engine.
 
 To add a dialect, write a package with a `DIALECT` and name it in `server/dialects/__init__.py`.
 """
@@ -108,7 +108,6 @@ class ModelsRoute:
 class Dialect:
     """An API that the server speaks. fields: what any body may have besides its own fields."""
 
-    name: str
     fields: Fields
     error_body: ErrorBody
     routes: tuple[Route | ModelsRoute, ...]

@@ -64,7 +64,7 @@ class Runner:
         body: Any = await self._bodies.read(request, route.body, fields, self._registry.bounds)
         served = self._registry.get(body.model)
         exchange(request.scope).model = self._registry.entry(body.model).name
-        names = route.names(body)
+        names = {"adapter": "model", **route.names(body)}  # a body names an adapter as its model
         try:
             match route:
                 case GenerateRoute():
@@ -124,7 +124,8 @@ class Runner:
             return prepare(replace(route.request(body), salt=salt), served)
 
         job = await asyncio.to_thread(prepared)
-        usage = exchange(request.scope).usage = Usage(prompt=job.prompt_tokens)
+        one = exchange(request.scope)
+        usage = one.usage = Usage(prompt=job.prompt_tokens, began=one.began)
         writer = route.writer(body, job, usage)
         if writer.stream:
             return await _stream(request, generate(job, usage), writer, names)

@@ -56,16 +56,21 @@ class CallScanner:
     """Finds name and arguments in `{"name": ..., "arguments": {...}}`, keys in any order.
 
     Created with a name, it takes the whole object as the arguments. done: the object has ended.
-    failed: it is no call. text: all that was read, as long as it may be no call.
+    failed: it is no call.
     """
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name
         self.done = self.failed = False
-        self.text = ""
+        self._read: list[str] = []  # as long as it may be no call
         self._only_arguments = name is not None
         self._object = ObjectScanner()
         self._arguments: list[str] = []  # read but not returned
+
+    @property
+    def text(self) -> str:
+        """All that was read of what is no call."""
+        return "".join(self._read)
 
     def push(self, text: str) -> tuple[str, int]:
         """(arguments that became known, how many characters of the text belong to the object)."""
@@ -74,7 +79,7 @@ class CallScanner:
             self._step(text[count])
             count += 1
         if self.name is None:
-            self.text += text[:count]
+            self._read.append(text[:count])
             return "", count
         arguments, self._arguments = "".join(self._arguments), []
         return arguments, count

@@ -24,7 +24,6 @@ from octavo.server.dialects.openai.schemas import (
 from octavo.server.dialects.openai.tokens import detokenize, tokenize
 
 DIALECT = Dialect(
-    "openai",
     FIELDS,
     error_body,
     (
