@@ -22,7 +22,7 @@ from octavo.client.event_loop import EventLoop
 from octavo.client.in_process import InProcessClient, closed
 from octavo.engine.request import SamplingParams
 from octavo.engine.stats import EngineStats
-from octavo.errors import RequestError
+from octavo.errors import InvalidValue, RequestError
 from octavo.generate.choices import completions, generate, generate_whole
 from octavo.generate.embed import encode_inputs, encode_pairs, pool, score
 from octavo.generate.load import LoadOptions, load
@@ -96,6 +96,8 @@ class AsyncLLM(_Loaded):
     """
 
     def __init__(self, model: str | ServedModel, **options: Unpack[LoadOptions]) -> None:
+        if not isinstance(model, str) and options:
+            raise TypeError(f"a model that is loaded already takes no {', '.join(options)}")
         self.model = load(model, **options) if isinstance(model, str) else model
         self._closed = False
         client = self.model.client
@@ -148,6 +150,8 @@ class AsyncLLM(_Loaded):
             GenerationRequest(prompts=[p], sampling=params, n=n, best_of=best_of) for p in given
         ]
         adapters = [adapter] * len(given) if isinstance(adapter, str) else list(adapter)
+        if len(adapters) != len(given):
+            raise InvalidValue(f"{len(adapters)} adapters for {len(given)} prompts", "adapter")
         return await self._run(lambda: requests, adapters, done)
 
     async def chat(
@@ -164,7 +168,7 @@ class AsyncLLM(_Loaded):
         Completions have `tool_calls` and `reasoning` beside `text`. For options see ChatOptions.
         """
         given: Any = conversation if _several(conversation) else [conversation]
-        params, adapter = params or self.defaults, options.get("adapter", "")
+        params, adapter = params or self.defaults, options.get("adapter") or ""
         return await self._run(
             lambda: [chat_request(c, params, options, n) for c in given],
             [adapter] * len(given),
@@ -188,7 +192,7 @@ class AsyncLLM(_Loaded):
         **options: Unpack[ChatOptions],
     ) -> AsyncGenerator[TextDelta, None]:
         """The answer to a conversation as it comes: text, reasoning and pieces of tool calls."""
-        given, adapter = params or self.defaults, options.get("adapter", "")
+        given, adapter = params or self.defaults, options.get("adapter") or ""
         asked = self._deltas(lambda: chat_request(conversation, given, options), adapter)
         async with aclosing(asked) as deltas:
             async for delta in deltas:
@@ -201,13 +205,17 @@ class AsyncLLM(_Loaded):
         """
         self.model.require("embed")
         given = [texts] if isinstance(texts, str) else list(texts)
-        segments = await asyncio.to_thread(encode_inputs, given, self.model)
+        with _named({"inputs": "texts"}):
+            segments = await asyncio.to_thread(encode_inputs, given, self.model)
         return [self.model.pooling.finish(v) for v in await pool(self.model, segments)]
 
     async def rank(self, query: str, documents: Sequence[str]) -> list[float]:
         """How each document goes with the query: a cross-encoder's score, or a cosine."""
         pairs = [(query, document) for document in documents]
-        segments = await asyncio.to_thread(encode_pairs, pairs, self.model)
+        with _named({"inputs": "query"}):
+            await asyncio.to_thread(encode_inputs, [query], self.model)
+        with _named({"pairs": "documents"}):
+            segments = await asyncio.to_thread(encode_pairs, pairs, self.model)
         return await score(self.model, pairs, segments)
 
     async def _run(
@@ -258,12 +266,13 @@ class AsyncLLM(_Loaded):
 
 
 @contextmanager
-def _named() -> Iterator[None]:
-    """Has errors name the fields of ChatOptions."""
+def _named(names: Mapping[str, str] = CHAT_NAMES) -> Iterator[None]:
+    """Has errors name the arguments of a call, or the fields of ChatOptions."""
     try:
         yield
     except RequestError as e:
-        raise e.renamed(CHAT_NAMES) from None
+        unknown = e.code == "model_not_found"  # of this model's adapters
+        raise e.renamed({"model": "adapter"} if unknown else names) from None
 
 
 def _several(conversation: str | Conversation | Sequence[Conversation]) -> bool:
