@@ -91,8 +91,8 @@ class AsyncLLM(_Loaded):
     takes its time; `await asyncio.to_thread(AsyncLLM, model)` lets the event loop go on.
 
     Any number of tasks, event loops and threads may call: what runs at the same time is computed in
-    one batch. Cancelling a call ends its requests. `close` (or `async with`) frees the memory;
-    later calls raise EngineFailed.
+    one batch. Cancelling a call ends its requests. `close` (or `async with`) frees the memory, of
+    a ServedModel too; later calls raise EngineFailed.
     """
 
     def __init__(self, model: str | ServedModel, **options: Unpack[LoadOptions]) -> None:
@@ -111,7 +111,10 @@ class AsyncLLM(_Loaded):
         await self.close()
 
     async def close(self) -> None:
-        """Ends what runs and frees the model's memory; so does the end of the last reference."""
+        """Ends what runs and frees the model's memory, for all who use it. May be called again.
+
+        So does the end of the last reference, but for a ServedModel: who loaded it closes it.
+        """
         self._closed = True
         await self.model.close()
 
@@ -285,7 +288,8 @@ def _several(conversation: str | Conversation | Sequence[Conversation]) -> bool:
 class LLM(_Loaded):
     """A loaded model (demo name, Hugging Face id, folder or .gguf).
 
-    For options see LoadOptions: memory, context, threads, kv_dtype, adapters, chat_template, …
+    For options see LoadOptions: memory, context, threads, kv_dtype, adapters, chat_template, …;
+    a ServedModel, which is loaded already, takes none.
 
     Any number of threads may call, and streams may be read by turns: what runs at the same time is
     computed in one batch. Ctrl-C ends the requests of a call; the model stays usable. `close` (or
@@ -306,7 +310,7 @@ class LLM(_Loaded):
         self.close()
 
     def close(self) -> None:
-        """Ends what runs and frees the model's memory; so does the end of the last reference."""
+        """Like AsyncLLM.close."""
         if self._stop.alive:
             self._loop.run(self._llm.close())
             self._stop()

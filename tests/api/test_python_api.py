@@ -76,6 +76,17 @@ def test_chats_are_equal(llm: octavo.LLM, server: Server) -> None:
     assert len({c.text for c in got}) == 3 and len(got[0].logprobs or []) == len(got[0].tokens)
 
 
+def test_conversations_are_read_alike(llm: octavo.LLM, server: Server) -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "developer", "content": "Be brief."}, {"role": "user", "content": "hi", "name": None},
+        {"role": "assistant", "content": [{"type": "text", "text": "Hello"}], "reasoning": "hm"},
+        {"role": "user", "content": "?"}, {"role": "assistant", "content": None, "refusal": "No."},
+        {"role": "user", "content": [{"type": "text", "text": "Go "}, {"type": "text", "text": "on"}]},
+    ]  # fmt: skip
+    status, reply = server.post("/tokenize", {"model": "smollm2", "messages": messages})
+    assert (status, llm.encode_chat(messages)) == (200, reply["tokens"])
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_time"}}])  # fmt: skip
 def test_tool_calls_are_equal(llm: octavo.LLM, server: Server, choice: Any) -> None:
     params = octavo.SamplingParams(temperature=1.5, seed=1, max_tokens=200)
