@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import pytest
 
 import octavo
 from octavo.errors import EngineFailed, RequestError
+from octavo.generate.load import load
 from octavo.generate.request import ChatOptions
 from tests.api.server import Server
 from tests.api.test_thoughts import TEMPLATE
@@ -382,3 +384,22 @@ def test_a_closed_model_encodes_no_chat(smollm2: Path) -> None:
     with pytest.raises(EngineFailed, match="closed"):
         llm.encode_chat("hi")
     assert llm.template is not None and not llm.template._workers._all
+
+
+def test_who_closes_a_model_that_was_given(smollm2: Path) -> None:
+    """The last reference to what wraps it does not; `close` does, for all of them."""
+    model = load("smollm2", offline=True, context=512)
+    one, two = octavo.LLM(model), octavo.LLM(model)
+    assert one.generate(PROMPTS[0], PARAMS, progress=False)
+    del one
+    gc.collect()
+    three = octavo.LLM(model)
+    assert three.generate(PROMPTS[0], PARAMS, progress=False)
+    two.close()
+    for call in (
+        lambda: three.generate("x", PARAMS, progress=False),
+        lambda: three.encode_chat("x"),
+    ):
+        with pytest.raises(EngineFailed, match="closed"):
+            call()
+    three.close()
