@@ -22,7 +22,7 @@ from octavo.client.event_loop import EventLoop
 from octavo.client.in_process import InProcessClient, closed
 from octavo.engine.request import SamplingParams
 from octavo.engine.stats import EngineStats
-from octavo.errors import RequestError
+from octavo.errors import InvalidValue, RequestError
 from octavo.generate.choices import completions, generate, generate_whole
 from octavo.generate.embed import encode_inputs, encode_pairs, pool, score
 from octavo.generate.load import LoadOptions, load
@@ -91,11 +91,13 @@ class AsyncLLM(_Loaded):
     takes its time; `await asyncio.to_thread(AsyncLLM, model)` lets the event loop go on.
 
     Any number of tasks, event loops and threads may call: what runs at the same time is computed in
-    one batch. Cancelling a call ends its requests. `close` (or `async with`) frees the memory;
-    later calls raise EngineFailed.
+    one batch. Cancelling a call ends its requests. `close` (or `async with`) frees the memory, of
+    a ServedModel too; later calls raise EngineFailed.
     """
 
     def __init__(self, model: str | ServedModel, **options: Unpack[LoadOptions]) -> None:
+        if not isinstance(model, str) and options:
+            raise TypeError(f"a model that is loaded already takes no {', '.join(options)}")
         self.model = load(model, **options) if isinstance(model, str) else model
         self._closed = False
         client = self.model.client
@@ -109,7 +111,10 @@ class AsyncLLM(_Loaded):
         await self.close()
 
     async def close(self) -> None:
-        """Ends what runs and frees the model's memory; so does the end of the last reference."""
+        """Ends what runs and frees the model's memory, for all who use it. May be called again.
+
+        So does the end of the last reference, but for a ServedModel: who loaded it closes it.
+        """
         self._closed = True
         await self.model.close()
 
@@ -151,6 +156,8 @@ class AsyncLLM(_Loaded):
             GenerationRequest(prompts=[p], sampling=params, n=n, best_of=best_of) for p in given
         ]
         adapters = [adapter] * len(given) if isinstance(adapter, str) else list(adapter)
+        if len(adapters) != len(given):
+            raise InvalidValue(f"{len(adapters)} adapters for {len(given)} prompts", "adapter")
         return await self._run(lambda: requests, adapters, done)
 
     async def chat(
@@ -167,7 +174,7 @@ class AsyncLLM(_Loaded):
         Completions have `tool_calls` and `reasoning` beside `text`. For options see ChatOptions.
         """
         given: Any = conversation if _several(conversation) else [conversation]
-        params, adapter = params or self.defaults, options.get("adapter", "")
+        params, adapter = params or self.defaults, options.get("adapter") or ""
         return await self._run(
             lambda: [chat_request(c, params, options, n) for c in given],
             [adapter] * len(given),
@@ -191,7 +198,7 @@ class AsyncLLM(_Loaded):
         **options: Unpack[ChatOptions],
     ) -> AsyncGenerator[TextDelta, None]:
         """The answer to a conversation as it comes: text, reasoning and pieces of tool calls."""
-        given, adapter = params or self.defaults, options.get("adapter", "")
+        given, adapter = params or self.defaults, options.get("adapter") or ""
         asked = self._deltas(lambda: chat_request(conversation, given, options), adapter)
         async with aclosing(asked) as deltas:
             async for delta in deltas:
@@ -204,13 +211,17 @@ class AsyncLLM(_Loaded):
         """
         self.model.require("embed")
         given = [texts] if isinstance(texts, str) else list(texts)
-        segments = await asyncio.to_thread(encode_inputs, given, self.model)
+        with _named({"inputs": "texts"}):
+            segments = await asyncio.to_thread(encode_inputs, given, self.model)
         return [self.model.pooling.finish(v) for v in await pool(self.model, segments)]
 
     async def rank(self, query: str, documents: Sequence[str]) -> list[float]:
         """How each document goes with the query: a cross-encoder's score, or a cosine."""
         pairs = [(query, document) for document in documents]
-        segments = await asyncio.to_thread(encode_pairs, pairs, self.model)
+        with _named({"inputs": "query"}):
+            await asyncio.to_thread(encode_inputs, [query], self.model)
+        with _named({"pairs": "documents"}):
+            segments = await asyncio.to_thread(encode_pairs, pairs, self.model)
         return await score(self.model, pairs, segments)
 
     async def _run(
@@ -261,12 +272,13 @@ class AsyncLLM(_Loaded):
 
 
 @contextmanager
-def _named() -> Iterator[None]:
-    """Has errors name the fields of ChatOptions."""
+def _named(names: Mapping[str, str] = CHAT_NAMES) -> Iterator[None]:
+    """Has errors name the arguments of a call, or the fields of ChatOptions."""
     try:
         yield
     except RequestError as e:
-        raise e.renamed(CHAT_NAMES) from None
+        unknown = e.code == "model_not_found"  # of this model's adapters
+        raise e.renamed({"model": "adapter"} if unknown else names) from None
 
 
 def _several(conversation: str | Conversation | Sequence[Conversation]) -> bool:
@@ -279,7 +291,8 @@ def _several(conversation: str | Conversation | Sequence[Conversation]) -> bool:
 class LLM(_Loaded):
     """A loaded model (demo name, Hugging Face id, folder or .gguf).
 
-    For options see LoadOptions: memory, context, threads, kv_dtype, adapters, chat_template, …
+    For options see LoadOptions: memory, context, threads, kv_dtype, adapters, chat_template, …;
+    a ServedModel, which is loaded already, takes none.
 
     Any number of threads may call, and streams may be read by turns: what runs at the same time is
     computed in one batch. Ctrl-C ends the requests of a call; the model stays usable. `close` (or
@@ -300,7 +313,7 @@ class LLM(_Loaded):
         self.close()
 
     def close(self) -> None:
-        """Ends what runs and frees the model's memory; so does the end of the last reference."""
+        """Like AsyncLLM.close."""
         if self._stop.alive:
             self._loop.finish(self._llm.close)
             self._stop()

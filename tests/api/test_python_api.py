@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import pytest
 
 import octavo
 from octavo.errors import EngineFailed, RequestError
+from octavo.generate.load import load
+from octavo.generate.request import ChatOptions
 from tests.api.server import Server
 from tests.api.test_thoughts import TEMPLATE
 from tests.api.test_tools import ASK, TIME, WEATHER
@@ -73,6 +76,17 @@ def test_chats_are_equal(llm: octavo.LLM, server: Server) -> None:
     )  # fmt: skip
     assert [mine(c) for c in got] == [said(c) for c in expected]
     assert len({c.text for c in got}) == 3 and len(got[0].logprobs or []) == len(got[0].tokens)
+
+
+def test_conversations_are_read_alike(llm: octavo.LLM, server: Server) -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "developer", "content": "Be brief."}, {"role": "user", "content": "hi", "name": None},
+        {"role": "assistant", "content": [{"type": "text", "text": "Hello"}], "reasoning": "hm"},
+        {"role": "user", "content": "?"}, {"role": "assistant", "content": None, "refusal": "No."},
+        {"role": "user", "content": [{"type": "text", "text": "Go "}, {"type": "text", "text": "on"}]},
+    ]  # fmt: skip
+    status, reply = server.post("/tokenize", {"model": "smollm2", "messages": messages})
+    assert (status, llm.encode_chat(messages)) == (200, reply["tokens"])
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_time"}}])  # fmt: skip
@@ -170,6 +184,82 @@ def test_refusals_name_the_field(llm: octavo.LLM, options: dict[str, Any], field
     assert llm.stats().blocks_held == 0
 
 
+def test_there_are_no_other_options(llm: octavo.LLM) -> None:
+    """A name that is not known is a TypeError, as with any function."""
+    other: dict[str, Any] = {"max_tokens": 5}
+    with pytest.raises(TypeError, match="unexpected keyword argument 'max_tokens'"):
+        llm.chat("hi", PARAMS, progress=False, **other)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'max_tokens'"):
+        list(llm.stream_chat("hi", PARAMS, **other))
+    other = {"contxt": 4096}
+    for kind in (octavo.LLM, octavo.AsyncLLM):
+        with pytest.raises(TypeError, match="'contxt'; the options are memory, context"):
+            kind("smollm2", offline=True, **other)
+
+
+def test_none_means_the_default(llm: octavo.LLM) -> None:
+    options: dict[str, Any] = dict.fromkeys(ChatOptions.__annotations__)
+    (expected,) = llm.chat(QUESTION, PARAMS, progress=False)
+    (got,) = llm.chat(QUESTION, PARAMS, progress=False, **options)
+    assert (got.tokens, got.prompt_tokens) == (expected.tokens, expected.prompt_tokens)
+
+
+TYPES: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
+    ("a", {"max_tokens": "5"}, {}, "max_tokens"), ("a", {"max_tokens": 5.0}, {}, "max_tokens"),
+    ("a", {"stop": 5}, {}, "stop"), ("a", {"stop_token_ids": 5}, {}, "stop_token_ids"),
+    ("a", {"logit_bias": [1]}, {}, "logit_bias"), ("a", {"logit_bias": {"a": 1}}, {}, "logit_bias"),
+    ("a", {"bad_words": [5]}, {}, "bad_words"), ("a", {"thinking": "x"}, {}, "thinking"),
+    ("a", {"grammar": 5}, {}, "grammar"), ("a", {"beam": 2}, {}, "beam"),
+    ("a", {}, {"n": "2"}, "n"), ("a", {}, {"n": 1.5}, "n"), ("a", {}, {"best_of": "2"}, "best_of"),
+    (["a", ["a"]], {}, {}, "prompts"), ([5], {}, {}, "prompts"), ([[True]], {}, {}, "prompts"),
+    ([[1.0]], {}, {}, "prompts"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("prompts", "params", "options", "field"), TYPES, ids=str)
+def test_types_are_checked_first(
+    llm: octavo.LLM, prompts: Any, params: dict[str, Any], options: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(RequestError) as refused:
+        llm.generate(prompts, octavo.SamplingParams(**params), progress=False, **options)
+    assert (refused.value.param, refused.value.code) == (field, "invalid_value")
+    assert llm.stats().blocks_held == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tools", 5), ("tools", [5]), ("tool_choice", 5), ("parallel_tool_calls", "no"),
+        ("response_format", "json_object"), ("thinking_token_budget", "5"),
+        ("chat_template_kwargs", "x"), ("add_generation_prompt", 1),
+        ("continue_final_message", "yes"), ("adapter", 5),
+    ],
+)  # fmt: skip
+def test_types_of_options_are_checked(llm: octavo.LLM, name: str, value: Any) -> None:
+    options: Any = {name: value}
+    with pytest.raises(RequestError) as refused:
+        llm.chat(QUESTION, PARAMS, progress=False, **options)
+    assert (refused.value.param, refused.value.code) == (name, "invalid_value")
+
+
+def test_errors_name_the_arguments_of_the_call(llm: octavo.LLM) -> None:
+    long = "word " * 2000
+    bad = octavo.SamplingParams(max_tokens=5, grammar="start: (")
+    calls: list[tuple[Callable[[], Any], str]] = [
+        (lambda: llm.generate(PROMPTS, bad, progress=False), "grammar"),
+        (lambda: list(llm.stream("a", bad)), "grammar"),
+        (lambda: llm.chat("a", bad, progress=False), "grammar"),
+        (lambda: llm.embed(["a", long]), "texts"),
+        (lambda: llm.rank(long, ["a"]), "query"),
+        (lambda: llm.rank("a", ["b", long]), "documents"),
+        (lambda: llm.rank("a", ["b", 5]), "documents"),  # type: ignore[list-item]
+    ]
+    for call, field in calls:
+        with pytest.raises(RequestError) as refused:
+            call()
+        assert refused.value.param == field
+
+
 def test_tasks_loops_and_threads_at_once(llm: octavo.LLM, alone: list[list[int]]) -> None:
     """Each gets what it gets alone, whichever loop and thread it asks from."""
 
@@ -265,3 +355,51 @@ def test_closing_ends_what_runs(smollm2: Path) -> None:
             await llm.generate("x", PARAMS)
 
     asyncio.run(work())
+
+
+def test_closing_while_grammars_compile(smollm2: Path) -> None:
+    """Those who wait, in the checker or behind it, get the same error as those who come later."""
+    words = [f"{i:06}" for i in range(9_000)]  # some seconds, but for the end
+
+    async def work() -> None:
+        llm = octavo.AsyncLLM("smollm2", offline=True, context=512)
+        formats = [
+            {"type": "json_schema", "json_schema": {"schema": {"enum": [*words, str(i)]}}}
+            for i in range(6)
+        ]
+        tasks = [asyncio.create_task(llm.chat("Hi", PARAMS, response_format=f)) for f in formats]
+        while not llm.model.grammars._threads._work_queue.qsize():
+            await asyncio.sleep(0.001)
+        await llm.close()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [getattr(e, "code", e) for e in ends] == ["engine_closed"] * 6
+
+    asyncio.run(work())
+
+
+def test_a_closed_model_encodes_no_chat(smollm2: Path) -> None:
+    llm = octavo.LLM("smollm2", offline=True, context=512)
+    assert llm.encode_chat("hi")
+    llm.close()
+    with pytest.raises(EngineFailed, match="closed"):
+        llm.encode_chat("hi")
+    assert llm.template is not None and not llm.template._workers._all
+
+
+def test_who_closes_a_model_that_was_given(smollm2: Path) -> None:
+    """The last reference to what wraps it does not; `close` does, for all of them."""
+    model = load("smollm2", offline=True, context=512)
+    one, two = octavo.LLM(model), octavo.LLM(model)
+    assert one.generate(PROMPTS[0], PARAMS, progress=False)
+    del one
+    gc.collect()
+    three = octavo.LLM(model)
+    assert three.generate(PROMPTS[0], PARAMS, progress=False)
+    two.close()
+    for call in (
+        lambda: three.generate("x", PARAMS, progress=False),
+        lambda: three.encode_chat("x"),
+    ):
+        with pytest.raises(EngineFailed, match="closed"):
+            call()
+    three.close()

@@ -172,6 +172,39 @@ def test_ends_are_errors(
         assert (failed.value.param, failed.value.code) == (param, code)
 
 
+def test_an_unknown_adapter_runs_none_of_a_call(model: ServedModel) -> None:
+    """It is the argument at fault, also when the engine is the first to know."""
+    asked: list[str] = []
+
+    async def script(request: Request) -> AsyncGenerator[TokenEvent, None]:
+        asked.append(request.adapter)
+        if request.adapter:
+            raise RequestError("no adapter 'leaving'", "adapter", "model_not_found")
+        yield Ended(request.id, "stop", None, 0, Times())
+
+    client = Scripted(script)
+    client.adapters = ["leaving"]
+    llm = octavo.LLM(replace(model, client=client))
+    calls: list[Callable[[], Any]] = [
+        lambda: llm.generate(["a", "b"], PARAMS, adapter=["", "x"], progress=False),
+        lambda: llm.generate(["a", "b"], PARAMS, adapter=[""], progress=False),
+        lambda: list(llm.stream("a", PARAMS, adapter="x")),
+        lambda: llm.chat("a", PARAMS, adapter="x", progress=False),
+        lambda: llm.chat("a", PARAMS, adapter="leaving", progress=False),
+    ]
+    for call in calls:
+        with pytest.raises(RequestError, match="adapter") as refused:
+            call()
+        assert refused.value.param == "adapter"
+    assert asked == ["leaving"]
+
+
+def test_a_loaded_model_takes_no_options_of_loading(model: ServedModel) -> None:
+    for kind in (octavo.LLM, octavo.AsyncLLM):
+        with pytest.raises(TypeError, match="loaded already takes no context"):
+            kind(model, context=64)
+
+
 def test_a_client_that_refuses_or_gives_vectors(model: ServedModel) -> None:
     async def script(request: Request) -> AsyncGenerator[TokenEvent, None]:
         if not request.pool:

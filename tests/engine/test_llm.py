@@ -143,7 +143,7 @@ def test_an_idle_model_uses_no_processor_time(llm: octavo.LLM) -> None:
 
 
 def test_closing_ends_the_thread_and_frees_the_model(smollm2: Path) -> None:
-    gc.collect()  # what other tests have left
+    gc.collect()  # models of other tests, whose threads end with them
     process, threads = psutil.Process(), threading.active_count()
     before = process.memory_info().rss
     llm = octavo.LLM("smollm2", offline=True, context=1024)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,7 @@ import psutil
 import pytest
 
 from octavo.engine.constraint import GrammarCompiler, TokenTable
-from octavo.errors import Overloaded, RequestError
+from octavo.errors import EngineFailed, Overloaded, RequestError
 from octavo.generate.grammar_check import GrammarChecker
 from octavo.sandbox import worker
 from octavo.text.structure import Choice, Grammar, JsonSchema, Regex, Structure
@@ -40,8 +41,10 @@ def good(i: int) -> Structure:
 def checker() -> Iterator[GrammarChecker]:
     checker = GrammarChecker(TABLE, 257, seconds=1)
     yield checker
-    processes = [w.process for w in checker._workers._all]
+    pool = checker._workers
+    processes = [w.process for w in pool._all]
     checker.close()
+    assert not pool._all
     assert all(p.poll() is not None for p in processes)
 
 
@@ -184,6 +187,56 @@ def test_a_good_one_waits_behind_one_slow_one_only(checker: GrammarChecker) -> N
             await slow
 
     asyncio.run(ask())
+
+
+def test_closing_answers_whoever_waits() -> None:
+    """Those whose grammar compiles, those behind them, and those who come later; no process and
+    no cancellation is left of it."""
+    checker = GrammarChecker(TABLE, 257)
+
+    async def ask() -> None:
+        slow = [Structure(Grammar(CHAIN.replace("5000", str(n)))) for n in (5000, 4999)]
+        waiting = [asyncio.create_task(checker.grammar(s)) for s in (*slow, good(0), good(1))]
+        while len(checker._workers._all) < 2:
+            await asyncio.sleep(0.01)
+        pool = checker._workers
+        await asyncio.to_thread(checker.close)
+        ends = await asyncio.gather(*waiting, checker.grammar(good(2)), return_exceptions=True)
+        assert [type(e) for e in ends] == [EngineFailed] * 5
+        assert {e.code for e in ends if isinstance(e, EngineFailed)} == {"engine_closed"}
+        with pytest.raises(EngineFailed, match="closed"):
+            await asyncio.to_thread(pool.ask, b"")
+        assert not pool._all
+        checker.close()
+
+    asyncio.run(ask())
+
+
+def test_what_was_never_asked_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr("octavo.generate.grammar_check.WorkerPool", lambda *a, **_: made.append(a))
+    GrammarChecker(TABLE, 257).close()
+    assert made == []
+
+
+def test_threads_that_ask_at_once_share_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Pool(worker.WorkerPool):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            made.append(self)
+            time.sleep(0.05)  # others come meanwhile
+            super().__init__(*args, **kwargs)
+
+    monkeypatch.setattr("octavo.generate.grammar_check.WorkerPool", Pool)
+    checker = GrammarChecker(TABLE, 257)
+    threads = [threading.Thread(target=lambda: checker._workers) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    checker.close()
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,22 @@ def test_forms_that_mean_the_same() -> None:
             assert message.tool_calls == (ToolCall("f", {"a": 1}),)
 
 
+def test_the_other_names_of_a_role_and_of_thoughts() -> None:
+    (system, thought, both) = read_messages([
+        {"role": "developer", "content": "a"}, {"role": "assistant", "reasoning": "hm"},
+        {"role": "assistant", "reasoning": "x", "reasoning_content": "hm"},
+    ])  # fmt: skip
+    assert system == Message("system", (TextPart("a"),))
+    assert thought == both == Message("assistant", reasoning="hm")
+
+
+def test_refusals_are_content() -> None:
+    part = {"type": "refusal", "refusal": "No."}
+    for given in ({"content": [part]}, {"content": None, "refusal": "No."}, {"content": "No."}):
+        (message,) = read_messages([{"role": "assistant", **given}])
+        assert message == Message("assistant", (TextPart("No."),))
+
+
 def test_tools() -> None:
     given = {"type": "function", "function": {
         "name": "f", "description": "", "parameters": {"type": "object"}, "return": {"type": "string"},
@@ -72,6 +88,8 @@ CALL = {"function": {"name": "f", "arguments": "[1]"}}
     ({"role": "user", "content": [{"type": "image_url"}]}, "messages[1].content[0].type"),
     ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].type"),
     ({"role": "user", "name": 5}, "messages[1].name"),
+    ({"role": "assistant", "reasoning": 5}, "messages[1].reasoning"),
+    ({"role": "user", "tool_calls": [CALL]}, "messages[1].tool_calls"),
     ({"role": "assistant", "tool_calls": {}}, "messages[1].tool_calls"),
     ({"role": "assistant", "tool_calls": [1]}, "messages[1].tool_calls[0].function.name"),
     ({"role": "assistant", "tool_calls": [{"function": 1}]}, "messages[1].tool_calls[0].function.name"),
@@ -84,7 +102,7 @@ def test_what_is_at_fault_is_named(given: Any, param: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["f", {}, {"function": 1}, {"function": {}}, {"function": {"name": 1}},
+    "given", ["f", {}, {"function": 1}, {"type": "x", "function": {"name": "f"}}, {"function": {}}, {"function": {"name": 1}},
               {"function": {"name": "f", "parameters": []}}],
 )  # fmt: skip
 def test_what_is_no_tool(given: Any) -> None:

@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from octavo.checkpoint import open_checkpoint
-from octavo.errors import Overloaded, RequestError
+from octavo.errors import EngineFailed, Overloaded, RequestError
 from octavo.text import ChatTemplate, Detokenizer, StopStrings, Tokenizer, load_tokenizer
 from octavo.text.chat import MEMORY, SECONDS
 from octavo.text.messages import message, read_messages
@@ -238,6 +238,25 @@ def test_a_worker_that_is_gone_is_replaced(tokenizer: Tokenizer) -> None:
     assert template.render(messages) == text
     template.close()
     assert worker.process.poll() is not None and not template._workers._all
+
+
+def test_a_closed_template_starts_no_worker(tokenizer: Tokenizer) -> None:
+    template = ChatTemplate(CHATML, tokenizer)
+    template.render([message("user", "hi")])
+    template.close()
+    with pytest.raises(EngineFailed, match="closed") as error:
+        template.render([message("user", "hi")])
+    assert error.value.code == "engine_closed" and not template._workers._all
+    template.close()
+
+
+def test_a_last_message_without_content_cannot_be_continued(chatml: ChatTemplate) -> None:
+    messages = read_messages(
+        [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None}]
+    )
+    with pytest.raises(RequestError, match="leaves nothing to continue") as error:
+        chatml.encode(messages, generation=False, continued=True)
+    assert error.value.param == "continue_final_message"
 
 
 def test_values_that_json_has_no_room_for(chatml: ChatTemplate, tokenizer: Tokenizer) -> None:

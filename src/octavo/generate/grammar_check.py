@@ -7,14 +7,13 @@ import hashlib
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 
 import msgspec
 
 from octavo.engine.constraint import TokenTable
 from octavo.errors import Overloaded, RequestError
 from octavo.generate.grammar_worker import Verdict, Vocabulary
-from octavo.sandbox.worker import PATIENCE, TooCostly, WorkerPool
+from octavo.sandbox.worker import PATIENCE, TooCostly, WorkerPool, closed
 from octavo.text.structure import Structure
 
 SECONDS = 5.0  # of CPU time
@@ -35,19 +34,28 @@ class GrammarChecker:
         self._seconds = seconds
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
         self._characters = 0
-        self._lock = threading.Lock()  # callers may be on several event loops
+        # Callers may be on several event loops; a finalizer that closes may interrupt who holds it.
+        self._lock = threading.RLock()
         self._threads = ThreadPoolExecutor(WORKERS, "grammar")
+        self._pool: WorkerPool | None = None
+        self._closed = False
 
-    @cached_property
+    @property
     def _workers(self) -> WorkerPool:
-        about = msgspec.msgpack.encode(self._vocabulary)
-        return WorkerPool(
-            "octavo.generate.grammar_worker", about, seconds=self._seconds, count=WORKERS,
-            memory=MEMORY,
-        )  # fmt: skip
+        with self._lock:
+            if self._closed:
+                raise closed()
+            if self._pool is None:
+                about = msgspec.msgpack.encode(self._vocabulary)
+                self._pool = WorkerPool(
+                    "octavo.generate.grammar_worker", about, seconds=self._seconds, count=WORKERS,
+                    memory=MEMORY,
+                )  # fmt: skip
+            return self._pool
 
     async def grammar(self, structure: Structure) -> str:
-        """The grammar of a structure. Raises RequestError for one that cannot be used."""
+        """The grammar of a structure. Raises RequestError for one that cannot be used, and
+        EngineFailed once the checker is closed."""
         task = structure.encode()
         key = hashlib.sha256(task).digest()
         verdict = self._verdicts.get(key)
@@ -59,15 +67,22 @@ class GrammarChecker:
         return verdict.grammar
 
     def close(self) -> None:
-        """Ends the workers."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._workers.close()
+        """Ends the workers. Whoever waits gets EngineFailed. May be called again."""
+        with self._lock:
+            self._closed = True
+        self._threads.shutdown(wait=False)  # what waits is refused, which takes no time
+        if self._pool is not None:
+            self._pool.close()
 
     async def _ask(self, task: bytes) -> Verdict:
         loop = asyncio.get_running_loop()
+        with self._lock:
+            if self._closed:
+                raise closed()
+            asked = loop.run_in_executor(self._threads, lambda: self._workers.ask(task))
         try:
             async with asyncio.timeout(PATIENCE):
-                answer = await loop.run_in_executor(self._threads, self._workers.ask, task)
+                answer = await asked
         except TooCostly as e:
             much = {"time": f"over {self._seconds:g} seconds"}.get(str(e), "too much memory")
             wrong = f"the grammar or schema takes {much} to compile"

@@ -19,6 +19,7 @@ from octavo.engine.plan import make_plan, parse_size
 from octavo.errors import UsageError
 from octavo.generate.grammar_check import GrammarChecker
 from octavo.generate.model import ServedModel
+from octavo.generate.options import check_names
 from octavo.text import ChatTemplate, Tokenizer, load_tokenizer
 from octavo.text.chat import template_source
 
@@ -60,6 +61,7 @@ def load(model: str, **options: Unpack[LoadOptions]) -> ServedModel:
 
     Raises OctavoError when it cannot be found, read or fitted.
     """
+    check_names(options, LoadOptions)
     kv_dtype = options.get("kv_dtype", "auto")
     if kv_dtype not in KV_DTYPES:
         raise UsageError(f"kv_dtype {kv_dtype!r}; it may be {' or '.join(KV_DTYPES)}")

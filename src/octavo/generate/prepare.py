@@ -9,21 +9,25 @@ import hashlib
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import msgspec
 
 from octavo.engine.request import (
     MAX_BIAS,
+    MAX_INT32,
     MAX_TIMEOUT,
     MIN_TIMEOUT,
     SamplingParams,
     Thinking,
+    are_tokens,
     check_number,
+    shown,
 )
-from octavo.errors import ContextExceeded, InvalidValue
+from octavo.errors import ContextExceeded, InvalidValue, RequestError
 from octavo.generate.model import ServedModel
+from octavo.generate.options import typed
 from octavo.generate.output import ReplyFormat
 from octavo.generate.request import GenerationRequest, NamedTool, Sampling
 from octavo.text import Tokenizer, tools
@@ -69,7 +73,8 @@ class PreparedRequest:
     def names(self) -> dict[str, str]:
         """The fields of the request that the engine's fields come from."""
         prompt = "prompts" if self.reply is None else "messages"
-        return {"prompt": prompt, "grammar": self.constraint, "adapter": "model"}
+        grammar = self.constraint if self.params.grammar is None else "grammar"
+        return {"prompt": prompt, "grammar": grammar, "adapter": "model"}
 
     @property
     def prompt_tokens(self) -> int:
@@ -91,6 +96,11 @@ def prepare(request: GenerationRequest, model: ServedModel) -> PreparedRequest:
     check_number("priority", request.priority, int, -1000, 1000)
     if request.timeout is not None:
         check_number("timeout", request.timeout, float, MIN_TIMEOUT, MAX_TIMEOUT)
+    if model.adapter and model.adapter not in model.client.adapters:
+        raise RequestError(f"no adapter {model.adapter[:64]!r}", "model", "model_not_found")
+    if isinstance(given := request.sampling, SamplingParams):
+        given = typed(msgspec.structs.asdict(given), SamplingParams)
+        request = replace(request, sampling=given)
     n, made = _counts(request)
     if request.messages is None:
         job = _completion(request, model, n, made)
@@ -104,13 +114,11 @@ def _counts(request: GenerationRequest) -> tuple[int, int]:
     """Choices of each prompt that are returned, and that are made."""
     beam = request.sampling.beam
     n = request.n if beam is None or request.n != 1 else beam.n
-    if n < 1:
-        raise InvalidValue(f"n is {n}; it must be 1 or more", "n")
+    check_number("n", n, int, 1, MAX_INT32)
     if beam is not None and n != beam.n:
         raise InvalidValue(f"n is {n}, but {beam.n} of the beam search", "n")
     made = n if request.best_of is None else request.best_of
-    if made < n:
-        raise InvalidValue(f"best_of is {made}; it must be n or more", "best_of")
+    check_number("best_of", made, int, n, MAX_INT32)
     if made > n and beam is not None:
         raise InvalidValue("best_of and beam search exclude each other", "best_of")
     return n, made
@@ -260,6 +268,8 @@ def _salt(request: GenerationRequest) -> str:
 def check_texts(texts: Iterable[str], model: ServedModel, param: str) -> None:
     """What is too long whatever it says is not tokenized. Raises RequestError."""
     for text in texts:
+        if not isinstance(text, str):
+            raise InvalidValue(f"{param} holds {shown(text)}, which is no text", param)
         if (least := model.tokenizer.least_tokens(text)) > model.context:
             raise ContextExceeded(model.context, least, 0, param)
 
@@ -268,6 +278,11 @@ def check_length(
     prompts: list[list[int]], max_tokens: int | None, model: ServedModel, param: str
 ) -> None:
     """Lengths before contents: what fits the context, and ids that exist. Raises RequestError."""
+    for ids in prompts:
+        if not isinstance(ids, list | tuple):
+            raise InvalidValue(
+                f"{param} holds {shown(ids)}; texts and lists of ids are taken", param
+            )
     wanted = 1 if max_tokens is None else max_tokens
     longest = max(map(len, prompts), default=0)
     if longest + wanted > model.context:
@@ -275,8 +290,10 @@ def check_length(
     for ids in prompts:
         if not ids:
             raise InvalidValue("the prompt is empty", param)
-        if min(ids) < 0 or max(ids) >= model.vocabulary:
-            raise InvalidValue(f"a prompt token is outside 0 to {model.vocabulary - 1}", param)
+        if not are_tokens(ids, model.vocabulary):
+            raise InvalidValue(
+                f"a prompt token is no integer, or outside 0 to {model.vocabulary - 1}", param
+            )
 
 
 def _sampling(given: Sampling | SamplingParams, model: ServedModel) -> SamplingParams:

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 
 from octavo.engine.request import BeamSearch, SamplingParams
 from octavo.errors import InvalidValue
+from octavo.generate.options import check_names, typed
 from octavo.text.messages import Message, Tool, message, read_messages, read_tools
 from octavo.text.structure import JsonSchema, Structure
 
@@ -91,6 +92,7 @@ class GenerationRequest:
 class ChatOptions(TypedDict, total=False):
     """What chats take beside messages and sampling parameters, as OpenAI's API calls it.
 
+    None means the default.
     tools: functions the model may call, as dicts {"type": "function", "function": {...}};
     tool_choice: "auto", "none", "required" or a function's. response_format: {"type":
     "json_object"} or {"type": "json_schema", "json_schema": {"schema": {...}}}.
@@ -98,15 +100,15 @@ class ChatOptions(TypedDict, total=False):
     adapter: the LoRA adapter to use.
     """
 
-    tools: Sequence[Mapping[str, Any]]
-    tool_choice: str | Mapping[str, Any]
-    parallel_tool_calls: bool
+    tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: str | Mapping[str, Any] | None
+    parallel_tool_calls: bool | None
     response_format: Mapping[str, Any] | None
     thinking_token_budget: int | None
-    chat_template_kwargs: Mapping[str, Any]
-    add_generation_prompt: bool
-    continue_final_message: bool
-    adapter: str
+    chat_template_kwargs: Mapping[str, Any] | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+    adapter: str | None
 
 
 # What `chat_request` calls the fields of a request.
@@ -120,23 +122,28 @@ CHAT_NAMES = {
 def chat_request(
     conversation: str | Conversation, params: SamplingParams, options: ChatOptions, n: int = 1
 ) -> GenerationRequest:
-    """The request of a conversation given as dicts, or as a user's text. Raises RequestError."""
+    """The request of a conversation given as dicts, or as a user's text.
+
+    Raises RequestError, and TypeError for an option that there is not.
+    """
+    check_names(options, ChatOptions)
+    given: dict[str, Any] = {k: v for k, v in typed(options, ChatOptions).items() if v is not None}
     if isinstance(conversation, str):
         messages = [message("user", conversation)]
     else:
         messages = read_messages(conversation)
-    continued = options.get("continue_final_message", False)
+    continued = given.get("continue_final_message", False)
     return GenerationRequest(
         messages=messages,
-        tools=read_tools(options.get("tools", ())),
-        tool_choice=read_tool_choice(options.get("tool_choice")),
-        parallel_tool_calls=options.get("parallel_tool_calls", True),
+        tools=read_tools(given.get("tools", ())),
+        tool_choice=read_tool_choice(given.get("tool_choice")),
+        parallel_tool_calls=given.get("parallel_tool_calls", True),
         sampling=params,
-        structure=read_response_format(options.get("response_format")),
+        structure=read_response_format(given.get("response_format")),
         n=n,
-        thinking_budget=options.get("thinking_token_budget"),
-        template_options=options.get("chat_template_kwargs", {}),
-        add_generation_prompt=options.get("add_generation_prompt", not continued),
+        thinking_budget=given.get("thinking_token_budget"),
+        template_options=given.get("chat_template_kwargs", {}),
+        add_generation_prompt=given.get("add_generation_prompt", not continued),
         continue_final_message=continued,
     )
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from octavo.errors import OctavoError, Overloaded
+from octavo.errors import EngineFailed, OctavoError, Overloaded
 from octavo.process import python_module
 
 HEADER = 4
@@ -155,18 +155,24 @@ class WorkerPool:
         self._module, self._patience = module, patience
         self._start = msgspec.msgpack.encode(_Start(seconds, memory, about))
         self._slots = threading.BoundedSemaphore(count)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer that closes may interrupt who holds it
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
-        self.close = weakref.finalize(self, _end_all, self._all)  # also when nobody closes it
+        self._end = weakref.finalize(self, _end_all, self._all)  # also when nobody closes it
 
     def warm(self) -> None:
         """Starts a worker in advance, so that the first task waits less."""
         with contextlib.suppress(OSError), self._lock:
             self._idle.append(self._spawn())
 
+    def close(self) -> None:
+        """Ends the workers, and with them what they do. May be called again."""
+        with self._lock:
+            self._end()
+
     def ask(self, task: bytes) -> bytes:
-        """The answer to a task. Raises TooCostly, or Overloaded when the host is at fault."""
+        """The answer to a task. Raises TooCostly, Overloaded when the host is at fault, and
+        EngineFailed once the pool is closed."""
         deadline = time.monotonic() + self._patience
         if not self._slots.acquire(timeout=self._patience):
             raise _busy()
@@ -183,6 +189,8 @@ class WorkerPool:
     def _ask(self, task: bytes, deadline: float) -> bytes:
         try:
             with self._lock:
+                if not self._end.alive:
+                    raise closed()
                 worker = self._idle.pop() if self._idle else self._spawn()
         except OSError:  # no handles, no memory, no processes
             raise _busy() from None
@@ -196,7 +204,7 @@ class WorkerPool:
             ended = worker.end(grace=1.0)
             if cost := COSTS.get(-ended):
                 raise TooCostly(cost) from None
-            raise _busy() from None
+            raise (_busy() if self._end.alive else closed()) from None
         finally:
             if not healthy:
                 self._all.discard(worker)
@@ -206,6 +214,11 @@ class WorkerPool:
         if reply.memory:
             raise TooCostly("memory")
         return reply.body
+
+
+def closed() -> EngineFailed:
+    """What everybody gets who asks after the end."""
+    return EngineFailed("the engine is closed", code="engine_closed")
 
 
 def _busy() -> Overloaded:

@@ -56,7 +56,8 @@ class ChatTemplate:
         assert self._variables is not None
 
     def close(self) -> None:
-        """Ends the worker processes. They also end when the template is garbage collected."""
+        """Ends the worker processes; rendering raises EngineFailed from then on. They also end when
+        the template is garbage collected."""
         self._workers.close()
 
     def _ask(self, task: bytes) -> Rendered:
@@ -125,7 +126,7 @@ class ChatTemplate:
         shielded, extra = _map_text(given, lambda s: self._tokenizer.shield(s, escape))
         text = self._render(shielded, extra)
         if continued:
-            text = _left_open(text, shielded[-1]["content"])
+            text = _left_open(text, shielded[-1].get("content", ""))
         return self._tokenizer.encode_rendered(text, escape)
 
     def thinking(self, ids: list[int]) -> bool:

@@ -73,8 +73,8 @@ def message(role: str, text: str) -> Message:
 def read_messages(given: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Messages from dicts such as {"role": "user", "content": "Hello"}. Raises RequestError.
 
-    They have the keys of OpenAI's API. Arguments of calls may be objects or JSON text. Keys that
-    are not known are passed on to the template.
+    They have the keys of OpenAI's API. Arguments of calls may be objects or JSON text. Keys and
+    roles that are not known are passed on to the template, which has system for developer.
     """
     return [_message(f"messages[{i}]", m) for i, m in enumerate(given)]
 
@@ -91,14 +91,19 @@ def _message(at: str, given: Mapping[str, Any]) -> Message:
     role = rest.pop("role", None)
     if not isinstance(role, str):
         raise InvalidValue(f"{at}.role is not a string", f"{at}.role")
-    content = _content(at, rest.pop("content", None))
+    if role != "assistant" and given.get("tool_calls"):
+        raise InvalidValue(f"{at}: only the assistant calls tools", f"{at}.tool_calls")
+    refusal = rest.pop("refusal", None) if role == "assistant" else None
+    content = _content(at, rest.pop("content", refusal))
     calls = rest.pop("tool_calls", [])
     if not isinstance(calls, list):
         raise InvalidValue(f"{at}.tool_calls is not a list", f"{at}.tool_calls")
     made = tuple(_call(f"{at}.tool_calls[{i}]", call) for i, call in enumerate(calls))
+    names = [n for n in ("reasoning_content", "reasoning") if n in rest]  # the second: vLLM's later
+    thoughts = [_string(at, rest, name) for name in names]
     return Message(
-        role, content, made,
-        reasoning=_string(at, rest, "reasoning_content"),
+        "system" if role == "developer" else role, content, made,
+        reasoning=next(filter(None, thoughts), None),
         tool_call_id=_string(at, rest, "tool_call_id"),
         name=_string(at, rest, "name"),
         extra=rest,
@@ -124,12 +129,12 @@ def _content(at: str, given: Any) -> tuple[Part, ...] | None:
 
 def _part(at: str, given: Any) -> Part:
     kind = given.get("type") if isinstance(given, dict) else type(given).__name__
-    if kind != "text" or not isinstance(given.get("text"), str):
+    if kind not in ("text", "refusal") or not isinstance(given.get(kind), str):
         raise RequestError(
             f"{at} is a {str(kind)[:32]!r} part; this model takes text only",
             f"{at}.type", "unsupported_parameter",
         )  # fmt: skip
-    return TextPart(given["text"])
+    return TextPart(given[kind])
 
 
 def _call(at: str, given: Any) -> ToolCall:
@@ -157,11 +162,11 @@ def call_arguments(at: str, given: Any) -> JsonObject:
 
 def _tool(at: str, given: Mapping[str, Any]) -> Tool:
     try:
-        function = dict(given["function"])
+        function = dict(given["function"] if given.get("type", "function") == "function" else ())
         function["returns"] = function.pop("return", None)
         function["strict"] = bool(function.get("strict"))
         return msgspec.convert(function, Tool)
-    except (KeyError, TypeError, ValueError, msgspec.ValidationError):
+    except (AttributeError, KeyError, TypeError, ValueError, msgspec.ValidationError):
         raise InvalidValue(
             f'{at} is not {{"type": "function", "function": {{"name": ...}}}}', at
         ) from None
