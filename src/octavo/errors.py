@@ -144,6 +144,11 @@ class EngineFailed(RequestError):
     status = 500
 
 
+def engine_closed() -> EngineFailed:
+    """What everybody gets who asks something of an engine or a worker that is closed."""
+    return EngineFailed("the engine is closed", code="engine_closed")
+
+
 def place(error: BaseException) -> str:
     """The type of an unexpected error and where it came from, for a log: its text may hold a
     prompt's."""

@@ -10,7 +10,6 @@ async with octavo.AsyncLLM("smollm2") as llm:
 from __future__ import annotations
 
 import asyncio
-import sys
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
@@ -19,15 +18,16 @@ from typing import Any, Unpack
 
 from octavo.checkpoint.pooling import Vector
 from octavo.client.event_loop import EventLoop
-from octavo.client.in_process import InProcessClient, closed
+from octavo.client.in_process import InProcessClient
 from octavo.engine.request import SamplingParams
 from octavo.engine.stats import EngineStats
-from octavo.errors import InvalidValue, RequestError
+from octavo.errors import InvalidValue, RequestError, engine_closed
 from octavo.generate.choices import completions, generate, generate_whole
 from octavo.generate.embed import encode_inputs, encode_pairs, pool, score
 from octavo.generate.load import LoadOptions, load
 from octavo.generate.model import ServedModel
 from octavo.generate.prepare import PreparedRequest, encode_chat, prepare
+from octavo.generate.progress import Done, progress_bar
 from octavo.generate.reply import Completion, TextDelta, Usage
 from octavo.generate.request import (
     CHAT_NAMES,
@@ -38,8 +38,6 @@ from octavo.generate.request import (
 )
 from octavo.program import Task
 from octavo.text import ChatTemplate, Tokenizer
-
-Done = Callable[[], None]
 
 
 def _release(model: ServedModel, client: InProcessClient) -> None:
@@ -262,7 +260,7 @@ class AsyncLLM(_Loaded):
         self, make: Callable[[], list[GenerationRequest]], adapters: Sequence[str]
     ) -> list[PreparedRequest]:
         if self._closed:
-            raise closed()
+            raise engine_closed()
 
         def work() -> list[PreparedRequest]:
             pairs = zip(make(), adapters, strict=True)
@@ -345,7 +343,7 @@ class LLM(_Loaded):
         progress: show a bar; by default when standard error is a terminal.
         """
         count = 1 if isinstance(prompts, str) else len(prompts)
-        with _progress(progress, count) as done:
+        with progress_bar(progress, count) as done:
             work = self._llm.generate(
                 prompts, params, n=n, best_of=best_of, adapter=adapter, done=done
             )
@@ -361,7 +359,7 @@ class LLM(_Loaded):
         **options: Unpack[ChatOptions],
     ) -> list[Completion]:
         """Like AsyncLLM.chat. progress: as for generate."""
-        with _progress(progress, len(conversation) if _several(conversation) else 1) as done:
+        with progress_bar(progress, len(conversation) if _several(conversation) else 1) as done:
             return self._loop.run(self._llm.chat(conversation, params, n=n, done=done, **options))
 
     def stream(
@@ -386,18 +384,3 @@ class LLM(_Loaded):
     def rank(self, query: str, documents: Sequence[str]) -> list[float]:
         """Like AsyncLLM.rank."""
         return self._loop.run(self._llm.rank(query, documents))
-
-
-@contextmanager
-def _progress(show: bool | None, total: int) -> Iterator[Done]:
-    """A bar on standard error that what it gives advances."""
-    if not (sys.stderr.isatty() if show is None else show):
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("Generating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda: bar.advance(task)

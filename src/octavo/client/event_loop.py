@@ -10,7 +10,8 @@ from contextlib import aclosing
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from octavo.client.in_process import EngineThread, closed
+from octavo.client.in_process import EngineThread
+from octavo.errors import engine_closed
 
 T = TypeVar("T")
 
@@ -45,7 +46,7 @@ class EventLoop:
         try:
             return future.result()
         except CancelledError:
-            raise closed() from None
+            raise engine_closed() from None
         finally:
             future.cancel()
 
@@ -64,7 +65,7 @@ class EventLoop:
             while not isinstance(item := inbox.get(), _End):
                 yield item
             if future.cancelled():
-                raise closed()
+                raise engine_closed()
             future.result()
         finally:
             future.cancel()  # does not wait: a finalizer may close the iterator, on any thread
@@ -90,7 +91,7 @@ class EventLoop:
             if not self._stopped:
                 return asyncio.run_coroutine_threadsafe(work, self._loop)
         work.close()
-        raise closed()
+        raise engine_closed()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -17,7 +17,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.events import TokenEvent, ends
 from octavo.engine.request import Request
 from octavo.engine.stats import EngineStats
-from octavo.errors import EngineFailed, RequestError, place
+from octavo.errors import EngineFailed, RequestError, engine_closed, place
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ class InProcessClient:
     async def submit(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
         stream = _EventQueue()
         if not self._queue(lambda: self._add(request, stream)):
-            raise closed()
+            raise engine_closed()
         running = True
         try:
             while running:
@@ -154,7 +154,7 @@ class InProcessClient:
                 result.set_exception(e)
 
         if not self._queue(run):
-            raise closed()
+            raise engine_closed()
         return result
 
     # -- the engine's thread --------------------------------------------------------------------
@@ -242,12 +242,7 @@ class InProcessClient:
         self._send([(stream, failure) for stream in streams])
 
     def _end(self) -> None:
-        self._fail(closed())
+        self._fail(engine_closed())
         self._stats = None
         del self._engine
         self._ended.set_result(None)
-
-
-def closed() -> EngineFailed:
-    """What everybody gets who asks a closed engine."""
-    return EngineFailed("the engine is closed", code="engine_closed")

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from octavo.engine.constraint import TokenTable
-from octavo.errors import Overloaded, RequestError
+from octavo.errors import Overloaded, RequestError, engine_closed
 from octavo.generate.grammar_worker import Verdict, Vocabulary
-from octavo.sandbox.worker import PATIENCE, TooCostly, WorkerPool, closed
+from octavo.sandbox.worker import PATIENCE, TooCostly, WorkerPool
 from octavo.text.structure import Structure
 
 SECONDS = 5.0  # of CPU time
@@ -44,7 +44,7 @@ class GrammarChecker:
     def _workers(self) -> WorkerPool:
         with self._lock:
             if self._closed:
-                raise closed()
+                raise engine_closed()
             if self._pool is None:
                 about = msgspec.msgpack.encode(self._vocabulary)
                 self._pool = WorkerPool(
@@ -78,7 +78,7 @@ class GrammarChecker:
         loop = asyncio.get_running_loop()
         with self._lock:
             if self._closed:
-                raise closed()
+                raise engine_closed()
             asked = loop.run_in_executor(self._threads, lambda: self._workers.ask(task))
         try:
             async with asyncio.timeout(PATIENCE):

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from octavo.errors import EngineFailed, OctavoError, Overloaded
+from octavo.errors import OctavoError, Overloaded, engine_closed
 from octavo.process import python_module
 
 HEADER = 4
@@ -190,7 +190,7 @@ class WorkerPool:
         try:
             with self._lock:
                 if not self._end.alive:
-                    raise closed()
+                    raise engine_closed()
                 worker = self._idle.pop() if self._idle else self._spawn()
         except OSError:  # no handles, no memory, no processes
             raise _busy() from None
@@ -204,7 +204,7 @@ class WorkerPool:
             ended = worker.end(grace=1.0)
             if cost := COSTS.get(-ended):
                 raise TooCostly(cost) from None
-            raise (_busy() if self._end.alive else closed()) from None
+            raise (_busy() if self._end.alive else engine_closed()) from None
         finally:
             if not healthy:
                 self._all.discard(worker)
@@ -214,11 +214,6 @@ class WorkerPool:
         if reply.memory:
             raise TooCostly("memory")
         return reply.body
-
-
-def closed() -> EngineFailed:
-    """What everybody gets who asks after the end."""
-    return EngineFailed("the engine is closed", code="engine_closed")
 
 
 def _busy() -> Overloaded:
