@@ -166,6 +166,14 @@ def test_what_is_not_rounded(tmp_path: Path) -> None:
     )
 
 
+def test_routers_stay_as_they_are(tmp_path: Path) -> None:
+    save_family(FAMILIES["olmoe"], tmp_path / "moe")
+    job = Job(open_checkpoint(tmp_path / "moe"), RECIPES["rtn-8"], tmp_path / "out", "gptq")
+    routers = {n for n in job.checkpoint.tensors if n.endswith("mlp.gate.weight")}
+    assert routers and routers.isdisjoint(job.layers)
+    assert any("o_proj" in name for name in job.layers)
+
+
 def test_weights_that_are_no_numbers(folder: Path, tmp_path: Path) -> None:
     """They are refused by name in every layout, and nothing is left behind."""
     from safetensors.torch import load_file, save_file
