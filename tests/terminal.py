@@ -54,6 +54,21 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self._fd, keys.encode())
 
+    def interrupt(self, seconds: float = 20) -> str:
+        """Presses Ctrl-C at a prompt and returns what is printed up to the next one.
+
+        Presses it again if nothing happens: a signal that arrives after CPython's readline has printed
+        its prompt and before it waits (13 of 241,707 tries beside other load) is only seen with the next.
+        """
+        for _ in range(3):
+            self.type("\x03")
+            deadline = time.monotonic() + seconds
+            while "\n>>> " not in self.seen[self._told :] and time.monotonic() < deadline:
+                assert self._read(), self.seen[self._told :]
+            if "\n>>> " in self.seen[self._told :]:
+                break
+        return self.wait_for("\n>>> ", 0)
+
     def tell(self, line: str, prompt: str = ">>> ") -> str:
         """Types a line, and returns what is printed up to the next prompt."""
         self.type(line + "\n")

@@ -51,8 +51,7 @@ def test_a_conversation(smollm2: Path, tmp_path: Path) -> None:
         "system", "user", "assistant",
     ]  # fmt: skip
     assert "took back" in t.tell("/undo") and "nothing to take back" in t.tell("/undo")
-    t.type("\x03")
-    assert "Ctrl-D leaves" in t.wait_for("\n>>> ")
+    assert "Ctrl-D leaves" in t.interrupt()
     t.type("\x04")
     assert t.end() == 0
 
