@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.checkpoint.base import Tensor, TensorType
-from octavo.checkpoint.grouped import Grouped
+from octavo.checkpoint.grouped import Codes, Grouped
 
 U8 = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
@@ -80,9 +80,13 @@ def _q4_k(b: U8) -> F32:
     return _k_values(b, _k_nibbles(b[:, 16:]))
 
 
-def _q5_k(b: U8) -> F32:
+def _q5_k_codes(b: U8) -> U8:
     bits = np.unpackbits(b[:, 16:48], axis=1, bitorder="little").reshape(-1, 32, 8)
-    return _k_values(b, _k_nibbles(b[:, 48:]) | bits.transpose(0, 2, 1) * np.uint8(16))
+    return np.asarray(_k_nibbles(b[:, 48:]) | bits.transpose(0, 2, 1) * np.uint8(16), np.uint8)
+
+
+def _q5_k(b: U8) -> F32:
+    return _k_values(b, _q5_k_codes(b))
 
 
 def _q6_k(b: U8) -> F32:
@@ -142,6 +146,43 @@ _BLOCKS: dict[TensorType, Callable[[U8], F32]] = {
     TensorType.Q5_K: _q5_k,
     TensorType.Q6_K: _q6_k,
 }
+
+
+# Blocks on even steps in groups of 32, as what Grouped tensors hold: codes, scales, minima.
+_EVEN: dict[TensorType, tuple[TensorType, Callable[[U8], Codes]]] = {
+    TensorType.Q4_0: (TensorType.INT4, lambda b: Codes(_nibbles(b[:, 2:]), _half(b, 0))),
+    TensorType.Q4_1: (
+        TensorType.INT4_MIN, lambda b: Codes(_nibbles(b[:, 4:]), _half(b, 0), _half(b, 2)),
+    ),
+    TensorType.Q5_0: (
+        TensorType.INT8,  # of which the middle is 128 instead of 16
+        lambda b: Codes((_nibbles(b[:, 6:]) | _fifth(b[:, 2:6])) + np.uint8(112), _half(b, 0)),
+    ),
+    TensorType.Q5_1: (
+        TensorType.INT8_MIN,
+        lambda b: Codes(_nibbles(b[:, 8:]) | _fifth(b[:, 4:8]), _half(b, 0), _half(b, 2)),
+    ),
+    TensorType.Q8_0: (TensorType.INT8, lambda b: Codes(b[:, 2:] ^ np.uint8(128), _half(b, 0))),
+    TensorType.Q4_K: (TensorType.INT4_MIN, lambda b: _k_codes(b, _k_nibbles(b[:, 16:]))),
+    TensorType.Q5_K: (TensorType.INT8_MIN, lambda b: _k_codes(b, _q5_k_codes(b))),
+}  # fmt: skip
+
+
+def _k_codes(b: U8, q: U8) -> Codes:
+    scale, minimum = _k_scales(b[:, 4:16])
+    return Codes(q, _half(b, 0) * scale, -(_half(b, 2) * minimum))
+
+
+def block_codes(tensor: Tensor) -> tuple[TensorType, Codes] | None:
+    """A matrix of blocks on even steps as codes, scales and minima of groups of 32 columns, and the
+    type of Grouped tensors that says what they mean. None for other types."""
+    if tensor.type not in _EVEN:
+        return None
+    kind, read = _EVEN[tensor.type]
+    c = read(tensor.raw().reshape(-1, tensor.type.block[1]))
+    rows, columns = tensor.shape
+    minima = None if c.minima is None else c.minima.reshape(rows, -1)
+    return kind, Codes(c.codes.reshape(rows, columns), c.scales.reshape(rows, -1), minima)
 
 
 def dequantize(tensor: Tensor) -> F32:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from octavo.models import gemma2, gpt2, mixtral, olmo2, phi, phi3, starcoder2
+from octavo.models.defaults import DEFAULTS
 from octavo.models.names import GGUF_KEYS, GGUF_NAMES, HF_KEYS, HF_NAMES
 
 _LOCAL = {"experts": "num_local_experts"}
@@ -22,7 +23,8 @@ class Scheme:
     """One family in both formats.
 
     own, gguf_own, keys: names where they differ from HF_NAMES, GGUF_NAMES and HF_KEYS.
-    norm_offset: what GGUF's norms have more. transposed: folders hold `[inputs, outputs]`.
+    pairs: GGUF's rows of q and k lie in pairs. norm_offset: what its norms have more. transposed:
+    what folders hold as `[inputs, outputs]`.
     """
 
     model_type: str
@@ -30,6 +32,7 @@ class Scheme:
     own: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     gguf_own: Mapping[str, str] = field(default_factory=dict)
+    pairs: bool = False
     norm_offset: float = 0.0
     transposed: tuple[str, ...] = ()
 
@@ -41,6 +44,16 @@ class Scheme:
         return found | {name: hf[module] for module, name in self.gguf_own.items()}
 
     @property
+    def embed(self) -> str:
+        """The folder's name of the embedding table."""
+        return self.modules[GGUF_NAMES["embed"]]
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embeddings where config.json does not say."""
+        return bool(DEFAULTS[self.model_type]["tie_word_embeddings"])
+
+    @property
     def settings(self) -> dict[str, str]:
         """Keys of config.json by GGUF's keys, without the architecture."""
         hf = HF_KEYS | dict(self.keys)
@@ -48,10 +61,10 @@ class Scheme:
 
 
 SCHEMES: Mapping[str, Scheme] = {
-    "llama": Scheme("llama", "LlamaForCausalLM"),
-    "mistral": Scheme("mistral", "MistralForCausalLM"),
-    "mixtral": Scheme("mixtral", "MixtralForCausalLM", mixtral.NAMES, _LOCAL),
-    "smollm3": Scheme("smollm3", "SmolLM3ForCausalLM"),
+    "llama": Scheme("llama", "LlamaForCausalLM", pairs=True),
+    "mistral": Scheme("mistral", "MistralForCausalLM", pairs=True),
+    "mixtral": Scheme("mixtral", "MixtralForCausalLM", mixtral.NAMES, _LOCAL, pairs=True),
+    "smollm3": Scheme("smollm3", "SmolLM3ForCausalLM", pairs=True),
     "qwen2": Scheme("qwen2", "Qwen2ForCausalLM"),
     "qwen3": Scheme("qwen3", "Qwen3ForCausalLM"),
     "qwen3moe": Scheme("qwen3_moe", "Qwen3MoeForCausalLM"),
