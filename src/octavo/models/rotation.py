@@ -34,7 +34,7 @@ def _width(head_dim: int, factor: object, name: str) -> int:
     return width
 
 
-def _parameters(m: Metadata, kind: str | None) -> Mapping[str, Any]:
+def hf_parameters(m: Metadata, kind: str | None) -> Mapping[str, Any]:
     """The rotary parameters in config.json for layers of `kind`, or for all.
 
     If kinds differ, transformers 5 has them in `rope_parameters` by kind; before, `rope_scaling`
@@ -61,7 +61,7 @@ def from_hf(
 
     theta: key of the base. partial: True if the family may rotate only a share of each head.
     """
-    parameters, base = _parameters(m, kind), m.number(theta)
+    parameters, base = hf_parameters(m, kind), m.number(theta)
     if parameters.get("rope_theta") is not None:
         base = parameters["rope_theta"]
     factor: Any = None

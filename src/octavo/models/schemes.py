@@ -80,3 +80,9 @@ SCHEMES: Mapping[str, Scheme] = {
     "seed_oss": Scheme("seed_oss", "SeedOssForCausalLM", gguf_own=_NORM_BETWEEN),
     "starcoder2": Scheme("starcoder2", "Starcoder2ForCausalLM", starcoder2.NAMES, starcoder2.KEYS),
 }  # fmt: skip
+
+_GGUF = {"mistral": "llama", "mixtral": "llama", "olmo3": "olmo2"}
+# By model_type: the name of the architecture in GGUF files, and the family.
+FOLDERS: Mapping[str, tuple[str, Scheme]] = {
+    s.model_type: (_GGUF.get(name, name), s) for name, s in SCHEMES.items()
+}

@@ -154,6 +154,11 @@ class Tokenizer:
         """Writes a tokenizer.json."""
         self._tokenizer.save(str(path))
 
+    @property
+    def backend(self) -> HfTokenizer:
+        """The tokenizers library's object."""
+        return self._tokenizer
+
     def name(self, token: int) -> str:
         """The token as the vocabulary spells it."""
         return self._names.get(token, "")
