@@ -191,5 +191,10 @@ def dequantize(tensor: Tensor) -> F32:
         return tensor.values()
     if tensor.type not in _BLOCKS:
         return tensor.vector()
-    blocks = tensor.raw().reshape(-1, tensor.type.block[1])
-    return _BLOCKS[tensor.type](blocks).astype(np.float32, copy=False).reshape(tensor.shape)
+    return decoded(tensor.raw(), tensor.type).reshape(tensor.shape)
+
+
+def decoded(data: U8, kind: TensorType) -> F32:
+    """What blocks stand for, `[blocks, elements]`."""
+    blocks = np.ascontiguousarray(data).reshape(-1, kind.block[1])
+    return _BLOCKS[kind](blocks).astype(np.float32, copy=False)

@@ -108,7 +108,7 @@ def of_folder(checkpoint: Checkpoint, program: Program, scheme: Scheme) -> Itera
         else:
             rows = _rows(stem, program, scheme, apart=True)
             found = Counterpart(full, (tensor,), rows, -_offset(scheme, full))
-            yield replace(found, transposed=_turned(scheme, full, tensor))
+            yield replace(found, transposed=turned(scheme, full, tensor.shape))
 
 
 def of_gguf(checkpoint: Checkpoint, program: Program, scheme: Scheme) -> Iterator[Counterpart]:
@@ -133,7 +133,7 @@ def of_gguf(checkpoint: Checkpoint, program: Program, scheme: Scheme) -> Iterato
             continue
         rows = _rows(module, program, scheme, apart=False)
         found = Counterpart(full, (tensor,), rows, _offset(scheme, name))
-        yield replace(found, transposed=_turned(scheme, name, tensor))
+        yield replace(found, transposed=turned(scheme, name, tensor.shape))
     for full, each in experts.items():
         each.sort(key=lambda pair: pair[0])
         yield Counterpart(full, tuple(t for _, t in each), stacked=True)
@@ -163,6 +163,7 @@ def _offset(scheme: Scheme, name: str) -> float:
     return scheme.norm_offset if name.endswith("norm.weight") else 0.0
 
 
-def _turned(scheme: Scheme, name: str, tensor: Tensor) -> bool:
+def turned(scheme: Scheme, name: str, shape: tuple[int, ...]) -> bool:
+    """True for a matrix that folders hold as `[inputs, outputs]`; name: the folder's."""
     ends = bool(scheme.transposed) and name.endswith(scheme.transposed)
-    return ends and len(tensor.shape) == 2
+    return ends and len(shape) == 2

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from octavo.checkpoint.base import Checkpoint, TensorType
-from octavo.compress.counterparts import of_folder
+from octavo.compress.counterparts import Counterpart, of_folder
 from octavo.compress.hf_config import hf_config
 from octavo.compress.tokenizer_files import tokenizer_files
 from octavo.errors import Unsupported
@@ -41,18 +41,26 @@ def as_folder(checkpoint: Checkpoint, kind: TensorType = TensorType.F32) -> Chec
     they are stored). Raises Unsupported for a model that has no such folder, and what
     `build_program` does.
     """
+    return checkpoint if checkpoint.format == "hf" else folder_parts(checkpoint, kind)[0]
+
+
+def folder_parts(
+    checkpoint: Checkpoint, kind: TensorType = TensorType.F32
+) -> tuple[Checkpoint, tuple[Counterpart, ...]]:
+    """See as_folder; also what each tensor is made of."""
     if checkpoint.format == "hf":
-        return checkpoint
+        return checkpoint, tuple(Counterpart(n, (t,)) for n, t in checkpoint.tensors.items())
     program = build_program(checkpoint)
     scheme = scheme_of(checkpoint, program)
-    tensors = {c.name: c.tensor(kind) for c in of_folder(checkpoint, program, scheme)}
+    parts = tuple(of_folder(checkpoint, program, scheme))
+    tensors = {p.name: p.tensor(kind) for p in parts}
     held = next((t.type for t in tensors.values() if len(t.shape) == 2), kind)
     folder = replace(
         checkpoint, format="hf", metadata=hf_config(checkpoint, program, scheme, held),
         tensors=tensors, files=tokenizer_files(checkpoint),
     )  # fmt: skip
     check_same(checkpoint, program, build_program(folder))
-    return folder
+    return folder, parts
 
 
 def check_same(checkpoint: Checkpoint, ours: Program, theirs: Program) -> None:

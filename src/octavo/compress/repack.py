@@ -14,18 +14,21 @@ import numpy.typing as npt
 
 from octavo.checkpoint.base import Tensor, TensorType
 from octavo.checkpoint.dequantize import block_codes
-from octavo.checkpoint.grouped import ZERO, Codes, Grouped
+from octavo.checkpoint.grouped import Grouped
 from octavo.compress import layouts
 from octavo.compress.fit import F32, Affine
 from octavo.compress.grids import Grid, Quantized, ScaleType, rounded
 from octavo.compress.packing import fifth_bits, half, nibbles
 from octavo.compress.recipes import Layout
-from octavo.errors import UsageError
 
 U8 = npt.NDArray[np.uint8]
 SCALES: tuple[ScaleType, ...] = ("f16", "bf16", "f32")  # the first that holds all of a matrix
 MLX_GROUPS = (32, 64, 128)
 FIVE_BITS = 31
+
+
+def _middle(bits: int) -> int:
+    return 1 << (bits - 1)
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Uniform:
 
     @property
     def middle(self) -> int:
-        return 1 << (self.bits - 1)
+        return _middle(self.bits)
 
     def picked(self, rows: npt.NDArray[Any] | None) -> Uniform:
         """The same with its rows in another order."""
@@ -73,17 +76,15 @@ def uniform(tensor: Tensor) -> Uniform | None:
     columns, groups = tensor.shape[1], codes.scales.shape[1]
     if columns % groups or columns // groups % 32:
         return None
-    return Uniform(_BITS[wide], *_plain(codes))
+    scales, minima = np.asarray(codes.scales, np.float32), codes.minima
+    if minima is not None and np.array_equal(minima, scales * np.float32(-_middle(_BITS[wide]))):
+        minima = None
+    return Uniform(_BITS[wide], codes.codes, scales, minima)
 
 
 _BITS = {
     TensorType.INT4: 4, TensorType.INT4_MIN: 4, TensorType.INT8: 8, TensorType.INT8_MIN: 8,
 }  # fmt: skip
-assert all(ZERO[kind] == 1 << (_BITS[kind] - 1) for kind in ZERO)
-
-
-def _plain(c: Codes) -> tuple[U8, F32, F32 | None]:
-    return c.codes, np.asarray(c.scales, np.float32), c.minima
 
 
 def _scale_type(*values: F32) -> ScaleType | None:
@@ -122,7 +123,7 @@ def _zeros(u: Uniform) -> npt.NDArray[np.int32] | None:
     return zeros.astype(np.int32) if whole.all() else None
 
 
-def folder_parts(u: Uniform, layout: Layout, grid: Grid) -> tuple[layouts.Tensors, F32]:
+def folder_tensors(u: Uniform, layout: Layout, grid: Grid) -> tuple[layouts.Tensors, F32]:
     """The tensors of a layout that `grid_of` has found a grid of, and the values they stand for."""
     if layout == "mlx":
         minima = _minima(u)
@@ -135,15 +136,6 @@ def folder_parts(u: Uniform, layout: Layout, grid: Grid) -> tuple[layouts.Tensor
     assert zeros is not None
     q = Quantized(grid, u.codes, u.scales, zeros)
     return layouts.integers(layout, q), q.values()
-
-
-def packs(shape: tuple[int, ...], layout: Layout, grid: Grid) -> bool:
-    """False where a layout's words are not whole."""
-    try:
-        layouts.zeros(layout, grid, (shape[0], shape[1]))
-    except UsageError:
-        return False
-    return True
 
 
 # -- GGUF -------------------------------------------------------------------------------------

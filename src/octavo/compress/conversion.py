@@ -1,0 +1,273 @@
+"""Models from one format to another, exactly where the formats' grids coincide.
+
+Every tensor is compared with what it was as it is written. One that the new format's grid cannot
+hold becomes 16 bits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from octavo.checkpoint.base import FLOATS, Checkpoint, TensorType, tensor_bytes
+from octavo.checkpoint.dequantize import decoded
+from octavo.checkpoint.progress import Advance
+from octavo.checkpoint.quantized import quantization_of
+from octavo.checkpoint.writer import NewTensor, write_folder, write_gguf
+from octavo.compress import layouts, repack
+from octavo.compress.beside import beside
+from octavo.compress.counterparts import Counterpart
+from octavo.compress.fit import F32
+from octavo.compress.folder_view import folder_parts
+from octavo.compress.gguf_view import gguf_parts
+from octavo.compress.grids import Grid, check_finite
+from octavo.compress.packing import as_floats
+from octavo.compress.recipes import Layout
+from octavo.compress.writing import module, named
+from octavo.errors import UsageError
+
+Format = Layout | Literal["gguf"]
+_HALVES = {TensorType.F16: "float16", TensorType.BF16: "bfloat16"}
+_FILE_TYPES = {  # as GGUF numbers files by most of their matrices
+    TensorType.F32: 0, TensorType.F16: 1, TensorType.BF16: 32, TensorType.Q4_0: 2,
+    TensorType.Q4_1: 3, TensorType.Q8_0: 7, TensorType.Q5_1: 9, TensorType.MXFP4: 38,
+}  # fmt: skip
+_IN_A_LAYER = re.compile(r"\.\d+\.")
+_QUANTIZATION = ("quantization_config", "quantization", "compression_config")
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A tensor of the new model. was, now: how it is stored; error: the root of the mean squared
+    difference as a share of that of the values; 0: no value has changed."""
+
+    name: str
+    was: str
+    now: str
+    error: float
+
+    @property
+    def lossless(self) -> bool:
+        return self.error == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A model that was written in another format."""
+
+    source: Path
+    output: Path
+    format: Format
+    bytes_before: int
+    bytes_after: int
+    tensors: tuple[Moved, ...]
+
+    @property
+    def lossless(self) -> bool:
+        return all(t.lossless for t in self.tensors)
+
+
+def format_of(checkpoint: Checkpoint) -> Format | str:
+    """What a model is stored as. Raises Unsupported for a method that is not read."""
+    if checkpoint.format == "gguf":
+        return "gguf"
+    found = quantization_of(checkpoint.metadata)
+    return found[0] if found else "safetensors"
+
+
+def convert(
+    checkpoint: Checkpoint, output: Path, format: Format, progress: Advance = lambda _: None
+) -> Converted:
+    """Writes a model in another format, whole or not at all.
+
+    Raises UsageError where it has that format already, or has nothing that the format could hold;
+    Unsupported for a model that the format cannot say; WriteError.
+    """
+    name = checkpoint.path.name
+    if format_of(checkpoint) == format:
+        raise UsageError(f"{name} is {format} already")
+    if (format == "gguf") != (output.suffix == ".gguf"):
+        wanted = f"{output}.gguf" if format == "gguf" else str(output.with_suffix(""))
+        raise UsageError(
+            f"{format} is a {'file that ends with .gguf' if format == 'gguf' else 'folder'}; "
+            f"{output} is none",
+            f"--output {wanted}",
+        )
+    job = _Conversion(checkpoint, format, progress)
+    return job.to_gguf(output) if format == "gguf" else job.to_folder(output, format)
+
+
+@dataclass
+class _Conversion:
+    """One model on its way. moved: what has become of its tensors so far."""
+
+    checkpoint: Checkpoint
+    format: Format
+    progress: Advance
+    moved: list[Moved] = field(default_factory=list)
+
+    def to_gguf(self, output: Path) -> Converted:
+        view, parts = gguf_parts(self.checkpoint)
+        half = half_of(parts)
+        out = {p.name: self._block(p) or self._gguf_floats(p, half) for p in parts}
+        for name, tensor in view.tensors.items():  # factors of rotary embeddings
+            if name not in out:
+                out[name] = NewTensor(tensor.type, tensor.shape, tensor.raw)
+        matrices = Counter(t.type for t in out.values() if len(t.shape) > 1)
+        number = _FILE_TYPES.get(matrices.most_common(1)[0][0], 0)
+        write_gguf(output, {**view.metadata, "general.file_type": number}, out)
+        return self._result(output, out)
+
+    def _gguf_floats(self, part: Counterpart, half: TensorType) -> NewTensor:
+        """Vectors and routers as F32, which is what llama.cpp reads."""
+        if len(part.shape) == 1 or part.name.endswith("ffn_gate_inp.weight"):
+            return self._floats(part, TensorType.F32)
+        return self._floats(part, part.type if part.type in FLOATS else half)
+
+    def _block(self, part: Counterpart) -> NewTensor | None:
+        """A matrix, or a layer's experts, as blocks that hold every value; None if none do."""
+        if part.moved or len(part.shape) < 2:
+            return None
+        if part.type.value < 1000 and part.type.block[0] > 1:  # MXFP4, which folders have too
+            return self._stacked(part, part.type, lambda i: _rows_of(part, i))
+        grids = [repack.uniform(t) for t in part.sources]
+        kinds = {repack.block_type(u) if u is not None else None for u in grids}
+        kind = kinds.pop()
+        if kinds or kind is None:
+            return None
+
+        def make(i: int) -> Any:
+            u = repack.uniform(part.sources[i])
+            assert u is not None and kind is not None
+            return repack.blocks(u.picked(part.rows), kind)
+
+        return self._stacked(part, kind, make)
+
+    def _stacked(
+        self, part: Counterpart, kind: TensorType, make: Callable[[int], Any]
+    ) -> NewTensor:
+        def read() -> Any:
+            made = [make(i) for i in range(len(part.sources))]
+            now = decoded(np.concatenate(made), kind).reshape(part.shape)
+            self._compare(part, kind.name, now)
+            return made[0] if len(made) == 1 else np.stack(made)
+
+        return NewTensor(kind, part.shape, read)
+
+    def to_folder(self, output: Path, format: Layout) -> Converted:
+        folder, parts = folder_parts(self.checkpoint)
+        half = half_of(parts)
+        out: dict[str, NewTensor] = {}
+        grids: dict[str, Grid] = {}
+        for part in parts:
+            held = None if format == "safetensors" else self._packed(part, format)
+            if held is None:
+                kind = part.type if part.type in FLOATS else half
+                out[part.name] = self._floats(part, kind)
+            else:
+                stem = part.name.removesuffix(".weight")
+                grids[stem], tensors = held
+                out |= {f"{stem}.{ending}": t for ending, t in tensors.items()}
+        if format != "safetensors" and not grids:
+            raise UsageError(
+                f"no layer of {self.checkpoint.path.name} lies on a grid that {format} holds "
+                "exactly",
+                f"octavo quantize {self.checkpoint.path} --recipe rtn-4 --format {format}",
+            )
+        config = plain_config(self.checkpoint, folder, half)
+        if grids:
+            kept = [p.name.removesuffix(".weight") for p in parts if len(p.shape) == 2]
+            rest = sorted({"lm_head", *kept} - grids.keys())
+            config |= layouts.config(format, grids, rest, None)
+        write_folder(output, config, out, beside(folder))
+        return self._result(output, out)
+
+    def _packed(
+        self, part: Counterpart, layout: Layout
+    ) -> tuple[Grid, dict[str, NewTensor]] | None:
+        """A matrix as a layout's tensors that hold every value; None if none do. Of what is not in
+        a layer (embeddings, head) only MLX has codes."""
+        if part.moved or not (layout == "mlx" or _IN_A_LAYER.search(part.name)):
+            return None
+        u = repack.uniform(part.sources[0])
+        grid = repack.grid_of(u, layout) if u is not None else None
+        if u is None or grid is None:
+            return None
+        try:
+            shapes, _ = repack.folder_tensors(u, layout, grid)
+        except UsageError:  # words that are not whole
+            return None
+
+        def make() -> layouts.Tensors:
+            u = repack.uniform(part.sources[0])
+            assert u is not None and grid is not None
+            tensors, now = repack.folder_tensors(u.picked(part.rows), layout, grid)
+            self._compare(part, f"{layout} {grid.bits} bits, groups of {grid.group}", now)
+            return tensors
+
+        return grid, module(shapes, make)
+
+    def _floats(self, part: Counterpart, kind: TensorType) -> NewTensor:
+        def read() -> Any:
+            x = part.values()
+            with named(part.name):
+                check_finite(x)
+            stored = as_floats(x, kind)
+            self._compare(part, kind.name, _as_f32(stored, kind), x)
+            return stored
+
+        return NewTensor(kind, part.shape, read)
+
+    def _compare(self, part: Counterpart, kind: str, now: F32, was: F32 | None = None) -> None:
+        was = part.values() if was is None else was
+        self.moved.append(Moved(part.name, part.type.name, kind, relative_error(was, now)))
+        self.progress(sum(t.nbytes for t in part.sources))
+
+    def _result(self, output: Path, out: dict[str, NewTensor]) -> Converted:
+        after = sum(tensor_bytes(t.type, t.shape, n) for n, t in out.items())
+        before = self.checkpoint.nbytes
+        return Converted(
+            self.checkpoint.path, output, self.format, before, after, tuple(self.moved)
+        )
+
+
+def plain_config(source: Checkpoint, folder: Checkpoint, half: TensorType) -> dict[str, Any]:
+    """A folder's config.json without a quantization; half: what its quantized weights become."""
+    config = {k: v for k, v in folder.metadata.items() if k not in _QUANTIZATION}
+    quantized = any(t.type not in FLOATS for t in source.tensors.values())
+    return config | ({"torch_dtype": _HALVES[half]} if quantized else {})
+
+
+def half_of(parts: tuple[Counterpart, ...]) -> TensorType:
+    """The 16 bits that a model's matrices have, BF16 where they have none."""
+    floats = (p.type for p in parts if len(p.shape) > 1 and p.type in _HALVES)
+    return next(floats, TensorType.BF16)
+
+
+def relative_error(was: F32, now: F32) -> float:
+    """The root of the mean squared difference as a share of that of the values; 0 only if all are
+    equal."""
+    if np.array_equal(was, now):
+        return 0.0
+    wide = was.astype(np.float64)
+    lost = float(np.linalg.norm(wide - now)) / max(float(np.linalg.norm(wide)), 1e-300)
+    return max(lost, float(np.finfo(np.float64).tiny))
+
+
+def _as_f32(stored: Any, kind: TensorType) -> F32:
+    if kind is TensorType.BF16:
+        return np.asarray(stored.astype(np.uint32) << 16).view(np.float32)
+    return np.asarray(stored, np.float32)
+
+
+def _rows_of(part: Counterpart, i: int) -> Any:
+    """A source's blocks, `[rows, bytes a row]`."""
+    tensor = part.sources[i]
+    rows = tensor.raw().reshape(int(np.prod(tensor.shape[:-1])), -1)
+    return rows if part.rows is None else rows[part.rows]

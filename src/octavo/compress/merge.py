@@ -1,0 +1,111 @@
+"""LoRA adapters merged into a model's weights: W + scale * B A, added in fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from octavo.checkpoint.adapter import LowRank, read_adapter
+from octavo.checkpoint.base import FLOATS, Checkpoint, TensorType, tensor_bytes
+from octavo.checkpoint.progress import Advance
+from octavo.checkpoint.writer import NewTensor, write_folder
+from octavo.compress.beside import beside
+from octavo.compress.conversion import half_of, plain_config
+from octavo.compress.counterparts import Counterpart, turned
+from octavo.compress.fit import F32
+from octavo.compress.folder_view import folder_parts
+from octavo.compress.grids import check_finite
+from octavo.compress.packing import as_floats
+from octavo.compress.writing import named
+from octavo.errors import UsageError
+from octavo.models import build_program
+from octavo.models.adapters import adapter_targets
+from octavo.models.schemes import FOLDERS
+
+Factors = Mapping[str, LowRank]
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A model with adapters in its weights. layers: how many have changed."""
+
+    source: Path
+    output: Path
+    adapters: tuple[Path, ...]
+    layers: int
+    nbytes: int
+
+
+def merge(
+    checkpoint: Checkpoint, adapters: Sequence[Path], output: Path,
+    progress: Advance = lambda _: None,
+) -> Merged:  # fmt: skip
+    """Writes the model as a folder of floats, in its own 16 bits (BF16 if it is quantized).
+
+    Raises what `read_adapter` does, UsageError for an adapter of another model, WriteError.
+    """
+    if output.suffix in (".gguf", ".safetensors"):
+        raise UsageError(
+            f"{output} is no name for a folder, which is what is written",
+            f"--output {output.with_suffix('')}",
+        )
+    folder, parts = folder_parts(checkpoint)
+    half = half_of(parts)
+    found = [_fitting(folder, path) for path in adapters]
+    out: dict[str, NewTensor] = {}
+    for part in parts:
+        kind = part.type if part.type in FLOATS else half
+        module = part.name.removesuffix(".weight")
+        factors = [each[module] for each in found if module in each]
+        out[part.name] = NewTensor(kind, part.shape, _reader(folder, part, factors, kind, progress))
+    write_folder(output, plain_config(checkpoint, folder, half), out, beside(folder))
+    nbytes = sum(tensor_bytes(t.type, t.shape, n) for n, t in out.items())
+    layers = len({name for each in found for name in each})
+    return Merged(checkpoint.path, output, tuple(adapters), layers, nbytes)
+
+
+def _fitting(folder: Checkpoint, path: Path) -> Factors:
+    """An adapter's factors, of layers that the model has. Raises UsageError for others."""
+    factors = read_adapter(path)
+    targets = adapter_targets(folder, build_program(folder))
+    for module, f in factors.items():
+        if module not in targets:
+            raise UsageError(
+                f"{path.name} changes {module[:80]!r}, which {folder.path.name} does not have"
+            )
+        wanted = max(t.end for t in targets[module]), targets[module][0].inputs
+        given = f.b.shape[0], f.a.shape[1]
+        if given != wanted:
+            raise UsageError(
+                f"{path.name} is for weights of {given[0]} x {given[1]}; {module[:80]} of "
+                f"{folder.path.name} has {wanted[0]} x {wanted[1]}"
+            )
+    return factors
+
+
+def _reader(
+    folder: Checkpoint, part: Counterpart, factors: Sequence[LowRank], kind: TensorType,
+    progress: Advance,
+) -> Callable[[], Any]:  # fmt: skip
+    def read() -> Any:
+        x = part.values()
+        for f in factors:
+            x = x + _product(folder, part, f)
+        with named(part.name):
+            check_finite(x)
+        progress(sum(t.nbytes for t in part.sources))
+        return as_floats(x, kind)
+
+    return read
+
+
+def _product(folder: Checkpoint, part: Counterpart, f: LowRank) -> F32:
+    """scale * B A in fp32, as the weight lies in the folder."""
+    product = np.float32(f.scale) * (f.b.vector() @ f.a.vector())
+    _, scheme = FOLDERS.get(folder.architecture, ("", None))
+    lies = scheme is not None and turned(scheme, part.name, part.shape)
+    return product.T if lies else product
