@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from octavo.checkpoint.base import Checkpoint, Stored, Tensor, TensorType, tensor_bytes
+from octavo.checkpoint.base import Checkpoint, Tensor, TensorType, tensor_bytes
 from octavo.checkpoint.dequantize import dequantize
 from octavo.checkpoint.progress import Advance
 from octavo.checkpoint.quantized import quantization_of
 from octavo.checkpoint.writer import NewTensor, write_folder, write_gguf
 from octavo.compress import layouts
+from octavo.compress.beside import beside
 from octavo.compress.blocks import ENCODED, encode
 from octavo.compress.fit import F32
 from octavo.compress.grids import (
@@ -126,7 +127,7 @@ class Job:
     def linear(self) -> dict[str, Tensor]:
         """Those of `layers` that lie in the file as matrices of `[outputs, inputs]`."""
         stored = self.checkpoint.tensors
-        upright = {n for n, t in self.layers.items() if isinstance(t, Stored) and n in stored}
+        upright = {n for n, t in self.layers.items() if n in stored and _upright(t, stored[n])}
         return {n: stored[n] for n in sorted(upright) if len(stored[n].shape) == 2}
 
     @cached_property
@@ -213,7 +214,7 @@ class Job:
             else:
                 out[name] = NewTensor(t.type, t.shape, _told(t, progress))
         config = dict(self.checkpoint.metadata) | self._config()
-        write_folder(self.output, config, out, _beside(self.checkpoint.path))
+        write_folder(self.output, config, out, beside(self.checkpoint))
 
     def _parts(self, shape: tuple[int, ...]) -> layouts.Tensors:
         """Types and shapes of what a layer of that shape becomes, found by making one of zeros."""
@@ -245,24 +246,9 @@ class Job:
         return layouts.config(self.stored_as, self.grid, sorted({"lm_head", *kept}))
 
 
-_WRITTEN = {"config.json", "model.safetensors.index.json", "quantize_config.json"}
-_WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".gguf", ".onnx", ".h5", ".msgpack", ".ot")
-LARGEST_COPY = 64 << 20  # bytes: tokenizers are smaller, forgotten weights are not
-
-
-def _beside(folder: Path) -> dict[str, Path]:
-    """What lies in a model's folder and the folders in it but its weights: tokenizer, template,
-    pooling."""
-    out = {}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder)
-        hidden = any(part.startswith(".") for part in name.parts)
-        wanted = path.is_file() and path.suffix not in _WEIGHTS and str(name) not in _WRITTEN
-        if path.suffix == ".safetensors" and len(name.parts) > 1:
-            wanted = path.is_file()  # a module's own, such as a Dense layer's
-        if wanted and not hidden and path.stat().st_size <= LARGEST_COPY:
-            out[str(name)] = path
-    return out
+def _upright(used: Tensor, stored: Tensor) -> bool:
+    """True if the program uses a stored matrix, or rows of it, as it lies."""
+    return used is stored or (used.name != stored.name and used.shape[1:] == stored.shape[1:])
 
 
 def _nothing() -> Any:
