@@ -13,7 +13,7 @@ from octavo.compress.tokenizer_files import tokenizer_files
 from octavo.errors import Unsupported
 from octavo.models import build_program
 from octavo.models.schemes import SCHEMES, Scheme
-from octavo.program import Attention, Op, Program, Value, Weight
+from octavo.program import Attention, Op, Permute, Program, Value, Weight
 
 
 def scheme_of(checkpoint: Checkpoint, program: Program) -> Scheme:
@@ -65,8 +65,10 @@ def folder_parts(
 
 def check_same(checkpoint: Checkpoint, ours: Program, theirs: Program) -> None:
     """Raises Unsupported if config.json cannot say what the GGUF file computes."""
-    same = len(ours.ops) == len(theirs.ops) and ours.context == theirs.context
-    for a, b in zip(ours.ops, theirs.ops, strict=False):
+    # inputs that are permuted for GPTQ's columns are in order where those are
+    first, second = ([op for op in p.ops if not isinstance(op, Permute)] for p in (ours, theirs))
+    same = len(first) == len(second) and ours.context == theirs.context
+    for a, b in zip(first, second, strict=False):
         difference = type(a).__name__ if type(a) is not type(b) else _difference(a, b)
         if difference:
             raise Unsupported(

@@ -1,0 +1,343 @@
+"""Models in another format: the same logits, tokens and values, or a loss that is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Q
+
+from octavo.backends.torch.reference import Reference
+from octavo.checkpoint import Checkpoint, open_checkpoint
+from octavo.checkpoint.base import TensorType
+from octavo.checkpoint.dequantize import dequantize
+from octavo.checkpoint.writer import NewTensor, write_folder, write_gguf
+from octavo.compress.conversion import Converted, Format, convert, relative_error
+from octavo.compress.counterparts import in_order
+from octavo.compress.folder_view import as_folder
+from octavo.compress.gguf_view import gguf_parts
+from octavo.compress.vocabulary import vocabulary
+from octavo.errors import OctavoError, Unsupported, UsageError
+from octavo.models import build_program
+from octavo.text import ChatTemplate, load_tokenizer
+from octavo.text.chat import template_source
+from octavo.text.messages import message
+from tests.conftest import npm_tokenizer, real_text
+from tests.families import FAMILIES, VOCABULARY, Family, save_family, save_gguf
+from tests.parity.test_reference import LIMIT
+from tests.parity.test_tokenizers import strings
+from tests.quantized_models import WRITERS, quantize_folder
+from tests.small_models import Small, save_hf
+from tests.small_models import save_gguf as save_llama
+
+CONVERTED = [name for name, family in FAMILIES.items() if family.arch not in ("", "gpt-oss")]
+IDS = np.random.default_rng(3).integers(3, VOCABULARY, 300).tolist()
+# Sums of the features of a head in another order, in fp32: logits of a few units, 300 positions.
+REORDERED = 2e-4
+HALF = 2.0**-8  # the largest relative step of BF16
+
+
+def logits(checkpoint: Checkpoint) -> torch.Tensor:
+    return Reference(build_program(checkpoint)).logits(IDS)
+
+
+def write_view(view: Checkpoint, folder: Path) -> Path:
+    tensors = {n: NewTensor(t.type, t.shape, t.raw) for n, t in view.tensors.items()}
+    write_folder(folder, view.metadata, tensors, view.files)
+    return folder
+
+
+@pytest.fixture(scope="module", params=CONVERTED)
+def both(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Family, Path, Path]:
+    """A small model as transformers saves it, and as llama.cpp's converter would write it."""
+    family, root = FAMILIES[request.param], tmp_path_factory.mktemp(request.param)
+    save_family(family, root / "hf")
+    save_gguf(family, root / "hf", root / "model.gguf")
+    return family, root / "hf", root / "model.gguf"
+
+
+def test_gguf_as_folder(both: tuple[Family, Path, Path], tmp_path: Path) -> None:
+    """The view has the folder's tensors; Octavo and transformers compute with it what they do."""
+    from transformers import AutoModelForCausalLM
+
+    family, folder, path = both
+    checkpoint, source = open_checkpoint(path), open_checkpoint(folder)
+    view = as_folder(checkpoint)
+    assert view.format == "hf" and as_folder(view) is view
+    assert view.tensors.keys() == source.tensors.keys()
+    offset = np.float32(1e-6 if family.arch.startswith("gemma") else 0)  # of w + 1 in fp32
+    for name, tensor in view.tensors.items():
+        assert np.abs(dequantize(tensor) - dequantize(source.tensors[name])).max() <= offset
+    assert view.metadata["model_type"] == family.model_type
+    seen = logits(view)
+    assert (logits(checkpoint) - seen).abs().max().item() <= REORDERED
+    written = write_view(view, tmp_path / "written")
+    model = AutoModelForCausalLM.from_pretrained(written, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        theirs = model(torch.tensor([IDS])).logits[0]
+    assert (theirs - seen).abs().max().item() <= LIMIT
+
+
+def test_folder_as_gguf(both: tuple[Family, Path, Path], tmp_path: Path) -> None:
+    """The file has the tensors that llama.cpp's converter writes, its keys, and its logits."""
+    _, folder, path = both
+    expected = open_checkpoint(path)
+    for name, file in as_folder(expected).files.items():
+        (folder / name).write_bytes(file.make())  # type: ignore[union-attr]
+    source = open_checkpoint(folder)
+    result = convert(source, tmp_path / "out.gguf", "gguf")
+    assert result.lossless
+    made = open_checkpoint(tmp_path / "out.gguf")
+    assert made.tensors.keys() == expected.tensors.keys()
+    for name, tensor in expected.tensors.items():
+        ours, theirs = made.tensors[name].vector(), tensor.vector()
+        # factors of rotations are quotients of fp32; other numbers are copied
+        assert np.abs(ours / theirs - 1).max() <= (1e-6 if name.startswith("rope_") else 0)
+    keys = {k: v for k, v in expected.metadata.items() if not k.startswith("tokenizer.")}
+    numbers = {k: v for k, v in keys.items() if isinstance(v, int | float)}
+    assert {k: made.metadata.get(k) for k in numbers} == pytest.approx(numbers, rel=1e-6)
+    others = keys.keys() - numbers.keys()
+    assert {k: made.metadata.get(k) for k in others} == {k: keys[k] for k in others}
+    for key in ("model", "pre", "tokens", "merges", "bos_token_id", "eos_token_id"):
+        full = f"tokenizer.ggml.{key}"
+        assert made.metadata[full] == expected.metadata[full]
+    assert (logits(source) - logits(made)).abs().max().item() <= REORDERED
+
+
+def test_written_files_are_whole(both: tuple[Family, Path, Path], tmp_path: Path) -> None:
+    """To a folder and back, in 16 bits: nothing is lost the second time."""
+    _, _, path = both
+    first = convert(open_checkpoint(path), tmp_path / "folder", "safetensors")
+    assert first.lossless  # floats are copied
+    again = convert(open_checkpoint(tmp_path / "folder"), tmp_path / "again.gguf", "gguf")
+    assert again.lossless
+    one, two = open_checkpoint(path), open_checkpoint(tmp_path / "again.gguf")
+    assert (logits(one) - logits(two)).abs().max().item() <= REORDERED
+
+
+@pytest.mark.parametrize("name", ["opt", "gpt-oss", "qwen2-windows", "gemma3-pattern"])
+def test_what_gguf_cannot_say_is_refused(name: str, tmp_path: Path) -> None:
+    save_family(FAMILIES[name], tmp_path)
+    with pytest.raises(OctavoError) as refused:
+        gguf_parts(open_checkpoint(tmp_path))
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_gguf_without_a_folder_is_refused(tmp_path: Path) -> None:
+    save_family(FAMILIES["gpt-oss"], tmp_path)
+    save_gguf(FAMILIES["gpt-oss"], tmp_path, tmp_path / "model.gguf")
+    with pytest.raises(Unsupported, match="gpt-oss") as refused:
+        as_folder(open_checkpoint(tmp_path / "model.gguf"))
+    assert refused.value.suggestions
+
+
+# -- vocabularies -----------------------------------------------------------------------------
+
+
+def test_tokenizer_of_a_gguf_file(smollm2: Path, tmp_path: Path) -> None:
+    """transformers and Octavo encode with the written files as Octavo does with the GGUF file."""
+    from transformers import AutoTokenizer
+
+    checkpoint = open_checkpoint(smollm2)
+    view, ours = as_folder(checkpoint), load_tokenizer(checkpoint)
+    for name, file in view.files.items():
+        (tmp_path / name).write_bytes(file.make())  # type: ignore[union-attr]
+    (tmp_path / "config.json").write_text(json.dumps(view.metadata))
+    theirs, seen = AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(view)
+    assert seen.special == ours.special
+    texts = [*strings(600), real_text(20_000)]
+    for text in texts:
+        ids = ours.encode(text)
+        assert seen.encode(text) == ids
+        assert theirs.encode(text, split_special_tokens=True) == ids
+    assert (theirs.bos_token_id, theirs.eos_token_id) == (ours.special.bos, ours.special.end)
+    source = template_source(checkpoint)
+    assert source is not None and template_source(view) == source
+    template = ChatTemplate(source, ours)
+    talk = [
+        {"role": "user", "content": "How far is it?"},
+        {"role": "assistant", "content": "12 km"},
+    ]
+    found = theirs.apply_chat_template([*talk, talk[0]], add_generation_prompt=True)
+    messages = [message(m["role"], m["content"]) for m in [*talk, talk[0]]]
+    assert template.encode(messages) == found["input_ids"]
+    template.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "pre"),
+    [
+        ("qwen3", "gpt2", "qwen2"), ("llama3_1", "gpt2", "llama-bpe"), ("llama2", "llama", "default"),
+        ("deepseek_v3", "gpt2", "deepseek-v3"),
+    ],
+)  # fmt: skip
+def test_published_vocabularies(name: str, model: str, pre: str) -> None:
+    """The rule that llama.cpp knows a published tokenizer by is found, and encodes as it does."""
+    folder = npm_tokenizer(name)
+    files = {p.name: p for p in folder.glob("*.json")}
+    source = Checkpoint(folder, "hf", {}, {}, files)
+    ours = load_tokenizer(source)
+    made = vocabulary(source, len(ours.vocabulary))
+    assert (made["tokenizer.ggml.model"], made["tokenizer.ggml.pre"]) == (model, pre)
+    theirs = load_tokenizer(Checkpoint(Path("model.gguf"), "gguf", made, {}))
+    assert theirs.special == ours.special
+    for text in strings(300):
+        assert theirs.encode(text) == ours.encode(text)
+
+
+def test_a_rule_without_a_name_is_refused(tmp_path: Path) -> None:
+    source = json.loads((npm_tokenizer("qwen3") / "tokenizer.json").read_text())
+    source["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\p{L}{1,5}|\P{L}"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(source))
+    files = {"tokenizer.json": tmp_path / "tokenizer.json"}
+    with pytest.raises(Unsupported, match="no name for"):
+        vocabulary(Checkpoint(tmp_path, "hf", {}, {}, files), 151_936)
+
+
+# -- grids ------------------------------------------------------------------------------------
+
+WIDE = Small(heads=4, kv_heads=2, head_dim=64, hidden=256, ffn=512, layers=2, tied=False)
+BLOCKS = [Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0]
+# Formats whose grids hold a block format's exactly. The others get 16 bits.
+EXACT: dict[Q, tuple[Format, ...]] = {
+    Q.Q4_0: ("gptq", "awq", "compressed-tensors", "mlx"), Q.Q4_1: ("mlx",),
+    Q.Q5_0: ("gptq", "compressed-tensors", "mlx"), Q.Q5_1: ("mlx",),
+    Q.Q8_0: ("gptq", "compressed-tensors", "mlx"),
+}  # fmt: skip
+HELD = [(kind, layout) for kind, layouts in EXACT.items() for layout in layouts]
+NOT_HELD = [
+    (kind, layout)
+    for kind in BLOCKS
+    for layout in ("gptq", "awq", "compressed-tensors", "mlx")
+    if layout not in EXACT[kind]
+]
+
+
+def kept(result: Converted) -> set[str]:
+    return {t.now for t in result.tensors if not t.lossless}
+
+
+@pytest.mark.parametrize(("kind", "layout"), HELD)
+def test_blocks_keep_their_values(kind: Q, layout: Format, tmp_path: Path) -> None:
+    """Every layer has the values it had, and the way back gives the bytes it came from."""
+    save_llama(WIDE, tmp_path / "a.gguf", kind)
+    a = open_checkpoint(tmp_path / "a.gguf")
+    result = convert(a, tmp_path / "folder", layout)
+    view, folder = as_folder(a), open_checkpoint(tmp_path / "folder")
+    assert folder.tensors.keys() == view.tensors.keys()
+    layers = [n for n in view.tensors if ".layers." in n]
+    for name in layers:
+        assert np.array_equal(in_order(folder.tensors[name]), dequantize(view.tensors[name]))
+    assert {t.lossless for t in result.tensors if ".layers." in t.name} == {True}
+    for file in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        assert (tmp_path / "folder" / file).exists()
+    convert(folder, tmp_path / "b.gguf", "gguf")
+    b = open_checkpoint(tmp_path / "b.gguf")
+    assert b.tensors.keys() == a.tensors.keys()
+    for name in (n for n in a.tensors if n.startswith("blk.")):
+        before, after = a.tensors[name], b.tensors[name]
+        assert np.array_equal(dequantize(before), dequantize(after))
+
+
+@pytest.mark.parametrize(("kind", "layout"), NOT_HELD)
+def test_what_no_grid_holds_is_refused(kind: Q, layout: Format, tmp_path: Path) -> None:
+    save_llama(WIDE, tmp_path / "a.gguf", kind)
+    with pytest.raises(UsageError, match="exactly") as refused:
+        convert(open_checkpoint(tmp_path / "a.gguf"), tmp_path / "folder", layout)
+    assert "octavo quantize" in refused.value.suggestions[0]
+    assert not (tmp_path / "folder").exists()
+
+
+@pytest.mark.parametrize("kind", [Q.Q4_0, Q.Q4_1, Q.Q8_0])
+def test_the_same_bytes_come_back(kind: Q, tmp_path: Path) -> None:
+    """GGUF to MLX, which has codes for all matrices, and back."""
+    save_llama(WIDE, tmp_path / "a.gguf", kind)
+    a = open_checkpoint(tmp_path / "a.gguf")
+    assert convert(a, tmp_path / "mlx", "mlx").lossless
+    convert(open_checkpoint(tmp_path / "mlx"), tmp_path / "b.gguf", "gguf")
+    b = open_checkpoint(tmp_path / "b.gguf")
+    for name, tensor in a.tensors.items():
+        assert b.tensors[name].type is tensor.type
+        assert np.array_equal(b.tensors[name].raw(), tensor.raw())
+
+
+@pytest.mark.parametrize("kind", [TensorType.Q4_K, TensorType.Q5_K])
+def test_k_formats_fit_mlx(kind: TensorType, tmp_path: Path) -> None:
+    """Products of two scales are no fp16, but fp32 holds them."""
+    from octavo.compress.blocks import encode
+
+    save_llama(WIDE, tmp_path / "f32.gguf", Q.F32)
+    plain = open_checkpoint(tmp_path / "f32.gguf")
+    tensors = {
+        n: NewTensor.of(encode(t.vector(), kind), kind)
+        if len(t.shape) == 2
+        else NewTensor(t.type, t.shape, t.raw)
+        for n, t in plain.tensors.items()
+    }
+    write_gguf(tmp_path / "k.gguf", plain.metadata, tensors)
+    source = open_checkpoint(tmp_path / "k.gguf")
+    assert convert(source, tmp_path / "mlx", "mlx").lossless
+    view, made = as_folder(source), open_checkpoint(tmp_path / "mlx")
+    for name, tensor in view.tensors.items():
+        assert np.array_equal(dequantize(made.tensors[name]), dequantize(tensor))
+
+
+def linear(name: str) -> bool:
+    return "_proj" in name
+
+
+@pytest.mark.parametrize("name", sorted(WRITERS))
+def test_every_quantized_folder_becomes_gguf_and_floats(name: str, tmp_path: Path) -> None:
+    """Values are kept where blocks hold them; elsewhere each number moves by one step of the 16
+    bits at most, and the report says how much."""
+    save_hf(WIDE, tmp_path / "q")
+    quantize_folder(tmp_path / "q", WRITERS[name], linear)
+    save_llama(WIDE, tmp_path / "v.gguf", Q.F32)
+    for file, made in as_folder(open_checkpoint(tmp_path / "v.gguf")).files.items():
+        (tmp_path / "q" / file).write_bytes(made.make())  # type: ignore[union-attr]
+    source = open_checkpoint(tmp_path / "q")
+    for format, output in (("gguf", tmp_path / "out.gguf"), ("safetensors", tmp_path / "out")):
+        result = convert(source, output, format)  # type: ignore[arg-type]
+        view = as_folder(open_checkpoint(output))
+        errors = {t.name: t.error for t in as_named(result, source)}
+        for module, tensor in source.tensors.items():
+            was, now = in_order(tensor), dequantize(view.tensors[module])
+            # rows of q and k are summed in another order
+            assert relative_error(was, now) == pytest.approx(errors[module], rel=1e-9)
+            assert (np.abs(was - now) <= np.abs(was) * HALF).all()
+
+
+def as_named(result: Converted, source: Checkpoint) -> list[Any]:
+    """The report's rows by the folder's names, whichever format it is of."""
+    if result.format != "gguf":
+        return list(result.tensors)
+    from dataclasses import replace
+
+    _, parts = gguf_parts(source)
+    names = {p.name: p.sources[0].name for p in parts}
+    return [replace(t, name=names[t.name]) for t in result.tensors]
+
+
+def test_llama_cpp_reads_the_keys(tmp_path: Path) -> None:
+    """What llama.cpp's loader asks of a file is there in the types it wants."""
+    save_hf(WIDE, tmp_path / "hf")
+    save_llama(WIDE, tmp_path / "v.gguf", Q.F32)
+    for file, made in as_folder(open_checkpoint(tmp_path / "v.gguf")).files.items():
+        (tmp_path / "hf" / file).write_bytes(made.make())  # type: ignore[union-attr]
+    convert(open_checkpoint(tmp_path / "hf"), tmp_path / "out.gguf", "gguf")
+    reader = gguf.GGUFReader(tmp_path / "out.gguf")
+    kinds = {
+        "general.architecture": "STRING", "llama.block_count": "UINT32",
+        "llama.attention.layer_norm_rms_epsilon": "FLOAT32", "llama.rope.freq_base": "FLOAT32",
+        "tokenizer.ggml.bos_token_id": "UINT32", "tokenizer.ggml.add_bos_token": "BOOL",
+    }  # fmt: skip
+    assert {k: reader.get_field(k).types[0].name for k in kinds} == kinds  # type: ignore[union-attr]
+    vectors = [t for t in reader.tensors if len(t.shape) == 1]
+    assert vectors and {t.tensor_type for t in vectors} == {Q.F32}
