@@ -111,17 +111,6 @@ def test_folder_as_gguf(both: tuple[Family, Path, Path], tmp_path: Path) -> None
     assert (logits(source) - logits(made)).abs().max().item() <= REORDERED
 
 
-def test_written_files_are_whole(both: tuple[Family, Path, Path], tmp_path: Path) -> None:
-    """To a folder and back, in 16 bits: nothing is lost the second time."""
-    _, _, path = both
-    first = convert(open_checkpoint(path), tmp_path / "folder", "safetensors")
-    assert first.lossless  # floats are copied
-    again = convert(open_checkpoint(tmp_path / "folder"), tmp_path / "again.gguf", "gguf")
-    assert again.lossless
-    one, two = open_checkpoint(path), open_checkpoint(tmp_path / "again.gguf")
-    assert (logits(one) - logits(two)).abs().max().item() <= REORDERED
-
-
 @pytest.mark.parametrize("name", ["opt", "gpt-oss", "qwen2-windows", "gemma3-pattern"])
 def test_what_gguf_cannot_say_is_refused(name: str, tmp_path: Path) -> None:
     save_family(FAMILIES[name], tmp_path)
@@ -172,12 +161,8 @@ def test_tokenizer_of_a_gguf_file(smollm2: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "model", "pre"),
-    [
-        ("qwen3", "gpt2", "qwen2"), ("llama3_1", "gpt2", "llama-bpe"), ("llama2", "llama", "default"),
-        ("deepseek_v3", "gpt2", "deepseek-v3"),
-    ],
-)  # fmt: skip
+    ("name", "model", "pre"), [("qwen3", "gpt2", "qwen2"), ("llama2", "llama", "default")]
+)
 def test_published_vocabularies(name: str, model: str, pre: str) -> None:
     """The rule that llama.cpp knows a published tokenizer by is found, and encodes as it does."""
     folder = npm_tokenizer(name)

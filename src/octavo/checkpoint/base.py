@@ -229,6 +229,12 @@ class Computed(Tensor):
         stored = self.stored * (end - begin) // self.shape[0]
         return Computed(*self._cut(begin, end), stored, lambda: self.read()[begin:end])
 
+    def part(self, index: int) -> Computed:
+        stored, shape = self.stored // self.shape[0], self.shape[1:]
+        return Computed(
+            f"{self.name}[{index}]", self.type, shape, stored, lambda: self.read()[index]
+        )
+
 
 @dataclass(frozen=True)
 class Checkpoint:

@@ -83,7 +83,8 @@ def _layers(checkpoint: Checkpoint, program: Program) -> dict[str, Any]:
             out["final_logit_softcapping"] = op.cap
         if isinstance(op, Route):
             out |= {"expert_count": op.x.width, "expert_used_count": op.top_k}
-            out["expert_weights_norm"] = op.normalize
+            if Metadata(checkpoint).knows("norm_topk_prob"):
+                out["expert_weights_norm"] = op.normalize
         if isinstance(op, Experts):
             out["expert_feed_forward_length"] = op.gate[0].tensor.shape[0]
     return out

@@ -121,6 +121,13 @@ def _rotation(
             out["original_max_position_embeddings"] = scaling.original
         elif scaling.original != scaling.limit or scaling.kind == "yarn":
             out["rope_scaling"]["original_max_position_embeddings"] = scaling.original
+    if config["model_type"] == "olmo3" and "rope_scaling" in out:
+        out["rope_parameters"] = {
+            "full_attention": out.pop("rope_scaling") | {"rope_theta": out["rope_theta"]},
+            "sliding_attention": {
+                "rope_type": "default", "rope_theta": plain(local) or out["rope_theta"],
+            },
+        }  # fmt: skip
     return out
 
 
