@@ -17,7 +17,7 @@ from octavo.checkpoint import Checkpoint, open_checkpoint
 from octavo.checkpoint.base import TensorType
 from octavo.checkpoint.dequantize import dequantize
 from octavo.checkpoint.writer import NewTensor, write_folder, write_gguf
-from octavo.compress.conversion import Converted, Format, convert, relative_error
+from octavo.compress.conversion import Conversion, Converted, Format, relative_error
 from octavo.compress.counterparts import in_order
 from octavo.compress.folder_view import as_folder
 from octavo.compress.gguf_view import gguf_parts
@@ -44,6 +44,10 @@ HALF = 2.0**-8  # the largest relative step of BF16
 
 def logits(checkpoint: Checkpoint) -> torch.Tensor:
     return Reference(build_program(checkpoint)).logits(IDS)
+
+
+def convert(checkpoint: Checkpoint, output: Path, format: Format) -> Converted:
+    return Conversion(checkpoint, output, format).run()
 
 
 def write_view(view: Checkpoint, folder: Path) -> Path:
@@ -178,12 +182,20 @@ def test_published_vocabularies(name: str, model: str, pre: str) -> None:
 
 
 def test_a_rule_without_a_name_is_refused(tmp_path: Path) -> None:
-    source = json.loads((npm_tokenizer("qwen3") / "tokenizer.json").read_text())
-    source["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\p{L}{1,5}|\P{L}"
-    (tmp_path / "tokenizer.json").write_text(json.dumps(source))
-    files = {"tokenizer.json": tmp_path / "tokenizer.json"}
+    save_llama(Small(), tmp_path / "model.gguf", Q.F32)
+    made = as_folder(open_checkpoint(tmp_path / "model.gguf")).files["tokenizer.json"]
+    source = json.loads(made.make())  # type: ignore[union-attr]
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(source))
+    known = Checkpoint(tmp_path, "hf", {}, {}, {path.name: path})
+    assert vocabulary(known, 320)["tokenizer.ggml.pre"] == "gpt-2"
+    split = {"type": "Split", "pattern": {"Regex": r"\p{L}{1,5}|\P{L}"}, "behavior": "Isolated"}
+    spell = source["pre_tokenizer"] | {"use_regex": False}
+    both = [split | {"invert": False}, spell]
+    source["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": both}
+    path.write_text(json.dumps(source))
     with pytest.raises(Unsupported, match="no name for"):
-        vocabulary(Checkpoint(tmp_path, "hf", {}, {}, files), 151_936)
+        vocabulary(known, 320)
 
 
 # -- grids ------------------------------------------------------------------------------------

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from octavo.backends.torch.reference import Reference
-from octavo.checkpoint import open_checkpoint
+from octavo.checkpoint import Checkpoint, open_checkpoint
 from octavo.checkpoint.base import TensorType
 from octavo.checkpoint.dequantize import dequantize
 from octavo.compress.folder_view import as_folder
-from octavo.compress.merge import merge
+from octavo.compress.merge import Merge, Merged
 from octavo.errors import OctavoError, UsageError
 from octavo.models import build_program
 from tests.families import FAMILIES, save_family, save_gguf
@@ -25,6 +25,10 @@ IDS = np.random.default_rng(4).integers(3, 320, 60).tolist()
 # W + s (B A): a rank of up to 20 products in fp32, in another order than PEFT's.
 SUMMED = 20 * 2.0**-24 * 8
 CHOSEN = ["llama-patterns", "llama-rslora", "phi3-fused", "gpt2", "starcoder2", "opt"]
+
+
+def merge(checkpoint: Checkpoint, adapters: list[Path], output: Path) -> Merged:
+    return Merge(checkpoint, adapters, output).run()
 
 
 @pytest.mark.parametrize("case", CHOSEN)

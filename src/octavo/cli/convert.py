@@ -47,15 +47,16 @@ def convert(
     from octavo.checkpoint import open_checkpoint
     from octavo.checkpoint.hub import locate
     from octavo.checkpoint.writer import write_json
-    from octavo.compress.conversion import Format, convert
+    from octavo.compress.conversion import Conversion, Format
     from octavo.errors import UsageError
 
     wanted: Format = format or ("gguf" if output.suffix == ".gguf" else "safetensors")  # type: ignore[assignment]
     checkpoint = open_checkpoint(locate(model, offline=offline).path)
     if output.is_file() and not force:
         raise UsageError(f"{output} is there already", "--force")
+    conversion = Conversion(checkpoint, output, wanted)
     with progress_bar(f"Converting to {wanted}", checkpoint.nbytes) as advance:
-        result = convert(checkpoint, output, wanted, advance)
+        result = conversion.run(advance)
     if report is not None:
         write_json(report, _json(result))
     if as_json:

@@ -31,11 +31,12 @@ def merge(
     """
     from octavo.checkpoint import open_checkpoint
     from octavo.checkpoint.hub import locate
-    from octavo.compress.merge import merge
+    from octavo.compress.merge import Merge
 
     checkpoint = open_checkpoint(locate(model, offline=offline).path)
+    job = Merge(checkpoint, adapters, output)
     with progress_bar("Merging", checkpoint.nbytes) as advance:
-        result = merge(checkpoint, adapters, output, advance)
+        result = job.run(advance)
     if as_json:
         found = {"output": str(result.output), "adapters": [str(a) for a in result.adapters]}
         return say_json({**found, "layers": result.layers, "bytes": result.nbytes})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from octavo.checkpoint.base import FLOATS, Checkpoint, TensorType, tensor_bytes
 from octavo.checkpoint.dequantize import decoded
 from octavo.checkpoint.progress import Advance
 from octavo.checkpoint.quantized import quantization_of
-from octavo.checkpoint.writer import NewTensor, write_folder, write_gguf
+from octavo.checkpoint.writer import NewTensor, check_new, write_folder, write_gguf
 from octavo.compress import layouts, repack
 from octavo.compress.beside import beside
 from octavo.compress.counterparts import Counterpart
@@ -81,48 +81,48 @@ def format_of(checkpoint: Checkpoint) -> Format | str:
     return found[0] if found else "safetensors"
 
 
-def convert(
-    checkpoint: Checkpoint, output: Path, format: Format, progress: Advance = lambda _: None
-) -> Converted:
-    """Writes a model in another format, whole or not at all.
+class Conversion:
+    """A model and the format it is to have; nothing is written before `run`."""
 
-    Raises UsageError where it has that format already, or has nothing that the format could hold;
-    Unsupported for a model that the format cannot say; WriteError.
-    """
-    name = checkpoint.path.name
-    if format_of(checkpoint) == format:
-        raise UsageError(f"{name} is {format} already")
-    if (format == "gguf") != (output.suffix == ".gguf"):
-        wanted = f"{output}.gguf" if format == "gguf" else str(output.with_suffix(""))
-        raise UsageError(
-            f"{format} is a {'file that ends with .gguf' if format == 'gguf' else 'folder'}; "
-            f"{output} is none",
-            f"--output {wanted}",
+    def __init__(self, checkpoint: Checkpoint, output: Path, format: Format) -> None:
+        """Raises UsageError where the model has that format already, or has nothing that the format
+        could hold; Unsupported for a model that the format cannot say; WriteError for a folder that
+        is not empty."""
+        if format_of(checkpoint) == format:
+            raise UsageError(f"{checkpoint.path.name} is {format} already")
+        if (format == "gguf") != (output.suffix == ".gguf"):
+            wanted = f"{output}.gguf" if format == "gguf" else str(output.with_suffix(""))
+            kind = "file that ends with .gguf" if format == "gguf" else "folder"
+            raise UsageError(f"{format} is a {kind}; {output} is none", f"--output {wanted}")
+        self._checkpoint, self._output, self._format = checkpoint, output, format
+        self._progress: Advance = lambda _: None
+        self._moved: list[Moved] = []
+        self._tensors: dict[str, NewTensor] = {}
+        self._write = self._to_gguf() if format == "gguf" else self._to_folder(format)
+
+    def run(self, progress: Advance = lambda _: None) -> Converted:
+        """Writes the model, whole or not at all. Raises WriteError, UsageError for weights that are
+        no numbers."""
+        self._progress = progress
+        self._moved.clear()
+        self._write()
+        after = sum(tensor_bytes(t.type, t.shape, n) for n, t in self._tensors.items())
+        before = self._checkpoint.nbytes
+        return Converted(
+            self._checkpoint.path, self._output, self._format, before, after, tuple(self._moved)
         )
-    job = _Conversion(checkpoint, format, progress)
-    return job.to_gguf(output) if format == "gguf" else job.to_folder(output, format)
 
-
-@dataclass
-class _Conversion:
-    """One model on its way. moved: what has become of its tensors so far."""
-
-    checkpoint: Checkpoint
-    format: Format
-    progress: Advance
-    moved: list[Moved] = field(default_factory=list)
-
-    def to_gguf(self, output: Path) -> Converted:
-        view, parts = gguf_parts(self.checkpoint)
-        half = half_of(parts)
-        out = {p.name: self._block(p) or self._gguf_floats(p, half) for p in parts}
+    def _to_gguf(self) -> Callable[[], None]:
+        view, parts = gguf_parts(self._checkpoint)
+        half, out = half_of(parts), self._tensors
+        out.update({p.name: self._block(p) or self._gguf_floats(p, half) for p in parts})
         for name, tensor in view.tensors.items():  # factors of rotary embeddings
             if name not in out:
                 out[name] = NewTensor(tensor.type, tensor.shape, tensor.raw)
         matrices = Counter(t.type for t in out.values() if len(t.shape) > 1)
         number = _FILE_TYPES.get(matrices.most_common(1)[0][0], 0)
-        write_gguf(output, {**view.metadata, "general.file_type": number}, out)
-        return self._result(output, out)
+        metadata = {**view.metadata, "general.file_type": number}
+        return lambda: write_gguf(self._output, metadata, out)
 
     def _gguf_floats(self, part: Counterpart, half: TensorType) -> NewTensor:
         """Vectors and routers as F32, which is what llama.cpp reads."""
@@ -160,10 +160,10 @@ class _Conversion:
 
         return NewTensor(kind, part.shape, read)
 
-    def to_folder(self, output: Path, format: Layout) -> Converted:
-        folder, parts = folder_parts(self.checkpoint)
-        half = half_of(parts)
-        out: dict[str, NewTensor] = {}
+    def _to_folder(self, format: Layout) -> Callable[[], None]:
+        check_new(self._output)
+        folder, parts = folder_parts(self._checkpoint)
+        half, out = half_of(parts), self._tensors
         grids: dict[str, Grid] = {}
         for part in parts:
             held = None if format == "safetensors" else self._packed(part, format)
@@ -176,17 +176,17 @@ class _Conversion:
                 out |= {f"{stem}.{ending}": t for ending, t in tensors.items()}
         if format != "safetensors" and not grids:
             raise UsageError(
-                f"no layer of {self.checkpoint.path.name} lies on a grid that {format} holds "
+                f"no layer of {self._checkpoint.path.name} lies on a grid that {format} holds "
                 "exactly",
-                f"octavo quantize {self.checkpoint.path} --recipe rtn-4 --format {format}",
+                f"octavo quantize {self._checkpoint.path} --recipe rtn-4 --format {format} "
+                f"--output {self._output}",
             )
-        config = plain_config(self.checkpoint, folder, half)
+        config = plain_config(self._checkpoint, folder, half)
         if grids:
             kept = [p.name.removesuffix(".weight") for p in parts if len(p.shape) == 2]
             rest = sorted({"lm_head", *kept} - grids.keys())
             config |= layouts.config(format, grids, rest, None)
-        write_folder(output, config, out, beside(folder))
-        return self._result(output, out)
+        return lambda: write_folder(self._output, config, out, beside(folder))
 
     def _packed(
         self, part: Counterpart, layout: Layout
@@ -226,15 +226,8 @@ class _Conversion:
 
     def _compare(self, part: Counterpart, kind: str, now: F32, was: F32 | None = None) -> None:
         was = part.values() if was is None else was
-        self.moved.append(Moved(part.name, part.type.name, kind, relative_error(was, now)))
-        self.progress(sum(t.nbytes for t in part.sources))
-
-    def _result(self, output: Path, out: dict[str, NewTensor]) -> Converted:
-        after = sum(tensor_bytes(t.type, t.shape, n) for n, t in out.items())
-        before = self.checkpoint.nbytes
-        return Converted(
-            self.checkpoint.path, output, self.format, before, after, tuple(self.moved)
-        )
+        self._moved.append(Moved(part.name, part.type.name, kind, relative_error(was, now)))
+        self._progress(sum(t.nbytes for t in part.sources))
 
 
 def plain_config(source: Checkpoint, folder: Checkpoint, half: TensorType) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 from octavo.checkpoint.adapter import LowRank, read_adapter
 from octavo.checkpoint.base import FLOATS, Checkpoint, TensorType, tensor_bytes
 from octavo.checkpoint.progress import Advance
-from octavo.checkpoint.writer import NewTensor, write_folder
+from octavo.checkpoint.writer import NewTensor, check_new, write_folder
 from octavo.compress.beside import beside
 from octavo.compress.conversion import half_of, plain_config
 from octavo.compress.counterparts import Counterpart, turned
@@ -40,32 +40,38 @@ class Merged:
     nbytes: int
 
 
-def merge(
-    checkpoint: Checkpoint, adapters: Sequence[Path], output: Path,
-    progress: Advance = lambda _: None,
-) -> Merged:  # fmt: skip
-    """Writes the model as a folder of floats, in its own 16 bits (BF16 if it is quantized).
+class Merge:
+    """A model and the adapters to be merged into it; nothing is written before `run`."""
 
-    Raises what `read_adapter` does, UsageError for an adapter of another model, WriteError.
-    """
-    if output.suffix in (".gguf", ".safetensors"):
-        raise UsageError(
-            f"{output} is no name for a folder, which is what is written",
-            f"--output {output.with_suffix('')}",
-        )
-    folder, parts = folder_parts(checkpoint)
-    half = half_of(parts)
-    found = [_fitting(folder, path) for path in adapters]
-    out: dict[str, NewTensor] = {}
-    for part in parts:
-        kind = part.type if part.type in FLOATS else half
-        module = part.name.removesuffix(".weight")
-        factors = [each[module] for each in found if module in each]
-        out[part.name] = NewTensor(kind, part.shape, _reader(folder, part, factors, kind, progress))
-    write_folder(output, plain_config(checkpoint, folder, half), out, beside(folder))
-    nbytes = sum(tensor_bytes(t.type, t.shape, n) for n, t in out.items())
-    layers = len({name for each in found for name in each})
-    return Merged(checkpoint.path, output, tuple(adapters), layers, nbytes)
+    def __init__(self, checkpoint: Checkpoint, adapters: Sequence[Path], output: Path) -> None:
+        """Raises what `read_adapter` does, UsageError for an adapter of another model, WriteError
+        for a folder that is not empty."""
+        if output.suffix in (".gguf", ".safetensors"):
+            raise UsageError(
+                f"{output} is no name for a folder, which is what is written",
+                f"--output {output.with_suffix('')}",
+            )
+        check_new(output)
+        self._checkpoint, self._adapters, self._output = checkpoint, tuple(adapters), output
+        self._folder, self._parts = folder_parts(checkpoint)
+        self._found = [_fitting(self._folder, path) for path in adapters]
+
+    def run(self, progress: Advance = lambda _: None) -> Merged:
+        """Writes the model as a folder of floats, whole or not at all: in its own type, and what is
+        quantized in 16 bits. Raises WriteError, UsageError for sums that are no numbers."""
+        folder, half = self._folder, half_of(self._parts)
+        out: dict[str, NewTensor] = {}
+        for part in self._parts:
+            kind = part.type if part.type in FLOATS else half
+            module = part.name.removesuffix(".weight")
+            factors = [each[module] for each in self._found if module in each]
+            read = _reader(folder, part, factors, kind, progress)
+            out[part.name] = NewTensor(kind, part.shape, read)
+        config = plain_config(self._checkpoint, folder, half)
+        write_folder(self._output, config, out, beside(folder))
+        nbytes = sum(tensor_bytes(t.type, t.shape, n) for n, t in out.items())
+        layers = len({name for each in self._found for name in each})
+        return Merged(self._checkpoint.path, self._output, self._adapters, layers, nbytes)
 
 
 def _fitting(folder: Checkpoint, path: Path) -> Factors:
