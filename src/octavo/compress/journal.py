@@ -61,26 +61,29 @@ class Journal:
                 raise WriteError(f"cannot write {self.folder}: {e.strerror or e}") from None
             write_json(self.folder / "journal.json", dict(identity))
 
-    def has(self, step: int) -> bool:
+    def has(self, step: int | str) -> bool:
         return self.notes(step) is not None
 
-    def notes(self, step: int) -> Any:
+    def notes(self, step: int | str) -> Any:
         """What was said of a finished step; None before it is."""
-        return _read(self.folder / f"{step:04d}.json")
+        return _read(self._file(step, "json"))
 
-    def arrays(self, step: int) -> Arrays:
+    def arrays(self, step: int | str) -> Arrays:
         """The arrays of a finished step, as they lie in its file."""
-        stored = read_safetensors(self.folder / f"{step:04d}.safetensors")
+        stored = read_safetensors(self._file(step, "safetensors"))
         return {name: t.array() for name, t in stored.items()}
 
-    def save(self, step: int, arrays: Arrays, notes: Any) -> None:
+    def save(self, step: int | str, arrays: Arrays, notes: Any) -> None:
         """Raises WriteError; the step is then not finished."""
         tensors = {
             name: NewTensor.of(np.ascontiguousarray(x), _KINDS[x.dtype.name])
             for name, x in arrays.items()
         }
-        write_safetensors(self.folder / f"{step:04d}.safetensors", tensors)
-        write_json(self.folder / f"{step:04d}.json", notes)
+        write_safetensors(self._file(step, "safetensors"), tensors)
+        write_json(self._file(step, "json"), notes)
+
+    def _file(self, step: int | str, ending: str) -> Path:
+        return self.folder / f"{step if isinstance(step, str) else f'{step:04d}'}.{ending}"
 
     def remove(self) -> None:
         """Lets go of all steps: the computation has ended."""

@@ -156,4 +156,8 @@ def distill(
     made = {name: layer.made() for name, layer in layers.items()}
     student.layers = {name: _Layer(q) for name, q in made.items()}
     after = judged()
-    return Distilled(made, before, after) if after < before else Distilled(dict(weights), before, before)
+    return (
+        Distilled(made, before, after)
+        if after < before
+        else Distilled(dict(weights), before, before)
+    )
