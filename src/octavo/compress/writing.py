@@ -78,9 +78,7 @@ def encoded(x: F32, kind: TensorType, importance: F32 | None = None) -> Any:
     return x.astype(np.float16) if kind is TensorType.F16 else np.asarray(x, np.float32)
 
 
-def module(
-    parts: layouts.Tensors, make: Callable[[], layouts.Tensors]
-) -> dict[str, NewTensor]:
+def module(parts: layouts.Tensors, make: Callable[[], layouts.Tensors]) -> dict[str, NewTensor]:
     """Tensors that are made together when the first is asked for, each let go of once it is read.
 
     parts: their types and shapes."""
