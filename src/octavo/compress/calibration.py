@@ -9,15 +9,13 @@ that continues it computes the same values, so that it makes the same bytes.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from octavo.backends.torch.spans import Spans
 from octavo.checkpoint import Checkpoint, Tensor
 from octavo.checkpoint.dequantize import dequantize
 from octavo.checkpoint.progress import Advance
@@ -25,8 +23,12 @@ from octavo.compress.fit import F32
 from octavo.compress.groups import Block, Group, blocks, whole
 from octavo.compress.journal import Arrays, Journal
 from octavo.compress.statistics import InputStatistics
+from octavo.compress.writing import named
 from octavo.errors import UsageError
 from octavo.program import Program
+
+if TYPE_CHECKING:
+    from octavo.backends.torch.spans import Spans
 
 Notes = dict[str, Any]
 
@@ -45,28 +47,30 @@ class Step(Protocol):
     """What is done with each layer."""
 
     def make(self, name: str, weights: F32, inputs: InputStatistics) -> Finished:
-        """Looks at a layer `[outputs, inputs]`. Raises UsageError for weights that no scale holds."""
+        """Looks at a layer `[outputs, inputs]`. Raises UsageError for weights it cannot take."""
 
     def weights(self, name: str, arrays: Arrays) -> F32 | None:
         """Those of `Finished`, from its arrays."""
 
 
 class Calibration:
-    """A model, the layers `wanted` of it, and the tokens `[sequences, length]` they are seen with."""
+    """A model, the layers of it that are `wanted`, and tokens `[sequences, length]`."""
 
     def __init__(
         self, checkpoint: Checkpoint, program: Program, wanted: Mapping[str, Tensor],
         tokens: npt.NDArray[np.int32], step: Step, journal: Journal,
     ) -> None:  # fmt: skip
+        """Raises UsageError if there is no torch."""
         self.checkpoint, self.wanted, self.step, self.journal = checkpoint, wanted, step, journal
         self.blocks = blocks(program, set(wanted))
-        self._spans = Spans(program, tokens, journal.folder, self._read)
+        self._spans = _spans(program, tokens, journal.folder, self._read)
+        self.finished = {i for i in range(len(self.blocks)) if journal.has(i)}
         self._changed: dict[str, F32] = {}
 
-    def run(self, progress: Advance) -> int:
-        """Does all blocks, telling `progress` the bytes of each; gives the number of those that
-        were finished before. Raises WriteError, and UsageError for values that are no numbers."""
-        left = [i for i in range(len(self.blocks)) if not self.journal.has(i)]
+    def run(self, progress: Advance) -> None:
+        """Does the blocks that are not finished, telling `progress` the bytes of each. Raises
+        WriteError, and UsageError for values that are no numbers."""
+        left = [i for i in range(len(self.blocks)) if i not in self.finished]
         try:
             for i, block in enumerate(self.blocks[: max(left, default=-1) + 1]):
                 if i in left:
@@ -83,7 +87,6 @@ class Calibration:
                 progress(sum(self.wanted[n].nbytes for n in block.layers))
         finally:
             self._spans.close()
-        return len(self.blocks) - len(left)
 
     def _make(self, number: int, block: Block) -> int:
         """Does the groups of a block; the operation before which values are known then."""
@@ -122,6 +125,17 @@ class Calibration:
         return self._changed[name][rows] if name in self._changed else dequantize(tensor)
 
 
+def _spans(*args: Any) -> Spans:
+    try:
+        from octavo.backends.torch.spans import Spans
+    except ImportError:
+        raise UsageError(
+            "what a model's layers see is computed with torch, which is not installed",
+            "pip install 'octavo[compress]'",
+        ) from None
+    return Spans(*args)
+
+
 def of_layers(arrays: Arrays) -> dict[str, dict[str, npt.NDArray[Any]]]:
     """The arrays of a block by layer."""
     out: dict[str, dict[str, npt.NDArray[Any]]] = {}
@@ -129,12 +143,3 @@ def of_layers(arrays: Arrays) -> dict[str, dict[str, npt.NDArray[Any]]]:
         name, _, part = key.rpartition("/")
         out.setdefault(name, {})[part] = x
     return out
-
-
-@contextmanager
-def named(name: str) -> Iterator[None]:
-    """What is wrong with weights or inputs, with the name of the layer."""
-    try:
-        yield
-    except UsageError as e:
-        raise UsageError(f"{name}: {e}", *e.suggestions) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -11,6 +11,8 @@ import numpy as np
 
 from octavo.checkpoint.base import Checkpoint
 from octavo.checkpoint.progress import Advance
+
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,9 @@ class Job(Protocol):
     def forecast(self) -> Rounded:
         """The result without its making: sizes are exact but for headers."""
 
-    def run(self, progress: Advance = ...) -> Rounded:
-        """Writes the model. Raises WriteError, and UsageError for weights that are no numbers."""
+    def run(self, progress: Advance = ..., say: Say = ...) -> Rounded:
+        """Writes the model. say: told what becomes of an earlier run that was cut off. Raises
+        WriteError, and UsageError for weights that are no numbers."""
 
 
 def weights_of(checkpoint: Checkpoint) -> int:

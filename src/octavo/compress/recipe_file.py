@@ -18,24 +18,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 
 from octavo.checkpoint.base import TensorType
 from octavo.checkpoint.files import read_file
 from octavo.compress.blocks import ENCODED
-from octavo.compress.grids import Grid
+from octavo.compress.grids import Grid, Scheme
 from octavo.compress.recipes import (
     LAYOUTS,
     METHODS,
+    Activations,
     FolderRecipe,
     GgufRecipe,
     Layout,
     Method,
     Recipe,
     Rule,
-    Scheme,
 )
 from octavo.errors import CheckpointError, OctavoError, UsageError
 
@@ -73,7 +73,7 @@ def read_recipe(text: str, file: str, name: str | None = None) -> Recipe:
     """A recipe from YAML. Raises UsageError with the line of what is wrong."""
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as e:
+    except (yaml.YAMLError, RecursionError) as e:
         mark = getattr(e, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
         raise UsageError(f"{file}{line}: {getattr(e, 'problem', None) or 'not YAML'}") from None
@@ -111,9 +111,9 @@ def _folder(name: str, summary: str, entries: Mapping[str, _Node]) -> FolderReci
         raise entries["file_type"].wrong("file_type is of GGUF files")
     method: Method = entries["method"].one_of(METHODS) if "method" in entries else "rtn"
     layouts: tuple[Layout, ...] = tuple(f.one_of(LAYOUTS) for f in entries["formats"].items())
-    activations = None
+    activations: Activations | None = None
     if "activations" in entries:
-        activations = entries["activations"].one_of(("dynamic", "static"))
+        activations = entries["activations"].one_of(get_args(Activations))
     weights = _scheme(entries["weights"])
     rules = _rules(entries, lambda node: None if node.is_text("keep") else _scheme(node))
     recipe = FolderRecipe(name, summary, weights, layouts, method, rules, activations)
@@ -198,7 +198,7 @@ class _Node:
         text = self.text()
         if text not in known:
             raise self.wrong(f"{text!r} is none of {', '.join(map(str, known))}")
-        return known[known.index(text)]  # type: ignore[arg-type]
+        return known[known.index(text)]
 
     def number(self) -> int:
         text = self.text()

@@ -12,12 +12,11 @@ from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
 from octavo.checkpoint.base import TensorType
-from octavo.compress.grids import Grid
+from octavo.compress.grids import Scheme
 
 Layout = Literal["gptq", "awq", "compressed-tensors", "mlx", "safetensors"]
 Method = Literal["rtn", "gptq", "awq", "int8", "smoothquant"]
 Activations = Literal["dynamic", "static"]
-Scheme = Grid | Literal["fp8"]  # fp8: e4m3 with a scale a row
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 METHODS: tuple[Method, ...] = get_args(Method)
 

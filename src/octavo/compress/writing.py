@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,27 +16,9 @@ from octavo.checkpoint.writer import NewTensor
 from octavo.compress import layouts
 from octavo.compress.blocks import ENCODED, encode
 from octavo.compress.fit import F32
-from octavo.compress.grids import check_finite, rounded
+from octavo.compress.grids import check_finite
+from octavo.compress.packing import as_floats
 from octavo.errors import UsageError
-
-_WRITTEN = {"config.json", "model.safetensors.index.json", "quantize_config.json"}
-_WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".gguf", ".onnx", ".h5", ".msgpack", ".ot")
-LARGEST_COPY = 64 << 20  # bytes: tokenizers are smaller, forgotten weights are not
-
-
-def beside(folder: Path) -> dict[str, Path]:
-    """What lies in a model's folder and the folders in it but its weights: tokenizer, template,
-    pooling."""
-    out = {}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder)
-        hidden = any(part.startswith(".") for part in name.parts)
-        wanted = path.is_file() and path.suffix not in _WEIGHTS and str(name) not in _WRITTEN
-        if path.suffix == ".safetensors" and len(name.parts) > 1:
-            wanted = path.is_file()  # a module's own, such as a Dense layer's
-        if wanted and not hidden and path.stat().st_size <= LARGEST_COPY:
-            out[str(name)] = path
-    return out
 
 
 def copied(tensor: Tensor, progress: Advance) -> NewTensor:
@@ -73,9 +54,7 @@ def encoded(x: F32, kind: TensorType, importance: F32 | None = None) -> Any:
             return np.stack([encode(a, kind, b) for a, b in zip(x, importance, strict=True)])
         return encode(x.reshape(-1, x.shape[-1]), kind, importance)
     check_finite(x)
-    if kind is TensorType.BF16:
-        return (rounded(x, "bf16").view(np.uint32) >> 16).astype(np.uint16)
-    return x.astype(np.float16) if kind is TensorType.F16 else np.asarray(x, np.float32)
+    return as_floats(x, kind)
 
 
 def module(parts: layouts.Tensors, make: Callable[[], layouts.Tensors]) -> dict[str, NewTensor]:
