@@ -19,7 +19,7 @@ from octavo.checkpoint.base import FLOATS, Checkpoint, TensorType, tensor_bytes
 from octavo.checkpoint.dequantize import decoded
 from octavo.checkpoint.progress import Advance
 from octavo.checkpoint.quantized import quantization_of
-from octavo.checkpoint.writer import NewTensor, check_new, write_folder, write_gguf
+from octavo.checkpoint.writer import NewTensor, check_free, write_folder, write_gguf
 from octavo.compress import layouts, repack
 from octavo.compress.beside import beside
 from octavo.compress.counterparts import Counterpart
@@ -161,7 +161,7 @@ class Conversion:
         return NewTensor(kind, part.shape, read)
 
     def _to_folder(self, format: Layout) -> Callable[[], None]:
-        check_new(self._output)
+        check_free(self._output)
         folder, parts = folder_parts(self._checkpoint)
         half, out = half_of(parts), self._tensors
         grids: dict[str, Grid] = {}

@@ -12,7 +12,7 @@ import numpy as np
 from octavo.checkpoint.adapter import LowRank, read_adapter
 from octavo.checkpoint.base import FLOATS, Checkpoint, TensorType, tensor_bytes
 from octavo.checkpoint.progress import Advance
-from octavo.checkpoint.writer import NewTensor, check_new, write_folder
+from octavo.checkpoint.writer import NewTensor, check_free, write_folder
 from octavo.compress.beside import beside
 from octavo.compress.conversion import half_of, plain_config
 from octavo.compress.counterparts import Counterpart, turned
@@ -51,7 +51,7 @@ class Merge:
                 f"{output} is no name for a folder, which is what is written",
                 f"--output {output.with_suffix('')}",
             )
-        check_new(output)
+        check_free(output)
         self._checkpoint, self._adapters, self._output = checkpoint, tuple(adapters), output
         self._folder, self._parts = folder_parts(checkpoint)
         self._found = [_fitting(self._folder, path) for path in adapters]
