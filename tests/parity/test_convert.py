@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,21 +165,28 @@ def test_tokenizer_of_a_gguf_file(smollm2: Path, tmp_path: Path) -> None:
     template.close()
 
 
-@pytest.mark.parametrize(
-    ("name", "model", "pre"), [("qwen3", "gpt2", "qwen2"), ("llama2", "llama", "default")]
-)
-def test_published_vocabularies(name: str, model: str, pre: str) -> None:
-    """The rule that llama.cpp knows a published tokenizer by is found, and encodes as it does."""
-    folder = npm_tokenizer(name)
-    files = {p.name: p for p in folder.glob("*.json")}
-    source = Checkpoint(folder, "hf", {}, {}, files)
+def test_published_vocabulary() -> None:
+    """Scores that are made of merges encode as the published tokenizer.json does."""
+    folder = npm_tokenizer("llama2")
+    source = Checkpoint(folder, "hf", {}, {}, {p.name: p for p in folder.glob("*.json")})
     ours = load_tokenizer(source)
     made = vocabulary(source, len(ours.vocabulary))
-    assert (made["tokenizer.ggml.model"], made["tokenizer.ggml.pre"]) == (model, pre)
+    assert made["tokenizer.ggml.model"] == "llama"
     theirs = load_tokenizer(Checkpoint(Path("model.gguf"), "gguf", made, {}))
     assert theirs.special == ours.special
     for text in strings(300):
         assert theirs.encode(text) == ours.encode(text)
+
+
+def test_vocabulary_comes_back(smollm2: Path) -> None:
+    """Tokens, types, merges, ids, template and the name of the rule, through tokenizer.json."""
+    checkpoint = open_checkpoint(smollm2)
+    view = as_folder(checkpoint)
+    made = vocabulary(view, view.metadata["vocab_size"])
+    names = ("model", "pre", "tokens", "token_type", "merges", "bos_token_id", "eos_token_id")
+    keys = [f"tokenizer.ggml.{n}" for n in (*names, "padding_token_id", "add_bos_token")]
+    for key in (*keys, "tokenizer.chat_template"):
+        assert made[key] == checkpoint.metadata[key]
 
 
 def test_a_rule_without_a_name_is_refused(tmp_path: Path) -> None:
@@ -270,7 +278,8 @@ def test_k_formats_fit_mlx(kind: TensorType, tmp_path: Path) -> None:
     """Products of two scales are no fp16, but fp32 holds them."""
     from octavo.compress.blocks import encode
 
-    save_llama(WIDE, tmp_path / "f32.gguf", Q.F32)
+    small = replace(WIDE, ffn=256, layers=1, kv_heads=1)
+    save_llama(small, tmp_path / "f32.gguf", Q.F32)
     plain = open_checkpoint(tmp_path / "f32.gguf")
     tensors = {
         n: NewTensor.of(encode(t.vector(), kind), kind)
@@ -315,8 +324,6 @@ def as_named(result: Converted, source: Checkpoint) -> list[Any]:
     """The report's rows by the folder's names, whichever format it is of."""
     if result.format != "gguf":
         return list(result.tensors)
-    from dataclasses import replace
-
     _, parts = gguf_parts(source)
     names = {p.name: p.sources[0].name for p in parts}
     return [replace(t, name=names[t.name]) for t in result.tensors]
