@@ -204,7 +204,8 @@ static inline VB b_or(VB x, VB y) {
   return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)};
 }
 template <int S, int MASK> static inline __m256i bits_half(__m256i x) {
-  x = S < 0 ? _mm256_slli_epi16(x, S < 0 ? -S : 0) : _mm256_srli_epi16(x, S < 0 ? 0 : S);
+  constexpr int LEFT = S < 0 ? -S : 0, RIGHT = S < 0 ? 0 : S;
+  x = LEFT ? _mm256_slli_epi16(x, LEFT) : _mm256_srli_epi16(x, RIGHT);
   return _mm256_and_si256(x, _mm256_set1_epi8(MASK));
 }
 // Each byte shifted to the right (to the left where S is negative), and of that the bits in MASK.

@@ -124,8 +124,8 @@ static inline VB b_flip(VB a) { return {_mm512_xor_si512(a.v, _mm512_set1_epi8(-
 static inline VB b_or(VB a, VB b) { return {_mm512_or_si512(a.v, b.v)}; }
 // Each byte shifted to the right (to the left where S is negative), and of that the bits in MASK.
 template <int S, int MASK> static inline VB b_bits(VB a) {
-  const __m512i x =
-      S < 0 ? _mm512_slli_epi16(a.v, S < 0 ? -S : 0) : _mm512_srli_epi16(a.v, S < 0 ? 0 : S);
+  constexpr int LEFT = S < 0 ? -S : 0, RIGHT = S < 0 ? 0 : S;
+  const __m512i x = LEFT ? _mm512_slli_epi16(a.v, LEFT) : _mm512_srli_epi16(a.v, RIGHT);
   return {_mm512_and_si512(x, _mm512_set1_epi8(MASK))};
 }
 // acc[row] += sum over 4 of u8 weight * s8 activation; WIDE: weights may exceed 127

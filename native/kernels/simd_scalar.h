@@ -147,7 +147,8 @@ static inline VB b_flip(VB a) { EACH_BYTE a.v[i] ^= 128; return a; }
 static inline VB b_or(VB a, VB b) { EACH_BYTE a.v[i] |= b.v[i]; return a; }
 // Each byte shifted to the right (to the left where S is negative), and of that the bits in MASK.
 template <int S, int MASK> static inline VB b_bits(VB a) {
-  EACH_BYTE a.v[i] = (uint8_t)((S < 0 ? a.v[i] << (S < 0 ? -S : 0) : a.v[i] >> (S < 0 ? 0 : S)) & MASK);
+  constexpr int LEFT = S < 0 ? -S : 0, RIGHT = S < 0 ? 0 : S;
+  EACH_BYTE a.v[i] = (uint8_t)(a.v[i] << LEFT >> RIGHT & MASK);
   return a;
 }
 template <bool WIDE> static inline VI b_dot(VI acc, VB w, const int8_t* a) {

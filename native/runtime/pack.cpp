@@ -13,10 +13,10 @@
 //     line per 4 features, stored as q + 128.
 //     MXFP4 has exponents [2][16] u8 in place of d.
 //   K-quants, tile of 256 features:  d[16], dmin[16] f16, scales [8][16] and minima [8][16] u8
-//     (Q2_K: both [16][16], scales in low nibbles; Q3_K, Q6_K: signed scales [16][16]), (fifth bits:
-//     8 x 64 bytes), (8 x 4 nibble lines), (Q2_K, Q3_K, Q6_K: 8 x 2 lines of two bits a code), (Q3_K:
-//     8 lines of one bit a code). Of a group, two-bit line h holds features 16h + 4s..16h + 4s + 3 in
-//     bits 2s, a one-bit line features 4s..4s + 3 in bit s.
+//     (Q2_K: [16][16] with scales in low and minima in high nibbles; Q3_K, Q6_K: signed scales
+//     [16][16]), (fifth bits: 8 x 64 bytes), (8 x 4 nibble lines), (Q2_K, Q3_K, Q6_K: 8 x 2 lines
+//     of two bits a code), (Q3_K: 8 lines of one bit a code). Two-bit line h of a group holds
+//     features 16h + 4s..16h + 4s + 3 in bits 2s, 2s + 1; a one-bit line 4s..4s + 3 in bit s.
 //   CODE4, CODE8: scales [groups][16] f32, (minima likewise), then the lines of Q4_0 or Q8_0 for
 //     each 32 features.
 //   TABLE4: scales, values [16] f32, 16 rows of two features after another.
