@@ -75,7 +75,7 @@ def test_gguf(recipe: GgufRecipe, source: Path, tmp_path: Path) -> None:
     assert {n: t.type for n, t in made.tensors.items()} == job.types
     assert made.metadata["general.file_type"] == recipe.file_type
     assert {t.tensor_type.name for t in gguf.GGUFReader(done.output).tensors} == set(done.kinds)
-    assert 0 < distance(source, done.output) < bound(source, done.output) < 1
+    assert 0 < distance(source, done.output) < min(1, bound(source, done.output))
 
 
 def test_the_mix_of_q4_k_m(source: Path) -> None:
@@ -85,6 +85,35 @@ def test_the_mix_of_q4_k_m(source: Path) -> None:
     layers = {f"blk.{i}.{part}.weight" for i in (0, 3, 6, 7) for part in ("attn_v", "ffn_down")}
     assert more == layers | {"output.weight"}
     assert {k for n, k in types.items() if n not in more} == {TensorType.Q4_K, TensorType.F32}
+
+
+@pytest.mark.parametrize("values", [1024, 4096])
+def test_the_mixes_of_two_and_three_bits(values: int) -> None:
+    """As llama.cpp's, of a model with 32 layers; values of 1,024 are shared by four queries."""
+    shapes = {
+        "attn_q": (4096, 4096), "attn_v": (values, 4096), "attn_output": (4096, 4096),
+        "ffn_up": (11008, 4096), "ffn_down": (4096, 11008),
+    }  # fmt: skip
+    found = {
+        (name, part): [
+            r.type_of(f"blk.{i}.{part}.weight", shape, 32, False).name for i in range(32)
+        ]
+        for name in ("q2_k", "q3_k_m")
+        for part, shape in shapes.items()
+        if isinstance(r := RECIPES[name], GgufRecipe)
+    }
+    assert found == {
+        ("q2_k", "attn_q"): ["Q2_K"] * 32,
+        ("q2_k", "attn_v"): ["Q4_K" if values == 1024 else "Q3_K"] * 32,
+        ("q2_k", "attn_output"): ["Q3_K"] * 32,
+        ("q2_k", "ffn_up"): ["Q2_K"] * 32,
+        ("q2_k", "ffn_down"): ["Q3_K"] * 32,
+        ("q3_k_m", "attn_q"): ["Q3_K"] * 32,
+        ("q3_k_m", "attn_v"): ["Q5_K"] * 2 + ["Q4_K"] * 30,
+        ("q3_k_m", "attn_output"): ["Q4_K"] * 32,
+        ("q3_k_m", "ffn_up"): ["Q3_K"] * 32,
+        ("q3_k_m", "ffn_down"): ["Q5_K"] * 2 + ["Q4_K"] * 30,
+    }
 
 
 @pytest.mark.parametrize(("recipe", "layout"), FOLDERS, ids=lambda v: getattr(v, "name", v))

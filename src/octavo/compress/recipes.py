@@ -123,7 +123,7 @@ RECIPES: dict[str, Recipe] = {
         _gguf("q5_k_m", "Q5_K", _OFTEN_Q6_K, "Q6_K", 17, "5.7 bits"),
         _gguf("q4_k_m", "Q4_K", _OFTEN_Q6_K, "Q6_K", 15, "4.8 bits; what most people run"),
         _gguf("q3_k_m", "Q3_K", _Q3_K_M, "Q6_K", 12, "3.9 bits; where memory is short"),
-        _gguf("q2_k", "Q2_K", _Q2_K, "Q6_K", 10, "3 bits; a large model where none fits"),
+        _gguf("q2_k", "Q2_K", _Q2_K, "Q6_K", 10, "3 bits; for a model that does not fit otherwise"),
         _gguf("q4_0", "Q4_0", (), "Q6_K", 2, "4.5 bits; the least work for a CPU"),
         _gguf("q4_1", "Q4_1", (), "Q6_K", 3, "5 bits"),
         _gguf("iq4_nl", "IQ4_NL", (), "Q6_K", 25, "4.5 bits on an uneven grid"),
