@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Q
 
+from octavo.backends.torch.reference import Reference
 from octavo.checkpoint import open_checkpoint
 from octavo.checkpoint.base import TensorType
 from octavo.checkpoint.dequantize import dequantize
@@ -23,6 +25,8 @@ from octavo.compress.rounding import Job
 from octavo.errors import UsageError, WriteError
 from tests.conftest import Runner
 from tests.families import FAMILIES, save_family
+from tests.families import save_gguf as save_family_gguf
+from tests.parity.test_cpu import Divergence
 from tests.small_models import Small, save_gguf, save_hf
 
 SMALL = Small(heads=4, kv_heads=2, head_dim=64, hidden=256, ffn=512, layers=8, tied=False)
@@ -193,6 +197,21 @@ def test_what_is_not_rounded(tmp_path: Path) -> None:
     assert "is quantized already" in refusal(
         open_checkpoint(out), RECIPES["rtn-4"], tmp_path / "twice"
     )
+
+
+@pytest.mark.parametrize("name", ["q2_k", "q3_k_m"])
+def test_experts_of_two_and_three_bits(name: str, tmp_path: Path) -> None:
+    """What is made of experts runs as the reference computes it from the rounded weights."""
+    wide = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2}
+    family = replace(FAMILIES["olmoe"], settings=FAMILIES["olmoe"].settings | wide)
+    save_family(family, tmp_path)
+    save_family_gguf(family, tmp_path, tmp_path / "moe.gguf")
+    job = Job(open_checkpoint(tmp_path / "moe.gguf"), RECIPES[name], tmp_path / "small.gguf")
+    experts = {k.name for n, k in job.types.items() if "_exps" in n}
+    assert experts == ({"Q2_K", "Q3_K"} if name == "q2_k" else {"Q3_K", "Q4_K"})
+    runner, d = Runner(job.run().output, kv_dtype="f32"), Divergence()
+    d.add(Reference(runner.program).logits(IDS), runner.logits(IDS), IDS)
+    d.check()
 
 
 def test_routers_stay_as_they_are(tmp_path: Path) -> None:
