@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from octavo.compress.quantize import quantize
     from octavo.engine.request import BeamSearch, SamplingParams
     from octavo.errors import OctavoError
     from octavo.generate.reply import Completion
@@ -19,6 +20,7 @@ __all__ = [
     "OctavoError",
     "SamplingParams",
     "grammar",
+    "quantize",
 ]
 
 _HOMES = {
@@ -28,6 +30,7 @@ _HOMES = {
     "BeamSearch": "octavo.engine.request",
     "OctavoError": "octavo.errors",
     "SamplingParams": "octavo.engine.request",
+    "quantize": "octavo.compress.quantize",
 }
 
 

@@ -68,7 +68,14 @@ def _console() -> Console:
 def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A progress bar on a terminal; elsewhere one line."""
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -77,7 +84,7 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
         return
     columns = [TextColumn(what, markup=False), BarColumn(20), DownloadColumn()]
     if console.width >= 72:
-        columns.append(TransferSpeedColumn())
+        columns += [TransferSpeedColumn(), TimeRemainingColumn()]
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("", total=total)
         yield lambda n: bar.advance(task, n)
