@@ -50,6 +50,11 @@ void check(Storage type, const char* name, size_t n, size_t k, int tokens) {
   std::vector<uint8_t> source(stored_bytes(type, n, k));
   // ordinary numbers wherever a float lies
   for (uint8_t& b : source) b = uint8_t(0x30 | (rng() & 15));
+  // which these have behind codes and scales of any bits
+  const size_t any = type.type == GGML_Q2_K ? 80 : type.type == GGML_Q3_K ? 108 :
+      type.type == GGML_Q6_K ? 208 : 0;
+  for (size_t i = 0; i < source.size() && any; i++)
+    if (i % (any + (type.type == GGML_Q2_K ? 4 : 2)) < any) source[i] = uint8_t(rng());
   if (is_grouped(panel_format(type.type))) for (size_t i = 0; i < n * k; i++) source[i] &= 15;
   const Format format = panel_format(type.type);
   const size_t bytes = panel_bytes(format, type.group, k), panels = (n + PANEL - 1) / PANEL;
