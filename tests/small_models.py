@@ -12,6 +12,9 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Q
 
+from octavo.checkpoint.base import TensorType
+from octavo.compress.blocks import encode
+
 
 @dataclass(frozen=True)
 class Small:
@@ -70,6 +73,7 @@ def save_hf(s: Small, folder: Path) -> torch.nn.Module:
 
 
 GGUF_TYPES = [Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0, Q.MXFP4, Q.F16, Q.BF16, Q.F32]
+K_TYPES = [Q.Q2_K, Q.Q3_K, Q.Q4_K, Q.Q5_K, Q.Q6_K]  # which the gguf package cannot encode
 
 
 def llama_writer(s: Small, path: Path, eps: float) -> gguf.GGUFWriter:
@@ -97,6 +101,8 @@ def save_gguf(s: Small, path: Path, quant: Q, metadata: dict[str, Any] | None = 
 
     def matrix(name: str, rows: int, cols: int) -> None:
         x = (rng.standard_normal((rows, cols)) / cols**0.5).astype(np.float32)
+        if quant in K_TYPES:
+            return w.add_tensor(name, encode(x, TensorType(int(quant))), raw_dtype=quant)
         kind = quant if cols % 32 == 0 or quant in (Q.F16, Q.BF16, Q.F32) else Q.F32
         w.add_tensor(name, gguf.quants.quantize(x, kind), raw_dtype=kind)
 

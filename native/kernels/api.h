@@ -30,6 +30,8 @@ enum Format : int {
   IQ4_NL,
   MXFP4,
   Q8_0,
+  Q2_K,
+  Q3_K,
   Q4_K,
   Q5_K,
   Q6_K,
@@ -84,7 +86,7 @@ struct Act {
   int32_t* neg_low;   // k / 32 a row    and of the low ones
   float* sum;         // k / 32 a row    for grouped floats: sum(256 * high + low), for minima
   int32_t* neg32;     // k / 32 a row    minus that sum: a zero point is removed by a shift
-  int32_t* neg16;     // k / 16 a row    the same per 16 (Q6_K)
+  int32_t* neg16;     // k / 16 a row    the same per 16 (groups that have scales for halves)
   uint16_t* bf16;     // [rows][2k]      x rounded to bf16, then the remainder rounded to bf16
   float* f32;         // [rows][k]
   // forms that only adapters read: left out where a step has none that do

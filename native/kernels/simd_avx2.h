@@ -69,6 +69,14 @@ static inline VF f_u8(const uint8_t* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p))),
           _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8))))};
 }
+static inline VF f_u4(const uint8_t* p, int high) {  // low or high nibbles
+  __m256i a = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)),
+          b = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)));
+  const __m256i m = _mm256_set1_epi32(15);
+  a = high ? _mm256_srli_epi32(a, 4) : _mm256_and_si256(a, m);
+  b = high ? _mm256_srli_epi32(b, 4) : _mm256_and_si256(b, m);
+  return {_mm256_cvtepi32_ps(a), _mm256_cvtepi32_ps(b)};
+}
 static inline VF f_s8(const uint8_t* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))),
           _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8))))};
@@ -192,13 +200,17 @@ static inline VB b_flip(VB x) {
   const __m256i m = _mm256_set1_epi8(-128);
   return {_mm256_xor_si256(x.a, m), _mm256_xor_si256(x.b, m)};
 }
-template <int S> static inline __m256i plane_half(__m256i x, __m256i p) {
-  __m256i y = S <= 4 ? _mm256_slli_epi16(p, 4 - S) : _mm256_srli_epi16(p, S - 4);
-  return _mm256_or_si256(x, _mm256_and_si256(y, _mm256_set1_epi8(0x30)));
+static inline VB b_or(VB x, VB y) {
+  return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)};
 }
-template <int S>
-static inline VB b_plane(VB x, VB p) {
-  return {plane_half<S>(x.a, p.a), plane_half<S>(x.b, p.b)};
+template <int S, int MASK> static inline __m256i bits_half(__m256i x) {
+  constexpr int LEFT = S < 0 ? -S : 0, RIGHT = S < 0 ? 0 : S;
+  x = LEFT ? _mm256_slli_epi16(x, LEFT) : _mm256_srli_epi16(x, RIGHT);
+  return _mm256_and_si256(x, _mm256_set1_epi8(MASK));
+}
+// Each byte shifted to the right (to the left where S is negative), and of that the bits in MASK.
+template <int S, int MASK> static inline VB b_bits(VB x) {
+  return {bits_half<S, MASK>(x.a), bits_half<S, MASK>(x.b)};
 }
 #ifdef __AVXVNNI__
 template <bool WIDE>

@@ -54,6 +54,11 @@ static inline VF f_int(VI a) { return {_mm512_cvtepi32_ps(a.v)}; }
 static inline VF f_u8(const uint8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)))};
 }
+static inline VF f_u4(const uint8_t* p, int high) {  // low or high nibbles
+  const __m512i b = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+  return {_mm512_cvtepi32_ps(
+      high ? _mm512_srli_epi32(b, 4) : _mm512_and_si512(b, _mm512_set1_epi32(15)))};
+}
 static inline VF f_s8(const uint8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
 }
@@ -116,9 +121,12 @@ static inline VB b_lookup(VB a, const int8_t* table) {
 }
 // signed to unsigned: adds 128
 static inline VB b_flip(VB a) { return {_mm512_xor_si512(a.v, _mm512_set1_epi8(-128))}; }
-template <int S> static inline VB b_plane(VB a, VB plane) {  // a | ((plane >> S) & 3) << 4
-  __m512i x = S <= 4 ? _mm512_slli_epi16(plane.v, 4 - S) : _mm512_srli_epi16(plane.v, S - 4);
-  return {_mm512_or_si512(a.v, _mm512_and_si512(x, _mm512_set1_epi8(0x30)))};
+static inline VB b_or(VB a, VB b) { return {_mm512_or_si512(a.v, b.v)}; }
+// Each byte shifted to the right (to the left where S is negative), and of that the bits in MASK.
+template <int S, int MASK> static inline VB b_bits(VB a) {
+  constexpr int LEFT = S < 0 ? -S : 0, RIGHT = S < 0 ? 0 : S;
+  const __m512i x = LEFT ? _mm512_slli_epi16(a.v, LEFT) : _mm512_srli_epi16(a.v, RIGHT);
+  return {_mm512_and_si512(x, _mm512_set1_epi8(MASK))};
 }
 // acc[row] += sum over 4 of u8 weight * s8 activation; WIDE: weights may exceed 127
 template <bool WIDE> static inline VI b_dot(VI acc, VB w, const int8_t* a) {

@@ -75,6 +75,14 @@ static inline VF f_u8(const uint8_t* p) {
       vcvtq_f32_u32(vmovl_u16(vget_high_u16(low))), vcvtq_f32_u32(vmovl_u16(vget_low_u16(high))),
       vcvtq_f32_u32(vmovl_u16(vget_high_u16(high)))}};
 }
+static inline VF f_u4(const uint8_t* p, int high) {  // low or high nibbles
+  const uint8x16_t b = vld1q_u8(p),
+                   n = high ? vshrq_n_u8(b, 4) : vandq_u8(b, vdupq_n_u8(15));
+  const uint16x8_t low = vmovl_u8(vget_low_u8(n)), up = vmovl_u8(vget_high_u8(n));
+  return {{vcvtq_f32_u32(vmovl_u16(vget_low_u16(low))),
+      vcvtq_f32_u32(vmovl_u16(vget_high_u16(low))), vcvtq_f32_u32(vmovl_u16(vget_low_u16(up))),
+      vcvtq_f32_u32(vmovl_u16(vget_high_u16(up)))}};
+}
 static inline VF f_s8(const uint8_t* p) {
   const int8x16_t b = vld1q_s8((const int8_t*)p);
   const int16x8_t low = vmovl_s8(vget_low_s8(b)), high = vmovl_s8(vget_high_s8(b));
@@ -164,11 +172,13 @@ static inline VB b_lookup(VB a, const int8_t* table) {
 }
 // signed to unsigned
 static inline VB b_flip(VB a) { EACH a.v[i] = veorq_u8(a.v[i], vdupq_n_u8(128)); return a; }
-template <int S> static inline VB b_plane(VB a, VB plane) {
+static inline VB b_or(VB a, VB b) { EACH a.v[i] = vorrq_u8(a.v[i], b.v[i]); return a; }
+// Each byte shifted to the right (to the left where S is negative), and of that the bits in MASK.
+template <int S, int MASK> static inline VB b_bits(VB a) {
   EACH {
-    uint8x16_t two = plane.v[i];
-    if constexpr (S > 0) two = vshrq_n_u8(two, S);
-    a.v[i] = vorrq_u8(a.v[i], vshlq_n_u8(vandq_u8(two, vdupq_n_u8(3)), 4));
+    if constexpr (S < 0) a.v[i] = vshlq_n_u8(a.v[i], -S);
+    if constexpr (S > 0) a.v[i] = vshrq_n_u8(a.v[i], S);
+    a.v[i] = vandq_u8(a.v[i], vdupq_n_u8(MASK));
   }
   return a;
 }

@@ -70,6 +70,11 @@ static inline VF f_fp8(const uint8_t* p) {  // e4m3; 2^120 moves the exponent's 
 }
 static inline VF f_int(VI a) { VF r; EACH_LANE r.v[i] = (float)a.v[i]; return r; }
 static inline VF f_u8(const uint8_t* p) { VF r; EACH_LANE r.v[i] = p[i]; return r; }
+static inline VF f_u4(const uint8_t* p, int high) {  // low or high nibbles
+  VF r;
+  EACH_LANE r.v[i] = high ? p[i] >> 4 : p[i] & 15;
+  return r;
+}
 static inline VF f_s8(const uint8_t* p) { VF r; EACH_LANE r.v[i] = (int8_t)p[i]; return r; }
 static inline VF f_scale2(VF a, VF n) {
   EACH_LANE a.v[i] = ldexpf(a.v[i], n.v[i] > -200 ? (int)n.v[i] : -200);
@@ -139,9 +144,11 @@ static inline VB b_lookup(VB a, const int8_t* table) {
 }
 // signed to unsigned: adds 128
 static inline VB b_flip(VB a) { EACH_BYTE a.v[i] ^= 128; return a; }
-template <int S>
-static inline VB b_plane(VB a, VB plane) {
-  EACH_BYTE a.v[i] |= (uint8_t)((plane.v[i] >> S & 3) << 4);
+static inline VB b_or(VB a, VB b) { EACH_BYTE a.v[i] |= b.v[i]; return a; }
+// Each byte shifted to the right (to the left where S is negative), and of that the bits in MASK.
+template <int S, int MASK> static inline VB b_bits(VB a) {
+  constexpr int LEFT = S < 0 ? -S : 0, RIGHT = S < 0 ? 0 : S;
+  EACH_BYTE a.v[i] = (uint8_t)(a.v[i] << LEFT >> RIGHT & MASK);
   return a;
 }
 template <bool WIDE> static inline VI b_dot(VI acc, VB w, const int8_t* a) {

@@ -13,8 +13,10 @@
 //     line per 4 features, stored as q + 128.
 //     MXFP4 has exponents [2][16] u8 in place of d.
 //   K-quants, tile of 256 features:  d[16], dmin[16] f16, scales [8][16] and minima [8][16] u8
-//     (Q6_K: signed scales [16][16]), (fifth bits: 8 x 64 bytes), 8 x 4 nibble lines, (Q6_K: 8 x 2
-//     lines of two-bit planes).
+//     (Q2_K: [16][16] with scales in low and minima in high nibbles; Q3_K, Q6_K: signed scales
+//     [16][16]), (fifth bits: 8 x 64 bytes), (8 x 4 nibble lines), (Q2_K, Q3_K, Q6_K: 8 x 2 lines
+//     of two bits a code), (Q3_K: 8 lines of one bit a code). Two-bit line h of a group holds
+//     features 16h + 4s..16h + 4s + 3 in bits 2s, 2s + 1; a one-bit line 4s..4s + 3 in bit s.
 //   CODE4, CODE8: scales [groups][16] f32, (minima likewise), then the lines of Q4_0 or Q8_0 for
 //     each 32 features.
 //   TABLE4: scales, values [16] f32, 16 rows of two features after another.
@@ -26,25 +28,26 @@ namespace octavo {
 namespace {
 
 // elements, bytes, ... offsets of each part; -1: absent
-struct Layout { int block, source, tile_k, tile, minimum, fifth, lines; };
+struct Layout { int block, source, tile_k, tile, minimum, fifth, lines, pairs, thirds; };
 
 const Layout& layout(Format f) {
   static const Layout table[] = {
-      {32, 18, 64, 576, -1, -1, 64},      // Q4_0
-      {32, 20, 64, 640, 64, -1, 128},     // Q4_1
-      {32, 22, 64, 704, -1, 64, 192},     // Q5_0
-      {32, 24, 64, 768, 64, 128, 256},    // Q5_1
-      {32, 18, 64, 576, -1, -1, 64},      // IQ4_NL
-      {32, 17, 64, 576, -1, -1, 64},      // MXFP4
-      {32, 34, 64, 1088, -1, -1, 64},     // Q8_0
-      {256, 144, 256, 2368, 32, -1, 320},   // Q4_K
-      {256, 176, 256, 2880, 32, 320, 832},  // Q5_K
-      {256, 210, 256, 3392, -1, -1, 320},   // Q6_K
+      {32, 18, 64, 576, -1, -1, 64, -1, -1},         // Q4_0
+      {32, 20, 64, 640, 64, -1, 128, -1, -1},        // Q4_1
+      {32, 22, 64, 704, -1, 64, 192, -1, -1},        // Q5_0
+      {32, 24, 64, 768, 64, 128, 256, -1, -1},       // Q5_1
+      {32, 18, 64, 576, -1, -1, 64, -1, -1},         // IQ4_NL
+      {32, 17, 64, 576, -1, -1, 64, -1, -1},         // MXFP4
+      {32, 34, 64, 1088, -1, -1, 64, -1, -1},        // Q8_0
+      {256, 84, 256, 1344, 32, -1, -1, 320, -1},     // Q2_K
+      {256, 110, 256, 1856, -1, -1, -1, 320, 1344},  // Q3_K
+      {256, 144, 256, 2368, 32, -1, 320, -1, -1},    // Q4_K
+      {256, 176, 256, 2880, 32, 320, 832, -1, -1},   // Q5_K
+      {256, 210, 256, 3392, -1, -1, 320, 2368, -1},  // Q6_K
   };
   return table[f];
 }
 
-constexpr int PLANES = 2368;  // Q6_K: offset of the two-bit planes
 // Codes of one block as unsigned integers.
 void codes(Format f, const uint8_t* b, uint8_t* q) {
   auto nibbles = [&](const uint8_t* qs) {
@@ -58,6 +61,10 @@ void codes(Format f, const uint8_t* b, uint8_t* q) {
       for (int i = 0; i < 32; i++)
         q[64 * p + i] = qs[32 * p + i] & 15, q[64 * p + 32 + i] = qs[32 * p + i] >> 4;
   };
+  auto twos = [&](const uint8_t* qs) {
+    for (int i = 0; i < 256; i++)
+      q[i] = qs[i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3;
+  };
   switch (f) {
     case Q4_0: case IQ4_NL: return nibbles(b + 2);
     case MXFP4: return nibbles(b + 1);
@@ -65,6 +72,12 @@ void codes(Format f, const uint8_t* b, uint8_t* q) {
     case Q5_0: nibbles(b + 6); return fives(b + 2);
     case Q5_1: nibbles(b + 8); return fives(b + 4);
     case Q8_0: for (int i = 0; i < 32; i++) q[i] = b[2 + i] ^ 0x80; return;
+    case Q2_K: return twos(b + 16);
+    case Q3_K:
+      twos(b + 32);
+      for (int j = 0; j < 8; j++)
+        for (int i = 0; i < 32; i++) q[32 * j + i] |= uint8_t((b[i] >> j & 1) << 2);
+      return;
     case Q4_K: return k_nibbles(b + 16);
     case Q5_K:
       k_nibbles(b + 48);
@@ -84,6 +97,12 @@ void codes(Format f, const uint8_t* b, uint8_t* q) {
   }
 }
 
+// Q3_K: scale `j` of 16, signed.
+uint8_t six_bits(const uint8_t* s, int j) {
+  const int low = j < 8 ? s[j] & 15 : s[j - 8] >> 4, high = s[8 + j % 4] >> (j / 4 * 2) & 3;
+  return uint8_t((low | high << 4) - 32);
+}
+
 void scales(Format f, const uint8_t* b, uint8_t* tile, int group, int lane) {
   const Layout& l = layout(f);
   if (f == MXFP4) {
@@ -95,9 +114,11 @@ void scales(Format f, const uint8_t* b, uint8_t* tile, int group, int lane) {
     if (l.minimum >= 0) memcpy(tile + l.minimum + group * 32 + lane * 2, b + 2, 2);
     return;
   }
-  if (f == Q6_K) {
-    memcpy(tile + lane * 2, b + 208, 2);
-    for (int j = 0; j < 16; j++) tile[64 + j * 16 + lane] = b[192 + j];
+  if (f == Q6_K || f == Q3_K || f == Q2_K) {
+    memcpy(tile + lane * 2, b + l.source - (f == Q2_K ? 4 : 2), 2);
+    if (f == Q2_K) memcpy(tile + l.minimum + lane * 2, b + l.source - 2, 2);
+    for (int j = 0; j < 16; j++)
+      tile[64 + j * 16 + lane] = f == Q6_K ? b[192 + j] : f == Q2_K ? b[j] : six_bits(b + 96, j);
     return;
   }
   memcpy(tile + lane * 2, b, 2);
@@ -109,6 +130,11 @@ void scales(Format f, const uint8_t* b, uint8_t* tile, int group, int lane) {
   }
 }
 
+// Where two bits of code `i` of a group lie.
+int pair_at(const Layout& l, int g, int lane, int i) {
+  return l.pairs + g * 128 + (i / 16) * 64 + lane * 4 + i % 4;
+}
+
 // Writes 32 codes of `lane` into group `g` of a tile.
 void put_group(Format f, const uint8_t* q, uint8_t* tile, int g, int lane) {
   const Layout& l = layout(f);
@@ -117,30 +143,32 @@ void put_group(Format f, const uint8_t* q, uint8_t* tile, int g, int lane) {
     return;
   }
   uint8_t* lines = tile + l.lines + g * 256 + lane * 4;
-  for (int i = 0; i < 16; i++)
+  for (int i = 0; i < 16 && l.lines >= 0; i++)
     lines[(i / 4) * 64 + i % 4] = uint8_t((q[i] & 15) | (q[i + 16] & 15) << 4);
   if (l.fifth >= 0)
     for (int i = 0; i < 32; i++)
       tile[l.fifth + g * 64 + (i / 4) * 8 + lane / 2] |=
           uint8_t((q[i] >> 4 & 1) << (lane % 2 * 4 + i % 4));
-  if (f == Q6_K)
-    for (int i = 0; i < 32; i++)
-      tile[PLANES + g * 128 + (i / 16) * 64 + lane * 4 + i % 4] |=
-          uint8_t((q[i] >> 4 & 3) << (i / 4 % 4 * 2));
+  for (int i = 0; i < 32 && l.pairs >= 0; i++)
+    tile[pair_at(l, g, lane, i)] |= uint8_t((f == Q6_K ? q[i] >> 4 : q[i] & 3) << (i / 4 % 4 * 2));
+  for (int i = 0; i < 32 && l.thirds >= 0; i++)
+    tile[l.thirds + g * 64 + lane * 4 + i % 4] |= uint8_t((q[i] >> 2) << (i / 4));
 }
 
 uint8_t get_code(Format f, const uint8_t* tile, int g, int lane, int i) {
   const Layout& l = layout(f);
   if (f == Q8_0) return tile[l.lines + g * 512 + (i / 4) * 64 + lane * 4 + i % 4];
+  const int two = l.pairs >= 0 ? tile[pair_at(l, g, lane, i)] >> (i / 4 % 4 * 2) & 3 : 0;
+  if (f == Q2_K) return uint8_t(two);
+  if (f == Q3_K)
+    return uint8_t(two | (tile[l.thirds + g * 64 + lane * 4 + i % 4] >> (i / 4) & 1) << 2);
   const uint8_t byte = tile[l.lines + g * 256 + (i / 4 % 4) * 64 + lane * 4 + i % 4];
   int q = i < 16 ? byte & 15 : byte >> 4;
   if (f == IQ4_NL) return uint8_t(IQ4_NL_VALUES[q] + 128);
   if (f == MXFP4) return uint8_t(MXFP4_VALUES[q] + 128);
   if (l.fifth >= 0)
     q |= (tile[l.fifth + g * 64 + (i / 4) * 8 + lane / 2] >> (lane % 2 * 4 + i % 4) & 1) << 4;
-  if (f == Q6_K)
-    q |= (tile[PLANES + g * 128 + (i / 16) * 64 + lane * 4 + i % 4] >> (i / 4 % 4 * 2) & 3) << 4;
-  return uint8_t(q);
+  return uint8_t(q | two << 4);
 }
 
 float half(const uint8_t* p) {
@@ -166,7 +194,10 @@ Scales scales_of(Format f, const uint8_t* tile, int g, int lane, int i = 0) {
     return {half(tile + g * 32 + lane * 2),
         l.minimum >= 0 ? half(tile + l.minimum + g * 32 + lane * 2) : 0};
   const float d = half(tile + lane * 2);
-  if (f == Q6_K) return {d * float(int8_t(tile[64 + (2 * g + i / 16) * 16 + lane])), 0};
+  const uint8_t half_scale = tile[64 + (2 * g + i / 16) * 16 + lane];
+  if (f == Q3_K || f == Q6_K) return {d * float(int8_t(half_scale)), 0};
+  if (f == Q2_K)
+    return {d * float(half_scale & 15), -half(tile + 32 + lane * 2) * float(half_scale >> 4)};
   return {d * float(tile[64 + g * 16 + lane]),
       -half(tile + 32 + lane * 2) * float(tile[192 + g * 16 + lane])};
 }
@@ -224,6 +255,8 @@ Format panel_format(int type) {
     case GGML_IQ4_NL: return IQ4_NL;
     case GGML_MXFP4: return MXFP4;
     case GGML_Q8_0: return Q8_0;
+    case GGML_Q2_K: return Q2_K;
+    case GGML_Q3_K: return Q3_K;
     case GGML_Q4_K: return Q4_K;
     case GGML_Q5_K: return Q5_K;
     case GGML_Q6_K: return Q6_K;

@@ -9,7 +9,7 @@ namespace octavo {
 
 // Of panels, and of the file that keeps them (Arena::save). Another number whenever either changes:
 // files of older layouts are then not found.
-constexpr int LAYOUT_VERSION = 3;
+constexpr int LAYOUT_VERSION = 4;
 
 // Types as numbered in GGUF files.
 enum GgmlType : int {  // from 1000 on: codes with scales apart, see Storage
@@ -20,6 +20,8 @@ enum GgmlType : int {  // from 1000 on: codes with scales apart, see Storage
   GGML_Q5_0 = 6,
   GGML_Q5_1 = 7,
   GGML_Q8_0 = 8,
+  GGML_Q2_K = 10,
+  GGML_Q3_K = 11,
   GGML_Q4_K = 12,
   GGML_Q5_K = 13,
   GGML_Q6_K = 14,

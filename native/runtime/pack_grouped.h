@@ -9,7 +9,7 @@
 namespace octavo {
 
 // What a code of each format is counted from.
-constexpr int ZERO_POINT[] = {8, 0, 16, 0, 128, 128, 128, 0, 0, 32, 8, 0, 128, 0};
+constexpr int ZERO_POINT[] = {8, 0, 16, 0, 128, 128, 128, 0, 4, 0, 0, 32, 8, 0, 128, 0};
 constexpr size_t SCALE_LINE = PANEL * sizeof(float);
 
 // Writes the unit of a row in fixed point, the last line of its panel of `bytes` bytes.

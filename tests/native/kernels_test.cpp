@@ -50,6 +50,11 @@ void check(Storage type, const char* name, size_t n, size_t k, int tokens) {
   std::vector<uint8_t> source(stored_bytes(type, n, k));
   // ordinary numbers wherever a float lies
   for (uint8_t& b : source) b = uint8_t(0x30 | (rng() & 15));
+  // which these have behind codes and scales of any bits
+  const size_t any = type.type == GGML_Q2_K ? 80 : type.type == GGML_Q3_K ? 108 :
+      type.type == GGML_Q6_K ? 208 : 0;
+  for (size_t i = 0; i < source.size() && any; i++)
+    if (i % (any + (type.type == GGML_Q2_K ? 4 : 2)) < any) source[i] = uint8_t(rng());
   if (is_grouped(panel_format(type.type))) for (size_t i = 0; i < n * k; i++) source[i] &= 15;
   const Format format = panel_format(type.type);
   const size_t bytes = panel_bytes(format, type.group, k), panels = (n + PANEL - 1) / PANEL;
@@ -178,7 +183,8 @@ void check_attention(KvType type, int head_dim, int keys, int rows) {
 int main() {
   const struct { int type; const char* name; size_t block; int group = 0;
   } types[] = {{0, "F32", 1}, {1, "F16", 1}, {2, "Q4_0", 32}, {3, "Q4_1", 32}, {6, "Q5_0", 32},
-      {7, "Q5_1", 32}, {8, "Q8_0", 32}, {12, "Q4_K", 256}, {13, "Q5_K", 256}, {14, "Q6_K", 256},
+      {7, "Q5_1", 32}, {8, "Q8_0", 32}, {10, "Q2_K", 256}, {11, "Q3_K", 256}, {12, "Q4_K", 256},
+      {13, "Q5_K", 256}, {14, "Q6_K", 256},
       {20, "IQ4_NL", 32}, {39, "MXFP4", 32}, {30, "BF16", 1}, {1010, "INT4", 1, 32},
       {1011, "INT4_MIN", 1, 64}, {1012, "INT8", 1, 128}, {1013, "INT8_MIN", 1, 32},
       {1014, "TABLE4", 1, 64}, {1015, "FP8", 1, 128}};

@@ -14,7 +14,7 @@ from octavo.backends.torch.reference import Reference
 from octavo.checkpoint import open_checkpoint
 from octavo.text import load_tokenizer
 from tests.conftest import Runner, real_text
-from tests.small_models import GGUF_TYPES, Small, save_gguf, save_hf
+from tests.small_models import GGUF_TYPES, K_TYPES, Small, save_gguf, save_hf
 
 DOCUMENT = 512
 
@@ -94,6 +94,14 @@ def test_small_safetensors(small: Small, tmp_path: Path) -> None:
 @pytest.mark.parametrize("quant", GGUF_TYPES, ids=lambda q: q.name)
 def test_small_gguf(quant: Q, tmp_path: Path) -> None:
     small = Small(heads=6, kv_heads=2, head_dim=16, tied=quant != Q.Q8_0, bias=quant == Q.Q5_0)
+    save_gguf(small, tmp_path / "m.gguf", quant)
+    _check_small(tmp_path / "m.gguf", small.vocabulary)
+
+
+@pytest.mark.parametrize("quant", K_TYPES, ids=lambda q: q.name)
+def test_small_k_quants(quant: Q, tmp_path: Path) -> None:
+    """All matrices in one type, the tied embeddings too."""
+    small = Small(heads=4, kv_heads=2, head_dim=64, hidden=256, ffn=512)
     save_gguf(small, tmp_path / "m.gguf", quant)
     _check_small(tmp_path / "m.gguf", small.vocabulary)
 

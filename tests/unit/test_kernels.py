@@ -59,9 +59,10 @@ def random_blocks(kind: TensorType, rows: int, cols: int, seed: int) -> np.ndarr
         return np.frombuffer(x.tobytes(), np.uint8)
     elements, size = kind.block
     raw = rng.integers(0, 256, (rows * cols // elements, size), dtype=np.uint8)
-    places = {"Q6_K": [208], "Q4_0": [0], "Q5_0": [0], "Q8_0": [0], "IQ4_NL": [0]}.get(
-        kind.name, [0, 2]
-    )
+    places = {
+        "Q2_K": [80, 82], "Q3_K": [108], "Q6_K": [208], "Q4_0": [0], "Q5_0": [0], "Q8_0": [0],
+        "IQ4_NL": [0],
+    }.get(kind.name, [0, 2])  # fmt: skip
     if kind is TensorType.MXFP4:
         places = []
         raw[:, 0] = rng.integers(100, 130, len(raw))

@@ -15,12 +15,18 @@ from octavo.checkpoint.grouped import WITH_MINIMUM
 
 # What a file of the matrices below sums to, by `LAYOUT_VERSION` (native/runtime/pack.h). Files that
 # were written before a change of layout must not be mapped after it: add a version, change none.
-FILES = {3: "588982be5233b65dac9b8de37b646cfd7159bb90f4ab2ab12a7e27f6cef89739"}
+FILES = {
+    3: "588982be5233b65dac9b8de37b646cfd7159bb90f4ab2ab12a7e27f6cef89739",
+    4: "22a42f7d3597d40463c1c677f4d914f63cce9d22cc56a1a76408e88401941ed8",
+}
 
 ROWS, COLS, GROUP = 20, 512, 128
 TWO_SCALES = (TensorType.Q4_1, TensorType.Q5_1, TensorType.Q4_K, TensorType.Q5_K)
 # Where a block's fp16 scales lie, if not in front.
-HALVES = {TensorType.Q6_K: (208,), TensorType.MXFP4: ()} | dict.fromkeys(TWO_SCALES, (0, 2))
+HALVES = {
+    TensorType.Q2_K: (80, 82), TensorType.Q3_K: (108,), TensorType.Q6_K: (208,),
+    TensorType.MXFP4: (),
+} | dict.fromkeys(TWO_SCALES, (0, 2))  # fmt: skip
 
 
 def stored(kind: TensorType) -> np.ndarray:

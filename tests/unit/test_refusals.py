@@ -163,8 +163,7 @@ def test_absurd_sizes(tmp_path: Path) -> None:
 
 
 NAMED = {
-    10: "Q2_K",
-    11: "Q3_K",
+    15: "Q8_K",
     16: "IQ2_XXS",
     23: "IQ4_XS",
     35: "TQ2_0",

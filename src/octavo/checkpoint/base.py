@@ -88,8 +88,7 @@ GROUPED = (
     TensorType.FP8,
 )  # fmt: skip
 FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
-NO_KERNELS = (TensorType.Q2_K, TensorType.Q3_K)  # written, but not run
-BLOCKS = tuple(k for k, (elements, _) in _BLOCKS.items() if elements > 1 and k not in NO_KERNELS)
+BLOCKS = tuple(k for k, (elements, _) in _BLOCKS.items() if elements > 1)
 PACKED = (*BLOCKS, *GROUPED, *FLOATS)
 DIGITAL = (*BLOCKS, *GROUPED[:4])
 _NUMPY: dict[TensorType, npt.DTypeLike] = {

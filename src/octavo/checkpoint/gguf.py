@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from octavo.checkpoint.base import (
-    NO_KERNELS,
     Checkpoint,
     Stored,
     Tensor,
@@ -27,7 +26,7 @@ from octavo.checkpoint.files import map_file
 from octavo.errors import CheckpointError, Unsupported
 
 MAX_DIMENSIONS = 4
-READABLE = frozenset(kind for kind in TensorType if kind < 1000) - set(NO_KERNELS)
+READABLE = frozenset(kind for kind in TensorType if kind < 1000)
 MAX_ARRAY_DEPTH = 2
 MAX_TENSORS = 1 << 17
 MAX_PAIRS = 1 << 16
@@ -38,7 +37,7 @@ _SCALARS = {
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
 UNREAD_TYPES = {
-    4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS",
+    4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS",
     17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 25: "I16",
     28: "F64", 29: "IQ1_M", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 34: "TQ1_0",
     35: "TQ2_0", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8", 40: "NVFP4", 41: "Q1_0",

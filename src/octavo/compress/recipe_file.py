@@ -29,6 +29,7 @@ from octavo.compress.grids import Grid, Scheme
 from octavo.compress.recipes import (
     LAYOUTS,
     METHODS,
+    WHERE,
     Activations,
     FolderRecipe,
     GgufRecipe,
@@ -145,8 +146,8 @@ def _rules(
         parts = item.mapping("match", "weights", "where", need=("match", "weights"))
         match = parts["match"]
         patterns = (match,) if match.is_text() else match.items()
-        sensitive = "where" in parts and bool(parts["where"].one_of(("sensitive",)))
-        out.append(Rule(tuple(p.text() for p in patterns), becomes(parts["weights"]), sensitive))
+        where = parts["where"].one_of(WHERE) if "where" in parts else None
+        out.append(Rule(tuple(p.text() for p in patterns), becomes(parts["weights"]), where))
     return tuple(out)
 
 

@@ -7,6 +7,7 @@ Those that come with Octavo lie in `builtin/`, in the form that a recipe of one'
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
@@ -17,24 +18,32 @@ from octavo.compress.grids import Scheme
 Layout = Literal["gptq", "awq", "compressed-tensors", "mlx", "safetensors"]
 Method = Literal["rtn", "gptq", "healed", "awq", "smoothquant"]
 Activations = Literal["dynamic", "static"]
+Where = Literal["sensitive", "first-sixteenth", "shared"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 METHODS: tuple[Method, ...] = get_args(Method)
+WHERE: tuple[Where, ...] = get_args(Where)
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """What tensors whose names fit one of the patterns become; None: they stay as they are.
 
-    sensitive: only those of layers that lose most by rounding, as llama.cpp's mixes have it: the
-    first and last eighth, and a third of the others.
+    where: only those of layers that lose most by rounding, as llama.cpp's mixes have it. sensitive:
+    the first and last eighth, and a third of the others; shared: with a quarter as many outputs as
+    inputs or fewer, as of values that four queries share.
     """
 
     patterns: tuple[str, ...]
     becomes: Scheme | TensorType | None
-    sensitive: bool = False
+    where: Where | None = None
 
-    def fits(self, name: str) -> bool:
-        return any(fnmatchcase(name, p) for p in self.patterns)
+    def fits(self, name: str, shape: tuple[int, ...] = (), layers: int = 0) -> bool:
+        if not any(fnmatchcase(name, p) for p in self.patterns):
+            return False
+        if self.where is None:
+            return True
+        found = _LAYER.match(name)
+        return found is not None and _MEANT[self.where](int(found[1]), layers, shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +64,7 @@ class GgufRecipe:
         if name == "token_embd.weight" and tied:
             name = "output.weight"
         for rule in self.rules:
-            if rule.fits(name) and not (rule.sensitive and not _sensitive(name, layers)):
+            if rule.fits(name, shape, layers):
                 assert isinstance(rule.becomes, TensorType)
                 return _fitting(rule.becomes, shape[-1])
         return _fitting(self.base, shape[-1])
@@ -72,12 +81,12 @@ _NARROWER = {
 }  # fmt: skip
 
 
-def _sensitive(name: str, layers: int) -> bool:
-    found = _LAYER.match(name)
-    if found is None:
-        return False
-    layer, eighth = int(found[1]), layers // 8
-    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
+# Whether layer i of n, with a matrix of that shape, is meant.
+_MEANT: Mapping[Where, Callable[[int, int, tuple[int, ...]], bool]] = {
+    "sensitive": lambda i, n, _: i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2,
+    "first-sixteenth": lambda i, n, _: i < n // 16,
+    "shared": lambda i, n, shape: 4 * shape[-2] <= shape[-1],
+}
 
 
 def _fitting(kind: TensorType, columns: int) -> TensorType:
