@@ -9,11 +9,13 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.backends.base import BLOCK
 from octavo.engine.blocks import BlockAllocator
+from octavo.engine.kv import KVCache, KVState
 from octavo.engine.prefix import Match, PrefixIndex
 
 tokens = st.lists(st.integers(0, 2), min_size=1, max_size=5 * BLOCK)
@@ -267,3 +269,29 @@ def test_salts_leave_with_their_last_block() -> None:
     assert len(index) <= 8 and index.salts <= 8
     index.clear()
     assert index.salts == 0
+
+
+def test_a_copy_that_fails_leaves_no_blocks() -> None:
+    """Of a fork, and of an admission that continues within a known block."""
+
+    def fail(source: int, target: int) -> None:
+        raise RuntimeError("no such KV block")
+
+    pool = BlockAllocator(20)
+    cache = KVCache(PrefixIndex(pool), fail)
+    parent = KVState(list(range(40)))
+    assert cache.admit(parent, 40, reuse=True)
+    cache.advance(parent, 40)
+    for _ in range(3):
+        child = parent.fork()
+        with pytest.raises(RuntimeError):
+            cache.fork(parent, child)
+        assert (child.blocks, child.computed) == ([], 0)
+    cache.finish(parent)
+    for _ in range(3):
+        again = KVState([*range(36), 99, 99])
+        with pytest.raises(RuntimeError):
+            cache.admit(again, 38, reuse=True)
+        assert (again.blocks, again.computed) == ([], 0)
+    cache.index.clear()
+    assert pool.free_count == pool.count

@@ -87,8 +87,7 @@ class KVCache:
         kv.indexed, kv.computed = len(match.blocks), match.tokens
         if match.partial_block is not None:
             self.extend(kv, kv.computed)
-            self._copy_block(match.partial_block, kv.blocks[-1])
-            self.index.free([match.partial_block])
+            self._copy(match.partial_block, kv)
         self.extend(kv, len(kv.tokens))
         if kv.cached is None:
             kv.cached = min(kv.computed, prompt)
@@ -117,10 +116,22 @@ class KVCache:
         for block in child.blocks:
             self.index.share(block)
         if copied is not None:
-            self._copy_block(parent.blocks[whole], copied)
             child.blocks.append(copied)
+            self.index.share(parent.blocks[whole])
+            self._copy(parent.blocks[whole], child)
         child.computed, child.indexed = parent.computed, parent.indexed
         return True
+
+    def _copy(self, block: int, kv: KVState) -> None:
+        """Copies a block into a sequence's last one and drops a reference to it. If that fails, the
+        sequence holds no blocks."""
+        try:
+            self._copy_block(block, kv.blocks[-1])
+        except BaseException:
+            self.index.free([block])  # before those of the tokens before it
+            self.free(kv)
+            raise
+        self.index.free([block])
 
     def advance(self, kv: KVState, count: int) -> None:
         """Notes that `count` more tokens are computed; whole blocks enter the prefix index."""
