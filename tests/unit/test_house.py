@@ -151,6 +151,12 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     assert list(TopologicalSorter(graph).static_order())
 
 
+def test_recording_has_one_meaning() -> None:
+    """`Recorder` writes native models, `Recorded` knows which keys of a checkpoint were read."""
+    classes = [n for p in MODULES for n in ast.walk(ast.parse(p.read_text())) if isinstance(n, ast.ClassDef)]  # fmt: skip
+    assert sorted(c.name for c in classes if c.name.startswith("Record")) == ["Recorded", "Recorder"]  # fmt: skip
+
+
 DIALECTS = sorted((SOURCE / "server" / "dialects").rglob("*.py"))
 
 
