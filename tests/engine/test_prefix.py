@@ -35,7 +35,7 @@ def store(index: PrefixIndex, sequence: list[int], salt: str = "") -> bool:
     if match.partial_block is not None:
         index.free([match.partial_block])
     if ok:
-        index.insert(sequence, blocks, salt)
+        index.insert(sequence, blocks, salt, len(sequence))
     index.free(blocks)
     return ok
 
@@ -184,7 +184,7 @@ def test_evicts_what_the_definition_evicts(seed: int, count: int) -> None:
             sequence, salt, blocks = running.pop(rng.randrange(len(running)))
             mine, other = list(blocks), list(blocks)
             if len(blocks) * BLOCK >= len(sequence) and rng.random() < 0.8:
-                both[0].insert(sequence, mine, salt)
+                both[0].insert(sequence, mine, salt, len(sequence))
                 both[1].insert(sequence, other, salt)
             assert mine == other
             both[0].free(mine)

@@ -54,7 +54,6 @@ class OutputProcessor:
 
     def push(self, event: TokenEvent) -> TextDelta:
         """What an event adds, which may be nothing."""
-        self._usage.cached = max(self._usage.cached, event.cached)
         if isinstance(event, PromptLogprobs):
             return TextDelta(self._choice, "", prompt=self._scored(event))
         self._usage.stamp(event.times)
