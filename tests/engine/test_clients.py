@@ -32,7 +32,7 @@ from octavo.text.messages import Tool, message
 PROMPTS = ["The capital of France is", "Once upon a time", "One, two, three,", "def main():"]
 PARAMS = octavo.SamplingParams(temperature=0, max_tokens=12)
 NAMES = (
-    "running waiting blocks blocks_free blocks_cached steps prompt_tokens cached_tokens "
+    "running waiting blocks blocks_free blocks_cached steps busy_us prompt_tokens cached_tokens "
     "generated_tokens preemptions"
 ).split()
 

@@ -126,6 +126,14 @@ def test_backends_are_reached_through_their_interface(path: Path) -> None:
         assert not name.startswith(("octavo.backends.cpu", "octavo.backends.torch")), path
 
 
+@pytest.mark.parametrize("folder", ["bench", "server", "generate"])
+def test_engines_are_used_through_clients(folder: str) -> None:
+    """Who steps an engine is its client; the others, `llm.py` too, submit requests and read events."""
+    for path in [*(SOURCE / folder).rglob("*.py"), SOURCE / "llm.py"]:
+        assert not {n for n in full_names(path) if n.startswith(("octavo.engine.engine", "octavo.engine.scheduler"))}, path  # fmt: skip
+        assert "octavo.engine.Engine" not in full_names(path), path
+
+
 def full_names(path: Path) -> set[str]:
     """Every module that a file imports, anywhere in it, and every name it takes from one."""
     names = set()

@@ -90,6 +90,7 @@ class Engine:
         self._arrivals = count()
         self._multi_step_seconds = multi_step
         self._step_seconds = math.inf  # of the last step
+        self._busy = 0.0  # seconds in steps
         self._counts = dict.fromkeys(("steps", "prompt", "cached", "generated"), 0)
 
     # -- requests ---------------------------------------------------------------------------
@@ -175,9 +176,13 @@ class Engine:
         ]
         events += self._begin_compiled()
         events += [self._end(s, "length") for s in self._requests.complete()]
-        spans = self.scheduler.plan()
-        if not spans:
-            return events
+        began = time.perf_counter()
+        if spans := self.scheduler.plan():
+            events += self._run(spans)
+            self._busy += time.perf_counter() - began
+        return events
+
+    def _run(self, spans: list[ScheduledSpan]) -> list[TokenEvent]:
         now = self._clock()
         for span in spans:
             if not span.sequence.times.admitted:
@@ -186,10 +191,10 @@ class Engine:
         try:
             outcomes = self._compute(spans)
         except Exception as e:
-            return events + self._compute_apart(spans, e)
+            return self._compute_apart(spans, e)
         steps = max(1, len(outcomes[0].tokens))
         self._step_seconds = (time.perf_counter() - began) / steps
-        events += self._commit_all(outcomes, steps)
+        events = self._commit_all(outcomes, steps)
         self._executable.pack_pending()
         self._executable.prefault_kv(self._allocator.reached, idle=False)
         return events
@@ -366,6 +371,7 @@ class Engine:
             blocks_free=free,
             blocks_cached=self.index.available - free,
             steps=self._counts["steps"],
+            busy_us=int(1e6 * self._busy),
             prompt_tokens=self._counts["prompt"],
             cached_tokens=self._counts["cached"],
             generated_tokens=self._counts["generated"],
