@@ -76,8 +76,9 @@ class Report:
 
 @dataclass(frozen=True)
 class Moment:
-    """What an engine had done by then: tokens generated, seconds in steps, and in native code."""
+    """What an engine had done by then: steps, tokens, seconds in steps; native: in native code."""
 
+    steps: int
     tokens: int
     busy: float
     native: Counters
@@ -85,22 +86,27 @@ class Moment:
 
 @dataclass(frozen=True)
 class Run:
-    """Requests that ran together.
+    """Requests that ran together, each to its last token.
 
-    began: when the first was queued. times: of each. prefilled: when every one had its first token;
-    ended: when the last one had its last. tokens: that they were given.
+    times: of each. tokens: when each of all tokens was sampled, in order. began, prefilled, ended:
+    before, when every request had a token, and after.
     """
 
-    began: float
     times: Sequence[Times]
+    tokens: Sequence[float]
+    began: Moment
     prefilled: Moment
     ended: Moment
-    tokens: int
 
     @property
-    def first_tokens(self) -> float:
-        """When every request had its first token."""
-        return max(t.first_token for t in self.times)
+    def admitted(self) -> float:
+        """When the first step was planned."""
+        return min(t.admitted for t in self.times)
+
+    @property
+    def prefill_seconds(self) -> float:
+        """Until every request had its first token."""
+        return max(t.first_token for t in self.times) - self.admitted
 
     @property
     def decode_tps(self) -> float:
@@ -111,13 +117,13 @@ class Run:
     @property
     def overhead(self) -> float:
         """Percent of the time of decoding that was not spent in native steps."""
-        seconds = max(t.last_token for t in self.times) - self.first_tokens
+        seconds = self.tokens[-1] - self.tokens[self.prefilled.tokens - self.began.tokens - 1]
         native = self.ended.native.seconds - self.prefilled.native.seconds
         return 100 * (1 - native / seconds) if seconds else 0.0
 
     @property
     def ttft_ms(self) -> float:
-        return 1000 * statistics.mean(t.first_token - self.began for t in self.times)
+        return 1000 * statistics.mean(t.first_token - self.admitted for t in self.times)
 
     @property
     def expert_mb(self) -> float:
@@ -136,36 +142,39 @@ class Run:
 async def run_requests(
     client: EngineClient, requests: Sequence[Request], counters: Callable[[], Counters]
 ) -> Run:
-    """Runs requests that come together, each to its last token. Raises RequestError.
+    """Runs requests that come together. Raises RequestError.
 
-    Times are the engine's own; counters: of what computes for the client.
+    Times are the engine's own. counters: of what computes for the client, which may be a step
+    ahead of the client's statistics for a moment.
     """
     times: dict[str, Times] = {}
-    moments: list[Moment] = []
-    tokens = 0
+    tokens: list[float] = []
+    prefilled: Moment | None = None
 
     def moment() -> Moment:
-        stats = client.stats
-        return Moment(stats["generated_tokens"], stats["busy_us"] / 1e6, counters())
+        stats, native = client.stats, counters()
+        return Moment(stats["steps"], stats["generated_tokens"], stats["busy_us"] / 1e6, native)
 
     async def read(request: Request) -> None:
-        nonlocal tokens
+        nonlocal prefilled
         async with aclosing(client.submit(request)) as events:
             async for event in events:
                 if isinstance(event, Ended) and (error := failure(event)):
                     raise error
                 if isinstance(event, Token):
-                    tokens += 1
-                    first = request.id not in times
                     times[request.id] = event.times
-                    if first and len(times) == len(requests):
-                        moments.append(moment())
+                    tokens.append(event.times.last_token)
+                    if prefilled is None and len(times) == len(requests):
+                        now = moment()
+                        if now.native.steps - began.native.steps == now.steps - began.steps:
+                            prefilled = now
 
+    began = moment()
     await asyncio.gather(*map(read, requests))
-    if not moments:
+    if len(times) < len(requests):
         raise EngineFailed("a request ended without a token", code="engine_error")
-    began = min(t.queued for t in times.values())
-    return Run(began, list(times.values()), moments[0], moment(), tokens)
+    ended = moment()
+    return Run(list(times.values()), sorted(tokens), began, prefilled or ended, ended)
 
 
 def random_requests(vocabulary: int, batch: int, prompt: int, output: int) -> list[Request]:
@@ -197,7 +206,7 @@ async def measure(
 
     return Measurement(
         batch=batch, prompt=prompt, output=output,
-        prefill_tps=median(lambda r: batch * prompt / (r.first_tokens - r.began)),
+        prefill_tps=median(lambda r: batch * prompt / r.prefill_seconds),
         decode_tps=median(lambda r: r.decode_tps),
         ttft_ms=median(lambda r: r.ttft_ms),
         overhead=median(lambda r: r.overhead),
