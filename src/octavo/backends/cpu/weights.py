@@ -9,7 +9,6 @@ from octavo.checkpoint import Stored, Tensor, TensorType
 from octavo.checkpoint.grouped import Grouped
 from octavo.program import Attention, Embed, Experts, LayerNorm, Linear, Op, RmsNorm, Weight
 
-
 _FLOATS = (TensorType.BF16, TensorType.F32)
 
 
