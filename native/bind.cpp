@@ -225,6 +225,8 @@ NB_MODULE(_native, m) {
           [](Model& self, int buffer, int first,
               int count) {  // of a buffer as the last step left it, copied
             const Buffer& from = self.values(buffer);
+            if (first < 0 || count < 0 || count > self.rows(buffer) - first)
+              throw nb::index_error("rows outside their buffer");
             float* y;
             auto result = new_matrix(size_t(count), size_t(from.width), y);
             for (int r = 0; r < count; r++)

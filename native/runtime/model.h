@@ -113,6 +113,10 @@ class Model {
   const Buffer& logits() const { return buffers_[size_t(output_)].buffer; }
   int width() const { return width_; }  // of the output: the vocabulary, where it is logits
   const Buffer& values(int buffer) const { return buffers_.at(size_t(buffer)).buffer; }
+  // Of a buffer; 0 where this model only counts.
+  int rows(int buffer) const {
+    return buffers_arena_->writable() ? row_count(buffers_.at(size_t(buffer)).rows) : 0;
+  }
 
   int threads() const { return int(context_.scratch.size()); }
   const char* isa() const { return kernels_->name; }

@@ -21,7 +21,7 @@ from octavo.client.event_loop import EventLoop
 from octavo.client.in_process import InProcessClient
 from octavo.engine.request import SamplingParams
 from octavo.engine.stats import EngineStats
-from octavo.errors import InvalidValue, RequestError, engine_closed
+from octavo.errors import EngineFailed, InvalidValue, RequestError, engine_closed
 from octavo.generate.choices import completions, generate, generate_whole
 from octavo.generate.embed import encode_inputs, encode_pairs, pool, score
 from octavo.generate.load import LoadOptions, load
@@ -117,12 +117,17 @@ class AsyncLLM(_Loaded):
         await self.model.close()
 
     async def stats(self) -> EngineStats:
-        """What the engine holds now, and its counts since the start."""
+        """What the engine holds now, and its counts since the start.
+
+        Raises EngineFailed while there is no engine.
+        """
         client = self.model.client
         if isinstance(client, InProcessClient):
             return await client.read_stats()
-        found = client.stats
-        return EngineStats(**{f.name: found[f.name] for f in fields(EngineStats)})
+        found, names = client.stats, [f.name for f in fields(EngineStats)]
+        if not found.keys() >= set(names):
+            raise EngineFailed("there is no engine now to ask", code="engine_failed")
+        return EngineStats(**{name: found[name] for name in names})
 
     async def load_adapter(self, name: str, folder: str) -> None:
         """Makes a LoRA adapter (a PEFT folder) usable by name. Raises RequestError."""
@@ -214,7 +219,12 @@ class AsyncLLM(_Loaded):
         return [self.model.pooling.finish(v) for v in await pool(self.model, segments)]
 
     async def rank(self, query: str, documents: Sequence[str]) -> list[float]:
-        """How each document goes with the query: a cross-encoder's score, or a cosine."""
+        """How each document goes with the query: a cross-encoder's score, or a cosine.
+
+        Raises RequestError.
+        """
+        if isinstance(documents, str):
+            raise InvalidValue("documents is one text; a list of texts is taken", "documents")
         pairs = [(query, document) for document in documents]
         with _named({"inputs": "query"}):
             await asyncio.to_thread(encode_inputs, [query], self.model)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import openai
 import pytest
 from openai.types.chat import ChatCompletion
@@ -133,6 +135,28 @@ def test_cached_tokens_are_reported(client: openai.OpenAI) -> None:
     chat(client, messages=messages, max_tokens=1)
     again = chat(client, messages=messages, max_tokens=1)
     assert again.usage.prompt_tokens_details.cached_tokens == again.usage.prompt_tokens - 1
+
+
+def test_choices_of_a_prompt_compute_it_once(client: openai.OpenAI, server: Server) -> None:
+    """The metrics count the tokens of every choice, and those that were found; usage the prompt."""
+
+    def computed() -> int:
+        text = server.get("/metrics")[1]
+        counts = dict(re.findall(r"octavo_(prompt|cached)_tokens_total\S* (\d+)", text))
+        return int(counts["prompt"]) - int(counts["cached"])
+
+    messages = [{"role": "user", "content": "Say something about choices. " * 40}]
+    before = computed()
+    reply = chat(client, messages=messages, n=4, temperature=1.0, seed=5, max_tokens=8)
+    usage = reply.usage
+    own = usage.prompt_tokens - usage.prompt_tokens_details.cached_tokens
+    assert usage.prompt_tokens_details.cached_tokens < 40 and own > 150
+    assert computed() - before == own + 3  # and the last token once a choice
+    for i, choice in enumerate(reply.choices):
+        (alone,) = chat(
+            client, messages=messages, temperature=1.0, seed=5 + i, max_tokens=8
+        ).choices
+        assert alone.message.content == choice.message.content
 
 
 def test_models(client: openai.OpenAI) -> None:

@@ -149,6 +149,25 @@ def test_steps_that_point_outside_are_refused(runner: Runner, wrong: dict[str, n
     assert (runner.executable.logits(1) == expected).all()
 
 
+@pytest.mark.parametrize(
+    ("first", "count"), [(-1, 1), (0, -1), (0, 1 << 20), (1 << 30, 1), ((1 << 31) - 1, 1), (-9, 20)]
+)
+def test_results_outside_their_buffer_are_refused(runner: Runner, first: int, count: int) -> None:
+    """And with those of the last row there is none more; a model that only counts has none."""
+    model, rows = runner.executable.model, runner.executable.limits.selected
+    output = runner.executable._output
+    with pytest.raises(IndexError):
+        model.rows(output, first, count)
+    assert model.rows(output, rows, 0).shape == (0, model.rows(output, 0, rows).shape[1])
+    with pytest.raises(IndexError):
+        model.rows(output, rows, 1)
+    with pytest.raises(IndexError):
+        model.rows(1 << 20, 0, 1)
+    counting = _native.Model(_native.isa(), 1, 4, 4)
+    with pytest.raises(IndexError):
+        counting.rows(counting.add_buffer(False, 8), 0, 1)
+
+
 def test_positions_do_not_say_where_keys_lie(tmp_path: Path) -> None:
     """Rotations are relative: positions far outside the block table change nothing but rounding,
     and nothing outside of it is written."""

@@ -20,18 +20,19 @@ from octavo.client.in_process import InProcessClient
 from octavo.engine.engine import Engine
 from octavo.engine.events import Ended, Finish, Pooled, PromptLogprobs, Times, Token, TokenEvent
 from octavo.engine.request import Request, SamplingParams
-from octavo.errors import EngineFailed, Overloaded, RequestError
+from octavo.errors import EngineFailed, InvalidValue, Overloaded, RequestError
 from octavo.generate.choices import generate
 from octavo.generate.load import load
 from octavo.generate.model import ServedModel
-from octavo.generate.prepare import prepare
+from octavo.generate.prepare import encode_chat, prepare
 from octavo.generate.reply import TextDelta, Usage
 from octavo.generate.request import GenerationRequest
+from octavo.text.messages import Tool, message
 
 PROMPTS = ["The capital of France is", "Once upon a time", "One, two, three,", "def main():"]
 PARAMS = octavo.SamplingParams(temperature=0, max_tokens=12)
 NAMES = (
-    "running waiting blocks blocks_free blocks_cached steps prompt_tokens cached_tokens "
+    "running waiting blocks blocks_free blocks_cached steps busy_us prompt_tokens cached_tokens "
     "generated_tokens preemptions"
 ).split()
 
@@ -218,6 +219,42 @@ def test_a_client_that_refuses_or_gives_vectors(model: ServedModel) -> None:
     (one, two) = llm.rank("a", ["a", "b c d"])
     assert one == two == pytest.approx(1)  # parallel vectors
     assert llm.stats().running == 0
+
+
+def test_stats_while_there_is_no_engine(model: ServedModel) -> None:
+    """A supervised engine may be gone for a moment: its client knows its restarts only."""
+    client = Clients()
+    client.stats = {"restarts": 2}
+    llm = octavo.LLM(replace(model, client=client))
+    with pytest.raises(EngineFailed, match="no engine") as failed:
+        llm.stats()
+    assert failed.value.code == "engine_failed"
+
+
+def test_documents_are_a_list(model: ServedModel) -> None:
+    """A text would be one document a character."""
+    llm = octavo.LLM(model)
+    with pytest.raises(InvalidValue) as refused:
+        llm.rank("query", "abc")
+    assert refused.value.param == "documents"
+
+
+def test_tools_are_checked_once(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a chat, whatever becomes of it, and of a conversation that is only tokenized."""
+    seen: list[str] = []
+
+    class Name:
+        @staticmethod
+        def fullmatch(name: str) -> bool:
+            seen.append(name)
+            return True
+
+    monkeypatch.setattr("octavo.generate.prepare.TOOL_NAME", Name)
+    hi, tool = message("user", "hi"), Tool("f")
+    prepare(GenerationRequest(messages=[hi], tools=[tool], tool_choice="none"), model)
+    assert seen == ["f"]
+    encode_chat(GenerationRequest(messages=[hi], tools=[tool]), model)
+    assert seen == ["f", "f"]
 
 
 def test_a_step_wakes_a_loop_once(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -391,6 +391,31 @@ def test_a_failing_step_fails_its_requests_only() -> None:
     assert e.stats().blocks_held == 0
 
 
+def test_what_went_wrong_is_told_to_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """The text of an error may hold a prompt's; the log says which request and where."""
+
+    class Quoting(Counting):
+        def step(self, step: StepInput) -> list[Sample]:
+            raise ValueError("the prompt was: my secret")
+
+    class Compiler(GrammarCompiler):
+        def _compile(self, grammar: str) -> LLMatcher:
+            raise KeyError("my secret")
+
+    e = engine(Quoting(), grammars=Compiler(TokenTable([], [], [999]), 1000))
+    e.add(request("a"))
+    e.add(request("b"))
+    e.add(Request(id="g", prompt=[1], params=SamplingParams(grammar="start: /a/")))
+    events: list[TokenEvent] = []
+    while e.has_work:
+        events += e.step()
+    assert {(v.id, v.finish, v.error) for v in events if isinstance(v, Ended)} == {
+        (name, "error", "the engine could not compute this request") for name in "abg"
+    }
+    assert "my secret" not in caplog.text
+    assert all(f"request {name} could not be computed" in caplog.text for name in "abg")
+
+
 def test_cached_prefixes_are_reported() -> None:
     executable = Counting()
     e = engine(executable)

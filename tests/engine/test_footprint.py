@@ -119,3 +119,16 @@ def test_large_models_are_counted_at_once(
     assert time.process_time() - began < 0.3
     assert (small.weights, small.buffers) == (large.weights, large.buffers)
     assert large.cache == (1 << 24) * compiled.block_bytes("bf16") > 1 << 40
+
+
+def test_sizes_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planning takes time by the matrix, of which mixtures of experts have thousands."""
+    save_family(FAMILIES["qwen3-moe"], tmp_path)
+    model = open_model(tmp_path)
+    asked: list[str] = []
+    size = Stored.nbytes
+    monkeypatch.setattr(
+        Stored, "nbytes", property(lambda self: (asked.append(self.name), size.__get__(self))[1])
+    )
+    model.compiled.footprint(LoadOptions(LIMITS, 1, "bf16"))
+    assert len(asked) == len(set(asked)) > 20

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -58,6 +59,32 @@ def test_threads_may_call_at_once(llm: octavo.LLM, alone: list[octavo.Completion
         results = list(pool.map(work, range(4), timeout=120))
     assert results == [[c.tokens for c in alone]] * 4
     assert llm.stats().blocks_held == 0
+
+
+TALE = "There was once a tale of a fox, a crow and a piece of cheese. " * 8
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_choices_of_a_prompt_compute_it_once(llm: octavo.LLM, temperature: float) -> None:
+    """All choices are what they are alone, of text and of a conversation; the prompt is counted,
+    and computed, once."""
+    params = octavo.SamplingParams(temperature=temperature, max_tokens=12, seed=20, ignore_eos=True)
+    text = f"{TALE}{temperature}"
+    for call in (llm.generate, llm.chat):
+        before = llm.stats()
+        given = call(text, params, n=6, progress=False)
+        after = llm.stats()
+        length = given[0].prompt_tokens
+        prompts = after.prompt_tokens - before.prompt_tokens
+        assert length > 120 and prompts == 6 * length
+        assert prompts - (after.cached_tokens - before.cached_tokens) == (
+            length - given[0].cached_tokens + 5  # and the last token once a choice
+        )
+        assert {c.cached_tokens for c in given} == {given[0].cached_tokens} != {length - 1}
+        seeds = [msgspec.structs.replace(params, seed=20 + i) for i in range(6)]
+        alone = [call(text, p, progress=False)[0].tokens for p in seeds]
+        assert [c.tokens for c in given] == alone
+        assert len({*map(tuple, alone)}) == (6 if temperature else 1)
 
 
 def test_closed_streams_and_refusals_leave_nothing(llm: octavo.LLM) -> None:

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.backends.base import BLOCK
 from octavo.engine.blocks import BlockAllocator
+from octavo.engine.kv import KVCache, KVState
 from octavo.engine.prefix import Match, PrefixIndex
 
 tokens = st.lists(st.integers(0, 2), min_size=1, max_size=5 * BLOCK)
@@ -33,7 +35,7 @@ def store(index: PrefixIndex, sequence: list[int], salt: str = "") -> bool:
     if match.partial_block is not None:
         index.free([match.partial_block])
     if ok:
-        index.insert(sequence, blocks, salt)
+        index.insert(sequence, blocks, salt, len(sequence))
     index.free(blocks)
     return ok
 
@@ -182,7 +184,7 @@ def test_evicts_what_the_definition_evicts(seed: int, count: int) -> None:
             sequence, salt, blocks = running.pop(rng.randrange(len(running)))
             mine, other = list(blocks), list(blocks)
             if len(blocks) * BLOCK >= len(sequence) and rng.random() < 0.8:
-                both[0].insert(sequence, mine, salt)
+                both[0].insert(sequence, mine, salt, len(sequence))
                 both[1].insert(sequence, other, salt)
             assert mine == other
             both[0].free(mine)
@@ -267,3 +269,29 @@ def test_salts_leave_with_their_last_block() -> None:
     assert len(index) <= 8 and index.salts <= 8
     index.clear()
     assert index.salts == 0
+
+
+def test_a_copy_that_fails_leaves_no_blocks() -> None:
+    """Of a fork, and of an admission that continues within a known block."""
+
+    def fail(source: int, target: int) -> None:
+        raise RuntimeError("no such KV block")
+
+    pool = BlockAllocator(20)
+    cache = KVCache(PrefixIndex(pool), fail)
+    parent = KVState(list(range(40)))
+    assert cache.admit(parent, 40, reuse=True)
+    cache.advance(parent, 40)
+    for _ in range(3):
+        child = parent.fork()
+        with pytest.raises(RuntimeError):
+            cache.fork(parent, child)
+        assert (child.blocks, child.computed) == ([], 0)
+    cache.finish(parent)
+    for _ in range(3):
+        again = KVState([*range(36), 99, 99])
+        with pytest.raises(RuntimeError):
+            cache.admit(again, 38, reuse=True)
+        assert (again.blocks, again.computed) == ([], 0)
+    cache.index.clear()
+    assert pool.free_count == pool.count

@@ -79,6 +79,51 @@ def test_a_plan_stays_what_it_was() -> None:
         rows[0].length = 3  # type: ignore[misc]
 
 
+@pytest.mark.parametrize("length", [100, 90, 69, 65, 64, 33])  # of several steps, or of one
+def test_equal_prompts_are_computed_once(length: int) -> None:
+    """All but their last token, whose logits each samples from; unrelated prompts go on."""
+    executable = Counting(tokens=64, blocks=200)
+    e = engine(executable)
+    for i in range(6):
+        e.add(Request(id=f"c{i}", prompt=[7] * length, params=request("x").params))
+    e.add(request("a", 10))
+    e.add(Request(id="salted", prompt=[7] * length, params=request("x").params, salt="s"))
+    first = tokens(e, steps=1)
+    assert {s.id for s in e.scheduler.waiting} >= {"c1", "c2", "c3", "c4", "c5"}
+    given = tokens(e)
+    names = ("a", "c0", "c1", "c2", "c3", "c4", "c5", "salted")
+    assert [len(first.get(name, []) + given[name]) for name in names] == [5] * 8
+    computed = sum(len(step.ids) for step in executable.steps)
+    prompts = length + 5 + 10 + length
+    assert computed == prompts + 8 * 4  # the last token of each is not computed
+    counts = e.stats()
+    assert counts.prompt_tokens - counts.cached_tokens == prompts
+    assert counts.blocks_held == 0
+
+
+def test_a_prompt_that_shares_a_beginning_waits_for_it() -> None:
+    """However long it is itself, and only while another computes it."""
+    executable = Counting(tokens=300, blocks=200)
+    e = engine(executable)
+    shared = list(range(100, 180))
+    for name, rest in (("a", [1] * 50), ("b", [2] * 60), ("c", [])):
+        e.add(Request(id=name, prompt=shared + rest, params=request("x").params))
+    e.step()
+    assert [s.id for s in e.scheduler.running] == ["a"]
+    e.abort("a")
+    finish(e)
+    computed = sum(len(step.ids) for step in executable.steps)
+    assert computed == 130 + (60 + 4) + (1 + 4) and e.stats().blocks_held == 0
+
+
+def test_without_a_prefix_cache_nobody_waits() -> None:
+    e = engine(Counting(tokens=200, blocks=200), prefix_caching=False)
+    for name in "abc":
+        e.add(Request(id=name, prompt=[7] * 50, params=request("x").params))
+    e.step()
+    assert len(e.scheduler.running) == 3
+
+
 class Overlong(Counting):
     """Computes all steps it is asked for, past the end of a text."""
 
@@ -86,9 +131,10 @@ class Overlong(Counting):
         return super().decode(step, steps, [[] for _ in ends])
 
 
-def tokens(e: Engine) -> dict[str, list[tuple[int, str | None]]]:
+def tokens(e: Engine, steps: int = 10_000) -> dict[str, list[tuple[int, str | None]]]:
     out: dict[str, list[tuple[int, str | None]]] = {}
-    while e.has_work:
+    while e.has_work and steps:
+        steps -= 1
         for event in e.step():
             assert isinstance(event, Token)
             out.setdefault(event.id, []).append((event.token, event.finish))

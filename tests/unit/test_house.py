@@ -128,6 +128,14 @@ def test_backends_are_reached_through_their_interface(path: Path) -> None:
         assert not name.startswith(("octavo.backends.cpu", "octavo.backends.torch")), path
 
 
+@pytest.mark.parametrize("folder", ["bench", "server", "generate"])
+def test_engines_are_used_through_clients(folder: str) -> None:
+    """Who steps an engine is its client; the others, `llm.py` too, submit requests and read events."""
+    for path in [*(SOURCE / folder).rglob("*.py"), SOURCE / "llm.py"]:
+        assert not {n for n in full_names(path) if n.startswith(("octavo.engine.engine", "octavo.engine.scheduler"))}, path  # fmt: skip
+        assert "octavo.engine.Engine" not in full_names(path), path
+
+
 def full_names(path: Path) -> set[str]:
     """Every module that a file imports, anywhere in it, and every name it takes from one."""
     names = set()
@@ -151,6 +159,12 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         packages = {i.rpartition(".")[0] for i in imports}
         graph[name] = {i for i in imports if i not in packages}
     assert list(TopologicalSorter(graph).static_order())
+
+
+def test_recording_has_one_meaning() -> None:
+    """`Recorder` writes native models, `Recorded` knows which keys of a checkpoint were read."""
+    classes = [n for p in MODULES for n in ast.walk(ast.parse(p.read_text())) if isinstance(n, ast.ClassDef)]  # fmt: skip
+    assert sorted(c.name for c in classes if c.name.startswith("Record")) == ["Recorded", "Recorder"]  # fmt: skip
 
 
 DIALECTS = sorted((SOURCE / "server" / "dialects").rglob("*.py"))

@@ -102,10 +102,13 @@ def test_what_is_at_fault_is_named(given: Any, param: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["f", {}, {"function": 1}, {"type": "x", "function": {"name": "f"}}, {"function": {}}, {"function": {"name": 1}},
+    "given", ["f", {}, {"function": 1}, {"function": {}}, {"function": {"name": 1}},
               {"function": {"name": "f", "parameters": []}}],
 )  # fmt: skip
 def test_what_is_no_tool(given: Any) -> None:
     with pytest.raises(RequestError) as error:
         read_tools([{"type": "function", "function": {"name": "f"}}, given])
     assert error.value.param == "tools[1]"
+    with pytest.raises(RequestError) as error:
+        read_tools([{"type": "x", "function": {"name": "f"}}])
+    assert error.value.param == "tools[0].type"

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from octavo.bench.kernels import measure_limits
+from octavo.client.base import EngineClient
+from octavo.client.in_process import InProcessClient
 from octavo.engine.constraint import GrammarCompiler, TokenTable
-from octavo.engine.engine import Engine
+from octavo.engine.events import Ended
 from octavo.engine.host import usable_threads
-from octavo.engine.loader import load_engine, open_model
+from octavo.engine.loader import OpenModel, load_executable, make_engine, open_model
 from octavo.engine.plan import make_plan
 from octavo.engine.request import BeamSearch, Request, SamplingParams
 from octavo.generate.load import token_table
+from octavo.generate.output import failure
 from octavo.models.adapters import adapter_targets
 from octavo.program import Linear, Program
 from octavo.text import load_tokenizer
 from octavo.text.grammar import from_schema
 
 STREAMS, TOKENS, RANK, ADAPTERS, WIDTH = 8, 64, 16, 8, 4
+FIRST = 8  # tokens of a short run
 LORA_ROOM = 512 << 20
 SCHEMA = {
     "type": "object",
@@ -45,6 +52,21 @@ class Cost:
     step_ms: float
     percent: float | None
     least: float
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of decoding. baseline: the name of the way it is compared with. adapters: kind of those
+    it uses."""
+
+    name: str
+    baseline: str
+    client: EngineClient
+    requests: list[Request]
+    adapters: str = ""
+
+
+Loaded = tuple[OpenModel, InProcessClient]
 
 
 def write_adapter(
@@ -75,20 +97,32 @@ def write_adapter(
     return folder
 
 
-def step_ms(engine: Engine, requests: list[Request]) -> float:
-    """Milliseconds per step once all prompts are computed."""
-    for request in requests:
-        engine.add(request)
-    while engine.stats().waiting or any(s.kv.pending > 1 for s in engine.scheduler.running):
-        engine.step()
-    steps, began = engine.stats().steps, time.perf_counter()
-    while engine.has_work and engine.stats().steps - steps < TOKENS - 8:
-        engine.step()
-    spent = time.perf_counter() - began
-    steps = engine.stats().steps - steps
-    for request in requests:
-        engine.abort(request.id)
-    return 1000 * spent / steps
+async def step_ms(client: EngineClient, requests: list[Request]) -> float:
+    """Milliseconds of a step after the first few: what a long run takes more than a short one."""
+    (steps, busy), (more_steps, more_busy) = [
+        await _run(client, [_limited(r, tokens) for r in requests]) for tokens in (FIRST, TOKENS)
+    ]
+    return (more_busy - busy) / (more_steps - steps) / 1000
+
+
+def _limited(request: Request, tokens: int) -> Request:
+    params = msgspec.structs.replace(request.params, max_tokens=tokens)
+    return msgspec.structs.replace(request, params=params)
+
+
+async def _run(client: EngineClient, requests: list[Request]) -> tuple[int, int]:
+    """Steps that requests take together, and microseconds in them. Raises RequestError."""
+
+    async def read(request: Request) -> None:
+        async with aclosing(client.submit(request)) as events:
+            async for event in events:
+                if isinstance(event, Ended) and (error := failure(event)):
+                    raise error
+
+    before = client.stats
+    await asyncio.gather(*map(read, requests))
+    after = client.stats
+    return after["steps"] - before["steps"], after["busy_us"] - before["busy_us"]
 
 
 def mask_times(compiler: GrammarCompiler, tokens: list[int]) -> list[float]:
@@ -103,30 +137,31 @@ def mask_times(compiler: GrammarCompiler, tokens: list[int]) -> list[float]:
     return out
 
 
-def load_engines(
-    path: Path, name: str, threads: int | None, table: TokenTable
-) -> tuple[Engine, Engine, dict[str, int]]:
-    """An engine without adapters, and one with eight on q and v ("qv0") and eight on all layers;
-    bytes of the eight, by kind."""
-    plain_model, lora_model = open_model(path), open_model(path, adapters=True)
-    sizes = {"name": name, "threads": threads, "context": 1024, "memory": "2GiB"}
-    plain = load_engine(plain_model, make_plan(plain_model.compiled, **sizes), table)  # type: ignore[arg-type]
-    lora_plan = make_plan(lora_model.compiled, adapters=LORA_ROOM, **sizes)  # type: ignore[arg-type]
-    lora = load_engine(lora_model, lora_plan, table)
-    while plain.pack_pending() or lora.pack_pending():
+def _load(path: Path, name: str, threads: int | None, table: TokenTable, adapters: int) -> Loaded:
+    """A model and a client of its engine, all packed. adapters: bytes that LoRA adapters get."""
+    model = open_model(path, adapters=adapters > 0)
+    plan = make_plan(
+        model.compiled, name=name, threads=threads, context=1024, memory="2GiB", adapters=adapters
+    )
+    executable = load_executable(model, plan)
+    while executable.pack_pending():
         pass
-    assert lora.adapters is not None
-    targets = adapter_targets(lora_model.checkpoint, lora_model.program)
+    return model, InProcessClient(make_engine(model, executable, plan, table))
+
+
+async def load_adapters(model: OpenModel, client: EngineClient) -> dict[str, int]:
+    """Loads eight adapters on q and v ("qv0") and eight on all layers; bytes of the eight."""
+    targets = adapter_targets(model.checkpoint, model.program)
     names = {t.tensor: module for module, ts in targets.items() for t in ts}
-    sizes_of = {"qv": 0, "all": 0}
+    sizes = {"qv": 0, "all": 0}
     with tempfile.TemporaryDirectory() as scratch:
         for kind, parts in (("all", ("proj",)), ("qv", ("q_proj", "v_proj"))):
             for i in range(ADAPTERS):
                 folder = Path(scratch) / f"{kind}{i}"
-                write_adapter(folder, lora_model.program, names, i, parts)
-                lora.adapters.load(folder.name, folder)
-                sizes_of[kind] += (folder / "adapter_model.safetensors").stat().st_size
-    return plain, lora, sizes_of
+                write_adapter(folder, model.program, names, i, parts)
+                await client.load_adapter(folder.name, str(folder))
+                sizes[kind] += (folder / "adapter_model.safetensors").stat().st_size
+    return sizes
 
 
 def batch(
@@ -148,40 +183,60 @@ def bench_decoding(
 ) -> list[Cost]:
     """Medians of `repeats` rounds in which all ways take turns."""
     tokenizer = load_tokenizer(open_model(path).checkpoint)
-    plain, lora, bytes_of = load_engines(path, name, threads, token_table(tokenizer))
-    prompt = tokenizer.encode("Write a JSON object with a long title.")
-    eight, four = f"{STREAMS} streams", f"{WIDTH} streams"
-    grammar, beam = from_schema(SCHEMA), BeamSearch(width=WIDTH)
-    on_some, on_all = f"{ADAPTERS} adapters on q, v", f"{ADAPTERS} adapters on all layers"
-    more = {on_some: bytes_of["qv"], on_all: bytes_of["all"]}
-    ways: list[tuple[str, str, Engine, list[Request]]] = [  # name, baseline, engine, requests
-        (eight, "", plain, batch(prompt)),
-        ("grammar", eight, plain, batch(prompt, grammar=grammar)),
-        ("logprobs 5", eight, plain, batch(prompt, logprobs=5)),
-        (on_some, eight, lora, batch(prompt, adapter="qv")),
-        (on_all, eight, lora, batch(prompt, adapter="all")),
-        ("adapters allowed, unused", eight, lora, batch(prompt)),
-        (four, "", plain, batch(prompt, WIDTH)),
-        (f"beam search, width {WIDTH}", four, plain, batch(prompt, 1, beam=beam)),
-    ]
-    times: dict[str, list[float]] = {way: [] for way, *_ in ways}
-    bandwidths = []  # bytes per millisecond
-    for i in range(repeats + 1):
-        bandwidths.append(1e6 * measure_limits("", threads or usable_threads()).read_gbs)
-        for way, _, engine, requests in ways:
-            spent = step_ms(engine, requests)
-            if i:
-                times[way].append(spent)
-    assert plain.grammars is not None
+    table = token_table(tokenizer)
+    model, plain = _load(path, name, threads, table, 0)
+    lora_model, lora = _load(path, name, threads, table, LORA_ROOM)
+
+    async def work() -> list[Cost]:
+        try:
+            bytes_of = await load_adapters(lora_model, lora)
+            ways = _ways(tokenizer.encode("Write a JSON object with a long title."), plain, lora)
+            return await _costs(ways, bytes_of, threads or usable_threads(), repeats)
+        finally:
+            await plain.close()
+            await lora.close()
+
+    costs = asyncio.run(work())
     text = json.dumps({"title": "A long title, with words and more words. " * 6, "n": 12})
-    masks = sorted(mask_times(plain.grammars, tokenizer.encode(text, add_bos=False)))
+    compiler = GrammarCompiler(table, model.vocabulary)
+    masks = sorted(mask_times(compiler, tokenizer.encode(text, add_bos=False)))
     last = masks[int(len(masks) * 0.99)]
     show(f"mask: median {statistics.median(masks):.3f} ms, p99 {last:.3f} ms")
+    return costs
+
+
+def _ways(prompt: list[int], plain: EngineClient, lora: EngineClient) -> list[Way]:
+    eight, four = f"{STREAMS} streams", f"{WIDTH} streams"
+    grammar, beam = from_schema(SCHEMA), BeamSearch(width=WIDTH)
+    return [
+        Way(eight, "", plain, batch(prompt)),
+        Way("grammar", eight, plain, batch(prompt, grammar=grammar)),
+        Way("logprobs 5", eight, plain, batch(prompt, logprobs=5)),
+        Way(f"{ADAPTERS} adapters on q, v", eight, lora, batch(prompt, adapter="qv"), "qv"),
+        Way(f"{ADAPTERS} adapters on all layers", eight, lora, batch(prompt, adapter="all"), "all"),
+        Way("adapters allowed, unused", eight, lora, batch(prompt)),
+        Way(four, "", plain, batch(prompt, WIDTH)),
+        Way(f"beam search, width {WIDTH}", four, plain, batch(prompt, 1, beam=beam)),
+    ]
+
+
+async def _costs(
+    ways: list[Way], bytes_of: dict[str, int], threads: int, repeats: int
+) -> list[Cost]:
+    times: dict[str, list[float]] = {way.name: [] for way in ways}
+    bandwidths = []  # bytes per millisecond
+    for i in range(repeats + 1):
+        bandwidths.append(1e6 * measure_limits("", threads).read_gbs)
+        for way in ways:
+            spent = await step_ms(way.client, way.requests)
+            if i:
+                times[way.name].append(spent)
     out = []
-    for way, baseline, _, _ in ways:
-        ratios = [a / b for a, b in zip(times[way], times[baseline or way], strict=True)]
-        percent = 100 * (statistics.median(ratios) - 1) if baseline else None
-        reading = more.get(way, 0) / statistics.median(bandwidths)
-        least = 100 * reading / statistics.median(times[baseline or way])
-        out.append(Cost(way, statistics.median(times[way]), percent, least))
+    for way in ways:
+        own, base = times[way.name], times[way.baseline or way.name]
+        ratios = [a / b for a, b in zip(own, base, strict=True)]
+        percent = 100 * (statistics.median(ratios) - 1) if way.baseline else None
+        reading = bytes_of.get(way.adapters, 0) / statistics.median(bandwidths)
+        least = 100 * reading / statistics.median(base)
+        out.append(Cost(way.name, statistics.median(own), percent, least))
     return out

@@ -1,29 +1,41 @@
-"""Prefill and decode speed of one engine in this process, without HTTP."""
+"""Prefill and decode speed of one engine in this process, without HTTP.
+
+An engine is measured as everything above it is served: through its client. Its speed is that of its
+own steps; what lies between them, such as handing over tokens, is in `overhead`.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import platform
 import random
 import resource
 import statistics
-import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from octavo.backends.base import Executable
-from octavo.engine.engine import Engine
-from octavo.engine.loader import load_executable, open_model
+from octavo.backends.base import Counters, Executable
+from octavo.client.base import EngineClient
+from octavo.client.in_process import InProcessClient
+from octavo.engine.constraint import TokenTable
+from octavo.engine.events import Ended, Times, Token
+from octavo.engine.loader import load_executable, make_engine, open_model
 from octavo.engine.plan import make_plan
 from octavo.engine.request import Request, SamplingParams
+from octavo.errors import EngineFailed
+from octavo.generate.output import failure
 
 
 @dataclass(frozen=True)
 class Measurement:
     """One batch size. prefill_tps: prompt tokens over the time until every request has its first
-    token; decode_tps: later tokens over the time they took; ttft_ms: mean time to first token.
-    overhead: percent of decoding spent outside native steps (scheduler, Python). phases: percent of
-    native decoding by kind of operation. expert_mb: weights of experts read in a decoding step."""
+    token; decode_tps: later tokens over the time of their steps; ttft_ms: mean time to first token.
+    overhead: percent of decoding spent outside native steps (scheduler, Python, the client).
+    phases: percent of native decoding by kind of operation. expert_mb: weights of experts read in a
+    decoding step."""
 
     batch: int
     prompt: int
@@ -62,61 +74,145 @@ class Report:
     runs: list[Measurement]
 
 
-def _run_once(
-    engine: Engine,
-    executable: Executable,
-    vocabulary: int,
-    batch: int,
-    prompt: int,
-    output: int,
-) -> tuple[tuple[float, ...], dict[str, float]]:
+@dataclass(frozen=True)
+class Moment:
+    """What an engine had done by then: steps, tokens, seconds in steps; native: in native code."""
+
+    steps: int
+    tokens: int
+    busy: float
+    native: Counters
+
+
+@dataclass(frozen=True)
+class Run:
+    """Requests that ran together, each to its last token.
+
+    times: of each. tokens: when each of all tokens was sampled, in order. began, prefilled, ended:
+    before, when every request had a token, and after.
+    """
+
+    times: Sequence[Times]
+    tokens: Sequence[float]
+    began: Moment
+    prefilled: Moment
+    ended: Moment
+
+    @property
+    def admitted(self) -> float:
+        """When the first step was planned."""
+        return min(t.admitted for t in self.times)
+
+    @property
+    def prefill_seconds(self) -> float:
+        """Until every request had its first token."""
+        return max(t.first_token for t in self.times) - self.admitted
+
+    @property
+    def decode_tps(self) -> float:
+        """Tokens after the first ones a second of the engine's steps."""
+        tokens = self.ended.tokens - self.prefilled.tokens
+        return tokens / (self.ended.busy - self.prefilled.busy) if tokens else 0.0
+
+    @property
+    def overhead(self) -> float:
+        """Percent of the time of decoding that was not spent in native steps."""
+        seconds = self.tokens[-1] - self.tokens[self.prefilled.tokens - self.began.tokens - 1]
+        native = self.ended.native.seconds - self.prefilled.native.seconds
+        return 100 * (1 - native / seconds) if seconds else 0.0
+
+    @property
+    def ttft_ms(self) -> float:
+        return 1000 * statistics.mean(t.first_token - self.admitted for t in self.times)
+
+    @property
+    def expert_mb(self) -> float:
+        before, after = self.prefilled.native, self.ended.native
+        steps = max(1, after.steps - before.steps)
+        return (after.expert_bytes - before.expert_bytes) / steps / 1e6
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Percent of native decoding by kind of operation."""
+        before, after = self.prefilled.native, self.ended.native
+        seconds = max(after.seconds - before.seconds, 1e-9)
+        return {k: 100 * (v - before.phases.get(k, 0)) / seconds for k, v in after.phases.items()}
+
+
+async def run_requests(
+    client: EngineClient, requests: Sequence[Request], counters: Callable[[], Counters]
+) -> Run:
+    """Runs requests that come together. Raises RequestError.
+
+    Times are the engine's own. counters: of what computes for the client, which may be a step
+    ahead of the client's statistics for a moment.
+    """
+    times: dict[str, Times] = {}
+    tokens: list[float] = []
+    prefilled: Moment | None = None
+
+    def moment() -> Moment:
+        stats, native = client.stats, counters()
+        return Moment(stats["steps"], stats["generated_tokens"], stats["busy_us"] / 1e6, native)
+
+    async def read(request: Request) -> None:
+        nonlocal prefilled
+        async with aclosing(client.submit(request)) as events:
+            async for event in events:
+                if isinstance(event, Ended) and (error := failure(event)):
+                    raise error
+                if isinstance(event, Token):
+                    times[request.id] = event.times
+                    tokens.append(event.times.last_token)
+                    if prefilled is None and len(times) == len(requests):
+                        now = moment()
+                        if now.native.steps - began.native.steps == now.steps - began.steps:
+                            prefilled = now
+
+    began = moment()
+    await asyncio.gather(*map(read, requests))
+    if len(times) < len(requests):
+        raise EngineFailed("a request ended without a token", code="engine_error")
+    ended = moment()
+    return Run(list(times.values()), sorted(tokens), began, prefilled or ended, ended)
+
+
+def random_requests(vocabulary: int, batch: int, prompt: int, output: int) -> list[Request]:
+    """Requests with prompts of random tokens, always the same."""
     rng = random.Random(batch * 1000 + prompt)
     params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
-    for i in range(batch):
-        ids = [rng.randrange(3, vocabulary) for _ in range(prompt)]
-        engine.add(Request(id=str(i), prompt=ids, params=params))
-    began = time.perf_counter()
-    first: dict[str, float] = {}
-    before = total = 0
-    while engine.has_work:
-        events = engine.step()
-        now = time.perf_counter()
-        for event in events:
-            first.setdefault(event.id, now)
-            total += 1
-        if len(first) == batch and not before:
-            prefilled, before, start = now, total, executable.counters
-    ended = time.perf_counter()
-    end = executable.counters
-    native, spent = end.seconds - start.seconds, ended - prefilled
-    experts = (end.expert_bytes - start.expert_bytes) / max(1, end.steps - start.steps) / 1e6
-    prefill = batch * prompt / (prefilled - began)
-    decode = (total - before) / spent if total > before else 0.0
-    ttft = 1000 * statistics.mean(t - began for t in first.values())
-    shares = {
-        k: 100 * (v - start.phases.get(k, 0.0)) / max(native, 1e-9) for k, v in end.phases.items()
-    }
-    return (prefill, decode, ttft, 100 * (1 - native / spent), experts), shares
+    prompts = [[rng.randrange(3, vocabulary) for _ in range(prompt)] for _ in range(batch)]
+    return [Request(id=str(i), prompt=ids, params=params) for i, ids in enumerate(prompts)]
 
 
-def measure(
-    executable: Executable, vocabulary: int, batch: int, prompt: int, output: int, repeats: int
-) -> Measurement:
-    """Medians over `repeats` runs, after one run to warm up; no prefix is reused."""
-    context = prompt + output
+async def measure(
+    make_client: Callable[[], EngineClient], counters: Callable[[], Counters], vocabulary: int,
+    batch: int, prompt: int, output: int, repeats: int,
+) -> Measurement:  # fmt: skip
+    """Medians over `repeats` runs, after one run to warm up, each on a client of its own."""
+    requests = random_requests(vocabulary, batch, prompt, output)
     runs = []
     for i in range(repeats + 1):
-        engine = Engine(executable, vocabulary, context, frozenset(), prefix_caching=False)
-        once, phases = _run_once(engine, executable, vocabulary, batch, prompt, output)
+        client = make_client()
+        try:
+            run = await run_requests(client, requests, counters)
+        finally:
+            await client.close()
         if i:
-            runs.append(once)
-    prefill, decode, ttft, overhead, experts = (
-        round(statistics.median(column), 2) for column in zip(*runs, strict=True)
-    )
-    rss = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
-    phases = {name: round(share, 1) for name, share in phases.items()}
+            runs.append(run)
+
+    def median(value: Callable[[Run], float]) -> float:
+        return round(statistics.median(map(value, runs)), 2)
+
     return Measurement(
-        batch, prompt, output, prefill, decode, ttft, overhead, rss, experts, phases
+        batch=batch, prompt=prompt, output=output,
+        prefill_tps=median(lambda r: batch * prompt / r.prefill_seconds),
+        decode_tps=median(lambda r: r.decode_tps),
+        ttft_ms=median(lambda r: r.ttft_ms),
+        overhead=median(lambda r: r.overhead),
+        rss_mb=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+        expert_mb=median(lambda r: r.expert_mb),
+        phases={name: round(share, 1) for name, share in runs[-1].phases.items()},
     )  # fmt: skip
 
 
@@ -141,12 +237,24 @@ def bench_engine(
     repeats: int,
     kv_dtype: str = "auto",
 ) -> Report:
-    """Measures the given batch sizes, one after another."""
+    """Measures the given batch sizes, one after another; no prefix is reused."""
     opened = open_model(path)
     plan = make_plan(opened.compiled, name=name, threads=threads, kv_dtype=kv_dtype)
     executable = load_executable(opened, plan)
     while executable.pack_pending():
         pass
-    runs = [measure(executable, opened.vocabulary, b, prompt, output, repeats) for b in batches]
+    table = TokenTable([], [], [])  # no text is read or constrained
+
+    def client() -> EngineClient:
+        return InProcessClient(make_engine(opened, executable, plan, table, prefix_caching=False))
+
+    async def runs() -> list[Measurement]:
+        return [
+            await measure(
+                client, lambda: executable.counters, opened.vocabulary, b, prompt, output, repeats
+            )
+            for b in batches
+        ]
+
     size: ModelSize = {"name": name, "bytes": opened.checkpoint.nbytes}
-    return Report(machine(executable), size, runs)
+    return Report(machine(executable), size, asyncio.run(runs()))

@@ -12,7 +12,16 @@ from octavo.backends.base import BLOCK, Adapters, Executable, Sample
 from octavo.engine.admission import Admission
 from octavo.engine.blocks import BlockAllocator
 from octavo.engine.constraint import GrammarCompiler
-from octavo.engine.events import Ended, Finish, Pooled, PromptLogprobs, Times, Token, TokenEvent
+from octavo.engine.events import (
+    NOT_COMPUTED,
+    Ended,
+    Finish,
+    Pooled,
+    PromptLogprobs,
+    Times,
+    Token,
+    TokenEvent,
+)
 from octavo.engine.grammar_queue import GrammarQueue
 from octavo.engine.kv import KVCache, KVState
 from octavo.engine.policy import PriorityPolicy, SchedulingPolicy
@@ -81,6 +90,7 @@ class Engine:
         self._arrivals = count()
         self._multi_step_seconds = multi_step
         self._step_seconds = math.inf  # of the last step
+        self._busy = 0.0  # seconds in steps
         self._counts = dict.fromkeys(("steps", "prompt", "cached", "generated"), 0)
 
     # -- requests ---------------------------------------------------------------------------
@@ -130,10 +140,10 @@ class Engine:
         if request_id in self._requests:
             self._requests.free(request_id)
 
-    def _end(self, sequence: Sequence, finish: Finish, error: str | None = None) -> Ended:
+    def _end(self, sequence: Sequence, finish: Finish) -> Ended:
         """Ends a request that gets no further token."""
         sequence = self._requests.free(sequence.id)
-        return Ended(sequence.id, finish, error, sequence.cached, sequence.times)
+        return Ended(sequence.id, finish, None, sequence.cached, sequence.times)
 
     def _refuse(self, sequence: Sequence, error: str, param: str | None) -> Ended:
         """Ends a request that cannot go on as asked for; `param`: the field at fault."""
@@ -142,8 +152,7 @@ class Engine:
 
     def _fail(self, sequence: Sequence, error: Exception) -> Ended:
         """Ends a request that cannot be computed."""
-        LOG.error("a request could not be computed: %s", place(error))
-        return self._end(sequence, "error", str(error)[:200])
+        return _failed(self._requests.free(sequence.id), error)
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -167,9 +176,13 @@ class Engine:
         ]
         events += self._begin_compiled()
         events += [self._end(s, "length") for s in self._requests.complete()]
-        spans = self.scheduler.plan()
-        if not spans:
-            return events
+        began = time.perf_counter()
+        if spans := self.scheduler.plan():
+            events += self._run(spans)
+            self._busy += time.perf_counter() - began
+        return events
+
+    def _run(self, spans: list[ScheduledSpan]) -> list[TokenEvent]:
         now = self._clock()
         for span in spans:
             if not span.sequence.times.admitted:
@@ -178,10 +191,10 @@ class Engine:
         try:
             outcomes = self._compute(spans)
         except Exception as e:
-            return events + self._compute_apart(spans, e)
+            return self._compute_apart(spans, e)
         steps = max(1, len(outcomes[0].tokens))
         self._step_seconds = (time.perf_counter() - began) / steps
-        events += self._commit_all(outcomes, steps)
+        events = self._commit_all(outcomes, steps)
         self._executable.pack_pending()
         self._executable.prefault_kv(self._allocator.reached, idle=False)
         return events
@@ -203,7 +216,7 @@ class Engine:
                 events.append(_refused(sequence, str(e), "grammar", getattr(e, "code", None)))
             except Exception as e:
                 self._requests.finish(sequence)
-                events.append(Ended(sequence.id, "error", str(e)[:200], times=sequence.times))
+                events.append(_failed(sequence, e))
         return events
 
     def _compute(self, spans: list[ScheduledSpan]) -> list[Outcome]:
@@ -358,11 +371,19 @@ class Engine:
             blocks_free=free,
             blocks_cached=self.index.available - free,
             steps=self._counts["steps"],
+            busy_us=int(1e6 * self._busy),
             prompt_tokens=self._counts["prompt"],
             cached_tokens=self._counts["cached"],
             generated_tokens=self._counts["generated"],
             preemptions=self.scheduler.preemptions,
         )
+
+
+def _failed(sequence: Sequence, error: Exception) -> Ended:
+    """The end of a request that cannot be computed. Why, only the log says: the error's text may
+    hold a prompt's."""
+    LOG.error("request %s could not be computed: %s", sequence.id, place(error))
+    return Ended(sequence.id, "error", NOT_COMPUTED, sequence.cached, sequence.times)
 
 
 def _refused(sequence: Sequence, error: str, param: str | None, code: str | None = None) -> Ended:

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 Finish = Literal["stop", "complete", "length", "abort", "deadline", "refused", "error"]
+NOT_COMPUTED = "the engine could not compute this request"
 Alternatives = list[tuple[int, float]]  # token ids with their log-probabilities, best first
 
 
@@ -82,9 +83,10 @@ class Pooled(Event, frozen=True, tag=True):
 class Ended(Event, frozen=True, tag=True):
     """The end of a request without a token.
 
-    finish: "deadline", "refused" or "error" with what went wrong, or "length" for a request whose
-    last token was reported before (a replay) or that wanted none. param: of what was refused, the
-    field of SamplingParams or Request at fault; code: of the error.
+    finish: "deadline", "refused" with what is wrong, "error" with NOT_COMPUTED (the log has the
+    cause), or "length" for a request whose last token was reported before (a replay) or that wanted
+    none. param: of what was refused, the field of SamplingParams or Request at fault; code: of the
+    error.
     """
 
     finish: Finish

@@ -55,7 +55,7 @@ class KVCache:
     ) -> None:
         self.index = index
         self._copy_block = copy_block
-        self._prefix_caching = prefix_caching
+        self.prefix_caching = prefix_caching
 
     @property
     def capacity(self) -> int:
@@ -74,7 +74,7 @@ class KVCache:
         nothing is allocated or evicted.
         """
         match = Match([], None, 0)
-        if reuse and self._prefix_caching:
+        if reuse and self.prefix_caching:
             match = self.index.match(kv.tokens[:-1], kv.salt)
         missing = blocks_for(len(kv.tokens)) - len(match.blocks)
         if missing > self.available and match.partial_block is not None:
@@ -87,8 +87,7 @@ class KVCache:
         kv.indexed, kv.computed = len(match.blocks), match.tokens
         if match.partial_block is not None:
             self.extend(kv, kv.computed)
-            self._copy_block(match.partial_block, kv.blocks[-1])
-            self.index.free([match.partial_block])
+            self._copy(match.partial_block, kv)
         self.extend(kv, len(kv.tokens))
         if kv.cached is None:
             kv.cached = min(kv.computed, prompt)
@@ -117,17 +116,32 @@ class KVCache:
         for block in child.blocks:
             self.index.share(block)
         if copied is not None:
-            self._copy_block(parent.blocks[whole], copied)
             child.blocks.append(copied)
+            self.index.share(parent.blocks[whole])
+            self._copy(parent.blocks[whole], child)
         child.computed, child.indexed = parent.computed, parent.indexed
         return True
 
+    def _copy(self, block: int, kv: KVState) -> None:
+        """Copies a block into a sequence's last one and drops a reference to it. If that fails, the
+        sequence holds no blocks."""
+        try:
+            self._copy_block(block, kv.blocks[-1])
+        except BaseException:
+            self.index.free([block])  # before those of the tokens before it
+            self.free(kv)
+            raise
+        self.index.free([block])
+
     def advance(self, kv: KVState, count: int) -> None:
-        """Notes that `count` more tokens are computed; whole blocks enter the prefix index."""
+        """Notes that `count` more tokens are computed. Whole blocks enter the prefix index; of
+        several tokens, as of a prompt that others may have too, also the partly filled last one.
+        """
         kv.computed += count
-        if kv.computed // BLOCK > kv.indexed:
-            self._insert(kv, kv.computed // BLOCK * BLOCK)
-            kv.indexed = kv.computed // BLOCK
+        whole = kv.computed // BLOCK
+        if count > 1 or whole > kv.indexed:
+            self._insert(kv, kv.computed if count > 1 else whole * BLOCK)
+            kv.indexed = whole
 
     def finish(self, kv: KVState) -> None:
         """Frees the blocks of a complete sequence; the partly filled last one is cached too."""
@@ -142,7 +156,5 @@ class KVCache:
         kv.indexed = kv.computed = 0
 
     def _insert(self, kv: KVState, tokens: int) -> None:
-        if self._prefix_caching:
-            blocks = kv.blocks[: blocks_for(tokens)]
-            self.index.insert(kv.tokens[:tokens], blocks, kv.salt)
-            kv.blocks[: len(blocks)] = blocks
+        if self.prefix_caching:
+            self.index.insert(kv.tokens, kv.blocks, kv.salt, tokens, kv.indexed)

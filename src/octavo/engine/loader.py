@@ -64,10 +64,14 @@ def load_executable(model: OpenModel, plan: Plan, progress: Advance = lambda _: 
     return model.compiled.load(model.checkpoint, plan.load_options, packed)
 
 
-def make_engine(model: OpenModel, executable: Executable, plan: Plan, table: TokenTable) -> Engine:
+def make_engine(
+    model: OpenModel, executable: Executable, plan: Plan, table: TokenTable,
+    prefix_caching: bool = True,
+) -> Engine:  # fmt: skip
     """An engine that never uses more than `plan`."""
     return Engine(
         executable, model.vocabulary, plan.context, frozenset(table.eos),
+        prefix_caching=prefix_caching,
         grammars=GrammarCompiler(table, model.vocabulary), adapters=executable.adapters,
     )  # fmt: skip
 

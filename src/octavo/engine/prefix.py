@@ -109,15 +109,21 @@ class PrefixIndex:
             return Match(blocks, None, 0)
         return Match(blocks[:-1], best.block, length)
 
-    def insert(self, tokens: Sequence[int], blocks: list[int], salt: str) -> None:
-        """Records that `blocks` hold the keys and values of `tokens` (the last may be partly full).
+    def insert(
+        self, tokens: Sequence[int], blocks: list[int], salt: str, count: int, known: int = 0
+    ) -> None:
+        """Records that `blocks` hold the keys and values of the first `count` of `tokens`.
 
+        The last of those blocks may be partly full. known: leading blocks that are in the index.
         Where an equal block is known already, the entry of `blocks` is replaced by that one: equal
         tokens at equal positions have equal keys and values, bit for bit.
         """
-        node = self._roots.setdefault(salt, _Node((), -1, None, salt))
-        for i, block in enumerate(blocks):
-            edge = tuple(tokens[i * BLOCK : (i + 1) * BLOCK])
+        if known:
+            node = self._node_of[blocks[known - 1]]
+        else:
+            node = self._roots.setdefault(salt, _Node((), -1, None, salt))
+        for i in range(known, -(-count // BLOCK)):
+            block, edge = blocks[i], tuple(tokens[i * BLOCK : min((i + 1) * BLOCK, count)])
             child = node.children.get(edge)
             if child is None:
                 if block in self._node_of:  # known as partly filled; it has more tokens now

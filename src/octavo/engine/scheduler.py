@@ -13,6 +13,7 @@ from octavo.engine.policy import SchedulingPolicy
 from octavo.engine.sequence import Sequence
 
 NOTHING = range(0)
+MIN_SHARED = 32  # tokens of a prefix that is worth waiting a step for
 
 
 class ScheduledSpan(NamedTuple):
@@ -129,20 +130,38 @@ class Scheduler:
 
     def _admit(self, spans: list[ScheduledSpan], left: int) -> None:
         self.waiting.sort(key=self._key)
-        while self.waiting and left and self._spare_rows > 0:
-            sequence = self.waiting[0]
+        for sequence in list(self.waiting):
+            if not left or self._spare_rows <= 0:
+                return
             if self._bidirectional and len(sequence.kv.tokens) > min(left, self._spare_rows):
                 return  # there will be more in the next step
             # Results of cached tokens are not cached, so who needs those computes them.
             reuse = not (sequence.needs_prompt_logprobs or sequence.request.pool in ("mean", "cls"))
+            if reuse and any(self._shares(sequence, span) for span in spans):
+                continue
             if not self.kv.admit(sequence.kv, len(sequence.request.prompt), reuse):
                 return
-            self.waiting.pop(0)
+            self.waiting.remove(sequence)
             self.running.append(sequence)
             self._spare_rows -= 1
             count = self._share(sequence, left)
             spans.append(ScheduledSpan.of(sequence, count))
             left -= count
+
+    def _shares(self, sequence: Sequence, span: ScheduledSpan) -> bool:
+        """True if a span computes what a waiting sequence will find in the prefix cache, as one of
+        the choices of a prompt does for the others: they wait for the step."""
+        kv, tokens, known = span.sequence.kv, sequence.kv.tokens, span.start
+        end = min(known + min(span.length, MIN_SHARED), len(tokens) - 1)
+        return (
+            self.kv.prefix_caching
+            and span.length > 1
+            and end > known
+            and end >= MIN_SHARED
+            and kv.salt == sequence.kv.salt
+            and kv.tokens[known:end] == tokens[known:end]
+            and kv.tokens[:known] == tokens[:known]
+        )
 
     def _grow(self, sequence: Sequence, tokens: int) -> bool:
         """Allocates blocks for `tokens` tokens, preempting the last in order if there are none."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counts since the start, and what is held now."""
+    """Counts since the start, and what is held now. busy_us: microseconds spent in steps."""
 
     running: int
     waiting: int
@@ -15,6 +15,7 @@ class EngineStats:
     blocks_free: int
     blocks_cached: int
     steps: int
+    busy_us: int
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int

@@ -142,6 +142,7 @@ async def _one(
     readers: dict[int, OutputProcessor] = {}
     async with aclosing(_events(job, request)) as events:
         async for event in events:
+            usage.reuse(first // job.made, event.cached)
             index = event.index if isinstance(event, BeamText) else 0
             if index not in readers:
                 readers[index] = OutputProcessor(

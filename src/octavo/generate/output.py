@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo.engine.events import BeamText, Ended, PromptLogprobs, Token, TokenEvent
+from octavo.engine.events import NOT_COMPUTED, BeamText, Ended, PromptLogprobs, Token, TokenEvent
 from octavo.engine.request import Request
 from octavo.errors import EngineFailed, RequestError
 from octavo.generate.reply import TextDelta, TokenInfo, Usage
@@ -33,7 +33,7 @@ def failure(event: Ended) -> RequestError | None:
     if event.finish == "refused":
         return RequestError(event.error or "", event.param, event.code)
     if event.finish == "error":
-        return EngineFailed("the engine could not compute this request", code="engine_error")
+        return EngineFailed(NOT_COMPUTED, code="engine_error")
     return None
 
 
@@ -54,7 +54,6 @@ class OutputProcessor:
 
     def push(self, event: TokenEvent) -> TextDelta:
         """What an event adds, which may be nothing."""
-        self._usage.cached = max(self._usage.cached, event.cached)
         if isinstance(event, PromptLogprobs):
             return TextDelta(self._choice, "", prompt=self._scored(event))
         self._usage.stamp(event.times)

@@ -147,8 +147,8 @@ def _completion(
 
 def _chat(request: GenerationRequest, model: ServedModel, n: int, made: int) -> PreparedRequest:
     template = model.chat_template
-    use = _tool_use(request)
     ids = encode_chat(request, model)
+    use = _tool_use(request)
     check_length([ids], request.sampling.max_tokens, model, "messages")
     params = _sampling(request.sampling, model)
     thinking = template.thinking(ids)
@@ -220,7 +220,6 @@ def _check_tools(given: Sequence[Tool]) -> None:
 def _tool_use(request: GenerationRequest) -> _ToolUse | None:
     """What tools and tool_choice allow; None if nothing may be called."""
     given, choice = request.tools, request.tool_choice
-    _check_tools(given)
     if isinstance(choice, NamedTool):
         usable = [t for t in given if t.name == choice.name]
         if not usable:

@@ -108,18 +108,29 @@ class Usage:
     """Tokens and times of a request, counted as it runs.
 
     began, first, last: time.monotonic() of the request and of its first and latest token. queued:
-    seconds until the engine began with it. finishes: how its choices ended.
+    seconds until the engine began with it. finishes: how its choices ended. reused: tokens of each
+    prompt, by number, that all its choices found in the prefix cache: the others were computed for
+    the first of them.
     """
 
     prompt: int = 0
     completion: int = 0
-    cached: int = 0
     beam_width: int = 0  # as the KV cache allowed it
     began: float = field(default_factory=time.monotonic)
     first: float | None = None
     last: float | None = None
     queued: float = 0.0
     finishes: list[str] = field(default_factory=list)
+    reused: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def cached(self) -> int:
+        """Tokens of the prompts that were found in the prefix cache."""
+        return sum(self.reused.values())
+
+    def reuse(self, prompt: int, cached: int) -> None:
+        """Takes over how many tokens of a prompt one of its choices found."""
+        self.reused[prompt] = min(self.reused.get(prompt, cached), cached)
 
     def stamp(self, times: Times) -> None:
         """Takes over the engine's time stamps of one choice."""

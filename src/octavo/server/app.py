@@ -21,10 +21,10 @@ from octavo.server.bodies import Bodies
 from octavo.server.dialect import Dialect, ModelsRoute
 from octavo.server.dialects import DIALECTS
 from octavo.server.exchange import OTHER, Observer
+from octavo.server.exchanges import ExchangeMiddleware, InternalError, RouteLabel
 from octavo.server.guard import Access, guarded
 from octavo.server.http import error_response, json_response
 from octavo.server.metrics import Metrics
-from octavo.server.recorder import InternalError, Recorded, Recorder
 from octavo.server.registry import Registry
 from octavo.server.runner import Handler, Runner, answering
 
@@ -104,8 +104,10 @@ def create_app(
     for path, method, handler, dialect in table:
         for spelled in dict.fromkeys((path, path.removeprefix("/v1"))):
             routes.append(Route(spelled, handler, methods=[method]))
-            paths[spelled.partition("{")[0]] = Recorded(path, dialect.error_body)
+            paths[spelled.partition("{")[0]] = RouteLabel(path, dialect.error_body)
     app = Starlette(
         routes=routes, exception_handlers={HTTPException: _http_error, Exception: _http_error}
     )
-    return Recorder(guarded(app, access), paths, Recorded(OTHER, default.error_body), observe)
+    return ExchangeMiddleware(
+        guarded(app, access), paths, RouteLabel(OTHER, default.error_body), observe
+    )

@@ -41,7 +41,7 @@ Observer = Callable[[Exchange], None]
 
 
 def exchange(scope: Scope) -> Exchange:
-    """The exchange of a request, as `Recorder` has set it."""
+    """The exchange of a request, as `ExchangeMiddleware` has set it."""
     found = scope["exchange"]
     assert isinstance(found, Exchange)
     return found

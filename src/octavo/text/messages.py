@@ -161,8 +161,10 @@ def call_arguments(at: str, given: Any) -> JsonObject:
 
 
 def _tool(at: str, given: Mapping[str, Any]) -> Tool:
+    if isinstance(given, Mapping) and given.get("type", "function") != "function":
+        raise InvalidValue(f"{at}.type is not function", f"{at}.type")
     try:
-        function = dict(given["function"] if given.get("type", "function") == "function" else ())
+        function = dict(given["function"])
         function["returns"] = function.pop("return", None)
         function["strict"] = bool(function.get("strict"))
         return msgspec.convert(function, Tool)

@@ -89,13 +89,15 @@ class Recorder:
         matrices, vectors = weights_of(lowered)
         self.matrix, self.vector = {}, {}
         # Largest first: its file pages are dropped before anything else takes memory.
-        for name, t in sorted(matrices.items(), key=lambda item: -item[1].nbytes):
+        sizes = {name: t.nbytes for name, t in matrices.items()}  # there may be thousands
+        for name in sorted(sizes, key=sizes.__getitem__, reverse=True):
+            t = matrices[name]
             raw = t.raw() if model.needs_weights else NO_BYTES
             if defer and deferred(t):
                 self.matrix[name] = model.add_stored(int(t.type), raw, *t.shape)
             else:
                 self.matrix[name] = model.add_matrix(int(t.type), t.group, raw, *t.shape)
-            progress(t.nbytes)
+            progress(sizes[name])
         model.read_stored()
         for key, w in vectors.items():
             self.vector[key] = model.add_vector(self._values(w), w.tensor.shape[0])

@@ -9,6 +9,8 @@ from octavo.checkpoint import Stored, Tensor, TensorType
 from octavo.checkpoint.grouped import Grouped
 from octavo.program import Attention, Embed, Experts, LayerNorm, Linear, Op, RmsNorm, Weight
 
+_FLOATS = (TensorType.BF16, TensorType.F32)
+
 
 def _matrices_of(op: Op) -> tuple[Weight, ...]:
     match op:
@@ -45,8 +47,7 @@ def weights_of(lowered: Lowered) -> tuple[dict[str, Tensor], dict[tuple[str, flo
 def deferred(tensor: Tensor) -> bool:
     """Whether steps can use it as it is stored until it is packed: rows of bf16 and fp32 become
     panels quickly."""
-    floats = tensor.type in (TensorType.BF16, TensorType.F32)
-    return isinstance(tensor, Stored) and floats and tensor.shape[1] % 64 == 0
+    return isinstance(tensor, Stored) and tensor.type in _FLOATS and tensor.shape[1] % 64 == 0
 
 
 def packed_matrices(lowered: Lowered) -> list[PackedMatrices]:

@@ -1,4 +1,4 @@
-"""Conversations and tools as requests give them, checked and made ready for chat templates."""
+"""Conversations and tools as OpenAI's bodies give them, for the neutral reader."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Raw
 
 from octavo.errors import InvalidValue, RequestError
-from octavo.generate.request import NamedTool
+from octavo.generate.request import NamedTool, read_tool_choice
 from octavo.server.sizes import check_nesting
 from octavo.text import messages as neutral
 
@@ -91,30 +91,18 @@ class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
 
 def tools(given: list[Tool] | None) -> list[neutral.Tool]:
     """The functions that a request tells the model of. Raises RequestError."""
-    return [_tool(i, tool) for i, tool in enumerate(given or ())]
-
-
-def _tool(i: int, tool: Tool) -> neutral.Tool:
-    function = tool.function
-    if tool.type != "function":
-        raise InvalidValue(f"tools[{i}].type is not function", f"tools[{i}].type")
-    return neutral.Tool(
-        function.name, function.description, function.parameters, function.returns,
-        bool(function.strict),
-    )  # fmt: skip
+    return neutral.read_tools(
+        [{"type": t.type, "function": msgspec.to_builtins(t.function)} for t in given or ()]
+    )
 
 
 def tool_choice(given: str | ToolChoice | None) -> str | NamedTool:
     """Which of the tools are to be called. Raises RequestError."""
-    if not isinstance(given, ToolChoice):
-        return given or "auto"
-    if given.type != "function":
-        raise InvalidValue("tool_choice names none of the tools", "tool_choice")
-    return NamedTool(given.function.name)
+    return read_tool_choice(msgspec.to_builtins(given) if isinstance(given, ToolChoice) else given)
 
 
 def conversation(given: list[Message] | None) -> list[neutral.Message]:
-    """Messages for the template: roles checked, text parts joined. Raises RequestError."""
+    """Messages for the template, with what OpenAI's API asks of them. Raises RequestError."""
     messages = given or []
     if not 1 <= len(messages) <= MAX_MESSAGES:
         raise InvalidValue(
@@ -122,10 +110,11 @@ def conversation(given: list[Message] | None) -> list[neutral.Message]:
         )
     calls = (c.function.arguments for m in messages for c in m.tool_calls or ())
     check_nesting((text.encode() for text in calls), "messages")
-    return [_message(f"messages[{i}]", m) for i, m in enumerate(messages)]
+    return neutral.read_messages([_fields(f"messages[{i}]", m) for i, m in enumerate(messages)])
 
 
-def _message(at: str, m: Message) -> neutral.Message:
+def _fields(at: str, m: Message) -> dict[str, Any]:
+    """A message as the neutral reader takes it. Raises RequestError."""
     if m.role not in ROLES:
         raise InvalidValue(
             f"{at}.role is {m.role[:32]!r}; it may be {', '.join(ROLES)}", f"{at}.role"
@@ -134,44 +123,25 @@ def _message(at: str, m: Message) -> neutral.Message:
         if bytes(getattr(m, name)) not in (b"", b"null"):
             name = f"{at}.{name}"
             raise RequestError(f"{name} is not supported here", name, "unsupported_parameter")
-    role = "system" if m.role == "developer" else m.role
-    content = _content(at, m)
-    if m.tool_calls and role != "assistant":
-        raise InvalidValue(f"{at}: only the assistant calls tools", f"{at}.tool_calls")
-    calls = tuple(_call(f"{at}.tool_calls[{i}]", c) for i, c in enumerate(m.tool_calls or ()))
-    if role == "tool" and not m.tool_call_id:
-        raise InvalidValue(f"{at} answers no tool_call_id", f"{at}.tool_call_id")
-    return neutral.Message(
-        role,
-        content,
-        calls,
-        reasoning=(m.reasoning_content or m.reasoning or None) if role == "assistant" else None,
-        tool_call_id=m.tool_call_id if role == "tool" else None,
-        name=m.name or None,
-    )
-
-
-def _call(at: str, call: ToolCall) -> neutral.ToolCall:
-    arguments = neutral.call_arguments(at, call.function.arguments)
-    return neutral.ToolCall(call.function.name, arguments, call.id or "")
-
-
-def _content(at: str, message: Message) -> tuple[neutral.Part, ...]:
-    given = message.content
-    if given is None:
-        if message.role != "assistant":
+    assistant, tool, content = m.role == "assistant", m.role == "tool", m.content
+    if content is None:
+        if not assistant:
             raise InvalidValue(f"{at}.content is missing", f"{at}.content")
-        given = message.refusal or ""
-    if isinstance(given, str):
-        return (neutral.TextPart(given),)
-    return tuple(_part(f"{at}.content[{i}]", part) for i, part in enumerate(given))
-
-
-def _part(at: str, part: ContentPart) -> neutral.Part:
-    text = part.refusal if part.type == "refusal" else part.text
-    if part.type not in ("text", "refusal") or text is None:
-        raise RequestError(
-            f"{at} is a {part.type[:32]!r} part; this model takes text only",
-            f"{at}.type", "unsupported_parameter",
-        )  # fmt: skip
-    return neutral.TextPart(text)
+        content = m.refusal or ""
+    if tool and not m.tool_call_id:
+        raise InvalidValue(f"{at} answers no tool_call_id", f"{at}.tool_call_id")
+    parts = content if isinstance(content, str) else [
+        {"type": p.type, "text": p.text, "refusal": p.refusal} for p in content
+    ]  # fmt: skip
+    calls = [
+        {"id": c.id or "", "function": {"name": c.function.name, "arguments": c.function.arguments}}
+        for c in m.tool_calls or ()
+    ]
+    return {
+        "role": m.role,
+        "content": parts,
+        "tool_calls": calls,
+        "reasoning_content": (m.reasoning_content or m.reasoning or None) if assistant else None,
+        "tool_call_id": m.tool_call_id if tool else None,
+        "name": m.name or None,
+    }

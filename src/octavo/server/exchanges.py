@@ -25,14 +25,14 @@ class InternalError(RequestError):
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RouteLabel:
     """What is recorded of requests to a path, and how their errors are written."""
 
     route: str
     error_body: ErrorBody
 
 
-class Recorder:
+class ExchangeMiddleware:
     """Outermost middleware: gives each request an Exchange, and passes it to `observe` at its end.
 
     paths: what is known of each path. One that ends in "/" stands for all that begin with it.
@@ -40,7 +40,7 @@ class Recorder:
     """
 
     def __init__(
-        self, app: ASGIApp, paths: Mapping[str, Recorded], other: Recorded, observe: Observer
+        self, app: ASGIApp, paths: Mapping[str, RouteLabel], other: RouteLabel, observe: Observer
     ) -> None:
         self._app = app
         self._paths = paths
@@ -48,7 +48,7 @@ class Recorder:
         self._other = other
         self._observe = observe
 
-    def _find(self, path: str) -> Recorded:
+    def _find(self, path: str) -> RouteLabel:
         if path in self._paths:
             return self._paths[path]
         prefix = next((p for p in self._prefixes if path.startswith(p)), None)

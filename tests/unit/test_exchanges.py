@@ -10,8 +10,8 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.errors import InvalidValue, RequestError
 from octavo.server.exchange import OTHER, Exchange, exchange
+from octavo.server.exchanges import ExchangeMiddleware, RouteLabel
 from octavo.server.http import error_response
-from octavo.server.recorder import Recorded, Recorder
 from tests.unit.asgi import call, error_body, scope
 
 
@@ -19,9 +19,9 @@ def other_body(error: RequestError) -> bytes:
     return b"another dialect"
 
 
-def recorder(app: object, seen: list[Exchange]) -> Recorder:
-    paths = {"/v1/a": Recorded("/v1/a", error_body), "/b/": Recorded("/b/{x}", other_body)}
-    return Recorder(app, paths, Recorded(OTHER, error_body), seen.append)  # type: ignore[arg-type]
+def middleware(app: object, seen: list[Exchange]) -> ExchangeMiddleware:
+    paths = {"/v1/a": RouteLabel("/v1/a", error_body), "/b/": RouteLabel("/b/{x}", other_body)}
+    return ExchangeMiddleware(app, paths, RouteLabel(OTHER, error_body), seen.append)  # type: ignore[arg-type]
 
 
 async def answers(given: Scope, receive: Receive, send: Send) -> None:
@@ -53,7 +53,7 @@ async def speaks(given: Scope, receive: Receive, send: Send) -> None:
 def test_routes_status_and_bytes() -> None:
     seen: list[Exchange] = []
     for path in ("/v1/a", "/b/1/2", "/c", "/v1/a/b"):
-        call(recorder(answers, seen), scope(path=path))
+        call(middleware(answers, seen), scope(path=path))
     assert [one.route for one in seen] == ["/v1/a", "/b/{x}", OTHER, OTHER]
     assert {(one.method, one.status, one.sent, one.code) for one in seen} == {
         ("POST", 200, 8, None)
@@ -63,8 +63,8 @@ def test_routes_status_and_bytes() -> None:
 
 def test_errors_are_written_in_the_form_of_their_route() -> None:
     seen: list[Exchange] = []
-    first = call(recorder(refuses, seen), scope(path="/v1/a"))
-    second = call(recorder(refuses, seen), scope(path="/b/1"))
+    first = call(middleware(refuses, seen), scope(path="/v1/a"))
+    second = call(middleware(refuses, seen), scope(path="/b/1"))
     assert first[1]["body"] == b"400 invalid_value: wrong"
     assert second[1]["body"] == b"another dialect"
     assert [(one.status, one.code) for one in seen] == 2 * [(400, "invalid_value")]
@@ -73,18 +73,18 @@ def test_errors_are_written_in_the_form_of_their_route() -> None:
 def test_unexpected_errors(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[Exchange] = []
     with caplog.at_level(logging.ERROR):
-        sent = call(recorder(fails, seen), scope())
+        sent = call(middleware(fails, seen), scope())
         assert (sent[0]["status"], b"could not answer" in sent[1]["body"]) == (500, True)
         with pytest.raises(ValueError, match="secret"):  # uvicorn cuts the connection
-            call(recorder(fails_late, seen), scope())
-        assert call(recorder(fails, seen), scope("websocket"))[0]["type"] == "websocket.close"
+            call(middleware(fails_late, seen), scope())
+        assert call(middleware(fails, seen), scope("websocket"))[0]["type"] == "websocket.close"
     assert [(one.status, one.code) for one in seen] == 3 * [(500, "internal_error")]
-    assert "ValueError at test_recorder.py" in caplog.text and "secret" not in caplog.text
+    assert "ValueError at test_exchanges.py" in caplog.text and "secret" not in caplog.text
 
 
 def test_websockets_are_recorded_too() -> None:
     seen: list[Exchange] = []
-    call(recorder(speaks, seen), scope("websocket", "/v1/a"))
+    call(middleware(speaks, seen), scope("websocket", "/v1/a"))
     assert [(one.route, one.status, one.sent) for one in seen] == [("/v1/a", 101, 5)]
 
 
@@ -100,7 +100,7 @@ def test_a_cancelled_request_is_told_why() -> None:
         async def send(message: object) -> None:
             sent.append(message)
 
-        task = asyncio.ensure_future(recorder(waits, seen)(scope(), None, send))  # type: ignore[arg-type]
+        task = asyncio.ensure_future(middleware(waits, seen)(scope(), None, send))  # type: ignore[arg-type]
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
