@@ -4,6 +4,7 @@
 
 constexpr int TOKEN_TILE = 4;
 constexpr int FLOAT_TILE = 1;
+constexpr int ATTEND_TILE = 4;  // sums of a tile of attention
 
 struct VF { __m256 a, b; };
 struct VI { __m256i a, b; };
@@ -108,6 +109,9 @@ static inline VM m_range(int begin, int end) {
           _mm256_and_si256(_mm256_cmpgt_epi32(upper, lo), _mm256_cmpgt_epi32(hi, upper)))};
 }
 
+static inline VI f_bits(VF x) {
+  return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)};
+}
 static inline VI i_load(const int32_t* p) {
   return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)};
 }
@@ -158,6 +162,22 @@ static inline void i_store8(int8_t* p, VI x) {
   w = _mm256_permutevar8x32_epi32(
       _mm256_packus_epi16(w, w), _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5));
   _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(w));
+}
+
+static inline __m256i low16(VI x) {
+  const __m256i low = _mm256_set1_epi32(0xFFFF);
+  return _mm256_permute4x64_epi64(
+      _mm256_packus_epi32(_mm256_and_si256(x.a, low), _mm256_and_si256(x.b, low)), 0xD8);
+}
+// the low 16 bits of x's lanes, then of y's
+static inline void i_store16(int16_t* p, VI x, VI y) {
+  _mm256_storeu_si256((__m256i*)p, low16(x));
+  _mm256_storeu_si256((__m256i*)p + 1, low16(y));
+}
+// 32 signed bytes as pairs of 16 bits
+static inline VI i_widen8(const int8_t* p) {
+  return {_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)),
+      _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p + 1))};
 }
 
 static inline VB b_load(const uint8_t* p) {
@@ -234,6 +254,17 @@ static inline VF h_dot(VF acc, const uint16_t* line, const uint16_t* pair) {
   __m256i y = _mm256_set1_epi32(*(const int32_t*)pair);
   return {h_half(acc.a, _mm256_load_si256((const __m256i*)line), y),
       h_half(acc.b, _mm256_load_si256((const __m256i*)line + 1), y)};
+}
+// the first and the second of each pair of a line
+static inline VF h_even(const uint16_t* line) {
+  const __m256i* p = (const __m256i*)line;
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_load_si256(p), 16)),
+      _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_load_si256(p + 1), 16))};
+}
+static inline VF h_odd(const uint16_t* line) {
+  const __m256i *p = (const __m256i*)line, high = _mm256_set1_epi32((int)0xFFFF0000);
+  return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_load_si256(p), high)),
+      _mm256_castsi256_ps(_mm256_and_si256(_mm256_load_si256(p + 1), high))};
 }
 static inline __m256 h_widen(const uint16_t* p) {
   return _mm256_castsi256_ps(
