@@ -17,8 +17,8 @@ SAME = [isa for isa in ISAS if isa not in ("amx", "scalar")]  # fused multiply-a
 
 
 def to_bf16(x: Array) -> Array:
-    bits = x.astype(np.float32).view(np.uint32).astype(np.uint64)
-    bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    bits: npt.NDArray[np.uint64] = x.astype(np.float32).view(np.uint32).astype(np.uint64)
+    bits = (bits + 0x7FFF + (bits >> np.uint64(16) & np.uint64(1))) & np.uint64(0xFFFF0000)
     return bits.astype(np.uint32).view(np.float32).astype(np.float64)
 
 
