@@ -50,6 +50,64 @@ auto unpack(int type, int group, Bytes data, size_t rows, size_t cols) {
   return result;
 }
 
+// Attention under test: query t sees keys first[t] to last[t], in calls of `tile` queries. Keys and
+// values lie in blocks that held `former` everywhere.
+auto attend(const std::string& isa, const std::string& type, Matrix2 q, Matrix2 k, Matrix2 v,
+    Ints first, Ints last, float scale, float softcap, float former, int tile) {
+  const Kernels* kernels = select_kernels(isa);
+  const KvType kind = kv_type(type);
+  const size_t rows = q.shape(0), keys = k.shape(0), head = q.shape(1), padded = align_up(head, 16),
+               blocks = (keys + BLOCK - 1) / BLOCK, bytes = kv_head_bytes(kind, int(padded)),
+               chunks = (keys + KV_CHUNK - 1) / KV_CHUNK;
+  if (k.shape(1) != head || v.shape(1) != head || v.shape(0) != keys || first.size() != rows ||
+      last.size() != rows || head > WIDEST_HEAD || tile < 1 || tile > ATTEND_ROWS)
+    throw std::invalid_argument("shapes disagree");
+  Arena arena(blocks * bytes + rows * padded * 4 * (chunks + 1) + (size_t(1) << 20));
+  uint8_t* pool = arena.allocate<uint8_t>(blocks * bytes);
+  std::vector<int32_t> table(blocks);
+  std::vector<float> line(padded + SLACK), max(rows * chunks), sum(max);
+  auto store = [&](size_t t, const float* key, const float* value) {
+    uint8_t* block = pool + size_t(table[t / BLOCK]) * bytes;
+    memcpy(line.data(), key, head * sizeof(float));
+    kernels->store_k(line.data(), int(head), int(padded), int(t % BLOCK), kind, block);
+    memcpy(line.data(), value, head * sizeof(float));
+    kernels->store_v(line.data(), int(head), int(padded), int(t % BLOCK), kind, block);
+  };
+  for (size_t b = 0; b < blocks; b++) table[b] = int32_t(blocks - 1 - b);
+  const std::vector<float> old(head, former);
+  for (size_t t = 0; t < blocks * BLOCK; t++) store(t, old.data(), old.data());
+  for (size_t t = 0; t < keys; t++) store(t, k.data() + t * head, v.data() + t * head);
+  uint8_t* queries = arena.allocate<uint8_t>(rows * padded * 4);
+  float *out = arena.allocate<float>(rows * chunks * padded), *y;
+  for (size_t r = 0; r < rows; r++) {
+    memcpy(line.data(), q.data() + r * head, head * sizeof(float));
+    kernels->store_q(
+        line.data(), int(head), int(padded), scale, kind, queries + r * padded * 4);
+  }
+  auto result = new_matrix(rows, head, y);
+  for (size_t begin = 0; begin < rows; begin += size_t(tile)) {
+    AttendArgs a{};
+    a.rows = int(std::min(size_t(tile), rows - begin)), a.softcap = softcap;
+    a.head_dim = int(padded), a.block_stride = bytes, a.fetch = true;
+    for (size_t c = 0; c < chunks; c++) {
+      a.keys = a.next = {pool, table.data(), int(c) * KV_CHUNK, 0};
+      a.keys.end = std::min((int(c) + 1) * KV_CHUNK, int(keys));
+      a.next.begin = a.keys.end, a.next.end = int(keys);
+      for (int r = 0; r < a.rows; r++) {
+        const size_t row = begin + size_t(r), at = row * chunks + c;
+        a.q[r] = queries + row * padded * 4, a.first[r] = first.data()[row],
+        a.last[r] = last.data()[row], a.max[r] = &max[at], a.sum[r] = &sum[at],
+        a.out[r] = out + at * padded;
+      }
+      kernels->attend[kind](a);
+    }
+  }
+  for (size_t r = 0; r < rows; r++)
+    kernels->combine(&max[r * chunks], &sum[r * chunks], out + r * chunks * padded, int(chunks), 1,
+        int(padded), int(head), nullptr, y + r * head);
+  return result;
+}
+
 }  // namespace
 
 void bind_kernels(nb::module_& m) {
@@ -63,6 +121,8 @@ void bind_kernels(nb::module_& m) {
   m.def("uniform", &uniform, "seed"_a, "position"_a);
   m.def("linear", &linear, "isa"_a, "type"_a, "group"_a, "data"_a, "rows"_a, "cols"_a, "x"_a,
       "tile"_a);
+  m.def("attend", &attend, "isa"_a, "type"_a, "q"_a, "k"_a, "v"_a, "first"_a, "last"_a, "scale"_a,
+      "softcap"_a, "former"_a, "tile"_a);
   m.def("unpack", &unpack, "type"_a, "group"_a, "data"_a, "rows"_a, "cols"_a);
   m.def("measure_limits", [](const std::string& isa, int threads, size_t bytes, double seconds) {
     nb::gil_scoped_release release;

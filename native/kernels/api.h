@@ -128,8 +128,7 @@ struct KeyRange {                // keys and values of one sequence and KV head
 struct AttendArgs {
   // ATTEND_ROWS or fewer query rows that share one KV head and one block table.
   int rows;
-  // each [head_dim] fp32 for an fp32 cache, else [2][head_dim] bf16 (value, remainder); scaled
-  const void* q[ATTEND_ROWS];
+  const void* q[ATTEND_ROWS];    // as store_q of the instruction set wrote them
   int first[ATTEND_ROWS];        // the row sees keys in [first, last]; first may be negative
   int last[ATTEND_ROWS];
   float softcap;                 // scores s become softcap * tanh(s / softcap); 0: as they are
@@ -155,6 +154,7 @@ struct Kernels {
   void (*add_low_rank[2])(const void* b, int rank, const float* h, int panels, float* y);
   void (*rope)(
       const float* in, const float* cos_sin, int half, int head_dim, int interleaved, float* out);
+  // out: 4 bytes a dimension at most
   void (*store_q)(const float* x, int head_dim, int padded, float scale, KvType type, void* out);
   void (*store_k)(const float* x, int head_dim, int padded, int slot, KvType type, uint8_t* block);
   void (*store_v)(const float* x, int head_dim, int padded, int slot, KvType type, uint8_t* block);

@@ -11,6 +11,7 @@ namespace amx {
 #include "linear.inc"
 #include "elementwise.inc"
 #include "attention.inc"
+#include "attention_registers.inc"
 #include "limits.inc"
 #include "amx.h"
 #include "amx_linear.inc"
@@ -18,7 +19,8 @@ namespace amx {
 #include "amx_limits.inc"
 #define LINEAR tile_linear
 #define LINEAR_BF16 bf16_linear
-#define ATTEND_BF16 Tiles
+#define ATTEND_BF16 Tiles<false>
+#define ATTEND_INT8 Tiles<true>
 #define MULTIPLY multiply_tiles
 #include "table.inc"
 }  // namespace amx

@@ -11,6 +11,7 @@ namespace avx2 {
 #include "linear.inc"
 #include "elementwise.inc"
 #include "attention.inc"
+#include "attention_registers.inc"
 #include "limits.inc"
 #include "table.inc"
 }  // namespace avx2

@@ -12,6 +12,7 @@ namespace scalar {
 #include "linear.inc"
 #include "elementwise.inc"
 #include "attention.inc"
+#include "attention_registers.inc"
 #include "limits.inc"
 #include "table.inc"
 }  // namespace scalar

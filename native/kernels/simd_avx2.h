@@ -4,6 +4,7 @@
 
 constexpr int TOKEN_TILE = 4;
 constexpr int FLOAT_TILE = 1;
+constexpr int ATTEND_TILE = 4;  // sums of a tile of attention
 
 struct VF { __m256 a, b; };
 struct VI { __m256i a, b; };
@@ -116,6 +117,9 @@ static inline VM m_range(int begin, int end) {
           _mm256_and_si256(_mm256_cmpgt_epi32(upper, lo), _mm256_cmpgt_epi32(hi, upper)))};
 }
 
+static inline VI f_bits(VF x) {
+  return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)};
+}
 static inline VI i_load(const int32_t* p) {
   return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)};
 }
@@ -168,6 +172,22 @@ static inline void i_store8(int8_t* p, VI x) {
   _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(w));
 }
 
+static inline __m256i low16(VI x) {
+  const __m256i low = _mm256_set1_epi32(0xFFFF);
+  return _mm256_permute4x64_epi64(
+      _mm256_packus_epi32(_mm256_and_si256(x.a, low), _mm256_and_si256(x.b, low)), 0xD8);
+}
+// the low 16 bits of x's lanes, then of y's
+static inline void i_store16(int16_t* p, VI x, VI y) {
+  _mm256_storeu_si256((__m256i*)p, low16(x));
+  _mm256_storeu_si256((__m256i*)p + 1, low16(y));
+}
+// 32 signed bytes as pairs of 16 bits
+static inline VI i_widen8(const int8_t* p) {
+  return {_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)),
+      _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p + 1))};
+}
+
 static inline VB b_load(const uint8_t* p) {
   return {_mm256_load_si256((const __m256i*)p), _mm256_load_si256((const __m256i*)p + 1)};
 }
@@ -213,27 +233,29 @@ template <int S, int MASK> static inline VB b_bits(VB x) {
   return {bits_half<S, MASK>(x.a), bits_half<S, MASK>(x.b)};
 }
 #ifdef __AVXVNNI__
-template <bool WIDE>
-static inline __m256i dot_half(__m256i acc, __m256i w, __m256i a) {
-  return _mm256_dpbusd_avx_epi32(acc, w, a);
+// acc[row] += sum over 4 of u8 weight * s8 activation
+template <bool WIDE> static inline VI b_dot(VI acc, VB w, const int8_t* a) {
+  const __m256i x = _mm256_set1_epi32(*(const int32_t*)a);
+  return {_mm256_dpbusd_avx_epi32(acc.a, w.a, x), _mm256_dpbusd_avx_epi32(acc.b, w.b, x)};
 }
 #else
-// vpmaddubsw saturates at 16 bits: safe for weights up to 127. Wider weights are split into their
-// low seven bits and their top bit (counted 128 times), both safe, so the sum is exact.
-template <bool WIDE> static inline __m256i dot_half(__m256i acc, __m256i w, __m256i a) {
-  const __m256i one = _mm256_set1_epi16(1);
-  if (!WIDE) return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), one));
-  __m256i low = _mm256_and_si256(w, _mm256_set1_epi8(127));
-  __m256i top = _mm256_and_si256(_mm256_srli_epi16(w, 7), _mm256_set1_epi8(1));
-  acc = _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(low, a), one));
-  return _mm256_add_epi32(
-      acc, _mm256_madd_epi16(_mm256_maddubs_epi16(top, a), _mm256_set1_epi16(128)));
+#define SHORT_SUMS  // sums of 16 bits: half as many instructions as with two widenings a line
+// in halves of 16 bits: sums over 2 of u8 weight * s8 activation, saturated
+static inline VI b_pairs(VB w, const int8_t* a) {
+  const __m256i x = _mm256_set1_epi32(*(const int32_t*)a);
+  return {_mm256_maddubs_epi16(w.a, x), _mm256_maddubs_epi16(w.b, x)};
+}
+static inline VI i_add16(VI x, VI y) {
+  // of the intrinsic GCC 12 makes a tree of sums, whose parts it keeps in memory
+  asm("vpaddw %1, %0, %0" : "+x"(x.a) : "x"(y.a));
+  asm("vpaddw %1, %0, %0" : "+x"(x.b) : "x"(y.b));
+  return x;
+}
+// one line; weights up to 127
+template <bool WIDE> static inline VI b_dot(VI acc, VB w, const int8_t* a) {
+  return i_dot16(acc, b_pairs(w, a), i_set(0x00010001));
 }
 #endif
-template <bool WIDE> static inline VI b_dot(VI acc, VB w, const int8_t* a) {
-  __m256i x = _mm256_set1_epi32(*(const int32_t*)a);
-  return {dot_half<WIDE>(acc.a, w.a, x), dot_half<WIDE>(acc.b, w.b, x)};
-}
 
 static inline __m256 h_half(__m256 acc, __m256i line, __m256i pair) {
   const __m256i high = _mm256_set1_epi32((int)0xFFFF0000);
@@ -246,6 +268,17 @@ static inline VF h_dot(VF acc, const uint16_t* line, const uint16_t* pair) {
   __m256i y = _mm256_set1_epi32(*(const int32_t*)pair);
   return {h_half(acc.a, _mm256_load_si256((const __m256i*)line), y),
       h_half(acc.b, _mm256_load_si256((const __m256i*)line + 1), y)};
+}
+// the first and the second of each pair of a line
+static inline VF h_even(const uint16_t* line) {
+  const __m256i* p = (const __m256i*)line;
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_load_si256(p), 16)),
+      _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_load_si256(p + 1), 16))};
+}
+static inline VF h_odd(const uint16_t* line) {
+  const __m256i *p = (const __m256i*)line, high = _mm256_set1_epi32((int)0xFFFF0000);
+  return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_load_si256(p), high)),
+      _mm256_castsi256_ps(_mm256_and_si256(_mm256_load_si256(p + 1), high))};
 }
 static inline __m256 h_widen(const uint16_t* p) {
   return _mm256_castsi256_ps(

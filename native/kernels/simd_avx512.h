@@ -5,6 +5,7 @@
 // tokens per integer register tile: 8 weight lines + 8 accumulators + temporaries
 constexpr int TOKEN_TILE = 8;
 constexpr int FLOAT_TILE = 6;   // tokens per float tile: 4 accumulators each
+constexpr int ATTEND_TILE = 16;  // sums of a tile of attention
 
 struct VF { __m512 v; };
 struct VI { __m512i v; };
@@ -79,6 +80,7 @@ static inline VM m_range(int begin, int end) {  // lanes begin <= i < end
   return {(__mmask16)(hi & ~lo)};
 }
 
+static inline VI f_bits(VF a) { return {_mm512_castps_si512(a.v)}; }
 static inline VI i_load(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 static inline VI i_set(int32_t x) { return {_mm512_set1_epi32(x)}; }
 static inline void i_store(int32_t* p, VI a) { _mm512_storeu_si512(p, a.v); }
@@ -87,7 +89,11 @@ static inline VI i_sub(VI a, VI b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 static inline VI i_max(VI a, VI b) { return {_mm512_max_epi32(a.v, b.v)}; }
 // Lanes as pairs of 16 bits: acc + a.low * b.low + a.high * b.high; the low halves of `low` under
 // those of `high`, whose own are zero
-static inline VI i_dot16(VI acc, VI a, VI b) { return {_mm512_dpwssd_epi32(acc.v, a.v, b.v)}; }
+static inline VI i_dot16(VI acc, VI a, VI b) {
+  // GCC 12 copies the accumulator before and after the intrinsic, whose lanes have another type
+  asm("vpdpwssd %2, %1, %0" : "+v"(acc.v) : "v"(a.v), "v"(b.v));
+  return acc;
+}
 static inline VI i_pair(VI low, VI high) {
   return {_mm512_mask_mov_epi16(high.v, 0x55555555, low.v)};
 }
@@ -105,6 +111,17 @@ template <int N> static inline VI i_shl(VI a) { return {_mm512_slli_epi32(a.v, N
 static inline VI i_round(VF a) { return {_mm512_cvtps_epi32(a.v)}; }
 static inline void i_store8(int8_t* p, VI a) {
   _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v));
+}
+
+// the low 16 bits of a's lanes, then of b's
+static inline void i_store16(int16_t* p, VI a, VI b) {
+  alignas(64) static constexpr int16_t LOW[32] = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26,
+      28, 30, 32, 34, 36, 38, 40, 42, 44, 46, 48, 50, 52, 54, 56, 58, 60, 62};
+  _mm512_storeu_si512(p, _mm512_permutex2var_epi16(a.v, _mm512_load_si512(LOW), b.v));
+}
+// 32 signed bytes as pairs of 16 bits
+static inline VI i_widen8(const int8_t* p) {
+  return {_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p))};
 }
 
 static inline VB b_load(const uint8_t* p) { return {_mm512_load_si512(p)}; }
@@ -136,6 +153,14 @@ template <bool WIDE> static inline VI b_dot(VI acc, VB w, const int8_t* a) {
 static inline VF h_load(const uint16_t* p) {
   return {_mm512_castsi512_ps(
       _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
+}
+// the first and the second of each pair of a line
+static inline VF h_even(const uint16_t* line) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_load_si512(line), 16))};
+}
+static inline VF h_odd(const uint16_t* line) {
+  return {_mm512_castsi512_ps(
+      _mm512_and_si512(_mm512_load_si512(line), _mm512_set1_epi32((int)0xFFFF0000)))};
 }
 // h_dot: acc[lane] += x0 * y0 + x1 * y1 over bf16 pairs; y is broadcast. h_store rounds to nearest
 // even.

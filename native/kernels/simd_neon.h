@@ -3,6 +3,7 @@
 
 constexpr int TOKEN_TILE = 4;
 constexpr int FLOAT_TILE = 1;
+constexpr int ATTEND_TILE = 4;  // sums of a tile of attention
 
 struct VF { float32x4_t v[4]; };
 struct VI { int32x4_t v[4]; };
@@ -118,6 +119,7 @@ static inline VM m_range(int begin, int end) {
   return r;
 }
 
+static inline VI f_bits(VF a) { VI r; EACH r.v[i] = vreinterpretq_s32_f32(a.v[i]); return r; }
 static inline VI i_load(const int32_t* p) { VI r; EACH r.v[i] = vld1q_s32(p + 4 * i); return r; }
 static inline VI i_set(int32_t x) { VI r; EACH r.v[i] = vdupq_n_s32(x); return r; }
 static inline void i_store(int32_t* p, VI a) { EACH vst1q_s32(p + 4 * i, a.v[i]); }
@@ -154,6 +156,16 @@ static inline void i_store8(int8_t* p, VI a) {
   const int16x8_t low = vcombine_s16(vmovn_s32(a.v[0]), vmovn_s32(a.v[1])),
                   high = vcombine_s16(vmovn_s32(a.v[2]), vmovn_s32(a.v[3]));
   vst1q_s8(p, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
+}
+// the low 16 bits of a's lanes, then of b's
+static inline void i_store16(int16_t* p, VI a, VI b) {
+  EACH vst1_s16(p + 4 * i, vmovn_s32(a.v[i])), vst1_s16(p + 16 + 4 * i, vmovn_s32(b.v[i]));
+}
+// 32 signed bytes as pairs of 16 bits
+static inline VI i_widen8(const int8_t* p) {
+  VI r;
+  EACH r.v[i] = vreinterpretq_s32_s16(vmovl_s8(vld1_s8(p + 8 * i)));
+  return r;
 }
 static inline VB b_load(const uint8_t* p) { VB r; EACH r.v[i] = vld1q_u8(p + 16 * i); return r; }
 static inline VB b_low(VB a) { EACH a.v[i] = vandq_u8(a.v[i], vdupq_n_u8(15)); return a; }
@@ -200,6 +212,18 @@ static inline float32x4_t h_widen(const uint16_t* p) {
   return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
 }
 static inline VF h_load(const uint16_t* p) { VF r; EACH r.v[i] = h_widen(p + 4 * i); return r; }
+// the first and the second of each pair of a line
+static inline VF h_even(const uint16_t* line) {
+  VF r;
+  EACH r.v[i] = vreinterpretq_f32_u32(vshlq_n_u32(vld1q_u32((const uint32_t*)line + 4 * i), 16));
+  return r;
+}
+static inline VF h_odd(const uint16_t* line) {
+  VF r;
+  EACH r.v[i] = vreinterpretq_f32_u32(
+      vandq_u32(vld1q_u32((const uint32_t*)line + 4 * i), vdupq_n_u32(0xFFFF0000)));
+  return r;
+}
 // acc[lane] += x0 * y0 + x1 * y1 over bf16 pairs; y is broadcast
 static inline VF h_dot(VF acc, const uint16_t* line, const uint16_t* pair) {
   const uint32x4_t y = vdupq_n_u32(*(const uint32_t*)pair), high = vdupq_n_u32(0xFFFF0000);

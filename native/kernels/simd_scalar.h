@@ -4,6 +4,7 @@
 
 constexpr int TOKEN_TILE = 1;
 constexpr int FLOAT_TILE = 1;
+constexpr int ATTEND_TILE = 4;  // sums of a tile of attention
 
 struct VF { float v[16]; };
 struct VI { int32_t v[16]; };
@@ -101,6 +102,7 @@ static inline VM m_range(int begin, int end) {
   return r;
 }
 
+static inline VI f_bits(VF a) { VI r; memcpy(r.v, a.v, 64); return r; }
 static inline VI i_load(const int32_t* p) { VI r; memcpy(r.v, p, 64); return r; }
 static inline VI i_set(int32_t x) { VI r; EACH_LANE r.v[i] = x; return r; }
 static inline void i_store(int32_t* p, VI a) { memcpy(p, a.v, 64); }
@@ -130,6 +132,17 @@ static inline VI i_shl(VI a) {
 }
 static inline VI i_round(VF a) { VI r; EACH_LANE r.v[i] = (int32_t)rintf(a.v[i]); return r; }
 static inline void i_store8(int8_t* p, VI a) { EACH_LANE p[i] = (int8_t)a.v[i]; }
+
+// the low 16 bits of a's lanes, then of b's
+static inline void i_store16(int16_t* p, VI a, VI b) {
+  EACH_LANE p[i] = (int16_t)a.v[i], p[16 + i] = (int16_t)b.v[i];
+}
+// 32 signed bytes as pairs of 16 bits
+static inline VI i_widen8(const int8_t* p) {
+  VI r;
+  EACH_LANE r.v[i] = (int32_t)((uint32_t)p[2 * i + 1] << 16 | (uint16_t)p[2 * i]);
+  return r;
+}
 
 static inline VB b_load(const uint8_t* p) { VB r; memcpy(r.v, p, 64); return r; }
 static inline VB b_low(VB a) { EACH_BYTE a.v[i] &= 15; return a; }
@@ -162,6 +175,13 @@ static inline float bf16_to_float(uint16_t h) {
   memcpy(&f, &u, 4);
   return f;
 }
+// the first and the second of each pair of a line
+static inline VF h_even(const uint16_t* line) {
+  VF r;
+  EACH_LANE r.v[i] = bf16_to_float(line[2 * i]);
+  return r;
+}
+static inline VF h_odd(const uint16_t* line) { return h_even(line + 1); }
 static inline VF h_dot(VF acc, const uint16_t* line, const uint16_t* pair) {
   float y0 = bf16_to_float(pair[0]), y1 = bf16_to_float(pair[1]);
   EACH_LANE acc.v[i] =

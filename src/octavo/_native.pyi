@@ -23,6 +23,19 @@ def uniform(seed: int, position: int) -> float: ...
 def linear(
     isa: str, type: int, group: int, data: Bytes, rows: int, cols: int, x: Floats, tile: int
 ) -> Floats: ...
+def attend(
+    isa: str,
+    type: str,
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    first: Ints,
+    last: Ints,
+    scale: float,
+    softcap: float,
+    former: float,
+    tile: int,
+) -> Floats: ...
 def unpack(type: int, group: int, data: Bytes, rows: int, cols: int) -> Floats: ...
 def measure_limits(
     isa: str, threads: int, bytes: int, seconds: float

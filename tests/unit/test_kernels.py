@@ -203,13 +203,27 @@ def test_instruction_sets_agree(kind: TensorType, tokens: int) -> None:
     assert all(np.array_equal(first, y) for y in others)
 
 
-def test_integer_sums_agree_between_instruction_sets() -> None:
-    """Q8_0 with codes of -128 and activations of full range: where 16-bit saturation would show."""
-    raw = np.tile(np.frombuffer(np.float16(1).tobytes() + bytes([128] * 32), np.uint8), 16 * 2)
-    x = np.ones((3, 64), np.float32)
+ONE = np.array(1, np.float16).tobytes()
+LARGEST_CODES = {
+    # a block with a scale of 1, and what its codes stand for
+    TensorType.Q8_0: (ONE + bytes([128] * 32), -128),
+    TensorType.Q5_0: (ONE + bytes([255] * 20), 15),
+    TensorType.Q6_K: (bytes([255] * 192 + [1] * 16) + ONE, 31),
+}
+
+
+@pytest.mark.parametrize("kind", LARGEST_CODES, ids=lambda k: k.name)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_integer_sums_of_largest_codes(kind: TensorType, sign: int) -> None:
+    """Codes as large as they can be and activations of full range: where 16 bits would overflow."""
+    block, weight = LARGEST_CODES[kind]
+    cols = 2 * kind.block[0]
+    raw = np.tile(np.frombuffer(block, np.uint8), 16 * 2)
     for isa in ISAS:
-        y = _native.linear(isa, int(TensorType.Q8_0), 0, raw, 16, 64, x, 3)
-        assert np.array_equal(y, np.full((3, 16), -128.0 * 64, np.float32))
+        y = _native.linear(
+            isa, int(kind), 0, raw, 16, cols, np.full((3, cols), sign, np.float32), 3
+        )
+        assert (np.abs(y / (sign * weight * cols) - 1) <= 2.0**-20).all()
 
 
 def test_unknown_instruction_set() -> None:
