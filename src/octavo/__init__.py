@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from octavo.compress.evaluate import evaluate
+    from octavo.compress.evaluation import Evaluation
     from octavo.engine.request import BeamSearch, SamplingParams
     from octavo.errors import OctavoError
     from octavo.generate.reply import Completion
@@ -16,8 +18,10 @@ __all__ = [
     "AsyncLLM",
     "BeamSearch",
     "Completion",
+    "Evaluation",
     "OctavoError",
     "SamplingParams",
+    "evaluate",
     "grammar",
 ]
 
@@ -26,8 +30,10 @@ _HOMES = {
     "LLM": "octavo.llm",
     "Completion": "octavo.generate.reply",
     "BeamSearch": "octavo.engine.request",
+    "Evaluation": "octavo.compress.evaluation",
     "OctavoError": "octavo.errors",
     "SamplingParams": "octavo.engine.request",
+    "evaluate": "octavo.compress.evaluate",
 }
 
 

@@ -245,7 +245,7 @@ class Job:
         return layouts.config(self.stored_as, self.grid, sorted({"lm_head", *kept}))
 
 
-_WRITTEN = {"config.json", "model.safetensors.index.json", "quantize_config.json"}
+_WRITTEN = {"config.json", "model.safetensors.index.json", "quantize_config.json", "quality.json"}
 _WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".gguf", ".onnx", ".h5", ".msgpack", ".ot")
 LARGEST_COPY = 64 << 20  # bytes: tokenizers are smaller, forgotten weights are not
 
