@@ -62,6 +62,7 @@ def evaluate(
 
     Exits with 1 if a bound is broken.
     """
+    from octavo.checkpoint import open_checkpoint
     from octavo.checkpoint.hub import locate
     from octavo.checkpoint.writer import replacing
     from octavo.compress.evaluate import evaluate as measure
@@ -79,7 +80,8 @@ def evaluate(
             with replacing(file) as out:
                 out.write(make(found))
     if save:
-        say(f"kept in {keep(found, locate(model, offline=True).path)}")
+        checkpoint = open_checkpoint(locate(model, offline=True).path)
+        say(f"kept in {keep(found, checkpoint)}")
     broken = Bounds(**bounds).broken(found)
     for line in broken:
         say(f"broken: {line}", err=True)

@@ -8,12 +8,18 @@ from pathlib import Path
 import numpy as np
 
 from octavo.backends.base import Ints
-from octavo.checkpoint import Checkpoint
 from octavo.checkpoint.hub import locate, no_progress
 from octavo.checkpoint.progress import ProgressBar
 from octavo.compress.data import described, split, token_blocks
 from octavo.compress.distributions import Distances, Scorer, compare, rows_at_once
-from octavo.compress.evaluation import Evaluation, Pair, Worst, distances
+from octavo.compress.evaluation import (
+    Evaluation,
+    Pair,
+    Worst,
+    distances,
+    fingerprint,
+    weight_bytes,
+)
 from octavo.compress.serving import serve_both
 from octavo.compress.similarity import bleu4, rouge_l, sacrebleu
 from octavo.engine.host import usable_threads
@@ -66,10 +72,11 @@ def evaluate(
     x, y = served
     outputs, references = ([tokenizer.decode(ids) for ids in s.outputs] for s in served)
     return Evaluation(
-        model=located[0].name, against=located[1].name, data=described(text),
+        model=located[0].name, weights=fingerprint(a.checkpoint), against=located[1].name,
+        data=described(text),
         bleu4=bleu4(outputs, references), rouge_l=rouge_l(outputs, references),
         identical=sum(map(list.__eq__, x.outputs, y.outputs)) / len(prompts),
-        bytes=Pair(_bytes(a.checkpoint), _bytes(b.checkpoint)),
+        bytes=Pair(weight_bytes(a.checkpoint), weight_bytes(b.checkpoint)),
         load_seconds=Pair(x.load_seconds, y.load_seconds),
         prefill_tps=Pair(x.prefill_tps, y.prefill_tps),
         decode_tps=Pair(x.decode_tps, y.decode_tps),
@@ -127,11 +134,6 @@ def _spread(total: int, most: int) -> list[int]:
     """Up to `most` of the numbers below `total`, evenly."""
     count = min(total, most)
     return [k * total // count for k in range(count)]
-
-
-def _bytes(checkpoint: Checkpoint) -> int:
-    """Of the files that hold weights."""
-    return sum(source.stat().st_size for source in checkpoint.sources)
 
 
 def _worst(found: Distances, blocks: Ints, tokenizer: Tokenizer) -> Iterator[Worst]:

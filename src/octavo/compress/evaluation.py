@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, fields
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from octavo.checkpoint import Checkpoint
 from octavo.checkpoint.files import read_json
 from octavo.checkpoint.writer import replacing
 from octavo.compress.distributions import Distances, Doubles
 from octavo.errors import CheckpointError
 
 MAX_QUALITY = 1 << 20  # bytes of a quality.json
+SAMPLES, SAMPLE = 64, 4096  # of a file: how many, and bytes of each
 KL_EDGES = tuple(10 ** (i / 4) for i in range(-24, 6))
 
 
@@ -31,12 +34,12 @@ class Pair:
 @dataclass(frozen=True)
 class Paired:
     """A mean of both models over the same text. standard_error: of the difference a - b, as the
-    differences of the blocks of text scatter; None of a single block."""
+    differences of the blocks of text scatter."""
 
     a: float
     b: float
     difference: float
-    standard_error: float | None
+    standard_error: float
 
 
 @dataclass(frozen=True)
@@ -54,13 +57,15 @@ class Choices:
 class Summary:
     """The figures of an evaluation of A against B, as JSON names them.
 
-    data: the text; tokens: how many of it were predicted, in `blocks` blocks of `length`. nll:
-    nats a token. kl_mean, kl_p99: of KL(B || A), nats a token. top1: share of tokens of which both
-    find the same likeliest. bleu4 (0 to 100), rouge_l (0 to 1): of A's greedy outputs against B's;
+    weights: what A's files are known by. data: the text; tokens: how many of it were predicted, in
+    `blocks` blocks of `length`. nll: nats a token. kl_mean, kl_p99: of KL(B || A), nats a token.
+    top1: share of tokens of which both find the same likeliest. bleu4 (0 to 100), rouge_l (0 to 1):
+    of A's greedy outputs against B's;
     identical: share of them that are the same. bytes: of the files with weights. peak_rss: bytes.
     """
 
     model: str
+    weights: str
     against: str
     data: str
     tokens: int
@@ -129,8 +134,9 @@ def paired(a: Doubles, b: Doubles) -> tuple[Paired, Paired]:
     return Paired(p, q, p - q, of_perplexity), Paired(x, y, x - y, of_nll)
 
 
-def _standard_error(values: Doubles) -> float | None:
-    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
+def _standard_error(values: Doubles) -> float:
+    """Of a mean of two values or more."""
+    return float(values.std(ddof=1) / math.sqrt(len(values)))
 
 
 def choices(scores: Doubles) -> Choices:
@@ -203,24 +209,49 @@ def quality_file(model: Path) -> Path:
     )
 
 
+def fingerprint(checkpoint: Checkpoint) -> str:
+    """A digest of samples of the files that hold weights, which rounding them otherwise changes."""
+    digest = sha256()
+    for source in checkpoint.sources:
+        size = source.stat().st_size
+        digest.update(size.to_bytes(8, "little"))
+        with source.open("rb") as file:
+            for i in range(SAMPLES):
+                file.seek(i * size // SAMPLES)
+                digest.update(file.read(SAMPLE))
+    return digest.hexdigest()[:32]
+
+
+def weight_bytes(checkpoint: Checkpoint) -> int:
+    """Bytes of the files that hold weights."""
+    return sum(source.stat().st_size for source in checkpoint.sources)
+
+
 def to_json(value: Summary) -> bytes:
     """An Evaluation or a Summary as JSON."""
     return json.dumps(asdict(value), indent=1, allow_nan=False).encode() + b"\n"
 
 
-def save(e: Evaluation, model: Path) -> Path:
+def save(e: Evaluation, checkpoint: Checkpoint) -> Path:
     """Writes the figures beside a model's weights, and says where. Raises WriteError."""
-    with replacing(file := quality_file(model)) as out:
+    with replacing(file := quality_file(checkpoint.path)) as out:
         out.write(to_json(e.summary))
     return file
 
 
-def read_quality(model: Path) -> Summary | None:
-    """The figures that lie beside a model's weights; None if none do. Raises CheckpointError."""
-    file = quality_file(model)
+def read_quality(checkpoint: Checkpoint) -> Summary | None:
+    """The figures that lie beside a model's weights; None if none do.
+
+    Raises CheckpointError for a file of that name that holds something else, or figures of weights
+    that were there before.
+    """
+    file = quality_file(checkpoint.path)
     if not file.exists():
         return None
     try:
-        return msgspec.convert(read_json(file, MAX_QUALITY), Summary)
-    except msgspec.ValidationError as e:
-        raise CheckpointError(f"{file.name}: {e}") from None
+        found = msgspec.convert(read_json(file, MAX_QUALITY), Summary)
+    except msgspec.ValidationError:
+        raise CheckpointError(f"{file.name} is none of octavo evaluate's") from None
+    if found.weights != fingerprint(checkpoint):
+        raise CheckpointError(f"{file.name} is of other weights than these")
+    return found

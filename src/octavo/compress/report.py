@@ -63,8 +63,8 @@ def _card(name: str, value: str, detail: str) -> str:
 
 def _figures(e: Evaluation) -> Iterable[tuple[str, str, str]]:
     p = e.perplexity
-    error = "" if p.standard_error is None else f" ± {p.standard_error:.3g}"
-    yield "perplexity", f"{p.a / p.b - 1:+.2%}", f"{p.a:.3f}, was {p.b:.3f}{error}"
+    detail = f"{p.a:.3f}, was {p.b:.3f}; difference ± {p.standard_error:.2g}"
+    yield "perplexity", f"{p.a / p.b - 1:+.2%}", detail
     yield "mean KL", f"{e.kl_mean:.4g}", f"99th percentile {e.kl_p99:.3g}"
     yield "same top-1", f"{e.top1:.2%}", "of tokens"
     yield "BLEU-4", f"{e.bleu4:.1f}", f"ROUGE-L {e.rouge_l:.3f}, {e.identical:.0%} identical"

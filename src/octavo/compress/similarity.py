@@ -23,8 +23,13 @@ def sacrebleu() -> ModuleType:
 
 
 def bleu4(texts: list[str], references: list[str]) -> float:
-    """BLEU-4 of all texts against one reference each, 0 to 100."""
-    return min(100.0, float(sacrebleu().corpus_bleu(texts, [references]).score))
+    """BLEU-4 of all texts against one reference each, 0 to 100.
+
+    Equal texts have 100, also those of fewer than four words, for which BLEU has no n-grams.
+    """
+    if texts == references:
+        return 100.0
+    return float(sacrebleu().corpus_bleu(texts, [references]).score)
 
 
 def rouge_l(texts: list[str], references: list[str]) -> float:
