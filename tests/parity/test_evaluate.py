@@ -349,9 +349,9 @@ def test_models_without_text(minilm: Path) -> None:
 
 
 def test_too_little_text(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    text = tmp_path / "few.txt"
-    text.write_text(" ".join(f"word {i}" for i in range(60)))
-    with pytest.raises(UsageError, match=r"the text has \d+ tokens"):
+    text = tmp_path / "few.jsonl"
+    text.write_text("\n".join(json.dumps({"text": f"word {i}"}) for i in range(30)))
+    with pytest.raises(UsageError, match=r"the text has \d+ tokens; 256 are needed"):
         octavo.evaluate(str(pair[0]), against=str(pair[1]), data=text)
     with pytest.raises(UsageError, match="100 tokens in blocks of 512 are too few"):
         octavo.evaluate(str(pair[0]), against=str(pair[1]), tokens=100)
