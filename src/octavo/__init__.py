@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from octavo.compress.evaluate import evaluate
     from octavo.compress.evaluation import Evaluation
+    from octavo.compress.quantize import quantize
     from octavo.engine.request import BeamSearch, SamplingParams
     from octavo.errors import OctavoError
     from octavo.generate.reply import Completion
@@ -23,6 +24,7 @@ __all__ = [
     "SamplingParams",
     "evaluate",
     "grammar",
+    "quantize",
 ]
 
 _HOMES = {
@@ -34,6 +36,7 @@ _HOMES = {
     "OctavoError": "octavo.errors",
     "SamplingParams": "octavo.engine.request",
     "evaluate": "octavo.compress.evaluate",
+    "quantize": "octavo.compress.quantize",
 }
 
 

@@ -18,18 +18,23 @@ from gguf import GGMLQuantizationType as Q
 from octavo.checkpoint import open_checkpoint
 from octavo.checkpoint.base import TensorType
 from octavo.checkpoint.dequantize import dequantize
-from octavo.compress.recipes import RECIPES, FolderRecipe, GgufRecipe, Layout
-from octavo.compress.rounding import Job
+from octavo.compress.quantize import job_of
+from octavo.compress.recipe_file import builtin
+from octavo.compress.recipes import FolderRecipe, GgufRecipe, Layout
 from octavo.errors import UsageError, WriteError
 from tests.conftest import Runner
 from tests.families import FAMILIES, save_family
 from tests.small_models import Small, save_gguf, save_hf
 
+RECIPES = builtin()
 SMALL = Small(heads=4, kv_heads=2, head_dim=64, hidden=256, ffn=512, layers=8, tied=False)
 IDS = np.random.default_rng(0).integers(3, SMALL.vocabulary, 200).tolist()
 GGUF = [r for r in RECIPES.values() if isinstance(r, GgufRecipe)]
 FOLDERS = [
-    (r, layout) for r in RECIPES.values() if isinstance(r, FolderRecipe) for layout in r.layouts
+    (r, layout)
+    for r in RECIPES.values()
+    if isinstance(r, FolderRecipe) and not r.calibrated
+    for layout in r.layouts
 ]
 
 
@@ -66,7 +71,7 @@ def bound(before: Path, after: Path) -> float:
 
 @pytest.mark.parametrize("recipe", GGUF, ids=lambda r: r.name)
 def test_gguf(recipe: GgufRecipe, source: Path, tmp_path: Path) -> None:
-    job = Job(open_checkpoint(source), recipe, tmp_path / "x.gguf")
+    job = job_of(open_checkpoint(source), recipe, tmp_path / "x.gguf")
     told: list[int] = []
     done = job.run(told.append)
     assert done == job.forecast() and sum(told) == job.checkpoint.nbytes
@@ -80,7 +85,7 @@ def test_gguf(recipe: GgufRecipe, source: Path, tmp_path: Path) -> None:
 
 def test_the_mix_of_q4_k_m(source: Path) -> None:
     """Values and down projections of layers 0, 3, 6 and 7 of eight in more bits, and the head."""
-    types = Job(open_checkpoint(source), RECIPES["q4_k_m"], Path("x.gguf")).types
+    types = job_of(open_checkpoint(source), RECIPES["q4_k_m"], Path("x.gguf")).types
     more = {n for n, k in types.items() if k is TensorType.Q6_K}
     layers = {f"blk.{i}.{part}.weight" for i in (0, 3, 6, 7) for part in ("attn_v", "ffn_down")}
     assert more == layers | {"output.weight"}
@@ -89,7 +94,7 @@ def test_the_mix_of_q4_k_m(source: Path) -> None:
 
 @pytest.mark.parametrize(("recipe", "layout"), FOLDERS, ids=lambda v: getattr(v, "name", v))
 def test_folders(recipe: FolderRecipe, layout: Layout, folder: Path, tmp_path: Path) -> None:
-    job = Job(open_checkpoint(folder), recipe, tmp_path / "out", layout)
+    job = job_of(open_checkpoint(folder), recipe, tmp_path / "out", layout)
     done = job.run()
     made = open_checkpoint(done.output)
     assert done == job.forecast() and made.nbytes == done.bytes_after
@@ -111,7 +116,7 @@ def test_transformers_reads_what_we_write(folder: Path, tmp_path: Path) -> None:
     """compressed-tensors, which transformers loads on a CPU: the logits of the weights we read."""
     from transformers import AutoModelForCausalLM
 
-    job = Job(open_checkpoint(folder), RECIPES["rtn-8"], tmp_path / "out", "compressed-tensors")
+    job = job_of(open_checkpoint(folder), RECIPES["rtn-8"], tmp_path / "out", "compressed-tensors")
     out = job.run().output
     theirs = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
     ours = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -131,9 +136,9 @@ def test_layers_that_do_not_divide(tmp_path: Path) -> None:
     """Groups shrink to what divides; a layer that no group divides stays as it is."""
     odd = Small(heads=4, kv_heads=2, head_dim=16, hidden=96, ffn=80, layers=1)
     save_hf(odd, tmp_path / "odd")
-    job = Job(open_checkpoint(tmp_path / "odd"), RECIPES["rtn-4"], tmp_path / "out", "gptq")
+    job = job_of(open_checkpoint(tmp_path / "odd"), RECIPES["rtn-4"], tmp_path / "out", "gptq")
     done = job.run()
-    assert job.grid is not None and job.grid.group == 32
+    assert done.group == 32
     assert {name.split(".")[-2] for name in done.kept} == KEPT
     assert 0 < distance(tmp_path / "odd", done.output) < 1
 
@@ -159,7 +164,7 @@ def test_what_is_not_rounded(tmp_path: Path) -> None:
     (tmp_path / "Small-1.5B" / "1_Pooling").mkdir()
     (tmp_path / "Small-1.5B" / "1_Pooling" / "config.json").write_text("{}")
     out = tmp_path / "Small-1.5B-4bit"
-    Job(open_checkpoint(tmp_path / "Small-1.5B"), RECIPES["rtn-4"], out, "mlx").run()
+    job_of(open_checkpoint(tmp_path / "Small-1.5B"), RECIPES["rtn-4"], out, "mlx").run()
     assert (out / "1_Pooling" / "config.json").read_text() == "{}"
     assert "is quantized already" in refusal(
         open_checkpoint(out), RECIPES["rtn-4"], tmp_path / "twice"
@@ -168,7 +173,7 @@ def test_what_is_not_rounded(tmp_path: Path) -> None:
 
 def test_routers_stay_as_they_are(tmp_path: Path) -> None:
     save_family(FAMILIES["olmoe"], tmp_path / "moe")
-    job = Job(open_checkpoint(tmp_path / "moe"), RECIPES["rtn-8"], tmp_path / "out", "gptq")
+    job = job_of(open_checkpoint(tmp_path / "moe"), RECIPES["rtn-8"], tmp_path / "out", "gptq")
     routers = {n for n in job.checkpoint.tensors if n.endswith("mlp.gate.weight")}
     assert routers and routers.isdisjoint(job.layers)
     assert any("o_proj" in name for name in job.layers)
@@ -186,13 +191,13 @@ def test_weights_that_are_no_numbers(folder: Path, tmp_path: Path) -> None:
     save_file(weights, bad / "model.safetensors", metadata={"format": "pt"})
     for recipe, layout in FOLDERS:
         with pytest.raises(UsageError, match=f"{name}: 1 of the weights are not finite"):
-            Job(open_checkpoint(bad), recipe, tmp_path / "out", layout).run()
+            job_of(open_checkpoint(bad), recipe, tmp_path / "out", layout).run()
         assert sorted(p.name for p in tmp_path.iterdir()) == ["bad"]
 
 
 def refusal(*args: Any, **kwargs: Any) -> str:
     with pytest.raises(UsageError) as e:
-        Job(*args, **kwargs)
+        job_of(*args, **kwargs)
     return str(e.value)
 
 
@@ -200,16 +205,18 @@ def test_refusals(source: Path, folder: Path, tmp_path: Path) -> None:
     one, other = open_checkpoint(source), open_checkpoint(folder)
     out, q4, rtn = tmp_path / "x.gguf", RECIPES["q4_k_m"], RECIPES["rtn-4"]
     assert refusal(other, q4, out) == "q4_k_m makes GGUF files of GGUF files; small is a folder"
-    assert "small.gguf is a GGUF file" in refusal(one, rtn, tmp_path / "x")
     assert "does not end with .gguf" in refusal(one, q4, tmp_path / "x")
-    assert "q4_k_m has no --format" in refusal(one, q4, out, "gptq")
-    assert "fp8 is not stored as awq; compressed-tensors are" in refusal(
+    assert "q4_k_m is not stored as gptq" in refusal(one, q4, out, "gptq")
+    assert "rtn-4 makes folders, no GGUF file" in refusal(one, rtn, out, "gguf")
+    assert "rtn-4 looks at no data" in refusal(other, rtn, tmp_path / "x", None, out)
+    assert "no format 'exl2'" in refusal(other, rtn, tmp_path / "x", "exl2")
+    assert "fp8 is not stored as awq; compressed-tensors, safetensors are" in refusal(
         other, RECIPES["fp8"], tmp_path / "x", "awq"
     )
     assert "is no name for a folder" in refusal(other, rtn, tmp_path / "x.gguf")
     with pytest.raises(WriteError, match="is not empty; name a new folder"):
-        Job(other, rtn, folder).run()
-    done = Job(other, rtn, tmp_path / "four").run()
+        job_of(other, rtn, folder).run()
+    done = job_of(other, rtn, tmp_path / "four").run()
     small = open_checkpoint(done.output)
     assert "four is quantized already" in refusal(small, rtn, tmp_path / "twice")
 

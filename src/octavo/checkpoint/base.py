@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from octavo.checkpoint.files import MemoryFile
 from octavo.checkpoint.identity import FileState
 from octavo.errors import CheckpointError
 
@@ -202,10 +203,11 @@ class Computed(Tensor):
     read: Callable[[], npt.NDArray[Any]] = field(repr=False)
 
     @classmethod
-    def transposed(cls, source: Stored) -> Computed:
-        """A stored float matrix `[inputs, outputs]` as rows of outputs."""
+    def transposed(cls, source: Stored | Computed) -> Computed:
+        """A float matrix `[inputs, outputs]` as rows of outputs."""
+        read = source.array if isinstance(source, Stored) else source.read
         shape = source.shape[::-1]
-        return cls(source.name, source.type, shape, source.nbytes, lambda: source.array().T)
+        return cls(source.name, source.type, shape, source.nbytes, lambda: read().T)
 
     @classmethod
     def every(cls, source: Stored | Computed, first: int, step: int) -> Computed:
@@ -242,7 +244,7 @@ class Checkpoint:
     format: Literal["gguf", "hf"]
     metadata: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
-    files: Mapping[str, Path] = field(default_factory=dict)
+    files: Mapping[str, Path | MemoryFile] = field(default_factory=dict)
     sources: tuple[Path, ...] = ()
     maps: tuple[mmap.mmap, ...] = ()
     states: Mapping[str, FileState] = field(default_factory=dict)

@@ -10,6 +10,8 @@ import json
 import mmap
 import os
 import stat
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,14 @@ _KINDS = {
     stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
 }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFile:
+    """A file that is nowhere on disk: its name and what makes its bytes."""
+
+    name: str
+    make: Callable[[], bytes]
 
 
 def open_regular(path: Path) -> int:
@@ -52,8 +62,10 @@ def map_file(path: Path) -> mmap.mmap:
         os.close(handle)
 
 
-def read_file(path: Path, limit: int) -> bytes:
+def read_file(path: Path | MemoryFile, limit: int) -> bytes:
     """All of a file of at most `limit` bytes. Raises CheckpointError."""
+    if isinstance(path, MemoryFile):
+        return path.make()
     with os.fdopen(open_regular(path), "rb") as f:
         try:
             size = os.fstat(f.fileno()).st_size
@@ -89,7 +101,7 @@ def parse_json(data: bytes, what: str) -> Any:
         raise CheckpointError(f"{what}: not valid JSON") from None
 
 
-def read_json(path: Path, limit: int = MAX_JSON) -> dict[str, Any]:
+def read_json(path: Path | MemoryFile, limit: int = MAX_JSON) -> dict[str, Any]:
     """A JSON object from a file of bounded size. Raises CheckpointError."""
     value = parse_json(read_file(path, limit), path.name)
     if not isinstance(value, dict):

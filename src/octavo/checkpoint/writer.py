@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.checkpoint.base import TensorType, tensor_bytes
+from octavo.checkpoint.files import MemoryFile
 from octavo.errors import CheckpointError, WriteError
 
 SHARD_BYTES = 5 << 30  # of tensors in one safetensors file
@@ -110,7 +111,7 @@ def write_folder(
     folder: Path,
     config: Mapping[str, Any],
     tensors: Mapping[str, NewTensor],
-    files: Mapping[str, Path] | None = None,
+    files: Mapping[str, Path | MemoryFile] | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Writes a Hugging Face folder: config.json, weights in shards of at most `shard_bytes` (one
@@ -135,7 +136,7 @@ def write_folder(
 
 def _fill(
     folder: Path, config: Mapping[str, Any], tensors: Mapping[str, NewTensor],
-    files: Mapping[str, Path], shard_bytes: int,
+    files: Mapping[str, Path | MemoryFile], shard_bytes: int,
 ) -> None:  # fmt: skip
     shards = _shards(tensors, shard_bytes)
     count = len(shards)
@@ -151,7 +152,10 @@ def _fill(
         write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": where})
     for name, source in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, folder / name)
+        if isinstance(source, MemoryFile):
+            (folder / name).write_bytes(source.make())
+        else:
+            shutil.copyfile(source, folder / name)
     write_json(folder / "config.json", config)
 
 

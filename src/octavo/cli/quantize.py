@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,15 +12,16 @@ from octavo.cli.options import json_flag, model_argument
 from octavo.cli.screen import progress_bar, say, say_json, table
 
 if TYPE_CHECKING:
-    from octavo.compress.rounding import Rounded
+    from octavo.compress.jobs import Rounded
 
 
 def _list(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    from octavo.compress.recipes import RECIPES, GgufRecipe
+    from octavo.compress.recipe_file import builtin
+    from octavo.compress.recipes import GgufRecipe
 
     if wanted:
         rows = []
-        for r in RECIPES.values():
+        for r in builtin().values():
             makes = "GGUF" if isinstance(r, GgufRecipe) else ", ".join(r.layouts)
             rows.append((r.name, makes, r.summary))
         table(rows, ("recipe", "makes", ""))
@@ -28,14 +30,23 @@ def _list(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 
 @click.command()
 @model_argument()
-@click.option("--recipe", required=True, metavar="NAME", help="How to make it small; see --list.")
+@click.option(
+    "--recipe", required=True, metavar="NAME|FILE",
+    help="How to make it small: one of --list, or a .yaml file.",
+)  # fmt: skip
 @click.option(
     "--output", required=True, type=click.Path(path_type=Path), metavar="PATH",
     help="A new .gguf file, or a folder.",
 )  # fmt: skip
 @click.option(
-    "--format", "layout", type=click.Choice(["gptq", "awq", "compressed-tensors", "mlx"]),
-    help="How a folder stores its weights. [the first that --list names]",
+    "--format",
+    type=click.Choice(["gguf", "gptq", "awq", "compressed-tensors", "mlx", "safetensors"]),
+    help="How the weights are stored. [the first that --list names]",
+)  # fmt: skip
+@click.option(
+    "--data", type=click.Path(path_type=Path), metavar="FILE",
+    help="Text that methods see layers' inputs with: .txt, .jsonl or a folder of them. "
+    "[Python's manual]",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only say how large it would be.")
 @click.option("--force", is_flag=True, help="Replace the file that --output names.")
@@ -46,29 +57,30 @@ def _list(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 )  # fmt: skip
 @json_flag
 def quantize(
-    model: str, recipe: str, output: Path, layout: str | None, dry_run: bool, force: bool,
-    offline: bool, as_json: bool,
+    model: str, recipe: str, output: Path, format: str | None, data: Path | None,
+    dry_run: bool, force: bool, offline: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Make MODEL small: round its weights to fewer bits and write it as a new model.
 
-    A GGUF model becomes a GGUF file, a folder a folder. Start from a model in 16 bits: what is
-    lost already does not come back.
+    A folder, or a GGUF file, becomes a folder; a GGUF file by a GGUF recipe a GGUF file. Start from
+    a model in 16 bits: what is lost already does not come back. Run it again to go on where it was
+    cut off.
     """
     from octavo.checkpoint import open_checkpoint
     from octavo.checkpoint.hub import locate
-    from octavo.compress.recipes import find_recipe
-    from octavo.compress.rounding import Job
+    from octavo.compress.quantize import job_of
+    from octavo.compress.recipe_file import find_recipe
     from octavo.errors import UsageError
 
     found = find_recipe(recipe)
     checkpoint = open_checkpoint(locate(model, offline=offline).path)
-    job = Job(checkpoint, found, output, layout)  # type: ignore[arg-type]
+    job = job_of(checkpoint, found, output, format, data)
     if dry_run:
         return _show(job.forecast(), as_json, "would take")
     if output.is_file() and not force:
         raise UsageError(f"{output} is there already", "--force")
-    with progress_bar(f"Rounding to {found.name}", checkpoint.nbytes) as advance:
-        result = job.run(advance)
+    with progress_bar(f"Rounding to {found.name}", job.work) as advance:
+        result = job.run(advance, lambda text: say(text, err=True))
     _show(result, as_json, "takes")
     if not as_json:
         say(f"try: octavo chat {output}")
@@ -81,6 +93,7 @@ def _show(r: Rounded, as_json: bool, takes: str) -> None:
                 "output": str(r.output), "bytes_before": r.bytes_before,
                 "bytes_after": r.bytes_after, "bits_per_weight": round(r.bits, 3),
                 "tensors": dict(r.kinds), "group": r.group, "kept": list(r.kept),
+                "losses": [asdict(loss) for loss in r.losses], "resumed": r.resumed,
             }
         )  # fmt: skip
     for kind, count in sorted(r.kinds.items(), key=lambda item: -item[1]):
@@ -89,6 +102,13 @@ def _show(r: Rounded, as_json: bool, takes: str) -> None:
         say(f"  {name} stays as it is")
     if r.group:
         say(f"  {r.group} columns share a scale")
+    if r.losses:
+        error, plain = (sum(getattr(x, n) for x in r.losses) for n in ("error", "plain"))
+        share = error / plain if plain else 1
+        say(f"  outputs lose {share:.0%} of what they do by rounding to the nearest")
+        for loss in r.losses:
+            if loss.method == "rtn":
+                say(f"  {loss.name} is rounded to the nearest: nothing else lost less")
     say(
         f"{r.output} {takes} {r.bytes_after / 1e6:,.1f} MB, {r.bits:.2f} bits a weight "
         f"({r.bytes_before / 1e6:,.1f} MB before)"

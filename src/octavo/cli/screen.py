@@ -89,7 +89,14 @@ def step_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
 def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A progress bar on a terminal; elsewhere one line."""
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -98,7 +105,7 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
         return
     columns = [TextColumn(what, markup=False), BarColumn(20), DownloadColumn()]
     if console.width >= 72:
-        columns.append(TransferSpeedColumn())
+        columns += [TransferSpeedColumn(), TimeRemainingColumn()]
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("", total=total)
         yield lambda n: bar.advance(task, n)

@@ -53,6 +53,9 @@ class Grid:
         return (1 << self.bits) - 1
 
 
+Scheme = Grid | Literal["fp8"]  # of a matrix; fp8: e4m3 with a scale a row
+
+
 class Quantized(NamedTuple):
     """codes `[rows, columns]`; scales fp32 and zeros `[rows, groups]`. group_of: the group of each
     column; None where groups are neighbours."""
@@ -62,6 +65,13 @@ class Quantized(NamedTuple):
     scales: F32
     zeros: I32
     group_of: I32 | None = None
+
+    @classmethod
+    def zeros_of(cls, shape: tuple[int, int], grid: Grid) -> Quantized:
+        """A matrix of zeros."""
+        groups = shape[0], shape[1] // (grid.group or shape[1])
+        zeros = np.full(groups, grid.middle, np.int32)
+        return cls(grid, np.full(shape, grid.middle, np.uint8), np.zeros(groups, np.float32), zeros)
 
     @property
     def width(self) -> int:

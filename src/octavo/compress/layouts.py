@@ -7,6 +7,8 @@ the reader of each.
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ import numpy.typing as npt
 from octavo.checkpoint.base import TensorType
 from octavo.checkpoint.writer import NewTensor
 from octavo.compress.fit import F32, Affine
-from octavo.compress.grids import Float8, Grid, Quantized
+from octavo.compress.grids import Float8, Grid, Quantized, Scheme, rounded
 from octavo.errors import UsageError
 
 U8 = npt.NDArray[np.uint8]
@@ -126,70 +128,86 @@ def mlx(grids: Affine, shape: tuple[int, int], grid: Grid) -> Tensors:
     }
 
 
-def integers(layout: str, q: Quantized) -> Tensors:
-    """A quantized matrix as one of gptq, awq and compressed-tensors stores it."""
+def mlx_of(q: Quantized) -> Tensors:
+    """MLX of a matrix whose groups have whole zeros: biases are rounded as files hold them."""
+    biases = rounded(-q.scales * q.zeros, q.grid.scales)
+    grids = Affine(q.scales.reshape(-1), biases.reshape(-1), q.codes.astype(np.int32))
+    return mlx(grids, (q.codes.shape[0], q.codes.shape[1]), q.grid)
+
+
+def integers(layout: str, q: Quantized, *, int8: bool = False) -> Tensors:
+    """A quantized matrix as a layout stores it; int8: for layers that multiply int8 with int8."""
     if layout == "compressed-tensors":
-        return pack_quantized(q)
+        return int_quantized(q) if int8 else pack_quantized(q)
+    if layout == "mlx":
+        return mlx_of(q)
     return gptq(q) if layout == "gptq" else awq(q)
 
 
-def zeros(layout: str, grid: Grid | None, shape: tuple[int, int]) -> Tensors:
-    """What a matrix of zeros becomes: types and shapes of any matrix of that shape."""
-    rows, columns = shape
-    codes = np.zeros(shape, np.uint8)
-    if grid is None:
-        return float_quantized(Float8(codes, np.ones((rows, 1), np.float32)))
-    groups = columns // (grid.group or columns)
+def config(
+    layout: str, schemes: Mapping[str, Scheme], kept: list[str], activations: str | None
+) -> dict[str, Any]:
+    """What config.json says of a folder. schemes: by module; kept: modules left as they were."""
+    main = Counter(schemes.values()).most_common(1)[0][0]
+    others = {name: s for name, s in schemes.items() if s != main}
+    if layout == "compressed-tensors":
+        return {"quantization_config": _compressed(main, others, kept, activations)}
+    assert isinstance(main, Grid)
+    grids = {name: s for name, s in others.items() if isinstance(s, Grid)}
     if layout == "mlx":
-        none = np.zeros(rows * groups, np.float32)
-        return mlx(
-            Affine(none, none, codes.astype(np.int32).reshape(rows * groups, -1)), shape, grid
-        )
-    scales = np.zeros((rows, groups), np.float32)
-    return integers(layout, Quantized(grid, codes, scales, np.ones(scales.shape, np.int32)))
-
-
-def config(layout: str, grid: Grid | None, kept: list[str]) -> dict[str, Any]:
-    """What config.json says of a folder. grid: None for e4m3; kept: modules left as they were."""
-    if layout == "mlx":
-        assert grid is not None
-        return {"quantization": {"group_size": grid.group, "bits": grid.bits}}
+        each = {n: {"group_size": g.group, "bits": g.bits} for n, g in grids.items()}
+        return {"quantization": {"group_size": main.group, "bits": main.bits} | each}
     if layout == "gptq":
-        assert grid is not None
+        dynamic: dict[str, Any] = {f"-:^{re.escape(name)}$": {} for name in kept} | {
+            f"+:^{re.escape(n)}$": {"bits": g.bits, "group_size": g.group, "sym": g.symmetric}
+            for n, g in grids.items()
+        }
         own: dict[str, Any] = {
-            "quant_method": "gptq", "bits": grid.bits, "group_size": grid.group,
-            "sym": grid.symmetric, "desc_act": False, "checkpoint_format": "gptq",
-            "dynamic": {f"-:^{re.escape(name)}$": {} for name in kept},
-        }  # fmt: skip
-    elif layout == "awq":
-        assert grid is not None
-        own = {
-            "quant_method": "awq", "bits": grid.bits, "group_size": grid.group, "zero_point": True,
-            "version": "gemm", "modules_to_not_convert": kept,
+            "quant_method": "gptq", "bits": main.bits, "group_size": main.group or -1,
+            "sym": main.symmetric, "desc_act": False, "checkpoint_format": "gptq",
+            "dynamic": dynamic,
         }  # fmt: skip
     else:
-        own = _compressed(grid, kept)
+        own = {
+            "quant_method": "awq", "bits": main.bits, "group_size": main.group, "zero_point": True,
+            "version": "gemm", "modules_to_not_convert": kept,
+        }  # fmt: skip
     return {"quantization_config": own}
 
 
-def _compressed(grid: Grid | None, kept: list[str]) -> dict[str, Any]:
+def _compressed(
+    main: Scheme, others: Mapping[str, Scheme], kept: list[str], activations: str | None
+) -> dict[str, Any]:
+    groups = {"group_0": _scheme(main, ["Linear"], activations)}
+    by_scheme: dict[Scheme, list[str]] = {}
+    for name, scheme in others.items():
+        by_scheme.setdefault(scheme, []).append(name)
+    for i, (scheme, names) in enumerate(by_scheme.items(), 1):
+        groups[f"group_{i}"] = _scheme(scheme, names, activations)
+    formats = {g["format"] for g in groups.values()}
+    return {
+        "quant_method": "compressed-tensors", "quantization_status": "compressed",
+        "format": formats.pop() if len(formats) == 1 else "mixed-precision",
+        "config_groups": groups, "ignore": kept, "kv_cache_scheme": None,
+    }  # fmt: skip
+
+
+def _scheme(scheme: Scheme, targets: list[str], activations: str | None) -> dict[str, Any]:
     weights: dict[str, Any] = {
         "num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False,
     }  # fmt: skip
+    format = "float-quantized"
+    if scheme != "fp8":
+        weights |= {"num_bits": scheme.bits, "type": "int", "symmetric": scheme.symmetric}
+        if scheme.group:
+            weights |= {"strategy": "group", "group_size": scheme.group}
+        format = "pack-quantized" if activations is None else "int-quantized"
     inputs: dict[str, Any] | None = None
-    if grid is None:
-        inputs = weights | {"strategy": "token", "dynamic": True}
-    else:
-        weights |= {
-            "num_bits": grid.bits, "type": "int", "strategy": "group", "group_size": grid.group,
-            "symmetric": grid.symmetric,
-        }  # fmt: skip
-    format = "float-quantized" if grid is None else "pack-quantized"
-    group = {
-        "targets": ["Linear"], "weights": weights, "input_activations": inputs,
-        "output_activations": None, "format": format,
-    }  # fmt: skip
+    if activations is not None:
+        each = {"strategy": "token", "dynamic": True}
+        inputs = weights | (each if activations == "dynamic" else {"strategy": "tensor"})
+        inputs["symmetric"] = True
     return {
-        "quant_method": "compressed-tensors", "format": format, "quantization_status": "compressed",
-        "config_groups": {"group_0": group}, "ignore": kept, "kv_cache_scheme": None,
+        "targets": targets, "weights": weights, "input_activations": inputs,
+        "output_activations": None, "format": format,
     }  # fmt: skip

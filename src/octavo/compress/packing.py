@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
+from octavo.checkpoint.base import TensorType
 from octavo.compress.fit import F32, I32
 
 U8 = npt.NDArray[np.uint8]
@@ -66,3 +69,12 @@ def six_bits(scales: I32) -> U8:
     high = np.asarray(s >> 4, np.uint8).reshape(-1, 4, 4)
     top = stack(high[:, 0], high[:, 1], high[:, 2], high[:, 3])
     return np.concatenate([low, top], axis=1)
+
+
+def as_floats(x: F32, kind: TensorType) -> npt.NDArray[Any]:
+    """The nearest F32, F16 or BF16; BF16 as its bits, uint16."""
+    if kind is TensorType.BF16:
+        bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+        nearest = bits + np.uint32(0x7FFF) + (bits >> 16 & np.uint32(1))
+        return (nearest >> 16).astype(np.uint16)
+    return x.astype(np.float16 if kind is TensorType.F16 else np.float32)

@@ -1,47 +1,69 @@
-"""Recipes that come with Octavo: which format each weight of a model gets."""
+"""Recipes: which format each weight of a model gets, and by which method.
+
+Those that come with Octavo lie in `builtin/`, in the form that a recipe of one's own has
+(`recipe_file.py`).
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from fnmatch import fnmatchcase
+from typing import Literal, get_args
 
 from octavo.checkpoint.base import TensorType
-from octavo.compress.grids import Grid
-from octavo.errors import UsageError
+from octavo.compress.grids import Scheme
 
-Layout = Literal["gptq", "awq", "compressed-tensors", "mlx"]
+Layout = Literal["gptq", "awq", "compressed-tensors", "mlx", "safetensors"]
+Method = Literal["rtn", "gptq", "awq", "int8", "smoothquant"]
+Activations = Literal["dynamic", "static"]
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+METHODS: tuple[Method, ...] = get_args(Method)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What tensors whose names fit one of the patterns become; None: they stay as they are.
+
+    sensitive: only those of layers that lose most by rounding, as llama.cpp's mixes have it: the
+    first and last eighth, and a third of the others.
+    """
+
+    patterns: tuple[str, ...]
+    becomes: Scheme | TensorType | None
+    sensitive: bool = False
+
+    def fits(self, name: str) -> bool:
+        return any(fnmatchcase(name, p) for p in self.patterns)
 
 
 @dataclass(frozen=True, slots=True)
 class GgufRecipe:
-    """A GGUF file. base: of most matrices; more: of those that lose most by it, which llama.cpp's
-    mixes of that name pick too (values and down projections of a third of the layers and of the
-    first and last eighth); head: of the matrix that logits are made with."""
+    """A GGUF file. base: the type of matrices that no rule is about; the first rule that fits is
+    taken. The matrix that logits are made with is called "output.weight" here in any model."""
 
     name: str
     summary: str
     base: TensorType
-    more: TensorType
-    head: TensorType
+    rules: tuple[Rule, ...]
     file_type: int  # as GGUF numbers them
 
     def type_of(self, name: str, shape: tuple[int, ...], layers: int, tied: bool) -> TensorType:
         """The type of a tensor; tied: the embeddings are the head."""
         if len(shape) < 2 or not name.endswith(".weight") or name.endswith(_FLOATS):
             return TensorType.F32
-        if name == "output.weight" or (name == "token_embd.weight" and tied):
-            return _fitting(self.head, shape[-1])
-        found = _LAYER.match(name)
-        if found and found[2] in _MORE and _sensitive(int(found[1]), layers):
-            return _fitting(self.more, shape[-1])
+        if name == "token_embd.weight" and tied:
+            name = "output.weight"
+        for rule in self.rules:
+            if rule.fits(name) and not (rule.sensitive and not _sensitive(name, layers)):
+                assert isinstance(rule.becomes, TensorType)
+                return _fitting(rule.becomes, shape[-1])
         return _fitting(self.base, shape[-1])
 
 
-_MORE = ("attn_v", "ffn_down", "ffn_down_exps", "ffn_down_shexp")
 # Routers, norms and tables that are added, which llama.cpp does not round either.
 _FLOATS = ("ffn_gate_inp.weight", "_norm.weight", "position_embd.weight", "token_types.weight")
-_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
+_LAYER = re.compile(r"blk\.(\d+)\.")
 # What rows that are not whole blocks of 256 get instead, as in llama.cpp.
 _NARROWER = {
     TensorType.Q4_K: TensorType.Q5_0, TensorType.Q5_K: TensorType.Q5_1,
@@ -50,8 +72,11 @@ _NARROWER = {
 }  # fmt: skip
 
 
-def _sensitive(layer: int, layers: int) -> bool:
-    eighth = layers // 8
+def _sensitive(name: str, layers: int) -> bool:
+    found = _LAYER.match(name)
+    if found is None:
+        return False
+    layer, eighth = int(found[1]), layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
@@ -65,47 +90,30 @@ def _fitting(kind: TensorType, columns: int) -> TensorType:
 @dataclass(frozen=True, slots=True)
 class FolderRecipe:
     """A folder of safetensors whose linear layers are rounded; embeddings, norms, routers and the
-    head stay as they are. grid: None for e4m3 with a scale a row. layouts: the first by default."""
+    head stay as they are. weights: of layers that no rule is about; the first rule that fits is
+    taken. activations: what readers of compressed-tensors do with inputs of layers. layouts: the
+    first by default."""
 
     name: str
     summary: str
-    grid: Grid | None
+    weights: Scheme
     layouts: tuple[Layout, ...]
+    method: Method = "rtn"
+    rules: tuple[Rule, ...] = ()
+    activations: Activations | None = None
+
+    def scheme_of(self, name: str) -> Scheme | None:
+        """What a layer's weights become; None: they stay as they are."""
+        for rule in self.rules:
+            if rule.fits(name):
+                assert not isinstance(rule.becomes, TensorType)
+                return rule.becomes
+        return self.weights
+
+    @property
+    def calibrated(self) -> bool:
+        """True if the method looks at data."""
+        return self.method != "rtn"
 
 
 Recipe = GgufRecipe | FolderRecipe
-
-
-def _gguf(name: str, base: str, more: str, head: str, file_type: int, summary: str) -> GgufRecipe:
-    kinds = TensorType[base], TensorType[more], TensorType[head]
-    return GgufRecipe(name, summary, *kinds, file_type)
-
-
-RECIPES: dict[str, Recipe] = {
-    r.name: r
-    for r in (
-        _gguf("q8_0", "Q8_0", "Q8_0", "Q8_0", 7, "8.5 bits; hardly a loss"),
-        _gguf("q6_k", "Q6_K", "Q6_K", "Q6_K", 18, "6.6 bits"),
-        _gguf("q5_k_m", "Q5_K", "Q6_K", "Q6_K", 17, "5.7 bits"),
-        _gguf("q4_k_m", "Q4_K", "Q6_K", "Q6_K", 15, "4.8 bits; what most people run"),
-        _gguf("q4_0", "Q4_0", "Q4_0", "Q6_K", 2, "4.5 bits; the least work for a CPU"),
-        _gguf("q4_1", "Q4_1", "Q4_1", "Q6_K", 3, "5 bits"),
-        _gguf("iq4_nl", "IQ4_NL", "IQ4_NL", "Q6_K", 25, "4.5 bits on an uneven grid"),
-        FolderRecipe(
-            "rtn-4", "4 bits in groups of 64, to the nearest", Grid(4, 64, False),
-            ("gptq", "awq", "compressed-tensors", "mlx"),
-        ),
-        FolderRecipe(
-            "rtn-8", "8 bits in groups of 64, to the nearest", Grid(8, 64, True),
-            ("gptq", "compressed-tensors", "mlx"),
-        ),
-        FolderRecipe("fp8", "e4m3 with a scale a row", None, ("compressed-tensors",)),
-    )
-}  # fmt: skip
-
-
-def find_recipe(name: str) -> Recipe:
-    """A recipe by name. Raises UsageError."""
-    if name not in RECIPES:
-        raise UsageError(f"no recipe {name!r}; there are {', '.join(RECIPES)}", "--recipe q4_k_m")
-    return RECIPES[name]

@@ -25,7 +25,8 @@ def _upright(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint with its matrices transposed to `[outputs, inputs]`."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in checkpoint.tensors.items():
-        if name.endswith(TRANSPOSED) and isinstance(tensor, Stored) and len(tensor.shape) == 2:
+        lying = name.endswith(TRANSPOSED) and len(tensor.shape) == 2
+        if lying and isinstance(tensor, Stored | Computed):
             tensor = Computed.transposed(tensor)
         tensors[name] = tensor
     return replace(checkpoint, tensors=tensors)

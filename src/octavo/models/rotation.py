@@ -84,7 +84,7 @@ def from_hf(
     return scaled(base, _width(head_dim, factor, name), scaling, name)
 
 
-def _gguf_scaling(checkpoint: Checkpoint, m: Metadata, width: int, context: int) -> Scaling:
+def gguf_scaling(checkpoint: Checkpoint, m: Metadata, width: int, context: int) -> Scaling:
     limit = m.size("context_length")
     kind = m.get("rope.scaling.type") or "linear"
     more: dict[str, Any] = {}
@@ -114,7 +114,7 @@ def from_gguf(checkpoint: Checkpoint, m: Metadata, head_dim: int, context: int) 
     width = _width(m.size("rope.dimension_count", head_dim), None, name)
     if not 1 < base <= LARGEST_BASE:
         raise CheckpointError(f"{name}: a rope base of {base}")
-    rotation = scaled(base, width, _gguf_scaling(checkpoint, m, width, context), name)
+    rotation = scaled(base, width, gguf_scaling(checkpoint, m, width, context), name)
     if "rope_freqs.weight" in checkpoint.tensors:
         divisors = checkpoint.tensor("rope_freqs.weight", (width // 2,)).vector()
         if not (divisors > 0).all():

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as HfTokenizer
 from tokenizers.models import BPE
 
 from octavo.checkpoint import Checkpoint
-from octavo.checkpoint.files import check_size, read_file, read_json
+from octavo.checkpoint.files import MemoryFile, check_size, read_file, read_json
 from octavo.errors import CheckpointError, OctavoError
 from octavo.text import gguf_vocabulary
 from octavo.text.detokenizer import token_bytes
@@ -229,7 +229,7 @@ def _encode(
     return _from_library("the tokenizer cannot encode this text", call)
 
 
-def _read_tokenizer(path: Path) -> HfTokenizer:
+def _read_tokenizer(path: Path | MemoryFile) -> HfTokenizer:
     data = read_file(path, MAX_FILE)
     check_size(data, path.name)
     tokenizer = _from_library(f"{path.name} cannot be read", lambda: HfTokenizer.from_buffer(data))

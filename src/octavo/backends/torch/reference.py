@@ -5,12 +5,15 @@ Tests use it as the oracle of the CPU backend; attention sees whole sequences, w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+from octavo.checkpoint import Tensor as Stored
 from octavo.checkpoint.dequantize import dequantize
 from octavo.program import (
     Activate,
@@ -57,13 +60,17 @@ class Inputs:
 class Reference:
     """Computes a program over one sequence, or over a tree of sequences that share prefixes."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(
+        self, program: Program, read: Callable[[Stored], npt.NDArray[np.float32]] = dequantize
+    ) -> None:
+        """read: the fp32 values of a checkpoint's tensor, where they are not what it holds."""
         self.program = program
+        self._read = read
         self._weights: dict[str, Tensor] = {}
 
     def weight(self, w: Weight) -> Tensor:
         if w.tensor.name not in self._weights:
-            self._weights[w.tensor.name] = torch.from_numpy(np.array(dequantize(w.tensor)))
+            self._weights[w.tensor.name] = torch.from_numpy(np.array(self._read(w.tensor)))
         return self._weights[w.tensor.name] + w.offset if w.offset else self._weights[w.tensor.name]
 
     @torch.inference_mode()
@@ -145,14 +152,19 @@ class Reference:
 
     def experts(self, x: Tensor, routes: Tensor, op: Experts) -> Tensor:
         out = torch.zeros_like(x)
-        for e, (gate, up, down) in enumerate(zip(op.gate, op.up, op.down, strict=True)):
+        for e, down in enumerate(op.down):
             rows = routes[:, e].nonzero()[:, 0]
             if len(rows):
-                a, b, c = (self.weight(w) for w in op.biases[e]) if op.biases else (None,) * 3
-                g = F.linear(x[rows], self.weight(gate), a)
-                y = glu(g, F.linear(x[rows], self.weight(up), b), op.activation)
-                out[rows] += routes[rows, e, None] * F.linear(y, self.weight(down), c)
+                bias = self.weight(op.biases[e][2]) if op.biases else None
+                y = F.linear(self.expert(x[rows], op, e), self.weight(down), bias)
+                out[rows] += routes[rows, e, None] * y
         return out
+
+    def expert(self, x: Tensor, op: Experts, e: int) -> Tensor:
+        """What the down projection of expert e takes."""
+        a, b = (self.weight(w) for w in op.biases[e][:2]) if op.biases else (None, None)
+        gate, up = (F.linear(x, self.weight(w[e]), c) for w, c in ((op.gate, a), (op.up, b)))
+        return glu(gate, up, op.activation)
 
 
 def route(x: Tensor, op: Route) -> Tensor:

@@ -1,0 +1,249 @@
+"""A folder of quantized layers of a folder of floats, or of a GGUF file seen as one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from octavo.checkpoint.base import FLOATS, Checkpoint, Tensor, TensorType, tensor_bytes
+from octavo.checkpoint.dequantize import dequantize
+from octavo.checkpoint.progress import Advance
+from octavo.checkpoint.quantized import quantization_of
+from octavo.checkpoint.writer import NewTensor, write_folder
+from octavo.compress import layouts
+from octavo.compress.beside import beside
+from octavo.compress.calibrated import Task, layers_of
+from octavo.compress.fit import F32
+from octavo.compress.grids import (
+    Grid,
+    Quantized,
+    Scheme,
+    float8,
+    largest_group,
+    quantize,
+    quantize_affine,
+)
+from octavo.compress.jobs import Rounded, Say, weights_of
+from octavo.compress.layouts import Tensors
+from octavo.compress.packing import as_floats
+from octavo.compress.recipes import FolderRecipe, Layout
+from octavo.compress.writing import converted, module, named
+from octavo.errors import UsageError
+from octavo.models import build_program
+from octavo.program import Experts, Linear, Program, Route, Weight
+
+
+@dataclass(frozen=True)
+class FolderJob:
+    """See Job. texts: what a calibrated method sees of layers' inputs."""
+
+    checkpoint: Checkpoint
+    recipe: FolderRecipe
+    output: Path
+    layout: Layout
+    texts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for what cannot be rounded or stored so."""
+        recipe, name = self.recipe, self.checkpoint.path.name
+        if self.layout not in recipe.layouts:
+            raise UsageError(
+                f"{recipe.name} is not stored as {self.layout}; {', '.join(recipe.layouts)} are",
+                f"--format {recipe.layouts[0]}",
+            )
+        if quantization_of(self.checkpoint.metadata) is not None:
+            raise UsageError(f"{name} is quantized already; take the model it was made from")
+        if self.output.suffix in (".gguf", ".safetensors"):
+            raise UsageError(f"{self.output} is no name for a folder", "--output model-4bit")
+        if not self.linear:
+            raise UsageError(f"the layers of {name} lie transposed or stacked; none can be rounded")
+        if not self.schemes:
+            raise UsageError(f"{recipe.name} rounds no layer of {name}: none fits, or all are kept")
+
+    # -- what would come of it ----------------------------------------------------------------
+
+    @cached_property
+    def program(self) -> Program:
+        return build_program(self.checkpoint)
+
+    @cached_property
+    def layers(self) -> dict[str, Tensor]:
+        """The weights of linear layers and experts, without routers and the head, by the names they
+        are stored under."""
+        routers = {op.x for op in self.program.ops if isinstance(op, Route)}
+        weights: list[Weight] = []
+        for op in self.program.ops:
+            if isinstance(op, Linear) and not op.out.selected and op.out != self.program.output:
+                weights += [] if op.out in routers else [op.weight]
+            elif isinstance(op, Experts):
+                weights += op.gate + op.up + op.down
+        return {w.tensor.name.partition("[")[0]: w.tensor for w in weights}
+
+    @cached_property
+    def linear(self) -> dict[str, Tensor]:
+        """Those of `layers` that lie in the file as matrices of `[outputs, inputs]`."""
+        stored = self.checkpoint.tensors
+        upright = {n for n, t in self.layers.items() if n in stored and _upright(t, stored[n])}
+        return {n: stored[n] for n in sorted(upright) if len(stored[n].shape) == 2}
+
+    @cached_property
+    def schemes(self) -> dict[str, Scheme]:
+        """What each layer's weights become, of those that are rounded. Layers of one scheme have
+        groups of one size, the largest that divides them all but those that none divides."""
+        wanted = {n: self.recipe.scheme_of(n) for n in self.linear}
+        fitted: dict[Scheme, Scheme | None] = {}
+        for scheme in {s for s in wanted.values() if s is not None}:
+            if scheme == "fp8" or not scheme.group:
+                fitted[scheme] = scheme
+                continue
+            columns = {self.linear[n].shape[1] for n, s in wanted.items() if s == scheme}
+            groups = [g for c in columns if (g := largest_group(c, scheme.group))]
+            fitted[scheme] = replace(scheme, group=min(groups)) if groups else None
+        out: dict[str, Scheme] = {}
+        for name, first in wanted.items():
+            found = fitted[first] if first is not None else None
+            if found is not None and self._divides(self.linear[name], found):
+                out[name] = found
+        return out
+
+    def _divides(self, t: Tensor, scheme: Scheme) -> bool:
+        if scheme == "fp8":
+            return True
+        return t.shape[1] % (scheme.group or 32) == 0 and t.shape[0] % 32 == 0
+
+    @property
+    def work(self) -> int:
+        seen = sum(self.linear[n].nbytes for n in self.schemes) if self.recipe.calibrated else 0
+        return self.checkpoint.nbytes + seen
+
+    def forecast(self) -> Rounded:
+        kinds, after = Counter[str](), 0
+        for name, t in self.checkpoint.tensors.items():
+            if name in self.schemes:
+                kinds[self.layout] += 1
+                parts = self._parts(name)
+                after += sum(tensor_bytes(p.type, p.shape, name) for p in parts.values())
+            else:
+                kinds[self._float(t).name] += 1
+                after += tensor_bytes(self._float(t), t.shape, name)
+        groups = Counter(s.group for s in self.schemes.values() if isinstance(s, Grid))
+        return Rounded(
+            self.checkpoint.path, self.output, dict(kinds), weights_of(self.checkpoint),
+            self.checkpoint.nbytes, after, groups.most_common(1)[0][0] if groups else 0,
+            tuple(sorted(self.layers.keys() - self.schemes.keys())),
+        )  # fmt: skip
+
+    @staticmethod
+    def _float(t: Tensor) -> TensorType:
+        """What a tensor that is not rounded is stored as."""
+        return t.type if t.type in FLOATS else TensorType.BF16
+
+    # -- doing it -----------------------------------------------------------------------------
+
+    def run(self, progress: Advance = lambda _: None, say: Say = lambda _: None) -> Rounded:
+        if not self.recipe.calibrated:
+            self._write(self._round, {}, progress)
+            return self.forecast()
+        wanted = {n: self.linear[n] for n in self.schemes}
+        task = Task(self.checkpoint, wanted, self.texts, self.recipe, self.output)
+        with layers_of(task, self.schemes, progress, say) as made:
+            self._write(lambda n: self._stored(n, made.quantized(n)), made.folded, progress)
+        return replace(self.forecast(), losses=made.losses, resumed=made.resumed)
+
+    def _write(
+        self, make: Callable[[str], Tensors], folded: Mapping[str, F32], progress: Advance
+    ) -> None:
+        """make: the tensors of a layer. folded: floats that take others' place."""
+        out: dict[str, NewTensor] = {}
+        for name, t in self.checkpoint.tensors.items():
+            if name in self.schemes:
+                own = name.removesuffix(".weight")
+                made = module(self._parts(name), self._making(name, make, progress))
+                out |= {f"{own}.{ending}": part for ending, part in made.items()}
+            elif name in folded:
+                out[name] = NewTensor.of(as_floats(folded[name], self._float(t)), self._float(t))
+            else:
+                out[name] = converted(t, self._float(t), progress)
+        config = dict(self.checkpoint.metadata) | self._config()
+        write_folder(self.output, config, out, beside(self.checkpoint))
+
+    def _making(
+        self, name: str, make: Callable[[str], Tensors], progress: Advance
+    ) -> Callable[[], Tensors]:
+        def made() -> Tensors:
+            with named(name):
+                found = make(name)
+            progress(self.linear[name].nbytes)
+            return found
+
+        return made
+
+    def _round(self, name: str) -> Tensors:
+        """A layer rounded to the nearest."""
+        x, scheme = dequantize(self.linear[name]), self.schemes[name]
+        if scheme == "fp8":
+            q = float8(x, "row")
+            return self._plain(name, q.values()) or layouts.float_quantized(q)
+        if self.layout == "mlx":
+            return layouts.mlx(quantize_affine(x, scheme), (x.shape[0], x.shape[1]), scheme)
+        return self._stored(name, quantize(x, scheme))
+
+    def _stored(self, name: str, q: Quantized) -> Tensors:
+        """The tensors of a rounded layer."""
+        return self._plain(name, q.values()) or layouts.integers(
+            self.layout, q, int8=self.recipe.activations is not None
+        )
+
+    def _plain(self, name: str, values: F32) -> Tensors:
+        """The values themselves, where the folder holds floats; else nothing."""
+        if self.layout != "safetensors":
+            return {}
+        kind = self._float(self.linear[name])
+        return {"weight": NewTensor.of(as_floats(values, kind), kind)}
+
+    def _parts(self, name: str) -> Tensors:
+        """Types and shapes of what a layer becomes, found by making one of zeros."""
+        rows, columns = self.linear[name].shape
+        key = rows, columns, self.schemes[name]
+        if key not in self._shapes:
+            made = self._plain(name, np.zeros((rows, columns), np.float32))
+            if not made and key[2] == "fp8":
+                made = layouts.float_quantized(float8(np.zeros((rows, columns), np.float32), "row"))
+            elif not made:
+                assert isinstance(key[2], Grid)
+                made = self._stored(name, Quantized.zeros_of((rows, columns), key[2]))
+            self._shapes[key] = {n: replace(t, data=_nothing) for n, t in made.items()}
+        return self._shapes[key]
+
+    @cached_property
+    def _shapes(self) -> dict[tuple[int, int, Scheme], Tensors]:
+        return {}
+
+    def _config(self) -> dict[str, Any]:
+        if self.layout == "safetensors":
+            return {}
+        matrices = [n for n, t in self.checkpoint.tensors.items() if len(t.shape) == 2]
+        kept = {
+            n.removesuffix(".weight")
+            for n in matrices
+            if n.endswith(".weight") and n not in self.schemes
+        }
+        schemes = {n.removesuffix(".weight"): s for n, s in self.schemes.items()}
+        return layouts.config(
+            self.layout, schemes, sorted({"lm_head", *kept}), self.recipe.activations
+        )
+
+
+def _upright(used: Tensor, stored: Tensor) -> bool:
+    """True if the program uses a stored matrix, or rows of it, as it lies."""
+    return used is stored or (used.name != stored.name and used.shape[1:] == stored.shape[1:])
+
+
+def _nothing() -> Any:
+    raise AssertionError("a tensor that is only measured has no data")

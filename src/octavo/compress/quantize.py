@@ -1,0 +1,68 @@
+"""`octavo.quantize`: a model made small in one call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from octavo.checkpoint import Checkpoint, open_checkpoint
+from octavo.checkpoint.base import TensorType
+from octavo.checkpoint.hub import locate
+from octavo.checkpoint.progress import Advance
+from octavo.compress.data import split
+from octavo.compress.folder_job import FolderJob
+from octavo.compress.folder_view import as_folder
+from octavo.compress.gguf_job import GgufJob
+from octavo.compress.jobs import Job, Rounded
+from octavo.compress.recipe_file import find_recipe
+from octavo.compress.recipes import LAYOUTS, GgufRecipe, Recipe
+from octavo.errors import UsageError
+
+FORMATS = ("gguf", *LAYOUTS)
+
+
+def job_of(
+    checkpoint: Checkpoint, recipe: Recipe, output: Path, format: str | None = None,
+    data: Path | None = None,
+) -> Job:  # fmt: skip
+    """The job of a recipe on a model. A GGUF file that is to become a folder is dequantised first.
+
+    format: how the result is stored, by default the first that the recipe names. data: what
+    calibrated methods look at, by default Python's manual; given to a recipe of GGUF files, scales
+    are chosen by the importance of columns. Raises UsageError for what does not fit together.
+    """
+    if format not in (None, *FORMATS):
+        raise UsageError(f"no format {format!r}; there are {', '.join(FORMATS)}")
+    if isinstance(recipe, GgufRecipe):
+        if format not in (None, "gguf"):
+            raise UsageError(f"{recipe.name} is not stored as {format}: it is a GGUF file")
+        texts = tuple(split("calibration", data)) if data is not None else None
+        return GgufJob(checkpoint, recipe, output, texts)
+    if data is not None and not recipe.calibrated:
+        raise UsageError(f"{recipe.name} looks at no data", "--recipe gptq-4")
+    layout = next((v for v in LAYOUTS if v == (format or recipe.layouts[0])), None)
+    if layout is None:
+        raise UsageError(
+            f"{recipe.name} makes folders, no GGUF file; stored as {', '.join(recipe.layouts)}",
+            "--recipe q4_k_m",
+        )
+    texts = tuple(split("calibration", data)) if recipe.calibrated else ()
+    return FolderJob(as_folder(checkpoint, TensorType.BF16), recipe, output, layout, texts)
+
+
+def quantize(
+    model: str | Path, *, recipe: str, output: str | Path, data: str | Path | None = None,
+    format: str | None = None, offline: bool = False, progress: Advance = lambda _: None,
+) -> Rounded:  # fmt: skip
+    """Makes a model small and writes it as a new one; the same as `octavo quantize`.
+
+    model: a file, folder or name. recipe: a built-in one (`octavo quantize --list`) or a file of
+    one's own. data: text for methods that look at what layers see. progress: told the bytes of
+    each piece once it is done. A run that was cut off goes on when it is called again. Raises
+    OctavoError.
+    """
+    output = Path(output)
+    if output.is_file():
+        raise UsageError(f"{output} is there already")
+    checkpoint = open_checkpoint(locate(str(model), offline=offline).path)
+    given = None if data is None else Path(data)
+    return job_of(checkpoint, find_recipe(recipe), output, format, given).run(progress)

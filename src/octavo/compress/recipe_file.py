@@ -1,0 +1,210 @@
+"""Recipes as YAML, checked as they are read: what is wrong is said with its line.
+
+    summary: 4 bits by GPTQ, 8 in the first layer
+    method: gptq
+    formats: [gptq, compressed-tensors]
+    weights: {bits: 4, group: 64, symmetric: false}
+    layers:
+      - match: model.layers.0.*
+        weights: {bits: 8, group: 64, symmetric: true}
+      - match: ["*.k_proj.weight", "*.v_proj.weight"]
+        weights: keep
+
+A GGUF file's has `formats: [gguf]` and a `file_type`, and its weights are types such as Q4_K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+
+from octavo.checkpoint.base import TensorType
+from octavo.checkpoint.files import read_file
+from octavo.compress.blocks import ENCODED
+from octavo.compress.grids import Grid, Scheme
+from octavo.compress.recipes import (
+    LAYOUTS,
+    METHODS,
+    Activations,
+    FolderRecipe,
+    GgufRecipe,
+    Layout,
+    Method,
+    Recipe,
+    Rule,
+)
+from octavo.errors import CheckpointError, OctavoError, UsageError
+
+T = TypeVar("T")
+MAX_FILE = 1 << 20
+_TYPES = {t.name: t for t in (*ENCODED, TensorType.F16, TensorType.BF16, TensorType.F32)}
+
+
+def find_recipe(name: str) -> Recipe:
+    """A built-in recipe by name, or one's own by its path. Raises UsageError."""
+    known = builtin()
+    if name in known:
+        return known[name]
+    if name.endswith((".yaml", ".yml")):
+        try:
+            text = read_file(Path(name), MAX_FILE).decode()
+        except (CheckpointError, UnicodeDecodeError) as e:
+            raise UsageError(f"cannot read the recipe {name}: {e}") from None
+        return read_recipe(text, name)
+    raise UsageError(f"no recipe {name!r}; there are {', '.join(known)}", "--recipe q4_k_m")
+
+
+def builtin() -> dict[str, Recipe]:
+    """The recipes that come with Octavo, by name, in the order of their files' numbers."""
+    out: dict[str, Recipe] = {}
+    folder = files("octavo.compress") / "builtin"
+    for file in sorted(folder.iterdir(), key=lambda f: f.name):
+        if file.name.endswith(".yaml"):
+            name = file.name.removesuffix(".yaml").partition(".")[2]
+            out[name] = read_recipe(file.read_text(), file.name, name)
+    return out
+
+
+def read_recipe(text: str, file: str, name: str | None = None) -> Recipe:
+    """A recipe from YAML. Raises UsageError with the line of what is wrong."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError) as e:
+        mark = getattr(e, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        raise UsageError(f"{file}{line}: {getattr(e, 'problem', None) or 'not YAML'}") from None
+    top = _Node(root, file)
+    entries = top.mapping("summary", "method", "formats", "weights", "layers", "activations",
+                          "file_type", need=("formats", "weights"))  # fmt: skip
+    own = name or Path(file).stem
+    summary = entries["summary"].text() if "summary" in entries else own
+    formats = [f.one_of(("gguf", *LAYOUTS)) for f in entries["formats"].items()]
+    if "gguf" in formats:
+        return _gguf(own, summary, formats, entries, top)
+    return _folder(own, summary, entries)
+
+
+def _gguf(
+    name: str, summary: str, formats: list[str], entries: Mapping[str, _Node], top: _Node
+) -> GgufRecipe:
+    if len(formats) > 1:
+        raise entries["formats"].wrong("gguf has types of its own, and no other format beside it")
+    for key in ("method", "activations"):
+        if key in entries:
+            raise entries[key].wrong(f"{key} is of folders, not of GGUF files")
+    if "file_type" not in entries:
+        raise top.wrong("file_type is missing: the number that GGUF has for the mix, such as 15")
+
+    def kind(node: _Node) -> TensorType:
+        return _TYPES[node.one_of(tuple(_TYPES))]
+
+    rules = _rules(entries, kind)
+    return GgufRecipe(name, summary, kind(entries["weights"]), rules, entries["file_type"].number())
+
+
+def _folder(name: str, summary: str, entries: Mapping[str, _Node]) -> FolderRecipe:
+    if "file_type" in entries:
+        raise entries["file_type"].wrong("file_type is of GGUF files")
+    method: Method = entries["method"].one_of(METHODS) if "method" in entries else "rtn"
+    layouts: tuple[Layout, ...] = tuple(f.one_of(LAYOUTS) for f in entries["formats"].items())
+    activations: Activations | None = None
+    if "activations" in entries:
+        activations = entries["activations"].one_of(get_args(Activations))
+    weights = _scheme(entries["weights"])
+    rules = _rules(entries, lambda node: None if node.is_text("keep") else _scheme(node))
+    recipe = FolderRecipe(name, summary, weights, layouts, method, rules, activations)
+    if "awq" in layouts and any(isinstance(r.becomes, Grid) for r in rules):
+        raise entries["layers"].wrong("an AWQ folder has one scheme; other layers can be kept")
+    if method != "rtn" and weights == "fp8":
+        raise entries["weights"].wrong(f"{method} rounds to integers, not to fp8")
+    return recipe
+
+
+def _rules(
+    entries: Mapping[str, _Node], becomes: Callable[[_Node], Scheme | TensorType | None]
+) -> tuple[Rule, ...]:
+    out = []
+    for item in entries["layers"].items() if "layers" in entries else ():
+        parts = item.mapping("match", "weights", "where", need=("match", "weights"))
+        match = parts["match"]
+        patterns = (match,) if match.is_text() else match.items()
+        sensitive = "where" in parts and bool(parts["where"].one_of(("sensitive",)))
+        out.append(Rule(tuple(p.text() for p in patterns), becomes(parts["weights"]), sensitive))
+    return tuple(out)
+
+
+def _scheme(node: _Node) -> Scheme:
+    """Integers, or fp8."""
+    if node.is_text():
+        node.one_of(("fp8",))
+        return "fp8"
+    parts = node.mapping("bits", "group", "symmetric", "scales", need=("bits",))
+    try:
+        return Grid(
+            parts["bits"].number(),
+            parts["group"].number() if "group" in parts else 64,
+            parts["symmetric"].truth() if "symmetric" in parts else True,
+            parts["scales"].one_of(("f16", "bf16", "f32")) if "scales" in parts else "f16",
+        )
+    except UsageError as e:
+        raise e if str(e).startswith(node.file) else node.wrong(str(e)) from None
+
+
+class _Node:
+    """A value of a YAML document, and where it stands."""
+
+    def __init__(self, node: Any, file: str) -> None:
+        self._node, self.file = node, file
+
+    def wrong(self, what: str) -> OctavoError:
+        line = self._node.start_mark.line + 1 if self._node is not None else 1
+        return UsageError(f"{self.file}, line {line}: {what}")
+
+    def mapping(self, *known: str, need: tuple[str, ...]) -> dict[str, _Node]:
+        """Entries by key; of one key only one, all of them known."""
+        if not isinstance(self._node, yaml.MappingNode):
+            raise self.wrong(f"expected entries such as {need[0]}: ...")
+        out: dict[str, _Node] = {}
+        for key, value in self._node.value:
+            name = _Node(key, self.file).text()
+            if name not in known:
+                raise _Node(key, self.file).wrong(f"unknown entry {name!r}; {', '.join(known)}")
+            if name in out:
+                raise _Node(key, self.file).wrong(f"{name} is there twice")
+            out[name] = _Node(value, self.file)
+        for name in need:
+            if name not in out:
+                raise self.wrong(f"{name} is missing")
+        return out
+
+    def items(self) -> list[_Node]:
+        if not isinstance(self._node, yaml.SequenceNode) or not self._node.value:
+            raise self.wrong("expected a list such as [a, b]")
+        return [_Node(item, self.file) for item in self._node.value]
+
+    def is_text(self, value: str | None = None) -> bool:
+        return isinstance(self._node, yaml.ScalarNode) and value in (None, self._node.value)
+
+    def text(self) -> str:
+        if not isinstance(self._node, yaml.ScalarNode) or not self._node.value:
+            raise self.wrong("expected a text")
+        return str(self._node.value)
+
+    def one_of(self, known: tuple[T, ...]) -> T:
+        text = self.text()
+        if text not in known:
+            raise self.wrong(f"{text!r} is none of {', '.join(map(str, known))}")
+        return known[known.index(text)]
+
+    def number(self) -> int:
+        text = self.text()
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
+            raise self.wrong(f"{text!r} is no whole number")
+        return int(text)
+
+    def truth(self) -> bool:
+        return self.one_of(("true", "false")) == "true"

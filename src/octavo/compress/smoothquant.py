@@ -1,0 +1,129 @@
+"""W8A8: weights and the inputs of layers as int8, and SmoothQuant, which shares out the difficulty.
+
+Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language
+Models" (arXiv:2211.10438). A few features of inputs are far larger than the others, so that int8
+leaves little for these; inputs are divided by s = max|x|^a / max|w|^(1 - a) and the columns of
+weights multiplied by it, where what makes the inputs can take that (`folding.py`). Here a is
+searched for each input on the error of the layers' outputs, and no scales are among the candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from octavo.compress.awq import Settle
+from octavo.compress.clipping import range_quantize
+from octavo.compress.fit import F32, divide
+from octavo.compress.grids import Grid, Quantized, check_finite, quantize
+from octavo.compress.statistics import InputStatistics
+
+W8 = Grid(8, 0, True)
+LEVELS = np.float32(127)
+ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+SHARES = tuple(np.float32(1 - i / 20) for i in range(10))  # of the largest input that int8 spans
+SAMPLES = 256  # inputs that errors are measured on
+SMALLEST = np.float32(1e-5)
+Activations = Literal["dynamic", "static"]
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Layers:
+    """Layers of one input as int8, a scale an output. weights: of columns times `scales`, None
+    where inputs stay as they are; input_scale: the step of inputs, None where each token has its
+    own; error: of outputs, as a share of their mean square; plain_error: that without scales."""
+
+    weights: tuple[Quantized, ...]
+    scales: F32 | None
+    alpha: float | None
+    input_scale: float | None
+    error: float
+    plain_error: float
+
+
+def int8_inputs(x: F32, step: float | None = None) -> F32:
+    """Inputs `[tokens, features]` as int8 times a step holds them; None: each token's own step."""
+    widest = np.abs(x).max(axis=1, keepdims=True, initial=0)
+    steps = widest / LEVELS if step is None else np.full_like(widest, step)
+    codes = np.clip(np.rint(divide(x, steps)), -LEVELS - 1, LEVELS)
+    return np.asarray(codes * steps, np.float32)
+
+
+def w8a8(
+    weights: Sequence[F32], inputs: InputStatistics, activations: Activations,
+    settle: Settle | None,
+) -> Int8Layers:  # fmt: skip
+    """Rounds the `[outputs, inputs]` weights of layers that share an input to int8 for int8 inputs.
+
+    settle: as for `awq`; None for no SmoothQuant. Scales that lose more than none are not
+    returned. Raises UsageError as `quantize` does.
+    """
+    for x in weights:
+        check_finite(x)
+    task = _Task(weights, inputs, activations == "static")
+    plain_scale, plain, plain_error = task.made(None)
+    found = Int8Layers(plain, None, None, plain_scale, plain_error, plain_error)
+    alpha, scales = (None, None) if settle is None else task.search(settle)
+    if scales is not None:
+        step, made, error = task.made(scales)
+        if error < plain_error:
+            return Int8Layers(made, scales, alpha, step, error, plain_error)
+    return found
+
+
+def smoothing_scales(weights: Sequence[F32], max_abs: F32, alpha: float) -> F32:
+    """max|x|^alpha / max|w|^(1 - alpha) of each feature, 1 where nothing is ever put in."""
+    widest = np.max([np.abs(x).max(axis=0) for x in weights], axis=0)
+    found = np.maximum(max_abs, SMALLEST) ** np.float32(alpha)
+    found = found / np.maximum(widest, SMALLEST) ** np.float32(1 - alpha)
+    return np.where(max_abs > 0, np.maximum(found, SMALLEST), 1).astype(np.float32)
+
+
+class _Task:
+    """Layers, and inputs and outputs that errors are measured on."""
+
+    def __init__(self, weights: Sequence[F32], inputs: InputStatistics, static: bool) -> None:
+        self.weights, self.static, self.max_abs = weights, static, inputs.max_abs
+        self.samples = inputs.samples[:: -(-len(inputs.samples) // SAMPLES) or 1]
+        self.wanted = [self.samples @ x.T for x in weights]
+        self.energy = sum(float((y.astype(np.float64) ** 2).sum()) for y in self.wanted)
+
+    def search(self, settle: Settle) -> tuple[float | None, F32 | None]:
+        """The exponent and scales of least error, weights on grids that span rows."""
+        best = self.error([range_quantize(x, W8) for x in self.weights], None, self.step(None))
+        found: tuple[float | None, F32 | None] = (None, None)
+        for alpha in ALPHAS:
+            s = settle(smoothing_scales(self.weights, self.max_abs, alpha))
+            if not (np.isfinite(s).all() and (s > 0).all()):
+                continue
+            error = self.error([range_quantize(x * s, W8) for x in self.weights], s, self.step(s))
+            if error < best:
+                best, found = error, (alpha, s)
+        return found
+
+    def made(self, s: F32 | None) -> tuple[float | None, tuple[Quantized, ...], float]:
+        """The step of inputs, the rounded weights and their error with scales s."""
+        made = tuple(quantize(x if s is None else x * s, W8) for x in self.weights)
+        values = [q.values() for q in made]
+        step = self.step(s)
+        if step is not None:
+            steps = [step * float(share) for share in SHARES]
+            step = min(steps, key=lambda each: self.error(values, s, each))
+        return step, made, self.error(values, s, step)
+
+    def step(self, s: F32 | None) -> float | None:
+        """The static step that holds every input that was seen, if there is one."""
+        if not self.static:
+            return None
+        widest = float((self.max_abs if s is None else self.max_abs / s).max(initial=0))
+        return widest / float(LEVELS) if widest > 0 else 1.0
+
+    def error(self, values: Sequence[F32], s: F32 | None, step: float | None) -> float:
+        """What the samples' outputs lose, as a share of their mean square."""
+        x = int8_inputs(self.samples if s is None else self.samples / s, step)
+        pairs = zip(values, self.wanted, strict=True)
+        lost = sum(float(((x @ v.T - y).astype(np.float64) ** 2).sum()) for v, y in pairs)
+        return lost / self.energy if self.energy > 0 else 0.0

@@ -1,0 +1,1 @@
+"""Methods that need gradients; torch is in the extra `torch`."""
