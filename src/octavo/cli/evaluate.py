@@ -40,7 +40,7 @@ def _file(name: str, text: str) -> Callable[[F], F]:
 @click.option("--against", required=True, metavar="MODEL", help="The model it was made from.")
 @click.option(
     "--data", type=click.Path(path_type=Path), metavar="PATH",
-    help="Text: .txt, .jsonl or a folder of them. [Python's manual]",
+    help="Text: .txt, .jsonl, a folder of them, or self: what --against writes. [Python's manual]",
 )  # fmt: skip
 @click.option(
     "--tokens", type=count(256), default=16_384, show_default=True, help="How many to predict."

@@ -45,8 +45,8 @@ def _list(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 )  # fmt: skip
 @click.option(
     "--data", type=click.Path(path_type=Path), metavar="FILE",
-    help="Text that methods see layers' inputs with: .txt, .jsonl or a folder of them. "
-    "[Python's manual]",
+    help="Text that methods see layers' inputs with: .txt, .jsonl, a folder of them, or self: what "
+    "MODEL writes. [Python's manual]",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only say how large it would be.")
 @click.option("--force", is_flag=True, help="Replace the file that --output names.")

@@ -49,8 +49,8 @@ def evaluate(
     from, over the same text.
 
     data: a text file, .jsonl or folder of them, of which the part is used that `quantize` does not
-    calibrate with; Python's manual by default. tokens: how many of it, in blocks of `length`, or
-    shorter ones where it is short. progress: opens a bar, given what for and how many steps.
+    calibrate with; "self" for what `against` writes; Python's manual by default. tokens: how many
+    of it, in blocks of `length`, or shorter ones where it is short. progress: opens a bar, given what for and how many steps.
     Raises OctavoError.
     """
     sacrebleu()
@@ -63,7 +63,7 @@ def evaluate(
     a, b = (open_model(found.path) for found in located)
     _check(a, b)
     text = None if data is None else Path(data)
-    blocks, tokenizer = _blocks(a, b, split("evaluation", text), tokens, length)
+    blocks, tokenizer = _blocks(a, b, split("evaluation", text, located[1].path), tokens, length)
     found = _distances(a, b, blocks, threads or usable_threads(), progress)
     half = blocks.shape[1] // 2
     prompts = blocks[_spread(len(blocks), OUTPUTS), :half].tolist()
