@@ -50,8 +50,8 @@ def evaluate(
 
     data: a text file, .jsonl or folder of them, of which the part is used that `quantize` does not
     calibrate with; "self" for what `against` writes; Python's manual by default. tokens: how many
-    of it, in blocks of `length`, or shorter ones where it is short. progress: opens a bar, given what for and how many steps.
-    Raises OctavoError.
+    of it, in blocks of `length`, or shorter ones where it is short. progress: opens a bar, given
+    what for and how many steps. Raises OctavoError.
     """
     sacrebleu()
     if tokens < FEW * SHORT or length < SHORT:
