@@ -69,6 +69,13 @@ class Scorer:
             raise OctavoError(f"{self.name} computes logits that are no finite numbers")
         return logits
 
+    def whole(self, block: Ints) -> Floats:
+        """Logits of a block but for its last token."""
+        starts = range(0, len(block) - 1, self._rows)
+        return np.concatenate(
+            [self.logits(block[i : i + self._rows][: len(block) - 1 - i], i) for i in starts]
+        )
+
 
 def rows_at_once(vocabulary: int) -> int:
     """Rows whose logits take about 64 MiB."""
@@ -94,7 +101,7 @@ def compare(
             following = block[start + 1 : start + 1 + len(ids)]
             p, q = a.logits(ids, start), b.logits(ids, start)
             same[i, here] = p.argmax(1) == q.argmax(1)
-            nll_a[i, here], nll_b[i, here], kl[i, here] = _divergence(p, q, following)
+            nll_a[i, here], nll_b[i, here], kl[i, here] = divergence(p, q, following)
         # The last ones first: a choice overwrites keys and values from its place on.
         for k, item in reversed([(k, item) for k, item in enumerate(items) if item.block == i]):
             own = slice(item.place - 1, item.place - 1 + item.length)
@@ -116,7 +123,7 @@ def _log_softmax(logits: Floats) -> Doubles:
     return x
 
 
-def _divergence(p: Floats, q: Floats, following: Ints) -> tuple[Doubles, Doubles, Doubles]:
+def divergence(p: Floats, q: Floats, following: Ints) -> tuple[Doubles, Doubles, Doubles]:
     """Of rows of logits of A and B: what the tokens that follow cost each, and KL(B || A)."""
     nll_a, nll_b, kl = (np.zeros(len(p)) for _ in range(3))
     for i, token in enumerate(following):  # a row of each at a time stays in the cache
