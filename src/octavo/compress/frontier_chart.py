@@ -46,8 +46,6 @@ def chart(found: Found) -> bytes:
         yield f'<text x="8" y="{TOP - 8}">KL, nats a token</text>'
 
     axes = f'<path class="line" d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>'
-    svg = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="KL of mixes by their size"><style>{_STYLE}</style>{axes}{"".join(marks())}</svg>'
-    )
-    return svg.encode()
+    size = f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="KL of mixes by their size"'
+    body = f"<style>{_STYLE}</style>{axes}{''.join(marks())}"
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{body}</svg>'.encode()
