@@ -1,90 +1,44 @@
-"""What calibrated recipes do with each group of layers, and the models made of it."""
+"""Models made with data: what layers see is looked at, and what is finished kept in a journal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from octavo.backends.base import Ints
 from octavo.checkpoint.base import Checkpoint, Tensor
 from octavo.checkpoint.progress import Advance
-from octavo.compress.calibration import Calibration, Finished, Step
+from octavo.compress.calibration import Calibration, Step, of_layers
 from octavo.compress.data import token_blocks
 from octavo.compress.fit import F32
-from octavo.compress.gptq import gptq
 from octavo.compress.grids import Grid, Quantized, Scheme
 from octavo.compress.jobs import Loss, Say
-from octavo.compress.journal import Arrays, Journal, checksum
-from octavo.compress.recipes import Recipe
-from octavo.compress.statistics import InputStatistics
+from octavo.compress.journal import Journal, checksum
+from octavo.compress.recipes import FolderRecipe, Recipe
+from octavo.compress.steps import Importance, RoundLayers, Search, search_of
 from octavo.errors import UsageError
 from octavo.models import build_program
 from octavo.text.tokenizer import load_tokenizer
 
-Steps = dict[str, int]
 SEQUENCES, LENGTH = 64, 512  # of tokens that inputs are seen with
+SCALES = "scales"  # of inputs, in the journal
 
 
 @dataclass(frozen=True)
 class Made:
-    """Layers that are rounded, in a journal. folded: floats that take others' place."""
+    """Layers that are rounded. checkpoint: with the floats that belong to them; layer: a matrix,
+    and the step of its inputs if that is fixed; output: where the model is to be written first."""
 
-    journal: Journal
-    steps: Mapping[str, int]
-    schemes: Mapping[str, Scheme]
+    output: Path
+    checkpoint: Checkpoint
+    layer: Callable[[str], tuple[Quantized, float | None]]
     losses: tuple[Loss, ...]
     resumed: int
-    folded: Mapping[str, F32]
-
-    def quantized(self, name: str) -> Quantized:
-        arrays = self.journal.arrays(self.steps[name])
-        return _quantized(self.schemes[name], {p: arrays[f"{name}/{p}"] for p in _PARTS})
-
-
-_PARTS = ("codes", "scales", "zeros")
-
-
-def _quantized(scheme: Scheme, arrays: Arrays) -> Quantized:
-    assert isinstance(scheme, Grid)
-    return Quantized(scheme, arrays["codes"], arrays["scales"], arrays["zeros"])
-
-
-@dataclass(frozen=True)
-class Gptq:
-    """Rounds each layer by GPTQ, with scales of the weights as they were."""
-
-    schemes: Mapping[str, Scheme]
-
-    def make(self, name: str, weights: F32, inputs: InputStatistics) -> Finished:
-        grid = self.schemes[name]
-        assert isinstance(grid, Grid)
-        hessian = inputs.gram.astype(np.float64) / max(1, inputs.tokens)
-        found = gptq(weights, hessian, grid)
-        q = found.weights
-        method = "rtn" if found.damping is None else "gptq"
-        notes: dict[str, Any] = {"method": method, "error": found.error}
-        notes["plain"] = found.plain_error
-        arrays: Arrays = {"codes": q.codes, "scales": q.scales, "zeros": q.zeros}
-        return Finished(arrays, notes, q.values())
-
-    def weights(self, name: str, arrays: Arrays) -> F32:
-        return _quantized(self.schemes[name], arrays).values()
-
-
-class Importance:
-    """Looks at inputs and changes nothing: the mean square of each feature."""
-
-    def make(self, name: str, weights: F32, inputs: InputStatistics) -> Finished:
-        return Finished({"importance": inputs.mean_square}, {})
-
-    def weights(self, name: str, arrays: Arrays) -> None:
-        return None
 
 
 @dataclass(frozen=True)
@@ -109,26 +63,44 @@ class Task:
         }
 
     @contextmanager
-    def done(self, step: Step, progress: Advance, say: Say) -> Iterator[tuple[Journal, Steps, int]]:
-        """Goes through the layers that are left: the journal, the number that each layer has in it,
-        and how many blocks were there before. The journal is let go of at the end."""
+    def done(
+        self, step: Step, progress: Advance, say: Say, search: Search | None = None
+    ) -> Iterator[tuple[Calibration, Journal]]:
+        """Goes through the layers that are left. search: finds scales to fold into the model first.
+        The journal is let go of at the end."""
         tokenizer = load_tokenizer(self.checkpoint)
         tokens = token_blocks(list(self.texts), tokenizer, LENGTH, SEQUENCES)
         journal = Journal(self.output, self.identity(tokens))
         if journal.differs:
             say(f"what lay in {journal.folder} was of another {journal.differs}: begins anew")
         try:
-            program = build_program(self.checkpoint)
-            found = Calibration(self.checkpoint, program, self.wanted, tokens, step, journal)
+            checkpoint = self._folded(tokens, journal, search, progress)
+            program = build_program(checkpoint)
+            found = Calibration(checkpoint, program, self.wanted, tokens, step, journal)
             if found.finished:
                 say(f"goes on after {len(found.finished)} of {len(found.blocks)} blocks")
             found.run(progress)
-            steps = {name: i for i, block in enumerate(found.blocks) for name in block.layers}
-            yield journal, steps, len(found.finished)
+            yield found, journal
+            journal.publish()
         except UsageError:  # it would be the same again
             journal.remove()
             raise
         journal.remove()
+
+    def _folded(
+        self, tokens: Ints, journal: Journal, search: Search | None, progress: Advance
+    ) -> Checkpoint:
+        """The model with scales of inputs folded in, which are found first."""
+        if search is None:
+            return self.checkpoint
+        from octavo.compress.scaled import find_scales, folded
+
+        program = build_program(self.checkpoint)
+        if not journal.has(SCALES):
+            found = find_scales(program, self.wanted, tokens, journal.folder, search, progress)
+            journal.save(SCALES, {str(i): s for i, s in found.items()}, {})
+        scales = {int(i): np.array(s) for i, s in journal.arrays(SCALES).items()}
+        return folded(self.checkpoint, program, self.wanted, scales)
 
 
 @contextmanager
@@ -136,19 +108,35 @@ def layers_of(
     task: Task, schemes: Mapping[str, Scheme], progress: Advance, say: Say
 ) -> Iterator[Made]:
     """The layers of a folder, rounded."""
-    with task.done(Gptq(schemes), progress, say) as (journal, steps, resumed):
-        losses = []
-        for number in dict.fromkeys(steps.values()):
-            losses += [Loss(name, **notes) for name, notes in journal.notes(number).items()]
-        yield Made(journal, steps, schemes, tuple(losses), resumed, {})
+    recipe = task.recipe
+    assert isinstance(recipe, FolderRecipe) and isinstance(recipe.weights, Grid)
+    step = RoundLayers(schemes, recipe.method, recipe.activations)
+    group = min((s.group for s in schemes.values() if isinstance(s, Grid)), default=0)
+    search = search_of(recipe.method, replace(recipe.weights, group=group), recipe.activations)
+    with task.done(step, progress, say, search) as (found, journal):
+        at = {name: i for i, block in enumerate(found.blocks) for name in block.layers}
+        losses = [
+            Loss(name, **notes)
+            for i in range(len(found.blocks))
+            for name, notes in journal.notes(i).items()
+        ]
+
+        def layer(name: str) -> tuple[Quantized, float | None]:
+            arrays = of_layers(journal.arrays(at[name]))[name]
+            return step.quantized(name, arrays), next(iter(arrays["step"].tolist()), None)
+
+        yield Made(journal.made, found.checkpoint, layer, tuple(losses), len(found.finished))
 
 
 @contextmanager
-def importance_of(task: Task, progress: Advance, say: Say) -> Iterator[tuple[dict[str, F32], int]]:
-    """The importance of columns of each matrix, and how many blocks were known."""
-    with task.done(Importance(), progress, say) as (journal, steps, resumed):
-        known = {}
-        for number in dict.fromkeys(steps.values()):
-            for key, x in journal.arrays(number).items():
-                known[key.rpartition("/")[0]] = np.array(x)
-        yield known, resumed
+def importance_of(
+    task: Task, progress: Advance, say: Say
+) -> Iterator[tuple[dict[str, F32], Path, int]]:
+    """The importance of columns of each matrix, where the model is to be written first, and how
+    many blocks were known."""
+    with task.done(Importance(), progress, say) as (found, journal):
+        known: dict[str, F32] = {}
+        for i in range(len(found.blocks)):
+            for name, arrays in of_layers(journal.arrays(i)).items():
+                known[name] = np.array(arrays["importance"])
+        yield known, journal.made, len(found.finished)

@@ -24,7 +24,7 @@ from octavo.compress.groups import Block, Group, blocks, whole
 from octavo.compress.journal import Arrays, Journal
 from octavo.compress.statistics import InputStatistics
 from octavo.compress.writing import named
-from octavo.errors import UsageError
+from octavo.errors import UsageError, WriteError
 from octavo.program import Program
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ class Calibration:
                 for mapped in self.checkpoint.maps:  # its pages count as this process's memory
                     mapped.madvise(mmap.MADV_DONTNEED)
                 progress(sum(self.wanted[n].nbytes for n in block.layers))
+        except OSError as e:
+            raise WriteError(f"cannot write {self.journal.folder}: {e.strerror or e}") from None
         finally:
             self._spans.close()
 
@@ -98,12 +100,15 @@ class Calibration:
             inputs = self._inputs(group)
             for name in group.layers:
                 with named(name):
-                    done = self.step.make(name, dequantize(self.wanted[name]), inputs)
+                    done = self.step.make(name, self._weights(name), inputs)
                 self._change(name, done.weights)
                 kept |= {f"{name}/{part}": x for part, x in done.arrays.items()}
                 notes[name] = done.notes
         self.journal.save(number, kept, notes)
         return at
+
+    def _weights(self, name: str) -> F32:
+        return dequantize(self.checkpoint.tensors.get(name, self.wanted[name]))
 
     def _inputs(self, group: Group) -> InputStatistics:
         if group.routed is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from octavo.checkpoint.base import FLOATS, Checkpoint, Tensor, TensorType, tenso
 from octavo.checkpoint.dequantize import dequantize
 from octavo.checkpoint.progress import Advance
 from octavo.checkpoint.quantized import quantization_of
-from octavo.checkpoint.writer import NewTensor, write_folder
+from octavo.checkpoint.writer import NewTensor, check_free, write_folder
 from octavo.compress import layouts
 from octavo.compress.beside import beside
 from octavo.compress.calibrated import Task, layers_of
@@ -119,8 +119,8 @@ class FolderJob:
 
     @property
     def work(self) -> int:
-        seen = sum(self.linear[n].nbytes for n in self.schemes) if self.recipe.calibrated else 0
-        return self.checkpoint.nbytes + seen
+        passes = {"rtn": 0, "awq": 2, "smoothquant": 2}.get(self.recipe.method, 1)
+        return self.checkpoint.nbytes + passes * sum(self.linear[n].nbytes for n in self.schemes)
 
     def forecast(self) -> Rounded:
         kinds, after = Counter[str](), 0
@@ -148,30 +148,32 @@ class FolderJob:
 
     def run(self, progress: Advance = lambda _: None, say: Say = lambda _: None) -> Rounded:
         if not self.recipe.calibrated:
-            self._write(self._round, {}, progress)
+            self._write(self.output, self._round, self.checkpoint, progress)
             return self.forecast()
+        check_free(self.output)  # before hours of work
         wanted = {n: self.linear[n] for n in self.schemes}
         task = Task(self.checkpoint, wanted, self.texts, self.recipe, self.output)
         with layers_of(task, self.schemes, progress, say) as made:
-            self._write(lambda n: self._stored(n, made.quantized(n)), made.folded, progress)
+            self._write(
+                made.output, lambda n: self._stored(n, *made.layer(n)), made.checkpoint, progress
+            )
         return replace(self.forecast(), losses=made.losses, resumed=made.resumed)
 
     def _write(
-        self, make: Callable[[str], Tensors], folded: Mapping[str, F32], progress: Advance
-    ) -> None:
-        """make: the tensors of a layer. folded: floats that take others' place."""
+        self, output: Path, make: Callable[[str], Tensors], checkpoint: Checkpoint,
+        progress: Advance,
+    ) -> None:  # fmt: skip
+        """make: the tensors of a layer. checkpoint: what everything else is read from."""
         out: dict[str, NewTensor] = {}
-        for name, t in self.checkpoint.tensors.items():
+        for name, t in checkpoint.tensors.items():
             if name in self.schemes:
                 own = name.removesuffix(".weight")
                 made = module(self._parts(name), self._making(name, make, progress))
                 out |= {f"{own}.{ending}": part for ending, part in made.items()}
-            elif name in folded:
-                out[name] = NewTensor.of(as_floats(folded[name], self._float(t)), self._float(t))
             else:
                 out[name] = converted(t, self._float(t), progress)
         config = dict(self.checkpoint.metadata) | self._config()
-        write_folder(self.output, config, out, beside(self.checkpoint))
+        write_folder(output, config, out, beside(self.checkpoint))
 
     def _making(
         self, name: str, make: Callable[[str], Tensors], progress: Advance
@@ -194,10 +196,10 @@ class FolderJob:
             return layouts.mlx(quantize_affine(x, scheme), (x.shape[0], x.shape[1]), scheme)
         return self._stored(name, quantize(x, scheme))
 
-    def _stored(self, name: str, q: Quantized) -> Tensors:
-        """The tensors of a rounded layer."""
+    def _stored(self, name: str, q: Quantized, step: float | None = None) -> Tensors:
+        """The tensors of a rounded layer; step: of its inputs, if that is fixed."""
         return self._plain(name, q.values()) or layouts.integers(
-            self.layout, q, int8=self.recipe.activations is not None
+            self.layout, q, int8=self.recipe.activations is not None, step=step
         )
 
     def _plain(self, name: str, values: F32) -> Tensors:
@@ -217,7 +219,8 @@ class FolderJob:
                 made = layouts.float_quantized(float8(np.zeros((rows, columns), np.float32), "row"))
             elif not made:
                 assert isinstance(key[2], Grid)
-                made = self._stored(name, Quantized.zeros_of((rows, columns), key[2]))
+                step = 1.0 if self.recipe.activations == "static" else None
+                made = self._stored(name, Quantized.zeros_of((rows, columns), key[2]), step)
             self._shapes[key] = {n: replace(t, data=_nothing) for n, t in made.items()}
         return self._shapes[key]
 

@@ -47,7 +47,7 @@ class Journal:
     """
 
     def __init__(self, output: Path, identity: Mapping[str, str]) -> None:
-        self.folder = output.with_name(f"{output.name}.part")
+        self._output, self.folder = output, output.with_name(f"{output.name}.part")
         self.differs: str | None = None
         found = _read(self.folder / "journal.json")
         if found is not None and found != dict(identity):
@@ -61,30 +61,45 @@ class Journal:
                 raise WriteError(f"cannot write {self.folder}: {e.strerror or e}") from None
             write_json(self.folder / "journal.json", dict(identity))
 
-    def has(self, step: int) -> bool:
+    def has(self, step: int | str) -> bool:
         return self.notes(step) is not None
 
-    def notes(self, step: int) -> Any:
+    def notes(self, step: int | str) -> Any:
         """What was said of a finished step; None before it is."""
-        return _read(self.folder / f"{step:04d}.json")
+        return _read(self._file(step, "json"))
 
-    def arrays(self, step: int) -> Arrays:
+    def arrays(self, step: int | str) -> Arrays:
         """The arrays of a finished step, as they lie in its file."""
-        stored = read_safetensors(self.folder / f"{step:04d}.safetensors")
+        stored = read_safetensors(self._file(step, "safetensors"))
         return {name: t.array() for name, t in stored.items()}
 
-    def save(self, step: int, arrays: Arrays, notes: Any) -> None:
+    def save(self, step: int | str, arrays: Arrays, notes: Any) -> None:
         """Raises WriteError; the step is then not finished."""
         tensors = {
             name: NewTensor.of(np.ascontiguousarray(x), _KINDS[x.dtype.name])
             for name, x in arrays.items()
         }
-        write_safetensors(self.folder / f"{step:04d}.safetensors", tensors)
-        write_json(self.folder / f"{step:04d}.json", notes)
+        write_safetensors(self._file(step, "safetensors"), tensors)
+        write_json(self._file(step, "json"), notes)
+
+    def _file(self, step: int | str, ending: str) -> Path:
+        return self.folder / f"{step if isinstance(step, str) else f'{step:04d}'}.{ending}"
 
     def remove(self) -> None:
         """Lets go of all steps: the computation has ended."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def made(self) -> Path:
+        """Where the output is written before it is whole."""
+        return self.folder / self._output.name
+
+    def publish(self) -> None:
+        """Moves what was made to the place of the output. Raises WriteError."""
+        try:
+            self.made.replace(self._output)
+        except OSError as e:
+            raise WriteError(f"cannot write {self._output}: {e.strerror or e}") from None
 
 
 def _read(path: Path) -> Any:

@@ -135,10 +135,16 @@ def mlx_of(q: Quantized) -> Tensors:
     return mlx(grids, (q.codes.shape[0], q.codes.shape[1]), q.grid)
 
 
-def integers(layout: str, q: Quantized, *, int8: bool = False) -> Tensors:
-    """A quantized matrix as a layout stores it; int8: for layers that multiply int8 with int8."""
+def integers(
+    layout: str, q: Quantized, *, int8: bool = False, step: float | None = None
+) -> Tensors:
+    """A quantized matrix as a layout stores it. int8: for layers that multiply int8 with int8;
+    step: of their inputs, None where each token has its own."""
     if layout == "compressed-tensors":
-        return int_quantized(q) if int8 else pack_quantized(q)
+        out = int_quantized(q) if int8 else pack_quantized(q)
+        if step is not None:
+            out["input_scale"] = _floats(np.array([step], np.float32), q.grid)
+        return out
     if layout == "mlx":
         return mlx_of(q)
     return gptq(q) if layout == "gptq" else awq(q)

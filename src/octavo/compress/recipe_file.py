@@ -41,6 +41,7 @@ from octavo.errors import CheckpointError, OctavoError, UsageError
 
 T = TypeVar("T")
 MAX_FILE = 1 << 20
+INT8 = Grid(8, 0, True)  # what is multiplied with int8 activations
 _TYPES = {t.name: t for t in (*ENCODED, TensorType.F16, TensorType.BF16, TensorType.F32)}
 
 
@@ -119,8 +120,20 @@ def _folder(name: str, summary: str, entries: Mapping[str, _Node]) -> FolderReci
     recipe = FolderRecipe(name, summary, weights, layouts, method, rules, activations)
     if "awq" in layouts and any(isinstance(r.becomes, Grid) for r in rules):
         raise entries["layers"].wrong("an AWQ folder has one scheme; other layers can be kept")
-    if method != "rtn" and weights == "fp8":
+    fp8 = "fp8" in (weights, *(r.becomes for r in rules))
+    if method != "rtn" and fp8:
         raise entries["weights"].wrong(f"{method} rounds to integers, not to fp8")
+    if fp8 and set(layouts) - {"compressed-tensors", "safetensors"}:
+        raise entries["formats"].wrong("fp8 is stored as compressed-tensors or safetensors")
+    if method == "smoothquant" and activations is None:
+        raise entries["method"].wrong("smoothquant takes activations: dynamic or static")
+    if activations is not None and not fp8:
+        if any(isinstance(s, Grid) and s != INT8 for s in (weights, *(r.becomes for r in rules))):
+            raise entries["activations"].wrong(
+                "activations take {bits: 8, group: 0, symmetric: true}, or fp8"
+            )
+        if activations == "static" and method == "rtn":
+            raise entries["activations"].wrong("static steps are found with method: smoothquant")
     return recipe
 
 

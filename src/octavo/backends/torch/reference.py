@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -74,7 +75,11 @@ class Reference:
         return self._weights[w.tensor.name] + w.offset if w.offset else self._weights[w.tensor.name]
 
     @torch.inference_mode()
-    def logits(
+    def logits(self, ids: list[int], rows: list[int] | None = None, **given: Any) -> Tensor:
+        """What `forward` gives, without what gradients need."""
+        return self.forward(ids, rows, **given)
+
+    def forward(
         self, ids: list[int], rows: list[int] | None = None, *,
         token_type_ids: list[int] | None = None, parents: list[int] | None = None,
         embeddings: dict[int, Tensor] | None = None,

@@ -1,0 +1,103 @@
+"""What calibrated recipes do with each layer, knowing its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.compress.awq import Settle, best_scales
+from octavo.compress.calibration import Finished
+from octavo.compress.clipping import clip_quantize
+from octavo.compress.fit import F32
+from octavo.compress.gptq import gptq, output_error
+from octavo.compress.grids import Grid, Quantized, Scheme, quantize
+from octavo.compress.healing import heal
+from octavo.compress.journal import Arrays
+from octavo.compress.recipes import Activations, Method
+from octavo.compress.smoothquant import w8a8
+from octavo.compress.statistics import InputStatistics
+
+F64 = npt.NDArray[np.float64]
+Search = Callable[[Sequence[F32], InputStatistics, Settle], F32 | None]
+
+
+def hessian_of(inputs: InputStatistics) -> F64:
+    """The mean of x x^T."""
+    return inputs.gram.astype(np.float64) / max(1, inputs.tokens)
+
+
+def _healed(x: F32, hessian: F64, grid: Grid) -> Quantized:
+    return heal(x, gptq(x, hessian, grid).weights, hessian)
+
+
+_ROUNDERS: dict[Method, Callable[[F32, F64, Grid], Quantized]] = {
+    "gptq": lambda x, hessian, grid: gptq(x, hessian, grid).weights,
+    "healed": _healed,
+    "awq": clip_quantize,
+}
+
+
+def grid_of(schemes: Mapping[str, Scheme], name: str) -> Grid:
+    """The grid of a layer; calibrated recipes have no other schemes."""
+    scheme = schemes[name]
+    assert isinstance(scheme, Grid)
+    return scheme
+
+
+@dataclass(frozen=True)
+class RoundLayers:
+    """Rounds each layer by a method, or to the nearest where that loses less of the outputs."""
+
+    schemes: Mapping[str, Scheme]
+    method: Method
+    activations: Activations | None = None
+
+    def make(self, name: str, weights: F32, inputs: InputStatistics) -> Finished:
+        grid, hessian = grid_of(self.schemes, name), hessian_of(inputs)
+        plain = quantize(weights, grid)
+        plain_error = output_error(weights, plain.values(), hessian)
+        step = np.zeros(0, np.float32)
+        if self.activations is not None:
+            found = w8a8([weights], inputs, self.activations, None)
+            q = found.weights[0]
+            step = np.array([s for s in (found.input_scale,) if s is not None], np.float32)
+        else:
+            q = _ROUNDERS[self.method](weights, hessian, grid)
+        error, method = output_error(weights, q.values(), hessian), str(self.method)
+        if not error <= plain_error:
+            q, error, method = plain, plain_error, "rtn"
+        arrays: Arrays = {"codes": q.codes, "scales": q.scales, "zeros": q.zeros, "step": step}
+        notes = {"method": method, "error": error, "plain": plain_error}
+        return Finished(arrays, notes, q.values())
+
+    def weights(self, name: str, arrays: Arrays) -> F32:
+        return self.quantized(name, arrays).values()
+
+    def quantized(self, name: str, arrays: Arrays) -> Quantized:
+        """A layer as it was rounded."""
+        grid = grid_of(self.schemes, name)
+        return Quantized(grid, arrays["codes"], arrays["scales"], arrays["zeros"])
+
+
+class Importance:
+    """Looks at inputs and changes nothing: the mean square of each feature."""
+
+    def make(self, name: str, weights: F32, inputs: InputStatistics) -> Finished:
+        return Finished({"importance": inputs.mean_square}, {})
+
+    def weights(self, name: str, arrays: Arrays) -> None:
+        return None
+
+
+def search_of(method: Method, grid: Grid, activations: Activations | None) -> Search | None:
+    """How a method finds scales of inputs to fold in before it rounds; None if it does not."""
+    if method == "awq":
+        return lambda weights, inputs, settle: best_scales(
+            weights, inputs.mean_abs, hessian_of(inputs), grid, settle
+        )[1]
+    if method == "smoothquant" and activations is not None:
+        return lambda weights, inputs, settle: w8a8(weights, inputs, activations, settle).scales
+    return None
