@@ -168,4 +168,6 @@ def test_what_cannot_be_had(model: Path, tmp_path: Path) -> None:
     with pytest.raises(OctavoError, match=r"has a KL of \S+, above 1e-09") as e:
         search(open_checkpoint(model), Budget(size // 3, max_kl=1e-9), out, threads=1)
     assert any(hint.startswith("--budget") for hint in e.value.suggestions)
-    assert not out.exists()
+    assert {p.name for p in tmp_path.iterdir()} == {"m.gguf", "cache"}
+    with pytest.raises(UsageError, match=r"o\.bin does not end with \.gguf"):
+        search(open_checkpoint(model), Budget(size), tmp_path / "o.bin", threads=1)

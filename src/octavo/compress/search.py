@@ -84,13 +84,19 @@ def search(
     """
     if checkpoint.format != "gguf":
         raise UsageError(f"{checkpoint.path.name} is a folder; --budget makes a GGUF file of one")
+    if output.suffix != ".gguf":
+        raise UsageError(f"{output} does not end with .gguf", f"--output {output}.gguf")
     if not matrices(checkpoint):
         raise UsageError(f"{checkpoint.path.name} has no matrix that can become smaller")
     job = _Search(checkpoint, budget, output, threads or usable_threads())
     job.check_budget()
     folder = output.with_name(f"{output.name}.search-{fingerprint(checkpoint)[:8]}")
-    found = job.run(Encoded(folder), data, progress)
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        found = job.run(Encoded(folder), data, progress)
+    except (OctavoError, OSError):
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)  # a run that is interrupted leaves it for the next
     return found
 
 
