@@ -64,15 +64,21 @@ def test_the_best_of_all_mixes() -> None:
 def test_large_budgets_are_kept_to_the_byte() -> None:
     """Bytes are counted in slots, upwards: never more than there are, and nearly as good."""
     rng = np.random.default_rng(1)
-    choices = drawn(rng)
-    large = {n: [Option(o.type, o.nbytes * 999_983, o.kl) for o in f] for n, f in choices.items()}
-    smallest = sum(found[0].nbytes for found in choices.values())
-    for extra in (0, 7, 31, 90, 500):
-        room = (smallest + extra) * 999_983
-        mix = best(large, room)
-        assert sum(o.nbytes for o in mix.values()) <= room
-        less = best(choices, smallest + extra * 99 // 100)
-        assert sum(o.kl for o in mix.values()) <= sum(o.kl for o in less.values())
+    sizes = np.sort(rng.integers(1, 10**8, (40, 4)), axis=1).tolist()
+    losses = -np.sort(-rng.random((40, 4)), axis=1)
+    choices = {
+        str(i): [Option(k, n, float(x)) for k, n, x in zip(KINDS, sizes[i], losses[i], strict=True)]
+        for i in range(40)
+    }
+    smallest = sum(each[0] for each in sizes)
+    before = np.inf
+    for spare in range(10**6, 4 * 10**9, 10**8):
+        mix = best(choices, smallest + spare)
+        assert sum(o.nbytes for o in mix.values()) <= smallest + spare
+        loss = sum(o.kl for o in mix.values())
+        assert loss <= before
+        before = loss
+    assert before == pytest.approx(losses[:, -1].sum())
 
 
 def kl(source: Path, made: Path, folder: Path) -> float:
