@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import signal
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from gguf import GGMLQuantizationType as Q
 
@@ -39,7 +42,7 @@ from octavo.engine.loader import open_model
 from octavo.errors import OctavoError, UsageError
 from tests.conftest import Runner
 from tests.small_models import Small, save_gguf
-from tests.ux.test_command_line import fails
+from tests.ux.test_command_line import OCTAVO, fails
 from tests.ux.test_command_line import octavo as command
 
 SMALL = Small(heads=4, kv_heads=2, head_dim=16, hidden=64, vocabulary=320)
@@ -370,6 +373,19 @@ def test_figures_that_cannot_be_written(pair: tuple[Path, Path], tmp_path: Path)
     target = tmp_path / "none" / "e.json"
     message = fails(1, "evaluate", str(pair[0]), "--against", str(pair[1]), "--tokens", "256", "--json", str(target))  # fmt: skip
     assert f"cannot write {target}: No such file or directory" in message
+
+
+def test_interrupt_leaves_no_process(pair: tuple[Path, Path]) -> None:
+    """Ctrl-C while the second engine starts ends both before the command ends."""
+    words = [*OCTAVO, "evaluate", str(pair[0]), "--against", str(pair[1]), "--tokens", "512"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        children: list[psutil.Process] = []
+        while process.poll() is None and len(children) < 2:
+            children = psutil.Process(process.pid).children()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    assert len(children) == 2
+    assert not any(child.is_running() for child in children)
 
 
 def test_page_of_equal_models() -> None:

@@ -6,8 +6,7 @@ from __future__ import annotations
 import re
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,25 +41,27 @@ def serve_both(
 
     progress: told of every prompt that both have continued. Raises OctavoError.
     """
-    loop = EventLoop()
-    try:
-        return loop.run(_serve_both(models, prompts, output, threads, progress))
-    finally:
-        loop.stop()
-
-
-async def _serve_both(
-    models: tuple[OpenModel, OpenModel], prompts: list[list[int]], output: int, threads: int | None,
-    progress: Callable[[int], Any],
-) -> tuple[Served, Served]:  # fmt: skip
     context = max(map(len, prompts)) + output
-    first, second = (_plan(m, context, threads) for m in models)
-    async with _engine(models[0], first) as a, _engine(models[1], second) as b:
+    a, b = (_Engine(m, _plan(m, context, threads)) for m in models)
+
+    async def measure() -> tuple[Served, Served]:
+        await a.start()
+        await b.start()
         for i, prompt in enumerate(prompts):
             for engine in (a, b) if i % 2 else (b, a):  # neither is always the first
                 await engine.complete(prompt, output)
             progress(1)
         return a.served(), b.served()
+
+    async def close() -> None:
+        await a.close()
+        await b.close()
+
+    loop = EventLoop()
+    try:
+        return loop.run(measure())
+    finally:  # not by those who measure: an interrupt cancels them
+        loop.finish(close)
 
 
 def _plan(model: OpenModel, context: int, threads: int | None) -> Plan:
@@ -73,13 +74,23 @@ def _plan(model: OpenModel, context: int, threads: int | None) -> Plan:
 
 
 class _Engine:
-    """An engine process that is ready, and what it has done."""
+    """An engine process, and what it has done."""
 
-    def __init__(self, client: EngineProcessClient, seconds: float) -> None:
-        self._client, self._seconds = client, seconds
+    def __init__(self, model: OpenModel, plan: Plan) -> None:
+        path, files = str(model.checkpoint.path), model.checkpoint.states
+        self._client = EngineProcessClient(path, plan, model.vocabulary, files=files)
+        self._seconds = 0.0  # to load
         self._prefill: list[float] = []
         self._decode: list[float] = []
         self._outputs: list[list[int]] = []
+
+    async def start(self) -> None:
+        began = time.perf_counter()
+        await self._client.start()
+        self._seconds = time.perf_counter() - began
+
+    async def close(self) -> None:
+        await self._client.close()
 
     async def complete(self, prompt: list[int], output: int) -> None:
         params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
@@ -99,21 +110,6 @@ class _Engine:
             self._seconds, statistics.median(self._prefill), statistics.median(self._decode),
             peak_rss(self._client.pid), self._outputs,
         )  # fmt: skip
-
-
-@asynccontextmanager
-async def _engine(model: OpenModel, plan: Plan) -> AsyncIterator[_Engine]:
-    checkpoint = model.checkpoint
-    client = EngineProcessClient(
-        str(checkpoint.path), plan, model.vocabulary, files=checkpoint.states
-    )
-    try:
-        client.spawn()
-        began = time.perf_counter()
-        await client.start()
-        yield _Engine(client, time.perf_counter() - began)
-    finally:
-        await client.close()
 
 
 def peak_rss(pid: int | None) -> int:
