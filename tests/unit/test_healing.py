@@ -132,7 +132,7 @@ def test_gradients_of_factors(static_groups: bool, monkeypatch: pytest.MonkeyPat
     torch.nn.functional.linear(z, torch.from_numpy(q.values()) * spread).backward(grad)
     assert torch.allclose(own.factors.grad, factors.grad, rtol=1e-4, atol=1e-4)
     assert torch.allclose(y.grad, z.grad, rtol=1e-4, atol=1e-5)
-    assert (own.made().scales == q.scales).all()
+    assert (own.learned() == q.scales).all()
 
 
 def test_divergence_is_that_of_all_tokens() -> None:
