@@ -107,6 +107,12 @@ def write_safetensors(
             _write(file, name, tensor)
 
 
+def check_free(folder: Path) -> None:
+    """Raises WriteError for a folder that is there already and not empty."""
+    if folder.exists() and any(folder.iterdir()):
+        raise WriteError(f"{folder} is not empty; name a new folder, or remove it first")
+
+
 def write_folder(
     folder: Path,
     config: Mapping[str, Any],
@@ -122,8 +128,7 @@ def write_folder(
     """
     part = folder.with_name(f"{folder.name}.part")
     try:
-        if folder.exists() and any(folder.iterdir()):
-            raise WriteError(f"{folder} is not empty; name a new folder, or remove it first")
+        check_free(folder)
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         _fill(part, config, tensors, files or {}, shard_bytes)

@@ -32,8 +32,9 @@ SCALES = "scales"  # of inputs, in the journal
 @dataclass(frozen=True)
 class Made:
     """Layers that are rounded. checkpoint: with the floats that belong to them; layer: a matrix,
-    and the step of its inputs if that is fixed."""
+    and the step of its inputs if that is fixed; output: where the model is to be written first."""
 
+    output: Path
     checkpoint: Checkpoint
     layer: Callable[[str], tuple[Quantized, float | None]]
     losses: tuple[Loss, ...]
@@ -80,6 +81,7 @@ class Task:
                 say(f"goes on after {len(found.finished)} of {len(found.blocks)} blocks")
             found.run(progress)
             yield found, journal
+            journal.publish()
         except UsageError:  # it would be the same again
             journal.remove()
             raise
@@ -123,15 +125,18 @@ def layers_of(
             arrays = of_layers(journal.arrays(at[name]))[name]
             return step.quantized(name, arrays), next(iter(arrays["step"].tolist()), None)
 
-        yield Made(found.checkpoint, layer, tuple(losses), len(found.finished))
+        yield Made(journal.made, found.checkpoint, layer, tuple(losses), len(found.finished))
 
 
 @contextmanager
-def importance_of(task: Task, progress: Advance, say: Say) -> Iterator[tuple[dict[str, F32], int]]:
-    """The importance of columns of each matrix, and how many blocks were known."""
+def importance_of(
+    task: Task, progress: Advance, say: Say
+) -> Iterator[tuple[dict[str, F32], Path, int]]:
+    """The importance of columns of each matrix, where the model is to be written first, and how
+    many blocks were known."""
     with task.done(Importance(), progress, say) as (found, journal):
         known: dict[str, F32] = {}
         for i in range(len(found.blocks)):
             for name, arrays in of_layers(journal.arrays(i)).items():
                 known[name] = np.array(arrays["importance"])
-        yield known, len(found.finished)
+        yield known, journal.made, len(found.finished)

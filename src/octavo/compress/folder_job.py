@@ -15,7 +15,7 @@ from octavo.checkpoint.base import FLOATS, Checkpoint, Tensor, TensorType, tenso
 from octavo.checkpoint.dequantize import dequantize
 from octavo.checkpoint.progress import Advance
 from octavo.checkpoint.quantized import quantization_of
-from octavo.checkpoint.writer import NewTensor, write_folder
+from octavo.checkpoint.writer import NewTensor, check_free, write_folder
 from octavo.compress import layouts
 from octavo.compress.beside import beside
 from octavo.compress.calibrated import Task, layers_of
@@ -148,17 +148,21 @@ class FolderJob:
 
     def run(self, progress: Advance = lambda _: None, say: Say = lambda _: None) -> Rounded:
         if not self.recipe.calibrated:
-            self._write(self._round, self.checkpoint, progress)
+            self._write(self.output, self._round, self.checkpoint, progress)
             return self.forecast()
+        check_free(self.output)  # before hours of work
         wanted = {n: self.linear[n] for n in self.schemes}
         task = Task(self.checkpoint, wanted, self.texts, self.recipe, self.output)
         with layers_of(task, self.schemes, progress, say) as made:
-            self._write(lambda n: self._stored(n, *made.layer(n)), made.checkpoint, progress)
+            self._write(
+                made.output, lambda n: self._stored(n, *made.layer(n)), made.checkpoint, progress
+            )
         return replace(self.forecast(), losses=made.losses, resumed=made.resumed)
 
     def _write(
-        self, make: Callable[[str], Tensors], checkpoint: Checkpoint, progress: Advance
-    ) -> None:
+        self, output: Path, make: Callable[[str], Tensors], checkpoint: Checkpoint,
+        progress: Advance,
+    ) -> None:  # fmt: skip
         """make: the tensors of a layer. checkpoint: what everything else is read from."""
         out: dict[str, NewTensor] = {}
         for name, t in checkpoint.tensors.items():
@@ -169,7 +173,7 @@ class FolderJob:
             else:
                 out[name] = converted(t, self._float(t), progress)
         config = dict(self.checkpoint.metadata) | self._config()
-        write_folder(self.output, config, out, beside(self.checkpoint))
+        write_folder(output, config, out, beside(self.checkpoint))
 
     def _making(
         self, name: str, make: Callable[[str], Tensors], progress: Advance

@@ -85,8 +85,8 @@ class GgufJob:
             self._write(self.output, {}, progress)
             return self.forecast()
         task = Task(self.checkpoint, self.measured, self.texts, self.recipe, self.output)
-        with importance_of(task, progress, say) as (importance, resumed):
-            self._write(self.output, importance, progress)
+        with importance_of(task, progress, say) as (importance, made, resumed):
+            self._write(made, importance, progress)
         return replace(self.forecast(), resumed=resumed)
 
     def _write(self, path: Path, importance: dict[str, F32], progress: Advance) -> None:

@@ -83,10 +83,24 @@ def _inverse_factor(hessian: F64, order: npt.NDArray[np.intp], damping: float) -
     diagonal[diagonal <= 0] = mean
     np.fill_diagonal(h, diagonal + damping * mean)
     try:
-        inverse = np.linalg.inv(np.linalg.cholesky(h))
-        return np.ascontiguousarray(np.linalg.cholesky(inverse.T @ inverse).T)
+        lower = np.linalg.cholesky(h[::-1, ::-1])
     except np.linalg.LinAlgError:
         return None
+    # H = R R^T with R upper, L turned round; so H^-1 = U^T U with U = R^-1.
+    _invert_lower(lower)
+    return np.ascontiguousarray(lower[::-1, ::-1])
+
+
+def _invert_lower(x: F64) -> None:
+    """Inverts a lower triangular matrix where it lies."""
+    n = len(x)
+    if n <= 64:
+        x[:] = np.tril(np.linalg.inv(x))
+        return
+    a, b, c = x[: n // 2, : n // 2], x[n // 2 :, : n // 2], x[n // 2 :, n // 2 :]
+    _invert_lower(a)
+    _invert_lower(c)
+    b[:] = -(c @ b) @ a
 
 
 class _Columns:

@@ -47,7 +47,7 @@ class Journal:
     """
 
     def __init__(self, output: Path, identity: Mapping[str, str]) -> None:
-        self.folder = output.with_name(f"{output.name}.part")
+        self._output, self.folder = output, output.with_name(f"{output.name}.part")
         self.differs: str | None = None
         found = _read(self.folder / "journal.json")
         if found is not None and found != dict(identity):
@@ -88,6 +88,18 @@ class Journal:
     def remove(self) -> None:
         """Lets go of all steps: the computation has ended."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def made(self) -> Path:
+        """Where the output is written before it is whole."""
+        return self.folder / self._output.name
+
+    def publish(self) -> None:
+        """Moves what was made to the place of the output. Raises WriteError."""
+        try:
+            self.made.replace(self._output)
+        except OSError as e:
+            raise WriteError(f"cannot write {self._output}: {e.strerror or e}") from None
 
 
 def _read(path: Path) -> Any:
