@@ -28,7 +28,8 @@ from octavo.program import Linear, Op, Program
 
 Tensor = torch.Tensor
 KEPT = 256  # of a token's likeliest followers; the others count as one
-RATE = 1e-3  # of the first steps, of a factor's size
+HELD_BACK = 4  # texts
+RATE = 2e-3  # of the first steps, of a factor's size
 BETAS = 0.9, 0.95
 
 
@@ -103,7 +104,7 @@ class _Layer:
         grouped = codes.reshape(*q.scales.shape, q.width).astype(np.int16)
         steps = grouped - q.zeros[..., None].astype(np.int16)
         self.steps = torch.from_numpy(steps.astype(np.int8 if q.grid.top < 128 else np.int16))
-        self.scales = torch.from_numpy(np.ascontiguousarray(q.scales))
+        self.scales = torch.from_numpy(np.array(q.scales, np.float32))
         self.factors = torch.ones_like(self.scales, requires_grad=True)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -173,14 +174,14 @@ class _Model(Reference):
 
 def distill(
     program: Program, weights: Mapping[str, Quantized], texts: Sequence[list[int]],
-    steps: int, held_back: int = 2, rate: float = RATE,
+    passes: int = 1, held_back: int = HELD_BACK, rate: float = RATE,
     told: Callable[[int, float], None] = lambda step, loss: None,
 ) -> Distilled:  # fmt: skip
     """Learns the scales of rounded linear layers, by the names of their matrices in the program of
     the original.
 
-    texts: token ids, one a step, again from the first when all were seen; the last `held_back`
-    only judge. Scales that judge no better are not returned.
+    texts: token ids, one a step, in each of the passes; the last `held_back` only judge. Scales
+    that judge no better are not returned.
     """
     original = _Model(program, {})
     student = _Model(program, weights, original)
@@ -190,7 +191,8 @@ def distill(
         with torch.no_grad():
             return targets(original.forward(texts[i]))
 
-    judges = range(len(texts) - held_back, len(texts))
+    learned_from = len(texts) - max(1, min(held_back, len(texts) // 2))
+    judges = range(learned_from, len(texts))
 
     @torch.no_grad()
     def judged() -> float:
@@ -200,9 +202,10 @@ def distill(
     before = judged()
     factors = [layer.factors for layer in student.layers.values()]
     optimizer = torch.optim.Adam(factors, rate, BETAS)
+    steps = passes * learned_from
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = rate * (1 + cos(pi * step / steps)) / 2
-        i = step % (len(texts) - held_back)
+        i = step % learned_from
         optimizer.zero_grad()
         loss = divergence(student.forward(texts[i]), wanted(i))
         loss.backward()  # type: ignore[no-untyped-call]
