@@ -25,6 +25,7 @@ COMMANDS = {
     "show": ("octavo.cli.show", "Describe a model; --program lists its operations."),
     "plan": ("octavo.cli.plan", "Say how much memory a model takes, before loading it."),
     "quantize": ("octavo.cli.quantize", "Make a model small, as a new file or folder."),
+    "evaluate": ("octavo.cli.evaluate", "Measure what a smaller model has lost."),
     "doctor": ("octavo.cli.doctor", "Describe this machine, ready to paste."),
     "bench": ("octavo.cli.bench", "Measure."),
     "completion": ("octavo.cli.completion", "Print a script that completes commands with Tab."),
