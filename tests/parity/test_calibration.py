@@ -268,7 +268,7 @@ class Stop(BaseException):
 def test_goes_on_after_control_c(folder: Path, text: Path, tmp_path: Path) -> None:
     whole = quantized(folder, "awq-4", tmp_path / "whole", text)
     told: list[str] = []
-    for seen in (2, 9):
+    for seen in (2, 9):  # while scales are found for eight inputs, and after a block
         left = seen
 
         def stop(size: int) -> None:
@@ -284,7 +284,7 @@ def test_goes_on_after_control_c(folder: Path, text: Path, tmp_path: Path) -> No
     done = job_of(open_checkpoint(folder), find_recipe("awq-4"), tmp_path / "cut", None, text).run(
         say=told.append
     )
-    assert done.resumed == 3 and told[-1] == "goes on after 3 of 4 blocks"
+    assert done.resumed == 1 and told == ["goes on after 1 of 4 blocks"]
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
     assert done.losses == whole.losses
     assert sorted(p.name for p in tmp_path.iterdir()) == ["cut", "whole"]
@@ -474,7 +474,7 @@ def test_own_recipe(layout: str, folder: Path, text: Path, tmp_path: Path) -> No
         wide = ".layers.0." in loss.name
         x, y = dequantize(before[loss.name]), dequantize(after[loss.name])
         assert after[loss.name].group == (32 if wide else 64)
-        assert (((x - y) ** 2).mean() < 1e-4 * (x**2).mean()) is wide
+        assert (((x - y) ** 2).mean() < 1e-4 * (x**2).mean()) == wide
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def _inverse_factor(hessian: F64, order: npt.NDArray[np.intp], damping: float) -
     diagonal[diagonal <= 0] = mean
     np.fill_diagonal(h, diagonal + damping * mean)
     try:
-        lower = np.linalg.cholesky(h[::-1, ::-1])
+        lower = np.linalg.cholesky(h[::-1, ::-1]).astype(np.float64, copy=False)
     except np.linalg.LinAlgError:
         return None
     # H = R R^T with R upper, L turned round; so H^-1 = U^T U with U = R^-1.

@@ -15,7 +15,7 @@ from octavo.checkpoint.base import TensorType
 from octavo.compress.grids import Scheme
 
 Layout = Literal["gptq", "awq", "compressed-tensors", "mlx", "safetensors"]
-Method = Literal["rtn", "gptq", "healed", "awq", "smoothquant"]
+Method = Literal["rtn", "gptq", "healed", "distilled", "awq", "smoothquant"]
 Activations = Literal["dynamic", "static"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 METHODS: tuple[Method, ...] = get_args(Method)

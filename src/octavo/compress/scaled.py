@@ -23,10 +23,11 @@ from octavo.checkpoint.progress import Advance
 from octavo.compress.awq import Settle
 from octavo.compress.fit import F32
 from octavo.compress.folding import Producer, fold_rows, input_groups, storable
-from octavo.compress.grids import ScaleType
+from octavo.compress.grids import ScaleType, check_finite
 from octavo.compress.groups import whole
 from octavo.compress.packing import as_floats
 from octavo.compress.statistics import InputStatistics
+from octavo.compress.writing import named
 from octavo.program import Program, Value, Weight
 
 _KINDS: dict[TensorType, ScaleType] = {TensorType.F16: "f16", TensorType.BF16: "bf16"}
@@ -53,7 +54,7 @@ def find_scales(
             inputs = InputStatistics(group.input.width)
             for x in spans.inputs(group.input):
                 inputs.update(x)
-            weights = [dequantize(w.tensor) for w in group.weights]
+            weights = [_finite(w) for w in group.weights]
             found = search(weights, inputs, _settle(producer))
             if found is not None:
                 out[group.input.id] = found
@@ -61,6 +62,13 @@ def find_scales(
     finally:
         spans.close()
     return out
+
+
+def _finite(w: Weight) -> F32:
+    x = dequantize(w.tensor)
+    with named(w.tensor.name):
+        check_finite(x)
+    return x
 
 
 def folded(
