@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from octavo.compress.evaluate import evaluate
+    from octavo.compress.evaluation import Evaluation
     from octavo.compress.quantize import quantize
     from octavo.engine.request import BeamSearch, SamplingParams
     from octavo.errors import OctavoError
@@ -17,8 +19,10 @@ __all__ = [
     "AsyncLLM",
     "BeamSearch",
     "Completion",
+    "Evaluation",
     "OctavoError",
     "SamplingParams",
+    "evaluate",
     "grammar",
     "quantize",
 ]
@@ -28,8 +32,10 @@ _HOMES = {
     "LLM": "octavo.llm",
     "Completion": "octavo.generate.reply",
     "BeamSearch": "octavo.engine.request",
+    "Evaluation": "octavo.compress.evaluation",
     "OctavoError": "octavo.errors",
     "SamplingParams": "octavo.engine.request",
+    "evaluate": "octavo.compress.evaluate",
     "quantize": "octavo.compress.quantize",
 }
 

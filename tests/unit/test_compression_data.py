@@ -7,11 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 
 from octavo.checkpoint import open_checkpoint
+from octavo.compress import written
 from octavo.compress.data import split, token_blocks
 from octavo.errors import UsageError
 from octavo.text import Tokenizer, load_tokenizer
+from tests.small_models import Small, save_gguf
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +134,20 @@ def test_blocks_begin_as_prompts_do(gemma3: Path) -> None:
     assert blocks.shape == (10, 64)
     assert (blocks[:, 0] == tokenizer.special.bos).all()
     assert (blocks[:, 1:] != tokenizer.special.bos).all()
+
+
+def test_what_a_model_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same texts every time, dealt like any others."""
+    monkeypatch.setattr(written, "COUNT", 12)
+    monkeypatch.setattr(written, "TOKENS", 8)
+    model = tmp_path / "m.gguf"
+    save_gguf(Small(), model, GGMLQuantizationType.F32)
+    texts = written.written(model)
+    assert len(set(texts)) == 12
+    parts = [split(part, Path("self"), model) for part in ("calibration", "evaluation")]
+    assert not set(parts[0]) & set(parts[1])
+    assert set(parts[0]) | set(parts[1]) == set(texts)
+    assert split("evaluation", Path("self"), model) == parts[1]
 
 
 def test_too_few_tokens(tokenizer: Tokenizer) -> None:

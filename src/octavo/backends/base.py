@@ -226,6 +226,10 @@ class Executable(Protocol):
         """
         ...
 
+    def logits(self, rows: int) -> Floats:
+        """Logits of the last step's first selected rows `[rows, vocabulary]`, copied."""
+        ...
+
     def hidden(self, first: int, count: int) -> Floats:
         """States of the last step's selected rows `[count, width]`, or results of other tasks."""
         ...

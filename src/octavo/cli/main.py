@@ -25,6 +25,7 @@ COMMANDS = {
     "show": ("octavo.cli.show", "Describe a model; --program lists its operations."),
     "plan": ("octavo.cli.plan", "Say how much memory a model takes, before loading it."),
     "quantize": ("octavo.cli.quantize", "Make a model small, as a new file or folder."),
+    "evaluate": ("octavo.cli.evaluate", "Measure what a smaller model has lost."),
     "convert": ("octavo.cli.convert", "Write a model in another format: GGUF, or a folder."),
     "merge": ("octavo.cli.merge", "Write a model with LoRA adapters merged into its weights."),
     "doctor": ("octavo.cli.doctor", "Describe this machine, ready to paste."),

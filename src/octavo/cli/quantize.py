@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from octavo.cli.budget import budget_options, search_mix
 from octavo.cli.options import json_flag, model_argument
 from octavo.cli.screen import progress_bar, say, say_json, table
 
@@ -31,7 +32,7 @@ def _list(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 @click.command()
 @model_argument()
 @click.option(
-    "--recipe", required=True, metavar="NAME|FILE",
+    "--recipe", metavar="NAME|FILE",
     help="How to make it small: one of --list, or a .yaml file.",
 )  # fmt: skip
 @click.option(
@@ -45,8 +46,8 @@ def _list(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 )  # fmt: skip
 @click.option(
     "--data", type=click.Path(path_type=Path), metavar="FILE",
-    help="Text that methods see layers' inputs with: .txt, .jsonl or a folder of them. "
-    "[Python's manual]",
+    help="Text that methods see layers' inputs with: .txt, .jsonl, a folder of them, or self: what "
+    "MODEL writes. [Python's manual]",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only say how large it would be.")
 @click.option("--force", is_flag=True, help="Replace the file that --output names.")
@@ -55,10 +56,11 @@ def _list(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list,
     help="List the recipes.",
 )  # fmt: skip
+@budget_options
 @json_flag
 def quantize(
-    model: str, recipe: str, output: Path, format: str | None, data: Path | None,
-    dry_run: bool, force: bool, offline: bool, as_json: bool,
+    model: str, recipe: str | None, output: Path, format: str | None, data: Path | None,
+    dry_run: bool, force: bool, offline: bool, as_json: bool, **limits: Any,
 ) -> None:  # fmt: skip
     """Make MODEL small: round its weights to fewer bits and write it as a new model.
 
@@ -72,13 +74,23 @@ def quantize(
     from octavo.compress.recipe_file import find_recipe
     from octavo.errors import UsageError
 
-    found = find_recipe(recipe)
+    if output.is_file() and not (force or dry_run):
+        raise UsageError(f"{output} is there already", "--force")
+    if (recipe is None) == (limits["budget"] is None):
+        raise UsageError("either --recipe or --budget says how small", "--recipe q4_k_m")
     checkpoint = open_checkpoint(locate(model, offline=offline).path)
+    if recipe is None:
+        if format not in (None, "gguf") or dry_run:
+            raise UsageError(
+                "--budget makes a GGUF file, and measures; it takes no --format or --dry-run"
+            )
+        return search_mix(checkpoint, output, data, as_json, **limits)
+    if any(v is not None for v in limits.values()):
+        raise UsageError("--context, --concurrency, --max-kl and --chart go with --budget")
+    found = find_recipe(recipe)
     job = job_of(checkpoint, found, output, format, data)
     if dry_run:
         return _show(job.forecast(), as_json, "would take")
-    if output.is_file() and not force:
-        raise UsageError(f"{output} is there already", "--force")
     with progress_bar(f"Rounding to {found.name}", job.work) as advance:
         result = job.run(advance, lambda text: say(text, err=True))
     _show(result, as_json, "takes")

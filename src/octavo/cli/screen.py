@@ -65,6 +65,27 @@ def _console() -> Console:
 
 
 @contextmanager
+def step_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar of steps, with the time they will take, on a terminal; elsewhere nothing."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = [TextColumn(what, markup=False), BarColumn(20), MofNCompleteColumn()]
+    console = Console(stderr=True)
+    with Progress(
+        *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda n: bar.advance(task, n)
+
+
+@contextmanager
 def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A progress bar on a terminal; elsewhere one line."""
     from rich.console import Console

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from octavo.cli.screen import say, say_json, table
 
 if TYPE_CHECKING:
     from octavo.checkpoint.hub import Located
+    from octavo.compress.evaluation import Summary
     from octavo.engine.loader import OpenModel
     from octavo.program import Task
 
@@ -29,7 +30,9 @@ TASKS = {"embed": "embeddings (/v1/embeddings)", "rank": "reranking (/v1/rerank)
 def show(model: str, program: bool, offline: bool, as_json: bool) -> None:
     """Describe MODEL without loading it."""
     from octavo.checkpoint.hub import locate
+    from octavo.compress.evaluation import read_quality
     from octavo.engine.loader import open_model
+    from octavo.errors import CheckpointError
     from octavo.program import listing
 
     located = locate(model, offline=offline)
@@ -41,11 +44,15 @@ def show(model: str, program: bool, offline: bool, as_json: bool) -> None:
         else:
             say(lines)
         return
-    record = _record(located, opened)
+    record, reason = _record(located, opened), ""
+    try:
+        record = replace(record, quality=read_quality(opened.checkpoint))
+    except CheckpointError as e:  # of somebody else: the model can be described without
+        reason = str(e)
     if as_json:
-        say_json(asdict(record))
-    else:
-        table(_rows(record))
+        return say_json(asdict(record))
+    rows = _rows(record)
+    table([*rows, ("quality", reason)] if reason else rows)
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,7 @@ class _Record:
     kv_bytes_per_token: int
     chat_template: bool
     sampling: dict[str, float]
+    quality: Summary | None = None
 
 
 def _record(located: Located, opened: OpenModel) -> _Record:
@@ -103,7 +111,7 @@ def _record(located: Located, opened: OpenModel) -> _Record:
 def _rows(r: _Record) -> list[tuple[str, object]]:
     from octavo.engine.plan import size
 
-    rows = [
+    rows: list[tuple[str, object]] = [
         ("path", r.path),
         ("architecture", r.architecture),
         ("parameters", f"{r.parameters / 1e6:,.1f} M"),
@@ -118,6 +126,10 @@ def _rows(r: _Record) -> list[tuple[str, object]]:
             f"{r.kv_bytes_per_token / 1024:.1f} KiB a token in bf16",
         ),
     ]
+    if q := r.quality:
+        increase = q.perplexity.a / q.perplexity.b - 1
+        lost = f"perplexity {increase:+.2%}, KL {q.kl_mean:.4g}, same top-1 {q.top1:.2%}"
+        rows.append(("quality", f"{lost} against {q.against} ({q.tokens:,} tokens of {q.data})"))
     if r.task == "generate":
         chats = "yes" if r.chat_template else "no: a base model, use /v1/completions"
         given = ", ".join(f"{n} {value:g}" for n, value in r.sampling.items())

@@ -8,7 +8,7 @@ from pathlib import Path
 from octavo.checkpoint.base import Checkpoint
 from octavo.checkpoint.files import MemoryFile
 
-_WRITTEN = {"config.json", "model.safetensors.index.json", "quantize_config.json"}
+_WRITTEN = {"config.json", "model.safetensors.index.json", "quantize_config.json", "quality.json"}
 _WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".gguf", ".onnx", ".h5", ".msgpack", ".ot")
 LARGEST_COPY = 64 << 20  # bytes: tokenizers are smaller, forgotten weights are not
 

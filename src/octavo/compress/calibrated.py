@@ -17,6 +17,7 @@ from octavo.compress.calibration import Calibration, Step, of_layers
 from octavo.compress.data import token_blocks
 from octavo.compress.fit import F32
 from octavo.compress.grids import Grid, Quantized, Scheme
+from octavo.compress.healing import replace_scales
 from octavo.compress.jobs import Loss, Say
 from octavo.compress.journal import Journal, checksum
 from octavo.compress.recipes import FolderRecipe, Recipe
@@ -26,7 +27,7 @@ from octavo.models import build_program
 from octavo.text.tokenizer import load_tokenizer
 
 SEQUENCES, LENGTH = 64, 512  # of tokens that inputs are seen with
-SCALES = "scales"  # of inputs, in the journal
+SCALES, LEARNED = "scales", "learned"  # of inputs and of weights, in the journal
 
 
 @dataclass(frozen=True)
@@ -121,11 +122,33 @@ def layers_of(
             for name, notes in journal.notes(i).items()
         ]
 
-        def layer(name: str) -> tuple[Quantized, float | None]:
+        def rounded(name: str) -> tuple[Quantized, float | None]:
             arrays = of_layers(journal.arrays(at[name]))[name]
             return step.quantized(name, arrays), next(iter(arrays["step"].tolist()), None)
 
+        layer = rounded
+        if recipe.method == "distilled":
+            learned = _learned(found, journal, {n: rounded(n)[0] for n in schemes}, progress)
+
+            def layer(name: str) -> tuple[Quantized, float | None]:
+                return replace_scales(rounded(name)[0], learned[name]), None
+
         yield Made(journal.made, found.checkpoint, layer, tuple(losses), len(found.finished))
+
+
+def _learned(
+    found: Calibration, journal: Journal, weights: Mapping[str, Quantized], progress: Advance
+) -> Mapping[str, F32]:
+    """The scales of layers, learned with the tokens that they were rounded with."""
+    if not journal.has(LEARNED):
+        from octavo.compress.torch.distill import distill
+
+        program, texts = build_program(found.checkpoint), found.tokens.tolist()
+        each = sum(found.wanted[n].nbytes for n in weights) // len(texts)
+        done = distill(program, weights, texts, told=lambda *_: progress(each))
+        scales = {name: q.scales for name, q in done.weights.items()}
+        journal.save(LEARNED, scales, {"before": done.before, "after": done.after})
+    return journal.arrays(LEARNED)
 
 
 @contextmanager

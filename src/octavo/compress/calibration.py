@@ -63,6 +63,7 @@ class Calibration:
         """Raises UsageError if there is no torch."""
         self.checkpoint, self.wanted, self.step, self.journal = checkpoint, wanted, step, journal
         self.blocks = blocks(program, set(wanted))
+        self.tokens = tokens
         self._spans = _spans(program, tokens, journal.folder, self._read)
         self.finished = {i for i in range(len(self.blocks)) if journal.has(i)}
         self._changed: dict[str, F32] = {}

@@ -21,22 +21,24 @@ from octavo.text import Tokenizer
 Part = Literal["calibration", "evaluation"]
 
 PARTS: tuple[Part, Part] = ("calibration", "evaluation")
+SELF = Path("self")  # instead of a file; one of that name goes by its whole path
 MAX_DATA = 256 << 20  # bytes of a file
 PIECES = (16_384, 4_096, 1_024, 256)  # characters that long documents are cut into
 ENDINGS = ("", ".txt", ".md", ".rst", ".jsonl")  # of a folder's files that are read
 
 
-def split(part: Part, data: Path | None = None) -> list[str]:
+def split(part: Part, data: Path | None = None, author: Path | None = None) -> list[str]:
     """Documents of one of two parts that never share one.
 
-    data: a text file, a .jsonl file with "text" or "messages" in each line, or a folder of them; by
-    default Python's own reference manual. A document's digest says which part it belongs to, so
+    data: a text file, a .jsonl file with "text" or "messages" in each line, a folder of them, or
+    `self` for what the model `author` writes; by default Python's own reference manual. A
+    document's digest says which part it belongs to, so
     documents that are added later move no others. The order is that of the digests: the first ones
     are a fair sample. Raises UsageError for data that cannot be read, or not be split.
     """
     if data is None:
         return _of_part(part, _manual())
-    documents = _read(data)
+    documents = _written(author) if author is not None and data == SELF else _read(data)
     for length in (None, *PIECES):
         pieces = documents if length is None else [p for d in documents for p in _cut(d, length)]
         keyed = {_digest(p.strip()): p for p in pieces if p.strip()}
@@ -51,7 +53,9 @@ def split(part: Part, data: Path | None = None) -> list[str]:
 
 def described(data: Path | None) -> str:
     """What the text is, for people."""
-    return "Python's reference manual" if data is None else data.name
+    if data is None:
+        return "Python's reference manual"
+    return "what the model writes itself" if data == SELF else data.name
 
 
 def token_blocks(texts: list[str], tokenizer: Tokenizer, length: int, count: int) -> Ints:
@@ -82,6 +86,12 @@ def _manual() -> dict[bytes, str]:
     from pydoc_data.topics import topics
 
     return {_digest(name): text for name, text in topics.items()}
+
+
+def _written(author: Path) -> list[str]:
+    from octavo.compress.written import written
+
+    return written(author)
 
 
 def _read(data: Path) -> list[str]:

@@ -119,7 +119,7 @@ class FolderJob:
 
     @property
     def work(self) -> int:
-        passes = {"rtn": 0, "awq": 2, "smoothquant": 2}.get(self.recipe.method, 1)
+        passes = {"rtn": 0, "awq": 2, "smoothquant": 2, "distilled": 2}.get(self.recipe.method, 1)
         return self.checkpoint.nbytes + passes * sum(self.linear[n].nbytes for n in self.schemes)
 
     def forecast(self) -> Rounded:

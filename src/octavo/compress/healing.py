@@ -39,7 +39,7 @@ def best_scales(x: F32, q: Quantized, hessian: F64) -> Quantized:
     does not lessen keeps its own."""
     at_once = max(1, CHUNK // max(1, x.shape[1] + q.scales.shape[1] ** 2))
     parts = [
-        _row_scales(x[i : i + at_once], _rows(q, i, i + at_once), hessian)
+        _row_scales(x[i : i + at_once], rows_of(q, slice(i, i + at_once)), hessian)
         for i in range(0, len(x), at_once)
     ]
     return replace_scales(q, np.concatenate(parts))
@@ -50,9 +50,9 @@ def replace_scales(q: Quantized, scales: F32) -> Quantized:
     return q._replace(scales=rounded(scales.astype(np.float32), q.grid.scales))
 
 
-def _rows(q: Quantized, begin: int, end: int) -> Quantized:
-    part = slice(begin, end)
-    return q._replace(codes=q.codes[part], scales=q.scales[part], zeros=q.zeros[part])
+def rows_of(q: Quantized, rows: slice) -> Quantized:
+    """Some rows of a matrix."""
+    return q._replace(codes=q.codes[rows], scales=q.scales[rows], zeros=q.zeros[rows])
 
 
 def group_index(q: Quantized) -> npt.NDArray[np.int64]:

@@ -35,7 +35,7 @@ def job_of(
     if isinstance(recipe, GgufRecipe):
         if format not in (None, "gguf"):
             raise UsageError(f"{recipe.name} is not stored as {format}: it is a GGUF file")
-        texts = tuple(split("calibration", data)) if data is not None else None
+        texts = tuple(split("calibration", data, checkpoint.path)) if data is not None else None
         return GgufJob(checkpoint, recipe, output, texts)
     if data is not None and not recipe.calibrated:
         raise UsageError(f"{recipe.name} looks at no data", "--recipe gptq-4")
@@ -45,7 +45,7 @@ def job_of(
             f"{recipe.name} makes folders, no GGUF file; stored as {', '.join(recipe.layouts)}",
             "--recipe q4_k_m",
         )
-    texts = tuple(split("calibration", data)) if recipe.calibrated else ()
+    texts = tuple(split("calibration", data, checkpoint.path)) if recipe.calibrated else ()
     return FolderJob(as_folder(checkpoint, TensorType.BF16), recipe, output, layout, texts)
 
 

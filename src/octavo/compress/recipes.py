@@ -16,7 +16,7 @@ from octavo.checkpoint.base import TensorType
 from octavo.compress.grids import Scheme
 
 Layout = Literal["gptq", "awq", "compressed-tensors", "mlx", "safetensors"]
-Method = Literal["rtn", "gptq", "healed", "awq", "smoothquant"]
+Method = Literal["rtn", "gptq", "healed", "distilled", "awq", "smoothquant"]
 Activations = Literal["dynamic", "static"]
 Where = Literal["sensitive", "first-sixteenth", "shared"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)

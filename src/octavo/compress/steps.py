@@ -36,6 +36,7 @@ def _healed(x: F32, hessian: F64, grid: Grid) -> Quantized:
 _ROUNDERS: dict[Method, Callable[[F32, F64, Grid], Quantized]] = {
     "gptq": lambda x, hessian, grid: gptq(x, hessian, grid).weights,
     "healed": _healed,
+    "distilled": _healed,
     "awq": clip_quantize,
 }
 

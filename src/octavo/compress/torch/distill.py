@@ -18,13 +18,18 @@ import torch
 import torch.nn.functional as F
 
 from octavo.backends.torch.reference import Reference
+from octavo.checkpoint import Tensor as Stored
+from octavo.checkpoint.dequantize import dequantize
+from octavo.compress.fit import F32
 from octavo.compress.grids import Quantized
-from octavo.compress.healing import group_index, replace_scales
+from octavo.compress.groups import whole
+from octavo.compress.healing import group_index, replace_scales, rows_of
 from octavo.program import Linear, Op, Program
 
 Tensor = torch.Tensor
 KEPT = 256  # of a token's likeliest followers; the others count as one
-RATE = 1e-3  # of the first steps, of a factor's size
+HELD_BACK = 4  # texts
+RATE = 2e-3  # of the first steps, of a factor's size
 BETAS = 0.9, 0.95
 
 
@@ -93,12 +98,13 @@ class _Layer:
     """A rounded matrix and the factors of its scales. Columns are in the order of their groups."""
 
     def __init__(self, q: Quantized, kind: torch.dtype) -> None:
-        self.q, self.kind = q, kind
+        self.kind = kind
         self.order = None if q.group_of is None else np.argsort(group_index(q), kind="stable")
         codes = q.codes if self.order is None else q.codes[:, self.order]
         grouped = codes.reshape(*q.scales.shape, q.width).astype(np.int16)
-        self.steps = torch.from_numpy(grouped - q.zeros[..., None].astype(np.int16))
-        self.scales = torch.from_numpy(np.ascontiguousarray(q.scales))
+        steps = grouped - q.zeros[..., None].astype(np.int16)
+        self.steps = torch.from_numpy(steps.astype(np.int8 if q.grid.top < 128 else np.int16))
+        self.scales = torch.from_numpy(np.array(q.scales, np.float32))
         self.factors = torch.ones_like(self.scales, requires_grad=True)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -114,23 +120,35 @@ class _Layer:
         parts = of_weights.view(self.steps.shape) * self.steps
         return parts.sum(-1, dtype=torch.float32) * self.scales
 
-    def made(self) -> Quantized:
-        return replace_scales(self.q, (self.scales * self.factors.detach()).numpy())
+    def learned(self) -> F32:
+        return np.asarray((self.scales * self.factors.detach()).numpy(), np.float32)
 
 
 class _Model(Reference):
-    """The program with rounded layers; other products are of the same type."""
+    """The program with rounded layers, by the names of whole matrices; other products are of the
+    same type. Experts are computed with what theirs were rounded to, which is not learned."""
 
     def __init__(
         self, program: Program, weights: Mapping[str, Quantized], other: _Model | None = None
     ) -> None:
         """other: a model of the same program, whose other tensors are shared."""
-        super().__init__(program)
+
+        def read(tensor: Stored) -> F32:
+            name, rows = whole(tensor)
+            return weights[name].values()[rows] if name in weights else dequantize(tensor)
+
+        super().__init__(program, read)
         self.kind = product_type()
-        self._short: dict[str, Tensor] = {}
+        self._short: dict[str, Tensor] = {}  # matrices as they are, in that type
         if other is not None:
-            self._weights, self._short = other._weights, other._short
-        self.layers = {name: _Layer(q, self.kind) for name, q in weights.items()}
+            self._short = other._short
+        self.layers: dict[str, _Layer] = {}
+        for op in program.ops:
+            if isinstance(op, Linear):
+                name, rows = whole(op.weight.tensor)
+                if name in weights:
+                    part = rows_of(weights[name], rows)
+                    self.layers[op.weight.tensor.name] = _Layer(part, self.kind)
 
     def run(self, op: Op, v: dict[int, Tensor], x: Any) -> Tensor:
         if not isinstance(op, Linear):
@@ -144,17 +162,26 @@ class _Model(Reference):
             y = F.linear(v[op.x.id].to(self.kind), self._short[name]).float()
         return y if op.bias is None else y + self.weight(op.bias)
 
+    def made(self, weights: Mapping[str, Quantized]) -> dict[str, Quantized]:
+        """The layers with the scales that were learned."""
+        scales = {name: q.scales.copy() for name, q in weights.items()}
+        for op in self.program.ops:
+            if isinstance(op, Linear) and op.weight.tensor.name in self.layers:
+                name, rows = whole(op.weight.tensor)
+                scales[name][rows] = self.layers[op.weight.tensor.name].learned()
+        return {name: replace_scales(q, scales[name]) for name, q in weights.items()}
+
 
 def distill(
     program: Program, weights: Mapping[str, Quantized], texts: Sequence[list[int]],
-    steps: int, held_back: int = 2, rate: float = RATE,
+    passes: int = 1, held_back: int = HELD_BACK, rate: float = RATE,
     told: Callable[[int, float], None] = lambda step, loss: None,
 ) -> Distilled:  # fmt: skip
-    """Learns the scales of the linear layers `weights`, by the names of their tensors in a program
-    of the original's.
+    """Learns the scales of rounded linear layers, by the names of their matrices in the program of
+    the original.
 
-    texts: token ids, one a step, again from the first when all were seen; the last `held_back`
-    only judge. Scales that judge no better are not returned.
+    texts: token ids, one a step, in each of the passes; the last `held_back` only judge. Scales
+    that judge no better are not returned.
     """
     original = _Model(program, {})
     student = _Model(program, weights, original)
@@ -164,7 +191,8 @@ def distill(
         with torch.no_grad():
             return targets(original.forward(texts[i]))
 
-    judges = range(len(texts) - held_back, len(texts))
+    learned_from = len(texts) - max(1, min(held_back, len(texts) // 2))
+    judges = range(learned_from, len(texts))
 
     @torch.no_grad()
     def judged() -> float:
@@ -174,15 +202,16 @@ def distill(
     before = judged()
     factors = [layer.factors for layer in student.layers.values()]
     optimizer = torch.optim.Adam(factors, rate, BETAS)
+    steps = passes * learned_from
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = rate * (1 + cos(pi * step / steps)) / 2
-        i = step % (len(texts) - held_back)
+        i = step % learned_from
         optimizer.zero_grad()
         loss = divergence(student.forward(texts[i]), wanted(i))
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         told(step, float(loss.detach()))
-    made = {name: layer.made() for name, layer in student.layers.items()}
+    made = student.made(weights)
     student = _Model(program, made, original)
     after = judged()
     if after < before:
