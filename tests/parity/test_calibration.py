@@ -75,7 +75,7 @@ def text(gguf: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrated, "SEQUENCES", 8)
+    monkeypatch.setattr(calibrated, "SEQUENCES", 4)
     monkeypatch.setattr(calibrated, "LENGTH", 96)
 
 
@@ -240,7 +240,7 @@ def test_importance(gguf: Path, text: Path, tmp_path: Path) -> None:
     made, without = (open_checkpoint(tmp_path / f"{n}.gguf").tensors for n in ("with", "without"))
     assert with_it.bytes_after == sum(t.nbytes for t in made.values())
     program, tokenizer = build_program(source), load_tokenizer(source)
-    tokens = token_blocks(split("calibration", text), tokenizer, 96, 8)
+    tokens = token_blocks(split("calibration", text), tokenizer, 96, 4)
     for name in ("blk.0.attn_q.weight", "blk.1.ffn_down.weight"):
         i = next(
             i
@@ -343,6 +343,7 @@ def test_begins_anew_where_something_differs(folder: Path, text: Path, tmp_path:
 
 # -- odd input ----------------------------------------------------------------------------------
 
+DIFFERENT = ("healed-4", "awq-4", "w8a8")  # in how they look at layers
 ODD = "model.layers.1.mlp.up_proj.weight"
 
 
@@ -350,8 +351,8 @@ def test_a_layer_of_zeros_and_one_that_sees_nothing(gguf: Path, text: Path, tmp_
     """Zeros stay zeros; behind an input of zeros, H is singular, layers are rounded to the nearest."""
     dead = ("model.layers.0.self_attn.v_proj.weight", "model.layers.1.input_layernorm.weight")
     source = save_changed(gguf, tmp_path / "dead", lambda n, x: x * (n not in dead))
-    for recipe in CALIBRATED:
-        done = quantized(source, recipe.name, tmp_path / recipe.name, text)
+    for recipe in DIFFERENT:
+        done = quantized(source, recipe, tmp_path / recipe, text)
         made = open_checkpoint(done.output).tensors
         assert not dequantize(made[dead[0]]).any()
         for name in ("q_proj", "v_proj"):
@@ -359,9 +360,7 @@ def test_a_layer_of_zeros_and_one_that_sees_nothing(gguf: Path, text: Path, tmp_
                 dequantize(c[f"model.layers.1.self_attn.{name}.weight"])
                 for c in (open_checkpoint(source).tensors, made)
             )
-            assert ((x - y) ** 2).mean() < (0.05 if recipe.name == "gptq-3" else 0.012) * (
-                x**2
-            ).mean()
+            assert ((x - y) ** 2).mean() < 0.012 * (x**2).mean()
 
 
 def test_weights_that_are_no_numbers(gguf: Path, text: Path, tmp_path: Path) -> None:
@@ -371,9 +370,9 @@ def test_weights_that_are_no_numbers(gguf: Path, text: Path, tmp_path: Path) -> 
         return x
 
     source = save_changed(gguf, tmp_path / "bad", spoilt)
-    for recipe in CALIBRATED:
+    for recipe in DIFFERENT:
         with pytest.raises(UsageError, match=f"{ODD}: 1 of the weights are not finite"):
-            quantized(source, recipe.name, tmp_path / "out", text)
+            quantized(source, recipe, tmp_path / "out", text)
         assert [p.name for p in tmp_path.iterdir()] == ["bad"]
 
 
