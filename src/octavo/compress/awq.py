@@ -19,7 +19,7 @@ from octavo.compress.fit import F32, divide
 from octavo.compress.grids import Grid
 
 F64 = npt.NDArray[np.float64]
-ALPHAS = tuple(i / 20 for i in range(1, 13))
+ALPHAS = tuple(i / 10 for i in range(1, 7))
 ROWS = 64  # of each matrix, that exponents are tried on
 SMALLEST = np.float32(1e-4)  # of scales before they are balanced
 Settle = Callable[[F32], F32]
