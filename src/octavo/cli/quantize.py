@@ -74,12 +74,13 @@ def quantize(
     from octavo.compress.recipe_file import find_recipe
     from octavo.errors import UsageError
 
+    found = find_recipe(recipe) if recipe is not None else None
     if output.is_file() and not (force or dry_run):
         raise UsageError(f"{output} is there already", "--force")
     if (recipe is None) == (limits["budget"] is None):
         raise UsageError("either --recipe or --budget says how small", "--recipe q4_k_m")
     checkpoint = open_checkpoint(locate(model, offline=offline).path)
-    if recipe is None:
+    if found is None:
         if format not in (None, "gguf") or dry_run:
             raise UsageError(
                 "--budget makes a GGUF file, and measures; it takes no --format or --dry-run"
@@ -87,7 +88,6 @@ def quantize(
         return search_mix(checkpoint, output, data, as_json, **limits)
     if any(v is not None for v in limits.values()):
         raise UsageError("--context, --concurrency, --max-kl and --chart go with --budget")
-    found = find_recipe(recipe)
     job = job_of(checkpoint, found, output, format, data)
     if dry_run:
         return _show(job.forecast(), as_json, "would take")
