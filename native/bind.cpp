@@ -74,6 +74,8 @@ NB_MODULE(_native, m) {
   keyword_struct<ActForms>(m, "Forms")
       .def_rw("fixed", &ActForms::fixed)
       .def_rw("grouped", &ActForms::grouped)
+      .def_rw("scaled", &ActForms::scaled)
+      .def_rw("threshold", &ActForms::threshold)
       .def_rw("bf16", &ActForms::bf16)
       .def_rw("f32", &ActForms::f32);
   keyword_struct<Model::Part>(m, "LinearPart")

@@ -5,19 +5,20 @@ namespace {
 
 // Kernel under test: y[m][rows] = x[m][cols] * W^T, in calls of `tile` tokens.
 auto linear(const std::string& isa, int type, int group, Bytes data, size_t rows, size_t cols,
-    Matrix2 x, int tile) {
+    Matrix2 x, int tile, std::optional<float> threshold) {
   const Kernels* k = select_kernels(isa);
   const Format format = panel_format(type);
   const size_t m = x.shape(0), padded = padded_cols(cols), bytes = panel_bytes(format, group, cols),
                panels = (rows + 15) / 16;
   if (x.shape(1) != cols || data.size() != stored_bytes({type, group}, rows, cols))
     throw std::invalid_argument("shapes disagree");
-  Arena arena(panels * bytes + act_bytes(tile, int(cols), {true, true, true, true}) +
+  const ActForms forms = every_form(threshold);
+  Arena arena(panels * bytes + act_bytes(tile, int(cols), forms) +
       panels * 16 * m * 4 + (size_t(1) << 20));
   uint8_t* packed = arena.allocate<uint8_t>(panels * bytes);
   for (size_t p = 0; p < panels; p++)
     pack_panel({type, group}, data.data(), rows, cols, p, packed + p * bytes);
-  const Act act = allocate_act(arena, tile, int(cols), {true, true, true, true});
+  const Act act = allocate_act(arena, tile, int(cols), forms);
   float* line = arena.allocate<float>(padded);
   float* out = arena.allocate<float>(m * panels * 16);
   for (size_t t = 0; t < m; t += size_t(tile)) {
@@ -120,7 +121,7 @@ void bind_kernels(nb::module_& m) {
   });
   m.def("uniform", &uniform, "seed"_a, "position"_a);
   m.def("linear", &linear, "isa"_a, "type"_a, "group"_a, "data"_a, "rows"_a, "cols"_a, "x"_a,
-      "tile"_a);
+      "tile"_a, "threshold"_a = nb::none());
   m.def("attend", &attend, "isa"_a, "type"_a, "q"_a, "k"_a, "v"_a, "first"_a, "last"_a, "scale"_a,
       "softcap"_a, "former"_a, "tile"_a);
   m.def("unpack", &unpack, "type"_a, "group"_a, "data"_a, "rows"_a, "cols"_a);
@@ -129,8 +130,8 @@ void bind_kernels(nb::module_& m) {
     const HostLimits l = measure_limits(isa, threads, bytes, seconds);
     return std::make_tuple(l.read_gbs, l.registers_gops, l.widest_gops);
   }, "isa"_a, "threads"_a, "bytes"_a, "seconds"_a);
-  m.def("time_linear", &time_linear, "isa"_a, "type"_a, "group"_a, "rows"_a, "cols"_a, "tokens"_a,
-      "threads"_a, "copies"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
+  m.def("time_linear", &time_linear, "isa"_a, "type"_a, "group"_a, "rows"_a, "cols"_a,
+      "threshold"_a.none(), "tokens"_a, "threads"_a, "copies"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
   m.def(
       "time_attention",
       [](const std::string& isa, const std::string& type, int head_dim, int queries, int keys,

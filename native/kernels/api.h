@@ -81,16 +81,24 @@ struct Act {
   int8_t* q;
                       //                 16 rows of 64 high digits, then as many low ones; see
                       //                 `digits`
-  float* scale;       // 1 a row
+  float* scale;       // 1 a row; or k / 32 where groups have scales of their own (`scaled`)
   int32_t* neg_high;  // k / 32 a row    for fixed point: minus the sum of the high digits
-  int32_t* neg_low;   // k / 32 a row    and of the low ones
-  float* sum;         // k / 32 a row    for grouped floats: sum(256 * high + low), for minima
+  int32_t* neg_low;   // k / 32 a row    and of the low ones; of `scaled` groups, too
+  float* sum;         // k / 32 a row    for grouped floats: sum(256 * high + low), for minima;
+                      //                 of `scaled` groups times their scale
   int32_t* neg32;     // k / 32 a row    minus that sum: a zero point is removed by a shift
-  int32_t* neg16;     // k / 16 a row    the same per 16 (groups that have scales for halves)
+  int32_t* neg16;     // k / 16 a row    the same per 16, for halves; of `scaled` groups of low digits,
+  int32_t* neg16_high;  // k / 16 a row  and of high ones
+  // k / 32 a row: whether high digits of a `scaled` group are other than zero. Null: a row has one
+  // scale.
+  uint8_t* wide;
+  float threshold;    // a `scaled` group is wide where its largest value exceeds as many rms of x
   uint16_t* bf16;     // [rows][2k]      x rounded to bf16, then the remainder rounded to bf16
   float* f32;         // [rows][k]
   // forms that only adapters read: left out where a step has none that do
   bool adapted_bf16, adapted_f32;
+
+  bool scaled() const { return wide; }
 };
 
 INLINE size_t tiled(int row, int group, int groups) {

@@ -198,9 +198,9 @@ static inline float f_hadd(VF a) {  // fixed tree
 static inline float f_hmax(VF a) { return _mm512_reduce_max_ps(a.v); }
 
 #define LINE_DIGITS line_digits  // as the plain one of elementwise.inc
-static void line_digits(const float* x, VF inverse, int8_t* q, int32_t* sums) {
+static void line_digits(const float* x, const VF* inverse, int8_t* q, int32_t* sums) {
   __m512i n[4], high[2], low[2];
-  for (int i = 0; i < 4; i++) n[i] = i_round(f_mul(f_load(x + 16 * i), inverse)).v;
+  for (int i = 0; i < 4; i++) n[i] = i_round(f_mul(f_load(x + 16 * i), inverse[i / 2])).v;
   for (int i = 0; i < 2; i++) {
     const __m512i w = _mm512_packs_epi32(n[2 * i], n[2 * i + 1]);
     high[i] = _mm512_srai_epi16(_mm512_add_epi16(w, _mm512_set1_epi16(128)), 8);

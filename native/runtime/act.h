@@ -1,6 +1,7 @@
 // Room for the input of linear layers, in the forms that its consumers read.
 #pragma once
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "../kernels/api.h"
@@ -9,11 +10,19 @@
 
 namespace octavo {
 
-// Digits with the sums that fixed point needs, digits with those of grouped floats, or floats.
+// Digits of a row with the sums that fixed point needs or with those of grouped floats, digits of
+// groups with scales of their own (`threshold` as in Act), or floats.
 struct ActForms {
-  bool fixed, grouped, bf16, f32;
-  bool digits() const { return fixed || grouped; }
+  bool fixed, grouped, scaled, bf16, f32;
+  float threshold = 0;
+  bool digits() const { return fixed || grouped || scaled; }
 };
+
+// All that kernels by themselves may be given. No threshold: digits of rows.
+inline ActForms every_form(std::optional<float> threshold) {
+  const bool scaled = threshold.has_value();
+  return {!scaled, !scaled, scaled, true, true, threshold.value_or(0)};
+}
 
 inline Act allocate_act(Arena& arena, int rows, int width, ActForms forms,
     bool adapted_bf16 = false, bool adapted_f32 = false) {
@@ -21,18 +30,23 @@ inline Act allocate_act(Arena& arena, int rows, int width, ActForms forms,
   Act a{};
   a.k = int(k);
   a.adapted_bf16 = adapted_bf16, a.adapted_f32 = adapted_f32;
+  a.threshold = forms.threshold;
   if (forms.digits()) {
     a.q = arena.allocate<int8_t>(m * 2 * k);
-    a.scale = arena.allocate<float>(m);
+    a.scale = arena.allocate<float>(forms.scaled ? m * k / 32 : m);
   }
-  if (forms.fixed) {
+  if (forms.fixed || forms.scaled) {
     a.neg_high = arena.allocate<int32_t>(m * k / 32);
     a.neg_low = arena.allocate<int32_t>(m * k / 32);
   }
-  if (forms.grouped) {
+  if (forms.grouped || forms.scaled) {
     a.sum = arena.allocate<float>(m * k / 32);
-    a.neg32 = arena.allocate<int32_t>(m * k / 32);
     a.neg16 = arena.allocate<int32_t>(m * k / 16);
+  }
+  if (forms.grouped) a.neg32 = arena.allocate<int32_t>(m * k / 32);
+  if (forms.scaled) {
+    a.neg16_high = arena.allocate<int32_t>(m * k / 16);
+    a.wide = arena.allocate<uint8_t>(m * k / 32);
   }
   if (forms.bf16) a.bf16 = arena.allocate<uint16_t>(m * 2 * k);
   if (forms.f32) a.f32 = arena.allocate<float>(m * k);
@@ -50,9 +64,11 @@ inline size_t act_bytes(int rows, int width, ActForms forms) {
 inline Act from_row(const Act& a, int row) {
   const size_t n = size_t(row) * size_t(a.k);
   Act b = a;
-  if (a.q) b.q += 2 * n, b.scale += row;
+  if (a.q) b.q += 2 * n, b.scale += a.scaled() ? n / 32 : size_t(row);
   if (a.neg_high) b.neg_high += n / 32, b.neg_low += n / 32;
-  if (a.sum) b.sum += n / 32, b.neg32 += n / 32, b.neg16 += n / 16;
+  if (a.sum) b.sum += n / 32, b.neg16 += n / 16;
+  if (a.neg32) b.neg32 += n / 32;
+  if (a.scaled()) b.neg16_high += n / 16, b.wide += n / 32;
   if (a.bf16) b.bf16 += 2 * n;
   if (a.f32) b.f32 += n;
   return b;

@@ -1,5 +1,6 @@
 // Timing of single kernels and of what the host can do at most.
 #pragma once
+#include <optional>
 #include <string>
 
 namespace octavo {
@@ -13,9 +14,10 @@ struct HostLimits {
 HostLimits measure_limits(const std::string& isa, int threads, size_t bytes, double seconds);
 
 // Seconds that y[tokens][rows] = x[tokens][cols] W^T takes, least of all repetitions within
-// `seconds`. `copies` matrices are used in turn: enough of them and each comes from memory.
+// `seconds`. `copies` matrices are used in turn: enough of them and each comes from memory. threshold:
+// of inputs whose groups have scales of their own (Act::threshold).
 double time_linear(const std::string& isa, int type, int group, size_t rows, size_t cols,
-    int tokens, int threads, int copies, double seconds);
+    std::optional<float> threshold, int tokens, int threads, int copies, double seconds);
 
 // Seconds of one attention of a KV head over `keys` keys, for `queries` rows.
 double time_attention(

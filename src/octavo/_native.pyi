@@ -21,7 +21,15 @@ def matrix_bytes(type: int, group: int, rows: int, cols: int, /) -> int: ...
 def cache_block_bytes(heads: int, head_dim: int, type: str, /) -> int: ...
 def uniform(seed: int, position: int) -> float: ...
 def linear(
-    isa: str, type: int, group: int, data: Bytes, rows: int, cols: int, x: Floats, tile: int
+    isa: str,
+    type: int,
+    group: int,
+    data: Bytes,
+    rows: int,
+    cols: int,
+    x: Floats,
+    tile: int,
+    threshold: float | None = None,
 ) -> Floats: ...
 def attend(
     isa: str,
@@ -46,6 +54,7 @@ def time_linear(
     group: int,
     rows: int,
     cols: int,
+    threshold: float | None,
     tokens: int,
     threads: int,
     copies: int,
@@ -59,7 +68,10 @@ def sample(isa: str, logits: Floats, row: SamplingRow, measured: bool = False) -
 class Forms:
     """Copies of a linear layer's input."""
 
-    def __init__(self, *, fixed: bool, grouped: bool, bf16: bool, f32: bool) -> None: ...
+    def __init__(
+        self, *, fixed: bool, grouped: bool, scaled: bool, bf16: bool, f32: bool,
+        threshold: float = 0.0,
+    ) -> None: ...  # fmt: skip
 
 class LinearPart:
     def __init__(self, *, matrix: int = -1, out: int = -1, bias: int = -1) -> None: ...

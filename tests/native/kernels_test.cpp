@@ -22,22 +22,29 @@ namespace {
 
 std::mt19937 rng(1);
 
-struct Input {  // activations of `tokens` rows in every form, in exact allocations
+// Activations of `tokens` rows in every form, in exact allocations; digits of rows, or of groups with
+// scales of their own.
+struct Input {
   int k;
   size_t rows;
   std::vector<int8_t> q;
   std::vector<float> scale, sum, f32;
-  std::vector<int32_t> neg32, neg16, neg_high, neg_low;
+  std::vector<int32_t> neg32, neg16, neg16_high, neg_high, neg_low;
+  std::vector<uint8_t> wide;
   std::vector<uint16_t> bf16;
-  Input(int tokens, int k) : k(k), rows(size_t(tokens + ROW_TILE - 1) / ROW_TILE * ROW_TILE) {
+  Input(int tokens, int k, bool scaled)
+      : k(k),
+        rows(size_t(tokens + ROW_TILE - 1) / ROW_TILE * ROW_TILE) {
     const size_t n = rows * size_t(k);
-    q.resize(2 * n), scale.resize(rows), sum.resize(n / 32), neg16.resize(n / 16),
-        bf16.resize(2 * n), f32.resize(n);
+    q.resize(2 * n), scale.resize(scaled ? n / 32 : rows), sum.resize(n / 32),
+        neg16.resize(n / 16), bf16.resize(2 * n), f32.resize(n);
+    if (scaled) neg16_high.resize(n / 16), wide.resize(n / 32);
     for (auto* x : {&neg32, &neg_high, &neg_low}) x->resize(n / 32);
   }
   Act act() {
     return {k, q.data(), scale.data(), neg_high.data(), neg_low.data(), sum.data(), neg32.data(),
-        neg16.data(), bf16.data(), f32.data(), false, false};
+        neg16.data(), neg16_high.data(), wide.empty() ? nullptr : wide.data(), 2.5f, bf16.data(),
+        f32.data(), false, false};
   }
 };
 
@@ -46,7 +53,7 @@ uint8_t* aligned(std::vector<uint8_t>& storage, size_t bytes) {
   return storage.data() + (64 - reinterpret_cast<uintptr_t>(storage.data()) % 64) % 64;
 }
 
-void check(Storage type, const char* name, size_t n, size_t k, int tokens) {
+void check(Storage type, const char* name, size_t n, size_t k, int tokens, bool scaled) {
   std::vector<uint8_t> source(stored_bytes(type, n, k));
   // ordinary numbers wherever a float lies
   for (uint8_t& b : source) b = uint8_t(0x30 | (rng() & 15));
@@ -64,12 +71,12 @@ void check(Storage type, const char* name, size_t n, size_t k, int tokens) {
   for (size_t p = 0; p < panels; p++) pack_panel(type, source.data(), n, k, p, packed + p * bytes);
 
   const Kernels* kernels = KERNELS();
-  Input input(tokens, padded);
+  Input input(tokens, padded, scaled);
   const Act act = input.act();
   std::vector<float> line(static_cast<size_t>(padded));
   std::normal_distribution<float> normal;
   for (int t = 0; t < tokens; t++) {
-    for (size_t i = 0; i < k; i++) line[i] = normal(rng);
+    for (size_t i = 0; i < k; i++) line[i] = normal(rng) * (i / GROUP % 3 ? 1 : 9);
     kernels->emit(act, t, line.data());
   }
   std::vector<float> out(static_cast<size_t>(tokens) * panels * PANEL), row(k);
@@ -95,7 +102,8 @@ void check(Storage type, const char* name, size_t n, size_t k, int tokens) {
           x = widen(size_t(2 * t * padded) + i) + widen(size_t((2 * t + 1) * padded) + i);
         } else {
           const int8_t* q = input.q.data() + digits(t, g, padded / GROUP) + i % GROUP;
-          x = double(input.scale[size_t(t)]) * (q[0] * (1 << DIGIT) + q[DIGITS]);
+          const size_t at = scaled ? tiled(t, g, padded / GROUP) : size_t(t);
+          x = double(input.scale[at]) * (q[0] * (1 << DIGIT) + q[DIGITS]);
         }
         sum += x * double(row[i]);
         size += std::fabs(x * double(row[i]));
@@ -106,7 +114,7 @@ void check(Storage type, const char* name, size_t n, size_t k, int tokens) {
       // large as its sums. In fixed point a weight is off by five units (runtime/units.h).
       const double unit = 3 * largest / 32000 + weights / (1 << 24);
       const double bound = (64 + 4.0 * double(k)) * size * 0x1p-24 +
-          (is_fixed(format) ? unit * (5 * inputs + 1) : 0) + 1e-6;
+          (is_fixed(format) && !scaled ? unit * (5 * inputs + 1) : 0) + 1e-6;
       const double got = double(out[size_t(t) * panels * PANEL + r]);
       if (!(std::fabs(got - sum) <= bound)) {
         fprintf(
@@ -192,7 +200,9 @@ int main() {
     for (size_t n : {1, 16, 37})
       for (size_t blocks : {1, 3})
         for (int tokens : {1, 3, 9})
-          check({t.type, t.group}, t.name, n, t.block * blocks * (t.block == 1 ? 24 : 1), tokens);
+          for (bool scaled : {false, true})
+            check({t.type, t.group}, t.name, n, t.block * blocks * (t.block == 1 ? 24 : 1), tokens,
+                scaled);
   for (KvType type : {KV_F32, KV_BF16, KV_INT8})
     for (int head_dim : {10, 64})
       for (int keys : {1, 16, 70, 256})

@@ -17,6 +17,7 @@ from octavo.backends.cpu import CpuExecutable, load, lower
 from octavo.checkpoint import open_checkpoint
 from octavo.engine import Engine, Request, SamplingParams
 from octavo.engine.events import Token
+from octavo.generate.load import ACTIVATIONS
 from octavo.models import build_program
 from tests.families import FAMILIES, save_family
 from tests.quantized_models import WRITERS, quantize_folder
@@ -33,12 +34,16 @@ class Pool:
         self.lowered = lower(build_program(open_checkpoint(path)))
         self.executable = cache(self._executable)
 
-    def _executable(self, blocks: int, threads: int) -> CpuExecutable:
-        return load(self.lowered, LoadOptions(Limits(256, 16, blocks), threads, self.kv_dtype))
+    def _executable(self, blocks: int, threads: int, activations: str) -> CpuExecutable:
+        limits = Limits(256, 16, blocks)
+        options = LoadOptions(limits, threads, self.kv_dtype, activations=activations)
+        return load(self.lowered, options)
 
-    def engine(self, blocks: int = 400, threads: int = 2, **options: Any) -> Engine:
+    def engine(
+        self, blocks: int = 400, threads: int = 2, activations: str = "auto", **options: Any
+    ) -> Engine:
         program = self.lowered.program
-        executable = self.executable(blocks, threads)
+        executable = self.executable(blocks, threads, activations)
         return Engine(executable, program.vocabulary, program.context, frozenset({2}), **options)
 
 
@@ -99,11 +104,12 @@ def some_requests(seed: int, count: int, vocabulary: int, longest: int, room: in
     return requests
 
 
-def alone(pool: Pool, requests: list[Request]) -> dict[str, Output]:
+def alone(pool: Pool, requests: list[Request], activations: str = "auto") -> dict[str, Output]:
     """Each request by itself on a fresh engine, step by step, without a prefix cache."""
     out = {}
     for r in requests:
-        out |= drive(pool.engine(prefix_caching=False, multi_step=0.0), [r])
+        engine = pool.engine(activations=activations, prefix_caching=False, multi_step=0.0)
+        out |= drive(engine, [r])
     return out
 
 
@@ -143,6 +149,7 @@ def pool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     blocks=st.sampled_from([45, 60, 400]),
     prefix_caching=st.booleans(),
     multi_step=st.sampled_from([0.0, 10.0]),
+    activations=st.sampled_from(ACTIVATIONS),
 )
 def test_nothing_but_the_request_matters(
     pool: Pool,
@@ -153,29 +160,32 @@ def test_nothing_but_the_request_matters(
     blocks: int,
     prefix_caching: bool,
     multi_step: float,
+    activations: str,
 ) -> None:
     requests = some_requests(seed, count, 320, 600, 660)
-    expected = alone(pool, requests)
+    expected = alone(pool, requests, activations)
     rng = random.Random(seed)
     shuffled = rng.sample(requests, len(requests))
     engine = pool.engine(
-        blocks, threads, budget=budget, prefix_caching=prefix_caching, multi_step=multi_step
-    )
+        blocks, threads, activations, budget=budget, prefix_caching=prefix_caching,
+        multi_step=multi_step,
+    )  # fmt: skip
     assert drive(engine, shuffled, rng) == expected
     assert drive(engine, requests, rng) == expected  # and again, with whatever the cache now holds
 
 
-def test_real_model(smollm2: Path) -> None:
+@pytest.mark.parametrize("activations", ACTIVATIONS)
+def test_real_model(activations: str, smollm2: Path) -> None:
     pool = Pool(smollm2)
     requests = some_requests(3, 10, 49152, 400, 440)
-    expected = alone(pool, requests)
+    expected = alone(pool, requests, activations)
     for options in (
         {},
         {"threads": 1, "blocks": 40},
         {"budget": 19},
         {"prefix_caching": False, "blocks": 40},
     ):
-        engine = pool.engine(**options)
+        engine = pool.engine(activations=activations, **options)
         assert drive(engine, requests[::-1]) == expected
         assert drive(engine, requests) == expected
 

@@ -115,6 +115,14 @@ def test_packing_loses_nothing(kind: TensorType, rows: int, blocks: int, seed: i
     assert np.array_equal(got, values(kind, raw, rows, cols, seed))
 
 
+def rounding(x: np.ndarray, w: np.ndarray, step: np.ndarray) -> np.ndarray:
+    """How far a linear layer may be off whose inputs are each off by `step`."""
+    magnitude = np.abs(x) @ np.abs(w).T
+    # Formats with a minimum or a zero point add terms larger than their sum.
+    offset = 64 * (np.abs(x).sum(-1, keepdims=True) * np.abs(w).max()) * 2.0**-24
+    return step @ np.abs(w).T * 1.01 + magnitude * 4 * x.shape[1] ** 0.5 * 2.0**-24 + offset
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", PACKED, ids=lambda k: k.name)
 @settings(max_examples=6, deadline=None)
@@ -144,15 +152,74 @@ def test_linear(kind: TensorType, isa: str, rows: int, blocks: int, tokens: int,
         step = np.repeat(np.abs(x).max(-1, keepdims=True) * (1.5 / 32639), cols, axis=-1)
     else:
         step = np.abs(x) * (2.0**-16 if kind is TensorType.BF16 else 0)
-    magnitude = np.abs(x) @ np.abs(w).T
-    # Formats with a minimum or a zero point add terms larger than their sum.
-    offset = 64 * (np.abs(x).sum(-1, keepdims=True) * np.abs(w).max()) * 2.0**-24
-    bound = step @ np.abs(w).T * 1.01 + (magnitude * 4 * cols**0.5 * 2.0**-24 + offset)
+    bound = rounding(x, w, step)
     if kind in FIXED:
         scales = np.abs(w - w.mean(-1, keepdims=True)).max() + np.abs(w).max()
         unit = scales / 32000 + np.abs(w).sum(-1).max() * 1.01 / 2**24
         bound += unit * (5 * np.abs(x).sum(-1, keepdims=True) + 256 * step[:, :1])
     assert (np.abs(y - x @ w.T) <= bound + 1e-30).all()
+
+
+def uneven(tokens: int, cols: int, seed: int) -> np.ndarray:
+    """Rows in which some groups of 32 are much larger than others, and some are zero."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.choice([0, 0.01, 1, 1, 1, 30], (tokens, -(-cols // 32)))
+    x = rng.standard_normal((tokens, cols)) * np.repeat(sizes, 32, axis=1)[:, :cols]
+    return x.astype(np.float32)
+
+
+def group_steps(x: np.ndarray, threshold: float) -> np.ndarray:
+    """How far each value may be off: half of 1/127 of its group's largest, or 1.5 of 1/32,639 where
+    that exceeds `threshold` rms of the row by more than rounding can hide."""
+    padded = np.pad(x.astype(np.float64), ((0, 0), (0, -x.shape[1] % 64)))
+    largest = np.abs(padded.reshape(len(x), -1, 32)).max(-1)
+    rms = np.sqrt((padded**2).mean(-1, keepdims=True)) + 1e-30
+    wide = largest > threshold * rms * (1 + 1e-5)
+    step = largest * np.where(wide, 1.5 / 32639, 0.5 / 127)
+    return np.repeat(step, 32, axis=1)[:, : x.shape[1]]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", DIGITAL, ids=lambda k: k.name)
+@settings(max_examples=6, deadline=None)
+@given(
+    rows=st.integers(1, 70),
+    blocks=st.integers(1, 9),
+    tokens=st.integers(1, 30),
+    seed=st.integers(0, 99),
+    threshold=st.sampled_from([0.0, 1.5, 3.5, np.inf]),
+)
+def test_groups_with_scales_of_their_own(
+    kind: TensorType, isa: str, rows: int, blocks: int, tokens: int, seed: int, threshold: float
+) -> None:
+    """Within a bound from arithmetic, a second digit for the groups that the threshold says and for
+    no other, and the same bits for every number of tokens in the call."""
+    cols = blocks * max(_block(kind), 32)
+    raw = random_blocks(kind, rows, cols, seed)
+    w = values(kind, raw, rows, cols, seed).astype(np.float64)
+    x, group = uneven(tokens, cols, seed), group_of(kind, seed)
+
+    def linear(tile: int) -> np.ndarray:
+        return _native.linear(isa, int(kind), group, raw, rows, cols, x, tile, threshold)
+
+    y = linear(tokens)
+    for tile in (1, 2, 3, 5, 12):
+        assert np.array_equal(linear(tile), y)
+    bound = rounding(x, w, group_steps(x, threshold))
+    assert (np.abs(y - x @ w.T) <= bound + 1e-30).all()
+
+
+def test_one_digit_is_one_byte() -> None:
+    """Values between two steps of a group's scale are rounded to one of them, unless the group is
+    wide: 127 sets the step to 1, and 0.4 becomes 0."""
+    raw = np.tile(np.frombuffer(np.float16(1).tobytes() + bytes([1] * 32), np.uint8), 16 * 2)
+    x = np.full((1, 64), 0.4, np.float32)
+    x[0, ::32] = 127
+    args = (int(TensorType.Q8_0), 0, raw, 16, 64, x, 1)
+    for isa in ISAS:
+        one, two = (_native.linear(isa, *args, limit) for limit in (np.inf, 0.0))
+        assert np.array_equal(one, np.full((1, 16), 254, np.float32))
+        assert (np.abs(two - x.sum()) < 62 * 127 / 32639).all()
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -193,13 +260,15 @@ FUSED = [isa for isa in ISAS if isa != "scalar"]  # the portable path rounds pro
 
 @pytest.mark.parametrize("kind", DIGITAL, ids=lambda k: k.name)
 @pytest.mark.parametrize("tokens", [1, 3, 4, 8, 9, 33, 300])
-def test_instruction_sets_agree(kind: TensorType, tokens: int) -> None:
+@pytest.mark.parametrize("threshold", [None, 1.5, np.inf])
+def test_instruction_sets_agree(kind: TensorType, tokens: int, threshold: float | None) -> None:
     """Integer sums are exact, and floats folded in one order: tiles, wide and narrow registers agree."""
     cols = 3 * max(_block(kind), 64)
     raw = random_blocks(kind, 50, cols, tokens)
-    x = np.random.default_rng(tokens).standard_normal((tokens, cols)).astype(np.float32)
-    group = group_of(kind, tokens)
-    first, *others = (_native.linear(i, int(kind), group, raw, 50, cols, x, tokens) for i in FUSED)
+    x, group = uneven(tokens, cols, tokens), group_of(kind, tokens)
+    first, *others = (
+        _native.linear(i, int(kind), group, raw, 50, cols, x, tokens, threshold) for i in FUSED
+    )
     assert all(np.array_equal(first, y) for y in others)
 
 

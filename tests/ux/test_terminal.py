@@ -266,7 +266,7 @@ def test_json(smollm2: Path, tmp_path: Path) -> None:
     assert sum(plan[p] for p in parts) == plan["total"] and plan["context"] == 512
     assert set(plan) == {
         *parts, "model", "total", "available", "model_context", "context", "capacity", "threads",
-        "kv_dtype", "matrices",
+        "kv_dtype", "activations", "matrices",
     }  # fmt: skip
     assert json.loads(octavo("ls", "--architectures", "--json").stdout).count("llama") == 1
 

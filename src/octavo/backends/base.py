@@ -33,13 +33,15 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     """How to load a program. packed: keep packed weights in a file and map them at the next start.
-    adapter_bytes: what LoRA adapters may take together."""
+    adapter_bytes: what LoRA adapters may take together. activations: how inputs of quantized linear
+    layers are rounded, as `Compiled.activations` gave it."""
 
     limits: Limits
     threads: int
     kv_dtype: str
     packed: bool = False
     adapter_bytes: int = 0
+    activations: str = "int16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +264,12 @@ class Compiled(Protocol):
     @property
     def matrices(self) -> list[PackedMatrices]:
         """What the weight matrices become, the largest part first."""
+        ...
+
+    def activations(self, asked: str) -> str:
+        """How inputs of quantized linear layers are rounded on this host if "auto", "int8" or
+        "int16" is asked for: by groups with one digit ("int8"), with a second where it matters
+        ("auto"), or by rows with two ("int16")."""
         ...
 
     def block_bytes(self, kv_dtype: str) -> int:

@@ -236,10 +236,13 @@ def bench_engine(
     threads: int | None,
     repeats: int,
     kv_dtype: str = "auto",
+    activations: str = "int16",
 ) -> Report:
     """Measures the given batch sizes, one after another; no prefix is reused."""
     opened = open_model(path)
-    plan = make_plan(opened.compiled, name=name, threads=threads, kv_dtype=kv_dtype)
+    plan = make_plan(
+        opened.compiled, name=name, threads=threads, kv_dtype=kv_dtype, activations=activations
+    )
     executable = load_executable(opened, plan)
     while executable.pack_pending():
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ SHAPES = ((576, 1536), (1536, 576))  # (inputs, outputs) of SmolLM2's gate and d
 TOKENS = (1, 8, 32, 256)
 COLD_BYTES = 256 << 20  # weights used in turn, so that each comes from memory
 GROUP = 128  # columns that share a scale, where the format leaves it open
-DIGITS = 2  # integer products per weight and activation
+DIGITS = {"int8": 1, "int16": 2}  # integer products per weight and activation
 SECONDS = 0.15  # per figure
 
 
@@ -61,16 +62,19 @@ def measure_limits(isa: str, threads: int) -> HostLimits:
     return HostLimits(isa, threads, *_native.measure_limits(isa, threads, COLD_BYTES, 4 * SECONDS))
 
 
-def _linear(limits: HostLimits, kind: TensorType, k: int, n: int, tokens: int) -> KernelTime:
+def _linear(
+    limits: HostLimits, kind: TensorType, activations: str, k: int, n: int, tokens: int
+) -> KernelTime:
     nbytes = _native.matrix_bytes(int(kind), GROUP, n, k)
     # Few tokens are bound by memory, so weights are cold; many are bound by arithmetic.
     copies = max(1, COLD_BYTES // nbytes) if tokens <= 8 else 1
     took = _native.time_linear(
-        limits.isa, int(kind), GROUP, n, k, tokens, limits.threads, copies, SECONDS
-    )
+        limits.isa, int(kind), GROUP, n, k, math.inf if activations == "int8" else None, tokens,
+        limits.threads, copies, SECONDS,
+    )  # fmt: skip
     operations = 2.0 * k * n * tokens
     quantized = kind in DIGITAL
-    executed = operations * (DIGITS if quantized else 1)
+    executed = operations * (DIGITS[activations] if quantized else 1)
     # The byte limits say nothing of float products; those kernels are held against memory alone.
     bound = limits.seconds(nbytes if copies > 1 else 0, executed if quantized else 0)
     return KernelTime(
@@ -90,15 +94,16 @@ def _attention(limits: HostLimits, kind: str, queries: int, keys: int = 2048) ->
 
 
 def bench_kernels(
-    limits: HostLimits, kinds: tuple[TensorType, ...] = PACKED
+    limits: HostLimits, kinds: tuple[TensorType, ...] = PACKED, activations: str = "int16"
 ) -> Iterator[KernelTime]:
-    """Every format at every shape and token count, then attention on one thread from cache."""
+    """Every format at every shape and token count, then attention on one thread from cache.
+    activations: "int8" or "int16"."""
     for kind in kinds:
         for k, n in SHAPES:
             block = kind.block[0] if kind in BLOCKS else 1
             whole = -(-k // block) * block
             for tokens in TOKENS:
-                yield _linear(limits, kind, whole, n, tokens)
+                yield _linear(limits, kind, activations, whole, n, tokens)
     for cache in ("bf16", "int8", "f32"):
         for queries in (1, 3, 16):
             yield _attention(limits, cache, queries)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from octavo.cli.options import count, model_argument
+from octavo.cli.options import activations_option, count, model_argument
 from octavo.cli.screen import say, table
 
 
@@ -35,6 +35,7 @@ def bench() -> None:
     show_default=True,
     help="Runs per batch size; medians are reported.",
 )
+@activations_option
 @click.option(
     "--json",
     "json_file",
@@ -48,6 +49,7 @@ def engine(
     output: int,
     threads: int | None,
     repeats: int,
+    activations: str,
     json_file: Path | None,
 ) -> None:
     """Prefill and decode speed of MODEL, without HTTP."""
@@ -64,7 +66,10 @@ def engine(
     if not batches or min(batches) < 1:
         raise UsageError("--batch takes numbers from 1, separated by commas", "--batch 1,8,32")
     located = locate(model)
-    report = bench_engine(located.path, located.name, batches, prompt, output, threads, repeats)
+    report = bench_engine(
+        located.path, located.name, batches, prompt, output, threads, repeats,
+        activations=activations,
+    )  # fmt: skip
     table(
         [
             (
@@ -122,6 +127,10 @@ def decoding(model: str, threads: int | None, repeats: int, offline: bool) -> No
     "--formats", help="Stored formats, separated by commas, like Q4_1,BF16. [all]", metavar="LIST"
 )
 @click.option(
+    "--activations", type=click.Choice(["int8", "int16"]), default="int16", show_default=True,
+    help="Precision of what quantized layers read.",
+)  # fmt: skip
+@click.option(
     "--json",
     "json_file",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -136,6 +145,7 @@ def kernels(
     isa: str | None,
     threads: int | None,
     formats: str | None,
+    activations: str,
     json_file: Path | None,
     svg: Path | None,
 ) -> None:
@@ -162,7 +172,8 @@ def kernels(
         f"{limits.isa}, {limits.threads} threads: memory {limits.read_gbs:.1f} GB/s, byte products "
         f"{limits.registers_gops:,.0f} GOPS in registers, {limits.widest_gops:,.0f} at most"
     )
-    times = list(bench_kernels(limits, tuple(k for k in PACKED if not wanted or k.name in wanted)))
+    kinds = tuple(k for k in PACKED if not wanted or k.name in wanted)
+    times = list(bench_kernels(limits, kinds, activations))
     table(
         [
             (

@@ -112,7 +112,8 @@ class Session:
 @sizing
 def chat(
     model: str, prompt: str | None, system: str | None, history: bool, memory: str | None,
-    context: int | None, threads: int | None, kv_dtype: str, offline: bool, **given: Any,
+    context: int | None, threads: int | None, kv_dtype: str, activations: str, offline: bool,
+    **given: Any,
 ) -> None:  # fmt: skip
     """Talk to MODEL (the demo model if none is named).
 
@@ -127,7 +128,7 @@ def chat(
         raise UsageError("there is nothing to answer: the prompt is empty", "--prompt Hello")
     llm = LLM(
         model, memory=memory, context=context, threads=threads, kv_dtype=kv_dtype,
-        offline=offline, loading=progress_bar,
+        activations=activations, offline=offline, loading=progress_bar,
     )  # fmt: skip
     if llm.task != "generate":
         raise Unsupported(

@@ -67,6 +67,12 @@ def _few_cpus(ctx: click.Context, param: click.Parameter, threads: int | None) -
     return threads
 
 
+activations_option = click.option(
+    "--activations", type=click.Choice(["auto", "int8", "int16"]), default="int16",
+    envvar="OCTAVO_ACTIVATIONS",
+    help="Precision of what quantized layers read. [int16]",
+)  # fmt: skip
+
 _SIZING = (
     click.option(
         "--memory", metavar="SIZE", envvar="OCTAVO_MEMORY",
@@ -86,6 +92,7 @@ _SIZING = (
         envvar="OCTAVO_KV_DTYPE",
         help="Precision of cached keys and values. [bf16; f32 for mixtures of experts]",
     ),
+    activations_option,
     click.option(
         "--offline", is_flag=True, envvar="OCTAVO_OFFLINE",
         help="Use only models that are already here.",
@@ -94,7 +101,7 @@ _SIZING = (
 
 
 def sizing(command: F) -> F:
-    """--memory, --context, --threads, --kv-dtype, --offline."""
+    """--memory, --context, --threads, --kv-dtype, --activations, --offline."""
     for option in reversed(_SIZING):
         command = option(command)
     return command

@@ -25,6 +25,7 @@ def plan(
     context: int | None,
     threads: int | None,
     kv_dtype: str,
+    activations: str,
     offline: bool,
 ) -> None:
     """Print the memory MODEL would take, without loading it.
@@ -39,7 +40,7 @@ def plan(
     opened = open_model(located.path)
     p = make_plan(
         opened.compiled, name=located.name, memory=memory, context=context, threads=threads,
-        kv_dtype=kv_dtype, what_if=True,
+        kv_dtype=kv_dtype, activations=activations, what_if=True,
     )  # fmt: skip
     matrices = opened.compiled.matrices
     if as_json:
@@ -63,6 +64,7 @@ def _record(name: str, p: Plan, matrices: list[PackedMatrices]) -> dict[str, obj
         "capacity": p.tokens,
         "threads": p.threads,
         "kv_dtype": p.kv_dtype,
+        "activations": p.activations,
         "matrices": [
             {
                 "count": k.count, "type": k.type.name, "bits": k.bits, "stored": k.stored,

@@ -53,7 +53,8 @@ class Screen:
             f"Octavo {version('octavo')}   ready in {seconds:.1f} s",
             f"  model     {served.name}",
             f"            {self._title}",
-            f"  kernels   {client.isa}, {plan.threads} thread{'s' * (plan.threads > 1)}",
+            f"  kernels   {client.isa}, {plan.threads} thread{'s' * (plan.threads > 1)}, "
+            f"activations {plan.activations}",
             f"  memory    {size(plan.total)} at most, of {size(plan.available)} available",
             f"            = {' + '.join(parts[:2])}",
             f"            + {' + '.join(parts[2:])}",
@@ -216,7 +217,7 @@ def serve(
     chat_template: Path | None, max_queue: int, drain_timeout: int, write_timeout: int,
     log_level: str, log_format: str, loras: tuple[str, ...],
     lora_dir: Path | None, lora_memory: str | None, packed_cache: bool, memory: str | None,
-    context: int | None, threads: int | None, kv_dtype: str, offline: bool,
+    context: int | None, threads: int | None, kv_dtype: str, activations: str, offline: bool,
     generation_config: Literal["auto", "none"],
 ) -> None:  # fmt: skip
     """Serve MODEL: a demo name, a Hugging Face id (org/name[:quant]), a folder or a .gguf file."""
@@ -241,7 +242,7 @@ def serve(
     opened = open_model(located.path, lora_bytes > 0)
     plan = make_plan(
         opened.compiled, name=located.name, memory=memory, context=context, threads=threads,
-        kv_dtype=kv_dtype, adapters=lora_bytes, packed=packed_cache,
+        kv_dtype=kv_dtype, activations=activations, adapters=lora_bytes, packed=packed_cache,
     )  # fmt: skip
     if context is None and plan.context < plan.model_context:
         full, given = plan.model_context, plan.context

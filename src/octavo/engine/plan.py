@@ -37,13 +37,16 @@ class Plan:
     model_context: int
     threads: int
     kv_dtype: str
+    activations: str
     limits: Limits
     adapters: int = 0  # bytes that LoRA adapters may take
     packed: bool = False  # keep packed weights in a file, and map them at the next start
 
     @property
     def load_options(self) -> LoadOptions:
-        return LoadOptions(self.limits, self.threads, self.kv_dtype, self.packed, self.adapters)
+        return LoadOptions(
+            self.limits, self.threads, self.kv_dtype, self.packed, self.adapters, self.activations
+        )
 
     @property
     def process(self) -> int:
@@ -94,6 +97,7 @@ def make_plan(
     context: int | None = None,
     threads: int | None = None,
     kv_dtype: str = "auto",
+    activations: str = "int16",
     adapters: int = 0,
     packed: bool = False,
     what_if: bool = False,
@@ -104,6 +108,7 @@ def make_plan(
     what_if: `memory` may be more than is available here. Raises DoesNotFit or UsageError.
     """
     kv_dtype = cache_type(compiled.program, kv_dtype)
+    activations = compiled.activations(activations)
     available, budget = _budget(memory, what_if)
     threads = usable_threads() if threads is None else threads
     if not 1 <= threads <= MAX_THREADS:
@@ -112,23 +117,20 @@ def make_plan(
     if context is not None and not 1 <= context <= own:
         raise UsageError(f"--context {context:,} is not between 1 and the model's {own:,} tokens")
     if not compiled.program.causal:
-        return _encoder_plan(compiled, name, available, budget, context or own, threads, packed)
+        return _encoder_plan(
+            compiled, name, available, budget, context or own, threads, activations, packed
+        )
     sizes = Limits(STEP_TOKENS, SEQUENCES, 0)
-    fixed = compiled.footprint(LoadOptions(sizes, threads, kv_dtype, packed))
+    fixed = compiled.footprint(
+        LoadOptions(sizes, threads, kv_dtype, packed, activations=activations)
+    )
     each = compiled.block_bytes(kv_dtype)
     left = budget - fixed.weights - fixed.buffers - adapters - PROCESS - PAGES
     wanted = context or own
     needed = (wanted + BLOCK - 1) // BLOCK * each
     if left < needed and (context is not None or left < SMALLEST_CONTEXT // BLOCK * each):
-        raise _refusal(
-            name,
-            fixed.weights + fixed.buffers + adapters + PROCESS + PAGES,
-            needed,
-            budget,
-            wanted,
-            left,
-            each,
-        )
+        held = fixed.weights + fixed.buffers + adapters + PROCESS + PAGES
+        raise _refusal(name, held, needed, budget, wanted, left, each)
     cache = left if memory else min(left, max(DEFAULT_CACHE, needed))
     blocks = cache // each
     return Plan(
@@ -141,6 +143,7 @@ def make_plan(
         model_context=own,
         threads=threads,
         kv_dtype=kv_dtype,
+        activations=activations,
         limits=Limits(STEP_TOKENS, SEQUENCES, blocks),
         adapters=adapters,
         packed=packed,
@@ -165,13 +168,14 @@ def _budget(asked: str | None, what_if: bool) -> tuple[int, int]:
 
 def _encoder_plan(
     compiled: Compiled, name: str, available: int, budget: int, context: int, threads: int,
-    packed: bool,
+    activations: str, packed: bool,
 ) -> Plan:  # fmt: skip
     """Encoders compute whole texts in one step, in fp32, and keep nothing for the next."""
     own = compiled.program.context
     tokens = max(STEP_TOKENS, context)
     limits = Limits(tokens, tokens, 4 * tokens // BLOCK)
-    size_of = compiled.footprint(LoadOptions(limits, threads, "f32", packed))
+    options = LoadOptions(limits, threads, "f32", packed, activations=activations)
+    size_of = compiled.footprint(options)
     total = size_of.weights + size_of.buffers + size_of.cache + PROCESS + PAGES
     if total > budget:
         raise DoesNotFit(
@@ -181,7 +185,7 @@ def _encoder_plan(
     return Plan(
         weights=size_of.weights, buffers=size_of.buffers, cache=size_of.cache,
         block=compiled.block_bytes("f32"), available=available, context=context, model_context=own,
-        threads=threads, kv_dtype="f32", limits=limits, packed=packed,
+        threads=threads, kv_dtype="f32", activations=activations, limits=limits, packed=packed,
     )  # fmt: skip
 
 

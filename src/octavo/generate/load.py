@@ -24,6 +24,7 @@ from octavo.text import ChatTemplate, Tokenizer, load_tokenizer
 from octavo.text.chat import template_source
 
 KV_DTYPES = ("auto", "bf16", "int8", "f32")
+ACTIVATIONS = ("auto", "int8", "int16")
 
 
 class LoadOptions(TypedDict, total=False):
@@ -31,6 +32,8 @@ class LoadOptions(TypedDict, total=False):
 
     memory: a ceiling such as "8GiB" or "50%". context: most tokens of a sequence. kv_dtype:
     "bf16", "int8", "f32", or "auto", which is f32 for mixtures of experts and bf16 for others.
+    activations: how inputs of quantized linear layers are rounded: "int16" (two bytes a value, the
+    default), "int8" (one, and a scale for 32), or "auto", two bytes where one would show.
     adapters: LoRA adapters by name, {} for none yet; they take at most lora_memory. packed_cache:
     keep packed weights on disk for the next start. generation_config: "none" forgets the sampling
     parameters that the model's files recommend. loading: opens a progress bar, given what it
@@ -41,6 +44,7 @@ class LoadOptions(TypedDict, total=False):
     context: int | None
     threads: int | None
     kv_dtype: str
+    activations: str
     offline: bool
     chat_template: str | None
     adapters: dict[str, str] | None
@@ -65,6 +69,9 @@ def load(model: str, **options: Unpack[LoadOptions]) -> ServedModel:
     kv_dtype = options.get("kv_dtype", "auto")
     if kv_dtype not in KV_DTYPES:
         raise UsageError(f"kv_dtype {kv_dtype!r}; it may be {' or '.join(KV_DTYPES)}")
+    activations = options.get("activations", "int16")
+    if activations not in ACTIVATIONS:
+        raise UsageError(f"activations {activations!r}; it may be {' or '.join(ACTIVATIONS)}")
     loading, adapters = options.get("loading", no_progress), options.get("adapters")
     located = locate(model, offline=options.get("offline", False), progress=loading)
     opened = open_model(located.path, adapters is not None)
@@ -80,6 +87,7 @@ def load(model: str, **options: Unpack[LoadOptions]) -> ServedModel:
         context=options.get("context"),
         threads=options.get("threads"),
         kv_dtype=kv_dtype,
+        activations=activations,
         packed=options.get("packed_cache", False),
         adapters=lora if adapters is not None else 0,
     )

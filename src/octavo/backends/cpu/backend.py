@@ -7,8 +7,9 @@ from pathlib import Path
 
 from octavo import _native
 from octavo.backends.base import Footprint, LoadOptions, PackedMatrices
+from octavo.backends.cpu.activations import resolve
 from octavo.backends.cpu.adapters import LoadedAdapters
-from octavo.backends.cpu.executor import CpuExecutable, block_bytes, footprint, load
+from octavo.backends.cpu.executor import CpuExecutable, block_bytes, footprint, host_isa, load
 from octavo.backends.cpu.lower import Lowered, lower
 from octavo.backends.cpu.packed import packed_below, packed_file
 from octavo.backends.cpu.weights import packed_matrices
@@ -34,6 +35,9 @@ class CpuCompiled:
     @property
     def matrices(self) -> list[PackedMatrices]:
         return packed_matrices(self.lowered)
+
+    def activations(self, asked: str) -> str:
+        return resolve(asked, self.program, host_isa())
 
     def block_bytes(self, kv_dtype: str) -> int:
         return block_bytes(self.lowered, kv_dtype)

@@ -114,7 +114,7 @@ def _map(model: _native.Model, packed: Path, used: int) -> bool:
     return False
 
 
-def _isa() -> str:
+def host_isa() -> str:
     """The best instruction set the host runs, or the one `OCTAVO_ISA` names."""
     try:
         return _native.isa(os.environ.get("OCTAVO_ISA", ""))
@@ -126,7 +126,9 @@ def _record(
     lowered: Lowered, model: _native.Model, options: LoadOptions, progress: Advance
 ) -> Recorder:
     """Records everything that takes weights or buffers."""
-    recorder = Recorder(lowered, model, progress, defer=not options.packed)
+    recorder = Recorder(
+        lowered, model, progress, defer=not options.packed, activations=options.activations
+    )
     layers = [(layer.kv_heads, layer.head_dim) for layer in lowered.program.cache]
     partials = options.limits.tokens + SPARE_PARTIALS
     model.allocate_cache(layers, options.limits.blocks, options.kv_dtype, partials)
@@ -136,7 +138,7 @@ def _record(
 def footprint(lowered: Lowered, options: LoadOptions) -> Footprint:
     """What `load` allocates, by recording into a model that only counts. Reads no weights."""
     limits = options.limits
-    model = _native.Model(_isa(), options.threads, limits.tokens, limits.selected)
+    model = _native.Model(host_isa(), options.threads, limits.tokens, limits.selected)
     _record(lowered, model, options, lambda _: None)
     return Footprint(model.weight_bytes, model.buffer_bytes, model.cache_bytes)
 
@@ -162,7 +164,7 @@ def load(
     """
     size, limits = footprint(lowered, options), options.limits
     model = _native.Model(
-        _isa(), options.threads, limits.tokens, limits.selected, size.weights, size.buffers
+        host_isa(), options.threads, limits.tokens, limits.selected, size.weights, size.buffers
     )
     mapped = file is not None and _map(model, file, size.weights)
     recorder = _record(lowered, model, options, progress)

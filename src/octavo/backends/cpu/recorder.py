@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo import _native
+from octavo.backends.cpu.activations import threshold
 from octavo.backends.cpu.lower import ActShape, Forms, Lowered, forms
 from octavo.backends.cpu.ops import (
     AddOp,
@@ -42,8 +43,15 @@ def _rotation(rope: Rope) -> Rotation:
     return rope.frequencies, rope.factor
 
 
-def _native_forms(forms: Forms) -> _native.Forms:
-    return _native.Forms(**forms._asdict())
+def _native_forms(forms: Forms, activations: str, head: bool = False) -> _native.Forms:
+    """The forms, digits as the setting wants them. head: of the input that the head reads."""
+    limit = threshold(activations, head)
+    if limit is None:
+        return _native.Forms(**forms._asdict(), scaled=False)
+    return _native.Forms(
+        fixed=False, grouped=False, scaled=forms.fixed or forms.grouped, bf16=forms.bf16,
+        f32=forms.f32, threshold=limit,
+    )  # fmt: skip
 
 
 class ExpertShape(NamedTuple):
@@ -78,12 +86,14 @@ class Recorder:
     """Writes a lowered program into a native model, with its weights if the model needs them.
 
     defer: some matrices may stay as they are stored until `pack_pending` has packed them.
+    activations: as in LoadOptions.
     """
 
     def __init__(
-        self, lowered: Lowered, model: _native.Model, progress: Advance, defer: bool
-    ) -> None:
-        self.lowered, self.model = lowered, model
+        self, lowered: Lowered, model: _native.Model, progress: Advance, defer: bool,
+        activations: str,
+    ) -> None:  # fmt: skip
+        self.lowered, self.model, self.activations = lowered, model, activations
         if lowered.adapters:
             model.allow_adapters()
         matrices, vectors = weights_of(lowered)
@@ -131,9 +141,13 @@ class Recorder:
         return -1 if weight is None else self.vector[weight.tensor.name, 0.0]
 
     def _add_act(self, shape: ActShape) -> int:
+        forms, adapted = (
+            _native_forms(x, self.activations, head=shape.selected)
+            for x in (shape.forms, shape.adapted)
+        )
         return self.model.add_act(
-            selected=shape.selected, width=shape.width, forms=_native_forms(shape.forms),
-            adapted=_native_forms(shape.adapted), apart=shape.per_thread,
+            selected=shape.selected, width=shape.width, forms=forms, adapted=adapted,
+            apart=shape.per_thread,
         )  # fmt: skip
 
     def record(self, native: NativeOp) -> None:
@@ -187,7 +201,8 @@ class Recorder:
         if shape not in self.expert_rows:
             self.expert_rows[shape] = self.model.add_expert_rows(
                 experts=shape.experts, used=shape.used, hidden=shape.hidden, ffn=shape.ffn,
-                inputs=_native_forms(shape.inputs), between=_native_forms(shape.between),
+                inputs=_native_forms(shape.inputs, self.activations),
+                between=_native_forms(shape.between, self.activations),
             )  # fmt: skip
         none = (None, None, None)
         parts = [
