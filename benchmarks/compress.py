@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -28,7 +29,7 @@ from octavo.compress import calibrated
 from octavo.compress.data import split, token_blocks
 from octavo.text.tokenizer import load_tokenizer
 
-PEER = Path(__file__).parent / "peers" / "llmcompressor.py"
+PEER = Path(__file__).parent / "peers" / "llm_compressor.py"
 PACKAGES = ["torch==2.13.0", "llmcompressor"]
 HEADER = """\
 | | MB | minutes | NLL lost | of rounding's loss | KL | same first token |
@@ -60,7 +61,9 @@ def made_by_peer(model: Path, method: str, work: Path) -> tuple[Path, float]:
     tokens = work / "tokens.json"
     tokens.write_text(json.dumps(blocks.tolist()))
     begin = time.perf_counter()
-    run([str(python), str(PEER), str(model), method, str(tokens), str(output)])
+    run([str(python), "-I", str(PEER), str(model), method, str(tokens), str(output)])
+    for file in model.glob("*token*.json"):
+        shutil.copy(file, output)
     return output, (time.perf_counter() - begin) / 60
 
 

@@ -1,6 +1,6 @@
 """llm-compressor's GPTQ or AWQ, 4 bits with zeros in groups of 64, over given tokens.
 
-python llmcompressor.py FOLDER gptq|awq TOKENS.json OUTPUT
+python llm_compressor.py FOLDER gptq|awq TOKENS.json OUTPUT
 """
 
 from __future__ import annotations
