@@ -131,7 +131,8 @@ void bind_kernels(nb::module_& m) {
     return std::make_tuple(l.read_gbs, l.registers_gops, l.widest_gops);
   }, "isa"_a, "threads"_a, "bytes"_a, "seconds"_a);
   m.def("time_linear", &time_linear, "isa"_a, "type"_a, "group"_a, "rows"_a, "cols"_a,
-      "threshold"_a.none(), "tokens"_a, "threads"_a, "copies"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
+      "threshold"_a.none(), "tokens"_a, "threads"_a, "copies"_a, "seconds"_a,
+      nb::call_guard<nb::gil_scoped_release>());
   m.def(
       "time_attention",
       [](const std::string& isa, const std::string& type, int head_dim, int queries, int keys,

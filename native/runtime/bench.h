@@ -14,8 +14,8 @@ struct HostLimits {
 HostLimits measure_limits(const std::string& isa, int threads, size_t bytes, double seconds);
 
 // Seconds that y[tokens][rows] = x[tokens][cols] W^T takes, least of all repetitions within
-// `seconds`. `copies` matrices are used in turn: enough of them and each comes from memory. threshold:
-// of inputs whose groups have scales of their own (Act::threshold).
+// `seconds`. `copies` matrices are used in turn: enough of them and each comes from memory.
+// threshold: of inputs whose groups have scales of their own (Act::threshold).
 double time_linear(const std::string& isa, int type, int group, size_t rows, size_t cols,
     std::optional<float> threshold, int tokens, int threads, int copies, double seconds);
 
