@@ -9,6 +9,7 @@ namespace amx {
 #define ISA_NAME "amx"
 #include "simd_avx512.h"
 #include "linear.inc"
+#include "linear_floats.inc"
 #include "elementwise.inc"
 #include "attention.inc"
 #include "attention_registers.inc"

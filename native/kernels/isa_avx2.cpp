@@ -9,6 +9,7 @@ namespace avx2 {
 #define ISA_NAME "avx2"
 #include "simd_avx2.h"
 #include "linear.inc"
+#include "linear_floats.inc"
 #include "elementwise.inc"
 #include "attention.inc"
 #include "attention_registers.inc"

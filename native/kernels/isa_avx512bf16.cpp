@@ -9,6 +9,7 @@ namespace avx512bf16 {
 #define ISA_NAME "avx512bf16"
 #include "simd_avx512.h"
 #include "linear.inc"
+#include "linear_floats.inc"
 #include "elementwise.inc"
 #include "attention.inc"
 #include "attention_registers.inc"

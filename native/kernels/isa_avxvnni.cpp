@@ -9,6 +9,7 @@ namespace avxvnni {
 #define ISA_NAME "avxvnni"
 #include "simd_avx2.h"
 #include "linear.inc"
+#include "linear_floats.inc"
 #include "elementwise.inc"
 #include "attention.inc"
 #include "attention_registers.inc"

@@ -9,6 +9,7 @@ namespace neon {
 #define ISA_NAME "neon"
 #include "simd_neon.h"
 #include "linear.inc"
+#include "linear_floats.inc"
 #include "elementwise.inc"
 #include "attention.inc"
 #include "attention_registers.inc"

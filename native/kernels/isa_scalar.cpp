@@ -10,6 +10,7 @@ namespace scalar {
 #define ISA_NAME "scalar"
 #include "simd_scalar.h"
 #include "linear.inc"
+#include "linear_floats.inc"
 #include "elementwise.inc"
 #include "attention.inc"
 #include "attention_registers.inc"

@@ -93,6 +93,6 @@ def test_messages_are_cut_wherever_they_arrive() -> None:
 
 
 def test_a_plan_arrives_as_it_was_sent() -> None:
-    plan = Plan(1, 2, 3, 4, 5, 6, 7, 8, "int8", Limits(9, 10, 11), adapters=12, packed=True)
+    plan = Plan(1, 2, 3, 4, 5, 6, 7, 8, "int8", "auto", Limits(9, 10, 11), adapters=12, packed=True)
     start = Start("model", TokenTable([b"a"], [], [2]), plan)
     assert read(frame(start), ToEngine) == [start]
