@@ -77,7 +77,8 @@ enum KvType : int { KV_F32, KV_BF16, KV_INT8 };
 // `tiled(row, group, groups)`.
 struct Act {
   int k;
-  // x = scale * (256 * high + low), digits from -127 to 127: per tile of rows and 64 features
+  // x = scale * (256 * high + low), digits from -127 to 127: per tile of rows and 64 features, in
+  // whole lines of 64 bytes
   int8_t* q;
                       //                 16 rows of 64 high digits, then as many low ones; see
                       //                 `digits`

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,16 @@ def test_figures_of_a_batch() -> None:
     assert len(made) == 3 and all(c.closed for c in made)
     single = asyncio.run(measure(client, lambda: made[-1].native, 100, 3, 50, 1, 1))
     assert (single.decode_tps, single.overhead) == (0.0, 0.0)
+
+
+def test_steps_that_are_faster_than_events() -> None:
+    """Where all has ended before anybody looks, times say how fast it was."""
+    client = Metronome()
+    requests = random_requests(100, 2, 7, 10)
+    run = asyncio.run(run_requests(client, requests, lambda: client.native))
+    run = replace(run, prefilled=run.ended, settled=run.began)
+    assert run.decode_tps == pytest.approx(2 / (STEP + LOOP))
+    assert run.overhead == pytest.approx(100 * (1 - NATIVE / (STEP + LOOP)))
 
 
 def test_a_way_of_decoding_is_measured_by_its_steps() -> None:

@@ -27,7 +27,8 @@ std::mt19937 rng(1);
 struct Input {
   int k;
   size_t rows;
-  std::vector<int8_t> q;
+  struct alignas(64) Line { int8_t digits[64]; };  // kernels load and store whole ones
+  std::vector<Line> q;
   std::vector<float> scale, sum, f32;
   std::vector<int32_t> neg32, neg16, neg16_high, neg_high, neg_low;
   std::vector<uint8_t> wide;
@@ -36,13 +37,13 @@ struct Input {
       : k(k),
         rows(size_t(tokens + ROW_TILE - 1) / ROW_TILE * ROW_TILE) {
     const size_t n = rows * size_t(k);
-    q.resize(2 * n), scale.resize(scaled ? n / 32 : rows), sum.resize(n / 32),
+    q.resize(2 * n / 64), scale.resize(scaled ? n / 32 : rows), sum.resize(n / 32),
         neg16.resize(n / 16), bf16.resize(2 * n), f32.resize(n);
     if (scaled) neg16_high.resize(n / 16), wide.resize(n / 32);
     for (auto* x : {&neg32, &neg_high, &neg_low}) x->resize(n / 32);
   }
   Act act() {
-    return {k, q.data(), scale.data(), neg_high.data(), neg_low.data(), sum.data(), neg32.data(),
+    return {k, q.data()->digits, scale.data(), neg_high.data(), neg_low.data(), sum.data(), neg32.data(),
         neg16.data(), neg16_high.data(), wide.empty() ? nullptr : wide.data(), 2.5f, bf16.data(),
         f32.data(), false, false};
   }

@@ -14,6 +14,7 @@ from octavo.text.messages import (
     ToolCall,
     message_variables,
     read_messages,
+    read_tool_choice,
     read_tools,
     tool_variables,
 )
@@ -112,3 +113,12 @@ def test_what_is_no_tool(given: Any) -> None:
     with pytest.raises(RequestError) as error:
         read_tools([{"type": "x", "function": {"name": "f"}}])
     assert error.value.param == "tools[0].type"
+
+
+@pytest.mark.parametrize(
+    "given", [{"function": {}}, {"type": "function"}, {"function": {"name": 3}}]
+)
+def test_a_choice_of_no_tool(given: Any) -> None:
+    with pytest.raises(RequestError) as error:
+        read_tool_choice(given)
+    assert error.value.param == "tool_choice"

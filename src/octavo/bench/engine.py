@@ -89,13 +89,16 @@ class Run:
     """Requests that ran together, each to its last token.
 
     times: of each. tokens: when each of all tokens was sampled, in order. began, prefilled, ended:
-    before, when every request had a token, and after.
+    before, when it was seen that every request had a token, and after. settled: when native
+    counters were of the same step as the statistics for the first time after `prefilled`; `began`
+    if they never were, because steps are shorter than an event takes.
     """
 
     times: Sequence[Times]
     tokens: Sequence[float]
     began: Moment
     prefilled: Moment
+    settled: Moment
     ended: Moment
 
     @property
@@ -110,15 +113,20 @@ class Run:
 
     @property
     def decode_tps(self) -> float:
-        """Tokens after the first ones a second of the engine's steps."""
-        tokens = self.ended.tokens - self.prefilled.tokens
-        return tokens / (self.ended.busy - self.prefilled.busy) if tokens else 0.0
+        """Tokens after the first ones a second of the engine's steps; of time, where the requests
+        had ended before it was seen that they had begun."""
+        if tokens := self.ended.tokens - self.prefilled.tokens:
+            return tokens / (self.ended.busy - self.prefilled.busy)
+        first = max(t.first_token for t in self.times)
+        tokens = sum(at > first for at in self.tokens)
+        return tokens / (self.tokens[-1] - first) if tokens else 0.0
 
     @property
     def overhead(self) -> float:
-        """Percent of the time of decoding that was not spent in native steps."""
-        seconds = self.tokens[-1] - self.tokens[self.prefilled.tokens - self.began.tokens - 1]
-        native = self.ended.native.seconds - self.prefilled.native.seconds
+        """Percent of the time since `settled` that was not spent in native steps."""
+        known = self.settled.tokens - self.began.tokens
+        seconds = self.tokens[-1] - (self.tokens[known - 1] if known else self.admitted)
+        native = self.ended.native.seconds - self.settled.native.seconds
         return 100 * (1 - native / seconds) if seconds else 0.0
 
     @property
@@ -127,14 +135,14 @@ class Run:
 
     @property
     def expert_mb(self) -> float:
-        before, after = self.prefilled.native, self.ended.native
+        before, after = self.settled.native, self.ended.native
         steps = max(1, after.steps - before.steps)
         return (after.expert_bytes - before.expert_bytes) / steps / 1e6
 
     @property
     def phases(self) -> dict[str, float]:
-        """Percent of native decoding by kind of operation."""
-        before, after = self.prefilled.native, self.ended.native
+        """Percent of native time since `settled` by kind of operation."""
+        before, after = self.settled.native, self.ended.native
         seconds = max(after.seconds - before.seconds, 1e-9)
         return {k: 100 * (v - before.phases.get(k, 0)) / seconds for k, v in after.phases.items()}
 
@@ -150,13 +158,14 @@ async def run_requests(
     times: dict[str, Times] = {}
     tokens: list[float] = []
     prefilled: Moment | None = None
+    settled: Moment | None = None
 
     def moment() -> Moment:
         stats, native = client.stats, counters()
         return Moment(stats["steps"], stats["generated_tokens"], stats["busy_us"] / 1e6, native)
 
     async def read(request: Request) -> None:
-        nonlocal prefilled
+        nonlocal prefilled, settled
         async with aclosing(client.submit(request)) as events:
             async for event in events:
                 if isinstance(event, Ended) and (error := failure(event)):
@@ -164,17 +173,20 @@ async def run_requests(
                 if isinstance(event, Token):
                     times[request.id] = event.times
                     tokens.append(event.times.last_token)
-                    if prefilled is None and len(times) == len(requests):
+                    if settled is None and len(times) == len(requests):
                         now = moment()
+                        prefilled = prefilled or now
                         if now.native.steps - began.native.steps == now.steps - began.steps:
-                            prefilled = now
+                            settled = now
 
     began = moment()
     await asyncio.gather(*map(read, requests))
     if len(times) < len(requests):
         raise EngineFailed("a request ended without a token", code="engine_error")
     ended = moment()
-    return Run(list(times.values()), sorted(tokens), began, prefilled or ended, ended)
+    return Run(
+        list(times.values()), sorted(tokens), began, prefilled or ended, settled or began, ended
+    )
 
 
 def random_requests(vocabulary: int, batch: int, prompt: int, output: int) -> list[Request]:

@@ -90,6 +90,8 @@ def _print(p: Plan, matrices: list[PackedMatrices]) -> None:
             ("KV cache", size(p.cache), ""),
             ("process", size(p.process), ""),
             ("total", size(p.total), f"of {size(p.available)} available{over}"),
+            ("KV cache type", p.kv_dtype, ""),
+            ("activations", p.activations, "inputs of quantized layers"),
             ("context", f"{p.context:,}", f"tokens (the model's own is {p.model_context:,})"),
             (
                 "capacity",

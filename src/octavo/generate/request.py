@@ -156,9 +156,10 @@ def read_tool_choice(given: str | Mapping[str, Any] | None) -> str | NamedTool:
     if given is None or isinstance(given, str):
         return given or "auto"
     function = given.get("function")
-    if given.get("type", "function") != "function" or not isinstance(function, Mapping):
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if given.get("type", "function") != "function" or not isinstance(name, str):
         raise InvalidValue("tool_choice names none of the tools", "tool_choice")
-    return NamedTool(str(function.get("name")))
+    return NamedTool(name)
 
 
 def read_response_format(given: Mapping[str, Any] | None) -> Structure | None:

@@ -26,4 +26,6 @@ def threshold(activations: str, head: bool) -> float | None:
         return None
     if activations == "int8":
         return math.inf
+    if activations != "auto":
+        raise ValueError(f"activations are auto, int8 or int16, not {activations!r}")
     return 0.0 if head else WIDE
