@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from octavo.errors import RequestError
+from octavo.generate.request import read_tool_choice
 from octavo.text.messages import (
     Message,
     TextPart,
@@ -14,7 +15,6 @@ from octavo.text.messages import (
     ToolCall,
     message_variables,
     read_messages,
-    read_tool_choice,
     read_tools,
     tool_variables,
 )

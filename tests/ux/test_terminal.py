@@ -258,7 +258,7 @@ def test_json(smollm2: Path, tmp_path: Path) -> None:
     shown = json.loads(octavo("show", "smollm2", "--json").stdout)
     assert set(shown) == {
         "name", "path", "architecture", "task", "parameters", "bytes", "tensors", "layers", "vocabulary",
-        "context", "kv_heads", "head_dim", "kv_bytes_per_token", "chat_template", "sampling",
+        "context", "kv_heads", "head_dim", "kv_bytes_per_token", "chat_template", "sampling", "quality",
     }  # fmt: skip
     assert shown["parameters"] == 134_515_008 and shown["task"] == "generate"
     plan = json.loads(octavo("plan", "smollm2", "--context", "512", "--json").stdout)
