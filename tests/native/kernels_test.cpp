@@ -102,7 +102,7 @@ void check(Storage type, const char* name, size_t n, size_t k, int tokens, bool 
           };
           x = widen(size_t(2 * t * padded) + i) + widen(size_t((2 * t + 1) * padded) + i);
         } else {
-          const int8_t* q = input.q.data() + digits(t, g, padded / GROUP) + i % GROUP;
+          const int8_t* q = input.q.data()->digits + digits(t, g, padded / GROUP) + i % GROUP;
           const size_t at = scaled ? tiled(t, g, padded / GROUP) : size_t(t);
           x = double(input.scale[at]) * (q[0] * (1 << DIGIT) + q[DIGITS]);
         }
