@@ -280,7 +280,7 @@ def test_goes_on_after_control_c(folder: Path, text: Path, tmp_path: Path) -> No
         job = job_of(open_checkpoint(folder), find_recipe("awq-4"), tmp_path / "cut", None, text)
         with pytest.raises(Stop):
             job.run(stop, told.append)
-        assert sorted(p.name for p in tmp_path.iterdir()) == ["cut.part", "whole"]
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["cut.journal", "whole"]
     done = job_of(open_checkpoint(folder), find_recipe("awq-4"), tmp_path / "cut", None, text).run(
         say=told.append
     )
@@ -306,7 +306,7 @@ def test_goes_on_after_sigkill(
     process = subprocess.Popen(
         [*COMMAND, *args], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     )
-    first = tmp_path / "out.part" / "0000.json"
+    first = tmp_path / "out.journal" / "0000.json"
     while not first.exists():
         assert process.poll() is None
         time.sleep(0.005)
@@ -333,10 +333,10 @@ def test_begins_anew_where_something_differs(folder: Path, text: Path, tmp_path:
     cut("gptq-4", text, told)
     assert told == []
     cut("gptq-3", text, told)
-    assert told.pop().endswith("out.part was of another recipe: begins anew")
+    assert told.pop().endswith("out.journal was of another recipe: begins anew")
     cut("gptq-3", None, told)
     assert told.pop().endswith("was of another text: begins anew")
-    (tmp_path / "out.part" / "journal.json").write_text("damaged")
+    (tmp_path / "out.journal" / "journal.json").write_text("damaged")
     cut("gptq-3", None, told)
     assert told == []
 
@@ -398,7 +398,7 @@ def test_a_full_disk(folder: Path, text: Path, tmp_path: Path) -> None:
     )
     assert failed.returncode == 1 and "cannot write" in failed.stderr
     assert "Traceback" not in failed.stderr and not out.exists()
-    assert os.listdir(tmp_path) == ["out.part"]
+    assert os.listdir(tmp_path) == ["out.journal"]
     assert subprocess.run([*COMMAND, *args], capture_output=True).returncode == 0
     assert os.listdir(tmp_path) == ["out"]
 

@@ -86,7 +86,10 @@ class Task:
         except UsageError:  # it would be the same again
             journal.remove()
             raise
-        journal.remove()
+        else:
+            journal.remove()
+        finally:
+            journal.close()
 
     def _folded(
         self, tokens: Ints, journal: Journal, search: Search | None, progress: Advance
