@@ -50,15 +50,16 @@ def check_report(path: Path | None) -> None:
 def check_outside(output: Path, model: Path) -> None:
     """Raises UsageError for an output in the model's own folder, whose files go along with it."""
     if model.is_dir() and output.resolve().is_relative_to(model.resolve()):
+        beside = model.resolve().with_name(f"{model.resolve().name}-new{output.suffix}")
         raise UsageError(
             f"{output} lies in the folder of the model; name a place outside of it",
-            f"--output {model.resolve().name}-new{output.suffix}",
+            f"--output {beside}",
         )
 
 
 def _check_name(path: Path, kind: str) -> None:
     if path.name in ("", ".."):
-        raise UsageError(f"{path} is no name for a new {kind}", "--output model-small")
+        raise UsageError(f"{path} is no name for a new {kind}; give it one, such as model-small")
 
 
 def _check_parent(path: Path) -> None:
