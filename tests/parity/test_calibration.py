@@ -33,6 +33,7 @@ from octavo.compress.data import split, token_blocks
 from octavo.compress.folder_view import as_folder
 from octavo.compress.groups import blocks, whole
 from octavo.compress.jobs import Rounded
+from octavo.compress.journal import Journal
 from octavo.compress.quantize import job_of
 from octavo.compress.recipe_file import builtin, find_recipe, read_recipe
 from octavo.compress.statistics import InputStatistics
@@ -317,6 +318,27 @@ def test_goes_on_after_sigkill(
     assert done.resumed >= 1
     quantized(folder, "gptq-4", tmp_path / "whole", text)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("recipe", "name"), [("gptq-4", "out"), ("q4_0", "out.gguf")])
+def test_goes_on_after_its_last_step(
+    gguf: Path, folder: Path, text: Path, tmp_path: Path, recipe: str, name: str
+) -> None:
+    """Interrupted with the model made, before it has its place."""
+    source, target = gguf if recipe == "q4_0" else folder, tmp_path / name
+
+    def stop(journal: Journal) -> None:
+        raise Stop
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(Journal, "publish", stop)
+        quantized(source, recipe, target, text)
+    assert [p.name for p in tmp_path.iterdir()] == [f"{name}.journal"]
+    if recipe == "q4_0":  # without data meanwhile: the journal stays
+        job_of(open_checkpoint(gguf), find_recipe(recipe), target).run()
+        target.unlink()
+    assert quantized(source, recipe, target, text).resumed >= 4
+    assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
 def test_begins_anew_where_something_differs(folder: Path, text: Path, tmp_path: Path) -> None:
