@@ -33,6 +33,7 @@ from octavo.compress.data import split, token_blocks
 from octavo.compress.folder_view import as_folder
 from octavo.compress.groups import blocks, whole
 from octavo.compress.jobs import Rounded
+from octavo.compress.journal import Journal
 from octavo.compress.quantize import job_of
 from octavo.compress.recipe_file import builtin, find_recipe, read_recipe
 from octavo.compress.statistics import InputStatistics
@@ -280,7 +281,7 @@ def test_goes_on_after_control_c(folder: Path, text: Path, tmp_path: Path) -> No
         job = job_of(open_checkpoint(folder), find_recipe("awq-4"), tmp_path / "cut", None, text)
         with pytest.raises(Stop):
             job.run(stop, told.append)
-        assert sorted(p.name for p in tmp_path.iterdir()) == ["cut.part", "whole"]
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["cut.journal", "whole"]
     done = job_of(open_checkpoint(folder), find_recipe("awq-4"), tmp_path / "cut", None, text).run(
         say=told.append
     )
@@ -306,7 +307,7 @@ def test_goes_on_after_sigkill(
     process = subprocess.Popen(
         [*COMMAND, *args], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     )
-    first = tmp_path / "out.part" / "0000.json"
+    first = tmp_path / "out.journal" / "0000.json"
     while not first.exists():
         assert process.poll() is None
         time.sleep(0.005)
@@ -317,6 +318,27 @@ def test_goes_on_after_sigkill(
     assert done.resumed >= 1
     quantized(folder, "gptq-4", tmp_path / "whole", text)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("recipe", "name"), [("gptq-4", "out"), ("q4_0", "out.gguf")])
+def test_goes_on_after_its_last_step(
+    gguf: Path, folder: Path, text: Path, tmp_path: Path, recipe: str, name: str
+) -> None:
+    """Interrupted with the model made, before it has its place."""
+    source, target = gguf if recipe == "q4_0" else folder, tmp_path / name
+
+    def stop(journal: Journal) -> None:
+        raise Stop
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(Journal, "publish", stop)
+        quantized(source, recipe, target, text)
+    assert [p.name for p in tmp_path.iterdir()] == [f"{name}.journal"]
+    if recipe == "q4_0":  # without data meanwhile: the journal stays
+        job_of(open_checkpoint(gguf), find_recipe(recipe), target).run()
+        target.unlink()
+    assert quantized(source, recipe, target, text).resumed >= 4
+    assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
 def test_begins_anew_where_something_differs(folder: Path, text: Path, tmp_path: Path) -> None:
@@ -333,10 +355,10 @@ def test_begins_anew_where_something_differs(folder: Path, text: Path, tmp_path:
     cut("gptq-4", text, told)
     assert told == []
     cut("gptq-3", text, told)
-    assert told.pop().endswith("out.part was of another recipe: begins anew")
+    assert told.pop().endswith("out.journal was of another recipe: begins anew")
     cut("gptq-3", None, told)
     assert told.pop().endswith("was of another text: begins anew")
-    (tmp_path / "out.part" / "journal.json").write_text("damaged")
+    (tmp_path / "out.journal" / "journal.json").write_text("damaged")
     cut("gptq-3", None, told)
     assert told == []
 
@@ -398,7 +420,7 @@ def test_a_full_disk(folder: Path, text: Path, tmp_path: Path) -> None:
     )
     assert failed.returncode == 1 and "cannot write" in failed.stderr
     assert "Traceback" not in failed.stderr and not out.exists()
-    assert os.listdir(tmp_path) == ["out.part"]
+    assert os.listdir(tmp_path) == ["out.journal"]
     assert subprocess.run([*COMMAND, *args], capture_output=True).returncode == 0
     assert os.listdir(tmp_path) == ["out"]
 

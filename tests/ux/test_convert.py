@@ -119,7 +119,7 @@ def test_sigkill_leaves_the_old_file(tmp_path: Path) -> None:
     target.write_text("old")
     command = ["convert", str(tmp_path / "a"), "--output", str(target), "--force"]
     process = subprocess.Popen([*OCTAVO, *command], stderr=subprocess.DEVNULL)
-    part = tmp_path / "out.gguf.part"
+    part = tmp_path / ".out.gguf.octavo-part"
     while not (part.exists() and part.stat().st_size > 100_000):
         assert process.poll() is None
         time.sleep(0.001)

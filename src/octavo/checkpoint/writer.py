@@ -1,7 +1,7 @@
 """Writes checkpoints: safetensors folders and GGUF files, a tensor at a time.
 
 A file appears under its name only when it is whole: what is being written lies beside it as
-`NAME.part`, and whatever prevents its end removes that and leaves an older file as it was.
+`.NAME.octavo-part`, and whatever prevents its end removes that and leaves an older file as it was.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from octavo.checkpoint.base import TensorType, tensor_bytes
 from octavo.checkpoint.files import MemoryFile
+from octavo.checkpoint.places import check_new, check_new_file, part_of
 from octavo.errors import CheckpointError, WriteError
 
 SHARD_BYTES = 5 << 30  # of tensors in one safetensors file
@@ -57,8 +58,9 @@ class NewTensor:
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes the place of `path` once it is whole. Raises WriteError."""
-    part = path.with_name(f"{path.name}.part")
+    part = part_of(path)
     try:
+        _remove(part)
         with part.open("wb") as file:
             yield file
             file.flush()
@@ -72,6 +74,14 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     finally:
         with suppress(OSError):
             part.unlink()
+
+
+def _remove(part: Path) -> None:
+    """What a run that was killed has left there."""
+    if part.is_dir():
+        shutil.rmtree(part)
+    else:
+        part.unlink(missing_ok=True)
 
 
 def _write(file: IO[bytes], name: str, tensor: NewTensor) -> int:
@@ -107,12 +117,6 @@ def write_safetensors(
             _write(file, name, tensor)
 
 
-def check_free(folder: Path) -> None:
-    """Raises WriteError for a folder that is there already and not empty."""
-    if folder.exists() and any(folder.iterdir()):
-        raise WriteError(f"{folder} is not empty; name a new folder, or remove it first")
-
-
 def write_folder(
     folder: Path,
     config: Mapping[str, Any],
@@ -123,13 +127,13 @@ def write_folder(
     """Writes a Hugging Face folder: config.json, weights in shards of at most `shard_bytes` (one
     tensor may be larger), and copies of `files` (tokenizer, template, ...) by their paths in it.
 
-    The folder appears under its name when it is whole. Raises WriteError, also for a folder that
-    is there already and not empty.
+    The folder appears under its name when it is whole. Raises what `check_new` does, WriteError and
+    CheckpointError.
     """
-    part = folder.with_name(f"{folder.name}.part")
+    check_new(folder)
+    part = part_of(folder)
     try:
-        check_free(folder)
-        shutil.rmtree(part, ignore_errors=True)
+        _remove(part)
         part.mkdir(parents=True)
         _fill(part, config, tensors, files or {}, shard_bytes)
         part.replace(folder)
@@ -190,7 +194,8 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Ne
     """Writes a GGUF version 3 file.
 
     metadata: strings, numbers, truth values, and lists of one of these; whole numbers become u32 if
-    they fit, as llama.cpp reads them, lists of them i32. Raises WriteError or CheckpointError.
+    they fit, as llama.cpp reads them, lists of them i32. Raises what `check_new_file` does,
+    WriteError and CheckpointError.
     """
     head = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata)))
     for key, value in metadata.items():
@@ -206,6 +211,9 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Ne
         head += struct.pack("<IQ", int(tensor.type), offset)
         size = tensor_bytes(tensor.type, tensor.shape, name)
         offset += size + -size % ALIGNMENT
+    check_new_file(path)
+    with suppress(OSError):  # said by what comes next
+        path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(head + bytes(-len(head) % ALIGNMENT))
         for name, tensor in tensors.items():

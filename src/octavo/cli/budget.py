@@ -49,6 +49,7 @@ def search_mix(
     context: int | None, concurrency: int | None, max_kl: float | None, chart: Path | None,
 ) -> None:  # fmt: skip
     """Finds and writes the mix, and explains it on one screen."""
+    from octavo.checkpoint.places import check_report
     from octavo.checkpoint.writer import replacing
     from octavo.compress.frontier_chart import chart as drawn
     from octavo.compress.search import Budget, search
@@ -58,6 +59,7 @@ def search_mix(
 
     if concurrency is not None and context is None:
         raise UsageError("--concurrency needs --context", "--context 4096")
+    check_report(chart)
     size = parse_size(budget, available_memory(), "--budget")
     wanted = Budget(size, context or 0, concurrency or 1, max_kl)
     found = search(checkpoint, wanted, output, data=data, progress=step_bar)

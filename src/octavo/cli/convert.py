@@ -46,6 +46,7 @@ def convert(
     """
     from octavo.checkpoint import open_checkpoint
     from octavo.checkpoint.hub import locate
+    from octavo.checkpoint.places import check_report
     from octavo.checkpoint.writer import write_json
     from octavo.compress.conversion import Conversion, Format
     from octavo.errors import UsageError
@@ -54,6 +55,7 @@ def convert(
     checkpoint = open_checkpoint(locate(model, offline=offline).path)
     if output.is_file() and not force:
         raise UsageError(f"{output} is there already", "--force")
+    check_report(report)
     conversion = Conversion(checkpoint, output, wanted)
     with progress_bar(f"Converting to {wanted}", checkpoint.nbytes) as advance:
         result = conversion.run(advance)

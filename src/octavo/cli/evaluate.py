@@ -64,12 +64,17 @@ def evaluate(
     """
     from octavo.checkpoint import open_checkpoint
     from octavo.checkpoint.hub import locate
+    from octavo.checkpoint.places import check_report
     from octavo.checkpoint.writer import replacing
     from octavo.compress.evaluate import evaluate as measure
-    from octavo.compress.evaluation import Bounds, to_json
+    from octavo.compress.evaluation import Bounds, quality_file, to_json
     from octavo.compress.evaluation import save as keep
     from octavo.compress.report import page
 
+    for file in (json_file, html_file):
+        check_report(file)
+    if save:
+        check_report(quality_file(locate(model, offline=offline).path))
     found = measure(
         model, against=against, data=data, tokens=tokens, length=length, threads=threads,
         offline=offline, progress=step_bar,

@@ -13,7 +13,7 @@ import numpy as np
 from octavo.backends.base import Ints
 from octavo.checkpoint.base import Checkpoint, Tensor
 from octavo.checkpoint.progress import Advance
-from octavo.compress.calibration import Calibration, Step, of_layers
+from octavo.compress.calibration import Calibration, Step, check_torch, of_layers
 from octavo.compress.data import token_blocks
 from octavo.compress.fit import F32
 from octavo.compress.grids import Grid, Quantized, Scheme
@@ -69,6 +69,7 @@ class Task:
     ) -> Iterator[tuple[Calibration, Journal]]:
         """Goes through the layers that are left. search: finds scales to fold into the model first.
         The journal is let go of at the end."""
+        check_torch()  # before there is a journal
         tokenizer = load_tokenizer(self.checkpoint)
         tokens = token_blocks(list(self.texts), tokenizer, LENGTH, SEQUENCES)
         journal = Journal(self.output, self.identity(tokens))
@@ -86,7 +87,10 @@ class Task:
         except UsageError:  # it would be the same again
             journal.remove()
             raise
-        journal.remove()
+        else:
+            journal.remove()
+        finally:
+            journal.close()
 
     def _folded(
         self, tokens: Ints, journal: Journal, search: Search | None, progress: Advance

@@ -11,7 +11,8 @@ from __future__ import annotations
 import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from importlib import import_module
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +27,6 @@ from octavo.compress.statistics import InputStatistics
 from octavo.compress.writing import named
 from octavo.errors import UsageError, WriteError
 from octavo.program import Program
-
-if TYPE_CHECKING:
-    from octavo.backends.torch.spans import Spans
 
 Notes = dict[str, Any]
 
@@ -60,11 +58,13 @@ class Calibration:
         self, checkpoint: Checkpoint, program: Program, wanted: Mapping[str, Tensor],
         tokens: npt.NDArray[np.int32], step: Step, journal: Journal,
     ) -> None:  # fmt: skip
-        """Raises UsageError if there is no torch."""
+        """Torch is there: see `check_torch`."""
         self.checkpoint, self.wanted, self.step, self.journal = checkpoint, wanted, step, journal
         self.blocks = blocks(program, set(wanted))
         self.tokens = tokens
-        self._spans = _spans(program, tokens, journal.folder, self._read)
+        from octavo.backends.torch.spans import Spans
+
+        self._spans = Spans(program, tokens, journal.folder, self._read)
         self.finished = {i for i in range(len(self.blocks)) if journal.has(i)}
         self._changed: dict[str, F32] = {}
 
@@ -131,15 +131,15 @@ class Calibration:
         return self._changed[name][rows] if name in self._changed else dequantize(tensor)
 
 
-def _spans(*args: Any) -> Spans:
+def check_torch() -> None:
+    """Raises UsageError without torch, which everything here computes with."""
     try:
-        from octavo.backends.torch.spans import Spans
+        import_module("octavo.backends.torch.spans")
     except ImportError:
         raise UsageError(
             "what a model's layers see is computed with torch, which is not installed",
             "pip install 'octavo[compress]'",
         ) from None
-    return Spans(*args)
 
 
 def of_layers(arrays: Arrays) -> dict[str, dict[str, npt.NDArray[Any]]]:

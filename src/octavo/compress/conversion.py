@@ -17,9 +17,10 @@ import numpy as np
 
 from octavo.checkpoint.base import FLOATS, Checkpoint, TensorType, tensor_bytes
 from octavo.checkpoint.dequantize import decoded
+from octavo.checkpoint.places import check_new, check_new_file, check_outside
 from octavo.checkpoint.progress import Advance
 from octavo.checkpoint.quantized import quantization_of
-from octavo.checkpoint.writer import NewTensor, check_free, write_folder, write_gguf
+from octavo.checkpoint.writer import NewTensor, write_folder, write_gguf
 from octavo.compress import layouts, repack
 from octavo.compress.beside import beside
 from octavo.compress.counterparts import Counterpart
@@ -86,14 +87,16 @@ class Conversion:
 
     def __init__(self, checkpoint: Checkpoint, output: Path, format: Format) -> None:
         """Raises UsageError where the model has that format already, or has nothing that the format
-        could hold; Unsupported for a model that the format cannot say; WriteError for a folder that
-        is not empty."""
+        could hold; Unsupported for a model that the format cannot say; what `check_new`,
+        `check_new_file` and `check_outside` do."""
         if format_of(checkpoint) == format:
             raise UsageError(f"{checkpoint.path.name} is {format} already")
         if (format == "gguf") != (output.suffix == ".gguf"):
             wanted = f"{output}.gguf" if format == "gguf" else str(output.with_suffix(""))
             kind = "file that ends with .gguf" if format == "gguf" else "folder"
             raise UsageError(f"{format} is a {kind}; {output} is none", f"--output {wanted}")
+        (check_new_file if format == "gguf" else check_new)(output)
+        check_outside(output, checkpoint.path)
         self._checkpoint, self._output, self._format = checkpoint, output, format
         self._progress: Advance = lambda _: None
         self._moved: list[Moved] = []
@@ -161,7 +164,6 @@ class Conversion:
         return NewTensor(kind, part.shape, read)
 
     def _to_folder(self, format: Layout) -> Callable[[], None]:
-        check_free(self._output)
         folder, parts = folder_parts(self._checkpoint)
         half, out = half_of(parts), self._tensors
         grids: dict[str, Grid] = {}

@@ -13,12 +13,14 @@ import numpy as np
 
 from octavo.checkpoint.base import FLOATS, Checkpoint, Tensor, TensorType, tensor_bytes
 from octavo.checkpoint.dequantize import dequantize
+from octavo.checkpoint.places import check_new, check_outside
 from octavo.checkpoint.progress import Advance
 from octavo.checkpoint.quantized import quantization_of
-from octavo.checkpoint.writer import NewTensor, check_free, write_folder
+from octavo.checkpoint.writer import NewTensor, write_folder
 from octavo.compress import layouts
 from octavo.compress.beside import beside
 from octavo.compress.calibrated import Task, layers_of
+from octavo.compress.calibration import check_torch
 from octavo.compress.fit import F32
 from octavo.compress.grids import (
     Grid,
@@ -50,7 +52,8 @@ class FolderJob:
     texts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises UsageError for what cannot be rounded or stored so."""
+        """Raises UsageError for what cannot be rounded or stored so, and without the torch that a
+        method needs; what `check_new` does."""
         recipe, name = self.recipe, self.checkpoint.path.name
         if self.layout not in recipe.layouts:
             raise UsageError(
@@ -65,6 +68,10 @@ class FolderJob:
             raise UsageError(f"the layers of {name} lie transposed or stacked; none can be rounded")
         if not self.schemes:
             raise UsageError(f"{recipe.name} rounds no layer of {name}: none fits, or all are kept")
+        check_new(self.output)
+        check_outside(self.output, self.checkpoint.path)
+        if recipe.calibrated:
+            check_torch()
 
     # -- what would come of it ----------------------------------------------------------------
 
@@ -150,7 +157,6 @@ class FolderJob:
         if not self.recipe.calibrated:
             self._write(self.output, self._round, self.checkpoint, progress)
             return self.forecast()
-        check_free(self.output)  # before hours of work
         wanted = {n: self.linear[n] for n in self.schemes}
         task = Task(self.checkpoint, wanted, self.texts, self.recipe, self.output)
         with layers_of(task, self.schemes, progress, say) as made:

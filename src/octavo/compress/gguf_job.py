@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from octavo.checkpoint.base import Checkpoint, Tensor, TensorType, tensor_bytes
+from octavo.checkpoint.places import check_new_file
 from octavo.checkpoint.progress import Advance
 from octavo.checkpoint.writer import write_gguf
 from octavo.compress.calibrated import Task, importance_of
+from octavo.compress.calibration import check_torch
 from octavo.compress.fit import F32
 from octavo.compress.groups import whole
 from octavo.compress.jobs import Rounded, Say, weights_of
@@ -33,7 +35,8 @@ class GgufJob:
     texts: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Raises UsageError where the recipe is for models of another kind."""
+        """Raises UsageError where the recipe is for models of another kind, or torch is missing;
+        what `check_new_file` does."""
         if self.checkpoint.format != "gguf":
             raise UsageError(
                 f"{self.recipe.name} makes GGUF files of GGUF files; "
@@ -44,6 +47,9 @@ class GgufJob:
             raise UsageError(
                 f"{self.output} does not end with .gguf", f"--output {self.output}.gguf"
             )
+        check_new_file(self.output)
+        if self.texts is not None:
+            check_torch()
 
     @cached_property
     def types(self) -> dict[str, TensorType]:

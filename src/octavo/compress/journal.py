@@ -1,17 +1,18 @@
 """What a long computation has finished, beside its output, so that it can go on where it was ended.
 
-`OUTPUT.part/` holds `journal.json`, which says what is computed of what, and two files a step: its
-arrays, and `NNNN.json`, which is there once they are whole.
+`OUTPUT.journal/` holds `journal.json`, which says what is computed of what, two files a step: its
+arrays, and `NNNN.json`, which is there once they are whole; and a lock, by which it is known.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ from octavo.errors import OctavoError, WriteError
 Arrays = Mapping[str, npt.NDArray[Any]]
 _KINDS = {"uint8": TensorType.U8, "float32": TensorType.F32, "int32": TensorType.I32}
 PIECE = 1 << 24  # bytes that are read at a time
+LOCK = ".octavo-lock"  # in folders that are journals, held by the run that writes one
 
 
 def checksum(*parts: bytes | Path) -> str:
@@ -43,23 +45,58 @@ class Journal:
     """The finished steps of a computation that `identity` describes, in the folder of `output`.
 
     What another computation has left there is removed; `differs` then says in which part it did.
-    Raises WriteError.
+    Raises WriteError, also where another run writes the same, and for a folder that is no journal.
     """
 
     def __init__(self, output: Path, identity: Mapping[str, str]) -> None:
-        self._output, self.folder = output, output.with_name(f"{output.name}.part")
+        self._output, self.folder = output, output.with_name(f"{output.name}.journal")
         self.differs: str | None = None
+        self._lock = self._locked()
         found = _read(self.folder / "journal.json")
         if found is not None and found != dict(identity):
             same = found.get
             self.differs = ", ".join(k for k in identity if same(k) != identity[k]) or "journal"
-        if found is None or self.differs:
+        try:
+            anew = found is None or self.differs is not None
+            self._clear([p for p in self.folder.iterdir() if anew or p == self.made])
+            if anew:
+                write_json(self.folder / "journal.json", dict(identity))
+        except BaseException:
+            self.close()
+            raise
+
+    def _locked(self) -> IO[bytes]:
+        """The lock, held. Raises WriteError."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if not (self.folder / LOCK).exists() and any(self.folder.iterdir()):
+                raise WriteError(
+                    f"{self.folder} holds something else than what is computed for {self._output}; "
+                    "move it, or name another output"
+                )
+            lock = (self.folder / LOCK).open("ab")
+        except OSError as e:
+            raise WriteError(f"cannot write {self.folder}: {e.strerror or e}") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise WriteError(
+                f"another run writes {self._output}; wait for it, or name another output"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        return lock
+
+    def _clear(self, paths: list[Path]) -> None:
+        """Removes some of the journal's files. Raises WriteError."""
+        for path in paths:
+            if path.name == LOCK:
+                continue
             try:
-                shutil.rmtree(self.folder, ignore_errors=True)
-                self.folder.mkdir(parents=True)
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
             except OSError as e:
-                raise WriteError(f"cannot write {self.folder}: {e.strerror or e}") from None
-            write_json(self.folder / "journal.json", dict(identity))
+                raise WriteError(f"cannot remove {path}: {e.strerror or e}") from None
 
     def has(self, step: int | str) -> bool:
         return self.notes(step) is not None
@@ -89,10 +126,14 @@ class Journal:
         """Lets go of all steps: the computation has ended."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def close(self) -> None:
+        """Lets another run go on with the steps."""
+        self._lock.close()
+
     @property
     def made(self) -> Path:
         """Where the output is written before it is whole."""
-        return self.folder / self._output.name
+        return self.folder / "made"
 
     def publish(self) -> None:
         """Moves what was made to the place of the output. Raises WriteError."""

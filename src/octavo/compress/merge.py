@@ -11,8 +11,9 @@ import numpy as np
 
 from octavo.checkpoint.adapter import LowRank, read_adapter
 from octavo.checkpoint.base import FLOATS, Checkpoint, TensorType, tensor_bytes
+from octavo.checkpoint.places import check_new, check_outside
 from octavo.checkpoint.progress import Advance
-from octavo.checkpoint.writer import NewTensor, check_free, write_folder
+from octavo.checkpoint.writer import NewTensor, write_folder
 from octavo.compress.beside import beside
 from octavo.compress.conversion import half_of, plain_config
 from octavo.compress.counterparts import Counterpart, turned
@@ -44,14 +45,15 @@ class Merge:
     """A model and the adapters to be merged into it; nothing is written before `run`."""
 
     def __init__(self, checkpoint: Checkpoint, adapters: Sequence[Path], output: Path) -> None:
-        """Raises what `read_adapter` does, UsageError for an adapter of another model, WriteError
-        for a folder that is not empty."""
+        """Raises what `read_adapter` does, UsageError for an adapter of another model, and
+        what `check_new` and `check_outside` do."""
         if output.suffix in (".gguf", ".safetensors"):
             raise UsageError(
                 f"{output} is no name for a folder, which is what is written",
                 f"--output {output.with_suffix('')}",
             )
-        check_free(output)
+        check_new(output)
+        check_outside(output, checkpoint.path)
         self._checkpoint, self._adapters, self._output = checkpoint, tuple(adapters), output
         self._folder, self._parts = folder_parts(checkpoint)
         self._found = [_fitting(self._folder, path) for path in adapters]

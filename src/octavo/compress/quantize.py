@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from octavo.checkpoint import Checkpoint, open_checkpoint
@@ -35,8 +36,10 @@ def job_of(
     if isinstance(recipe, GgufRecipe):
         if format not in (None, "gguf"):
             raise UsageError(f"{recipe.name} is not stored as {format}: it is a GGUF file")
-        texts = tuple(split("calibration", data, checkpoint.path)) if data is not None else None
-        return GgufJob(checkpoint, recipe, output, texts)
+        if data is None:
+            return GgufJob(checkpoint, recipe, output)
+        made = GgufJob(checkpoint, recipe, output, ())  # checks, before a model writes its texts
+        return replace(made, texts=tuple(split("calibration", data, checkpoint.path)))
     if data is not None and not recipe.calibrated:
         raise UsageError(f"{recipe.name} looks at no data", "--recipe gptq-4")
     layout = next((v for v in LAYOUTS if v == (format or recipe.layouts[0])), None)
@@ -45,8 +48,10 @@ def job_of(
             f"{recipe.name} makes folders, no GGUF file; stored as {', '.join(recipe.layouts)}",
             "--recipe q4_k_m",
         )
-    texts = tuple(split("calibration", data, checkpoint.path)) if recipe.calibrated else ()
-    return FolderJob(as_folder(checkpoint, TensorType.BF16), recipe, output, layout, texts)
+    job = FolderJob(as_folder(checkpoint, TensorType.BF16), recipe, output, layout)
+    if not recipe.calibrated:
+        return job
+    return replace(job, texts=tuple(split("calibration", data, checkpoint.path)))
 
 
 def quantize(

@@ -14,6 +14,7 @@ from octavo.backends.base import BLOCK, Ints
 from octavo.checkpoint import Checkpoint
 from octavo.checkpoint.base import TensorType, tensor_bytes
 from octavo.checkpoint.hub import no_progress
+from octavo.checkpoint.places import check_new_file
 from octavo.checkpoint.progress import ProgressBar
 from octavo.checkpoint.writer import NewTensor, write_gguf
 from octavo.compress.data import Part, split, token_blocks
@@ -86,6 +87,7 @@ def search(
         raise UsageError(f"{checkpoint.path.name} is a folder; --budget makes a GGUF file of one")
     if output.suffix != ".gguf":
         raise UsageError(f"{output} does not end with .gguf", f"--output {output}.gguf")
+    check_new_file(output)
     if not matrices(checkpoint):
         raise UsageError(f"{checkpoint.path.name} has no matrix that can become smaller")
     job = _Search(checkpoint, budget, output, threads or usable_threads())
