@@ -32,7 +32,7 @@ from octavo.compress.grids import (
 from octavo.compress.jobs import Rounded, Say, weights_of
 from octavo.compress.layouts import Tensors
 from octavo.compress.packing import as_floats
-from octavo.compress.recipes import FolderRecipe, Layout
+from octavo.compress.recipes import FolderRecipe, Layout, check_rules
 from octavo.compress.writing import converted, module, named
 from octavo.errors import UsageError
 from octavo.models import build_program
@@ -63,6 +63,7 @@ class FolderJob:
             raise UsageError(f"{self.output} is no name for a folder", "--output model-4bit")
         if not self.linear:
             raise UsageError(f"the layers of {name} lie transposed or stacked; none can be rounded")
+        check_rules(recipe, self.layers, self.checkpoint.tensors)
         if not self.schemes:
             raise UsageError(f"{recipe.name} rounds no layer of {name}: none fits, or all are kept")
 

@@ -16,7 +16,7 @@ from octavo.compress.calibrated import Task, importance_of
 from octavo.compress.fit import F32
 from octavo.compress.groups import whole
 from octavo.compress.jobs import Rounded, Say, weights_of
-from octavo.compress.recipes import GgufRecipe
+from octavo.compress.recipes import GgufRecipe, check_rules
 from octavo.compress.writing import converted
 from octavo.errors import UsageError
 from octavo.models import build_program
@@ -44,6 +44,8 @@ class GgufJob:
             raise UsageError(
                 f"{self.output} does not end with .gguf", f"--output {self.output}.gguf"
             )
+        names = {"output.weight", *self.checkpoint.tensors}  # embeddings may be the head
+        check_rules(self.recipe, names)
 
     @cached_property
     def types(self) -> dict[str, TensorType]:
