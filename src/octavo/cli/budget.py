@@ -45,10 +45,11 @@ def budget_options(command: F) -> F:
 
 
 def search_mix(
-    checkpoint: Checkpoint, output: Path, data: Path | None, as_json: bool, *, budget: str,
-    context: int | None, concurrency: int | None, max_kl: float | None, chart: Path | None,
+    checkpoint: Checkpoint, output: Path, data: Path | None, as_json: bool, *, typed: str,
+    budget: str, context: int | None, concurrency: int | None, max_kl: float | None,
+    chart: Path | None,
 ) -> None:  # fmt: skip
-    """Finds and writes the mix, and explains it on one screen."""
+    """Finds and writes the mix, and explains it on one screen. typed: how the model was named."""
     from octavo.checkpoint.writer import replacing
     from octavo.compress.frontier_chart import chart as drawn
     from octavo.compress.search import Budget, search
@@ -67,10 +68,10 @@ def search_mix(
     if as_json:
         say_json(asdict(found) | {"output": str(found.output)})
     else:
-        _explain(found, checkpoint.path.name)
+        _explain(found, checkpoint.path.name, typed)
 
 
-def _explain(found: Found, name: str) -> None:
+def _explain(found: Found, name: str, typed: str) -> None:
     def row(p: Point) -> tuple[object, ...]:
         kinds = ", ".join(f"{n} {kind}" for kind, n in p.kinds.items())
         chosen = "<" if p == found.chosen else ""
@@ -85,4 +86,4 @@ def _explain(found: Found, name: str) -> None:
         say(f"The KV cache takes {found.cache / 1e6:,.1f} MB of the budget.")
     size = found.output.stat().st_size / 1e6
     say(f"{found.output} takes {size:,.1f} MB, with a KL of {found.chosen.kl:.4g} from {name}")
-    say(f"try: octavo evaluate {found.output} --against {name}")
+    say(f"try: octavo evaluate {found.output} --against {typed}")

@@ -70,22 +70,25 @@ def quantize(
     """
     from octavo.checkpoint import open_checkpoint
     from octavo.checkpoint.hub import locate
-    from octavo.compress.quantize import job_of
+    from octavo.compress.quantize import job_of, suggestion
     from octavo.compress.recipe_file import find_recipe
     from octavo.errors import UsageError
 
     found = find_recipe(recipe) if recipe is not None else None
     if output.is_file() and not (force or dry_run):
         raise UsageError(f"{output} is there already", "--force")
-    if (recipe is None) == (limits["budget"] is None):
-        raise UsageError("either --recipe or --budget says how small", "--recipe q4_k_m")
+    if recipe is not None and limits["budget"] is not None:
+        raise UsageError("either --recipe or --budget says how small, not both")
     checkpoint = open_checkpoint(locate(model, offline=offline).path)
+    if found is None and limits["budget"] is None:
+        hint = suggestion(checkpoint, output, format)
+        raise UsageError("either --recipe or --budget says how small", hint)
     if found is None:
         if format not in (None, "gguf") or dry_run:
             raise UsageError(
                 "--budget makes a GGUF file, and measures; it takes no --format or --dry-run"
             )
-        return search_mix(checkpoint, output, data, as_json, **limits)
+        return search_mix(checkpoint, output, data, as_json, typed=model, **limits)
     if any(v is not None for v in limits.values()):
         raise UsageError("--context, --concurrency, --max-kl and --chart go with --budget")
     job = job_of(checkpoint, found, output, format, data)
@@ -106,10 +109,11 @@ def _show(r: Rounded, as_json: bool, takes: str) -> None:
                 "bytes_after": r.bytes_after, "bits_per_weight": round(r.bits, 3),
                 "tensors": dict(r.kinds), "group": r.group, "kept": list(r.kept),
                 "losses": [asdict(loss) for loss in r.losses], "resumed": r.resumed,
+                "learned": r.learned,
             }
         )  # fmt: skip
     for kind, count in sorted(r.kinds.items(), key=lambda item: -item[1]):
-        say(f"  {count} tensors as {kind}")
+        say(f"  {count} {'tensor' if count == 1 else 'tensors'} as {kind}")
     for name in r.kept:
         say(f"  {name} stays as it is")
     if r.group:
@@ -121,6 +125,9 @@ def _show(r: Rounded, as_json: bool, takes: str) -> None:
         for loss in r.losses:
             if loss.method == "rtn":
                 say(f"  {loss.name} is rounded to the nearest: nothing else lost less")
+    if r.learned is not None:
+        before, after = r.learned
+        say(f"  learned: a KL of {after:.4g} nats a token, {before:.4g} before, on text held back")
     say(
         f"{r.output} {takes} {r.bytes_after / 1e6:,.1f} MB, {r.bits:.2f} bits a weight "
         f"({r.bytes_before / 1e6:,.1f} MB before)"

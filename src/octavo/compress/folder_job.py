@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -47,7 +47,7 @@ class FolderJob:
     recipe: FolderRecipe
     output: Path
     layout: Layout
-    texts: tuple[str, ...] = ()
+    texts: Callable[[], Iterable[str]] = tuple
 
     def __post_init__(self) -> None:
         """Raises UsageError for what cannot be rounded or stored so."""
@@ -158,7 +158,9 @@ class FolderJob:
             self._write(
                 made.output, lambda n: self._stored(n, *made.layer(n)), made.checkpoint, progress
             )
-        return replace(self.forecast(), losses=made.losses, resumed=made.resumed)
+        return replace(
+            self.forecast(), losses=made.losses, resumed=made.resumed, learned=made.learned
+        )
 
     def _write(
         self, output: Path, make: Callable[[str], Tensors], checkpoint: Checkpoint,
