@@ -4,6 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from octavo.cli.quantize import _instead
+from octavo.cli.screen import size
+from octavo.compress import sensitivity
 from octavo.compress.recipe_file import builtin, read_recipe
 from octavo.compress.recipes import check_rules
 from octavo.errors import UsageError
@@ -59,3 +62,20 @@ def test_rules_that_fit_no_layer() -> None:
         check_rules(copied, {"output.weight"})
     for recipe in builtin().values():
         check_rules(recipe, ())
+
+
+def test_wording() -> None:
+    assert (size(400), size(30_000), size(2_500_000)) == ("0.4 kB", "30.0 kB", "2.5 MB")
+    own = read_recipe("formats: [gptq]\nweights: {bits: 4, group: 96}", "own.yaml")
+    assert _instead(own, 64) == " instead of 96" and _instead(own, 96) == ""
+    assert _instead(builtin()["q4_0"], 0) == ""
+
+
+def test_what_was_measured_is_of_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sensitivity, "fingerprint", lambda _: "model")
+    keys = [sensitivity.made_of(None)]  # type: ignore[arg-type]
+    monkeypatch.setattr(sensitivity, "version", lambda _: "0")
+    keys.append(sensitivity.made_of(None))  # type: ignore[arg-type]
+    monkeypatch.setattr(sensitivity, "WIDE", sensitivity.WIDE[1:])
+    keys.append(sensitivity.made_of(None))  # type: ignore[arg-type]
+    assert len(set(keys)) == 3

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from octavo.cli.options import F, Number, count
-from octavo.cli.screen import say, say_json, step_bar, table
+from octavo.cli.screen import say, say_json, size, step_bar, table
 
 if TYPE_CHECKING:
     from octavo.checkpoint import Checkpoint
@@ -59,8 +59,8 @@ def search_mix(
 
     if concurrency is not None and context is None:
         raise UsageError("--concurrency needs --context", "--context 4096")
-    size = parse_size(budget, available_memory(), "--budget")
-    wanted = Budget(size, context or 0, concurrency or 1, max_kl)
+    nbytes = parse_size(budget, available_memory(), "--budget")
+    wanted = Budget(nbytes, context or 0, concurrency or 1, max_kl)
     found = search(checkpoint, wanted, output, data=data, progress=step_bar)
     if chart is not None:
         with replacing(chart) as file:
@@ -83,7 +83,7 @@ def _explain(found: Found, name: str, typed: str) -> None:
     table(map(row, found.frontier), columns, right=(0, 1, 2))
     say()
     if found.cache:
-        say(f"The KV cache takes {found.cache / 1e6:,.1f} MB of the budget.")
-    size = found.output.stat().st_size / 1e6
-    say(f"{found.output} takes {size:,.1f} MB, with a KL of {found.chosen.kl:.4g} from {name}")
+        say(f"The KV cache takes {size(found.cache)} of the budget.")
+    taken = size(found.output.stat().st_size)
+    say(f"{found.output} takes {taken}, with a KL of {found.chosen.kl:.4g} from {name}")
     say(f"try: octavo evaluate {found.output} --against {typed}")
