@@ -1,12 +1,15 @@
 """Recipes of one's own: what does not fit together is refused with its line."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from octavo.checkpoint.base import TensorType
 from octavo.cli.quantize import _instead
 from octavo.cli.screen import size
 from octavo.compress import sensitivity
+from octavo.compress.conversion import plain_config
 from octavo.compress.recipe_file import builtin, read_recipe
 from octavo.compress.recipes import check_rules
 from octavo.errors import UsageError
@@ -79,3 +82,10 @@ def test_what_was_measured_is_of_one_version(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sensitivity, "WIDE", sensitivity.WIDE[1:])
     keys.append(sensitivity.made_of(None))  # type: ignore[arg-type]
     assert len(set(keys)) == 3
+
+
+def test_a_plain_config_has_one_dtype() -> None:
+    stored = SimpleNamespace(tensors={"x": SimpleNamespace(type=TensorType.Q8_0)})
+    folder = SimpleNamespace(metadata={"dtype": "float32", "torch_dtype": "float32"})
+    config = plain_config(stored, folder, TensorType.BF16)  # type: ignore[arg-type]
+    assert config == {"torch_dtype": "bfloat16"}
