@@ -26,7 +26,7 @@ from octavo.checkpoint import open_checkpoint
 from octavo.checkpoint.base import TensorType
 from octavo.checkpoint.dequantize import dequantize
 from octavo.checkpoint.writer import NewTensor, write_folder
-from octavo.compress import calibrated
+from octavo.compress import calibrated, written
 from octavo.compress.beside import beside
 from octavo.compress.blocks import encode
 from octavo.compress.data import split, token_blocks
@@ -36,6 +36,7 @@ from octavo.compress.jobs import Rounded
 from octavo.compress.journal import Journal
 from octavo.compress.quantize import job_of
 from octavo.compress.recipe_file import builtin, find_recipe, read_recipe
+from octavo.compress.recipes import FolderRecipe
 from octavo.compress.statistics import InputStatistics
 from octavo.errors import UsageError, WriteError
 from octavo.models import build_program
@@ -182,15 +183,20 @@ def test_no_layer_loses_more(
     recipe: octavo.compress.recipes.Recipe, folder: Path, text: Path, tmp_path: Path
 ) -> None:
     done = quantized(folder, recipe.name, tmp_path / "out", text)
-    assert len(done.losses) == 7 * SMALL.layers and not done.kept and done.resumed == 0
+    plain = isinstance(recipe, FolderRecipe) and recipe.activations is not None
+    assert len(done.losses) == (0 if plain else 7 * SMALL.layers)
+    assert not done.kept and done.resumed == 0
+    if recipe.name.startswith("distilled"):
+        assert done.learned is not None and done.learned[0] >= done.learned[1] > 0
+    else:
+        assert done.learned is None
     assert all(0 <= loss.error <= loss.plain for loss in done.losses)
     assert all(
         loss.method in (recipe.name.split("-")[0], recipe.method, "rtn") for loss in done.losses
     )
     assert open_checkpoint(done.output).nbytes == done.bytes_after
-    assert done == replace(
-        job_of(open_checkpoint(folder), recipe, tmp_path / "out").forecast(), losses=done.losses
-    )
+    forecast = job_of(open_checkpoint(folder), recipe, tmp_path / "out").forecast()
+    assert done == replace(forecast, losses=done.losses, learned=done.learned)
     ids = np.random.default_rng(0).integers(97, 104, 64).tolist()
     a, b = (Runner(p, kv_dtype="f32").logits(ids) for p in (folder, done.output))
     assert 0 < ((a - b) ** 2).mean() < (a**2).mean()  # nearer than zeros; others' are twice as far
@@ -405,6 +411,45 @@ def test_too_little_text(folder: Path, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="tokens|too few"):
             quantized(folder, "gptq-4", tmp_path / "out", short)
         assert [p.name for p in tmp_path.iterdir()] == ["short.txt"]
+
+
+def test_scales_are_learned_with_eight_blocks(
+    folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrated, "SEQUENCES", 8)
+    short, words = tmp_path / "short.jsonl", text.read_text()[100:]
+    parts = [words[i : i + 150] for i in range(0, 1200, 150)]
+    short.write_text("\n".join(json.dumps({"text": p}) for p in parts))
+    with pytest.raises(UsageError, match="8 of 96 take 768, and as many again") as e:
+        quantized(folder, "distilled-4", tmp_path / "out", short)
+    assert e.value.suggestions
+
+
+def test_tokens_are_told_and_blocks_fit_the_context(
+    folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrated, "LENGTH", 1 << 20)
+    checkpoint, told = open_checkpoint(folder), list[str]()
+    context = build_program(checkpoint).context
+    job = job_of(checkpoint, find_recipe("gptq-4"), tmp_path / "out", data=text)
+    monkeypatch.setattr(calibrated, "SEQUENCES", 1)
+    job.run(say=told.append)
+    assert f"layers see {context:,} tokens of text" in told
+
+
+def test_a_model_writes_only_when_it_is_asked(
+    folder: Path, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(_: Path) -> list[str]:
+        raise AssertionError
+
+    monkeypatch.setattr(written, "written", asked)
+    for model, recipe, out in ((folder, "gptq-4", "out"), (gguf, "q8_0", "out.gguf")):
+        checkpoint = open_checkpoint(model)
+        job = job_of(checkpoint, find_recipe(recipe), tmp_path / out, data=Path("self"))
+        assert job.forecast().bytes_after
+        with pytest.raises(AssertionError):
+            job.run()
 
 
 def test_a_full_disk(folder: Path, text: Path, tmp_path: Path) -> None:

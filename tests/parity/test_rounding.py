@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -286,5 +287,20 @@ def test_the_command(source: Path, tmp_path: Path) -> None:
     again = quantize(*args)
     assert again.returncode == 2 and again.stderr.startswith(f"error: {out} is there already")
     assert "--force" in again.stderr and quantize(*args, "--force").returncode == 0
+    folder = tmp_path / "hf"
+    assert quantize(str(source), "--recipe", "rtn-8", "--format", "safetensors", "--output", str(folder)).returncode == 0  # fmt: skip
+    for model, *given in (
+        (folder, "--recipe", "q4_0", "--output", str(tmp_path / "y.gguf")),
+        (folder, "--output", str(tmp_path / "y")),
+        (folder, "--output", str(tmp_path / "y.gguf"), "--format", "mlx"),
+        (folder, "--recipe", "rtn-4", "--format", "gguf", "--output", str(tmp_path / "y")),
+        (source, "--output", str(tmp_path / "y")),
+        (source, "--recipe", "rtn-4", "--format", "gguf", "--output", str(tmp_path / "y")),
+    ):  # what is suggested does what it says
+        refused = quantize(str(model), *given)
+        hint = refused.stderr.strip().splitlines()[-1].partition("try: octavo quantize ")[2]
+        assert refused.returncode == 2 and hint
+        pasted = quantize(*shlex.split(hint), "--dry-run")
+        assert pasted.returncode == 0, (hint, pasted.stderr)
     wrong = quantize(str(source), "--recipe", "q9", "--output", str(out))
     assert wrong.returncode == 2 and "no recipe 'q9'; there are q8_0" in wrong.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from time import process_time
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from gguf import GGMLQuantizationType
 
 from octavo.checkpoint import open_checkpoint
 from octavo.compress import written
-from octavo.compress.data import split, token_blocks
+from octavo.compress.data import _cut, split, token_blocks
 from octavo.errors import UsageError
 from octavo.text import Tokenizer, load_tokenizer
 from tests.small_models import Small, save_gguf
@@ -153,3 +154,11 @@ def test_what_a_model_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_too_few_tokens(tokenizer: Tokenizer) -> None:
     with pytest.raises(UsageError, match="the text has 1 tokens; a block of 64 takes 64"):
         token_blocks(["one"], tokenizer, 64, 10)
+
+
+def test_a_long_line_is_cut_in_time() -> None:
+    """Each character is looked at a few times, not once for each piece."""
+    text = "x" * (16 << 20)
+    begun = process_time()
+    assert sum(map(len, _cut(text, 256))) == len(text)
+    assert process_time() - begun < 5

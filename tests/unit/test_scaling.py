@@ -7,7 +7,7 @@ import pytest
 
 from octavo.compress.awq import Settle, balanced, best_scales
 from octavo.compress.clipping import clip_quantize, range_quantize
-from octavo.compress.folding import Producer, fold_columns, fold_rows, storable
+from octavo.compress.folding import Producer, fold_rows, storable
 from octavo.compress.gptq import output_error
 from octavo.compress.grids import Grid, quantize, rounded
 from octavo.compress.smoothquant import int8_inputs, smoothing_scales, w8a8
@@ -45,7 +45,7 @@ def test_folding_powers_of_two_changes_no_bit() -> None:
     x, _ = inputs_of(16)
     (w, made) = weights_of(48, COLUMNS)
     s = np.exp2(RNG.integers(-6, 6, COLUMNS)).astype(np.float32)
-    folded = fold_columns(w, s)
+    folded = w * s
     assert ((x / s) * folded[0] == x * w[0]).all() and ((x / s) @ folded.T == x @ w.T).all()
     bias = made[0].copy()
     assert ((x @ made.T + bias) / s == x @ fold_rows(made, s).T + fold_rows(bias, s)).all()
@@ -59,7 +59,7 @@ def test_folding_any_scale_keeps_products_within_rounding() -> None:
     # Each factor of a product is rounded once, so is the product, and n of these are added up.
     bound = (COLUMNS + 3) * 2.0**-24 * (np.abs(x).astype(np.float64) @ np.abs(w.T))
     exact = x.astype(np.float64) @ w.T
-    assert (np.abs((x / s) @ fold_columns(w, s).T - exact) <= bound).all()
+    assert (np.abs((x / s) @ (w * s).T - exact) <= bound).all()
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])

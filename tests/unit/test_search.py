@@ -151,6 +151,7 @@ def test_the_command(model: Path, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert len(re.findall(r"^ *0\.\d +\S+ +\S+ +\d+ \S+", result.stdout, re.MULTILINE)) == 6
     assert len(result.stdout.splitlines()) < 24
+    assert f"--against {model}\n" in result.stdout
     ElementTree.fromstring(svg.read_text())
     assert svg.read_text().count("<circle") == 6
     again = command(*given, f"{size // 3}B", "--force", "--json")

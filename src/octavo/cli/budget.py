@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from octavo.cli.options import F, Number, count
-from octavo.cli.screen import say, say_json, step_bar, table
+from octavo.cli.screen import say, say_json, size, step_bar, table
 
 if TYPE_CHECKING:
     from octavo.checkpoint import Checkpoint
@@ -45,10 +45,11 @@ def budget_options(command: F) -> F:
 
 
 def search_mix(
-    checkpoint: Checkpoint, output: Path, data: Path | None, as_json: bool, *, budget: str,
-    context: int | None, concurrency: int | None, max_kl: float | None, chart: Path | None,
+    checkpoint: Checkpoint, output: Path, data: Path | None, as_json: bool, *, typed: str,
+    budget: str, context: int | None, concurrency: int | None, max_kl: float | None,
+    chart: Path | None,
 ) -> None:  # fmt: skip
-    """Finds and writes the mix, and explains it on one screen."""
+    """Finds and writes the mix, and explains it on one screen. typed: how the model was named."""
     from octavo.checkpoint.places import check_report
     from octavo.checkpoint.writer import replacing
     from octavo.compress.frontier_chart import chart as drawn
@@ -60,8 +61,8 @@ def search_mix(
     if concurrency is not None and context is None:
         raise UsageError("--concurrency needs --context", "--context 4096")
     check_report(chart)
-    size = parse_size(budget, available_memory(), "--budget")
-    wanted = Budget(size, context or 0, concurrency or 1, max_kl)
+    nbytes = parse_size(budget, available_memory(), "--budget")
+    wanted = Budget(nbytes, context or 0, concurrency or 1, max_kl)
     found = search(checkpoint, wanted, output, data=data, progress=step_bar)
     if chart is not None:
         with replacing(chart) as file:
@@ -69,10 +70,10 @@ def search_mix(
     if as_json:
         say_json(asdict(found) | {"output": str(found.output)})
     else:
-        _explain(found, checkpoint.path.name)
+        _explain(found, checkpoint.path.name, typed)
 
 
-def _explain(found: Found, name: str) -> None:
+def _explain(found: Found, name: str, typed: str) -> None:
     def row(p: Point) -> tuple[object, ...]:
         kinds = ", ".join(f"{n} {kind}" for kind, n in p.kinds.items())
         chosen = "<" if p == found.chosen else ""
@@ -84,7 +85,7 @@ def _explain(found: Found, name: str) -> None:
     table(map(row, found.frontier), columns, right=(0, 1, 2))
     say()
     if found.cache:
-        say(f"The KV cache takes {found.cache / 1e6:,.1f} MB of the budget.")
-    size = found.output.stat().st_size / 1e6
-    say(f"{found.output} takes {size:,.1f} MB, with a KL of {found.chosen.kl:.4g} from {name}")
-    say(f"try: octavo evaluate {found.output} --against {name}")
+        say(f"The KV cache takes {size(found.cache)} of the budget.")
+    taken = size(found.output.stat().st_size)
+    say(f"{found.output} takes {taken}, with a KL of {found.chosen.kl:.4g} from {name}")
+    say(f"try: octavo evaluate {found.output} --against {typed}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from octavo.cli.options import json_flag, model_argument
-from octavo.cli.screen import progress_bar, say, say_json
+from octavo.cli.screen import progress_bar, say, say_json, size
 
 if TYPE_CHECKING:
     from octavo.compress.conversion import Converted
@@ -89,8 +89,5 @@ def _show(r: Converted) -> None:
     if len(changed) > WORST:
         say(f"  {len(changed) - WORST} more lose less; --report FILE has them all")
     exact = "every value is the same" if r.lossless else f"{len(changed)} tensors have changed"
-    say(
-        f"{r.output} takes {r.bytes_after / 1e6:,.1f} MB ({r.bytes_before / 1e6:,.1f} MB before); "
-        f"{exact}"
-    )
+    say(f"{r.output} takes {size(r.bytes_after)} ({size(r.bytes_before)} before); {exact}")
     say(f"try: octavo chat {r.output}")

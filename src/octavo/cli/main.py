@@ -109,17 +109,18 @@ def _join(words: list[str]) -> str:
 
 
 def _paste(hint: str) -> str:
-    """A suggestion as a complete command: an option or variable is added to the typed command."""
+    """A suggestion as a complete command: options or a variable are added to the typed command,
+    in place of those that are there."""
     if re.match(r"[A-Z_]+=\S*$", hint):
         return f"{hint} {_join(_typed())}"
     if not hint.startswith("--"):
         return hint
-    option = hint.split()[0]
     words = _typed()
-    for i, word in enumerate(words):
-        if word == option or word.startswith(option + "="):
-            del words[i : i + (1 if "=" in word else 2)]
-            break
+    for option in (part for part in hint.split() if part.startswith("--")):
+        for i, word in enumerate(words):
+            if word == option or word.startswith(option + "="):
+                del words[i : i + (1 if "=" in word else 2)]
+                break
     return f"{_join(words)} {hint}"
 
 

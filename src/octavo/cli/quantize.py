@@ -10,10 +10,11 @@ import click
 
 from octavo.cli.budget import budget_options, search_mix
 from octavo.cli.options import json_flag, model_argument
-from octavo.cli.screen import progress_bar, say, say_json, table
+from octavo.cli.screen import progress_bar, say, say_json, size, table
 
 if TYPE_CHECKING:
     from octavo.compress.jobs import Rounded
+    from octavo.compress.recipes import Recipe
 
 
 def _list(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -70,35 +71,47 @@ def quantize(
     """
     from octavo.checkpoint import open_checkpoint
     from octavo.checkpoint.hub import locate
-    from octavo.compress.quantize import job_of
+    from octavo.compress.quantize import job_of, suggestion
     from octavo.compress.recipe_file import find_recipe
     from octavo.errors import UsageError
 
     found = find_recipe(recipe) if recipe is not None else None
     if output.is_file() and not (force or dry_run):
         raise UsageError(f"{output} is there already", "--force")
-    if (recipe is None) == (limits["budget"] is None):
-        raise UsageError("either --recipe or --budget says how small", "--recipe q4_k_m")
+    if recipe is not None and limits["budget"] is not None:
+        raise UsageError("either --recipe or --budget says how small, not both")
     checkpoint = open_checkpoint(locate(model, offline=offline).path)
+    if found is None and limits["budget"] is None:
+        hint = suggestion(checkpoint, output, format)
+        raise UsageError("either --recipe or --budget says how small", hint)
     if found is None:
         if format not in (None, "gguf") or dry_run:
             raise UsageError(
                 "--budget makes a GGUF file, and measures; it takes no --format or --dry-run"
             )
-        return search_mix(checkpoint, output, data, as_json, **limits)
+        return search_mix(checkpoint, output, data, as_json, typed=model, **limits)
     if any(v is not None for v in limits.values()):
         raise UsageError("--context, --concurrency, --max-kl and --chart go with --budget")
     job = job_of(checkpoint, found, output, format, data)
     if dry_run:
-        return _show(job.forecast(), as_json, "would take")
+        return _show(job.forecast(), found, as_json, "would take")
     with progress_bar(f"Rounding to {found.name}", job.work) as advance:
         result = job.run(advance, lambda text: say(text, err=True))
-    _show(result, as_json, "takes")
+    _show(result, found, as_json, "takes")
     if not as_json:
         say(f"try: octavo chat {output}")
 
 
-def _show(r: Rounded, as_json: bool, takes: str) -> None:
+def _instead(recipe: Recipe, group: int) -> str:
+    """What a recipe wanted, where no layers have such groups."""
+    from octavo.compress.grids import Grid
+
+    schemes = [getattr(recipe, "weights", None), *(rule.becomes for rule in recipe.rules)]
+    wanted = [s.group for s in schemes if isinstance(s, Grid) and s.group]
+    return f" instead of {wanted[0]}" if wanted and group not in wanted else ""
+
+
+def _show(r: Rounded, recipe: Recipe, as_json: bool, takes: str) -> None:
     if as_json:
         return say_json(
             {
@@ -106,14 +119,15 @@ def _show(r: Rounded, as_json: bool, takes: str) -> None:
                 "bytes_after": r.bytes_after, "bits_per_weight": round(r.bits, 3),
                 "tensors": dict(r.kinds), "group": r.group, "kept": list(r.kept),
                 "losses": [asdict(loss) for loss in r.losses], "resumed": r.resumed,
+                "learned": r.learned,
             }
         )  # fmt: skip
     for kind, count in sorted(r.kinds.items(), key=lambda item: -item[1]):
-        say(f"  {count} tensors as {kind}")
+        say(f"  {count} {'tensor' if count == 1 else 'tensors'} as {kind}")
     for name in r.kept:
         say(f"  {name} stays as it is")
     if r.group:
-        say(f"  {r.group} columns share a scale")
+        say(f"  {r.group} columns share a scale{_instead(recipe, r.group)}")
     if r.losses:
         error, plain = (sum(getattr(x, n) for x in r.losses) for n in ("error", "plain"))
         share = error / plain if plain else 1
@@ -121,7 +135,10 @@ def _show(r: Rounded, as_json: bool, takes: str) -> None:
         for loss in r.losses:
             if loss.method == "rtn":
                 say(f"  {loss.name} is rounded to the nearest: nothing else lost less")
+    if r.learned is not None:
+        before, after = r.learned
+        say(f"  learned: a KL of {after:.4g} nats a token, {before:.4g} before, on text held back")
     say(
-        f"{r.output} {takes} {r.bytes_after / 1e6:,.1f} MB, {r.bits:.2f} bits a weight "
-        f"({r.bytes_before / 1e6:,.1f} MB before)"
+        f"{r.output} {takes} {size(r.bytes_after)}, {r.bits:.2f} bits a weight "
+        f"({size(r.bytes_before)} before)"
     )

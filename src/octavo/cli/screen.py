@@ -23,6 +23,11 @@ def say(text: object = "", *, end: str = "\n", err: bool = False, dim: bool = Fa
     click.echo((click.style(clean, dim=True) if dim else clean) + end, nl=False, err=err)
 
 
+def size(nbytes: int) -> str:
+    """A number of bytes for people."""
+    return f"{nbytes / 1e6:,.1f} MB" if nbytes >= 1e6 else f"{nbytes / 1e3:,.1f} kB"
+
+
 def say_json(value: Any) -> None:
     """Prints a value as JSON, indented, in ASCII."""
     import json

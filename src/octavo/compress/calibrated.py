@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -27,6 +27,7 @@ from octavo.models import build_program
 from octavo.text.tokenizer import load_tokenizer
 
 SEQUENCES, LENGTH = 64, 512  # of tokens that inputs are seen with
+LEARN_FROM = 8  # sequences at least that scales are learned with; half of so few judge
 SCALES, LEARNED = "scales", "learned"  # of inputs and of weights, in the journal
 
 
@@ -40,15 +41,18 @@ class Made:
     layer: Callable[[str], tuple[Quantized, float | None]]
     losses: tuple[Loss, ...]
     resumed: int
+    learned: tuple[float, float] | None = None  # see Rounded
 
 
 @dataclass(frozen=True)
 class Task:
-    """Layers `wanted` of a model, the text that their inputs are seen with, and what is made."""
+    """Layers `wanted` of a model, the text that their inputs are seen with, and what is made.
+
+    texts: asked for once all else is checked, as a model may have to write them."""
 
     checkpoint: Checkpoint
     wanted: Mapping[str, Tensor]
-    texts: tuple[str, ...]
+    texts: Callable[[], Iterable[str]]
     recipe: Recipe
     output: Path
 
@@ -71,7 +75,11 @@ class Task:
         The journal is let go of at the end."""
         check_torch()  # before there is a journal
         tokenizer = load_tokenizer(self.checkpoint)
-        tokens = token_blocks(list(self.texts), tokenizer, LENGTH, SEQUENCES)
+        length = min(LENGTH, build_program(self.checkpoint).context)
+        distilled = isinstance(self.recipe, FolderRecipe) and self.recipe.method == "distilled"
+        least = min(LEARN_FROM, SEQUENCES) if distilled else 1
+        tokens = token_blocks(list(self.texts()), tokenizer, length, SEQUENCES, least)
+        say(f"layers see {tokens.size:,} tokens of text")
         journal = Journal(self.output, self.identity(tokens))
         if journal.differs:
             say(f"what lay in {journal.folder} was of another {journal.differs}: begins anew")
@@ -124,20 +132,25 @@ def layers_of(
             Loss(name, **notes)
             for i in range(len(found.blocks))
             for name, notes in journal.notes(i).items()
+            if notes
         ]
 
         def rounded(name: str) -> tuple[Quantized, float | None]:
             arrays = of_layers(journal.arrays(at[name]))[name]
             return step.quantized(name, arrays), next(iter(arrays["step"].tolist()), None)
 
-        layer = rounded
+        layer, gained = rounded, None
         if recipe.method == "distilled":
             learned = _learned(found, journal, {n: rounded(n)[0] for n in schemes}, progress)
+
+            notes = journal.notes(LEARNED)
+            gained = notes["before"], notes["after"]
 
             def layer(name: str) -> tuple[Quantized, float | None]:
                 return replace_scales(rounded(name)[0], learned[name]), None
 
-        yield Made(journal.made, found.checkpoint, layer, tuple(losses), len(found.finished))
+        resumed = len(found.finished)
+        yield Made(journal.made, found.checkpoint, layer, tuple(losses), resumed, gained)
 
 
 def _learned(

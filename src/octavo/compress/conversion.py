@@ -236,7 +236,10 @@ def plain_config(source: Checkpoint, folder: Checkpoint, half: TensorType) -> di
     """A folder's config.json without a quantization; half: what its quantized weights become."""
     config = {k: v for k, v in folder.metadata.items() if k not in _QUANTIZATION}
     quantized = any(t.type not in FLOATS for t in source.tensors.values())
-    return config | ({"torch_dtype": _HALVES[half]} if quantized else {})
+    if not quantized:
+        return config
+    config.pop("dtype", None)  # its newer name
+    return config | {"torch_dtype": _HALVES[half]}
 
 
 def half_of(parts: tuple[Counterpart, ...]) -> TensorType:

@@ -58,11 +58,13 @@ def described(data: Path | None) -> str:
     return "what the model writes itself" if data == SELF else data.name
 
 
-def token_blocks(texts: list[str], tokenizer: Tokenizer, length: int, count: int) -> Ints:
+def token_blocks(
+    texts: list[str], tokenizer: Tokenizer, length: int, count: int, least: int = 1
+) -> Ints:
     """Up to `count` blocks of `length` tokens of the texts one after the other, as many as are
     whole: `[blocks, length]`. Each begins as the model's prompts do.
 
-    Raises UsageError if there is not even one.
+    Raises UsageError if there are fewer than `least`.
     """
     bos = tokenizer.special.bos if tokenizer.special.add_bos else None
     first = [] if bos is None else [bos]
@@ -72,8 +74,13 @@ def token_blocks(texts: list[str], tokenizer: Tokenizer, length: int, count: int
         ids += tokenizer.encode(text, add_bos=False)
         if len(ids) >= count * own:
             break
-    if len(ids) < own:
-        raise UsageError(f"the text has {len(ids):,} tokens; a block of {length:,} takes {own:,}")
+    if len(ids) < least * own:
+        takes = f"a block of {length:,} takes" if least == 1 else f"{least} of {length:,} take"
+        raise UsageError(
+            f"the text has {len(ids):,} tokens; {takes} {least * own:,}, and as many again: one "
+            "half of a text is to calibrate with, the other to evaluate on",
+            "--data self",
+        )
     blocks = [first + ids[i : i + own] for i in range(0, len(ids) - own + 1, own)]
     return np.array(blocks[:count], np.int32)
 
@@ -173,9 +180,10 @@ def _of_part(part: Part, documents: dict[bytes, str]) -> list[str]:
 
 def _cut(document: str, length: int) -> Iterator[str]:
     """Pieces of at most `length` characters that end with a paragraph, line or word if they can."""
-    while len(document) > length:
-        head = document[:length]
+    at = 0
+    while len(document) - at > length:
+        head = document[at : at + length]
         end = next((e for mark in ("\n\n", "\n", " ") if (e := head.rfind(mark)) > 0), length)
-        yield document[:end]
-        document = document[end:]
-    yield document
+        yield head[:end]
+        at += end
+    yield document[at:]

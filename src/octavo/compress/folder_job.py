@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +34,7 @@ from octavo.compress.grids import (
 from octavo.compress.jobs import Rounded, Say, weights_of
 from octavo.compress.layouts import Tensors
 from octavo.compress.packing import as_floats
-from octavo.compress.recipes import FolderRecipe, Layout
+from octavo.compress.recipes import FolderRecipe, Layout, check_rules
 from octavo.compress.writing import converted, module, named
 from octavo.errors import UsageError
 from octavo.models import build_program
@@ -49,7 +49,7 @@ class FolderJob:
     recipe: FolderRecipe
     output: Path
     layout: Layout
-    texts: tuple[str, ...] = ()
+    texts: Callable[[], Iterable[str]] = tuple
 
     def __post_init__(self) -> None:
         """Raises UsageError for what cannot be rounded or stored so, and without the torch that a
@@ -66,6 +66,7 @@ class FolderJob:
             raise UsageError(f"{self.output} is no name for a folder", "--output model-4bit")
         if not self.linear:
             raise UsageError(f"the layers of {name} lie transposed or stacked; none can be rounded")
+        check_rules(recipe, self.layers, self.checkpoint.tensors)
         if not self.schemes:
             raise UsageError(f"{recipe.name} rounds no layer of {name}: none fits, or all are kept")
         check_new(self.output)
@@ -163,7 +164,9 @@ class FolderJob:
             self._write(
                 made.output, lambda n: self._stored(n, *made.layer(n)), made.checkpoint, progress
             )
-        return replace(self.forecast(), losses=made.losses, resumed=made.resumed)
+        return replace(
+            self.forecast(), losses=made.losses, resumed=made.resumed, learned=made.learned
+        )
 
     def _write(
         self, output: Path, make: Callable[[str], Tensors], checkpoint: Checkpoint,

@@ -68,11 +68,6 @@ class InputGroup:
     producer: Producer | None
 
 
-def fold_columns(weight: F32, scales: F32) -> F32:
-    """`[outputs, inputs]` weights for inputs that are divided by `scales`."""
-    return weight * scales
-
-
 def fold_rows(stored: F32, scales: F32, offset: float = 0.0) -> F32:
     """A producer's matrix, bias or norm weight for features divided by `scales`, of each row.
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 
@@ -17,8 +19,8 @@ from octavo.compress.calibrated import Task, importance_of
 from octavo.compress.calibration import check_torch
 from octavo.compress.fit import F32
 from octavo.compress.groups import whole
-from octavo.compress.jobs import Rounded, Say, weights_of
-from octavo.compress.recipes import GgufRecipe
+from octavo.compress.jobs import Rounded, Say, folder_name, weights_of
+from octavo.compress.recipes import GgufRecipe, check_rules
 from octavo.compress.writing import converted
 from octavo.errors import UsageError
 from octavo.models import build_program
@@ -32,7 +34,7 @@ class GgufJob:
     checkpoint: Checkpoint
     recipe: GgufRecipe
     output: Path
-    texts: tuple[str, ...] | None = None
+    texts: Callable[[], Iterable[str]] | None = None
 
     def __post_init__(self) -> None:
         """Raises UsageError where the recipe is for models of another kind, or torch is missing;
@@ -41,7 +43,7 @@ class GgufJob:
             raise UsageError(
                 f"{self.recipe.name} makes GGUF files of GGUF files; "
                 f"{self.checkpoint.path.name} is a folder",
-                "--recipe rtn-4",
+                f"--recipe rtn-4 --format gptq --output {quote(str(folder_name(self.output)))}",
             )
         if self.output.suffix != ".gguf":
             raise UsageError(
@@ -50,6 +52,8 @@ class GgufJob:
         check_new_file(self.output)
         if self.texts is not None:
             check_torch()
+        names = {"output.weight", *self.checkpoint.tensors}  # embeddings may be the head
+        check_rules(self.recipe, names)
 
     @cached_property
     def types(self) -> dict[str, TensorType]:

@@ -32,7 +32,8 @@ class Rounded:
     group: columns that share a scale, where a folder's layers have them; kept: layers left as they
     are: by the recipe, because no group divides them, or as they are stored stacked or transposed.
     losses: of layers whose inputs were seen, in order; resumed: blocks that an earlier run has
-    made."""
+    made; learned: nats a token between the distributions of next tokens of both models, on text
+    that was held back, before and after scales were learned."""
 
     source: Path
     output: Path
@@ -44,6 +45,7 @@ class Rounded:
     kept: tuple[str, ...] = ()
     losses: tuple[Loss, ...] = ()
     resumed: int = 0
+    learned: tuple[float, float] | None = None
 
     @property
     def bits(self) -> float:
@@ -69,3 +71,10 @@ class Job(Protocol):
 def weights_of(checkpoint: Checkpoint) -> int:
     """How many numbers a model has."""
     return sum(int(np.prod(t.shape)) for t in checkpoint.tensors.values())
+
+
+def folder_name(output: Path) -> Path:
+    """The name itself, or one like it that does not end as a file's does."""
+    if output.suffix not in (".gguf", ".safetensors"):
+        return output
+    return output.with_name(f"{output.stem}-small")

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from shlex import quote
 
 from octavo.checkpoint import Checkpoint, open_checkpoint
 from octavo.checkpoint.base import TensorType
 from octavo.checkpoint.hub import locate
 from octavo.checkpoint.progress import Advance
-from octavo.compress.data import split
+from octavo.compress.data import SELF, split
 from octavo.compress.folder_job import FolderJob
 from octavo.compress.folder_view import as_folder
 from octavo.compress.gguf_job import GgufJob
-from octavo.compress.jobs import Job, Rounded
+from octavo.compress.jobs import Job, Rounded, folder_name
 from octavo.compress.recipe_file import find_recipe
 from octavo.compress.recipes import LAYOUTS, GgufRecipe, Recipe
 from octavo.errors import UsageError
@@ -36,22 +37,35 @@ def job_of(
     if isinstance(recipe, GgufRecipe):
         if format not in (None, "gguf"):
             raise UsageError(f"{recipe.name} is not stored as {format}: it is a GGUF file")
-        if data is None:
-            return GgufJob(checkpoint, recipe, output)
-        made = GgufJob(checkpoint, recipe, output, ())  # checks, before a model writes its texts
-        return replace(made, texts=tuple(split("calibration", data, checkpoint.path)))
+        seen = _texts(data, checkpoint) if data is not None else None
+        return GgufJob(checkpoint, recipe, output, seen)
     if data is not None and not recipe.calibrated:
         raise UsageError(f"{recipe.name} looks at no data", "--recipe gptq-4")
     layout = next((v for v in LAYOUTS if v == (format or recipe.layouts[0])), None)
     if layout is None:
         raise UsageError(
             f"{recipe.name} makes folders, no GGUF file; stored as {', '.join(recipe.layouts)}",
-            "--recipe q4_k_m",
+            suggestion(checkpoint, output, format),
         )
-    job = FolderJob(as_folder(checkpoint, TensorType.BF16), recipe, output, layout)
-    if not recipe.calibrated:
-        return job
-    return replace(job, texts=tuple(split("calibration", data, checkpoint.path)))
+    texts = _texts(data, checkpoint) if recipe.calibrated else tuple
+    return FolderJob(as_folder(checkpoint, TensorType.BF16), recipe, output, layout, texts)
+
+
+def _texts(data: Path | None, checkpoint: Checkpoint) -> Callable[[], Iterable[str]]:
+    """Text of one's own is read at once; a model writes its own only when it is asked for."""
+    if data == SELF:
+        return lambda: split("calibration", data, checkpoint.path)
+    found = split("calibration", data)
+    return lambda: found
+
+
+def suggestion(checkpoint: Checkpoint, output: Path, format: str | None = None) -> str:
+    """Options with which a model can be made small, and an output of that kind."""
+    if checkpoint.format == "gguf" and format in (None, "gguf"):
+        file = output if output.suffix == ".gguf" else f"{output}.gguf"
+        return f"--recipe q4_k_m --output {quote(str(file))}"
+    layout = next((v for v in LAYOUTS if v == format), LAYOUTS[0])
+    return f"--recipe rtn-4 --format {layout} --output {quote(str(folder_name(output)))}"
 
 
 def quantize(

@@ -16,6 +16,7 @@ A GGUF file's has `formats: [gguf]` and a `file_type`, and its weights are types
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -43,6 +44,7 @@ from octavo.errors import CheckpointError, OctavoError, UsageError
 T = TypeVar("T")
 MAX_FILE = 1 << 20
 INT8 = Grid(8, 0, True)  # what is multiplied with int8 activations
+_WITH_ACTIVATIONS = {"compressed-tensors", "safetensors"}  # formats that fp8 and activations have
 _TYPES = {t.name: t for t in (*ENCODED, TensorType.F16, TensorType.BF16, TensorType.F32)}
 
 
@@ -56,7 +58,7 @@ def find_recipe(name: str) -> Recipe:
             text = read_file(Path(name), MAX_FILE).decode()
         except (CheckpointError, UnicodeDecodeError) as e:
             raise UsageError(f"cannot read the recipe {name}: {e}") from None
-        return read_recipe(text, name)
+        return replace(read_recipe(text, name), file=name)
     raise UsageError(f"no recipe {name!r}; there are {', '.join(known)}", "--recipe q4_k_m")
 
 
@@ -102,9 +104,11 @@ def _gguf(
         raise top.wrong("file_type is missing: the number that GGUF has for the mix, such as 15")
 
     def kind(node: _Node) -> TensorType:
+        if node.is_text("keep"):
+            raise node.wrong("'keep' is of folders; tensors of GGUF files get a type such as F16")
         return _TYPES[node.one_of(tuple(_TYPES))]
 
-    rules = _rules(entries, kind)
+    rules = _rules(entries, kind, True)
     return GgufRecipe(name, summary, kind(entries["weights"]), rules, entries["file_type"].number())
 
 
@@ -116,36 +120,69 @@ def _folder(name: str, summary: str, entries: Mapping[str, _Node]) -> FolderReci
     activations: Activations | None = None
     if "activations" in entries:
         activations = entries["activations"].one_of(get_args(Activations))
-    weights = _scheme(entries["weights"])
-    rules = _rules(entries, lambda node: None if node.is_text("keep") else _scheme(node))
+    schemes: list[tuple[_Node, Scheme]] = []
+
+    def scheme(node: _Node) -> Scheme:
+        schemes.append((node, _scheme(node)))
+        return schemes[-1][1]
+
+    weights = scheme(entries["weights"])
+    rules = _rules(entries, lambda node: None if node.is_text("keep") else scheme(node), False)
     recipe = FolderRecipe(name, summary, weights, layouts, method, rules, activations)
     if "awq" in layouts and any(isinstance(r.becomes, Grid) for r in rules):
         raise entries["layers"].wrong("an AWQ folder has one scheme; other layers can be kept")
-    fp8 = "fp8" in (weights, *(r.becomes for r in rules))
-    if method != "rtn" and fp8:
-        raise entries["weights"].wrong(f"{method} rounds to integers, not to fp8")
-    if fp8 and set(layouts) - {"compressed-tensors", "safetensors"}:
-        raise entries["formats"].wrong("fp8 is stored as compressed-tensors or safetensors")
-    if method == "smoothquant" and activations is None:
+    for node, each in schemes:
+        _check_stored(node, each, recipe, entries)
+    if activations is not None:
+        _check_activations(recipe, entries, schemes)
+    elif method == "smoothquant":
         raise entries["method"].wrong("smoothquant takes activations: dynamic or static")
-    if activations is not None and not fp8:
-        if any(isinstance(s, Grid) and s != INT8 for s in (weights, *(r.becomes for r in rules))):
-            raise entries["activations"].wrong(
-                "activations take {bits: 8, group: 0, symmetric: true}, or fp8"
-            )
-        if activations == "static" and method == "rtn":
-            raise entries["activations"].wrong("static steps are found with method: smoothquant")
     return recipe
 
 
+def _check_stored(
+    node: _Node, scheme: Scheme, recipe: FolderRecipe, entries: Mapping[str, _Node]
+) -> None:
+    """Raises UsageError for weights that a method does not make, or that a format cannot hold."""
+    if scheme == "fp8":
+        if recipe.method != "rtn":
+            raise node.wrong(f"{recipe.method} rounds to integers, not to fp8")
+        if set(recipe.layouts) - _WITH_ACTIVATIONS:
+            raise entries["formats"].wrong("fp8 is stored as compressed-tensors or safetensors")
+        return
+    for layout in ("awq", "mlx"):
+        if layout in recipe.layouts and not scheme.group:
+            raise node.wrong(f"{layout} stores no whole rows (group: 0); groups of 32, 64 or 128")
+    if "awq" in recipe.layouts and scheme.bits != 4:
+        raise node.wrong(f"awq stores 4 bits, not {scheme.bits}")
+
+
+def _check_activations(
+    recipe: FolderRecipe, entries: Mapping[str, _Node], schemes: list[tuple[_Node, Scheme]]
+) -> None:
+    """Raises UsageError for activations that methods, formats or weights do not go with."""
+    wrong = entries["activations"].wrong
+    if recipe.method not in ("rtn", "smoothquant"):
+        raise wrong(f"activations go with method: rtn or smoothquant, not with {recipe.method}")
+    if any(s not in (INT8, "fp8") for _, s in schemes):
+        raise wrong("activations take {bits: 8, group: 0, symmetric: true}, or fp8")
+    if set(recipe.layouts) - _WITH_ACTIVATIONS:
+        raise wrong("activations are stored as compressed-tensors or safetensors only")
+    if recipe.activations == "static" and recipe.method == "rtn":
+        raise wrong("static steps are found with method: smoothquant")
+
+
 def _rules(
-    entries: Mapping[str, _Node], becomes: Callable[[_Node], Scheme | TensorType | None]
-) -> tuple[Rule, ...]:
+    entries: Mapping[str, _Node], becomes: Callable[[_Node], Scheme | TensorType | None],
+    gguf: bool,
+) -> tuple[Rule, ...]:  # fmt: skip
     out = []
     for item in entries["layers"].items() if "layers" in entries else ():
         parts = item.mapping("match", "weights", "where", need=("match", "weights"))
         match = parts["match"]
         patterns = (match,) if match.is_text() else match.items()
+        if "where" in parts and not gguf:
+            raise parts["where"].wrong("where is of GGUF files; match names layers of folders")
         where = parts["where"].one_of(WHERE) if "where" in parts else None
         out.append(Rule(tuple(p.text() for p in patterns), becomes(parts["weights"]), where))
     return tuple(out)

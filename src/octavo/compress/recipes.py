@@ -7,13 +7,14 @@ Those that come with Octavo lie in `builtin/`, in the form that a recipe of one'
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
 from octavo.checkpoint.base import TensorType
 from octavo.compress.grids import Scheme
+from octavo.errors import UsageError
 
 Layout = Literal["gptq", "awq", "compressed-tensors", "mlx", "safetensors"]
 Method = Literal["rtn", "gptq", "healed", "distilled", "awq", "smoothquant"]
@@ -56,6 +57,7 @@ class GgufRecipe:
     base: TensorType
     rules: tuple[Rule, ...]
     file_type: int  # as GGUF numbers them
+    file: str = field(default="", compare=False, repr=False)  # of one's own
 
     def type_of(self, name: str, shape: tuple[int, ...], layers: int, tied: bool) -> TensorType:
         """The type of a tensor; tied: the embeddings are the head."""
@@ -110,6 +112,7 @@ class FolderRecipe:
     method: Method = "rtn"
     rules: tuple[Rule, ...] = ()
     activations: Activations | None = None
+    file: str = field(default="", compare=False, repr=False)  # of one's own
 
     def scheme_of(self, name: str) -> Scheme | None:
         """What a layer's weights become; None: they stay as they are."""
@@ -126,3 +129,16 @@ class FolderRecipe:
 
 
 Recipe = GgufRecipe | FolderRecipe
+
+
+def check_rules(recipe: Recipe, layers: Iterable[str], tensors: Iterable[str] = ()) -> None:
+    """Raises UsageError if a rule of a recipe of one's own fits no layer; one that keeps layers may
+    be about any tensor. In folders each pattern counts: those of GGUF files are for many families.
+    """
+    layers, tensors = set(layers), {*tensors, *layers}
+    for rule in recipe.rules if recipe.file else ():
+        names = tensors if rule.becomes is None else layers
+        idle = [p for p in rule.patterns if not any(fnmatchcase(n, p) for n in names)]
+        if idle and (isinstance(recipe, FolderRecipe) or len(idle) == len(rule.patterns)):
+            like = f"; there is {min(layers)}" if layers else ""
+            raise UsageError(f"{recipe.file}: no layer fits {idle[0]!r}{like}")

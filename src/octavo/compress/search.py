@@ -19,11 +19,12 @@ from octavo.checkpoint.progress import ProgressBar
 from octavo.checkpoint.writer import NewTensor, write_gguf
 from octavo.compress.data import Part, split, token_blocks
 from octavo.compress.distributions import LOGITS, rows_at_once
-from octavo.compress.evaluation import fingerprint, weight_bytes
+from octavo.compress.evaluation import weight_bytes
 from octavo.compress.sensitivity import (
     Encoded,
     Option,
     Reference,
+    made_of,
     matrices,
     opened,
     options,
@@ -92,7 +93,7 @@ def search(
         raise UsageError(f"{checkpoint.path.name} has no matrix that can become smaller")
     job = _Search(checkpoint, budget, output, threads or usable_threads())
     job.check_budget()
-    folder = output.with_name(f"{output.name}.search-{fingerprint(checkpoint)[:8]}")
+    folder = output.with_name(f"{output.name}.search-{made_of(checkpoint)[:8]}")
     try:
         found = job.run(Encoded(folder), data, progress)
     except (OctavoError, OSError):
@@ -137,11 +138,12 @@ class _Search:
     def run(self, encoded: Encoded, data: Path | None, progress: ProgressBar) -> Found:
         model = opened(self.checkpoint)
         tokenizer, rows = load_tokenizer(self.checkpoint), rows_at_once(model.vocabulary)
-        seen = max(LENGTH, min(SEEN, 4 * LOGITS // (4 * model.vocabulary)))
+        length = min(LENGTH, model.program.context)
+        seen = max(length, min(SEEN, 4 * LOGITS // (4 * model.vocabulary)))
 
         def blocks(part: Part, tokens: int) -> Ints:
             texts = split(part, data, self.checkpoint.path)
-            return token_blocks(texts, tokenizer, LENGTH, tokens // LENGTH)
+            return token_blocks(texts, tokenizer, length, tokens // length)
 
         calibration = blocks("calibration", seen)
         units = matrices(self.checkpoint)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -157,8 +158,14 @@ def _error(x: Floats, kind: TensorType) -> float:
 # -- what is kept -------------------------------------------------------------------------------
 
 
+def made_of(checkpoint: Checkpoint) -> str:
+    """What encoded matrices and their losses depend on: the model, Octavo and its types."""
+    types = ",".join(k.name for k in (*WIDE, *NARROW))
+    return sha256(f"{fingerprint(checkpoint)} {version('octavo')} {types}".encode()).hexdigest()
+
+
 def _file(checkpoint: Checkpoint, blocks: Ints) -> Path:
-    key = sha256(fingerprint(checkpoint).encode() + blocks.tobytes()).hexdigest()[:24]
+    key = sha256(made_of(checkpoint).encode() + blocks.tobytes()).hexdigest()[:24]
     return cache_folder() / "sensitivity" / f"{key}.json"
 
 

@@ -72,6 +72,8 @@ class RoundLayers:
             q, error, method = plain, plain_error, "rtn"
         arrays: Arrays = {"codes": q.codes, "scales": q.scales, "zeros": q.zeros, "step": step}
         notes = {"method": method, "error": error, "plain": plain_error}
+        if self.activations is not None:  # weights are rounded to the nearest in any case
+            notes = {}
         return Finished(arrays, notes, q.values())
 
     def weights(self, name: str, arrays: Arrays) -> F32:
