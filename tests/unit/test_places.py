@@ -140,7 +140,7 @@ def test_reports_are_refused_before_work(gguf: Path, tmp_path: Path) -> None:
         assert isinstance(error, WriteError) and "make the folder first" in str(error)
     with pytest.raises(WriteError, match="make the folder first"):
         search_mix(
-            open_checkpoint(gguf), tmp_path / "x.gguf", None, False, budget="1MB", context=None,
+            open_checkpoint(gguf), tmp_path / "x.gguf", None, False, typed="x", budget="1MB", context=None,
             concurrency=None, max_kl=None, chart=Path(none),
         )  # fmt: skip
     assert list(tmp_path.iterdir()) == []
