@@ -438,7 +438,7 @@ def test_tokens_are_told_and_blocks_fit_the_context(
     context = build_program(checkpoint).context
     job = job_of(checkpoint, find_recipe("gptq-4"), tmp_path / "out", data=text)
     monkeypatch.setattr(calibrated, "SEQUENCES", 1)
-    job.run(say=of_runs(told))
+    job.run(say=told.append)
     assert f"layers see {context:,} tokens of text" in told
 
 
