@@ -98,9 +98,10 @@ struct Act {
   float* f32;         // [rows][k]
   // forms that only adapters read: left out where a step has none that do
   bool adapted_bf16, adapted_f32;
-
-  bool scaled() const { return wide; }
 };
+
+// Whether groups have scales of their own.
+INLINE bool scaled(const Act& a) { return a.wide; }
 
 INLINE size_t tiled(int row, int group, int groups) {
   return ((size_t)(row / ROW_TILE) * groups + group) * ROW_TILE + row % ROW_TILE;

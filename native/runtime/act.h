@@ -64,11 +64,11 @@ inline size_t act_bytes(int rows, int width, ActForms forms) {
 inline Act from_row(const Act& a, int row) {
   const size_t n = size_t(row) * size_t(a.k);
   Act b = a;
-  if (a.q) b.q += 2 * n, b.scale += a.scaled() ? n / 32 : size_t(row);
+  if (a.q) b.q += 2 * n, b.scale += scaled(a) ? n / 32 : size_t(row);
   if (a.neg_high) b.neg_high += n / 32, b.neg_low += n / 32;
   if (a.sum) b.sum += n / 32, b.neg16 += n / 16;
   if (a.neg32) b.neg32 += n / 32;
-  if (a.scaled()) b.neg16_high += n / 16, b.wide += n / 32;
+  if (scaled(a)) b.neg16_high += n / 16, b.wide += n / 32;
   if (a.bf16) b.bf16 += 2 * n;
   if (a.f32) b.f32 += n;
   return b;
