@@ -187,6 +187,7 @@ def test_groups(folder: Path, tmp_path: Path) -> None:
 def test_no_layer_loses_more(
     recipe: octavo.compress.recipes.Recipe, folder: Path, text: Path, tmp_path: Path
 ) -> None:
+    forecast = job_of(open_checkpoint(folder), recipe, tmp_path / "out").forecast()
     done = quantized(folder, recipe.name, tmp_path / "out", text)
     plain = isinstance(recipe, FolderRecipe) and recipe.activations is not None
     assert len(done.losses) == (0 if plain else 7 * SMALL.layers)
@@ -200,7 +201,6 @@ def test_no_layer_loses_more(
         loss.method in (recipe.name.split("-")[0], recipe.method, "rtn") for loss in done.losses
     )
     assert open_checkpoint(done.output).nbytes == done.bytes_after
-    forecast = job_of(open_checkpoint(folder), recipe, tmp_path / "out").forecast()
     assert done == replace(forecast, losses=done.losses, learned=done.learned)
     ids = np.random.default_rng(0).integers(97, 104, 64).tolist()
     a, b = (Runner(p, kv_dtype="f32").logits(ids) for p in (folder, done.output))
