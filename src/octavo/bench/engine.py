@@ -141,10 +141,12 @@ class Run:
 
     @property
     def phases(self) -> dict[str, float]:
-        """Percent of native time since `settled` by kind of operation."""
-        before, after = self.settled.native, self.ended.native
-        seconds = max(after.seconds - before.seconds, 1e-9)
-        return {k: 100 * (v - before.phases.get(k, 0)) / seconds for k, v in after.phases.items()}
+        """Percent of native time since `settled` by kind of operation. A step may have been under
+        way then, so shares are of what was counted."""
+        before = self.settled.native.phases
+        spent = {k: v - before.get(k, 0) for k, v in self.ended.native.phases.items()}
+        total = max(sum(spent.values()), 1e-9)
+        return {k: 100 * v / total for k, v in spent.items()}
 
 
 async def run_requests(
