@@ -12,13 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from octavo.compress.clipping import clip_quantize
-from octavo.compress.fit import F32, divide
+from octavo.compress.fit import F32, F64, divide
 from octavo.compress.grids import Grid
 
-F64 = npt.NDArray[np.float64]
 ALPHAS = tuple(i / 10 for i in range(1, 7))
 ROWS = 64  # of each matrix, that exponents are tried on
 SMALLEST = np.float32(1e-4)  # of scales before they are balanced

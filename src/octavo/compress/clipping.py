@@ -10,10 +10,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from octavo.compress.fit import F32, I32, divide
+from octavo.compress.fit import F32, F64, I32, divide
 from octavo.compress.grids import CHUNK, Grid, Quantized, codes_on, quantize, rounded
 
-F64 = npt.NDArray[np.float64]
 SHARES = tuple(1 - i / 20 for i in range(12))  # of the range that grids span
 REPEATS = 2  # roundings with the best scale found
 

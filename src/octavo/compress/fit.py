@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
 
 STEPS = np.linspace(-1.6, 1.6, 25, dtype=np.float32)  # candidates, in codes of the widest value

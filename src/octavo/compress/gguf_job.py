@@ -21,7 +21,7 @@ from octavo.compress.fit import F32
 from octavo.compress.groups import whole
 from octavo.compress.jobs import Rounded, Say, folder_name, weights_of
 from octavo.compress.recipes import GgufRecipe, check_rules
-from octavo.compress.writing import converted
+from octavo.compress.writing import converted, metadata_of
 from octavo.errors import UsageError
 from octavo.models import build_program
 from octavo.program import Experts, Linear, Weight
@@ -100,11 +100,7 @@ class GgufJob:
         return replace(self.forecast(), resumed=resumed)
 
     def _write(self, path: Path, importance: dict[str, F32], progress: Advance) -> None:
-        metadata = dict(self.checkpoint.metadata)
-        metadata["general.file_type"] = self.recipe.file_type
-        metadata["general.quantization_version"] = 2
-        for key in [k for k in metadata if k.startswith(("split.", "general.alignment"))]:
-            del metadata[key]
+        metadata = metadata_of(self.checkpoint, self.recipe.file_type)
         tensors = {}
         for name, tensor in self.checkpoint.tensors.items():
             weights = importance.get(name)

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from octavo.compress.fit import F32, I32, divide
+from octavo.compress.fit import F32, F64, I32, divide
 from octavo.compress.grids import Grid, Quantized, quantize
 
-F64 = npt.NDArray[np.float64]
 UPDATE_COLUMNS = 128  # columns after which the rest of the matrix is updated
 MOST_DAMPING = 1.0  # of the diagonal's mean, at which the inputs say nothing any more
 

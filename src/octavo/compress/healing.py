@@ -11,10 +11,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from octavo.compress.fit import F32
+from octavo.compress.fit import F32, F64
 from octavo.compress.grids import CHUNK, Quantized, check_finite, rounded
 
-F64 = npt.NDArray[np.float64]
 ROUNDS = 3  # of codes, then scales
 SWEEPS = 2  # over the columns in each
 BLOCK = 64  # columns after which the rest of a matrix is updated

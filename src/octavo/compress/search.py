@@ -31,6 +31,7 @@ from octavo.compress.sensitivity import (
     sensitivities,
     types_of,
 )
+from octavo.compress.writing import metadata_of
 from octavo.engine.host import usable_threads
 from octavo.errors import OctavoError, UsageError
 from octavo.text import load_tokenizer
@@ -189,10 +190,7 @@ class _Search:
         )  # fmt: skip
 
     def _write(self, mix: Mapping[str, Option], encoded: Encoded) -> None:
-        metadata = dict(self.checkpoint.metadata) | {"general.quantization_version": 2}
-        metadata["general.file_type"] = GUESSED
-        for key in [k for k in metadata if k.startswith(("split.", "general.alignment"))]:
-            del metadata[key]
+        metadata = metadata_of(self.checkpoint, GUESSED)
         tensors = encoded.mixed(self.checkpoint, self._changes(mix)).tensors
         write_gguf(
             self.output,

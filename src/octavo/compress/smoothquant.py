@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from octavo.compress.awq import Settle
 from octavo.compress.clipping import range_quantize
 from octavo.compress.fit import F32, divide
 from octavo.compress.grids import Grid, Quantized, check_finite, quantize
+from octavo.compress.recipes import Activations
 from octavo.compress.statistics import InputStatistics
 
 W8 = Grid(8, 0, True)
@@ -27,7 +27,6 @@ ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 SHARES = tuple(np.float32(1 - i / 20) for i in range(10))  # of the largest input that int8 spans
 SAMPLES = 256  # inputs that errors are measured on
 SMALLEST = np.float32(1e-5)
-Activations = Literal["dynamic", "static"]
 
 
 @dataclass(frozen=True, slots=True)

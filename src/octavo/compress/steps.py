@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from octavo.compress.awq import Settle, best_scales
 from octavo.compress.calibration import Finished
 from octavo.compress.clipping import clip_quantize
-from octavo.compress.fit import F32
+from octavo.compress.fit import F32, F64
 from octavo.compress.gptq import gptq, output_error
 from octavo.compress.grids import Grid, Quantized, Scheme, quantize
 from octavo.compress.healing import heal
@@ -20,7 +19,6 @@ from octavo.compress.recipes import Activations, Method
 from octavo.compress.smoothquant import w8a8
 from octavo.compress.statistics import InputStatistics
 
-F64 = npt.NDArray[np.float64]
 Search = Callable[[Sequence[F32], InputStatistics, Settle], F32 | None]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.checkpoint.base import Tensor, TensorType
+from octavo.checkpoint.base import Checkpoint, Tensor, TensorType
 from octavo.checkpoint.dequantize import dequantize
 from octavo.checkpoint.progress import Advance
 from octavo.checkpoint.writer import NewTensor
@@ -19,6 +19,17 @@ from octavo.compress.fit import F32
 from octavo.compress.grids import check_finite
 from octavo.compress.packing import as_floats
 from octavo.errors import UsageError
+
+
+def metadata_of(checkpoint: Checkpoint, file_type: int) -> dict[str, Any]:
+    """Metadata of a GGUF file made of another: what says how that one was cut and aligned is left
+    out. file_type: as GGUF numbers mixes of types."""
+    kept = {
+        k: v
+        for k, v in checkpoint.metadata.items()
+        if not k.startswith(("split.", "general.alignment"))
+    }
+    return kept | {"general.file_type": file_type, "general.quantization_version": 2}
 
 
 def copied(tensor: Tensor, progress: Advance) -> NewTensor:
