@@ -199,6 +199,13 @@ class Screen:
     help="Most memory for adapters. [256MiB with --lora or --lora-dir]",
 )
 @click.option(
+    "--data-dir",
+    "data",
+    type=click.Path(file_okay=False, path_type=Path),
+    envvar="OCTAVO_DATA_DIR",
+    help="Folder that keeps stored responses. [one that ends with the server]",
+)
+@click.option(
     "--packed-cache",
     is_flag=True,
     help="Keep packed weights on disk, and map them at the next start.",
@@ -216,7 +223,7 @@ def serve(
     hosts: tuple[str, ...], origins: tuple[str, ...], name: str | None,
     chat_template: Path | None, max_queue: int, drain_timeout: int, write_timeout: int,
     log_level: str, log_format: str, loras: tuple[str, ...],
-    lora_dir: Path | None, lora_memory: str | None, packed_cache: bool, memory: str | None,
+    lora_dir: Path | None, data: Path | None, lora_memory: str | None, packed_cache: bool, memory: str | None,
     context: int | None, threads: int | None, kv_dtype: str, activations: str, offline: bool,
     generation_config: Literal["auto", "none"],
 ) -> None:  # fmt: skip
@@ -251,7 +258,7 @@ def serve(
     from octavo.server.run import ModelOptions, ServeOptions
 
     template = chat_template.read_text() if chat_template else None
-    options = ServeOptions(access, drain_timeout, write_timeout, lora_dir)
+    options = ServeOptions(access, drain_timeout, write_timeout, lora_dir, data)
     wanted = ModelOptions(
         located, name or located.name, plan, template, max_queue, adapters, generation_config
     )

@@ -17,12 +17,23 @@ Capability = Literal["generate", "chat", "embed", "rank"]
 
 
 @dataclass(frozen=True)
+class About:
+    """What a model's files say of it. quantization: the type that holds most of its bytes."""
+
+    format: str = ""
+    architecture: str = ""
+    parameters: int = 0
+    bytes: int = 0
+    quantization: str = ""
+
+
+@dataclass(frozen=True)
 class ServedModel:
     """A model under its public name.
 
     client: computes its tokens. grammars: checks constraints before that. defaults: sampling
     parameters of requests that name none. context: most tokens of a sequence. adapter: the LoRA
-    adapter that goes by this name.
+    adapter that goes by this name. about: its files.
     """
 
     name: str
@@ -38,6 +49,7 @@ class ServedModel:
     task: Task
     pooling: Pooling
     adapter: str = ""
+    about: About = About()
 
     def require(self, capability: Capability) -> None:
         """Raises RequestError if the model cannot do that."""

@@ -134,8 +134,9 @@ def _completion(
     encode, given = model.tokenizer.encode, request.prompts
     check_texts((p for p in given if isinstance(p, str)), model, "prompts")
     ids = [encode(p) if isinstance(p, str) else p for p in given]
-    check_length(ids, request.sampling.max_tokens, model, "prompts")
-    params = _sampling(request.sampling, model)
+    sampling = _fitting(request, ids, model)
+    check_length(ids, sampling.max_tokens, model, "prompts")
+    params = _sampling(sampling, model)
     if request.echo and params.logprobs is not None:
         params = msgspec.structs.replace(params, prompt_logprobs=params.logprobs)
     return PreparedRequest(
@@ -149,8 +150,9 @@ def _chat(request: GenerationRequest, model: ServedModel, n: int, made: int) -> 
     template = model.chat_template
     ids = encode_chat(request, model)
     use = _tool_use(request)
-    check_length([ids], request.sampling.max_tokens, model, "messages")
-    params = _sampling(request.sampling, model)
+    sampling = _fitting(request, [ids], model)
+    check_length([ids], sampling.max_tokens, model, "messages")
+    params = _sampling(sampling, model)
     thinking = template.thinking(ids)
     structure, constraint = _only(request.structure, params), "structure"
     if use is not None and (use.required or use.strict):
@@ -177,6 +179,17 @@ def _chat(request: GenerationRequest, model: ServedModel, n: int, made: int) -> 
         constraint=constraint, priority=request.priority, timeout=request.timeout,
         salt=_salt(request),
     )  # fmt: skip
+
+
+def _fitting(
+    request: GenerationRequest, prompts: list[list[int]], model: ServedModel
+) -> Sampling | SamplingParams:
+    """The parameters, without a limit that the context does not leave room for if that is meant."""
+    given = request.sampling
+    if not request.to_context or not isinstance(given, Sampling) or given.max_tokens is None:
+        return given
+    fits = max(map(len, prompts)) + given.max_tokens <= model.context
+    return given if fits else replace(given, max_tokens=None)
 
 
 def encode_chat(request: GenerationRequest, model: ServedModel) -> list[int]:

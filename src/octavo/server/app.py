@@ -18,8 +18,8 @@ from starlette.types import ASGIApp
 from octavo.errors import RequestError
 from octavo.server.adapters import AdapterRoutes
 from octavo.server.bodies import Bodies
-from octavo.server.dialect import Dialect, ModelsRoute
-from octavo.server.dialects import DIALECTS
+from octavo.server.dialect import Dialect, FixedRoute, ModelsRoute
+from octavo.server.dialects import DIALECTS, openai
 from octavo.server.exchange import OTHER, Observer
 from octavo.server.exchanges import ExchangeMiddleware, InternalError, RouteLabel
 from octavo.server.guard import Access, guarded
@@ -27,6 +27,8 @@ from octavo.server.http import error_response, json_response
 from octavo.server.metrics import Metrics
 from octavo.server.registry import Registry
 from octavo.server.runner import Handler, Runner, answering
+from octavo.server.store import Store
+from octavo.server.stored import StoredResponses
 
 encode = msgspec.json.Encoder().encode
 
@@ -78,10 +80,12 @@ class About:
 def create_app(
     registry: Registry, metrics: Metrics, access: Access, observe: Observer,
     lora_folder: Path | None = None, dialects: tuple[Dialect, ...] = DIALECTS,
+    store: Store | None = None,
 ) -> ASGIApp:  # fmt: skip
     """The ASGI application, which calls `observe` with every exchange that has ended.
 
-    lora_folder: where adapters may be loaded from while serving.
+    lora_folder: where adapters may be loaded from while serving. store: keeps responses; without
+    one there is no /v1/responses.
     """
     bodies = Bodies()
     runner, about = Runner(registry, bodies), About(registry, metrics)
@@ -96,9 +100,18 @@ def create_app(
         ("/metrics", "GET", about.metrics, default),
         ("/version", "GET", about.version, default),
     ]
+    if store is not None:
+        kept = StoredResponses(runner, store, openai.RESPONSES)
+        table += [
+            ("/v1/responses", "POST", answering(kept.create), default),
+            ("/v1/responses/{id}", "GET", answering(kept.get), default),
+            ("/v1/responses/{id}", "DELETE", answering(kept.delete), default),
+            ("/v1/responses/{id}/cancel", "POST", answering(kept.cancel), default),
+            ("/v1/responses/{id}/input_items", "GET", answering(kept.input), default),
+        ]
     for dialect in dialects:
         for route in dialect.routes:
-            method = "GET" if isinstance(route, ModelsRoute) else "POST"
+            method = "GET" if isinstance(route, ModelsRoute | FixedRoute) else "POST"
             table.append((route.path, method, runner.handler(dialect, route), dialect))
     routes, paths = [], {}
     for path, method, handler, dialect in table:

@@ -67,10 +67,16 @@ class Route:
 
 @dataclass(frozen=True)
 class GenerateRoute(Route):
-    """Generates text: the request that a body asks for, and the writer of the response."""
+    """Generates text: the request that a body asks for, and the writer of the response.
+
+    nothing: the response of a body that asks for no text.
+    """
 
     request: Callable[[Any], GenerationRequest]
     writer: Callable[[Any, PreparedRequest, Usage], ResponseWriter]
+    nothing: Callable[[Any, ServedModel], bytes | None] = field(
+        default=lambda body, served: None, kw_only=True
+    )
 
 
 @dataclass(frozen=True)
@@ -105,9 +111,22 @@ class ModelsRoute:
 
 
 @dataclass(frozen=True)
+class FixedRoute:
+    """Says the same whatever is served."""
+
+    path: str
+    reply: Callable[[], bytes]
+    media_type: str = "application/json"
+
+
+@dataclass(frozen=True)
 class Dialect:
-    """An API that the server speaks. fields: what any body may have besides its own fields."""
+    """An API that the server speaks. fields: what any body may have besides its own fields.
+
+    model_name: a model's own name, of what clients call it.
+    """
 
     fields: Fields
     error_body: ErrorBody
-    routes: tuple[Route | ModelsRoute, ...]
+    routes: tuple[Route | ModelsRoute | FixedRoute, ...]
+    model_name: Callable[[str | None], str | None] = lambda name: name

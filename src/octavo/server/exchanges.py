@@ -35,7 +35,8 @@ class RouteLabel:
 class ExchangeMiddleware:
     """Outermost middleware: gives each request an Exchange, and passes it to `observe` at its end.
 
-    paths: what is known of each path. One that ends in "/" stands for all that begin with it.
+    paths: what is known of each path. One that ends in "/" stands for all that begin with it, except
+    the root.
     other: of every other path.
     """
 
@@ -44,7 +45,7 @@ class ExchangeMiddleware:
     ) -> None:
         self._app = app
         self._paths = paths
-        self._prefixes = [path for path in paths if path.endswith("/")]
+        self._prefixes = [path for path in paths if path.endswith("/") and path != "/"]
         self._other = other
         self._observe = observe
 

@@ -18,7 +18,7 @@ from octavo.server.http import refuse
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s?#]+")
-METHODS = ("GET", "POST", "HEAD", "OPTIONS")
+METHODS = ("GET", "POST", "DELETE", "HEAD", "OPTIONS")
 
 
 class Unauthorized(RequestError):
@@ -177,10 +177,12 @@ class Keys:
 
     def check(self, scope: Scope) -> None:
         """Sets scope["principal"]. Raises Unauthorized without a key where one is needed."""
-        given = _values(scope, b"authorization")
         digest = b""
+        given = _values(scope, b"authorization")
         if len(given) == 1 and given[0][:7].lower() == b"bearer ":
             digest = _digest(given[0][7:].strip())
+        elif not given and len(keys := _values(scope, b"x-api-key")) == 1:  # Anthropic's
+            digest = _digest(keys[0].strip())
         admin, known = _among(digest, self._admin), _among(digest, self._keys)
         if admin or known:
             scope["principal"] = Principal(_digest(b"salt" + digest).hex()[:16], admin)

@@ -30,6 +30,7 @@ from octavo.server.guard import Access
 from octavo.server.logs import log_exchange
 from octavo.server.metrics import Metrics
 from octavo.server.registry import Registry
+from octavo.server.store import Store
 from octavo.text import ChatTemplate, load_tokenizer
 from octavo.text.chat import template_source
 
@@ -58,6 +59,7 @@ class ServeOptions:
     drain_timeout: int = 30
     write_timeout: float = 60
     lora_folder: Path | None = None  # where adapters may be loaded from while serving
+    data: Path | None = None  # of what outlives the server; None: nothing does
 
 
 class _Server(uvicorn.Server):
@@ -160,6 +162,7 @@ async def serve(
 
     ready: called once the model can answer. ended: called with every exchange that has ended.
     """
+    store = Store(options.data)
     client = EngineProcessClient(
         str(wanted.located.path), wanted.plan, model.vocabulary, wanted.max_queue, progress,
         model.checkpoint.states,
@@ -169,6 +172,7 @@ async def serve(
         served = await open_served(wanted, model, client)
     except BaseException:
         await client.close()
+        store.close()
         raise
     models = Registry()
     entry = models.add(served.name, client, served.aliases)
@@ -179,7 +183,7 @@ async def serve(
         log_exchange(one)
         ended(one)
 
-    app = create_app(models, metrics, options.access, observe, options.lora_folder)
+    app = create_app(models, metrics, options.access, observe, options.lora_folder, store=store)
     server = _server(app, models, options, observe)
     running = asyncio.create_task(server.serve([sock]))
     starting = asyncio.create_task(_start(client, wanted.adapters))
@@ -194,4 +198,5 @@ async def serve(
         server.should_exit = True
         starting.cancel()
         await served.close()
+        store.close()
         await asyncio.gather(running, starting, return_exceptions=True)

@@ -18,10 +18,12 @@ from octavo.generate.embed import count, encode_inputs, encode_pairs, pool, scor
 from octavo.generate.model import ServedModel
 from octavo.generate.prepare import PreparedRequest, prepare
 from octavo.generate.reply import TextDelta, Usage
+from octavo.generate.request import GenerationRequest
 from octavo.server.bodies import Bodies
 from octavo.server.dialect import (
     Dialect,
     EmbedRoute,
+    FixedRoute,
     GenerateRoute,
     ModelsRoute,
     Names,
@@ -39,11 +41,12 @@ from octavo.server.http import (
     json_response,
     while_connected,
 )
-from octavo.server.parsing import Fields
 from octavo.server.registry import Registry
+from octavo.server.sizes import Bounds
 
 FEW = 64  # tokens with log-probabilities whose JSON is made on the event loop
 Handler = Callable[[Request], Awaitable[Response]]
+Keep = Callable[[Any], Awaitable[None]]  # of a writer that has written all
 
 
 class Runner:
@@ -53,22 +56,37 @@ class Runner:
         self._registry = registry
         self._bodies = bodies
 
-    def handler(self, dialect: Dialect, route: Route | ModelsRoute) -> Handler:
+    def handler(self, dialect: Dialect, route: Route | ModelsRoute | FixedRoute) -> Handler:
         """The handler of a route, which turns errors into responses."""
+        if isinstance(route, FixedRoute):
+            return answering(lambda request: _fixed(route))
         if isinstance(route, ModelsRoute):
             return answering(lambda request: self._models(route, request))
-        return answering(lambda request: self._run(dialect.fields, route, request))
+        return answering(lambda request: self._run(dialect, route, request))
 
-    async def _run(self, fields: Fields, route: Route, request: Request) -> Response:
+    async def read(
+        self, dialect: Dialect, kind: type[Any], request: Request
+    ) -> tuple[Any, ServedModel]:
+        """A request's body, and the model that it names."""
         self._registry.check_loaded()
-        body: Any = await self._bodies.read(request, route.body, fields, self._registry.bounds)
-        served = self._registry.get(body.model)
-        exchange(request.scope).model = self._registry.entry(body.model).name
+        called = dialect.model_name
+
+        def bounds(name: str | None) -> Bounds:
+            return self._registry.bounds(called(name))
+
+        body: Any = await self._bodies.read(request, kind, dialect.fields, bounds)
+        name = called(body.model)
+        served = self._registry.get(name)
+        exchange(request.scope).model = self._registry.entry(name).name
+        return body, served
+
+    async def _run(self, dialect: Dialect, route: Route, request: Request) -> Response:
+        body, served = await self.read(dialect, route.body, request)
         names = {"adapter": "model", **route.names(body)}  # a body names an adapter as its model
         try:
             match route:
                 case GenerateRoute():
-                    return await self._generate(route, body, served, names, request)
+                    return await self.generate(route, body, served, names, request)
                 case EmbedRoute():
                     return await self._embed(route, body, served, request)
                 case ScoreRoute():
@@ -114,28 +132,46 @@ class Runner:
 
     # -- generation ---------------------------------------------------------------------------
 
-    async def _generate(
-        self, route: GenerateRoute, body: Any, served: ServedModel, names: Names, request: Request
-    ) -> Response:
-        self._registry.check_open()
-        salt = principal(request.scope).salt
-
-        def prepared() -> PreparedRequest:
-            return prepare(replace(route.request(body), salt=salt), served)
-
-        job = await asyncio.to_thread(prepared)
+    async def generate(
+        self, route: GenerateRoute, body: Any, served: ServedModel, names: Names, request: Request,
+        keep: Keep | None = None,
+    ) -> Response:  # fmt: skip
+        """The response of a body, whole or as a stream. keep: called before its end is sent."""
+        if (reply := route.nothing(body, served)) is not None:
+            return json_response(reply)
+        job = await self.prepare(route.request, body, served, principal(request.scope).salt)
         one = exchange(request.scope)
         usage = one.usage = Usage(prompt=job.prompt_tokens, began=one.began)
         writer = route.writer(body, job, usage)
         if writer.stream:
-            return await _stream(request, generate(job, usage), writer, names)
+            return await _stream(request, generate(job, usage), writer, names, keep)
         choices = await while_connected(request.receive, generate_whole(job, usage))
-        return json_response(await asyncio.to_thread(writer.whole, choices))
+        reply = await asyncio.to_thread(writer.whole, choices)
+        if keep is not None:
+            await keep(writer)
+        return json_response(reply)
+
+    async def prepare(
+        self, translate: Callable[[Any], GenerationRequest], body: Any, served: ServedModel,
+        salt: str,
+    ) -> PreparedRequest:  # fmt: skip
+        """What a body asks for, ready for the engine."""
+        self._registry.check_open()
+
+        def prepared() -> PreparedRequest:
+            return prepare(replace(translate(body), salt=salt), served)
+
+        return await asyncio.to_thread(prepared)
+
+
+async def _fixed(route: FixedRoute) -> Response:
+    return Response(route.reply(), media_type=route.media_type)
 
 
 async def _stream(
-    request: Request, deltas: AsyncGenerator[TextDelta, None], writer: ResponseWriter, names: Names
-) -> Response:
+    request: Request, deltas: AsyncGenerator[TextDelta, None], writer: ResponseWriter, names: Names,
+    keep: Keep | None,
+) -> Response:  # fmt: skip
     """Streams. The status is sent with the first text, so that refusals keep theirs."""
     try:
         first = await while_connected(request.receive, anext(deltas))
@@ -154,7 +190,10 @@ async def _stream(
                 yield writer.opening() + await chunks(first)
                 async for delta in rest:
                     yield await chunks(delta)
-            yield writer.closing()
+            end = writer.closing()
+            if keep is not None:
+                await keep(writer)
+            yield end
         except RequestError as e:
             error = e.renamed(names)
             exchange(request.scope).failed(error)

@@ -10,7 +10,7 @@ from octavo.server.dialect import (
     ScoreRoute,
     TextRoute,
 )
-from octavo.server.dialects.openai import embeddings, requests
+from octavo.server.dialects.openai import embeddings, items, requests
 from octavo.server.dialects.openai.errors import error_body
 from octavo.server.dialects.openai.models import model_card, model_list
 from octavo.server.dialects.openai.responses import ResponseWriter
@@ -53,3 +53,5 @@ DIALECT = Dialect(
         ModelsRoute("/v1/models/{name:path}", model_card),
     ),
 )  # fmt: skip
+
+RESPONSES = Dialect(items.FIELDS, error_body, ())  # its routes need a store: see `server/stored.py`
