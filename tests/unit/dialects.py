@@ -16,7 +16,7 @@ from octavo.text import ChatTemplate, Tokenizer
 from tests.unit.fake_models import Listener, ScriptedClient, fake_model, listening
 
 # Shows all that it is given. It reads the marker "</think>", so the model may think.
-TEMPLATE = """{% if tools %}Tools: {{ tools | tojson }}
+TEMPLATE = """{# </think> #}{% if tools %}Tools: {{ tools | tojson }}
 {% endif %}{% if reasoning_effort is defined %}Effort: {{ reasoning_effort }}
 {% endif %}{% for m in messages %}<|im_start|>{{ m.role }}
 {% if m.reasoning_content is defined %}Thought: {{ m.reasoning_content }}
@@ -26,12 +26,17 @@ TEMPLATE = """{% if tools %}Tools: {{ tools | tojson }}
 
 
 def scripted(
-    tokenizer: Tokenizer, name: str, says: str, finish: str = "stop", context: int = 4096
+    tokenizer: Tokenizer,
+    name: str,
+    says: str,
+    finish: str = "stop",
+    context: int = 4096,
+    shows: str = TEMPLATE,
 ) -> ServedModel:
     """A model that says a text, whatever it is asked, and can compile constraints."""
     ended = Ended("", finish)  # type: ignore[arg-type]
     client = ScriptedClient(tokenizer.encode(says, add_bos=False), ended)
-    template = ChatTemplate(TEMPLATE, tokenizer)
+    template = ChatTemplate(shows, tokenizer)
     model = fake_model(tokenizer, name, client=client, template=template, context=context)
     return replace(model, grammars=GrammarChecker(token_table(tokenizer), len(tokenizer.bytes)))
 

@@ -167,7 +167,7 @@ def test_what_a_script_holds(server: Listener, tokenizer: Tokenizer) -> None:
         "Let me see.", "", [("get", ARGUMENTS), ("get", {})], "calls"
     )
     say(server, tokenizer, SCRIPTS["everything"])
-    assert anthropic(server, True, []) == Reply("So:", "Hm.", [("get", {"a": 1})], "calls")
+    assert anthropic(server, True, []) == Reply("So:", "\nHm.", [("get", {"a": 1})], "calls")
 
 
 @pytest.mark.parametrize("text", ["aaSTOPbb", "日本STOP語é"])

@@ -223,8 +223,9 @@ def serve(
     hosts: tuple[str, ...], origins: tuple[str, ...], name: str | None,
     chat_template: Path | None, max_queue: int, drain_timeout: int, write_timeout: int,
     log_level: str, log_format: str, loras: tuple[str, ...],
-    lora_dir: Path | None, data: Path | None, lora_memory: str | None, packed_cache: bool, memory: str | None,
-    context: int | None, threads: int | None, kv_dtype: str, activations: str, offline: bool,
+    lora_dir: Path | None, data: Path | None, lora_memory: str | None, packed_cache: bool,
+    memory: str | None, context: int | None, threads: int | None, kv_dtype: str,
+    activations: str, offline: bool,
     generation_config: Literal["auto", "none"],
 ) -> None:  # fmt: skip
     """Serve MODEL: a demo name, a Hugging Face id (org/name[:quant]), a folder or a .gguf file."""

@@ -28,8 +28,8 @@ class TextDelta:
 
     reasoning, calls: what of a chat's text was no content. prompt: log-probabilities of the whole
     prompt, once. score: of a beam, with its end. ids: tokens generated since the last delta;
-    stop_token: the last of them, if it ended the choice and is no part of the text. stop_string: the
-    one that ended it.
+    stop_token: the last of them, if it ended the choice and is no part of the text. stop_string:
+    what ended it, if one did.
     """
 
     choice: int

@@ -18,8 +18,8 @@ from starlette.types import ASGIApp
 from octavo.errors import RequestError
 from octavo.server.adapters import AdapterRoutes
 from octavo.server.bodies import Bodies
-from octavo.server.dialect import Dialect, FixedRoute, ModelsRoute
-from octavo.server.dialects import DIALECTS, openai
+from octavo.server.dialect import Dialect, FixedRoute, ModelsRoute, StoredRoute
+from octavo.server.dialects import DIALECTS
 from octavo.server.exchange import OTHER, Observer
 from octavo.server.exchanges import ExchangeMiddleware, InternalError, RouteLabel
 from octavo.server.guard import Access, guarded
@@ -85,7 +85,7 @@ def create_app(
     """The ASGI application, which calls `observe` with every exchange that has ended.
 
     lora_folder: where adapters may be loaded from while serving. store: keeps responses; without
-    one there is no /v1/responses.
+    one there are no routes that need it.
     """
     bodies = Bodies()
     runner, about = Runner(registry, bodies), About(registry, metrics)
@@ -100,17 +100,13 @@ def create_app(
         ("/metrics", "GET", about.metrics, default),
         ("/version", "GET", about.version, default),
     ]
-    if store is not None:
-        kept = StoredResponses(runner, store, openai.RESPONSES)
-        table += [
-            ("/v1/responses", "POST", answering(kept.create), default),
-            ("/v1/responses/{id}", "GET", answering(kept.get), default),
-            ("/v1/responses/{id}", "DELETE", answering(kept.delete), default),
-            ("/v1/responses/{id}/cancel", "POST", answering(kept.cancel), default),
-            ("/v1/responses/{id}/input_items", "GET", answering(kept.input), default),
-        ]
     for dialect in dialects:
         for route in dialect.routes:
+            if isinstance(route, StoredRoute):
+                if store is not None:
+                    kept = StoredResponses(runner, store, dialect, route)
+                    table += [(path, m, h, dialect) for path, m, h in kept.table()]
+                continue
             method = "GET" if isinstance(route, ModelsRoute | FixedRoute) else "POST"
             table.append((route.path, method, runner.handler(dialect, route), dialect))
     routes, paths = [], {}

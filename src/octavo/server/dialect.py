@@ -79,6 +79,33 @@ class GenerateRoute(Route):
     )
 
 
+Object = dict[str, Any]  # of JSON
+
+
+class KeptWriter(ResponseWriter, Protocol):
+    """response: what is kept of the response, complete once all is written."""
+
+    response: Object
+
+
+@dataclass(frozen=True)
+class StoredRoute(Route):
+    """Generates text that is kept, and continues what was kept. See `server/stored.py`.
+
+    Bodies also have `previous_response_id`, `store` and `background`. prefix: of ids. request: what
+    a body asks for after the items that were said before. items: those of a body, each with an id.
+    queued: a response that has not begun: of a body, with its id, its model and the time; failed:
+    one that has ended so.
+    """
+
+    prefix: str
+    request: Callable[[Any, list[Object]], GenerationRequest]
+    writer: Callable[[Any, PreparedRequest, Usage, str], KeptWriter]
+    items: Callable[[Any], list[Object]]
+    queued: Callable[[Any, str, str, int], Object]
+    failed: Callable[[Object, RequestError], Object]
+
+
 @dataclass(frozen=True)
 class EmbedRoute(Route):
     """Computes a vector for each text of a body."""

@@ -35,8 +35,8 @@ class RouteLabel:
 class ExchangeMiddleware:
     """Outermost middleware: gives each request an Exchange, and passes it to `observe` at its end.
 
-    paths: what is known of each path. One that ends in "/" stands for all that begin with it, except
-    the root.
+    paths: what is known of each path. One that ends in "/" stands for all that begin with it,
+    except the root.
     other: of every other path.
     """
 

@@ -1,4 +1,4 @@
-"""Handlers of /v1/responses: made, kept, continued, cancelled and forgotten."""
+"""Responses that are kept: made, continued, listed, cancelled and forgotten."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import secrets
 import time
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,70 +15,65 @@ from octavo.errors import EngineFailed, InvalidValue, Overloaded, RequestError
 from octavo.generate.choices import generate_whole
 from octavo.generate.model import ServedModel
 from octavo.generate.reply import Usage
-from octavo.server.dialect import Dialect, GenerateRoute
-from octavo.server.dialects.openai.items import (
-    Item,
-    ResponsesBody,
-    names,
-    read_items,
-    responses_request,
-)
-from octavo.server.dialects.openai.items_writer import (
-    ItemsWriter,
-    Object,
-    failed,
-    input_items,
-    response_object,
-)
-from octavo.server.dialects.openai.responses import encode
+from octavo.server.dialect import Dialect, GenerateRoute, KeptWriter, Object, StoredRoute
 from octavo.server.guard import principal
 from octavo.server.http import json_response
-from octavo.server.runner import Runner
+from octavo.server.runner import Handler, Runner, answering
 from octavo.server.store import Store, Stored
 
+encode = msgspec.json.Encoder().encode
 MOST_BACKGROUND = 256  # responses that are computed without a client
 MOST_LISTED = 100
 
 
 class StoredResponses:
-    """Makes responses, and keeps them unless that is not wanted.
+    """The handlers of a route whose responses are kept unless that is not wanted."""
 
-    dialect: its fields are those of these bodies.
-    """
-
-    def __init__(self, runner: Runner, store: Store, dialect: Dialect) -> None:
-        self._runner, self._store, self._dialect = runner, store, dialect
+    def __init__(self, runner: Runner, store: Store, dialect: Dialect, route: StoredRoute) -> None:
+        self._runner, self._store = runner, store
+        self._dialect, self._route = dialect, route
         self._running: dict[str, asyncio.Task[None]] = {}  # in the background, by id
         lost = EngineFailed("the server was ended before the response was", code="engine_failed")
         for owner, one in store.unfinished():
-            store.put(owner, _stored(failed(one.fields, lost), one.input))
+            store.put(owner, _stored(route.failed(one.fields, lost), one.input))
+
+    def table(self) -> list[tuple[str, str, Handler]]:
+        """The handlers by path and method."""
+        path = self._route.path
+        entries = [
+            (path, "POST", self.create), (f"{path}/{{id}}", "GET", self.get),
+            (f"{path}/{{id}}", "DELETE", self.delete),
+            (f"{path}/{{id}}/cancel", "POST", self.cancel),
+            (f"{path}/{{id}}/input_items", "GET", self.input),
+        ]  # fmt: skip
+        return [(path, method, answering(handler)) for path, method, handler in entries]
 
     async def create(self, request: Request) -> Response:
-        body, served = await self._runner.read(self._dialect, ResponsesBody, request)
+        stored = self._route
+        body, served = await self._runner.read(self._dialect, stored.body, request)
         owner = principal(request.scope).salt
         turns = await asyncio.to_thread(self._store.turns, owner, body.previous_response_id)
         history = [item for turn in turns for item in _items(turn)]
-        id, given = "resp_" + secrets.token_hex(24), encode(input_items(body.input))
+        id, names = stored.prefix + secrets.token_hex(24), stored.names(body)
         route = GenerateRoute(
-            "/v1/responses", ResponsesBody, lambda body: responses_request(body, history),
-            lambda body, job, usage: ItemsWriter(body, job, usage, id), names=names,
+            stored.path, stored.body, lambda body: stored.request(body, history),
+            lambda body, job, usage: stored.writer(body, job, usage, id),
         )  # fmt: skip
         try:
+            given = encode(stored.items(body))
             if body.background:
                 return await self._begin(route, body, served, owner, id, given)
 
-            async def keep(writer: ItemsWriter) -> None:
+            async def keep(writer: KeptWriter) -> None:
                 if body.store is not False:
                     await asyncio.to_thread(self._store.put, owner, _stored(writer.response, given))
 
-            return await self._runner.generate(
-                route, body, served, names(body), request, keep
-            )  # fmt: skip
+            return await self._runner.generate(route, body, served, names, request, keep)
         except RequestError as e:
-            raise e.renamed(names(body)) from None
+            raise e.renamed(names) from None
 
     async def _begin(
-        self, route: GenerateRoute, body: ResponsesBody, served: ServedModel, owner: str, id: str,
+        self, route: GenerateRoute, body: Any, served: ServedModel, owner: str, id: str,
         given: bytes,
     ) -> Response:  # fmt: skip
         """Starts a response in the background, once it is known to be valid."""
@@ -86,12 +82,12 @@ class StoredResponses:
                 f"{MOST_BACKGROUND} responses are being made in the background", code="overloaded"
             )
         job = await self._runner.prepare(route.request, body, served, owner)
-        queued = response_object(body, id, served.name, int(time.time()))
+        queued = self._route.queued(body, id, served.name, int(time.time()))
         await asyncio.to_thread(self._store.put, owner, _stored(queued, given))
 
         async def run() -> None:
             usage = Usage(prompt=job.prompt_tokens)
-            writer = ItemsWriter(body, job, usage, id)
+            writer = self._route.writer(body, job, usage, id)
             begun = _stored(writer.response, given)
             await asyncio.to_thread(self._store.put, owner, begun)
             try:
@@ -99,7 +95,7 @@ class StoredResponses:
                 await asyncio.to_thread(writer.whole, choices)
                 done = writer.response
             except RequestError as e:
-                done = failed(writer.response, e.renamed(names(body)))
+                done = self._route.failed(writer.response, e.renamed(self._route.names(body)))
             await asyncio.to_thread(self._store.put, owner, _stored(done, given))
 
         task = self._running[id] = asyncio.create_task(run())
@@ -179,7 +175,7 @@ def _stored(response: Object, given: bytes) -> Stored:
     )  # fmt: skip
 
 
-def _items(turn: Stored) -> list[Item]:
+def _items(turn: Stored) -> list[Object]:
     """What was said in a turn: its input and its output."""
-    said: list[Any] = Stored.decode(turn.input) + turn.fields["output"]
-    return read_items(said)
+    said: list[Object] = Stored.decode(turn.input)
+    return said + list(turn.fields["output"])

@@ -29,7 +29,8 @@ ESCAPES = [chr(c) for c in range(0xFDD0, 0xFDF0)]  # noncharacters: never in exc
 class ChatTemplate:
     """Renders conversations. Raises RequestError when the template is at fault.
 
-    source: the template's text. style: how the model writes tool calls. reasons: whether the model may write thoughts.
+    source: its text. style: how the model writes tool calls. reasons: whether the model may write
+    thoughts.
     """
 
     def __init__(self, source: str, tokenizer: Tokenizer) -> None:

@@ -5,4 +5,4 @@ The first writes the errors of paths that belong to none.
 
 from octavo.server.dialects import anthropic, ollama, openai
 
-DIALECTS = (openai.DIALECT, anthropic.DIALECT, ollama.DIALECT)
+DIALECTS = (openai.DIALECT, openai.RESPONSES, anthropic.DIALECT, ollama.DIALECT)

@@ -56,8 +56,7 @@ def tags(models: Served) -> bytes:
 def running(models: Served) -> bytes:
     """The models that are loaded."""
     listed = [
-        _entry(*each)
-        | {"expires_at": FOREVER, "size_vram": 0, "context_length": each[0].context}
+        _entry(*each) | {"expires_at": FOREVER, "size_vram": 0, "context_length": each[0].context}
         for each in models
     ]
     return encode({"models": listed})

@@ -128,7 +128,7 @@ def _message(at: str, m: Message) -> neutral.Message:
         name = f"{at}.images"
         raise RequestError(f"{name} is not supported here", name, "unsupported_parameter")
     if m.role != "assistant" and m.tool_calls:
-        raise InvalidValue(f"{at}: only the assistant calls tools", f"{at}.tool_calls")
+        raise InvalidValue(f"{at}.tool_calls: only the assistant calls tools", f"{at}.tool_calls")
     calls = [
         neutral.ToolCall(c.function.name, c.function.arguments, c.id or None)
         for c in m.tool_calls or ()

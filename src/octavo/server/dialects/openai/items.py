@@ -158,22 +158,27 @@ def read_items(given: str | list[Any]) -> list[Item]:
     return [_item(f"input[{i}]", item) for i, item in enumerate(given)]
 
 
+def _kept(item: Any) -> Item:
+    return _item("previous_response_id", item)
+
+
 def _item(at: str, given: Any) -> Item:
     if isinstance(given, dict) and "type" not in given and "role" in given:
         given = given | {"type": "message"}
     try:
-        return msgspec.convert(given, Item)  # type: ignore[return-value]
+        item: Item = msgspec.convert(given, Item)
+        return item
     except msgspec.ValidationError as e:
         what, _, path = str(e)[:400].partition(" - at `$")
         name = at + path.rstrip("`")
         raise InvalidValue(f"{name}: {what}", name) from None
 
 
-def responses_request(body: ResponsesBody, history: Iterable[Item]) -> GenerationRequest:
+def responses_request(body: ResponsesBody, history: list[Any]) -> GenerationRequest:
     """What a body asks for after what was said before. Raises RequestError."""
     _check(body)
     messages = [neutral.message("system", body.instructions)] if body.instructions else []
-    messages += conversation([*history, *read_items(body.input)])
+    messages += conversation([*map(_kept, history), *read_items(body.input)])
     effort = body.reasoning.effort if body.reasoning else None
     options: dict[str, Any] = {}
     if effort is not None:

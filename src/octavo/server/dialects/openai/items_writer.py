@@ -13,7 +13,7 @@ from octavo.errors import RequestError
 from octavo.generate.prepare import PreparedRequest
 from octavo.generate.reply import TextDelta, TokenInfo, Usage
 from octavo.server.dialects.blocks import Block, Blocks, Change
-from octavo.server.dialects.openai.items import ResponsesBody
+from octavo.server.dialects.openai.items import ResponsesBody, read_items
 from octavo.server.dialects.openai.responses import chat_logprobs, encode
 
 Object = dict[str, Any]
@@ -52,8 +52,10 @@ def _tool(given: Object) -> Object:
     return given | {"strict": bool(given["strict"])}
 
 
-def input_items(given: str | list[Any]) -> list[Object]:
+def input_items(body: ResponsesBody) -> list[Object]:
     """An input as it is kept: every item has an id, and content is a list."""
+    given = body.input
+    read_items(given)
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     out = []
     for item in items:

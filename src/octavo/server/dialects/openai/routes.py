@@ -8,9 +8,10 @@ from octavo.server.dialect import (
     GenerateRoute,
     ModelsRoute,
     ScoreRoute,
+    StoredRoute,
     TextRoute,
 )
-from octavo.server.dialects.openai import embeddings, items, requests
+from octavo.server.dialects.openai import embeddings, items, items_writer, requests
 from octavo.server.dialects.openai.errors import error_body
 from octavo.server.dialects.openai.models import model_card, model_list
 from octavo.server.dialects.openai.responses import ResponseWriter
@@ -54,4 +55,14 @@ DIALECT = Dialect(
     ),
 )  # fmt: skip
 
-RESPONSES = Dialect(items.FIELDS, error_body, ())  # its routes need a store: see `server/stored.py`
+RESPONSES = Dialect(
+    items.FIELDS,
+    error_body,
+    (
+        StoredRoute(
+            "/v1/responses", items.ResponsesBody, "resp_", items.responses_request,
+            items_writer.ItemsWriter, items_writer.input_items, items_writer.response_object,
+            items_writer.failed, names=items.names,
+        ),
+    ),
+)  # fmt: skip
