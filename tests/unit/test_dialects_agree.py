@@ -137,6 +137,40 @@ def ollama(server: Listener, stream: bool, stop: list[str]) -> Reply:
     )  # fmt: skip
 
 
+def responses(server: Listener, stream: bool, stop: list[str]) -> Reply:
+    body = {"input": HI, "tools": [TOOL | {"type": "function"}], "stream": stream}
+    status, text = server.ask("/v1/responses", body)
+    assert status == 200, text
+    if not stream:
+        return _items(json.loads(text))
+    told = events(text)
+    assert [e["sequence_number"] for _, e in told] == list(range(len(told)))
+    pieces: dict[str, str] = {}
+    for kind, event in told:
+        if kind.endswith(".delta"):
+            pieces[event["item_id"]] = pieces.get(event["item_id"], "") + event["delta"]
+    made = told[-1][1]["response"]
+    for item in made["output"]:
+        whole = (
+            item.get("arguments") if item["type"] == "function_call" else item["content"][0]["text"]
+        )
+        assert pieces.get(item["id"], "") == whole
+    return _items(made)
+
+
+def _items(made: Any) -> Reply:
+    said: dict[str, str] = {}
+    calls = []
+    for item in made["output"]:
+        if item["type"] == "function_call":
+            calls.append((item["name"], json.loads(item["arguments"])))
+        else:
+            (part,) = item["content"]
+            said[part["type"]] = said.get(part["type"], "") + part["text"]
+    finish = "calls" if calls else FINISHES[made["status"]]
+    return Reply(said.get("output_text", ""), said.get("reasoning_text", ""), calls, finish)
+
+
 DIALECTS: dict[str, Callable[[Listener, bool, list[str]], Reply]] = {
     "openai": openai, "anthropic": anthropic, "ollama": ollama,
 }  # fmt: skip
@@ -149,7 +183,9 @@ def say(server: Listener, tokenizer: Tokenizer, text: str) -> None:
 
 
 def replies(server: Listener, stop: list[str]) -> list[Reply]:
-    return [ask(server, stream, stop) for ask in DIALECTS.values() for stream in (False, True)]
+    """Every dialect's; /v1/responses has no stop strings."""
+    asked = [*DIALECTS.values(), *([] if stop else [responses])]
+    return [ask(server, stream, stop) for ask in asked for stream in (False, True)]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

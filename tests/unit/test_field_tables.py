@@ -14,7 +14,7 @@ import pytest
 
 from octavo.checkpoint import open_checkpoint
 from octavo.server.dialect import Route
-from octavo.server.dialects import anthropic, ollama
+from octavo.server.dialects import anthropic, ollama, openai
 from octavo.server.dialects.anthropic.schemas import OutputConfig
 from octavo.server.dialects.ollama.schemas import Options
 from octavo.text import load_tokenizer
@@ -25,6 +25,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 HI = [{"role": "user", "content": "hi"}]
 # A body for each path, to which a row adds its example.
 BODIES: dict[str, dict[str, Any]] = {
+    "/v1/responses": {"model": "ann", "input": "hi"},
     "/v1/messages": {"model": "ann", "messages": HI, "max_tokens": 64},
     "/v1/messages/count_tokens": {"model": "ann", "messages": HI},
     "/api/chat": {"model": "ann", "messages": HI, "stream": False},
@@ -33,9 +34,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/embeddings": {"model": "ann", "prompt": "hi"},
     "/api/show": {"model": "ann"},
 }
-INNER = {"options": Options, "output_config": OutputConfig}
 VARIES = re.compile(
-    r'"(?:created_at|(?:total|load|eval|prompt_eval)_duration)":[^,}]+|msg_[0-9a-f]+'
+    r'"(?:created_at|(?:total|load|eval|prompt_eval)_duration)":[^,}]+|"created_at":\d+|(?:msg|resp)_[0-9a-f]+'
 )
 WORDS = ("honoured", "taken without effect", "refused")
 
@@ -62,7 +62,7 @@ def rows() -> list[Row]:
 
 def routes() -> list[Route]:
     return [
-        route for dialect in (anthropic.DIALECT, ollama.DIALECT) for route in dialect.routes
+        route for dialect in (openai.RESPONSES, anthropic.DIALECT, ollama.DIALECT) for route in dialect.routes
         if isinstance(route, Route)
     ]  # fmt: skip
 
@@ -79,11 +79,9 @@ def test_every_field_has_a_row() -> None:
     assert {f"options.{name}" for name in Options.__struct_fields__} <= listed["/api/chat"]
     told = listed["/v1/messages"]
     assert {f"output_config.{name}" for name in get_type_hints(OutputConfig)} <= told
-    for fields, path in (
-        (anthropic.DIALECT.fields, "/v1/messages"), (ollama.DIALECT.fields, "/api/chat"),
-    ):  # fmt: skip
-        everywhere = set().union(*(listed[p] for p in listed if p[:5] == path[:5]))
-        assert fields.names <= everywhere
+    for dialect in (openai.RESPONSES, anthropic.DIALECT, ollama.DIALECT):
+        paths = [route.path for route in dialect.routes if isinstance(route, Route)]
+        assert dialect.fields.names <= set().union(*(listed[path] for path in paths))
 
 
 @pytest.fixture(scope="module")
@@ -132,15 +130,17 @@ def test_it_is_honoured(server: Listener, row: Row) -> None:
     others = {k: v for k, v in row.values.items() if k != row.field and v is not None}
     status, reply, told = ask(server, row.path, row.values)
     plain = ask(server, row.path, others)
-    assert status == plain[0] == 200, reply
+    missing = row.field == "previous_response_id"
+    assert (status, plain[0]) == (400 if missing else 200, 200), reply
     assert (reply, told) != plain[1:]
 
 
 @pytest.mark.parametrize("row", those("taken without effect"), ids=name)
 def test_it_has_no_effect(server: Listener, row: Row) -> None:
+    others = {k: v for k, v in row.values.items() if k != row.field}
     with_it = ask(server, row.path, row.values)
     assert with_it[0] == 200
-    assert with_it == ask(server, row.path, {})
+    assert with_it == ask(server, row.path, others)
 
 
 @pytest.mark.parametrize("row", those("refused"), ids=name)

@@ -98,7 +98,7 @@ class ItemsWriter:
 
     # -- events -------------------------------------------------------------------------------
 
-    def _event(self, name: str, **fields: Any) -> bytes:
+    def _event(self, name: str, /, **fields: Any) -> bytes:
         value = {"type": f"response.{name}", "sequence_number": self._number, **fields}
         self._number += 1
         return b"event: response.%b\ndata: %b\n\n" % (name.encode(), encode(value))
