@@ -25,12 +25,14 @@ from octavo.server.exchanges import ExchangeMiddleware, InternalError, RouteLabe
 from octavo.server.guard import Access, guarded
 from octavo.server.http import error_response, json_response
 from octavo.server.metrics import Metrics
+from octavo.server.openapi import document
 from octavo.server.registry import Registry
 from octavo.server.runner import Handler, Runner, answering
 from octavo.server.store import Store
 from octavo.server.stored import StoredResponses
 
 encode = msgspec.json.Encoder().encode
+DOCS = Path(__file__).with_name("docs.html")
 
 
 class HTTPError(RequestError):
@@ -49,6 +51,15 @@ async def _http_error(request: Request, error: Exception) -> Response:
     response = error_response(HTTPError(error.status_code), request.scope)
     response.headers.update(error.headers or {})
     return response
+
+
+def fixed(body: bytes, media_type: str) -> Handler:
+    """A handler that says the same to everybody."""
+
+    async def handler(request: Request) -> Response:
+        return Response(body, media_type=media_type)
+
+    return handler
 
 
 class About:
@@ -91,6 +102,7 @@ def create_app(
     runner, about = Runner(registry, bodies), About(registry, metrics)
     lora = AdapterRoutes(registry, bodies, lora_folder)
     default = dialects[0]
+    described = document(dialects)
     table: list[tuple[str, str, Handler, Dialect]] = [
         ("/v1/load_lora_adapter", "POST", answering(lora.load), default),
         ("/v1/unload_lora_adapter", "POST", answering(lora.unload), default),
@@ -99,6 +111,8 @@ def create_app(
         ("/health/live", "GET", about.live, default),
         ("/metrics", "GET", about.metrics, default),
         ("/version", "GET", about.version, default),
+        ("/openapi.json", "GET", fixed(described, "application/json"), default),
+        ("/docs", "GET", fixed(DOCS.read_bytes(), "text/html; charset=utf-8"), default),
     ]
     for dialect in dialects:
         for route in dialect.routes:

@@ -150,10 +150,13 @@ class FixedRoute:
 class Dialect:
     """An API that the server speaks. fields: what any body may have besides its own fields.
 
-    model_name: a model's own name, of what clients call it.
+    model_name: a model's own name, of what clients call it. name, error_schema: of the dialect and
+    of its errors, for the OpenAPI document.
     """
 
     fields: Fields
     error_body: ErrorBody
     routes: tuple[Route | ModelsRoute | FixedRoute, ...]
     model_name: Callable[[str | None], str | None] = lambda name: name
+    name: str = "other"
+    error_schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from octavo.errors import RequestError, UsageError
 from octavo.server.http import refuse
 
-OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/docs", "/openapi.json"})
 ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s?#]+")
 METHODS = ("GET", "POST", "DELETE", "HEAD", "OPTIONS")
 
@@ -169,7 +169,7 @@ class Hosts:
 
 
 class Keys:
-    """Sets the Principal of every request. With API keys, every path but health needs one."""
+    """Sets the Principal of every request. With API keys, all but OPEN_PATHS need one."""
 
     def __init__(self, access: Access) -> None:
         self._keys = [_digest(k.encode()) for k in access.api_keys]

@@ -14,6 +14,18 @@ KINDS = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            "required": ["type", "message"],
+        },
+    },
+    "required": ["type", "error"],
+}
 
 
 def error_body(error: RequestError) -> bytes:

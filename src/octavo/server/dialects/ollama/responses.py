@@ -20,6 +20,9 @@ from octavo.server.dialects.openai.responses import chat_logprobs
 
 encode = msgspec.json.Encoder().encode
 NANO = 1_000_000_000
+ERROR_SCHEMA = {
+    "type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"],
+}  # fmt: skip
 
 
 def error_body(error: RequestError) -> bytes:

@@ -39,4 +39,6 @@ DIALECT = Dialect(
         FixedRoute("/", models.root, "text/plain; charset=utf-8"),
     ),
     requests.plain_name,
+    "ollama",
+    responses.ERROR_SCHEMA,
 )  # fmt: skip

@@ -12,7 +12,7 @@ from octavo.server.dialect import (
     TextRoute,
 )
 from octavo.server.dialects.openai import embeddings, items, items_writer, requests
-from octavo.server.dialects.openai.errors import error_body
+from octavo.server.dialects.openai.errors import SCHEMA, error_body
 from octavo.server.dialects.openai.models import model_card, model_list
 from octavo.server.dialects.openai.responses import ResponseWriter
 from octavo.server.dialects.openai.schemas import (
@@ -53,6 +53,8 @@ DIALECT = Dialect(
         ModelsRoute("/v1/models", model_list),
         ModelsRoute("/v1/models/{name:path}", model_card),
     ),
+    name="openai",
+    error_schema=SCHEMA,
 )  # fmt: skip
 
 RESPONSES = Dialect(
@@ -65,4 +67,6 @@ RESPONSES = Dialect(
             items_writer.failed, names=items.names,
         ),
     ),
+    name="openai",
+    error_schema=SCHEMA,
 )  # fmt: skip
