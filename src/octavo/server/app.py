@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
 from octavo.errors import RequestError
@@ -24,10 +24,12 @@ from octavo.server.exchange import OTHER, Observer
 from octavo.server.exchanges import ExchangeMiddleware, InternalError, RouteLabel
 from octavo.server.guard import Access, guarded
 from octavo.server.http import error_response, json_response
+from octavo.server.loopback import Loopback
 from octavo.server.metrics import Metrics
 from octavo.server.openapi import document
 from octavo.server.registry import Registry
 from octavo.server.runner import Handler, Runner, answering
+from octavo.server.sockets import Sockets
 from octavo.server.store import Store
 from octavo.server.stored import StoredResponses
 
@@ -123,7 +125,10 @@ def create_app(
                 continue
             method = "GET" if isinstance(route, ModelsRoute | FixedRoute) else "POST"
             table.append((route.path, method, runner.handler(dialect, route), dialect))
-    routes, paths = [], {}
+    loopback = Loopback()
+    sockets = Sockets(loopback, default.error_body)
+    routes: list[BaseRoute] = [WebSocketRoute("/v1/ws", sockets.serve)]
+    paths = {"/v1/ws": RouteLabel("/v1/ws", default.error_body)}
     for path, method, handler, dialect in table:
         for spelled in dict.fromkeys((path, path.removeprefix("/v1"))):
             routes.append(Route(spelled, handler, methods=[method]))
@@ -131,6 +136,6 @@ def create_app(
     app = Starlette(
         routes=routes, exception_handlers={HTTPException: _http_error, Exception: _http_error}
     )
-    return ExchangeMiddleware(
-        guarded(app, access), paths, RouteLabel(OTHER, default.error_body), observe
-    )
+    other = RouteLabel(OTHER, default.error_body)
+    loopback.app = ExchangeMiddleware(app, paths, other, observe)
+    return ExchangeMiddleware(guarded(app, access), paths, other, observe)

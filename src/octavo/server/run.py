@@ -23,6 +23,7 @@ from octavo.errors import RequestError, UsageError
 from octavo.generate.load import served_model, token_table
 from octavo.generate.model import ServedModel
 from octavo.server.app import create_app
+from octavo.server.bodies import MAX_BODY
 from octavo.server.connection import Connection, Limits, connection_limit, watch
 from octavo.server.dialects import DIALECTS
 from octavo.server.exchange import Exchange, Observer
@@ -30,6 +31,7 @@ from octavo.server.guard import Access
 from octavo.server.logs import log_exchange
 from octavo.server.metrics import Metrics
 from octavo.server.registry import Registry
+from octavo.server.sockets import SocketProtocol
 from octavo.server.store import Store
 from octavo.text import ChatTemplate, load_tokenizer
 from octavo.text.chat import template_source
@@ -110,7 +112,9 @@ def _server(app: ASGIApp, models: Registry, options: ServeOptions, observe: Obse
     config = uvicorn.Config(
         app,
         http=cast(type[asyncio.Protocol], connection),
-        ws="none",
+        ws=SocketProtocol,
+        ws_max_size=MAX_BODY,
+        ws_per_message_deflate=False,
         log_level="critical",
         log_config=None,
         access_log=False,
