@@ -17,8 +17,17 @@ from starlette.types import ASGIApp
 
 from octavo.errors import RequestError
 from octavo.server.adapters import AdapterRoutes
+from octavo.server.batches import Batches
 from octavo.server.bodies import Bodies
-from octavo.server.dialect import Dialect, FixedRoute, ModelsRoute, StoredRoute
+from octavo.server.dialect import (
+    Dialect,
+    EmbedRoute,
+    FixedRoute,
+    GenerateRoute,
+    ModelsRoute,
+    ScoreRoute,
+    StoredRoute,
+)
 from octavo.server.dialects import DIALECTS
 from octavo.server.exchange import OTHER, Observer
 from octavo.server.exchanges import ExchangeMiddleware, InternalError, RouteLabel
@@ -90,15 +99,22 @@ class About:
         return json_response(encode({"version": version("octavo")}))
 
 
+def endpoints(dialects: tuple[Dialect, ...]) -> frozenset[str]:
+    """The paths of what computes something of a body."""
+    kinds = (GenerateRoute, EmbedRoute, ScoreRoute)
+    return frozenset(r.path for d in dialects for r in d.routes if isinstance(r, kinds))
+
+
 def create_app(
     registry: Registry, metrics: Metrics, access: Access, observe: Observer,
     lora_folder: Path | None = None, dialects: tuple[Dialect, ...] = DIALECTS,
-    store: Store | None = None,
+    store: Store | None = None, batches: Batches | None = None, loopback: Loopback | None = None,
 ) -> ASGIApp:  # fmt: skip
     """The ASGI application, which calls `observe` with every exchange that has ended.
 
-    lora_folder: where adapters may be loaded from while serving. store: keeps responses; without
-    one there are no routes that need it.
+    lora_folder: where adapters may be loaded from while serving. store: keeps responses.
+    batches: runs batches. Without one there are no routes that need it. loopback: sends requests to
+    the application past its checks.
     """
     bodies = Bodies()
     runner, about = Runner(registry, bodies), About(registry, metrics)
@@ -125,7 +141,10 @@ def create_app(
                 continue
             method = "GET" if isinstance(route, ModelsRoute | FixedRoute) else "POST"
             table.append((route.path, method, runner.handler(dialect, route), dialect))
-    loopback = Loopback()
+    loopback = loopback or Loopback()
+    if batches is not None:
+        batches.loopback, batches.endpoints = loopback, endpoints(dialects)
+        table += [(path, m, h, default) for path, m, h in batches.table(bodies)]
     sockets = Sockets(loopback, default.error_body)
     routes: list[BaseRoute] = [WebSocketRoute("/v1/ws", sockets.serve)]
     paths = {"/v1/ws": RouteLabel("/v1/ws", default.error_body)}

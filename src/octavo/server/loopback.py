@@ -12,10 +12,15 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
+from octavo.errors import InvalidValue
 from octavo.server.guard import Principal
 
 # status, media type, bytes, whether more will come
 Part = Callable[[int, str, bytes, bool], Awaitable[None]]
+
+
+class _Streamed(BaseException):
+    """An answer comes in chunks. No error of a request: nothing else may catch it."""
 
 
 class Loopback:
@@ -55,13 +60,18 @@ class Loopback:
         await self.app(scope, receive, send)
 
     async def whole(self, path: str, body: bytes, sender: Principal) -> tuple[int, bytes]:
-        """The status and the body of the answer."""
+        """The status and the body of the answer. Raises InvalidValue for one that is streamed."""
         answer, last = bytearray(), 0
 
         async def part(status: int, media: str, data: bytes, more: bool) -> None:
             nonlocal last
+            if media != "application/json":
+                raise _Streamed
             last = status
             answer.extend(data)
 
-        await self.stream(path, body, sender, part)
+        try:
+            await self.stream(path, body, sender, part)
+        except _Streamed:
+            raise InvalidValue("stream has to be false here", "stream") from None
         return last, bytes(answer)

@@ -23,6 +23,7 @@ from octavo.errors import RequestError, UsageError
 from octavo.generate.load import served_model, token_table
 from octavo.generate.model import ServedModel
 from octavo.server.app import create_app
+from octavo.server.batches import Batches
 from octavo.server.bodies import MAX_BODY
 from octavo.server.connection import Connection, Limits, connection_limit, watch
 from octavo.server.dialects import DIALECTS
@@ -178,7 +179,7 @@ async def serve(
         await client.close()
         store.close()
         raise
-    models = Registry()
+    models, batches = Registry(), Batches(store)
     entry = models.add(served.name, client, served.aliases)
     metrics = Metrics(models)
 
@@ -187,7 +188,9 @@ async def serve(
         log_exchange(one)
         ended(one)
 
-    app = create_app(models, metrics, options.access, observe, options.lora_folder, store=store)
+    app = create_app(
+        models, metrics, options.access, observe, options.lora_folder, store=store, batches=batches
+    )
     server = _server(app, models, options, observe)
     running = asyncio.create_task(server.serve([sock]))
     starting = asyncio.create_task(_start(client, wanted.adapters))
@@ -197,10 +200,12 @@ async def serve(
             starting.result()
             entry.model = served
             ready(client, served)
+            batches.resume()
         await running
     finally:
         server.should_exit = True
         starting.cancel()
+        await batches.close()
         await served.close()
         store.close()
         await asyncio.gather(running, starting, return_exceptions=True)

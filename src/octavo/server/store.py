@@ -1,4 +1,4 @@
-"""What a server keeps between requests: responses, in an SQLite file."""
+"""What a server keeps between requests: responses, files and batches, in an SQLite file."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ import msgspec
 
 from octavo.errors import InvalidValue, RequestError, UsageError
 
+Object = dict[str, Any]  # of JSON
 MOST_BYTES = 1 << 30  # of all responses; the oldest are forgotten
 MOST_TURNS = 4096  # of one conversation
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY, owner TEXT, previous TEXT, created REAL, status TEXT,
     input BLOB, response BLOB
+);
+CREATE TABLE IF NOT EXISTS objects (
+    id TEXT PRIMARY KEY, kind TEXT, owner TEXT, created INTEGER, status TEXT, body BLOB
 );
 CREATE INDEX IF NOT EXISTS by_age ON responses (created);
 """
@@ -146,6 +150,44 @@ class Store:
                 "WHERE status IN ('queued', 'in_progress')"
             ).fetchall()
         return [(owner, Stored(*rest)) for owner, *rest in rows]
+
+    # -- objects ------------------------------------------------------------------------------
+
+    def put_object(self, owner: str, value: Object) -> None:
+        """Keeps an object (a file's or a batch's description), in place of one with its id."""
+        row = (
+            value["id"], value["object"], owner, value["created_at"], value["status"],
+            msgspec.json.encode(value),
+        )  # fmt: skip
+        with self._write() as db:
+            db.execute("INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?, ?)", row)
+
+    def get_object(self, owner: str, kind: str, id: str) -> Object:
+        """An object. Raises NotStored."""
+        for found in self._objects("owner = ? AND kind = ? AND id = ?", (owner, kind, id)):
+            return found[1]
+        raise NotStored(f"no {kind} {id[:64]!r} is stored", "id", "not_found")
+
+    def objects(self, owner: str, kind: str) -> list[Object]:
+        """All objects of a kind, the latest first."""
+        return [value for _, value in self._objects("owner = ? AND kind = ?", (owner, kind))]
+
+    def unfinished_batches(self) -> list[tuple[str, Object]]:
+        """Batches with their owners that an earlier server did not finish."""
+        states = "('validating', 'in_progress', 'finalizing', 'cancelling')"
+        return self._objects(f"kind = ? AND status IN {states}", ("batch",))
+
+    def _objects(self, where: str, values: tuple[str, ...]) -> list[tuple[str, Object]]:
+        order = "ORDER BY created DESC, rowid DESC"
+        with self._lock:
+            rows = self._db.execute(
+                f"SELECT owner, body FROM objects WHERE {where} {order}", values
+            ).fetchall()
+        return [(owner, msgspec.json.decode(body)) for owner, body in rows]
+
+    def delete_object(self, id: str) -> None:
+        with self._write() as db:
+            db.execute("DELETE FROM objects WHERE id = ?", (id,))
 
     def close(self) -> None:
         self._db.close()
