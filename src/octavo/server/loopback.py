@@ -45,7 +45,8 @@ class Loopback:
         async def receive() -> Message:
             if unread:
                 return unread.pop()
-            return await asyncio.Event().wait() or {}  # it does not disconnect: it is cancelled
+            await asyncio.Event().wait()  # it does not disconnect: it is cancelled
+            return {}
 
         async def send(message: Message) -> None:
             nonlocal status, media

@@ -152,7 +152,7 @@ def _operations(
     content = dict(JSON)
     if isinstance(route, GenerateRoute | StoredRoute):
         media = route.writer.media_type.partition(";")[0]  # type: ignore[union-attr]
-        content[media] = {"schema": {"type": "string"}}
+        content[media] = {"schema": ANY}  # of each event or line
     made = _operation(path, "post", content, error)
     body = {"application/json": {"schema": _body(schemas, dialect, route)}}
     made["requestBody"] = {"required": True, "content": body}
@@ -172,7 +172,7 @@ def document(dialects: Iterable[Dialect]) -> bytes:
     paths: dict[str, Object] = {}
     for dialect in dialects:
         error = f"{dialect.name}.Error"
-        schemas.components[error] = dialect.error_schema
+        schemas.components[error] = dict(dialect.error_schema)
         for route in dialect.routes:
             for path, method, operation in _operations(schemas, dialect, route, error):
                 paths.setdefault(path, {})[method] = operation
