@@ -7,12 +7,12 @@ import shlex
 import sys
 import time
 from contextlib import ExitStack
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 
+from octavo import __version__
 from octavo.cli.options import count, model_argument, sizing
 from octavo.cli.screen import progress_bar, say
 
@@ -50,7 +50,7 @@ class Screen:
         seconds = time.monotonic() - self._began
         lines = [
             "",
-            f"Octavo {version('octavo')}   ready in {seconds:.1f} s",
+            f"Octavo {__version__}   ready in {seconds:.1f} s",
             f"  model     {served.name}",
             f"            {self._title}",
             f"  kernels   {client.isa}, {plan.threads} thread{'s' * (plan.threads > 1)}, "

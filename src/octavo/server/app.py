@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from http import HTTPStatus
-from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -15,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from octavo import __version__
 from octavo.errors import RequestError
 from octavo.server.adapters import AdapterRoutes
 from octavo.server.bodies import Bodies
@@ -72,7 +72,7 @@ class About:
         return Response(self._metrics.render(), media_type=text)
 
     async def version(self, request: Request) -> Response:
-        return json_response(encode({"version": version("octavo")}))
+        return json_response(encode({"version": __version__}))
 
 
 def create_app(

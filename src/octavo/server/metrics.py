@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from functools import partial
-from importlib.metadata import version
 
 from prometheus_client import (
     CollectorRegistry,
@@ -20,6 +19,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from octavo import __version__
 from octavo.server.exchange import Exchange
 from octavo.server.registry import Registry
 
@@ -95,7 +95,7 @@ class Metrics:
         PlatformCollector(registry=registry)
         GCCollector(registry=registry)
         build = Info("octavo_build", "What is running", registry=registry)
-        build.info({"version": version("octavo"), "python": platform.python_version()})
+        build.info({"version": __version__, "python": platform.python_version()})
         self._requests = Counter(
             "octavo_requests", "Requests by route and status", ["route", "status"],
             registry=registry,
