@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import uvloop
 
 from octavo.bench.kernels import measure_limits
 from octavo.client.base import EngineClient
@@ -196,7 +197,7 @@ def bench_decoding(
             await plain.close()
             await lora.close()
 
-    costs = asyncio.run(work())
+    costs = uvloop.run(work())
     text = json.dumps({"title": "A long title, with words and more words. " * 6, "n": 12})
     compiler = GrammarCompiler(table, model.vocabulary)
     masks = sorted(mask_times(compiler, tokenizer.encode(text, add_bos=False)))

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
+import uvloop
+
 from octavo.backends.base import Counters, Executable
 from octavo.client.base import EngineClient
 from octavo.client.in_process import InProcessClient
@@ -274,4 +276,4 @@ def bench_engine(
         ]
 
     size: ModelSize = {"name": name, "bytes": opened.checkpoint.nbytes}
-    return Report(machine(executable), size, asyncio.run(runs()))
+    return Report(machine(executable), size, uvloop.run(runs()))
