@@ -67,10 +67,13 @@ class ModelSize(TypedDict):
 
 @dataclass(frozen=True)
 class Report:
-    """Measurements of one model on one machine. `dataclasses.asdict` is what --json writes."""
+    """Measurements of one model on one machine. activations, kv_dtype: what was computed with,
+    `auto` resolved. `dataclasses.asdict` is what --json writes."""
 
     machine: Machine
     model: ModelSize
+    activations: str
+    kv_dtype: str
     runs: list[Measurement]
 
 
@@ -250,7 +253,7 @@ def bench_engine(
     threads: int | None,
     repeats: int,
     kv_dtype: str = "auto",
-    activations: str = "int16",
+    activations: str = "auto",
 ) -> Report:
     """Measures the given batch sizes, one after another; no prefix is reused."""
     opened = open_model(path)
@@ -274,4 +277,4 @@ def bench_engine(
         ]
 
     size: ModelSize = {"name": name, "bytes": opened.checkpoint.nbytes}
-    return Report(machine(executable), size, asyncio.run(runs()))
+    return Report(machine(executable), size, plan.activations, plan.kv_dtype, asyncio.run(runs()))
