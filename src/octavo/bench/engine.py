@@ -233,13 +233,17 @@ async def measure(
     )  # fmt: skip
 
 
-def machine(executable: Executable) -> Machine:
+def processor() -> str:
+    """What the host's CPU calls itself."""
     info = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next(
+    return next(
         (line.split(":", 1)[1].strip() for line in info if line.startswith("model name")), ""
     )
+
+
+def machine(executable: Executable) -> Machine:
     return {
-        "cpu": cpu, "system": platform.platform(), "isa": executable.kernels,
+        "cpu": processor(), "system": platform.platform(), "isa": executable.kernels,
         "threads": executable.threads,
     }  # fmt: skip
 
