@@ -68,9 +68,15 @@ def _few_cpus(ctx: click.Context, param: click.Parameter, threads: int | None) -
 
 
 activations_option = click.option(
-    "--activations", type=click.Choice(["auto", "int8", "int16"]), default="int16",
+    "--activations", type=click.Choice(["auto", "int8", "int16"]), default="auto",
     envvar="OCTAVO_ACTIVATIONS",
-    help="Precision of what quantized layers read. [int16]",
+    help="Precision of what quantized layers read. [auto: two bytes where one would show]",
+)  # fmt: skip
+
+kv_dtype_option = click.option(
+    "--kv-dtype", type=click.Choice(["auto", "bf16", "int8", "f32"]), default="auto",
+    envvar="OCTAVO_KV_DTYPE",
+    help="Precision of cached keys and values. [bf16; f32 for mixtures of experts]",
 )  # fmt: skip
 
 _SIZING = (
@@ -87,11 +93,7 @@ _SIZING = (
         callback=_few_cpus,
         help="CPU threads. [all this process may use]",
     ),
-    click.option(
-        "--kv-dtype", type=click.Choice(["auto", "bf16", "int8", "f32"]), default="auto",
-        envvar="OCTAVO_KV_DTYPE",
-        help="Precision of cached keys and values. [bf16; f32 for mixtures of experts]",
-    ),
+    kv_dtype_option,
     activations_option,
     click.option(
         "--offline", is_flag=True, envvar="OCTAVO_OFFLINE",

@@ -97,7 +97,7 @@ def make_plan(
     context: int | None = None,
     threads: int | None = None,
     kv_dtype: str = "auto",
-    activations: str = "int16",
+    activations: str = "auto",
     adapters: int = 0,
     packed: bool = False,
     what_if: bool = False,

@@ -32,8 +32,8 @@ class LoadOptions(TypedDict, total=False):
 
     memory: a ceiling such as "8GiB" or "50%". context: most tokens of a sequence. kv_dtype:
     "bf16", "int8", "f32", or "auto", which is f32 for mixtures of experts and bf16 for others.
-    activations: how inputs of quantized linear layers are rounded: "int16" (two bytes a value, the
-    default), "int8" (one, and a scale for 32), or "auto", two bytes where one would show.
+    activations: how inputs of quantized linear layers are rounded: "int16" (two bytes a value),
+    "int8" (one, and a scale for 32), or "auto" (the default), two bytes where one would show.
     adapters: LoRA adapters by name, {} for none yet; they take at most lora_memory. packed_cache:
     keep packed weights on disk for the next start. generation_config: "none" forgets the sampling
     parameters that the model's files recommend. loading: opens a progress bar, given what it
@@ -69,7 +69,7 @@ def load(model: str, **options: Unpack[LoadOptions]) -> ServedModel:
     kv_dtype = options.get("kv_dtype", "auto")
     if kv_dtype not in KV_DTYPES:
         raise UsageError(f"kv_dtype {kv_dtype!r}; it may be {' or '.join(KV_DTYPES)}")
-    activations = options.get("activations", "int16")
+    activations = options.get("activations", "auto")
     if activations not in ACTIVATIONS:
         raise UsageError(f"activations {activations!r}; it may be {' or '.join(ACTIVATIONS)}")
     loading, adapters = options.get("loading", no_progress), options.get("adapters")
