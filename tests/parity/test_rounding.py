@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from tests.conftest import Runner
 from tests.families import FAMILIES, save_family
 from tests.families import save_gguf as save_family_gguf
 from tests.parity.test_cpu import Divergence
-from tests.small_models import Small, save_gguf, save_hf
+from tests.small_models import Small, save_hf
 
 RECIPES = builtin()
 SMALL = Small(heads=4, kv_heads=2, head_dim=64, hidden=256, ffn=512, layers=8, tied=False)
@@ -44,10 +45,8 @@ FOLDERS = [
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("source") / "small.gguf"
-    save_gguf(SMALL, path, Q.F32)
-    return path
+def source(small_gguf: Callable[..., Path]) -> Path:
+    return small_gguf(SMALL, Q.F32)
 
 
 @pytest.fixture(scope="module")

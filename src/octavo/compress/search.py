@@ -149,7 +149,7 @@ class _Search:
         calibration = blocks("calibration", seen)
         units = matrices(self.checkpoint)
         with progress("Measuring matrices", len(units)) as advance:
-            lost = sensitivities(self.checkpoint, calibration, encoded, rows, self.threads, advance)
+            lost = sensitivities(self.checkpoint, calibration, rows, self.threads, advance)
         choices = {n: options(t, lost[n]) for n, t in units.items()}
         checked = blocks("evaluation", CHECKED * seen)
         reference = Reference.of(self.checkpoint, checked, rows, self.threads)
@@ -203,8 +203,9 @@ GUESSED = 1024  # llama.cpp's number for files of mixed types
 
 
 def _rooms(choices: Mapping[str, list[Option]]) -> list[int]:
-    """Bytes for matrices of the frontier's points, from the smallest mix to the model itself."""
-    low, high = (sum(options[i].nbytes for options in choices.values()) for i in (0, -1))
+    """Bytes for matrices of the frontier's points, from the smallest mix to the one of the largest
+    types that are smaller than the model's own."""
+    low, high = (sum(options[i].nbytes for options in choices.values()) for i in (0, -2))
     return [low + (high - low) * i // POINTS for i in range(POINTS)]
 
 
