@@ -2,8 +2,9 @@
 
     python benchmarks/budget.py MODEL.gguf --work /tmp/mixes --json out.json
 
-Each rule of thumb is made into a file; the search then gets that file's size as its budget. KL is
-the mean on the evaluation part of Python's manual, of the files as they lie on the disk.
+The search gets as many bytes as each rule of thumb takes. KL is the mean on the evaluation part of
+Python's manual; that of the search's file is measured again, as it lies on the disk. What is encoded
+stays under --work.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from octavo.checkpoint import Checkpoint, open_checkpoint
+from octavo.checkpoint.base import TensorType
+from octavo.cli.screen import step_bar
 from octavo.compress.data import split, token_blocks
 from octavo.compress.distributions import rows_at_once
-from octavo.compress.quantize import job_of
 from octavo.compress.recipe_file import find_recipe, read_recipe
-from octavo.compress.recipes import Recipe
-from octavo.compress.search import Budget, search
-from octavo.compress.sensitivity import Reference, opened
+from octavo.compress.recipes import GgufRecipe
+from octavo.compress.search import Budget, Search
+from octavo.compress.sensitivity import Encoded, Reference, matrices, opened
 from octavo.engine.host import usable_threads
 from octavo.text.tokenizer import load_tokenizer
 
@@ -38,18 +41,26 @@ layers:
 HEADER = "| rule of thumb | MB | its KL | MB, by search | KL promised | KL measured | minutes |\n"
 
 
-def rules(checkpoint: Checkpoint) -> dict[str, Recipe]:
+def rules(checkpoint: Checkpoint) -> dict[str, GgufRecipe]:
     """Rules of thumb by name."""
     count = int(checkpoint.metadata[f"{checkpoint.architecture}.block_count"])
     ends = [*range(ENDS), *range(count - ENDS, count)]
     layers = ", ".join(["output.weight", *(f"blk.{i}.*" for i in ends)])
-    return {
+    found = {
         "every matrix Q4_0": read_recipe(UNIFORM.format(kind="Q4_0"), "uniform"),
         "every matrix Q5_0": read_recipe(UNIFORM.format(kind="Q5_0"), "uniform"),
         "`iq4_nl`": find_recipe("iq4_nl"),
-        "`q4_k_m`": find_recipe("q4_k_m"),
         "IQ4_NL, ends and head Q8_0": read_recipe(HEAD_AND_TAIL.format(layers=layers), "ends"),
     }
+    return {n: r for n, r in found.items() if isinstance(r, GgufRecipe)}
+
+
+def types(checkpoint: Checkpoint, recipe: GgufRecipe) -> dict[str, TensorType]:
+    """What a recipe makes of the matrices that a search could change."""
+    layers = int(checkpoint.metadata[f"{checkpoint.architecture}.block_count"])
+    tied = "output.weight" not in checkpoint.tensors
+    found = matrices(checkpoint).items()
+    return {n: recipe.type_of(n, t.shape, layers, tied) for n, t in found}
 
 
 def main() -> None:
@@ -59,23 +70,22 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    args.work.mkdir(parents=True, exist_ok=True)
-    source = open_checkpoint(args.model)
+    source, encoded = open_checkpoint(args.model), Encoded(args.work)
     blocks = token_blocks(
         split("evaluation"), load_tokenizer(source), LENGTH, args.tokens // LENGTH
     )
-    rows = rows_at_once(opened(source).vocabulary)
-    reference = Reference.of(source, blocks, rows, usable_threads())
+    rows, threads = rows_at_once(opened(source).vocabulary), usable_threads()
+    reference = Reference.of(source, blocks, rows, threads)
     lines, found = HEADER + "|---|---|---|---|---|---|---|\n", []
-    for i, (name, recipe) in enumerate(rules(source).items()):
-        thumb, ours = args.work / f"rule-{i}.gguf", args.work / f"mix-{i}.gguf"
-        if not thumb.exists():
-            job_of(source, recipe, thumb).run()
-        size, begin = thumb.stat().st_size, time.perf_counter()
-        mix = search(source, Budget(size), ours)
+    for name, recipe in rules(source).items():
+        begin = time.perf_counter()
+        rule = encoded.mixed(source, types(source, recipe))
+        theirs, ours = reference.kl(rule), args.work / "mix.gguf"
+        job = Search(source, Budget(0), ours, threads)
+        size = job.fixed + sum(rule.tensors[n].nbytes for n in matrices(source))
+        mix = replace(job, budget=Budget(size)).run(encoded, None, step_bar)
         minutes = (time.perf_counter() - begin) / 60
-        theirs, measured = (reference.kl(open_checkpoint(p)) for p in (thumb, ours))
-        taken = ours.stat().st_size
+        measured, taken = reference.kl(open_checkpoint(ours)), ours.stat().st_size
         found.append((name, size, theirs, taken, mix.chosen.kl, measured, minutes))
         line = (
             f"| {name} | {size / 1e6:.1f} | {theirs:.4f} | {taken / 1e6:.1f} | "
@@ -85,7 +95,6 @@ def main() -> None:
         lines += line
         if args.json:
             args.json.write_text(json.dumps(found, indent=1))
-        ours.unlink()
     print(lines)
 
 

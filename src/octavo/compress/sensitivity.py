@@ -31,7 +31,7 @@ from octavo.models import build_program
 
 T = TensorType
 WIDE = (T.Q4_K, T.Q5_K, T.Q6_K, T.Q8_0)  # of rows of whole blocks of 256
-NARROW = (T.IQ4_NL, T.Q5_0, T.Q5_1, T.Q8_0)  # of others
+NARROW = (T.IQ4_NL, T.Q5_0, T.Q8_0)  # of others
 ROUGH = Grid(4, 32)  # that matrices are measured with: made in no time, and errors as of 4 bits
 ROWS = 16  # of a matrix that errors of types are compared on
 MAX_KEPT = 16 << 20  # bytes of a file of sensitivities
