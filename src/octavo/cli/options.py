@@ -54,6 +54,17 @@ def model_argument(**attributes: Any) -> Callable[[F], F]:
     return click.argument("model", shell_complete=_complete_model, **attributes)
 
 
+def together(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """One decorator of several options, which are shown in their order."""
+
+    def decorated(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorated
+
+
 def json_flag(command: F) -> F:
     """--json, as the parameter `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
@@ -79,7 +90,7 @@ kv_dtype_option = click.option(
     help="Precision of cached keys and values. [bf16; f32 for mixtures of experts]",
 )  # fmt: skip
 
-_SIZING = (
+sizing = together(
     click.option(
         "--memory", metavar="SIZE", envvar="OCTAVO_MEMORY",
         help="Most memory to use: 8GiB, 75%. [80% of what is available]",
@@ -101,15 +112,8 @@ _SIZING = (
     ),
 )  # fmt: skip
 
-
-def sizing(command: F) -> F:
-    """--memory, --context, --threads, --kv-dtype, --activations, --offline."""
-    for option in reversed(_SIZING):
-        command = option(command)
-    return command
-
-
-_SAMPLING = (
+# The command gets those that were given, as keywords; `sampled` makes parameters of them.
+sampling = together(
     click.option("--temperature", type=Number(0, 2), metavar="X", help="0: the likeliest token."),
     click.option("--top-p", type=Number(0, 1, min_open=True), metavar="X"),
     click.option("--top-k", type=count(0), metavar="N", help="0: all tokens."),
@@ -121,16 +125,6 @@ _SAMPLING = (
     click.option("--seed", type=count(-(1 << 63), (1 << 63) - 1), metavar="N"),
     click.option("--max-tokens", type=count(), metavar="N"),
 )  # fmt: skip
-
-
-def sampling(command: F) -> F:
-    """--temperature, --top-p, --top-k, --min-p, --repeat-penalty, --seed, --max-tokens.
-
-    The command gets those that were given, as keywords; `sampled` makes parameters of them.
-    """
-    for option in reversed(_SAMPLING):
-        command = option(command)
-    return command
 
 
 def sampled(defaults: SamplingParams, given: dict[str, Any]) -> SamplingParams:

@@ -34,13 +34,15 @@ SCALES, LEARNED = "scales", "learned"  # of inputs and of weights, in the journa
 @dataclass(frozen=True)
 class Made:
     """Layers that are rounded. checkpoint: with the floats that belong to them; layer: a matrix,
-    and the step of its inputs if that is fixed; output: where the model is to be written first."""
+    and the step of its inputs if that is fixed; output: where the model is to be written first;
+    kept: layers that turned out to lose too much."""
 
     output: Path
     checkpoint: Checkpoint
     layer: Callable[[str], tuple[Quantized, float | None]]
     losses: tuple[Loss, ...]
     resumed: int
+    kept: frozenset[str]
     learned: tuple[float, float] | None = None  # see Rounded
 
 
@@ -149,8 +151,10 @@ def layers_of(
             def layer(name: str) -> tuple[Quantized, float | None]:
                 return replace_scales(rounded(name)[0], learned[name]), None
 
+        made = {n for i in range(len(found.blocks)) for n in of_layers(journal.arrays(i))}
+        kept = frozenset(schemes.keys() - made)
         resumed = len(found.finished)
-        yield Made(journal.made, found.checkpoint, layer, tuple(losses), resumed, gained)
+        yield Made(journal.made, found.checkpoint, layer, tuple(losses), resumed, kept, gained)
 
 
 def _learned(
