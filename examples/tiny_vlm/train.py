@@ -39,6 +39,7 @@ GRID = SIDE // PATCH
 VOCABULARY = 512
 WIDTH = 192
 ASKED = 10  # questions about an image
+SEEING = 0.3  # of the steps teach the encoder alone, which is cheap
 MEAN, STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 PLACES = 1 + len(KINDS) * len(COLORS) + 10  # what may be at a place: nothing, a shape, a digit
 
@@ -106,13 +107,13 @@ def make_model(processor: LlavaProcessor, seed: int) -> LlavaForConditionalGener
         image_size=SIDE, patch_size=PATCH, projection_dim=WIDTH,
     )  # fmt: skip
     text = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=448, num_hidden_layers=4,
+        vocab_size=len(ids), hidden_size=WIDTH, intermediate_size=448, num_hidden_layers=4,
         num_attention_heads=6, num_key_value_heads=6, max_position_embeddings=1024,
         bos_token_id=ids.bos_token_id, eos_token_id=ids.eos_token_id,
         pad_token_id=ids.pad_token_id, tie_word_embeddings=False,
     )  # fmt: skip
     config = LlavaConfig(
-        vision, text, image_token_index=processor.image_token_id, vision_feature_layer=-1,
+        vision_config=vision, text_config=text, image_token_index=processor.image_token_id, vision_feature_layer=-1,
         image_seq_length=GRID * GRID, tie_word_embeddings=False,
     )  # fmt: skip
     return LlavaForConditionalGeneration(config)
@@ -237,17 +238,29 @@ class Teacher:
         )  # fmt: skip
         return out.last_hidden_state, out.image_hidden_states
 
-    def losses(self, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, float]:
+    def seeing(self, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, float]:
+        """No loss of answers, that of places, and how many places with something were right."""
+        features = self.model.model.get_image_features(normalized(batch["pixels"]))
+        seen, right = self._seen(batch, torch.cat(features.pooler_output))
+        return torch.zeros(()), seen, right
+
+    def answering(self, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, float]:
         """The loss of answers, that of places, and how many answer tokens were right."""
         hidden, patches = self.run(batch)
         asked = batch["wanted"] >= 0
         logits = self.model.lm_head(hidden[asked]).float()
         wanted = batch["wanted"][asked]
-        middle, cover = (head(patches).float() for head in self.heads)
-        seen = F.cross_entropy(middle, batch["places"].view(-1), self._weights)
-        seen = seen + 0.5 * F.cross_entropy(cover, batch["covered"].view(-1))
         right = (logits.argmax(-1) == wanted).float().mean().item()
-        return F.cross_entropy(logits, wanted), seen, right
+        return F.cross_entropy(logits, wanted), self._seen(batch, patches)[0], right
+
+    def _seen(
+        self, batch: dict[str, torch.Tensor], patches: torch.Tensor
+    ) -> tuple[torch.Tensor, float]:
+        middle, cover = (head(patches.view(-1, WIDTH)).float() for head in self.heads)
+        wanted = batch["places"].view(-1)
+        loss = F.cross_entropy(middle, wanted, self._weights)
+        right = (middle.argmax(-1) == wanted)[wanted > 0].float().mean().item()
+        return loss + 0.5 * F.cross_entropy(cover, batch["covered"].view(-1)), right
 
 
 @torch.no_grad()
@@ -288,13 +301,14 @@ def train(folder: Path, steps: int, size: int, seed: int, rate: float, resume: b
     batches = Batches(processor, seed, size, first, steps)
     began, shown = time.monotonic(), []
     for step, batch in enumerate(DataLoader(batches, batch_size=None, num_workers=1), first):
-        done = step / steps
+        looks = step < steps * SEEING
+        done = max(0.0, (step / steps - SEEING) / (1 - SEEING))
         for group in optimizer.param_groups:
             warm = min(1.0, (step + 1) / 60)
-            group["lr"] = rate * warm * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * done)))
+            group["lr"] = rate * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
         with torch.autocast("cpu", torch.bfloat16):
-            said, seen, right = teacher.losses(batch)
-        loss = said + (1.0 if done < 0.4 else 0.4) * seen
+            said, seen, right = (teacher.seeing if looks else teacher.answering)(batch)
+        loss = said + (1.0 if looks else 0.25) * seen
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_([p for _, p in named], 1.0)
