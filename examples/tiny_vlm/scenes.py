@@ -147,15 +147,16 @@ def random_scene(rng: random.Random) -> Scene:
                 x, y = width * (i + 0.5) / wanted, height * 0.5
                 half = min(half, 0.42 * width / wanted)
             gap = 0.02 * least
-            if all(math.hypot(s.x - x, s.y - y) > _reach(s.half) + _reach(half) + gap or
-                   max(abs(s.x - x), abs(s.y - y)) > s.half + half + gap for s in shapes):  # fmt: skip
+            if all(_apart(s, x, y, half, gap) for s in shapes):
                 shapes.append(_shape(rng, x, y, half))
                 break
     return Scene(width, height, ground, tuple(shapes))
 
 
-def _reach(half: float) -> float:
-    return half * 1.1
+def _apart(s: Shape, x: float, y: float, half: float, gap: float) -> bool:
+    """Whether a shape and what is to be at (x, y) do not touch, as circles or as squares."""
+    far = math.hypot(s.x - x, s.y - y) > 1.1 * (s.half + half) + gap
+    return far or max(abs(s.x - x), abs(s.y - y)) > s.half + half + gap
 
 
 def _place(rng: random.Random, width: int, height: int, half: float) -> tuple[float, float]:
@@ -273,10 +274,12 @@ def _only(rng: random.Random, scene: Scene) -> Question | None:
         return None
     (shape,) = scene.shapes
     if rng.random() < 0.5:
-        return _say(rng, "What shape is this?", "What shape is it?", "Which shape is shown?",
-                    "What shape is in the image?", "What shape do you see?"), shape.kind  # fmt: skip
-    return _say(rng, "What color is it?", "What color is the shape?", "What color is this shape?",
-                "Which color do you see?"), shape.color  # fmt: skip
+        said = _say(rng, "What shape is this?", "What shape is it?", "Which shape is shown?",
+                    "What shape is in the image?", "What shape do you see?")  # fmt: skip
+        return said, shape.kind
+    said = _say(rng, "What color is it?", "What color is the shape?", "What color is this shape?",
+                "Which color do you see?")  # fmt: skip
+    return said, shape.color
 
 
 def _how_many(rng: random.Random, scene: Scene) -> Question:
@@ -304,14 +307,16 @@ def _how_many_of(rng: random.Random, scene: Scene) -> Question:
 
 
 def _where(rng: random.Random, scene: Scene) -> Question | None:
-    sure = [s for s in scene.shapes if _only_one(scene, s)
-            and abs(s.x / scene.width - 0.5) > 0.1 and abs(s.y / scene.height - 0.5) > 0.1]  # fmt: skip
+    inside = [s for s in scene.shapes if abs(s.x / scene.width - 0.5) > 0.1]
+    sure = [s for s in inside if abs(s.y / scene.height - 0.5) > 0.1 and _only_one(scene, s)]
     if not sure:
         return None
     s = rng.choice(sure)
     words = ("top" if s.y < scene.height / 2 else "bottom",
              "left" if s.x < scene.width / 2 else "right")  # fmt: skip
-    return _say(rng, f"Where is the {s.name}?", f"In which corner is the {s.name}?"), " ".join(words)
+    return _say(rng, f"Where is the {s.name}?", f"In which corner is the {s.name}?"), " ".join(
+        words
+    )
 
 
 def _beside(rng: random.Random, scene: Scene) -> Question | None:

@@ -9,6 +9,8 @@ are asked about each image in one sequence: they see the image, and not each oth
 from __future__ import annotations
 
 import argparse
+import copy
+import io
 import json
 import math
 import random
@@ -37,9 +39,9 @@ from transformers import (
 SIDE, PATCH = 96, 12
 GRID = SIDE // PATCH
 VOCABULARY = 512
-WIDTH = 192
-ASKED = 10  # questions about an image
-SEEING = 0.3  # of the steps teach the encoder alone, which is cheap
+WIDTH = 128
+ASKED = 8  # questions about an image
+SEEING = 0.25  # of the steps teach the encoder alone, which is cheap
 MEAN, STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 PLACES = 1 + len(KINDS) * len(COLORS) + 10  # what may be at a place: nothing, a shape, a digit
 
@@ -103,18 +105,18 @@ def make_model(processor: LlavaProcessor, seed: int) -> LlavaForConditionalGener
     torch.manual_seed(seed)
     ids = processor.tokenizer
     vision = CLIPVisionConfig(
-        hidden_size=WIDTH, intermediate_size=512, num_hidden_layers=3, num_attention_heads=6,
+        hidden_size=WIDTH, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
         image_size=SIDE, patch_size=PATCH, projection_dim=WIDTH,
     )  # fmt: skip
     text = LlamaConfig(
-        vocab_size=len(ids), hidden_size=WIDTH, intermediate_size=448, num_hidden_layers=4,
-        num_attention_heads=6, num_key_value_heads=6, max_position_embeddings=1024,
+        vocab_size=len(ids), hidden_size=WIDTH, intermediate_size=384, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=1024,
         bos_token_id=ids.bos_token_id, eos_token_id=ids.eos_token_id,
         pad_token_id=ids.pad_token_id, tie_word_embeddings=False,
     )  # fmt: skip
     config = LlavaConfig(
-        vision_config=vision, text_config=text, image_token_index=processor.image_token_id, vision_feature_layer=-1,
-        image_seq_length=GRID * GRID, tie_word_embeddings=False,
+        vision_config=vision, text_config=text, image_token_index=processor.image_token_id,
+        vision_feature_layer=-1, image_seq_length=GRID * GRID, tie_word_embeddings=False,
     )  # fmt: skip
     return LlavaForConditionalGeneration(config)
 
@@ -145,7 +147,9 @@ class Batches(Dataset[dict[str, torch.Tensor]]):
             asked = [question(rng, scene) for _ in range(ASKED - 1)] + [caption(rng, scene)]
             rng.shuffle(asked)
             rows.append(self.row(asked, turns=rng.random() < 0.2))
-        seen, what, covered = (torch.from_numpy(np.stack(part)) for part in zip(*images, strict=True))
+        seen, what, covered = (
+            torch.from_numpy(np.stack(part)) for part in zip(*images, strict=True)
+        )
         return {"pixels": seen, "places": what, "covered": covered, **self.stacked(rows)}
 
     def row(self, asked: list[tuple[str, str]], turns: bool) -> dict[str, list[int]]:
@@ -180,8 +184,6 @@ class Batches(Dataset[dict[str, torch.Tensor]]):
 
 def pixels(file: bytes) -> np.ndarray:
     """An image file as the processor resizes it, height x width x 3."""
-    import io
-
     image = Image.open(io.BytesIO(file)).convert("RGB")
     return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BICUBIC))
 
@@ -330,12 +332,10 @@ def train(folder: Path, steps: int, size: int, seed: int, rate: float, resume: b
 
 def write(model: LlavaForConditionalGeneration, processor: LlavaProcessor, folder: Path) -> None:
     """The model in 16 bits with its processor, as transformers writes them."""
-    import copy
-
-    small = copy.deepcopy(model).to(torch.bfloat16)
+    small, ids = copy.deepcopy(model).to(torch.bfloat16), processor.tokenizer
     small.generation_config.update(
-        bos_token_id=processor.tokenizer.bos_token_id, eos_token_id=processor.tokenizer.eos_token_id,
-        pad_token_id=processor.tokenizer.pad_token_id, do_sample=False,
+        bos_token_id=ids.bos_token_id, eos_token_id=ids.eos_token_id, pad_token_id=ids.pad_token_id,
+        do_sample=False,
     )  # fmt: skip
     small.save_pretrained(folder)
     processor.save_pretrained(folder)
@@ -346,9 +346,9 @@ def write(model: LlavaForConditionalGeneration, processor: LlavaProcessor, folde
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--rate", type=float, default=1.5e-3)
+    parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--resume", action="store_true")
     given = parser.parse_args()

@@ -24,7 +24,9 @@ from octavo.vision.decode import decode_image, to_rgb, upright
 from octavo.vision.preprocess import Processed, read_detail
 
 THREADS = 2
-_DATA_URL = re.compile(r"data:image/[\w.+-]{1,64}(;[\w.+-]{1,32}=[\w.+-]{1,64})*;base64", re.I | re.A)
+_DATA_URL = re.compile(
+    r"data:image/[\w.+-]{1,64}(;[\w.+-]{1,32}=[\w.+-]{1,64})*;base64", re.IGNORECASE | re.ASCII
+)
 
 
 @dataclass(frozen=True)

@@ -30,14 +30,15 @@ def load_preprocessor(
     if not token:
         raise CheckpointError(f"{name}: the tokenizer has no token {placeholder} for images")
     if family == "idefics3":
-        longest = settings.get("size", {"longest_edge": 4 * IDEFICS3_SIDE}).get("longest_edge")
-        most = settings.get("max_image_size", {"longest_edge": IDEFICS3_SIDE})
-        side = number(most.get("longest_edge"), "max_image_size")
+        longest = settings.get("size", {}).get("longest_edge", 4 * IDEFICS3_SIDE)
+        side = settings.get("max_image_size", {}).get("longest_edge", IDEFICS3_SIDE)
         _same((side, side), size, name)
         return Idefics3Preprocessor(
-            token, tokens, number(longest, "size") if settings.get("do_resize", True) else 0, side,
-            number(settings.get("resample", LANCZOS), "resample", 5),
-            bool(settings.get("do_image_splitting", True)),
+            token, placeholder, tokens,
+            longest=number(longest, "size") if settings.get("do_resize", True) else 0,
+            side=number(side, "max_image_size"),
+            resample=number(settings.get("resample", LANCZOS), "resample", 5),
+            splits=bool(settings.get("do_image_splitting", True)),
         )  # fmt: skip
     if family == "gemma3":
         begin, end = (
@@ -49,14 +50,14 @@ def load_preprocessor(
             resample=number(settings.get("resample", BILINEAR), "resample", 5),
         )
         _same(framing.fixed, size, name)
-        return Gemma3Preprocessor(begin, token, end, tokens, framing)
+        return Gemma3Preprocessor(begin, placeholder, token, end, tokens, framing)
     framing = Framing.of(settings)
     _same(framing.fixed, size, name)
-    return LlavaPreprocessor(token, tokens, framing)
+    return LlavaPreprocessor(token, placeholder, tokens, framing)
 
 
 def _same(found: tuple[int, int], size: int, name: str) -> None:
     if found != (size, size):
         raise CheckpointError(
-            f"{name}: pictures become {found[1]} x {found[0]}, but its encoder takes {size} x {size}"
+            f"{name}: pictures become {found[1]} x {found[0]}, its encoder takes {size} x {size}"
         )

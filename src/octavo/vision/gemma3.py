@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Gemma3Preprocessor:
-    """placeholder: also begins an image; token: of its pixels; end: ends it."""
+    """placeholder: also begins an image; soft: its image tokens; end: ends it."""
 
     placeholder: str
-    token: str
+    token: int
+    soft: str
     end: str
     tokens: int
     framing: Framing
@@ -27,5 +28,5 @@ class Gemma3Preprocessor:
     def __call__(self, image: Image, detail: Detail, at: str) -> Processed:
         pixels = tiles([self.framing(image, at)])
         made = ImageInput.of(pixels, (image.height, image.width), self.tokens)
-        text = f"\n\n{self.placeholder}{self.token * self.tokens}{self.end}\n\n"
+        text = f"\n\n{self.placeholder}{self.soft * self.tokens}{self.end}\n\n"
         return Processed(text, (made,))

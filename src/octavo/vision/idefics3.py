@@ -23,6 +23,7 @@ class Idefics3Preprocessor:
     splits: whether detail "auto" cuts; "low" never does, "high" always."""
 
     placeholder: str
+    token: int
     tokens: int
     longest: int
     side: int

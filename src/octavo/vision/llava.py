@@ -18,6 +18,7 @@ class LlavaPreprocessor:
     """tokens: placeholders of a picture."""
 
     placeholder: str
+    token: int
     tokens: int
     framing: Framing
     details: tuple[Detail, ...] = ()

@@ -27,12 +27,15 @@ class Processed:
 class Preprocessor(Protocol):
     """How a family takes pictures.
 
-    placeholder: what its chat template writes for a picture. details: levels of detail that it
-    tells apart, none if it has one resolution.
+    placeholder: what its chat template writes for a picture. token: the id of image tokens.
+    details: levels of detail that it tells apart, none if it has one resolution.
     """
 
     @property
     def placeholder(self) -> str: ...
+
+    @property
+    def token(self) -> int: ...
 
     @property
     def details(self) -> tuple[Detail, ...]: ...

@@ -1,4 +1,4 @@
-"""Qwen2-VL's pictures (2.5's and 3's too): in their own proportions, in whole squares of patches."""
+"""Qwen2-VL's pictures: in their own proportions, in whole squares of patches."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ LOW = 512 * 512  # pixels at most with detail "low"
 
 @dataclass(frozen=True)
 class Qwen2VLPreprocessor:
-    """least, most: pixels after resizing. square: pixels a side of what one placeholder stands for."""
+    """least, most: pixels after resizing. square: pixels a side of what a token stands for."""
 
     placeholder: str
+    token: int
     least: int
     most: int
     square: int
