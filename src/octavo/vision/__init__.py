@@ -1,5 +1,4 @@
-"""Images as encoders take them. How files become these is `preprocess` here; what computes them is a
-program (`octavo.models.vision`)."""
+"""Images as encoders take them; what computes them is a program (`octavo.models.vision`)."""
 
 from octavo.vision.image import ImageInput
 
