@@ -250,6 +250,7 @@ def serve(
     plan = make_plan(
         opened.compiled, name=located.name, memory=memory, context=context, threads=threads,
         kv_dtype=kv_dtype, activations=activations, adapters=lora_bytes, packed=packed_cache,
+        encoder=opened.encoder,
     )  # fmt: skip
     if context is None and plan.context < plan.model_context:
         full, given = plan.model_context, plan.context

@@ -92,6 +92,7 @@ def load(model: str, **options: Unpack[LoadOptions]) -> ServedModel:
         activations=activations,
         packed=options.get("packed_cache", False),
         adapters=lora if adapters is not None else 0,
+        encoder=opened.encoder,
     )
     opened = open_model(located.path, adapters is not None, plan.context)
     with loading("Loading", opened.checkpoint.nbytes) as advance:

@@ -33,6 +33,17 @@ def processor_settings(checkpoint: Checkpoint) -> Mapping[str, Any]:
     )
 
 
+def _numbers(settings: Mapping[str, Any], key: str, name: str, count: int = 3) -> list[float]:
+    values = settings.get(key)
+    kinds = {type(v) for v in values} if isinstance(values, list | tuple) else {type(None)}
+    if not kinds <= {int, float} or len(values or ()) != count:
+        raise CheckpointError(f"{name}: {key} is {str(values)[:40]}")
+    numbers = [float(v) for v in values or ()]
+    if not all(map(math.isfinite, numbers)):
+        raise CheckpointError(f"{name}: {key} is {str(values)[:40]}")
+    return numbers
+
+
 @dataclass(frozen=True)
 class Normalization:
     """value * scale in fp64, then (value - mean) / std for each channel in fp32, as the reference."""
@@ -45,18 +56,13 @@ class Normalization:
     def of(cls, settings: Mapping[str, Any], name: str) -> Normalization:
         """From a preprocessor's settings. Raises CheckpointError for impossible ones."""
         scale = settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1.0
-        mean, std = settings.get("image_mean"), settings.get("image_std")
-        if not settings.get("do_normalize", True):
-            mean, std = (0.0,) * 3, (1.0,) * 3
-        for key, values in (("image_mean", mean), ("image_std", std), ("rescale_factor", [scale])):
-            sound = isinstance(values, list | tuple) and all(
-                isinstance(v, int | float) and math.isfinite(v) for v in values
-            )
-            if not sound or (key != "rescale_factor" and len(values) != 3):
-                raise CheckpointError(f"{name}: {key} is {str(values)[:40]}")
-        if not all(v > 0 for v in (*std, scale)):
-            raise CheckpointError(f"{name}: image_std is {str(std)[:40]}")
-        return cls(float(scale), tuple(map(float, mean)), tuple(map(float, std)))
+        mean, std = [0.0] * 3, [1.0] * 3
+        if settings.get("do_normalize", True):
+            mean, std = (_numbers(settings, key, name) for key in ("image_mean", "image_std"))
+        (scale,) = _numbers({"rescale_factor": [scale]}, "rescale_factor", name, 1)
+        if min(*std, scale) <= 0:
+            raise CheckpointError(f"{name}: image_std is {str(std)[:40]}, rescale_factor {scale}")
+        return cls(scale, tuple(mean), tuple(std))
 
     @property
     def table(self) -> Floats:
