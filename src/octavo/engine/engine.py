@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from octavo.engine.admission import Admission
 from octavo.engine.blocks import BlockAllocator
 from octavo.engine.constraint import GrammarCompiler
 from octavo.engine.events import (
-    NOT_COMPUTED,
     Ended,
     Finish,
     Pooled,
@@ -23,6 +21,7 @@ from octavo.engine.events import (
     TokenEvent,
 )
 from octavo.engine.grammar_queue import GrammarQueue
+from octavo.engine.images import ImageQueue
 from octavo.engine.kv import KVCache, KVState
 from octavo.engine.policy import PriorityPolicy, SchedulingPolicy
 from octavo.engine.prefix import PrefixIndex
@@ -34,11 +33,11 @@ from octavo.engine.scheduler import ScheduledSpan, Scheduler
 from octavo.engine.search import BeamSearches
 from octavo.engine.sequence import Sequence
 from octavo.engine.stats import EngineStats
-from octavo.errors import RequestError, place
+from octavo.errors import RequestError
 
-LOG = logging.getLogger(__name__)
 MULTI_STEP_SECONDS = 0.02
 MAX_MULTI_STEPS = 8
+ENCODE_SECONDS = 0.05  # of images between looks at what has come, while nothing else is to do
 NO_TOKEN_LEFT = "no token is left that may follow"
 
 
@@ -48,7 +47,7 @@ class Engine:
     context: most tokens of a sequence. eos: ids that end one. budget: tokens a step computes.
     clock: seconds, for deadlines and the times of events. grammars: compiles grammars; adapters:
     LoRA adapters; requests for what is not given are refused. multi_step: seconds of steps computed
-    in one call. policy: the order in which sequences are scheduled.
+    in one call. policy: the order in which sequences are scheduled. images: encodes them.
     """
 
     def __init__(
@@ -64,6 +63,7 @@ class Engine:
         adapters: Adapters | None = None,
         multi_step: float = MULTI_STEP_SECONDS,
         policy: SchedulingPolicy | None = None,
+        images: ImageQueue | None = None,
     ) -> None:
         limits = executable.limits
         bidirectional = not executable.causal
@@ -79,14 +79,16 @@ class Engine:
         kv = KVCache(self.index, executable.copy_block, prefix_caching and not bidirectional)
         self.scheduler = Scheduler(
             kv, policy or PriorityPolicy(), min(budget or limits.tokens, limits.tokens),
-            limits.selected, bidirectional,
+            limits.selected, bidirectional, images,
         )  # fmt: skip
         self._admission = Admission(
-            vocabulary, self.context, executable.task, grammars is not None, adapters is not None
-        )
+            vocabulary, self.context, executable.task, grammars is not None, adapters is not None,
+            images.encoder.vision if images else None,
+        )  # fmt: skip
         self._searches = BeamSearches(self.scheduler, limits.selected)
         self._compiling = GrammarQueue(grammars) if grammars is not None else None
         self._requests = RequestTable(self.scheduler, self._searches, self._compiling, adapters)
+        self._images = images
         self._arrivals = count()
         self._multi_step_seconds = multi_step
         self._step_seconds = math.inf  # of the last step
@@ -118,12 +120,14 @@ class Engine:
         if request.adapter:
             assert self.adapters is not None
             slot, key = self.adapters.acquire(request.adapter)
-        kv = KVState(list(request.prompt), request.salt + key)
+        images = self._images.place(request) if self._images else ()
+        ranges = tuple(image.range for image in images)
+        kv = KVState(list(request.prompt), request.salt + key, images=ranges)
         sampling = SamplingState(
             request.params, kv.tokens, len(request.prompt), self._vocabulary, self._eos
         )
         now, arrival = self._clock(), next(self._arrivals)
-        return Sequence.of(request, arrival, now, self.context, kv, sampling, slot)
+        return Sequence.of(request, arrival, now, self.context, kv, sampling, slot, images)
 
     def _begin(self, sequence: Sequence) -> None:
         """Gives a sequence to the scheduler; its grammar, if it has one, is compiled."""
@@ -147,12 +151,11 @@ class Engine:
 
     def _refuse(self, sequence: Sequence, error: str, param: str | None) -> Ended:
         """Ends a request that cannot go on as asked for; `param`: the field at fault."""
-        self._requests.free(sequence.id)
-        return _refused(sequence, error, param)
+        return self._requests.free(sequence.id).refused(error, param)
 
     def _fail(self, sequence: Sequence, error: Exception) -> Ended:
         """Ends a request that cannot be computed."""
-        return _failed(self._requests.free(sequence.id), error)
+        return self._requests.free(sequence.id).failed(error)
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -165,9 +168,10 @@ class Engine:
 
         To be called while idle; each step does a little of it too.
         """
-        return self._executable.pack_pending() or self._executable.prefault_kv(
-            self._allocator.reached, idle=True
+        packing = self._executable.pack_pending() or (
+            self._images is not None and self._images.encoder.pack_pending()
         )
+        return packing or self._executable.prefault_kv(self._allocator.reached, idle=True)
 
     def step(self) -> list[TokenEvent]:
         """Computes one step, or a few in one call; returns what they produced."""
@@ -180,7 +184,17 @@ class Engine:
         if spans := self.scheduler.plan():
             events += self._run(spans)
             self._busy += time.perf_counter() - began
+        if self.scheduler.stalled:
+            events += self._encode(self._step_seconds if spans else ENCODE_SECONDS)
         return events
+
+    def _encode(self, seconds: float) -> list[TokenEvent]:
+        """Encodes images that sequences wait for, beside a step for about as long as that took."""
+        assert self._images is not None
+        waiting = [(s, i) for s in self.scheduler.stalled for i in s.images]
+        failed = self._images.encode([i for _, i in waiting], seconds)
+        lost = {s: failed[i.image.digest] for s, i in waiting if i.image.digest in failed}
+        return [self._fail(s, error) for s, error in lost.items()]
 
     def _run(self, spans: list[ScheduledSpan]) -> list[TokenEvent]:
         now = self._clock()
@@ -213,10 +227,10 @@ class Engine:
                 self._begin(sequence)
             except (RequestError, ValueError) as e:
                 self._requests.finish(sequence)
-                events.append(_refused(sequence, str(e), "grammar", getattr(e, "code", None)))
+                events.append(sequence.refused(str(e), "grammar", getattr(e, "code", None)))
             except Exception as e:
                 self._requests.finish(sequence)
-                events.append(_failed(sequence, e))
+                events.append(sequence.failed(e))
         return events
 
     def _compute(self, spans: list[ScheduledSpan]) -> list[Outcome]:
@@ -225,12 +239,18 @@ class Engine:
         self.scheduler.reserve(spans, steps)
         return decode(self._executable, spans, steps)
 
+    def _decodes(self, span: ScheduledSpan) -> bool:
+        """True if no token of a sequence changes how the next is drawn."""
+        sequence = span.sequence
+        text = span.length == 1 and span.samples and not sequence.shows(span.start)
+        return text and sequence.sampling.independent
+
     def _multi_steps(self, spans: list[ScheduledSpan]) -> int:
         """Steps to compute in one call: those that would be planned like this one."""
         scheduler = self.scheduler
         if scheduler.waiting or self._compiling or len(spans) < len(scheduler.running):
             return 1
-        if not all(s.length == 1 and s.samples and s.sequence.sampling.independent for s in spans):
+        if not all(self._decodes(s) for s in spans):
             return 1
         left = min(s.sequence.limit - len(s.sequence.kv.tokens) for s in spans)
         steps = min(left, MAX_MULTI_STEPS, int(self._multi_step_seconds / self._step_seconds))
@@ -346,7 +366,7 @@ class Engine:
         self._counts["generated"] += sum(len(t.tokens) for t in texts)
         if texts:
             return [*texts]
-        return [_refused(sequence, NO_TOKEN_LEFT, sequence.sampling.restricted_by)]
+        return [sequence.refused(NO_TOKEN_LEFT, sequence.sampling.restricted_by)]
 
     def _commit_states(self, outcome: Outcome) -> list[TokenEvent]:
         """Collects states; the vector comes with the last of them."""
@@ -376,18 +396,5 @@ class Engine:
             cached_tokens=self._counts["cached"],
             generated_tokens=self._counts["generated"],
             preemptions=self.scheduler.preemptions,
+            **(self._images.counts if self._images else {}),
         )
-
-
-def _failed(sequence: Sequence, error: Exception) -> Ended:
-    """The end of a request that cannot be computed. Why, only the log says: the error's text may
-    hold a prompt's."""
-    LOG.error("request %s could not be computed: %s", sequence.id, place(error))
-    return Ended(sequence.id, "error", NOT_COMPUTED, sequence.cached, sequence.times)
-
-
-def _refused(sequence: Sequence, error: str, param: str | None, code: str | None = None) -> Ended:
-    return Ended(
-        sequence.id, "refused", error[:200], sequence.cached, sequence.times, param,
-        code or "constraint_failed",
-    )  # fmt: skip

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from octavo.backends.base import BLOCK, Compiled, Limits, LoadOptions
+from octavo.engine.encoder import CompiledEncoder
 from octavo.engine.host import host_memory, usable_threads
 from octavo.errors import DoesNotFit, UsageError
 from octavo.program import Experts, Program
@@ -40,6 +41,8 @@ class Plan:
     activations: str
     limits: Limits
     adapters: int = 0  # bytes that LoRA adapters may take
+    encoder: int = 0  # weights and buffers of what encodes images
+    image_cache: int = 0  # bytes of images' embeddings that are kept
     packed: bool = False  # keep packed weights in a file, and map them at the next start
 
     @property
@@ -54,7 +57,8 @@ class Plan:
 
     @property
     def total(self) -> int:
-        return self.weights + self.buffers + self.cache + self.adapters + self.process
+        images = self.encoder + self.image_cache
+        return self.weights + self.buffers + self.cache + self.adapters + images + self.process
 
     @property
     def tokens(self) -> int:
@@ -101,11 +105,13 @@ def make_plan(
     adapters: int = 0,
     packed: bool = False,
     what_if: bool = False,
+    encoder: CompiledEncoder | None = None,
 ) -> Plan:
     """Plans a model within `memory` (80 % of what is available unless named).
 
     A context that was not asked for shrinks to fit; one that was is refused with the sum.
-    what_if: `memory` may be more than is available here. Raises DoesNotFit or UsageError.
+    what_if: `memory` may be more than is available here. encoder: of images. Raises DoesNotFit or
+    UsageError.
     """
     kv_dtype = cache_type(compiled.program, kv_dtype)
     activations = compiled.activations(activations)
@@ -125,11 +131,12 @@ def make_plan(
         LoadOptions(sizes, threads, kv_dtype, packed, activations=activations)
     )
     each = compiled.block_bytes(kv_dtype)
-    left = budget - fixed.weights - fixed.buffers - adapters - PROCESS - PAGES
+    images = (encoder.footprint(threads), encoder.cache_bytes) if encoder else (0, 0)
+    held = fixed.weights + fixed.buffers + adapters + sum(images) + PROCESS + PAGES
+    left = budget - held
     wanted = context or own
     needed = (wanted + BLOCK - 1) // BLOCK * each
     if left < needed and (context is not None or left < SMALLEST_CONTEXT // BLOCK * each):
-        held = fixed.weights + fixed.buffers + adapters + PROCESS + PAGES
         raise _refusal(name, held, needed, budget, wanted, left, each)
     cache = left if memory else min(left, max(DEFAULT_CACHE, needed))
     blocks = cache // each
@@ -146,6 +153,8 @@ def make_plan(
         activations=activations,
         limits=Limits(STEP_TOKENS, SEQUENCES, blocks),
         adapters=adapters,
+        encoder=images[0],
+        image_cache=images[1],
         packed=packed,
     )
 

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from octavo.errors import RequestError
+from octavo.vision.image import ImageInput
 
 MAX_LOGPROBS = 20
 MAX_BEAMS = 32
@@ -204,6 +205,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     salt: requests share cached prefixes only with others of the same salt. pool: instead of
     generating, give the mean, first (cls) or last state of the prompt, or a cross-encoder's scores
     (cls); token_type_ids: the segment of each prompt token. adapter: the LoRA adapter to use.
+    images: in the order of the prompt; image_offsets: where the placeholders of each begin in it.
     """
 
     id: str
@@ -217,3 +219,5 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pool: Literal["", "mean", "cls", "last"] = ""
     token_type_ids: list[int] = []
     adapter: str = ""
+    images: list[ImageInput] = []
+    image_offsets: list[int] = []

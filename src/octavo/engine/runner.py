@@ -37,7 +37,11 @@ def step_input(spans: list[ScheduledSpan]) -> StepInput:
     sampling: list[SamplingRow] = []
     pooled: list[int] = []
     token_type_ids: list[int] = []
+    given: list[Floats] = []
+    given_rows: list[int] = []
+    reach: list[int] = []
     typed = any(s.sequence.request.token_type_ids for s in spans)
+    mutual = any(i.mutual for s in spans for i in s.sequence.images)
     for span in spans:
         sequence, start, count = span.sequence, span.start, span.length
         kv, row = sequence.kv, len(ids) - start  # row of position 0
@@ -48,6 +52,15 @@ def step_input(spans: list[ScheduledSpan]) -> StepInput:
         pooled += [row + position for position in span.pooled]
         if typed:
             token_type_ids += sequence.request.token_type_ids[start : start + count] or [0] * count
+        reach += [0] * (count if mutual else 0)
+        for image in sequence.images:
+            first, last = max(image.start, start), min(image.end, start + count)
+            if first < last:
+                assert image.embeddings is not None
+                given.append(image.embeddings[first - image.start : last - image.start])
+                given_rows += range(row + first, row + last)
+                if image.mutual:
+                    reach[row + first : row + last] = range(last - first - 1, -1, -1)
         ids += kv.tokens[start : start + count]
         positions += range(start, start + count)
         block_tables += kv.blocks
@@ -61,6 +74,9 @@ def step_input(spans: list[ScheduledSpan]) -> StepInput:
     return StepInput(
         array(ids), array(positions), layout, array(block_tables),
         array(logits_indices + pooled), sampling, array(token_type_ids), all_logits=False,
+        embeddings=np.concatenate(given) if given else None,
+        embedding_rows=array(given_rows) if given else None,
+        reach=array(reach) if any(reach) else None,
     )  # fmt: skip
 
 

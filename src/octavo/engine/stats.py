@@ -20,6 +20,10 @@ class EngineStats:
     cached_tokens: int
     generated_tokens: int
     preemptions: int
+    images_encoded: int = 0
+    image_hits: int = 0  # images whose embeddings were kept from before
+    image_us: int = 0  # microseconds spent on encoding
+    image_bytes: int = 0  # of embeddings that are kept
 
     @property
     def blocks_held(self) -> int:

@@ -22,6 +22,8 @@ from octavo.generate.model import ServedModel
 from octavo.generate.options import check_names
 from octavo.text import ChatTemplate, Tokenizer, load_tokenizer
 from octavo.text.chat import template_source
+from octavo.vision.families import load_preprocessor
+from octavo.vision.preprocess import Preprocessor
 
 KV_DTYPES = ("auto", "bf16", "int8", "f32")
 ACTIVATIONS = ("auto", "int8", "int16")
@@ -90,6 +92,7 @@ def load(model: str, **options: Unpack[LoadOptions]) -> ServedModel:
         activations=activations,
         packed=options.get("packed_cache", False),
         adapters=lora if adapters is not None else 0,
+        encoder=opened.encoder,
     )
     opened = open_model(located.path, adapters is not None, plan.context)
     with loading("Loading", opened.checkpoint.nbytes) as advance:
@@ -129,4 +132,15 @@ def served_model(
         created=int(time.time()),
         task=opened.task,
         pooling=read_pooling(opened.checkpoint, not opened.program.causal),
+        images=_preprocessor(opened, tokenizer),
     )
+
+
+def _preprocessor(opened: OpenModel, tokenizer: Tokenizer) -> Preprocessor | None:
+    """How a model takes pictures, None for text only. Raises CheckpointError."""
+    if (vision := opened.vision) is None:
+        return None
+    return load_preprocessor(
+        opened.checkpoint, tokenizer, family=vision.family, placeholder=vision.placeholder,
+        tokens=vision.tokens, size=vision.size,
+    )  # fmt: skip

@@ -114,6 +114,7 @@ class Usage:
     """
 
     prompt: int = 0
+    images: int = 0  # tokens of the prompts that stand for images
     completion: int = 0
     beam_width: int = 0  # as the KV cache allowed it
     began: float = field(default_factory=time.monotonic)
@@ -140,10 +141,13 @@ class Usage:
             self.last = max(self.last or 0.0, times.last_token)
 
     def to_dict(self) -> dict[str, object]:
+        details = {"cached_tokens": self.cached}
+        if self.images:
+            details["image_tokens"] = self.images
         value: dict[str, object] = {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
+            "prompt_tokens_details": details,
         }
         return value | {"beam_width": self.beam_width} if self.beam_width else value

@@ -11,6 +11,7 @@ from octavo.errors import InvalidValue
 from octavo.generate.options import check_names, typed
 from octavo.text.messages import Message, Tool, message, read_messages, read_tools
 from octavo.text.structure import JsonSchema, Structure
+from octavo.vision.preprocess import Processed
 
 Conversation = Sequence[Mapping[str, Any]]  # messages as dicts
 
@@ -56,7 +57,8 @@ class NamedTool:
 class GenerationRequest:
     """An answer to a conversation, or continuations of texts.
 
-    messages: the conversation; else `prompts`, each text or token ids. tools: the functions the
+    messages: the conversation; else `prompts`, each text or token ids. pictures: of the messages,
+    once they have been read (see `generate.media`). tools: the functions the
     model is told of; tool_choice: "none", "auto", "required" or a NamedTool; parallel_tool_calls:
     whether a reply may hold several calls. sampling: overrides of the model's defaults, or whole
     SamplingParams. structure: what a reply has to look like. n: choices for each prompt, the most
@@ -70,6 +72,7 @@ class GenerationRequest:
     """
 
     messages: Sequence[Message] | None = None
+    pictures: Sequence[Processed] | None = None
     prompts: Sequence[str | list[int]] = ()
     tools: Sequence[Tool] = ()
     tool_choice: str | NamedTool = "auto"

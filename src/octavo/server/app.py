@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from octavo import __version__
 from octavo.errors import RequestError
+from octavo.generate.media import MediaPolicy, MediaReader
 from octavo.server.adapters import AdapterRoutes
 from octavo.server.bodies import Bodies
 from octavo.server.dialect import Dialect, ModelsRoute
@@ -78,13 +79,16 @@ class About:
 def create_app(
     registry: Registry, metrics: Metrics, access: Access, observe: Observer,
     lora_folder: Path | None = None, dialects: tuple[Dialect, ...] = DIALECTS,
+    media: MediaPolicy | None = None,
 ) -> ASGIApp:  # fmt: skip
     """The ASGI application, which calls `observe` with every exchange that has ended.
 
-    lora_folder: where adapters may be loaded from while serving.
+    lora_folder: where adapters may be loaded from while serving. media: which images requests may
+    have.
     """
     bodies = Bodies()
-    runner, about = Runner(registry, bodies), About(registry, metrics)
+    runner = Runner(registry, bodies, MediaReader(media))
+    about = About(registry, metrics)
     lora = AdapterRoutes(registry, bodies, lora_folder)
     default = dialects[0]
     table: list[tuple[str, str, Handler, Dialect]] = [
