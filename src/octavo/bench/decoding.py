@@ -141,8 +141,9 @@ def _load(path: Path, name: str, threads: int | None, table: TokenTable, adapter
     """A model and a client of its engine, all packed. adapters: bytes that LoRA adapters get."""
     model = open_model(path, adapters=adapters > 0)
     plan = make_plan(
-        model.compiled, name=name, threads=threads, context=1024, memory="2GiB", adapters=adapters
-    )
+        model.compiled, name=name, threads=threads, context=1024, memory="2GiB", adapters=adapters,
+        speculation="off",
+    )  # fmt: skip
     executable = load_executable(model, plan)
     while executable.pack_pending():
         pass

@@ -255,8 +255,9 @@ def bench_engine(
     """Measures the given batch sizes, one after another; no prefix is reused."""
     opened = open_model(path)
     plan = make_plan(
-        opened.compiled, name=name, threads=threads, kv_dtype=kv_dtype, activations=activations
-    )
+        opened.compiled, name=name, threads=threads, kv_dtype=kv_dtype, activations=activations,
+        speculation="off",
+    )  # fmt: skip
     executable = load_executable(opened, plan)
     while executable.pack_pending():
         pass

@@ -73,6 +73,12 @@ activations_option = click.option(
     help="Precision of what quantized layers read. [int16]",
 )  # fmt: skip
 
+speculation_option = click.option(
+    "--speculation", type=click.Choice(["auto", "off"]), default="auto", show_default=True,
+    envvar="OCTAVO_SPECULATION",
+    help="auto: verify drafts of what may come next where that saves time.",
+)  # fmt: skip
+
 _SIZING = (
     click.option(
         "--memory", metavar="SIZE", envvar="OCTAVO_MEMORY",

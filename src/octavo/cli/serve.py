@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from octavo.cli.options import count, model_argument, sizing
+from octavo.cli.options import count, model_argument, sizing, speculation_option
 from octavo.cli.screen import progress_bar, say
 
 if TYPE_CHECKING:
@@ -210,6 +210,7 @@ class Screen:
     show_default=True,
     help="auto: requests default to the sampling parameters that the model's files recommend.",
 )
+@speculation_option
 @sizing
 def serve(
     model: str | None, host: str, port: int, api_keys: tuple[str, ...], admin_key: str | None,
@@ -218,7 +219,7 @@ def serve(
     log_level: str, log_format: str, loras: tuple[str, ...],
     lora_dir: Path | None, lora_memory: str | None, packed_cache: bool, memory: str | None,
     context: int | None, threads: int | None, kv_dtype: str, activations: str, offline: bool,
-    generation_config: Literal["auto", "none"],
+    generation_config: Literal["auto", "none"], speculation: str,
 ) -> None:  # fmt: skip
     """Serve MODEL: a demo name, a Hugging Face id (org/name[:quant]), a folder or a .gguf file."""
     from octavo.checkpoint.hub import DEMOS, locate
@@ -243,6 +244,7 @@ def serve(
     plan = make_plan(
         opened.compiled, name=located.name, memory=memory, context=context, threads=threads,
         kv_dtype=kv_dtype, activations=activations, adapters=lora_bytes, packed=packed_cache,
+        speculation=speculation,
     )  # fmt: skip
     if context is None and plan.context < plan.model_context:
         full, given = plan.model_context, plan.context

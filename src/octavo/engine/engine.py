@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable
@@ -12,8 +11,9 @@ from octavo.backends.base import BLOCK, Adapters, Executable, Sample
 from octavo.engine.admission import Admission
 from octavo.engine.blocks import BlockAllocator
 from octavo.engine.constraint import GrammarCompiler
+from octavo.engine.drafts import DraftSource
+from octavo.engine.endings import failed, refused
 from octavo.engine.events import (
-    NOT_COMPUTED,
     Ended,
     Finish,
     Pooled,
@@ -30,13 +30,13 @@ from octavo.engine.request import Request
 from octavo.engine.request_table import RequestTable
 from octavo.engine.runner import Outcome, decode, run
 from octavo.engine.sampling_state import SamplingState
-from octavo.engine.scheduler import ScheduledSpan, Scheduler
+from octavo.engine.scheduler import NO_DRAFT, ScheduledSpan, Scheduler
 from octavo.engine.search import BeamSearches
 from octavo.engine.sequence import Sequence
+from octavo.engine.speculation import DepthPolicy, Speculation
 from octavo.engine.stats import EngineStats
-from octavo.errors import RequestError, place
+from octavo.errors import RequestError
 
-LOG = logging.getLogger(__name__)
 MULTI_STEP_SECONDS = 0.02
 MAX_MULTI_STEPS = 8
 NO_TOKEN_LEFT = "no token is left that may follow"
@@ -48,7 +48,8 @@ class Engine:
     context: most tokens of a sequence. eos: ids that end one. budget: tokens a step computes.
     clock: seconds, for deadlines and the times of events. grammars: compiles grammars; adapters:
     LoRA adapters; requests for what is not given are refused. multi_step: seconds of steps computed
-    in one call. policy: the order in which sequences are scheduled.
+    in one call. policy: the order in which sequences are scheduled. depths: how many tokens of
+    drafts a step verifies, None for none. sources: of drafts, instead of all there are.
     """
 
     def __init__(
@@ -64,6 +65,8 @@ class Engine:
         adapters: Adapters | None = None,
         multi_step: float = MULTI_STEP_SECONDS,
         policy: SchedulingPolicy | None = None,
+        depths: DepthPolicy | None = None,
+        sources: list[DraftSource] | None = None,
     ) -> None:
         limits = executable.limits
         bidirectional = not executable.causal
@@ -85,12 +88,14 @@ class Engine:
             vocabulary, self.context, executable.task, grammars is not None, adapters is not None
         )
         self._searches = BeamSearches(self.scheduler, limits.selected)
+        self._speculation = Speculation(kv, limits.selected, depths, sources)
         self._compiling = GrammarQueue(grammars) if grammars is not None else None
         self._requests = RequestTable(self.scheduler, self._searches, self._compiling, adapters)
         self._arrivals = count()
         self._multi_step_seconds = multi_step
         self._step_seconds = math.inf  # of the last step
         self._busy = 0.0  # seconds in steps
+        self._left = 0.0  # when the last step ended, if there was more to do
         self._counts = dict.fromkeys(("steps", "prompt", "cached", "generated"), 0)
 
     # -- requests ---------------------------------------------------------------------------
@@ -148,11 +153,11 @@ class Engine:
     def _refuse(self, sequence: Sequence, error: str, param: str | None) -> Ended:
         """Ends a request that cannot go on as asked for; `param`: the field at fault."""
         self._requests.free(sequence.id)
-        return _refused(sequence, error, param)
+        return refused(sequence, error, param)
 
     def _fail(self, sequence: Sequence, error: Exception) -> Ended:
         """Ends a request that cannot be computed."""
-        return _failed(self._requests.free(sequence.id), error)
+        return failed(self._requests.free(sequence.id), error)
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -180,6 +185,8 @@ class Engine:
         if spans := self.scheduler.plan():
             events += self._run(spans)
             self._busy += time.perf_counter() - began
+        else:
+            self._left = 0.0
         return events
 
     def _run(self, spans: list[ScheduledSpan]) -> list[TokenEvent]:
@@ -188,15 +195,23 @@ class Engine:
             if not span.sequence.times.admitted:
                 span.sequence.times = Times(span.sequence.times.queued, now)
         began = time.perf_counter()
+        steps = self._multi_steps(spans)
+        spans = self._speculation.draft(spans)
         try:
-            outcomes = self._compute(spans)
+            outcomes = self._compute(spans, steps)
         except Exception as e:
             return self._compute_apart(spans, e)
-        steps = max(1, len(outcomes[0].tokens))
-        self._step_seconds = (time.perf_counter() - began) / steps
+        drafted = any(s.draft.tokens for s in spans)
+        steps = 1 if drafted else max(1, len(outcomes[0].tokens))
+        if not drafted:
+            self._step_seconds = (time.perf_counter() - began) / steps
+        self._speculation.compare(outcomes)
         events = self._commit_all(outcomes, steps)
         self._executable.pack_pending()
         self._executable.prefault_kv(self._allocator.reached, idle=False)
+        ended = time.perf_counter()
+        self._speculation.took(outcomes, ended - (self._left or began), steps)
+        self._left = ended if self.has_work else 0.0
         return events
 
     def _begin_compiled(self) -> list[TokenEvent]:
@@ -213,14 +228,14 @@ class Engine:
                 self._begin(sequence)
             except (RequestError, ValueError) as e:
                 self._requests.finish(sequence)
-                events.append(_refused(sequence, str(e), "grammar", getattr(e, "code", None)))
+                events.append(refused(sequence, str(e), "grammar", getattr(e, "code", None)))
             except Exception as e:
                 self._requests.finish(sequence)
-                events.append(_failed(sequence, e))
+                events.append(failed(sequence, e))
         return events
 
-    def _compute(self, spans: list[ScheduledSpan]) -> list[Outcome]:
-        if (steps := self._multi_steps(spans)) == 1:
+    def _compute(self, spans: list[ScheduledSpan], steps: int) -> list[Outcome]:
+        if steps == 1 or any(s.draft.tokens for s in spans):
             return run(self._executable, spans)
         self.scheduler.reserve(spans, steps)
         return decode(self._executable, spans, steps)
@@ -246,7 +261,7 @@ class Engine:
             try:
                 if len(spans) == 1:
                     raise error
-                outcomes = run(self._executable, [span])
+                outcomes = run(self._executable, [span._replace(draft=NO_DRAFT)])
             except Exception as e:
                 events.append(self._fail(span.sequence, e))
             else:
@@ -329,10 +344,12 @@ class Engine:
         times = sequence.stamp(now)
         if finish:
             self._requests.finish(sequence)
+            self._speculation.finish(sequence)
             self.scheduler.finish(sequence)
         return Token(
-            sequence.id, token, sample.logprob, sample.alternatives, finish, sequence.cached, times
-        )
+            sequence.id, token, sample.logprob, sample.alternatives, finish, sequence.cached, times,
+            sequence.predicted,
+        )  # fmt: skip
 
     def _commit_candidates(
         self, sequence: Sequence, sample: Sample, now: float
@@ -346,7 +363,7 @@ class Engine:
         self._counts["generated"] += sum(len(t.tokens) for t in texts)
         if texts:
             return [*texts]
-        return [_refused(sequence, NO_TOKEN_LEFT, sequence.sampling.restricted_by)]
+        return [refused(sequence, NO_TOKEN_LEFT, sequence.sampling.restricted_by)]
 
     def _commit_states(self, outcome: Outcome) -> list[TokenEvent]:
         """Collects states; the vector comes with the last of them."""
@@ -376,18 +393,5 @@ class Engine:
             cached_tokens=self._counts["cached"],
             generated_tokens=self._counts["generated"],
             preemptions=self.scheduler.preemptions,
+            **self._speculation.stats(),
         )
-
-
-def _failed(sequence: Sequence, error: Exception) -> Ended:
-    """The end of a request that cannot be computed. Why, only the log says: the error's text may
-    hold a prompt's."""
-    LOG.error("request %s could not be computed: %s", sequence.id, place(error))
-    return Ended(sequence.id, "error", NOT_COMPUTED, sequence.cached, sequence.times)
-
-
-def _refused(sequence: Sequence, error: str, param: str | None, code: str | None = None) -> Ended:
-    return Ended(
-        sequence.id, "refused", error[:200], sequence.cached, sequence.times, param,
-        code or "constraint_failed",
-    )  # fmt: skip

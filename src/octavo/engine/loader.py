@@ -11,6 +11,7 @@ from octavo.backends.base import Compiled, Executable
 from octavo.checkpoint import Checkpoint, open_checkpoint
 from octavo.checkpoint.progress import Advance
 from octavo.engine.constraint import GrammarCompiler, TokenTable
+from octavo.engine.cost import CostModel
 from octavo.engine.engine import Engine
 from octavo.engine.plan import Plan
 from octavo.models import build_program
@@ -73,6 +74,7 @@ def make_engine(
         executable, model.vocabulary, plan.context, frozenset(table.eos),
         prefix_caching=prefix_caching,
         grammars=GrammarCompiler(table, model.vocabulary), adapters=executable.adapters,
+        depths=CostModel() if plan.speculation == "auto" else None,
     )  # fmt: skip
 
 

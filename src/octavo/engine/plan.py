@@ -41,6 +41,7 @@ class Plan:
     limits: Limits
     adapters: int = 0  # bytes that LoRA adapters may take
     packed: bool = False  # keep packed weights in a file, and map them at the next start
+    speculation: str = "auto"
 
     @property
     def load_options(self) -> LoadOptions:
@@ -100,6 +101,7 @@ def make_plan(
     activations: str = "int16",
     adapters: int = 0,
     packed: bool = False,
+    speculation: str = "auto",
     what_if: bool = False,
 ) -> Plan:
     """Plans a model within `memory` (80 % of what is available unless named).
@@ -147,6 +149,7 @@ def make_plan(
         limits=Limits(STEP_TOKENS, SEQUENCES, blocks),
         adapters=adapters,
         packed=packed,
+        speculation=speculation,
     )
 
 

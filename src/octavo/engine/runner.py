@@ -15,7 +15,8 @@ class Outcome(NamedTuple):
     """Results of a span.
 
     prompt_logprobs: one sample for each position asked for. tokens: sampled one after the other;
-    the keys and values of all but the last are computed. states: of the positions to pool.
+    the keys and values of all but the last are computed. Of a span with a draft those are the
+    tokens of the draft that were drawn, and one more. states: of the positions to pool.
     """
 
     span: ScheduledSpan
@@ -39,7 +40,8 @@ def step_input(spans: list[ScheduledSpan]) -> StepInput:
     token_type_ids: list[int] = []
     typed = any(s.sequence.request.token_type_ids for s in spans)
     for span in spans:
-        sequence, start, count = span.sequence, span.start, span.length
+        sequence, start, draft = span.sequence, span.start, span.draft
+        count = span.length + len(draft.tokens)
         kv, row = sequence.kv, len(ids) - start  # row of position 0
         layout.append(Span(len(ids), count, start, len(block_tables), sequence.adapter))
         for position in span.prompt_logprobs:
@@ -48,12 +50,12 @@ def step_input(spans: list[ScheduledSpan]) -> StepInput:
         pooled += [row + position for position in span.pooled]
         if typed:
             token_type_ids += sequence.request.token_type_ids[start : start + count] or [0] * count
-        ids += kv.tokens[start : start + count]
+        ids += kv.tokens[start : start + span.length] + draft.tokens
         positions += range(start, start + count)
         block_tables += kv.blocks
         if span.samples:
-            logits_indices.append(len(ids) - 1)
-            sampling.append(sequence.sampling.row())
+            logits_indices += range(len(ids) - 1 - len(draft.tokens), len(ids))
+            sampling += [sequence.sampling.row(), *draft.rows]
 
     def array(values: object) -> Ints:
         return np.array(values, np.int32)
@@ -64,6 +66,12 @@ def step_input(spans: list[ScheduledSpan]) -> StepInput:
     )  # fmt: skip
 
 
+def _accepted(samples: list[Sample], draft: list[int]) -> list[Sample]:
+    """Of samples after a token and after each of a draft, those whose draft was drawn before."""
+    pairs = enumerate(zip(samples, draft, strict=False))
+    return samples[: 1 + next((i for i, (s, token) in pairs if s.token != token), len(draft))]
+
+
 def run(executable: Executable, spans: list[ScheduledSpan]) -> list[Outcome]:
     """Computes one step."""
     step = step_input(spans)
@@ -72,7 +80,8 @@ def run(executable: Executable, spans: list[ScheduledSpan]) -> list[Outcome]:
     out = []
     for span in spans:
         logprobs = list(islice(samples, len(span.prompt_logprobs)))
-        tokens = [next(samples)] if span.samples else []
+        drawn = list(islice(samples, 1 + len(span.draft.tokens) if span.samples else 0))
+        tokens = _accepted(drawn, span.draft.tokens)
         count = len(span.pooled)
         states = executable.hidden(first, count) if count else None
         out.append(Outcome(span, logprobs, tokens, states))

@@ -13,14 +13,14 @@ from octavo.engine.request import Request
 from octavo.engine.sampling_state import SamplingState
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Sequence:
     """One request, or one beam of a beam search.
 
     arrival: number in order of submission. deadline: on the engine's clock. limit: most tokens,
     prompt included. adapter: slot of the LoRA adapter, -1 without. reported_logprobs: prompt tokens
     whose log-probabilities were reported, counting the first, which has none. pooled: sum of the
-    states so far.
+    states so far. predicted: tokens of the request's prediction that were accepted, and rejected.
     """
 
     request: Request
@@ -33,6 +33,7 @@ class Sequence:
     times: Times = Times()
     reported_logprobs: int = 1
     pooled: Floats | None = None
+    predicted: tuple[int, int] = (0, 0)
 
     @classmethod
     def of(

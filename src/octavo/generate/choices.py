@@ -118,6 +118,7 @@ def _requests(job: PreparedRequest, params: SamplingParams) -> list[Request]:
                     priority=job.priority,
                     salt=job.salt,
                     adapter=job.model.adapter,
+                    prediction=list(job.prediction),
                 )
             )
     return out

@@ -25,6 +25,7 @@ from octavo.text.chat import template_source
 
 KV_DTYPES = ("auto", "bf16", "int8", "f32")
 ACTIVATIONS = ("auto", "int8", "int16")
+SPECULATIONS = ("auto", "off")
 
 
 class LoadOptions(TypedDict, total=False):
@@ -36,8 +37,9 @@ class LoadOptions(TypedDict, total=False):
     default), "int8" (one, and a scale for 32), or "auto", two bytes where one would show.
     adapters: LoRA adapters by name, {} for none yet; they take at most lora_memory. packed_cache:
     keep packed weights on disk for the next start. generation_config: "none" forgets the sampling
-    parameters that the model's files recommend. loading: opens a progress bar, given what it
-    is for and how many bytes.
+    parameters that the model's files recommend. speculation: "auto" verifies drafts of what may
+    come next where that saves time, "off" never. loading: opens a progress bar, given what it is
+    for and how many bytes.
     """
 
     memory: str | None
@@ -51,6 +53,7 @@ class LoadOptions(TypedDict, total=False):
     lora_memory: str
     packed_cache: bool
     generation_config: GenerationConfig
+    speculation: str
     loading: ProgressBar
 
 
@@ -72,6 +75,9 @@ def load(model: str, **options: Unpack[LoadOptions]) -> ServedModel:
     activations = options.get("activations", "int16")
     if activations not in ACTIVATIONS:
         raise UsageError(f"activations {activations!r}; it may be {' or '.join(ACTIVATIONS)}")
+    speculation = options.get("speculation", "auto")
+    if speculation not in SPECULATIONS:
+        raise UsageError(f"speculation {speculation!r}; it may be {' or '.join(SPECULATIONS)}")
     loading, adapters = options.get("loading", no_progress), options.get("adapters")
     located = locate(model, offline=options.get("offline", False), progress=loading)
     opened = open_model(located.path, adapters is not None)
@@ -90,6 +96,7 @@ def load(model: str, **options: Unpack[LoadOptions]) -> ServedModel:
         activations=activations,
         packed=options.get("packed_cache", False),
         adapters=lora if adapters is not None else 0,
+        speculation=speculation,
     )
     opened = open_model(located.path, adapters is not None, plan.context)
     with loading("Loading", opened.checkpoint.nbytes) as advance:
