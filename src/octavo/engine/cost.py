@@ -9,6 +9,7 @@ that is not used goes on being judged, at no cost.
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
@@ -75,7 +76,7 @@ class StepTimes:
             when = min(self._when[below], self._when[above])
         else:
             return supposed
-        trust = 0.5 ** ((now - when) / TRUST)
+        trust = math.exp2((when - now) / TRUST)
         return max(base, trust * measured + (1 - trust) * supposed)
 
 

@@ -195,10 +195,9 @@ class Engine:
             if not span.sequence.times.admitted:
                 span.sequence.times = Times(span.sequence.times.queued, now)
         began = time.perf_counter()
-        steps = self._multi_steps(spans)
         spans = self._speculation.draft(spans)
         try:
-            outcomes = self._compute(spans, steps)
+            outcomes = self._compute(spans)
         except Exception as e:
             return self._compute_apart(spans, e)
         drafted = any(s.draft.tokens for s in spans)
@@ -234,8 +233,9 @@ class Engine:
                 events.append(failed(sequence, e))
         return events
 
-    def _compute(self, spans: list[ScheduledSpan], steps: int) -> list[Outcome]:
-        if steps == 1 or any(s.draft.tokens for s in spans):
+    def _compute(self, spans: list[ScheduledSpan]) -> list[Outcome]:
+        drafted = any(s.draft.tokens for s in spans)
+        if drafted or (steps := self._multi_steps(spans)) == 1:
             return run(self._executable, spans)
         self.scheduler.reserve(spans, steps)
         return decode(self._executable, spans, steps)

@@ -147,10 +147,8 @@ def make_plan(
         kv_dtype=kv_dtype,
         activations=activations,
         limits=Limits(STEP_TOKENS, SEQUENCES, blocks),
-        adapters=adapters,
-        packed=packed,
-        speculation=speculation,
-    )
+        adapters=adapters, packed=packed, speculation=speculation,
+    )  # fmt: skip
 
 
 def _budget(asked: str | None, what_if: bool) -> tuple[int, int]:

@@ -75,7 +75,8 @@ class Speculation:
         self._clock = clock
         self._known = Acceptance()
         self._records: WeakKeyDictionary[Sequence, _Record] = WeakKeyDictionary()
-        self.counts = Counts(*({s.name: 0 for s in self._sources} for _ in range(2)))
+        names = [s.name for s in self._sources]
+        self.counts = Counts(dict.fromkeys(names, 0), dict.fromkeys(names, 0))
 
     # -- before a step --------------------------------------------------------------------------
 

@@ -159,25 +159,21 @@ def read_prediction(given: Mapping[str, Any] | None) -> str | None:
 
     Raises InvalidValue.
     """
-    match given:
-        case None:
-            return None
-        case {"type": "content", "content": str(text), **rest} if not rest:
-            return text
-        case {"type": "content", "content": [*parts], **rest} if not rest:
-            texts = [p["text"] for p in parts if _is_text(p)]
-            if len(texts) == len(parts):
-                return "".join(texts)
-    raise InvalidValue(
-        'prediction is {"type": "content", "content": …}, a text or parts of text', "prediction"
-    )
+    if given is None:
+        return None
+    content = given.get("content")
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    sound = given.keys() == {"type", "content"} and given["type"] == "content"
+    if not (sound and isinstance(parts, list) and all(map(_is_text, parts))):
+        raise InvalidValue(
+            'prediction is {"type": "content", "content": …}, a text or parts of text', "prediction"
+        )
+    return "".join(part["text"] for part in parts)
 
 
 def _is_text(part: Any) -> bool:
-    match part:
-        case {"type": "text", "text": str(), **rest}:
-            return not rest
-    return False
+    kinds = isinstance(part, Mapping) and part.keys() == {"type", "text"}
+    return kinds and part["type"] == "text" and isinstance(part["text"], str)
 
 
 def read_tool_choice(given: str | Mapping[str, Any] | None) -> str | NamedTool:
