@@ -144,6 +144,7 @@ def _load(path: Path, name: str, threads: int | None, table: TokenTable, adapter
     plan = make_plan(
         model.compiled, name=name, threads=threads, context=1024, memory="2GiB", adapters=adapters,
         encoder=model.encoder,
+        speculation="off",
     )  # fmt: skip
     executable = load_executable(model, plan)
     while executable.pack_pending():

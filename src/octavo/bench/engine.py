@@ -266,6 +266,7 @@ def bench_engine(
     plan = make_plan(
         opened.compiled, name=name, threads=threads, kv_dtype=kv_dtype, activations=activations,
         encoder=opened.encoder,
+        speculation="off",
     )  # fmt: skip
     executable = load_executable(opened, plan)
     while executable.pack_pending():

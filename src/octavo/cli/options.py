@@ -90,6 +90,12 @@ kv_dtype_option = click.option(
     help="Precision of cached keys and values. [bf16; f32 for mixtures of experts]",
 )  # fmt: skip
 
+speculation_option = click.option(
+    "--speculation", type=click.Choice(["auto", "off"]), default="auto", show_default=True,
+    envvar="OCTAVO_SPECULATION",
+    help="auto: verify drafts of what may come next where that saves time.",
+)  # fmt: skip
+
 sizing = together(
     click.option(
         "--memory", metavar="SIZE", envvar="OCTAVO_MEMORY",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from octavo import __version__
-from octavo.cli.options import count, model_argument, sizing
+from octavo.cli.options import count, model_argument, sizing, speculation_option
 from octavo.cli.screen import progress_bar, say
 
 if TYPE_CHECKING:
@@ -217,6 +217,7 @@ class Screen:
     metavar="HOST",
     help="Host from which images may be fetched by URL (repeatable). [none]",
 )
+@speculation_option
 @sizing
 def serve(
     model: str | None, host: str, port: int, api_keys: tuple[str, ...], admin_key: str | None,
@@ -225,7 +226,7 @@ def serve(
     log_level: str, log_format: str, loras: tuple[str, ...],
     lora_dir: Path | None, lora_memory: str | None, packed_cache: bool, memory: str | None,
     context: int | None, threads: int | None, kv_dtype: str, activations: str, offline: bool,
-    generation_config: Literal["auto", "none"], domains: tuple[str, ...],
+    generation_config: Literal["auto", "none"], domains: tuple[str, ...], speculation: str,
 ) -> None:  # fmt: skip
     """Serve MODEL: a demo name, a Hugging Face id (org/name[:quant]), a folder or a .gguf file."""
     from octavo.checkpoint.hub import DEMOS, locate
@@ -251,6 +252,7 @@ def serve(
         opened.compiled, name=located.name, memory=memory, context=context, threads=threads,
         kv_dtype=kv_dtype, activations=activations, adapters=lora_bytes, packed=packed_cache,
         encoder=opened.encoder,
+        speculation=speculation,
     )  # fmt: skip
     if context is None and plan.context < plan.model_context:
         full, given = plan.model_context, plan.context

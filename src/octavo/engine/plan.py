@@ -44,6 +44,7 @@ class Plan:
     encoder: int = 0  # weights and buffers of what encodes images
     image_cache: int = 0  # bytes of images' embeddings that are kept
     packed: bool = False  # keep packed weights in a file, and map them at the next start
+    speculation: str = "auto"
 
     @property
     def load_options(self) -> LoadOptions:
@@ -104,6 +105,7 @@ def make_plan(
     activations: str = "auto",
     adapters: int = 0,
     packed: bool = False,
+    speculation: str = "auto",
     what_if: bool = False,
     encoder: CompiledEncoder | None = None,
 ) -> Plan:
@@ -156,6 +158,7 @@ def make_plan(
         encoder=images[0],
         image_cache=images[1],
         packed=packed,
+        speculation=speculation,
     )
 
 

@@ -121,6 +121,7 @@ def _requests(job: PreparedRequest, params: SamplingParams) -> list[Request]:
                     adapter=job.model.adapter,
                     images=images,
                     image_offsets=list(job.image_offsets),
+                    prediction=list(job.prediction),
                 )
             )
     return out

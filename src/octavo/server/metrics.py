@@ -27,6 +27,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 TOKENS = tuple(float(1 << i) for i in range(18))
 
 
+SOURCES = ("forced", "prediction", "lookup", "recent")  # of drafts
 COUNTS = ("prompt_tokens", "cached_tokens", "generated_tokens", "preemptions", "steps")
 
 
@@ -43,6 +44,14 @@ class _EngineCollector(Collector):
         queues = [_gauge(f"requests_{name}", f"Requests {name}") for name in ("running", "waiting")]
         counts = [_counter(name, name.replace("_", " ").capitalize()) for name in COUNTS]
         restarts = _counter("engine_restarts", "Engine restarts")
+        lost = _counter("speculation_lost_seconds", "Time that rejected drafts took")
+        drafts = [
+            CounterMetricFamily(
+                f"octavo_{kind}_draft_tokens", f"Tokens of drafts {kind}",
+                labels=["model_name", "source"],
+            )
+            for kind in ("verified", "accepted")
+        ]  # fmt: skip
         for entry in self._models:
             stats = entry.client.stats
             for name, queue in zip(("running", "waiting"), queues, strict=True):
@@ -54,7 +63,11 @@ class _EngineCollector(Collector):
             for name, counter in zip(COUNTS, counts, strict=True):
                 counter.add_metric([entry.name], stats.get(name, 0))
             restarts.add_metric([entry.name], stats.get("restarts", 0))
-        yield from (*queues, blocks, *counts, restarts)
+            lost.add_metric([entry.name], stats.get("speculation_lost_us", 0) / 1e6)
+            for name, family in zip(("drafted", "accepted"), drafts, strict=True):
+                for source in SOURCES:
+                    family.add_metric([entry.name, source], stats.get(f"{name}_{source}", 0))
+        yield from (*queues, blocks, *counts, restarts, lost, *drafts)
 
 
 def _gauge(name: str, text: str) -> GaugeMetricFamily:
