@@ -229,7 +229,7 @@ def serve(
     generation_config: Literal["auto", "none"], domains: tuple[str, ...], speculation: str,
 ) -> None:  # fmt: skip
     """Serve MODEL: a demo name, a Hugging Face id (org/name[:quant]), a folder or a .gguf file."""
-    from octavo.checkpoint.hub import DEMOS, locate
+    from octavo.checkpoint.hub import BUNDLED, DEMOS, locate
     from octavo.cli.options import parse_adapters
     from octavo.engine.host import available_memory
     from octavo.engine.loader import open_model
@@ -267,7 +267,8 @@ def serve(
     wanted = ModelOptions(
         located, name or located.name, plan, template, max_queue, adapters, generation_config
     )
-    title = DEMOS[model].title if model in DEMOS else opened.checkpoint.architecture
+    demo = DEMOS.get(model) or BUNDLED.get(model)
+    title = demo.title if demo else opened.checkpoint.architecture
     shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
     screen = Screen(f"http://{shown}:{sock.getsockname()[1]}", plan, title)
     with logging_to(sys.stdout, log_level, log_format):
