@@ -121,6 +121,36 @@ def decoding(model: str, threads: int | None, repeats: int, offline: bool) -> No
 
 
 @bench.command()
+@model_argument()
+@click.option("--threads", type=count(1, 256), metavar="N", help="CPU threads. [all]")
+@click.option(
+    "--repeats", type=count(), default=5, show_default=True, help="Rounds in which both take turns."
+)
+@click.option("--offline", is_flag=True)
+def speculation(model: str, threads: int | None, repeats: int, offline: bool) -> None:
+    """How much faster MODEL writes with speculative decoding, by kind of text."""
+    from octavo.bench.speculation import bench_speculation
+    from octavo.checkpoint.hub import locate
+
+    located = locate(model, offline=offline)
+    rows = [
+        (
+            s.name, f"{s.tps[0]:.0f}", f"{s.tps[1]:.0f}", f"{s.gain:.2f}", f"{s.cpu_gain:.2f}",
+            f"{s.step:.2f}", f"{s.accepted:,} of {s.drafted:,}",
+        )
+        for s in bench_speculation(located.path, located.name, threads, repeats)
+    ]  # fmt: skip
+    table(
+        rows,
+        (
+            "", "tok/s without", "with", "gain", "gain in CPU time", "tokens a step",
+            "drafts accepted",
+        ),
+        right=tuple(range(1, 7)),
+    )  # fmt: skip
+
+
+@bench.command()
 @click.option("--isa", help="Instruction set. [the best of this host]")
 @click.option("--threads", type=count(1, 256), metavar="N", help="CPU threads. [all]")
 @click.option(
