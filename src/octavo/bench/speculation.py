@@ -22,18 +22,13 @@ from octavo.text.chat import template_source
 from octavo.text.grammar import from_schema
 from octavo.text.messages import message
 
-TOKENS = 192
 WAYS = ("off", "auto")
+NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Ivo Jana Kai Lea Max Nora Otto Pia".split()
+CITIES = "Bern Oslo Rome Kiel Lyon Graz Cork Bari Nice Gent Linz Metz Pisa Riga Bonn York".split()
 TABLE = "\n".join(
     f"{i:03d},{name},{18 + 7 * i % 60},{city}"
-    for i, (name, city) in enumerate(
-        zip(
-            "Ada Ben Cleo Dan Eva Finn Gus Hana Ivo Jana Kai Lea Max Nora Otto Pia".split(),
-            "Bern Oslo Rome Kiel Lyon Graz Cork Bari Nice Gent Linz Metz Pisa Riga Bonn Ulm".split(),
-            strict=True,
-        )
-    )
-)  # fmt: skip
+    for i, (name, city) in enumerate(zip(NAMES, CITIES, strict=True))
+)
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -56,11 +51,15 @@ SCHEMA = {
 
 @dataclass(frozen=True)
 class Case:
-    """Requests that run together: `streams` of a text. coin: only two tokens may be drawn."""
+    """Requests that run together: `streams` of a text, each of so many tokens at most.
+
+    coin: only two tokens may be drawn.
+    """
 
     name: str
     text: str
     streams: int = 1
+    tokens: int = 192
     schema: bool = False
     coin: bool = False
     temperature: float = 0.0
@@ -69,12 +68,12 @@ class Case:
 CASES = (
     Case("copy", f"Repeat this table line by line, without any change:\n{TABLE}"),
     Case("edit", f"Repeat this table, but write Paris in place of Rome:\n{TABLE}"),
-    Case("extract as JSON", f"List the first people of this table as JSON:\n{TABLE}", schema=True),
+    Case("json", f"List the first people of this table as JSON:\n{TABLE}", schema=True),
     Case("chat", "Tell me how a lighthouse works, in a few paragraphs.", temperature=0.8),
     Case("noise", "Tell me how a lighthouse works.", temperature=2.0),
     Case("coin", "Heads or tails?", temperature=1.0, coin=True),
-    Case("chat, 8 streams", "Tell me of the sea, in a few paragraphs.", 8, temperature=0.8),
-    Case("chat, 32 streams", "Tell me of the sea, in a few paragraphs.", 32, temperature=0.8),
+    Case("chat 8", "Tell me of the sea, in a few paragraphs.", 8, 96, temperature=0.8),
+    Case("chat 32", "Tell me of the sea, in a few paragraphs.", 32, 48, temperature=0.8),
 )
 
 
@@ -124,7 +123,7 @@ async def _run(client: InProcessClient, requests: list[Request]) -> _Run:
 def _requests(case: Case, prompt: list[int], turn: int, way: str) -> list[Request]:
     """Each turn draws with other numbers. A salt of its own keeps it from the replies of others."""
     fields: dict[str, Any] = {
-        "max_tokens": TOKENS, "temperature": case.temperature, "ignore_eos": not case.schema,
+        "max_tokens": case.tokens, "temperature": case.temperature, "ignore_eos": not case.schema,
         "grammar": from_schema(SCHEMA) if case.schema else None, "speculation": way,
         "allowed_token_ids": [200, 201] if case.coin else None,
     }  # fmt: skip
@@ -137,8 +136,10 @@ def _requests(case: Case, prompt: list[int], turn: int, way: str) -> list[Reques
     ]  # fmt: skip
 
 
-def bench_speculation(path: Path, name: str, threads: int | None, repeats: int) -> list[Saving]:
-    """Measures every case. Raises ValueError if a text differs with speculation."""
+def bench_speculation(
+    path: Path, name: str, threads: int | None, repeats: int, names: frozenset[str]
+) -> list[Saving]:
+    """Measures the named cases. Raises ValueError if a text differs with speculation."""
     model = open_model(path)
     tokenizer = load_tokenizer(model.checkpoint)
     source = template_source(model.checkpoint)
@@ -156,7 +157,9 @@ def bench_speculation(path: Path, name: str, threads: int | None, repeats: int) 
 
     async def work() -> list[Saving]:
         try:
-            return [await _saving(client, c, encode(c.text), repeats) for c in CASES]
+            return [
+                await _saving(client, c, encode(c.text), repeats) for c in CASES if c.name in names
+            ]
         finally:
             await client.close()
 

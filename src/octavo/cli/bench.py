@@ -126,19 +126,27 @@ def decoding(model: str, threads: int | None, repeats: int, offline: bool) -> No
 @click.option(
     "--repeats", type=count(), default=5, show_default=True, help="Rounds in which both take turns."
 )
+@click.option("--cases", metavar="LIST", help="Kinds of text, separated by commas. [all]")
 @click.option("--offline", is_flag=True)
-def speculation(model: str, threads: int | None, repeats: int, offline: bool) -> None:
+def speculation(
+    model: str, threads: int | None, repeats: int, cases: str | None, offline: bool
+) -> None:
     """How much faster MODEL writes with speculative decoding, by kind of text."""
-    from octavo.bench.speculation import bench_speculation
+    from octavo.bench.speculation import CASES, bench_speculation
     from octavo.checkpoint.hub import locate
+    from octavo.errors import UsageError
 
+    known = frozenset(c.name for c in CASES)
+    wanted = frozenset(cases.split(",")) if cases else known
+    if not wanted <= known:
+        raise UsageError(f"--cases takes {', '.join(sorted(known))}", "--cases copy,chat")
     located = locate(model, offline=offline)
     rows = [
         (
             s.name, f"{s.tps[0]:.0f}", f"{s.tps[1]:.0f}", f"{s.gain:.2f}", f"{s.cpu_gain:.2f}",
             f"{s.step:.2f}", f"{s.accepted:,} of {s.drafted:,}",
         )
-        for s in bench_speculation(located.path, located.name, threads, repeats)
+        for s in bench_speculation(located.path, located.name, threads, repeats, wanted)
     ]  # fmt: skip
     table(
         rows,
