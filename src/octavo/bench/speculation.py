@@ -53,7 +53,7 @@ SCHEMA = {
 class Case:
     """Requests that run together: `streams` of a text, each of so many tokens at most.
 
-    coin: only two tokens may be drawn.
+    digits: nothing else may be drawn, so that all pairs of tokens were there before.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Case:
     streams: int = 1
     tokens: int = 192
     schema: bool = False
-    coin: bool = False
+    digits: bool = False
     temperature: float = 0.0
 
 
@@ -71,7 +71,7 @@ CASES = (
     Case("json", f"List the first people of this table as JSON:\n{TABLE}", schema=True),
     Case("chat", "Tell me how a lighthouse works, in a few paragraphs.", temperature=0.8),
     Case("noise", "Tell me how a lighthouse works.", temperature=2.0),
-    Case("coin", "Heads or tails?", temperature=1.0, coin=True),
+    Case("digits", "Draw lots.", temperature=2.0, digits=True),
     Case("chat 8", "Tell me of the sea, in a few paragraphs.", 8, 96, temperature=0.8),
     Case("chat 32", "Tell me of the sea, in a few paragraphs.", 32, 48, temperature=0.8),
 )
@@ -120,12 +120,14 @@ async def _run(client: InProcessClient, requests: list[Request]) -> _Run:
     return _Run(wall, cpu, tokens, {k: v - before[k] for k, v in client.stats.items()})
 
 
-def _requests(case: Case, prompt: list[int], turn: int, way: str) -> list[Request]:
+def _requests(
+    case: Case, prompt: list[int], digits: list[int], turn: int, way: str
+) -> list[Request]:
     """Each turn draws with other numbers. A salt of its own keeps it from the replies of others."""
     fields: dict[str, Any] = {
         "max_tokens": case.tokens, "temperature": case.temperature, "ignore_eos": not case.schema,
         "grammar": from_schema(SCHEMA) if case.schema else None, "speculation": way,
-        "allowed_token_ids": [200, 201] if case.coin else None,
+        "allowed_token_ids": digits if case.digits else None,
     }  # fmt: skip
     return [
         Request(
@@ -155,10 +157,14 @@ def bench_speculation(
             return tokenizer.encode(text)
         return template.encode([message("user", text)], (), {}, generation=True, continued=False)
 
+    digits = sorted({t for d in "0123456789" for t in tokenizer.encode(d, add_bos=False)})
+
     async def work() -> list[Saving]:
         try:
             return [
-                await _saving(client, c, encode(c.text), repeats) for c in CASES if c.name in names
+                await _saving(client, c, encode(c.text), digits, repeats)
+                for c in CASES
+                if c.name in names
             ]
         finally:
             await client.close()
@@ -170,11 +176,13 @@ def bench_speculation(
             template.close()
 
 
-async def _saving(client: InProcessClient, case: Case, prompt: list[int], repeats: int) -> Saving:
+async def _saving(
+    client: InProcessClient, case: Case, prompt: list[int], digits: list[int], repeats: int
+) -> Saving:
     runs: dict[str, list[_Run]] = {way: [] for way in WAYS}
     for turn in range(repeats + 1):
         for way in WAYS if turn % 2 else WAYS[::-1]:
-            params = _requests(case, prompt, turn, way)
+            params = _requests(case, prompt, digits, turn, way)
             runs[way].append(await _run(client, params))
         if runs["off"][-1].tokens != runs["auto"][-1].tokens:
             raise ValueError(f"{case.name}: the text differs")
