@@ -54,6 +54,10 @@ def model_argument(**attributes: Any) -> Callable[[F], F]:
     return click.argument("model", shell_complete=_complete_model, **attributes)
 
 
+# The argument MODELS, with completion.
+models_argument = click.argument("models", nargs=-1, shell_complete=_complete_model)
+
+
 def json_flag(command: F) -> F:
     """--json, as the parameter `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)

@@ -25,6 +25,7 @@ from octavo.server.exchanges import ExchangeMiddleware, InternalError, RouteLabe
 from octavo.server.guard import Access, guarded
 from octavo.server.http import error_response, json_response
 from octavo.server.metrics import Metrics
+from octavo.server.models import ModelRoutes
 from octavo.server.registry import Registry
 from octavo.server.runner import Handler, Runner, answering
 
@@ -86,8 +87,11 @@ def create_app(
     bodies = Bodies()
     runner, about = Runner(registry, bodies), About(registry, metrics)
     lora = AdapterRoutes(registry, bodies, lora_folder)
+    served = ModelRoutes(registry, bodies)
     default = dialects[0]
     table: list[tuple[str, str, Handler, Dialect]] = [
+        ("/v1/models/load", "POST", answering(served.load), default),
+        ("/v1/models/unload", "POST", answering(served.unload), default),
         ("/v1/load_lora_adapter", "POST", answering(lora.load), default),
         ("/v1/unload_lora_adapter", "POST", answering(lora.unload), default),
         ("/health", "GET", about.ready, default),

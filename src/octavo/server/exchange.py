@@ -26,12 +26,20 @@ class Exchange:
     sent: int = 0
     usage: Usage | None = None
     model: str | None = None  # the served model's name, once it is known
+    key: str | None = None  # the name of the sender's key
     began: float = field(default_factory=time.monotonic)
     ended: float = 0.0
+    at_end: list[Callable[[], None]] = field(default_factory=list)  # gives back what it used
 
     @property
     def seconds(self) -> float:
         return self.ended - self.began
+
+    def finish(self) -> None:
+        """The request has ended, whatever its status."""
+        self.ended = time.monotonic()
+        for give_back in self.at_end:
+            give_back()
 
     def failed(self, error: RequestError) -> None:
         self.status, self.code = error.status, error.code

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -67,6 +66,9 @@ class ExchangeMiddleware:
             kind = message["type"].removeprefix("websocket.")
             if kind == "http.response.start":
                 started, one.status = True, message["status"]
+                if (sender := scope.get("principal")) is not None and sender.account is not None:
+                    headers = [*message.get("headers", ()), *sender.account.headers()]
+                    message = {**message, "headers": headers}
             elif kind == "http.response.body":
                 complete = not message.get("more_body", False)
             elif kind == "accept":
@@ -94,7 +96,7 @@ class ExchangeMiddleware:
                 one.failed(error)
                 raise
         finally:
-            one.ended = time.monotonic()
+            one.finish()
             self._observe(one)
 
 

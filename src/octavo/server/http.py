@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.errors import Overloaded, RequestError
+from octavo.errors import RequestError
 from octavo.server.exchange import exchange
 
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -31,8 +32,11 @@ def error_response(error: RequestError, scope: Scope) -> Response:
     """The response for an error, in the form that the route's clients expect. It is recorded."""
     exchange(scope).failed(error)
     headers = {}
-    if isinstance(error, Overloaded):
-        headers = {"retry-after": "1", "retry-after-ms": "500", "x-should-retry": "true"}
+    if (wait := error.retry_after) is not None:
+        headers = {
+            "retry-after": str(math.ceil(wait)), "retry-after-ms": str(math.ceil(1000 * wait)),
+            "x-should-retry": "true",
+        }  # fmt: skip
     elif error.status == 401:
         headers = {"www-authenticate": "Bearer"}
     return json_response(scope["error_body"](error), error.status, headers)

@@ -39,6 +39,7 @@ from octavo.server.http import (
     json_response,
     while_connected,
 )
+from octavo.server.models import model_cards
 from octavo.server.parsing import Fields
 from octavo.server.registry import Registry
 
@@ -62,8 +63,15 @@ class Runner:
     async def _run(self, fields: Fields, route: Route, request: Request) -> Response:
         self._registry.check_loaded()
         body: Any = await self._bodies.read(request, route.body, fields, self._registry.bounds)
-        served = self._registry.get(body.model)
-        exchange(request.scope).model = self._registry.entry(body.model).name
+        one, account = exchange(request.scope), principal(request.scope).account
+        one.model = self._registry.entry(body.model).name
+        principal(request.scope).check_model(body.model or one.model)
+        if account is not None:
+            account.begin()
+            one.at_end.append(account.end)
+        lease = await while_connected(request.receive, self._registry.acquire(body.model))
+        one.at_end.append(lease.release)
+        served = lease.model
         names = {"adapter": "model", **route.names(body)}  # a body names an adapter as its model
         try:
             match route:
@@ -81,11 +89,12 @@ class Runner:
 
     async def _models(self, route: ModelsRoute, request: Request) -> Response:
         self._registry.check_loaded()
-        models = self._registry.models()
+        cards = model_cards(self._registry)
         if name := request.path_params.get("name"):
-            model = self._registry.get(name)
-            models = [(model, self._registry.entry(name).name if model.adapter else None)]
-        return json_response(route.reply(models))
+            entry = self._registry.entry(name)
+            named = entry.name if name in entry.aliases else name
+            cards = [card for card in cards if card.name == named]
+        return json_response(route.reply(cards))
 
     # -- vectors ------------------------------------------------------------------------------
 
@@ -95,9 +104,11 @@ class Runner:
         served.require("embed")
         self._registry.check_open()
         texts = await asyncio.to_thread(lambda: encode_inputs(route.inputs(body), served))
+        _reserve(request, usage := Usage(prompt=count(texts)), 0)
         work = pool(served, texts, principal(request.scope).salt)
         pooled = await while_connected(request.receive, work)
-        exchange(request.scope).usage = Usage(prompt=count(texts))
+        usage.reuse(0, 0)
+        exchange(request.scope).usage = usage
         reply = await asyncio.to_thread(route.reply, body, served, pooled, count(texts))
         return json_response(reply)
 
@@ -107,9 +118,11 @@ class Runner:
         self._registry.check_open()
         pairs = route.pairs(body)
         texts = await asyncio.to_thread(encode_pairs, pairs, served)
+        _reserve(request, usage := Usage(prompt=count(texts)), 0)
         work = score(served, pairs, texts, principal(request.scope).salt)
         scores = await while_connected(request.receive, work)
-        exchange(request.scope).usage = Usage(prompt=count(texts))
+        usage.reuse(0, 0)
+        exchange(request.scope).usage = usage
         return json_response(route.reply(body, served, scores, count(texts)))
 
     # -- generation ---------------------------------------------------------------------------
@@ -126,11 +139,21 @@ class Runner:
         job = await asyncio.to_thread(prepared)
         one = exchange(request.scope)
         usage = one.usage = Usage(prompt=job.prompt_tokens, began=one.began)
+        most = job.params.max_tokens
+        _reserve(request, usage, most and most * len(job.prompts) * job.made)
         writer = route.writer(body, job, usage)
         if writer.stream:
             return await _stream(request, generate(job, usage), writer, names)
         choices = await while_connected(request.receive, generate_whole(job, usage))
         return json_response(await asyncio.to_thread(writer.whole, choices))
+
+
+def _reserve(request: Request, usage: Usage, completion: int | None) -> None:
+    """Reserves tokens of the sender's account until the request ends. Raises RateLimited."""
+    if (account := principal(request.scope).account) is not None:
+        meter = account.reserve(usage.prompt, completion)
+        usage.covers = meter.covers
+        exchange(request.scope).at_end.append(lambda: meter.settle(usage.computed))
 
 
 async def _stream(
