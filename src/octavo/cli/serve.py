@@ -83,6 +83,13 @@ DEMO = "smollm2"
     help="Require this key to load and unload adapters.",
 )
 @click.option(
+    "--keys",
+    "key_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="OCTAVO_KEYS",
+    help="Require a key of this file, which octavo key writes.",
+)
+@click.option(
     "--allowed-host",
     "hosts",
     multiple=True,
@@ -173,7 +180,7 @@ DEMO = "smollm2"
 def serve(
     models: tuple[str, ...], models_dir: Path | None, on_demand: bool, keep_alive: str,
     pinned: tuple[str, ...], aliases: tuple[str, ...], host: str, port: int,
-    api_keys: tuple[str, ...], admin_key: str | None,
+    api_keys: tuple[str, ...], admin_key: str | None, key_file: Path | None,
     hosts: tuple[str, ...], origins: tuple[str, ...], drain_timeout: int, write_timeout: int,
     log_level: str, log_format: str, lora_dir: Path | None, offline: bool, **model: Any,
 ) -> None:  # fmt: skip
@@ -185,12 +192,15 @@ def serve(
 
     from octavo.cli.served import parse_aliases, parse_seconds
     from octavo.server.guard import Access
+    from octavo.server.keyring import Keyring
+    from octavo.server.keys import KeyFile
     from octavo.server.logs import logging_to
     from octavo.server.ports import bind
     from octavo.server.run import Models, ServeOptions
     from octavo.server.run import serve as serve_http
 
-    access = Access(host, api_keys, admin_key, hosts, origins)
+    ring = Keyring(KeyFile(key_file)) if key_file is not None else None
+    access = Access(host, api_keys, admin_key, hosts, origins, ring)
     alive = parse_seconds(keep_alive)
     sock = bind(host, port)
     if not models and models_dir is None and not on_demand:

@@ -28,6 +28,7 @@ from octavo.server.metrics import Metrics
 from octavo.server.models import ModelRoutes
 from octavo.server.registry import Registry
 from octavo.server.runner import Handler, Runner, answering
+from octavo.server.usage import UsageRoute
 
 encode = msgspec.json.Encoder().encode
 
@@ -88,8 +89,10 @@ def create_app(
     runner, about = Runner(registry, bodies), About(registry, metrics)
     lora = AdapterRoutes(registry, bodies, lora_folder)
     served = ModelRoutes(registry, bodies)
+    usage = UsageRoute(access.keyring)
     default = dialects[0]
     table: list[tuple[str, str, Handler, Dialect]] = [
+        ("/v1/usage", "GET", answering(usage.show), default),
         ("/v1/models/load", "POST", answering(served.load), default),
         ("/v1/models/unload", "POST", answering(served.unload), default),
         ("/v1/load_lora_adapter", "POST", answering(lora.load), default),

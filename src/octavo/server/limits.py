@@ -41,7 +41,7 @@ class Window:
 
     def _now(self) -> float:
         now = self._clock()
-        while self._spent and self._spent[0][0] <= now - MINUTE:
+        while self._spent and self._spent[0][0] + MINUTE <= now:
             self._sum -= self._spent.popleft()[1]
         return now
 
