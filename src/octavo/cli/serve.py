@@ -16,6 +16,7 @@ from octavo.cli.screen import progress_bar, say
 if TYPE_CHECKING:
     from octavo.cli.served import Choice
     from octavo.engine.loader import OpenModel
+    from octavo.engine.plan import Plan
     from octavo.server.registry import Registry
     from octavo.server.source import ModelOptions
 
@@ -213,11 +214,8 @@ def serve(
     sources = {options.name: source for options, source in named}
     opened = {name: source.planned() for name, source in sources.items()}
     plans = {name: plan for name, (_, plan) in opened.items()}
-    for name, plan in plans.items():
-        if model["context"] is None and plan.context < plan.model_context:
-            full, given = plan.model_context, plan.context
-            of = f" of {name}" * (len(plans) > 1)
-            say(f"context{of} lowered from {full:,} to {given:,} to fit; --context sets it")
+    if model["context"] is None:
+        _tell_lowered(plans)
     titles = {o.name: _title(o, opened[o.name][0]) for o, _ in named}
     shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{sock.getsockname()[1]}"
@@ -240,6 +238,15 @@ def serve(
 
         uvloop.run(serve_http(options, serving, sock, ready=ready, ended=screen.count))
     screen.goodbye()
+
+
+def _tell_lowered(plans: dict[str, Plan]) -> None:
+    """Says which contexts are shorter than the models' own."""
+    for name, plan in plans.items():
+        if plan.context < plan.model_context:
+            full, given = plan.model_context, plan.context
+            of = f" of {name}" * (len(plans) > 1)
+            say(f"context{of} lowered from {full:,} to {given:,} to fit; --context sets it")
 
 
 def _title(options: ModelOptions, opened: OpenModel) -> str:

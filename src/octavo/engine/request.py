@@ -204,6 +204,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     salt: requests share cached prefixes only with others of the same salt. pool: instead of
     generating, give the mean, first (cls) or last state of the prompt, or a cross-encoder's scores
     (cls); token_type_ids: the segment of each prompt token. adapter: the LoRA adapter to use.
+    tenant: for whom it is computed; tenants get equal shares of the work.
     """
 
     id: str
@@ -217,3 +218,4 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pool: Literal["", "mean", "cls", "last"] = ""
     token_type_ids: list[int] = []
     adapter: str = ""
+    tenant: str = ""

@@ -128,6 +128,7 @@ def _requests(job: PreparedRequest, params: SamplingParams) -> list[Request]:
                     timeout=job.timeout,
                     priority=job.priority,
                     salt=job.salt,
+                    tenant=job.tenant,
                     adapter=job.model.adapter,
                 )
             )

@@ -68,6 +68,7 @@ class PreparedRequest:
     priority: int = 0
     timeout: float | None = None
     salt: str = ""
+    tenant: str = ""
 
     @property
     def names(self) -> dict[str, str]:
@@ -141,7 +142,7 @@ def _completion(
     return PreparedRequest(
         model=model, prompts=ids, params=params, n=n, made=made, echo=request.echo,
         structure=_only(request.structure, params), priority=request.priority,
-        timeout=request.timeout, salt=_salt(request),
+        timeout=request.timeout, salt=_salt(request), tenant=request.tenant,
     )  # fmt: skip
 
 
@@ -175,7 +176,7 @@ def _chat(request: GenerationRequest, model: ServedModel, n: int, made: int) -> 
         model=model, prompts=[ids], params=params, n=n, made=made, echo=request.echo,
         reply=ReplyFormat(style, template.reasons, thinking), structure=structure,
         constraint=constraint, priority=request.priority, timeout=request.timeout,
-        salt=_salt(request),
+        salt=_salt(request), tenant=request.tenant,
     )  # fmt: skip
 
 

@@ -92,7 +92,8 @@ class Pool:
             entry.loading = False
         entry.client, entry.used = entry.model.client, time.monotonic()
         entry.idle.set()
-        LOG.info("%s is loaded in %.1f s, %s", entry.name, entry.used - began, size(total))
+        level = logging.INFO if entry.waiting else logging.DEBUG  # nobody waits at the start
+        LOG.log(level, "%s is loaded in %.1f s, %s", entry.name, entry.used - began, size(total))
 
     def _check_fits(self, entry: Entry, total: int) -> None:
         """Raises DoesNotFit for a model for which there cannot be room."""

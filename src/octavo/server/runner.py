@@ -134,7 +134,7 @@ class Runner:
         salt = principal(request.scope).salt
 
         def prepared() -> PreparedRequest:
-            return prepare(replace(route.request(body), salt=salt), served)
+            return prepare(replace(route.request(body), salt=salt, tenant=salt), served)
 
         job = await asyncio.to_thread(prepared)
         one = exchange(request.scope)
