@@ -18,10 +18,11 @@ from starlette.types import ASGIApp
 from octavo.errors import RequestError
 from octavo.server.adapters import AdapterRoutes
 from octavo.server.bodies import Bodies
+from octavo.server.cancel import cancel
 from octavo.server.dialect import Dialect, ModelsRoute
 from octavo.server.dialects import DIALECTS
 from octavo.server.exchange import OTHER, Observer
-from octavo.server.exchanges import ExchangeMiddleware, InternalError, RouteLabel
+from octavo.server.exchanges import ExchangeMiddleware, InternalError, RouteLabel, Running
 from octavo.server.guard import Access, guarded
 from octavo.server.http import error_response, json_response
 from octavo.server.metrics import Metrics
@@ -90,8 +91,10 @@ def create_app(
     lora = AdapterRoutes(registry, bodies, lora_folder)
     served = ModelRoutes(registry, bodies)
     usage = UsageRoute(access.keyring)
+    running: Running = {}
     default = dialects[0]
     table: list[tuple[str, str, Handler, Dialect]] = [
+        ("/v1/requests/{id}/cancel", "POST", answering(cancel(running)), default),
         ("/v1/usage", "GET", answering(usage.show), default),
         ("/v1/models/load", "POST", answering(served.load), default),
         ("/v1/models/unload", "POST", answering(served.unload), default),
@@ -116,5 +119,5 @@ def create_app(
         routes=routes, exception_handlers={HTTPException: _http_error, Exception: _http_error}
     )
     return ExchangeMiddleware(
-        guarded(app, access), paths, RouteLabel(OTHER, default.error_body), observe
+        guarded(app, access), paths, RouteLabel(OTHER, default.error_body), observe, running
     )

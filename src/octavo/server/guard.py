@@ -17,10 +17,11 @@ from octavo.server.exchange import exchange
 from octavo.server.http import refuse
 from octavo.server.keyring import Keyring
 from octavo.server.keys import digest as digest_of
-from octavo.server.limits import Account
+from octavo.server.limits import RATE_HEADERS, Account
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s?#]+")
+EXPOSED = ("retry-after", "retry-after-ms", "x-should-retry", "x-request-id", *RATE_HEADERS)
 METHODS = ("GET", "POST", "HEAD", "OPTIONS")
 
 
@@ -220,7 +221,7 @@ def guarded(app: ASGIApp, access: Access) -> ASGIApp:
     if access.origins:
         app = CORSMiddleware(
             app, allow_origins=access.origins, allow_methods=METHODS, allow_headers=["*"],
-            expose_headers=["retry-after", "retry-after-ms", "x-should-retry"],
+            expose_headers=EXPOSED,
             allow_private_network=True,
         )  # fmt: skip
     return Check(app, Hosts(access).check)

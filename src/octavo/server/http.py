@@ -9,10 +9,10 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from octavo.errors import RequestError
-from octavo.server.exchange import exchange
+from octavo.server.exchange import Exchange, exchange
 
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 T = TypeVar("T")
@@ -51,6 +51,22 @@ async def refuse(error: RequestError, scope: Scope, receive: Receive, send: Send
     await response(scope, receive, send)
 
 
+def cancellable(receive: Receive, one: Exchange) -> Receive:
+    """What a client sends; a request that is cancelled looks as if its client had left."""
+
+    async def heard() -> Message:
+        said = asyncio.ensure_future(receive())
+        cancelled = asyncio.ensure_future(one.cancelled.wait())
+        try:
+            await asyncio.wait({said, cancelled}, return_when=asyncio.FIRST_COMPLETED)
+            return said.result() if said.done() else {"type": "http.disconnect"}
+        finally:
+            for task in (said, cancelled):
+                task.cancel()
+
+    return heard
+
+
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, cancelled with ClientGone if the client disconnects first."""
     task = asyncio.ensure_future(work)
@@ -85,6 +101,8 @@ class EventStream(Response):
             await while_connected(receive, self._pump(send))
         except ClientGone:
             exchange(scope).status = 499
+            if exchange(scope).cancelled.is_set():  # there is somebody to tell
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pump(self, send: Send) -> None:
         async with aclosing(self._frames) as frames:

@@ -21,6 +21,13 @@ GRAIN = 0.1  # seconds that are counted as one moment
 Clock = Callable[[], float]
 
 
+RATE_HEADERS = tuple(
+    f"x-ratelimit-{name}-{what}"
+    for what in ("requests", "tokens")
+    for name in ("limit", "remaining", "reset")
+)
+
+
 class RateLimited(RequestError):
     """A key has used what it may; `retry_after` seconds from now it may use this."""
 

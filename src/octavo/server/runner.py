@@ -44,7 +44,16 @@ from octavo.server.parsing import Fields
 from octavo.server.registry import Registry
 
 FEW = 64  # tokens with log-probabilities whose JSON is made on the event loop
+PATIENCE = 10.0  # seconds between signs of life
+COMMENT = b": waiting\n\n"  # which clients of event streams skip
 Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Cancelled(RequestError):
+    status = 499
+
+    def __init__(self) -> None:
+        super().__init__("the request was cancelled", None, "cancelled")
 
 
 class Runner:
@@ -159,10 +168,20 @@ def _reserve(request: Request, usage: Usage, completion: int | None) -> None:
 async def _stream(
     request: Request, deltas: AsyncGenerator[TextDelta, None], writer: ResponseWriter, names: Names
 ) -> Response:
-    """Streams. The status is sent with the first text, so that refusals keep theirs."""
+    """Streams. The status is sent with the first text, so that refusals keep theirs; after PATIENCE
+    seconds without one it is sent, and comments, so that nobody takes the connection for dead."""
+
+    async def begun() -> TextDelta:
+        return await anext(deltas)
+
+    first = asyncio.create_task(begun())
+    patience = PATIENCE if writer.media_type.startswith("text/event-stream") else None
     try:
-        first = await while_connected(request.receive, anext(deltas))
+        await while_connected(request.receive, asyncio.wait({first}, timeout=patience))
+        if first.done():
+            first.result()
     except BaseException:
+        await _stop(first)
         await deltas.aclose()
         raise
 
@@ -174,7 +193,13 @@ async def _stream(
     async def frames() -> AsyncGenerator[bytes, None]:
         try:
             async with aclosing(deltas) as rest:
-                yield writer.opening() + await chunks(first)
+                try:
+                    while not first.done():
+                        yield COMMENT
+                        await asyncio.wait({first}, timeout=PATIENCE)
+                finally:
+                    await _stop(first)
+                yield writer.opening() + await chunks(first.result())
                 async for delta in rest:
                     yield await chunks(delta)
             yield writer.closing()
@@ -184,6 +209,12 @@ async def _stream(
             yield writer.failure(error)
 
     return EventStream(frames(), writer.media_type)
+
+
+async def _stop(task: asyncio.Task[TextDelta]) -> None:
+    """Ends a task, if it has not ended."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def answering(handler: Handler) -> Handler:
@@ -196,6 +227,8 @@ def answering(handler: Handler) -> Handler:
         except RequestError as e:
             return error_response(e, request.scope)
         except ClientGone:
+            if exchange(request.scope).cancelled.is_set():
+                return error_response(Cancelled(), request.scope)
             return Response(status_code=499)
 
     return wrapped
