@@ -45,8 +45,9 @@ def client_of(server: Server) -> openai.OpenAI:
 
 
 @pytest.fixture(scope="module")
-def client(server: Server) -> openai.OpenAI:
-    return client_of(server)
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with client_of(server) as one:
+        yield one
 
 
 def begin(client: openai.OpenAI, text: str, endpoint: Any = CHAT) -> Any:
@@ -158,6 +159,7 @@ def test_a_restart(server: Server, folder: Path, client: openai.OpenAI) -> None:
         text = other.files.content(done.output_file_id).text
         assert text.encode().startswith(before)
         assert len(results(other, done.output_file_id)) == count == text.count("\n")
+        other.close()
 
 
 def test_the_command(smollm2: object, tmp_path: Path) -> None:

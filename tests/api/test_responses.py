@@ -33,8 +33,9 @@ def server(smollm2: object, folder: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def client(server: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0)
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0) as one:
+        yield one
 
 
 def make(client: openai.OpenAI, given: Any = HI, **more: Any) -> Any:
@@ -157,3 +158,4 @@ def test_a_restart(server: Server, folder: Path, client: openai.OpenAI) -> None:
         assert second.process.wait(60) == 2
         assert "another server keeps its data" in second.log.read_text()
         second.stop()
+        other.close()

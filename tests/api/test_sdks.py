@@ -27,6 +27,7 @@ def of_openai(server: Server) -> str:
         max_tokens=24,
         temperature=0,  # type: ignore[arg-type]
     )
+    client.close()
     return str(reply.choices[0].message.content)
 
 
@@ -66,6 +67,7 @@ def test_anthropic(server: Server) -> None:
     with client.messages.stream(**asked | {"max_tokens": 2000}) as stream:
         next(iter(stream.text_stream))
     server.wait_idle()
+    client.close()
 
 
 def test_ollama(server: Server) -> None:
@@ -97,5 +99,8 @@ def test_ollama(server: Server) -> None:
     assert missing.value.status_code == 404
     with pytest.raises(ollama.ResponseError, match=r"options\.temperature"):
         client.chat("smollm2", HI, options={"temperature": 99})
-    next(iter(client.chat("smollm2", HI, stream=True, options={"num_predict": 2000})))
+    left = client.chat("smollm2", HI, stream=True, options={"num_predict": 2000})
+    next(left)
+    left.close()
     server.wait_idle()
+    client.close()

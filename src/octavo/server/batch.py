@@ -109,7 +109,7 @@ async def _answered(line: Line, ask: Ask) -> tuple[bytes, bool]:
             status, body = 400, b"null"
             error = {"code": e.code, "message": str(e)}
             break
-        if status != 503:
+        if status not in (429, 503):
             break
         if b'"shutting_down"' in body:
             raise ShuttingDown

@@ -62,7 +62,7 @@ class Batches:
     def resume(self) -> None:
         """Goes on with what an earlier server left."""
         for owner, batch in self._store.unfinished_batches():
-            self._start(owner, batch)
+            self._start(Principal(owner), batch)
 
     async def close(self) -> None:
         """Stops; what is left is done by the next server."""
@@ -107,7 +107,7 @@ class Batches:
             "metadata": body.metadata or {},
         }  # fmt: skip
         await asyncio.to_thread(self._store.put_object, owner, batch)
-        self._start(owner, batch)
+        self._start(principal(request.scope), batch)
         return json_response(encode(batch))
 
     async def _find(self, request: Request) -> Object:
@@ -136,8 +136,8 @@ class Batches:
 
     # -- work ---------------------------------------------------------------------------------
 
-    def _start(self, owner: str, batch: Object) -> None:
-        task = asyncio.create_task(self._run(owner, batch))
+    def _start(self, sender: Principal, batch: Object) -> None:
+        task = asyncio.create_task(self._run(sender, batch))
         self._running[batch["id"]] = task
         task.add_done_callback(lambda _: self._running.pop(batch["id"], None))
 
@@ -145,8 +145,8 @@ class Batches:
         """Where answers and errors are written until the end."""
         return tuple(self._folder / f"{batch['id']}.{kind}" for kind in ("output", "error"))  # type: ignore[return-value]
 
-    async def _run(self, owner: str, batch: Object) -> None:
-        save = self._store.put_object
+    async def _run(self, sender: Principal, batch: Object) -> None:
+        owner, save = sender.salt, self._store.put_object
         source = self.files.path(batch["input_file_id"])
         if not (total := await self._validated(owner, batch, source)):
             return
@@ -155,7 +155,7 @@ class Batches:
         counts |= {"total": total, "completed": len(done[0]), "failed": len(done[1])}
         batch |= {"status": "in_progress", "in_progress_at": int(time.time())}
         await asyncio.to_thread(save, owner, batch)
-        known, sender = done[0] | done[1], Principal(owner)
+        known = done[0] | done[1]
         files: tuple[BinaryIO, ...] = tuple(path.open("ab") for path in self._results(batch))
         saved = time.monotonic()
 

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from octavo.errors import RequestError
 from octavo.generate.choices import generate, generate_whole
 from octavo.generate.embed import count, encode_inputs, encode_pairs, pool, score
+from octavo.generate.media import MediaReader
 from octavo.generate.model import ServedModel
 from octavo.generate.prepare import PreparedRequest, prepare
 from octavo.generate.reply import TextDelta, Usage
@@ -33,7 +34,7 @@ from octavo.server.dialect import (
     TextRoute,
 )
 from octavo.server.exchange import exchange
-from octavo.server.guard import principal
+from octavo.server.guard import Principal, principal
 from octavo.server.http import (
     ClientGone,
     EventStream,
@@ -41,20 +42,32 @@ from octavo.server.http import (
     json_response,
     while_connected,
 )
-from octavo.server.registry import Registry
+from octavo.server.models import model_cards
+from octavo.server.registry import Lease, Registry
 from octavo.server.sizes import Bounds
 
 FEW = 64  # tokens with log-probabilities whose JSON is made on the event loop
+PATIENCE = 10.0  # seconds between signs of life
+COMMENT = b": waiting\n\n"  # which clients of event streams skip
 Handler = Callable[[Request], Awaitable[Response]]
+AtEnd = list[Callable[[], None]]
 Keep = Callable[[Any], Awaitable[None]]  # of a writer that has written all
+
+
+class Cancelled(RequestError):
+    status = 499
+
+    def __init__(self) -> None:
+        super().__init__("the request was cancelled", None, "cancelled")
 
 
 class Runner:
     """Makes the handlers of routes."""
 
-    def __init__(self, registry: Registry, bodies: Bodies) -> None:
+    def __init__(self, registry: Registry, bodies: Bodies, media: MediaReader) -> None:
         self._registry = registry
         self._bodies = bodies
+        self._media = media
 
     def handler(self, dialect: Dialect, route: Route | ModelsRoute | FixedRoute) -> Handler:
         """The handler of a route, which turns errors into responses."""
@@ -64,10 +77,8 @@ class Runner:
             return answering(lambda request: self._models(route, request))
         return answering(lambda request: self._run(dialect, route, request))
 
-    async def read(
-        self, dialect: Dialect, kind: type[Any], request: Request
-    ) -> tuple[Any, ServedModel]:
-        """A request's body, and the model that it names."""
+    async def read(self, dialect: Dialect, kind: type[Any], request: Request) -> tuple[Any, Lease]:
+        """A request's body, and the use of the model that it names until the exchange has ended."""
         self._registry.check_loaded()
         called = dialect.model_name
 
@@ -75,13 +86,20 @@ class Runner:
             return self._registry.bounds(called(name))
 
         body: Any = await self._bodies.read(request, kind, dialect.fields, bounds)
-        name = called(body.model)
-        served = self._registry.get(name)
-        exchange(request.scope).model = self._registry.entry(name).name
-        return body, served
+        name, one = called(body.model), exchange(request.scope)
+        sender = principal(request.scope)
+        one.model = self._registry.entry(name).name
+        sender.check_model(name or one.model)
+        if sender.account is not None:
+            sender.account.begin()
+            one.at_end.append(sender.account.end)
+        lease = await while_connected(request.receive, self._registry.acquire(name))
+        one.at_end.append(lease.release)
+        return body, lease
 
     async def _run(self, dialect: Dialect, route: Route, request: Request) -> Response:
-        body, served = await self.read(dialect, route.body, request)
+        body, lease = await self.read(dialect, route.body, request)
+        served = lease.model
         names = {"adapter": "model", **route.names(body)}  # a body names an adapter as its model
         try:
             match route:
@@ -99,11 +117,12 @@ class Runner:
 
     async def _models(self, route: ModelsRoute, request: Request) -> Response:
         self._registry.check_loaded()
-        models = self._registry.models()
+        cards = model_cards(self._registry)
         if name := request.path_params.get("name"):
-            model = self._registry.get(name)
-            models = [(model, self._registry.entry(name).name if model.adapter else None)]
-        return json_response(route.reply(models))
+            entry = self._registry.entry(name)
+            named = entry.name if name in entry.aliases else name
+            cards = [card for card in cards if card.name == named]
+        return json_response(route.reply(cards))
 
     # -- vectors ------------------------------------------------------------------------------
 
@@ -113,9 +132,12 @@ class Runner:
         served.require("embed")
         self._registry.check_open()
         texts = await asyncio.to_thread(lambda: encode_inputs(route.inputs(body), served))
+        usage, sender = Usage(prompt=count(texts)), principal(request.scope)
+        reserve(sender, usage, 0, exchange(request.scope).at_end)
         work = pool(served, texts, principal(request.scope).salt)
         pooled = await while_connected(request.receive, work)
-        exchange(request.scope).usage = Usage(prompt=count(texts))
+        usage.reuse(0, 0)
+        exchange(request.scope).usage = usage
         reply = await asyncio.to_thread(route.reply, body, served, pooled, count(texts))
         return json_response(reply)
 
@@ -125,9 +147,12 @@ class Runner:
         self._registry.check_open()
         pairs = route.pairs(body)
         texts = await asyncio.to_thread(encode_pairs, pairs, served)
+        usage, sender = Usage(prompt=count(texts)), principal(request.scope)
+        reserve(sender, usage, 0, exchange(request.scope).at_end)
         work = score(served, pairs, texts, principal(request.scope).salt)
         scores = await while_connected(request.receive, work)
-        exchange(request.scope).usage = Usage(prompt=count(texts))
+        usage.reuse(0, 0)
+        exchange(request.scope).usage = usage
         return json_response(route.reply(body, served, scores, count(texts)))
 
     # -- generation ---------------------------------------------------------------------------
@@ -139,9 +164,14 @@ class Runner:
         """The response of a body, whole or as a stream. keep: called before its end is sent."""
         if (reply := route.nothing(body, served)) is not None:
             return json_response(reply)
-        job = await self.prepare(route.request, body, served, principal(request.scope).salt)
+        preparing = self.prepare(route.request, body, served, principal(request.scope).salt)
+        job = await while_connected(request.receive, preparing)
         one = exchange(request.scope)
-        usage = one.usage = Usage(prompt=job.prompt_tokens, began=one.began)
+        usage = Usage(prompt=job.prompt_tokens, images=job.image_tokens, began=one.began)
+        one.usage = usage
+        most = job.params.max_tokens
+        most = most and most * len(job.prompts) * job.made
+        reserve(principal(request.scope), usage, most, one.at_end)
         writer = route.writer(body, job, usage)
         if writer.stream:
             return await _stream(request, generate(job, usage), writer, names, keep)
@@ -157,25 +187,40 @@ class Runner:
     ) -> PreparedRequest:  # fmt: skip
         """What a body asks for, ready for the engine."""
         self._registry.check_open()
-
-        def prepared() -> PreparedRequest:
-            return prepare(replace(translate(body), salt=salt), served)
-
-        return await asyncio.to_thread(prepared)
+        asked = replace(await asyncio.to_thread(translate, body), salt=salt, tenant=salt)
+        return await asyncio.to_thread(prepare, await self._media.read(asked, served), served)
 
 
 async def _fixed(route: FixedRoute) -> Response:
     return Response(route.reply(), media_type=route.media_type)
 
 
+def reserve(sender: Principal, usage: Usage, completion: int | None, at_end: AtEnd) -> None:
+    """Reserves tokens of the sender's account until what is `at_end`. Raises RateLimited."""
+    if (account := sender.account) is not None:
+        meter = account.reserve(usage.prompt, completion)
+        usage.covers = meter.covers
+        at_end.append(lambda: meter.settle(usage.computed))
+
+
 async def _stream(
     request: Request, deltas: AsyncGenerator[TextDelta, None], writer: ResponseWriter, names: Names,
     keep: Keep | None,
 ) -> Response:  # fmt: skip
-    """Streams. The status is sent with the first text, so that refusals keep theirs."""
+    """Streams. The status is sent with the first text, so that refusals keep theirs; after PATIENCE
+    seconds without one it is sent, and comments, so that nobody takes the connection for dead."""
+
+    async def begun() -> TextDelta:
+        return await anext(deltas)
+
+    first = asyncio.create_task(begun())
+    patience = PATIENCE if writer.media_type.startswith("text/event-stream") else None
     try:
-        first = await while_connected(request.receive, anext(deltas))
+        await while_connected(request.receive, asyncio.wait({first}, timeout=patience))
+        if first.done():
+            first.result()
     except BaseException:
+        await _stop(first)
         await deltas.aclose()
         raise
 
@@ -187,7 +232,13 @@ async def _stream(
     async def frames() -> AsyncGenerator[bytes, None]:
         try:
             async with aclosing(deltas) as rest:
-                yield writer.opening() + await chunks(first)
+                try:
+                    while not first.done():
+                        yield COMMENT
+                        await asyncio.wait({first}, timeout=PATIENCE)
+                finally:
+                    await _stop(first)
+                yield writer.opening() + await chunks(first.result())
                 async for delta in rest:
                     yield await chunks(delta)
             end = writer.closing()
@@ -202,6 +253,12 @@ async def _stream(
     return EventStream(frames(), writer.media_type)
 
 
+async def _stop(task: asyncio.Task[TextDelta]) -> None:
+    """Ends a task, if it has not ended."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 def answering(handler: Handler) -> Handler:
     """A handler whose errors become responses in the dialect of the route."""
 
@@ -212,6 +269,8 @@ def answering(handler: Handler) -> Handler:
         except RequestError as e:
             return error_response(e, request.scope)
         except ClientGone:
+            if exchange(request.scope).cancelled.is_set():
+                return error_response(Cancelled(), request.scope)
             return Response(status_code=499)
 
     return wrapped

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -13,12 +14,12 @@ from starlette.responses import Response
 
 from octavo.errors import EngineFailed, InvalidValue, Overloaded, RequestError
 from octavo.generate.choices import generate_whole
-from octavo.generate.model import ServedModel
 from octavo.generate.reply import Usage
 from octavo.server.dialect import Dialect, GenerateRoute, KeptWriter, Object, StoredRoute
-from octavo.server.guard import principal
+from octavo.server.guard import Principal, principal
 from octavo.server.http import json_response
-from octavo.server.runner import Handler, Runner, answering
+from octavo.server.registry import Lease
+from octavo.server.runner import Handler, Runner, answering, reserve
 from octavo.server.store import Store, Stored
 
 encode = msgspec.json.Encoder().encode
@@ -50,7 +51,8 @@ class StoredResponses:
 
     async def create(self, request: Request) -> Response:
         stored = self._route
-        body, served = await self._runner.read(self._dialect, stored.body, request)
+        body, lease = await self._runner.read(self._dialect, stored.body, request)
+        served = lease.model
         owner = principal(request.scope).salt
         turns = await asyncio.to_thread(self._store.turns, owner, body.previous_response_id)
         history = [item for turn in turns for item in _items(turn)]
@@ -62,7 +64,7 @@ class StoredResponses:
         try:
             given = encode(stored.items(body))
             if body.background:
-                return await self._begin(route, body, served, owner, id, given)
+                return await self._begin(route, body, lease, principal(request.scope), id, given)
 
             async def keep(writer: KeptWriter) -> None:
                 if body.store is not False:
@@ -73,7 +75,7 @@ class StoredResponses:
             raise e.renamed(names) from None
 
     async def _begin(
-        self, route: GenerateRoute, body: Any, served: ServedModel, owner: str, id: str,
+        self, route: GenerateRoute, body: Any, lease: Lease, sender: Principal, id: str,
         given: bytes,
     ) -> Response:  # fmt: skip
         """Starts a response in the background, once it is known to be valid."""
@@ -81,12 +83,14 @@ class StoredResponses:
             raise Overloaded(
                 f"{MOST_BACKGROUND} responses are being made in the background", code="overloaded"
             )
+        served, owner = lease.model, sender.salt
         job = await self._runner.prepare(route.request, body, served, owner)
+        usage, at_end = Usage(prompt=job.prompt_tokens), list[Callable[[], None]]()
+        reserve(sender, usage, job.params.max_tokens, at_end)
         queued = self._route.queued(body, id, served.name, int(time.time()))
         await asyncio.to_thread(self._store.put, owner, _stored(queued, given))
 
         async def run() -> None:
-            usage = Usage(prompt=job.prompt_tokens)
             writer = self._route.writer(body, job, usage, id)
             begun = _stored(writer.response, given)
             await asyncio.to_thread(self._store.put, owner, begun)
@@ -100,6 +104,10 @@ class StoredResponses:
 
         task = self._running[id] = asyncio.create_task(run())
         task.add_done_callback(lambda _: self._running.pop(id, None))
+        own = Lease(lease.entry, lease.name)  # the request's ends with it
+        own.grant()
+        for end in (own.release, *at_end):
+            task.add_done_callback(lambda _, end=end: end())  # type: ignore[misc]
         return json_response(encode(queued))
 
     async def get(self, request: Request) -> Response:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from octavo.generate.model import ServedModel
+from octavo.generate.model import About, ServedModel
+from octavo.server.dialect import ModelCard
 from octavo.server.dialects.ollama.responses import encode, rfc3339
 from octavo.server.dialects.ollama.schemas import ShowBody
 
-Served = Sequence[tuple[ServedModel, str | None]]
 FOREVER = "9999-12-31T23:59:59Z"  # of a model that is not unloaded
 
 
@@ -23,8 +23,7 @@ def root() -> bytes:
     return b"Ollama is running"
 
 
-def _details(served: ServedModel, parent: str | None) -> dict[str, Any]:
-    about = served.about
+def _details(about: About, parent: str | None) -> dict[str, Any]:
     return {
         "parent_model": parent or "", "format": about.format, "family": about.architecture,
         "families": [about.architecture], "parameter_size": _shortened(about.parameters),
@@ -40,24 +39,27 @@ def _shortened(parameters: int) -> str:
     return str(parameters)
 
 
-def _entry(served: ServedModel, parent: str | None) -> dict[str, Any]:
+def _entry(card: ModelCard) -> dict[str, Any]:
+    about = card.served.about if card.served else About()  # until it is loaded
     return {
-        "name": served.name, "model": served.name, "size": served.about.bytes,
-        "digest": "", "details": _details(served, parent),
+        "name": card.name, "model": card.name, "size": about.bytes,
+        "digest": "", "details": _details(about, card.parent),
     }  # fmt: skip
 
 
-def tags(models: Served) -> bytes:
+def tags(cards: Sequence[ModelCard]) -> bytes:
     """The models that there are."""
-    listed = [_entry(*each) | {"modified_at": rfc3339(each[0].created)} for each in models]
+    listed = [_entry(card) | {"modified_at": rfc3339(card.created)} for card in cards]
     return encode({"models": listed})
 
 
-def running(models: Served) -> bytes:
+def running(cards: Sequence[ModelCard]) -> bytes:
     """The models that are loaded."""
+    more = {"expires_at": FOREVER, "size_vram": 0}
     listed = [
-        _entry(*each) | {"expires_at": FOREVER, "size_vram": 0, "context_length": each[0].context}
-        for each in models
+        _entry(card) | more | {"context_length": card.served.context}
+        for card in cards
+        if card.served is not None
     ]
     return encode({"models": listed})
 
@@ -84,7 +86,7 @@ def show(body: ShowBody, served: ServedModel) -> bytes:
             "modelfile": f"FROM {served.name}",
             "parameters": "\n".join(f"{k:<30} {v}" for k, v in parameters.items()),
             "template": "" if template is None else template.source,
-            "details": _details(served, None), "model_info": info, "capabilities": able,
+            "details": _details(about, None), "model_info": info, "capabilities": able,
             "modified_at": rfc3339(served.created),
         }
     )  # fmt: skip
