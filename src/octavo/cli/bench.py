@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from octavo.cli.options import activations_option, count, model_argument
+from octavo.cli.options import activations_option, count, kv_dtype_option, model_argument
 from octavo.cli.screen import say, table
 
 
@@ -35,6 +35,7 @@ def bench() -> None:
     show_default=True,
     help="Runs per batch size; medians are reported.",
 )
+@kv_dtype_option
 @activations_option
 @click.option(
     "--json",
@@ -49,6 +50,7 @@ def engine(
     output: int,
     threads: int | None,
     repeats: int,
+    kv_dtype: str,
     activations: str,
     json_file: Path | None,
 ) -> None:
@@ -67,9 +69,14 @@ def engine(
         raise UsageError("--batch takes numbers from 1, separated by commas", "--batch 1,8,32")
     located = locate(model)
     report = bench_engine(
-        located.path, located.name, batches, prompt, output, threads, repeats,
-        activations=activations,
+        located.path, located.name, batches, prompt, output, threads, repeats, kv_dtype,
+        activations,
     )  # fmt: skip
+    on = report.machine
+    say(
+        f"{on['isa']}, {on['threads']} threads, activations {report.activations}, "
+        f"KV cache {report.kv_dtype}"
+    )
     table(
         [
             (

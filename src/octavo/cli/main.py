@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from octavo import __version__
+
 if TYPE_CHECKING:
     from octavo.errors import OctavoError
 
@@ -70,9 +72,7 @@ class _Lazy(click.Group):
 
 def _version(ctx: click.Context, _: Any, wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        click.echo(f"octavo {version('octavo')}")
+        click.echo(f"octavo {__version__}")
         ctx.exit()
 
 

@@ -7,13 +7,13 @@ import shlex
 import sys
 import time
 from contextlib import ExitStack
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 
-from octavo.cli.options import count, model_argument, sizing
+from octavo import __version__
+from octavo.cli.options import count, model_argument, sizing, speculation_option
 from octavo.cli.screen import progress_bar, say
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Screen:
         seconds = time.monotonic() - self._began
         lines = [
             "",
-            f"Octavo {version('octavo')}   ready in {seconds:.1f} s",
+            f"Octavo {__version__}   ready in {seconds:.1f} s",
             f"  model     {served.name}",
             f"            {self._title}",
             f"  kernels   {client.isa}, {plan.threads} thread{'s' * (plan.threads > 1)}, "
@@ -210,6 +210,14 @@ class Screen:
     show_default=True,
     help="auto: requests default to the sampling parameters that the model's files recommend.",
 )
+@click.option(
+    "--media-domain",
+    "domains",
+    multiple=True,
+    metavar="HOST",
+    help="Host from which images may be fetched by URL (repeatable). [none]",
+)
+@speculation_option
 @sizing
 def serve(
     model: str | None, host: str, port: int, api_keys: tuple[str, ...], admin_key: str | None,
@@ -218,7 +226,7 @@ def serve(
     log_level: str, log_format: str, loras: tuple[str, ...],
     lora_dir: Path | None, lora_memory: str | None, packed_cache: bool, memory: str | None,
     context: int | None, threads: int | None, kv_dtype: str, activations: str, offline: bool,
-    generation_config: Literal["auto", "none"],
+    generation_config: Literal["auto", "none"], domains: tuple[str, ...], speculation: str,
 ) -> None:  # fmt: skip
     """Serve MODEL: a demo name, a Hugging Face id (org/name[:quant]), a folder or a .gguf file."""
     from octavo.checkpoint.hub import DEMOS, locate
@@ -244,15 +252,18 @@ def serve(
         opened.compiled, name=located.name, memory=memory, context=context, threads=threads,
         kv_dtype=kv_dtype, activations=activations, adapters=lora_bytes, packed=packed_cache,
         encoder=opened.encoder,
+        speculation=speculation,
     )  # fmt: skip
     if context is None and plan.context < plan.model_context:
         full, given = plan.model_context, plan.context
         say(f"context lowered from {full:,} to {given:,} to fit; --context sets it")
+    from octavo.generate.media import MediaPolicy
     from octavo.server.logs import logging_to
     from octavo.server.run import ModelOptions, ServeOptions
 
     template = chat_template.read_text() if chat_template else None
-    options = ServeOptions(access, drain_timeout, write_timeout, lora_dir)
+    media = MediaPolicy(domains=tuple(domain.lower() for domain in domains))
+    options = ServeOptions(access, drain_timeout, write_timeout, lora_dir, media)
     wanted = ModelOptions(
         located, name or located.name, plan, template, max_queue, adapters, generation_config
     )

@@ -11,15 +11,8 @@ from octavo.backends.base import BLOCK, Adapters, Executable, Sample
 from octavo.engine.admission import Admission
 from octavo.engine.blocks import BlockAllocator
 from octavo.engine.constraint import GrammarCompiler
-from octavo.engine.events import (
-    Ended,
-    Finish,
-    Pooled,
-    PromptLogprobs,
-    Times,
-    Token,
-    TokenEvent,
-)
+from octavo.engine.drafts import DraftSource
+from octavo.engine.events import Ended, Finish, Pooled, PromptLogprobs, Token, TokenEvent
 from octavo.engine.grammar_queue import GrammarQueue
 from octavo.engine.images import ImageQueue
 from octavo.engine.kv import KVCache, KVState
@@ -29,14 +22,16 @@ from octavo.engine.request import Request
 from octavo.engine.request_table import RequestTable
 from octavo.engine.runner import Outcome, decode, run
 from octavo.engine.sampling_state import SamplingState
-from octavo.engine.scheduler import ScheduledSpan, Scheduler
+from octavo.engine.scheduler import NO_DRAFT, ScheduledSpan, Scheduler
 from octavo.engine.search import BeamSearches
 from octavo.engine.sequence import Sequence
+from octavo.engine.speculation import DepthPolicy, Speculation
 from octavo.engine.stats import EngineStats
 from octavo.errors import RequestError
 
 MULTI_STEP_SECONDS = 0.02
 MAX_MULTI_STEPS = 8
+COUNTS = ("steps", "prompt_tokens", "cached_tokens", "generated_tokens")
 ENCODE_SECONDS = 0.05  # of images between looks at what has come, while nothing else is to do
 NO_TOKEN_LEFT = "no token is left that may follow"
 
@@ -47,7 +42,9 @@ class Engine:
     context: most tokens of a sequence. eos: ids that end one. budget: tokens a step computes.
     clock: seconds, for deadlines and the times of events. grammars: compiles grammars; adapters:
     LoRA adapters; requests for what is not given are refused. multi_step: seconds of steps computed
-    in one call. policy: the order in which sequences are scheduled. images: encodes them.
+    in one call. policy: the order in which sequences are scheduled. images: encodes them. depths:
+    how many tokens of drafts a step verifies, None for none. sources: of drafts, instead of all
+    there are.
     """
 
     def __init__(
@@ -64,6 +61,8 @@ class Engine:
         multi_step: float = MULTI_STEP_SECONDS,
         policy: SchedulingPolicy | None = None,
         images: ImageQueue | None = None,
+        depths: DepthPolicy | None = None,
+        sources: list[DraftSource] | None = None,
     ) -> None:
         limits = executable.limits
         bidirectional = not executable.causal
@@ -86,6 +85,7 @@ class Engine:
             images.encoder.vision if images else None,
         )  # fmt: skip
         self._searches = BeamSearches(self.scheduler, limits.selected)
+        self._speculation = Speculation(kv, limits.selected, depths, sources)
         self._compiling = GrammarQueue(grammars) if grammars is not None else None
         self._requests = RequestTable(self.scheduler, self._searches, self._compiling, adapters)
         self._images = images
@@ -93,7 +93,8 @@ class Engine:
         self._multi_step_seconds = multi_step
         self._step_seconds = math.inf  # of the last step
         self._busy = 0.0  # seconds in steps
-        self._counts = dict.fromkeys(("steps", "prompt", "cached", "generated"), 0)
+        self._left = 0.0  # when the last step ended, if there was more to do
+        self._counts = dict.fromkeys(COUNTS, 0)
 
     # -- requests ---------------------------------------------------------------------------
 
@@ -104,7 +105,7 @@ class Engine:
             raise RequestError("a request with this id is running", "id")
         sequence = self._sequence(request)
         self._requests.add(sequence)
-        self._counts["prompt"] += len(request.prompt)
+        self._counts["prompt_tokens"] += len(request.prompt)
         try:
             if request.params.grammar is None:
                 self._begin(sequence)
@@ -184,8 +185,11 @@ class Engine:
         if spans := self.scheduler.plan():
             events += self._run(spans)
             self._busy += time.perf_counter() - began
+        else:
+            self._left = 0.0
         if self.scheduler.stalled:
             events += self._encode(self._step_seconds if spans else ENCODE_SECONDS)
+            self._left = 0.0
         return events
 
     def _encode(self, seconds: float) -> list[TokenEvent]:
@@ -199,18 +203,24 @@ class Engine:
     def _run(self, spans: list[ScheduledSpan]) -> list[TokenEvent]:
         now = self._clock()
         for span in spans:
-            if not span.sequence.times.admitted:
-                span.sequence.times = Times(span.sequence.times.queued, now)
+            span.sequence.admit(now)
         began = time.perf_counter()
+        spans = self._speculation.draft(spans)
         try:
             outcomes = self._compute(spans)
         except Exception as e:
             return self._compute_apart(spans, e)
-        steps = max(1, len(outcomes[0].tokens))
-        self._step_seconds = (time.perf_counter() - began) / steps
+        drafted = any(s.draft.tokens for s in spans)
+        steps = 1 if drafted else max(1, len(outcomes[0].tokens))
+        if not drafted:
+            self._step_seconds = (time.perf_counter() - began) / steps
+        self._speculation.compare(outcomes)
         events = self._commit_all(outcomes, steps)
         self._executable.pack_pending()
         self._executable.prefault_kv(self._allocator.reached, idle=False)
+        ended = time.perf_counter()
+        self._speculation.took(outcomes, ended - (self._left or began), steps)
+        self._left = ended if self.has_work else 0.0
         return events
 
     def _begin_compiled(self) -> list[TokenEvent]:
@@ -225,16 +235,16 @@ class Engine:
                     raise result
                 sequence.sampling.constraint = result
                 self._begin(sequence)
-            except (RequestError, ValueError) as e:
-                self._requests.finish(sequence)
-                events.append(sequence.refused(str(e), "grammar", getattr(e, "code", None)))
             except Exception as e:
                 self._requests.finish(sequence)
-                events.append(sequence.failed(e))
+                known, code = isinstance(e, RequestError | ValueError), getattr(e, "code", None)
+                refused = sequence.refused(str(e), "grammar", code) if known else None
+                events.append(refused or sequence.failed(e))
         return events
 
     def _compute(self, spans: list[ScheduledSpan]) -> list[Outcome]:
-        if (steps := self._multi_steps(spans)) == 1:
+        drafted = any(s.draft.tokens for s in spans)
+        if drafted or (steps := self._multi_steps(spans)) == 1:
             return run(self._executable, spans)
         self.scheduler.reserve(spans, steps)
         return decode(self._executable, spans, steps)
@@ -266,7 +276,7 @@ class Engine:
             try:
                 if len(spans) == 1:
                     raise error
-                outcomes = run(self._executable, [span])
+                outcomes = run(self._executable, [span._replace(draft=NO_DRAFT)])
             except Exception as e:
                 events.append(self._fail(span.sequence, e))
             else:
@@ -302,7 +312,7 @@ class Engine:
         if not outcome.tokens or sequence.id not in self._requests:  # a search may have ended
             return events
         if not sequence.sampling.counts:
-            self._counts["cached"] += sequence.cached
+            self._counts["cached_tokens"] += sequence.cached
         try:
             if sequence.request.params.beam is not None:
                 return events + self._commit_candidates(sequence, outcome.tokens[0], now)
@@ -333,26 +343,16 @@ class Engine:
 
     def _accept(self, sequence: Sequence, sample: Sample, now: float) -> Token:
         """Appends a token; the event has `finish` if that ended the request."""
-        sampling, token = sequence.sampling, sample.token
-        self._counts["generated"] += 1
-        finish: Finish | None = None
-        if sampling.leaves_grammar(token):
-            finish = "stop"
-        else:
-            sequence.append(token)
-        if finish or token in sampling.stop_tokens:
-            finish = "stop"
-        elif sampling.constraint is not None and sampling.constraint.finished:
-            finish = "complete"
-        elif sequence.full:
-            finish = "length"
-        times = sequence.stamp(now)
+        self._counts["generated_tokens"] += 1
+        finish, times = sequence.accept(sample.token), sequence.stamp(now)
         if finish:
             self._requests.finish(sequence)
+            self._speculation.finish(sequence)
             self.scheduler.finish(sequence)
         return Token(
-            sequence.id, token, sample.logprob, sample.alternatives, finish, sequence.cached, times
-        )
+            sequence.id, sample.token, sample.logprob, sample.alternatives, finish, sequence.cached,
+            times, sequence.predicted,
+        )  # fmt: skip
 
     def _commit_candidates(
         self, sequence: Sequence, sample: Sample, now: float
@@ -363,7 +363,7 @@ class Engine:
         if texts is None:
             return []
         self._requests.finish(self._requests[sequence.id])
-        self._counts["generated"] += sum(len(t.tokens) for t in texts)
+        self._counts["generated_tokens"] += sum(len(t.tokens) for t in texts)
         if texts:
             return [*texts]
         return [sequence.refused(NO_TOKEN_LEFT, sequence.sampling.restricted_by)]
@@ -371,10 +371,7 @@ class Engine:
     def _commit_states(self, outcome: Outcome) -> list[TokenEvent]:
         """Collects states; the vector comes with the last of them."""
         sequence = outcome.span.sequence
-        if outcome.span.start == 0:
-            sequence.pooled = None  # also again, after a preemption
-        if outcome.states is not None:
-            sequence.add_states(outcome.states)
+        sequence.add_states(outcome.states, first=outcome.span.start == 0)
         if sequence.kv.pending:
             return []
         self._requests.finish(sequence)
@@ -390,11 +387,9 @@ class Engine:
             blocks=self._allocator.count,
             blocks_free=free,
             blocks_cached=self.index.available - free,
-            steps=self._counts["steps"],
             busy_us=int(1e6 * self._busy),
-            prompt_tokens=self._counts["prompt"],
-            cached_tokens=self._counts["cached"],
-            generated_tokens=self._counts["generated"],
             preemptions=self.scheduler.preemptions,
+            **self._counts,
             **(self._images.counts if self._images else {}),
+            **self._speculation.stats(),
         )

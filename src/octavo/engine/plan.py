@@ -44,6 +44,7 @@ class Plan:
     encoder: int = 0  # weights and buffers of what encodes images
     image_cache: int = 0  # bytes of images' embeddings that are kept
     packed: bool = False  # keep packed weights in a file, and map them at the next start
+    speculation: str = "auto"
 
     @property
     def load_options(self) -> LoadOptions:
@@ -101,9 +102,10 @@ def make_plan(
     context: int | None = None,
     threads: int | None = None,
     kv_dtype: str = "auto",
-    activations: str = "int16",
+    activations: str = "auto",
     adapters: int = 0,
     packed: bool = False,
+    speculation: str = "auto",
     what_if: bool = False,
     encoder: CompiledEncoder | None = None,
 ) -> Plan:
@@ -156,6 +158,7 @@ def make_plan(
         encoder=images[0],
         image_cache=images[1],
         packed=packed,
+        speculation=speculation,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from octavo.backends.base import SamplingRow
 from octavo.engine.images import ImageQueue
 from octavo.engine.kv import KVCache
 from octavo.engine.policy import SchedulingPolicy
@@ -17,12 +18,22 @@ NOTHING = range(0)
 MIN_SHARED = 32  # tokens of a prefix that is worth waiting a step for
 
 
+class Draft(NamedTuple):
+    """Tokens that may follow, computed to see whether they do. rows: how to sample after each."""
+
+    tokens: list[int]
+    rows: list[SamplingRow]
+
+
+NO_DRAFT = Draft([], [])
+
+
 class ScheduledSpan(NamedTuple):
     """Consecutive tokens of a sequence that a step computes, as planned.
 
     start, length: their positions. samples: the next token is sampled after them. prompt_logprobs:
     positions of prompt tokens whose log-probabilities are computed. pooled: positions whose states
-    are pooled.
+    are pooled. draft: what is verified beside; its positions follow.
     """
 
     sequence: Sequence
@@ -31,6 +42,7 @@ class ScheduledSpan(NamedTuple):
     samples: bool
     prompt_logprobs: range
     pooled: range
+    draft: Draft = NO_DRAFT
 
     @classmethod
     def of(cls, sequence: Sequence, length: int) -> ScheduledSpan:

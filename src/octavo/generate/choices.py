@@ -106,6 +106,7 @@ def _requests(job: PreparedRequest, params: SamplingParams) -> list[Request]:
     if job.made > job.n and params.logprobs is None:  # they are ranked by them
         params = msgspec.structs.replace(params, logprobs=0)
     out = []
+    images = list(job.images)
     for prompt in job.prompts:
         for i in range(1 if params.beam else job.made):
             seed = ((params.seed or 0) + i + (1 << 63)) % (1 << 64) - (1 << 63)
@@ -118,6 +119,9 @@ def _requests(job: PreparedRequest, params: SamplingParams) -> list[Request]:
                     priority=job.priority,
                     salt=job.salt,
                     adapter=job.model.adapter,
+                    images=images,
+                    image_offsets=list(job.image_offsets),
+                    prediction=list(job.prediction),
                 )
             )
     return out

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from http import HTTPStatus
-from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -15,7 +14,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from octavo import __version__
 from octavo.errors import RequestError
+from octavo.generate.media import MediaPolicy, MediaReader
 from octavo.server.adapters import AdapterRoutes
 from octavo.server.bodies import Bodies
 from octavo.server.dialect import Dialect, ModelsRoute
@@ -72,19 +73,22 @@ class About:
         return Response(self._metrics.render(), media_type=text)
 
     async def version(self, request: Request) -> Response:
-        return json_response(encode({"version": version("octavo")}))
+        return json_response(encode({"version": __version__}))
 
 
 def create_app(
     registry: Registry, metrics: Metrics, access: Access, observe: Observer,
     lora_folder: Path | None = None, dialects: tuple[Dialect, ...] = DIALECTS,
+    media: MediaPolicy | None = None,
 ) -> ASGIApp:  # fmt: skip
     """The ASGI application, which calls `observe` with every exchange that has ended.
 
-    lora_folder: where adapters may be loaded from while serving.
+    lora_folder: where adapters may be loaded from while serving. media: which images requests may
+    have.
     """
     bodies = Bodies()
-    runner, about = Runner(registry, bodies), About(registry, metrics)
+    runner = Runner(registry, bodies, MediaReader(media))
+    about = About(registry, metrics)
     lora = AdapterRoutes(registry, bodies, lora_folder)
     default = dialects[0]
     table: list[tuple[str, str, Handler, Dialect]] = [

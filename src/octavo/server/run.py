@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -21,6 +21,7 @@ from octavo.engine.loader import OpenModel
 from octavo.engine.plan import Plan
 from octavo.errors import RequestError, UsageError
 from octavo.generate.load import served_model, token_table
+from octavo.generate.media import MediaPolicy
 from octavo.generate.model import ServedModel
 from octavo.server.app import create_app
 from octavo.server.connection import Connection, Limits, connection_limit, watch
@@ -58,6 +59,7 @@ class ServeOptions:
     drain_timeout: int = 30
     write_timeout: float = 60
     lora_folder: Path | None = None  # where adapters may be loaded from while serving
+    media: MediaPolicy = field(default_factory=MediaPolicy)
 
 
 class _Server(uvicorn.Server):
@@ -179,7 +181,9 @@ async def serve(
         log_exchange(one)
         ended(one)
 
-    app = create_app(models, metrics, options.access, observe, options.lora_folder)
+    app = create_app(
+        models, metrics, options.access, observe, options.lora_folder, media=options.media
+    )
     server = _server(app, models, options, observe)
     running = asyncio.create_task(server.serve([sock]))
     starting = asyncio.create_task(_start(client, wanted.adapters))

@@ -15,8 +15,9 @@ from starlette.responses import Response
 from octavo.errors import RequestError
 from octavo.generate.choices import generate, generate_whole
 from octavo.generate.embed import count, encode_inputs, encode_pairs, pool, score
+from octavo.generate.media import MediaReader
 from octavo.generate.model import ServedModel
-from octavo.generate.prepare import PreparedRequest, prepare
+from octavo.generate.prepare import prepare
 from octavo.generate.reply import TextDelta, Usage
 from octavo.server.bodies import Bodies
 from octavo.server.dialect import (
@@ -49,9 +50,10 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Runner:
     """Makes the handlers of routes."""
 
-    def __init__(self, registry: Registry, bodies: Bodies) -> None:
+    def __init__(self, registry: Registry, bodies: Bodies, media: MediaReader) -> None:
         self._registry = registry
         self._bodies = bodies
+        self._media = media
 
     def handler(self, dialect: Dialect, route: Route | ModelsRoute) -> Handler:
         """The handler of a route, which turns errors into responses."""
@@ -119,13 +121,12 @@ class Runner:
     ) -> Response:
         self._registry.check_open()
         salt = principal(request.scope).salt
-
-        def prepared() -> PreparedRequest:
-            return prepare(replace(route.request(body), salt=salt), served)
-
-        job = await asyncio.to_thread(prepared)
+        asked = replace(await asyncio.to_thread(route.request, body), salt=salt)
+        asked = await while_connected(request.receive, self._media.read(asked, served))
+        job = await asyncio.to_thread(prepare, asked, served)
         one = exchange(request.scope)
-        usage = one.usage = Usage(prompt=job.prompt_tokens, began=one.began)
+        usage = Usage(prompt=job.prompt_tokens, images=job.image_tokens, began=one.began)
+        one.usage = usage
         writer = route.writer(body, job, usage)
         if writer.stream:
             return await _stream(request, generate(job, usage), writer, names)

@@ -1,4 +1,5 @@
-"""Images as encoders take them; what computes them is a program (`octavo.models.vision`)."""
+"""Images as encoders take them, and how files become these. What computes them is a program
+(`octavo.models.vision`)."""
 
 from octavo.vision.image import ImageInput
 

@@ -46,7 +46,7 @@ def _numbers(settings: Mapping[str, Any], key: str, name: str, count: int = 3) -
 
 @dataclass(frozen=True)
 class Normalization:
-    """value * scale, then (value - mean) / std for each channel, all in fp32 as the reference."""
+    """value * scale in fp64, then (value - mean) / std for each channel in fp32, as references do."""
 
     scale: float
     mean: tuple[float, ...]
@@ -67,7 +67,7 @@ class Normalization:
     @property
     def table(self) -> Floats:
         """What each value of each channel becomes, `[3, 256]`."""
-        value = np.arange(256, dtype=np.float32) * np.float32(self.scale)
+        value = (np.arange(256, dtype=np.float64) * self.scale).astype(np.float32)
         mean, std = (np.array(v, np.float32)[:, None] for v in (self.mean, self.std))
         return (value - mean) / std
 
