@@ -1,6 +1,6 @@
 """Trains a small LLaVA on drawn scenes and writes it as a Hugging Face folder.
 
-python train.py tiny_vlm/                # 25 minutes on two cores; --resume continues
+python train.py tiny_vlm/
 
 The image encoder, the projector and the language model learn together, from nothing. Many questions
 are asked about each image in one sequence: they see the image, and not each other.
@@ -13,10 +13,10 @@ import copy
 import io
 import json
 import math
+import os
 import random
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -36,12 +36,13 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-SIDE, PATCH = 96, 12
+SIDE, PATCH = 96, 16
 GRID = SIDE // PATCH
 VOCABULARY = 512
 WIDTH = 128
 ASKED = 8  # questions about an image
-SEEING = 0.25  # of the steps teach the encoder alone, which is cheap
+SEEING = 0.66  # of the steps teach the encoder alone, which is cheap
+PROCESSES = 2  # each with a batch of its own
 MEAN, STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 PLACES = 1 + len(KINDS) * len(COLORS) + 10  # what may be at a place: nothing, a shape, a digit
 
@@ -127,19 +128,22 @@ def make_model(processor: LlavaProcessor, seed: int) -> LlavaForConditionalGener
 class Batches(Dataset[dict[str, torch.Tensor]]):
     """Batch i is the same whenever it is made. Each image is asked `ASKED` questions."""
 
-    def __init__(self, processor: LlavaProcessor, seed: int, size: int, first: int, last: int):
+    def __init__(self, processor: LlavaProcessor, seed: int, size: int, numbers: range) -> None:
         ids = processor.tokenizer
-        self._encode = lambda text: ids(text, add_special_tokens=False)["input_ids"]
+        self._tokenizer = ids
         self._bos, self._eos, self._pad = ids.bos_token_id, ids.eos_token_id, ids.pad_token_id
         self._image = [processor.image_token_id] * (GRID * GRID)
-        self._seed, self._size, self._first, self._last = seed, size, first, last
+        self._seed, self._size, self._numbers = seed, size, numbers
 
     def __len__(self) -> int:
-        return self._last - self._first
+        return len(self._numbers)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         torch.set_num_threads(1)
-        rng = random.Random(f"{self._seed} batch {self._first + index}")
+        rng = random.Random(f"{self._seed} batch {self._numbers[index]}")
         images, rows = [], []
         for _ in range(self._size):
             scene = random_scene(rng)
@@ -150,7 +154,7 @@ class Batches(Dataset[dict[str, torch.Tensor]]):
         seen, what, covered = (
             torch.from_numpy(np.stack(part)) for part in zip(*images, strict=True)
         )
-        return {"pixels": seen, "places": what, "covered": covered, **self.stacked(rows)}
+        return {"pixels": seen, "places": what, "shown": covered, **self.stacked(rows)}
 
     def row(self, asked: list[tuple[str, str]], turns: bool) -> dict[str, list[int]]:
         """Tokens of questions and answers about one image.
@@ -189,20 +193,18 @@ def pixels(file: bytes) -> np.ndarray:
 
 
 def places(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
-    """What has its middle in each patch, and which color (0 for none) covers its middle."""
+    """What has its middle in each patch, and what each patch shows a part of (0 for nothing)."""
     middle = np.zeros((GRID, GRID), np.int64)
-    cover = np.zeros((GRID, GRID), np.int64)
+    shown = np.zeros((GRID, GRID), np.int64)
     y, x = np.mgrid[0:GRID, 0:GRID] + 0.5
     for s in scene.shapes:
-        color = COLORS.index(s.color)
-        near = (abs(x * scene.width / GRID - s.x) < 0.8 * s.half) & (
-            abs(y * scene.height / GRID - s.y) < 0.8 * s.half
-        )
-        cover[near] = 1 + color
-        at = int(s.y / scene.height * GRID), int(s.x / scene.width * GRID)
-        shape = 1 + len(COLORS) * KINDS.index(s.kind) + color if scene.digit is None else 0
-        middle[at] = shape if scene.digit is None else PLACES - 10 + scene.digit
-    return middle.reshape(-1), cover.reshape(-1)
+        what = PLACES - 10 + (scene.digit or 0)
+        if scene.digit is None:
+            what = 1 + len(COLORS) * KINDS.index(s.kind) + COLORS.index(s.color)
+        apart = (abs(x * scene.width / GRID - s.x), abs(y * scene.height / GRID - s.y))
+        shown[(apart[0] < 1.1 * s.half) & (apart[1] < 1.1 * s.half)] = what
+        middle[int(s.y / scene.height * GRID), int(s.x / scene.width * GRID)] = what
+    return middle.reshape(-1), shown.reshape(-1)
 
 
 def visible(part: torch.Tensor) -> torch.Tensor:
@@ -227,7 +229,7 @@ class Teacher:
 
     def __init__(self, model: LlavaForConditionalGeneration) -> None:
         self.model = model
-        self.heads = nn.ModuleList([nn.Linear(WIDTH, PLACES), nn.Linear(WIDTH, 1 + len(COLORS))])
+        self.heads = nn.ModuleList([nn.Linear(WIDTH, PLACES), nn.Linear(WIDTH, PLACES)])
         weights = torch.full((PLACES,), 4.0)
         weights[0] = 1.0
         self._weights = weights
@@ -258,11 +260,11 @@ class Teacher:
     def _seen(
         self, batch: dict[str, torch.Tensor], patches: torch.Tensor
     ) -> tuple[torch.Tensor, float]:
-        middle, cover = (head(patches.view(-1, WIDTH)).float() for head in self.heads)
-        wanted = batch["places"].view(-1)
+        middle, shown = (head(patches.view(-1, WIDTH)).float() for head in self.heads)
+        wanted, parts = batch["places"].view(-1), batch["shown"].view(-1)
         loss = F.cross_entropy(middle, wanted, self._weights)
-        right = (middle.argmax(-1) == wanted)[wanted > 0].float().mean().item()
-        return loss + 0.5 * F.cross_entropy(cover, batch["covered"].view(-1)), right
+        right = (shown.argmax(-1) == parts)[parts > 0].float().mean().item()
+        return loss + F.cross_entropy(shown, parts), right
 
 
 @torch.no_grad()
@@ -281,30 +283,29 @@ def accuracy(teacher: Teacher, batches: Batches, count: int, blank: bool = False
     return right / count
 
 
-def train(folder: Path, steps: int, size: int, seed: int, rate: float, resume: bool) -> None:
-    """Trains for `steps` batches and writes the folder; a checkpoint lies beside it meanwhile."""
+def train(rank: int, folder: Path, steps: int, size: int, seed: int, rate: float) -> None:
+    """One of two processes, which train for `steps` batches each; the first writes the folder."""
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": os.environ.get("MASTER_PORT", "29517"),
+    }
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=PROCESSES)
+    torch.set_num_threads(1)
     processor = make_processor(seed)
     teacher = Teacher(make_model(processor, seed))
-    model, saved = teacher.model, folder.with_suffix(".checkpoint")
+    model = teacher.model
     named = [*model.named_parameters(), *teacher.heads.named_parameters()]
     plain = [p for n, p in named if p.ndim < 2 or "embed" in n]
     matrices = [p for n, p in named if not (p.ndim < 2 or "embed" in n)]
     optimizer = torch.optim.AdamW(
         [{"params": matrices, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}],
-        lr=rate, betas=(0.9, 0.97), fused=True,
+        lr=rate, betas=(0.9, 0.98), fused=True,
     )  # fmt: skip
-    first = 0
-    if resume and saved.exists():
-        state: dict[str, Any] = torch.load(saved, weights_only=True)
-        model.load_state_dict(state["model"])
-        teacher.heads.load_state_dict(state["heads"])
-        optimizer.load_state_dict(state["optimizer"])
-        first = state["step"]
-    batches = Batches(processor, seed, size, first, steps)
+    batches = Batches(processor, seed, size, range(rank, steps * PROCESSES, PROCESSES))
     began, shown = time.monotonic(), []
-    for step, batch in enumerate(DataLoader(batches, batch_size=None, num_workers=1), first):
-        looks = step < steps * SEEING
-        done = max(0.0, (step / steps - SEEING) / (1 - SEEING))
+    loader = DataLoader(batches, None, num_workers=1, multiprocessing_context="fork")
+    for step, batch in enumerate(loader):
+        looks, done = step < steps * SEEING, max(0.0, 2 * step / steps - 1)
         for group in optimizer.param_groups:
             warm = min(1.0, (step + 1) / 60)
             group["lr"] = rate * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
@@ -313,21 +314,30 @@ def train(folder: Path, steps: int, size: int, seed: int, rate: float, resume: b
         loss = said + (1.0 if looks else 0.25) * seen
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        average([p.grad for _, p in named if p.grad is not None])
         nn.utils.clip_grad_norm_([p for _, p in named], 1.0)
         optimizer.step()
         shown.append((said.item(), seen.item(), right))
-        if (step + 1) % 20 == 0:
+        if rank == 0 and (step + 1) % 20 == 0:
             means = " ".join(f"{m:.3f}" for m in np.mean(shown, 0))
             print(f"{step + 1} {time.monotonic() - began:.0f} s: {means}", flush=True)
             shown = []
-        if (step + 1) % 200 == 0 or step + 1 == steps:
+        if rank == 0 and not looks and ((step + 1) % 100 == 0 or step + 1 == steps):
             print(f"held out: {accuracy(teacher, batches, 200):.3f}", flush=True)
-            state = {"model": model.state_dict(), "heads": teacher.heads.state_dict(),
-                     "optimizer": optimizer.state_dict(), "step": step + 1}  # fmt: skip
-            torch.save(state, saved)
             write(model, processor, folder)
-    blank = accuracy(teacher, batches, 500, blank=True)
-    print(f"held out: {accuracy(teacher, batches, 500):.3f}, blank: {blank:.3f}")
+    if rank == 0:
+        blank = accuracy(teacher, batches, 500, blank=True)
+        print(f"held out: {accuracy(teacher, batches, 500):.3f}, blank: {blank:.3f}")
+
+
+def average(grads: list[torch.Tensor]) -> None:
+    """Makes gradients the mean of all processes'."""
+    whole = torch.cat([g.flatten() for g in grads])
+    torch.distributed.all_reduce(whole)
+    for grad, mean in zip(
+        grads, whole.div_(PROCESSES).split([g.numel() for g in grads]), strict=True
+    ):
+        grad.copy_(mean.view_as(grad))
 
 
 def write(model: LlavaForConditionalGeneration, processor: LlavaProcessor, folder: Path) -> None:
@@ -346,13 +356,13 @@ def write(model: LlavaForConditionalGeneration, processor: LlavaProcessor, folde
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--resume", action="store_true")
     given = parser.parse_args()
-    train(given.folder, given.steps, given.batch, given.seed, given.rate, given.resume)
+    settings = (given.folder, given.steps, given.batch, given.seed, given.rate)
+    torch.multiprocessing.spawn(train, settings, PROCESSES)
 
 
 if __name__ == "__main__":

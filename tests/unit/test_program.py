@@ -41,6 +41,7 @@ def test_inputs_of_a_decoder(tmp_path: Path) -> None:
         "positions": ("int32", ("T",), False),
         "embeddings": ("float32", ("E", 64), True),
         "parents": ("int32", ("T",), True),
+        "reach": ("int32", ("T",), True),
     }
     assert not p.takes("token_type_ids")
 

@@ -128,6 +128,44 @@ def decoding(model: str, threads: int | None, repeats: int, offline: bool) -> No
 
 
 @bench.command()
+@model_argument()
+@click.option("--threads", type=count(1, 256), metavar="N", help="CPU threads. [all]")
+@click.option(
+    "--repeats", type=count(), default=5, show_default=True, help="Rounds in which both take turns."
+)
+@click.option("--cases", metavar="LIST", help="Kinds of text, separated by commas. [all]")
+@click.option("--offline", is_flag=True)
+def speculation(
+    model: str, threads: int | None, repeats: int, cases: str | None, offline: bool
+) -> None:
+    """How much faster MODEL writes with speculative decoding, by kind of text."""
+    from octavo.bench.speculation import CASES, bench_speculation
+    from octavo.checkpoint.hub import locate
+    from octavo.errors import UsageError
+
+    known = frozenset(c.name for c in CASES)
+    wanted = frozenset(cases.split(",")) if cases else known
+    if not wanted <= known:
+        raise UsageError(f"--cases takes {', '.join(sorted(known))}", "--cases copy,chat")
+    located = locate(model, offline=offline)
+    rows = [
+        (
+            s.name, f"{s.tps[0]:.0f}", f"{s.tps[1]:.0f}", f"{s.gain:.2f}", f"{s.cpu_gain:.2f}",
+            f"{s.step:.2f}", f"{s.accepted:,} of {s.drafted:,}",
+        )
+        for s in bench_speculation(located.path, located.name, threads, repeats, wanted)
+    ]  # fmt: skip
+    table(
+        rows,
+        (
+            "", "tok/s without", "with", "gain", "gain in CPU time", "tokens a step",
+            "drafts accepted",
+        ),
+        right=tuple(range(1, 7)),
+    )  # fmt: skip
+
+
+@bench.command()
 @click.option("--isa", help="Instruction set. [the best of this host]")
 @click.option("--threads", type=count(1, 256), metavar="N", help="CPU threads. [all]")
 @click.option(

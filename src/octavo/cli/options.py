@@ -65,6 +65,10 @@ def together(*options: Callable[[F], F]) -> Callable[[F], F]:
     return decorated
 
 
+# The argument MODELS, with completion.
+models_argument = click.argument("models", nargs=-1, shell_complete=_complete_model)
+
+
 def json_flag(command: F) -> F:
     """--json, as the parameter `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)

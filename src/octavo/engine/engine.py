@@ -16,7 +16,7 @@ from octavo.engine.events import Ended, Finish, Pooled, PromptLogprobs, Token, T
 from octavo.engine.grammar_queue import GrammarQueue
 from octavo.engine.images import ImageQueue
 from octavo.engine.kv import KVCache, KVState
-from octavo.engine.policy import PriorityPolicy, SchedulingPolicy
+from octavo.engine.policy import FairPolicy, SchedulingPolicy
 from octavo.engine.prefix import PrefixIndex
 from octavo.engine.request import Request
 from octavo.engine.request_table import RequestTable
@@ -77,7 +77,7 @@ class Engine:
         self.index = PrefixIndex(self._allocator)
         kv = KVCache(self.index, executable.copy_block, prefix_caching and not bidirectional)
         self.scheduler = Scheduler(
-            kv, policy or PriorityPolicy(), min(budget or limits.tokens, limits.tokens),
+            kv, policy or FairPolicy(), min(budget or limits.tokens, limits.tokens),
             limits.selected, bidirectional, images,
         )  # fmt: skip
         self._admission = Admission(

@@ -217,6 +217,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     (cls); token_type_ids: the segment of each prompt token. adapter: the LoRA adapter to use.
     images: in the order of the prompt; image_offsets: where the placeholders of each begin in it.
     prediction: what much of the reply may be, as a source of drafts.
+    tenant: for whom it is computed; tenants get equal shares of the work.
     """
 
     id: str
@@ -233,3 +234,4 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     images: list[ImageInput] = []
     image_offsets: list[int] = []
     prediction: list[int] = []
+    tenant: str = ""

@@ -149,14 +149,15 @@ class Speculation:
         rows, drafted = sum(s.length for s in spans), sum(len(s.draft.tokens) for s in spans)
         if rows + drafted > MOST_ROWS:
             return
-        plain = times.plain(rows)
-        times.record(rows + drafted, seconds / steps, self._clock())
+        now, plain = self._clock(), times.plain(rows)
+        times.record(rows + drafted, seconds / steps, now)
         for span in spans:
             if (record := self._records.get(span.sequence)) is not None:
                 record.spent += seconds
         if not drafted or plain is None:
             return
-        extra, each = seconds - plain, plain / len(spans)
+        # By mean times: how long this one step took says more of what else the host does.
+        extra, each = times.estimate(rows + drafted, rows, now) - plain, plain / len(spans)
         for outcome in outcomes:
             if count := len(outcome.span.draft.tokens):
                 won = each * (len(outcome.tokens) - 1) - extra * count / drafted
@@ -181,5 +182,5 @@ class Speculation:
 
 
 def _decodes(span: ScheduledSpan) -> bool:
-    """True if a span draws a token and reports nothing else, as one that computes a prompt may."""
-    return span.samples and not span.prompt_logprobs and not span.sequence.request.pool
+    """True if a span draws a token and computes nothing of a prompt but its end."""
+    return span.samples and span.start >= span.sequence.sampling.prompt - 1

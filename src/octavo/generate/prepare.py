@@ -74,6 +74,7 @@ class PreparedRequest:
     timeout: float | None = None
     salt: str = ""
     prediction: Sequence[int] = ()
+    tenant: str = ""
 
     @property
     def names(self) -> dict[str, str]:
@@ -151,7 +152,8 @@ def _completion(
     return PreparedRequest(
         model=model, prompts=ids, params=params, n=n, made=made, echo=request.echo,
         structure=_only(request.structure, params), priority=request.priority,
-        timeout=request.timeout, salt=_salt(request), prediction=_predicted(request, model),
+        timeout=request.timeout, salt=_salt(request), tenant=request.tenant,
+        prediction=_predicted(request, model),
     )  # fmt: skip
 
 
@@ -189,7 +191,7 @@ def _chat(request: GenerationRequest, model: ServedModel, n: int, made: int) -> 
         images=images, image_offsets=_image_offsets(ids, images, model), echo=request.echo,
         reply=ReplyFormat(style, template.reasons, thinking), structure=structure,
         constraint=constraint, priority=request.priority, timeout=request.timeout,
-        salt=_salt(request), prediction=_predicted(request, model),
+        salt=_salt(request), tenant=request.tenant, prediction=_predicted(request, model),
     )  # fmt: skip
 
 

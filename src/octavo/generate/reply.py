@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -111,6 +111,7 @@ class Usage:
     seconds until the engine began with it. finishes: how its choices ended. reused: tokens of each
     prompt, by number, that all its choices found in the prefix cache: the others were computed for
     the first of them. predicted: of each choice, tokens of the prediction accepted and rejected.
+    covers: whether a request may go on after so many computed tokens.
     """
 
     prompt: int = 0
@@ -124,6 +125,12 @@ class Usage:
     finishes: list[str] = field(default_factory=list)
     reused: dict[int, int] = field(default_factory=dict)
     predicted: dict[int, tuple[int, int]] = field(default_factory=dict)
+    covers: Callable[[int], bool] | None = None
+
+    @property
+    def computed(self) -> int:
+        """Tokens that were computed for the request."""
+        return self.prompt - self.cached + self.completion if self.reused else 0
 
     @property
     def cached(self) -> int:

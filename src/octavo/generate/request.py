@@ -67,8 +67,8 @@ class GenerationRequest:
     thinking_budget: tokens of thoughts, at most. template_options: further values for the template.
     add_generation_prompt: the template opens a reply; continue_final_message: the reply continues
     the last message. priority: lower runs first. timeout: seconds. salt: of the principal who asks;
-    cache_salt: the request's own. Both keep cached prefixes apart. prediction: what much of the
-    reply may be, which makes it come sooner if it is.
+    cache_salt: the request's own. Both keep cached prefixes apart. tenant: who gets a share of the
+    work. prediction: what much of the reply may be, which makes it come sooner if it is.
 
     Errors name these fields; a dialect translates the names to its own.
     """
@@ -91,6 +91,7 @@ class GenerationRequest:
     priority: int = 0
     timeout: float | None = None
     salt: str = ""
+    tenant: str = ""
     cache_salt: str | None = None
     prediction: str | None = None
 

@@ -56,6 +56,8 @@ class _EngineCollector(Collector):
             for kind in ("verified", "accepted")
         ]  # fmt: skip
         for entry in self._models:
+            if entry.client is None:
+                continue
             stats = entry.client.stats
             for name, queue in zip(("running", "waiting"), queues, strict=True):
                 queue.add_metric([entry.name], stats.get(name, 0))
@@ -90,7 +92,7 @@ class _EngineProcessCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
         for entry in self._models:
-            if (pid := entry.client.pid) is None:
+            if entry.client is None or (pid := entry.client.pid) is None:
                 continue
             process = ProcessCollector("octavo_engine", partial(int, pid), registry=None)
             for metric in process.collect():

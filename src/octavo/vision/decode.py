@@ -1,15 +1,14 @@
 """Image files to RGB pixels. What a file says of itself is checked before any of it is decoded.
 
-Pillow is imported where it is used: without it, everything but images works.
+Pillow is imported where it is used: models of text never load it.
 """
 
 from __future__ import annotations
 
 import io
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from octavo.errors import InvalidValue, RequestError
+from octavo.errors import InvalidValue
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -22,11 +21,6 @@ ORIENTATION = 0x0112  # of EXIF
 def decode_image(data: bytes, at: str) -> Image:
     """The upright picture in a file (PNG, JPEG, WebP or GIF), in RGB as reference processors
     convert it: transparency lies over white. Raises RequestError naming `at`."""
-    if find_spec("PIL") is None:
-        raise RequestError(
-            f"{at}: images need Pillow on the server (pip install octavo[images])",
-            at, "unsupported_parameter",
-        )  # fmt: skip
     opened = _opened(data, at)
     width, height = opened.size
     check_area(width, height, at)
