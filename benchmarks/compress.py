@@ -1,10 +1,12 @@
-"""What each recipe makes of a model: its size, what it has lost, and how long that took.
+"""What each recipe makes of a model: what it loses, its speed and memory, and how long that took.
 
     python benchmarks/compress.py FOLDER --work /tmp/small --json out.json \
-        --recipes rtn-4 awq-4 gptq-4 healed-4 distilled-4 --update docs/compression.md
+        --recipes rtn-4 awq-4 gptq-4 rtn-8 fp8 w8a8 q4_k_m --update docs/compression.md
 
 Makes a model under --work for each recipe, unless it is there already, and measures it against FOLDER
-on text that it was not calibrated with. --peer adds what llm-compressor makes with the same tokens
+on text that it was not calibrated with. GGUF recipes take FOLDER as a GGUF file. Of layers that take
+int8 inputs, losses are computed as config.json says (`int8_inputs.py`), speed and memory as Octavo
+serves them, with 16 bits. --peer adds what llm-compressor makes with the same tokens
 (installed under --work; reported with the reason where it cannot be). --update puts the table where
 a Markdown file has `<!-- compare NAME -->` and `<!-- end -->`, NAME being the folder's.
 """
@@ -13,38 +15,69 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from compare import update
+from int8_inputs import lost, steps_of
 
 import octavo
 from octavo.checkpoint import open_checkpoint
 from octavo.compress import calibrated
+from octavo.compress.conversion import Conversion
 from octavo.compress.data import split, token_blocks
+from octavo.compress.recipe_file import find_recipe
+from octavo.compress.recipes import GgufRecipe
 from octavo.text.tokenizer import load_tokenizer
 
 PEER = Path(__file__).parent / "peers" / "llm_compressor.py"
 PACKAGES = ["torch==2.13.0", "llmcompressor"]
 HEADER = """\
-| | MB | minutes | NLL lost | of rounding's loss | KL | same first token |
-|---|---|---|---|---|---|---|
+| | MB | perplexity | NLL lost | of rounding's loss | KL | same top-1 | BLEU-4 | decoding | prefill | peak RSS, MB | minutes |
+|---|---|---|---|---|---|---|---|---|---|---|---|
 """
 
 
 def made(model: Path, recipe: str, work: Path) -> tuple[Path, float]:
-    """The folder that a recipe makes, and the minutes that took, 0 where it was there."""
-    output = work / recipe
+    """What a recipe makes, and the minutes that took."""
+    name, found = Path(recipe).stem, find_recipe(recipe)
+    output = work / (f"{name}.gguf" if isinstance(found, GgufRecipe) else name)
+    minutes = work / f"{name}.minutes"
     if output.exists():
-        return output, 0.0
+        return output, float(minutes.read_text())
+    if isinstance(found, GgufRecipe):
+        source = work / f"{model.name}.gguf"
+        if not source.exists():
+            Conversion(open_checkpoint(model), source, "gguf").run()
+        model = source
     begin = time.perf_counter()
     octavo.quantize(model, recipe=recipe, output=output)
-    return output, (time.perf_counter() - begin) / 60
+    minutes.write_text(str((time.perf_counter() - begin) / 60))
+    return output, float(minutes.read_text())
+
+
+def measured(output: Path, model: Path, tokens: int) -> dict[str, float]:
+    """The figures of one model."""
+    found = octavo.evaluate(str(output), against=str(model), tokens=tokens)
+    figures = {
+        "bytes": found.bytes.a, "perplexity": found.perplexity.a, "kl": found.kl_mean,
+        "nll_lost": found.nll.difference, "nll_error": found.nll.standard_error,
+        "top1": found.top1, "bleu4": found.bleu4, "peak_rss": found.peak_rss.a,
+        "decoding": found.decode_tps.a / found.decode_tps.b,
+        "prefill": found.prefill_tps.a / found.prefill_tps.b,
+    }  # fmt: skip
+    if output.is_dir() and steps_of(open_checkpoint(output)):
+        held = lost(output, model, tokens)
+        figures |= {
+            "perplexity": found.perplexity.b * math.exp(held.nll), "kl": held.kl,
+            "nll_lost": held.nll, "nll_error": held.nll_error, "top1": held.top1,
+        }  # fmt: skip
+    return figures
 
 
 def made_by_peer(model: Path, method: str, work: Path) -> tuple[Path, float]:
@@ -75,14 +108,15 @@ def run(command: Sequence[str]) -> None:
 
 def table(results: dict[str, dict[str, float]]) -> str:
     """Markdown; the share of rounding's loss where it was measured."""
-    plain = results.get("rtn-4", {}).get("nll_lost")
     lines = []
     for name, r in results.items():
+        plain = results.get(f"rtn-{name.rpartition('-')[2]}", {}).get("nll_lost")
         share = f"{r['nll_lost'] / plain:.0%}" if plain else ""
         error = f"{r['nll_lost']:+.4f} ± {r['nll_error']:.4f}"
         lines.append(
-            f"| {name} | {r['bytes'] / 1e6:.0f} | {r['minutes']:.1f} | {error} | {share} | "
-            f"{r['kl']:.4f} | {r['top1']:.1%} |\n"
+            f"| {name} | {r['bytes'] / 1e6:.0f} | {r['perplexity']:.3f} | {error} | {share} | "
+            f"{r['kl']:.4f} | {r['top1']:.1%} | {r['bleu4']:.1f} | {r['decoding']:.2f} x | "
+            f"{r['prefill']:.2f} x | {r['peak_rss'] / 1e6:.0f} | {r['minutes']:.1f} |\n"
         )
     return HEADER + "".join(lines)
 
@@ -101,7 +135,7 @@ def main() -> None:
     calibrated.SEQUENCES = args.sequences
     args.work.mkdir(parents=True, exist_ok=True)
     results: dict[str, dict[str, float]] = {}
-    jobs = [(r, made, r) for r in args.recipes]
+    jobs = [(Path(r).stem, made, r) for r in args.recipes]
     jobs += [(f"llm-compressor {m}", made_by_peer, m) for m in args.peer]
     for name, make, what in jobs:
         try:
@@ -109,13 +143,7 @@ def main() -> None:
         except RuntimeError as e:
             print(f"{name}: {e}", file=sys.stderr)
             continue
-        found = octavo.evaluate(str(output), against=str(args.model), tokens=args.tokens)
-        figures = asdict(found.summary)
-        results[name] = {
-            "bytes": figures["bytes"]["a"], "minutes": minutes, "kl": found.kl_mean,
-            "nll_lost": found.nll.difference, "nll_error": found.nll.standard_error,
-            "top1": found.top1,
-        }  # fmt: skip
+        results[name] = measured(output, args.model, args.tokens) | {"minutes": minutes}
         print(name, results[name], flush=True)
     print(table(results))
     if args.json:

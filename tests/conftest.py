@@ -8,7 +8,10 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,6 +64,20 @@ def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert digest.hexdigest() == GEMMA_SHA256
         part.replace(target)
     return target
+
+
+@pytest.fixture(scope="session")
+def small_gguf(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Writes small models (tests/small_models.py) as GGUF files, each once: (model, type) -> file."""
+    from tests.small_models import save_gguf
+
+    @cache
+    def saved(*given: Any) -> Path:
+        path = tmp_path_factory.mktemp("source") / "small.gguf"
+        save_gguf(given[0], path, given[1])
+        return path
+
+    return saved
 
 
 @pytest.fixture(scope="session")

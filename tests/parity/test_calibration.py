@@ -36,7 +36,6 @@ from octavo.compress.jobs import Rounded
 from octavo.compress.journal import Journal
 from octavo.compress.quantize import job_of
 from octavo.compress.recipe_file import builtin, find_recipe, read_recipe
-from octavo.compress.recipes import FolderRecipe
 from octavo.compress.statistics import InputStatistics
 from octavo.errors import UsageError, WriteError
 from octavo.models import build_program
@@ -52,10 +51,8 @@ COMMAND = [sys.executable, "-m", "octavo.cli.main", "quantize"]
 
 
 @pytest.fixture(scope="module")
-def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("source") / "small.gguf"
-    save_gguf(SMALL, path, Q.F32)
-    return path
+def gguf(small_gguf: Callable[..., Path]) -> Path:
+    return small_gguf(SMALL, Q.F32)
 
 
 @pytest.fixture(scope="module")
@@ -189,8 +186,7 @@ def test_no_layer_loses_more(
 ) -> None:
     forecast = job_of(open_checkpoint(folder), recipe, tmp_path / "out").forecast()
     done = quantized(folder, recipe.name, tmp_path / "out", text)
-    plain = isinstance(recipe, FolderRecipe) and recipe.activations is not None
-    assert len(done.losses) == (0 if plain else 7 * SMALL.layers)
+    assert len(done.losses) == 7 * SMALL.layers
     assert not done.kept and done.resumed == 0
     if recipe.name.startswith("distilled"):
         assert done.learned is not None and done.learned[0] >= done.learned[1] > 0
@@ -227,6 +223,35 @@ def test_a_gguf_file_is_dequantised_first(gguf: Path, text: Path, tmp_path: Path
     a, b = (Runner(p, kv_dtype="f32").logits(ids) for p in (gguf, done.output))
     assert 0 < ((a - b) ** 2).mean() < 0.2 * (a**2).mean()
     assert (done.output / "tokenizer.json").exists()
+
+
+@pytest.mark.parametrize("recipe", ["gptq-4", "rtn-8"])
+def test_blocks_of_a_gguf_file(recipe: str, gguf: Path, text: Path, tmp_path: Path) -> None:
+    """Layers hold what a folder holds that has the same groups; an earlier attempt is gone."""
+    (tmp_path / ".x.gguf.octavo-folder").mkdir()
+    (tmp_path / ".x.gguf.octavo-folder" / "left").touch()
+    data = text if recipe == "gptq-4" else None
+    source, bits = open_checkpoint(gguf), int(recipe[-1])
+    own = tmp_path / "own.yaml"
+    own.write_text(
+        f"method: {recipe[:-2]}\nformats: [compressed-tensors]\n"
+        f"weights: {{bits: {bits}, group: 32, symmetric: true}}\n"
+    )
+    job = job_of(source, find_recipe(recipe), tmp_path / "x.gguf", "gguf", data)
+    done = job.run()
+    like = job_of(source, find_recipe(str(own)), tmp_path / "like", None, data).run()
+    made = open_checkpoint(tmp_path / "x.gguf")
+    layers = [n for n in made.tensors if ".attn_" in n or ".ffn_" in n]
+    layers = [n for n in layers if "norm" not in n]
+    kind = "Q4_0" if bits == 4 else "Q8_0"
+    assert {made.tensors[n].type.name for n in layers} == {kind}
+    assert done.kinds[kind] == len(layers) == 7 * SMALL.layers
+    assert done.kinds == job.forecast().kinds and done.losses == like.losses
+    assert made.nbytes == done.bytes_after
+    seen = as_folder(made).tensors
+    for name, tensor in open_checkpoint(like.output).tensors.items():
+        assert (dequantize(seen[name]) == dequantize(tensor)).all()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["like", "own.yaml", "x.gguf"]
 
 
 def test_experts(text: Path, gguf: Path, tmp_path: Path) -> None:
@@ -372,6 +397,36 @@ def test_begins_anew_where_something_differs(folder: Path, text: Path, tmp_path:
     (tmp_path / "out.journal" / "journal.json").write_text("damaged")
     cut("gptq-3", None, told)
     assert told == []
+
+
+def test_layers_that_int8_inputs_spoil_stay(gguf: Path, text: Path, tmp_path: Path) -> None:
+    """One feature takes all of int8's steps and counts for nothing; what makes it is kept, so that
+    no scale can be folded in."""
+    stays = "model.layers.0.mlp.down_proj"
+
+    def spoilt(name: str, x: np.ndarray) -> np.ndarray:
+        if name == "model.layers.0.mlp.up_proj.weight":
+            x[0] *= 3000
+        if name == f"{stays}.weight":
+            x[:, 0] = 0
+        return x
+
+    source = save_changed(gguf, tmp_path / "spoilt", spoilt)
+    own = tmp_path / "own.yaml"
+    own.write_text(
+        "method: smoothquant\nactivations: dynamic\nformats: [compressed-tensors]\n"
+        "weights: {bits: 8, group: 0, symmetric: true}\n"
+        "layers: [{match: '*.up_proj.weight', weights: keep}]\n"
+    )
+    done = quantized(source, str(own), tmp_path / "out", text)
+    ups = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(2)]
+    assert done.kept == (f"{stays}.weight", *ups)
+    a, b = (open_checkpoint(p) for p in (source, done.output))
+    assert (
+        dequantize(a.tensors[f"{stays}.weight"]) == dequantize(b.tensors[f"{stays}.weight"])
+    ).all()
+    assert stays in b.metadata["quantization_config"]["ignore"]
+    assert b.nbytes == done.bytes_after
 
 
 # -- odd input ----------------------------------------------------------------------------------

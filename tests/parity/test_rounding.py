@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from tests.conftest import Runner
 from tests.families import FAMILIES, save_family
 from tests.families import save_gguf as save_family_gguf
 from tests.parity.test_cpu import Divergence
-from tests.small_models import Small, save_gguf, save_hf
+from tests.small_models import Small, save_hf
 
 RECIPES = builtin()
 SMALL = Small(heads=4, kv_heads=2, head_dim=64, hidden=256, ffn=512, layers=8, tied=False)
@@ -44,10 +45,8 @@ FOLDERS = [
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("source") / "small.gguf"
-    save_gguf(SMALL, path, Q.F32)
-    return path
+def source(small_gguf: Callable[..., Path]) -> Path:
+    return small_gguf(SMALL, Q.F32)
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +255,17 @@ def test_refusals(source: Path, folder: Path, tmp_path: Path) -> None:
     assert refusal(other, q4, out) == "q4_k_m makes GGUF files of GGUF files; small is a folder"
     assert "does not end with .gguf" in refusal(one, q4, tmp_path / "x")
     assert "q4_k_m is not stored as gptq" in refusal(one, q4, out, "gptq")
-    assert "rtn-4 makes folders, no GGUF file" in refusal(one, rtn, out, "gguf")
+    for name, says in (
+        ("gptq-3", "gptq-3 is not stored as gguf: layers of 4 or 8 bits become Q4_0 or Q8_0"),
+        ("fp8", "says nothing of activations"),
+        ("int8-dynamic", "says nothing of activations"),
+    ):
+        assert says in refusal(one, RECIPES[name], out, "gguf")
+    assert "does not end with .gguf" in refusal(one, rtn, tmp_path / "x", "gguf")
+    out.mkdir()
+    with pytest.raises(WriteError, match="is a folder; name a new file"):
+        job_of(one, rtn, out, "gguf")
+    out.rmdir()
     assert "rtn-4 looks at no data" in refusal(other, rtn, tmp_path / "x", None, out)
     assert "no format 'exl2'" in refusal(other, rtn, tmp_path / "x", "exl2")
     assert "fp8 is not stored as awq; compressed-tensors, safetensors are" in refusal(

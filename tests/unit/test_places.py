@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,21 +22,19 @@ from octavo.compress.merge import Merge
 from octavo.compress.quantize import job_of
 from octavo.compress.recipe_file import find_recipe
 from octavo.errors import OctavoError, UsageError, WriteError
-from tests.small_models import Small, save_gguf
+from tests.small_models import Small
 
 SMALL = Small(heads=4, kv_heads=2, head_dim=32, hidden=128, ffn=256, layers=2, tied=False)
 
 
 @pytest.fixture(scope="module")
-def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("source") / "small.gguf"
-    save_gguf(SMALL, path, Q.F32)
-    return path
+def gguf(small_gguf: Callable[..., Path]) -> Path:
+    return small_gguf(SMALL, Q.F32)
 
 
 @pytest.fixture(scope="module")
 def folder(gguf: Path) -> Path:
-    out = gguf.with_name("small")
+    out = gguf.with_name("folder")
     Conversion(open_checkpoint(gguf), out, "safetensors").run()
     return out
 

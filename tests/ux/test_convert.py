@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,8 @@ SMALL = Small(heads=4, kv_heads=2, head_dim=64, hidden=256, ffn=512, layers=4, t
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("source") / "small.gguf"
-    save_gguf(SMALL, path, Q.Q4_1)
-    return path
+def source(small_gguf: Callable[..., Path]) -> Path:
+    return small_gguf(SMALL, Q.Q4_1)
 
 
 @pytest.fixture(scope="module")

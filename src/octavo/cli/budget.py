@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from octavo.cli.options import F, Number, count
+from octavo.cli.options import Number, count, together
 from octavo.cli.screen import say, say_json, size, step_bar, table
 
 if TYPE_CHECKING:
     from octavo.checkpoint import Checkpoint
     from octavo.compress.search import Found, Point
 
-_OPTIONS = (
+budget_options = together(
     click.option(
         "--budget", metavar="SIZE",
         help="Instead of --recipe: the mix of types that loses least within these bytes.",
@@ -35,13 +35,6 @@ _OPTIONS = (
         help="Also write the measured mixes here, as SVG.",
     ),
 )  # fmt: skip
-
-
-def budget_options(command: F) -> F:
-    """--budget, --context, --concurrency, --max-kl, --chart."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 def search_mix(

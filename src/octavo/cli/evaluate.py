@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.cli.options import F, Number, count, model_argument
+from octavo.cli.options import F, Number, count, model_argument, together
 from octavo.cli.screen import say, step_bar, table
 
 if TYPE_CHECKING:
@@ -22,12 +22,9 @@ _BOUNDS = (
     ("--min-bleu4", Number(0, 100), "Least BLEU-4 of greedy outputs."),
     ("--min-choices", Number(0, 1), "Least share of multiple choices with the same answer."),
 )  # fmt: skip
-
-
-def _bounds(command: F) -> F:
-    for name, kind, text in reversed(_BOUNDS):
-        command = click.option(name, type=kind, metavar="X", help=text)(command)
-    return command
+_bounds = together(
+    *(click.option(name, type=kind, metavar="X", help=text) for name, kind, text in _BOUNDS)
+)
 
 
 def _file(name: str, text: str) -> Callable[[F], F]:

@@ -54,6 +54,21 @@ def model_argument(**attributes: Any) -> Callable[[F], F]:
     return click.argument("model", shell_complete=_complete_model, **attributes)
 
 
+def together(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """One decorator of several options, which are shown in their order."""
+
+    def decorated(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorated
+
+
+# The argument MODELS, with completion.
+models_argument = click.argument("models", nargs=-1, shell_complete=_complete_model)
+
+
 def json_flag(command: F) -> F:
     """--json, as the parameter `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
@@ -68,12 +83,24 @@ def _few_cpus(ctx: click.Context, param: click.Parameter, threads: int | None) -
 
 
 activations_option = click.option(
-    "--activations", type=click.Choice(["auto", "int8", "int16"]), default="int16",
+    "--activations", type=click.Choice(["auto", "int8", "int16"]), default="auto",
     envvar="OCTAVO_ACTIVATIONS",
-    help="Precision of what quantized layers read. [int16]",
+    help="Precision of what quantized layers read. [auto: two bytes where one would show]",
 )  # fmt: skip
 
-_SIZING = (
+kv_dtype_option = click.option(
+    "--kv-dtype", type=click.Choice(["auto", "bf16", "int8", "f32"]), default="auto",
+    envvar="OCTAVO_KV_DTYPE",
+    help="Precision of cached keys and values. [bf16; f32 for mixtures of experts]",
+)  # fmt: skip
+
+speculation_option = click.option(
+    "--speculation", type=click.Choice(["auto", "off"]), default="auto", show_default=True,
+    envvar="OCTAVO_SPECULATION",
+    help="auto: verify drafts of what may come next where that saves time.",
+)  # fmt: skip
+
+sizing = together(
     click.option(
         "--memory", metavar="SIZE", envvar="OCTAVO_MEMORY",
         help="Most memory to use: 8GiB, 75%. [80% of what is available]",
@@ -87,11 +114,7 @@ _SIZING = (
         callback=_few_cpus,
         help="CPU threads. [all this process may use]",
     ),
-    click.option(
-        "--kv-dtype", type=click.Choice(["auto", "bf16", "int8", "f32"]), default="auto",
-        envvar="OCTAVO_KV_DTYPE",
-        help="Precision of cached keys and values. [bf16; f32 for mixtures of experts]",
-    ),
+    kv_dtype_option,
     activations_option,
     click.option(
         "--offline", is_flag=True, envvar="OCTAVO_OFFLINE",
@@ -99,15 +122,8 @@ _SIZING = (
     ),
 )  # fmt: skip
 
-
-def sizing(command: F) -> F:
-    """--memory, --context, --threads, --kv-dtype, --activations, --offline."""
-    for option in reversed(_SIZING):
-        command = option(command)
-    return command
-
-
-_SAMPLING = (
+# The command gets those that were given, as keywords; `sampled` makes parameters of them.
+sampling = together(
     click.option("--temperature", type=Number(0, 2), metavar="X", help="0: the likeliest token."),
     click.option("--top-p", type=Number(0, 1, min_open=True), metavar="X"),
     click.option("--top-k", type=count(0), metavar="N", help="0: all tokens."),
@@ -119,16 +135,6 @@ _SAMPLING = (
     click.option("--seed", type=count(-(1 << 63), (1 << 63) - 1), metavar="N"),
     click.option("--max-tokens", type=count(), metavar="N"),
 )  # fmt: skip
-
-
-def sampling(command: F) -> F:
-    """--temperature, --top-p, --top-k, --min-p, --repeat-penalty, --seed, --max-tokens.
-
-    The command gets those that were given, as keywords; `sampled` makes parameters of them.
-    """
-    for option in reversed(_SAMPLING):
-        command = option(command)
-    return command
 
 
 def sampled(defaults: SamplingParams, given: dict[str, Any]) -> SamplingParams:

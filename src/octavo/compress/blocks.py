@@ -17,10 +17,11 @@ from octavo.checkpoint.dequantize import IQ4_NL_VALUES, MXFP4_VALUES
 from octavo.compress.fit import F32, affine, codes_of, divide, nearest, symmetric, tabled
 from octavo.compress.grids import check_finite
 from octavo.compress.packing import U8, fifth_bits, half, nibbles
+from octavo.compress.pieces import each
 from octavo.compress.superblocks import q2_k, q3_k, q4_k, q5_k, q6_k
 from octavo.errors import UsageError
 
-CHUNK = 1 << 14  # blocks of 32 that are searched at a time: some ten megabytes
+CHUNK = 1 << 15  # weights that are searched at a time: what caches hold
 
 
 def _q8_0(x: F32, w: F32) -> U8:
@@ -117,12 +118,14 @@ def encode(x: F32, kind: TensorType, importance: F32 | None = None) -> U8:
     if importance is not None:  # a block of which nothing matters is rounded all the same
         least = np.maximum(importance, np.float32(1e-12)).reshape(-1, elements)
         scale = np.tile(least, (rows, 1))
-    at_once = CHUNK * 32 // elements
-    for at in range(0, len(blocks), at_once):
-        part, spread = blocks[at : at + at_once], rms[at : at + at_once]
+
+    def make(here: slice) -> None:
+        part, spread = blocks[here], rms[here]
         if scale is None:
             w = spread + np.abs(part)
         else:
-            w = scale[at : at + at_once] * np.sqrt(spread**2 + part**2)
-        out[at : at + at_once] = _ENCODERS[kind](part, w.astype(np.float32))
+            w = scale[here] * np.sqrt(spread**2 + part**2)
+        out[here] = _ENCODERS[kind](part, w.astype(np.float32))
+
+    each(len(blocks), CHUNK // elements, make)
     return out.reshape(rows, -1)

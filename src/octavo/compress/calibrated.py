@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 
+from octavo import __version__
 from octavo.backends.base import Ints
 from octavo.checkpoint.base import Checkpoint, Tensor
 from octavo.checkpoint.progress import Advance
@@ -34,13 +34,15 @@ SCALES, LEARNED = "scales", "learned"  # of inputs and of weights, in the journa
 @dataclass(frozen=True)
 class Made:
     """Layers that are rounded. checkpoint: with the floats that belong to them; layer: a matrix,
-    and the step of its inputs if that is fixed; output: where the model is to be written first."""
+    and the step of its inputs if that is fixed; output: where the model is to be written first;
+    kept: layers that turned out to lose too much."""
 
     output: Path
     checkpoint: Checkpoint
     layer: Callable[[str], tuple[Quantized, float | None]]
     losses: tuple[Loss, ...]
     resumed: int
+    kept: frozenset[str]
     learned: tuple[float, float] | None = None  # see Rounded
 
 
@@ -61,7 +63,7 @@ class Task:
         source = repr(self.checkpoint.metadata).encode()
         recipe = replace(self.recipe, name="", summary="")
         return {
-            "version of Octavo": version("octavo"),
+            "version of Octavo": __version__,
             "model": checksum(source, *self.checkpoint.sources),
             "recipe": checksum(repr(recipe).encode()),
             "text": checksum(tokens.tobytes()),
@@ -149,8 +151,10 @@ def layers_of(
             def layer(name: str) -> tuple[Quantized, float | None]:
                 return replace_scales(rounded(name)[0], learned[name]), None
 
+        made = {n for i in range(len(found.blocks)) for n in of_layers(journal.arrays(i))}
+        kept = frozenset(schemes.keys() - made)
         resumed = len(found.finished)
-        yield Made(journal.made, found.checkpoint, layer, tuple(losses), resumed, gained)
+        yield Made(journal.made, found.checkpoint, layer, tuple(losses), resumed, kept, gained)
 
 
 def _learned(

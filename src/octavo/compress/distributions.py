@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -55,8 +56,6 @@ class Scorer:
                 f"{self.name} takes {size(needed)} to be measured; {size(available)} are available"
             )
         self._executable: Executable = model.compiled.load(model.checkpoint, options)
-        while self._executable.pack_pending():
-            pass
 
     def logits(self, ids: Ints, start: int = 0) -> Floats:
         """Logits of `ids`, at most `rows` of them, which follow `start` computed tokens."""
@@ -124,14 +123,23 @@ def _log_softmax(logits: Floats) -> Doubles:
 
 
 def divergence(p: Floats, q: Floats, following: Ints) -> tuple[Doubles, Doubles, Doubles]:
-    """Of rows of logits of A and B: what the tokens that follow cost each, and KL(B || A)."""
+    """Of rows of logits of A and B: what the tokens that follow cost each, and KL(B || A): the mean
+    of q - p under B, and the difference of what both are normalised by."""
     nll_a, nll_b, kl = (np.zeros(len(p)) for _ in range(3))
     for i, token in enumerate(following):  # a row of each at a time stays in the cache
-        x, y = _log_softmax(p[i : i + 1])[0], _log_softmax(q[i : i + 1])[0]
-        nll_a[i], nll_b[i] = -x[token], -y[token]
-        np.subtract(y, x, out=x)
-        kl[i] = max(0.0, float(np.exp(y) @ x))
+        x, y = p[i].astype(np.float64), q[i].astype(np.float64)
+        weights = np.exp(y - y.max())
+        total = weights.sum()
+        of_x, of_y = _log_sum(x), float(y.max()) + math.log(total)
+        nll_a[i], nll_b[i] = of_x - x[token], of_y - y[token]
+        kl[i] = max(0.0, float(weights @ (y - x)) / total + of_x - of_y)
     return nll_a, nll_b, kl
+
+
+def _log_sum(x: Doubles) -> float:
+    """The logarithm of the sum of exp(x)."""
+    largest = float(x.max())
+    return largest + math.log(np.exp(x - largest).sum())
 
 
 @dataclass(frozen=True)

@@ -43,13 +43,15 @@ from octavo.program import Experts, Linear, Program, Route, Weight
 
 @dataclass(frozen=True)
 class FolderJob:
-    """See Job. texts: what a calibrated method sees of layers' inputs."""
+    """See Job. texts: what a calibrated method sees of layers' inputs; kept: layers that stay as
+    they are, whatever the recipe says."""
 
     checkpoint: Checkpoint
     recipe: FolderRecipe
     output: Path
     layout: Layout
     texts: Callable[[], Iterable[str]] = tuple
+    kept: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         """Raises UsageError for what cannot be rounded or stored so, and without the torch that a
@@ -104,7 +106,7 @@ class FolderJob:
     def schemes(self) -> dict[str, Scheme]:
         """What each layer's weights become, of those that are rounded. Layers of one scheme have
         groups of one size, the largest that divides them all but those that none divides."""
-        wanted = {n: self.recipe.scheme_of(n) for n in self.linear}
+        wanted = {n: self.recipe.scheme_of(n) for n in self.linear if n not in self.kept}
         fitted: dict[Scheme, Scheme | None] = {}
         for scheme in {s for s in wanted.values() if s is not None}:
             if scheme == "fp8" or not scheme.group:
@@ -161,11 +163,12 @@ class FolderJob:
         wanted = {n: self.linear[n] for n in self.schemes}
         task = Task(self.checkpoint, wanted, self.texts, self.recipe, self.output)
         with layers_of(task, self.schemes, progress, say) as made:
-            self._write(
+            job = replace(self, kept=made.kept) if made.kept else self
+            job._write(
                 made.output, lambda n: self._stored(n, *made.layer(n)), made.checkpoint, progress
             )
         return replace(
-            self.forecast(), losses=made.losses, resumed=made.resumed, learned=made.learned
+            job.forecast(), losses=made.losses, resumed=made.resumed, learned=made.learned
         )
 
     def _write(
@@ -180,7 +183,8 @@ class FolderJob:
                 made = module(self._parts(name), self._making(name, make, progress))
                 out |= {f"{own}.{ending}": part for ending, part in made.items()}
             else:
-                out[name] = converted(t, self._float(t), progress)
+                kind = self._float(self.checkpoint.tensors[name])  # scales may be folded into t
+                out[name] = converted(t, kind, progress)
         config = dict(self.checkpoint.metadata) | self._config()
         write_folder(output, config, out, beside(self.checkpoint))
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from octavo.checkpoint.grouped import e4m3
 from octavo.compress.fit import F32, I32, Affine, affine, codes_of, divide, symmetric
+from octavo.compress.pieces import each
 from octavo.errors import UsageError
 
 U8 = npt.NDArray[np.uint8]
@@ -22,7 +23,7 @@ E4M3_MAX = np.float32(448)
 GROUPS = (128, 96, 64, 32)  # that readers take everywhere
 ROUNDS = 3
 LARGEST = 60_000  # a value that a scale of fp16 holds
-CHUNK = 1 << 20  # weights that are searched at a time: some hundred megabytes at most
+CHUNK = 1 << 16  # weights that are searched at a time: what caches hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +126,8 @@ def quantize(x: F32, grid: Grid, importance: F32 | None = None) -> Quantized:
     weights = np.ones(columns, np.float32) if importance is None else importance
     weights = np.maximum(weights, np.float32(1e-12)).reshape(-1, width)
     at_once = max(1, CHUNK // columns)
-    parts = [_quantize(x[i : i + at_once], weights, grid) for i in range(0, rows, at_once)]
-    codes, scales, zeros = (np.concatenate(each) for each in zip(*parts, strict=True))
+    parts = each(rows, at_once, lambda here: _quantize(x[here], weights, grid))
+    codes, scales, zeros = (np.concatenate(part) for part in zip(*parts, strict=True))
     return Quantized(grid, codes, scales, zeros)
 
 
@@ -151,14 +152,15 @@ def quantize_affine(x: F32, grid: Grid) -> Affine:
     Raises UsageError as `quantize` does.
     """
     check_finite(x)
-    out = []
-    at_once = max(1, CHUNK // x.shape[1])
-    for i in range(0, len(x), at_once):
-        groups = np.ascontiguousarray(x[i : i + at_once], np.float32).reshape(-1, grid.group)
+
+    def make(here: slice) -> Affine:
+        groups = np.ascontiguousarray(x[here], np.float32).reshape(-1, grid.group)
         found = affine(groups, np.ones_like(groups), grid.top)
         scale, minimum = (rounded(v, grid.scales) for v in (found.scale, found.minimum))
-        out.append((scale, minimum, codes_of(groups - minimum[:, None], scale, 0, grid.top)))
-    return Affine(*(np.concatenate(each) for each in zip(*out, strict=True)))
+        return Affine(scale, minimum, codes_of(groups - minimum[:, None], scale, 0, grid.top))
+
+    made = each(len(x), max(1, CHUNK // x.shape[1]), make)
+    return Affine(*(np.concatenate(parts) for parts in zip(*made, strict=True)))
 
 
 def codes_on(x: F32, scales: F32, zeros: I32, grid: Grid) -> U8:

@@ -14,6 +14,7 @@ from octavo.compress.data import SELF, split
 from octavo.compress.folder_job import FolderJob
 from octavo.compress.folder_view import as_folder
 from octavo.compress.gguf_job import GgufJob
+from octavo.compress.gguf_of_folder import GgufOfFolderJob
 from octavo.compress.jobs import Job, Rounded, folder_name
 from octavo.compress.recipe_file import find_recipe
 from octavo.compress.recipes import LAYOUTS, GgufRecipe, Recipe
@@ -41,14 +42,12 @@ def job_of(
         return GgufJob(checkpoint, recipe, output, seen)
     if data is not None and not recipe.calibrated:
         raise UsageError(f"{recipe.name} looks at no data", "--recipe gptq-4")
-    layout = next((v for v in LAYOUTS if v == (format or recipe.layouts[0])), None)
-    if layout is None:
-        raise UsageError(
-            f"{recipe.name} makes folders, no GGUF file; stored as {', '.join(recipe.layouts)}",
-            suggestion(checkpoint, output, format),
-        )
     texts = _texts(data, checkpoint) if recipe.calibrated else tuple
-    return FolderJob(as_folder(checkpoint, TensorType.BF16), recipe, output, layout, texts)
+    folder = as_folder(checkpoint, TensorType.BF16)
+    if format == "gguf":
+        return GgufOfFolderJob(folder, recipe, output, texts)
+    layout = next(v for v in LAYOUTS if v == (format or recipe.layouts[0]))
+    return FolderJob(folder, recipe, output, layout, texts)
 
 
 def _texts(data: Path | None, checkpoint: Checkpoint) -> Callable[[], Iterable[str]]:

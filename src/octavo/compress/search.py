@@ -37,8 +37,8 @@ from octavo.errors import OctavoError, UsageError
 from octavo.text import load_tokenizer
 
 SLOTS = 8192  # that the bytes above the smallest mix are counted in
-SEEN, LENGTH = 512, 128  # tokens that each matrix is measured on, and of a block
-CHECKED = 4  # as many times as many tokens, of the other part of the text, for whole mixes
+SEEN, LENGTH = 256, 128  # tokens that each matrix is measured on, and of a block
+CHECKED = 8  # as many times as many tokens, of the other part of the text, for whole mixes
 POINTS = 5  # mixes of the frontier that are measured, beside the one for the budget
 
 
@@ -92,7 +92,7 @@ def search(
     check_new_file(output)
     if not matrices(checkpoint):
         raise UsageError(f"{checkpoint.path.name} has no matrix that can become smaller")
-    job = _Search(checkpoint, budget, output, threads or usable_threads())
+    job = Search(checkpoint, budget, output, threads or usable_threads())
     job.check_budget()
     folder = output.with_name(f"{output.name}.search-{made_of(checkpoint)[:8]}")
     try:
@@ -105,7 +105,9 @@ def search(
 
 
 @dataclass(frozen=True)
-class _Search:
+class Search:
+    """See `search`, which looks at the places of files as well."""
+
     checkpoint: Checkpoint
     budget: Budget
     output: Path
@@ -140,7 +142,7 @@ class _Search:
         model = opened(self.checkpoint)
         tokenizer, rows = load_tokenizer(self.checkpoint), rows_at_once(model.vocabulary)
         length = min(LENGTH, model.program.context)
-        seen = max(length, min(SEEN, 4 * LOGITS // (4 * model.vocabulary)))
+        seen = max(length, min(SEEN, 2 * LOGITS // (4 * model.vocabulary)))
 
         def blocks(part: Part, tokens: int) -> Ints:
             texts = split(part, data, self.checkpoint.path)
@@ -149,7 +151,7 @@ class _Search:
         calibration = blocks("calibration", seen)
         units = matrices(self.checkpoint)
         with progress("Measuring matrices", len(units)) as advance:
-            lost = sensitivities(self.checkpoint, calibration, encoded, rows, self.threads, advance)
+            lost = sensitivities(self.checkpoint, calibration, rows, self.threads, advance)
         choices = {n: options(t, lost[n]) for n, t in units.items()}
         checked = blocks("evaluation", CHECKED * seen)
         reference = Reference.of(self.checkpoint, checked, rows, self.threads)
@@ -203,8 +205,9 @@ GUESSED = 1024  # llama.cpp's number for files of mixed types
 
 
 def _rooms(choices: Mapping[str, list[Option]]) -> list[int]:
-    """Bytes for matrices of the frontier's points, from the smallest mix to the model itself."""
-    low, high = (sum(options[i].nbytes for options in choices.values()) for i in (0, -1))
+    """Bytes for matrices of the frontier's points, from the smallest mix to the one of the largest
+    types that are smaller than the model's own."""
+    low, high = (sum(options[i].nbytes for options in choices.values()) for i in (0, -2))
     return [low + (high - low) * i // POINTS for i in range(POINTS)]
 
 

@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from octavo import __version__
 from octavo.backends import get_backend
 from octavo.backends.base import Floats, Ints
 from octavo.checkpoint.base import Checkpoint, Computed, Stored, Tensor, TensorType, tensor_bytes
@@ -20,8 +20,10 @@ from octavo.checkpoint.dequantize import dequantize
 from octavo.checkpoint.files import map_file, read_json
 from octavo.checkpoint.writer import replacing
 from octavo.compress.blocks import encode
+from octavo.compress.clipping import range_quantize
 from octavo.compress.distributions import Scorer, divergence
 from octavo.compress.evaluation import fingerprint
+from octavo.compress.grids import CHUNK, Grid, check_finite
 from octavo.compress.writing import named
 from octavo.engine.loader import OpenModel
 from octavo.errors import CheckpointError
@@ -29,7 +31,8 @@ from octavo.models import build_program
 
 T = TensorType
 WIDE = (T.Q4_K, T.Q5_K, T.Q6_K, T.Q8_0)  # of rows of whole blocks of 256
-NARROW = (T.IQ4_NL, T.Q5_0, T.Q5_1, T.Q8_0)  # of others
+NARROW = (T.IQ4_NL, T.Q5_0, T.Q8_0)  # of others
+ROUGH = Grid(4, 32)  # that matrices are measured with: made in no time, and errors as of 4 bits
 ROWS = 16  # of a matrix that errors of types are compared on
 MAX_KEPT = 16 << 20  # bytes of a file of sensitivities
 
@@ -113,10 +116,10 @@ class Reference:
 
 
 def sensitivities(
-    checkpoint: Checkpoint, blocks: Ints, encoded: Encoded, rows: int, threads: int,
+    checkpoint: Checkpoint, blocks: Ints, rows: int, threads: int,
     progress: Callable[[int], object] = lambda _: None,
 ) -> dict[str, float]:  # fmt: skip
-    """The KL of the model with each of its matrices alone in its smallest type.
+    """The KL of the model with each of its matrices alone on a grid of four bits.
 
     What is found is kept in the cache after every matrix, so that a later search need not measure
     it again. progress: told of every matrix. Raises CacheError.
@@ -126,33 +129,54 @@ def sensitivities(
     for name, tensor in matrices(checkpoint).items():
         if name not in found:
             reference = reference or Reference.of(checkpoint, blocks, rows, threads)
-            found[name] = reference.kl(encoded.mixed(checkpoint, {name: types_of(tensor)[0]}))
+            changed = {**checkpoint.tensors, name: _rough(tensor)}
+            found[name] = reference.kl(replace(checkpoint, tensors=changed))
             _keep(file, found)
         progress(1)
     return found
 
 
+def _rough(tensor: Tensor) -> Tensor:
+    """A matrix rounded to `ROUGH`, in fp32."""
+
+    def read() -> Floats:
+        out = np.array(dequantize(tensor))
+        with named(tensor.name):
+            check_finite(out)
+        rows = out.reshape(-1, out.shape[-1])
+        at_once = max(1, CHUNK // rows.shape[1])
+        for i in range(0, len(rows), at_once):
+            rows[i : i + at_once] = range_quantize(rows[i : i + at_once], ROUGH)
+        return out
+
+    stored = tensor_bytes(T.F32, tensor.shape, tensor.name)
+    return Computed(tensor.name, T.F32, tensor.shape, stored, read)
+
+
 def options(tensor: Tensor, kl: float) -> list[Option]:
     """What a matrix can become, the smallest first and itself last.
 
-    kl: measured with the smallest type. Other types lose in proportion to their mean square errors,
-    as KL is quadratic in small changes of weights.
+    kl: as `sensitivities` finds it. Types lose in proportion to their mean square errors, as KL is
+    quadratic in small changes of weights.
     """
-    kinds = types_of(tensor)
     rows = dequantize(tensor).reshape(-1, tensor.shape[-1])
     sample = rows[np.linspace(0, len(rows) - 1, min(ROWS, len(rows))).astype(int)]
-    errors = [_error(sample, k) for k in kinds]
+    measured = _mean_square(range_quantize(sample, ROUGH) - sample) or 1.0
     out = [
-        Option(k, tensor_bytes(k, tensor.shape, tensor.name), kl * e / (errors[0] or 1.0))
-        for k, e in zip(kinds, errors, strict=True)
+        Option(k, tensor_bytes(k, tensor.shape, tensor.name), kl * _error(sample, k) / measured)
+        for k in types_of(tensor)
     ]
     return [*out, Option(tensor.type, tensor.nbytes, 0.0)]
+
+
+def _mean_square(x: Floats) -> float:
+    return float((x.astype(np.float64) ** 2).mean())
 
 
 def _error(x: Floats, kind: TensorType) -> float:
     made = encode(x, kind)
     back = dequantize(Computed("sample", kind, x.shape, made.nbytes, lambda: made))
-    return float(((back - x).astype(np.float64) ** 2).mean())
+    return _mean_square(back - x)
 
 
 # -- what is kept -------------------------------------------------------------------------------
@@ -161,7 +185,8 @@ def _error(x: Floats, kind: TensorType) -> float:
 def made_of(checkpoint: Checkpoint) -> str:
     """What encoded matrices and their losses depend on: the model, Octavo and its types."""
     types = ",".join(k.name for k in (*WIDE, *NARROW))
-    return sha256(f"{fingerprint(checkpoint)} {version('octavo')} {types}".encode()).hexdigest()
+    key = f"{fingerprint(checkpoint)} {__version__} {types} {ROUGH}"
+    return sha256(key.encode()).hexdigest()
 
 
 def _file(checkpoint: Checkpoint, blocks: Ints) -> Path:

@@ -19,6 +19,7 @@ from octavo.compress.recipes import Activations, Method
 from octavo.compress.smoothquant import w8a8
 from octavo.compress.statistics import InputStatistics
 
+SENSITIVE = 1e-3  # share of the mean square of outputs
 Search = Callable[[Sequence[F32], InputStatistics, Settle], F32 | None]
 
 
@@ -27,15 +28,20 @@ def hessian_of(inputs: InputStatistics) -> F64:
     return inputs.gram.astype(np.float64) / max(1, inputs.tokens)
 
 
+def _gptq(x: F32, hessian: F64, grid: Grid) -> Quantized:
+    return gptq(x, hessian, grid).weights
+
+
 def _healed(x: F32, hessian: F64, grid: Grid) -> Quantized:
-    return heal(x, gptq(x, hessian, grid).weights, hessian)
+    return heal(x, _gptq(x, hessian, grid), hessian)
 
 
 _ROUNDERS: dict[Method, Callable[[F32, F64, Grid], Quantized]] = {
-    "gptq": lambda x, hessian, grid: gptq(x, hessian, grid).weights,
+    "gptq": _gptq,
     "healed": _healed,
     "distilled": _healed,
     "awq": clip_quantize,
+    "smoothquant": _gptq,
 }
 
 
@@ -48,7 +54,8 @@ def grid_of(schemes: Mapping[str, Scheme], name: str) -> Grid:
 
 @dataclass(frozen=True)
 class RoundLayers:
-    """Rounds each layer by a method, or to the nearest where that loses less of the outputs."""
+    """Rounds each layer by a method, or to the nearest where that loses less of the outputs. A
+    layer whose outputs lose more than `SENSITIVE` with int8 inputs stays as it is."""
 
     schemes: Mapping[str, Scheme]
     method: Method
@@ -56,22 +63,20 @@ class RoundLayers:
 
     def make(self, name: str, weights: F32, inputs: InputStatistics) -> Finished:
         grid, hessian = grid_of(self.schemes, name), hessian_of(inputs)
-        plain = quantize(weights, grid)
-        plain_error = output_error(weights, plain.values(), hessian)
         step = np.zeros(0, np.float32)
         if self.activations is not None:
             found = w8a8([weights], inputs, self.activations, None)
-            q = found.weights[0]
+            if found.error > SENSITIVE:
+                return Finished({}, {})
             step = np.array([s for s in (found.input_scale,) if s is not None], np.float32)
-        else:
-            q = _ROUNDERS[self.method](weights, hessian, grid)
+        plain = quantize(weights, grid)
+        plain_error = output_error(weights, plain.values(), hessian)
+        q = _ROUNDERS[self.method](weights, hessian, grid)
         error, method = output_error(weights, q.values(), hessian), str(self.method)
         if not error <= plain_error:
             q, error, method = plain, plain_error, "rtn"
         arrays: Arrays = {"codes": q.codes, "scales": q.scales, "zeros": q.zeros, "step": step}
         notes = {"method": method, "error": error, "plain": plain_error}
-        if self.activations is not None:  # weights are rounded to the nearest in any case
-            notes = {}
         return Finished(arrays, notes, q.values())
 
     def weights(self, name: str, arrays: Arrays) -> F32:

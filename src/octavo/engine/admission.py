@@ -40,7 +40,7 @@ class Admission:
         """
         request.params.check(self.vocabulary)
         self._check_length(request)
-        for name in ("prompt", "resume"):
+        for name in ("prompt", "resume", "prediction"):
             if not are_tokens(getattr(request, name), self.vocabulary):
                 raise _invalid(f"{name} holds a token outside 0 to {self.vocabulary - 1}", name)
         check_number("priority", request.priority, int, -MAX_INT32, MAX_INT32)

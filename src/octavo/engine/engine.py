@@ -11,6 +11,7 @@ from octavo.backends.base import BLOCK, Adapters, Executable, Sample
 from octavo.engine.admission import Admission
 from octavo.engine.blocks import BlockAllocator
 from octavo.engine.constraint import GrammarCompiler
+from octavo.engine.drafts import DraftSource
 from octavo.engine.events import (
     Ended,
     Finish,
@@ -23,15 +24,16 @@ from octavo.engine.events import (
 from octavo.engine.grammar_queue import GrammarQueue
 from octavo.engine.images import ImageQueue
 from octavo.engine.kv import KVCache, KVState
-from octavo.engine.policy import PriorityPolicy, SchedulingPolicy
+from octavo.engine.policy import FairPolicy, SchedulingPolicy
 from octavo.engine.prefix import PrefixIndex
 from octavo.engine.request import Request
 from octavo.engine.request_table import RequestTable
 from octavo.engine.runner import Outcome, decode, run
 from octavo.engine.sampling_state import SamplingState
-from octavo.engine.scheduler import ScheduledSpan, Scheduler
+from octavo.engine.scheduler import NO_DRAFT, ScheduledSpan, Scheduler
 from octavo.engine.search import BeamSearches
 from octavo.engine.sequence import Sequence
+from octavo.engine.speculation import DepthPolicy, Speculation
 from octavo.engine.stats import EngineStats
 from octavo.errors import RequestError
 
@@ -47,7 +49,9 @@ class Engine:
     context: most tokens of a sequence. eos: ids that end one. budget: tokens a step computes.
     clock: seconds, for deadlines and the times of events. grammars: compiles grammars; adapters:
     LoRA adapters; requests for what is not given are refused. multi_step: seconds of steps computed
-    in one call. policy: the order in which sequences are scheduled. images: encodes them.
+    in one call. policy: the order in which sequences are scheduled. images: encodes them. depths:
+    how many tokens of drafts a step verifies, None for none. sources: of drafts, instead of all
+    there are.
     """
 
     def __init__(
@@ -64,6 +68,8 @@ class Engine:
         multi_step: float = MULTI_STEP_SECONDS,
         policy: SchedulingPolicy | None = None,
         images: ImageQueue | None = None,
+        depths: DepthPolicy | None = None,
+        sources: list[DraftSource] | None = None,
     ) -> None:
         limits = executable.limits
         bidirectional = not executable.causal
@@ -78,7 +84,7 @@ class Engine:
         self.index = PrefixIndex(self._allocator)
         kv = KVCache(self.index, executable.copy_block, prefix_caching and not bidirectional)
         self.scheduler = Scheduler(
-            kv, policy or PriorityPolicy(), min(budget or limits.tokens, limits.tokens),
+            kv, policy or FairPolicy(), min(budget or limits.tokens, limits.tokens),
             limits.selected, bidirectional, images,
         )  # fmt: skip
         self._admission = Admission(
@@ -86,6 +92,7 @@ class Engine:
             images.encoder.vision if images else None,
         )  # fmt: skip
         self._searches = BeamSearches(self.scheduler, limits.selected)
+        self._speculation = Speculation(kv, limits.selected, depths, sources)
         self._compiling = GrammarQueue(grammars) if grammars is not None else None
         self._requests = RequestTable(self.scheduler, self._searches, self._compiling, adapters)
         self._images = images
@@ -93,6 +100,7 @@ class Engine:
         self._multi_step_seconds = multi_step
         self._step_seconds = math.inf  # of the last step
         self._busy = 0.0  # seconds in steps
+        self._left = 0.0  # when the last step ended, if there was more to do
         self._counts = dict.fromkeys(("steps", "prompt", "cached", "generated"), 0)
 
     # -- requests ---------------------------------------------------------------------------
@@ -184,6 +192,8 @@ class Engine:
         if spans := self.scheduler.plan():
             events += self._run(spans)
             self._busy += time.perf_counter() - began
+        else:
+            self._left = 0.0
         if self.scheduler.stalled:
             events += self._encode(self._step_seconds if spans else ENCODE_SECONDS)
         return events
@@ -202,15 +212,22 @@ class Engine:
             if not span.sequence.times.admitted:
                 span.sequence.times = Times(span.sequence.times.queued, now)
         began = time.perf_counter()
+        spans = self._speculation.draft(spans)
         try:
             outcomes = self._compute(spans)
         except Exception as e:
             return self._compute_apart(spans, e)
-        steps = max(1, len(outcomes[0].tokens))
-        self._step_seconds = (time.perf_counter() - began) / steps
+        drafted = any(s.draft.tokens for s in spans)
+        steps = 1 if drafted else max(1, len(outcomes[0].tokens))
+        if not drafted:
+            self._step_seconds = (time.perf_counter() - began) / steps
+        self._speculation.compare(outcomes)
         events = self._commit_all(outcomes, steps)
         self._executable.pack_pending()
         self._executable.prefault_kv(self._allocator.reached, idle=False)
+        ended = time.perf_counter()
+        self._speculation.took(outcomes, ended - (self._left or began), steps)
+        self._left = ended if self.has_work else 0.0
         return events
 
     def _begin_compiled(self) -> list[TokenEvent]:
@@ -234,7 +251,8 @@ class Engine:
         return events
 
     def _compute(self, spans: list[ScheduledSpan]) -> list[Outcome]:
-        if (steps := self._multi_steps(spans)) == 1:
+        drafted = any(s.draft.tokens for s in spans)
+        if drafted or (steps := self._multi_steps(spans)) == 1:
             return run(self._executable, spans)
         self.scheduler.reserve(spans, steps)
         return decode(self._executable, spans, steps)
@@ -266,7 +284,7 @@ class Engine:
             try:
                 if len(spans) == 1:
                     raise error
-                outcomes = run(self._executable, [span])
+                outcomes = run(self._executable, [span._replace(draft=NO_DRAFT)])
             except Exception as e:
                 events.append(self._fail(span.sequence, e))
             else:
@@ -349,10 +367,12 @@ class Engine:
         times = sequence.stamp(now)
         if finish:
             self._requests.finish(sequence)
+            self._speculation.finish(sequence)
             self.scheduler.finish(sequence)
         return Token(
-            sequence.id, token, sample.logprob, sample.alternatives, finish, sequence.cached, times
-        )
+            sequence.id, token, sample.logprob, sample.alternatives, finish, sequence.cached, times,
+            sequence.predicted,
+        )  # fmt: skip
 
     def _commit_candidates(
         self, sequence: Sequence, sample: Sample, now: float
@@ -397,4 +417,5 @@ class Engine:
             generated_tokens=self._counts["generated"],
             preemptions=self.scheduler.preemptions,
             **(self._images.counts if self._images else {}),
+            **self._speculation.stats(),
         )

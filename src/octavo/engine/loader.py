@@ -11,6 +11,7 @@ from octavo.backends.base import Compiled, Executable
 from octavo.checkpoint import Checkpoint, open_checkpoint
 from octavo.checkpoint.progress import Advance
 from octavo.engine.constraint import GrammarCompiler, TokenTable
+from octavo.engine.cost import CostModel
 from octavo.engine.encoder import CompiledEncoder
 from octavo.engine.engine import Engine
 from octavo.engine.images import ImageQueue
@@ -95,6 +96,7 @@ def make_engine(
         prefix_caching=prefix_caching,
         grammars=GrammarCompiler(table, model.vocabulary), adapters=executable.adapters,
         images=load_images(model, plan),
+        depths=CostModel() if plan.speculation == "auto" else None,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from octavo.backends.base import SamplingRow
 from octavo.engine.images import ImageQueue
 from octavo.engine.kv import KVCache
 from octavo.engine.policy import SchedulingPolicy
@@ -17,12 +18,22 @@ NOTHING = range(0)
 MIN_SHARED = 32  # tokens of a prefix that is worth waiting a step for
 
 
+class Draft(NamedTuple):
+    """Tokens that may follow, computed to see whether they do. rows: how to sample after each."""
+
+    tokens: list[int]
+    rows: list[SamplingRow]
+
+
+NO_DRAFT = Draft([], [])
+
+
 class ScheduledSpan(NamedTuple):
     """Consecutive tokens of a sequence that a step computes, as planned.
 
     start, length: their positions. samples: the next token is sampled after them. prompt_logprobs:
     positions of prompt tokens whose log-probabilities are computed. pooled: positions whose states
-    are pooled.
+    are pooled. draft: what is verified beside; its positions follow.
     """
 
     sequence: Sequence
@@ -31,6 +42,7 @@ class ScheduledSpan(NamedTuple):
     samples: bool
     prompt_logprobs: range
     pooled: range
+    draft: Draft = NO_DRAFT
 
     @classmethod
     def of(cls, sequence: Sequence, length: int) -> ScheduledSpan:
@@ -68,7 +80,7 @@ class Scheduler:
         images: ImageQueue | None = None,
     ) -> None:
         self.kv = kv
-        self._key = policy.key
+        self._policy, self._key = policy, policy.key
         self._budget = budget
         self._sequences = sequences
         self._bidirectional = bidirectional
@@ -81,6 +93,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence."""
+        self._policy.arrived(sequence)
         self.waiting.append(sequence)
 
     def finish(self, sequence: Sequence) -> None:
@@ -96,6 +109,7 @@ class Scheduler:
     def _take_out(self, sequence: Sequence) -> None:
         (self.running if sequence in self.running else self.waiting).remove(sequence)
         self._let_go(sequence)
+        self._policy.left(sequence)
 
     def _let_go(self, sequence: Sequence) -> None:
         if self._images is not None:
@@ -109,6 +123,7 @@ class Scheduler:
         """
         spans: list[ScheduledSpan] = []
         self.stalled = []
+        self._make_way()
         decoding = sum(s.kv.pending == 1 for s in self.running)
         left = min(self._budget, decoding + self._budget // 2) if decoding else self._budget
         self._spare_rows = self._sequences - len(self.running)
@@ -129,7 +144,16 @@ class Scheduler:
             # Only beams that wait for others of their search, for which there are no blocks.
             self.preempt(max(self.running, key=self._key))
             self._admit(spans, left)
+        for span in spans:
+            self._policy.planned(span.sequence, span.length)
         return spans
+
+    def _make_way(self) -> None:
+        """Preempts for the first that waits where all rows are taken, if the policy says whom."""
+        if self.waiting and len(self.running) >= self._sequences:
+            first = min(self.waiting, key=self._key)
+            if (victim := self._policy.gives_way(self.running, first)) is not None:
+                self.preempt(victim)
 
     def _share(self, sequence: Sequence, left: int) -> int:
         """Tokens of a sequence to compute. Each prompt log-probability and each pooled state takes
@@ -204,6 +228,7 @@ class Scheduler:
         child = sequence.fork()
         runs = sequence in self.running and len(self.running) < self._sequences
         runs = runs and self.kv.fork(sequence.kv, child.kv)
+        self._policy.arrived(child)
         (self.running if runs else self.waiting).append(child)
         return child
 

@@ -18,14 +18,14 @@ from octavo.errors import place
 LOG = logging.getLogger(__name__)
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Sequence:
     """One request, or one beam of a beam search.
 
     arrival: number in order of submission. deadline: on the engine's clock. limit: most tokens,
     prompt included. adapter: slot of the LoRA adapter, -1 without. reported_logprobs: prompt tokens
     whose log-probabilities were reported, counting the first, which has none. pooled: sum of the
-    states so far.
+    states so far. predicted: tokens of the request's prediction that were accepted, and rejected.
     """
 
     request: Request
@@ -39,6 +39,7 @@ class Sequence:
     reported_logprobs: int = 1
     pooled: Floats | None = None
     images: tuple[PlacedImage, ...] = ()
+    predicted: tuple[int, int] = (0, 0)
 
     @classmethod
     def of(

@@ -73,6 +73,8 @@ class PreparedRequest:
     priority: int = 0
     timeout: float | None = None
     salt: str = ""
+    prediction: Sequence[int] = ()
+    tenant: str = ""
 
     @property
     def names(self) -> dict[str, str]:
@@ -150,7 +152,8 @@ def _completion(
     return PreparedRequest(
         model=model, prompts=ids, params=params, n=n, made=made, echo=request.echo,
         structure=_only(request.structure, params), priority=request.priority,
-        timeout=request.timeout, salt=_salt(request),
+        timeout=request.timeout, salt=_salt(request), tenant=request.tenant,
+        prediction=_predicted(request, model),
     )  # fmt: skip
 
 
@@ -188,8 +191,16 @@ def _chat(request: GenerationRequest, model: ServedModel, n: int, made: int) -> 
         images=images, image_offsets=_image_offsets(ids, images, model), echo=request.echo,
         reply=ReplyFormat(style, template.reasons, thinking), structure=structure,
         constraint=constraint, priority=request.priority, timeout=request.timeout,
-        salt=_salt(request),
+        salt=_salt(request), tenant=request.tenant, prediction=_predicted(request, model),
     )  # fmt: skip
+
+
+def _predicted(request: GenerationRequest, model: ServedModel) -> list[int]:
+    """Ids of the predicted reply. Raises RequestError."""
+    if not (text := request.prediction):
+        return []
+    check_texts([text], model, "prediction")
+    return model.tokenizer.encode(text, add_bos=False)
 
 
 def encode_chat(request: GenerationRequest, model: ServedModel) -> list[int]:

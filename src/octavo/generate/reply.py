@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -110,7 +110,8 @@ class Usage:
     began, first, last: time.monotonic() of the request and of its first and latest token. queued:
     seconds until the engine began with it. finishes: how its choices ended. reused: tokens of each
     prompt, by number, that all its choices found in the prefix cache: the others were computed for
-    the first of them.
+    the first of them. predicted: of each choice, tokens of the prediction accepted and rejected.
+    covers: whether a request may go on after so many computed tokens.
     """
 
     prompt: int = 0
@@ -123,6 +124,13 @@ class Usage:
     queued: float = 0.0
     finishes: list[str] = field(default_factory=list)
     reused: dict[int, int] = field(default_factory=dict)
+    predicted: dict[int, tuple[int, int]] = field(default_factory=dict)
+    covers: Callable[[int], bool] | None = None
+
+    @property
+    def computed(self) -> int:
+        """Tokens that were computed for the request."""
+        return self.prompt - self.cached + self.completion if self.reused else 0
 
     @property
     def cached(self) -> int:
@@ -132,6 +140,11 @@ class Usage:
     def reuse(self, prompt: int, cached: int) -> None:
         """Takes over how many tokens of a prompt one of its choices found."""
         self.reused[prompt] = min(self.reused.get(prompt, cached), cached)
+
+    def predict(self, choice: int, counts: tuple[int, int]) -> None:
+        """Takes over how many tokens of the prediction a choice accepted and rejected so far."""
+        if any(counts):
+            self.predicted[choice] = counts
 
     def stamp(self, times: Times) -> None:
         """Takes over the engine's time stamps of one choice."""
@@ -150,4 +163,9 @@ class Usage:
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": details,
         }
+        if self.predicted:
+            accepted, rejected = map(sum, zip(*self.predicted.values(), strict=True))
+            value["completion_tokens_details"] = {
+                "accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected,
+            }  # fmt: skip
         return value | {"beam_width": self.beam_width} if self.beam_width else value
