@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from octavo.backends.base import BLOCK, Span, StepInput
 from octavo.backends.torch.reference import Reference
 from octavo.checkpoint import open_checkpoint
+from octavo.engine.encoder import CompiledEncoder, ImageEncoder
+from octavo.errors import CheckpointError, Unsupported
 from octavo.models import build_program, build_vision
 from octavo.models.vision import VisionModel
 from octavo.vision.image import ImageInput
+from tests.conftest import Runner
 from tests.vision_models import PLACEHOLDER, VISION_FAMILIES, VisionFamily
 
 NAMES = sorted(VISION_FAMILIES)
@@ -70,3 +77,100 @@ def test_reference(name: str, saved: dict[str, tuple[Path, torch.nn.Module]]) ->
         expected = family.logits(model, ids, images)
         assert np.abs(expected).max() > 0.5
         assert np.abs(got - expected).max() < 2e-3
+
+
+def cpu_logits(
+    runner: Runner, encoder: ImageEncoder, ids: list[int], images: list[ImageInput],
+    offsets: list[int],
+) -> np.ndarray:  # fmt: skip
+    """As an engine computes them: images in batches, then the prompt in one step."""
+    n, vision = len(ids), encoder.vision
+    rows = [o + i for o in offsets for i in range(vision.tokens)]
+    reach = np.zeros(n, np.int32)
+    for offset in offsets if vision.mutual else ():
+        reach[offset : offset + vision.tokens] = range(vision.tokens - 1, -1, -1)
+    embeddings: list[Any] = []
+    for first in range(0, len(images), encoder.batch):
+        encoder.begin(images[first : first + encoder.batch])
+        embeddings += encoder.run(60.0) or []
+    step = StepInput(
+        np.array(ids, np.int32), np.arange(n, dtype=np.int32), [Span(0, n, 0, 0)],
+        np.arange((n + BLOCK - 1) // BLOCK, dtype=np.int32), np.arange(n, dtype=np.int32),
+        embeddings=np.concatenate(embeddings), embedding_rows=np.array(rows, np.int32), reach=reach,
+    )  # fmt: skip
+    runner.executable.step(step)
+    return runner.executable.logits(n)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cpu(name: str, saved: dict[str, tuple[Path, torch.nn.Module]]) -> None:
+    family, (folder, model) = VISION_FAMILIES[name], saved[name]
+    checkpoint = open_checkpoint(folder)
+    vision = build_vision(checkpoint)
+    assert vision is not None
+    encoder = CompiledEncoder.of(vision).load(checkpoint, 2, lambda _: None)
+    runner = Runner(folder, kv_dtype="f32")
+    divergence, same, total = 0.0, 0, 0
+    for ids, offsets in prompts(family)[1:]:
+        images = [family.image(seed) for seed in range(len(offsets))]
+        got = torch.from_numpy(cpu_logits(runner, encoder, ids, images, offsets))
+        expected = torch.from_numpy(family.logits(model, ids, images))
+        p, q = got.log_softmax(-1), expected.log_softmax(-1)
+        divergence += float((q.exp() * (q - p)).sum())
+        same += int((got.argmax(-1) == expected.argmax(-1)).sum())
+        total += len(ids)
+    assert divergence / total <= 2e-3
+    assert same / total >= 0.99
+
+
+def test_half_precision(tmp_path: Path) -> None:
+    """Weights in bf16, as models are published."""
+    family = VISION_FAMILIES["llava"]
+    model = family.save(tmp_path, "bfloat16")
+    checkpoint = open_checkpoint(tmp_path)
+    vision = build_vision(checkpoint)
+    assert vision is not None
+    encoder = CompiledEncoder.of(vision).load(checkpoint, 2, lambda _: None)
+    ids, offsets = prompts(family)[1]
+    image = family.image(3)
+    got = cpu_logits(Runner(tmp_path), encoder, ids, [image], offsets)
+    expected = family.logits(model, ids, [image])
+    assert (got.argmax(-1) == expected.argmax(-1)).mean() >= 0.97
+    assert np.abs(got - expected).max() < 0.1
+
+
+def test_a_folder_that_does_not_say_how_images_are_prepared(tmp_path: Path) -> None:
+    VISION_FAMILIES["llava"].save(tmp_path)
+    (tmp_path / "preprocessor_config.json").unlink()
+    checkpoint = open_checkpoint(tmp_path)
+    assert build_vision(checkpoint) is None
+    assert build_program(checkpoint).vocabulary == 320
+
+
+@pytest.mark.parametrize(
+    "where, key, value, error",
+    [
+        ("", "vision_feature_layer", [-2, -3], Unsupported),
+        ("", "vision_feature_layer", -9, Unsupported),
+        ("", "vision_feature_select_strategy", "cls", Unsupported),
+        ("", "projector_hidden_act", "mish", Unsupported),
+        ("", "image_token_index", "x", CheckpointError),
+        ("", "something_new", 3, Unsupported),
+        ("vision_config", "something_new", 3, Unsupported),
+        ("vision_config", "num_channels", 4, Unsupported),
+        ("vision_config", "num_attention_heads", 5, CheckpointError),
+        ("vision_config", "patch_size", 7, CheckpointError),
+        ("vision_config", "model_type", "dinov2", Unsupported),
+    ],
+)
+def test_settings_that_are_not_known(
+    where: str, key: str, value: Any, error: type[Exception], tmp_path: Path,
+    saved: dict[str, tuple[Path, torch.nn.Module]],
+) -> None:  # fmt: skip
+    folder = tmp_path / "m"
+    shutil.copytree(saved["llava"][0], folder)
+    config = json.loads((folder / "config.json").read_text())
+    (config[where] if where else config)[key] = value
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(error):
+        build_vision(open_checkpoint(folder))

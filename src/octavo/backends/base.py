@@ -136,6 +136,8 @@ class StepInput:
     ascend. kv_writes: `[W, 2]` of row, offset of a block table in `block_tables`: stores the row's
     keys and values at its position of that table, too (see `tree_spans`). reach: `[T]`, how many
     later tokens of its span a row of a causal attention sees as well, as those of an image do.
+    axes: `[2, T]`, positions along further axes, such as rows and columns of images; without, those
+    of `positions`.
     """
 
     ids: Ints
@@ -150,6 +152,7 @@ class StepInput:
     embedding_rows: Ints | None = None
     kv_writes: Ints | None = None
     reach: Ints | None = None
+    axes: Ints | None = None
 
 
 def tree_spans(
@@ -224,13 +227,13 @@ class Executable(Protocol):
         ...
 
     @property
-    def length(self) -> int:
-        """Operations of a step."""
+    def pauses(self) -> list[int]:
+        """Numbers of operations before which a step can be interrupted; the last is their count."""
         ...
 
     def run(self, step: StepInput, first: int, last: int) -> None:
-        """Computes operations [first, last) of a step that samples nothing, those before being
-        computed: a long step can be computed a little at a time."""
+        """Computes operations [first, last) of a step that samples nothing, both of `pauses` or 0.
+        Those before have been computed: a long step can be computed a little at a time."""
         ...
 
     def decode(self, step: StepInput, steps: int, ends: list[list[int]]) -> list[list[Sample]]:

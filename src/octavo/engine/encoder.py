@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +27,6 @@ from octavo.vision.image import ImageInput
 
 CACHE = 64 << 20  # bytes of embeddings that are kept, unless a batch has more
 BATCH_ROWS = 1024  # of patches that are encoded together, unless one image has more
-OPERATIONS = 4  # between looks at the clock
 
 
 class ImageEncoder:
@@ -55,11 +55,11 @@ class ImageEncoder:
         is done. After an error the run has to begin again."""
         assert self._step is not None
         until = time.perf_counter() + seconds
-        while self._at < self._tower.length:
-            end = min(self._at + OPERATIONS, self._tower.length)
+        pauses = self._tower.pauses
+        for end in pauses[bisect_right(pauses, self._at) :]:
             self._tower.run(self._step, self._at, end)
             self._at = end
-            if self._at < self._tower.length and time.perf_counter() >= until:
+            if end < pauses[-1] and time.perf_counter() >= until:
                 return None
         self._step = None
         states = self._tower.logits(self._count * self.vision.rows)
@@ -67,7 +67,7 @@ class ImageEncoder:
         features = np.ascontiguousarray(np.concatenate([self.vision.merged(s) for s in each]))
         places = np.zeros(len(features), np.int32)
         spans = [Span(i, 1, 0, 0) for i in range(len(features))]
-        self._projector.run(_given(features, places, spans, 1), 0, self._projector.length)
+        self._projector.run(_given(features, places, spans, 1), 0, self._projector.pauses[-1])
         return [f.copy() for f in np.split(self._projector.logits(len(features)), self._count)]
 
     def pack_pending(self) -> bool:

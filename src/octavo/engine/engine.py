@@ -12,15 +12,7 @@ from octavo.engine.admission import Admission
 from octavo.engine.blocks import BlockAllocator
 from octavo.engine.constraint import GrammarCompiler
 from octavo.engine.drafts import DraftSource
-from octavo.engine.events import (
-    Ended,
-    Finish,
-    Pooled,
-    PromptLogprobs,
-    Times,
-    Token,
-    TokenEvent,
-)
+from octavo.engine.events import Ended, Finish, Pooled, PromptLogprobs, Token, TokenEvent
 from octavo.engine.grammar_queue import GrammarQueue
 from octavo.engine.images import ImageQueue
 from octavo.engine.kv import KVCache, KVState
@@ -39,6 +31,7 @@ from octavo.errors import RequestError
 
 MULTI_STEP_SECONDS = 0.02
 MAX_MULTI_STEPS = 8
+COUNTS = ("steps", "prompt_tokens", "cached_tokens", "generated_tokens")
 ENCODE_SECONDS = 0.05  # of images between looks at what has come, while nothing else is to do
 NO_TOKEN_LEFT = "no token is left that may follow"
 
@@ -101,7 +94,7 @@ class Engine:
         self._step_seconds = math.inf  # of the last step
         self._busy = 0.0  # seconds in steps
         self._left = 0.0  # when the last step ended, if there was more to do
-        self._counts = dict.fromkeys(("steps", "prompt", "cached", "generated"), 0)
+        self._counts = dict.fromkeys(COUNTS, 0)
 
     # -- requests ---------------------------------------------------------------------------
 
@@ -112,7 +105,7 @@ class Engine:
             raise RequestError("a request with this id is running", "id")
         sequence = self._sequence(request)
         self._requests.add(sequence)
-        self._counts["prompt"] += len(request.prompt)
+        self._counts["prompt_tokens"] += len(request.prompt)
         try:
             if request.params.grammar is None:
                 self._begin(sequence)
@@ -196,6 +189,7 @@ class Engine:
             self._left = 0.0
         if self.scheduler.stalled:
             events += self._encode(self._step_seconds if spans else ENCODE_SECONDS)
+            self._left = 0.0
         return events
 
     def _encode(self, seconds: float) -> list[TokenEvent]:
@@ -209,8 +203,7 @@ class Engine:
     def _run(self, spans: list[ScheduledSpan]) -> list[TokenEvent]:
         now = self._clock()
         for span in spans:
-            if not span.sequence.times.admitted:
-                span.sequence.times = Times(span.sequence.times.queued, now)
+            span.sequence.admit(now)
         began = time.perf_counter()
         spans = self._speculation.draft(spans)
         try:
@@ -242,12 +235,11 @@ class Engine:
                     raise result
                 sequence.sampling.constraint = result
                 self._begin(sequence)
-            except (RequestError, ValueError) as e:
-                self._requests.finish(sequence)
-                events.append(sequence.refused(str(e), "grammar", getattr(e, "code", None)))
             except Exception as e:
                 self._requests.finish(sequence)
-                events.append(sequence.failed(e))
+                known, code = isinstance(e, RequestError | ValueError), getattr(e, "code", None)
+                refused = sequence.refused(str(e), "grammar", code) if known else None
+                events.append(refused or sequence.failed(e))
         return events
 
     def _compute(self, spans: list[ScheduledSpan]) -> list[Outcome]:
@@ -320,7 +312,7 @@ class Engine:
         if not outcome.tokens or sequence.id not in self._requests:  # a search may have ended
             return events
         if not sequence.sampling.counts:
-            self._counts["cached"] += sequence.cached
+            self._counts["cached_tokens"] += sequence.cached
         try:
             if sequence.request.params.beam is not None:
                 return events + self._commit_candidates(sequence, outcome.tokens[0], now)
@@ -351,27 +343,15 @@ class Engine:
 
     def _accept(self, sequence: Sequence, sample: Sample, now: float) -> Token:
         """Appends a token; the event has `finish` if that ended the request."""
-        sampling, token = sequence.sampling, sample.token
-        self._counts["generated"] += 1
-        finish: Finish | None = None
-        if sampling.leaves_grammar(token):
-            finish = "stop"
-        else:
-            sequence.append(token)
-        if finish or token in sampling.stop_tokens:
-            finish = "stop"
-        elif sampling.constraint is not None and sampling.constraint.finished:
-            finish = "complete"
-        elif sequence.full:
-            finish = "length"
-        times = sequence.stamp(now)
+        self._counts["generated_tokens"] += 1
+        finish, times = sequence.accept(sample.token), sequence.stamp(now)
         if finish:
             self._requests.finish(sequence)
             self._speculation.finish(sequence)
             self.scheduler.finish(sequence)
         return Token(
-            sequence.id, token, sample.logprob, sample.alternatives, finish, sequence.cached, times,
-            sequence.predicted,
+            sequence.id, sample.token, sample.logprob, sample.alternatives, finish, sequence.cached,
+            times, sequence.predicted,
         )  # fmt: skip
 
     def _commit_candidates(
@@ -383,7 +363,7 @@ class Engine:
         if texts is None:
             return []
         self._requests.finish(self._requests[sequence.id])
-        self._counts["generated"] += sum(len(t.tokens) for t in texts)
+        self._counts["generated_tokens"] += sum(len(t.tokens) for t in texts)
         if texts:
             return [*texts]
         return [sequence.refused(NO_TOKEN_LEFT, sequence.sampling.restricted_by)]
@@ -391,10 +371,7 @@ class Engine:
     def _commit_states(self, outcome: Outcome) -> list[TokenEvent]:
         """Collects states; the vector comes with the last of them."""
         sequence = outcome.span.sequence
-        if outcome.span.start == 0:
-            sequence.pooled = None  # also again, after a preemption
-        if outcome.states is not None:
-            sequence.add_states(outcome.states)
+        sequence.add_states(outcome.states, first=outcome.span.start == 0)
         if sequence.kv.pending:
             return []
         self._requests.finish(sequence)
@@ -410,12 +387,9 @@ class Engine:
             blocks=self._allocator.count,
             blocks_free=free,
             blocks_cached=self.index.available - free,
-            steps=self._counts["steps"],
             busy_us=int(1e6 * self._busy),
-            prompt_tokens=self._counts["prompt"],
-            cached_tokens=self._counts["cached"],
-            generated_tokens=self._counts["generated"],
             preemptions=self.scheduler.preemptions,
+            **self._counts,
             **(self._images.counts if self._images else {}),
             **self._speculation.stats(),
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from octavo.backends.base import Floats
-from octavo.engine.events import NOT_COMPUTED, Ended, Times
+from octavo.engine.events import NOT_COMPUTED, Ended, Finish, Times
 from octavo.engine.images import PlacedImage
 from octavo.engine.kv import KVState
 from octavo.engine.request import Request
@@ -86,6 +86,24 @@ class Sequence:
         self.kv.tokens.append(token)
         self.sampling.push(token)
 
+    def accept(self, token: int) -> Finish | None:
+        """Adds a token that was chosen, unless it leaves the grammar; how that ends the request, if
+        it does. Raises ValueError if the grammar does not allow it."""
+        sampling = self.sampling
+        if sampling.leaves_grammar(token):
+            return "stop"
+        self.append(token)
+        if token in sampling.stop_tokens:
+            return "stop"
+        if sampling.constraint is not None and sampling.constraint.finished:
+            return "complete"
+        return "length" if self.full else None
+
+    def admit(self, now: float) -> None:
+        """Records that it is computed for the first time."""
+        if not self.times.admitted:
+            self.times = Times(self.times.queued, now)
+
     def fork(self) -> Sequence:
         """A copy that has computed nothing and holds no blocks."""
         kv = self.kv.fork()
@@ -103,9 +121,12 @@ class Sequence:
         wanted = self.request.params.prompt_logprobs is not None
         return wanted and self.reported_logprobs < len(self.request.prompt)
 
-    def add_states(self, states: Floats) -> None:
-        """Adds `[n, width]` states one by one, so that the sum does not depend on chunk sizes."""
-        for state in states:
+    def add_states(self, states: Floats | None, first: bool) -> None:
+        """Adds `[n, width]` states one by one, so that the sum does not depend on chunk sizes.
+        first: of the sequence, also again after a preemption."""
+        if first:
+            self.pooled = None
+        for state in () if states is None else states:
             self.pooled = state if self.pooled is None else self.pooled + state
 
     def failed(self, error: Exception) -> Ended:

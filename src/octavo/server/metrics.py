@@ -28,7 +28,10 @@ TOKENS = tuple(float(1 << i) for i in range(18))
 
 
 SOURCES = ("forced", "prediction", "lookup", "recent")  # of drafts
-COUNTS = ("prompt_tokens", "cached_tokens", "generated_tokens", "preemptions", "steps")
+COUNTS = (
+    "prompt_tokens", "cached_tokens", "generated_tokens", "preemptions", "steps", "images_encoded",
+    "image_hits",
+)  # fmt: skip
 
 
 class _EngineCollector(Collector):

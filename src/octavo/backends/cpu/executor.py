@@ -17,7 +17,7 @@ from octavo.backends.base import (
     StepInput,
 )
 from octavo.backends.cpu.adapters import LoadedAdapters
-from octavo.backends.cpu.lower import Lowered
+from octavo.backends.cpu.lower import Lowered, interruptible
 from octavo.backends.cpu.recorder import Recorder
 from octavo.checkpoint.progress import Advance
 from octavo.errors import UsageError
@@ -34,9 +34,10 @@ class CpuExecutable:
 
     def __init__(
         self, model: _native.Model, limits: Limits, program: Program, output: int, hidden: int,
-        matrices: dict[str, int],
+        matrices: dict[str, int], pauses: list[int],
     ) -> None:  # fmt: skip
         self.model = model
+        self.pauses = pauses
         self.limits = limits
         self.task, self.causal = program.task, program.causal
         self._output, self._hidden = output, hidden  # buffers
@@ -68,18 +69,15 @@ class CpuExecutable:
             step.sampling, step.token_type_ids,
             step.all_logits or self.task != "generate", steps, ends,
             step.embeddings, step.embedding_rows, step.kv_writes, step.reach,
+            step.axes,
         )  # fmt: skip
         return [list(map(Sample._make, each)) for each in rows]
-
-    @property
-    def length(self) -> int:
-        return self.model.length
 
     def run(self, step: StepInput, first: int, last: int) -> None:
         self.model.step(
             step.ids, step.positions, step.spans, step.block_tables, step.logits_indices, [],
             step.token_type_ids, True, 1, [], step.embeddings, step.embedding_rows, step.kv_writes,
-            step.reach, first, last,
+            step.reach, step.axes, first, last,
         )  # fmt: skip
 
     def logits(self, rows: int) -> Floats:
@@ -183,4 +181,5 @@ def load(
         _keep(model, file)
     program = lowered.program
     output, hidden = recorder.buffer(program.output), recorder.buffer(program.hidden)
-    return CpuExecutable(model, limits, program, output, hidden, recorder.matrix)
+    pauses = interruptible(lowered)
+    return CpuExecutable(model, limits, program, output, hidden, recorder.matrix, pauses)

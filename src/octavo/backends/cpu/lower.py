@@ -148,8 +148,8 @@ class _Lowering:
         k, k_norm, k_rope = self.peel(op.k, op.kv_heads)
         same = (q_rope is None) == (k_rope is None) and (
             q_rope is None or k_rope is None
-            or (q_rope.frequencies, q_rope.factor, q_rope.interleaved)
-            == (k_rope.frequencies, k_rope.factor, k_rope.interleaved)
+            or (q_rope.frequencies, q_rope.factor, q_rope.interleaved, q_rope.axes)
+            == (k_rope.frequencies, k_rope.factor, k_rope.interleaved, k_rope.axes)
         )  # fmt: skip
         if not same:
             raise Unsupported("attention whose queries and keys are rotated differently")
@@ -345,6 +345,20 @@ def _assign_act(
     else:
         lowered.act_of[value.id] = len(lowered.acts)
         lowered.acts.append(key)
+
+
+def interruptible(lowered: Lowered) -> list[int]:
+    """Operations before which no thread has a result of its own that is still to be read: of those
+    of the next call, others may be at work."""
+    effects = [op.effects for op in lowered.ops]
+    last = {e.source.id: i for i, e in enumerate(effects) if e.source}
+    busy = {
+        i
+        for made, e in enumerate(effects)
+        if e.per_thread and e.act
+        for i in range(made + 1, last.get(e.act.id, made) + 1)
+    }
+    return [i for i in range(1, len(effects) + 1) if i not in busy]
 
 
 def lower(program: Program, adapters: bool = False) -> Lowered:
