@@ -19,11 +19,11 @@ ROW = 0.08  # of a step's time that a row more takes, before that is measured
 NEWEST = 0.15  # weight of the latest time of a step
 OUTLIER = 2.0  # times the mean: a longer step was held up by something else
 TRUST = 20.0  # seconds after which half of a measured time is believed
-LEAST_GAIN = 1.03  # tokens a second, against those of plain steps
+LEAST_GAIN = 1.1  # tokens a second, against those of plain steps: chances are guesses
 PRIOR = {2: 0.25, 3: 0.4, 4: 0.55, 6: 0.7, 9: 0.8, LONGEST_MATCH: 0.9}  # by least match
 _CLASSES = [max(m for m in PRIOR if m <= max(match, 2)) for match in range(LONGEST_MATCH + 1)]
 LEAST_CHANCE = 0.03  # of a token to be drawn that is looked at
-PRIOR_WEIGHT = 6.0  # tokens that what is known beforehand counts for
+PRIOR_WEIGHT = 4.0  # tokens that what is known beforehand counts for
 MEMORY = 0.997  # of what was seen, after a token more: half is forgotten after 230
 OWN_MEMORY = 0.98  # the same for one request, whose text changes its kind
 
