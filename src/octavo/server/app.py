@@ -18,6 +18,7 @@ from octavo import __version__
 from octavo.errors import RequestError
 from octavo.generate.media import MediaPolicy, MediaReader
 from octavo.server.adapters import AdapterRoutes
+from octavo.server.background import Background
 from octavo.server.batches import Batches
 from octavo.server.bodies import Bodies
 from octavo.server.cancel import cancel
@@ -33,7 +34,7 @@ from octavo.server.dialect import (
 from octavo.server.dialects import DIALECTS
 from octavo.server.exchange import OTHER, Observer
 from octavo.server.exchanges import ExchangeMiddleware, InternalError, RouteLabel, Running
-from octavo.server.guard import Access, guarded
+from octavo.server.guard import Access, Keys, guarded
 from octavo.server.http import error_response, json_response
 from octavo.server.loopback import Loopback
 from octavo.server.metrics import Metrics
@@ -113,15 +114,16 @@ def create_app(
     registry: Registry, metrics: Metrics, access: Access, observe: Observer,
     lora_folder: Path | None = None, dialects: tuple[Dialect, ...] = DIALECTS,
     store: Store | None = None, batches: Batches | None = None, loopback: Loopback | None = None,
-    media: MediaPolicy | None = None,
+    media: MediaPolicy | None = None, background: Background | None = None,
 ) -> ASGIApp:  # fmt: skip
     """The ASGI application, which calls `observe` with every exchange that has ended.
 
     lora_folder: where adapters may be loaded from while serving. store: keeps responses.
     batches: runs batches. Without one there are no routes that need it. loopback: sends requests to
-    the application past its checks. media: which images requests may have.
+    the application past its checks. media: which images requests may have. background: what goes on
+    after its request.
     """
-    bodies = Bodies()
+    bodies, background = Bodies(), background or Background()
     runner = Runner(registry, bodies, MediaReader(media))
     about = About(registry, metrics)
     lora = AdapterRoutes(registry, bodies, lora_folder)
@@ -149,7 +151,7 @@ def create_app(
         for route in dialect.routes:
             if isinstance(route, StoredRoute):
                 if store is not None:
-                    kept = StoredResponses(runner, store, dialect, route)
+                    kept = StoredResponses(runner, store, background, dialect, route)
                     table += [(path, m, h, dialect) for path, m, h in kept.table()]
                 continue
             method = "GET" if isinstance(route, ModelsRoute | FixedRoute) else "POST"
@@ -157,6 +159,7 @@ def create_app(
     loopback = loopback or Loopback()
     if batches is not None:
         batches.loopback, batches.endpoints = loopback, endpoints(dialects)
+        batches.sender = Keys(access).owner
         table += [(path, m, h, default) for path, m, h in batches.table(bodies)]
     sockets = Sockets(loopback, default.error_body)
     routes: list[BaseRoute] = [WebSocketRoute("/v1/ws", sockets.serve)]

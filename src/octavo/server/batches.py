@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal
 
@@ -47,10 +48,12 @@ class BatchBody(msgspec.Struct, kw_only=True):
 class Batches:
     """Batches of the store, which go on after a restart.
 
-    loopback: answers lines; endpoints: those that may be asked. Both are set by the application.
+    loopback: answers lines; endpoints: those that may be asked; sender: who an owner is. The
+    application sets them.
     """
 
     loopback: Loopback
+    sender: Callable[[str], Principal]
     endpoints: frozenset[str]
 
     def __init__(self, store: Store) -> None:
@@ -62,7 +65,7 @@ class Batches:
     def resume(self) -> None:
         """Goes on with what an earlier server left."""
         for owner, batch in self._store.unfinished_batches():
-            self._start(Principal(owner), batch)
+            self._start(owner, batch)
 
     async def close(self) -> None:
         """Stops; what is left is done by the next server."""
@@ -107,7 +110,7 @@ class Batches:
             "metadata": body.metadata or {},
         }  # fmt: skip
         await asyncio.to_thread(self._store.put_object, owner, batch)
-        self._start(principal(request.scope), batch)
+        self._start(owner, batch)
         return json_response(encode(batch))
 
     async def _find(self, request: Request) -> Object:
@@ -136,8 +139,8 @@ class Batches:
 
     # -- work ---------------------------------------------------------------------------------
 
-    def _start(self, sender: Principal, batch: Object) -> None:
-        task = asyncio.create_task(self._run(sender, batch))
+    def _start(self, owner: str, batch: Object) -> None:
+        task = asyncio.create_task(self._run(owner, batch))
         self._running[batch["id"]] = task
         task.add_done_callback(lambda _: self._running.pop(batch["id"], None))
 
@@ -145,8 +148,8 @@ class Batches:
         """Where answers and errors are written until the end."""
         return tuple(self._folder / f"{batch['id']}.{kind}" for kind in ("output", "error"))  # type: ignore[return-value]
 
-    async def _run(self, sender: Principal, batch: Object) -> None:
-        owner, save = sender.salt, self._store.put_object
+    async def _run(self, owner: str, batch: Object) -> None:
+        save = self._store.put_object
         source = self.files.path(batch["input_file_id"])
         if not (total := await self._validated(owner, batch, source)):
             return
@@ -169,10 +172,13 @@ class Batches:
                 saved = time.monotonic()
                 save(owner, batch)
 
+        async def ask(path: str, body: bytes) -> tuple[int, bytes]:
+            return await self.loopback.whole(path, body, self.sender(owner))
+
         lines = (line for line in read_lines(source, [batch["endpoint"]]) if isinstance(line, Line))
         left = (line for line in lines if line.custom_id not in known)
         try:
-            await run_lines(left, lambda p, body: self.loopback.whole(p, body, sender), write)
+            await run_lines(left, ask, write)
         except ShuttingDown:
             return
         finally:

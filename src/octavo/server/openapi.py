@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from functools import singledispatchmethod
-from importlib.metadata import version
 from typing import Any
 
 import msgspec
 from msgspec import inspect
 
+from octavo import __version__
 from octavo.server.dialect import (
     Dialect,
     FixedRoute,
@@ -179,7 +179,7 @@ def document(dialects: Iterable[Dialect]) -> bytes:
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
-            "info": {"title": "Octavo", "version": version("octavo")},
+            "info": {"title": "Octavo", "version": __version__},
             "paths": paths,
             "components": {
                 "schemas": schemas.components,
