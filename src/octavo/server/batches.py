@@ -24,12 +24,13 @@ from octavo.server.batch import (
     run_lines,
 )
 from octavo.server.bodies import Bodies
+from octavo.server.endpoint import Endpoint, Handler
 from octavo.server.files import Files
 from octavo.server.guard import Principal, principal
 from octavo.server.http import json_response
 from octavo.server.loopback import Loopback
 from octavo.server.parsing import Fields
-from octavo.server.runner import Handler, answering
+from octavo.server.runner import answering
 from octavo.server.sizes import AtMost, Bounds
 from octavo.server.store import Object, Store
 
@@ -75,18 +76,24 @@ class Batches:
 
     # -- handlers -----------------------------------------------------------------------------
 
-    def table(self, bodies: Bodies) -> list[tuple[str, str, Handler]]:
-        """The handlers of batches and files by path and method."""
+    def table(self, bodies: Bodies) -> list[Endpoint]:
+        """The endpoints of batches and files."""
         files = self.files
+
+        async def create(request: Request) -> Response:
+            return await self._create(request, bodies)
+
         entries: list[tuple[str, str, Handler]] = [
-            ("/v1/batches", "POST", lambda request: self._create(request, bodies)),
             ("/v1/batches", "GET", self._list), ("/v1/batches/{id}", "GET", self._get),
             ("/v1/batches/{id}/cancel", "POST", self._cancel),
             ("/v1/files", "POST", files.upload), ("/v1/files", "GET", files.list),
             ("/v1/files/{id}", "GET", files.get), ("/v1/files/{id}", "DELETE", files.delete),
             ("/v1/files/{id}/content", "GET", files.content),
         ]  # fmt: skip
-        return [(path, method, answering(handler)) for path, method, handler in entries]
+        return [
+            Endpoint("/v1/batches", "POST", answering(create), BatchBody),
+            *(Endpoint(path, method, answering(handler)) for path, method, handler in entries),
+        ]
 
     async def _create(self, request: Request, bodies: Bodies) -> Response:
         body = await bodies.read(request, BatchBody, Fields(), lambda _: Bounds(0, 0))

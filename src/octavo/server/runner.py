@@ -32,6 +32,7 @@ from octavo.server.dialect import (
     ScoreRoute,
     TextRoute,
 )
+from octavo.server.endpoint import Handler
 from octavo.server.exchange import exchange
 from octavo.server.guard import principal
 from octavo.server.http import (
@@ -48,7 +49,6 @@ from octavo.server.sizes import Bounds
 FEW = 64  # tokens with log-probabilities whose JSON is made on the event loop
 PATIENCE = 10.0  # seconds between signs of life
 COMMENT = b": waiting\n\n"  # which clients of event streams skip
-Handler = Callable[[Request], Awaitable[Response]]
 Keep = Callable[[Any], Awaitable[None]]  # of a writer that has written all
 
 

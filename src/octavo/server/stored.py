@@ -16,10 +16,11 @@ from octavo.generate.choices import generate_whole
 from octavo.generate.model import ServedModel
 from octavo.server.background import Background
 from octavo.server.dialect import Dialect, GenerateRoute, KeptWriter, Object, StoredRoute
+from octavo.server.endpoint import Endpoint
 from octavo.server.exchange import exchange
 from octavo.server.guard import principal
 from octavo.server.http import ClientGone, cancellable, json_response, silence, while_connected
-from octavo.server.runner import Handler, Runner, answering
+from octavo.server.runner import Runner, answering
 from octavo.server.store import Store, Stored
 
 encode = msgspec.json.Encoder().encode
@@ -40,8 +41,7 @@ class StoredResponses:
         for owner, one in store.unfinished():
             store.put(owner, _stored(route.failed(one.fields, lost), one.input))
 
-    def table(self) -> list[tuple[str, str, Handler]]:
-        """The handlers by path and method."""
+    def table(self) -> list[Endpoint]:
         path = self._route.path
         entries = [
             (path, "POST", self.create), (f"{path}/{{id}}", "GET", self.get),
@@ -49,7 +49,7 @@ class StoredResponses:
             (f"{path}/{{id}}/cancel", "POST", self.cancel),
             (f"{path}/{{id}}/input_items", "GET", self.input),
         ]  # fmt: skip
-        return [(path, method, answering(handler)) for path, method, handler in entries]
+        return [Endpoint(path, method, answering(handler)) for path, method, handler in entries]
 
     async def create(self, request: Request) -> Response:
         stored = self._route
