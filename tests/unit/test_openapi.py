@@ -59,6 +59,19 @@ def test_it_lists_every_route(described: Any) -> None:
     assert len(ids) == len(set(ids))
 
 
+def test_it_lists_what_belongs_to_no_dialect(server: Listener) -> None:
+    _, described = server.json("/openapi.json")
+    for path, method in (
+        ("/v1/requests/{id}/cancel", "post"), ("/v1/usage", "get"), ("/health", "get"),
+        ("/v1/models/load", "post"), ("/v1/models/unload", "post"),
+        ("/v1/load_lora_adapter", "post"), ("/v1/unload_lora_adapter", "post"),
+    ):  # fmt: skip
+        assert method in described["paths"][path]
+    body = described["paths"]["/v1/models/load"]["post"]["requestBody"]["content"]
+    name = body["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    assert described["components"]["schemas"][name]["properties"].keys() == {"model", "pinned"}
+
+
 def test_it_names_every_field(described: Any) -> None:
     schemas = described["components"]["schemas"]
     for dialect in DIALECTS:

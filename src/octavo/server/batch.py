@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from octavo.errors import InvalidValue
+from octavo.errors import RequestError
 
 AT_ONCE = 64  # requests of one batch that are in flight
-PAUSE = 0.5  # seconds before a request that found the server overloaded is sent again
+PAUSE = 0.5  # seconds before a request that is not served now is sent again
+LONGEST = 15.0  # of them, for each is twice the one before
 MOST_LINES = 50_000
 MAX_LINE = 8 << 20
 encode = msgspec.json.Encoder().encode
@@ -101,19 +102,20 @@ async def run_lines(lines: Iterable[Line], ask: Ask, write: Write, at_once: int 
 
 async def _answered(line: Line, ask: Ask) -> tuple[bytes, bool]:
     """The result of a line. What cannot be served now is asked again."""
-    error = None
+    error, pause = None, PAUSE
     while True:
         try:
             status, body = await ask(line.url, bytes(line.body))
-        except InvalidValue as e:
-            status, body = 400, b"null"
+        except RequestError as e:
+            status, body = e.status, b"null"
             error = {"code": e.code, "message": str(e)}
             break
         if status not in (429, 503):
             break
         if b'"shutting_down"' in body:
             raise ShuttingDown
-        await asyncio.sleep(PAUSE)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LONGEST)
     id = "batch_req_" + secrets.token_hex(12)
     response = {"status_code": status, "request_id": id, "body": msgspec.Raw(body)}
     result = {"id": id, "custom_id": line.custom_id, "response": response, "error": error}

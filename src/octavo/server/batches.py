@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal
 
@@ -23,12 +24,13 @@ from octavo.server.batch import (
     run_lines,
 )
 from octavo.server.bodies import Bodies
+from octavo.server.endpoint import Endpoint, Handler
 from octavo.server.files import Files
 from octavo.server.guard import Principal, principal
 from octavo.server.http import json_response
 from octavo.server.loopback import Loopback
 from octavo.server.parsing import Fields
-from octavo.server.runner import Handler, answering
+from octavo.server.runner import answering
 from octavo.server.sizes import AtMost, Bounds
 from octavo.server.store import Object, Store
 
@@ -47,10 +49,12 @@ class BatchBody(msgspec.Struct, kw_only=True):
 class Batches:
     """Batches of the store, which go on after a restart.
 
-    loopback: answers lines; endpoints: those that may be asked. Both are set by the application.
+    loopback: answers lines; endpoints: those that may be asked; sender: who an owner is. The
+    application sets them.
     """
 
     loopback: Loopback
+    sender: Callable[[str], Principal]
     endpoints: frozenset[str]
 
     def __init__(self, store: Store) -> None:
@@ -62,7 +66,7 @@ class Batches:
     def resume(self) -> None:
         """Goes on with what an earlier server left."""
         for owner, batch in self._store.unfinished_batches():
-            self._start(Principal(owner), batch)
+            self._start(owner, batch)
 
     async def close(self) -> None:
         """Stops; what is left is done by the next server."""
@@ -72,18 +76,24 @@ class Batches:
 
     # -- handlers -----------------------------------------------------------------------------
 
-    def table(self, bodies: Bodies) -> list[tuple[str, str, Handler]]:
-        """The handlers of batches and files by path and method."""
+    def table(self, bodies: Bodies) -> list[Endpoint]:
+        """The endpoints of batches and files."""
         files = self.files
+
+        async def create(request: Request) -> Response:
+            return await self._create(request, bodies)
+
         entries: list[tuple[str, str, Handler]] = [
-            ("/v1/batches", "POST", lambda request: self._create(request, bodies)),
             ("/v1/batches", "GET", self._list), ("/v1/batches/{id}", "GET", self._get),
             ("/v1/batches/{id}/cancel", "POST", self._cancel),
             ("/v1/files", "POST", files.upload), ("/v1/files", "GET", files.list),
             ("/v1/files/{id}", "GET", files.get), ("/v1/files/{id}", "DELETE", files.delete),
             ("/v1/files/{id}/content", "GET", files.content),
         ]  # fmt: skip
-        return [(path, method, answering(handler)) for path, method, handler in entries]
+        return [
+            Endpoint("/v1/batches", "POST", answering(create), BatchBody),
+            *(Endpoint(path, method, answering(handler)) for path, method, handler in entries),
+        ]
 
     async def _create(self, request: Request, bodies: Bodies) -> Response:
         body = await bodies.read(request, BatchBody, Fields(), lambda _: Bounds(0, 0))
@@ -107,7 +117,7 @@ class Batches:
             "metadata": body.metadata or {},
         }  # fmt: skip
         await asyncio.to_thread(self._store.put_object, owner, batch)
-        self._start(principal(request.scope), batch)
+        self._start(owner, batch)
         return json_response(encode(batch))
 
     async def _find(self, request: Request) -> Object:
@@ -136,8 +146,8 @@ class Batches:
 
     # -- work ---------------------------------------------------------------------------------
 
-    def _start(self, sender: Principal, batch: Object) -> None:
-        task = asyncio.create_task(self._run(sender, batch))
+    def _start(self, owner: str, batch: Object) -> None:
+        task = asyncio.create_task(self._run(owner, batch))
         self._running[batch["id"]] = task
         task.add_done_callback(lambda _: self._running.pop(batch["id"], None))
 
@@ -145,8 +155,8 @@ class Batches:
         """Where answers and errors are written until the end."""
         return tuple(self._folder / f"{batch['id']}.{kind}" for kind in ("output", "error"))  # type: ignore[return-value]
 
-    async def _run(self, sender: Principal, batch: Object) -> None:
-        owner, save = sender.salt, self._store.put_object
+    async def _run(self, owner: str, batch: Object) -> None:
+        save = self._store.put_object
         source = self.files.path(batch["input_file_id"])
         if not (total := await self._validated(owner, batch, source)):
             return
@@ -169,10 +179,13 @@ class Batches:
                 saved = time.monotonic()
                 save(owner, batch)
 
+        async def ask(path: str, body: bytes) -> tuple[int, bytes]:
+            return await self.loopback.whole(path, body, self.sender(owner))
+
         lines = (line for line in read_lines(source, [batch["endpoint"]]) if isinstance(line, Line))
         left = (line for line in lines if line.custom_id not in known)
         try:
-            await run_lines(left, lambda p, body: self.loopback.whole(p, body, sender), write)
+            await run_lines(left, ask, write)
         except ShuttingDown:
             return
         finally:

@@ -13,10 +13,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.errors import RequestError, UsageError
-from octavo.server.exchange import exchange
 from octavo.server.http import refuse
 from octavo.server.keyring import Keyring
 from octavo.server.keys import digest as digest_of
+from octavo.server.keys import salt_of
 from octavo.server.limits import RATE_HEADERS, Account
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/docs", "/openapi.json"})
@@ -202,13 +202,20 @@ class Keys:
         account = self._ring.find(digest) if self._ring is not None else None
         if admin or known or account is not None:
             admin |= account is not None and account.key.role == "admin"
-            exchange(scope).key = account.key.name if account is not None else None
-            scope["principal"] = Principal(digest_of(b"salt" + digest).hex()[:16], admin, account)
+            scope["principal"] = Principal(salt_of(digest), admin, account)
         elif (self._keys or self._ring is not None) and scope.get("path") not in OPEN_PATHS:
             raise Unauthorized("a valid API key is needed", None, "invalid_api_key")
         else:
             guarded = self._keys or self._admin or self._ring is not None
             scope["principal"] = Principal(admin=not guarded)
+
+    def owner(self, salt: str) -> Principal:
+        """Who was here with a key of that salt. Raises Unauthorized once the key is none."""
+        account = self._ring.owner(salt) if self._ring is not None else None
+        known = {salt_of(digest) for digest in (*self._keys, *self._admin)}
+        if account is None and salt not in known and (self._keys or self._ring is not None):
+            raise Unauthorized("the key is not valid any longer", None, "invalid_api_key")
+        return Principal(salt, account=account)
 
 
 def _among(digest: bytes, known: list[bytes]) -> bool:

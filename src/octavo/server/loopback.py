@@ -6,7 +6,6 @@ passed already.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from starlette.types import ASGIApp, Message
 
 from octavo.errors import InvalidValue
 from octavo.server.guard import Principal
+from octavo.server.http import silence
 
 # status, media type, bytes, whether more will come
 Part = Callable[[int, str, bytes, bool], Awaitable[None]]
@@ -45,8 +45,7 @@ class Loopback:
         async def receive() -> Message:
             if unread:
                 return unread.pop()
-            await asyncio.Event().wait()  # it does not disconnect: it is cancelled
-            return {}
+            return await silence()  # it does not disconnect: it is cancelled
 
         async def send(message: Message) -> None:
             nonlocal status, media

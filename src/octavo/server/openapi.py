@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import singledispatchmethod
-from importlib.metadata import version
 from typing import Any
 
 import msgspec
 from msgspec import inspect
 
+from octavo import __version__
 from octavo.server.dialect import (
     Dialect,
     FixedRoute,
@@ -20,8 +20,10 @@ from octavo.server.dialect import (
     Route,
     StoredRoute,
 )
+from octavo.server.endpoint import Endpoint
+from octavo.server.parsing import Fields
 
-REFUSALS = ("400", "401", "403", "404", "408", "413", "431", "500", "503")
+REFUSALS = ("400", "401", "403", "404", "408", "413", "429", "431", "500", "503")
 ANY: Object = {}
 
 
@@ -107,16 +109,17 @@ def _component(kind: type) -> str:
     return f"{dialect}.{module}.{kind.__name__}"
 
 
-def _body(schemas: Schemas, dialect: Dialect, route: Route) -> Object:
+def _body(schemas: Schemas, body: type[msgspec.Struct], fields: Fields) -> Object:
     """What a body may be: its own fields, and those that any body of its dialect may have."""
-    more: dict[str, Object] = dict.fromkeys(dialect.fields.ignored, ANY)
-    for name, accepted in dialect.fields.unsupported.items():
+    more: dict[str, Object] = dict.fromkeys(fields.ignored, ANY)
+    for name, accepted in fields.unsupported.items():
         more[name] = {"enum": [None, *accepted]}
-    kind = inspect.type_info(route.body)
+    kind = inspect.type_info(body)
     assert isinstance(kind, inspect.StructType)
-    name = _component(route.body)
+    name = _component(body)
     schemas.components[name] = schemas.struct(kind, more)
-    return {"$ref": f"#/components/schemas/{name}"}
+    schema = {"$ref": f"#/components/schemas/{name}"}
+    return {"required": True, "content": {"application/json": {"schema": schema}}}
 
 
 def _operation(path: str, method: str, content: Mapping[str, Object], error: str) -> Object:
@@ -154,8 +157,7 @@ def _operations(
         media = route.writer.media_type.partition(";")[0]  # type: ignore[union-attr]
         content[media] = {"schema": ANY}  # of each event or line
     made = _operation(path, "post", content, error)
-    body = {"application/json": {"schema": _body(schemas, dialect, route)}}
-    made["requestBody"] = {"required": True, "content": body}
+    made["requestBody"] = _body(schemas, route.body, dialect.fields)
     out = [(path, "post", made)]
     if isinstance(route, StoredRoute):
         one = path + "/{id}"
@@ -166,8 +168,17 @@ def _operations(
     return out
 
 
-def document(dialects: Iterable[Dialect]) -> bytes:
-    """The document as JSON."""
+def _own(schemas: Schemas, one: Endpoint, error: str) -> Object:
+    """The operation of an endpoint of the server itself."""
+    kind = "object" if one.media == "application/json" else "string"
+    content = {one.media: {"schema": {"type": kind}}}
+    made = _operation(one.path, one.method.lower(), content, error)
+    return made if one.body is None else made | {"requestBody": _body(schemas, one.body, Fields())}
+
+
+def document(dialects: Sequence[Dialect], own: Iterable[Endpoint] = ()) -> bytes:
+    """The document as JSON. own: what the server has besides its dialects; its errors are those of
+    the first."""
     schemas = Schemas()
     paths: dict[str, Object] = {}
     for dialect in dialects:
@@ -176,10 +187,13 @@ def document(dialects: Iterable[Dialect]) -> bytes:
         for route in dialect.routes:
             for path, method, operation in _operations(schemas, dialect, route, error):
                 paths.setdefault(path, {})[method] = operation
+    for one in own:
+        made = _own(schemas, one, f"{dialects[0].name}.Error")
+        paths.setdefault(one.path, {})[one.method.lower()] = made
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
-            "info": {"title": "Octavo", "version": version("octavo")},
+            "info": {"title": "Octavo", "version": __version__},
             "paths": paths,
             "components": {
                 "schemas": schemas.components,

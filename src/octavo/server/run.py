@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp
 from octavo.errors import UsageError
 from octavo.generate.media import MediaPolicy
 from octavo.server.app import create_app
+from octavo.server.background import Background
 from octavo.server.batches import Batches
 from octavo.server.bodies import MAX_BODY
 from octavo.server.connection import Connection, Limits, connection_limit, watch
@@ -161,8 +163,15 @@ async def serve(
 
     ready: called once the first can answer. ended: called with every exchange that has ended.
     """
-    models, store = Registry(), Store(options.data)
-    batches = Batches(store)
+    with closing(Store(options.data)) as store:
+        await _serve(options, wanted, sock, store, ready, ended)
+
+
+async def _serve(
+    options: ServeOptions, wanted: Models, sock: socket.socket, store: Store,
+    ready: Callable[[Registry], None], ended: Observer,
+) -> None:  # fmt: skip
+    models, batches, background = Registry(), Batches(store), Background()
     models.loader = pool = Pool(wanted.budget, options.keep_alive)
     models.starting = True
     for each in wanted.sources:
@@ -177,15 +186,9 @@ async def serve(
         ended(one)
 
     app = create_app(
-        models,
-        metrics,
-        options.access,
-        observe,
-        options.lora_folder,
-        store=store,
-        batches=batches,
-        media=options.media,
-    )
+        models, metrics, options.access, observe, options.lora_folder, store=store,
+        batches=batches, media=options.media, background=background,
+    )  # fmt: skip
     server = _server(app, models, options, observe)
     running = asyncio.create_task(server.serve([sock]))
     starting = asyncio.create_task(_load_first(models, pool, wanted.first))
@@ -206,9 +209,9 @@ async def serve(
         for task in tasks[1:]:
             task.cancel()
         await batches.close()
+        await background.close()
         await pool.close()
         await asyncio.gather(*(e.model.close() for e in models if e.model is not None))
         await asyncio.gather(*tasks, return_exceptions=True)
-        store.close()
         if keyring is not None:
             keyring.save()

@@ -19,7 +19,6 @@ from octavo.generate.media import MediaReader
 from octavo.generate.model import ServedModel
 from octavo.generate.prepare import PreparedRequest, prepare
 from octavo.generate.reply import TextDelta, Usage
-from octavo.generate.request import GenerationRequest
 from octavo.server.bodies import Bodies
 from octavo.server.dialect import (
     Dialect,
@@ -33,8 +32,9 @@ from octavo.server.dialect import (
     ScoreRoute,
     TextRoute,
 )
+from octavo.server.endpoint import Handler
 from octavo.server.exchange import exchange
-from octavo.server.guard import Principal, principal
+from octavo.server.guard import principal
 from octavo.server.http import (
     ClientGone,
     EventStream,
@@ -43,14 +43,12 @@ from octavo.server.http import (
     while_connected,
 )
 from octavo.server.models import model_cards
-from octavo.server.registry import Lease, Registry
+from octavo.server.registry import Registry
 from octavo.server.sizes import Bounds
 
 FEW = 64  # tokens with log-probabilities whose JSON is made on the event loop
 PATIENCE = 10.0  # seconds between signs of life
 COMMENT = b": waiting\n\n"  # which clients of event streams skip
-Handler = Callable[[Request], Awaitable[Response]]
-AtEnd = list[Callable[[], None]]
 Keep = Callable[[Any], Awaitable[None]]  # of a writer that has written all
 
 
@@ -77,8 +75,10 @@ class Runner:
             return answering(lambda request: self._models(route, request))
         return answering(lambda request: self._run(dialect, route, request))
 
-    async def read(self, dialect: Dialect, kind: type[Any], request: Request) -> tuple[Any, Lease]:
-        """A request's body, and the use of the model that it names until the exchange has ended."""
+    async def read(
+        self, dialect: Dialect, kind: type[Any], request: Request
+    ) -> tuple[Any, ServedModel]:
+        """A request's body, and the model that it names, leased until the exchange has ended."""
         self._registry.check_loaded()
         called = dialect.model_name
 
@@ -86,8 +86,7 @@ class Runner:
             return self._registry.bounds(called(name))
 
         body: Any = await self._bodies.read(request, kind, dialect.fields, bounds)
-        name, one = called(body.model), exchange(request.scope)
-        sender = principal(request.scope)
+        name, one, sender = called(body.model), exchange(request.scope), principal(request.scope)
         one.model = self._registry.entry(name).name
         sender.check_model(name or one.model)
         if sender.account is not None:
@@ -95,11 +94,10 @@ class Runner:
             one.at_end.append(sender.account.end)
         lease = await while_connected(request.receive, self._registry.acquire(name))
         one.at_end.append(lease.release)
-        return body, lease
+        return body, lease.model
 
     async def _run(self, dialect: Dialect, route: Route, request: Request) -> Response:
-        body, lease = await self.read(dialect, route.body, request)
-        served = lease.model
+        body, served = await self.read(dialect, route.body, request)
         names = {"adapter": "model", **route.names(body)}  # a body names an adapter as its model
         try:
             match route:
@@ -132,8 +130,7 @@ class Runner:
         served.require("embed")
         self._registry.check_open()
         texts = await asyncio.to_thread(lambda: encode_inputs(route.inputs(body), served))
-        usage, sender = Usage(prompt=count(texts)), principal(request.scope)
-        reserve(sender, usage, 0, exchange(request.scope).at_end)
+        _reserve(request, usage := Usage(prompt=count(texts)), 0)
         work = pool(served, texts, principal(request.scope).salt)
         pooled = await while_connected(request.receive, work)
         usage.reuse(0, 0)
@@ -147,8 +144,7 @@ class Runner:
         self._registry.check_open()
         pairs = route.pairs(body)
         texts = await asyncio.to_thread(encode_pairs, pairs, served)
-        usage, sender = Usage(prompt=count(texts)), principal(request.scope)
-        reserve(sender, usage, 0, exchange(request.scope).at_end)
+        _reserve(request, usage := Usage(prompt=count(texts)), 0)
         work = score(served, pairs, texts, principal(request.scope).salt)
         scores = await while_connected(request.receive, work)
         usage.reuse(0, 0)
@@ -164,14 +160,7 @@ class Runner:
         """The response of a body, whole or as a stream. keep: called before its end is sent."""
         if (reply := route.nothing(body, served)) is not None:
             return json_response(reply)
-        preparing = self.prepare(route.request, body, served, principal(request.scope).salt)
-        job = await while_connected(request.receive, preparing)
-        one = exchange(request.scope)
-        usage = Usage(prompt=job.prompt_tokens, images=job.image_tokens, began=one.began)
-        one.usage = usage
-        most = job.params.max_tokens
-        most = most and most * len(job.prompts) * job.made
-        reserve(principal(request.scope), usage, most, one.at_end)
+        job, usage = await self.prepare(route, body, served, request)
         writer = route.writer(body, job, usage)
         if writer.stream:
             return await _stream(request, generate(job, usage), writer, names, keep)
@@ -182,25 +171,31 @@ class Runner:
         return json_response(reply)
 
     async def prepare(
-        self, translate: Callable[[Any], GenerationRequest], body: Any, served: ServedModel,
-        salt: str,
-    ) -> PreparedRequest:  # fmt: skip
-        """What a body asks for, ready for the engine."""
+        self, route: GenerateRoute, body: Any, served: ServedModel, request: Request
+    ) -> tuple[PreparedRequest, Usage]:
+        """What a body asks for, ready for the engine, and its tokens, which are reserved."""
         self._registry.check_open()
-        asked = replace(await asyncio.to_thread(translate, body), salt=salt, tenant=salt)
-        return await asyncio.to_thread(prepare, await self._media.read(asked, served), served)
+        salt, one = principal(request.scope).salt, exchange(request.scope)
+        asked = replace(await asyncio.to_thread(route.request, body), salt=salt, tenant=salt)
+        asked = await while_connected(request.receive, self._media.read(asked, served))
+        job = await asyncio.to_thread(prepare, asked, served)
+        usage = Usage(prompt=job.prompt_tokens, images=job.image_tokens, began=one.began)
+        one.usage = usage
+        most = job.params.max_tokens
+        _reserve(request, usage, most and most * len(job.prompts) * job.made)
+        return job, usage
 
 
 async def _fixed(route: FixedRoute) -> Response:
     return Response(route.reply(), media_type=route.media_type)
 
 
-def reserve(sender: Principal, usage: Usage, completion: int | None, at_end: AtEnd) -> None:
-    """Reserves tokens of the sender's account until what is `at_end`. Raises RateLimited."""
-    if (account := sender.account) is not None:
+def _reserve(request: Request, usage: Usage, completion: int | None) -> None:
+    """Reserves tokens of the sender's account until the exchange ends. Raises RateLimited."""
+    if (account := principal(request.scope).account) is not None:
         meter = account.reserve(usage.prompt, completion)
         usage.covers = meter.covers
-        at_end.append(lambda: meter.settle(usage.computed))
+        exchange(request.scope).at_end.append(lambda: meter.settle(usage.computed))
 
 
 async def _stream(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,12 +13,14 @@ from starlette.responses import Response
 
 from octavo.errors import EngineFailed, InvalidValue, Overloaded, RequestError
 from octavo.generate.choices import generate_whole
-from octavo.generate.reply import Usage
+from octavo.generate.model import ServedModel
+from octavo.server.background import Background
 from octavo.server.dialect import Dialect, GenerateRoute, KeptWriter, Object, StoredRoute
-from octavo.server.guard import Principal, principal
-from octavo.server.http import json_response
-from octavo.server.registry import Lease
-from octavo.server.runner import Handler, Runner, answering, reserve
+from octavo.server.endpoint import Endpoint
+from octavo.server.exchange import exchange
+from octavo.server.guard import principal
+from octavo.server.http import ClientGone, cancellable, json_response, silence, while_connected
+from octavo.server.runner import Runner, answering
 from octavo.server.store import Store, Stored
 
 encode = msgspec.json.Encoder().encode
@@ -30,16 +31,17 @@ MOST_LISTED = 100
 class StoredResponses:
     """The handlers of a route whose responses are kept unless that is not wanted."""
 
-    def __init__(self, runner: Runner, store: Store, dialect: Dialect, route: StoredRoute) -> None:
-        self._runner, self._store = runner, store
+    def __init__(
+        self, runner: Runner, store: Store, background: Background, dialect: Dialect,
+        route: StoredRoute,
+    ) -> None:  # fmt: skip
+        self._runner, self._store, self._background = runner, store, background
         self._dialect, self._route = dialect, route
-        self._running: dict[str, asyncio.Task[None]] = {}  # in the background, by id
         lost = EngineFailed("the server was ended before the response was", code="engine_failed")
         for owner, one in store.unfinished():
             store.put(owner, _stored(route.failed(one.fields, lost), one.input))
 
-    def table(self) -> list[tuple[str, str, Handler]]:
-        """The handlers by path and method."""
+    def table(self) -> list[Endpoint]:
         path = self._route.path
         entries = [
             (path, "POST", self.create), (f"{path}/{{id}}", "GET", self.get),
@@ -47,12 +49,11 @@ class StoredResponses:
             (f"{path}/{{id}}/cancel", "POST", self.cancel),
             (f"{path}/{{id}}/input_items", "GET", self.input),
         ]  # fmt: skip
-        return [(path, method, answering(handler)) for path, method, handler in entries]
+        return [Endpoint(path, method, answering(handler)) for path, method, handler in entries]
 
     async def create(self, request: Request) -> Response:
         stored = self._route
-        body, lease = await self._runner.read(self._dialect, stored.body, request)
-        served = lease.model
+        body, served = await self._runner.read(self._dialect, stored.body, request)
         owner = principal(request.scope).salt
         turns = await asyncio.to_thread(self._store.turns, owner, body.previous_response_id)
         history = [item for turn in turns for item in _items(turn)]
@@ -64,7 +65,7 @@ class StoredResponses:
         try:
             given = encode(stored.items(body))
             if body.background:
-                return await self._begin(route, body, lease, principal(request.scope), id, given)
+                return await self._begin(route, body, served, request, id, given)
 
             async def keep(writer: KeptWriter) -> None:
                 if body.store is not False:
@@ -75,39 +76,41 @@ class StoredResponses:
             raise e.renamed(names) from None
 
     async def _begin(
-        self, route: GenerateRoute, body: Any, lease: Lease, sender: Principal, id: str,
+        self, route: GenerateRoute, body: Any, served: ServedModel, request: Request, id: str,
         given: bytes,
     ) -> Response:  # fmt: skip
-        """Starts a response in the background, once it is known to be valid."""
-        if len(self._running) >= MOST_BACKGROUND:
+        """Starts a response in the background, once it is known to be valid. It is the rest of the
+        exchange, whose model it keeps."""
+        if len(self._background) >= MOST_BACKGROUND:
             raise Overloaded(
                 f"{MOST_BACKGROUND} responses are being made in the background", code="overloaded"
             )
-        served, owner = lease.model, sender.salt
-        job = await self._runner.prepare(route.request, body, served, owner)
-        usage, at_end = Usage(prompt=job.prompt_tokens), list[Callable[[], None]]()
-        reserve(sender, usage, job.params.max_tokens, at_end)
+        owner, one = principal(request.scope).salt, exchange(request.scope)
+        job, usage = await self._runner.prepare(route, body, served, request)
+
+        async def put(response: Object) -> None:
+            await asyncio.to_thread(self._store.put, owner, _stored(response, given))
+
         queued = self._route.queued(body, id, served.name, int(time.time()))
-        await asyncio.to_thread(self._store.put, owner, _stored(queued, given))
+        await put(queued)
 
         async def run() -> None:
             writer = self._route.writer(body, job, usage, id)
-            begun = _stored(writer.response, given)
-            await asyncio.to_thread(self._store.put, owner, begun)
+            begun = writer.response
+            await put(begun)
             try:
-                choices = await generate_whole(job, usage)
+                made = generate_whole(job, usage)
+                choices = await while_connected(cancellable(silence, one), made)
                 await asyncio.to_thread(writer.whole, choices)
                 done = writer.response
+            except ClientGone:  # it is cancelled as a request
+                one.status, done = 499, begun | {"status": "cancelled"}
             except RequestError as e:
+                one.failed(e)
                 done = self._route.failed(writer.response, e.renamed(self._route.names(body)))
-            await asyncio.to_thread(self._store.put, owner, _stored(done, given))
+            await put(done)
 
-        task = self._running[id] = asyncio.create_task(run())
-        task.add_done_callback(lambda _: self._running.pop(id, None))
-        own = Lease(lease.entry, lease.name)  # the request's ends with it
-        own.grant()
-        for end in (own.release, *at_end):
-            task.add_done_callback(lambda _, end=end: end())  # type: ignore[misc]
+        one.work = self._background.start(id, run())
         return json_response(encode(queued))
 
     async def get(self, request: Request) -> Response:
@@ -122,7 +125,7 @@ class StoredResponses:
 
     async def delete(self, request: Request) -> Response:
         one = await self._find(request)
-        await self._end(one.id)
+        await self._background.end(one.id)
         await asyncio.to_thread(self._store.delete, principal(request.scope).salt, one.id)
         return json_response(encode({"id": one.id, "object": "response", "deleted": True}))
 
@@ -131,19 +134,11 @@ class StoredResponses:
         one = await self._find(request)
         if not one.fields["background"]:
             raise InvalidValue("only responses in the background can be cancelled", "id")
-        if await self._end(one.id):
+        if await self._background.end(one.id):
             owner = principal(request.scope).salt
             ended = _stored(one.fields | {"status": "cancelled"}, one.input)
             await asyncio.to_thread(self._store.put, owner, ended)
         return json_response((await self._find(request)).response)
-
-    async def _end(self, id: str) -> bool:
-        """Whether a response was still being made."""
-        if (task := self._running.get(id)) is None:
-            return False
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        return task.cancelled()
 
     async def input(self, request: Request) -> Response:
         """The items that a response answers, the latest first."""
@@ -169,11 +164,6 @@ class StoredResponses:
             "last_id": shown[-1]["id"] if shown else None,
         }  # fmt: skip
         return json_response(encode(listed))
-
-    async def close(self) -> None:
-        """Ends what runs in the background."""
-        for id in list(self._running):
-            await self._end(id)
 
 
 def _stored(response: Object, given: bytes) -> Stored:

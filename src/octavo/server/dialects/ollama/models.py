@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Any
 
+from octavo import __version__
 from octavo.generate.model import About, ServedModel
 from octavo.server.dialect import ModelCard
 from octavo.server.dialects.ollama.responses import encode, rfc3339
@@ -15,7 +15,7 @@ FOREVER = "9999-12-31T23:59:59Z"  # of a model that is not unloaded
 
 
 def version_reply() -> bytes:
-    return encode({"version": version("octavo")})
+    return encode({"version": __version__})
 
 
 def root() -> bytes:
