@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
 
@@ -47,6 +48,7 @@ from octavo.server.stored import StoredResponses
 from octavo.server.usage import UsageRoute
 
 encode = msgspec.json.Encoder().encode
+Entry = tuple[str, str, Handler, Dialect]  # path, method, who answers, in which dialect
 DOCS = Path(__file__).with_name("docs.html")
 
 
@@ -109,6 +111,17 @@ def endpoints(dialects: tuple[Dialect, ...]) -> frozenset[str]:
     return frozenset(r.path for d in dialects for r in d.routes if isinstance(r, kinds))
 
 
+def _routes(dialect: Dialect, runner: Runner, store: Store | None) -> Iterator[Entry]:
+    """The routes of a dialect; those whose responses are kept only where there is a store."""
+    for route in dialect.routes:
+        if not isinstance(route, StoredRoute):
+            method = "GET" if isinstance(route, ModelsRoute | FixedRoute) else "POST"
+            yield route.path, method, runner.handler(dialect, route), dialect
+        elif store is not None:
+            for entry in StoredResponses(runner, store, dialect, route).table():
+                yield *entry, dialect
+
+
 def create_app(
     registry: Registry, metrics: Metrics, access: Access, observe: Observer,
     lora_folder: Path | None = None, dialects: tuple[Dialect, ...] = DIALECTS,
@@ -130,7 +143,7 @@ def create_app(
     running: Running = {}
     default = dialects[0]
     described = document(dialects)
-    table: list[tuple[str, str, Handler, Dialect]] = [
+    table: list[Entry] = [
         ("/v1/requests/{id}/cancel", "POST", answering(cancel(running)), default),
         ("/v1/usage", "GET", answering(usage.show), default),
         ("/v1/models/load", "POST", answering(served.load), default),
@@ -145,15 +158,7 @@ def create_app(
         ("/openapi.json", "GET", fixed(described, "application/json"), default),
         ("/docs", "GET", fixed(DOCS.read_bytes(), "text/html; charset=utf-8"), default),
     ]
-    for dialect in dialects:
-        for route in dialect.routes:
-            if isinstance(route, StoredRoute):
-                if store is not None:
-                    kept = StoredResponses(runner, store, dialect, route)
-                    table += [(path, m, h, dialect) for path, m, h in kept.table()]
-                continue
-            method = "GET" if isinstance(route, ModelsRoute | FixedRoute) else "POST"
-            table.append((route.path, method, runner.handler(dialect, route), dialect))
+    table += [entry for dialect in dialects for entry in _routes(dialect, runner, store)]
     loopback = loopback or Loopback()
     if batches is not None:
         batches.loopback, batches.endpoints = loopback, endpoints(dialects)

@@ -177,15 +177,9 @@ async def serve(
         ended(one)
 
     app = create_app(
-        models,
-        metrics,
-        options.access,
-        observe,
-        options.lora_folder,
-        store=store,
-        batches=batches,
-        media=options.media,
-    )
+        models, metrics, options.access, observe, options.lora_folder, store=store,
+        batches=batches, media=options.media,
+    )  # fmt: skip
     server = _server(app, models, options, observe)
     running = asyncio.create_task(server.serve([sock]))
     starting = asyncio.create_task(_load_first(models, pool, wanted.first))
