@@ -217,10 +217,9 @@ def serve(
     from octavo.server.run import Models, ServeOptions
     from octavo.server.run import serve as serve_http
 
-    ring = Keyring(KeyFile(key_file)) if key_file is not None else None
+    ring = Keyring(KeyFile(key_file)) if key_file else None
     access = Access(host, api_keys, admin_key, hosts, origins, ring)
-    alive = parse_seconds(keep_alive)
-    sock = bind(host, port)
+    alive, sock = parse_seconds(keep_alive), bind(host, port)
     if not models and models_dir is None and not on_demand:
         models = _demo()
     choice = _choice(len(models), models_dir, on_demand, lora_dir, **model)
@@ -232,11 +231,9 @@ def serve(
         _tell_lowered(plans)
     titles = {o.name: _title(o, opened[o.name][0]) for o, _ in named}
     shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
-    url = f"http://{shown}:{sock.getsockname()[1]}"
+    url, find = f"http://{shown}:{sock.getsockname()[1]}", choice.find
     screen = Screen(url, choice.budget, plans, titles)
-    serving = Models(
-        [*named, *choice.find()], choice.budget, len(named), choice.find if choice.finds else None
-    )
+    serving = Models([*named, *find()], choice.budget, len(named), find if choice.finds else None)
     media = MediaPolicy(domains=tuple(domain.lower() for domain in domains))
     options = ServeOptions(access, drain_timeout, write_timeout, lora_dir, media, alive, data)
     with logging_to(sys.stdout, log_level, log_format), ExitStack() as stack:
