@@ -215,10 +215,7 @@ def serve(
     alive = parse_seconds(keep_alive)
     sock = bind(host, port)
     if not models and models_dir is None and not on_demand:
-        from octavo.checkpoint.hub import DEMOS
-
-        models = (DEMO,)
-        say(f"No model named, so using the demo: {DEMO} ({DEMOS[DEMO].title})")
+        models = _demo()
     choice = _choice(len(models), models_dir, on_demand, lora_dir, **model)
     named = choice.named(models, pinned, tuple(parse_aliases(aliases)), offline, progress_bar)
     sources = {options.name: source for options, source in named}
@@ -249,6 +246,13 @@ def serve(
 
         uvloop.run(serve_http(options, serving, sock, ready=ready, ended=screen.count))
     screen.goodbye()
+
+
+def _demo() -> tuple[str]:
+    from octavo.checkpoint.hub import DEMOS
+
+    say(f"No model named, so using the demo: {DEMO} ({DEMOS[DEMO].title})")
+    return (DEMO,)
 
 
 def _tell_lowered(plans: dict[str, Plan]) -> None:
