@@ -41,6 +41,7 @@ def test_inputs_of_a_decoder(tmp_path: Path) -> None:
         "positions": ("int32", ("T",), False),
         "embeddings": ("float32", ("E", 64), True),
         "parents": ("int32", ("T",), True),
+        "reach": ("int32", ("T",), True),
     }
     assert not p.takes("token_type_ids")
 
@@ -91,7 +92,7 @@ def test_a_program_may_give_any_selected_value(tmp_path: Path) -> None:
     assert (p.hidden, p.output) == (y, logits)
     assert isinstance(p.ops[y.id], Softcap)
     assert p.cache == (LayerCache(0, 0), LayerCache(0, 0), LayerCache(4, 16))
-    assert [i.name for i in p.inputs] == ["ids", "parents"]
+    assert [i.name for i in p.inputs] == ["ids", "parents", "reach"]
 
 
 def test_branches_of_a_tree() -> None:

@@ -155,23 +155,12 @@ def make_plan(
         cache = min(cache, max(least, left - share.total + share.each))
     blocks = cache // each
     return Plan(
-        weights=fixed.weights,
-        buffers=fixed.buffers,
-        cache=blocks * each,
-        block=each,
-        available=available,
-        context=min(wanted, blocks * BLOCK),
-        model_context=own,
-        threads=threads,
-        kv_dtype=kv_dtype,
-        activations=activations,
-        limits=Limits(STEP_TOKENS, SEQUENCES, blocks),
-        adapters=adapters,
-        encoder=images[0],
-        image_cache=images[1],
-        packed=packed,
-        speculation=speculation,
-    )
+        weights=fixed.weights, buffers=fixed.buffers, cache=blocks * each, block=each,
+        available=available, context=min(wanted, blocks * BLOCK), model_context=own,
+        threads=threads, kv_dtype=kv_dtype, activations=activations,
+        limits=Limits(STEP_TOKENS, SEQUENCES, blocks), adapters=adapters, encoder=images[0],
+        image_cache=images[1], packed=packed, speculation=speculation,
+    )  # fmt: skip
 
 
 def _check_asked(threads: int, context: int | None, own: int) -> None:

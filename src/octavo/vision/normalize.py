@@ -46,7 +46,7 @@ def _numbers(settings: Mapping[str, Any], key: str, name: str, count: int = 3) -
 
 @dataclass(frozen=True)
 class Normalization:
-    """value * scale in fp64, then (value - mean) / std for each channel in fp32, as references do."""
+    """value * scale in fp64, then (value - mean) / std by channel in fp32, as the reference."""
 
     scale: float
     mean: tuple[float, ...]
