@@ -410,11 +410,17 @@ def prediction(a: Asking) -> None:
     reply = a.reply(**asked)
     text = a.text(reply["choices"][0])
     assert "completion_tokens_details" not in reply["usage"]
-    for content in (text, [{"type": "text", "text": text[:90]}, {"type": "text", "text": text[90:]}]):
+    for content in (
+        text,
+        [{"type": "text", "text": text[:90]}, {"type": "text", "text": text[90:]}],
+    ):
         told = a.reply(**asked, prediction={"type": "content", "content": content})
         assert a.text(told["choices"][0]) == text
         assert told["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 20
-    for wrong in ({"type": "text", "content": "a"}, {"type": "content", "content": [{"type": "x", "text": "a"}]}):
+    for wrong in (
+        {"type": "text", "content": "a"},
+        {"type": "content", "content": [{"type": "x", "text": "a"}]},
+    ):
         status, failed = a.server.post(ROUTES["chat"], a.body(prediction=wrong))
         assert (status, failed["error"]["param"]) == (400, "prediction")
 
