@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -21,11 +21,10 @@ from octavo.engine.request import (
     MIN_TIMEOUT,
     SamplingParams,
     Thinking,
-    are_tokens,
     check_number,
-    shown,
 )
-from octavo.errors import ContextExceeded, InvalidValue, RequestError
+from octavo.errors import InvalidValue, RequestError
+from octavo.generate.lengths import check_length, check_texts, fitting
 from octavo.generate.media import read_images
 from octavo.generate.model import ServedModel
 from octavo.generate.options import typed
@@ -145,7 +144,7 @@ def _completion(
     encode, given = model.tokenizer.encode, request.prompts
     check_texts((p for p in given if isinstance(p, str)), model, "prompts")
     ids = [encode(p) if isinstance(p, str) else p for p in given]
-    sampling = _fitting(request, ids, model)
+    sampling = fitting(request, ids, model)
     check_length(ids, sampling.max_tokens, model, "prompts")
     params = _sampling(sampling, model)
     if request.echo and params.logprobs is not None:
@@ -164,7 +163,7 @@ def _chat(request: GenerationRequest, model: ServedModel, n: int, made: int) -> 
         request = replace(request, pictures=read_images(request.messages or (), model))
     ids = encode_chat(request, model)
     use = _tool_use(request)
-    sampling = _fitting(request, [ids], model)
+    sampling = fitting(request, [ids], model)
     check_length([ids], sampling.max_tokens, model, "messages")
     params = _sampling(sampling, model)
     thinking = template.thinking(ids)
@@ -195,17 +194,6 @@ def _chat(request: GenerationRequest, model: ServedModel, n: int, made: int) -> 
         constraint=constraint, priority=request.priority, timeout=request.timeout,
         salt=_salt(request), tenant=request.tenant, prediction=_predicted(request, model),
     )  # fmt: skip
-
-
-def _fitting(
-    request: GenerationRequest, prompts: list[list[int]], model: ServedModel
-) -> Sampling | SamplingParams:
-    """The parameters, without a limit that the context does not leave room for if that is meant."""
-    given = request.sampling
-    if not request.to_context or not isinstance(given, Sampling) or given.max_tokens is None:
-        return given
-    fits = max(map(len, prompts)) + given.max_tokens <= model.context
-    return given if fits else replace(given, max_tokens=None)
 
 
 def _predicted(request: GenerationRequest, model: ServedModel) -> list[int]:
@@ -318,37 +306,6 @@ def _salt(request: GenerationRequest) -> str:
     if not request.cache_salt:
         return request.salt
     return hashlib.sha256(f"{request.salt}/{request.cache_salt}".encode()).hexdigest()[:32]
-
-
-def check_texts(texts: Iterable[str], model: ServedModel, param: str) -> None:
-    """What is too long whatever it says is not tokenized. Raises RequestError."""
-    for text in texts:
-        if not isinstance(text, str):
-            raise InvalidValue(f"{param} holds {shown(text)}, which is no text", param)
-        if (least := model.tokenizer.least_tokens(text)) > model.context:
-            raise ContextExceeded(model.context, least, 0, param)
-
-
-def check_length(
-    prompts: list[list[int]], max_tokens: int | None, model: ServedModel, param: str
-) -> None:
-    """Lengths before contents: what fits the context, and ids that exist. Raises RequestError."""
-    for ids in prompts:
-        if not isinstance(ids, list | tuple):
-            raise InvalidValue(
-                f"{param} holds {shown(ids)}; texts and lists of ids are taken", param
-            )
-    wanted = 1 if max_tokens is None else max_tokens
-    longest = max(map(len, prompts), default=0)
-    if longest + wanted > model.context:
-        raise ContextExceeded(model.context, longest, wanted, param)
-    for ids in prompts:
-        if not ids:
-            raise InvalidValue("the prompt is empty", param)
-        if not are_tokens(ids, model.vocabulary):
-            raise InvalidValue(
-                f"a prompt token is no integer, or outside 0 to {model.vocabulary - 1}", param
-            )
 
 
 def _sampling(given: Sampling | SamplingParams, model: ServedModel) -> SamplingParams:
