@@ -18,9 +18,10 @@ from pathlib import Path
 from octavo.checkpoint import Checkpoint, open_checkpoint
 from octavo.checkpoint.base import TensorType
 from octavo.cli.screen import step_bar
+from octavo.compress import search
 from octavo.compress.data import split, token_blocks
 from octavo.compress.distributions import rows_at_once
-from octavo.compress.recipe_file import find_recipe, read_recipe
+from octavo.compress.recipe_file import read_recipe
 from octavo.compress.recipes import GgufRecipe
 from octavo.compress.search import Budget, Search
 from octavo.compress.sensitivity import Encoded, Reference, matrices, opened
@@ -29,7 +30,7 @@ from octavo.text.tokenizer import load_tokenizer
 
 LENGTH = 128
 ENDS = 2  # first and last layers that head and tail keep at 8 bits
-UNIFORM = "formats: [gguf]\nfile_type: 1024\nweights: {kind}\n"
+UNIFORM = "formats: [gguf]\nfile_type: 1024\nweights: Q4_0\n"
 HEAD_AND_TAIL = """\
 formats: [gguf]
 file_type: 1024
@@ -47,9 +48,7 @@ def rules(checkpoint: Checkpoint) -> dict[str, GgufRecipe]:
     ends = [*range(ENDS), *range(count - ENDS, count)]
     layers = ", ".join(["output.weight", *(f"blk.{i}.*" for i in ends)])
     found = {
-        "every matrix Q4_0": read_recipe(UNIFORM.format(kind="Q4_0"), "uniform"),
-        "every matrix Q5_0": read_recipe(UNIFORM.format(kind="Q5_0"), "uniform"),
-        "`iq4_nl`": find_recipe("iq4_nl"),
+        "every matrix Q4_0": read_recipe(UNIFORM, "uniform"),
         "IQ4_NL, ends and head Q8_0": read_recipe(HEAD_AND_TAIL.format(layers=layers), "ends"),
     }
     return {n: r for n, r in found.items() if isinstance(r, GgufRecipe)}
@@ -70,6 +69,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    search.POINTS = 0  # only the mix that is chosen
     source, encoded = open_checkpoint(args.model), Encoded(args.work)
     blocks = token_blocks(
         split("evaluation"), load_tokenizer(source), LENGTH, args.tokens // LENGTH

@@ -14,8 +14,7 @@ std::vector<std::vector<SampleTuple>> step(Model& model, Ints ids, Ints position
     Ints block_tables, Ints logits_indices, nb::list rows, Ints token_type_ids, bool all_logits,
     int steps, const std::vector<std::vector<int32_t>>& ends,
     const std::optional<Matrix2>& embeddings, const std::optional<Ints>& embedding_rows,
-    const std::optional<Table2>& kv_writes, const std::optional<Ints>& reach,
-    const std::optional<Table2>& axes, int first_op,
+    const std::optional<Table2>& kv_writes, const std::optional<Ints>& reach, int first_op,
     const std::optional<int>& last_op) {
   Step s;
   s.tokens = int(ids.size());
@@ -40,9 +39,6 @@ std::vector<std::vector<SampleTuple>> step(Model& model, Ints ids, Ints position
   }
   if (reach && reach->size() != ids.size())
     throw std::invalid_argument("step arrays disagree in length");
-  if (axes && (axes->shape(0) != 2 || axes->shape(1) != ids.size()))
-    throw std::invalid_argument("step arrays disagree in length");
-  if (axes) s.axes = axes->data();
   if (reach) s.reach = reach->data();
   s.first_op = first_op, s.last_op = last_op.value_or(model.length());
   if (s.first_op < 0 || s.last_op < s.first_op || s.last_op > model.length())
@@ -178,11 +174,8 @@ NB_MODULE(_native, m) {
           },
           "selected"_a, "width"_a, "forms"_a, "adapted"_a, "apart"_a)
       .def("add_rope",
-          [](Model& self, Floats f, Ints axes, float factor) {
-            if (axes.size() && axes.size() != f.size())
-              throw std::invalid_argument("an axis for each frequency");
-            return self.add_rope(
-                f.data(), axes.size() ? axes.data() : nullptr, int(f.size()), factor);
+          [](Model& self, Floats f, float factor) {
+            return self.add_rope(f.data(), int(f.size()), factor);
           })
       .def("add_order",
           [](Model& self, Ints order) { return self.add_order(order.data(), int(order.size())); })
@@ -237,7 +230,7 @@ NB_MODULE(_native, m) {
       .def("step", &step, "ids"_a, "positions"_a, "spans"_a, "block_tables"_a, "logits_indices"_a,
           "sampling"_a, "token_type_ids"_a, "all_logits"_a, "steps"_a, "ends"_a,
           "embeddings"_a = nb::none(), "embedding_rows"_a = nb::none(), "kv_writes"_a = nb::none(),
-          "reach"_a = nb::none(), "axes"_a = nb::none(), "first_op"_a = 0, "last_op"_a = nb::none())
+          "reach"_a = nb::none(), "first_op"_a = 0, "last_op"_a = nb::none())
       .def("rows",
           [](Model& self, int buffer, int first,
               int count) {  // of a buffer as the last step left it, copied

@@ -53,7 +53,7 @@ class Model {
   // operation after it is done. adapted: forms that only adapters read.
   int add_act(
       Rows rows, int width, ActForms forms, bool apart, bool adapted_bf16, bool adapted_f32);
-  int add_rope(const float* frequencies, const int32_t* axes, int half, float factor);
+  int add_rope(const float* frequencies, int half, float factor);
   int add_order(const int32_t* order, int n);
   int add_schedule(int window, bool causal, int group);
   void embed(int matrix, int out, float scale, int index, int offset, bool replaceable);

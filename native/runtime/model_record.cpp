@@ -22,16 +22,12 @@ int Model::add_act(
   return int(acts_.size()) - 1;
 }
 
-int Model::add_rope(const float* frequencies, const int32_t* axes, int half, float factor) {
-  for (int i = 0; axes && i < half; i++)
-    if (axes[i] < 0 || axes[i] > 2) throw std::invalid_argument("positions have three axes");
+int Model::add_rope(const float* frequencies, int half, float factor) {
   float* f = buffers_arena_->allocate<float>(size_t(half));
-  int32_t* a = axes ? buffers_arena_->allocate<int32_t>(size_t(half)) : nullptr;
   if (buffers_arena_->writable()) memcpy(f, frequencies, size_t(half) * sizeof(float));
-  if (a && buffers_arena_->writable()) memcpy(a, axes, size_t(half) * sizeof(int32_t));
   const Rotation out{
       buffers_arena_->allocate<float>(size_t(limits_.tokens) * size_t(half) * 2), half};
-  prologue_.push_back(std::make_unique<RopeTableOp>(f, a, factor, out));
+  prologue_.push_back(std::make_unique<RopeTableOp>(f, factor, out));
   ropes_.push_back(out);
   return int(ropes_.size()) - 1;
 }

@@ -150,8 +150,7 @@ std::vector<std::vector<Sample>> Model::decode(Step step, std::vector<SamplingRo
     int steps, const std::vector<std::vector<int32_t>>& ends) {
   const size_t n = size_t(step.tokens);
   if (step.spans.size() != n || sampling.size() != n || ends.size() != n ||
-      step.selected != step.tokens || step.embedded || !step.kv_writes.empty() || step.reach ||
-      step.axes)
+      step.selected != step.tokens || step.embedded || !step.kv_writes.empty() || step.reach)
     throw std::invalid_argument("only single tokens that are all sampled can be decoded in a row");
   std::vector<int32_t> ids(step.ids, step.ids + n), positions(step.positions, step.positions + n);
   step.ids = ids.data(), step.positions = positions.data();

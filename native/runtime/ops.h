@@ -104,7 +104,6 @@ struct Step {  // what changes from step to step
   int embedded = 0, embedding_width = 0;
   std::vector<KvWrite> kv_writes;
   const int32_t* reach = nullptr;  // later tokens of its span that each row sees too; null: none
-  const int32_t* axes = nullptr;   // [2][tokens] positions along axes 1 and 2; null: the same
   int first_op = 0, last_op = 1 << 30;  // the operations to run
   const float* embedding(int t) const {  // given for row t, or null
     const int32_t *end = embedding_rows + embedded,
@@ -318,12 +317,12 @@ struct Rotation {  // of the step's tokens: a row of `half` cosines and as many 
 // Cosines and sines of the step's positions, shared by all layers with these frequencies.
 class RopeTableOp : public Op {
  public:
-  RopeTableOp(const float* frequencies, const int32_t* axes, float factor, Rotation out)
-      : frequencies_(frequencies), axes_(axes), factor_(factor), out_(out) {}
+  RopeTableOp(const float* frequencies, float factor, Rotation out)
+      : frequencies_(frequencies), factor_(factor), out_(out) {}
   std::string name(int) const override { return "rope table"; }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
-  const float* frequencies_; const int32_t* axes_; float factor_; Rotation out_;
+  const float* frequencies_; float factor_; Rotation out_;
 };
 
 // x = cap * tanh(x / cap), in place

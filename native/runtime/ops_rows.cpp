@@ -284,10 +284,7 @@ void RopeTableOp::run(Context& c, int, int thread, Work& work) {
     for (int t = begin; t < end; t++) {
       float* out = out_.row(t);
       for (int i = 0; i < out_.half; i++) {
-        const int axis = axes_ && c.step.axes ? axes_[i] : 0;
-        const int32_t position = axis ? c.step.axes[(axis - 1) * c.step.tokens + t]
-                                      : c.step.positions[t];
-        const float angle = float(position) * frequencies_[i];
+        const float angle = float(c.step.positions[t]) * frequencies_[i];
         out[i] = std::cos(angle) * factor_;
         out[out_.half + i] = std::sin(angle) * factor_;
       }

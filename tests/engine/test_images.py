@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from collections.abc import Iterator
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,9 @@ import numpy as np
 import pytest
 
 from octavo.backends.base import BLOCK
+from octavo.client.process import EngineProcessClient
 from octavo.engine import Engine, Request, SamplingParams
+from octavo.engine.constraint import TokenTable
 from octavo.engine.events import Ended, Token
 from octavo.engine.images import EncoderCache, ImageQueue
 from octavo.engine.loader import OpenModel, load_executable, load_images, open_model
@@ -259,6 +265,54 @@ def test_refusals(loaded: dict[str, Loaded]) -> None:
             )
         )  # fmt: skip
     assert not engine.has_work
+
+
+def test_a_death_in_the_middle_changes_nothing(loaded: dict[str, Loaded], tmp_path: Path) -> None:
+    """Whether images are being encoded then or tokens are drawn."""
+    m = Loaded(loaded["llava"].family, tmp_path)
+    requests = [m.request(name, seeds) for name, seeds in (("a", (1,)), ("b", (2, 3)), ("c", ()))]
+    expected = {r.id: [token for token, _ in run(m.engine(), [r])[r.id]] for r in requests}
+    files = m.open.checkpoint.states
+
+    async def ask(client: EngineProcessClient, request: Request, kill: bool) -> list[int]:
+        tokens = []
+        async with aclosing(client.submit(request)) as events:
+            async for event in events:
+                assert isinstance(event, Token)
+                tokens.append(event.token)
+                if kill and len(tokens) == 4:
+                    assert client.pid is not None
+                    os.kill(client.pid, signal.SIGKILL)
+        return tokens
+
+    async def serve() -> dict[str, list[int]]:
+        client = EngineProcessClient(str(tmp_path), m.plan, 320, files=files)
+        client.table = TokenTable([], [], [2])
+        await client.start()
+        try:
+            async with asyncio.timeout(120):
+                tasks = [ask(client, r, r.id == "c") for r in requests]
+                found = await asyncio.gather(*tasks)
+            assert client.restarts == 1
+            return dict(zip(expected, found, strict=True))
+        finally:
+            await client.close()
+
+    assert asyncio.run(serve()) == expected
+
+
+def test_the_plan_counts_what_is_loaded(loaded: dict[str, Loaded]) -> None:
+    m = loaded["gemma3"]
+    without = make_plan(m.open.compiled, name="x", memory="1GiB", threads=2)
+    plan, images = m.plan, load_images(m.open, m.plan)
+    assert images is not None
+    models = [images.encoder._tower.model, images.encoder._projector.model]  # type: ignore[attr-defined]
+    assert plan.encoder == sum(x.weight_bytes + x.buffer_bytes + x.cache_bytes for x in models)
+    assert (
+        plan.image_cache == images.cache.capacity >= 2 * images.encoder.batch * images.encoder.bytes
+    )
+    assert plan.total <= 1 << 30
+    assert without.cache - plan.cache - plan.encoder - plan.image_cache < plan.block
 
 
 def test_cache_keeps_within_its_bytes() -> None:

@@ -136,8 +136,6 @@ class StepInput:
     ascend. kv_writes: `[W, 2]` of row, offset of a block table in `block_tables`: stores the row's
     keys and values at its position of that table, too (see `tree_spans`). reach: `[T]`, how many
     later tokens of its span a row of a causal attention sees as well, as those of an image do.
-    axes: `[2, T]`, positions along further axes, such as rows and columns of images; without, those
-    of `positions`.
     """
 
     ids: Ints
@@ -152,7 +150,6 @@ class StepInput:
     embedding_rows: Ints | None = None
     kv_writes: Ints | None = None
     reach: Ints | None = None
-    axes: Ints | None = None
 
 
 def tree_spans(

@@ -22,6 +22,7 @@ SECONDS = 5.0  # for everything
 MAX_BYTES = 20 << 20
 CHUNK = 1 << 16
 _URL = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[!-~]*)?", re.ASCII | re.IGNORECASE)
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _TARGET = re.compile(r"[^\\#]*")
 
 Resolve = Callable[[str, int], Sequence[str]]
@@ -37,9 +38,10 @@ def is_public(address: str) -> bool:
     """Whether an address belongs to the internet, not to this machine, its networks or a tunnel
     into them."""
     ip = ipaddress.ip_address(address.partition("%")[0])
-    inner = [getattr(ip, name, None) for name in ("ipv4_mapped", "sixtofour")]
-    teredo = getattr(ip, "teredo", None)
-    return ip.is_global and not ip.is_multicast and not any(inner) and not teredo
+    if isinstance(ip, ipaddress.IPv6Address):
+        tunnel = ip.ipv4_mapped or ip.sixtofour or ip.teredo or ip in _NAT64
+        return ip.is_global and not ip.is_multicast and not tunnel
+    return ip.is_global and not ip.is_multicast
 
 
 class _Pinned(HTTPConnection):

@@ -74,7 +74,7 @@ def _read(part: ImagePart, model: ServedModel, policy: MediaPolicy) -> Processed
     assert model.images is not None
     source, at, detail = part.source, part.at, None
     if isinstance(source, Mapping):
-        source, detail = source.get("url"), source.get("detail")
+        detail, source = source.get("detail"), source.get("url")
     level = read_detail(detail, model.images, at)
     if isinstance(source, str):
         source = _by_url(source, policy, at)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import isqrt
 
 from octavo.checkpoint import Checkpoint, Computed, Stored
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, Unsupported
 from octavo.models.metadata import Recorded
 from octavo.models.vision import VisionModel, find_module, token_id
 from octavo.models.vit import vision_tower
@@ -42,6 +42,8 @@ def vision(checkpoint: Checkpoint, m: Recorded) -> VisionModel:
         raise CheckpointError(
             f"{name}: mm_tokens_per_image is {str(tokens)[:40]}, patches a side {tower.config.side}"
         )
+    if tokens > TOKENS:  # which are computed in one step, beside others in half of one
+        raise Unsupported(f"{name}: mm_tokens_per_image is {tokens}; {TOKENS} at most")
     return VisionModel(
         "gemma3", tower, _projector(checkpoint, tower.config.hidden, tower.config.eps),
         Normalization.of(processor_settings(checkpoint), name),

@@ -99,10 +99,10 @@ class Builder:
 
     def rope(
         self, x: Value, heads: int, frequencies: tuple[float, ...], interleaved: bool,
-        factor: float = 1.0, axes: tuple[int, ...] = (),
+        factor: float = 1.0,
     ) -> Value:  # fmt: skip
         out = self._value(x.width, x)
-        return self._emit(Rope(out, x, heads, frequencies, interleaved, factor, axes))
+        return self._emit(Rope(out, x, heads, frequencies, interleaved, factor))
 
     def attention(
         self, q: Value, k: Value, v: Value, *,

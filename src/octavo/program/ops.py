@@ -113,8 +113,7 @@ class Rope(Op):
     """Rotary positions on every head: pair i turns by position * frequencies[i], times `factor`.
 
     Pairs are (i, i + n) for n frequencies, or (2i, 2i + 1) when interleaved (GGUF's llama row
-    order). What a head has beyond its first 2n features passes unchanged. axes: by pair, the axis
-    along which the position counts: 0 for `positions`, 1 and 2 for those of `axes`.
+    order). What a head has beyond its first 2n features passes unchanged.
     """
 
     x: Value
@@ -122,7 +121,6 @@ class Rope(Op):
     frequencies: tuple[float, ...]
     interleaved: bool
     factor: float = 1.0
-    axes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from octavo.errors import InvalidValue, RequestError
 from octavo.vision.image import ImageInput
@@ -55,4 +55,4 @@ def read_detail(given: Any, preprocessor: Preprocessor, at: str) -> Detail:
             f"{at}.detail is {detail!r}; this model has one resolution, auto", f"{at}.detail",
             "unsupported_parameter",
         )  # fmt: skip
-    return detail  # type: ignore[no-any-return]
+    return cast(Detail, detail)

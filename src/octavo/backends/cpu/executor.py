@@ -69,7 +69,6 @@ class CpuExecutable:
             step.sampling, step.token_type_ids,
             step.all_logits or self.task != "generate", steps, ends,
             step.embeddings, step.embedding_rows, step.kv_writes, step.reach,
-            step.axes,
         )  # fmt: skip
         return [list(map(Sample._make, each)) for each in rows]
 
@@ -77,7 +76,7 @@ class CpuExecutable:
         self.model.step(
             step.ids, step.positions, step.spans, step.block_tables, step.logits_indices, [],
             step.token_type_ids, True, 1, [], step.embeddings, step.embedding_rows, step.kv_writes,
-            step.reach, step.axes, first, last,
+            step.reach, first, last,
         )  # fmt: skip
 
     def logits(self, rows: int) -> Floats:

@@ -40,11 +40,11 @@ NO_BYTES = np.zeros(0, np.uint8)
 NO_FLOATS = np.zeros(0, np.float32)
 
 
-Rotation = tuple[tuple[float, ...], tuple[int, ...], float]  # frequencies, axes, factor
+Rotation = tuple[tuple[float, ...], float]  # frequencies, factor
 
 
 def _rotation(rope: Rope) -> Rotation:
-    return rope.frequencies, rope.axes, rope.factor
+    return rope.frequencies, rope.factor
 
 
 def _native_forms(forms: Forms, activations: str, head: bool = False) -> _native.Forms:
@@ -252,8 +252,7 @@ class Recorder:
             self.schedule[kind] = self.model.add_schedule(*kind)
         if rope and _rotation(rope) not in self.rope:
             frequencies = np.array(rope.frequencies, np.float32)
-            axes = np.array(rope.axes, np.int32)
-            self.rope[_rotation(rope)] = self.model.add_rope(frequencies, axes, rope.factor)
+            self.rope[_rotation(rope)] = self.model.add_rope(frequencies, rope.factor)
         attention = _native.Attention(
             q=self.buffer(native.q), k=self.buffer(native.k), v=self.buffer(op.v), layer=op.layer,
             heads=op.heads, kv_heads=op.kv_heads, head_dim=op.q.width // op.heads,

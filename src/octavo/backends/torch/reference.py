@@ -46,24 +46,17 @@ Tensor = torch.Tensor
 class Inputs:
     """A step's inputs. index: what tables are looked up by. visible: [token, other token] where
     the first sees the second, if attention is causal. embeddings: rows that replace those of the
-    tokens `embedding_rows`. selected: the tokens whose results are wanted. turned: `[3, T]`, how
-    far rotations along each axis turn, if not by the position."""
+    tokens `embedding_rows`. selected: the tokens whose results are wanted."""
 
     index: dict[EmbedIndex, Tensor]
     visible: Tensor
     selected: Tensor
     embeddings: Tensor
     embedding_rows: Tensor
-    turned: Tensor | None = None
 
     @property
     def positions(self) -> Tensor:
         return self.index["positions"]
-
-    @property
-    def axes(self) -> Tensor:
-        """How far rotations turn, `[3, T]`."""
-        return self.positions.expand(3, -1) if self.turned is None else self.turned
 
 
 class Reference:
@@ -91,14 +84,12 @@ class Reference:
         self, ids: list[int], rows: list[int] | None = None, *,
         token_type_ids: list[int] | None = None, parents: list[int] | None = None,
         embeddings: dict[int, Tensor] | None = None, reach: list[int] | None = None,
-        axes: list[list[int]] | None = None,
     ) -> Tensor:  # fmt: skip
         """The output `[rows, width]` of a sequence; of all its tokens unless `rows` names some.
 
         parents: the token that each follows, for a tree (program/tree.py). embeddings: rows for
-        some tokens, by index. reach: how many later tokens each sees too. axes: three lists,
-        how far rotations turn instead of by the position. Raises ValueError for an input that is
-        not declared.
+        some tokens, by index. reach: how many later tokens each sees too. Raises ValueError for an
+        input that is not declared.
         """
         optional = {
             "token_type_ids": token_type_ids, "parents": parents, "embeddings": embeddings,
@@ -121,7 +112,6 @@ class Reference:
             torch.arange(len(ids)) if rows is None else torch.tensor(rows),
             torch.stack(list(given.values())) if given else torch.zeros(0),
             torch.tensor(list(given), dtype=torch.long),
-            None if axes is None else torch.tensor(axes),
         )
         values: dict[int, Tensor] = {}
         for op in self.program.ops:
@@ -154,7 +144,7 @@ class Reference:
                 bias = self.weight(op.bias) if op.bias else None
                 return F.linear(v[op.x.id], self.weight(op.weight), bias)
             case Rope():
-                return rope(v[op.x.id], x.axes, op)
+                return rope(v[op.x.id], x.positions, op)
             case Attention():
                 sinks = self.weight(op.sinks) if op.sinks else None
                 return attention(v[op.q.id], v[op.k.id], v[op.v.id], x, op, sinks)
@@ -217,11 +207,9 @@ def activate(x: Tensor, kind: str) -> Tensor:
 
 
 def rope(x: Tensor, positions: Tensor, op: Rope) -> Tensor:
-    """Turns pairs of the first features of `[T, heads * D]` by position * frequency; positions are
-    `[axes, T]`."""
+    """Turns pairs of the first features of `[T, heads * D]` by position * frequency."""
     x = x.unflatten(1, (op.heads, -1))
-    along = positions[list(op.axes)] if op.axes else positions[:1]  # [1 or pairs, T]
-    angle = (along.float().T * torch.tensor(op.frequencies))[:, None]
+    angle = torch.outer(positions.float(), torch.tensor(op.frequencies))[:, None]
     cos, sin = angle.cos() * op.factor, angle.sin() * op.factor
     half = len(op.frequencies)
     x, rest = x[..., : 2 * half], x[..., 2 * half :]
