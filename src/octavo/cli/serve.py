@@ -217,9 +217,10 @@ def serve(
     from octavo.server.run import Models, ServeOptions
     from octavo.server.run import serve as serve_http
 
-    ring = Keyring(KeyFile(key_file)) if key_file else None
+    ring = Keyring(KeyFile(key_file)) if key_file is not None else None
     access = Access(host, api_keys, admin_key, hosts, origins, ring)
-    alive, sock = parse_seconds(keep_alive), bind(host, port)
+    alive = parse_seconds(keep_alive)
+    sock = bind(host, port)
     if not models and models_dir is None and not on_demand:
         models = _demo()
     choice = _choice(len(models), models_dir, on_demand, lora_dir, **model)
