@@ -2,22 +2,35 @@
 
     python benchmarks/compare.py MODEL.gguf --work /tmp/peers --json out.json --svg out.svg \
         --update README.md --update docs/benchmarks.md
+    python benchmarks/compare.py MODEL.gguf --work /tmp/peers --isa avx2 --activations auto,int8
 
 Builds an environment per peer under --work (kept for the next time), then starts every program anew
 in each round, one after the other. Ratios are those of the medians. A peer that cannot be installed
-or does not run is reported with the reason and left out of the ratios. --update puts the table where a
-Markdown file has `<!-- compare MODEL -->` and `<!-- end -->`, MODEL being the file's name.
+or does not run is reported with the reason and left out of the ratios. Precision is every program's
+divergence from fp32 on the same text, and needs torch. --update puts the table where a Markdown file
+has `<!-- compare MODEL ISA -->` and `<!-- end -->`: the file's name and the instruction set.
+
+--isa restricts all: Octavo by OCTAVO_ISA; llama.cpp by building it for that set; OpenVINO by
+ONEDNN_MAX_CPU_ISA, which its kernels made at run time obey, and a few compiled ones do not.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from octavo.backends.cpu.executor import host_isa
+from octavo.bench.engine import processor
 
 HERE = Path(__file__).parent
 PEERS = {  # name: (packages, in order of installation)
@@ -32,23 +45,85 @@ CASES = {  # name: (streams, prompt tokens of each, tokens each generates)
     "32 streams": (32, 128, 64),
     "2,048 tokens of context": (1, 1984, 64),
 }
+# What an instruction set is called, and what llama.cpp is built with for it: GGML_NATIVE=OFF alone
+# is AVX2.
+_AVX512 = ("AVX512", "AVX512_VBMI", "AVX512_VNNI")
+ISAS = {
+    "avx2": ("AVX2", ()),
+    "avxvnni": ("AVX2_VNNI", ("AVX_VNNI",)),
+    "avx512vnni": ("AVX512_CORE_VNNI", _AVX512),
+    "avx512bf16": ("AVX512_CORE_BF16", (*_AVX512, "AVX512_BF16")),
+    "amx": ("AVX512_CORE_AMX", (*_AVX512, "AVX512_BF16", "AMX_TILE", "AMX_INT8", "AMX_BF16")),
+}
 Result = dict[str, dict[str, float]]  # case: {"prefill_tps", "decode_tps"}
+Summary = dict[str, dict[str, dict[str, float]]]  # case: {figure: {program: tokens per second}}
 
 
-def install(name: str, work: Path) -> tuple[Path, str | None]:
+@dataclass(frozen=True)
+class Program:
+    """What is started for each round: a peer's python, its script in peers/, its environment."""
+
+    python: Path
+    script: str
+    env: dict[str, str] = field(default_factory=dict)
+
+    def run(self, model: str, threads: int, task: str, timeout: float) -> tuple[Any, str | None]:
+        script = HERE / "peers" / f"{self.script.replace('.', '_')}.py"
+        return run([self.python, script, model, str(threads), task], timeout, self.env)
+
+
+def install(name: str, work: Path, isa: str | None = None) -> tuple[Path, str | None]:
     """The peer's python, and why it could not be installed."""
-    folder = work / name
+    env, folder = {}, work / name
+    if isa and name == "llama.cpp":  # other peers choose their kernels when they run
+        folder = work / f"{name}-{isa}"
+        flags = " ".join(f"-DGGML_{f}=ON" for f in ISAS[isa][1])
+        env = {"CMAKE_ARGS": f"-DGGML_NATIVE=OFF {flags}", "PIP_NO_CACHE_DIR": "1"}
     python = folder / "bin" / "python"
     if (folder / "installed").exists():
         return python, None
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     for packages in PEERS[name]:
         command = [python, "-m", "pip", "install", "--quiet", *packages]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | env)
         if done.returncode:
             return python, f"pip: {_last_line(done.stderr)}"
     (folder / "installed").touch()
     return python, None
+
+
+def programs(
+    peers: Sequence[str], work: Path, isa: str | None, settings: Sequence[str]
+) -> tuple[dict[str, Program], dict[str, str]]:
+    """What to run by name, and what could not be installed, with the reason. settings: of Octavo's
+    activations; the first is what ratios are of."""
+    restricted = {"OCTAVO_ISA": isa, "ONEDNN_MAX_CPU_ISA": ISAS[isa][0]} if isa else {}
+    found, left_out = {}, {}
+    for i, setting in enumerate(settings):
+        name = f"octavo {setting}" if i else "octavo"
+        env = restricted | {"OCTAVO_ACTIVATIONS": setting}
+        found[name] = Program(Path(sys.executable), "octavo", env)
+    for name in peers:
+        python, problem = install(name, work, isa)
+        if problem:
+            left_out[name] = problem
+        else:
+            found[name] = Program(python, name, restricted)
+    return found, left_out
+
+
+def precision(
+    model: str, tokens: int, threads: int, chosen: dict[str, Program], work: Path, timeout: float
+) -> dict[str, dict[str, float]]:
+    """Each program's distance from fp32 on the same text, without those that tell none."""
+    with tempfile.TemporaryDirectory(dir=work) as folder:
+        script = [HERE / "precision.py", model, "--tokens", str(tokens), "--save", folder]
+        subprocess.run([sys.executable, *script], check=True)
+        found = {n: p.run(model, threads, folder, timeout) for n, p in chosen.items()}
+    for name, (_, problem) in found.items():
+        if problem:
+            print(f"no precision of {name}: {problem}")
+    return {name: figures for name, (figures, problem) in found.items() if not problem}
 
 
 def _last_line(text: str) -> str:
@@ -56,10 +131,14 @@ def _last_line(text: str) -> str:
     return lines[-1][:200] if lines else "no message"
 
 
-def run(command: Sequence[str | Path], timeout: float) -> tuple[Result | None, str | None]:
+def run(
+    command: Sequence[str | Path], timeout: float, env: dict[str, str]
+) -> tuple[Any, str | None]:
     """The JSON a program prints last, or why there is none."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout, env=os.environ | env
+        )
     except subprocess.TimeoutExpired:
         return None, f"not done after {timeout:.0f} s"
     if done.returncode:
@@ -68,54 +147,61 @@ def run(command: Sequence[str | Path], timeout: float) -> tuple[Result | None, s
     return json.loads(done.stdout.splitlines()[-1]), None
 
 
-def summarize(rounds: list[dict[str, Result]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Medians: {case: {figure: {program: tokens per second}}}."""
-    out: dict[str, dict[str, dict[str, float]]] = {}
+def summarize(rounds: list[dict[str, Result]]) -> Summary:
+    """Medians over the rounds."""
+    out: Summary = {}
     for case in CASES:
         out[case] = {}
         for figure in ("prefill_tps", "decode_tps"):
             out[case][figure] = {
                 who: round(statistics.median(r[who][case][figure] for r in rounds if who in r), 1)
-                for who in sorted({w for r in rounds for w in r})
+                for who in dict.fromkeys(w for r in rounds for w in r)
             }
     return out
 
 
-def table(summary: dict[str, dict[str, dict[str, float]]]) -> str:
+def table(summary: Summary, quality: dict[str, dict[str, float]]) -> str:
     """Markdown: a row per figure, a column per program, and Octavo's ratio to the best peer."""
-    programs = list(next(iter(summary.values()))["decode_tps"])
-    peers = [p for p in programs if p != "octavo"]
-    head = ["tokens/s", "octavo", *peers, "octavo / best peer"]
+    names = list(next(iter(summary.values()))["decode_tps"])
+    peers = [n for n in names if not n.startswith("octavo")]
+    head = ["tokens/s", *names, "octavo / best peer"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for case, figures in summary.items():
         for figure, label in (("prefill_tps", "prefill"), ("decode_tps", "decode")):
             row = figures[figure]
             best = max((row[p] for p in peers), default=float("nan"))
-            cells = [f"{case}, {label}", *(f"{row[p]:,.0f}" for p in ("octavo", *peers))]
+            cells = [f"{case}, {label}", *(f"{row[n]:,.0f}" for n in names)]
             lines.append("| " + " | ".join([*cells, f"{row['octavo'] / best:.2f}"]) + " |")
+    for figure, label, form in (
+        ("kl", "mean KL from fp32", "{:.1e}"),
+        ("top1", "same most likely token", "{:.1%}"),
+    ):
+        cells = [form.format(quality[n][figure]) if n in quality else "–" for n in names]
+        if quality:
+            lines.append("| " + " | ".join([label, *cells, ""]) + " |")
     return "\n".join(lines)
 
 
-def update(page: Path, model: str, new: str) -> None:
-    """Replaces the table of a model in a Markdown file. Raises ValueError if it has no place for it."""
-    before, start, rest = page.read_text().partition(f"<!-- compare {model} -->\n")
+def update(page: Path, what: str, new: str) -> None:
+    """Replaces the table of `what` in a Markdown file. Raises ValueError if it has no place for it."""
+    before, start, rest = page.read_text().partition(f"<!-- compare {what} -->\n")
     _, end, after = rest.partition("<!-- end -->")
     if not end:
-        raise ValueError(f"{page} has no <!-- compare {model} --> with an <!-- end --> after it")
+        raise ValueError(f"{page} has no <!-- compare {what} --> with an <!-- end --> after it")
     page.write_text(f"{before}{start}\n{new}\n\n{end}{after}")
 
 
-def chart(summary: dict[str, dict[str, dict[str, float]]]) -> str:
+def chart(summary: Summary) -> str:
     """A bar chart as SVG: per figure, each program's speed as a share of the fastest."""
     colours = ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd"]
-    programs = list(next(iter(summary.values()))["decode_tps"])
+    names = list(next(iter(summary.values()))["decode_tps"])
     parts, y = [], 30
     for case, figures in summary.items():
         for figure, label in (("prefill_tps", "prefill"), ("decode_tps", "decode")):
             row = figures[figure]
             top = max(row.values())
             parts.append(f'<text x="8" y="{y + 12}" font-size="13">{case}, {label}</text>')
-            for i, who in enumerate(programs):
+            for i, who in enumerate(names):
                 width = 420 * row[who] / top
                 at = y + 15 * i
                 parts.append(
@@ -124,7 +210,7 @@ def chart(summary: dict[str, dict[str, dict[str, float]]]) -> str:
                 parts.append(
                     f'<text x="{236 + width:.1f}" y="{at + 11}" font-size="11">{who} {row[who]:,.0f}</text>'
                 )
-            y += 15 * len(programs) + 12
+            y += 15 * len(names) + 12
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="800" height="{y + 10}" font-family="sans-serif">'
         f'<rect width="100%" height="100%" fill="white"/>'
@@ -141,6 +227,9 @@ def main() -> None:
         "--work", type=Path, required=True, help="folder of the peers' environments"
     )
     parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}")
+    parser.add_argument("--isa", choices=ISAS, help="restrict all to this instruction set")
+    parser.add_argument("--activations", default="auto", help="Octavo's, separated by commas")
+    parser.add_argument("--precision", type=int, default=2048, help="tokens for it, or 0")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--timeout", type=float, default=300, help="seconds a program may take")
@@ -149,42 +238,42 @@ def main() -> None:
     parser.add_argument("--update", type=Path, action="append", default=[], metavar="PAGE")
     a = parser.parse_args()
     cases = json.dumps(CASES)
-    programs = {"octavo": Path(sys.executable)}
-    left_out: dict[str, str] = {}
-    for name in filter(None, a.peers.split(",")):
-        python, problem = install(name, a.work)
-        if problem:
-            left_out[name] = problem
-        else:
-            programs[name] = python
+    peers, settings = list(filter(None, a.peers.split(","))), a.activations.split(",")
+    a.work.mkdir(parents=True, exist_ok=True)
+    chosen, left_out = programs(peers, a.work, a.isa, settings)
     rounds: list[dict[str, Result]] = []
     for _ in range(a.rounds):
         results = {}
-        for name, python in list(programs.items()):
-            script = HERE / "peers" / f"{name.replace('.', '_')}.py"
-            result, problem = run([python, script, a.model, str(a.threads), cases], a.timeout)
-            if result is None:
-                left_out[name] = str(problem)
-                del programs[name]
+        for name, program in list(chosen.items()):
+            result, problem = program.run(a.model, a.threads, cases, a.timeout)
+            if problem:
+                left_out[name] = problem
+                del chosen[name]
             else:
                 results[name] = result
         if "octavo" not in results:
             sys.exit(f"octavo: {left_out['octavo']}")
         rounds.append(results)
         print(json.dumps(results), flush=True)
-    rounds = [{w: r[w] for w in r if w in programs} for r in rounds]
-    summary = summarize(rounds)
-    print(table(summary))
+    rounds = [{w: r[w] for w in r if w in chosen} for r in rounds]
+    summary, quality = summarize(rounds), {}
+    if a.precision:
+        quality = precision(a.model, a.precision, a.threads, chosen, a.work, a.timeout)
+    isa = a.isa or host_isa()
+    caption = f"{processor()}, {isa}, {a.threads} threads, {datetime.date.today()}, medians of {a.rounds}:"
+    text = f"{caption}\n\n{table(summary, quality)}"
+    print(text)
     for name, problem in left_out.items():
         print(f"{name} is left out: {problem}")
     if a.json:
         record = {
-            "model": Path(a.model).name, "threads": a.threads, "cases": CASES, "rounds": rounds,
-            "summary": summary, "left_out": left_out,
+            "model": Path(a.model).name, "processor": processor(), "isa": isa, "threads": a.threads,
+            "cases": CASES, "rounds": rounds, "summary": summary, "precision": quality,
+            "left_out": left_out,
         }  # fmt: skip
         a.json.write_text(json.dumps(record, indent=1) + "\n")
     for page in a.update:
-        update(page, Path(a.model).name, table(summary))
+        update(page, f"{Path(a.model).name} {isa}", text)
     if a.svg:
         a.svg.write_text(chart(summary))
 

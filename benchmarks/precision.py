@@ -10,17 +10,15 @@ tokens. Needs torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
 
 import click
 import numpy as np
-import torch
+from peers.quality import Quality, save
 
 from octavo.backends import get_backend
 from octavo.backends.base import BLOCK, Executable, Limits, LoadOptions, Span, StepInput
-from octavo.backends.torch.reference import Reference
 from octavo.checkpoint import Checkpoint, open_checkpoint
 from octavo.checkpoint.hub import locate
 from octavo.engine.plan import cache_type
@@ -28,27 +26,6 @@ from octavo.models import build_program
 from octavo.text import load_tokenizer
 
 DOCUMENT = 512
-
-
-@dataclass(frozen=True)
-class Quality:
-    """Sums over tokens: divergence, agreements, losses of the reference and of the setting."""
-
-    divergence: float = 0.0
-    same: int = 0
-    reference_loss: float = 0.0
-    loss: float = 0.0
-
-    def add(self, expected: torch.Tensor, got: np.ndarray, ids: list[int]) -> Quality:
-        p, q = expected.log_softmax(-1), torch.from_numpy(got).log_softmax(-1)
-        following = torch.tensor(ids[1:])[:, None]
-        first, second = (-x[:-1].gather(1, following).sum().item() for x in (p, q))
-        return Quality(
-            self.divergence + (p.exp() * (p - q)).sum().item(),
-            self.same + int((p.argmax(-1) == q.argmax(-1)).sum()),
-            self.reference_loss + first,
-            self.loss + second,
-        )
 
 
 def documents(checkpoint: Checkpoint, tokens: int) -> list[list[int]]:
@@ -62,6 +39,17 @@ def documents(checkpoint: Checkpoint, tokens: int) -> list[list[int]]:
     if len(found[-1]) < DOCUMENT:
         raise click.UsageError(f"the text has fewer than {tokens} tokens")
     return found
+
+
+def load(checkpoint: Checkpoint, activations: str, kv_dtype: str, threads: int) -> Executable:
+    """With room for one document."""
+    program = build_program(checkpoint)
+    compiled = get_backend().compile(program)
+    options = LoadOptions(
+        Limits(DOCUMENT, DOCUMENT, DOCUMENT // BLOCK), threads, cache_type(program, kv_dtype),
+        activations=compiled.activations(activations),
+    )  # fmt: skip
+    return compiled.load(checkpoint, options)
 
 
 def logits(executable: Executable, ids: list[int]) -> np.ndarray:
@@ -79,31 +67,34 @@ def logits(executable: Executable, ids: list[int]) -> np.ndarray:
 @click.option("--activations", default="auto,int8,int16", show_default=True)
 @click.option("--kv-dtype", default="auto", show_default=True)
 @click.option("--threads", default=2, show_default=True)
-def main(model: str, tokens: int, activations: str, kv_dtype: str, threads: int) -> None:
+@click.option(
+    "--save", "folder", type=click.Path(path_type=Path),
+    help="Only keep fp32's logits in this folder, as compare.py reads them.",
+)  # fmt: skip
+def main(
+    model: str, tokens: int, activations: str, kv_dtype: str, threads: int, folder: Path | None
+) -> None:
+    from octavo.backends.torch.reference import Reference
+
     path = Path(model) if Path(model).exists() else locate(model).path
     checkpoint = open_checkpoint(path)
-    program = build_program(checkpoint)
-    texts, reference = documents(checkpoint, tokens), Reference(program)
-    limits = Limits(DOCUMENT, DOCUMENT, DOCUMENT // BLOCK)
-    found: dict[str, Quality] = {}
-    runs: dict[str, Executable] = {}
-    for setting in activations.split(","):
-        compiled = get_backend().compile(program)
-        options = LoadOptions(
-            limits, threads, cache_type(program, kv_dtype),
-            activations=compiled.activations(setting),
-        )  # fmt: skip
-        found[setting], runs[setting] = Quality(), compiled.load(checkpoint, options)
+    texts, reference = documents(checkpoint, tokens), Reference(build_program(checkpoint))
+    if folder is not None:
+        for i, ids in enumerate(texts):
+            save(folder, i, ids, reference.logits(ids).numpy())
+        return
+    settings = activations.split(",")
+    runs = {s: load(checkpoint, s, kv_dtype, threads) for s in settings}
+    found = dict.fromkeys(settings, Quality())
     for ids in texts:
-        expected = reference.logits(ids)
-        for setting, executable in runs.items():
-            found[setting] = found[setting].add(expected, logits(executable, ids), ids)
-    n, predicted = len(texts) * DOCUMENT, len(texts) * (DOCUMENT - 1)
-    for setting, q in found.items():
-        before, after = (np.exp(x / predicted) for x in (q.reference_loss, q.loss))
+        expected = reference.logits(ids).numpy()
+        for s, executable in runs.items():
+            found[s] = found[s].add(expected, logits(executable, ids), ids)
+    for s, quality in found.items():
+        q = quality.figures()
         click.echo(
-            f"{setting:6} {n} tokens: KL {q.divergence / n:.2e}, top-1 {100 * q.same / n:.2f} %, "
-            f"perplexity {after:.4f}, of fp32 {before:.4f}"
+            f"{s:6} {quality.tokens} tokens: KL {q['kl']:.2e}, top-1 {100 * q['top1']:.2f} %, "
+            f"perplexity {q['perplexity']:.4f}, of fp32 {q['reference_perplexity']:.4f}"
         )
 
 

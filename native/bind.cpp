@@ -14,7 +14,8 @@ std::vector<std::vector<SampleTuple>> step(Model& model, Ints ids, Ints position
     Ints block_tables, Ints logits_indices, nb::list rows, Ints token_type_ids, bool all_logits,
     int steps, const std::vector<std::vector<int32_t>>& ends,
     const std::optional<Matrix2>& embeddings, const std::optional<Ints>& embedding_rows,
-    const std::optional<Table2>& kv_writes) {
+    const std::optional<Table2>& kv_writes, const std::optional<Ints>& reach, int first_op,
+    const std::optional<int>& last_op) {
   Step s;
   s.tokens = int(ids.size());
   s.selected = int(logits_indices.size());
@@ -36,6 +37,12 @@ std::vector<std::vector<SampleTuple>> step(Model& model, Ints ids, Ints position
     s.embeddings = embeddings->data(), s.embedding_rows = embedding_rows->data();
     s.embedded = int(embedding_rows->size()), s.embedding_width = int(embeddings->shape(1));
   }
+  if (reach && reach->size() != ids.size())
+    throw std::invalid_argument("step arrays disagree in length");
+  if (reach) s.reach = reach->data();
+  s.first_op = first_op, s.last_op = last_op.value_or(model.length());
+  if (s.first_op < 0 || s.last_op < s.first_op || s.last_op > model.length())
+    throw std::invalid_argument("no such operations");
   if (kv_writes) {
     if (kv_writes->shape(1) != 2) throw std::invalid_argument("step arrays disagree in length");
     for (size_t i = 0; i < kv_writes->shape(0); i++)
@@ -222,7 +229,8 @@ NB_MODULE(_native, m) {
       .def("copy_block", &Model::copy_block)
       .def("step", &step, "ids"_a, "positions"_a, "spans"_a, "block_tables"_a, "logits_indices"_a,
           "sampling"_a, "token_type_ids"_a, "all_logits"_a, "steps"_a, "ends"_a,
-          "embeddings"_a = nb::none(), "embedding_rows"_a = nb::none(), "kv_writes"_a = nb::none())
+          "embeddings"_a = nb::none(), "embedding_rows"_a = nb::none(), "kv_writes"_a = nb::none(),
+          "reach"_a = nb::none(), "first_op"_a = 0, "last_op"_a = nb::none())
       .def("rows",
           [](Model& self, int buffer, int first,
               int count) {  // of a buffer as the last step left it, copied
@@ -242,6 +250,7 @@ NB_MODULE(_native, m) {
             return std::make_tuple(
                 self.profile().steps(), self.profile().seconds(), self.profile().by_name());
           })
+      .def_prop_ro("length", &Model::length)
       .def_prop_ro("operations", &Model::operations)
       .def_prop_ro("expert_bytes", &Model::expert_bytes)
       .def_prop_ro("isa", [](const Model& self) { return std::string(self.isa()); })

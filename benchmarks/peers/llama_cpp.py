@@ -1,4 +1,4 @@
-"""llama.cpp's side of compare.py: prints JSON.
+"""llama.cpp's side of compare.py.
 
 Calls the C API directly (llama_decode on batches of ids), so that nothing of the Python binding is
 timed but one call per step. Greedy decoding; the argmax is not timed. Flash attention is on.
@@ -7,14 +7,18 @@ timed but one call per step. Greedy decoding; the argmax is not timed. Flash att
 from __future__ import annotations
 
 import ctypes
-import json
 import sys
 import time
+from collections.abc import Callable
+
+from program import run
 
 # This file's folder must not hide packages of the same names as its neighbours.
 sys.path.pop(0)
 import llama_cpp as L
 import numpy as np
+
+SILENT = L.llama_log_callback(lambda level, text, user: None)
 
 
 class Streams:
@@ -41,9 +45,12 @@ class Streams:
         assert L.llama_decode(self.context, b) == 0
         L.llama_synchronize(self.context)
 
-    def best(self, row: int) -> int:
+    def logits(self, row: int) -> np.ndarray:
         logits = L.llama_get_logits_ith(self.context, row)
-        return int(np.ctypeslib.as_array(logits, (self.vocabulary,)).argmax())
+        return np.ctypeslib.as_array(logits, (self.vocabulary,))
+
+    def best(self, row: int) -> int:
+        return int(self.logits(row).argmax())
 
     def run(self, count: int, prompt: int, output: int) -> dict[str, float]:
         ids = np.random.default_rng(1).integers(3, self.vocabulary, (count, prompt)).tolist()
@@ -73,15 +80,17 @@ class Streams:
         L.llama_free(self.context)
 
 
-def main(path: str, threads: int, cases: dict[str, list[int]]) -> None:
+def load(path: str) -> ctypes.c_void_p:
     L.llama_backend_init()
-    silent = L.llama_log_callback(lambda level, text, user: None)
-    L.llama_log_set(silent, ctypes.c_void_p(0))
+    L.llama_log_set(SILENT, ctypes.c_void_p(0))
     params = L.llama_model_default_params()
     # Without its AMX buffers: llama.cpp of llama-cpp-python 0.3.36 crashes in them on this model.
     params.use_extra_bufts = False
-    model = L.llama_model_load_from_file(path.encode(), params)
-    results = {}
+    return L.llama_model_load_from_file(path.encode(), params)
+
+
+def speeds(path: str, threads: int, cases: dict[str, list[int]]) -> dict[str, dict[str, float]]:
+    model, results = load(path), {}
     for name, (count, prompt, output) in cases.items():
         warm = Streams(model, 1, 64, threads)
         warm.run(1, 16, 4)
@@ -89,8 +98,21 @@ def main(path: str, threads: int, cases: dict[str, list[int]]) -> None:
         streams = Streams(model, count, prompt + output + 16, threads)
         results[name] = streams.run(count, prompt, output)
         streams.close()
-    print(json.dumps(results))
+    return results
+
+
+def distributions(path: str, threads: int) -> Callable[[list[int]], np.ndarray]:
+    model = load(path)
+
+    def logits(ids: list[int]) -> np.ndarray:
+        document = Streams(model, 1, len(ids), threads)
+        document.decode([(token, i, 0, True) for i, token in enumerate(ids)])
+        found = np.stack([document.logits(i) for i in range(len(ids))])
+        document.close()
+        return found
+
+    return logits
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]))
+    run(speeds, distributions)

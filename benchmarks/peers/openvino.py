@@ -1,11 +1,17 @@
-"""OpenVINO GenAI's side of compare.py: its continuous-batching backend reads the same GGUF. Prints JSON."""
+"""OpenVINO GenAI's side of compare.py: its continuous-batching backend reads the same GGUF.
+
+It gives no distributions itself, but writes the model that it makes of a GGUF; that is run by
+OpenVINO, whose linear layers are the same."""
 
 from __future__ import annotations
 
-import json
 import sys
+import tempfile
 import time
+from collections.abc import Callable
+from pathlib import Path
 
+from program import run
 from timing import measure
 
 # This file's name must not hide the package.
@@ -15,7 +21,7 @@ import openvino
 import openvino_genai as genai
 
 
-def main(path: str, threads: int, cases: dict[str, list[int]]) -> None:
+def speeds(path: str, threads: int, cases: dict[str, list[int]]) -> dict[str, dict[str, float]]:
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size = 2
     scheduler.max_num_batched_tokens = 512
@@ -35,9 +41,31 @@ def main(path: str, threads: int, cases: dict[str, list[int]]) -> None:
         pipe.generate(inputs, config)
         return time.perf_counter() - began
 
-    results = measure(seconds, cases)
-    print(json.dumps(results))
+    return measure(seconds, cases)
+
+
+def distributions(path: str, threads: int) -> Callable[[list[int]], np.ndarray]:
+    with tempfile.TemporaryDirectory() as folder:
+        link = Path(folder) / Path(path).name
+        link.symlink_to(Path(path).resolve())
+        genai.LLMPipeline(str(link), "CPU", enable_save_ov_model=True)
+        model = openvino.Core().compile_model(
+            f"{folder}/openvino_model.xml", "CPU", {"INFERENCE_NUM_THREADS": threads}
+        )
+
+    def logits(ids: list[int]) -> np.ndarray:
+        n = len(ids)
+        request = model.create_infer_request()
+        given = {
+            "input_ids": np.array([ids]),
+            "attention_mask": np.ones((1, n), np.int64),
+            "position_ids": np.arange(n)[None],
+            "beam_idx": np.zeros(1, np.int32),
+        }
+        return request.infer(given)["logits"][0]
+
+    return logits
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]))
+    run(speeds, distributions)

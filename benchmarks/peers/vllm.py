@@ -1,14 +1,14 @@
-"""vLLM's side of compare.py, in bf16: it gets a Hugging Face folder made from the GGUF. Prints JSON."""
+"""vLLM's side of compare.py, in bf16: it gets a Hugging Face folder made from the GGUF."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from program import run
 from timing import measure
 
 # This file's name must not hide the package.
@@ -31,7 +31,7 @@ def convert(gguf: Path, folder: Path) -> None:
     save_file(weights, folder / "model.safetensors")
 
 
-def main(path: str, threads: int, cases: dict[str, list[int]]) -> None:
+def speeds(path: str, threads: int, cases: dict[str, list[int]]) -> dict[str, dict[str, float]]:
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = "2"
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{threads - 1}"
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -54,9 +54,8 @@ def main(path: str, threads: int, cases: dict[str, list[int]]) -> None:
             llm.generate(prompts, params, use_tqdm=False)
             return time.perf_counter() - began
 
-        results = measure(seconds, cases)
-    print(json.dumps(results))
+        return measure(seconds, cases)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]))
+    run(speeds)

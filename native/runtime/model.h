@@ -108,6 +108,7 @@ class Model {
       const std::vector<std::vector<int32_t>>& ends);
   size_t expert_bytes() const { return context_.expert_bytes; }
   const Profile& profile() const { return profile_; }
+  int length() const { return int(ops_.size()); }  // in operations
   // Operations begun so far; may be read while a step runs, to see that it gets on.
   uint64_t operations() const { return operations_.load(std::memory_order_relaxed); }
   const Buffer& logits() const { return buffers_[size_t(output_)].buffer; }
@@ -142,6 +143,7 @@ class Model {
   void check(const Step& step) const;
   void check_spans(const Step& step) const;
   void check_embeddings(const Step& step) const;
+  void check_reach(const Step& step) const;
   void place_kv_writes(Step& step) const;
   void plan_head(const std::vector<SamplingRow>& sampling);
   void plan_live(const std::vector<SamplingRow>& sampling);
@@ -173,6 +175,7 @@ class Model {
   int known_[3] = {INT_MAX, INT_MAX, INT_MAX};
   int output_ = -1, width_ = 0;
   int embedding_width_ = 0;  // of rows that a step may give in place of the table's; 0: none
+  bool all_embedded_ = false;  // they have to be given for every token
   struct Attended { int layer, heads, kv_heads, head_dim; };
   std::vector<Attended> attended_;  // by each attention
 };

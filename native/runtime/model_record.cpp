@@ -47,11 +47,11 @@ int Model::add_schedule(int window, bool causal, int group) {
 }
 
 void Model::embed(int matrix, int out, float scale, int index, int offset, bool replaceable) {
-  int& known = known_[index];
-  known = std::min(known, int(this->matrix(matrix)->rows) - offset);
-  if (replaceable) embedding_width_ = buffer(out).width;
+  const Matrix* table = matrix < 0 ? nullptr : this->matrix(matrix);
+  if (table) known_[index] = std::min(known_[index], int(table->rows) - offset);
+  if (replaceable) embedding_width_ = buffer(out).width, all_embedded_ = !table;
   ops_.push_back(std::make_unique<EmbedOp>(
-      this->matrix(matrix), buffer(out), scale, Index(index), offset, replaceable));
+      table, buffer(out), scale, Index(index), offset, replaceable));
 }
 
 void Model::select_rows(int in, int out, int act_index) {

@@ -20,7 +20,10 @@ void Model::check(const Step& s) const {
     if (s.logits_indices[i] < 0 || s.logits_indices[i] >= s.tokens)
       throw std::invalid_argument("a selected row is outside the step");
   check_spans(s);
+  if (s.reach) check_reach(s);
   if (s.embedded) check_embeddings(s);
+  if (all_embedded_ && s.embedded != s.tokens)
+    throw std::invalid_argument("this model takes embeddings of every row");
 }
 
 void Model::check_spans(const Step& s) const {
@@ -37,6 +40,17 @@ void Model::check_spans(const Step& s) const {
     next += x.count;
   }
   if (next != s.tokens) throw std::invalid_argument("rows of the step are in no span");
+}
+
+// Rows see ever further, so that the last of several sees the most.
+void Model::check_reach(const Step& s) const {
+  for (const Span& x : s.spans)
+    for (int t = 0, seen = 0; t < x.count; t++) {
+      const int reach = s.reach[x.first + t];
+      if (reach < 0 || reach >= x.count - t || t + reach < seen)
+        throw std::invalid_argument("a row sees beyond its span, or less than the row before");
+      seen = t + reach;
+    }
 }
 
 void Model::check_embeddings(const Step& s) const {
@@ -105,8 +119,12 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
   std::vector<Sample> samples(sampling.size());
   profile_.begin();
   team_.run([&](int thread, Work& work) {
-    for (auto* list : {&prologue_, &ops_})
-      for (size_t i = 0; i < list->size(); i++) {
+    for (auto* list : {&prologue_, &ops_}) {
+      const size_t first = list == &ops_ ? size_t(step.first_op) : 0,
+                   last = list == &ops_ ? std::min(size_t(step.last_op), list->size())
+          : step.first_op               ? 0
+                                        : list->size();
+      for (size_t i = first; i < last; i++) {
         Op* op = (*list)[i].get();
         if (thread == 0) operations_.fetch_add(1, std::memory_order_relaxed);
         // so that memory is busy where this one is not
@@ -116,6 +134,7 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
           if (thread == 0) profile_.mark([&] { return op->name(p); });
         }
       }
+    }
     work.each(thread, int(sampling.size()), 1, [&](int begin, int end) {
       for (int i = begin; i < end; i++)
         samples[size_t(i)] = sample(*kernels_, logits().row(i), context_.statistics_of(i),
@@ -131,7 +150,7 @@ std::vector<std::vector<Sample>> Model::decode(Step step, std::vector<SamplingRo
     int steps, const std::vector<std::vector<int32_t>>& ends) {
   const size_t n = size_t(step.tokens);
   if (step.spans.size() != n || sampling.size() != n || ends.size() != n ||
-      step.selected != step.tokens || step.embedded || !step.kv_writes.empty())
+      step.selected != step.tokens || step.embedded || !step.kv_writes.empty() || step.reach)
     throw std::invalid_argument("only single tokens that are all sampled can be decoded in a row");
   std::vector<int32_t> ids(step.ids, step.ids + n), positions(step.positions, step.positions + n);
   step.ids = ids.data(), step.positions = positions.data();

@@ -103,6 +103,8 @@ struct Step {  // what changes from step to step
   const int32_t* embedding_rows = nullptr;
   int embedded = 0, embedding_width = 0;
   std::vector<KvWrite> kv_writes;
+  const int32_t* reach = nullptr;  // later tokens of its span that each row sees too; null: none
+  int first_op = 0, last_op = 1 << 30;  // the operations to run
   const float* embedding(int t) const {  // given for row t, or null
     const int32_t *end = embedding_rows + embedded,
                   *found = std::lower_bound(embedding_rows, end, t);
@@ -168,15 +170,11 @@ class Op {
 
 enum class Index { ids, positions, token_type_ids };
 
-// table[index + offset] * scale; or, if replaceable, the row that the step gives in its place
+// table[index + offset] * scale; or, if replaceable or without a table, the row that the step gives
 class EmbedOp : public Op {
  public:
   EmbedOp(const Matrix* table, Buffer out, float scale, Index index, int offset, bool replaceable)
-      : table_(table),
-        out_(out),
-        scale_(scale),
-        index_(index),
-        offset_(offset),
+      : table_(table), out_(out), scale_(scale), index_(index), offset_(offset),
         replaceable_(replaceable) {}
   std::string name(int) const override { return "embed"; }
   void run(Context& c, int phase, int thread, Work& work) override;

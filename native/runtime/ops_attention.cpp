@@ -16,8 +16,8 @@ int first_key(const Schedule& s, const Span& span, int t) {
   return s.window ? std::max(0, span.position + t - s.window + 1) : 0;
 }
 
-int last_key(const Schedule& s, const Span& span, int t) {
-  const int reach = s.causal ? t
+int last_key(const Context& c, const Schedule& s, const Span& span, int t) {
+  const int reach = s.causal ? t + (c.step.reach ? c.step.reach[span.first + t] : 0)
       : s.window             ? std::min(t + s.window, span.count) - 1
                              : span.count - 1;
   return span.position + reach;
@@ -36,7 +36,7 @@ void plan_attention(const Context& c, Schedule& s) {
     for (int row = 0; row < span.count * group; count++) {
       const int rows = std::min(ATTEND_ROWS, span.count * group - row);
       const int last = (row + rows - 1) / group;
-      const int newest = last_key(s, span, last);
+      const int newest = last_key(c, s, span, last);
       const int begin = first_key(s, span, row / group) / KV_CHUNK, end = newest / KV_CHUNK + 1;
       s.items.push_back({int(i), row, rows, newest + 1, begin, end, -1});
       row += rows;
@@ -160,7 +160,7 @@ void AttentionOp::attend(Context& c, int index, int units, float* tmp) {
     c.kernels->store_q(turned(c, s_.q, s_.q_norm, span.first + t, head, spare), s_.head_dim, d,
         s_.scale, c.kv.type, queries + r * d);
     a.q[r] = queries + r * d;
-    a.first[r] = first_key(s, span, t), a.last[r] = last_key(s, span, t);
+    a.first[r] = first_key(s, span, t), a.last[r] = last_key(c, s, span, t);
     const int part = s.part_begin[size_t(span.first + t)] + std::max(item.part, 0);
     slot[r] = size_t(part) * size_t(s_.heads) + size_t(head);
     a.max[r] = c.part_max + slot[r];

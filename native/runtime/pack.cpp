@@ -137,22 +137,29 @@ int pair_at(const Layout& l, int g, int lane, int i) {
 
 // Writes 32 codes of `lane` into group `g` of a tile.
 void put_group(Format f, const uint8_t* q, uint8_t* tile, int g, int lane) {
-  const Layout& l = layout(f);
+  const Layout l = layout(f);  // a copy: what is written could be the table's
   if (f == Q8_0) {
     for (int i = 0; i < 32; i += 4) memcpy(tile + l.lines + g * 512 + i * 16 + lane * 4, q + i, 4);
     return;
   }
-  uint8_t* lines = tile + l.lines + g * 256 + lane * 4;
-  for (int i = 0; i < 16 && l.lines >= 0; i++)
-    lines[(i / 4) * 64 + i % 4] = uint8_t((q[i] & 15) | (q[i + 16] & 15) << 4);
+  for (int i = 0; l.lines >= 0 && i < 16; i += 4) {
+    uint32_t low, high;
+    memcpy(&low, q + i, 4);
+    memcpy(&high, q + i + 16, 4);
+    low = (low & 0x0f0f0f0f) | (high & 0x0f0f0f0f) << 4;
+    memcpy(tile + l.lines + g * 256 + i * 16 + lane * 4, &low, 4);
+  }
   if (l.fifth >= 0)
     for (int i = 0; i < 32; i++)
       tile[l.fifth + g * 64 + (i / 4) * 8 + lane / 2] |=
           uint8_t((q[i] >> 4 & 1) << (lane % 2 * 4 + i % 4));
-  for (int i = 0; i < 32 && l.pairs >= 0; i++)
-    tile[pair_at(l, g, lane, i)] |= uint8_t((f == Q6_K ? q[i] >> 4 : q[i] & 3) << (i / 4 % 4 * 2));
-  for (int i = 0; i < 32 && l.thirds >= 0; i++)
-    tile[l.thirds + g * 64 + lane * 4 + i % 4] |= uint8_t((q[i] >> 2) << (i / 4));
+  if (l.pairs >= 0)
+    for (int i = 0; i < 32; i++)
+      tile[pair_at(l, g, lane, i)] |=
+          uint8_t((f == Q6_K ? q[i] >> 4 : q[i] & 3) << (i / 4 % 4 * 2));
+  if (l.thirds >= 0)
+    for (int i = 0; i < 32; i++)
+      tile[l.thirds + g * 64 + lane * 4 + i % 4] |= uint8_t((q[i] >> 2) << (i / 4));
 }
 
 uint8_t get_code(Format f, const uint8_t* tile, int g, int lane, int i) {

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from octavo.llm import LLM, AsyncLLM
     from octavo.text import grammar
 
+__version__ = "0.1.0"
 __all__ = [
     "LLM",
     "AsyncLLM",
@@ -22,6 +23,7 @@ __all__ = [
     "Evaluation",
     "OctavoError",
     "SamplingParams",
+    "__version__",
     "evaluate",
     "grammar",
     "quantize",

@@ -82,9 +82,13 @@ class Unsupported(OctavoError):
 
 
 class RequestError(OctavoError):
-    """A request that cannot be served: `param` names the field, `code` is OpenAI's error code."""
+    """A request that cannot be served: `param` names the field, `code` is OpenAI's error code.
+
+    retry_after: seconds after which the client may try again.
+    """
 
     status = 400
+    retry_after: float | None = None
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -136,6 +140,7 @@ class Overloaded(RequestError):
     """It cannot be served now; the client may try again."""
 
     status = 503
+    retry_after = 0.5
 
 
 class EngineFailed(RequestError):

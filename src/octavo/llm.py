@@ -25,6 +25,7 @@ from octavo.errors import EngineFailed, InvalidValue, RequestError, engine_close
 from octavo.generate.choices import completions, generate, generate_whole
 from octavo.generate.embed import encode_inputs, encode_pairs, pool, score
 from octavo.generate.load import LoadOptions, load
+from octavo.generate.media import MediaReader
 from octavo.generate.model import ServedModel
 from octavo.generate.prepare import PreparedRequest, encode_chat, prepare
 from octavo.generate.progress import Done, progress_bar
@@ -97,7 +98,7 @@ class AsyncLLM(_Loaded):
         if not isinstance(model, str) and options:
             raise TypeError(f"a model that is loaded already takes no {', '.join(options)}")
         self.model = load(model, **options) if isinstance(model, str) else model
-        self._closed = False
+        self._closed, self._media = False, MediaReader()
         client = self.model.client
         if isinstance(model, str) and isinstance(client, InProcessClient):
             weakref.finalize(self, _release, self.model, client)
@@ -238,7 +239,7 @@ class AsyncLLM(_Loaded):
         """Runs requests together, or none of them if one is refused."""
 
         async def one(job: PreparedRequest) -> list[Completion]:
-            usage = Usage(prompt=job.prompt_tokens)
+            usage = Usage(prompt=job.prompt_tokens, images=job.image_tokens)
             found = completions(job, await generate_whole(job, usage), usage)
             done()
             return found
@@ -272,8 +273,11 @@ class AsyncLLM(_Loaded):
         if self._closed:
             raise engine_closed()
 
+        asked = await asyncio.to_thread(make)
+        read = await asyncio.gather(*(self._media.read(r, self.model) for r in asked))
+
         def work() -> list[PreparedRequest]:
-            pairs = zip(make(), adapters, strict=True)
+            pairs = zip(read, adapters, strict=True)
             return [prepare(r, replace(self.model, adapter=a)) for r, a in pairs]
 
         return await asyncio.to_thread(work)

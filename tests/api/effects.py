@@ -381,6 +381,51 @@ def cache_salt(a: Asking) -> None:
 
 
 @effect
+def speculation(a: Asking) -> None:
+    """What it saves is another test's; here, that nothing else changes."""
+    asked: Reply = {"max_tokens": 40, "ignore_eos": True, "temperature": 0} | repeated(a)
+    before = verified(a)
+    assert a.likeliest(**asked, speculation="off") == a.likeliest(**asked, speculation="auto")
+    between = verified(a)
+    assert between > before
+    a.ids(**asked, speculation="off")
+    assert verified(a) == between
+    status, reply = a.server.post(ROUTES[a.route], a.body(speculation="on"))
+    assert (status, reply["error"]["param"]) == (400, "speculation")
+
+
+def verified(a: Asking) -> float:
+    """Tokens of drafts that the server has verified."""
+    status, text = a.server.call("GET", "/metrics", b"")
+    assert status == 200
+    found = re.findall(r"octavo_verified_draft_tokens_total\{.*\} (\S+)", text)
+    assert len(found) == 4
+    return sum(map(float, found))
+
+
+@effect
+def prediction(a: Asking) -> None:
+    asked: Reply = {"max_tokens": 60, "ignore_eos": True, "temperature": 0}
+    asked["messages"] = [{"role": "user", "content": "Tell me of the sea."}]
+    reply = a.reply(**asked)
+    text = a.text(reply["choices"][0])
+    assert "completion_tokens_details" not in reply["usage"]
+    for content in (
+        text,
+        [{"type": "text", "text": text[:90]}, {"type": "text", "text": text[90:]}],
+    ):
+        told = a.reply(**asked, prediction={"type": "content", "content": content})
+        assert a.text(told["choices"][0]) == text
+        assert told["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 20
+    for wrong in (
+        {"type": "text", "content": "a"},
+        {"type": "content", "content": [{"type": "x", "text": "a"}]},
+    ):
+        status, failed = a.server.post(ROUTES["chat"], a.body(prediction=wrong))
+        assert (status, failed["error"]["param"]) == (400, "prediction")
+
+
+@effect
 def response_format(a: Asking) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": ["yes", "no"]}}, "required": ["a"]}
     named = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}

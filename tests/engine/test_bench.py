@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from octavo.backends.base import Counters
+from octavo.backends.cpu.executor import host_isa
 from octavo.bench.decoding import FIRST, TOKENS, batch, step_ms
 from octavo.bench.engine import bench_engine, measure, random_requests, run_requests
 from octavo.client.base import EngineClient
@@ -18,6 +19,7 @@ from octavo.engine.request import Request
 from octavo.errors import EngineFailed
 from tests.engine.test_clients import NAMES, Clients
 
+AUTO = "int16" if host_isa() == "amx" else "auto"  # tiles multiply two digits at little cost
 STEP, NATIVE, LOOP = 0.004, 0.003, 0.001  # seconds: of a step, of its native part, between two
 
 
@@ -125,6 +127,7 @@ def test_a_request_that_fails_fails_the_measurement() -> None:
 def test_a_real_engine(smollm2: Path) -> None:
     report = bench_engine(smollm2, "smollm2", [1, 3], 20, 8, 2, 1)
     assert [(r.batch, r.prompt, r.output) for r in report.runs] == [(1, 20, 8), (3, 20, 8)]
+    assert (report.activations, report.kv_dtype) == (AUTO, "bf16")
     for r in report.runs:
         assert min(r.prefill_tps, r.decode_tps, r.ttft_ms) > 0 and 0 < r.overhead < 100
         assert 0 < sum(r.phases.values()) <= 100 + 0.05 * len(r.phases)  # each is rounded

@@ -9,16 +9,17 @@ from octavo.backends.base import BLOCK, Sample, StepInput
 from octavo.engine import Engine, Request, SamplingParams
 from octavo.engine.events import BeamText, Ended, Token, TokenEvent
 from octavo.engine.kv import blocks_for
+from octavo.engine.policy import FairPolicy
 from octavo.engine.request import BeamSearch
 from octavo.engine.scheduler import ScheduledSpan
 from octavo.engine.sequence import Sequence
 from tests.engine.test_engine import Counting, engine, finish, request
 
 
-class ShortestFirst:
+class ShortestFirst(FairPolicy):
     """Prompts by length, whatever their priority."""
 
-    def key(self, sequence: Sequence) -> tuple[int, int]:
+    def key(self, sequence: Sequence) -> tuple[int, int]:  # type: ignore[override]
         return len(sequence.request.prompt), sequence.arrival
 
 

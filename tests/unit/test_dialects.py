@@ -13,7 +13,6 @@ import pytest
 from octavo.checkpoint import open_checkpoint
 from octavo.engine.events import Ended
 from octavo.errors import InvalidValue, RequestError
-from octavo.generate.model import ServedModel
 from octavo.generate.prepare import PreparedRequest
 from octavo.generate.reply import TextDelta, Usage
 from octavo.generate.request import GenerationRequest, Sampling
@@ -21,6 +20,7 @@ from octavo.server.dialect import (
     Dialect,
     EmbedRoute,
     GenerateRoute,
+    ModelCard,
     ModelsRoute,
     ScoreRoute,
     TextRoute,
@@ -88,8 +88,8 @@ def names(body: Any) -> dict[str, str]:
     return {"prompts": "beginning", "max_tokens": "words"}
 
 
-def told(models: Sequence[tuple[ServedModel, str | None]]) -> bytes:
-    return msgspec.json.encode([model.name for model, _ in models])
+def told(cards: Sequence[ModelCard]) -> bytes:
+    return msgspec.json.encode([card.name for card in cards])
 
 
 TALES = Dialect(

@@ -21,7 +21,7 @@ def other_body(error: RequestError) -> bytes:
 
 def middleware(app: object, seen: list[Exchange]) -> ExchangeMiddleware:
     paths = {"/v1/a": RouteLabel("/v1/a", error_body), "/b/": RouteLabel("/b/{x}", other_body)}
-    return ExchangeMiddleware(app, paths, RouteLabel(OTHER, error_body), seen.append)  # type: ignore[arg-type]
+    return ExchangeMiddleware(app, paths, RouteLabel(OTHER, error_body), seen.append, {})  # type: ignore[arg-type]
 
 
 async def answers(given: Scope, receive: Receive, send: Send) -> None:

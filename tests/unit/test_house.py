@@ -30,7 +30,11 @@ LAYERS = [
     "process",
 ]
 # Usable from engine upward.
-BESIDE = {"text": {"checkpoint", "errors", "sandbox"}, "sandbox": {"errors", "process"}}
+BESIDE = {
+    "text": {"checkpoint", "errors", "sandbox"},
+    "vision": {"checkpoint", "errors", "text"},
+    "sandbox": {"errors", "process"},
+}
 MODULES = sorted(SOURCE.rglob("*.py"))
 
 

@@ -12,6 +12,7 @@ from octavo.client.base import EngineClient
 from octavo.engine.request import SamplingParams
 from octavo.errors import InvalidValue, Overloaded, RequestError, UsageError
 from octavo.generate.model import ServedModel
+from octavo.server.models import model_cards
 from octavo.server.registry import NotFound, Registry
 from octavo.server.sizes import Bounds
 
@@ -92,7 +93,8 @@ def test_adapters_are_models() -> None:
     tuned = models.get("tuned")
     assert (tuned.name, tuned.adapter, tuned.client) == ("tuned", "tuned", second.client)
     assert models.entry("tuned").name == "b"
-    assert [(m.name, m.adapter, parent) for m, parent in models.models()] == [
+    cards = [(c.name, c.served and c.served.adapter, c.parent) for c in model_cards(models)]
+    assert cards == [
         ("a", "", None), ("b", "", None), ("tuned", "tuned", "b"), ("other", "other", "b"),
     ]  # fmt: skip
     assert models.adapter_client("other") is second.client
@@ -112,7 +114,7 @@ def test_models_that_are_loading() -> None:
     add(models, "b")
     models.check_loaded()
     assert models.get("b").name == "b" and refusal(models, "a").status == 503
-    assert [m.name for m, _ in models.models()] == ["b"]
+    assert [card.name for card in model_cards(models)] == ["b"]
 
 
 def test_states_and_readiness() -> None:

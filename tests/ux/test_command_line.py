@@ -158,7 +158,8 @@ def test_generate_chat_and_bench(smollm2: Path, tmp_path: Path) -> None:
     )
     assert octavo("bench", "engine", "smollm2", *options).returncode == 0
     result = json.loads(out.read_text())
-    assert set(result) == {"machine", "model", "runs"}
+    assert set(result) == {"machine", "model", "activations", "kv_dtype", "runs"}
+    assert result["kv_dtype"] == "bf16"
     numbers = {"batch", "prompt", "output", "prefill_tps", "decode_tps", "ttft_ms", "rss_mb"}
     assert [r["batch"] for r in result["runs"]] == [1, 2]
     for r in result["runs"]:

@@ -13,6 +13,7 @@ import pytest
 from gguf import GGMLQuantizationType as Q
 from gguf import GGUFValueType
 
+from octavo.backends.cpu.executor import host_isa
 from octavo.backends.cpu.packed import packed_file
 from octavo.checkpoint import open_checkpoint
 from octavo.errors import CheckpointError, RequestError, printable
@@ -264,6 +265,7 @@ def test_json(smollm2: Path, tmp_path: Path) -> None:
     plan = json.loads(octavo("plan", "smollm2", "--context", "512", "--json").stdout)
     parts = ("weights", "buffers", "kv_cache", "process")
     assert sum(plan[p] for p in parts) == plan["total"] and plan["context"] == 512
+    assert plan["activations"] == ("int16" if host_isa() == "amx" else "auto")
     assert set(plan) == {
         *parts, "model", "total", "available", "model_context", "context", "capacity", "threads",
         "kv_dtype", "activations", "matrices",

@@ -134,7 +134,8 @@ class StepInput:
 
     embeddings: `[E, width]` rows that replace the embeddings of the rows `embedding_rows`, which
     ascend. kv_writes: `[W, 2]` of row, offset of a block table in `block_tables`: stores the row's
-    keys and values at its position of that table, too (see `tree_spans`).
+    keys and values at its position of that table, too (see `tree_spans`). reach: `[T]`, how many
+    later tokens of its span a row of a causal attention sees as well, as those of an image do.
     """
 
     ids: Ints
@@ -148,6 +149,7 @@ class StepInput:
     embeddings: Floats | None = None
     embedding_rows: Ints | None = None
     kv_writes: Ints | None = None
+    reach: Ints | None = None
 
 
 def tree_spans(
@@ -219,6 +221,16 @@ class Executable(Protocol):
 
     def step(self, step: StepInput) -> list[Sample]:
         """Computes the step: writes keys and values, samples the selected rows."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Operations of a step."""
+        ...
+
+    def run(self, step: StepInput, first: int, last: int) -> None:
+        """Computes operations [first, last) of a step that samples nothing, those before being
+        computed: a long step can be computed a little at a time."""
         ...
 
     def decode(self, step: StepInput, steps: int, ends: list[list[int]]) -> list[list[Sample]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import uvloop
 
 from octavo.bench.kernels import measure_limits
 from octavo.client.base import EngineClient
@@ -141,8 +142,10 @@ def _load(path: Path, name: str, threads: int | None, table: TokenTable, adapter
     """A model and a client of its engine, all packed. adapters: bytes that LoRA adapters get."""
     model = open_model(path, adapters=adapters > 0)
     plan = make_plan(
-        model.compiled, name=name, threads=threads, context=1024, memory="2GiB", adapters=adapters
-    )
+        model.compiled, name=name, threads=threads, context=1024, memory="2GiB", adapters=adapters,
+        encoder=model.encoder,
+        speculation="off",
+    )  # fmt: skip
     executable = load_executable(model, plan)
     while executable.pack_pending():
         pass
@@ -196,7 +199,7 @@ def bench_decoding(
             await plain.close()
             await lora.close()
 
-    costs = asyncio.run(work())
+    costs = uvloop.run(work())
     text = json.dumps({"title": "A long title, with words and more words. " * 6, "n": 12})
     compiler = GrammarCompiler(table, model.vocabulary)
     masks = sorted(mask_times(compiler, tokenizer.encode(text, add_bos=False)))

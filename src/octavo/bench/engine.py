@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
+import uvloop
+
 from octavo.backends.base import Counters, Executable
 from octavo.client.base import EngineClient
 from octavo.client.in_process import InProcessClient
@@ -67,10 +69,13 @@ class ModelSize(TypedDict):
 
 @dataclass(frozen=True)
 class Report:
-    """Measurements of one model on one machine. `dataclasses.asdict` is what --json writes."""
+    """Measurements of one model on one machine. activations, kv_dtype: what was computed with,
+    `auto` resolved. `dataclasses.asdict` is what --json writes."""
 
     machine: Machine
     model: ModelSize
+    activations: str
+    kv_dtype: str
     runs: list[Measurement]
 
 
@@ -230,13 +235,17 @@ async def measure(
     )  # fmt: skip
 
 
-def machine(executable: Executable) -> Machine:
+def processor() -> str:
+    """What the host's CPU calls itself."""
     info = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next(
+    return next(
         (line.split(":", 1)[1].strip() for line in info if line.startswith("model name")), ""
     )
+
+
+def machine(executable: Executable) -> Machine:
     return {
-        "cpu": cpu, "system": platform.platform(), "isa": executable.kernels,
+        "cpu": processor(), "system": platform.platform(), "isa": executable.kernels,
         "threads": executable.threads,
     }  # fmt: skip
 
@@ -250,13 +259,15 @@ def bench_engine(
     threads: int | None,
     repeats: int,
     kv_dtype: str = "auto",
-    activations: str = "int16",
+    activations: str = "auto",
 ) -> Report:
     """Measures the given batch sizes, one after another; no prefix is reused."""
     opened = open_model(path)
     plan = make_plan(
-        opened.compiled, name=name, threads=threads, kv_dtype=kv_dtype, activations=activations
-    )
+        opened.compiled, name=name, threads=threads, kv_dtype=kv_dtype, activations=activations,
+        encoder=opened.encoder,
+        speculation="off",
+    )  # fmt: skip
     executable = load_executable(opened, plan)
     while executable.pack_pending():
         pass
@@ -274,4 +285,4 @@ def bench_engine(
         ]
 
     size: ModelSize = {"name": name, "bytes": opened.checkpoint.nbytes}
-    return Report(machine(executable), size, asyncio.run(runs()))
+    return Report(machine(executable), size, plan.activations, plan.kv_dtype, uvloop.run(runs()))

@@ -6,23 +6,27 @@ Files are used where they lie: Hugging Face models in its standard cache, the de
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import os
+from collections.abc import Collection
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from octavo.checkpoint.cache import cache_folder
-from octavo.checkpoint.demo import DEMOS, fetch_demo, find_demo
+from octavo.checkpoint.demo import BUNDLED, DEMOS, fetch_demo, find_demo
 from octavo.checkpoint.folders import choose, gguf_models, is_model_folder
 from octavo.checkpoint.huggingface import hub_cache, hub_model, parse_hub_name
 from octavo.checkpoint.names import suggest
 from octavo.checkpoint.progress import Advance, ProgressBar
-from octavo.errors import ModelNotFound
+from octavo.errors import CacheError, ModelNotFound
 
 __all__ = [
-    "DEMOS", "Installed", "Located", "cache_folder", "installed", "locate",
-    "names", "no_progress",
+    "BUNDLED", "DEMOS", "Installed", "Located", "cache_folder", "installed", "locate",
+    "located_here", "models_in", "names", "no_progress",
 ]  # fmt: skip
+
+DEPTH = 3  # of folders that are looked into for models
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ def locate(name: str, *, offline: bool = False, progress: ProgressBar = no_progr
     """
     if name in DEMOS:
         return _demo(name, offline, progress)
+    if (bundled := BUNDLED.get(name)) is not None:
+        return Located(bundled.path, name, (), bundled.sampling)
     path = _file_or_folder(name)
     if path is not None:
         stem = path.stem if path.suffix == ".gguf" else path.resolve().name
@@ -146,7 +152,35 @@ def names() -> list[str]:
         f.name.removeprefix("models--").replace("--", "/", 1)
         for f in hub_cache().glob("models--*--*")
     )
-    return [*DEMOS, *here]
+    return [*DEMOS, *BUNDLED, *here]
+
+
+def models_in(folder: Path) -> list[Located]:
+    """Every model below a folder: model folders and GGUF files, named by their paths in it."""
+    found = []
+    for root, folders, files in os.walk(folder, followlinks=True):
+        place = Path(root)
+        if len(place.relative_to(folder).parts) >= DEPTH:
+            folders.clear()
+        paths = [place / file for file in gguf_models(files)]
+        if place != folder and is_model_folder(place):
+            paths.append(place)
+        found += [Located(path, _name_in(folder, path)) for path in paths]
+    return sorted(found, key=lambda each: each.name)
+
+
+def _name_in(folder: Path, path: Path) -> str:
+    name = path.relative_to(folder)
+    return str(name.with_suffix("") if name.suffix == ".gguf" else name)
+
+
+def located_here(known: Collection[str]) -> list[Located]:
+    """The models in the caches that are complete, without those of known names."""
+    found = []
+    for name in (n for n in names() if n not in known):
+        with suppress(ModelNotFound, CacheError):
+            found.append(locate(name, offline=True))
+    return found
 
 
 def installed() -> list[Installed]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from octavo.cli.options import activations_option, count, model_argument
+from octavo.cli.options import activations_option, count, kv_dtype_option, model_argument
 from octavo.cli.screen import say, table
 
 
@@ -35,6 +35,7 @@ def bench() -> None:
     show_default=True,
     help="Runs per batch size; medians are reported.",
 )
+@kv_dtype_option
 @activations_option
 @click.option(
     "--json",
@@ -49,6 +50,7 @@ def engine(
     output: int,
     threads: int | None,
     repeats: int,
+    kv_dtype: str,
     activations: str,
     json_file: Path | None,
 ) -> None:
@@ -67,9 +69,14 @@ def engine(
         raise UsageError("--batch takes numbers from 1, separated by commas", "--batch 1,8,32")
     located = locate(model)
     report = bench_engine(
-        located.path, located.name, batches, prompt, output, threads, repeats,
-        activations=activations,
+        located.path, located.name, batches, prompt, output, threads, repeats, kv_dtype,
+        activations,
     )  # fmt: skip
+    on = report.machine
+    say(
+        f"{on['isa']}, {on['threads']} threads, activations {report.activations}, "
+        f"KV cache {report.kv_dtype}"
+    )
     table(
         [
             (
@@ -118,6 +125,44 @@ def decoding(model: str, threads: int | None, repeats: int, offline: bool) -> No
         least = f"reading the adapters alone: {c.least:.0f} %" if c.least else ""
         rows.append((c.name, f"{c.step_ms:.2f} ms a step", more, least))
     table(rows, right=(1, 2))
+
+
+@bench.command()
+@model_argument()
+@click.option("--threads", type=count(1, 256), metavar="N", help="CPU threads. [all]")
+@click.option(
+    "--repeats", type=count(), default=5, show_default=True, help="Rounds in which both take turns."
+)
+@click.option("--cases", metavar="LIST", help="Kinds of text, separated by commas. [all]")
+@click.option("--offline", is_flag=True)
+def speculation(
+    model: str, threads: int | None, repeats: int, cases: str | None, offline: bool
+) -> None:
+    """How much faster MODEL writes with speculative decoding, by kind of text."""
+    from octavo.bench.speculation import CASES, bench_speculation
+    from octavo.checkpoint.hub import locate
+    from octavo.errors import UsageError
+
+    known = frozenset(c.name for c in CASES)
+    wanted = frozenset(cases.split(",")) if cases else known
+    if not wanted <= known:
+        raise UsageError(f"--cases takes {', '.join(sorted(known))}", "--cases copy,chat")
+    located = locate(model, offline=offline)
+    rows = [
+        (
+            s.name, f"{s.tps[0]:.0f}", f"{s.tps[1]:.0f}", f"{s.gain:.2f}", f"{s.cpu_gain:.2f}",
+            f"{s.step:.2f}", f"{s.accepted:,} of {s.drafted:,}",
+        )
+        for s in bench_speculation(located.path, located.name, threads, repeats, wanted)
+    ]  # fmt: skip
+    table(
+        rows,
+        (
+            "", "tok/s without", "with", "gain", "gain in CPU time", "tokens a step",
+            "drafts accepted",
+        ),
+        right=tuple(range(1, 7)),
+    )  # fmt: skip
 
 
 @bench.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +17,16 @@ from octavo.cli.screen import progress_bar, say
 if TYPE_CHECKING:
     from octavo.engine.request import SamplingParams
     from octavo.llm import LLM
+
+
+def reply(llm: LLM, conversation: Conversation, params: SamplingParams) -> Iterator[str]:
+    """The reply to the last message as it comes. Raises RequestError."""
+    if not conversation.has_images:
+        yield from llm.stream(llm.encode_chat(conversation.messages), params)
+        return
+    for delta in llm.stream_chat(conversation.messages, params):
+        if text := delta.reasoning + delta.text:
+            yield text
 
 
 class Session:
@@ -40,7 +51,7 @@ class Session:
     def _stream(self, prompt: list[int]) -> str:
         said, began, first, pieces = "", time.monotonic(), 0.0, 0
         try:
-            for piece in self._llm.stream(prompt, self._params):
+            for piece in reply(self._llm, self.conversation, self._params):
                 first = first or time.monotonic()
                 pieces += 1
                 said += piece
@@ -105,13 +116,21 @@ class Session:
 )
 @click.option("--system", help="A system message.")
 @click.option(
+    "--image",
+    "images",
+    multiple=True,
+    metavar="FILE",
+    help="A picture that goes with the first message (repeatable).",
+)
+@click.option(
     "--history/--no-history", default=True, envvar="OCTAVO_HISTORY",
     help="Keep what is typed for the next time. [yes]",
 )  # fmt: skip
 @sampling
 @sizing
 def chat(
-    model: str, prompt: str | None, system: str | None, history: bool, memory: str | None,
+    model: str, prompt: str | None, system: str | None, images: tuple[str, ...], history: bool,
+    memory: str | None,
     context: int | None, threads: int | None, kv_dtype: str, activations: str, offline: bool,
     **given: Any,
 ) -> None:  # fmt: skip
@@ -140,12 +159,12 @@ def chat(
             f"octavo generate {model} -p TEXT",
         )
     session = Session(llm, sampled(llm.defaults, given), system)
+    for file in images:
+        session.conversation.show(file)
     if prompt is None:
         session.loop(LineEditor(history))
         return
     session.conversation.ask(prompt.strip())
-    for piece in llm.stream(
-        llm.encode_chat(session.conversation.messages), sampled(llm.defaults, given)
-    ):
+    for piece in reply(llm, session.conversation, sampled(llm.defaults, given)):
         say(piece, end="")
     say()

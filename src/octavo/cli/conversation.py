@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 import json
 from pathlib import Path
+from typing import Any
+
+from octavo.errors import UsageError
 
 HELP = '''/help            this
 /system TEXT     set the system message; the conversation starts again
@@ -12,11 +15,12 @@ HELP = '''/help            this
 /clear           start again, with the same system message
 /undo            take back the last message and its answer
 /regen           answer the last message again
+/image FILE      show a picture with the next message
 /save FILE       write the conversation as JSON
 /exit            leave (or Ctrl-D)
 """              begins and ends a message of several lines
 Ctrl-C           stops the answer, not the program'''
-COMMANDS = ("/help", "/system", "/clear", "/undo", "/regen", "/save", "/exit")
+COMMANDS = ("/help", "/system", "/clear", "/undo", "/regen", "/image", "/save", "/exit")
 
 
 class Conversation:
@@ -24,14 +28,27 @@ class Conversation:
 
     def __init__(self, system: str | None = None) -> None:
         self.messages = _opening(system)
+        self._shown: list[dict[str, Any]] = []  # pictures for the next message
 
     @property
     def system(self) -> str | None:
         first = self.messages[:1]
         return first[0]["content"] if first and first[0]["role"] == "system" else None
 
+    @property
+    def has_images(self) -> bool:
+        return any(isinstance(m["content"], list) for m in self.messages)
+
+    def show(self, file: str) -> str:
+        """Adds a picture to the next message. Raises UsageError for a file that cannot be read."""
+        self._shown.append(picture(file))
+        return f"{Path(file).name} goes with the next message"
+
     def ask(self, text: str) -> None:
-        self.messages.append({"role": "user", "content": text})
+        """A message, with the pictures that were shown for it."""
+        asked = [*self._shown, {"type": "text", "text": text}] if self._shown else text
+        self.messages.append({"role": "user", "content": asked})
+        self._shown = []
 
     def answered(self, text: str) -> None:
         self.messages.append({"role": "assistant", "content": text})
@@ -61,6 +78,8 @@ class Conversation:
             return f"the conversation starts again ({gone} messages dropped{kept})"
         if word == "/undo":
             return "took back the last message" if self.undo() else "there is nothing to take back"
+        if word == "/image":
+            return self._show(rest)
         if word == "/save":
             return self._save(rest)
         close = difflib.get_close_matches(word, COMMANDS, 1)
@@ -79,17 +98,36 @@ class Conversation:
         gone = self._restart(text)
         return f"system message set; the conversation starts again ({gone} messages dropped)"
 
+    def _show(self, file: str) -> str:
+        if not file:
+            return "name a file: /image drawing.png"
+        try:
+            return self.show(file)
+        except UsageError as e:
+            return f"error: {e}"
+
     def _save(self, file: str) -> str:
         if not file:
             return "name a file: /save conversation.json"
         path = Path(file)
         try:
             path = path.expanduser()
-            path.write_text(json.dumps(self.messages, ensure_ascii=False, indent=2) + "\n")
+            text = json.dumps(self.messages, ensure_ascii=False, indent=2, default=str)
+            path.write_text(text + "\n")
         except (OSError, RuntimeError, ValueError) as e:
             return f"error: cannot write {file}: {getattr(e, 'strerror', None) or e}"
         return f"saved {len(self.messages)} messages to {path}"
 
 
-def _opening(system: str | None) -> list[dict[str, str]]:
+def picture(file: str) -> dict[str, Any]:
+    """A file as a part of a message. Raises UsageError unless it can be read."""
+    try:
+        path = Path(file).expanduser()
+        with path.open("rb"):
+            return {"type": "image", "image": path}
+    except (OSError, RuntimeError, ValueError) as e:
+        raise UsageError(f"cannot read {file}: {getattr(e, 'strerror', None) or e}") from None
+
+
+def _opening(system: str | None) -> list[dict[str, Any]]:
     return [{"role": "system", "content": system}] if system else []

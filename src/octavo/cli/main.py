@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from octavo import __version__
+
 if TYPE_CHECKING:
     from octavo.errors import OctavoError
 
 COMMANDS = {
-    "serve": ("octavo.cli.serve", "Serve a model over HTTP (the demo model if none is named)."),
+    "serve": ("octavo.cli.serve", "Serve models over HTTP (the demo model if none is named)."),
     "chat": ("octavo.cli.chat", "Talk to a model in the terminal."),
     "generate": ("octavo.cli.generate", "Complete a prompt."),
     "pull": ("octavo.cli.pull", "Fetch a model."),
@@ -30,6 +32,8 @@ COMMANDS = {
     "merge": ("octavo.cli.merge", "Write a model with LoRA adapters merged into its weights."),
     "doctor": ("octavo.cli.doctor", "Describe this machine, ready to paste."),
     "bench": ("octavo.cli.bench", "Measure."),
+    "key": ("octavo.cli.key", "Create, list and revoke the API keys of a server."),
+    "usage": ("octavo.cli.key", "Show what each API key has used."),
     "completion": ("octavo.cli.completion", "Print a script that completes commands with Tab."),
 }
 ALIASES = {"run": "chat", "list": "models", "ls": "models"}
@@ -70,9 +74,7 @@ class _Lazy(click.Group):
 
 def _version(ctx: click.Context, _: Any, wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        click.echo(f"octavo {version('octavo')}")
+        click.echo(f"octavo {__version__}")
         ctx.exit()
 
 

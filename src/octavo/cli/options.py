@@ -65,6 +65,10 @@ def together(*options: Callable[[F], F]) -> Callable[[F], F]:
     return decorated
 
 
+# The argument MODELS, with completion.
+models_argument = click.argument("models", nargs=-1, shell_complete=_complete_model)
+
+
 def json_flag(command: F) -> F:
     """--json, as the parameter `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
@@ -79,9 +83,21 @@ def _few_cpus(ctx: click.Context, param: click.Parameter, threads: int | None) -
 
 
 activations_option = click.option(
-    "--activations", type=click.Choice(["auto", "int8", "int16"]), default="int16",
+    "--activations", type=click.Choice(["auto", "int8", "int16"]), default="auto",
     envvar="OCTAVO_ACTIVATIONS",
-    help="Precision of what quantized layers read. [int16]",
+    help="Precision of what quantized layers read. [auto: two bytes where one would show]",
+)  # fmt: skip
+
+kv_dtype_option = click.option(
+    "--kv-dtype", type=click.Choice(["auto", "bf16", "int8", "f32"]), default="auto",
+    envvar="OCTAVO_KV_DTYPE",
+    help="Precision of cached keys and values. [bf16; f32 for mixtures of experts]",
+)  # fmt: skip
+
+speculation_option = click.option(
+    "--speculation", type=click.Choice(["auto", "off"]), default="auto", show_default=True,
+    envvar="OCTAVO_SPECULATION",
+    help="auto: verify drafts of what may come next where that saves time.",
 )  # fmt: skip
 
 sizing = together(
@@ -98,11 +114,7 @@ sizing = together(
         callback=_few_cpus,
         help="CPU threads. [all this process may use]",
     ),
-    click.option(
-        "--kv-dtype", type=click.Choice(["auto", "bf16", "int8", "f32"]), default="auto",
-        envvar="OCTAVO_KV_DTYPE",
-        help="Precision of cached keys and values. [bf16; f32 for mixtures of experts]",
-    ),
+    kv_dtype_option,
     activations_option,
     click.option(
         "--offline", is_flag=True, envvar="OCTAVO_OFFLINE",

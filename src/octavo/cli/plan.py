@@ -40,7 +40,7 @@ def plan(
     opened = open_model(located.path)
     p = make_plan(
         opened.compiled, name=located.name, memory=memory, context=context, threads=threads,
-        kv_dtype=kv_dtype, activations=activations, what_if=True,
+        kv_dtype=kv_dtype, activations=activations, what_if=True, encoder=opened.encoder,
     )  # fmt: skip
     matrices = opened.compiled.matrices
     if as_json:
@@ -56,6 +56,8 @@ def _record(name: str, p: Plan, matrices: list[PackedMatrices]) -> dict[str, obj
         "weights": p.weights,
         "buffers": p.buffers,
         "kv_cache": p.cache,
+        "encoder": p.encoder,
+        "image_cache": p.image_cache,
         "process": p.process,
         "total": p.total,
         "available": p.available,
@@ -88,6 +90,14 @@ def _print(p: Plan, matrices: list[PackedMatrices]) -> None:
             ("weights", size(p.weights), ""),
             ("buffers", size(p.buffers), ""),
             ("KV cache", size(p.cache), ""),
+            *(
+                [
+                    ("encoder", size(p.encoder), "of images"),
+                    ("image cache", size(p.image_cache), "embeddings of images seen before"),
+                ]
+                if p.encoder
+                else []
+            ),
             ("process", size(p.process), ""),
             ("total", size(p.total), f"of {size(p.available)} available{over}"),
             ("KV cache type", p.kv_dtype, ""),

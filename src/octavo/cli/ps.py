@@ -15,6 +15,7 @@ from octavo.cli.options import json_flag
 from octavo.cli.screen import say, say_json, table
 
 PROC = Path("/proc")
+ENGINE = "octavo.client.engine_process"
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,12 @@ class Running:
     """A server of this user, as the kernel knows it."""
 
     pid: int
-    model: str
+    model: str  # those it was started with
     url: str
     state: str  # ready, loading or starting
     bytes: int  # resident, with its children
     seconds: int  # since its start
+    loaded: list[str]  # models that have an engine
 
 
 @click.command()
@@ -41,11 +43,19 @@ def ps(as_json: bool) -> None:
     else:
         table(
             [
-                (r.pid, r.model, r.url, r.state, f"{r.bytes / 1e6:,.0f} MB", _duration(r.seconds))
+                (
+                    r.pid,
+                    r.model,
+                    ", ".join(r.loaded),
+                    r.url,
+                    r.state,
+                    f"{r.bytes / 1e6:,.0f} MB",
+                    _duration(r.seconds),
+                )
                 for r in found
             ],
-            ("pid", "model", "URL", "state", "memory", "up"),
-            right=(0, 4, 5),
+            ("pid", "model", "loaded", "URL", "state", "memory", "up"),
+            right=(0, 5, 6),
         )
 
 
@@ -69,7 +79,7 @@ def running() -> list[Running]:
 
 
 def served_model(words: list[str]) -> str | None:
-    """MODEL of the command line of a server (the demo's if none is named); None for others."""
+    """The models on the command line of a server (the demo if none is named); None for others."""
     from octavo.cli.serve import DEMO, serve
 
     for i, word in enumerate(words[:4]):
@@ -81,7 +91,11 @@ def served_model(words: list[str]) -> str | None:
                 context = serve.make_context("serve", rest[1:], resilient_parsing=True)
             except click.ClickException:
                 return None
-            return context.params.get("name") or context.params.get("model") or DEMO
+            given = context.params
+            folder = given.get("models_dir")
+            places = [f"{folder}/*"] * bool(folder) + ["*"] * bool(given.get("on_demand"))
+            named = [given["name"]] if given.get("name") else given.get("models") or ()
+            return ", ".join([*named, *places]) or DEMO
     return None
 
 
@@ -92,7 +106,20 @@ def _describe(folder: Path, model: str, sockets: dict[str, tuple[str, int]]) -> 
     started = int((folder / "stat").read_text().rpartition(")")[2].split()[19])
     ticks = os.sysconf("SC_CLK_TCK")
     seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - started / ticks
-    return Running(int(folder.name), model, url, _state(url), _resident(folder), int(seconds))
+    return Running(
+        int(folder.name), model, url, _state(url), _resident(folder), int(seconds), _loaded(folder)
+    )
+
+
+def _loaded(folder: Path) -> list[str]:
+    """Names of the models whose engines are children of a process, which their last argument is."""
+    found = []
+    for children in folder.glob("task/*/children"):
+        for child in children.read_text().split():
+            words = (PROC / child / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if ENGINE in words:
+                found.append(words[-2])
+    return found
 
 
 def _state(url: str) -> str:

@@ -2,99 +2,59 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 import sys
-import time
 from contextlib import ExitStack
-from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from octavo.cli.options import count, model_argument, sizing
+from octavo.cli.options import count, models_argument, sizing, speculation_option
+from octavo.cli.ready import Screen
 from octavo.cli.screen import progress_bar, say
 
 if TYPE_CHECKING:
-    import socket
-
-    from octavo.client.process import EngineProcessClient
+    from octavo.cli.served import Choice
     from octavo.engine.loader import OpenModel
     from octavo.engine.plan import Plan
-    from octavo.generate.model import ServedModel
-    from octavo.server.exchange import Exchange
-    from octavo.server.run import ModelOptions, ServeOptions
+    from octavo.server.registry import Registry
+    from octavo.server.source import ModelOptions
 
 DEMO = "smollm2"
 
 
-class Screen:
-    """What the terminal shows: phases while loading, the ready block, then a line per request."""
-
-    def __init__(self, url: str, plan: Plan, title: str) -> None:
-        self._url, self._plan, self._title = url, plan, title
-        self._began = time.monotonic()
-        self.requests = self.tokens = self.errors = 0
-
-    def ready(self, client: EngineProcessClient, served: ServedModel) -> None:
-        from octavo.engine.plan import size
-
-        plan = self._plan
-        parts = [
-            f"{size(plan.weights)} weights", f"{size(plan.buffers)} buffers",
-            f"{size(plan.cache)} KV cache", f"{size(plan.process)} process",
-        ]  # fmt: skip
-        if plan.adapters:
-            parts.insert(3, f"{size(plan.adapters)} adapters")
-        seconds = time.monotonic() - self._began
-        lines = [
-            "",
-            f"Octavo {version('octavo')}   ready in {seconds:.1f} s",
-            f"  model     {served.name}",
-            f"            {self._title}",
-            f"  kernels   {client.isa}, {plan.threads} thread{'s' * (plan.threads > 1)}, "
-            f"activations {plan.activations}",
-            f"  memory    {size(plan.total)} at most, of {size(plan.available)} available",
-            f"            = {' + '.join(parts[:2])}",
-            f"            + {' + '.join(parts[2:])}",
-            f"  capacity  {plan.tokens:,} tokens = {plan.tokens / plan.context:.1f} requests",
-            f"            at the full {plan.context:,} context",
-            f"  API       {self._url}/v1",
-            f"  metrics   {self._url}/metrics",
-            "",
-            *self._example(served),
-        ]
-        say("\n".join(lines))
-
-    def _example(self, served: ServedModel) -> list[str]:
-        """A request to paste."""
-        route, *fields = {
-            "generate": (
-                "chat/completions",
-                '"messages":[{"role":"user",',
-                '  "content":"What is the capital of France?"}]',
-            ),
-            "embed": ("embeddings", '"input":"What is the capital of France?"'),
-            "rank": ("rerank", '"query":"capital of France",', '"documents":["Paris","Rome"]'),
-        }[served.task]
-        if served.task == "generate" and served.template is None:
-            route, fields = "completions", ['"prompt":"The capital of France is"']
-        body = "\n    ".join([f'{{"model":{json.dumps(served.name)},', *fields]) + "}"
-        return [f"  curl {self._url}/v1/{route} \\", f"    -d {shlex.quote(body)}"]
-
-    def count(self, one: Exchange) -> None:
-        if one.usage is not None:
-            self.requests += 1
-            self.tokens += one.usage.completion
-            self.errors += one.status >= 500
-
-    def goodbye(self) -> None:
-        say(f"served {self.requests} requests, {self.tokens:,} tokens, {self.errors} errors; bye")
-
-
 @click.command()
-@model_argument(required=False)
+@models_argument
+@click.option(
+    "--models-dir",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Also serve the models of this folder, each loaded when a request names it.",
+)
+@click.option(
+    "--on-demand",
+    is_flag=True,
+    help="Also serve the models that are here (octavo models), each loaded when it is asked for.",
+)
+@click.option(
+    "--keep-alive",
+    metavar="TIME",
+    default="-1",
+    help="Unload models that nobody has used for so long: 90s, 5m. [only for another model]",
+)
+@click.option(
+    "--pin",
+    "pinned",
+    multiple=True,
+    metavar="MODEL",
+    help="Never unload this model (repeatable).",
+)
+@click.option(
+    "--alias",
+    "aliases",
+    multiple=True,
+    metavar="NAME=MODEL",
+    help="Serve a model under this name too (repeatable).",
+)
 @click.option(
     "--host",
     default="127.0.0.1",
@@ -122,6 +82,13 @@ class Screen:
     "--admin-key",
     envvar="OCTAVO_ADMIN_KEY",
     help="Require this key to load and unload adapters.",
+)
+@click.option(
+    "--keys",
+    "key_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="OCTAVO_KEYS",
+    help="Require a key of this file, which octavo key writes.",
 )
 @click.option(
     "--allowed-host",
@@ -210,76 +177,126 @@ class Screen:
     show_default=True,
     help="auto: requests default to the sampling parameters that the model's files recommend.",
 )
+@click.option(
+    "--media-domain",
+    "domains",
+    multiple=True,
+    metavar="HOST",
+    help="Host from which images may be fetched by URL (repeatable). [none]",
+)
+@speculation_option
 @sizing
 def serve(
-    model: str | None, host: str, port: int, api_keys: tuple[str, ...], admin_key: str | None,
-    hosts: tuple[str, ...], origins: tuple[str, ...], name: str | None,
-    chat_template: Path | None, max_queue: int, drain_timeout: int, write_timeout: int,
-    log_level: str, log_format: str, loras: tuple[str, ...],
-    lora_dir: Path | None, lora_memory: str | None, packed_cache: bool, memory: str | None,
-    context: int | None, threads: int | None, kv_dtype: str, activations: str, offline: bool,
-    generation_config: Literal["auto", "none"],
+    models: tuple[str, ...], models_dir: Path | None, on_demand: bool, keep_alive: str,
+    pinned: tuple[str, ...], aliases: tuple[str, ...], host: str, port: int,
+    api_keys: tuple[str, ...], admin_key: str | None, key_file: Path | None,
+    hosts: tuple[str, ...], origins: tuple[str, ...], drain_timeout: int, write_timeout: int,
+    log_level: str, log_format: str, lora_dir: Path | None, offline: bool,
+    domains: tuple[str, ...], **model: Any,
 ) -> None:  # fmt: skip
-    """Serve MODEL: a demo name, a Hugging Face id (org/name[:quant]), a folder or a .gguf file."""
-    from octavo.checkpoint.hub import DEMOS, locate
-    from octavo.cli.options import parse_adapters
-    from octavo.engine.host import available_memory
-    from octavo.engine.loader import open_model
-    from octavo.engine.plan import make_plan, parse_size
+    """Serve MODELS: demo names, Hugging Face ids (org/name[:quant]), folders or .gguf files.
+
+    Several share the memory: those used least recently are unloaded for others.
+    """
+    import uvloop
+
+    from octavo.cli.served import parse_aliases, parse_seconds
+    from octavo.generate.media import MediaPolicy
     from octavo.server.guard import Access
-    from octavo.server.ports import bind
-
-    access = Access(host, api_keys, admin_key, hosts, origins)
-    sock = bind(host, port)
-    if model is None:
-        model = DEMO
-        say(f"No model named, so using the demo: {DEMO} ({DEMOS[DEMO].title})")
-    located = locate(model, offline=offline, progress=progress_bar)
-    adapters = parse_adapters(loras)
-    lora_bytes = 0
-    if loras or lora_dir or lora_memory:
-        lora_bytes = parse_size(lora_memory or "256MiB", available_memory(), "--lora-memory")
-    opened = open_model(located.path, lora_bytes > 0)
-    plan = make_plan(
-        opened.compiled, name=located.name, memory=memory, context=context, threads=threads,
-        kv_dtype=kv_dtype, activations=activations, adapters=lora_bytes, packed=packed_cache,
-    )  # fmt: skip
-    if context is None and plan.context < plan.model_context:
-        full, given = plan.model_context, plan.context
-        say(f"context lowered from {full:,} to {given:,} to fit; --context sets it")
+    from octavo.server.keyring import Keyring
+    from octavo.server.keys import KeyFile
     from octavo.server.logs import logging_to
-    from octavo.server.run import ModelOptions, ServeOptions
+    from octavo.server.ports import bind
+    from octavo.server.run import Models, ServeOptions
+    from octavo.server.run import serve as serve_http
 
-    template = chat_template.read_text() if chat_template else None
-    options = ServeOptions(access, drain_timeout, write_timeout, lora_dir)
-    wanted = ModelOptions(
-        located, name or located.name, plan, template, max_queue, adapters, generation_config
-    )
-    title = DEMOS[model].title if model in DEMOS else opened.checkpoint.architecture
+    ring = Keyring(KeyFile(key_file)) if key_file is not None else None
+    access = Access(host, api_keys, admin_key, hosts, origins, ring)
+    alive = parse_seconds(keep_alive)
+    sock = bind(host, port)
+    if not models and models_dir is None and not on_demand:
+        from octavo.checkpoint.hub import DEMOS
+
+        models = (DEMO,)
+        say(f"No model named, so using the demo: {DEMO} ({DEMOS[DEMO].title})")
+    choice = _choice(len(models), models_dir, on_demand, lora_dir, **model)
+    named = choice.named(models, pinned, tuple(parse_aliases(aliases)), offline, progress_bar)
+    sources = {options.name: source for options, source in named}
+    opened = {name: source.planned() for name, source in sources.items()}
+    plans = {name: plan for name, (_, plan) in opened.items()}
+    if model["context"] is None:
+        _tell_lowered(plans)
+    titles = {o.name: _title(o, opened[o.name][0]) for o, _ in named}
     shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
-    screen = Screen(f"http://{shown}:{sock.getsockname()[1]}", plan, title)
-    with logging_to(sys.stdout, log_level, log_format):
-        _run(options, wanted, opened, sock, screen)
+    url = f"http://{shown}:{sock.getsockname()[1]}"
+    screen = Screen(url, choice.budget, plans, titles)
+    serving = Models(
+        [*named, *choice.find()], choice.budget, len(named), choice.find if choice.finds else None
+    )
+    media = MediaPolicy(domains=tuple(domain.lower() for domain in domains))
+    options = ServeOptions(access, drain_timeout, write_timeout, lora_dir, media, alive)
+    with logging_to(sys.stdout, log_level, log_format), ExitStack() as stack:
+        total = sum(model.checkpoint.nbytes for model, _ in opened.values())
+        advance = stack.enter_context(progress_bar("Loading", total)) if total else None
+        for source in sources.values():
+            source.progress = advance or source.progress
+
+        def ready(models: Registry) -> None:
+            stack.close()  # the ready block is the last thing printed until the first request
+            for source in sources.values():
+                source.progress = lambda _: None
+            screen.ready(models)
+
+        uvloop.run(serve_http(options, serving, sock, ready=ready, ended=screen.count))
     screen.goodbye()
 
 
-def _run(
-    options: ServeOptions, wanted: ModelOptions, opened: OpenModel, sock: socket.socket,
-    screen: Screen,
-) -> None:  # fmt: skip
-    import uvloop
+def _tell_lowered(plans: dict[str, Plan]) -> None:
+    """Says which contexts are shorter than the models' own."""
+    for name, plan in plans.items():
+        if plan.context < plan.model_context:
+            full, given = plan.model_context, plan.context
+            of = f" of {name}" * (len(plans) > 1)
+            say(f"context{of} lowered from {full:,} to {given:,} to fit; --context sets it")
 
-    from octavo.server.run import serve as serve_http
 
-    with ExitStack() as stack:
-        advance = stack.enter_context(progress_bar("Loading", opened.checkpoint.nbytes))
+def _title(options: ModelOptions, opened: OpenModel) -> str:
+    from octavo.checkpoint.hub import DEMOS
 
-        def ready(client: EngineProcessClient, served: ServedModel) -> None:
-            stack.close()  # the ready block is the last thing printed until the first request
-            screen.ready(client, served)
+    name = options.located.name
+    return DEMOS[name].title if name in DEMOS else opened.checkpoint.architecture
 
-        uvloop.run(
-            serve_http(
-                options, wanted, opened, sock, progress=advance, ready=ready, ended=screen.count
-            )
-        )
+
+def _choice(
+    count: int, models_dir: Path | None, on_demand: bool, lora_dir: Path | None, *,
+    name: str | None, chat_template: Path | None, max_queue: int, loras: tuple[str, ...],
+    lora_memory: str | None, packed_cache: bool, generation_config: Literal["auto", "none"],
+    memory: str | None, context: int | None, threads: int | None, kv_dtype: str, activations: str,
+    speculation: str,
+) -> Choice:  # fmt: skip
+    """What is served, as the options about models say. Raises UsageError."""
+    from octavo.checkpoint.hub import Located
+    from octavo.cli.options import parse_adapters
+    from octavo.cli.served import Choice
+    from octavo.engine.host import available_memory
+    from octavo.engine.plan import parse_size
+    from octavo.errors import UsageError
+    from octavo.server.source import ModelOptions
+
+    one = {"--name": name, "--chat-template": chat_template, "--lora": loras}
+    for option, given in one.items():
+        if given and (count != 1 or models_dir is not None or on_demand):
+            raise UsageError(f"{option} is about one model; {count} are named, or a folder")
+    template = chat_template.read_text() if chat_template is not None else None
+    lora_bytes = 0
+    if loras or lora_dir or lora_memory:
+        lora_bytes = parse_size(lora_memory or "256MiB", available_memory(), "--lora-memory")
+    like = ModelOptions(
+        Located(Path(), ""), name or "", (), template, max_queue,
+        parse_adapters(loras), lora_bytes > 0, generation_config,
+    )  # fmt: skip
+    sizing = {
+        "context": context, "threads": threads, "kv_dtype": kv_dtype, "activations": activations,
+        "adapters": lora_bytes, "packed": packed_cache, "speculation": speculation,
+    }  # fmt: skip
+    return Choice(like, sizing, memory, models_dir, on_demand)

@@ -92,8 +92,9 @@ class EngineProcess:
             model = open_model(Path(message.path), plan.adapters > 0, plan.context)
             check_unchanged(message.files)
             executable = load_executable(model, plan, lambda n: self.send(Loading(n)))
+            engine = make_engine(model, executable, plan, message.table)
             check_unchanged(message.files)  # what was read while it was being written
-            self._engine = make_engine(model, executable, plan, message.table)
+            self._engine = engine
         except OctavoError as e:
             self.send(Failed(type(e).__name__, str(e), list(e.suggestions)))
             raise SystemExit(e.exit_code) from None

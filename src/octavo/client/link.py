@@ -17,10 +17,10 @@ ENGINE = "octavo.client.engine_process"
 
 
 class EngineLink:
-    """A running process; `module`: what it runs. OSError: the system has no process, memory or
-    handle for it."""
+    """A running process; `module`: what it runs; `name`: its last argument. OSError: the system has
+    no process, memory or handle for it."""
 
-    def __init__(self, module: str = ENGINE) -> None:
+    def __init__(self, module: str = ENGINE, name: str = "") -> None:
         self._ours, theirs = socket.socketpair()
         self._writer: asyncio.StreamWriter | None = None
         self._frames: FrameBuffer[ToFront] = FrameBuffer(ToFront)
@@ -29,7 +29,7 @@ class EngineLink:
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    python_module(module, str(theirs.fileno()), str(os.getpid())),
+                    python_module(module, str(theirs.fileno()), str(os.getpid()), name),
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     process_group=0,  # Ctrl-C is the front's business, from the first import on

@@ -55,7 +55,8 @@ class EngineProcessClient:
     """One supervised engine process.
 
     max_queue: requests in flight beyond which new ones are refused with Overloaded. files: of the
-    model, which must be the same whenever an engine reads them. module: what the process runs.
+    model, which must be the same whenever an engine reads them. module: what the process runs;
+    name: what it is called in lists of processes.
     """
 
     def __init__(
@@ -67,8 +68,10 @@ class EngineProcessClient:
         progress: Callable[[int], None] = lambda _: None,
         files: Mapping[str, FileState] | None = None,
         module: str = ENGINE,
+        name: str = "",
     ) -> None:
         self._path = path
+        self._name = name
         self._plan = plan
         self._files = dict(files or {})
         self._module = module
@@ -104,6 +107,11 @@ class EngineProcessClient:
         return self._adapters.names
 
     @property
+    def adapter_paths(self) -> dict[str, str]:
+        """The folders that the adapters were loaded from, by name."""
+        return {name: self._adapters.adapters[name].path for name in self._adapters.names}
+
+    @property
     def stats(self) -> dict[str, int]:
         """The engine's latest counts, and how often it was replaced."""
         return self._stats | {"restarts": self.restarts}
@@ -116,7 +124,7 @@ class EngineProcessClient:
         Raises EngineFailed.
         """
         try:
-            self._link = EngineLink(self._module)
+            self._link = EngineLink(self._module, self._name)
         except OSError as e:
             reason = f"the engine process cannot be started: {e.strerror}"
             raise EngineFailed(reason, code="engine_failed") from None

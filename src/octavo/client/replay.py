@@ -17,11 +17,13 @@ from itertools import count
 
 import msgspec
 
+from octavo.engine.drafts import MAX_DRAFT
 from octavo.engine.engine import MAX_MULTI_STEPS
 from octavo.engine.events import BeamText, Ended, PromptLogprobs, Token, TokenEvent
 from octavo.engine.request import Request
 from octavo.errors import RequestError
 
+MAX_AHEAD = max(MAX_MULTI_STEPS, MAX_DRAFT + 1)  # tokens that one call may draw
 SUSPECT = 2  # doubt from which on a request runs alone
 FUTILE = 2  # times alone in an engine that was killed, without a token, after which it is the cause
 
@@ -125,14 +127,14 @@ class Replay:
     def stepped(self) -> bool:
         """After a frame of events: whether a suspect has got past where it was.
 
-        Each frame is a step at least; at most MAX_MULTI_STEPS tokens are computed but not given.
+        Each frame is a step at least; at most MAX_AHEAD tokens are computed but not given.
         """
         self._frames += 1
         cleared = False
         for stream in self._held.values():
             if stream.doubt and (
-                len(stream.given) - stream.start > MAX_MULTI_STEPS
-                or self._frames - stream.since > stream.reached + MAX_MULTI_STEPS
+                len(stream.given) - stream.start > MAX_AHEAD
+                or self._frames - stream.since > stream.reached + MAX_AHEAD
             ):
                 cleared |= stream.doubt >= SUSPECT
                 stream.doubt = 0

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 
+from octavo import __version__
 from octavo.backends.base import Ints
 from octavo.checkpoint.base import Checkpoint, Tensor
 from octavo.checkpoint.progress import Advance
@@ -63,7 +63,7 @@ class Task:
         source = repr(self.checkpoint.metadata).encode()
         recipe = replace(self.recipe, name="", summary="")
         return {
-            "version of Octavo": version("octavo"),
+            "version of Octavo": __version__,
             "model": checksum(source, *self.checkpoint.sources),
             "recipe": checksum(repr(recipe).encode()),
             "text": checksum(tokens.tobytes()),

@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from octavo import __version__
 from octavo.backends import get_backend
 from octavo.backends.base import Floats, Ints
 from octavo.checkpoint.base import Checkpoint, Computed, Stored, Tensor, TensorType, tensor_bytes
@@ -184,7 +184,7 @@ def _error(x: Floats, kind: TensorType) -> float:
 
 def made_of(checkpoint: Checkpoint) -> str:
     """What encoded matrices and their losses depend on: the model, Octavo, how it measures."""
-    return sha256(f"{fingerprint(checkpoint)} {version('octavo')} {ROUGH}".encode()).hexdigest()
+    return sha256(f"{fingerprint(checkpoint)} {__version__} {ROUGH}".encode()).hexdigest()
 
 
 def _file(checkpoint: Checkpoint, blocks: Ints) -> Path:

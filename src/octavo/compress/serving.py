@@ -67,8 +67,9 @@ def serve_both(
 def _plan(model: OpenModel, context: int, threads: int | None) -> Plan:
     """A plan with the KV cache of one context: what an engine keeps beyond that is its choice."""
     plan = make_plan(
-        model.compiled, name=model.checkpoint.path.name, context=context, threads=threads
-    )
+        model.compiled, name=model.checkpoint.path.name, context=context, threads=threads,
+        encoder=model.encoder,
+    )  # fmt: skip
     blocks = (context + BLOCK - 1) // BLOCK
     return replace(plan, limits=replace(plan.limits, blocks=blocks), cache=blocks * plan.block)
 

@@ -13,6 +13,7 @@ from octavo.engine.request import (
     check_number,
 )
 from octavo.errors import ContextExceeded, RequestError
+from octavo.models.vision import VisionModel
 from octavo.program import Task
 
 
@@ -21,7 +22,7 @@ class Admission:
     """What one engine can serve.
 
     context: most tokens of a sequence, prompt and completion. grammars, adapters: whether it has
-    any use for them.
+    any use for them. vision: what encodes its images.
     """
 
     vocabulary: int
@@ -29,6 +30,7 @@ class Admission:
     task: Task
     grammars: bool
     adapters: bool
+    vision: VisionModel | None = None
 
     def check(self, request: Request) -> None:
         """Raises RequestError for a request that can never be served.
@@ -38,7 +40,7 @@ class Admission:
         """
         request.params.check(self.vocabulary)
         self._check_length(request)
-        for name in ("prompt", "resume"):
+        for name in ("prompt", "resume", "prediction"):
             if not are_tokens(getattr(request, name), self.vocabulary):
                 raise _invalid(f"{name} holds a token outside 0 to {self.vocabulary - 1}", name)
         check_number("priority", request.priority, int, -MAX_INT32, MAX_INT32)
@@ -48,6 +50,8 @@ class Admission:
         if types and (len(types) != len(request.prompt) or not are_tokens(types, 2)):
             raise _invalid("token_type_ids are 0 or 1 for each prompt token", "token_type_ids")
         self._check_abilities(request)
+        if request.images or request.image_offsets:
+            self._check_images(request)
 
     def _check_length(self, request: Request) -> None:
         prompt, wanted = len(request.prompt), request.params.max_tokens
@@ -66,6 +70,26 @@ class Admission:
             raise RequestError(
                 "this engine has no vocabulary for grammars", "grammar", "unsupported_parameter"
             )
+
+    def _check_images(self, request: Request) -> None:
+        """Each image fills placeholders of the prompt, one after the other."""
+        if self.vision is None:
+            raise RequestError("this model takes no images", "images", "unsupported_parameter")
+        if request.pool or (self.vision.mutual and request.params.prompt_logprobs is not None):
+            name = "pool" if request.pool else "prompt_logprobs"
+            raise RequestError(
+                f"images and {name} exclude each other in this model", name,
+                "unsupported_parameter",
+            )  # fmt: skip
+        if len(request.images) != len(request.image_offsets):
+            raise _invalid("each image has an offset in the prompt", "images")
+        end = 0
+        for image, offset in zip(request.images, request.image_offsets, strict=True):
+            self.vision.check(image)
+            placeholders = request.prompt[offset : offset + image.tokens] if offset >= end else []
+            if placeholders != [self.vision.placeholder] * image.tokens:
+                raise _invalid("an image is not where its placeholders are", "images")
+            end = offset + image.tokens
 
 
 def _invalid(message: str, param: str) -> RequestError:

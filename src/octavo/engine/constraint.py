@@ -114,6 +114,11 @@ class Constraint:
         self._check()
         return mask[: self._words]
 
+    @property
+    def forced_run(self) -> list[int]:
+        """The tokens that are forced next."""
+        return self._jump_forward.run if self._jump_forward is not None else []
+
     def narrow(self, mask: Mask) -> Mask:
         """Legal tokens without those that the tokenizer would not write forced text with."""
         forward = self._jump_forward

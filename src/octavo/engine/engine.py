@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable
@@ -12,8 +11,8 @@ from octavo.backends.base import BLOCK, Adapters, Executable, Sample
 from octavo.engine.admission import Admission
 from octavo.engine.blocks import BlockAllocator
 from octavo.engine.constraint import GrammarCompiler
+from octavo.engine.drafts import DraftSource
 from octavo.engine.events import (
-    NOT_COMPUTED,
     Ended,
     Finish,
     Pooled,
@@ -23,22 +22,24 @@ from octavo.engine.events import (
     TokenEvent,
 )
 from octavo.engine.grammar_queue import GrammarQueue
+from octavo.engine.images import ImageQueue
 from octavo.engine.kv import KVCache, KVState
-from octavo.engine.policy import PriorityPolicy, SchedulingPolicy
+from octavo.engine.policy import FairPolicy, SchedulingPolicy
 from octavo.engine.prefix import PrefixIndex
 from octavo.engine.request import Request
 from octavo.engine.request_table import RequestTable
 from octavo.engine.runner import Outcome, decode, run
 from octavo.engine.sampling_state import SamplingState
-from octavo.engine.scheduler import ScheduledSpan, Scheduler
+from octavo.engine.scheduler import NO_DRAFT, ScheduledSpan, Scheduler
 from octavo.engine.search import BeamSearches
 from octavo.engine.sequence import Sequence
+from octavo.engine.speculation import DepthPolicy, Speculation
 from octavo.engine.stats import EngineStats
-from octavo.errors import RequestError, place
+from octavo.errors import RequestError
 
-LOG = logging.getLogger(__name__)
 MULTI_STEP_SECONDS = 0.02
 MAX_MULTI_STEPS = 8
+ENCODE_SECONDS = 0.05  # of images between looks at what has come, while nothing else is to do
 NO_TOKEN_LEFT = "no token is left that may follow"
 
 
@@ -48,7 +49,9 @@ class Engine:
     context: most tokens of a sequence. eos: ids that end one. budget: tokens a step computes.
     clock: seconds, for deadlines and the times of events. grammars: compiles grammars; adapters:
     LoRA adapters; requests for what is not given are refused. multi_step: seconds of steps computed
-    in one call. policy: the order in which sequences are scheduled.
+    in one call. policy: the order in which sequences are scheduled. images: encodes them. depths:
+    how many tokens of drafts a step verifies, None for none. sources: of drafts, instead of all
+    there are.
     """
 
     def __init__(
@@ -64,6 +67,9 @@ class Engine:
         adapters: Adapters | None = None,
         multi_step: float = MULTI_STEP_SECONDS,
         policy: SchedulingPolicy | None = None,
+        images: ImageQueue | None = None,
+        depths: DepthPolicy | None = None,
+        sources: list[DraftSource] | None = None,
     ) -> None:
         limits = executable.limits
         bidirectional = not executable.causal
@@ -78,19 +84,23 @@ class Engine:
         self.index = PrefixIndex(self._allocator)
         kv = KVCache(self.index, executable.copy_block, prefix_caching and not bidirectional)
         self.scheduler = Scheduler(
-            kv, policy or PriorityPolicy(), min(budget or limits.tokens, limits.tokens),
-            limits.selected, bidirectional,
+            kv, policy or FairPolicy(), min(budget or limits.tokens, limits.tokens),
+            limits.selected, bidirectional, images,
         )  # fmt: skip
         self._admission = Admission(
-            vocabulary, self.context, executable.task, grammars is not None, adapters is not None
-        )
+            vocabulary, self.context, executable.task, grammars is not None, adapters is not None,
+            images.encoder.vision if images else None,
+        )  # fmt: skip
         self._searches = BeamSearches(self.scheduler, limits.selected)
+        self._speculation = Speculation(kv, limits.selected, depths, sources)
         self._compiling = GrammarQueue(grammars) if grammars is not None else None
         self._requests = RequestTable(self.scheduler, self._searches, self._compiling, adapters)
+        self._images = images
         self._arrivals = count()
         self._multi_step_seconds = multi_step
         self._step_seconds = math.inf  # of the last step
         self._busy = 0.0  # seconds in steps
+        self._left = 0.0  # when the last step ended, if there was more to do
         self._counts = dict.fromkeys(("steps", "prompt", "cached", "generated"), 0)
 
     # -- requests ---------------------------------------------------------------------------
@@ -118,12 +128,14 @@ class Engine:
         if request.adapter:
             assert self.adapters is not None
             slot, key = self.adapters.acquire(request.adapter)
-        kv = KVState(list(request.prompt), request.salt + key)
+        images = self._images.place(request) if self._images else ()
+        ranges = tuple(image.range for image in images)
+        kv = KVState(list(request.prompt), request.salt + key, images=ranges)
         sampling = SamplingState(
             request.params, kv.tokens, len(request.prompt), self._vocabulary, self._eos
         )
         now, arrival = self._clock(), next(self._arrivals)
-        return Sequence.of(request, arrival, now, self.context, kv, sampling, slot)
+        return Sequence.of(request, arrival, now, self.context, kv, sampling, slot, images)
 
     def _begin(self, sequence: Sequence) -> None:
         """Gives a sequence to the scheduler; its grammar, if it has one, is compiled."""
@@ -147,12 +159,11 @@ class Engine:
 
     def _refuse(self, sequence: Sequence, error: str, param: str | None) -> Ended:
         """Ends a request that cannot go on as asked for; `param`: the field at fault."""
-        self._requests.free(sequence.id)
-        return _refused(sequence, error, param)
+        return self._requests.free(sequence.id).refused(error, param)
 
     def _fail(self, sequence: Sequence, error: Exception) -> Ended:
         """Ends a request that cannot be computed."""
-        return _failed(self._requests.free(sequence.id), error)
+        return self._requests.free(sequence.id).failed(error)
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -165,9 +176,10 @@ class Engine:
 
         To be called while idle; each step does a little of it too.
         """
-        return self._executable.pack_pending() or self._executable.prefault_kv(
-            self._allocator.reached, idle=True
+        packing = self._executable.pack_pending() or (
+            self._images is not None and self._images.encoder.pack_pending()
         )
+        return packing or self._executable.prefault_kv(self._allocator.reached, idle=True)
 
     def step(self) -> list[TokenEvent]:
         """Computes one step, or a few in one call; returns what they produced."""
@@ -180,7 +192,19 @@ class Engine:
         if spans := self.scheduler.plan():
             events += self._run(spans)
             self._busy += time.perf_counter() - began
+        else:
+            self._left = 0.0
+        if self.scheduler.stalled:
+            events += self._encode(self._step_seconds if spans else ENCODE_SECONDS)
         return events
+
+    def _encode(self, seconds: float) -> list[TokenEvent]:
+        """Encodes images that sequences wait for, beside a step for about as long as that took."""
+        assert self._images is not None
+        waiting = [(s, i) for s in self.scheduler.stalled for i in s.images]
+        failed = self._images.encode([i for _, i in waiting], seconds)
+        lost = {s: failed[i.image.digest] for s, i in waiting if i.image.digest in failed}
+        return [self._fail(s, error) for s, error in lost.items()]
 
     def _run(self, spans: list[ScheduledSpan]) -> list[TokenEvent]:
         now = self._clock()
@@ -188,15 +212,22 @@ class Engine:
             if not span.sequence.times.admitted:
                 span.sequence.times = Times(span.sequence.times.queued, now)
         began = time.perf_counter()
+        spans = self._speculation.draft(spans)
         try:
             outcomes = self._compute(spans)
         except Exception as e:
             return self._compute_apart(spans, e)
-        steps = max(1, len(outcomes[0].tokens))
-        self._step_seconds = (time.perf_counter() - began) / steps
+        drafted = any(s.draft.tokens for s in spans)
+        steps = 1 if drafted else max(1, len(outcomes[0].tokens))
+        if not drafted:
+            self._step_seconds = (time.perf_counter() - began) / steps
+        self._speculation.compare(outcomes)
         events = self._commit_all(outcomes, steps)
         self._executable.pack_pending()
         self._executable.prefault_kv(self._allocator.reached, idle=False)
+        ended = time.perf_counter()
+        self._speculation.took(outcomes, ended - (self._left or began), steps)
+        self._left = ended if self.has_work else 0.0
         return events
 
     def _begin_compiled(self) -> list[TokenEvent]:
@@ -213,24 +244,31 @@ class Engine:
                 self._begin(sequence)
             except (RequestError, ValueError) as e:
                 self._requests.finish(sequence)
-                events.append(_refused(sequence, str(e), "grammar", getattr(e, "code", None)))
+                events.append(sequence.refused(str(e), "grammar", getattr(e, "code", None)))
             except Exception as e:
                 self._requests.finish(sequence)
-                events.append(_failed(sequence, e))
+                events.append(sequence.failed(e))
         return events
 
     def _compute(self, spans: list[ScheduledSpan]) -> list[Outcome]:
-        if (steps := self._multi_steps(spans)) == 1:
+        drafted = any(s.draft.tokens for s in spans)
+        if drafted or (steps := self._multi_steps(spans)) == 1:
             return run(self._executable, spans)
         self.scheduler.reserve(spans, steps)
         return decode(self._executable, spans, steps)
+
+    def _decodes(self, span: ScheduledSpan) -> bool:
+        """True if no token of a sequence changes how the next is drawn."""
+        sequence = span.sequence
+        text = span.length == 1 and span.samples and not sequence.shows(span.start)
+        return text and sequence.sampling.independent
 
     def _multi_steps(self, spans: list[ScheduledSpan]) -> int:
         """Steps to compute in one call: those that would be planned like this one."""
         scheduler = self.scheduler
         if scheduler.waiting or self._compiling or len(spans) < len(scheduler.running):
             return 1
-        if not all(s.length == 1 and s.samples and s.sequence.sampling.independent for s in spans):
+        if not all(self._decodes(s) for s in spans):
             return 1
         left = min(s.sequence.limit - len(s.sequence.kv.tokens) for s in spans)
         steps = min(left, MAX_MULTI_STEPS, int(self._multi_step_seconds / self._step_seconds))
@@ -246,7 +284,7 @@ class Engine:
             try:
                 if len(spans) == 1:
                     raise error
-                outcomes = run(self._executable, [span])
+                outcomes = run(self._executable, [span._replace(draft=NO_DRAFT)])
             except Exception as e:
                 events.append(self._fail(span.sequence, e))
             else:
@@ -329,10 +367,12 @@ class Engine:
         times = sequence.stamp(now)
         if finish:
             self._requests.finish(sequence)
+            self._speculation.finish(sequence)
             self.scheduler.finish(sequence)
         return Token(
-            sequence.id, token, sample.logprob, sample.alternatives, finish, sequence.cached, times
-        )
+            sequence.id, token, sample.logprob, sample.alternatives, finish, sequence.cached, times,
+            sequence.predicted,
+        )  # fmt: skip
 
     def _commit_candidates(
         self, sequence: Sequence, sample: Sample, now: float
@@ -346,7 +386,7 @@ class Engine:
         self._counts["generated"] += sum(len(t.tokens) for t in texts)
         if texts:
             return [*texts]
-        return [_refused(sequence, NO_TOKEN_LEFT, sequence.sampling.restricted_by)]
+        return [sequence.refused(NO_TOKEN_LEFT, sequence.sampling.restricted_by)]
 
     def _commit_states(self, outcome: Outcome) -> list[TokenEvent]:
         """Collects states; the vector comes with the last of them."""
@@ -376,18 +416,6 @@ class Engine:
             cached_tokens=self._counts["cached"],
             generated_tokens=self._counts["generated"],
             preemptions=self.scheduler.preemptions,
+            **(self._images.counts if self._images else {}),
+            **self._speculation.stats(),
         )
-
-
-def _failed(sequence: Sequence, error: Exception) -> Ended:
-    """The end of a request that cannot be computed. Why, only the log says: the error's text may
-    hold a prompt's."""
-    LOG.error("request %s could not be computed: %s", sequence.id, place(error))
-    return Ended(sequence.id, "error", NOT_COMPUTED, sequence.cached, sequence.times)
-
-
-def _refused(sequence: Sequence, error: str, param: str | None, code: str | None = None) -> Ended:
-    return Ended(
-        sequence.id, "refused", error[:200], sequence.cached, sequence.times, param,
-        code or "constraint_failed",
-    )  # fmt: skip

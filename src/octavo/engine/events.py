@@ -35,7 +35,8 @@ class Token(Event, frozen=True, tag=True):
     """A generated token; the last one has `finish`.
 
     With finish "stop" the token ended the text and is no part of it. top: alternatives, if asked
-    for. cached: prompt tokens whose keys and values were found in the prefix cache.
+    for. cached: prompt tokens whose keys and values were found in the prefix cache. predicted:
+    tokens of the request's prediction that were accepted so far, and rejected.
     """
 
     token: int
@@ -44,6 +45,7 @@ class Token(Event, frozen=True, tag=True):
     finish: Finish | None = None
     cached: int = 0
     times: Times = Times()
+    predicted: tuple[int, int] = (0, 0)
 
 
 class PromptLogprobs(Event, frozen=True, tag=True):

@@ -33,6 +33,11 @@ class JumpForward:
         self._tail = b""  # the last bytes of the text
         self._run: list[int] = []  # last first
 
+    @property
+    def run(self) -> list[int]:
+        """The tokens that are forced next, in order."""
+        return self._run[::-1]
+
     def fork(self) -> JumpForward:
         """An independent copy."""
         copy = JumpForward(self._canonical)

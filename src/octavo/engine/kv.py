@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from octavo.backends.base import BLOCK
 from octavo.engine.prefix import Match, PrefixIndex
@@ -16,6 +17,14 @@ def blocks_for(tokens: int) -> int:
     return (tokens + BLOCK - 1) // BLOCK
 
 
+class ImageRange(NamedTuple):
+    """Tokens [start, end), which stand for an image. key: a number below 0 of its content."""
+
+    start: int
+    end: int
+    key: int
+
+
 @dataclass(eq=False, slots=True)
 class KVState:
     """A sequence's tokens and KV blocks.
@@ -23,7 +32,7 @@ class KVState:
     tokens: prompt and generated tokens. computed: how many of them have keys and values in
     `blocks`. indexed: leading blocks that the prefix index knows. cached: prompt tokens found in
     the prefix cache at the first admission, None before. salt: prefixes are shared only between
-    sequences of the same salt.
+    sequences of the same salt. images: which tokens stand for images.
     """
 
     tokens: list[int]
@@ -32,6 +41,17 @@ class KVState:
     blocks: list[int] = field(default_factory=list)
     indexed: int = 0
     cached: int | None = None
+    images: tuple[ImageRange, ...] = ()
+
+    @property
+    def keys(self) -> list[int]:
+        """The tokens as the prefix index knows them: an image's by the image."""
+        if not self.images:
+            return self.tokens
+        keys = list(self.tokens)
+        for image in self.images:
+            keys[image.start : image.end] = [image.key] * (image.end - image.start)
+        return keys
 
     @property
     def pending(self) -> int:
@@ -75,7 +95,7 @@ class KVCache:
         """
         match = Match([], None, 0)
         if reuse and self.prefix_caching:
-            match = self.index.match(kv.tokens[:-1], kv.salt)
+            match = self.index.match(kv.keys[:-1], kv.salt)
         missing = blocks_for(len(kv.tokens)) - len(match.blocks)
         if missing > self.available and match.partial_block is not None:
             self.index.free([match.partial_block])  # it may be needed itself
@@ -157,4 +177,4 @@ class KVCache:
 
     def _insert(self, kv: KVState, tokens: int) -> None:
         if self.prefix_caching:
-            self.index.insert(kv.tokens, kv.blocks, kv.salt, tokens, kv.indexed)
+            self.index.insert(kv.keys, kv.blocks, kv.salt, tokens, kv.indexed)

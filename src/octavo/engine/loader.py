@@ -11,9 +11,13 @@ from octavo.backends.base import Compiled, Executable
 from octavo.checkpoint import Checkpoint, open_checkpoint
 from octavo.checkpoint.progress import Advance
 from octavo.engine.constraint import GrammarCompiler, TokenTable
+from octavo.engine.cost import CostModel
+from octavo.engine.encoder import CompiledEncoder
 from octavo.engine.engine import Engine
+from octavo.engine.images import ImageQueue
 from octavo.engine.plan import Plan
-from octavo.models import build_program
+from octavo.models import build_program, build_vision
+from octavo.models.vision import VisionModel
 from octavo.program import Program, Task
 
 
@@ -23,10 +27,16 @@ class OpenModel:
 
     checkpoint: Checkpoint
     compiled: Compiled
+    encoder: CompiledEncoder | None = None
 
     @property
     def program(self) -> Program:
         return self.compiled.program
+
+    @property
+    def vision(self) -> VisionModel | None:
+        """How images become embeddings; None if the model takes none."""
+        return None if self.encoder is None else self.encoder.vision
 
     @property
     def vocabulary(self) -> int:
@@ -45,7 +55,9 @@ def open_model(path: Path, adapters: bool = False, context: int | None = None) -
     """
     checkpoint = open_checkpoint(path)
     program = build_program(checkpoint, context)
-    return OpenModel(checkpoint, get_backend().compile(program, adapters))
+    vision = build_vision(checkpoint)
+    encoder = None if vision is None else CompiledEncoder.of(vision)
+    return OpenModel(checkpoint, get_backend().compile(program, adapters), encoder)
 
 
 def _drop_pages(checkpoint: Checkpoint) -> None:
@@ -64,6 +76,16 @@ def load_executable(model: OpenModel, plan: Plan, progress: Advance = lambda _: 
     return model.compiled.load(model.checkpoint, plan.load_options, packed)
 
 
+def load_images(model: OpenModel, plan: Plan) -> ImageQueue | None:
+    """The encoder of a model that takes images, with the cache that was planned."""
+    if model.encoder is None:
+        return None
+    encoder = model.encoder.load(
+        model.checkpoint, plan.threads, lambda _: _drop_pages(model.checkpoint)
+    )
+    return ImageQueue(encoder, plan.image_cache)
+
+
 def make_engine(
     model: OpenModel, executable: Executable, plan: Plan, table: TokenTable,
     prefix_caching: bool = True,
@@ -73,6 +95,8 @@ def make_engine(
         executable, model.vocabulary, plan.context, frozenset(table.eos),
         prefix_caching=prefix_caching,
         grammars=GrammarCompiler(table, model.vocabulary), adapters=executable.adapters,
+        images=load_images(model, plan),
+        depths=CostModel() if plan.speculation == "auto" else None,
     )  # fmt: skip
 
 

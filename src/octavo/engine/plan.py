@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from octavo.backends.base import BLOCK, Compiled, Limits, LoadOptions
+from octavo.engine.encoder import CompiledEncoder
 from octavo.engine.host import host_memory, usable_threads
 from octavo.errors import DoesNotFit, UsageError
 from octavo.program import Experts, Program
@@ -40,7 +41,10 @@ class Plan:
     activations: str
     limits: Limits
     adapters: int = 0  # bytes that LoRA adapters may take
+    encoder: int = 0  # weights and buffers of what encodes images
+    image_cache: int = 0  # bytes of images' embeddings that are kept
     packed: bool = False  # keep packed weights in a file, and map them at the next start
+    speculation: str = "auto"
 
     @property
     def load_options(self) -> LoadOptions:
@@ -54,12 +58,21 @@ class Plan:
 
     @property
     def total(self) -> int:
-        return self.weights + self.buffers + self.cache + self.adapters + self.process
+        images = self.encoder + self.image_cache
+        return self.weights + self.buffers + self.cache + self.adapters + images + self.process
 
     @property
     def tokens(self) -> int:
         """Tokens the KV cache holds."""
         return self.limits.blocks * BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Memory that several models use by turns: bytes for all of them, and what each may fill."""
+
+    total: int
+    each: int
 
 
 def size(n: float) -> str:
@@ -97,25 +110,29 @@ def make_plan(
     context: int | None = None,
     threads: int | None = None,
     kv_dtype: str = "auto",
-    activations: str = "int16",
+    activations: str = "auto",
     adapters: int = 0,
     packed: bool = False,
+    speculation: str = "auto",
     what_if: bool = False,
+    encoder: CompiledEncoder | None = None,
+    share: Share | None = None,
 ) -> Plan:
     """Plans a model within `memory` (80 % of what is available unless named).
 
     A context that was not asked for shrinks to fit; one that was is refused with the sum.
-    what_if: `memory` may be more than is available here. Raises DoesNotFit or UsageError.
+    what_if: `memory` may be more than is available here. encoder: of images. share: instead of
+    `memory`; the KV cache is then one context, of 1 GiB at most if that was not asked for, or what
+    fills `share.each`. Raises DoesNotFit or UsageError.
     """
     kv_dtype = cache_type(compiled.program, kv_dtype)
     activations = compiled.activations(activations)
-    available, budget = _budget(memory, what_if)
+    available, budget = memory_budget(memory, what_if)
+    if share is not None:
+        budget = share.total
     threads = usable_threads() if threads is None else threads
-    if not 1 <= threads <= MAX_THREADS:
-        raise UsageError(f"--threads {threads} is not between 1 and {MAX_THREADS}")
     own = compiled.program.context
-    if context is not None and not 1 <= context <= own:
-        raise UsageError(f"--context {context:,} is not between 1 and the model's {own:,} tokens")
+    _check_asked(threads, context, own)
     if not compiled.program.causal:
         return _encoder_plan(
             compiled, name, available, budget, context or own, threads, activations, packed
@@ -125,13 +142,17 @@ def make_plan(
         LoadOptions(sizes, threads, kv_dtype, packed, activations=activations)
     )
     each = compiled.block_bytes(kv_dtype)
-    left = budget - fixed.weights - fixed.buffers - adapters - PROCESS - PAGES
+    images = (encoder.footprint(threads), encoder.cache_bytes) if encoder else (0, 0)
+    held = fixed.weights + fixed.buffers + adapters + sum(images) + PROCESS + PAGES
+    left = budget - held
     wanted = context or own
     needed = (wanted + BLOCK - 1) // BLOCK * each
     if left < needed and (context is not None or left < SMALLEST_CONTEXT // BLOCK * each):
-        held = fixed.weights + fixed.buffers + adapters + PROCESS + PAGES
         raise _refusal(name, held, needed, budget, wanted, left, each)
     cache = left if memory else min(left, max(DEFAULT_CACHE, needed))
+    if share is not None:
+        least = needed if context is not None else min(needed, DEFAULT_CACHE)
+        cache = min(cache, max(least, left - share.total + share.each))
     blocks = cache // each
     return Plan(
         weights=fixed.weights,
@@ -146,11 +167,25 @@ def make_plan(
         activations=activations,
         limits=Limits(STEP_TOKENS, SEQUENCES, blocks),
         adapters=adapters,
+        encoder=images[0],
+        image_cache=images[1],
         packed=packed,
+        speculation=speculation,
     )
 
 
-def _budget(asked: str | None, what_if: bool) -> tuple[int, int]:
+def _check_asked(threads: int, context: int | None, own: int) -> None:
+    """Raises UsageError for a number of threads or a context, if one was asked for, that cannot be.
+
+    own: the model's context.
+    """
+    if not 1 <= threads <= MAX_THREADS:
+        raise UsageError(f"--threads {threads} is not between 1 and {MAX_THREADS}")
+    if context is not None and not 1 <= context <= own:
+        raise UsageError(f"--context {context:,} is not between 1 and the model's {own:,} tokens")
+
+
+def memory_budget(asked: str | None, what_if: bool = False) -> tuple[int, int]:
     """Bytes available, and those to plan with. Raises DoesNotFit for more than there are."""
     host = host_memory()
     if asked is None:

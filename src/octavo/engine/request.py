@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from octavo.errors import RequestError
+from octavo.vision.image import ImageInput
 
 MAX_LOGPROBS = 20
 MAX_BEAMS = 32
@@ -16,6 +17,7 @@ MAX_STOP_TOKENS = 128
 MAX_BANNED_SEQUENCES = 512
 MIN_TIMEOUT, MAX_TIMEOUT = 1e-3, 86_400  # seconds
 MAX_INT32 = (1 << 31) - 1
+SPECULATION = ("auto", "off")
 
 
 def shown(value: object) -> str:
@@ -87,6 +89,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     grammar_exit: where the grammar lets the text end, tokens are drawn without it, and one that it
     does not have ends the text; else they are drawn from what it allows.
     thinking: a bound on the thoughts that the prompt has opened. beam: search instead of drawing.
+    speculation: "auto" verifies drafts where that saves time, "off" never; the text is the same.
     """
 
     max_tokens: int | None = None
@@ -112,6 +115,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     grammar_exit: bool = False
     thinking: Thinking | None = None
     beam: BeamSearch | None = None
+    speculation: str = "auto"
+
+    @property
+    def speculates(self) -> bool:
+        """True if drafts may be verified."""
+        return self.speculation != "off" and self.beam is None
 
     @property
     def stop_strings(self) -> list[str]:
@@ -138,6 +147,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name, most in (*_LENGTHS, ("allowed_token_ids", vocabulary)):
             if len(getattr(self, name) or ()) > most:
                 raise RequestError(f"{name} takes {most} entries at most", name, "invalid_value")
+        if self.speculation not in SPECULATION:
+            raise RequestError("speculation is auto or off", "speculation", "invalid_value")
         words = [t for word in self.bad_words for t in word]
         for name, tokens in (
             ("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids),
@@ -204,6 +215,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     salt: requests share cached prefixes only with others of the same salt. pool: instead of
     generating, give the mean, first (cls) or last state of the prompt, or a cross-encoder's scores
     (cls); token_type_ids: the segment of each prompt token. adapter: the LoRA adapter to use.
+    images: in the order of the prompt; image_offsets: where the placeholders of each begin in it.
+    prediction: what much of the reply may be, as a source of drafts.
+    tenant: for whom it is computed; tenants get equal shares of the work.
     """
 
     id: str
@@ -217,3 +231,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pool: Literal["", "mean", "cls", "last"] = ""
     token_type_ids: list[int] = []
     adapter: str = ""
+    images: list[ImageInput] = []
+    image_offsets: list[int] = []
+    prediction: list[int] = []
+    tenant: str = ""

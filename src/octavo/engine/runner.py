@@ -15,7 +15,8 @@ class Outcome(NamedTuple):
     """Results of a span.
 
     prompt_logprobs: one sample for each position asked for. tokens: sampled one after the other;
-    the keys and values of all but the last are computed. states: of the positions to pool.
+    the keys and values of all but the last are computed. Of a span with a draft those are the
+    tokens of the draft that were drawn, and one more. states: of the positions to pool.
     """
 
     span: ScheduledSpan
@@ -37,9 +38,14 @@ def step_input(spans: list[ScheduledSpan]) -> StepInput:
     sampling: list[SamplingRow] = []
     pooled: list[int] = []
     token_type_ids: list[int] = []
+    given: list[Floats] = []
+    given_rows: list[int] = []
+    reach: list[int] = []
     typed = any(s.sequence.request.token_type_ids for s in spans)
+    mutual = any(i.mutual for s in spans for i in s.sequence.images)
     for span in spans:
-        sequence, start, count = span.sequence, span.start, span.length
+        sequence, start, draft = span.sequence, span.start, span.draft
+        count = span.length + len(draft.tokens)
         kv, row = sequence.kv, len(ids) - start  # row of position 0
         layout.append(Span(len(ids), count, start, len(block_tables), sequence.adapter))
         for position in span.prompt_logprobs:
@@ -48,12 +54,21 @@ def step_input(spans: list[ScheduledSpan]) -> StepInput:
         pooled += [row + position for position in span.pooled]
         if typed:
             token_type_ids += sequence.request.token_type_ids[start : start + count] or [0] * count
-        ids += kv.tokens[start : start + count]
+        reach += [0] * (count if mutual else 0)
+        for image in sequence.images:
+            first, last = max(image.start, start), min(image.end, start + count)
+            if first < last:
+                assert image.embeddings is not None
+                given.append(image.embeddings[first - image.start : last - image.start])
+                given_rows += range(row + first, row + last)
+                if image.mutual:
+                    reach[row + first : row + last] = range(last - first - 1, -1, -1)
+        ids += kv.tokens[start : start + span.length] + draft.tokens
         positions += range(start, start + count)
         block_tables += kv.blocks
         if span.samples:
-            logits_indices.append(len(ids) - 1)
-            sampling.append(sequence.sampling.row())
+            logits_indices += range(len(ids) - 1 - len(draft.tokens), len(ids))
+            sampling += [sequence.sampling.row(), *draft.rows]
 
     def array(values: object) -> Ints:
         return np.array(values, np.int32)
@@ -61,7 +76,16 @@ def step_input(spans: list[ScheduledSpan]) -> StepInput:
     return StepInput(
         array(ids), array(positions), layout, array(block_tables),
         array(logits_indices + pooled), sampling, array(token_type_ids), all_logits=False,
+        embeddings=np.concatenate(given) if given else None,
+        embedding_rows=array(given_rows) if given else None,
+        reach=array(reach) if any(reach) else None,
     )  # fmt: skip
+
+
+def _accepted(samples: list[Sample], draft: list[int]) -> list[Sample]:
+    """Of samples after a token and after each of a draft, those whose draft was drawn before."""
+    pairs = enumerate(zip(samples, draft, strict=False))
+    return samples[: 1 + next((i for i, (s, token) in pairs if s.token != token), len(draft))]
 
 
 def run(executable: Executable, spans: list[ScheduledSpan]) -> list[Outcome]:
@@ -72,7 +96,8 @@ def run(executable: Executable, spans: list[ScheduledSpan]) -> list[Outcome]:
     out = []
     for span in spans:
         logprobs = list(islice(samples, len(span.prompt_logprobs)))
-        tokens = [next(samples)] if span.samples else []
+        drawn = list(islice(samples, 1 + len(span.draft.tokens) if span.samples else 0))
+        tokens = _accepted(drawn, span.draft.tokens)
         count = len(span.pooled)
         states = executable.hidden(first, count) if count else None
         out.append(Outcome(span, logprobs, tokens, states))

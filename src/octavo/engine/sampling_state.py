@@ -139,6 +139,35 @@ class SamplingState:
             return None
         return bitmask.tokens_of(mask)[0] if bitmask.count(mask) == 1 else None
 
+    @property
+    def forced_run(self) -> list[int]:
+        """The tokens that the grammar forces next, where each of them needs a step."""
+        if self.params.logprobs is None or self.constraint is None or self.may_leave_grammar:
+            return []
+        return self.constraint.forced_run
+
+    def rows_after(self, draft: list[int]) -> list[SamplingRow]:
+        """How to sample after each token of a draft, were it drawn; the first of them that may not
+        come or ends the text and those after it have none."""
+        end = next((i for i, t in enumerate(draft) if t in self.stop_tokens), len(draft))
+        if self.independent:
+            row = self.row()
+            return [row._replace(position=row.position + 1 + i) for i in range(end)]
+        state, rows = self.fork(list(self.tokens)), list[SamplingRow]()
+        for token in draft[:end]:
+            constraint = state.constraint
+            if constraint is not None and not constraint.allows(token):
+                break
+            try:
+                state.tokens.append(token)
+                state.push(token)
+                if constraint is not None and constraint.finished:
+                    break
+                rows.append(state.row())
+            except ValueError:  # the grammar has become too costly, as the step there will say
+                break
+        return rows
+
     def row(self) -> SamplingRow:
         """How to sample the next token; its random number depends on seed and position alone."""
         p = self.params

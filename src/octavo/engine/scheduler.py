@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from octavo.backends.base import SamplingRow
+from octavo.engine.images import ImageQueue
 from octavo.engine.kv import KVCache
 from octavo.engine.policy import SchedulingPolicy
 from octavo.engine.sequence import Sequence
@@ -16,12 +18,22 @@ NOTHING = range(0)
 MIN_SHARED = 32  # tokens of a prefix that is worth waiting a step for
 
 
+class Draft(NamedTuple):
+    """Tokens that may follow, computed to see whether they do. rows: how to sample after each."""
+
+    tokens: list[int]
+    rows: list[SamplingRow]
+
+
+NO_DRAFT = Draft([], [])
+
+
 class ScheduledSpan(NamedTuple):
     """Consecutive tokens of a sequence that a step computes, as planned.
 
     start, length: their positions. samples: the next token is sampled after them. prompt_logprobs:
     positions of prompt tokens whose log-probabilities are computed. pooled: positions whose states
-    are pooled.
+    are pooled. draft: what is verified beside; its positions follow.
     """
 
     sequence: Sequence
@@ -30,6 +42,7 @@ class ScheduledSpan(NamedTuple):
     samples: bool
     prompt_logprobs: range
     pooled: range
+    draft: Draft = NO_DRAFT
 
     @classmethod
     def of(cls, sequence: Sequence, length: int) -> ScheduledSpan:
@@ -54,7 +67,7 @@ class Scheduler:
     """Waiting and running sequences.
 
     budget: most tokens of a step. sequences: most that run, and rows of results of a step.
-    bidirectional: a sequence is computed in one step.
+    bidirectional: a sequence is computed in one step. images: encodes them.
     """
 
     def __init__(
@@ -64,19 +77,23 @@ class Scheduler:
         budget: int,
         sequences: int,
         bidirectional: bool = False,
+        images: ImageQueue | None = None,
     ) -> None:
         self.kv = kv
-        self._key = policy.key
+        self._policy, self._key = policy, policy.key
         self._budget = budget
         self._sequences = sequences
         self._bidirectional = bidirectional
+        self._images = images
         self._spare_rows = 0  # of results in this step, beside the one of each running sequence
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.stalled: list[Sequence] = []  # those running that wait for an image to be encoded
         self.preemptions = 0
 
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence."""
+        self._policy.arrived(sequence)
         self.waiting.append(sequence)
 
     def finish(self, sequence: Sequence) -> None:
@@ -91,6 +108,12 @@ class Scheduler:
 
     def _take_out(self, sequence: Sequence) -> None:
         (self.running if sequence in self.running else self.waiting).remove(sequence)
+        self._let_go(sequence)
+        self._policy.left(sequence)
+
+    def _let_go(self, sequence: Sequence) -> None:
+        if self._images is not None:
+            self._images.release(sequence.images)
 
     def plan(self) -> list[ScheduledSpan]:
         """The next step, with blocks allocated for all of it.
@@ -99,6 +122,8 @@ class Scheduler:
         that long prompts do not hold them up; within that, and for admission, the policy orders.
         """
         spans: list[ScheduledSpan] = []
+        self.stalled = []
+        self._make_way()
         decoding = sum(s.kv.pending == 1 for s in self.running)
         left = min(self._budget, decoding + self._budget // 2) if decoding else self._budget
         self._spare_rows = self._sequences - len(self.running)
@@ -107,22 +132,38 @@ class Scheduler:
             pending = sequence.kv.pending  # 0 for a beam that waits for the others of its search
             if not left or not pending or sequence not in self.running:
                 continue
-            count = self._share(sequence, left)
+            if not (count := self._share(sequence, left)):
+                continue
             if self._grow(sequence, sequence.kv.computed + count):
                 spans.append(ScheduledSpan.of(sequence, count))
                 left -= count
         spans = [s for s in spans if s.sequence in self.running]  # others were preempted for one
+        self.stalled = [s for s in self.stalled if s in self.running]
         self._admit(spans, left)
-        while not spans and self.running and self.waiting:
+        while not spans and not self.stalled and self.running and self.waiting:
             # Only beams that wait for others of their search, for which there are no blocks.
             self.preempt(max(self.running, key=self._key))
             self._admit(spans, left)
+        for span in spans:
+            self._policy.planned(span.sequence, span.length)
         return spans
+
+    def _make_way(self) -> None:
+        """Preempts for the first that waits where all rows are taken, if the policy says whom."""
+        if self.waiting and len(self.running) >= self._sequences:
+            first = min(self.waiting, key=self._key)
+            if (victim := self._policy.gives_way(self.running, first)) is not None:
+                self.preempt(victim)
 
     def _share(self, sequence: Sequence, left: int) -> int:
         """Tokens of a sequence to compute. Each prompt log-probability and each pooled state takes
         a row of results, of which every running sequence has one for itself."""
         count = min(sequence.kv.pending, left)
+        if sequence.images and self._images is not None:
+            share = self._images.share(sequence.kv, sequence.images, count)
+            if share < count and any(i.waits for i in sequence.images):
+                self.stalled.append(sequence)
+            count = share
         if sequence.needs_prompt_logprobs or sequence.request.pool == "mean":
             count = min(count, self._spare_rows + 1)
             self._spare_rows -= count - 1
@@ -137,21 +178,23 @@ class Scheduler:
                 return  # there will be more in the next step
             # Results of cached tokens are not cached, so who needs those computes them.
             reuse = not (sequence.needs_prompt_logprobs or sequence.request.pool in ("mean", "cls"))
-            if reuse and any(self._shares(sequence, span) for span in spans):
+            stalled = (ScheduledSpan.of(s, s.kv.pending) for s in self.stalled)
+            if reuse and any(self._shares(sequence, span) for span in (*spans, *stalled)):
                 continue
             if not self.kv.admit(sequence.kv, len(sequence.request.prompt), reuse):
                 return
             self.waiting.remove(sequence)
             self.running.append(sequence)
             self._spare_rows -= 1
-            count = self._share(sequence, left)
-            spans.append(ScheduledSpan.of(sequence, count))
-            left -= count
+            if count := self._share(sequence, left):
+                spans.append(ScheduledSpan.of(sequence, count))
+                left -= count
 
     def _shares(self, sequence: Sequence, span: ScheduledSpan) -> bool:
         """True if a span computes what a waiting sequence will find in the prefix cache, as one of
         the choices of a prompt does for the others: they wait for the step."""
-        kv, tokens, known = span.sequence.kv, sequence.kv.tokens, span.start
+        kv, known = span.sequence.kv, span.start
+        others, tokens = kv.keys, sequence.kv.keys
         end = min(known + min(span.length, MIN_SHARED), len(tokens) - 1)
         return (
             self.kv.prefix_caching
@@ -159,8 +202,8 @@ class Scheduler:
             and end > known
             and end >= MIN_SHARED
             and kv.salt == sequence.kv.salt
-            and kv.tokens[known:end] == tokens[known:end]
-            and kv.tokens[:known] == tokens[:known]
+            and others[known:end] == tokens[known:end]
+            and others[:known] == tokens[:known]
         )
 
     def _grow(self, sequence: Sequence, tokens: int) -> bool:
@@ -176,6 +219,7 @@ class Scheduler:
         """Moves a sequence back to waiting, where it starts again from what is cached."""
         self.preemptions += 1
         self.running.remove(sequence)
+        self._let_go(sequence)
         self.kv.free(sequence.kv)
         self.waiting.append(sequence)
 
@@ -184,6 +228,7 @@ class Scheduler:
         child = sequence.fork()
         runs = sequence in self.running and len(self.running) < self._sequences
         runs = runs and self.kv.fork(sequence.kv, child.kv)
+        self._policy.arrived(child)
         (self.running if runs else self.waiting).append(child)
         return child
 

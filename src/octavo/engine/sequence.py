@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from octavo.backends.base import Floats
-from octavo.engine.events import Times
+from octavo.engine.events import NOT_COMPUTED, Ended, Times
+from octavo.engine.images import PlacedImage
 from octavo.engine.kv import KVState
 from octavo.engine.request import Request
 from octavo.engine.sampling_state import SamplingState
+from octavo.errors import place
+
+LOG = logging.getLogger(__name__)
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Sequence:
     """One request, or one beam of a beam search.
 
     arrival: number in order of submission. deadline: on the engine's clock. limit: most tokens,
     prompt included. adapter: slot of the LoRA adapter, -1 without. reported_logprobs: prompt tokens
     whose log-probabilities were reported, counting the first, which has none. pooled: sum of the
-    states so far.
+    states so far. predicted: tokens of the request's prediction that were accepted, and rejected.
     """
 
     request: Request
@@ -33,6 +38,8 @@ class Sequence:
     times: Times = Times()
     reported_logprobs: int = 1
     pooled: Floats | None = None
+    images: tuple[PlacedImage, ...] = ()
+    predicted: tuple[int, int] = (0, 0)
 
     @classmethod
     def of(
@@ -44,13 +51,17 @@ class Sequence:
         kv: KVState,
         sampling: SamplingState,
         adapter: int,
+        images: tuple[PlacedImage, ...] = (),
     ) -> Sequence:
         """A request that has come now; context: most tokens of a sequence."""
         wanted = context if request.params.max_tokens is None else request.params.max_tokens
         limit = min(len(kv.tokens) + (0 if request.pool else wanted), context)
         deadline = None if request.timeout is None else now + request.timeout
         reported = 1 + request.resume_prompt_logprobs
-        return cls(request, arrival, deadline, limit, kv, sampling, adapter, Times(now), reported)
+        return cls(
+            request, arrival, deadline, limit, kv, sampling, adapter, Times(now), reported,
+            images=images,
+        )  # fmt: skip
 
     @property
     def id(self) -> str:
@@ -60,6 +71,10 @@ class Sequence:
     def cached(self) -> int:
         """Prompt tokens found in the prefix cache."""
         return self.kv.cached or 0
+
+    def shows(self, position: int) -> bool:
+        """True if a token stands for a part of an image."""
+        return any(i.start <= position < i.end for i in self.images)
 
     @property
     def full(self) -> bool:
@@ -92,6 +107,17 @@ class Sequence:
         """Adds `[n, width]` states one by one, so that the sum does not depend on chunk sizes."""
         for state in states:
             self.pooled = state if self.pooled is None else self.pooled + state
+
+    def failed(self, error: Exception) -> Ended:
+        """The end of a request that cannot be computed. Why, only the log says: the error's text
+        may hold a prompt's."""
+        LOG.error("request %s could not be computed: %s", self.id, place(error))
+        return Ended(self.id, "error", NOT_COMPUTED, self.cached, self.times)
+
+    def refused(self, error: str, param: str | None, code: str | None = None) -> Ended:
+        """The end of a request that cannot go on as asked for; `param`: the field at fault."""
+        code = code or "constraint_failed"
+        return Ended(self.id, "refused", error[:200], self.cached, self.times, param, code)
 
     @property
     def vector(self) -> bytes:

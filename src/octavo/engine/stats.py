@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counts since the start, and what is held now. busy_us: microseconds spent in steps."""
+    """Counts since the start, and what is held now. busy_us: microseconds spent in steps.
+
+    drafted, accepted: tokens of drafts by source (`octavo.engine.drafts`). speculation_lost_us:
+    microseconds that steps with drafts took longer than plain steps would have for what was drawn.
+    """
 
     running: int
     waiting: int
@@ -20,6 +24,19 @@ class EngineStats:
     cached_tokens: int
     generated_tokens: int
     preemptions: int
+    images_encoded: int = 0
+    image_hits: int = 0  # images whose embeddings were kept from before
+    image_us: int = 0  # microseconds spent on encoding
+    image_bytes: int = 0  # of embeddings that are kept
+    drafted_forced: int = 0
+    accepted_forced: int = 0
+    drafted_prediction: int = 0
+    accepted_prediction: int = 0
+    drafted_lookup: int = 0
+    accepted_lookup: int = 0
+    drafted_recent: int = 0
+    accepted_recent: int = 0
+    speculation_lost_us: int = 0
 
     @property
     def blocks_held(self) -> int:

@@ -21,16 +21,27 @@ from octavo.generate.reply import Completion, TextDelta, TokenInfo, Usage, whole
 async def generate(job: PreparedRequest, usage: Usage) -> AsyncGenerator[TextDelta, None]:
     """The deltas of all choices as they come, the last of each with `finish`.
 
-    Choice i belongs to prompt i // job.made. Closing the iterator aborts every request.
+    Choice i belongs to prompt i // job.made. Closing the iterator aborts every request. Where
+    `usage.covers` says no, all choices end with "length".
     Raises RequestError, whose `param` is a field of GenerationRequest.
     """
     requests = _requests(job, await _constrained(job))
     deltas = _one(job, requests[0], 0, usage) if len(requests) == 1 else _all(job, requests, usage)
     if job.echo:
         deltas = _echoed(job, deltas)
+    running = set(range(len(job.prompts) * job.made))
     async with aclosing(deltas):
         async for delta in deltas:
             yield delta
+            if delta.finish:
+                running.discard(delta.choice)
+            if usage.covers is not None and running and not usage.covers(usage.computed):
+                break
+        else:
+            return
+    for choice in sorted(running):
+        usage.finishes.append("length")
+        yield TextDelta(choice, "", finish="length")
 
 
 async def generate_whole(job: PreparedRequest, usage: Usage) -> list[list[TextDelta]]:
@@ -106,6 +117,7 @@ def _requests(job: PreparedRequest, params: SamplingParams) -> list[Request]:
     if job.made > job.n and params.logprobs is None:  # they are ranked by them
         params = msgspec.structs.replace(params, logprobs=0)
     out = []
+    images = list(job.images)
     for prompt in job.prompts:
         for i in range(1 if params.beam else job.made):
             seed = ((params.seed or 0) + i + (1 << 63)) % (1 << 64) - (1 << 63)
@@ -117,7 +129,11 @@ def _requests(job: PreparedRequest, params: SamplingParams) -> list[Request]:
                     timeout=job.timeout,
                     priority=job.priority,
                     salt=job.salt,
+                    tenant=job.tenant,
                     adapter=job.model.adapter,
+                    images=images,
+                    image_offsets=list(job.image_offsets),
+                    prediction=list(job.prediction),
                 )
             )
     return out

@@ -78,7 +78,7 @@ async def _pooled(model: ServedModel, text: Segments, salt: str) -> Vector:
     request = Request(
         id=secrets.token_hex(12), prompt=ids, token_type_ids=types, params=SamplingParams(),
         pool="cls" if model.task == "rank" else model.pooling.mode, salt=salt,
-        adapter=model.adapter,
+        adapter=model.adapter, tenant=salt,
     )  # fmt: skip
     async with aclosing(model.client.submit(request)) as events:
         async for event in events:

@@ -22,9 +22,12 @@ from octavo.generate.model import ServedModel
 from octavo.generate.options import check_names
 from octavo.text import ChatTemplate, Tokenizer, load_tokenizer
 from octavo.text.chat import template_source
+from octavo.vision.families import load_preprocessor
+from octavo.vision.preprocess import Preprocessor
 
 KV_DTYPES = ("auto", "bf16", "int8", "f32")
 ACTIVATIONS = ("auto", "int8", "int16")
+SPECULATIONS = ("auto", "off")
 
 
 class LoadOptions(TypedDict, total=False):
@@ -32,12 +35,13 @@ class LoadOptions(TypedDict, total=False):
 
     memory: a ceiling such as "8GiB" or "50%". context: most tokens of a sequence. kv_dtype:
     "bf16", "int8", "f32", or "auto", which is f32 for mixtures of experts and bf16 for others.
-    activations: how inputs of quantized linear layers are rounded: "int16" (two bytes a value, the
-    default), "int8" (one, and a scale for 32), or "auto", two bytes where one would show.
+    activations: how inputs of quantized linear layers are rounded: "int16" (two bytes a value),
+    "int8" (one, and a scale for 32), or "auto" (the default), two bytes where one would show.
     adapters: LoRA adapters by name, {} for none yet; they take at most lora_memory. packed_cache:
     keep packed weights on disk for the next start. generation_config: "none" forgets the sampling
-    parameters that the model's files recommend. loading: opens a progress bar, given what it
-    is for and how many bytes.
+    parameters that the model's files recommend. speculation: "auto" verifies drafts of what may
+    come next where that saves time, "off" never. loading: opens a progress bar, given what it is
+    for and how many bytes.
     """
 
     memory: str | None
@@ -51,6 +55,7 @@ class LoadOptions(TypedDict, total=False):
     lora_memory: str
     packed_cache: bool
     generation_config: GenerationConfig
+    speculation: str
     loading: ProgressBar
 
 
@@ -69,9 +74,12 @@ def load(model: str, **options: Unpack[LoadOptions]) -> ServedModel:
     kv_dtype = options.get("kv_dtype", "auto")
     if kv_dtype not in KV_DTYPES:
         raise UsageError(f"kv_dtype {kv_dtype!r}; it may be {' or '.join(KV_DTYPES)}")
-    activations = options.get("activations", "int16")
+    activations = options.get("activations", "auto")
     if activations not in ACTIVATIONS:
         raise UsageError(f"activations {activations!r}; it may be {' or '.join(ACTIVATIONS)}")
+    speculation = options.get("speculation", "auto")
+    if speculation not in SPECULATIONS:
+        raise UsageError(f"speculation {speculation!r}; it may be {' or '.join(SPECULATIONS)}")
     loading, adapters = options.get("loading", no_progress), options.get("adapters")
     located = locate(model, offline=options.get("offline", False), progress=loading)
     opened = open_model(located.path, adapters is not None)
@@ -90,6 +98,8 @@ def load(model: str, **options: Unpack[LoadOptions]) -> ServedModel:
         activations=activations,
         packed=options.get("packed_cache", False),
         adapters=lora if adapters is not None else 0,
+        encoder=opened.encoder,
+        speculation=speculation,
     )
     opened = open_model(located.path, adapters is not None, plan.context)
     with loading("Loading", opened.checkpoint.nbytes) as advance:
@@ -129,4 +139,15 @@ def served_model(
         created=int(time.time()),
         task=opened.task,
         pooling=read_pooling(opened.checkpoint, not opened.program.causal),
+        images=_preprocessor(opened, tokenizer),
     )
+
+
+def _preprocessor(opened: OpenModel, tokenizer: Tokenizer) -> Preprocessor | None:
+    """How a model takes pictures, None for text only. Raises CheckpointError."""
+    if (vision := opened.vision) is None:
+        return None
+    return load_preprocessor(
+        opened.checkpoint, tokenizer, family=vision.family, placeholder=vision.placeholder,
+        tokens=vision.tokens, size=vision.size,
+    )  # fmt: skip

@@ -12,6 +12,7 @@ from octavo.errors import RequestError
 from octavo.generate.grammar_check import GrammarChecker
 from octavo.program import Task
 from octavo.text import ChatTemplate, Tokenizer
+from octavo.vision.preprocess import Preprocessor
 
 Capability = Literal["generate", "chat", "embed", "rank"]
 
@@ -21,8 +22,8 @@ class ServedModel:
     """A model under its public name.
 
     client: computes its tokens. grammars: checks constraints before that. defaults: sampling
-    parameters of requests that name none. context: most tokens of a sequence. adapter: the LoRA
-    adapter that goes by this name.
+    parameters of requests that name none. context: most tokens of a sequence. images: how it takes
+    pictures, None for text only. adapter: the LoRA adapter that goes by this name.
     """
 
     name: str
@@ -37,6 +38,7 @@ class ServedModel:
     created: int
     task: Task
     pooling: Pooling
+    images: Preprocessor | None = None
     adapter: str = ""
 
     def require(self, capability: Capability) -> None:

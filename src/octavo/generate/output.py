@@ -58,6 +58,7 @@ class OutputProcessor:
             return TextDelta(self._choice, "", prompt=self._scored(event))
         self._usage.stamp(event.times)
         if isinstance(event, Token):
+            self._usage.predict(self._choice, event.predicted)
             return self._read([(event.token, event.logprob, event.top)], event.finish)
         if isinstance(event, BeamText):
             self._usage.beam_width = event.width

@@ -26,6 +26,7 @@ from octavo.engine.request import (
     shown,
 )
 from octavo.errors import ContextExceeded, InvalidValue, RequestError
+from octavo.generate.media import read_images
 from octavo.generate.model import ServedModel
 from octavo.generate.options import typed
 from octavo.generate.output import ReplyFormat
@@ -34,6 +35,7 @@ from octavo.text import Tokenizer, tools
 from octavo.text.messages import Tool
 from octavo.text.structure import Structure, Thoughts
 from octavo.text.tools import THINK, THOUGHT
+from octavo.vision.image import ImageInput
 
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
@@ -52,8 +54,9 @@ RESERVED = frozenset(
 class PreparedRequest:
     """`n` choices for each of `prompts`, the most likely of `made`.
 
-    reply: how a chat's reply is read. structure: of every choice; constraint: the field that asked
-    for it.
+    images: what the image tokens of a chat's one prompt stand for; image_offsets: where those of
+    each begin. reply: how a chat's reply is read. structure: of every choice; constraint: the field
+    that asked for it.
     """
 
     model: ServedModel
@@ -61,6 +64,8 @@ class PreparedRequest:
     params: SamplingParams
     n: int
     made: int
+    images: Sequence[ImageInput] = ()
+    image_offsets: Sequence[int] = ()
     echo: bool = False
     reply: ReplyFormat | None = None
     structure: Structure | None = None
@@ -68,6 +73,8 @@ class PreparedRequest:
     priority: int = 0
     timeout: float | None = None
     salt: str = ""
+    prediction: Sequence[int] = ()
+    tenant: str = ""
 
     @property
     def names(self) -> dict[str, str]:
@@ -79,6 +86,10 @@ class PreparedRequest:
     @property
     def prompt_tokens(self) -> int:
         return sum(map(len, self.prompts))
+
+    @property
+    def image_tokens(self) -> int:
+        return sum(image.tokens for image in self.images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +152,15 @@ def _completion(
     return PreparedRequest(
         model=model, prompts=ids, params=params, n=n, made=made, echo=request.echo,
         structure=_only(request.structure, params), priority=request.priority,
-        timeout=request.timeout, salt=_salt(request),
+        timeout=request.timeout, salt=_salt(request), tenant=request.tenant,
+        prediction=_predicted(request, model),
     )  # fmt: skip
 
 
 def _chat(request: GenerationRequest, model: ServedModel, n: int, made: int) -> PreparedRequest:
     template = model.chat_template
+    if request.pictures is None:
+        request = replace(request, pictures=read_images(request.messages or (), model))
     ids = encode_chat(request, model)
     use = _tool_use(request)
     check_length([ids], request.sampling.max_tokens, model, "messages")
@@ -171,12 +185,22 @@ def _chat(request: GenerationRequest, model: ServedModel, n: int, made: int) -> 
     if request.thinking_budget is not None:
         params = _bounded(params, request.thinking_budget, model, thinking)
     style = template.style if use is not None else None
+    images = [image for p in request.pictures or () for image in p.images]
     return PreparedRequest(
-        model=model, prompts=[ids], params=params, n=n, made=made, echo=request.echo,
+        model=model, prompts=[ids], params=params, n=n, made=made,
+        images=images, image_offsets=_image_offsets(ids, images, model), echo=request.echo,
         reply=ReplyFormat(style, template.reasons, thinking), structure=structure,
         constraint=constraint, priority=request.priority, timeout=request.timeout,
-        salt=_salt(request),
+        salt=_salt(request), tenant=request.tenant, prediction=_predicted(request, model),
     )  # fmt: skip
+
+
+def _predicted(request: GenerationRequest, model: ServedModel) -> list[int]:
+    """Ids of the predicted reply. Raises RequestError."""
+    if not (text := request.prediction):
+        return []
+    check_texts([text], model, "prediction")
+    return model.tokenizer.encode(text, add_bos=False)
 
 
 def encode_chat(request: GenerationRequest, model: ServedModel) -> list[int]:
@@ -191,10 +215,29 @@ def encode_chat(request: GenerationRequest, model: ServedModel) -> list[int]:
         )
     _check_tools(request.tools)
     check_texts((m.text for m in messages), model, "messages")
-    return template.encode(
+    pictures, seen = request.pictures, model.images
+    if pictures is None:
+        pictures = read_images(messages, model)
+    ids = template.encode(
         messages, request.tools, _checked_options(request.template_options),
         generation=request.add_generation_prompt, continued=request.continue_final_message,
+        placeholder=seen.placeholder if seen else "", images=[p.text for p in pictures],
     )  # fmt: skip
+    bos = model.tokenizer.special.bos
+    if seen and model.tokenizer.special.add_bos and bos is not None and ids[:1] != [bos]:
+        return [bos, *ids]  # as processors of images do, which tokenize the rendered text
+    return ids
+
+
+def _image_offsets(ids: list[int], images: Sequence[ImageInput], model: ServedModel) -> list[int]:
+    """Where the tokens of each image begin."""
+    offsets, at = [], 0
+    for image in images:
+        assert model.images is not None
+        at = ids.index(model.images.token, at)
+        offsets.append(at)
+        at += image.tokens
+    return offsets
 
 
 def _checked_options(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -110,10 +110,12 @@ class Usage:
     began, first, last: time.monotonic() of the request and of its first and latest token. queued:
     seconds until the engine began with it. finishes: how its choices ended. reused: tokens of each
     prompt, by number, that all its choices found in the prefix cache: the others were computed for
-    the first of them.
+    the first of them. predicted: of each choice, tokens of the prediction accepted and rejected.
+    covers: whether a request may go on after so many computed tokens.
     """
 
     prompt: int = 0
+    images: int = 0  # tokens of the prompts that stand for images
     completion: int = 0
     beam_width: int = 0  # as the KV cache allowed it
     began: float = field(default_factory=time.monotonic)
@@ -122,6 +124,13 @@ class Usage:
     queued: float = 0.0
     finishes: list[str] = field(default_factory=list)
     reused: dict[int, int] = field(default_factory=dict)
+    predicted: dict[int, tuple[int, int]] = field(default_factory=dict)
+    covers: Callable[[int], bool] | None = None
+
+    @property
+    def computed(self) -> int:
+        """Tokens that were computed for the request."""
+        return self.prompt - self.cached + self.completion if self.reused else 0
 
     @property
     def cached(self) -> int:
@@ -132,6 +141,11 @@ class Usage:
         """Takes over how many tokens of a prompt one of its choices found."""
         self.reused[prompt] = min(self.reused.get(prompt, cached), cached)
 
+    def predict(self, choice: int, counts: tuple[int, int]) -> None:
+        """Takes over how many tokens of the prediction a choice accepted and rejected so far."""
+        if any(counts):
+            self.predicted[choice] = counts
+
     def stamp(self, times: Times) -> None:
         """Takes over the engine's time stamps of one choice."""
         self.queued = max(self.queued, times.admitted - times.queued)
@@ -140,10 +154,18 @@ class Usage:
             self.last = max(self.last or 0.0, times.last_token)
 
     def to_dict(self) -> dict[str, object]:
+        details = {"cached_tokens": self.cached}
+        if self.images:
+            details["image_tokens"] = self.images
         value: dict[str, object] = {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
+            "prompt_tokens_details": details,
         }
+        if self.predicted:
+            accepted, rejected = map(sum, zip(*self.predicted.values(), strict=True))
+            value["completion_tokens_details"] = {
+                "accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected,
+            }  # fmt: skip
         return value | {"beam_width": self.beam_width} if self.beam_width else value

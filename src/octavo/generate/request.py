@@ -11,6 +11,7 @@ from octavo.errors import InvalidValue
 from octavo.generate.options import check_names, typed
 from octavo.text.messages import Message, Tool, message, read_messages, read_tools
 from octavo.text.structure import JsonSchema, Structure
+from octavo.vision.preprocess import Processed
 
 Conversation = Sequence[Mapping[str, Any]]  # messages as dicts
 
@@ -43,6 +44,7 @@ class Sampling:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     beam: BeamSearch | None = None
+    speculation: str | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ class NamedTool:
 class GenerationRequest:
     """An answer to a conversation, or continuations of texts.
 
-    messages: the conversation; else `prompts`, each text or token ids. tools: the functions the
+    messages: the conversation; else `prompts`, each text or token ids. pictures: of the messages,
+    once they have been read (see `generate.media`). tools: the functions the
     model is told of; tool_choice: "none", "auto", "required" or a NamedTool; parallel_tool_calls:
     whether a reply may hold several calls. sampling: overrides of the model's defaults, or whole
     SamplingParams. structure: what a reply has to look like. n: choices for each prompt, the most
@@ -64,12 +67,14 @@ class GenerationRequest:
     thinking_budget: tokens of thoughts, at most. template_options: further values for the template.
     add_generation_prompt: the template opens a reply; continue_final_message: the reply continues
     the last message. priority: lower runs first. timeout: seconds. salt: of the principal who asks;
-    cache_salt: the request's own. Both keep cached prefixes apart.
+    cache_salt: the request's own. Both keep cached prefixes apart. tenant: who gets a share of the
+    work. prediction: what much of the reply may be, which makes it come sooner if it is.
 
     Errors name these fields; a dialect translates the names to its own.
     """
 
     messages: Sequence[Message] | None = None
+    pictures: Sequence[Processed] | None = None
     prompts: Sequence[str | list[int]] = ()
     tools: Sequence[Tool] = ()
     tool_choice: str | NamedTool = "auto"
@@ -86,7 +91,9 @@ class GenerationRequest:
     priority: int = 0
     timeout: float | None = None
     salt: str = ""
+    tenant: str = ""
     cache_salt: str | None = None
+    prediction: str | None = None
 
 
 class ChatOptions(TypedDict, total=False):
@@ -97,7 +104,8 @@ class ChatOptions(TypedDict, total=False):
     tool_choice: "auto", "none", "required" or a function's. response_format: {"type":
     "json_object"} or {"type": "json_schema", "json_schema": {"schema": {...}}}.
     thinking_token_budget: most tokens of thoughts. chat_template_kwargs: values for the template.
-    adapter: the LoRA adapter to use.
+    adapter: the LoRA adapter to use. prediction: what much of the reply may be, as OpenAI's
+    {"type": "content", "content": "..."}, which makes it come sooner if it is.
     """
 
     tools: Sequence[Mapping[str, Any]] | None
@@ -109,6 +117,7 @@ class ChatOptions(TypedDict, total=False):
     add_generation_prompt: bool | None
     continue_final_message: bool | None
     adapter: str | None
+    prediction: Mapping[str, Any] | None
 
 
 # What `chat_request` calls the fields of a request.
@@ -145,7 +154,30 @@ def chat_request(
         template_options=given.get("chat_template_kwargs", {}),
         add_generation_prompt=given.get("add_generation_prompt", not continued),
         continue_final_message=continued,
+        prediction=read_prediction(given.get("prediction")),
     )
+
+
+def read_prediction(given: Mapping[str, Any] | None) -> str | None:
+    """The text of {"type": "content", "content": text, or parts {"type": "text", "text": …}}.
+
+    Raises InvalidValue.
+    """
+    if given is None:
+        return None
+    content = given.get("content")
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    sound = given.keys() == {"type", "content"} and given["type"] == "content"
+    if not (sound and isinstance(parts, list) and all(map(_is_text, parts))):
+        raise InvalidValue(
+            'prediction is {"type": "content", "content": …}, a text or parts of text', "prediction"
+        )
+    return "".join(part["text"] for part in parts)
+
+
+def _is_text(part: Any) -> bool:
+    kinds = isinstance(part, Mapping) and part.keys() == {"type", "text"}
+    return kinds and part["type"] == "text" and isinstance(part["text"], str)
 
 
 def read_tool_choice(given: str | Mapping[str, Any] | None) -> str | NamedTool:

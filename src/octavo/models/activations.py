@@ -10,7 +10,7 @@ _NAMES: dict[str, Activation] = {
     "silu": "silu", "swish": "silu", "relu": "relu", "tanh": "tanh",
     "gelu": "gelu", "gelu_python": "gelu",
     "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_python_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh",
+    "quick_gelu": "quick_gelu", "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh",
 }  # fmt: skip
 
 

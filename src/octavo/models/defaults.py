@@ -25,6 +25,11 @@ _GEMMA2 = _GEMMA | {
 _ENCODER: dict[str, Any] = {
     "hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2, "is_decoder": False,
 }  # fmt: skip
+_VIT: dict[str, Any] = {
+    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+    "num_attention_heads": 12, "num_channels": 3, "image_size": 224, "patch_size": 32,
+    "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6,
+}  # fmt: skip
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": _SWIGLU | _BIASES,
@@ -147,6 +152,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "rope_theta": 1e4,
     },  # fmt: skip
     "bert": _ENCODER | {"pad_token_id": 0},
+    "clip_vision_model": _VIT | {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5},
+    "siglip_vision_model": _VIT | {"patch_size": 16},
+    "idefics3_vision": _VIT | {"hidden_size": 1152, "num_attention_heads": 16},
     "roberta": _ENCODER | {"pad_token_id": 1},
     "xlm-roberta": _ENCODER | {"pad_token_id": 1},
 }

@@ -57,7 +57,9 @@ BIASES = {
 }  # fmt: skip
 # Prefixes of module names in place of "model.": none if the base class was saved; then those of
 # multimodal models as transformers 4 and 5 save them, and of their base class.
-_INNER = ("", "language_model.model.", "model.language_model.", "language_model.")
+_INNER = (
+    "", "language_model.model.", "model.language_model.", "language_model.", "model.text_model.",
+)  # fmt: skip
 _BARE = ("", "language_model.")
 
 

@@ -30,6 +30,7 @@ from octavo.models import (
 from octavo.models.defaults import DEFAULTS
 from octavo.models.metadata import Recorded
 from octavo.models.unread import refuse_unread
+from octavo.models.wrapped import TEXT
 from octavo.program import Program
 
 Family = Callable[[Checkpoint, int | None], Program]
@@ -64,9 +65,6 @@ ARCHITECTURES: dict[str, Family] = {
     "roberta": bert.build,
     "xlm-roberta": bert.build,
 }
-# Multimodal folders: how to get at their language model.
-WRAPPED: dict[str, Callable[[Checkpoint], Checkpoint]] = {"gemma3": gemma3.text_model}
-
 
 # Endings of class names in `architectures` whose heads are computed; others are refused.
 DECODER_TASKS = ("CausalLM", "ConditionalGeneration")
@@ -92,16 +90,18 @@ def build_program(checkpoint: Checkpoint, context: int | None = None) -> Program
 
     Raises Unsupported for an unknown architecture, and for an option that its family ignores.
     """
-    name, gguf = checkpoint.architecture, checkpoint.format == "gguf"
-    if name not in ARCHITECTURES or not (gguf or name in DEFAULTS or name in WRAPPED):
+    gguf = checkpoint.format == "gguf"
+    if not gguf and checkpoint.architecture in TEXT:
+        checkpoint = TEXT[checkpoint.architecture](checkpoint)
+    name = checkpoint.architecture
+    if name not in ARCHITECTURES or not (gguf or name in DEFAULTS):
         key = "general.architecture" if gguf else "model_type"
         raise Unsupported(
             f'"{name[:40]}" models are not supported yet   ({checkpoint.path.name}, {key})',
-            f"supported: {', '.join(ARCHITECTURES)}",
+            f"supported: {', '.join([*ARCHITECTURES, *(TEXT.keys() - ARCHITECTURES)])}",
         )
     if not gguf:
         _check_class(checkpoint)
-        checkpoint = WRAPPED[name](checkpoint) if name in WRAPPED else checkpoint
     metadata = Recorded(checkpoint.metadata)
     program = ARCHITECTURES[name](replace(checkpoint, metadata=metadata), context)
     refuse_unread(checkpoint, metadata)

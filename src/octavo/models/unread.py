@@ -50,6 +50,12 @@ _OWN: Mapping[str, str] = {
     "qwen3_moe": "max_window_layers",
     "gemma2": "hidden_act",
     "gemma3_text": "hidden_act _sliding_window_pattern mm_tokens_per_image vision_config",
+    "llava": "image_seq_length",
+    "idefics3": "use_reentrant_checkpoints",
+    "smolvlm": "use_reentrant_checkpoints",
+    "clip_vision_model": "projection_dim vocab_size initializer_factor",
+    "siglip_vision_model": "vision_use_head projection_dim vocab_size",
+    "idefics3_vision": "max_image_size size use_base_siglip tie_word_embeddings",
     "gpt_oss": "hidden_act initial_context_length experts_per_token",
     "gpt2": "n_ctx summary_type summary_use_proj summary_activation summary_proj_to_labels",
     "bert": "tie_word_embeddings directionality pooler_type pooler_fc_size pooler_num_fc_layers "

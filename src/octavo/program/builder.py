@@ -13,6 +13,7 @@ from octavo.program.ops import (
     Embed,
     EmbedIndex,
     Experts,
+    Features,
     Glu,
     LayerNorm,
     Linear,
@@ -56,6 +57,9 @@ class Builder:
     ) -> Value:  # fmt: skip
         weight = self._weight(table, (entries, width))
         return self._emit(Embed(self._value(width), weight, scale, index, offset, replaceable))
+
+    def features(self, width: int) -> Value:
+        return self._emit(Features(self._value(width)))
 
     def select_rows(self, x: Value) -> Value:
         return self._emit(SelectRows(Value(len(self._ops), x.width, True), x))
@@ -164,7 +168,7 @@ class Builder:
         if not output.selected or not hidden.selected:
             raise ValueError("output and hidden are of selected rows")
         tables = [op for op in self._ops if isinstance(op, Embed) and op.index == "ids"]
-        vocabulary = tables[0].table.tensor.shape[0]
+        vocabulary = tables[0].table.tensor.shape[0] if tables else 0
         return Program(
             tuple(self._ops),
             self._inputs(),
@@ -178,13 +182,13 @@ class Builder:
 
     def _cache(self) -> tuple[LayerCache, ...]:
         attentions = {op.layer: op for op in self._ops if isinstance(op, Attention)}
-        if not attentions:
+        if not attentions and not any(isinstance(op, Features) for op in self._ops):
             raise CheckpointError("the model has no layers")
         return tuple(
             LayerCache(op.kv_heads, op.k.width // op.kv_heads, op.window)
             if (op := attentions.get(layer)) is not None
             else NO_CACHE
-            for layer in range(max(attentions) + 1)
+            for layer in range(max(attentions, default=-1) + 1)
         )
 
     def _inputs(self) -> tuple[inputs.Input, ...]:
@@ -200,6 +204,9 @@ class Builder:
         if len(replaceable) > 1:
             raise ValueError("the rows of one table only can be replaced")
         found += [inputs.embeddings(width) for width in replaceable]
+        given = [inputs.features(op.out.width) for op in self._ops if isinstance(op, Features)]
+        if given:
+            return (*found, *given)
         if all(op.causal for op in self._ops if isinstance(op, Attention)):
-            found.append(inputs.PARENTS)
+            found += [inputs.PARENTS, inputs.REACH]
         return tuple(found)

@@ -26,7 +26,15 @@ TOKEN_TYPE_IDS = Input("token_type_ids", "int32", ("T",), optional=True)
 # The token that each token follows, for trees of candidates (tree.py); left out: the one before.
 PARENTS = Input("parents", "int32", ("T",), optional=True)
 
+# How many later tokens of its sequence each token sees as well, as those of an image do.
+REACH = Input("reach", "int32", ("T",), optional=True)
+
 
 def embeddings(width: int) -> Input:
     """Rows that replace the embeddings of some tokens, such as an image's."""
     return Input("embeddings", "float32", ("E", width), optional=True)
+
+
+def features(width: int) -> Input:
+    """Rows that are given for every token."""
+    return Input("embeddings", "float32", ("T", width))

@@ -12,7 +12,8 @@ from typing import Literal
 from octavo.checkpoint import Tensor
 
 # swiglu_clamped: min(g, 7) sigmoid(1.702 min(g, 7)) * (clamp(u, -7, 7) + 1), gate g and up u
-Activation = Literal["silu", "gelu_tanh", "gelu", "tanh", "relu", "swiglu_clamped"]
+# quick_gelu: x sigmoid(1.702 x)
+Activation = Literal["silu", "gelu_tanh", "gelu", "tanh", "relu", "swiglu_clamped", "quick_gelu"]
 EmbedIndex = Literal["ids", "positions", "token_type_ids"]
 
 
@@ -63,6 +64,12 @@ class Embed(Op):
     index: EmbedIndex = "ids"
     offset: int = 0
     replaceable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Features(Op):
+    """out = the step's `embeddings`, of every token: for programs without a table, such as those of
+    images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +127,8 @@ class Rope(Op):
 class Attention(Op):
     """Attention over the sequence's keys and values, which it stores in the cache of `layer`.
 
-    Causal: a query sees keys up to its own position; in a tree those of its ancestors and its own.
+    Causal: a query sees keys up to its own position and as many more as `reach` says; in a tree
+    those of its ancestors and its own.
     Otherwise it sees all of its sequence, which must be computed in one step.
 
     Query head h uses key head h * kv_heads // heads. A window w > 0 limits a query at position p

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from http import HTTPStatus
-from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -15,18 +14,23 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from octavo import __version__
 from octavo.errors import RequestError
+from octavo.generate.media import MediaPolicy, MediaReader
 from octavo.server.adapters import AdapterRoutes
 from octavo.server.bodies import Bodies
+from octavo.server.cancel import cancel
 from octavo.server.dialect import Dialect, ModelsRoute
 from octavo.server.dialects import DIALECTS
 from octavo.server.exchange import OTHER, Observer
-from octavo.server.exchanges import ExchangeMiddleware, InternalError, RouteLabel
+from octavo.server.exchanges import ExchangeMiddleware, InternalError, RouteLabel, Running
 from octavo.server.guard import Access, guarded
 from octavo.server.http import error_response, json_response
 from octavo.server.metrics import Metrics
+from octavo.server.models import ModelRoutes
 from octavo.server.registry import Registry
 from octavo.server.runner import Handler, Runner, answering
+from octavo.server.usage import UsageRoute
 
 encode = msgspec.json.Encoder().encode
 
@@ -72,22 +76,32 @@ class About:
         return Response(self._metrics.render(), media_type=text)
 
     async def version(self, request: Request) -> Response:
-        return json_response(encode({"version": version("octavo")}))
+        return json_response(encode({"version": __version__}))
 
 
 def create_app(
     registry: Registry, metrics: Metrics, access: Access, observe: Observer,
     lora_folder: Path | None = None, dialects: tuple[Dialect, ...] = DIALECTS,
+    media: MediaPolicy | None = None,
 ) -> ASGIApp:  # fmt: skip
     """The ASGI application, which calls `observe` with every exchange that has ended.
 
-    lora_folder: where adapters may be loaded from while serving.
+    lora_folder: where adapters may be loaded from while serving. media: which images requests may
+    have.
     """
     bodies = Bodies()
-    runner, about = Runner(registry, bodies), About(registry, metrics)
+    runner = Runner(registry, bodies, MediaReader(media))
+    about = About(registry, metrics)
     lora = AdapterRoutes(registry, bodies, lora_folder)
+    served = ModelRoutes(registry, bodies)
+    usage = UsageRoute(access.keyring)
+    running: Running = {}
     default = dialects[0]
     table: list[tuple[str, str, Handler, Dialect]] = [
+        ("/v1/requests/{id}/cancel", "POST", answering(cancel(running)), default),
+        ("/v1/usage", "GET", answering(usage.show), default),
+        ("/v1/models/load", "POST", answering(served.load), default),
+        ("/v1/models/unload", "POST", answering(served.unload), default),
         ("/v1/load_lora_adapter", "POST", answering(lora.load), default),
         ("/v1/unload_lora_adapter", "POST", answering(lora.unload), default),
         ("/health", "GET", about.ready, default),
@@ -109,5 +123,5 @@ def create_app(
         routes=routes, exception_handlers={HTTPException: _http_error, Exception: _http_error}
     )
     return ExchangeMiddleware(
-        guarded(app, access), paths, RouteLabel(OTHER, default.error_body), observe
+        guarded(app, access), paths, RouteLabel(OTHER, default.error_body), observe, running
     )

@@ -97,11 +97,23 @@ class TextRoute(Route):
 
 
 @dataclass(frozen=True)
+class ModelCard:
+    """A model, or an adapter of the model `parent`. served: None while it is not loaded."""
+
+    name: str
+    aliases: tuple[str, ...]
+    created: int
+    state: str  # unloaded, loading, ready or unavailable
+    parent: str | None = None
+    served: ServedModel | None = None
+
+
+@dataclass(frozen=True)
 class ModelsRoute:
     """Lists the models, or describes the one that `{name}` in the path stands for."""
 
     path: str
-    reply: Callable[[Sequence[tuple[ServedModel, str | None]]], bytes]  # str: an adapter's model
+    reply: Callable[[Sequence[ModelCard]], bytes]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,12 +28,22 @@ class Exchange:
     sent: int = 0
     usage: Usage | None = None
     model: str | None = None  # the served model's name, once it is known
+    id: str = field(default_factory=lambda: f"req_{secrets.token_hex(12)}")  # x-request-id
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    key: str | None = None  # the name of the sender's key
     began: float = field(default_factory=time.monotonic)
     ended: float = 0.0
+    at_end: list[Callable[[], None]] = field(default_factory=list)  # gives back what it used
 
     @property
     def seconds(self) -> float:
         return self.ended - self.began
+
+    def finish(self) -> None:
+        """The request has ended, whatever its status."""
+        self.ended = time.monotonic()
+        for give_back in self.at_end:
+            give_back()
 
     def failed(self, error: RequestError) -> None:
         self.status, self.code = error.status, error.code

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
+import re
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +15,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.errors import Overloaded, RequestError
 from octavo.server.dialect import ErrorBody
 from octavo.server.exchange import Exchange, Observer
-from octavo.server.http import refuse
+from octavo.server.http import cancellable, refuse
 
+REQUEST_ID = b"x-request-id"
+PLAIN = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 LOG = logging.getLogger("octavo.server")
+
+
+Running = dict[str, list[Scope]]  # requests in flight by their ids
 
 
 class InternalError(RequestError):
@@ -36,17 +41,19 @@ class ExchangeMiddleware:
     """Outermost middleware: gives each request an Exchange, and passes it to `observe` at its end.
 
     paths: what is known of each path. One that ends in "/" stands for all that begin with it.
-    other: of every other path.
+    other: of every other path. running: is kept true.
     """
 
     def __init__(
-        self, app: ASGIApp, paths: Mapping[str, RouteLabel], other: RouteLabel, observe: Observer
-    ) -> None:
+        self, app: ASGIApp, paths: Mapping[str, RouteLabel], other: RouteLabel, observe: Observer,
+        running: Running,
+    ) -> None:  # fmt: skip
         self._app = app
         self._paths = paths
         self._prefixes = [path for path in paths if path.endswith("/")]
         self._other = other
         self._observe = observe
+        self._running = running
 
     def _find(self, path: str) -> RouteLabel:
         if path in self._paths:
@@ -59,14 +66,21 @@ class ExchangeMiddleware:
             return await self._app(scope, receive, send)
         found = self._find(scope.get("path", ""))
         one = Exchange(found.route, scope.get("method", ""))
+        if (given := _request_id(scope)) is not None:
+            one.id = given
         scope["exchange"], scope["error_body"] = one, found.error_body
         started = complete = False
+        self._running.setdefault(one.id, []).append(scope)
 
         async def counted(message: Message) -> None:
             nonlocal started, complete
             kind = message["type"].removeprefix("websocket.")
             if kind == "http.response.start":
                 started, one.status = True, message["status"]
+                headers = [*message.get("headers", ()), (REQUEST_ID, one.id.encode())]
+                if (sender := scope.get("principal")) is not None and sender.account is not None:
+                    headers += sender.account.headers()
+                message = {**message, "headers": headers}
             elif kind == "http.response.body":
                 complete = not message.get("more_body", False)
             elif kind == "accept":
@@ -79,7 +93,7 @@ class ExchangeMiddleware:
             await send(message)
 
         try:
-            await self._app(scope, receive, counted)
+            await self._app(scope, cancellable(receive, one), counted)
         except asyncio.CancelledError:
             if not started:  # the end of the server does not wait for it any longer
                 late = Overloaded("the server is shutting down", code="shutting_down")
@@ -94,8 +108,17 @@ class ExchangeMiddleware:
                 one.failed(error)
                 raise
         finally:
-            one.ended = time.monotonic()
+            one.finish()
+            self._running[one.id].remove(scope)
+            if not self._running[one.id]:
+                del self._running[one.id]
             self._observe(one)
+
+
+def _request_id(scope: Scope) -> str | None:
+    """What the client calls its request, if that is short and plain."""
+    given = [value for name, value in scope["headers"] if name == REQUEST_ID]
+    return given[0].decode() if len(given) == 1 and PLAIN.fullmatch(given[0]) else None
 
 
 def described(error: BaseException) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import ipaddress
 import re
@@ -14,10 +13,15 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.errors import RequestError, UsageError
+from octavo.server.exchange import exchange
 from octavo.server.http import refuse
+from octavo.server.keyring import Keyring
+from octavo.server.keys import digest as digest_of
+from octavo.server.limits import RATE_HEADERS, Account
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s?#]+")
+EXPOSED = ("retry-after", "retry-after-ms", "x-should-retry", "x-request-id", *RATE_HEADERS)
 METHODS = ("GET", "POST", "HEAD", "OPTIONS")
 
 
@@ -42,6 +46,7 @@ class Access:
     admin_key: str | None = None
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
+    keyring: Keyring | None = None  # further keys, from a file
 
     def __post_init__(self) -> None:
         """Raises UsageError for what would guard nothing."""
@@ -63,10 +68,18 @@ class Access:
 
 @dataclass(frozen=True)
 class Principal:
-    """Who sent a request. salt: of the key, separates cached prefixes. admin: may load adapters."""
+    """Who sent a request. salt: of the key, separates cached prefixes. admin: may load adapters and
+    models. account: of a key from the file, with its limits."""
 
     salt: str = ""
     admin: bool = False
+    account: Account | None = None
+
+    def check_model(self, name: str) -> None:
+        """Raises Forbidden for a model that the key may not use."""
+        models = self.account.key.models if self.account else ()
+        if models and name not in models:
+            raise Forbidden(f"this key may not use {name!r}", "model", "model_not_allowed")
 
 
 def principal(scope: Scope) -> Principal:
@@ -81,7 +94,8 @@ def require_admin(scope: Scope) -> None:
     asking = principal(scope)
     if not asking.admin:
         kind = Forbidden if asking.salt else Unauthorized
-        raise kind("this needs the key given to --admin-key", None, "admin_key_required")
+        message = "this needs the key given to --admin-key, or one with the role admin"
+        raise kind(message, None, "admin_key_required")
 
 
 def _loopback(host: str) -> bool:
@@ -161,7 +175,7 @@ class Hosts:
         # With keys, a page can do nothing that its user has not given it a key for. Browsers send
         # no preflight before they open a WebSocket, and let the page read what comes.
         asks = _values(scope, b"access-control-request-method") or scope["type"] == "websocket"
-        if asks or (access.checks_host and not access.api_keys):
+        if asks or (access.checks_host and not (access.api_keys or access.keyring)):
             raise Forbidden(
                 f"pages of {origin[:64]!r} may not use this server; start it with "
                 "--cors-origin ORIGIN if they should", None, "origin_not_allowed",
@@ -172,26 +186,27 @@ class Keys:
     """Sets the Principal of every request. With API keys, every path but health needs one."""
 
     def __init__(self, access: Access) -> None:
-        self._keys = [_digest(k.encode()) for k in access.api_keys]
-        self._admin = [] if access.admin_key is None else [_digest(access.admin_key.encode())]
+        self._keys = [digest_of(k.encode()) for k in access.api_keys]
+        self._ring = access.keyring
+        self._admin = [] if access.admin_key is None else [digest_of(access.admin_key.encode())]
 
     def check(self, scope: Scope) -> None:
         """Sets scope["principal"]. Raises Unauthorized without a key where one is needed."""
         given = _values(scope, b"authorization")
         digest = b""
         if len(given) == 1 and given[0][:7].lower() == b"bearer ":
-            digest = _digest(given[0][7:].strip())
+            digest = digest_of(given[0][7:].strip())
         admin, known = _among(digest, self._admin), _among(digest, self._keys)
-        if admin or known:
-            scope["principal"] = Principal(_digest(b"salt" + digest).hex()[:16], admin)
-        elif self._keys and scope.get("path") not in OPEN_PATHS:
+        account = self._ring.find(digest) if self._ring is not None else None
+        if admin or known or account is not None:
+            admin |= account is not None and account.key.role == "admin"
+            exchange(scope).key = account.key.name if account is not None else None
+            scope["principal"] = Principal(digest_of(b"salt" + digest).hex()[:16], admin, account)
+        elif (self._keys or self._ring is not None) and scope.get("path") not in OPEN_PATHS:
             raise Unauthorized("a valid API key is needed", None, "invalid_api_key")
         else:
-            scope["principal"] = Principal(admin=not self._keys and not self._admin)
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
+            guarded = self._keys or self._admin or self._ring is not None
+            scope["principal"] = Principal(admin=not guarded)
 
 
 def _among(digest: bytes, known: list[bytes]) -> bool:
@@ -206,7 +221,7 @@ def guarded(app: ASGIApp, access: Access) -> ASGIApp:
     if access.origins:
         app = CORSMiddleware(
             app, allow_origins=access.origins, allow_methods=METHODS, allow_headers=["*"],
-            expose_headers=["retry-after", "retry-after-ms", "x-should-retry"],
+            expose_headers=EXPOSED,
             allow_private_network=True,
         )  # fmt: skip
     return Check(app, Hosts(access).check)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from octavo.errors import Overloaded, RequestError
-from octavo.server.exchange import exchange
+from octavo.errors import RequestError
+from octavo.server.exchange import Exchange, exchange
 
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 T = TypeVar("T")
@@ -31,8 +32,11 @@ def error_response(error: RequestError, scope: Scope) -> Response:
     """The response for an error, in the form that the route's clients expect. It is recorded."""
     exchange(scope).failed(error)
     headers = {}
-    if isinstance(error, Overloaded):
-        headers = {"retry-after": "1", "retry-after-ms": "500", "x-should-retry": "true"}
+    if (wait := error.retry_after) is not None:
+        headers = {
+            "retry-after": str(math.ceil(wait)), "retry-after-ms": str(math.ceil(1000 * wait)),
+            "x-should-retry": "true",
+        }  # fmt: skip
     elif error.status == 401:
         headers = {"www-authenticate": "Bearer"}
     return json_response(scope["error_body"](error), error.status, headers)
@@ -45,6 +49,22 @@ async def refuse(error: RequestError, scope: Scope, receive: Receive, send: Send
     if scope["type"] == "websocket" and "websocket.http.response" not in extensions:
         return await send({"type": "websocket.close", "code": 1008, "reason": error.code or ""})
     await response(scope, receive, send)
+
+
+def cancellable(receive: Receive, one: Exchange) -> Receive:
+    """What a client sends; a request that is cancelled looks as if its client had left."""
+
+    async def heard() -> Message:
+        said = asyncio.ensure_future(receive())
+        cancelled = asyncio.ensure_future(one.cancelled.wait())
+        try:
+            await asyncio.wait({said, cancelled}, return_when=asyncio.FIRST_COMPLETED)
+            return said.result() if said.done() else {"type": "http.disconnect"}
+        finally:
+            for task in (said, cancelled):
+                task.cancel()
+
+    return heard
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -81,6 +101,8 @@ class EventStream(Response):
             await while_connected(receive, self._pump(send))
         except ClientGone:
             exchange(scope).status = 499
+            if exchange(scope).cancelled.is_set():  # there is somebody to tell
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pump(self, send: Send) -> None:
         async with aclosing(self._frames) as frames:

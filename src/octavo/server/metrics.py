@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from functools import partial
-from importlib.metadata import version
 
 from prometheus_client import (
     CollectorRegistry,
@@ -20,6 +19,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from octavo import __version__
 from octavo.server.exchange import Exchange
 from octavo.server.registry import Registry
 
@@ -27,6 +27,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 TOKENS = tuple(float(1 << i) for i in range(18))
 
 
+SOURCES = ("forced", "prediction", "lookup", "recent")  # of drafts
 COUNTS = ("prompt_tokens", "cached_tokens", "generated_tokens", "preemptions", "steps")
 
 
@@ -43,7 +44,17 @@ class _EngineCollector(Collector):
         queues = [_gauge(f"requests_{name}", f"Requests {name}") for name in ("running", "waiting")]
         counts = [_counter(name, name.replace("_", " ").capitalize()) for name in COUNTS]
         restarts = _counter("engine_restarts", "Engine restarts")
+        lost = _counter("speculation_lost_seconds", "Time that rejected drafts took")
+        drafts = [
+            CounterMetricFamily(
+                f"octavo_{kind}_draft_tokens", f"Tokens of drafts {kind}",
+                labels=["model_name", "source"],
+            )
+            for kind in ("verified", "accepted")
+        ]  # fmt: skip
         for entry in self._models:
+            if entry.client is None:
+                continue
             stats = entry.client.stats
             for name, queue in zip(("running", "waiting"), queues, strict=True):
                 queue.add_metric([entry.name], stats.get(name, 0))
@@ -54,7 +65,11 @@ class _EngineCollector(Collector):
             for name, counter in zip(COUNTS, counts, strict=True):
                 counter.add_metric([entry.name], stats.get(name, 0))
             restarts.add_metric([entry.name], stats.get("restarts", 0))
-        yield from (*queues, blocks, *counts, restarts)
+            lost.add_metric([entry.name], stats.get("speculation_lost_us", 0) / 1e6)
+            for name, family in zip(("drafted", "accepted"), drafts, strict=True):
+                for source in SOURCES:
+                    family.add_metric([entry.name, source], stats.get(f"{name}_{source}", 0))
+        yield from (*queues, blocks, *counts, restarts, lost, *drafts)
 
 
 def _gauge(name: str, text: str) -> GaugeMetricFamily:
@@ -74,7 +89,7 @@ class _EngineProcessCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
         for entry in self._models:
-            if (pid := entry.client.pid) is None:
+            if entry.client is None or (pid := entry.client.pid) is None:
                 continue
             process = ProcessCollector("octavo_engine", partial(int, pid), registry=None)
             for metric in process.collect():
@@ -95,7 +110,7 @@ class Metrics:
         PlatformCollector(registry=registry)
         GCCollector(registry=registry)
         build = Info("octavo_build", "What is running", registry=registry)
-        build.info({"version": version("octavo"), "python": platform.python_version()})
+        build.info({"version": __version__, "python": platform.python_version()})
         self._requests = Counter(
             "octavo_requests", "Requests by route and status", ["route", "status"],
             registry=registry,

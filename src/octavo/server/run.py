@@ -1,11 +1,12 @@
-"""Runs a server: listens, loads the model meanwhile, serves, drains, and ends."""
+"""Runs a server: listens, loads models meanwhile, serves, drains, and ends."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -14,14 +15,8 @@ from typing import cast
 import uvicorn
 from starlette.types import ASGIApp
 
-from octavo.checkpoint.hub import Located
-from octavo.client.process import EngineProcessClient
-from octavo.engine.defaults import GenerationConfig
-from octavo.engine.loader import OpenModel
-from octavo.engine.plan import Plan
-from octavo.errors import RequestError, UsageError
-from octavo.generate.load import served_model, token_table
-from octavo.generate.model import ServedModel
+from octavo.errors import UsageError
+from octavo.generate.media import MediaPolicy
 from octavo.server.app import create_app
 from octavo.server.connection import Connection, Limits, connection_limit, watch
 from octavo.server.dialects import DIALECTS
@@ -29,25 +24,15 @@ from octavo.server.exchange import Exchange, Observer
 from octavo.server.guard import Access
 from octavo.server.logs import log_exchange
 from octavo.server.metrics import Metrics
-from octavo.server.registry import Registry
-from octavo.text import ChatTemplate, load_tokenizer
-from octavo.text.chat import template_source
+from octavo.server.pool import Pool
+from octavo.server.registry import Entry, Registry
+from octavo.server.source import ModelOptions, ModelSource
 
+Served = tuple[ModelOptions, ModelSource]
+Find = Callable[[], Sequence[Served]]
+FIND_SECONDS = 5.0  # between looks for models
 KEEP_ALIVE = 30  # seconds between requests
 HURRY = 3  # seconds for errors to be sent after the time to drain
-
-
-@dataclass(frozen=True)
-class ModelOptions:
-    """A model to serve. name: what clients call it. adapters: loaded at start, by name."""
-
-    located: Located
-    name: str
-    plan: Plan
-    chat_template: str | None = None
-    max_queue: int = 256
-    adapters: tuple[tuple[str, Path], ...] = ()
-    generation_config: GenerationConfig = "auto"
 
 
 @dataclass(frozen=True)
@@ -58,6 +43,8 @@ class ServeOptions:
     drain_timeout: int = 30
     write_timeout: float = 60
     lora_folder: Path | None = None  # where adapters may be loaded from while serving
+    media: MediaPolicy = field(default_factory=MediaPolicy)
+    keep_alive: float | None = None  # seconds after which idle models are unloaded
 
 
 class _Server(uvicorn.Server):
@@ -120,78 +107,90 @@ def _server(app: ASGIApp, models: Registry, options: ServeOptions, observe: Obse
     return _Server(config, models, options.drain_timeout)
 
 
-async def open_served(
-    options: ModelOptions, model: OpenModel, client: EngineProcessClient
-) -> ServedModel:
-    """What is read of a model beside its engine. Raises OctavoError."""
-    tokenizer = await asyncio.to_thread(load_tokenizer, model.checkpoint)
-    source = options.chat_template or template_source(model.checkpoint)
-    template = ChatTemplate(source, tokenizer) if source else None
-    if template is not None:
-        await asyncio.to_thread(template.check)
-    client.table = token_table(tokenizer)
-    return served_model(
-        model, options.located, tokenizer, client.table, template, client, options.plan.context,
-        options.generation_config, options.name,
-    )  # fmt: skip
+@dataclass(frozen=True)
+class Models:
+    """What a server serves: models within one budget of bytes.
+
+    first: those to load at the start, as far as there is room. find: gives the models that have
+    been found beside them since the last time; it may block.
+    """
+
+    sources: Sequence[Served]
+    budget: int
+    first: int = 0
+    find: Find | None = None
 
 
-async def _start(client: EngineProcessClient, adapters: tuple[tuple[str, Path], ...]) -> None:
-    """Waits until the engine is ready and has its adapters. Raises OctavoError."""
-    await client.start()
-    for name, path in adapters:
-        try:
-            await client.load_adapter(name, str(path))
-        except RequestError as e:
-            raise UsageError(f"--lora {name}: {e}") from None
+def _add(models: Registry, options: ModelOptions, source: ModelSource) -> Entry:
+    return models.add(options.name, None, options.also, source, options.pinned)
+
+
+async def _find(models: Registry, find: Find) -> None:
+    """Adds models that are found while serving, for ever. One with a taken name is left out."""
+    while True:
+        for options, source in await asyncio.to_thread(find):
+            with contextlib.suppress(UsageError):
+                _add(models, options, source)
+        await asyncio.sleep(FIND_SECONDS)
+
+
+async def _load_first(models: Registry, pool: Pool, count: int) -> None:
+    """Loads the models that are named, in order, while there is room. Raises OctavoError."""
+    for entry in list(models)[:count]:
+        if entry.pinned or await asyncio.to_thread(pool.has_room, entry):
+            await pool.load(entry)
+    models.starting = False
 
 
 async def serve(
     options: ServeOptions,
-    wanted: ModelOptions,
-    model: OpenModel,
+    wanted: Models,
     sock: socket.socket,
     *,
-    progress: Callable[[int], None],
-    ready: Callable[[EngineProcessClient, ServedModel], None],
+    ready: Callable[[Registry], None],
     ended: Observer,
 ) -> None:
-    """Serves a model until a signal. Raises OctavoError.
+    """Serves models until a signal. Raises OctavoError.
 
-    ready: called once the model can answer. ended: called with every exchange that has ended.
+    ready: called once the first can answer. ended: called with every exchange that has ended.
     """
-    client = EngineProcessClient(
-        str(wanted.located.path), wanted.plan, model.vocabulary, wanted.max_queue, progress,
-        model.checkpoint.states,
-    )  # fmt: skip
-    client.spawn()
-    try:
-        served = await open_served(wanted, model, client)
-    except BaseException:
-        await client.close()
-        raise
     models = Registry()
-    entry = models.add(served.name, client, served.aliases)
-    metrics = Metrics(models)
+    models.loader = pool = Pool(wanted.budget, options.keep_alive)
+    models.starting = True
+    for each in wanted.sources:
+        _add(models, *each)
+    metrics, keyring = Metrics(models), options.access.keyring
 
     def observe(one: Exchange) -> None:
         metrics.finished(one)
         log_exchange(one)
+        if keyring is not None:
+            keyring.count(one)
         ended(one)
 
-    app = create_app(models, metrics, options.access, observe, options.lora_folder)
+    app = create_app(
+        models, metrics, options.access, observe, options.lora_folder, media=options.media
+    )
     server = _server(app, models, options, observe)
     running = asyncio.create_task(server.serve([sock]))
-    starting = asyncio.create_task(_start(client, wanted.adapters))
+    starting = asyncio.create_task(_load_first(models, pool, wanted.first))
+    tasks = [running, starting, asyncio.create_task(pool.expire())]
+    if keyring is not None:
+        tasks.append(asyncio.create_task(keyring.watch()))
+    if wanted.find is not None:
+        tasks.append(asyncio.create_task(_find(models, wanted.find)))
     try:
         await asyncio.wait({running, starting}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
-            entry.model = served
-            ready(client, served)
+            ready(models)
         await running
     finally:
         server.should_exit = True
-        starting.cancel()
-        await served.close()
-        await asyncio.gather(running, starting, return_exceptions=True)
+        for task in tasks[1:]:
+            task.cancel()
+        await pool.close()
+        await asyncio.gather(*(e.model.close() for e in models if e.model is not None))
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if keyring is not None:
+            keyring.save()

@@ -15,8 +15,9 @@ from starlette.responses import Response
 from octavo.errors import RequestError
 from octavo.generate.choices import generate, generate_whole
 from octavo.generate.embed import count, encode_inputs, encode_pairs, pool, score
+from octavo.generate.media import MediaReader
 from octavo.generate.model import ServedModel
-from octavo.generate.prepare import PreparedRequest, prepare
+from octavo.generate.prepare import prepare
 from octavo.generate.reply import TextDelta, Usage
 from octavo.server.bodies import Bodies
 from octavo.server.dialect import (
@@ -39,19 +40,30 @@ from octavo.server.http import (
     json_response,
     while_connected,
 )
+from octavo.server.models import model_cards
 from octavo.server.parsing import Fields
 from octavo.server.registry import Registry
 
 FEW = 64  # tokens with log-probabilities whose JSON is made on the event loop
+PATIENCE = 10.0  # seconds between signs of life
+COMMENT = b": waiting\n\n"  # which clients of event streams skip
 Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Cancelled(RequestError):
+    status = 499
+
+    def __init__(self) -> None:
+        super().__init__("the request was cancelled", None, "cancelled")
 
 
 class Runner:
     """Makes the handlers of routes."""
 
-    def __init__(self, registry: Registry, bodies: Bodies) -> None:
+    def __init__(self, registry: Registry, bodies: Bodies, media: MediaReader) -> None:
         self._registry = registry
         self._bodies = bodies
+        self._media = media
 
     def handler(self, dialect: Dialect, route: Route | ModelsRoute) -> Handler:
         """The handler of a route, which turns errors into responses."""
@@ -62,8 +74,15 @@ class Runner:
     async def _run(self, fields: Fields, route: Route, request: Request) -> Response:
         self._registry.check_loaded()
         body: Any = await self._bodies.read(request, route.body, fields, self._registry.bounds)
-        served = self._registry.get(body.model)
-        exchange(request.scope).model = self._registry.entry(body.model).name
+        one, account = exchange(request.scope), principal(request.scope).account
+        one.model = self._registry.entry(body.model).name
+        principal(request.scope).check_model(body.model or one.model)
+        if account is not None:
+            account.begin()
+            one.at_end.append(account.end)
+        lease = await while_connected(request.receive, self._registry.acquire(body.model))
+        one.at_end.append(lease.release)
+        served = lease.model
         names = {"adapter": "model", **route.names(body)}  # a body names an adapter as its model
         try:
             match route:
@@ -81,11 +100,12 @@ class Runner:
 
     async def _models(self, route: ModelsRoute, request: Request) -> Response:
         self._registry.check_loaded()
-        models = self._registry.models()
+        cards = model_cards(self._registry)
         if name := request.path_params.get("name"):
-            model = self._registry.get(name)
-            models = [(model, self._registry.entry(name).name if model.adapter else None)]
-        return json_response(route.reply(models))
+            entry = self._registry.entry(name)
+            named = entry.name if name in entry.aliases else name
+            cards = [card for card in cards if card.name == named]
+        return json_response(route.reply(cards))
 
     # -- vectors ------------------------------------------------------------------------------
 
@@ -95,9 +115,11 @@ class Runner:
         served.require("embed")
         self._registry.check_open()
         texts = await asyncio.to_thread(lambda: encode_inputs(route.inputs(body), served))
+        _reserve(request, usage := Usage(prompt=count(texts)), 0)
         work = pool(served, texts, principal(request.scope).salt)
         pooled = await while_connected(request.receive, work)
-        exchange(request.scope).usage = Usage(prompt=count(texts))
+        usage.reuse(0, 0)
+        exchange(request.scope).usage = usage
         reply = await asyncio.to_thread(route.reply, body, served, pooled, count(texts))
         return json_response(reply)
 
@@ -107,9 +129,11 @@ class Runner:
         self._registry.check_open()
         pairs = route.pairs(body)
         texts = await asyncio.to_thread(encode_pairs, pairs, served)
+        _reserve(request, usage := Usage(prompt=count(texts)), 0)
         work = score(served, pairs, texts, principal(request.scope).salt)
         scores = await while_connected(request.receive, work)
-        exchange(request.scope).usage = Usage(prompt=count(texts))
+        usage.reuse(0, 0)
+        exchange(request.scope).usage = usage
         return json_response(route.reply(body, served, scores, count(texts)))
 
     # -- generation ---------------------------------------------------------------------------
@@ -119,13 +143,14 @@ class Runner:
     ) -> Response:
         self._registry.check_open()
         salt = principal(request.scope).salt
-
-        def prepared() -> PreparedRequest:
-            return prepare(replace(route.request(body), salt=salt), served)
-
-        job = await asyncio.to_thread(prepared)
+        asked = replace(await asyncio.to_thread(route.request, body), salt=salt, tenant=salt)
+        asked = await while_connected(request.receive, self._media.read(asked, served))
+        job = await asyncio.to_thread(prepare, asked, served)
         one = exchange(request.scope)
-        usage = one.usage = Usage(prompt=job.prompt_tokens, began=one.began)
+        usage = Usage(prompt=job.prompt_tokens, images=job.image_tokens, began=one.began)
+        one.usage = usage
+        most = job.params.max_tokens
+        _reserve(request, usage, most and most * len(job.prompts) * job.made)
         writer = route.writer(body, job, usage)
         if writer.stream:
             return await _stream(request, generate(job, usage), writer, names)
@@ -133,13 +158,31 @@ class Runner:
         return json_response(await asyncio.to_thread(writer.whole, choices))
 
 
+def _reserve(request: Request, usage: Usage, completion: int | None) -> None:
+    """Reserves tokens of the sender's account until the request ends. Raises RateLimited."""
+    if (account := principal(request.scope).account) is not None:
+        meter = account.reserve(usage.prompt, completion)
+        usage.covers = meter.covers
+        exchange(request.scope).at_end.append(lambda: meter.settle(usage.computed))
+
+
 async def _stream(
     request: Request, deltas: AsyncGenerator[TextDelta, None], writer: ResponseWriter, names: Names
 ) -> Response:
-    """Streams. The status is sent with the first text, so that refusals keep theirs."""
+    """Streams. The status is sent with the first text, so that refusals keep theirs; after PATIENCE
+    seconds without one it is sent, and comments, so that nobody takes the connection for dead."""
+
+    async def begun() -> TextDelta:
+        return await anext(deltas)
+
+    first = asyncio.create_task(begun())
+    patience = PATIENCE if writer.media_type.startswith("text/event-stream") else None
     try:
-        first = await while_connected(request.receive, anext(deltas))
+        await while_connected(request.receive, asyncio.wait({first}, timeout=patience))
+        if first.done():
+            first.result()
     except BaseException:
+        await _stop(first)
         await deltas.aclose()
         raise
 
@@ -151,7 +194,13 @@ async def _stream(
     async def frames() -> AsyncGenerator[bytes, None]:
         try:
             async with aclosing(deltas) as rest:
-                yield writer.opening() + await chunks(first)
+                try:
+                    while not first.done():
+                        yield COMMENT
+                        await asyncio.wait({first}, timeout=PATIENCE)
+                finally:
+                    await _stop(first)
+                yield writer.opening() + await chunks(first.result())
                 async for delta in rest:
                     yield await chunks(delta)
             yield writer.closing()
@@ -161,6 +210,12 @@ async def _stream(
             yield writer.failure(error)
 
     return EventStream(frames(), writer.media_type)
+
+
+async def _stop(task: asyncio.Task[TextDelta]) -> None:
+    """Ends a task, if it has not ended."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def answering(handler: Handler) -> Handler:
@@ -173,6 +228,8 @@ def answering(handler: Handler) -> Handler:
         except RequestError as e:
             return error_response(e, request.scope)
         except ClientGone:
+            if exchange(request.scope).cancelled.is_set():
+                return error_response(Cancelled(), request.scope)
             return Response(status_code=499)
 
     return wrapped

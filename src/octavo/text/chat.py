@@ -29,7 +29,8 @@ ESCAPES = [chr(c) for c in range(0xFDD0, 0xFDF0)]  # noncharacters: never in exc
 class ChatTemplate:
     """Renders conversations. Raises RequestError when the template is at fault.
 
-    style: how the model writes tool calls. reasons: whether the model may write thoughts.
+    style: how the model writes tool calls. reasons: whether the model may write thoughts. Content
+    goes in parts to a template that knows of images, else as text.
     """
 
     def __init__(self, source: str, tokenizer: Tokenizer) -> None:
@@ -40,6 +41,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self.style = format_of(source)
         self.reasons = THOUGHT in source
+        self._takes_parts = "'image'" in source or '"image"' in source
         self._workers = WorkerPool(
             "octavo.sandbox.templates", source.encode("utf-8", "replace"), seconds=SECONDS,
             count=WORKERS, memory=MEMORY,
@@ -104,12 +106,15 @@ class ChatTemplate:
         *,
         generation: bool = True,
         continued: bool = False,
+        placeholder: str = "",
+        images: Sequence[str] = (),
     ) -> list[int]:
         """Token ids of a conversation.
 
         options: further variables for the template. generation: open the assistant's reply at the
-        end. continued: leave out the end of the last message, so that it can be continued. Raises
-        RequestError.
+        end. continued: leave out the end of the last message, so that it can be continued.
+        placeholder: what the template writes for a picture, and `images` what is put there instead.
+        Raises RequestError.
         Control tokens written by the template count; the same characters in a message stay text.
         Tools, calls and their results are written as text where the template knows nothing of them.
         """
@@ -118,7 +123,7 @@ class ChatTemplate:
             extra["tools"] = [tool_variables(t) for t in tools] or None
         else:
             messages = without_tools(messages, tools, self.style)
-        given = [[message_variables(m) for m in messages], extra]
+        given = [[message_variables(m, self._takes_parts) for m in messages], extra]
         everything = _json(given, ensure_ascii=False)
         escape = next((c for c in ESCAPES if c not in everything), None)
         if escape is None:
@@ -126,7 +131,9 @@ class ChatTemplate:
         shielded, extra = _map_text(given, lambda s: self._tokenizer.shield(s, escape))
         text = self._render(shielded, extra)
         if continued:
-            text = _left_open(text, shielded[-1].get("content", ""))
+            text = _left_open(text, _last_text(shielded[-1].get("content", "")))
+        if placeholder:
+            text = _with_images(text, placeholder, images)
         return self._tokenizer.encode_rendered(text, escape)
 
     def thinking(self, ids: list[int]) -> bool:
@@ -141,6 +148,23 @@ def _json(value: Any, ensure_ascii: bool = True) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii)
     except (RecursionError, ValueError):
         raise RequestError("the messages nest too deeply", "messages", "invalid_value") from None
+
+
+def _with_images(text: str, placeholder: str, images: Sequence[str]) -> str:
+    """The rendered text with its pictures. A message cannot write a placeholder: it is shielded."""
+    between = text.split(placeholder)
+    if len(between) != len(images) + 1:
+        raise RequestError(
+            f"the chat template shows {len(between) - 1} of {len(images)} images", "messages",
+            "invalid_value",
+        )  # fmt: skip
+    rest = zip(images, between[1:], strict=True)
+    return between[0] + "".join(image + after for image, after in rest)
+
+
+def _last_text(content: Any) -> str:
+    """The text that a message ends with."""
+    return content[-1].get("text", "") if isinstance(content, list) and content else content or ""
 
 
 def _left_open(text: str, last: str) -> str:

@@ -10,6 +10,7 @@ import msgspec
 from octavo.errors import InvalidValue, RequestError
 
 JsonObject = dict[str, Any]
+IMAGES = ("image_url", "image")  # parts that hold pictures; the second is Python's
 
 
 class TextPart(msgspec.Struct, frozen=True, tag="text"):
@@ -18,7 +19,18 @@ class TextPart(msgspec.Struct, frozen=True, tag="text"):
     text: str
 
 
-Part = TextPart  # the kinds of content that messages may hold
+class ImagePart(msgspec.Struct, frozen=True, tag="image"):
+    """A picture in a message, not looked at yet.
+
+    source: a URL, or {"url", "detail"} as OpenAI's API has it; in Python also a file's bytes or its
+    Path, or a PIL.Image. at: the field it came in.
+    """
+
+    source: Any
+    at: str
+
+
+Part = TextPart | ImagePart  # the kinds of content that messages may hold
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -48,7 +60,12 @@ class Message(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         """The text of all parts."""
-        return "".join(part.text for part in self.content or ())
+        return "".join(p.text for p in self.content or () if isinstance(p, TextPart))
+
+    @property
+    def images(self) -> list[ImagePart]:
+        """The pictures, in their order."""
+        return [p for p in self.content or () if isinstance(p, ImagePart)]
 
 
 class Tool(msgspec.Struct, frozen=True):
@@ -129,12 +146,19 @@ def _content(at: str, given: Any) -> tuple[Part, ...] | None:
 
 def _part(at: str, given: Any) -> Part:
     kind = given.get("type") if isinstance(given, dict) else type(given).__name__
+    if kind in IMAGES and isinstance(given, dict):
+        return ImagePart(given.get(kind), f"{at}.{kind}")
     if kind not in ("text", "refusal") or not isinstance(given.get(kind), str):
-        raise RequestError(
-            f"{at} is a {str(kind)[:32]!r} part; this model takes text only",
-            f"{at}.type", "unsupported_parameter",
-        )  # fmt: skip
+        raise text_only(at, kind)
     return TextPart(given[kind])
+
+
+def text_only(at: str, kind: Any) -> RequestError:
+    """The refusal of a part that is no text."""
+    return RequestError(
+        f"{at} is a {str(kind)[:32]!r} part; this model takes text only",
+        f"{at}.type", "unsupported_parameter",
+    )  # fmt: skip
 
 
 def _call(at: str, given: Any) -> ToolCall:
@@ -174,15 +198,24 @@ def _tool(at: str, given: Mapping[str, Any]) -> Tool:
         ) from None
 
 
-def message_variables(message: Message) -> JsonObject:
-    """A message as templates take it: OpenAI's keys, text content, and no key without a value."""
+def message_variables(message: Message, parts: bool = False) -> JsonObject:
+    """A message as templates take it: OpenAI's keys, and no key without a value.
+
+    parts: content is a list of parts, as templates for pictures read it, else it is text.
+    """
     calls = [
         ({} if c.id is None else {"id": c.id}) | {"type": "function", "function": call_variables(c)}
         for c in message.tool_calls
     ]
+    content: Any = message.text
+    if parts:
+        content = [
+            {"type": "text", "text": p.text} if isinstance(p, TextPart) else {"type": "image"}
+            for p in message.content or ()
+        ]
     values = {
         "role": message.role,
-        "content": None if message.content is None else message.text,
+        "content": None if message.content is None else content,
         "tool_calls": calls or None,
         "reasoning_content": message.reasoning,
         "tool_call_id": message.tool_call_id,

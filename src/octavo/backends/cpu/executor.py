@@ -67,9 +67,20 @@ class CpuExecutable:
             step.ids, step.positions, step.spans, step.block_tables, step.logits_indices,
             step.sampling, step.token_type_ids,
             step.all_logits or self.task != "generate", steps, ends,
-            step.embeddings, step.embedding_rows, step.kv_writes,
+            step.embeddings, step.embedding_rows, step.kv_writes, step.reach,
         )  # fmt: skip
         return [list(map(Sample._make, each)) for each in rows]
+
+    @property
+    def length(self) -> int:
+        return self.model.length
+
+    def run(self, step: StepInput, first: int, last: int) -> None:
+        self.model.step(
+            step.ids, step.positions, step.spans, step.block_tables, step.logits_indices, [],
+            step.token_type_ids, True, 1, [], step.embeddings, step.embedding_rows, step.kv_writes,
+            step.reach, first, last,
+        )  # fmt: skip
 
     def logits(self, rows: int) -> Floats:
         """The output of the last step's selected rows, `[rows, width]`, copied."""

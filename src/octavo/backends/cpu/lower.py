@@ -18,6 +18,7 @@ from octavo.backends.cpu.ops import (
     EmbedOp,
     EmitOp,
     ExpertsOp,
+    FeaturesOp,
     GatedOp,
     GluOp,
     LayerNormOp,
@@ -37,6 +38,7 @@ from octavo.program import (
     Attention,
     Embed,
     Experts,
+    Features,
     Glu,
     LayerNorm,
     Linear,
@@ -192,6 +194,8 @@ class _Lowering:
                     self.gate(op, out)
                 case Embed():
                     out.append(EmbedOp(op))
+                case Features():
+                    out.append(FeaturesOp(op))
                 case SelectRows():
                     out.append(SelectOp(op, self.act(op.out)))
                 case _ if op.out.id not in self.folded:

@@ -11,6 +11,7 @@ from octavo.program import (
     Attention,
     Embed,
     Experts,
+    Features,
     Glu,
     LayerNorm,
     Linear,
@@ -48,6 +49,15 @@ def _some(*values: Value | None) -> tuple[Value, ...]:
 @dataclass(frozen=True)
 class EmbedOp:
     op: Embed
+
+    @property
+    def effects(self) -> Effects:
+        return Effects(writes=(self.op.out,))
+
+
+@dataclass(frozen=True)
+class FeaturesOp:
+    op: Features
 
     @property
     def effects(self) -> Effects:
@@ -213,6 +223,6 @@ class AttentionOp:
 
 
 NativeOp = (
-    EmbedOp | SelectOp | LayerNormOp | NormOp | AddOp | SoftcapOp | EmitOp | RouteOp | ExpertsOp
-    | LinearOp | GatedOp | GluOp | AttentionOp
+    EmbedOp | FeaturesOp | SelectOp | LayerNormOp | NormOp | AddOp | SoftcapOp | EmitOp | RouteOp
+    | ExpertsOp | LinearOp | GatedOp | GluOp | AttentionOp
 )  # fmt: skip

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from importlib.metadata import version
 from pathlib import Path
 
-from octavo import _native
+from octavo import __version__, _native
 from octavo.checkpoint import Checkpoint
 from octavo.checkpoint.hub import cache_folder
 
@@ -14,7 +13,7 @@ from octavo.checkpoint.hub import cache_folder
 def packed_file(checkpoint: Checkpoint) -> Path:
     """A file for this model in this state (paths, sizes, times) and this version of the layout."""
     where = _where(checkpoint.path)
-    state = hashlib.sha256(f"{version('octavo')} {_native.LAYOUT_VERSION}".encode())
+    state = hashlib.sha256(f"{__version__} {_native.LAYOUT_VERSION}".encode())
     for path in checkpoint.sources:
         s = path.stat()
         state.update(f"{path.resolve()} {s.st_size} {s.st_mtime_ns}\n".encode())

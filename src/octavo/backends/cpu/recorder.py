@@ -16,6 +16,7 @@ from octavo.backends.cpu.ops import (
     EmbedOp,
     EmitOp,
     ExpertsOp,
+    FeaturesOp,
     GatedOp,
     GluOp,
     LayerNormOp,
@@ -30,7 +31,10 @@ from octavo.backends.cpu.weights import deferred, weights_of
 from octavo.checkpoint.progress import Advance
 from octavo.program import Experts, Linear, RmsNorm, Rope, Route, Value, Weight
 
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "tanh": 3, "relu": 4, "swiglu_clamped": 5}
+ACTIVATIONS = {
+    "silu": 0, "gelu_tanh": 1, "gelu": 2, "tanh": 3, "relu": 4, "swiglu_clamped": 5,
+    "quick_gelu": 6,
+}  # fmt: skip
 INDEXES = {"ids": 0, "positions": 1, "token_type_ids": 2}
 NO_BYTES = np.zeros(0, np.uint8)
 NO_FLOATS = np.zeros(0, np.float32)
@@ -156,6 +160,8 @@ class Recorder:
             case EmbedOp(op):
                 table, index = self.matrix[op.table.tensor.name], INDEXES[op.index]
                 model.embed(table, buffer(op.out), op.scale, index, op.offset, op.replaceable)
+            case FeaturesOp(op):
+                model.embed(-1, buffer(op.out), 1.0, INDEXES["ids"], 0, True)
             case SelectOp(op):
                 model.select_rows(buffer(op.x), buffer(op.out), act(native.act))
             case LayerNormOp(op):

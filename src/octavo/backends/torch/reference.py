@@ -23,6 +23,7 @@ from octavo.program import (
     Embed,
     EmbedIndex,
     Experts,
+    Features,
     Glu,
     LayerNorm,
     Linear,
@@ -82,21 +83,25 @@ class Reference:
     def forward(
         self, ids: list[int], rows: list[int] | None = None, *,
         token_type_ids: list[int] | None = None, parents: list[int] | None = None,
-        embeddings: dict[int, Tensor] | None = None,
+        embeddings: dict[int, Tensor] | None = None, reach: list[int] | None = None,
     ) -> Tensor:  # fmt: skip
         """The output `[rows, width]` of a sequence; of all its tokens unless `rows` names some.
 
         parents: the token that each follows, for a tree (program/tree.py). embeddings: rows for
-        some tokens, by index. Raises ValueError for an input that is not declared.
+        some tokens, by index. reach: how many later tokens each sees too. Raises ValueError for an
+        input that is not declared.
         """
         optional = {
             "token_type_ids": token_type_ids, "parents": parents, "embeddings": embeddings,
+            "reach": reach,
         }  # fmt: skip
         for name, value in optional.items():
             if value is not None and not self.program.takes(name):
                 raise ValueError(f"the program has no input {name!r}")
         given = embeddings or {}
         positions, visible = tree(parents or list(range(-1, len(ids) - 1)))
+        for token, more in enumerate(reach or ()):
+            visible[token, token : token + more + 1] = True
         x = Inputs(
             {
                 "ids": torch.tensor(ids),
@@ -120,6 +125,8 @@ class Reference:
                 if op.replaceable and len(x.embeddings):
                     out[x.embedding_rows] = x.embeddings
                 return out
+            case Features():
+                return x.embeddings
             case SelectRows():
                 return v[op.x.id][x.selected]
             case RmsNorm():
@@ -194,6 +201,8 @@ def activate(x: Tensor, kind: str) -> Tensor:
         return torch.tanh(x)
     if kind == "relu":
         return F.relu(x)
+    if kind == "quick_gelu":
+        return x * torch.sigmoid(1.702 * x)
     return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 

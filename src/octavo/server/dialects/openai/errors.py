@@ -12,6 +12,7 @@ KINDS = {
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
+    429: "rate_limit_error",
     503: "service_unavailable",
 }
 

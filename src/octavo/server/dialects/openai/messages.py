@@ -20,11 +20,16 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 # `_UNHEARD` are refused unless they are null, the others have no effect.
 
 
+class ImageUrl(msgspec.Struct, forbid_unknown_fields=True):
+    url: str
+    detail: str | None = None
+
+
 class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
     type: str
     text: str | None = None
     refusal: str | None = None
-    image_url: Raw = Raw()
+    image_url: ImageUrl | str | None = None
     input_audio: Raw = Raw()
     video_url: Raw = Raw()
     file: Raw = Raw()
@@ -131,7 +136,9 @@ def _fields(at: str, m: Message) -> dict[str, Any]:
     if tool and not m.tool_call_id:
         raise InvalidValue(f"{at} answers no tool_call_id", f"{at}.tool_call_id")
     parts = content if isinstance(content, str) else [
-        {"type": p.type, "text": p.text, "refusal": p.refusal} for p in content
+        {"type": p.type, "text": p.text, "refusal": p.refusal,
+         "image_url": msgspec.to_builtins(p.image_url)}
+        for p in content
     ]  # fmt: skip
     calls = [
         {"id": c.id or "", "function": {"name": c.function.name, "arguments": c.function.arguments}}

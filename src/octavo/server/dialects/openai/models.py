@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from octavo.generate.model import ServedModel
+from octavo.server.dialect import ModelCard
 from octavo.server.dialects.openai.responses import encode
 
 
-def _card(served: ServedModel, parent: str | None) -> dict[str, Any]:
+def _card(card: ModelCard) -> dict[str, Any]:
     return {
-        "id": served.name, "object": "model", "created": served.created, "owned_by": "octavo",
-        "max_model_len": served.context, "parent": parent,
+        "id": card.name, "object": "model", "created": card.created, "owned_by": "octavo",
+        "max_model_len": card.served.context if card.served else None, "parent": card.parent,
+        "state": card.state,
     }  # fmt: skip
 
 
-def model_list(models: Sequence[tuple[ServedModel, str | None]]) -> bytes:
+def model_list(cards: Sequence[ModelCard]) -> bytes:
     """Every model, and every adapter with its model as `parent`."""
-    return encode({"object": "list", "data": [_card(*each) for each in models]})
+    return encode({"object": "list", "data": [_card(card) for card in cards]})
 
 
-def model_card(models: Sequence[tuple[ServedModel, str | None]]) -> bytes:
+def model_card(cards: Sequence[ModelCard]) -> bytes:
     """The one model that was asked for."""
-    (one,) = models
-    return encode(_card(*one))
+    (card,) = cards
+    return encode(_card(card))

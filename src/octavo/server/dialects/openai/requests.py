@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import msgspec
+
 from octavo.engine.request import BeamSearch
 from octavo.errors import InvalidValue
-from octavo.generate.request import GenerationRequest, Sampling, read_response_format
+from octavo.generate.request import (
+    GenerationRequest,
+    Sampling,
+    read_prediction,
+    read_response_format,
+)
 from octavo.server.dialects.openai.messages import conversation, tool_choice, tools
 from octavo.server.dialects.openai.schemas import (
     ChatBody,
@@ -28,7 +35,7 @@ COMPLETION_TOKENS = 16  # of a completion that names no limit
 PASSED = (
     "temperature top_p top_k min_p typical_p seed presence_penalty frequency_penalty "
     "repetition_penalty logit_bias stop stop_token_ids ignore_eos min_tokens bad_words "
-    "allowed_token_ids prompt_logprobs"
+    "allowed_token_ids prompt_logprobs speculation"
 ).split()
 
 
@@ -44,6 +51,7 @@ def chat_request(body: ChatBody) -> GenerationRequest:
         structure=_structure(body),
         n=n,
         thinking_budget=body.thinking_token_budget,
+        prediction=read_prediction(msgspec.to_builtins(body.prediction)),
         **_common(body),
     )
 

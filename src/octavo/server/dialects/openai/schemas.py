@@ -31,7 +31,6 @@ FIELDS = Fields(
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
         "audio": (),
-        "prediction": (),
         "reasoning_effort": ("none",),
         "verbosity": ("medium",),
         "web_search_options": (),
@@ -77,6 +76,16 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
     json_object: bool | None = None
 
 
+class TextPart(msgspec.Struct, forbid_unknown_fields=True):
+    type: str
+    text: str
+
+
+class Prediction(msgspec.Struct, forbid_unknown_fields=True):
+    type: str
+    content: str | list[TextPart]
+
+
 class Common(msgspec.Struct, kw_only=True):
     """Fields of both endpoints. None stands for the model's default."""
 
@@ -113,6 +122,7 @@ class Common(msgspec.Struct, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     cache_salt: Annotated[str, Meta(min_length=1)] | None = None
+    speculation: str | None = None
 
 
 Messages = Annotated[
@@ -134,6 +144,7 @@ class ChatBody(Common, kw_only=True):
     tool_choice: Annotated[str | ToolChoice | None, AtMost(4 * KIB)] = None
     parallel_tool_calls: bool | None = None
     thinking_token_budget: Int | None = None
+    prediction: Annotated[Prediction | None, AtMost(1024 * KIB)] = None
 
 
 class CompletionBody(Common, kw_only=True):

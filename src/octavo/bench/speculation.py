@@ -1,0 +1,207 @@
+"""What speculative decoding saves: the same requests with and without it, by turns."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo.client.in_process import InProcessClient
+from octavo.engine.events import Ended, Token
+from octavo.engine.loader import load_executable, make_engine, open_model
+from octavo.engine.plan import make_plan
+from octavo.engine.request import Request, SamplingParams
+from octavo.generate.load import token_table
+from octavo.generate.output import failure
+from octavo.text import ChatTemplate, load_tokenizer
+from octavo.text.chat import template_source
+from octavo.text.grammar import from_schema
+from octavo.text.messages import message
+
+WAYS = ("off", "auto")
+NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Ivo Jana Kai Lea Max Nora Otto Pia".split()
+CITIES = "Bern Oslo Rome Kiel Lyon Graz Cork Bari Nice Gent Linz Metz Pisa Riga Bonn York".split()
+TABLE = "\n".join(
+    f"{i:03d},{name},{18 + 7 * i % 60},{city}"
+    for i, (name, city) in enumerate(zip(NAMES, CITIES, strict=True))
+)
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "people": {
+            "type": "array", "minItems": 4, "maxItems": 8,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "first_name": {"type": "string", "maxLength": 12},
+                    "age_in_years": {"type": "integer", "minimum": 0, "maximum": 120},
+                    "city_of_residence": {"type": "string", "maxLength": 16},
+                },
+                "required": ["first_name", "age_in_years", "city_of_residence"],
+            },
+        },
+    },
+    "required": ["people"],
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """Requests that run together: `streams` of a text, each of so many tokens at most.
+
+    digits: nothing else may be drawn, so that all pairs of tokens were there before.
+    """
+
+    name: str
+    text: str
+    streams: int = 1
+    tokens: int = 192
+    schema: bool = False
+    digits: bool = False
+    temperature: float = 0.0
+
+
+CASES = (
+    Case("copy", f"Repeat this table line by line, without any change:\n{TABLE}"),
+    Case("edit", f"Repeat this table, but write Paris in place of Rome:\n{TABLE}"),
+    Case("json", f"List the first people of this table as JSON:\n{TABLE}", schema=True),
+    Case("chat", "Tell me how a lighthouse works, in a few paragraphs.", temperature=0.8),
+    Case("noise", "Tell me how a lighthouse works.", temperature=2.0),
+    Case("digits", "Draw lots.", temperature=2.0, digits=True),
+    Case("chat 8", "Tell me of the sea, in a few paragraphs.", 8, 96, temperature=0.8),
+    Case("chat 32", "Tell me of the sea, in a few paragraphs.", 32, 48, temperature=0.8),
+)
+
+
+@dataclass(frozen=True)
+class Saving:
+    """tps: tokens a second without and with. gain, cpu_gain: medians over rounds of the ratio of
+    both in time, and in processor time. step: tokens a stream gets in a step, with. drafted,
+    accepted: tokens, over all rounds."""
+
+    name: str
+    tps: tuple[float, float]
+    gain: float
+    cpu_gain: float
+    step: float
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True)
+class _Run:
+    seconds: float
+    cpu: float
+    tokens: list[list[int]]
+    stats: dict[str, int]
+
+
+async def _run(client: InProcessClient, requests: list[Request]) -> _Run:
+    """Raises RequestError."""
+
+    async def read(request: Request) -> list[int]:
+        out = []
+        async with aclosing(client.submit(request)) as events:
+            async for event in events:
+                if isinstance(event, Ended) and (error := failure(event)):
+                    raise error
+                if isinstance(event, Token):
+                    out.append(event.token)
+        return out
+
+    before = dict(client.stats)
+    wall, cpu = time.perf_counter(), time.process_time()
+    tokens = await asyncio.gather(*map(read, requests))
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    return _Run(wall, cpu, tokens, {k: v - before[k] for k, v in client.stats.items()})
+
+
+def _requests(
+    case: Case, prompt: list[int], digits: list[int], turn: int, way: str
+) -> list[Request]:
+    """Each turn draws with other numbers. A salt of its own keeps it from the replies of others."""
+    fields: dict[str, Any] = {
+        "max_tokens": case.tokens, "temperature": case.temperature, "ignore_eos": not case.schema,
+        "grammar": from_schema(SCHEMA) if case.schema else None, "speculation": way,
+        "allowed_token_ids": digits if case.digits else None,
+    }  # fmt: skip
+    return [
+        Request(
+            id=str(i), prompt=prompt, params=SamplingParams(seed=1000 * turn + i, **fields),
+            salt=f"{turn}{way}{i}",
+        )
+        for i in range(case.streams)
+    ]  # fmt: skip
+
+
+def bench_speculation(
+    path: Path, name: str, threads: int | None, repeats: int, names: frozenset[str]
+) -> list[Saving]:
+    """Measures the named cases. Raises ValueError if a text differs with speculation."""
+    model = open_model(path)
+    tokenizer = load_tokenizer(model.checkpoint)
+    source = template_source(model.checkpoint)
+    plan = make_plan(model.compiled, name=name, threads=threads, context=1024, memory="2GiB")
+    executable = load_executable(model, plan)
+    while executable.pack_pending():
+        pass
+    client = InProcessClient(make_engine(model, executable, plan, token_table(tokenizer)))
+    template = ChatTemplate(source, tokenizer) if source else None
+
+    def encode(text: str) -> list[int]:
+        if template is None:
+            return tokenizer.encode(text)
+        return template.encode([message("user", text)], (), {}, generation=True, continued=False)
+
+    digits = sorted({t for d in "0123456789" for t in tokenizer.encode(d, add_bos=False)})
+
+    async def work() -> list[Saving]:
+        try:
+            return [
+                await _saving(client, c, encode(c.text), digits, repeats)
+                for c in CASES
+                if c.name in names
+            ]
+        finally:
+            await client.close()
+
+    try:
+        return asyncio.run(work())
+    finally:
+        if template is not None:
+            template.close()
+
+
+async def _saving(
+    client: InProcessClient, case: Case, prompt: list[int], digits: list[int], repeats: int
+) -> Saving:
+    runs: dict[str, list[_Run]] = {way: [] for way in WAYS}
+    for turn in range(repeats + 1):
+        for way in WAYS if turn % 2 else WAYS[::-1]:
+            params = _requests(case, prompt, digits, turn, way)
+            runs[way].append(await _run(client, params))
+        if runs["off"][-1].tokens != runs["auto"][-1].tokens:
+            raise ValueError(f"{case.name}: the text differs")
+    off, auto = runs["off"][1:], runs["auto"][1:]  # the first warm up
+    count = [sum(map(len, r.tokens)) for r in auto]
+    steps = sum(r.stats["steps"] for r in auto)
+
+    def speed(found: list[_Run]) -> float:
+        return statistics.median(n / r.seconds for n, r in zip(count, found, strict=True))
+
+    def total(kind: str) -> int:
+        return sum(v for r in auto for k, v in r.stats.items() if k.startswith(kind))
+
+    return Saving(
+        name=case.name,
+        tps=(speed(off), speed(auto)),
+        gain=statistics.median(a.seconds / b.seconds for a, b in zip(off, auto, strict=True)),
+        cpu_gain=statistics.median(a.cpu / b.cpu for a, b in zip(off, auto, strict=True)),
+        step=sum(count) / steps / case.streams,
+        drafted=total("drafted_"),
+        accepted=total("accepted_"),
+    )

@@ -1,0 +1,122 @@
+"""Which models `octavo serve` serves: those it names, those of a folder, those in the caches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from octavo.checkpoint.hub import locate, located_here, models_in
+from octavo.checkpoint.progress import ProgressBar
+from octavo.engine.loader import OpenModel
+from octavo.engine.plan import Plan, Share, make_plan, memory_budget
+from octavo.errors import UsageError
+from octavo.server.run import Served
+from octavo.server.source import ModelOptions, ModelSource
+
+
+@dataclass
+class Choice:
+    """The models of a server. like: what all of them have in common; sizing: arguments of
+    `make_plan`. folder: whose models are served; on_demand: those in the caches are."""
+
+    like: ModelOptions
+    sizing: dict[str, Any]
+    memory: str | None
+    folder: Path | None = None
+    on_demand: bool = False
+    known: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.budget = memory_budget(self.memory)[1]
+        self._count = 1
+
+    @property
+    def finds(self) -> bool:
+        """Whether models may be found later."""
+        return self.folder is not None or self.on_demand
+
+    @property
+    def several(self) -> bool:
+        return self._count > 1 or self.finds
+
+    def named(
+        self, names: Sequence[str], pinned: Sequence[str], aliases: Sequence[tuple[str, str]],
+        offline: bool, progress: ProgressBar,
+    ) -> list[Served]:  # fmt: skip
+        """The models that are named. Raises OctavoError."""
+        self._count = max(1, len(names))
+        served = []
+        for name in names:
+            located = locate(name, offline=offline, progress=progress)
+            called = {name, located.name, *located.aliases}
+            served.append(
+                replace(
+                    self.like,
+                    located=located,
+                    name=self.like.name or located.name,
+                    aliases=tuple(alias for alias, model in aliases if model in called),
+                    pinned=bool(called & set(pinned)),
+                )
+            )
+        found = {n for options in served for n in (options.name, *options.also)} | set(names)
+        for option, wanted in (("--pin", pinned), ("--alias", [m for _, m in aliases])):
+            if unknown := [model for model in wanted if model not in found]:
+                raise UsageError(f"{option}: {unknown[0]!r} is none of the models that are named")
+        self.known |= found
+        pairs = [(options, self._source(options)) for options in served]
+        return pairs
+
+    def find(self) -> list[Served]:
+        """Models of the folder and the caches that were not known before."""
+        found = models_in(self.folder) if self.folder is not None else []
+        if self.on_demand:
+            found += located_here(self.known)
+        pairs = []
+        for located in found:
+            if located.name not in self.known:
+                self.known.add(located.name)
+                options = replace(self.like, located=located, name=located.name)
+                pairs.append((options, self._source(options)))
+        return pairs
+
+    def _source(self, options: ModelOptions) -> ModelSource:
+        return ModelSource(options, lambda opened: self._plan(options, opened))
+
+    def _plan(self, options: ModelOptions, opened: OpenModel) -> Plan:
+        if not self.several:
+            return make_plan(
+                opened.compiled, name=options.name, memory=self.memory, encoder=opened.encoder,
+                **self.sizing,
+            )  # fmt: skip
+        context = self.sizing["context"]
+        share = Share(self.budget, self.budget // self._count)
+        return make_plan(
+            opened.compiled, name=options.name, share=share, encoder=opened.encoder,
+            **self.sizing | {"context": context and min(context, opened.program.context)},
+        )  # fmt: skip
+
+
+def parse_aliases(given: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Parses NAME=MODEL options. Raises UsageError."""
+    for text in given:
+        name, equals, model = text.partition("=")
+        if not (equals and name and model):
+            raise UsageError(f"--alias {text!r} is not NAME=MODEL", "--alias gpt-4o=smollm2")
+        yield name, model
+
+
+def parse_seconds(text: str) -> float | None:
+    """`30s`, `5m`, `2h`, or seconds; -1: None, for ever. Raises UsageError."""
+    units = {"s": 1, "m": 60, "h": 3600}
+    number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
+    try:
+        value = float(number) * units[unit]
+    except ValueError:
+        value = float("nan")
+    if value == -1:
+        return None
+    if not 0 <= value <= 366 * 86_400:
+        raise UsageError(f"--keep-alive {text!r} is no time", "--keep-alive 5m", "--keep-alive -1")
+    return value

@@ -1,0 +1,156 @@
+"""What speculation costs and brings, measured while it runs, and how deep to speculate.
+
+Verifying a row more costs the difference between the times of two steps; it brings a token with the
+chance that it and all before it are drawn. Both are measured: times by the rows of a step, chances
+by comparing every proposal with what was drawn then, whether it was verified or not. So a source
+that is not used goes on being judged, at no cost.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
+
+from octavo.engine.drafts import LONGEST_MATCH, Proposal
+
+ROW = 0.08  # of a step's time that a row more takes, before that is measured
+NEWEST = 0.15  # weight of the latest time of a step
+OUTLIER = 2.0  # times the mean: a longer step was held up by something else
+TRUST = 20.0  # seconds after which half of a measured time is believed
+LEAST_GAIN = 1.03  # tokens a second, against those of plain steps
+PRIOR = {2: 0.25, 3: 0.4, 4: 0.55, 6: 0.7, 9: 0.8, LONGEST_MATCH: 0.9}  # by least match
+PRIOR_WEIGHT = 6.0  # tokens that what is known beforehand counts for
+MEMORY = 0.997  # of what was seen, after a token more: half is forgotten after 230
+OWN_MEMORY = 0.98  # the same for one request, whose text changes its kind
+
+
+class StepTimes:
+    """Seconds of a step by the rows it computes."""
+
+    def __init__(self) -> None:
+        self._mean: dict[int, float] = {}
+        self._when: dict[int, float] = {}
+        self._rows: list[int] = []  # that were measured, ascending
+
+    def record(self, rows: int, seconds: float, now: float) -> None:
+        """Takes the time of a step that ended now."""
+        known = self._mean.get(rows)
+        if known is None:
+            self._rows.insert(bisect_left(self._rows, rows), rows)
+            self._mean[rows] = seconds
+        else:
+            self._mean[rows] += NEWEST * (min(seconds, OUTLIER * known) - known)
+        self._when[rows] = now
+
+    def plain(self, rows: int) -> float | None:
+        """The time of a step without drafts; None before any was measured."""
+        if not self._rows:
+            return None
+        if rows in self._mean:
+            return self._mean[rows]
+        at = bisect_left(self._rows, rows)
+        near = self._rows[max(at - 1, 0)]
+        return self._mean[near] * (1 + ROW * rows) / (1 + ROW * near)
+
+    def estimate(self, rows: int, plain: int, now: float) -> float:
+        """The time of a step of `rows` rows, of which `plain` are no drafts.
+
+        What was measured long ago gives way to what is supposed, so that a step that was held up
+        once is tried again.
+        """
+        base = self.plain(plain)
+        assert base is not None
+        supposed = base * (1 + ROW * (rows - plain))
+        at = bisect_left(self._rows, rows)
+        above = self._rows[at] if at < len(self._rows) else None
+        if above == rows:
+            measured, when = self._mean[rows], self._when[rows]
+        elif at and above is not None and self._rows[at - 1] >= plain:
+            below = self._rows[at - 1]
+            share = (rows - below) / (above - below)
+            measured = (1 - share) * self._mean[below] + share * self._mean[above]
+            when = min(self._when[below], self._when[above])
+        else:
+            return supposed
+        trust = math.exp2((when - now) / TRUST)
+        return max(base, trust * measured + (1 - trust) * supposed)
+
+
+class Acceptance:
+    """How often proposed tokens were drawn, by source and length of the match.
+
+    known: what is believed before anything is seen: a table of more requests.
+    """
+
+    def __init__(self, known: Acceptance | None = None) -> None:
+        self._known = known
+        self._keep = MEMORY if known is None else OWN_MEMORY
+        self._seen: dict[tuple[str, int], tuple[float, float]] = {}  # drawn, proposed
+
+    @staticmethod
+    def _class(match: int) -> int:
+        return max(least for least in PRIOR if least <= max(match, 2))
+
+    def chance(self, source: str, match: int) -> float:
+        """The chance that a token is drawn, if those before it in the proposal were."""
+        return 1.0 if source == "forced" else self._chance((source, self._class(match)))
+
+    def _chance(self, key: tuple[str, int]) -> float:
+        believed = self._known._chance(key) if self._known is not None else PRIOR[key[1]]
+        drawn, proposed = self._seen.get(key, (0.0, 0.0))
+        return (drawn + PRIOR_WEIGHT * believed) / (proposed + PRIOR_WEIGHT)
+
+    def chances(self, proposal: Proposal) -> list[float]:
+        """For each token of a proposal, the chance that it and all before it are drawn."""
+        source, match, tokens = proposal.source, proposal.match, proposal.tokens
+        return list(accumulate((self.chance(source, match + i) for i in range(len(tokens))), mul))
+
+    def compare(self, proposal: Proposal, drawn: Sequence[int]) -> None:
+        """Takes what was drawn where `proposal` was made."""
+        for i, (token, proposed) in enumerate(zip(drawn, proposal.tokens, strict=False)):
+            key = (proposal.source, self._class(proposal.match + i))
+            right, seen = self._seen.get(key, (0.0, 0.0))
+            self._seen[key] = (self._keep * right + (token == proposed), self._keep * seen + 1)
+            if token != proposed:
+                break
+        if self._known is not None:
+            self._known.compare(proposal, drawn)
+
+
+class CostModel:
+    """Chooses how many tokens of each proposal a step verifies: as many as give most tokens a
+    second, none if plain steps do."""
+
+    def __init__(self) -> None:
+        self.times = StepTimes()
+
+    def depths(self, chances: list[list[float]], rows: int, room: int, now: float) -> list[int]:
+        """For each sequence, the tokens of its proposal to verify.
+
+        chances: of each token of each proposal, descending. rows: of the step without drafts.
+        room: most rows to add.
+        """
+        out = [0] * len(chances)
+        if (base := self.times.plain(rows)) is None:
+            return out
+        count = len(chances)
+        best, expected, kept = LEAST_GAIN * count / base, float(count), 0
+        taken: list[int] = []  # sequences, in the order in which tokens of theirs are added
+        heap = [(-c[0], i, 0) for i, c in enumerate(chances) if c]
+        heapq.heapify(heap)
+        while heap and len(taken) < room:
+            chance, i, depth = heapq.heappop(heap)
+            expected -= chance
+            taken.append(i)
+            if depth + 1 < len(chances[i]):
+                heapq.heappush(heap, (-chances[i][depth + 1], i, depth + 1))
+            rate = expected / self.times.estimate(rows + len(taken), rows, now)
+            if rate > best:
+                best, kept = rate, len(taken)
+        for i in taken[:kept]:
+            out[i] += 1
+        return out

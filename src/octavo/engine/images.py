@@ -1,0 +1,200 @@
+"""Images of requests: which are encoded, which are next, and what is kept of them."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from octavo.backends.base import Floats
+from octavo.engine.encoder import ImageEncoder
+from octavo.engine.kv import ImageRange, KVState
+from octavo.engine.request import Request
+from octavo.vision.image import ImageInput
+
+
+@dataclass(eq=False, slots=True)
+class PlacedImage:
+    """An image of a prompt, at tokens [start, end). embeddings: while they are held for it. waits:
+    they are needed now, and not there; waited: they were not when they were first needed."""
+
+    image: ImageInput
+    start: int
+    mutual: bool
+    embeddings: Floats | None = None
+    waits: bool = False
+    waited: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.start + self.image.tokens
+
+    @property
+    def range(self) -> ImageRange:
+        """Where it is, and what the prefix index knows its tokens by."""
+        return ImageRange(self.start, self.end, -1 - int.from_bytes(self.image.digest))
+
+
+class EncoderCache:
+    """Embeddings by the digest of their image, at most `capacity` bytes; those that nobody holds go
+    first the least recently used."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.used = 0  # what is reserved included
+        self._entries: OrderedDict[bytes, Floats] = OrderedDict()
+        self._users: dict[bytes, int] = {}
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._entries
+
+    def acquire(self, digest: bytes) -> Floats | None:
+        """An image's embeddings, which stay until `release`; None if they are not here."""
+        if (found := self._entries.get(digest)) is not None:
+            self._entries.move_to_end(digest)
+            self._users[digest] = self._users.get(digest, 0) + 1
+        return found
+
+    def release(self, digest: bytes) -> None:
+        self._users[digest] -= 1
+        if not self._users[digest]:
+            del self._users[digest]
+
+    def reserve(self, size: int) -> bool:
+        """Makes room for `size` bytes to come. Returns False, evicting nothing, if what is held
+        leaves too little."""
+        idle = [d for d in self._entries if d not in self._users]
+        if self.used - sum(self._entries[d].nbytes for d in idle) + size > self.capacity:
+            return False
+        for digest in idle:
+            if self.used + size <= self.capacity:
+                break
+            self.used -= self._entries.pop(digest).nbytes
+        self.used += size
+        return True
+
+    def give_back(self, size: int) -> None:
+        """Ends a reservation that nothing has come of."""
+        self.used -= size
+
+    def put(self, digest: bytes, embeddings: Floats) -> None:
+        """Keeps embeddings, for which there is a reservation."""
+        self._entries[digest] = embeddings
+
+
+class ImageQueue:
+    """What an engine does with images. capacity: bytes of embeddings that are kept.
+
+    A sequence holds the embeddings of images that it has yet to compute, in their order as far as
+    they are there: so whatever is held can be computed, and room comes free.
+    """
+
+    def __init__(self, encoder: ImageEncoder, capacity: int) -> None:
+        self.encoder = encoder
+        self.cache = EncoderCache(capacity)
+        self.encoded = self.hits = self.microseconds = 0
+        self._batch: list[ImageInput] = []  # begun
+        self._alone: set[bytes] = set()  # of batches that failed
+
+    def place(self, request: Request) -> tuple[PlacedImage, ...]:
+        """The images of a request, which has been checked."""
+        mutual = self.encoder.vision.mutual
+        pairs = zip(request.images, request.image_offsets, strict=True)
+        return tuple(PlacedImage(image, start, mutual) for image, start in pairs)
+
+    def share(self, kv: KVState, images: Sequence[PlacedImage], count: int) -> int:
+        """How many of the next `count` tokens can be computed: those before an image that is not
+        encoded. Tokens of an image that see each other are computed together."""
+        end = kv.computed + count
+        for placed in images:
+            if placed.end <= kv.computed:
+                self._let_go(placed)
+            elif placed.start >= end:
+                break
+            elif not self._hold(placed):
+                end = max(placed.start, kv.computed)
+                break
+            elif placed.mutual and placed.end > end:
+                end = max(placed.start, kv.computed)
+                break
+        return end - kv.computed
+
+    def release(self, images: Iterable[PlacedImage]) -> None:
+        """Ends what a sequence holds."""
+        for placed in images:
+            self._let_go(placed)
+
+    def _hold(self, placed: PlacedImage) -> bool:
+        if placed.embeddings is None:
+            placed.embeddings = self.cache.acquire(placed.image.digest)
+            placed.waits = placed.embeddings is None
+            placed.waited |= placed.waits
+            self.hits += not placed.waited
+        return placed.embeddings is not None
+
+    def _let_go(self, placed: PlacedImage) -> None:
+        placed.waits = False
+        if placed.embeddings is not None:
+            placed.embeddings = None
+            self.cache.release(placed.image.digest)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Fields of EngineStats."""
+        return {
+            "images_encoded": self.encoded, "image_hits": self.hits,
+            "image_us": self.microseconds, "image_bytes": self.cache.used,
+        }  # fmt: skip
+
+    # -- encoding -----------------------------------------------------------------------------
+
+    def encode(self, wanted: Iterable[PlacedImage], seconds: float) -> dict[bytes, Exception]:
+        """Encodes for about so long what is under way, else the first of `wanted`. Gives what
+        failed."""
+        if not self._batch and not self._begin(wanted):
+            return {}
+        began = time.perf_counter()
+        try:
+            found = self.encoder.run(seconds)
+        except Exception as e:
+            return self._failed(e)
+        finally:
+            self.microseconds += int(1e6 * (time.perf_counter() - began))
+        if found is not None:
+            for image, embeddings in zip(self._batch, found, strict=True):
+                self.cache.put(image.digest, embeddings)
+            self.encoded += len(self._batch)
+            self._batch = []
+        return {}
+
+    def _begin(self, wanted: Iterable[PlacedImage]) -> bool:
+        """Begins the next images, as many as one run takes and the cache has room for."""
+        for image in self._missing(wanted):
+            alone = image.digest in self._alone
+            if len(self._batch) >= (1 if alone else self.encoder.batch):
+                break
+            if not self.cache.reserve(self.encoder.bytes):
+                break
+            self._batch.append(image)
+            if alone:
+                break
+        if self._batch:
+            self.encoder.begin(self._batch)
+        return bool(self._batch)
+
+    def _missing(self, wanted: Iterable[PlacedImage]) -> Iterator[ImageInput]:
+        """Each image once that is not here."""
+        seen: set[bytes] = set()
+        for placed in wanted:
+            digest = placed.image.digest
+            if digest not in self.cache and digest not in seen:
+                seen.add(digest)
+                yield placed.image
+
+    def _failed(self, error: Exception) -> dict[bytes, Exception]:
+        """After a run that failed: one image at a time; the one that fails alone has failed."""
+        batch, self._batch = self._batch, []
+        self.cache.give_back(len(batch) * self.encoder.bytes)
+        self._alone = {image.digest for image in batch} if len(batch) > 1 else set()
+        return {batch[0].digest: error} if len(batch) == 1 else {}

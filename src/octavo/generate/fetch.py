@@ -1,0 +1,135 @@
+"""Fetches files by http(s) from hosts that the operator allows, and from nowhere else.
+
+A host's addresses are checked before one of them is connected to, and that very address is
+connected to: a name cannot come to mean this machine or its neighbours in between.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Sequence
+from http.client import HTTPConnection, HTTPException
+from urllib.parse import urlsplit
+
+from octavo.errors import InvalidValue, RequestError
+
+SECONDS = 5.0  # for everything
+MAX_BYTES = 20 << 20
+CHUNK = 1 << 16
+_URL = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[!-~]*)?", re.ASCII | re.IGNORECASE)
+_TARGET = re.compile(r"[^\\#]*")
+
+Resolve = Callable[[str, int], Sequence[str]]
+
+
+def resolve(host: str, port: int) -> Sequence[str]:
+    """Every address of a host. Raises OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+def is_public(address: str) -> bool:
+    """Whether an address belongs to the internet, not to this machine, its networks or a tunnel
+    into them."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    inner = [getattr(ip, name, None) for name in ("ipv4_mapped", "sixtofour")]
+    teredo = getattr(ip, "teredo", None)
+    return ip.is_global and not ip.is_multicast and not any(inner) and not teredo
+
+
+class _Pinned(HTTPConnection):
+    """A connection over a socket that is open already."""
+
+    def __init__(self, host: str, port: int, sock: socket.socket) -> None:
+        super().__init__(host, port)
+        self.sock = sock
+
+    def connect(self) -> None:
+        raise OSError("the connection was closed")
+
+
+def fetch(
+    url: str, domains: Sequence[str], at: str, *, resolve: Resolve = resolve,
+    allowed: Callable[[str], bool] = is_public, seconds: float = SECONDS,
+) -> bytes:  # fmt: skip
+    """The file behind a URL of one of `domains`. Raises RequestError naming `at`.
+
+    No redirect is followed. resolve: addresses of a host; allowed: which may be connected to.
+    """
+    host, port, secure, target = _parts(url, domains, at)
+    deadline = time.monotonic() + seconds
+    try:
+        addresses = list(resolve(host, port))
+        if not addresses or not all(map(allowed, addresses)):
+            raise InvalidValue(f"{at}: {host} is no public host", at)
+        with socket.create_connection((addresses[0], port), timeout=seconds) as plain:
+            # One byte at a time would outlast any timeout of single reads.
+            timer = threading.Timer(deadline - time.monotonic(), _cut, [plain])
+            timer.daemon = True
+            timer.start()
+            try:
+                sock = _secured(plain, host) if secure else plain
+                return _get(_Pinned(host, port, sock), target, at)
+            finally:
+                timer.cancel()
+    except (OSError, HTTPException, ValueError) as e:
+        late = time.monotonic() >= deadline
+        why = f"took over {seconds:g} seconds" if late else "could not be fetched"
+        raise InvalidValue(f"{at}: the image {why}", at) from e
+
+
+def _parts(url: str, domains: Sequence[str], at: str) -> tuple[str, int, bool, str]:
+    """Host, port, whether TLS is wanted, and path of a URL. Raises RequestError."""
+    if not domains:
+        raise RequestError(
+            f"{at}: images by URL are off here; send it as data:image/png;base64,... or have "
+            "the server started with --media-domain HOST", at, "unsupported_parameter",
+        )  # fmt: skip
+    whole = _URL.fullmatch(url) if len(url) <= 4096 else None
+    if whole is None or not _TARGET.fullmatch(whole[2] or "/"):
+        raise InvalidValue(f"{at} is no plain http(s) URL", at)
+    parts = urlsplit(url)
+    host = (parts.hostname or "").rstrip(".")
+    if host not in domains:
+        raise InvalidValue(f"{at}: images may come from {', '.join(domains)} only", at)
+    secure = parts.scheme == "https"
+    try:
+        port = parts.port or (443 if secure else 80)
+    except ValueError:
+        raise InvalidValue(f"{at} is no plain http(s) URL", at) from None
+    return host, port, secure, whole[2] or "/"
+
+
+def _secured(sock: socket.socket, host: str) -> socket.socket:
+    return ssl.create_default_context().wrap_socket(sock, server_hostname=host)
+
+
+def _cut(sock: socket.socket) -> None:
+    """Ends a connection that takes too long, in whatever it waits for."""
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return
+
+
+def _get(connection: HTTPConnection, target: str, at: str) -> bytes:
+    """The body of a plain 200. Raises RequestError, OSError, HTTPException."""
+    connection.request("GET", target, headers={"Accept": "image/*", "Accept-Encoding": "identity"})
+    response = connection.getresponse()
+    if response.status != 200:
+        raise InvalidValue(f"{at}: its host answered {response.status}", at)
+    if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise InvalidValue(f"{at}: its host sent it compressed", at)
+    data = bytearray()
+    while chunk := response.read(CHUNK):
+        data += chunk
+        if len(data) > MAX_BYTES:
+            raise InvalidValue(f"{at} has over {MAX_BYTES:,} bytes", at)
+    if response.length:
+        raise OSError("the connection ended early")
+    return bytes(data)

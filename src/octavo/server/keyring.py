@@ -1,0 +1,73 @@
+"""The keys that a server knows, as their file says now, and what is counted for them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+
+from octavo.server.exchange import Exchange
+from octavo.server.keys import Key, KeyFile, KeyFileError, today
+from octavo.server.limits import Account
+
+LOG = logging.getLogger("octavo.server")
+LOOK = 1.0  # seconds between looks at the file
+Row = tuple[int, str, str]  # day, key, model
+
+
+class Keyring:
+    """Accounts by the digests of keys. Raises KeyFileError if the file cannot be read now."""
+
+    def __init__(self, file: KeyFile) -> None:
+        self.file = file
+        self._version = file.version()
+        self._accounts: dict[str, Account] = {}  # of all keys there were, by name
+        self._known: dict[bytes, Account] = {}
+        self._used: dict[Row, Counter[str]] = {}
+        self._take(file.keys(), file.tokens_today())
+
+    def _take(self, keys: dict[bytes, Key], used: dict[str, int]) -> None:
+        known = {}
+        for digest, key in keys.items():
+            if key.name not in self._accounts:
+                self._accounts[key.name] = Account(key, used.get(key.name, 0))
+            self._accounts[key.name].key = key
+            known[digest] = self._accounts[key.name]
+        self._known = known
+
+    def find(self, digest: bytes) -> Account | None:
+        """The account of a key. Its digest is no secret: time tells nothing of the key."""
+        return self._known.get(digest)
+
+    def count(self, one: Exchange) -> None:
+        """Counts what an exchange has used, if a key of the file has sent it."""
+        if one.key is None or one.usage is None or one.model is None:
+            return
+        row = self._used.setdefault((today(), one.key, one.model), Counter())
+        row["requests"] += 1
+        row["prompt"] += one.usage.prompt
+        row["cached"] += one.usage.cached
+        row["completion"] += one.usage.completion
+
+    def save(self) -> None:
+        """Writes what was counted, and reads the keys if they have changed. May block."""
+        used, self._used = self._used, {}
+        names = ("requests", "prompt", "cached", "completion")
+        try:
+            if used:
+                self.file.count([(*row, *(c[n] for n in names)) for row, c in used.items()])
+                used = {}
+            if (version := self.file.version()) != self._version:
+                keys, today_used = self.file.keys(), self.file.tokens_today()
+                self._take(keys, today_used)
+                self._version = version
+        except KeyFileError as e:
+            LOG.error("%s", e)
+            for row, counts in used.items():
+                self._used.setdefault(row, Counter()).update(counts)
+
+    async def watch(self) -> None:
+        """Saves once a second, for ever."""
+        while True:
+            await asyncio.sleep(LOOK)
+            await asyncio.to_thread(self.save)

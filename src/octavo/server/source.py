@@ -1,0 +1,157 @@
+"""A model that a server may load, unload and load again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from octavo.checkpoint.hub import Located
+from octavo.checkpoint.identity import check_unchanged
+from octavo.client.process import EngineProcessClient
+from octavo.engine.constraint import TokenTable
+from octavo.engine.defaults import GenerationConfig
+from octavo.engine.loader import OpenModel, open_model
+from octavo.engine.plan import Plan
+from octavo.errors import ModelChanged, ModelNotFound, RequestError, UsageError
+from octavo.generate.load import served_model, token_table
+from octavo.generate.model import ServedModel
+from octavo.server.sizes import Bounds
+from octavo.text import ChatTemplate, Tokenizer, load_tokenizer
+from octavo.text.chat import template_source
+
+LOG = logging.getLogger("octavo.server")
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """A model to serve. name, aliases: what clients call it. adapters: loaded with it, by name."""
+
+    located: Located
+    name: str
+    aliases: tuple[str, ...] = ()
+    chat_template: str | None = None
+    max_queue: int = 256
+    adapters: tuple[tuple[str, Path], ...] = ()
+    lora: bool = False  # adapters may be loaded
+    generation_config: GenerationConfig = "auto"
+    pinned: bool = False
+
+    @property
+    def also(self) -> tuple[str, ...]:
+        """Every other name that the model goes by."""
+        found = {self.located.name, *self.located.aliases, *self.aliases}
+        return tuple(sorted(found - {self.name}))
+
+
+@dataclass(frozen=True)
+class _Front:
+    """What is read of a model beside its weights: it is kept while the model is unloaded."""
+
+    opened: OpenModel
+    plan: Plan
+    tokenizer: Tokenizer
+    table: TokenTable
+
+
+class ModelSource:
+    """Opens, plans and loads a model.
+
+    plan: gives the plan of the opened model; it may raise OctavoError. progress: is called with
+    bytes that were packed; to be set before a model is loaded.
+    """
+
+    def __init__(self, options: ModelOptions, plan: Callable[[OpenModel], Plan]) -> None:
+        self._options = options
+        self._make_plan = plan
+        self.progress: Callable[[int], None] = lambda _: None
+        self._lock = threading.Lock()
+        self._planned: tuple[OpenModel, Plan] | None = None
+        self._read: _Front | None = None
+        self.created = int(time.time())
+        self.adapters = {name: str(path) for name, path in options.adapters}
+        self._loads = 0
+
+    def planned(self) -> tuple[OpenModel, Plan]:
+        """The model and its plan, made anew if its files have changed. Raises OctavoError."""
+        with self._lock:
+            if self._planned is not None:
+                try:
+                    check_unchanged(self._planned[0].checkpoint.states)
+                except (ModelChanged, ModelNotFound):
+                    self._planned = self._read = None
+            if self._planned is None:
+                opened = open_model(self._options.located.path, self._options.lora)
+                self._planned = opened, self._make_plan(opened)
+            return self._planned
+
+    @property
+    def total(self) -> int:
+        return self.planned()[1].total
+
+    @property
+    def bounds(self) -> Bounds:
+        opened, plan = self.planned()
+        return Bounds(plan.context, opened.vocabulary)
+
+    def _front(self) -> _Front:
+        opened, plan = self.planned()
+        if self._read is None or self._read.opened is not opened:
+            tokenizer = load_tokenizer(opened.checkpoint)
+            self._read = _Front(opened, plan, tokenizer, token_table(tokenizer))
+        return self._read
+
+    async def load(self) -> ServedModel:
+        """The model with a new engine, which is ready. Raises OctavoError."""
+        opened, plan = await asyncio.to_thread(self.planned)
+        options = self._options
+        client = EngineProcessClient(
+            str(options.located.path), plan, opened.vocabulary, options.max_queue, self.progress,
+            opened.checkpoint.states, name=options.name,
+        )  # fmt: skip
+        served = None
+        try:
+            client.spawn()  # which imports while this process reads the tokenizer
+            served = self._served(await asyncio.to_thread(self._front), client)
+            if served.template is not None and not self._loads:
+                await asyncio.to_thread(served.template.check)
+            await client.start()
+            await self._load_adapters(client)
+        except BaseException:
+            await client.close()
+            if served is not None:
+                served.end_workers()
+            raise
+        self._loads += 1
+        return served
+
+    def _served(self, front: _Front, client: EngineProcessClient) -> ServedModel:
+        options = self._options
+        client.table = front.table
+        source = options.chat_template or template_source(front.opened.checkpoint)
+        template = ChatTemplate(source, front.tokenizer) if source else None
+        served = served_model(
+            front.opened, options.located, front.tokenizer, front.table, template, client,
+            front.plan.context, options.generation_config, options.name,
+        )  # fmt: skip
+        return replace(served, aliases=options.also, created=self.created)
+
+    async def _load_adapters(self, client: EngineProcessClient) -> None:
+        """Loads the adapters. Raises UsageError the first time; later, those that are gone go."""
+        for name, path in list(self.adapters.items()):
+            try:
+                await client.load_adapter(name, path)
+            except RequestError as e:
+                if not self._loads:
+                    raise UsageError(f"--lora {name}: {e}") from None
+                LOG.error("adapter %s is not loaded again: %s", name, e)
+                del self.adapters[name]
+
+    async def unload(self, model: ServedModel) -> None:
+        assert isinstance(model.client, EngineProcessClient)
+        self.adapters = model.client.adapter_paths
+        await model.close()

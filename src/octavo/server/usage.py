@@ -1,0 +1,36 @@
+"""GET /v1/usage: what keys have used."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.errors import InvalidValue, RequestError
+from octavo.server.guard import principal
+from octavo.server.http import json_response
+from octavo.server.keyring import Keyring
+
+MOST_DAYS = 3660
+encode = msgspec.json.Encoder().encode
+
+
+class UsageRoute:
+    """A key sees what it has used itself, an admin what all have. keyring: None without a file."""
+
+    def __init__(self, keyring: Keyring | None) -> None:
+        self._keyring = keyring
+
+    async def show(self, request: Request) -> Response:
+        if (ring := self._keyring) is None:
+            raise RequestError("usage is recorded with --keys only", None, "unsupported_parameter")
+        days = request.query_params.get("days", "30")
+        if not days.isdecimal() or not 1 <= int(days[:6]) <= MOST_DAYS:
+            raise InvalidValue(f"days is a number between 1 and {MOST_DAYS}", "days")
+        sender = principal(request.scope)
+        key = None if sender.admin else sender.account.key.name if sender.account else ""
+        await asyncio.to_thread(ring.save)
+        found = await asyncio.to_thread(ring.file.usage, int(days), key)
+        return json_response(encode({"object": "list", "data": found}))

@@ -1,0 +1,49 @@
+"""An image that is ready for an encoder. Also travels between processes."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Pixels = npt.NDArray[np.uint8]
+
+
+class ImageInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Pixels of one image, resized, cropped and padded, but not normalised: encoders do that.
+
+    pixels: 8 bits a channel, `[tiles, height, width, 3]` (`shape`), where tiles are an image's
+    parts or a video's frames. size: height and width of the picture before it was resized. tokens:
+    consecutive placeholders that it fills in a prompt. digest: sha256 of all of that.
+    """
+
+    pixels: bytes
+    shape: tuple[int, int, int, int]
+    size: tuple[int, int]
+    tokens: int
+    digest: bytes
+
+    @classmethod
+    def of(
+        cls, pixels: npt.NDArray[Any], size: tuple[int, int], tokens: int, settings: bytes = b""
+    ) -> ImageInput:
+        """pixels: uint8 `[tiles, height, width, 3]`. settings: what else the encoder's result
+        depends on."""
+        if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3:
+            raise ValueError(f"pixels are {pixels.dtype} {list(pixels.shape)}")
+        tiles, height, width, _ = pixels.shape
+        data = np.ascontiguousarray(pixels).tobytes()
+        digest = hashlib.sha256(repr(((tiles, height, width), size, tokens, settings)).encode())
+        digest.update(data)
+        return cls(
+            pixels=data, shape=(tiles, height, width, 3), size=size, tokens=tokens,
+            digest=digest.digest(),
+        )  # fmt: skip
+
+    @property
+    def array(self) -> Pixels:
+        """The pixels in their shape, without a copy."""
+        return np.frombuffer(self.pixels, np.uint8).reshape(self.shape)

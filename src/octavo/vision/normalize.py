@@ -1,0 +1,77 @@
+"""From 8-bit channels to what an encoder was trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.checkpoint import Checkpoint
+from octavo.checkpoint.files import read_json
+from octavo.errors import CheckpointError
+from octavo.vision.image import Pixels
+
+Floats = npt.NDArray[np.float32]
+FILES = ("processor_config.json", "preprocessor_config.json")
+
+
+def processor_settings(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """How a folder's reference processor treats images. Raises CheckpointError."""
+    for name in FILES:
+        if (path := checkpoint.files.get(name)) is not None:
+            found = read_json(path)
+            found = found.get("image_processor", found)
+            if isinstance(found, dict) and ("image_mean" in found or "do_normalize" in found):
+                return found
+    raise CheckpointError(
+        f"{checkpoint.path.name}: no preprocessor_config.json says how images are prepared",
+        "download the model's files again",
+    )
+
+
+def _numbers(settings: Mapping[str, Any], key: str, name: str, count: int = 3) -> list[float]:
+    values = settings.get(key)
+    kinds = {type(v) for v in values} if isinstance(values, list | tuple) else {type(None)}
+    if not kinds <= {int, float} or len(values or ()) != count:
+        raise CheckpointError(f"{name}: {key} is {str(values)[:40]}")
+    numbers = [float(v) for v in values or ()]
+    if not all(map(math.isfinite, numbers)):
+        raise CheckpointError(f"{name}: {key} is {str(values)[:40]}")
+    return numbers
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """value * scale in fp64, then (value - mean) / std by channel in fp32, as the reference."""
+
+    scale: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], name: str) -> Normalization:
+        """From a preprocessor's settings. Raises CheckpointError for impossible ones."""
+        scale = settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1.0
+        mean, std = [0.0] * 3, [1.0] * 3
+        if settings.get("do_normalize", True):
+            mean, std = (_numbers(settings, key, name) for key in ("image_mean", "image_std"))
+        (scale,) = _numbers({"rescale_factor": [scale]}, "rescale_factor", name, 1)
+        if min(*std, scale) <= 0:
+            raise CheckpointError(f"{name}: image_std is {str(std)[:40]}, rescale_factor {scale}")
+        return cls(scale, tuple(mean), tuple(std))
+
+    @property
+    def table(self) -> Floats:
+        """What each value of each channel becomes, `[3, 256]`."""
+        value = (np.arange(256, dtype=np.float64) * self.scale).astype(np.float32)
+        mean, std = (np.array(v, np.float32)[:, None] for v in (self.mean, self.std))
+        return (value - mean) / std
+
+    def __call__(self, pixels: Pixels) -> Floats:
+        """`[..., 3]` as fp32."""
+        table = self.table
+        return np.stack([table[c][pixels[..., c]] for c in range(3)], axis=-1)

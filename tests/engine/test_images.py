@@ -1,0 +1,280 @@
+"""Images in an engine: exact in any company, encoded once, no request's business but its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo.backends.base import BLOCK
+from octavo.engine import Engine, Request, SamplingParams
+from octavo.engine import encoder as encoders
+from octavo.engine.events import Ended, Token
+from octavo.engine.images import EncoderCache, ImageQueue
+from octavo.engine.loader import OpenModel, load_executable, load_images, open_model
+from octavo.engine.plan import Plan, make_plan
+from octavo.errors import RequestError
+from octavo.vision.image import ImageInput
+from tests.vision_models import PLACEHOLDER, VISION_FAMILIES, VisionFamily
+
+FAMILIES = ("llava", "gemma3")
+Result = list[tuple[int, float]]
+
+
+class Loaded:
+    """A model of which engines can be made that share nothing but weights."""
+
+    def __init__(self, family: VisionFamily, folder: Path, threads: int = 2) -> None:
+        family.save(folder)
+        self.family = family
+        self.open: OpenModel = open_model(folder)
+        self.plan: Plan = make_plan(
+            self.open.compiled, name="x", memory="1GiB", threads=threads, encoder=self.open.encoder
+        )
+        self.threads = threads
+
+    def engine(self, capacity: int = 1 << 20, blocks: int = 200, **options: Any) -> Engine:
+        limits = replace(self.plan.limits, blocks=blocks)
+        plan = replace(self.plan, limits=limits, image_cache=capacity)
+        executable, images = load_executable(self.open, plan), load_images(self.open, plan)
+        assert images is not None
+        return Engine(executable, 320, 1000, frozenset({2}), images=images, **options)
+
+    def request(self, name: str, seeds: tuple[int, ...], text: int = 9, **more: Any) -> Request:
+        """Text, images with a token between them, text."""
+        rng = np.random.default_rng(text)
+        ids = [int(i) for i in rng.integers(3, 290, text)]
+        offsets = []
+        for _ in seeds:
+            ids.append(298)
+            offsets.append(len(ids))
+            ids += [PLACEHOLDER] * self.family.tokens
+        ids += [int(i) for i in rng.integers(3, 290, 4)]
+        params = SamplingParams(temperature=0, max_tokens=8, logprobs=0, ignore_eos=True)
+        given = {"images": [self.family.image(s) for s in seeds], "image_offsets": offsets}
+        return Request(id=name, prompt=ids, params=params, **(given | more))
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Loaded]:
+    return {name: Loaded(VISION_FAMILIES[name], tmp_path_factory.mktemp(name)) for name in FAMILIES}
+
+
+def queue(engine: Engine) -> ImageQueue:
+    assert engine._images is not None
+    return engine._images
+
+
+def run(engine: Engine, requests: list[Request]) -> dict[str, Result]:
+    """All at once; leaves nothing behind."""
+    out: dict[str, Result] = {r.id: [] for r in requests}
+    for r in requests:
+        engine.add(r)
+    for _ in range(2000):
+        if not engine.has_work:
+            break
+        for event in engine.step():
+            assert isinstance(event, Token), event
+            out[event.id].append((event.token, event.logprob))
+    assert not engine.has_work and not engine.scheduler.running
+    assert not queue(engine).cache._users
+    return out
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_exact_in_any_company(
+    name: str, loaded: dict[str, Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m = loaded[name]
+    requests = [
+        m.request("a", (1,)), m.request("b", (2, 1), text=40), m.request("c", ()),
+        m.request("d", (3, 3, 1), text=21), m.request("e", (1,), text=30),
+    ]  # fmt: skip
+    alone = {r.id: run(m.engine(), [r])[r.id] for r in requests}
+    assert all(len(tokens) == 8 for tokens in alone.values())
+    assert len({tuple(tokens) for tokens in alone.values()}) == 5
+    assert run(m.engine(), requests) == alone  # a batch
+    assert run(m.engine(prefix_caching=False), requests) == alone
+    warm = m.engine()
+    assert run(warm, requests) == alone and run(warm, requests) == alone  # prefix hits
+    one = m.family.tokens * m.open.encoder.vision.width * 4  # type: ignore[union-attr]
+    assert run(m.engine(capacity=2 * one, budget=2 * m.family.tokens), requests) == alone
+    crowded = m.engine(blocks=-(-max(len(r.prompt) + 8 for r in requests) // BLOCK) + 3)
+    assert run(crowded, requests) == alone
+    assert crowded.stats().preemptions > 0
+    monkeypatch.setattr(encoders, "OPERATIONS", 1)
+    sliced = m.engine()
+    queue(sliced).encoder.run = _slices(queue(sliced))  # type: ignore[method-assign]
+    assert run(sliced, requests) == alone
+
+
+def _slices(images: ImageQueue) -> Any:
+    whole = images.encoder.run
+    return lambda _: whole(0.0)  # one operation a step
+
+
+def test_one_thread_gives_the_same(loaded: dict[str, Loaded], tmp_path: Path) -> None:
+    m = loaded["llava"]
+    single = Loaded(m.family, tmp_path, threads=1)
+    request = m.request("a", (1, 2))
+    assert run(single.engine(), [request]) == run(m.engine(), [request])
+
+
+def test_images_matter(loaded: dict[str, Loaded]) -> None:
+    m = loaded["llava"]
+    first, second = m.request("a", (1,)), m.request("a", (2,))
+    assert first.prompt == second.prompt
+    engine = m.engine()
+    assert run(engine, [first]) != run(engine, [second])  # equal tokens are no equal prefix
+    assert engine.stats().cached_tokens < 16
+
+
+def test_a_second_question_costs_no_encoder_and_no_prefill(loaded: dict[str, Loaded]) -> None:
+    m = loaded["llava"]
+    engine = m.engine()
+    first = m.request("a", (7,))
+    end = first.image_offsets[0] + m.family.tokens
+    second = Request(
+        id="b", prompt=first.prompt[:end] + [11, 12, 13], params=first.params,
+        images=first.images, image_offsets=first.image_offsets,
+    )  # fmt: skip
+    run(engine, [first])
+    assert engine.stats().images_encoded == 1
+    run(engine, [second])
+    stats = engine.stats()
+    assert stats.images_encoded == 1 and stats.image_hits == 0
+    assert stats.cached_tokens == end
+    # elsewhere in a prompt its keys are others, but its embeddings are the same
+    run(engine, [m.request("c", (7,), text=30)])
+    stats = engine.stats()
+    assert stats.images_encoded == 1 and stats.image_hits == 1
+    assert stats.image_bytes == m.family.tokens * 64 * 4
+
+
+def test_choices_of_one_prompt_encode_once(loaded: dict[str, Loaded]) -> None:
+    engine = loaded["llava"].engine()
+    out = run(engine, [loaded["llava"].request(name, (5,)) for name in "abcd"])
+    assert len({tuple(tokens) for tokens in out.values()}) == 1
+    stats = engine.stats()
+    assert stats.images_encoded == 1
+    assert stats.cached_tokens == 3 * (len(loaded["llava"].request("a", (5,)).prompt) - 1)
+
+
+def test_others_decode_while_an_image_is_encoded(loaded: dict[str, Loaded]) -> None:
+    """Text before the image is computed meanwhile, and who decodes gets a token every step."""
+    m = loaded["llava"]
+    engine = m.engine()
+    images = queue(engine)
+    engine.add(
+        m.request(
+            "text",
+            (),
+        )
+    )
+    while not any(isinstance(e, Token) for e in engine.step()):
+        pass
+    images.encoder.run = _slices(images)  # type: ignore[method-assign]
+    engine.add(m.request("image", (9,), text=40))
+    steps, tokens = 0, 0
+    while not images.encoded:
+        steps += 1
+        tokens += sum(e.id == "text" for e in engine.step() if isinstance(e, Token))
+        sequence = engine._requests["image"]
+        assert sequence.kv.computed <= sequence.images[0].start
+        if tokens == 7:
+            break
+    assert tokens == steps == 7  # it is done before the image is
+    assert engine._requests["image"].kv.computed == 41
+
+
+def test_a_failing_encoder_fails_only_its_requests(loaded: dict[str, Loaded]) -> None:
+    m = loaded["llava"]
+    engine = m.engine()
+    images, whole = queue(engine), queue(engine).encoder.run
+    bad = m.family.image(66).digest
+
+    def poisoned(seconds: float) -> Any:
+        if any(image.digest == bad for image in images._batch):
+            raise ValueError("no")
+        return whole(seconds)
+
+    images.encoder.run = poisoned  # type: ignore[method-assign]
+    names = {"a": (1,), "b": (66,), "c": (2,), "d": ()}
+    for name, seeds in names.items():
+        engine.add(m.request(name, seeds))
+    ended: dict[str, str | None] = {}
+    while engine.has_work:
+        for event in engine.step():
+            if isinstance(event, Ended) or (isinstance(event, Token) and event.finish):
+                ended[event.id] = event.finish
+    assert ended == {"a": "length", "b": "error", "c": "length", "d": "length"}
+    free = engine.stats()
+    assert free.blocks_held == 0 and not images.cache._users
+    assert images.cache.used == 2 * images.encoder.bytes
+
+
+def test_aborted_while_it_waits(loaded: dict[str, Loaded]) -> None:
+    m = loaded["llava"]
+    engine = m.engine()
+    images = queue(engine)
+    whole = images.encoder.run
+    images.encoder.run = _slices(images)  # type: ignore[method-assign]
+    engine.add(m.request("a", (1,)))
+    engine.step()
+    engine.abort("a")
+    assert not engine.has_work and engine.stats().blocks_held == 0
+    images.encoder.run = whole  # type: ignore[method-assign]
+    assert run(engine, [m.request("b", (2,))]) == run(m.engine(), [m.request("b", (2,))])
+
+
+def _wrong(m: Loaded) -> Iterator[tuple[dict[str, Any], str]]:
+    image, offset = m.family.image(1), m.request("a", (1,)).image_offsets
+    yield {"images": [image], "image_offsets": []}, "offset"
+    yield {"images": [image], "image_offsets": [offset[0] - 1]}, "placeholders"
+    yield {"images": [image], "image_offsets": [-3]}, "placeholders"
+    yield {"images": [image, image], "image_offsets": offset * 2}, "placeholders"
+    small = ImageInput.of(np.zeros((1, 12, 12, 3), np.uint8), (12, 12), 25)
+    yield {"images": [small], "image_offsets": offset}, r"\[1, 12, 12, 3\]"
+    pixels = image.array
+    yield (
+        {"images": [ImageInput.of(pixels, (1, 1), 24)], "image_offsets": offset},
+        "24 placeholders",
+    )
+
+
+def test_refusals(loaded: dict[str, Loaded]) -> None:
+    m = loaded["llava"]
+    engine = m.engine()
+    for given, said in _wrong(m):
+        with pytest.raises(RequestError, match=said):
+            engine.add(m.request("a", (1,), **given))
+    with pytest.raises(RequestError, match="prompt_logprobs"):
+        gemma = loaded["gemma3"]
+        params = SamplingParams(max_tokens=1, prompt_logprobs=1)
+        request = gemma.request("a", (1,))
+        gemma.engine().add(
+            Request(
+                id="a", prompt=request.prompt, params=params, images=request.images,
+                image_offsets=request.image_offsets,
+            )
+        )  # fmt: skip
+    assert not engine.has_work
+
+
+def test_cache_keeps_within_its_bytes() -> None:
+    cache = EncoderCache(300)
+    each = np.zeros(25, np.float32)  # 100 bytes
+    for digest in (b"a", b"b", b"c"):
+        assert cache.reserve(100)
+        cache.put(digest, each)
+    assert cache.acquire(b"a") is not None and cache.acquire(b"b") is not None
+    assert not cache.reserve(200) and b"c" in cache  # nothing was evicted in vain
+    assert cache.reserve(100) and b"c" not in cache
+    cache.give_back(100)
+    cache.release(b"a")
+    assert cache.reserve(200) and b"a" not in cache and b"b" in cache
+    assert cache.used == 300

@@ -1,0 +1,103 @@
+"""Tokens that are drawn while drafts are verified have the model's distribution."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import numpy as np
+import pytest
+
+from octavo.backends.base import Floats
+from octavo.engine.kv import KVState
+from octavo.engine.request import Request, SamplingParams
+from octavo.engine.runner import run
+from octavo.engine.sampling_state import SamplingState
+from octavo.engine.scheduler import NOTHING, Draft, ScheduledSpan
+from octavo.engine.sequence import Sequence
+from tests.property.test_exact import Pool
+from tests.property.test_speculation import VOCABULARY, llama
+
+DRAWS = 100_000
+SPANS, DEPTH, BLOCKS = 5, 2, 3  # fifteen rows with results a step
+PROMPT = list(range(40, 70))
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Pool:
+    return llama(tmp_path_factory.mktemp("model"))
+
+
+def distribution(pool: Pool, tokens: list[int], params: SamplingParams) -> Floats:
+    """What follows `tokens`, computed from the logits of a step of their own in fp64."""
+    executable = pool.executable(400, 2, "auto")
+    kv = KVState(tokens, blocks=list(range(BLOCKS)))
+    sampling = SamplingState(msgspec.structs.replace(params, temperature=0), tokens, 30, VOCABULARY)
+    span = ScheduledSpan(Sequence.of(Request(id="a", prompt=tokens, params=params), 0, 0.0, 99, kv, sampling, -1),
+        0, len(tokens), True, NOTHING, NOTHING)  # fmt: skip
+    run(executable, [span])
+    logits = executable.logits(1)[0, :VOCABULARY].astype(np.float64) / params.temperature
+    p = np.exp(logits - logits.max())
+    order = np.argsort(-p, kind="stable")
+    if params.top_k:
+        p[order[params.top_k :]] = 0
+    p /= p.sum()
+    if params.top_p < 1:
+        share = np.cumsum(p[order])
+        p[order[np.searchsorted(share, params.top_p) + 1 :]] = 0
+    return p / p.sum()
+
+
+def chi_square(counts: Counter[int], p: Floats) -> None:
+    """Cells with an expectation below ten are one cell; the bound is seven standard deviations."""
+    total = sum(counts.values())
+    seen = np.array([counts[i] for i in range(len(p))], float)
+    assert seen[p == 0].sum() == 0
+    large = p * total >= 10
+    expected = np.append(p[large], p[~large].sum()) * total
+    found = np.append(seen[large], seen[~large].sum())
+    keep = expected > 0
+    statistic = ((found - expected)[keep] ** 2 / expected[keep]).sum()
+    freedom = keep.sum() - 1
+    assert freedom > 1 and statistic < freedom + 7 * np.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize(
+    "options", [{"temperature": 1.0}, {"temperature": 1.3, "top_p": 0.7, "top_k": 200}], ids=str
+)
+def test_drawn_tokens_have_the_distribution_of_the_model(
+    pool: Pool, options: dict[str, float]
+) -> None:
+    params = SamplingParams(**options)  # type: ignore[arg-type]
+    first = distribution(pool, PROMPT, params)
+    likely = int(first.argmax())
+    second = distribution(pool, [*PROMPT, likely], params)
+    drafts = [[likely, int(t)] for t in np.argsort(-second)[:SPANS]]
+    executable = pool.executable(400, 2, "auto")
+    spans = []
+    for i in range(SPANS):
+        tokens = list(PROMPT)
+        kv = KVState(tokens, blocks=list(range(BLOCKS * i, BLOCKS * (i + 1))))
+        sequence = Sequence.of(
+            Request(id=str(i), prompt=tokens, params=params), 0, 0.0, 99, kv,
+            SamplingState(params, tokens, len(tokens), VOCABULARY), -1,
+        )  # fmt: skip
+        run(executable, [ScheduledSpan(sequence, 0, len(tokens) - 1, False, NOTHING, NOTHING)])
+        spans.append(ScheduledSpan(sequence, len(tokens) - 1, 1, True, NOTHING, NOTHING))
+    ones: Counter[int] = Counter()
+    twos: Counter[int] = Counter()
+    for step in range(DRAWS // SPANS):
+        drafted = []
+        for i, (span, draft) in enumerate(zip(spans, drafts, strict=True)):
+            state = span.sequence.sampling
+            state.params = msgspec.structs.replace(params, seed=step * SPANS + i)
+            drafted.append(span._replace(draft=Draft(draft, state.rows_after(draft))))
+        for outcome in run(executable, drafted):
+            drawn = [s.token for s in outcome.tokens]
+            ones[drawn[0]] += 1
+            assert (len(drawn) > 1) == (drawn[0] == likely)
+            if len(drawn) > 1:
+                twos[drawn[1]] += 1
+    assert ones.total() == DRAWS and twos.total() > 0
+    chi_square(ones, first)
+    chi_square(twos, second)

@@ -1,0 +1,190 @@
+"""Drafts change no token and no log-probability, whatever they propose and however deep."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGMLQuantizationType as Q
+
+from octavo.checkpoint import open_checkpoint
+from octavo.engine import Request, SamplingParams
+from octavo.engine.constraint import GrammarCompiler
+from octavo.engine.cost import StepTimes
+from octavo.engine.drafts import MAX_DRAFT, DraftSource, Proposal, all_sources
+from octavo.engine.sequence import Sequence
+from octavo.generate.load import token_table
+from octavo.text import load_tokenizer
+from octavo.text.grammar import HEADER
+from tests.families import FAMILIES, save_family
+from tests.property.test_exact import Output, Pool, alone, drive
+from tests.small_models import Small, save_gguf, save_hf
+
+VOCABULARY = 320
+
+
+class AnyDepths:
+    """Verifies any number of tokens."""
+
+    def __init__(self, seed: int, most: int = MAX_DRAFT) -> None:
+        self.times = StepTimes()
+        self._rng = random.Random(seed)
+        self._most = most
+
+    def depths(self, chances: list[list[float]], rows: int, room: int, now: float) -> list[int]:
+        out = []
+        for each in chances:
+            out.append(self._rng.randint(0, min(len(each), room, self._most)))
+            room -= out[-1]
+        return out
+
+
+class Knowing:
+    """Proposes what is known to follow, with mistakes."""
+
+    name = "lookup"
+
+    def __init__(self, known: dict[str, Output], seed: int, mistakes: float) -> None:
+        self._known = known
+        self._rng = random.Random(seed)
+        self._mistakes = mistakes
+
+    def propose(self, sequence: Sequence) -> Proposal | None:
+        done = sequence.sampling.generated
+        tokens = [t for t, *_ in self._known[sequence.id][done : done + MAX_DRAFT]]
+        return Proposal(self.name, [self._maybe(t or 0) for t in tokens], 4) if tokens else None
+
+    def _maybe(self, token: int) -> int:
+        return self._rng.randrange(VOCABULARY) if self._rng.random() < self._mistakes else token
+
+    def finish(self, sequence: Sequence) -> None: ...
+
+
+MODELS = ["llama", "llama-int8", "gemma3", "gpt-oss"]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def pool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pool:
+    folder = tmp_path_factory.mktemp("model")
+    if request.param == "gpt-oss":
+        save_family(FAMILIES["gpt-oss"], folder)
+        return Pool(folder)
+    if request.param == "gemma3":
+        save_hf(Small(family="gemma3", heads=4, kv_heads=2, layers=3, window=40), folder)
+        return Pool(folder)
+    return llama(folder, "int8" if request.param == "llama-int8" else "bf16")
+
+
+def llama(folder: Path, kv_dtype: str = "bf16") -> Pool:
+    save_gguf(Small(heads=6, kv_heads=2, head_dim=16), folder / "m.gguf", Q.Q4_1)
+    return Pool(folder / "m.gguf", kv_dtype)
+
+
+def requests(seed: int, count: int) -> list[Request]:
+    """Of all kinds: greedy and sampled; what follows depends on what was drawn, or does not."""
+    rng = random.Random(seed)
+    out = []
+    for i in range(count):
+        few = rng.sample(range(3, 256), 6)
+        prompt = [rng.choice(few) for _ in range(rng.randrange(2, 90))]
+        common: dict[str, Any] = {
+            "max_tokens": rng.randrange(1, 40), "temperature": rng.choice([0.0, 0.0, 0.8]),
+            "top_p": rng.choice([1.0, 0.9]), "seed": rng.randrange(1 << 60), "ignore_eos": True,
+            "logprobs": rng.choice([None, 2]),
+        }  # fmt: skip
+        more: dict[str, Any] = rng.choice(
+            [
+                {}, {}, {"repetition_penalty": 1.2}, {"frequency_penalty": 0.7}, {"min_tokens": 1},
+                {"presence_penalty": 0.5}, {"stop_token_ids": rng.sample(range(3, 256), 30)},
+                {"allowed_token_ids": few}, {"bad_words": [[t] for t in few[:2]]}, {"logit_bias": {few[0]: 4.0}},
+            ]
+        )  # fmt: skip
+        out.append(
+            Request(
+                id=str(i),
+                prompt=prompt,
+                params=SamplingParams(**(common | more)),
+                prediction=rng.choice([[], few * 3]),
+                salt=rng.choice(["", "a"]),
+            )  # fmt: skip
+        )
+    return out
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("sources", ["knowing", "all"])
+def test_texts_and_log_probabilities_are_the_same(pool: Pool, sources: str, seed: int) -> None:
+    asked = requests(seed, 8)
+    expected = alone(pool, asked)
+    rng = random.Random(seed)
+    given: list[DraftSource] = [Knowing(expected, seed, 0.1)] if sources == "knowing" else []
+    engine = pool.engine(
+        rng.choice([45, 400]), rng.choice([1, 2]), budget=rng.choice([19, 256]),
+        prefix_caching=rng.random() < 0.5, multi_step=rng.choice([0.0, 10.0]),
+        depths=AnyDepths(seed), sources=given + all_sources(),
+    )  # fmt: skip
+    assert drive(engine, rng.sample(asked, len(asked)), rng) == expected
+    assert drive(engine, asked, rng) == expected  # and again, with what the cache and `recent` hold
+    stats = engine.stats()
+    accepted = stats.accepted_prediction + stats.accepted_lookup + stats.accepted_recent
+    drafted = stats.drafted_prediction + stats.drafted_lookup + stats.drafted_recent
+    assert 0 < accepted < drafted
+
+
+def test_a_draft_that_is_right_takes_one_step(pool: Pool) -> None:
+    request = Request(
+        id="a",
+        prompt=[5, 6, 7],
+        params=SamplingParams(max_tokens=33, temperature=0, ignore_eos=True),
+    )
+    expected = alone(pool, [request])
+    policy = AnyDepths(0)
+    policy.depths = lambda chances, rows, room, now: [len(c) for c in chances]  # type: ignore[method-assign]
+    engine = pool.engine(depths=policy, sources=[Knowing(expected, 0, 0.0)])
+    assert drive(engine, [request]) == expected
+    stats = engine.stats()
+    assert stats.drafted_lookup == stats.accepted_lookup == 30
+    assert stats.steps == 3  # the prompt and its token; sixteen tokens; as many
+
+
+GRAMMARS = [
+    'start: "{" /[a-z]{1,8}/ ":" /[0-9]{1,6}/ "}"',
+    'start: ("abcdefgh" /[xy]/)+',
+    'start: ("the cat " | "the cow ") /[a-f ]{0,40}/ "."',
+]
+
+
+@pytest.mark.parametrize("logprobs", [None, 1])
+@pytest.mark.parametrize("exits", [False, True])
+def test_grammars(
+    exits: bool, logprobs: int | None, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    pool = llama(tmp_path)
+    table = token_table(load_tokenizer(open_checkpoint(tmp_path / "m.gguf")))
+    asked = [
+        Request(
+            id=f"{i}{temperature}", prompt=[70 + i, 71, 72, 70 + i, 71],
+            params=SamplingParams(
+                max_tokens=40, temperature=temperature, seed=i, grammar=HEADER + grammar, logprobs=logprobs,
+                grammar_exit=exits, ignore_eos=False,
+            ),
+        )
+        for i, grammar in enumerate(GRAMMARS)
+        for temperature in (0.0, 1.0)
+    ]  # fmt: skip
+
+    def run(**options: Any) -> tuple[dict[str, Output], Any]:
+        engine = pool.engine(grammars=GrammarCompiler(table, VOCABULARY), **options)
+        out: dict[str, Output] = {}
+        for r in asked:
+            out |= drive(engine, [r])
+        return out, engine.stats()
+
+    expected, _ = run()
+    for seed, sources in ((1, []), (2, [Knowing(expected, 3, 0.2)])):
+        found, stats = run(depths=AnyDepths(seed), sources=[*all_sources(), *sources])
+        assert found == expected
+        if logprobs is not None:
+            assert stats.accepted_forced > 0 and stats.drafted_forced >= stats.accepted_forced

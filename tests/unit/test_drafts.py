@@ -1,0 +1,206 @@
+"""Where drafts come from, what they are worth, and how deep a step verifies them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from octavo.engine.cost import LEAST_GAIN, ROW, Acceptance, CostModel, StepTimes
+from octavo.engine.drafts import (
+    LONGEST_MATCH,
+    MAX_DRAFT,
+    RECENT_SALTS,
+    RECENT_TOKENS,
+    START,
+    Lookup,
+    NgramIndex,
+    Predicted,
+    Proposal,
+    Recent,
+)
+from octavo.engine.kv import KVState
+from octavo.engine.request import Request, SamplingParams
+from octavo.engine.sampling_state import SamplingState
+from octavo.engine.sequence import Sequence
+
+
+def sequence(prompt: list[int], reply: list[int], salt: str = "", **fields: object) -> Sequence:
+    request = Request(id="a", prompt=prompt, params=SamplingParams(), salt=salt, **fields)  # type: ignore[arg-type]
+    kv = KVState(list(prompt), salt)
+    made = Sequence.of(
+        request, 0, 0.0, 4096, kv, SamplingState(request.params, kv.tokens, len(prompt), 99), -1
+    )
+    for token in reply:
+        made.append(token)
+    return made
+
+
+def longest(tokens: list[int]) -> int:
+    """Length of the longest match of the end of `tokens` that occurs before, by trying all."""
+    most = 0
+    for place in range(2, len(tokens)):
+        length = 0
+        while (
+            length < min(place, LONGEST_MATCH) and tokens[place - 1 - length] == tokens[-1 - length]
+        ):
+            length += 1
+        most = max(most, length)
+    return most if most >= 2 else 0
+
+
+def test_the_index_finds_an_occurrence_as_it_grows() -> None:
+    rng = random.Random(1)
+    tokens = [rng.randrange(4) for _ in range(2)]
+    index = NgramIndex(tokens)
+    exact = 0
+    for _ in range(400):
+        tokens.append(rng.randrange(9))
+        place, length = index.find(tokens)
+        assert tokens[place - length : place] == tokens[len(tokens) - length :]
+        assert place < len(tokens) and length <= longest(tokens)
+        assert (length >= 2) == (longest(tokens) >= 2)
+        exact += length == longest(tokens)
+    assert exact > 380  # of a chain, only the newest few are looked at
+
+
+def test_only_the_last_tokens_are_searched() -> None:
+    tokens = [1, 2, 3, 4, 5, 1, 2]
+    assert NgramIndex(tokens).find(tokens) == (2, 2)
+    assert NgramIndex(tokens, 1).find(tokens) == (0, 0)
+
+
+def test_a_loop_goes_on() -> None:
+    found = Lookup().propose(sequence([9, 1, 2, 3], [1, 2]))
+    assert found == Proposal("lookup", ([3, 1, 2] * MAX_DRAFT)[:MAX_DRAFT], 2)
+    assert Lookup().propose(sequence([9, 1, 2, 3], [1, 4])) is None
+    assert Lookup().propose(sequence([9], [])) is None
+
+
+def test_a_prediction_is_followed_from_its_start_and_found_again() -> None:
+    prediction = list(range(20, 60))
+    source = Predicted()
+
+    def propose(reply: list[int]) -> Proposal | None:
+        return source.propose(sequence([1, 2], reply, prediction=prediction))
+
+    assert propose([]) == Proposal("prediction", prediction[:MAX_DRAFT], START)
+    assert propose([20, 21]) == Proposal("prediction", prediction[2 : 2 + MAX_DRAFT], START)
+    assert propose([20, 7]) is None
+    assert propose([20, 7, 30, 31]) == Proposal("prediction", prediction[12 : 12 + MAX_DRAFT], 2)
+    assert propose([58, 59]) is None  # its end
+    assert source.propose(sequence([1, 2], [20])) is None
+
+
+def test_recent_replies_are_of_the_same_salt_and_bounded() -> None:
+    source = Recent()
+    source.finish(sequence([1, 2], [5, 6, 7, 8], "a"))
+    asked = sequence([3, 4], [5, 6], "a")
+    assert source.propose(asked) == Proposal("recent", [7, 8], 2)
+    assert source.propose(sequence([3, 4], [5, 6], "b")) is None
+    assert source.propose(sequence([3, 4], [1, 2], "a")) is None  # a prompt is nobody's reply
+    rng = random.Random(0)
+    for i in range(3 * RECENT_SALTS):
+        source.finish(sequence([1], [rng.randrange(90) for _ in range(9)], f"s{i}"))
+    assert len(source._by_salt) == RECENT_SALTS
+    for _ in range(5):
+        source.finish(sequence([1], [rng.randrange(90) for _ in range(RECENT_TOKENS // 3)], "c"))
+        assert len(source._by_salt["c"].tokens) <= RECENT_TOKENS
+    reply = source._by_salt["c"].tokens[-40:]
+    found = source.propose(sequence([1], reply[:20], "c"))
+    assert found is not None and found.tokens == reply[20 : 20 + MAX_DRAFT]
+
+
+def test_what_is_kept_of_a_sequence_goes_with_it() -> None:
+    lookup = Lookup()
+    one = sequence([9, 1, 2, 3], [1, 2])
+    assert lookup.propose(one) and len(lookup._indexes) == 1
+    del one
+    assert len(lookup._indexes) == 0
+
+
+def proposal(match: int = 2, tokens: int = MAX_DRAFT) -> Proposal:
+    return Proposal("lookup", list(range(tokens)), match)
+
+
+def test_acceptance_is_learned_by_match_and_by_request() -> None:
+    known = Acceptance()
+    good, bad, new = Acceptance(known), Acceptance(known), Acceptance(known)
+    before = new.chances(proposal())
+    assert before == sorted(before, reverse=True)
+    for _ in range(40):
+        good.compare(proposal(), list(range(MAX_DRAFT)))
+        bad.compare(proposal(), [99])
+    assert good.chances(proposal())[-1] > 0.5 > 0.2 > bad.chances(proposal())[0]
+    assert bad.chance("lookup", 2) < new.chance("lookup", 2) < good.chance("lookup", 2)
+    assert bad.chance("recent", 2) == new.chance("recent", 2)
+    assert new.chance("forced", 0) == 1.0
+
+
+def test_what_was_not_compared_is_not_counted() -> None:
+    """A token after the first that was not drawn says nothing about the chain."""
+    one, other = Acceptance(), Acceptance()
+    one.compare(Proposal("lookup", [1, 2, 3], 9), [1, 5, 3])
+    other.compare(Proposal("lookup", [1, 2], 9), [1, 5])
+    assert one._seen == other._seen
+
+
+def model(times: dict[int, float]) -> CostModel:
+    made = CostModel()
+    for rows, seconds in times.items():
+        made.times.record(rows, seconds, 0.0)
+    return made
+
+
+def test_depth_is_the_one_that_gives_most_tokens_a_second() -> None:
+    rng = random.Random(2)
+    for _ in range(200):
+        count = rng.randrange(1, 4)
+        times = {count: 1.0}
+        for rows in range(count + 1, count + 13):
+            times[rows] = times[rows - 1] + rng.random() * 0.3
+        chances = [
+            sorted((rng.random() for _ in range(rng.randrange(5))), reverse=True)
+            for _ in range(count)
+        ]
+        got = model(times).depths(chances, count, 12, 0.0)
+
+        def rate(
+            depths: list[int], chances: list[list[float]] = chances, times: dict[int, float] = times
+        ) -> float:
+            return (
+                len(depths) + sum(sum(c[:d]) for c, d in zip(chances, depths, strict=True))
+            ) / times[len(depths) + sum(depths)]
+
+        every: list[list[int]] = [[]]
+        for c in chances:
+            every = [[*e, d] for e in every for d in range(len(c) + 1)]
+        best = max(map(rate, every))
+        worth = best > LEAST_GAIN * rate([0] * count)
+        assert rate(got) == pytest.approx(best if worth else rate([0] * count))
+
+
+def test_nothing_is_verified_that_does_not_pay() -> None:
+    chances = [[0.9, 0.8, 0.7]]
+    assert CostModel().depths(chances, 1, 15, 0.0) == [0]  # no step was measured yet
+    assert model({1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}).depths(chances, 1, 15, 0.0) == [0]
+    assert model({1: 1.0}).depths(chances, 1, 15, 0.0) == [3]
+    assert model({1: 1.0}).depths(chances, 1, 2, 0.0) == [2]
+    assert model({1: 1.0}).depths([[]], 1, 15, 0.0) == [0]
+    assert model({8: 1.0}).depths([[0.9]] * 8, 8, 24, 0.0) == [1] * 8
+    assert model({8: 1.0, 9: 1.5, 16: 1.9}).depths([[0.9]] * 8, 8, 24, 0.0) == [0] * 8
+
+
+def test_times_between_and_beyond_those_measured() -> None:
+    times = StepTimes()
+    assert times.plain(1) is None
+    times.record(1, 1.0, 0.0)
+    assert times.estimate(9, 1, 0.0) == pytest.approx(1 + 8 * ROW)
+    times.record(3, 2.0, 0.0)
+    times.record(7, 4.0, 0.0)
+    assert times.estimate(5, 1, 0.0) == pytest.approx(3.0)
+    assert times.estimate(3, 1, 0.0) == pytest.approx(2.0)
+    assert times.estimate(3, 1, 1e6) == pytest.approx(1 + 2 * ROW)  # long ago: it is tried again
+    times.record(3, 1e9, 0.0)  # one that was held up
+    assert times.estimate(3, 1, 0.0) < 2.5
+    assert times.plain(2) == pytest.approx((1 + 2 * ROW) / (1 + ROW))

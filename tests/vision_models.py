@@ -1,0 +1,145 @@
+"""Small random models of every family that takes images, as transformers saves them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from octavo.vision.image import ImageInput
+from octavo.vision.normalize import Normalization
+
+MEAN, STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
+VOCABULARY = 320
+PLACEHOLDER = 300
+TEXT: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": False,
+}  # fmt: skip
+TOWER: dict[str, Any] = {
+    "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 3,
+    "image_size": 30, "patch_size": 6,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class VisionFamily:
+    """model_type and settings for transformers; tokens: placeholders of an image."""
+
+    model_type: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    tokens: int = 25
+    size: int = 30
+
+    def build(self) -> torch.nn.Module:
+        from transformers import AutoConfig, AutoModelForImageTextToText
+
+        torch.manual_seed(5)
+        config = AutoConfig.for_model(self.model_type, **self.settings)
+        model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+        gemma = self.model_type.startswith("gemma")
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                fan = p[0].numel() if p.ndim > 1 else 25
+                scale = 0.1 if name.endswith("bias") else fan**-0.5
+                p.copy_(torch.randn_like(p) * scale)
+                if "norm" in name and name.endswith("weight"):
+                    text = "vision" not in name
+                    p.add_(0.0 if gemma and text else 1.0)
+        return model
+
+    def save(self, folder: Path, dtype: str = "float32") -> torch.nn.Module:
+        """Writes a folder as the model's authors do; the same model as it is read, in fp32."""
+        self.build().to(getattr(torch, dtype)).save_pretrained(folder)
+        settings = {
+            "do_normalize": True, "do_rescale": True, "rescale_factor": 1 / 255,
+            "image_mean": MEAN, "image_std": STD,
+        }  # fmt: skip
+        (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+        from transformers import AutoModelForImageTextToText
+
+        return AutoModelForImageTextToText.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+
+    def image(self, seed: int) -> ImageInput:
+        pixels = np.random.default_rng(seed).integers(0, 256, (1, self.size, self.size, 3))
+        return ImageInput.of(pixels.astype(np.uint8), (self.size, self.size), self.tokens)
+
+    def logits(
+        self, model: torch.nn.Module, ids: list[int], images: list[ImageInput]
+    ) -> np.ndarray:
+        """What transformers computes."""
+        given: dict[str, Any] = {}
+        if images:
+            normalize = Normalization(1 / 255, MEAN, STD)
+            pixels = torch.from_numpy(np.concatenate([normalize(i.array) for i in images]))
+            pixels = pixels.permute(0, 3, 1, 2).contiguous()
+            given["pixel_values"] = (
+                pixels[None] if self.model_type in ("idefics3", "smolvlm") else pixels
+            )
+        if self.model_type == "gemma3":
+            given["token_type_ids"] = torch.tensor([[int(i == PLACEHOLDER) for i in ids]])
+        with torch.inference_mode():
+            return model(input_ids=torch.tensor([ids]), **given).logits[0].numpy()
+
+
+def _clip(**more: Any) -> dict[str, Any]:
+    return TOWER | {"model_type": "clip_vision_model", "projection_dim": 32} | more
+
+
+LLAVA = {
+    "vision_config": _clip(), "text_config": TEXT | {"model_type": "llama"},
+    "image_token_index": PLACEHOLDER, "image_seq_length": 25,
+}  # fmt: skip
+VISION_FAMILIES = {
+    "llava": VisionFamily("llava", LLAVA),
+    "llava-full": VisionFamily(
+        "llava", LLAVA | {"vision_feature_select_strategy": "full", "vision_feature_layer": -1}, 26
+    ),
+    "llava-siglip-qwen2": VisionFamily(
+        "llava",
+        LLAVA
+        | {
+            "vision_config": TOWER | {"model_type": "siglip_vision_model"},
+            "text_config": TEXT | {"model_type": "qwen2"},
+            "vision_feature_select_strategy": "full",
+        },
+    ),
+    "idefics3": VisionFamily(
+        "idefics3",
+        {
+            "vision_config": TOWER | {"image_size": 156, "model_type": "idefics3_vision"},
+            "text_config": TEXT | {"model_type": "llama"},
+            "image_token_id": PLACEHOLDER, "scale_factor": 2,
+        },
+        169,
+        156,
+    ),
+    "smolvlm": VisionFamily(
+        "smolvlm",
+        {
+            "vision_config": TOWER | {"image_size": 48, "model_type": "smolvlm_vision"},
+            "text_config": TEXT | {"model_type": "llama", "tie_word_embeddings": True},
+            "tie_word_embeddings": True, "image_token_id": PLACEHOLDER, "scale_factor": 4,
+        },
+        4,
+        48,
+    ),
+    "gemma3": VisionFamily(
+        "gemma3",
+        {
+            "vision_config": TOWER | {"image_size": 48, "model_type": "siglip_vision_model"},
+            "text_config": {k: v for k, v in TEXT.items() if k != "tie_word_embeddings"}
+            | {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16, "sliding_window_pattern": 2},
+            "mm_tokens_per_image": 16, "image_token_index": PLACEHOLDER,
+        },
+        16,
+        48,
+    ),
+}  # fmt: skip
