@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from octavo.client.in_process import InProcessClient
 from octavo.engine.engine import Engine
 from octavo.engine.events import Ended, Finish, Pooled, PromptLogprobs, Times, Token, TokenEvent
 from octavo.engine.request import Request, SamplingParams
+from octavo.engine.stats import EngineStats
 from octavo.errors import EngineFailed, InvalidValue, Overloaded, RequestError
 from octavo.generate.choices import generate
 from octavo.generate.load import load
@@ -31,10 +32,7 @@ from octavo.text.messages import Tool, message
 
 PROMPTS = ["The capital of France is", "Once upon a time", "One, two, three,", "def main():"]
 PARAMS = octavo.SamplingParams(temperature=0, max_tokens=12)
-NAMES = (
-    "running waiting blocks blocks_free blocks_cached steps busy_us prompt_tokens cached_tokens "
-    "generated_tokens preemptions"
-).split()
+NAMES = [field.name for field in fields(EngineStats)]
 
 
 @pytest.fixture(scope="module")

@@ -77,8 +77,8 @@ def load_executable(model: OpenModel, plan: Plan, progress: Advance = lambda _: 
 
 
 def load_images(model: OpenModel, plan: Plan) -> ImageQueue | None:
-    """The encoder of a model that takes images, with the cache that was planned."""
-    if model.encoder is None:
+    """The encoder of a model that takes images, with the cache that was planned; None without."""
+    if model.encoder is None or not plan.image_cache:
         return None
     encoder = model.encoder.load(
         model.checkpoint, plan.threads, lambda _: _drop_pages(model.checkpoint)
