@@ -39,6 +39,7 @@ class Server:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
+        self.headers: dict[str, str] = {}  # of GETs that name none
         self._out = log.open("wb")
         command = [
             sys.executable,
@@ -67,7 +68,7 @@ class Server:
         raise AssertionError(f"not ready after {seconds} s: {self.log.read_text()}")
 
     def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
-        return self.call("GET", path, None, headers)
+        return self.call("GET", path, None, self.headers if headers is None else headers)
 
     def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, Any]:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()

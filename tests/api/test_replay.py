@@ -18,7 +18,7 @@ from octavo.client import process as client_module
 from octavo.client.adapter_table import Adapter
 from octavo.client.link import ENGINE
 from octavo.client.process import EngineProcessClient
-from octavo.client.replay import Replay, Stream
+from octavo.client.replay import MAX_AHEAD, Replay, Stream
 from octavo.engine.constraint import TokenTable
 from octavo.engine.events import BeamText, Ended, Token
 from octavo.engine.loader import open_model
@@ -265,7 +265,7 @@ def test_everybody_but_the_poisonous_gets_all(seed: int) -> None:
         turn()
         if not arriving and not replay.streams:
             break
-        ahead = rng.randint(1, 8)
+        ahead = rng.randint(1, MAX_AHEAD)
         if step in kills and len(engine) > 1:  # one that is alone could not be told from a fault
             assert replay.died(1) is None
             engine.clear()
@@ -308,11 +308,11 @@ def test_what_an_engine_still_had_to_say_is_not_heard() -> None:
     assert replay.died(2) is None
     assert [replay.find(n) for n in first] == [None, None]
     assert replay.turn() == ([], [a]) and replay.turn() == ([], [])
-    for token in range(9):
+    for token in range(MAX_AHEAD + 1):
         a.take(Token(a.name, token))
     assert replay.stepped()
     old = a.name
     assert replay.turn() == ([old], [b]) and replay.find(old) is None
     replay.remove(b)
     assert replay.turn() == ([], [a]) and a.name != old
-    assert a.resumed(0).resume == list(range(9))
+    assert a.resumed(0).resume == list(range(MAX_AHEAD + 1))

@@ -72,10 +72,7 @@ def test_a_newcomer_need_not_wait_for_a_flood() -> None:
     assert len(before) == 4
     for i in range(9):
         ask(e, f"b{i}", "b", tokens=300)
-    steps = 0
-    while not any(isinstance(event, Token) and event.id == "b0" for event in e.step()):
-        steps += 1
-    assert steps <= 2
+    assert "b0" in [event.id for event in e.step()]  # the very next step
     for _ in range(6):
         e.step()
     tenants = [s.request.tenant for s in e.scheduler.running]

@@ -330,7 +330,9 @@ def test_goes_on_after_control_c(folder: Path, text: Path, tmp_path: Path) -> No
 def test_goes_on_after_sigkill(
     folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.undo()  # as many tokens as the command takes
+    monkeypatch.undo()  # as many tokens as the command takes of a short text
+    short = tmp_path / "short.jsonl"
+    short.write_text("\n".join(text.read_text().split("\n")[:6]))
     args = [
         str(folder),
         "--recipe",
@@ -338,7 +340,7 @@ def test_goes_on_after_sigkill(
         "--output",
         str(tmp_path / "out"),
         "--data",
-        str(text),
+        str(short),
     ]
     process = subprocess.Popen(
         [*COMMAND, *args], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
@@ -350,9 +352,9 @@ def test_goes_on_after_sigkill(
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "out").exists() and first.exists()
-    done = quantized(folder, "gptq-4", tmp_path / "out", text)
+    done = quantized(folder, "gptq-4", tmp_path / "out", short)
     assert done.resumed >= 1
-    quantized(folder, "gptq-4", tmp_path / "whole", text)
+    quantized(folder, "gptq-4", tmp_path / "whole", short)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 

@@ -13,12 +13,13 @@ from octavo.checkpoint import open_checkpoint
 from octavo.engine import Request, SamplingParams
 from octavo.engine.constraint import GrammarCompiler
 from octavo.engine.cost import StepTimes
-from octavo.engine.drafts import MAX_DRAFT, DraftSource, Proposal, all_sources
+from octavo.engine.drafts import LONGEST_MATCH, MAX_DRAFT, DraftSource, Proposal, all_sources
 from octavo.engine.sequence import Sequence
 from octavo.generate.load import token_table
 from octavo.text import load_tokenizer
 from octavo.text.grammar import HEADER
 from tests.families import FAMILIES, save_family
+from tests.parity.test_lora import SMALL, engine, make_adapter
 from tests.property.test_exact import Output, Pool, alone, drive
 from tests.small_models import Small, save_gguf, save_hf
 
@@ -54,7 +55,11 @@ class Knowing:
     def propose(self, sequence: Sequence) -> Proposal | None:
         done = sequence.sampling.generated
         tokens = [t for t, *_ in self._known[sequence.id][done : done + MAX_DRAFT]]
-        return Proposal(self.name, [self._maybe(t or 0) for t in tokens], 4) if tokens else None
+        return (
+            Proposal(self.name, [self._maybe(t or 0) for t in tokens], LONGEST_MATCH)
+            if tokens
+            else None
+        )
 
     def _maybe(self, token: int) -> int:
         return self._rng.randrange(VOCABULARY) if self._rng.random() < self._mistakes else token
@@ -188,3 +193,30 @@ def test_grammars(
         assert found == expected
         if logprobs is not None:
             assert stats.accepted_forced > 0 and stats.drafted_forced >= stats.accepted_forced
+
+
+def test_adapters(tmp_path: Path) -> None:
+    """Rows of a draft are computed with the adapter of their sequence."""
+    save_hf(SMALL, tmp_path / "model")
+    e = engine(tmp_path / "model")
+    assert e.adapters is not None
+    for i in range(2):
+        e.adapters.load(f"a{i}", make_adapter(tmp_path / f"a{i}", i))
+
+    def asked(speculation: str, salt: str) -> list[Request]:
+        params = SamplingParams(
+            max_tokens=40, temperature=0, logprobs=2, ignore_eos=True, speculation=speculation
+        )
+        names = ["a0", "a1", ""]
+        return [
+            Request(id=str(i), prompt=[5, 6, 7, 5, 6], params=params, adapter=name, salt=salt)
+            for i, name in enumerate(names)
+        ]
+
+    expected = drive(e, asked("off", "a"))
+    assert len({tuple(t for t, *_ in out) for out in expected.values()}) == 3
+    assert e.stats().drafted_lookup == 0
+    e._speculation._policy = AnyDepths(1)
+    e._speculation._sources.append(Knowing(expected, 2, 0.1))
+    assert drive(e, asked("auto", "b")) == expected
+    assert e.stats().accepted_lookup > 0

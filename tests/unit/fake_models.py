@@ -34,6 +34,7 @@ from octavo.server.exchange import Exchange
 from octavo.server.guard import Access
 from octavo.server.metrics import Metrics
 from octavo.server.registry import Registry
+from octavo.server.store import Store
 from octavo.text import ChatTemplate, Tokenizer
 
 
@@ -115,14 +116,21 @@ class Listener:
     """A server on a port of its own, with what it has recorded."""
 
     def __init__(
-        self, models: Registry, access: Access, dialects: tuple[Dialect, ...], lora: Path | None
+        self,
+        models: Registry,
+        access: Access,
+        dialects: tuple[Dialect, ...],
+        lora: Path | None,
+        store: Store,
     ) -> None:
         self.models = models
         self.metrics = Metrics(models)
         self.exchanges: list[Exchange] = []
         self.sock = socket.create_server(("127.0.0.1", 0))
         self.port = self.sock.getsockname()[1]
-        self.app: ASGIApp = create_app(models, self.metrics, access, self.observe, lora, dialects)
+        self.app: ASGIApp = create_app(
+            models, self.metrics, access, self.observe, lora, dialects, store
+        )
 
     def observe(self, one: Exchange) -> None:
         self.metrics.finished(one)
@@ -153,7 +161,8 @@ def listening(
     dialects: tuple[Dialect, ...] = DIALECTS, lora: Path | None = None,
 ) -> Iterator[Listener]:  # fmt: skip
     """Serves models over HTTP until the end of the block."""
-    one = Listener(registry(*models), access or Access(), dialects, lora)
+    store = Store()
+    one = Listener(registry(*models), access or Access(), dialects, lora, store)
     config = uvicorn.Config(
         one.app, ws="none", log_config=None, lifespan="off", interface="asgi3",
         timeout_graceful_shutdown=5,
@@ -167,3 +176,4 @@ def listening(
         server.should_exit = True
         thread.join(10)
         assert not thread.is_alive()
+        store.close()

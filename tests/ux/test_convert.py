@@ -108,7 +108,7 @@ def test_a_full_disk_leaves_nothing(source: Path, tmp_path: Path, format: str) -
 
 def test_sigkill_leaves_the_old_file(tmp_path: Path) -> None:
     """Killed while the new file is being written: the old one is whole, and the next run succeeds."""
-    wide = Small(heads=8, kv_heads=4, head_dim=64, hidden=512, ffn=2048, layers=8, tied=False)
+    wide = Small(heads=8, kv_heads=4, head_dim=64, hidden=512, ffn=2048, layers=3, tied=False)
     save_gguf(wide, tmp_path / "wide.gguf", Q.Q8_0)
     assert (
         octavo("convert", str(tmp_path / "wide.gguf"), "--output", str(tmp_path / "a")).returncode

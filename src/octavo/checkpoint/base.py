@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -267,6 +268,10 @@ class Checkpoint:
     @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self.tensors.values())
+
+    @property
+    def parameters(self) -> int:
+        return sum(math.prod(t.shape) for t in self.tensors.values())
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
         """A tensor by name. Raises CheckpointError if it is missing or not of `shape`."""

@@ -20,6 +20,7 @@ COMMANDS = {
     "serve": ("octavo.cli.serve", "Serve models over HTTP (the demo model if none is named)."),
     "chat": ("octavo.cli.chat", "Talk to a model in the terminal."),
     "generate": ("octavo.cli.generate", "Complete a prompt."),
+    "batch": ("octavo.cli.batch", "Answer a file of requests."),
     "pull": ("octavo.cli.pull", "Fetch a model."),
     "models": ("octavo.cli.models", "List the models on this machine."),
     "rm": ("octavo.cli.rm", "Delete a model from the cache."),

@@ -166,6 +166,13 @@ DEMO = "smollm2"
     help="Most memory for adapters. [256MiB with --lora or --lora-dir]",
 )
 @click.option(
+    "--data-dir",
+    "data",
+    type=click.Path(file_okay=False, path_type=Path),
+    envvar="OCTAVO_DATA_DIR",
+    help="Folder that keeps stored responses. [one that ends with the server]",
+)
+@click.option(
     "--packed-cache",
     is_flag=True,
     help="Keep packed weights on disk, and map them at the next start.",
@@ -191,7 +198,7 @@ def serve(
     pinned: tuple[str, ...], aliases: tuple[str, ...], host: str, port: int,
     api_keys: tuple[str, ...], admin_key: str | None, key_file: Path | None,
     hosts: tuple[str, ...], origins: tuple[str, ...], drain_timeout: int, write_timeout: int,
-    log_level: str, log_format: str, lora_dir: Path | None, offline: bool,
+    log_level: str, log_format: str, lora_dir: Path | None, offline: bool, data: Path | None,
     domains: tuple[str, ...], **model: Any,
 ) -> None:  # fmt: skip
     """Serve MODELS: demo names, Hugging Face ids (org/name[:quant]), folders or .gguf files.
@@ -215,10 +222,7 @@ def serve(
     alive = parse_seconds(keep_alive)
     sock = bind(host, port)
     if not models and models_dir is None and not on_demand:
-        from octavo.checkpoint.hub import DEMOS
-
-        models = (DEMO,)
-        say(f"No model named, so using the demo: {DEMO} ({DEMOS[DEMO].title})")
+        models = _demo()
     choice = _choice(len(models), models_dir, on_demand, lora_dir, **model)
     named = choice.named(models, pinned, tuple(parse_aliases(aliases)), offline, progress_bar)
     sources = {options.name: source for options, source in named}
@@ -226,12 +230,11 @@ def serve(
     plans = {name: plan for name, (_, plan) in opened.items()}
     _tell_lowered(plans if model["context"] is None else {})
     titles = {o.name: _title(o, opened[o.name][0]) for o, _ in named}
-    screen = Screen(_url(host, sock.getsockname()[1]), choice.budget, plans, titles)
-    serving = Models(
-        [*named, *choice.find()], choice.budget, len(named), choice.find if choice.finds else None
-    )
+    url, find = _url(host, sock.getsockname()[1]), choice.find
+    screen = Screen(url, choice.budget, plans, titles)
+    serving = Models([*named, *find()], choice.budget, len(named), find if choice.finds else None)
     media = MediaPolicy(domains=domains)
-    options = ServeOptions(access, drain_timeout, write_timeout, lora_dir, media, alive)
+    options = ServeOptions(access, drain_timeout, write_timeout, lora_dir, media, alive, data)
     with logging_to(sys.stdout, log_level, log_format), ExitStack() as stack:
         total = sum(model.checkpoint.nbytes for model, _ in opened.values())
         advance = stack.enter_context(progress_bar("Loading", total)) if total else None
@@ -246,6 +249,13 @@ def serve(
 
         uvloop.run(serve_http(options, serving, sock, ready=ready, ended=screen.count))
     screen.goodbye()
+
+
+def _demo() -> tuple[str]:
+    from octavo.checkpoint.hub import DEMOS
+
+    say(f"No model named, so using the demo: {DEMO} ({DEMOS[DEMO].title})")
+    return (DEMO,)
 
 
 def _url(host: str, port: int) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,7 +93,7 @@ def _record(located: Located, opened: OpenModel) -> _Record:
         path=str(Path(checkpoint.path)),
         architecture=checkpoint.architecture,
         task=p.task,
-        parameters=sum(prod(t.shape) for t in checkpoint.tensors.values()),
+        parameters=checkpoint.parameters,
         bytes=checkpoint.nbytes,
         tensors=dict(types.most_common()),
         layers=len(p.cache),

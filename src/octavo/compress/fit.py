@@ -114,7 +114,8 @@ _NO_MOVE: _Move = np.float32(np.inf), np.float32(0), np.float32(0)
 def _moves(table: F32) -> list[tuple[_Move, _Move]]:
     """The steps of numbers above 0, and of those below, from the middle of a table outwards: where
     x / scale passes, what the value then grows by, and its square."""
-    above, below = [], []
+    above: list[_Move] = []
+    below: list[_Move] = []
     for low, high in zip(table, table[1:], strict=False):
         if low + high > 0:
             above.append(((low + high) / 2, high - low, high * high - low * low))

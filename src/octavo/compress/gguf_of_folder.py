@@ -6,7 +6,6 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 from octavo.checkpoint import open_checkpoint
@@ -26,25 +25,20 @@ TYPES = {4: "Q4_0", 8: "Q8_0"}  # by bits; both have a scale and no minimum
 
 @dataclass(frozen=True)
 class GgufOfFolderJob:
-    """See Job, FolderJob. The folder is made beside the file, which holds the same values."""
+    """See Job. job: makes the folder, beside the file, which holds the same values."""
 
-    checkpoint: Checkpoint
-    recipe: FolderRecipe
+    job: FolderJob
     output: Path
-    texts: Callable[[], Iterable[str]] = tuple
 
-    def __post_init__(self) -> None:
+    @classmethod
+    def of(
+        cls, checkpoint: Checkpoint, recipe: FolderRecipe, output: Path,
+        texts: Callable[[], Iterable[str]] = tuple,
+    ) -> GgufOfFolderJob:  # fmt: skip
         """Raises UsageError for what the blocks cannot hold, and what FolderJob does."""
-        if self.output.suffix != ".gguf":
-            raise UsageError(
-                f"{self.output} does not end with .gguf", f"--output {self.output}.gguf"
-            )
-        check_new_file(self.output)
-        self.job  # noqa: B018
-
-    @cached_property
-    def job(self) -> FolderJob:
-        recipe = self.recipe
+        if output.suffix != ".gguf":
+            raise UsageError(f"{output} does not end with .gguf", f"--output {output}.gguf")
+        check_new_file(output)
         if recipe.activations is not None:
             raise UsageError(f"{recipe.name}: a GGUF file says nothing of activations")
         rules = tuple(
@@ -55,9 +49,9 @@ class GgufOfFolderJob:
             recipe, weights=_blocks(recipe, recipe.weights), layouts=("compressed-tensors",),
             rules=rules,
         )  # fmt: skip
-        folder = self.output.with_name(f".{self.output.name}.octavo-folder")
+        folder = output.with_name(f".{output.name}.octavo-folder")
         shutil.rmtree(folder, ignore_errors=True)  # of a run that was cut off at its end
-        return FolderJob(self.checkpoint, wanted, folder, "compressed-tensors", self.texts)
+        return cls(FolderJob(checkpoint, wanted, folder, "compressed-tensors", texts), output)
 
     @property
     def work(self) -> int:

@@ -45,7 +45,7 @@ def job_of(
     texts = _texts(data, checkpoint) if recipe.calibrated else tuple
     folder = as_folder(checkpoint, TensorType.BF16)
     if format == "gguf":
-        return GgufOfFolderJob(folder, recipe, output, texts)
+        return GgufOfFolderJob.of(folder, recipe, output, texts)
     layout = next(v for v in LAYOUTS if v == (format or recipe.layouts[0]))
     return FolderJob(folder, recipe, output, layout, texts)
 

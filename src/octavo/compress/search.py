@@ -37,8 +37,8 @@ from octavo.errors import OctavoError, UsageError
 from octavo.text import load_tokenizer
 
 SLOTS = 8192  # that the bytes above the smallest mix are counted in
-SEEN, LENGTH = 256, 128  # tokens that each matrix is measured on, and of a block
-CHECKED = 8  # as many times as many tokens, of the other part of the text, for whole mixes
+LENGTH = 128  # tokens that each matrix is measured on
+CHECKED = 16  # blocks of so many, of the other part of the text, for whole mixes
 POINTS = 5  # mixes of the frontier that are measured, beside the one for the budget
 
 
@@ -142,19 +142,19 @@ class Search:
         model = opened(self.checkpoint)
         tokenizer, rows = load_tokenizer(self.checkpoint), rows_at_once(model.vocabulary)
         length = min(LENGTH, model.program.context)
-        seen = max(length, min(SEEN, 2 * LOGITS // (4 * model.vocabulary)))
+        checked = min(CHECKED, max(1, 8 * LOGITS // (4 * model.vocabulary * length)))
 
-        def blocks(part: Part, tokens: int) -> Ints:
+        def blocks(part: Part, count: int) -> Ints:
             texts = split(part, data, self.checkpoint.path)
-            return token_blocks(texts, tokenizer, length, tokens // length)
+            return token_blocks(texts, tokenizer, length, count)
 
-        calibration = blocks("calibration", seen)
+        calibration = blocks("calibration", 1)
         units = matrices(self.checkpoint)
         with progress("Measuring matrices", len(units)) as advance:
             lost = sensitivities(self.checkpoint, calibration, rows, self.threads, advance)
         choices = {n: options(t, lost[n]) for n, t in units.items()}
-        checked = blocks("evaluation", CHECKED * seen)
-        reference = Reference.of(self.checkpoint, checked, rows, self.threads)
+        text = blocks("evaluation", checked)
+        reference = Reference.of(self.checkpoint, text, rows, self.threads)
         room = self.budget.nbytes - self.cache - self.fixed
         rooms = [*_rooms(choices), room]
         points = {}

@@ -19,7 +19,7 @@ from octavo.compress.recipes import Activations, Method
 from octavo.compress.smoothquant import w8a8
 from octavo.compress.statistics import InputStatistics
 
-SENSITIVE = 1e-3  # share of the mean square of outputs
+SENSITIVE = 5e-4  # share of the mean square of outputs
 Search = Callable[[Sequence[F32], InputStatistics, Settle], F32 | None]
 
 
@@ -64,12 +64,14 @@ class RoundLayers:
     def make(self, name: str, weights: F32, inputs: InputStatistics) -> Finished:
         grid, hessian = grid_of(self.schemes, name), hessian_of(inputs)
         step = np.zeros(0, np.float32)
-        if self.activations is not None:
+        if self.activations is None:
+            plain = quantize(weights, grid)
+        else:
             found = w8a8([weights], inputs, self.activations, None)
             if found.error > SENSITIVE:
                 return Finished({}, {})
+            plain = found.weights[0]
             step = np.array([s for s in (found.input_scale,) if s is not None], np.float32)
-        plain = quantize(weights, grid)
         plain_error = output_error(weights, plain.values(), hessian)
         q = _ROUNDERS[self.method](weights, hessian, grid)
         error, method = output_error(weights, q.values(), hessian), str(self.method)

@@ -12,8 +12,6 @@ import heapq
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import accumulate
-from operator import mul
 
 from octavo.engine.drafts import LONGEST_MATCH, Proposal
 
@@ -21,9 +19,11 @@ ROW = 0.08  # of a step's time that a row more takes, before that is measured
 NEWEST = 0.15  # weight of the latest time of a step
 OUTLIER = 2.0  # times the mean: a longer step was held up by something else
 TRUST = 20.0  # seconds after which half of a measured time is believed
-LEAST_GAIN = 1.03  # tokens a second, against those of plain steps
+LEAST_GAIN = 1.1  # tokens a second, against those of plain steps: chances are guesses
 PRIOR = {2: 0.25, 3: 0.4, 4: 0.55, 6: 0.7, 9: 0.8, LONGEST_MATCH: 0.9}  # by least match
-PRIOR_WEIGHT = 6.0  # tokens that what is known beforehand counts for
+_CLASSES = [max(m for m in PRIOR if m <= max(match, 2)) for match in range(LONGEST_MATCH + 1)]
+LEAST_CHANCE = 0.03  # of a token to be drawn that is looked at
+PRIOR_WEIGHT = 4.0  # tokens that what is known beforehand counts for
 MEMORY = 0.997  # of what was seen, after a token more: half is forgotten after 230
 OWN_MEMORY = 0.98  # the same for one request, whose text changes its kind
 
@@ -91,13 +91,13 @@ class Acceptance:
         self._keep = MEMORY if known is None else OWN_MEMORY
         self._seen: dict[tuple[str, int], tuple[float, float]] = {}  # drawn, proposed
 
-    @staticmethod
-    def _class(match: int) -> int:
-        return max(least for least in PRIOR if least <= max(match, 2))
-
     def chance(self, source: str, match: int) -> float:
         """The chance that a token is drawn, if those before it in the proposal were."""
-        return 1.0 if source == "forced" else self._chance((source, self._class(match)))
+        return (
+            1.0
+            if source == "forced"
+            else self._chance((source, _CLASSES[min(match, LONGEST_MATCH)]))
+        )
 
     def _chance(self, key: tuple[str, int]) -> float:
         believed = self._known._chance(key) if self._known is not None else PRIOR[key[1]]
@@ -105,14 +105,20 @@ class Acceptance:
         return (drawn + PRIOR_WEIGHT * believed) / (proposed + PRIOR_WEIGHT)
 
     def chances(self, proposal: Proposal) -> list[float]:
-        """For each token of a proposal, the chance that it and all before it are drawn."""
-        source, match, tokens = proposal.source, proposal.match, proposal.tokens
-        return list(accumulate((self.chance(source, match + i) for i in range(len(tokens))), mul))
+        """For each token of a proposal, the chance that it and all before it are drawn, up to those
+        that are hardly worth a row."""
+        out, chance = [], 1.0
+        for i in range(len(proposal.tokens)):
+            chance *= self.chance(proposal.source, proposal.match + i)
+            if chance < LEAST_CHANCE:
+                break
+            out.append(chance)
+        return out
 
     def compare(self, proposal: Proposal, drawn: Sequence[int]) -> None:
         """Takes what was drawn where `proposal` was made."""
         for i, (token, proposed) in enumerate(zip(drawn, proposal.tokens, strict=False)):
-            key = (proposal.source, self._class(proposal.match + i))
+            key = (proposal.source, _CLASSES[min(proposal.match + i, LONGEST_MATCH)])
             right, seen = self._seen.get(key, (0.0, 0.0))
             self._seen[key] = (self._keep * right + (token == proposed), self._keep * seen + 1)
             if token != proposed:

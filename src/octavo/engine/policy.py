@@ -64,7 +64,8 @@ class FairPolicy:
     def arrived(self, sequence: Sequence) -> None:
         tenant = sequence.request.tenant
         if not self._present[tenant]:
-            self.work[tenant] = max(self.work.get(tenant, 0), self._least())
+            level = self._least() - 1  # whoever comes is before those it is level with
+            self.work[tenant] = max(self.work.get(tenant, 0), level)
         self._present[tenant] += 1
 
     def _least(self) -> int:

@@ -13,9 +13,9 @@ from octavo.checkpoint.pooling import Vector, unit
 from octavo.engine.events import Ended, Pooled
 from octavo.engine.request import Request, SamplingParams
 from octavo.errors import EngineFailed
+from octavo.generate.lengths import check_length, check_texts
 from octavo.generate.model import ServedModel
 from octavo.generate.output import failure
-from octavo.generate.prepare import check_length, check_texts
 
 AT_ONCE = 64  # engine requests of one call in flight
 

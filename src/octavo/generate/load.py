@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TypedDict, Unpack
 
+from octavo.checkpoint import Checkpoint
 from octavo.checkpoint.hub import Located, locate, no_progress
 from octavo.checkpoint.pooling import read_pooling
 from octavo.checkpoint.progress import ProgressBar
@@ -18,7 +20,7 @@ from octavo.engine.loader import OpenModel, load_engine, open_model
 from octavo.engine.plan import make_plan, parse_size
 from octavo.errors import UsageError
 from octavo.generate.grammar_check import GrammarChecker
-from octavo.generate.model import ServedModel
+from octavo.generate.model import About, ServedModel
 from octavo.generate.options import check_names
 from octavo.text import ChatTemplate, Tokenizer, load_tokenizer
 from octavo.text.chat import template_source
@@ -139,6 +141,7 @@ def served_model(
         created=int(time.time()),
         task=opened.task,
         pooling=read_pooling(opened.checkpoint, not opened.program.causal),
+        about=_about(opened.checkpoint),
         images=_preprocessor(opened, tokenizer),
     )
 
@@ -151,3 +154,16 @@ def _preprocessor(opened: OpenModel, tokenizer: Tokenizer) -> Preprocessor | Non
         opened.checkpoint, tokenizer, family=vision.family, placeholder=vision.placeholder,
         tokens=vision.tokens, size=vision.size,
     )  # fmt: skip
+
+
+def _about(checkpoint: Checkpoint) -> About:
+    held: Counter[str] = Counter()
+    for tensor in checkpoint.tensors.values():
+        held[tensor.type.name] += tensor.nbytes
+    return About(
+        checkpoint.format,
+        checkpoint.architecture,
+        checkpoint.parameters,
+        checkpoint.nbytes,
+        held.most_common(1)[0][0],
+    )

@@ -18,12 +18,24 @@ Capability = Literal["generate", "chat", "embed", "rank"]
 
 
 @dataclass(frozen=True)
+class About:
+    """What a model's files say of it. quantization: the type that holds most of its bytes."""
+
+    format: str = ""
+    architecture: str = ""
+    parameters: int = 0
+    bytes: int = 0
+    quantization: str = ""
+
+
+@dataclass(frozen=True)
 class ServedModel:
     """A model under its public name.
 
     client: computes its tokens. grammars: checks constraints before that. defaults: sampling
     parameters of requests that name none. context: most tokens of a sequence. images: how it takes
-    pictures, None for text only. adapter: the LoRA adapter that goes by this name.
+    pictures, None for text only. adapter: the LoRA adapter that goes by this name. about: what its
+    files say.
     """
 
     name: str
@@ -40,6 +52,7 @@ class ServedModel:
     pooling: Pooling
     images: Preprocessor | None = None
     adapter: str = ""
+    about: About = About()
 
     def require(self, capability: Capability) -> None:
         """Raises RequestError if the model cannot do that."""

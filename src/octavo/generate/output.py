@@ -100,8 +100,9 @@ class OutputProcessor:
             if finish == "stop" and self._parser.calls:
                 finish = "tool_calls"
         made = TextDelta(
-            self._choice, text, tokens, finish, reasoning, calls, [], score, self._ids, stop_token
-        )
+            self._choice, text, tokens, finish, reasoning, calls, [], score, self._ids, stop_token,
+            self._stream.matched if finish else None,
+        )  # fmt: skip
         if made:
             self._ids = []
         return made

@@ -7,39 +7,34 @@ from __future__ import annotations
 
 import hashlib
 import re
-import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from octavo.engine.request import (
-    MAX_BIAS,
     MAX_INT32,
     MAX_TIMEOUT,
     MIN_TIMEOUT,
     SamplingParams,
     Thinking,
-    are_tokens,
     check_number,
-    shown,
 )
-from octavo.errors import ContextExceeded, InvalidValue, RequestError
+from octavo.errors import InvalidValue, RequestError
+from octavo.generate.lengths import check_length, check_texts, fitting
 from octavo.generate.media import read_images
 from octavo.generate.model import ServedModel
 from octavo.generate.options import typed
 from octavo.generate.output import ReplyFormat
-from octavo.generate.request import GenerationRequest, NamedTool, Sampling
-from octavo.text import Tokenizer, tools
+from octavo.generate.request import GenerationRequest, NamedTool
+from octavo.generate.sampling import MAX_STOP_LENGTH, sampling_params
+from octavo.text import tools
 from octavo.text.messages import Tool
 from octavo.text.structure import Structure, Thoughts
 from octavo.text.tools import THINK, THOUGHT
 from octavo.vision.image import ImageInput
 
-MAX_STOPS = 16
-MAX_STOP_LENGTH = 256
-MAX_BAD_WORDS = 128
 MAX_TOOLS = 128
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -145,8 +140,9 @@ def _completion(
     encode, given = model.tokenizer.encode, request.prompts
     check_texts((p for p in given if isinstance(p, str)), model, "prompts")
     ids = [encode(p) if isinstance(p, str) else p for p in given]
-    check_length(ids, request.sampling.max_tokens, model, "prompts")
-    params = _sampling(request.sampling, model)
+    sampling = fitting(request, ids, model)
+    check_length(ids, sampling.max_tokens, model, "prompts")
+    params = sampling_params(sampling, model)
     if request.echo and params.logprobs is not None:
         params = msgspec.structs.replace(params, prompt_logprobs=params.logprobs)
     return PreparedRequest(
@@ -163,8 +159,9 @@ def _chat(request: GenerationRequest, model: ServedModel, n: int, made: int) -> 
         request = replace(request, pictures=read_images(request.messages or (), model))
     ids = encode_chat(request, model)
     use = _tool_use(request)
-    check_length([ids], request.sampling.max_tokens, model, "messages")
-    params = _sampling(request.sampling, model)
+    sampling = fitting(request, [ids], model)
+    check_length([ids], sampling.max_tokens, model, "messages")
+    params = sampling_params(sampling, model)
     thinking = template.thinking(ids)
     structure, constraint = _only(request.structure, params), "structure"
     if use is not None and (use.required or use.strict):
@@ -305,96 +302,3 @@ def _salt(request: GenerationRequest) -> str:
     if not request.cache_salt:
         return request.salt
     return hashlib.sha256(f"{request.salt}/{request.cache_salt}".encode()).hexdigest()[:32]
-
-
-def check_texts(texts: Iterable[str], model: ServedModel, param: str) -> None:
-    """What is too long whatever it says is not tokenized. Raises RequestError."""
-    for text in texts:
-        if not isinstance(text, str):
-            raise InvalidValue(f"{param} holds {shown(text)}, which is no text", param)
-        if (least := model.tokenizer.least_tokens(text)) > model.context:
-            raise ContextExceeded(model.context, least, 0, param)
-
-
-def check_length(
-    prompts: list[list[int]], max_tokens: int | None, model: ServedModel, param: str
-) -> None:
-    """Lengths before contents: what fits the context, and ids that exist. Raises RequestError."""
-    for ids in prompts:
-        if not isinstance(ids, list | tuple):
-            raise InvalidValue(
-                f"{param} holds {shown(ids)}; texts and lists of ids are taken", param
-            )
-    wanted = 1 if max_tokens is None else max_tokens
-    longest = max(map(len, prompts), default=0)
-    if longest + wanted > model.context:
-        raise ContextExceeded(model.context, longest, wanted, param)
-    for ids in prompts:
-        if not ids:
-            raise InvalidValue("the prompt is empty", param)
-        if not are_tokens(ids, model.vocabulary):
-            raise InvalidValue(
-                f"a prompt token is no integer, or outside 0 to {model.vocabulary - 1}", param
-            )
-
-
-def _sampling(given: Sampling | SamplingParams, model: ServedModel) -> SamplingParams:
-    """Parameters of a request: its own, else the model's defaults. A missing seed is drawn here."""
-    if isinstance(given, Sampling):
-        values = {f.name: getattr(given, f.name) for f in fields(given)}
-        own = {name: value for name, value in values.items() if value is not None}
-        own |= {
-            "max_tokens": given.max_tokens,
-            "beam": given.beam,
-            "stop": _stops(given.stop),
-            "logit_bias": _biases(given.logit_bias, model.vocabulary),
-            "bad_words": _bad_words(given.bad_words, model.tokenizer),
-            "logprobs": given.logprobs,
-        }
-        defaults = SamplingParams(temperature=0) if given.beam is not None else model.defaults
-        given = msgspec.structs.replace(defaults, **own)
-    if given.seed is None:
-        given = msgspec.structs.replace(given, seed=secrets.randbits(62))
-    return given
-
-
-def _stops(stop: str | Sequence[str] | None) -> list[str]:
-    stops = [stop] if isinstance(stop, str) else list(stop or ())
-    if len(stops) > MAX_STOPS or any(not 1 <= len(s) <= MAX_STOP_LENGTH for s in stops):
-        raise InvalidValue(
-            f"stop takes up to {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters", "stop"
-        )
-    return stops
-
-
-def _biases(biases: Mapping[str, Any] | None, vocabulary: int) -> dict[int, float]:
-    given = biases or {}
-    if len(given) > MAX_BIAS:
-        raise InvalidValue(
-            f"logit_bias has {len(given):,} entries; {MAX_BIAS:,} at most", "logit_bias"
-        )
-    out = {}
-    for key, bias in given.items():
-        at = f"logit_bias[{key[:32]!r}]"
-        number = key.isascii() and key.isdigit() and len(key) < 16
-        if not number or not 0 <= int(key) < vocabulary:
-            raise InvalidValue(f"{at}: keys are token ids, 0 to {vocabulary - 1}", "logit_bias")
-        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
-            raise InvalidValue(f"{at} must be a number between -100 and 100", "logit_bias")
-        out[int(key)] = float(bias)
-    return out
-
-
-def _bad_words(words: Sequence[str] | None, tokenizer: Tokenizer) -> list[list[int]]:
-    """Each word as it is tokenized at the beginning of a text and after a space."""
-    given = words or ()
-    if len(given) > MAX_BAD_WORDS or any(not 1 <= len(w) <= MAX_STOP_LENGTH for w in given):
-        raise InvalidValue(
-            f"bad_words takes up to {MAX_BAD_WORDS} texts of 1 to {MAX_STOP_LENGTH} characters",
-            "bad_words",
-        )
-    out: list[list[int]] = []
-    for word in given:
-        forms = [tokenizer.encode(w, add_bos=False) for w in (word, " " + word.lstrip())]
-        out += [ids for ids in forms if ids and ids not in out]
-    return out

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
 from octavo.engine.events import Times
 from octavo.text import CallDelta
 
@@ -26,7 +28,8 @@ class TextDelta:
 
     reasoning, calls: what of a chat's text was no content. prompt: log-probabilities of the whole
     prompt, once. score: of a beam, with its end. ids: tokens generated since the last delta;
-    stop_token: the last of them, if it ended the choice and is no part of the text.
+    stop_token: the last of them, if it ended the choice and is no part of the text. stop_string:
+    what ended it, if one did.
     """
 
     choice: int
@@ -39,6 +42,7 @@ class TextDelta:
     score: float | None = None
     ids: list[int] = field(default_factory=list)
     stop_token: int | None = None
+    stop_string: str | None = None
 
     def __bool__(self) -> bool:
         shown = self.text or self.tokens or self.finish or self.reasoning
@@ -101,6 +105,15 @@ def whole_calls(deltas: Iterable[TextDelta]) -> list[FunctionCall]:
         known = calls[call.index]
         calls[call.index] = replace(known, arguments=known.arguments + call.arguments)
     return calls
+
+
+def call_arguments(text: str) -> dict[str, Any]:
+    """The arguments of a call as an object; empty if the reply ended within them."""
+    try:
+        value = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 @dataclass

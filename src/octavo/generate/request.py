@@ -66,7 +66,8 @@ class GenerationRequest:
     likely of `best_of` if that is given. echo: each prompt comes before its continuation.
     thinking_budget: tokens of thoughts, at most. template_options: further values for the template.
     add_generation_prompt: the template opens a reply; continue_final_message: the reply continues
-    the last message. priority: lower runs first. timeout: seconds. salt: of the principal who asks;
+    the last message. to_context: max_tokens above what the context leaves mean the rest of it; else
+    they are refused. priority: lower runs first. timeout: seconds. salt: of the principal who asks;
     cache_salt: the request's own. Both keep cached prefixes apart. tenant: who gets a share of the
     work. prediction: what much of the reply may be, which makes it come sooner if it is.
 
@@ -88,6 +89,7 @@ class GenerationRequest:
     template_options: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    to_context: bool = False
     priority: int = 0
     timeout: float | None = None
     salt: str = ""

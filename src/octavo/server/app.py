@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 
@@ -11,28 +13,45 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
 from octavo import __version__
 from octavo.errors import RequestError
 from octavo.generate.media import MediaPolicy, MediaReader
-from octavo.server.adapters import AdapterRoutes
+from octavo.server import adapters, models
+from octavo.server.background import Background
+from octavo.server.batches import Batches
 from octavo.server.bodies import Bodies
 from octavo.server.cancel import cancel
-from octavo.server.dialect import Dialect, ModelsRoute
+from octavo.server.dialect import (
+    Dialect,
+    EmbedRoute,
+    FixedRoute,
+    GenerateRoute,
+    ModelsRoute,
+    ScoreRoute,
+    StoredRoute,
+)
 from octavo.server.dialects import DIALECTS
+from octavo.server.endpoint import Endpoint, Handler
 from octavo.server.exchange import OTHER, Observer
 from octavo.server.exchanges import ExchangeMiddleware, InternalError, RouteLabel, Running
-from octavo.server.guard import Access, guarded
+from octavo.server.guard import Access, Keys, guarded
 from octavo.server.http import error_response, json_response
+from octavo.server.loopback import Loopback
 from octavo.server.metrics import Metrics
-from octavo.server.models import ModelRoutes
+from octavo.server.openapi import document
 from octavo.server.registry import Registry
-from octavo.server.runner import Handler, Runner, answering
+from octavo.server.runner import Runner, answering
+from octavo.server.sockets import Sockets
+from octavo.server.store import Store
+from octavo.server.stored import StoredResponses
 from octavo.server.usage import UsageRoute
 
 encode = msgspec.json.Encoder().encode
+JSON = "application/json"
+DOCS = Path(__file__).with_name("docs.html")
 
 
 class HTTPError(RequestError):
@@ -51,6 +70,15 @@ async def _http_error(request: Request, error: Exception) -> Response:
     response = error_response(HTTPError(error.status_code), request.scope)
     response.headers.update(error.headers or {})
     return response
+
+
+def fixed(body: bytes, media_type: str) -> Handler:
+    """A handler that says the same to everybody."""
+
+    async def handler(request: Request) -> Response:
+        return Response(body, media_type=media_type)
+
+    return handler
 
 
 class About:
@@ -79,49 +107,94 @@ class About:
         return json_response(encode({"version": __version__}))
 
 
+def endpoints(dialects: tuple[Dialect, ...]) -> frozenset[str]:
+    """The paths of what computes something of a body."""
+    kinds = (GenerateRoute, EmbedRoute, ScoreRoute)
+    return frozenset(r.path for d in dialects for r in d.routes if isinstance(r, kinds))
+
+
+def _about(registry: Registry, metrics: Metrics) -> list[Endpoint]:
+    about = About(registry, metrics)
+    return [
+        Endpoint("/health", "GET", about.ready),
+        Endpoint("/health/ready", "GET", about.ready),
+        Endpoint("/health/live", "GET", about.live),
+        Endpoint("/metrics", "GET", about.metrics, media="text/plain"),
+        Endpoint("/version", "GET", about.version),
+    ]
+
+
+def _control(
+    registry: Registry, access: Access, bodies: Bodies, lora_folder: Path | None, running: Running
+) -> list[Endpoint]:
+    """What ends requests, tells of usage, and changes what is served."""
+    lora, served = (
+        adapters.AdapterRoutes(registry, bodies, lora_folder),
+        models.ModelRoutes(registry, bodies),
+    )
+    found = [
+        Endpoint("/v1/requests/{id}/cancel", "POST", cancel(running)),
+        Endpoint("/v1/usage", "GET", UsageRoute(access.keyring).show),
+        Endpoint("/v1/models/load", "POST", served.load, models.LoadBody),
+        Endpoint("/v1/models/unload", "POST", served.unload, models.UnloadBody),
+        Endpoint("/v1/load_lora_adapter", "POST", lora.load, adapters.LoadBody),
+        Endpoint("/v1/unload_lora_adapter", "POST", lora.unload, adapters.UnloadBody),
+    ]
+    return [replace(one, handler=answering(one.handler)) for one in found]
+
+
+def _spoken(
+    dialect: Dialect, runner: Runner, kept: tuple[Store, Background] | None
+) -> Iterator[Endpoint]:
+    """The endpoints of a dialect. kept: what those need whose responses are kept."""
+    for route in dialect.routes:
+        if not isinstance(route, StoredRoute):
+            method = "GET" if isinstance(route, ModelsRoute | FixedRoute) else "POST"
+            yield Endpoint(route.path, method, runner.handler(dialect, route))
+        elif kept is not None:
+            yield from StoredResponses(runner, *kept, dialect, route).table()
+
+
 def create_app(
     registry: Registry, metrics: Metrics, access: Access, observe: Observer,
     lora_folder: Path | None = None, dialects: tuple[Dialect, ...] = DIALECTS,
-    media: MediaPolicy | None = None,
+    store: Store | None = None, batches: Batches | None = None, loopback: Loopback | None = None,
+    media: MediaPolicy | None = None, background: Background | None = None,
 ) -> ASGIApp:  # fmt: skip
     """The ASGI application, which calls `observe` with every exchange that has ended.
 
-    lora_folder: where adapters may be loaded from while serving. media: which images requests may
-    have.
+    lora_folder: where adapters may be loaded from while serving. store: keeps responses.
+    batches: runs batches. Without one there are no routes that need it. loopback: sends requests to
+    the application past its checks. media: which images requests may have. background: what goes on
+    after its request.
     """
-    bodies = Bodies()
+    bodies, running, default = Bodies(), Running(), dialects[0]
     runner = Runner(registry, bodies, MediaReader(media))
-    about = About(registry, metrics)
-    lora = AdapterRoutes(registry, bodies, lora_folder)
-    served = ModelRoutes(registry, bodies)
-    usage = UsageRoute(access.keyring)
-    running: Running = {}
-    default = dialects[0]
-    table: list[tuple[str, str, Handler, Dialect]] = [
-        ("/v1/requests/{id}/cancel", "POST", answering(cancel(running)), default),
-        ("/v1/usage", "GET", answering(usage.show), default),
-        ("/v1/models/load", "POST", answering(served.load), default),
-        ("/v1/models/unload", "POST", answering(served.unload), default),
-        ("/v1/load_lora_adapter", "POST", answering(lora.load), default),
-        ("/v1/unload_lora_adapter", "POST", answering(lora.unload), default),
-        ("/health", "GET", about.ready, default),
-        ("/health/ready", "GET", about.ready, default),
-        ("/health/live", "GET", about.live, default),
-        ("/metrics", "GET", about.metrics, default),
-        ("/version", "GET", about.version, default),
+    own = [
+        *_about(registry, metrics),
+        *_control(registry, access, bodies, lora_folder, running),
     ]
-    for dialect in dialects:
-        for route in dialect.routes:
-            method = "GET" if isinstance(route, ModelsRoute) else "POST"
-            table.append((route.path, method, runner.handler(dialect, route), dialect))
-    routes, paths = [], {}
-    for path, method, handler, dialect in table:
-        for spelled in dict.fromkeys((path, path.removeprefix("/v1"))):
-            routes.append(Route(spelled, handler, methods=[method]))
-            paths[spelled.partition("{")[0]] = RouteLabel(path, dialect.error_body)
+    loopback = loopback or Loopback()
+    if batches is not None:
+        batches.loopback, batches.endpoints = loopback, endpoints(dialects)
+        batches.sender = Keys(access).owner
+        own += batches.table(bodies)
+    described = fixed(document(dialects, own), JSON)
+    page = fixed(DOCS.read_bytes(), "text/html; charset=utf-8")
+    own += [Endpoint("/openapi.json", "GET", described), Endpoint("/docs", "GET", page)]
+    table = [(one, default) for one in own]
+    kept = None if store is None else (store, background or Background())
+    table += [(one, d) for d in dialects for one in _spoken(d, runner, kept)]
+    sockets = Sockets(loopback, default.error_body)
+    routes: list[BaseRoute] = [WebSocketRoute("/v1/ws", sockets.serve)]
+    paths = {"/v1/ws": RouteLabel("/v1/ws", default.error_body)}
+    for one, dialect in table:
+        for spelled in dict.fromkeys((one.path, one.path.removeprefix("/v1"))):
+            routes.append(Route(spelled, one.handler, methods=[one.method]))
+            paths[spelled.partition("{")[0]] = RouteLabel(one.path, dialect.error_body)
     app = Starlette(
         routes=routes, exception_handlers={HTTPException: _http_error, Exception: _http_error}
     )
-    return ExchangeMiddleware(
-        guarded(app, access), paths, RouteLabel(OTHER, default.error_body), observe, running
-    )
+    other = RouteLabel(OTHER, default.error_body)
+    loopback.app = ExchangeMiddleware(app, paths, other, observe, running)
+    return ExchangeMiddleware(guarded(app, access), paths, other, observe, running)

@@ -152,7 +152,11 @@ class Connection(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as e:
-            self._without_upgrade(data[e.args[0] :])
+            rest = data[e.args[0] :]
+            if self.ws_protocol_class is not None and (b"upgrade", b"websocket") in self.headers:
+                self._become_socket(rest)
+            else:
+                self._without_upgrade(rest)
         except httptools.HttpParserError as e:
             known = e.__context__
             if not isinstance(known, Refusal):
@@ -162,6 +166,22 @@ class Connection(HttpToolsProtocol):
         self._stuck = 0 if self._parsed != before else self._stuck + len(data)
         if self._stuck > self._limits.head:
             self._refuse(self._too_long())
+
+    def _become_socket(self, rest: bytes) -> None:
+        """Hands the connection over to the protocol of WebSockets."""
+        if self._open:
+            return self._refuse(Refusal(400, "an upgrade waits for earlier answers", "pipelined"))
+        head = [b"GET ", self.url, b" HTTP/1.1\r\n"]
+        for name, value in self.headers:
+            head += [name, b": ", value, b"\r\n"]
+        self.connections.discard(self)
+        made: Any = self.ws_protocol_class
+        protocol = made(
+            config=self.config, server_state=self.server_state, app_state=self.app_state
+        )
+        protocol.connection_made(self.transport)
+        self.transport.set_protocol(protocol)
+        protocol.data_received(b"".join([*head, b"\r\n", rest]))
 
     def _without_upgrade(self, rest: bytes) -> None:
         """Parses a request again without its Upgrade header, which a server may ignore.

@@ -67,10 +67,43 @@ class Route:
 
 @dataclass(frozen=True)
 class GenerateRoute(Route):
-    """Generates text: the request that a body asks for, and the writer of the response."""
+    """Generates text: the request that a body asks for, and the writer of the response.
+
+    nothing: the response of a body that asks for no text.
+    """
 
     request: Callable[[Any], GenerationRequest]
     writer: Callable[[Any, PreparedRequest, Usage], ResponseWriter]
+    nothing: Callable[[Any, ServedModel], bytes | None] = field(
+        default=lambda body, served: None, kw_only=True
+    )
+
+
+Object = dict[str, Any]  # of JSON
+
+
+class KeptWriter(ResponseWriter, Protocol):
+    """response: what is kept of the response, complete once all is written."""
+
+    response: Object
+
+
+@dataclass(frozen=True)
+class StoredRoute(Route):
+    """Generates text that is kept, and continues what was kept. See `server/stored.py`.
+
+    Bodies also have `previous_response_id`, `store` and `background`. prefix: of ids. request: what
+    a body asks for after the items that were said before. items: those of a body, each with an id.
+    queued: a response that has not begun: of a body, with its id, its model and the time; failed:
+    one that has ended so.
+    """
+
+    prefix: str
+    request: Callable[[Any, list[Object]], GenerationRequest]
+    writer: Callable[[Any, PreparedRequest, Usage, str], KeptWriter]
+    items: Callable[[Any], list[Object]]
+    queued: Callable[[Any, str, str, int], Object]
+    failed: Callable[[Object, RequestError], Object]
 
 
 @dataclass(frozen=True)
@@ -117,9 +150,25 @@ class ModelsRoute:
 
 
 @dataclass(frozen=True)
+class FixedRoute:
+    """Says the same whatever is served."""
+
+    path: str
+    reply: Callable[[], bytes]
+    media_type: str = "application/json"
+
+
+@dataclass(frozen=True)
 class Dialect:
-    """An API that the server speaks. fields: what any body may have besides its own fields."""
+    """An API that the server speaks. fields: what any body may have besides its own fields.
+
+    model_name: a model's own name, of what clients call it. name, error_schema: of the dialect and
+    of its errors, for the OpenAPI document.
+    """
 
     fields: Fields
     error_body: ErrorBody
-    routes: tuple[Route | ModelsRoute, ...]
+    routes: tuple[Route | ModelsRoute | FixedRoute, ...]
+    model_name: Callable[[str | None], str | None] = lambda name: name
+    name: str = "other"
+    error_schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})

@@ -34,6 +34,7 @@ class Exchange:
     began: float = field(default_factory=time.monotonic)
     ended: float = 0.0
     at_end: list[Callable[[], None]] = field(default_factory=list)  # gives back what it used
+    work: asyncio.Task[None] | None = None  # goes on after the response, and is part of it
 
     @property
     def seconds(self) -> float:

@@ -40,8 +40,8 @@ class RouteLabel:
 class ExchangeMiddleware:
     """Outermost middleware: gives each request an Exchange, and passes it to `observe` at its end.
 
-    paths: what is known of each path. One that ends in "/" stands for all that begin with it.
-    other: of every other path. running: is kept true.
+    paths: what is known of each path. One that ends in "/" stands for all that begin with it,
+    except the root. other: of every other path. running: is kept true.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ExchangeMiddleware:
     ) -> None:  # fmt: skip
         self._app = app
         self._paths = paths
-        self._prefixes = [path for path in paths if path.endswith("/")]
+        self._prefixes = [path for path in paths if path.endswith("/") and path != "/"]
         self._other = other
         self._observe = observe
         self._running = running
@@ -93,7 +93,7 @@ class ExchangeMiddleware:
             await send(message)
 
         try:
-            await self._app(scope, cancellable(receive, one), counted)
+            await self._app(scope, cancellable(receive, one, scope["type"]), counted)
         except asyncio.CancelledError:
             if not started:  # the end of the server does not wait for it any longer
                 late = Overloaded("the server is shutting down", code="shutting_down")
@@ -108,11 +108,19 @@ class ExchangeMiddleware:
                 one.failed(error)
                 raise
         finally:
-            one.finish()
-            self._running[one.id].remove(scope)
-            if not self._running[one.id]:
-                del self._running[one.id]
-            self._observe(one)
+            if one.work is None:
+                self._end(one, scope)
+            else:
+                one.work.add_done_callback(lambda _: self._end(one, scope))
+
+    def _end(self, one: Exchange, scope: Scope) -> None:
+        if (sender := scope.get("principal")) is not None and sender.account is not None:
+            one.key = sender.account.key.name
+        one.finish()
+        self._running[one.id].remove(scope)
+        if not self._running[one.id]:
+            del self._running[one.id]
+        self._observe(one)
 
 
 def _request_id(scope: Scope) -> str | None:

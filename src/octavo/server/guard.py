@@ -13,16 +13,16 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.errors import RequestError, UsageError
-from octavo.server.exchange import exchange
 from octavo.server.http import refuse
 from octavo.server.keyring import Keyring
 from octavo.server.keys import digest as digest_of
+from octavo.server.keys import salt_of
 from octavo.server.limits import RATE_HEADERS, Account
 
-OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/docs", "/openapi.json"})
 ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s?#]+")
 EXPOSED = ("retry-after", "retry-after-ms", "x-should-retry", "x-request-id", *RATE_HEADERS)
-METHODS = ("GET", "POST", "HEAD", "OPTIONS")
+METHODS = ("GET", "POST", "DELETE", "HEAD", "OPTIONS")
 
 
 class Unauthorized(RequestError):
@@ -183,7 +183,7 @@ class Hosts:
 
 
 class Keys:
-    """Sets the Principal of every request. With API keys, every path but health needs one."""
+    """Sets the Principal of every request. With API keys, all but OPEN_PATHS need one."""
 
     def __init__(self, access: Access) -> None:
         self._keys = [digest_of(k.encode()) for k in access.api_keys]
@@ -192,21 +192,30 @@ class Keys:
 
     def check(self, scope: Scope) -> None:
         """Sets scope["principal"]. Raises Unauthorized without a key where one is needed."""
-        given = _values(scope, b"authorization")
         digest = b""
+        given = _values(scope, b"authorization")
         if len(given) == 1 and given[0][:7].lower() == b"bearer ":
             digest = digest_of(given[0][7:].strip())
+        elif not given and len(keys := _values(scope, b"x-api-key")) == 1:  # Anthropic's
+            digest = digest_of(keys[0].strip())
         admin, known = _among(digest, self._admin), _among(digest, self._keys)
         account = self._ring.find(digest) if self._ring is not None else None
         if admin or known or account is not None:
             admin |= account is not None and account.key.role == "admin"
-            exchange(scope).key = account.key.name if account is not None else None
-            scope["principal"] = Principal(digest_of(b"salt" + digest).hex()[:16], admin, account)
+            scope["principal"] = Principal(salt_of(digest), admin, account)
         elif (self._keys or self._ring is not None) and scope.get("path") not in OPEN_PATHS:
             raise Unauthorized("a valid API key is needed", None, "invalid_api_key")
         else:
             guarded = self._keys or self._admin or self._ring is not None
             scope["principal"] = Principal(admin=not guarded)
+
+    def owner(self, salt: str) -> Principal:
+        """Who was here with a key of that salt. Raises Unauthorized once the key is none."""
+        account = self._ring.owner(salt) if self._ring is not None else None
+        known = {salt_of(digest) for digest in (*self._keys, *self._admin)}
+        if account is None and salt not in known and (self._keys or self._ring is not None):
+            raise Unauthorized("the key is not valid any longer", None, "invalid_api_key")
+        return Principal(salt, account=account)
 
 
 def _among(digest: bytes, known: list[bytes]) -> bool:

@@ -51,7 +51,13 @@ async def refuse(error: RequestError, scope: Scope, receive: Receive, send: Send
     await response(scope, receive, send)
 
 
-def cancellable(receive: Receive, one: Exchange) -> Receive:
+async def silence() -> Message:
+    """What a client sends that stays and says nothing."""
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def cancellable(receive: Receive, one: Exchange, kind: str = "http") -> Receive:
     """What a client sends; a request that is cancelled looks as if its client had left."""
 
     async def heard() -> Message:
@@ -59,7 +65,7 @@ def cancellable(receive: Receive, one: Exchange) -> Receive:
         cancelled = asyncio.ensure_future(one.cancelled.wait())
         try:
             await asyncio.wait({said, cancelled}, return_when=asyncio.FIRST_COMPLETED)
-            return said.result() if said.done() else {"type": "http.disconnect"}
+            return said.result() if said.done() else {"type": f"{kind}.disconnect"}
         finally:
             for task in (said, cancelled):
                 task.cancel()

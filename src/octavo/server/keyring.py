@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 
 from octavo.server.exchange import Exchange
-from octavo.server.keys import Key, KeyFile, KeyFileError, today
+from octavo.server.keys import Key, KeyFile, KeyFileError, salt_of, today
 from octavo.server.limits import Account
 
 LOG = logging.getLogger("octavo.server")
@@ -34,10 +34,15 @@ class Keyring:
             self._accounts[key.name].key = key
             known[digest] = self._accounts[key.name]
         self._known = known
+        self._owners = {salt_of(digest): account for digest, account in known.items()}
 
     def find(self, digest: bytes) -> Account | None:
         """The account of a key. Its digest is no secret: time tells nothing of the key."""
         return self._known.get(digest)
+
+    def owner(self, salt: str) -> Account | None:
+        """The account of the key with a salt."""
+        return self._owners.get(salt)
 
     def count(self, one: Exchange) -> None:
         """Counts what an exchange has used, if a key of the file has sent it."""

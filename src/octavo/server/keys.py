@@ -80,6 +80,11 @@ def digest(secret: bytes) -> bytes:
     return hashlib.sha256(secret).digest()
 
 
+def salt_of(digest: bytes) -> str:
+    """What tells apart what keys keep and cache, without telling the key."""
+    return hashlib.sha256(b"salt" + digest).hexdigest()[:16]
+
+
 def today() -> int:
     """Days since 1970, UTC."""
     return int(time.time()) // DAY

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,9 @@ from starlette.types import ASGIApp
 from octavo.errors import UsageError
 from octavo.generate.media import MediaPolicy
 from octavo.server.app import create_app
+from octavo.server.background import Background
+from octavo.server.batches import Batches
+from octavo.server.bodies import MAX_BODY
 from octavo.server.connection import Connection, Limits, connection_limit, watch
 from octavo.server.dialects import DIALECTS
 from octavo.server.exchange import Exchange, Observer
@@ -26,7 +30,9 @@ from octavo.server.logs import log_exchange
 from octavo.server.metrics import Metrics
 from octavo.server.pool import Pool
 from octavo.server.registry import Entry, Registry
+from octavo.server.sockets import SocketProtocol
 from octavo.server.source import ModelOptions, ModelSource
+from octavo.server.store import Store
 
 Served = tuple[ModelOptions, ModelSource]
 Find = Callable[[], Sequence[Served]]
@@ -45,6 +51,7 @@ class ServeOptions:
     lora_folder: Path | None = None  # where adapters may be loaded from while serving
     media: MediaPolicy = field(default_factory=MediaPolicy)
     keep_alive: float | None = None  # seconds after which idle models are unloaded
+    data: Path | None = None  # of what outlives the server; None: nothing does
 
 
 class _Server(uvicorn.Server):
@@ -95,7 +102,9 @@ def _server(app: ASGIApp, models: Registry, options: ServeOptions, observe: Obse
     config = uvicorn.Config(
         app,
         http=cast(type[asyncio.Protocol], connection),
-        ws="none",
+        ws=SocketProtocol,
+        ws_max_size=MAX_BODY,
+        ws_per_message_deflate=False,
         log_level="critical",
         log_config=None,
         access_log=False,
@@ -154,7 +163,15 @@ async def serve(
 
     ready: called once the first can answer. ended: called with every exchange that has ended.
     """
-    models = Registry()
+    with closing(Store(options.data)) as store:
+        await _serve(options, wanted, sock, store, ready, ended)
+
+
+async def _serve(
+    options: ServeOptions, wanted: Models, sock: socket.socket, store: Store,
+    ready: Callable[[Registry], None], ended: Observer,
+) -> None:  # fmt: skip
+    models, batches, background = Registry(), Batches(store), Background()
     models.loader = pool = Pool(wanted.budget, options.keep_alive)
     models.starting = True
     for each in wanted.sources:
@@ -169,8 +186,9 @@ async def serve(
         ended(one)
 
     app = create_app(
-        models, metrics, options.access, observe, options.lora_folder, media=options.media
-    )
+        models, metrics, options.access, observe, options.lora_folder, store=store,
+        batches=batches, media=options.media, background=background,
+    )  # fmt: skip
     server = _server(app, models, options, observe)
     running = asyncio.create_task(server.serve([sock]))
     starting = asyncio.create_task(_load_first(models, pool, wanted.first))
@@ -184,11 +202,14 @@ async def serve(
         if starting.done():
             starting.result()
             ready(models)
+            batches.resume()
         await running
     finally:
         server.should_exit = True
         for task in tasks[1:]:
             task.cancel()
+        await batches.close()
+        await background.close()
         await pool.close()
         await asyncio.gather(*(e.model.close() for e in models if e.model is not None))
         await asyncio.gather(*tasks, return_exceptions=True)

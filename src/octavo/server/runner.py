@@ -17,12 +17,13 @@ from octavo.generate.choices import generate, generate_whole
 from octavo.generate.embed import count, encode_inputs, encode_pairs, pool, score
 from octavo.generate.media import MediaReader
 from octavo.generate.model import ServedModel
-from octavo.generate.prepare import prepare
+from octavo.generate.prepare import PreparedRequest, prepare
 from octavo.generate.reply import TextDelta, Usage
 from octavo.server.bodies import Bodies
 from octavo.server.dialect import (
     Dialect,
     EmbedRoute,
+    FixedRoute,
     GenerateRoute,
     ModelsRoute,
     Names,
@@ -31,6 +32,7 @@ from octavo.server.dialect import (
     ScoreRoute,
     TextRoute,
 )
+from octavo.server.endpoint import Handler
 from octavo.server.exchange import exchange
 from octavo.server.guard import principal
 from octavo.server.http import (
@@ -41,13 +43,13 @@ from octavo.server.http import (
     while_connected,
 )
 from octavo.server.models import model_cards
-from octavo.server.parsing import Fields
 from octavo.server.registry import Registry
+from octavo.server.sizes import Bounds
 
 FEW = 64  # tokens with log-probabilities whose JSON is made on the event loop
 PATIENCE = 10.0  # seconds between signs of life
 COMMENT = b": waiting\n\n"  # which clients of event streams skip
-Handler = Callable[[Request], Awaitable[Response]]
+Keep = Callable[[Any], Awaitable[None]]  # of a writer that has written all
 
 
 class Cancelled(RequestError):
@@ -65,29 +67,42 @@ class Runner:
         self._bodies = bodies
         self._media = media
 
-    def handler(self, dialect: Dialect, route: Route | ModelsRoute) -> Handler:
+    def handler(self, dialect: Dialect, route: Route | ModelsRoute | FixedRoute) -> Handler:
         """The handler of a route, which turns errors into responses."""
+        if isinstance(route, FixedRoute):
+            return answering(lambda request: _fixed(route))
         if isinstance(route, ModelsRoute):
             return answering(lambda request: self._models(route, request))
-        return answering(lambda request: self._run(dialect.fields, route, request))
+        return answering(lambda request: self._run(dialect, route, request))
 
-    async def _run(self, fields: Fields, route: Route, request: Request) -> Response:
+    async def read(
+        self, dialect: Dialect, kind: type[Any], request: Request
+    ) -> tuple[Any, ServedModel]:
+        """A request's body, and the model that it names, leased until the exchange has ended."""
         self._registry.check_loaded()
-        body: Any = await self._bodies.read(request, route.body, fields, self._registry.bounds)
-        one, account = exchange(request.scope), principal(request.scope).account
-        one.model = self._registry.entry(body.model).name
-        principal(request.scope).check_model(body.model or one.model)
-        if account is not None:
-            account.begin()
-            one.at_end.append(account.end)
-        lease = await while_connected(request.receive, self._registry.acquire(body.model))
+        called = dialect.model_name
+
+        def bounds(name: str | None) -> Bounds:
+            return self._registry.bounds(called(name))
+
+        body: Any = await self._bodies.read(request, kind, dialect.fields, bounds)
+        name, one, sender = called(body.model), exchange(request.scope), principal(request.scope)
+        one.model = self._registry.entry(name).name
+        sender.check_model(name or one.model)
+        if sender.account is not None:
+            sender.account.begin()
+            one.at_end.append(sender.account.end)
+        lease = await while_connected(request.receive, self._registry.acquire(name))
         one.at_end.append(lease.release)
-        served = lease.model
+        return body, lease.model
+
+    async def _run(self, dialect: Dialect, route: Route, request: Request) -> Response:
+        body, served = await self.read(dialect, route.body, request)
         names = {"adapter": "model", **route.names(body)}  # a body names an adapter as its model
         try:
             match route:
                 case GenerateRoute():
-                    return await self._generate(route, body, served, names, request)
+                    return await self.generate(route, body, served, names, request)
                 case EmbedRoute():
                     return await self._embed(route, body, served, request)
                 case ScoreRoute():
@@ -138,28 +153,45 @@ class Runner:
 
     # -- generation ---------------------------------------------------------------------------
 
-    async def _generate(
-        self, route: GenerateRoute, body: Any, served: ServedModel, names: Names, request: Request
-    ) -> Response:
+    async def generate(
+        self, route: GenerateRoute, body: Any, served: ServedModel, names: Names, request: Request,
+        keep: Keep | None = None,
+    ) -> Response:  # fmt: skip
+        """The response of a body, whole or as a stream. keep: called before its end is sent."""
+        if (reply := route.nothing(body, served)) is not None:
+            return json_response(reply)
+        job, usage = await self.prepare(route, body, served, request)
+        writer = route.writer(body, job, usage)
+        if writer.stream:
+            return await _stream(request, generate(job, usage), writer, names, keep)
+        choices = await while_connected(request.receive, generate_whole(job, usage))
+        reply = await asyncio.to_thread(writer.whole, choices)
+        if keep is not None:
+            await keep(writer)
+        return json_response(reply)
+
+    async def prepare(
+        self, route: GenerateRoute, body: Any, served: ServedModel, request: Request
+    ) -> tuple[PreparedRequest, Usage]:
+        """What a body asks for, ready for the engine, and its tokens, which are reserved."""
         self._registry.check_open()
-        salt = principal(request.scope).salt
+        salt, one = principal(request.scope).salt, exchange(request.scope)
         asked = replace(await asyncio.to_thread(route.request, body), salt=salt, tenant=salt)
         asked = await while_connected(request.receive, self._media.read(asked, served))
         job = await asyncio.to_thread(prepare, asked, served)
-        one = exchange(request.scope)
         usage = Usage(prompt=job.prompt_tokens, images=job.image_tokens, began=one.began)
         one.usage = usage
         most = job.params.max_tokens
         _reserve(request, usage, most and most * len(job.prompts) * job.made)
-        writer = route.writer(body, job, usage)
-        if writer.stream:
-            return await _stream(request, generate(job, usage), writer, names)
-        choices = await while_connected(request.receive, generate_whole(job, usage))
-        return json_response(await asyncio.to_thread(writer.whole, choices))
+        return job, usage
+
+
+async def _fixed(route: FixedRoute) -> Response:
+    return Response(route.reply(), media_type=route.media_type)
 
 
 def _reserve(request: Request, usage: Usage, completion: int | None) -> None:
-    """Reserves tokens of the sender's account until the request ends. Raises RateLimited."""
+    """Reserves tokens of the sender's account until the exchange ends. Raises RateLimited."""
     if (account := principal(request.scope).account) is not None:
         meter = account.reserve(usage.prompt, completion)
         usage.covers = meter.covers
@@ -167,8 +199,9 @@ def _reserve(request: Request, usage: Usage, completion: int | None) -> None:
 
 
 async def _stream(
-    request: Request, deltas: AsyncGenerator[TextDelta, None], writer: ResponseWriter, names: Names
-) -> Response:
+    request: Request, deltas: AsyncGenerator[TextDelta, None], writer: ResponseWriter, names: Names,
+    keep: Keep | None,
+) -> Response:  # fmt: skip
     """Streams. The status is sent with the first text, so that refusals keep theirs; after PATIENCE
     seconds without one it is sent, and comments, so that nobody takes the connection for dead."""
 
@@ -203,7 +236,10 @@ async def _stream(
                 yield writer.opening() + await chunks(first.result())
                 async for delta in rest:
                     yield await chunks(delta)
-            yield writer.closing()
+            end = writer.closing()
+            if keep is not None:
+                await keep(writer)
+            yield end
         except RequestError as e:
             error = e.renamed(names)
             exchange(request.scope).failed(error)

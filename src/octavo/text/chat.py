@@ -29,7 +29,8 @@ ESCAPES = [chr(c) for c in range(0xFDD0, 0xFDF0)]  # noncharacters: never in exc
 class ChatTemplate:
     """Renders conversations. Raises RequestError when the template is at fault.
 
-    style: how the model writes tool calls. reasons: whether the model may write thoughts.
+    source: its text. style: how the model writes tool calls. reasons: whether the model may write
+    thoughts.
     """
 
     def __init__(self, source: str, tokenizer: Tokenizer) -> None:
@@ -37,7 +38,7 @@ class ChatTemplate:
             raise RequestError(
                 f"the chat template has {len(source)} characters; {MAX_SOURCE} at most"
             )
-        self._tokenizer = tokenizer
+        self.source, self._tokenizer = source, tokenizer
         self.style = format_of(source)
         self.reasons = THOUGHT in source
         self._takes_parts = "'image'" in source or '"image"' in source

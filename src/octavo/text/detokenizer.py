@@ -64,6 +64,11 @@ class TextStream:
         self._detokenizer = Detokenizer(table)
         self._stops = StopStrings(stops)
 
+    @property
+    def matched(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._stops.matched
+
     def push(self, token: int | None, finish: str | None) -> tuple[str, str | None]:
         """Takes a token, an engine's finish, or both. Returns (new text, finish reason or None).
 

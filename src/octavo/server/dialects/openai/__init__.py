@@ -1,5 +1,5 @@
 """OpenAI's API, with what vLLM and llama.cpp add to it."""
 
-from octavo.server.dialects.openai.routes import DIALECT
+from octavo.server.dialects.openai.routes import DIALECT, RESPONSES
 
-__all__ = ["DIALECT"]
+__all__ = ["DIALECT", "RESPONSES"]

@@ -15,6 +15,20 @@ KINDS = {
     429: "rate_limit_error",
     503: "service_unavailable",
 }
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": {"type": "string"}, "type": {"type": "string"},
+                "param": {"type": ["string", "null"]}, "code": {"type": ["string", "null"]},
+            },
+            "required": ["message", "type", "param", "code"],
+        }
+    },
+    "required": ["error"],
+}  # fmt: skip
 
 
 def error_body(error: RequestError) -> bytes:

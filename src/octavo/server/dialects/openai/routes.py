@@ -8,10 +8,11 @@ from octavo.server.dialect import (
     GenerateRoute,
     ModelsRoute,
     ScoreRoute,
+    StoredRoute,
     TextRoute,
 )
-from octavo.server.dialects.openai import embeddings, requests
-from octavo.server.dialects.openai.errors import error_body
+from octavo.server.dialects.openai import embeddings, items, items_writer, requests
+from octavo.server.dialects.openai.errors import SCHEMA, error_body
 from octavo.server.dialects.openai.models import model_card, model_list
 from octavo.server.dialects.openai.responses import ResponseWriter
 from octavo.server.dialects.openai.schemas import (
@@ -52,4 +53,20 @@ DIALECT = Dialect(
         ModelsRoute("/v1/models", model_list),
         ModelsRoute("/v1/models/{name:path}", model_card),
     ),
+    name="openai",
+    error_schema=SCHEMA,
+)  # fmt: skip
+
+RESPONSES = Dialect(
+    items.FIELDS,
+    error_body,
+    (
+        StoredRoute(
+            "/v1/responses", items.ResponsesBody, "resp_", items.responses_request,
+            items_writer.ItemsWriter, items_writer.input_items, items_writer.response_object,
+            items_writer.failed, names=items.names,
+        ),
+    ),
+    name="openai",
+    error_schema=SCHEMA,
 )  # fmt: skip

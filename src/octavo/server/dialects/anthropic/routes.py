@@ -1,0 +1,20 @@
+"""The routes of Anthropic's API."""
+
+from __future__ import annotations
+
+from octavo.server.dialect import Dialect, GenerateRoute, TextRoute
+from octavo.server.dialects.anthropic.errors import SCHEMA, error_body
+from octavo.server.dialects.anthropic.requests import messages_request, names
+from octavo.server.dialects.anthropic.responses import MessageWriter, count_tokens
+from octavo.server.dialects.anthropic.schemas import FIELDS, CountBody, MessagesBody
+
+DIALECT = Dialect(
+    FIELDS,
+    error_body,
+    (
+        GenerateRoute("/v1/messages", MessagesBody, messages_request, MessageWriter, names=names),
+        TextRoute("/v1/messages/count_tokens", CountBody, count_tokens, names=names),
+    ),
+    name="anthropic",
+    error_schema=SCHEMA,
+)

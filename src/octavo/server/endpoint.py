@@ -1,0 +1,23 @@
+"""What answers at a path: the server's own endpoints, which belong to no dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """body: the JSON that it takes. media: of what it answers with."""
+
+    path: str
+    method: str
+    handler: Handler
+    body: type[msgspec.Struct] | None = None
+    media: str = "application/json"

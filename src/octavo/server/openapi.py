@@ -1,0 +1,207 @@
+"""The OpenAPI document of a server, made of the tables of its dialects and the types of bodies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import singledispatchmethod
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from octavo import __version__
+from octavo.server.dialect import (
+    Dialect,
+    FixedRoute,
+    GenerateRoute,
+    ModelsRoute,
+    Object,
+    Route,
+    StoredRoute,
+)
+from octavo.server.endpoint import Endpoint
+from octavo.server.parsing import Fields
+
+REFUSALS = ("400", "401", "403", "404", "408", "413", "429", "431", "500", "503")
+ANY: Object = {}
+
+
+class Schemas:
+    """JSON Schemas of types. components: those of structs, by name."""
+
+    def __init__(self) -> None:
+        self.components: dict[str, Object] = {}
+
+    def of(self, kind: Any) -> Object:
+        return self._schema(inspect.type_info(kind))
+
+    @singledispatchmethod
+    def _schema(self, kind: inspect.Type) -> Object:
+        return ANY  # of Raw and Any
+
+    @_schema.register
+    def _(self, kind: inspect.Metadata) -> Object:
+        return self._schema(kind.type)
+
+    @_schema.register
+    def _(self, kind: inspect.StrType) -> Object:
+        return _with({"type": "string"}, minLength=kind.min_length)
+
+    @_schema.register
+    def _(self, kind: inspect.IntType) -> Object:
+        return _with({"type": "integer"}, minimum=kind.ge, maximum=kind.le)
+
+    @_schema.register
+    def _(self, kind: inspect.FloatType) -> Object:
+        return {"type": "number"}
+
+    @_schema.register
+    def _(self, kind: inspect.BoolType) -> Object:
+        return {"type": "boolean"}
+
+    @_schema.register
+    def _(self, kind: inspect.NoneType) -> Object:
+        return {"type": "null"}
+
+    @_schema.register
+    def _(self, kind: inspect.LiteralType) -> Object:
+        return {"enum": sorted(kind.values, key=str)}
+
+    @_schema.register
+    def _(self, kind: inspect.UnionType) -> Object:
+        return {"anyOf": [self._schema(t) for t in kind.types]}
+
+    @_schema.register
+    def _(self, kind: inspect.ListType) -> Object:
+        return {"type": "array", "items": self._schema(kind.item_type)}
+
+    @_schema.register
+    def _(self, kind: inspect.DictType) -> Object:
+        return {"type": "object", "additionalProperties": self._schema(kind.value_type)}
+
+    @_schema.register
+    def _(self, kind: inspect.StructType) -> Object:
+        name = _component(kind.cls)
+        if name not in self.components:
+            self.components[name] = {}  # where a struct holds itself
+            self.components[name] = self.struct(kind)
+        return {"$ref": f"#/components/schemas/{name}"}
+
+    def struct(self, kind: inspect.StructType, more: Mapping[str, Object] | None = None) -> Object:
+        """An object with the fields of a struct and `more`, and no others."""
+        tagged = {} if kind.tag_field is None else {kind.tag_field: {"const": kind.tag}}
+        fields = {f.encode_name: self._schema(f.type) for f in kind.fields}
+        required = [*tagged, *(f.encode_name for f in kind.fields if f.required)]
+        return {
+            "type": "object", "properties": {**(more or {}), **tagged, **fields},
+            "required": required, "additionalProperties": False,
+        }  # fmt: skip
+
+
+def _with(schema: Object, **limits: Any) -> Object:
+    return schema | {k: v for k, v in limits.items() if v is not None}
+
+
+def _component(kind: type) -> str:
+    """The name of a struct, with its module's: several have a Message."""
+    *_, dialect, module = kind.__module__.split(".")
+    return f"{dialect}.{module}.{kind.__name__}"
+
+
+def _body(schemas: Schemas, body: type[msgspec.Struct], fields: Fields) -> Object:
+    """What a body may be: its own fields, and those that any body of its dialect may have."""
+    more: dict[str, Object] = dict.fromkeys(fields.ignored, ANY)
+    for name, accepted in fields.unsupported.items():
+        more[name] = {"enum": [None, *accepted]}
+    kind = inspect.type_info(body)
+    assert isinstance(kind, inspect.StructType)
+    name = _component(body)
+    schemas.components[name] = schemas.struct(kind, more)
+    schema = {"$ref": f"#/components/schemas/{name}"}
+    return {"required": True, "content": {"application/json": {"schema": schema}}}
+
+
+def _operation(path: str, method: str, content: Mapping[str, Object], error: str) -> Object:
+    """An operation without a body. error: the schema of what it refuses with."""
+    refusal = {"application/json": {"schema": {"$ref": f"#/components/schemas/{error}"}}}
+    id = "_".join(re.findall(r"\w+", path)) or "root"
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"\{(\w+)\}", path)
+    ]
+    return {
+        "operationId": f"{method}_{id}", "tags": [error.removesuffix(".Error")],
+        **({"parameters": parameters} if parameters else {}),
+        "responses": {"200": {"description": "OK", "content": dict(content)}}
+        | {status: {"description": "Refused", "content": refusal} for status in REFUSALS},
+    }  # fmt: skip
+
+
+JSON: dict[str, Object] = {"application/json": {"schema": {"type": "object"}}}
+
+
+def _operations(
+    schemas: Schemas, dialect: Dialect, route: Route | ModelsRoute | FixedRoute, error: str
+) -> Iterable[tuple[str, str, Object]]:
+    """The operations of a route, by path and method."""
+    path = re.sub(r":path(?=\})", "", route.path)
+    if isinstance(route, FixedRoute):
+        media = route.media_type.partition(";")[0]
+        kind = "object" if media == "application/json" else "string"
+        return [(path, "get", _operation(path, "get", {media: {"schema": {"type": kind}}}, error))]
+    if isinstance(route, ModelsRoute):
+        return [(path, "get", _operation(path, "get", JSON, error))]
+    content = dict(JSON)
+    if isinstance(route, GenerateRoute | StoredRoute):
+        media = route.writer.media_type.partition(";")[0]  # type: ignore[union-attr]
+        content[media] = {"schema": ANY}  # of each event or line
+    made = _operation(path, "post", content, error)
+    made["requestBody"] = _body(schemas, route.body, dialect.fields)
+    out = [(path, "post", made)]
+    if isinstance(route, StoredRoute):
+        one = path + "/{id}"
+        for each, method in (
+            (one, "get"), (one, "delete"), (one + "/cancel", "post"), (one + "/input_items", "get"),
+        ):  # fmt: skip
+            out.append((each, method, _operation(each, method, JSON, error)))
+    return out
+
+
+def _own(schemas: Schemas, one: Endpoint, error: str) -> Object:
+    """The operation of an endpoint of the server itself."""
+    kind = "object" if one.media == "application/json" else "string"
+    content = {one.media: {"schema": {"type": kind}}}
+    made = _operation(one.path, one.method.lower(), content, error)
+    return made if one.body is None else made | {"requestBody": _body(schemas, one.body, Fields())}
+
+
+def document(dialects: Sequence[Dialect], own: Iterable[Endpoint] = ()) -> bytes:
+    """The document as JSON. own: what the server has besides its dialects; its errors are those of
+    the first."""
+    schemas = Schemas()
+    paths: dict[str, Object] = {}
+    for dialect in dialects:
+        error = f"{dialect.name}.Error"
+        schemas.components[error] = dict(dialect.error_schema)
+        for route in dialect.routes:
+            for path, method, operation in _operations(schemas, dialect, route, error):
+                paths.setdefault(path, {})[method] = operation
+    for one in own:
+        made = _own(schemas, one, f"{dialects[0].name}.Error")
+        paths.setdefault(one.path, {})[one.method.lower()] = made
+    return msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "Octavo", "version": __version__},
+            "paths": paths,
+            "components": {
+                "schemas": schemas.components,
+                "securitySchemes": {
+                    "bearer": {"type": "http", "scheme": "bearer"},
+                    "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+                },
+            },
+            "security": [{}, {"bearer": []}, {"key": []}],
+        }
+    )

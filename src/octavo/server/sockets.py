@@ -1,0 +1,141 @@
+"""/v1/ws: several requests on one WebSocket, to any route that takes a body."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from starlette.websockets import WebSocket, WebSocketDisconnect
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from octavo.errors import InvalidValue, Overloaded, RequestError
+from octavo.server.dialect import ErrorBody
+from octavo.server.guard import principal
+from octavo.server.loopback import Loopback
+
+MOST_RUNNING = 64  # requests of one socket
+MAX_ID = 64
+encode = msgspec.json.Encoder().encode
+
+
+class SocketProtocol(WebSocketsSansIOProtocol):
+    """uvicorn's, among the connections that are watched: it sends pings itself."""
+
+    def check(self, now: float) -> None:
+        """No time limit: a socket may wait for ever."""
+
+    def give_way(self) -> float | None:
+        """A socket is never closed for another connection."""
+        return None
+
+
+class Asked(msgspec.Struct, forbid_unknown_fields=True):
+    """A message of a client: a request under an id of its own, or the end of one."""
+
+    id: str
+    path: str | None = None
+    body: msgspec.Raw = msgspec.Raw()
+    cancel: bool = False
+
+
+class Sockets:
+    """The handler of /v1/ws. error_body: how what is wrong with a message is told."""
+
+    def __init__(self, loopback: Loopback, error_body: ErrorBody) -> None:
+        self._loopback, self._error_body = loopback, error_body
+
+    async def serve(self, socket: WebSocket) -> None:
+        """Answers messages until the socket is closed, which ends what still runs."""
+        await socket.accept()
+        running: dict[str, asyncio.Task[None]] = {}
+        try:
+            while True:
+                await self._take(socket, await _text(socket), running)
+        except WebSocketDisconnect:
+            pass
+        finally:
+            for task in running.values():
+                task.cancel()
+            await asyncio.gather(*running.values(), return_exceptions=True)
+
+    async def _take(
+        self, socket: WebSocket, text: str, running: dict[str, asyncio.Task[None]]
+    ) -> None:
+        """Begins or ends a request."""
+        id = None
+        try:
+            asked = _read(text)
+            id = asked.id
+            task = running.get(id)
+            if asked.cancel:
+                if task is not None:
+                    task.cancel()
+                return
+            if task is not None:
+                raise InvalidValue(f"a request with the id {id!r} is running", "id")
+            if len(running) >= MOST_RUNNING:
+                raise Overloaded(f"{MOST_RUNNING} requests run on this socket", code="overloaded")
+        except RequestError as e:
+            return await _send(socket, id, status=e.status, body=msgspec.Raw(self._error_body(e)))
+        made = running[id] = asyncio.create_task(self._answer(socket, asked))
+        made.add_done_callback(lambda _: running.pop(asked.id, None))
+
+    async def _answer(self, socket: WebSocket, asked: Asked) -> None:
+        """Sends the answer of one request, in chunks if it is streamed, and its end."""
+        whole = bytearray()
+
+        async def part(status: int, media: str, data: bytes, more: bool) -> None:
+            if media == "application/json":
+                whole.extend(data)
+                if not more:
+                    body = msgspec.Raw(bytes(whole))
+                    await _send(socket, asked.id, status=status, body=body)
+                return
+            for chunk in _chunks(media, data):
+                await _send(socket, asked.id, status=status, chunk=msgspec.Raw(chunk))
+
+        sender = principal(socket.scope)
+        try:
+            await self._loopback.stream(asked.path or "", bytes(asked.body), sender, part)
+        except asyncio.CancelledError:
+            await _send(socket, asked.id, cancelled=True)
+            raise
+        await _send(socket, asked.id, done=True)
+
+
+async def _text(socket: WebSocket) -> str:
+    message = await socket.receive()
+    if message["type"] == "websocket.disconnect":
+        raise WebSocketDisconnect
+    text = message.get("text")
+    return text if text is not None else bytes(message["bytes"]).decode("utf-8", "replace")
+
+
+def _read(text: str) -> Asked:
+    """A message. Raises InvalidValue."""
+    try:
+        asked = msgspec.json.decode(text, type=Asked)
+    except msgspec.DecodeError as e:
+        raise InvalidValue(f"a message is an object with id, path and body: {e}") from None
+    if not 1 <= len(asked.id) <= MAX_ID:
+        raise InvalidValue(f"id has 1 to {MAX_ID} characters", "id")
+    if not asked.cancel and (asked.path is None or not asked.path.startswith("/")):
+        raise InvalidValue("path is that of a route, as /v1/chat/completions", "path")
+    return asked
+
+
+def _chunks(media: str, data: bytes) -> Iterator[bytes]:
+    """The objects that a part of a stream consists of."""
+    for line in data.split(b"\n"):
+        if media == "text/event-stream":
+            if not line.startswith(b"data: ") or line == b"data: [DONE]":
+                continue
+            line = line[6:]
+        if line:
+            yield line
+
+
+async def _send(socket: WebSocket, id: str | None, **fields: Any) -> None:
+    await socket.send_text(encode({"id": id, **fields}).decode())

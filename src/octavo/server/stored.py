@@ -1,0 +1,179 @@
+"""Responses that are kept: made, continued, listed, cancelled and forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.errors import EngineFailed, InvalidValue, Overloaded, RequestError
+from octavo.generate.choices import generate_whole
+from octavo.generate.model import ServedModel
+from octavo.server.background import Background
+from octavo.server.dialect import Dialect, GenerateRoute, KeptWriter, Object, StoredRoute
+from octavo.server.endpoint import Endpoint
+from octavo.server.exchange import exchange
+from octavo.server.guard import principal
+from octavo.server.http import ClientGone, cancellable, json_response, silence, while_connected
+from octavo.server.runner import Runner, answering
+from octavo.server.store import Store, Stored
+
+encode = msgspec.json.Encoder().encode
+MOST_BACKGROUND = 256  # responses that are computed without a client
+MOST_LISTED = 100
+
+
+class StoredResponses:
+    """The handlers of a route whose responses are kept unless that is not wanted."""
+
+    def __init__(
+        self, runner: Runner, store: Store, background: Background, dialect: Dialect,
+        route: StoredRoute,
+    ) -> None:  # fmt: skip
+        self._runner, self._store, self._background = runner, store, background
+        self._dialect, self._route = dialect, route
+        lost = EngineFailed("the server was ended before the response was", code="engine_failed")
+        for owner, one in store.unfinished():
+            store.put(owner, _stored(route.failed(one.fields, lost), one.input))
+
+    def table(self) -> list[Endpoint]:
+        path = self._route.path
+        entries = [
+            (path, "POST", self.create), (f"{path}/{{id}}", "GET", self.get),
+            (f"{path}/{{id}}", "DELETE", self.delete),
+            (f"{path}/{{id}}/cancel", "POST", self.cancel),
+            (f"{path}/{{id}}/input_items", "GET", self.input),
+        ]  # fmt: skip
+        return [Endpoint(path, method, answering(handler)) for path, method, handler in entries]
+
+    async def create(self, request: Request) -> Response:
+        stored = self._route
+        body, served = await self._runner.read(self._dialect, stored.body, request)
+        owner = principal(request.scope).salt
+        turns = await asyncio.to_thread(self._store.turns, owner, body.previous_response_id)
+        history = [item for turn in turns for item in _items(turn)]
+        id, names = stored.prefix + secrets.token_hex(24), stored.names(body)
+        route = GenerateRoute(
+            stored.path, stored.body, lambda body: stored.request(body, history),
+            lambda body, job, usage: stored.writer(body, job, usage, id),
+        )  # fmt: skip
+        try:
+            given = encode(stored.items(body))
+            if body.background:
+                return await self._begin(route, body, served, request, id, given)
+
+            async def keep(writer: KeptWriter) -> None:
+                if body.store is not False:
+                    await asyncio.to_thread(self._store.put, owner, _stored(writer.response, given))
+
+            return await self._runner.generate(route, body, served, names, request, keep)
+        except RequestError as e:
+            raise e.renamed(names) from None
+
+    async def _begin(
+        self, route: GenerateRoute, body: Any, served: ServedModel, request: Request, id: str,
+        given: bytes,
+    ) -> Response:  # fmt: skip
+        """Starts a response in the background, once it is known to be valid. It is the rest of the
+        exchange, whose model it keeps."""
+        if len(self._background) >= MOST_BACKGROUND:
+            raise Overloaded(
+                f"{MOST_BACKGROUND} responses are being made in the background", code="overloaded"
+            )
+        owner, one = principal(request.scope).salt, exchange(request.scope)
+        job, usage = await self._runner.prepare(route, body, served, request)
+
+        async def put(response: Object) -> None:
+            await asyncio.to_thread(self._store.put, owner, _stored(response, given))
+
+        queued = self._route.queued(body, id, served.name, int(time.time()))
+        await put(queued)
+
+        async def run() -> None:
+            writer = self._route.writer(body, job, usage, id)
+            begun = writer.response
+            await put(begun)
+            try:
+                made = generate_whole(job, usage)
+                choices = await while_connected(cancellable(silence, one), made)
+                await asyncio.to_thread(writer.whole, choices)
+                done = writer.response
+            except ClientGone:  # it is cancelled as a request
+                one.status, done = 499, begun | {"status": "cancelled"}
+            except RequestError as e:
+                one.failed(e)
+                done = self._route.failed(writer.response, e.renamed(self._route.names(body)))
+            await put(done)
+
+        one.work = self._background.start(id, run())
+        return json_response(encode(queued))
+
+    async def get(self, request: Request) -> Response:
+        if request.query_params.get("stream") == "true":
+            raise RequestError("a stored response cannot be streamed", "stream",
+                               "unsupported_parameter")  # fmt: skip
+        return json_response((await self._find(request)).response)
+
+    async def _find(self, request: Request) -> Stored:
+        owner, id = principal(request.scope).salt, request.path_params["id"]
+        return await asyncio.to_thread(self._store.get, owner, id)
+
+    async def delete(self, request: Request) -> Response:
+        one = await self._find(request)
+        await self._background.end(one.id)
+        await asyncio.to_thread(self._store.delete, principal(request.scope).salt, one.id)
+        return json_response(encode({"id": one.id, "object": "response", "deleted": True}))
+
+    async def cancel(self, request: Request) -> Response:
+        """Ends a response in the background; one that has ended stays as it is."""
+        one = await self._find(request)
+        if not one.fields["background"]:
+            raise InvalidValue("only responses in the background can be cancelled", "id")
+        if await self._background.end(one.id):
+            owner = principal(request.scope).salt
+            ended = _stored(one.fields | {"status": "cancelled"}, one.input)
+            await asyncio.to_thread(self._store.put, owner, ended)
+        return json_response((await self._find(request)).response)
+
+    async def input(self, request: Request) -> Response:
+        """The items that a response answers, the latest first."""
+        one = await self._find(request)
+        items: list[Object] = Stored.decode(one.input)
+        query = request.query_params
+        limit = query.get("limit", "20")
+        if not limit.isdecimal() or not 1 <= int(limit[:9]) <= MOST_LISTED:
+            raise InvalidValue(f"limit is a number from 1 to {MOST_LISTED}", "limit")
+        order = query.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise InvalidValue("order is asc or desc", "order")
+        items = items if order == "asc" else items[::-1]
+        ids = [item["id"] for item in items]
+        if (after := query.get("after")) is not None:
+            if after not in ids:
+                raise InvalidValue("after is no item of this response", "after")
+            items = items[ids.index(after) + 1 :]
+        shown = items[: int(limit)]
+        listed = {
+            "object": "list", "data": shown, "has_more": len(shown) < len(items),
+            "first_id": shown[0]["id"] if shown else None,
+            "last_id": shown[-1]["id"] if shown else None,
+        }  # fmt: skip
+        return json_response(encode(listed))
+
+
+def _stored(response: Object, given: bytes) -> Stored:
+    return Stored(
+        response["id"], response["status"], response["previous_response_id"], given,
+        encode(response),
+    )  # fmt: skip
+
+
+def _items(turn: Stored) -> list[Object]:
+    """What was said in a turn: its input and its output."""
+    said: list[Object] = Stored.decode(turn.input)
+    return said + list(turn.fields["output"])

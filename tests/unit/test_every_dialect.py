@@ -1,0 +1,163 @@
+"""Limits, keys, leases and usage hold in every dialect, in the background and past the checks."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.checkpoint import open_checkpoint
+from octavo.server.app import create_app
+from octavo.server.exchange import Exchange
+from octavo.server.guard import Access, Keys, Unauthorized, principal
+from octavo.server.keyring import Keyring
+from octavo.server.keys import Key, KeyFile, Limits, digest, salt_of
+from octavo.server.loopback import Loopback
+from octavo.server.metrics import Metrics
+from octavo.text import ChatTemplate, Tokenizer, load_tokenizer
+from tests.unit.dialects import TEMPLATE
+from tests.unit.fake_models import Listener, ScriptedClient, fake_model, listening, registry
+
+SAID = [{"role": "user", "content": "Hi"}]
+BODIES: dict[str, Any] = {
+    "/v1/chat/completions": {"messages": SAID},
+    "/v1/responses": {"input": "Hi"},
+    "/v1/messages": {"messages": SAID, "max_tokens": 8, "model": "ann"},
+    "/api/chat": {"messages": SAID, "model": "ann", "stream": False},
+    "/api/generate": {"prompt": "Hi", "model": "ann:latest", "stream": False},
+}
+MESSAGE = "the limit of 1 requests a minute is reached"
+
+
+def body(path: str) -> Any:
+    return {"model": "ann"} | BODIES[path]
+
+
+def error(path: str, message: str) -> Any:
+    """What an error looks like in a dialect."""
+    if path.startswith("/api/"):
+        return {"error": message}
+    told = {"type": "rate_limit_error", "message": message}
+    if path == "/v1/messages":
+        return {"type": "error", "error": told}
+    return {"error": told | {"param": None, "code": "rate_limit_exceeded"}}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2: Path) -> Tokenizer:
+    return load_tokenizer(open_checkpoint(smollm2))
+
+
+class Served:
+    """A model that begins a text, and goes on for ever if it hangs, for one key with limits."""
+
+    def __init__(self, listener: Listener, file: KeyFile, ring: Keyring, secret: str) -> None:
+        self.listener, self.file, self.ring, self.secret = listener, file, ring, secret
+        self.account = ring._accounts["key"]
+        self.entry = listener.models.entry("ann")
+
+    def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.listener.port, timeout=20)
+        given = {"x-api-key": self.secret} | headers
+        data = None if body is None else json.dumps(body)
+        connection.request("GET" if body is None else "POST", path, data, given)
+        response = connection.getresponse()
+        text = response.read()
+        connection.close()
+        return response.status, json.loads(text), response.headers
+
+    def until_idle(self) -> None:
+        deadline = time.monotonic() + 5
+        while self.entry.users or self.account.running or self.account.held:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+
+@pytest.fixture
+def served(
+    tokenizer: Tokenizer, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Served]:
+    limits, hang = request.param
+    file = KeyFile(tmp_path / "keys.db")
+    secret = file.create(Key("key", limits=limits, models=("ann",)))
+    ring = Keyring(file)
+    client = ScriptedClient(tokenizer.encode("Once upon", add_bos=False), hang=hang)
+    template = ChatTemplate(TEMPLATE, tokenizer)
+    model = fake_model(tokenizer, "ann", client=client, template=template)
+    other = fake_model(tokenizer, "bob", template=template)
+    with listening(model, other, access=Access(keyring=ring)) as one:
+        yield Served(one, file, ring, secret)
+    model.end_workers()
+    other.end_workers()
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("served", [(Limits(requests_per_minute=1), False)], indirect=True)
+def test_limits_hold(served: Served, path: str) -> None:
+    status, _, headers = served.ask(path, body(path))
+    assert (status, headers["x-ratelimit-remaining-requests"]) == (200, "0")
+    status, told, headers = served.ask(path, body(path))
+    assert (status, told) == (429, error(path, MESSAGE))
+    assert 0 < int(headers["retry-after"]) <= 60
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("served", [(Limits(), False)], indirect=True)
+def test_models_and_usage_are_those_of_the_key(served: Served, path: str) -> None:
+    assert served.ask(path, body(path) | {"model": "bob"})[0] == 403
+    assert served.ask(path, body(path))[0] == 200
+    served.until_idle()
+    refused, made = served.listener.exchanges
+    assert (refused.key, refused.usage) == ("key", None)
+    assert made.key == "key" and made.usage is not None and made.usage.completion == 2
+
+
+@pytest.mark.parametrize(
+    "served", [(Limits(concurrent=1, tokens_per_minute=50), True)], indirect=True
+)
+def test_a_response_in_the_background_is_a_request_that_runs(served: Served) -> None:
+    asked = body("/v1/responses") | {"background": True, "max_output_tokens": 8}
+    status, queued, _ = served.ask("/v1/responses", asked, **{"x-request-id": "mine"})
+    assert (status, queued["status"]) == (200, "queued")
+    assert (served.entry.users, served.account.running) == (1, 1)
+    assert served.account.held > 8 and not served.listener.exchanges
+    status, told, _ = served.ask("/api/chat", body("/api/chat"))
+    assert (status, told) == (429, {"error": "1 requests are running, which is the limit"})
+    assert served.ask("/v1/requests/mine/cancel", {})[0] == 200
+    served.until_idle()
+    assert served.ask(f"/v1/responses/{queued['id']}")[1]["status"] == "cancelled"
+    (made,) = [e for e in served.listener.exchanges if e.id == "mine"]
+    assert made.status == 499 and made.key == "key" and made.usage is not None
+    assert made.usage.completion == 2
+
+
+def test_a_batch_keeps_to_the_limits_of_its_owner(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.db")
+    secret = file.create(Key("key", limits=Limits(requests_per_minute=1)))
+    access, done = Access(keyring=Keyring(file)), list[Exchange]()
+    salt, keys = salt_of(digest(secret.encode())), Keys(access)
+    asked: Any = {"type": "http", "headers": [(b"authorization", f"Bearer {secret}".encode())]}
+    keys.check(asked)
+    assert keys.owner(salt) == principal(asked)
+    models, loopback = registry(fake_model(tokenizer, "ann")), Loopback()
+    create_app(models, Metrics(models), access, done.append, loopback=loopback)
+
+    async def twice() -> list[int]:
+        body = b'{"prompt": "Hi"}'
+        return [
+            (await loopback.whole("/v1/completions", body, keys.owner(salt)))[0] for _ in range(2)
+        ]
+
+    assert asyncio.run(twice()) == [200, 429]
+    assert [one.key for one in done] == ["key", "key"]
+    file.revoke("key")
+    assert access.keyring is not None
+    access.keyring.save()
+    with pytest.raises(Unauthorized):
+        keys.owner(salt)

@@ -1,0 +1,134 @@
+"""The OpenAPI document: it lists every route, and the server does as it says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from octavo.checkpoint import open_checkpoint
+from octavo.server.dialect import Route
+from octavo.server.dialects import DIALECTS
+from octavo.server.guard import Access
+from octavo.server.openapi import document
+from octavo.text import load_tokenizer
+from tests.unit.dialects import scripted, speaking
+from tests.unit.fake_models import Listener
+from tests.unit.test_field_tables import BODIES, rows
+
+CHECKS = [
+    not_a_server_error, status_code_conformance, content_type_conformance,
+    response_schema_conformance, negative_data_rejection,
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server(smollm2: Path) -> Iterator[Listener]:
+    tokenizer = load_tokenizer(open_checkpoint(smollm2))
+    with speaking(scripted(tokenizer, "ann", "Once upon", context=512)) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def described() -> Any:
+    return json.loads(document(DIALECTS))
+
+
+def test_it_lists_every_route(described: Any) -> None:
+    paths = {
+        re.sub(r":path(?=\})", "", route.path) for dialect in DIALECTS for route in dialect.routes
+    }
+    assert paths <= described["paths"].keys()
+    ids = [op["operationId"] for methods in described["paths"].values() for op in methods.values()]
+    assert len(ids) == len(set(ids))
+
+
+def test_it_lists_what_belongs_to_no_dialect(server: Listener) -> None:
+    _, described = server.json("/openapi.json")
+    for path, method in (
+        ("/v1/requests/{id}/cancel", "post"), ("/v1/usage", "get"), ("/health", "get"),
+        ("/v1/models/load", "post"), ("/v1/models/unload", "post"),
+        ("/v1/load_lora_adapter", "post"), ("/v1/unload_lora_adapter", "post"),
+    ):  # fmt: skip
+        assert method in described["paths"][path]
+    body = described["paths"]["/v1/models/load"]["post"]["requestBody"]["content"]
+    name = body["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    assert described["components"]["schemas"][name]["properties"].keys() == {"model", "pinned"}
+
+
+def test_it_names_every_field(described: Any) -> None:
+    schemas = described["components"]["schemas"]
+    for dialect in DIALECTS:
+        for route in dialect.routes:
+            if isinstance(route, Route):
+                body = described["paths"][route.path]["post"]["requestBody"]["content"]
+                name = body["application/json"]["schema"]["$ref"].rpartition("/")[2]
+                fields = {f.encode_name for f in msgspec.structs.fields(route.body)}
+                assert schemas[name]["properties"].keys() == fields | dialect.fields.names
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row.path}-{row.field}")
+def test_it_knows_what_is_taken(described: Any, row: Any) -> None:
+    """The examples of docs/api.md that are taken are valid, those that are refused are not."""
+    body: dict[str, Any] = dict(BODIES[row.path])
+    for name, value in row.values.items():
+        inner, _, key = name.rpartition(".")
+        body |= {inner: {**body.get(inner, {}), key: value}} if inner else {key: value}
+    content = described["paths"][row.path]["post"]["requestBody"]["content"]
+    schema = content["application/json"]["schema"] | {"components": described["components"]}
+    valid = jsonschema.Draft202012Validator(schema).is_valid(body)
+    assert valid == (not row.meaning.startswith("refused"))
+
+
+def test_its_pages_need_no_key_and_no_other_host(smollm2: Path) -> None:
+    tokenizer = load_tokenizer(open_checkpoint(smollm2))
+    model = scripted(tokenizer, "ann", "Once")
+    with speaking(model, access=Access(api_keys=("key",))) as one:
+        assert one.json("/openapi.json")[1]["openapi"] == "3.1.0"
+        status, page = one.ask("/docs")
+    assert status == 200 and not re.search(r"https?:|src=|url\(|@import|fetch\(\"/", page)
+
+
+@pytest.fixture(scope="module")
+def api(server: Listener) -> Any:
+    return schemathesis.openapi.from_url(f"http://127.0.0.1:{server.port}/openapi.json")
+
+
+OPERATIONS = [
+    (path, method, "requestBody" in operation)
+    for path, methods in json.loads(document(DIALECTS))["paths"].items()
+    for method, operation in methods.items()
+]
+EXAMPLES = 10  # of each operation; 200 found no more
+
+
+@pytest.mark.parametrize(("path", "method", "body"), OPERATIONS, ids=str)
+def test_it_does_as_the_document_says(api: Any, path: str, method: str, body: bool) -> None:
+    modes = [GenerationMode.POSITIVE, *([GenerationMode.NEGATIVE] if body else [])]
+    for mode in modes:
+
+        @settings(
+            max_examples=EXAMPLES, deadline=None, derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        @given(case=api[path][method].as_strategy(generation_mode=mode))
+        def check(case: Any) -> None:
+            case.call_and_validate(checks=CHECKS, timeout=20)
+
+        check()
