@@ -16,6 +16,7 @@ from octavo.server.dialects.openai.messages import (
     CalledFunction,
     ContentPart,
     Function,
+    ImageUrl,
     Message,
     NamedFunction,
     Tool,
@@ -55,6 +56,7 @@ CALL = {"function": {"name": "f", "arguments": "{}"}}
 OBJECTS: dict[type[msgspec.Struct], dict[str, Any]] = {
     Message: {"role": "assistant", "content": "ho", "tool_calls": [CALL]},
     ContentPart: {"type": "text", "text": "a"},
+    ImageUrl: {"url": "data:,"},
     ToolCall: CALL,
     CalledFunction: {"name": "f"},
     Tool: {"function": {"name": "f"}},

@@ -13,11 +13,14 @@ import httpx
 import openai
 import psutil
 import pytest
+from click.testing import CliRunner
 from langchain_openai import ChatOpenAI
 from PIL import Image, ImageDraw
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 import octavo
+from octavo.cli.chat import chat
+from octavo.cli.conversation import Conversation
 from tests.api.server import Server, serving
 from tests.vision_models import PLACEHOLDER, VISION_FAMILIES
 
@@ -160,6 +163,29 @@ def test_python_api(llm: octavo.LLM, tmp_path: Path) -> None:
         content = [part, {"type": "text", "text": ABOUT}]
         answers.add(said(llm, [{"role": "user", "content": content}]))
     assert len(answers) == 1
+
+
+def test_chat_command(llm: octavo.LLM, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(CIRCLE)
+    given = [str(folder), "-p", ABOUT, "--temperature", "0", "--max-tokens", "12", "--image"]
+    shows = CliRunner().invoke(chat, [*given, str(tmp_path / "a.png")])
+    assert shows.stdout.rstrip("\n") == said(llm, shown(CIRCLE, text=ABOUT)).rstrip("\n")
+    missing = CliRunner().invoke(chat, [*given, str(tmp_path / "b.png")])
+    assert "No such file or directory" in str(missing.exception)
+
+
+def test_image_in_a_conversation(tmp_path: Path) -> None:
+    """/image shows a picture with the next message only."""
+    (tmp_path / "a.png").write_bytes(CIRCLE)
+    conversation = Conversation()
+    assert "cannot read" in conversation.command("/image", "nowhere.png")
+    assert "name a file" in conversation.command("/image", "")
+    assert "a.png goes with" in conversation.command("/image", str(tmp_path / "a.png"))
+    conversation.ask("first")
+    conversation.ask("second")
+    first, second = (m["content"] for m in conversation.messages)
+    assert [p["type"] for p in first] == ["image", "text"] and second == "second"
+    assert "saved 2 messages" in conversation.command("/save", str(tmp_path / "talk.json"))
 
 
 HOSTILE: dict[str, Any] = {

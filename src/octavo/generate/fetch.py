@@ -13,6 +13,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlsplit
 
@@ -76,7 +77,11 @@ def fetch(
             timer.start()
             try:
                 sock = _secured(plain, host) if secure else plain
-                return _get(_Pinned(host, port, sock), target, at)
+                with closing(_Pinned(host, port, sock)) as connection:
+                    data = _get(connection, target, at)
+                if time.monotonic() >= deadline:  # a body of no declared length ends when it is cut
+                    raise TimeoutError
+                return data
             finally:
                 timer.cancel()
     except (OSError, HTTPException, ValueError) as e:

@@ -30,7 +30,7 @@ class ChatTemplate:
     """Renders conversations. Raises RequestError when the template is at fault.
 
     source: its text. style: how the model writes tool calls. reasons: whether the model may write
-    thoughts. Content goes in parts to a template that knows of images, else as text.
+    thoughts.
     """
 
     def __init__(self, source: str, tokenizer: Tokenizer) -> None:
@@ -113,8 +113,8 @@ class ChatTemplate:
 
         options: further variables for the template. generation: open the assistant's reply at the
         end. continued: leave out the end of the last message, so that it can be continued.
-        placeholder: what the template writes for a picture, and `images` what is put there instead.
-        Raises RequestError.
+        placeholder: what the template writes for a picture, and `images` what is put there instead;
+        content goes to such a template in parts. Raises RequestError.
         Control tokens written by the template count; the same characters in a message stay text.
         Tools, calls and their results are written as text where the template knows nothing of them.
         """
@@ -123,7 +123,8 @@ class ChatTemplate:
             extra["tools"] = [tool_variables(t) for t in tools] or None
         else:
             messages = without_tools(messages, tools, self.style)
-        given = [[message_variables(m, self._takes_parts) for m in messages], extra]
+        parts = bool(placeholder) and self._takes_parts
+        given = [[message_variables(m, parts) for m in messages], extra]
         everything = _json(given, ensure_ascii=False)
         escape = next((c for c in ESCAPES if c not in everything), None)
         if escape is None:
