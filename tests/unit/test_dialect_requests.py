@@ -27,6 +27,7 @@ from octavo.server.guard import Access
 from octavo.server.parsing import parse
 from octavo.server.sizes import Bounds
 from octavo.text import Tokenizer, load_tokenizer
+from octavo.text.messages import ImagePart, TextPart
 from octavo.text.structure import JsonSchema, Structure
 from tests.unit.dialects import events, scripted, speaking
 from tests.unit.fake_models import Listener, ScriptedClient
@@ -115,6 +116,22 @@ def test_one_conversation_in_four_dialects() -> None:
         assert (other.add_generation_prompt, other.continue_final_message) == (True, False)
 
 
+def test_pictures() -> None:
+    """They come to the reader of pictures under the field that held them."""
+    source = {"type": "base64", "media_type": "image/png", "data": "aGk="}
+    shown = [{"type": "text", "text": "See:"}, {"type": "image", "source": source}]
+    (said,) = of_anthropic(messages=[{"role": "user", "content": shown}]).messages or ()
+    url = "data:image/png;base64,aGk="
+    assert said.content == (TextPart("See:"), ImagePart(url, "messages[0].content[1].source"))
+    by_url = [{"type": "image", "source": {"type": "url", "url": "https://a.example/b.png"}}]
+    (said,) = of_anthropic(messages=[{"role": "user", "content": by_url}]).messages or ()
+    assert [p.source for p in said.images] == ["https://a.example/b.png"]
+    (said,) = (
+        of_ollama(messages=[{"role": "user", "content": "See:", "images": ["aGk="]}]).messages or ()
+    )
+    assert said.content == (TextPart("See:"), ImagePart(url, "messages[0].images[0]"))
+
+
 def test_what_else_anthropic_asks_for() -> None:
     said = [*HI, {"role": "assistant", "content": "It is"}]
     assert of_anthropic(messages=said).continue_final_message
@@ -141,7 +158,7 @@ def test_what_else_anthropic_asks_for() -> None:
         ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]}, "messages[0].content[0].type"),
@@ -158,7 +175,7 @@ def test_what_anthropics_dialect_refuses(fields: dict[str, Any], path: str) -> N
 @pytest.mark.parametrize(
     ("fields", "path"),
     [
-        ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages[0].images"),
+        ({"messages": [{"role": "assistant", "content": "x", "images": ["aGk="]}]}, "messages[0].images"),
         ({"messages": [{"role": "user", "tool_calls": [{"function": {"name": "f"}}]}]}, "messages[0].tool_calls"),
         ({"top_logprobs": 2}, "top_logprobs"), ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"options": {"mirostat": 2}}, "options.mirostat"), ({"options": {"warp": 1}}, "options.warp"),

@@ -11,6 +11,7 @@ from octavo.server.dialects.anthropic.schemas import (
     MAX_MESSAGES,
     Block,
     CountBody,
+    Image,
     Message,
     MessagesBody,
     RedactedThinking,
@@ -20,7 +21,7 @@ from octavo.server.dialects.anthropic.schemas import (
     ToolUse,
 )
 from octavo.text import messages as neutral
-from octavo.text.messages import TextPart
+from octavo.text.messages import ImagePart, Part, TextPart
 from octavo.text.structure import JsonSchema, Structure
 
 NAMES = {
@@ -123,10 +124,12 @@ def _turn(at: str, said: Message) -> list[neutral.Message]:
     if said.role == "assistant":
         return [_answer(at, said.content)]
     out: list[neutral.Message] = []
-    parts: list[TextPart] = []
+    parts: list[Part] = []
     for i, block in enumerate(said.content):
         if isinstance(block, Text):
             parts.append(TextPart(block.text))
+        elif isinstance(block, Image) and said.role == "user":
+            parts.append(ImagePart(block.source.location, f"{at}.content[{i}].source"))
         elif isinstance(block, ToolResult) and said.role == "user":
             if parts:
                 out.append(neutral.Message("user", tuple(parts)))

@@ -38,6 +38,27 @@ class Text(_Block, tag="text"):
     citations: Raw = Raw()
 
 
+class Base64Source(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="base64"):
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: str
+
+    @property
+    def location(self) -> str:
+        return f"data:{self.media_type};base64,{self.data}"
+
+
+class UrlSource(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="url"):
+    url: str
+
+    @property
+    def location(self) -> str:
+        return self.url
+
+
+class Image(_Block, tag="image"):
+    source: Base64Source | UrlSource
+
+
 class Thinking(_Block, tag="thinking"):
     thinking: str
     signature: Raw = Raw()
@@ -62,7 +83,7 @@ class ToolResult(_Block, tag="tool_result"):
     is_error: bool | None = None
 
 
-Block = Text | Thinking | RedactedThinking | ToolUse | ToolResult
+Block = Text | Image | Thinking | RedactedThinking | ToolUse | ToolResult
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True):

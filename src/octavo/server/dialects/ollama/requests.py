@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.errors import InvalidValue, RequestError
+from octavo.errors import InvalidValue
 from octavo.generate.request import GenerationRequest, Sampling
 from octavo.server.dialects.ollama.schemas import (
     MAX_INPUTS,
@@ -124,9 +124,12 @@ def _template_options(body: Common) -> dict[str, Any]:
 
 
 def _message(at: str, m: Message) -> neutral.Message:
-    if m.images:
-        name = f"{at}.images"
-        raise RequestError(f"{name} is not supported here", name, "unsupported_parameter")
+    pictures = [
+        neutral.ImagePart(f"data:image/png;base64,{data}", f"{at}.images[{i}]")  # of any format
+        for i, data in enumerate(m.images or ())
+    ]
+    if pictures and m.role != "user":
+        raise InvalidValue(f"{at}.images: only users show pictures", f"{at}.images")
     if m.role != "assistant" and m.tool_calls:
         raise InvalidValue(f"{at}.tool_calls: only the assistant calls tools", f"{at}.tool_calls")
     calls = [
@@ -135,7 +138,7 @@ def _message(at: str, m: Message) -> neutral.Message:
     ]
     assistant, tool = m.role == "assistant", m.role == "tool"
     return neutral.Message(
-        m.role, (neutral.TextPart(m.content or ""),), tuple(calls),
+        m.role, (neutral.TextPart(m.content or ""), *pictures), tuple(calls),
         reasoning=(m.thinking or None) if assistant else None,
         tool_call_id=m.tool_call_id if tool else None,
         name=m.tool_name if tool else None,
