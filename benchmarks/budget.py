@@ -1,10 +1,11 @@
 """The mixes that `octavo quantize --budget` finds, against rules of thumb with as many bytes.
 
     python benchmarks/budget.py MODEL.gguf --work /tmp/mixes --json out.json
+    python benchmarks/budget.py MODEL.gguf --work /tmp/mixes --types Q4_0 Q5_0 Q8_0
 
 The search gets as many bytes as each rule of thumb takes. KL is the mean on the evaluation part of
-Python's manual; that of the search's file is measured again, as it lies on the disk. What is encoded
-stays under --work.
+Python's manual; that of the search's file is measured again, as it lies on the disk. --types: of
+matrices whose rows 256 does not divide. What is encoded stays under --work.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from octavo.checkpoint import Checkpoint, open_checkpoint
 from octavo.checkpoint.base import TensorType
 from octavo.cli.screen import step_bar
-from octavo.compress import search
+from octavo.compress import search, sensitivity
 from octavo.compress.data import split, token_blocks
 from octavo.compress.distributions import rows_at_once
 from octavo.compress.recipe_file import read_recipe
@@ -34,7 +35,7 @@ UNIFORM = "formats: [gguf]\nfile_type: 1024\nweights: Q4_0\n"
 HEAD_AND_TAIL = """\
 formats: [gguf]
 file_type: 1024
-weights: IQ4_NL
+weights: {kind}
 layers:
   - match: [{layers}]
     weights: Q8_0
@@ -42,14 +43,16 @@ layers:
 HEADER = "| rule of thumb | MB | its KL | MB, by search | KL promised | KL measured | minutes |\n"
 
 
-def rules(checkpoint: Checkpoint) -> dict[str, GgufRecipe]:
+def rules(checkpoint: Checkpoint, kind: str) -> dict[str, GgufRecipe]:
     """Rules of thumb by name."""
     count = int(checkpoint.metadata[f"{checkpoint.architecture}.block_count"])
     ends = [*range(ENDS), *range(count - ENDS, count)]
     layers = ", ".join(["output.weight", *(f"blk.{i}.*" for i in ends)])
     found = {
+        f"{kind}, ends and head Q8_0": read_recipe(
+            HEAD_AND_TAIL.format(kind=kind, layers=layers), "ends"
+        ),
         "every matrix Q4_0": read_recipe(UNIFORM, "uniform"),
-        "IQ4_NL, ends and head Q8_0": read_recipe(HEAD_AND_TAIL.format(layers=layers), "ends"),
     }
     return {n: r for n, r in found.items() if isinstance(r, GgufRecipe)}
 
@@ -66,10 +69,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--types", nargs="+", default=[k.name for k in sensitivity.NARROW])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     search.POINTS = 0  # only the mix that is chosen
+    search.CHECKED = args.tokens // LENGTH
+    sensitivity.NARROW = tuple(TensorType[name] for name in args.types)
     source, encoded = open_checkpoint(args.model), Encoded(args.work)
     blocks = token_blocks(
         split("evaluation"), load_tokenizer(source), LENGTH, args.tokens // LENGTH
@@ -77,7 +83,7 @@ def main() -> None:
     rows, threads = rows_at_once(opened(source).vocabulary), usable_threads()
     reference = Reference.of(source, blocks, rows, threads)
     lines, found = HEADER + "|---|---|---|---|---|---|---|\n", []
-    for name, recipe in rules(source).items():
+    for name, recipe in rules(source, args.types[0]).items():
         begin = time.perf_counter()
         rule = encoded.mixed(source, types(source, recipe))
         theirs, ours = reference.kl(rule), args.work / "mix.gguf"

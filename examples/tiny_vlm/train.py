@@ -41,7 +41,7 @@ GRID = SIDE // PATCH
 VOCABULARY = 512
 WIDTH = 128
 ASKED = 8  # questions about an image
-SEEING = 0.66  # of the steps teach the encoder alone, which is cheap
+SEEING = 0.6  # of the steps teach the encoder alone, which is cheap
 PROCESSES = 2  # each with a batch of its own
 MEAN, STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 PLACES = 1 + len(KINDS) * len(COLORS) + 10  # what may be at a place: nothing, a shape, a digit
@@ -147,7 +147,8 @@ class Batches(Dataset[dict[str, torch.Tensor]]):
         images, rows = [], []
         for _ in range(self._size):
             scene = random_scene(rng)
-            images.append((pixels(as_file(draw(scene, rng), rng)), *places(scene)))
+            seen = pixels(as_file(draw(scene, rng), rng))
+            images.append((seen, *places(scene, seen)))
             asked = [question(rng, scene) for _ in range(ASKED - 1)] + [caption(rng, scene)]
             rng.shuffle(asked)
             rows.append(self.row(asked, turns=rng.random() < 0.2))
@@ -192,8 +193,10 @@ def pixels(file: bytes) -> np.ndarray:
     return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BICUBIC))
 
 
-def places(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
+def places(scene: Scene, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """What has its middle in each patch, and what each patch shows a part of (0 for nothing)."""
+    painted = abs(seen.astype(int) - scene.ground).max(-1) > 48
+    painted = painted.reshape(GRID, PATCH, GRID, PATCH).mean((1, 3)) > 0.03
     middle = np.zeros((GRID, GRID), np.int64)
     shown = np.zeros((GRID, GRID), np.int64)
     y, x = np.mgrid[0:GRID, 0:GRID] + 0.5
@@ -201,8 +204,9 @@ def places(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
         what = PLACES - 10 + (scene.digit or 0)
         if scene.digit is None:
             what = 1 + len(COLORS) * KINDS.index(s.kind) + COLORS.index(s.color)
+        reach = s.half + 0.5 * PATCH * max(scene.width, scene.height) / SIDE
         apart = (abs(x * scene.width / GRID - s.x), abs(y * scene.height / GRID - s.y))
-        shown[(apart[0] < 1.1 * s.half) & (apart[1] < 1.1 * s.half)] = what
+        shown[painted & (apart[0] < reach) & (apart[1] < reach)] = what
         middle[int(s.y / scene.height * GRID), int(s.x / scene.width * GRID)] = what
     return middle.reshape(-1), shown.reshape(-1)
 
@@ -356,7 +360,7 @@ def write(model: LlavaForConditionalGeneration, processor: LlavaProcessor, folde
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=7)

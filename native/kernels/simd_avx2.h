@@ -4,6 +4,7 @@
 
 constexpr int TOKEN_TILE = 4;
 constexpr int FLOAT_TILE = 1;
+constexpr int PAIR = 1;
 constexpr int ATTEND_TILE = 4;  // sums of a tile of attention
 
 struct VF { __m256 a, b; };

@@ -4,6 +4,9 @@
 
 // tokens per integer register tile: 8 weight lines + 8 accumulators + temporaries
 constexpr int TOKEN_TILE = 8;
+// panels that share what is read of tokens whose groups have scales: a digit that is broadcast once
+// serves both
+constexpr int PAIR = 2;
 constexpr int FLOAT_TILE = 6;   // tokens per float tile: 4 accumulators each
 constexpr int ATTEND_TILE = 16;  // sums of a tile of attention
 

@@ -3,6 +3,7 @@
 
 constexpr int TOKEN_TILE = 4;
 constexpr int FLOAT_TILE = 1;
+constexpr int PAIR = 1;
 constexpr int ATTEND_TILE = 4;  // sums of a tile of attention
 
 struct VF { float32x4_t v[4]; };

@@ -159,8 +159,9 @@ def test_sigterm_drains(smollm2: Path, tmp_path: Path) -> None:
 def test_full_queue_answers_at_once(smollm2: Path, tmp_path: Path) -> None:
     async def run(s: Server) -> None:
         async with httpx.AsyncClient(timeout=60) as client:
-            tasks = [asyncio.create_task(stream(client, s.url, body(200))) for _ in range(4)]
-            await asyncio.sleep(0.5)
+            tasks = [asyncio.create_task(stream(client, s.url, body(800))) for _ in range(4)]
+            while await asyncio.to_thread(s.metric, "octavo_requests_running") < 4:
+                await asyncio.sleep(0.01)
             began = time.monotonic()
             refused = await client.post(s.url + "/v1/chat/completions", json=body(5))
             assert time.monotonic() - began < 1

@@ -200,7 +200,7 @@ int main() {
   for (const auto& t : types)
     for (size_t n : {1, 16, 37})
       for (size_t blocks : {1, 3})
-        for (int tokens : {1, 3, 9})
+        for (int tokens : {1, 3, 14})
           for (bool scaled : {false, true})
             check({t.type, t.group}, t.name, n, t.block * blocks * (t.block == 1 ? 24 : 1), tokens,
                 scaled);

@@ -13,7 +13,7 @@ from octavo.checkpoint import open_checkpoint
 from octavo.engine import Request, SamplingParams
 from octavo.engine.constraint import GrammarCompiler
 from octavo.engine.cost import StepTimes
-from octavo.engine.drafts import MAX_DRAFT, DraftSource, Proposal, all_sources
+from octavo.engine.drafts import LONGEST_MATCH, MAX_DRAFT, DraftSource, Proposal, all_sources
 from octavo.engine.sequence import Sequence
 from octavo.generate.load import token_table
 from octavo.text import load_tokenizer
@@ -55,7 +55,11 @@ class Knowing:
     def propose(self, sequence: Sequence) -> Proposal | None:
         done = sequence.sampling.generated
         tokens = [t for t, *_ in self._known[sequence.id][done : done + MAX_DRAFT]]
-        return Proposal(self.name, [self._maybe(t or 0) for t in tokens], 4) if tokens else None
+        return (
+            Proposal(self.name, [self._maybe(t or 0) for t in tokens], LONGEST_MATCH)
+            if tokens
+            else None
+        )
 
     def _maybe(self, token: int) -> int:
         return self._rng.randrange(VOCABULARY) if self._rng.random() < self._mistakes else token

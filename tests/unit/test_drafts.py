@@ -105,7 +105,15 @@ def test_recent_replies_are_of_the_same_salt_and_bounded() -> None:
     assert len(source._by_salt) == RECENT_SALTS
     for _ in range(5):
         source.finish(sequence([1], [rng.randrange(90) for _ in range(RECENT_TOKENS // 3)], "c"))
-        assert len(source._by_salt["c"].tokens) <= RECENT_TOKENS
+        assert 0 < len(source._by_salt["c"].tokens) <= source.size <= RECENT_TOKENS
+    for i in range(9):
+        source.finish(
+            sequence([1], [rng.randrange(90) for _ in range(RECENT_TOKENS // 4)], f"t{i}")
+        )
+        assert source.size <= RECENT_TOKENS
+    assert list(source._by_salt) == ["t5", "t6", "t7", "t8"]
+    for _ in range(5):
+        source.finish(sequence([1], [rng.randrange(90) for _ in range(RECENT_TOKENS // 3)], "c"))
     reply = source._by_salt["c"].tokens[-40:]
     found = source.propose(sequence([1], reply[:20], "c"))
     assert found is not None and found.tokens == reply[20 : 20 + MAX_DRAFT]

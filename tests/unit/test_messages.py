@@ -86,7 +86,7 @@ CALL = {"function": {"name": "f", "arguments": "[1]"}}
     ("hi", "messages[1]"), ({}, "messages[1].role"), ({"role": 1}, "messages[1].role"),
     ({"role": "user", "content": 5}, "messages[1].content"),
     ({"role": "user", "content": ["x"]}, "messages[1].content[0].type"),
-    ({"role": "user", "content": [{"type": "image_url"}]}, "messages[1].content[0].type"),
+    ({"role": "user", "content": [{"type": "input_audio"}]}, "messages[1].content[0].type"),
     ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].type"),
     ({"role": "user", "name": 5}, "messages[1].name"),
     ({"role": "assistant", "reasoning": 5}, "messages[1].reasoning"),

@@ -161,7 +161,7 @@ def test_what_both_refuse(fields: dict[str, Any], field: str) -> None:
     [
         ({"messages": []}, "messages"), ({"messages": [{"role": "x"}]}, "messages[0].role"),
         ({"messages": [USER, {"role": "user"}]}, "messages[1].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": "x"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].tool_call_id"),
         ({"messages": [{"role": "user", "content": "a", "tool_calls": [{"function": {"name": "f"}}]}]}, "messages[0].tool_calls"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "["}}]}]}, "messages[0].tool_calls[0].function.arguments"),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.checkpoint.cache import cache_folder
-from octavo.checkpoint.demo import BUNDLED, DEMOS, fetch_demo, find_demo
+from octavo.checkpoint.demo import DEMOS, fetch_demo, find_demo
 from octavo.checkpoint.folders import choose, gguf_models, is_model_folder
 from octavo.checkpoint.huggingface import hub_cache, hub_model, parse_hub_name
 from octavo.checkpoint.names import suggest
@@ -22,7 +22,7 @@ from octavo.checkpoint.progress import Advance, ProgressBar
 from octavo.errors import CacheError, ModelNotFound
 
 __all__ = [
-    "BUNDLED", "DEMOS", "Installed", "Located", "cache_folder", "installed", "locate",
+    "DEMOS", "Installed", "Located", "cache_folder", "installed", "locate",
     "located_here", "models_in", "names", "no_progress",
 ]  # fmt: skip
 
@@ -60,8 +60,6 @@ def locate(name: str, *, offline: bool = False, progress: ProgressBar = no_progr
     """
     if name in DEMOS:
         return _demo(name, offline, progress)
-    if (bundled := BUNDLED.get(name)) is not None:
-        return Located(bundled.path, name, (), bundled.sampling)
     path = _file_or_folder(name)
     if path is not None:
         stem = path.stem if path.suffix == ".gguf" else path.resolve().name
@@ -152,7 +150,7 @@ def names() -> list[str]:
         f.name.removeprefix("models--").replace("--", "/", 1)
         for f in hub_cache().glob("models--*--*")
     )
-    return [*DEMOS, *BUNDLED, *here]
+    return [*DEMOS, *here]
 
 
 def models_in(folder: Path) -> list[Located]:

@@ -228,16 +228,12 @@ def serve(
     sources = {options.name: source for options, source in named}
     opened = {name: source.planned() for name, source in sources.items()}
     plans = {name: plan for name, (_, plan) in opened.items()}
-    if model["context"] is None:
-        _tell_lowered(plans)
+    _tell_lowered(plans if model["context"] is None else {})
     titles = {o.name: _title(o, opened[o.name][0]) for o, _ in named}
-    shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
-    url = f"http://{shown}:{sock.getsockname()[1]}"
+    url, find = _url(host, sock.getsockname()[1]), choice.find
     screen = Screen(url, choice.budget, plans, titles)
-    serving = Models(
-        [*named, *choice.find()], choice.budget, len(named), choice.find if choice.finds else None
-    )
-    media = MediaPolicy(domains=tuple(domain.lower() for domain in domains))
+    serving = Models([*named, *find()], choice.budget, len(named), find if choice.finds else None)
+    media = MediaPolicy(domains=domains)
     options = ServeOptions(access, drain_timeout, write_timeout, lora_dir, media, alive, data)
     with logging_to(sys.stdout, log_level, log_format), ExitStack() as stack:
         total = sum(model.checkpoint.nbytes for model, _ in opened.values())
@@ -260,6 +256,12 @@ def _demo() -> tuple[str]:
 
     say(f"No model named, so using the demo: {DEMO} ({DEMOS[DEMO].title})")
     return (DEMO,)
+
+
+def _url(host: str, port: int) -> str:
+    """An address that this machine reaches the server by."""
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}"
 
 
 def _tell_lowered(plans: dict[str, Plan]) -> None:

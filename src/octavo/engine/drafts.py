@@ -16,8 +16,8 @@ from octavo.engine.sequence import Sequence
 MAX_DRAFT = 15  # tokens verified in a step of one sequence, which are one more row each
 LONGEST_MATCH = 16  # tokens of context compared
 CHAIN = 8  # earlier occurrences looked at
-INDEXED = 1 << 15  # tokens of a prompt that are searched, its last ones
-RECENT_TOKENS = 1 << 15  # of recent output that is searched, for each salt
+INDEXED = 1 << 13  # tokens of a prompt that are searched, its last ones: some 150 bytes each
+RECENT_TOKENS = 1 << 14  # of recent replies, of all salts together
 RECENT_SALTS = 64
 START = 8  # match of a prediction that is followed from its first token
 
@@ -55,19 +55,19 @@ class NgramIndex:
     def __init__(self, tokens: list[int], first: int = 0) -> None:
         self.tokens = tokens
         self._first = first  # what comes before is not searched
-        self._newest: dict[tuple[int, int], int] = {}  # by pair: the place after it
+        self._newest: dict[int, int] = {}  # by pair: the place after it
         self._older: list[int] = []  # by place: the one before it in its chain, or 0
 
     def _grow(self) -> None:
         """Indexes the tokens that have come, all but the last, which nothing follows yet."""
         tokens, newest, older = self.tokens, self._newest, self._older
         for place in range(self._first + len(older) + 2, len(tokens)):
-            pair = (tokens[place - 2], tokens[place - 1])
+            pair = tokens[place - 2] << 32 | tokens[place - 1]
             older.append(newest.get(pair, 0))
             newest[pair] = place
 
     def _places(self, tail: list[int]) -> Iterator[int]:
-        place = self._newest.get((tail[-2], tail[-1]), 0)
+        place = self._newest.get(tail[-2] << 32 | tail[-1], 0)
         for _ in range(CHAIN):
             if not place:
                 return
@@ -178,8 +178,13 @@ class Recent:
             index = self._by_salt[salt] = NgramIndex(kept)
         index.tokens += reply[-RECENT_TOKENS // 2 :]
         self._by_salt.move_to_end(salt)
-        while len(self._by_salt) > RECENT_SALTS:
+        while len(self._by_salt) > RECENT_SALTS or self.size > RECENT_TOKENS:
             self._by_salt.popitem(last=False)
+
+    @property
+    def size(self) -> int:
+        """Tokens that are kept."""
+        return sum(len(index.tokens) for index in self._by_salt.values())
 
 
 def all_sources() -> list[DraftSource]:

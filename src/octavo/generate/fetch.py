@@ -97,7 +97,7 @@ def _parts(url: str, domains: Sequence[str], at: str) -> tuple[str, int, bool, s
         raise InvalidValue(f"{at} is no plain http(s) URL", at)
     parts = urlsplit(url)
     host = (parts.hostname or "").rstrip(".")
-    if host not in domains:
+    if host not in map(str.lower, domains):
         raise InvalidValue(f"{at}: images may come from {', '.join(domains)} only", at)
     secure = parts.scheme == "https"
     try:

@@ -73,8 +73,8 @@ def read_images(
 def _read(part: ImagePart, model: ServedModel, policy: MediaPolicy) -> Processed:
     assert model.images is not None
     source, at, detail = part.source, part.at, None
-    if isinstance(source, Mapping):
-        detail, source = source.get("detail"), source.get("url")
+    if isinstance(part.source, Mapping):
+        source, detail = part.source.get("url"), part.source.get("detail")
     level = read_detail(detail, model.images, at)
     if isinstance(source, str):
         source = _by_url(source, policy, at)
