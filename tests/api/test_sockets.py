@@ -88,6 +88,11 @@ def test_cancelling_and_leaving(server: Server) -> None:
         socket.send(json.dumps({"id": "a", "cancel": True}))
         assert told(socket, "a")["a"][-1] == {"cancelled": True}
         server.wait_idle()
+        ask(socket, "w", "/v1/chat/completions", long | {"stream": False})
+        while not server.metric("octavo_requests_running"):
+            pass
+        socket.send(json.dumps({"id": "w", "cancel": True}))
+        assert told(socket, "w")["w"] == [{"cancelled": True}]
         socket.send(json.dumps({"id": "never", "cancel": True}))
         ask(socket, "a", "/v1/chat/completions", CHAT)  # the id is free again
         assert told(socket, "a")["a"][0]["status"] == 200

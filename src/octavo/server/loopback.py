@@ -6,6 +6,7 @@ passed already.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,7 +14,6 @@ from starlette.types import ASGIApp, Message
 
 from octavo.errors import InvalidValue
 from octavo.server.guard import Principal
-from octavo.server.http import silence
 
 # status, media type, bytes, whether more will come
 Part = Callable[[int, str, bytes, bool], Awaitable[None]]
@@ -28,8 +28,10 @@ class Loopback:
 
     app: ASGIApp
 
-    async def stream(self, path: str, body: bytes, sender: Principal, part: Part) -> None:
-        """Posts a body, and calls `part` with each part of the answer. Cancelling it ends both."""
+    async def stream(
+        self, path: str, body: bytes, sender: Principal, part: Part, gone: asyncio.Event
+    ) -> None:
+        """Posts a body, and calls `part` with each part of the answer, until the sender is gone."""
         scope: dict[str, Any] = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
             "scheme": "http", "path": path, "raw_path": path.encode(), "query_string": b"",
@@ -45,7 +47,8 @@ class Loopback:
         async def receive() -> Message:
             if unread:
                 return unread.pop()
-            return await silence()  # it does not disconnect: it is cancelled
+            await gone.wait()
+            return {"type": "http.disconnect"}
 
         async def send(message: Message) -> None:
             nonlocal status, media
@@ -71,7 +74,7 @@ class Loopback:
             answer.extend(data)
 
         try:
-            await self.stream(path, body, sender, part)
+            await self.stream(path, body, sender, part, asyncio.Event())
         except _Streamed:
             raise InvalidValue("stream has to be false here", "stream") from None
         return last, bytes(answer)

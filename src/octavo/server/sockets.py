@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -40,6 +40,13 @@ class Asked(msgspec.Struct, forbid_unknown_fields=True):
     cancel: bool = False
 
 
+class Running(NamedTuple):
+    """A request of a socket. gone: set when nobody waits for its answer any longer."""
+
+    task: asyncio.Task[None]
+    gone: asyncio.Event
+
+
 class Sockets:
     """The handler of /v1/ws. error_body: how what is wrong with a message is told."""
 
@@ -49,40 +56,39 @@ class Sockets:
     async def serve(self, socket: WebSocket) -> None:
         """Answers messages until the socket is closed, which ends what still runs."""
         await socket.accept()
-        running: dict[str, asyncio.Task[None]] = {}
+        running: dict[str, Running] = {}
         try:
             while True:
                 await self._take(socket, await _text(socket), running)
         except WebSocketDisconnect:
             pass
         finally:
-            for task in running.values():
-                task.cancel()
-            await asyncio.gather(*running.values(), return_exceptions=True)
+            for one in running.values():
+                one.gone.set()
+            tasks = [one.task for one in running.values()]
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _take(
-        self, socket: WebSocket, text: str, running: dict[str, asyncio.Task[None]]
-    ) -> None:
+    async def _take(self, socket: WebSocket, text: str, running: dict[str, Running]) -> None:
         """Begins or ends a request."""
         id = None
         try:
             asked = _read(text)
             id = asked.id
-            task = running.get(id)
             if asked.cancel:
-                if task is not None:
-                    task.cancel()
+                if id in running:
+                    running[id].gone.set()
                 return
-            if task is not None:
+            if id in running:
                 raise InvalidValue(f"a request with the id {id!r} is running", "id")
             if len(running) >= MOST_RUNNING:
                 raise Overloaded(f"{MOST_RUNNING} requests run on this socket", code="overloaded")
         except RequestError as e:
             return await _send(socket, id, status=e.status, body=msgspec.Raw(self._error_body(e)))
-        made = running[id] = asyncio.create_task(self._answer(socket, asked))
-        made.add_done_callback(lambda _: running.pop(asked.id, None))
+        gone = asyncio.Event()
+        running[id] = Running(asyncio.create_task(self._answer(socket, asked, gone)), gone)
+        running[id].task.add_done_callback(lambda _: running.pop(asked.id, None))
 
-    async def _answer(self, socket: WebSocket, asked: Asked) -> None:
+    async def _answer(self, socket: WebSocket, asked: Asked, gone: asyncio.Event) -> None:
         """Sends the answer of one request, in chunks if it is streamed, and its end."""
         whole = bytearray()
 
@@ -97,12 +103,9 @@ class Sockets:
                 await _send(socket, asked.id, status=status, chunk=msgspec.Raw(chunk))
 
         sender = principal(socket.scope)
-        try:
-            await self._loopback.stream(asked.path or "", bytes(asked.body), sender, part)
-        except asyncio.CancelledError:
-            await _send(socket, asked.id, cancelled=True)
-            raise
-        await _send(socket, asked.id, done=True)
+        await self._loopback.stream(asked.path or "", bytes(asked.body), sender, part, gone)
+        end = {"cancelled": True} if gone.is_set() else {"done": True}
+        await _send(socket, asked.id, **end)
 
 
 async def _text(socket: WebSocket) -> str:
