@@ -14,6 +14,7 @@ import pytest
 
 from octavo.checkpoint import open_checkpoint
 from octavo.server.app import create_app
+from octavo.server.dialects.openai.items_writer import ItemsWriter
 from octavo.server.exchange import Exchange
 from octavo.server.guard import Access, Keys, Unauthorized, principal
 from octavo.server.keyring import Keyring
@@ -135,6 +136,22 @@ def test_a_response_in_the_background_is_a_request_that_runs(served: Served) -> 
     (made,) = [e for e in served.listener.exchanges if e.id == "mine"]
     assert made.status == 499 and made.key == "key" and made.usage is not None
     assert made.usage.completion == 2
+
+
+@pytest.mark.parametrize("served", [(Limits(), False)], indirect=True)
+def test_an_error_in_the_background_ends_the_response(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> bytes:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(ItemsWriter, "whole", broken)
+    asked = body("/v1/responses") | {"background": True}
+    id = served.ask("/v1/responses", asked)[1]["id"]
+    served.until_idle()
+    told = served.ask(f"/v1/responses/{id}")[1]
+    assert (told["status"], told["error"]["message"]) == ("failed", "the server could not answer")
+    assert served.listener.exchanges[0].status == 500
 
 
 def test_a_batch_keeps_to_the_limits_of_its_owner(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -100,8 +100,7 @@ class ExchangeMiddleware:
                 await refuse(late, scope, receive, counted)
             raise
         except Exception as e:
-            LOG.error("%s", described(e))
-            error = InternalError("the server could not answer", code="internal_error")
+            error = internal(e)
             if not started:
                 await refuse(error, scope, receive, counted)
             elif not complete:
@@ -121,6 +120,12 @@ class ExchangeMiddleware:
         if not self._running[one.id]:
             del self._running[one.id]
         self._observe(one)
+
+
+def internal(error: Exception) -> InternalError:
+    """What a client is told of an error that nobody expected, which is logged."""
+    LOG.error("%s", described(error))
+    return InternalError("the server could not answer", code="internal_error")
 
 
 def _request_id(scope: Scope) -> str | None:

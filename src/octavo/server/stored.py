@@ -18,6 +18,7 @@ from octavo.server.background import Background
 from octavo.server.dialect import Dialect, GenerateRoute, KeptWriter, Object, StoredRoute
 from octavo.server.endpoint import Endpoint
 from octavo.server.exchange import exchange
+from octavo.server.exchanges import internal
 from octavo.server.guard import principal
 from octavo.server.http import ClientGone, cancellable, json_response, silence, while_connected
 from octavo.server.runner import Runner, answering
@@ -105,9 +106,10 @@ class StoredResponses:
                 done = writer.response
             except ClientGone:  # it is cancelled as a request
                 one.status, done = 499, begun | {"status": "cancelled"}
-            except RequestError as e:
-                one.failed(e)
-                done = self._route.failed(writer.response, e.renamed(self._route.names(body)))
+            except Exception as e:
+                error = e if isinstance(e, RequestError) else internal(e)
+                one.failed(error)
+                done = self._route.failed(begun, error.renamed(self._route.names(body)))
             await put(done)
 
         one.work = self._background.start(id, run())
