@@ -425,7 +425,8 @@ def test_401_comes_before_the_body(guarded: Server) -> None:
         ["Authorization: Bearer user-key", "Authorization: Bearer user-key"],
         ["Authorization: Bearer user-key", "Authorization: Bearer wrong"],
         ["Authorization: Bearer  "], ["Authorization: Bearer"], ["Authorization: user-key"], ["Authorization: Basic user-key"],
-        ["Authorization: Bearer user-key, Bearer admin-key"], ["Authorization: Bearer user-key\xff"], ["X-Api-Key: user-key"],
+        ["Authorization: Bearer user-key, Bearer admin-key"], ["Authorization: Bearer user-key\xff"], ["X-Api-Key: wrong"],
+        ["X-Api-Key: user-key", "X-Api-Key: user-key"], ["Authorization: Bearer wrong", "X-Api-Key: user-key"],
         ["Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="],
     ],
 )  # fmt: skip

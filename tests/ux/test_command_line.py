@@ -133,7 +133,7 @@ def test_program_listing(smollm2: Path) -> None:
     lines = octavo("show", "smollm2", "--program").stdout.splitlines()
     golden = (Path(__file__).parent / "smollm2_program.txt").read_text().splitlines()
     assert lines[: len(golden)] == golden
-    assert len(lines) == 461
+    assert len(lines) == 462
 
 
 def test_generate_chat_and_bench(smollm2: Path, tmp_path: Path) -> None:
