@@ -30,9 +30,11 @@ from octavo.server.dialects.openai.schemas import (
     CompletionBody,
     DetokenizeBody,
     JsonSchema,
+    Prediction,
     ResponseFormat,
     StreamOptions,
     StructuredOutputs,
+    TextPart,
     TokenizeBody,
 )
 
@@ -57,6 +59,8 @@ OBJECTS: dict[type[msgspec.Struct], dict[str, Any]] = {
     Message: {"role": "assistant", "content": "ho", "tool_calls": [CALL]},
     ContentPart: {"type": "text", "text": "a"},
     ImageUrl: {"url": "data:,"},
+    Prediction: {"type": "content", "content": "ho"},
+    TextPart: {"type": "text", "text": "a"},
     ToolCall: CALL,
     CalledFunction: {"name": "f"},
     Tool: {"function": {"name": "f"}},
