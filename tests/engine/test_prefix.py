@@ -280,7 +280,7 @@ def test_a_copy_that_fails_leaves_no_blocks() -> None:
     pool = BlockAllocator(20)
     cache = KVCache(PrefixIndex(pool), fail)
     parent = KVState(list(range(40)))
-    assert cache.admit(parent, 40, reuse=True)
+    assert cache.admit(parent, 40, prefix_caching=True)
     cache.advance(parent, 40)
     for _ in range(3):
         child = parent.fork()
@@ -291,7 +291,7 @@ def test_a_copy_that_fails_leaves_no_blocks() -> None:
     for _ in range(3):
         again = KVState([*range(36), 99, 99])
         with pytest.raises(RuntimeError):
-            cache.admit(again, 38, reuse=True)
+            cache.admit(again, 38, prefix_caching=True)
         assert (again.blocks, again.computed) == ([], 0)
     cache.index.clear()
     assert pool.free_count == pool.count

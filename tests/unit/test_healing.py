@@ -89,7 +89,7 @@ def test_codes_are_the_best_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
             codes[:, column] = np.clip(codes[:, column] + step, 0, 15)
             other = found._replace(codes=codes.astype(np.uint8))
             assert (lost(x, other, h) >= best * (1 - 1e-6)).all()
-    monkeypatch.setattr("octavo.compress.healing.BLOCK", 7)
+    monkeypatch.setattr("octavo.compress.healing.COLUMN_BLOCK", 7)
     assert (better_codes(x, q, h, sweeps=100).codes == found.codes).all()
 
 

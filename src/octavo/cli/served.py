@@ -12,7 +12,7 @@ from octavo.checkpoint.progress import ProgressBar
 from octavo.engine.loader import OpenModel
 from octavo.engine.plan import Plan, Share, make_plan, memory_budget
 from octavo.errors import UsageError
-from octavo.server.run import Served
+from octavo.server.run import NamedSource
 from octavo.server.source import ModelOptions, ModelSource
 
 
@@ -44,7 +44,7 @@ class Choice:
     def named(
         self, names: Sequence[str], pinned: Sequence[str], aliases: Sequence[tuple[str, str]],
         offline: bool, progress: ProgressBar,
-    ) -> list[Served]:  # fmt: skip
+    ) -> list[NamedSource]:  # fmt: skip
         """The models that are named. Raises OctavoError."""
         self._count = max(1, len(names))
         served = []
@@ -68,7 +68,7 @@ class Choice:
         pairs = [(options, self._source(options)) for options in served]
         return pairs
 
-    def find(self) -> list[Served]:
+    def find(self) -> list[NamedSource]:
         """Models of the folder and the caches that were not known before."""
         found = models_in(self.folder) if self.folder is not None else []
         if self.on_demand:

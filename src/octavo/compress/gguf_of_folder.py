@@ -19,7 +19,7 @@ from octavo.compress.jobs import Rounded, Say
 from octavo.compress.recipes import FolderRecipe
 from octavo.errors import UsageError
 
-BLOCK = 32  # columns that share a scale
+GROUP = 32  # columns that share a scale
 TYPES = {4: "Q4_0", 8: "Q8_0"}  # by bits; both have a scale and no minimum
 
 
@@ -82,4 +82,4 @@ def _blocks(recipe: FolderRecipe, scheme: object) -> Scheme:
             f"{recipe.name} is not stored as gguf: layers of 4 or 8 bits become Q4_0 or Q8_0",
             f"--format {recipe.layouts[0]}",
         )
-    return Grid(scheme.bits, BLOCK)
+    return Grid(scheme.bits, GROUP)

@@ -16,7 +16,7 @@ from octavo.compress.grids import CHUNK, Quantized, check_finite, rounded
 
 ROUNDS = 3  # of codes, then scales
 SWEEPS = 2  # over the columns in each
-BLOCK = 64  # columns after which the rest of a matrix is updated
+COLUMN_BLOCK = 64  # columns after which the rest of a matrix is updated
 
 
 def heal(x: F32, q: Quantized, hessian: F64, rounds: int = ROUNDS) -> Quantized:
@@ -97,8 +97,8 @@ def better_codes(x: F32, q: Quantized, hessian: F64, sweeps: int = SWEEPS) -> Qu
     columns = len(order)
     for _ in range(sweeps):
         before = codes.copy()
-        for begin in range(0, columns, BLOCK):
-            end = min(begin + BLOCK, columns)
+        for begin in range(0, columns, COLUMN_BLOCK):
+            end = min(begin + COLUMN_BLOCK, columns)
             moved = np.zeros((len(x), end - begin))
             for i in range(begin, end):
                 if h[i, i] <= 0:

@@ -23,7 +23,7 @@ _PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
 
 
 @dataclass(frozen=True)
-class Served:
+class ServingFigures:
     """One model, served. outputs: greedy continuations of the prompts; peak_rss: bytes."""
 
     load_seconds: float
@@ -36,7 +36,7 @@ class Served:
 def serve_both(
     models: tuple[OpenModel, OpenModel], prompts: list[list[int]], output: int, threads: int | None,
     progress: Callable[[int], Any] = lambda _: None,
-) -> tuple[Served, Served]:  # fmt: skip
+) -> tuple[ServingFigures, ServingFigures]:  # fmt: skip
     """Has both continue every prompt by `output` tokens, the one first, then the other.
 
     progress: told of every prompt that both have continued. Raises OctavoError.
@@ -44,7 +44,7 @@ def serve_both(
     context = max(map(len, prompts)) + output
     a, b = (_Engine(m, _plan(m, context, threads)) for m in models)
 
-    async def measure() -> tuple[Served, Served]:
+    async def measure() -> tuple[ServingFigures, ServingFigures]:
         await a.start()
         await b.start()
         for i, prompt in enumerate(prompts):
@@ -106,8 +106,8 @@ class _Engine:
         if len(tokens) > 1:
             self._decode.append((len(tokens) - 1) / max(1e-9, times.last_token - times.first_token))
 
-    def served(self) -> Served:
-        return Served(
+    def served(self) -> ServingFigures:
+        return ServingFigures(
             self._seconds, statistics.median(self._prefill), statistics.median(self._decode),
             peak_rss(self._client.pid), self._outputs,
         )  # fmt: skip

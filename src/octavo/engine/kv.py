@@ -87,14 +87,15 @@ class KVCache:
         """Blocks that no sequence holds."""
         return self.index.available
 
-    def admit(self, kv: KVState, prompt: int, reuse: bool) -> bool:
-        """Allocates blocks for all tokens, starting from the longest known prefix if `reuse`.
+    def admit(self, kv: KVState, prompt: int, prefix_caching: bool) -> bool:
+        """Allocates blocks for all tokens, from the longest cached prefix if
+        `prefix_caching`.
 
         The last token is always left to compute. Returns False if there are too few blocks; then
         nothing is allocated or evicted.
         """
         match = Match([], None, 0)
-        if reuse and self.prefix_caching:
+        if prefix_caching and self.prefix_caching:
             match = self.index.match(kv.keys[:-1], kv.salt)
         missing = blocks_for(len(kv.tokens)) - len(match.blocks)
         if missing > self.available and match.partial_block is not None:

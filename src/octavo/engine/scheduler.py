@@ -177,11 +177,12 @@ class Scheduler:
             if self._bidirectional and len(sequence.kv.tokens) > min(left, self._spare_rows):
                 return  # there will be more in the next step
             # Results of cached tokens are not cached, so who needs those computes them.
-            reuse = not (sequence.needs_prompt_logprobs or sequence.request.pool in ("mean", "cls"))
+            pooled = sequence.request.pool in ("mean", "cls")
+            prefix_caching = not (sequence.needs_prompt_logprobs or pooled)
             stalled = (ScheduledSpan.of(s, s.kv.pending) for s in self.stalled)
-            if reuse and any(self._shares(sequence, span) for span in (*spans, *stalled)):
+            if prefix_caching and any(self._shares(sequence, span) for span in (*spans, *stalled)):
                 continue
-            if not self.kv.admit(sequence.kv, len(sequence.request.prompt), reuse):
+            if not self.kv.admit(sequence.kv, len(sequence.request.prompt), prefix_caching):
                 return
             self.waiting.remove(sequence)
             self.running.append(sequence)

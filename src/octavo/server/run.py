@@ -34,8 +34,8 @@ from octavo.server.sockets import SocketProtocol
 from octavo.server.source import ModelOptions, ModelSource
 from octavo.server.store import Store
 
-Served = tuple[ModelOptions, ModelSource]
-Find = Callable[[], Sequence[Served]]
+NamedSource = tuple[ModelOptions, ModelSource]
+Find = Callable[[], Sequence[NamedSource]]
 FIND_SECONDS = 5.0  # between looks for models
 KEEP_ALIVE = 30  # seconds between requests
 HURRY = 3  # seconds for errors to be sent after the time to drain
@@ -124,7 +124,7 @@ class Models:
     been found beside them since the last time; it may block.
     """
 
-    sources: Sequence[Served]
+    sources: Sequence[NamedSource]
     budget: int
     first: int = 0
     find: Find | None = None
