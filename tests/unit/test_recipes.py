@@ -77,9 +77,9 @@ def test_wording() -> None:
 def test_what_was_measured_is_of_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sensitivity, "fingerprint", lambda _: "model")
     keys = [sensitivity.made_of(None)]  # type: ignore[arg-type]
-    monkeypatch.setattr(sensitivity, "version", lambda _: "0")
+    monkeypatch.setattr(sensitivity, "__version__", "0")
     keys.append(sensitivity.made_of(None))  # type: ignore[arg-type]
-    monkeypatch.setattr(sensitivity, "WIDE", sensitivity.WIDE[1:])
+    monkeypatch.setattr(sensitivity, "ROUGH", None)
     keys.append(sensitivity.made_of(None))  # type: ignore[arg-type]
     assert len(set(keys)) == 3
 
