@@ -12,6 +12,7 @@ import time
 
 from octavo.engine.plan import size
 from octavo.errors import DoesNotFit, OctavoError, Overloaded, RequestError
+from octavo.server.background import to_its_end
 from octavo.server.registry import Entry, Lease, unusable
 
 LOG = logging.getLogger("octavo.server")
@@ -129,12 +130,8 @@ class Pool:
         model, source = entry.model, entry.source
         assert model is not None and source is not None
         entry.model = entry.client = None  # at once: nobody gets it any more
-        ending = asyncio.create_task(source.unload(model))
         try:
-            await asyncio.shield(ending)
-        except asyncio.CancelledError:
-            await asyncio.gather(ending, return_exceptions=True)
-            raise
+            await to_its_end(source.unload(model))
         finally:
             del self._sizes[entry]
         LOG.info("%s is unloaded", entry.name)
