@@ -22,6 +22,7 @@ from octavo.server.keys import Key, KeyFile, Limits, digest, salt_of
 from octavo.server.loopback import Loopback
 from octavo.server.metrics import Metrics
 from octavo.text import ChatTemplate, Tokenizer, load_tokenizer
+from tests.unit.asgi import scope
 from tests.unit.dialects import TEMPLATE
 from tests.unit.fake_models import Listener, ScriptedClient, fake_model, listening, registry
 
@@ -178,3 +179,39 @@ def test_a_batch_keeps_to_the_limits_of_its_owner(tokenizer: Tokenizer, tmp_path
     access.keyring.save()
     with pytest.raises(Unauthorized):
         keys.owner(salt)
+
+
+def test_a_socket_serves_no_key_that_is_revoked(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.db")
+    secret = file.create(Key("key"))
+    ring, done, sent = Keyring(file), list[Exchange](), list[Any]()
+    models = registry(fake_model(tokenizer, "ann"))
+    app = create_app(models, Metrics(models), Access(keyring=ring), done.append)
+    asked = scope("websocket", "/v1/ws", authorization=f"Bearer {secret}")
+
+    async def talk() -> None:
+        said: asyncio.Queue[Any] = asyncio.Queue()
+        over = asyncio.Event()
+
+        async def send(message: Any) -> None:
+            sent.append(json.loads(message.get("text", "{}")))
+            if sent[-1].get("done") or sent[-1].get("status", 200) != 200:
+                over.set()
+
+        socket = asyncio.create_task(app(asked, said.get, send))
+        said.put_nowait({"type": "websocket.connect"})
+        for id in "ab":
+            text = json.dumps({"id": id, "path": "/v1/completions", "body": {"prompt": "Hi"}})
+            over.clear()
+            said.put_nowait({"type": "websocket.receive", "text": text})
+            await asyncio.wait_for(over.wait(), 10)
+            file.revoke("key")
+            file.create(Key("key"))  # another of that name
+            ring.save()
+        said.put_nowait({"type": "websocket.disconnect", "code": 1000})
+        await socket
+
+    asyncio.run(talk())
+    told = [(m["id"], m["status"]) for m in sent if "status" in m]
+    assert told == [("a", 200), ("b", 401)]
+    assert sent[-1]["body"]["error"]["code"] == "invalid_api_key"

@@ -280,3 +280,66 @@ def test_a_lease_is_given_back_once() -> None:
         assert lease.entry.users == 0
 
     run(test)
+
+
+def test_a_model_that_is_asked_for_as_it_falls_idle_is_waited_for() -> None:
+    """The next request may come before the one that waits for room has noticed."""
+
+    async def test() -> None:
+        house = House(20)
+        a, b = await house.models.acquire("a"), await house.models.acquire("b")
+        third = asyncio.create_task(house.use("c"))
+        await asyncio.sleep(0.05)
+        b.release()
+        again = await house.models.acquire("b")  # at once: b is idle for nobody
+        await asyncio.sleep(0.05)
+        assert not third.done() and house.log == ["+a", "+b"]
+        a.release()
+        assert await third == "c" and house.log == ["+a", "+b", "-a", "+c"]
+        again.release()
+
+    run(test)
+
+
+def test_a_model_that_is_pinned_meanwhile_is_no_room() -> None:
+    async def test() -> None:
+        house = House(20, "ab")
+        house.sources["b"].total = 15
+        a = await house.models.acquire("a")
+        other = asyncio.create_task(house.use("b"))
+        await asyncio.sleep(0.05)
+        a.entry.pinned = True
+        a.release()
+        with pytest.raises(RequestError, match="does not fit") as e:
+            await other
+        assert e.value.code == "insufficient_memory"
+        assert house.log == ["+a"] and await house.use("a") == "a"
+
+    run(test)
+
+
+def test_unloading_goes_on_without_the_one_who_wanted_it() -> None:
+    async def test() -> None:
+        house, ended = House(10), asyncio.Event()
+        source = house.sources["a"]
+        unload = source.unload
+
+        async def slowly(model: ServedModel) -> None:
+            await ended.wait()
+            await unload(model)
+
+        source.unload = slowly  # type: ignore[method-assign]
+        await house.use("a")
+        leaving = asyncio.create_task(house.pool.unload(house.models.entry("a")))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        other = asyncio.create_task(house.use("b"))
+        await asyncio.sleep(0.05)
+        assert house.pool.free == 0 and not other.done()  # its engine has its memory still
+        ended.set()
+        assert await other == "b" and house.log == ["+a", "-a", "+b"]
+        assert (await asyncio.gather(leaving, return_exceptions=True))[0].__class__ is (
+            asyncio.CancelledError
+        )
+
+    run(test)

@@ -6,15 +6,19 @@ import asyncio
 from typing import Any, cast
 
 import pytest
+from starlette.requests import Request
+from starlette.types import Message
 
 from octavo.checkpoint.pooling import Pooling
 from octavo.client.base import EngineClient
 from octavo.engine.request import SamplingParams
 from octavo.errors import InvalidValue, Overloaded, RequestError, UsageError
 from octavo.generate.model import ServedModel
-from octavo.server.models import model_cards
+from octavo.server.exchange import exchange
+from octavo.server.models import leased, model_cards
 from octavo.server.registry import NotFound, Registry
 from octavo.server.sizes import Bounds
+from tests.unit.asgi import scope
 
 
 class Client:
@@ -145,3 +149,26 @@ def test_models_come_and_go() -> None:
     add(models, "a")
     asyncio.run(models.close())
     assert (first.closed, second.closed) == (0, 1)
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_a_lease_ends_with_its_exchange(steps: int) -> None:
+    """Wherever a request is cancelled, its model can be unloaded afterwards."""
+    models = Registry()
+    add(models, "a")
+
+    async def gone() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def test() -> None:
+        asked = scope()
+        asking = asyncio.create_task(leased(Request(asked, gone), models, "a"))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        exchange(asked).finish()
+
+    asyncio.run(test())
+    assert models.entry("a").users == 0

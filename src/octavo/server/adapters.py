@@ -11,9 +11,9 @@ from starlette.responses import Response
 
 from octavo.errors import InvalidValue, RequestError
 from octavo.server.bodies import Bodies
-from octavo.server.exchange import exchange
 from octavo.server.guard import require_admin
-from octavo.server.http import json_response, while_connected
+from octavo.server.http import json_response
+from octavo.server.models import leased
 from octavo.server.parsing import Body, Fields
 from octavo.server.registry import Registry
 
@@ -77,8 +77,7 @@ class AdapterRoutes:
                 "lora_name has 1 to 64 letters, digits, '_', '.' and '-', and is no model's name",
                 "lora_name",
             )
-        lease = await while_connected(request.receive, self._registry.acquire(body.model))
-        exchange(request.scope).at_end.append(lease.release)
+        lease = await leased(request, self._registry, body.model)
         path = str(self._resolve(body.lora_path))
         await lease.model.client.load_adapter(body.lora_name, path)
         return json_response(encode({"status": "loaded", "model": body.lora_name}))

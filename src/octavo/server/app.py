@@ -174,10 +174,10 @@ def create_app(
         *_about(registry, metrics),
         *_control(registry, access, bodies, lora_folder, running),
     ]
-    loopback = loopback or Loopback()
+    loopback, owner = loopback or Loopback(), Keys(access).owner
     if batches is not None:
         batches.loopback, batches.endpoints = loopback, endpoints(dialects)
-        batches.sender = Keys(access).owner
+        batches.sender = owner
         own += batches.table(bodies)
     described = fixed(document(dialects, own), JSON)
     page = fixed(DOCS.read_bytes(), "text/html; charset=utf-8")
@@ -185,7 +185,7 @@ def create_app(
     table = [(one, default) for one in own]
     kept = None if store is None else (store, background or Background())
     table += [(one, d) for d in dialects for one in _spoken(d, runner, kept)]
-    sockets = Sockets(loopback, default.error_body)
+    sockets = Sockets(loopback, default.error_body, owner)
     routes: list[BaseRoute] = [WebSocketRoute("/v1/ws", sockets.serve)]
     paths = {"/v1/ws": RouteLabel("/v1/ws", default.error_body)}
     for one, dialect in table:

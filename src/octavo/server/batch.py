@@ -12,7 +12,7 @@ import msgspec
 
 from octavo.errors import RequestError
 
-AT_ONCE = 64  # requests of one batch that are in flight
+AT_ONCE = 64  # requests of all batches that are in flight
 PAUSE = 0.5  # seconds before a request that is not served now is sent again
 LONGEST = 15.0  # of them, for each is twice the one before
 MOST_LINES = 50_000
@@ -52,7 +52,7 @@ def read_lines(path: Path, urls: Iterable[str]) -> Iterator[Line | Fault]:
                 continue
             try:
                 line = msgspec.json.decode(text, type=Line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as e:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
                 yield Fault(number, f"not a request: {e}")
                 continue
             if line.custom_id in seen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -13,8 +14,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.errors import InvalidValue, RequestError
+from octavo.errors import InvalidValue, Overloaded, RequestError
+from octavo.server.background import to_its_end
 from octavo.server.batch import (
+    AT_ONCE,
     Fault,
     Line,
     ShuttingDown,
@@ -25,6 +28,7 @@ from octavo.server.batch import (
 )
 from octavo.server.bodies import Bodies
 from octavo.server.endpoint import Endpoint, Handler
+from octavo.server.exchanges import described
 from octavo.server.files import Files
 from octavo.server.guard import Principal, principal
 from octavo.server.http import json_response
@@ -34,9 +38,12 @@ from octavo.server.runner import answering
 from octavo.server.sizes import AtMost, Bounds
 from octavo.server.store import Object, Store
 
+LOG = logging.getLogger("octavo.server")
 DAY = 86_400
+MOST_BATCHES = 256  # that are worked on
 MOST_FAULTS = 100  # that a batch tells of
 EVERY = 0.5  # seconds between two records of the progress
+UNFINISHED = ("validating", "in_progress")
 
 
 class BatchBody(msgspec.Struct, kw_only=True):
@@ -62,6 +69,7 @@ class Batches:
         self._folder = store.folder / "batches"
         self._folder.mkdir(exist_ok=True)
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._slots = asyncio.Semaphore(AT_ONCE)  # others shall find room beside batches
 
     def resume(self) -> None:
         """Goes on with what an earlier server left."""
@@ -98,6 +106,8 @@ class Batches:
     async def _create(self, request: Request, bodies: Bodies) -> Response:
         body = await bodies.read(request, BatchBody, Fields(), lambda _: Bounds(0, 0))
         owner = principal(request.scope).salt
+        if len(self._running) >= MOST_BATCHES:
+            raise Overloaded(f"{MOST_BATCHES} batches are worked on", code="overloaded")
         if body.endpoint not in self.endpoints:
             known = ", ".join(sorted(self.endpoints))
             raise InvalidValue(f"endpoint is one of {known}", "endpoint")
@@ -135,19 +145,20 @@ class Batches:
     async def _cancel(self, request: Request) -> Response:
         """Ends a batch; what is done is kept in its files."""
         batch = await self._find(request)
-        if (task := self._running.get(batch["id"])) is not None:
+        if (task := self._running.pop(batch["id"], None)) is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            owner = principal(request.scope).salt
             batch = await self._find(request)
-            batch["cancelling_at"] = int(time.time())
-            await asyncio.to_thread(self._close, owner, batch, "cancelled")
+            if batch["status"] in UNFINISHED:
+                batch["cancelling_at"] = int(time.time())
+                owner = principal(request.scope).salt
+                await asyncio.to_thread(self._close, owner, batch, "cancelled")
         return json_response(encode(batch))
 
     # -- work ---------------------------------------------------------------------------------
 
     def _start(self, owner: str, batch: Object) -> None:
-        task = asyncio.create_task(self._run(owner, batch))
+        task = asyncio.create_task(self._work(owner, batch))
         self._running[batch["id"]] = task
         task.add_done_callback(lambda _: self._running.pop(batch["id"], None))
 
@@ -155,8 +166,25 @@ class Batches:
         """Where answers and errors are written until the end."""
         return tuple(self._folder / f"{batch['id']}.{kind}" for kind in ("output", "error"))  # type: ignore[return-value]
 
+    async def _work(self, owner: str, batch: Object) -> None:
+        """Runs a batch. One that cannot go on has failed, with what is done."""
+        try:
+            await self._run(owner, batch)
+        except Exception as e:
+            LOG.error("a batch has failed: %s", described(e))
+            _tell(batch, [Fault(0, "the server could not go on with it")], "internal_error")
+            await to_its_end(asyncio.to_thread(self._close, owner, batch, "failed"))
+
+    async def _save(self, owner: str, batch: Object) -> None:
+        await to_its_end(asyncio.to_thread(self._store.put_object, owner, batch))
+
+    async def _record(self, owner: str, batch: Object) -> None:
+        """Keeps the progress of a batch, for ever."""
+        while True:
+            await asyncio.sleep(EVERY)
+            await self._save(owner, batch)
+
     async def _run(self, owner: str, batch: Object) -> None:
-        save = self._store.put_object
         source = self.files.path(batch["input_file_id"])
         if not (total := await self._validated(owner, batch, source)):
             return
@@ -164,23 +192,20 @@ class Batches:
         counts = batch["request_counts"]
         counts |= {"total": total, "completed": len(done[0]), "failed": len(done[1])}
         batch |= {"status": "in_progress", "in_progress_at": int(time.time())}
-        await asyncio.to_thread(save, owner, batch)
+        await self._save(owner, batch)
         known = done[0] | done[1]
         files: tuple[BinaryIO, ...] = tuple(path.open("ab") for path in self._results(batch))
-        saved = time.monotonic()
+        recording = asyncio.create_task(self._record(owner, batch))
 
         def write(line: bytes, good: bool) -> None:
-            nonlocal saved
             file = files[0 if good else 1]
             file.write(line)
             file.flush()
             counts["completed" if good else "failed"] += 1
-            if time.monotonic() - saved > EVERY:
-                saved = time.monotonic()
-                save(owner, batch)
 
         async def ask(path: str, body: bytes) -> tuple[int, bytes]:
-            return await self.loopback.whole(path, body, self.sender(owner))
+            async with self._slots:
+                return await self.loopback.whole(path, body, self.sender(owner))
 
         lines = (line for line in read_lines(source, [batch["endpoint"]]) if isinstance(line, Line))
         left = (line for line in lines if line.custom_id not in known)
@@ -189,9 +214,11 @@ class Batches:
         except ShuttingDown:
             return
         finally:
+            recording.cancel()
+            await asyncio.gather(recording, return_exceptions=True)
             for file in files:
                 file.close()
-        await asyncio.to_thread(self._close, owner, batch, "completed")
+        await to_its_end(asyncio.to_thread(self._close, owner, batch, "completed"))
 
     async def _validated(self, owner: str, batch: Object, source: Path) -> int:
         """The number of requests; 0 for a batch that has failed since it is no batch."""
@@ -209,13 +236,9 @@ class Batches:
         total, faults = await asyncio.to_thread(check)
         if not faults:
             return total
-        told = [
-            {"code": "invalid_value", "line": f.line, "message": f.message, "param": None}
-            for f in faults[:MOST_FAULTS]
-        ]
         batch |= {"status": "failed", "failed_at": int(time.time())}
-        batch["errors"] = {"object": "list", "data": told}
-        await asyncio.to_thread(self._store.put_object, owner, batch)
+        _tell(batch, faults)
+        await self._save(owner, batch)
         return 0
 
     def _close(self, owner: str, batch: Object, status: str) -> None:
@@ -229,3 +252,12 @@ class Batches:
         batch |= {"status": status, "finalizing_at": int(time.time())}
         batch[f"{status}_at"] = int(time.time())
         self._store.put_object(owner, batch)
+
+
+def _tell(batch: Object, faults: list[Fault], code: str = "invalid_value") -> None:
+    """Says in a batch what is wrong with it."""
+    told = [
+        {"code": code, "line": f.line, "message": f.message, "param": None}
+        for f in faults[:MOST_FAULTS]
+    ]
+    batch["errors"] = {"object": "list", "data": told}

@@ -13,7 +13,7 @@ from octavo.server.exchange import exchange
 from octavo.server.guard import require_admin
 from octavo.server.http import json_response, while_connected
 from octavo.server.parsing import Fields
-from octavo.server.registry import Entry, Registry
+from octavo.server.registry import Entry, Lease, Registry
 
 encode = msgspec.json.Encoder().encode
 
@@ -34,6 +34,14 @@ def _cards(entry: Entry) -> list[ModelCard]:
         for name in entry.adapters
     ]
     return [own, *adapters]
+
+
+async def leased(request: Request, registry: Registry, name: str | None) -> Lease:
+    """The use of a model until the exchange has ended. Raises RequestError, ClientGone."""
+    lease = Lease(registry.entry(name), name)
+    exchange(request.scope).at_end.append(lease.release)  # before: it may end as it is granted
+    await while_connected(request.receive, registry.grant(lease))
+    return lease
 
 
 class LoadBody(msgspec.Struct, kw_only=True):
@@ -57,8 +65,7 @@ class ModelRoutes:
     async def load(self, request: Request) -> Response:
         require_admin(request.scope)
         body = await self._bodies.read(request, LoadBody, Fields(), self._registry.bounds)
-        lease = await while_connected(request.receive, self._registry.acquire(body.model))
-        exchange(request.scope).at_end.append(lease.release)
+        lease = await leased(request, self._registry, body.model)
         if body.pinned is not None:
             lease.entry.pinned = body.pinned
         return json_response(encode(_said(lease.entry)))

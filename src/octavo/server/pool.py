@@ -12,6 +12,7 @@ import time
 
 from octavo.engine.plan import size
 from octavo.errors import DoesNotFit, OctavoError, Overloaded, RequestError
+from octavo.server.background import to_its_end
 from octavo.server.registry import Entry, Lease, unusable
 
 LOG = logging.getLogger("octavo.server")
@@ -80,7 +81,9 @@ class Pool:
         total = await asyncio.to_thread(lambda: source.total)
         self._check_fits(entry, total)
         while total > self.free:
-            await self._unload(await self._victim())
+            if (victim := await self._victim()) is not None:
+                await self._unload(victim)
+            self._check_fits(entry, total)  # a model may have been pinned meanwhile
         self._sizes[entry] = total
         entry.loading, began = True, time.monotonic()
         try:
@@ -105,8 +108,11 @@ class Pool:
                 f"--memory {(total + pinned) // (1 << 20) + 1}MiB",
             )
 
-    async def _victim(self) -> Entry:
-        """A model to unload: the first that is idle, of several the least recently used."""
+    async def _victim(self) -> Entry | None:
+        """A model to unload: the first that is idle, of several the least recently used.
+
+        None if that is in use again, or pinned: the next look is at what there is then.
+        """
         loaded = sorted((e for e in self._sizes if not e.pinned), key=lambda e: e.used)
         if all(e.users for e in loaded):
             loaded[0].leaving = True
@@ -117,14 +123,15 @@ class Pool:
                 for wait in waits:
                     wait.cancel()
                 loaded[0].leaving = False
-        return next(e for e in loaded if not e.users)
+        return next((e for e in loaded if not (e.users or e.pinned)), None)
 
     async def _unload(self, entry: Entry) -> None:
+        """Unloads a model: to its end, even if it is cancelled meanwhile."""
         model, source = entry.model, entry.source
         assert model is not None and source is not None
-        entry.model = entry.client = None
+        entry.model = entry.client = None  # at once: nobody gets it any more
         try:
-            await source.unload(model)
+            await to_its_end(source.unload(model))
         finally:
             del self._sizes[entry]
         LOG.info("%s is unloaded", entry.name)

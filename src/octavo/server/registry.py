@@ -227,15 +227,19 @@ class Registry:
 
     async def acquire(self, name: str | None) -> Lease:
         """The use of a model, which is loaded first if it is not. Raises RequestError."""
-        lease = Lease(entry := self.entry(name), name)
+        lease = Lease(self.entry(name), name)
+        await self.grant(lease)
+        return lease
+
+    async def grant(self, lease: Lease) -> None:
+        """Grants a lease once its model is loaded. Raises RequestError."""
+        entry = lease.entry
         if entry.model is not None and not entry.leaving:
-            lease.grant()
-            return lease
+            return lease.grant()
         self.check_open()
         if self.loader is None or entry.source is None or self.starting:
             raise Overloaded(f"the model {entry.name!r} is still loading", code="loading")
         await self.loader.admit(lease)
-        return lease
 
     def bounds(self, name: str | None) -> Bounds:
         """What limits the body of a request to a model. May block. Raises RequestError."""

@@ -42,7 +42,7 @@ from octavo.server.http import (
     json_response,
     while_connected,
 )
-from octavo.server.models import model_cards
+from octavo.server.models import leased, model_cards
 from octavo.server.registry import Registry
 from octavo.server.sizes import Bounds
 
@@ -92,9 +92,7 @@ class Runner:
         if sender.account is not None:
             sender.account.begin()
             one.at_end.append(sender.account.end)
-        lease = await while_connected(request.receive, self._registry.acquire(name))
-        one.at_end.append(lease.release)
-        return body, lease.model
+        return body, (await leased(request, self._registry, name)).model
 
     async def _run(self, dialect: Dialect, route: Route, request: Request) -> Response:
         body, served = await self.read(dialect, route.body, request)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,7 +12,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from octavo.errors import InvalidValue, Overloaded, RequestError
 from octavo.server.dialect import ErrorBody
-from octavo.server.guard import principal
+from octavo.server.guard import Principal, principal
 from octavo.server.loopback import Loopback
 
 MOST_RUNNING = 64  # requests of one socket
@@ -48,10 +48,16 @@ class Running(NamedTuple):
 
 
 class Sockets:
-    """The handler of /v1/ws. error_body: how what is wrong with a message is told."""
+    """The handler of /v1/ws.
 
-    def __init__(self, loopback: Loopback, error_body: ErrorBody) -> None:
-        self._loopback, self._error_body = loopback, error_body
+    error_body: how what is wrong with a message is told. owner: who has a key of a salt; it raises
+    Unauthorized once the key is none.
+    """
+
+    def __init__(
+        self, loopback: Loopback, error_body: ErrorBody, owner: Callable[[str], Principal]
+    ) -> None:
+        self._loopback, self._error_body, self._owner = loopback, error_body, owner
 
     async def serve(self, socket: WebSocket) -> None:
         """Answers messages until the socket is closed, which ends what still runs."""
@@ -78,6 +84,7 @@ class Sockets:
                 if id in running:
                     running[id].gone.set()
                 return
+            self._owner(principal(socket.scope).salt)  # a socket may outlive its key
             if id in running:
                 raise InvalidValue(f"a request with the id {id!r} is running", "id")
             if len(running) >= MOST_RUNNING:
@@ -120,7 +127,7 @@ def _read(text: str) -> Asked:
     """A message. Raises InvalidValue."""
     try:
         asked = msgspec.json.decode(text, type=Asked)
-    except msgspec.DecodeError as e:
+    except (msgspec.DecodeError, RecursionError) as e:
         raise InvalidValue(f"a message is an object with id, path and body: {e}") from None
     if not 1 <= len(asked.id) <= MAX_ID:
         raise InvalidValue(f"id has 1 to {MAX_ID} characters", "id")
