@@ -237,6 +237,13 @@ def test_documents_are_a_list(model: ServedModel) -> None:
     assert refused.value.param == "documents"
 
 
+def test_a_prediction_is_no_longer_than_a_reply_can_be(model: ServedModel) -> None:
+    small = replace(model, context=9)
+    ids = model.tokenizer.encode("a b c d e f g h i j k l m n", add_bos=False)
+    asked = GenerationRequest(prompts=["a"], prediction="a b c d e f g h i j k l m n")
+    assert prepare(asked, small).prediction == ids[:9] and len(ids) > 9
+
+
 def test_tools_are_checked_once(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a chat, whatever becomes of it, and of a conversation that is only tokenized."""
     seen: list[str] = []

@@ -42,8 +42,10 @@ class Loaded:
         )
         self.threads = threads
 
-    def engine(self, capacity: int = 1 << 20, blocks: int = 200, **options: Any) -> Engine:
-        limits = replace(self.plan.limits, blocks=blocks)
+    def engine(
+        self, capacity: int = 1 << 20, blocks: int = 200, rows: int = 32, **options: Any
+    ) -> Engine:
+        limits = replace(self.plan.limits, blocks=blocks, selected=rows)
         plan = replace(self.plan, limits=limits, image_cache=capacity)
         executable, images = load_executable(self.open, plan), load_images(self.open, plan)
         assert images is not None
@@ -217,6 +219,71 @@ def test_a_failing_encoder_fails_only_its_requests(loaded: dict[str, Loaded]) ->
     free = engine.stats()
     assert free.blocks_held == 0 and not images.cache._users
     assert images.cache.used == 2 * images.encoder.bytes
+
+
+def test_more_images_than_the_cache_holds(loaded: dict[str, Loaded]) -> None:
+    """Each is encoded once: those that are computed, or were found in the prefix cache, no more."""
+    m = loaded["llava"]
+    engine = m.engine(capacity=2 * m.family.tokens * 64 * 4)
+    queue(engine).encoder.batch = 1
+    run(engine, [m.request("a", (1, 2, 3, 4, 5))])
+    assert engine.stats().images_encoded == 5
+    run(engine, [m.request("b", (1, 2, 3, 4, 5, 6))])
+    assert engine.stats().images_encoded == 6
+
+
+def test_beams_hold_images_each_for_itself(loaded: dict[str, Loaded]) -> None:
+    m = loaded["llava"]
+    engine = m.engine()
+    engine.add(m.request("a", (1,)))
+    sequence = engine._requests["a"]
+    while sequence.images[0].embeddings is None:
+        engine.step()
+        queue(engine).share(sequence.kv, sequence.images, sequence.kv.pending)
+    child = sequence.fork()
+    assert child.images[0].embeddings is None
+    assert queue(engine).share(child.kv, child.images, 50) > child.images[0].start
+    queue(engine).release(child.images)
+    assert sequence.images[0].embeddings is not None
+    assert queue(engine).cache._users == {sequence.images[0].image.digest: 1}
+    engine.abort("a")
+    assert not queue(engine).cache._users
+
+
+def test_text_and_image_may_both_fail(loaded: dict[str, Loaded]) -> None:
+    m = loaded["llava"]
+    engine = m.engine()
+
+    def broken(*_: Any) -> Any:
+        raise ValueError("no")
+
+    engine._executable.step = broken  # type: ignore[method-assign]
+    queue(engine).encoder.run = broken  # type: ignore[method-assign]
+    engine.add(m.request("a", (1,)))
+    events = engine.step()
+    assert [(e.id, e.finish) for e in events if isinstance(e, Ended)] == [("a", "error")]
+    assert not engine.has_work and engine.stats().blocks_held == 0
+
+
+def test_who_waits_for_an_image_gives_no_row_to_another(loaded: dict[str, Loaded]) -> None:
+    m = loaded["llava"]
+    engine = m.engine(rows=2)
+    queue(engine).encoder.run = _slices(queue(engine))  # type: ignore[method-assign]
+    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, prompt_logprobs=0)
+    first = m.request("a", (1,))
+    engine.add(
+        Request(
+            id="a", prompt=first.prompt, params=params, images=first.images,
+            image_offsets=first.image_offsets,
+        )
+    )  # fmt: skip
+    for name in "bcd":
+        engine.add(m.request(name, ()))
+    most = 0
+    while engine.has_work:
+        engine.step()
+        most = max(most, len(engine.scheduler.running))
+    assert most == 2
 
 
 def test_aborted_while_it_waits(loaded: dict[str, Loaded]) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from octavo.engine.cost import LEAST_GAIN, ROW, Acceptance, CostModel, StepTimes
 from octavo.engine.drafts import (
+    INDEXED,
     LONGEST_MATCH,
     MAX_DRAFT,
     RECENT_SALTS,
@@ -90,6 +91,15 @@ def test_a_prediction_is_followed_from_its_start_and_found_again() -> None:
     assert propose([20, 7, 30, 31]) == Proposal("prediction", prediction[12 : 12 + MAX_DRAFT], 2)
     assert propose([58, 59]) is None  # its end
     assert source.propose(sequence([1, 2], [20])) is None
+
+
+def test_of_a_prediction_the_first_tokens_are_searched() -> None:
+    prediction, source = list(range(INDEXED + 9)), Predicted()
+    early = sequence([1, 2], prediction[INDEXED - 3 : INDEXED - 1], prediction=prediction)
+    late = sequence([1, 2], prediction[-3:-1], prediction=prediction)
+    assert source.propose(early) == Proposal("prediction", prediction[INDEXED - 1 :], 2)
+    assert source.propose(late) is None
+    assert [len(index.tokens) for index in source._indexes.values()] == [INDEXED, INDEXED]
 
 
 def test_recent_replies_are_of_the_same_salt_and_bounded() -> None:

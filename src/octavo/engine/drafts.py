@@ -16,7 +16,7 @@ from octavo.engine.sequence import Sequence
 MAX_DRAFT = 15  # tokens verified in a step of one sequence, which are one more row each
 LONGEST_MATCH = 16  # tokens of context compared
 CHAIN = 8  # earlier occurrences looked at
-INDEXED = 1 << 13  # tokens of a prompt that are searched, its last ones: some 150 bytes each
+INDEXED = 1 << 13  # tokens that are searched, of a prompt its last, of a prediction its first
 RECENT_TOKENS = 1 << 14  # of recent replies, of all salts together
 RECENT_SALTS = 64
 START = 8  # match of a prediction that is followed from its first token
@@ -146,7 +146,7 @@ class Predicted:
             found = prediction[done : done + MAX_DRAFT]
             return Proposal(self.name, found, START) if found else None
         if (index := self._indexes.get(sequence)) is None:
-            index = self._indexes[sequence] = NgramIndex(prediction)
+            index = self._indexes[sequence] = NgramIndex(prediction[:INDEXED])
         place, match = index.find(sequence.kv.tokens)
         found = prediction[place : place + MAX_DRAFT]
         return Proposal(self.name, found, match) if match and found else None

@@ -195,10 +195,11 @@ class Engine:
     def _encode(self, seconds: float) -> list[TokenEvent]:
         """Encodes images that sequences wait for, beside a step for about as long as that took."""
         assert self._images is not None
-        waiting = [(s, i) for s in self.scheduler.stalled for i in s.images]
+        stalled = [s for s in self.scheduler.stalled if s.id in self._requests]  # not failed since
+        waiting = [(s, i) for s in stalled for i in s.images if i.end > s.kv.computed]
         failed = self._images.encode([i for _, i in waiting], seconds)
-        lost = {s: failed[i.image.digest] for s, i in waiting if i.image.digest in failed}
-        return [self._fail(s, error) for s, error in lost.items()]
+        lost = {s.id: (s, failed[i.image.digest]) for s, i in waiting if i.image.digest in failed}
+        return [self._fail(s, error) for s, error in lost.values()]
 
     def _run(self, spans: list[ScheduledSpan]) -> list[TokenEvent]:
         now = self._clock()

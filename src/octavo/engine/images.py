@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.backends.base import Floats
 from octavo.engine.encoder import ImageEncoder
@@ -34,6 +34,10 @@ class PlacedImage:
     def range(self) -> ImageRange:
         """Where it is, and what the prefix index knows its tokens by."""
         return ImageRange(self.start, self.end, -1 - int.from_bytes(self.image.digest))
+
+    def fork(self) -> PlacedImage:
+        """A copy that holds nothing."""
+        return replace(self, embeddings=None, waits=False)
 
 
 class EncoderCache:

@@ -166,7 +166,7 @@ class Scheduler:
             count = share
         if sequence.needs_prompt_logprobs or sequence.request.pool == "mean":
             count = min(count, self._spare_rows + 1)
-            self._spare_rows -= count - 1
+            self._spare_rows -= max(count - 1, 0)
         return count
 
     def _admit(self, spans: list[ScheduledSpan], left: int) -> None:

@@ -106,8 +106,8 @@ class Sequence:
 
     def fork(self) -> Sequence:
         """A copy that has computed nothing and holds no blocks."""
-        kv = self.kv.fork()
-        return replace(self, kv=kv, sampling=self.sampling.fork(kv.tokens))
+        kv, images = self.kv.fork(), tuple(image.fork() for image in self.images)
+        return replace(self, kv=kv, sampling=self.sampling.fork(kv.tokens), images=images)
 
     def stamp(self, now: float) -> Times:
         """Records that a token was sampled now; returns all times."""

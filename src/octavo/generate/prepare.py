@@ -193,11 +193,11 @@ def _chat(request: GenerationRequest, model: ServedModel, n: int, made: int) -> 
 
 
 def _predicted(request: GenerationRequest, model: ServedModel) -> list[int]:
-    """Ids of the predicted reply. Raises RequestError."""
+    """Ids of the predicted reply, as many as a reply can have. Raises RequestError."""
     if not (text := request.prediction):
         return []
     check_texts([text], model, "prediction")
-    return model.tokenizer.encode(text, add_bos=False)
+    return model.tokenizer.encode(text, add_bos=False)[: model.context]
 
 
 def encode_chat(request: GenerationRequest, model: ServedModel) -> list[int]:
