@@ -251,8 +251,8 @@ def ignore_eos(a: Asking) -> None:
 def bad_words(a: Asking) -> None:
     (text,) = a.texts(temperature=0)
     for word in re.findall(r"[A-Za-z]+", text)[:2]:
-        assert word in text
-        assert word not in a.texts(temperature=0, bad_words=[word])[0]
+        (other,) = a.texts(temperature=0, bad_words=[word])
+        assert word not in re.findall(r"[A-Za-z]+", other)
 
 
 @effect

@@ -79,7 +79,16 @@ def test_adapter(smollm2: Path, tmp_path: Path) -> None:
     assert plain.startswith("model:   ") and plain[9:] != adapted.strip()
 
 
+def test_scenes(tmp_path: Path) -> None:
+    """Drawings, and what is asked about each."""
+    lines = run("tiny_vlm/scenes.py", "3", str(tmp_path)).splitlines()
+    drawn = [line.split(": ")[0] for line in lines]
+    assert sorted(drawn) == sorted(p.name for p in tmp_path.iterdir()) and len(drawn) == 3
+    assert all("? " in line for line in lines)
+
+
 def test_every_example_is_run_and_told() -> None:
     told = set(re.findall(r"\]\((\S+)\)", (FOLDER / "README.md").read_text()))
     files = {p.name for p in FOLDER.iterdir() if p.suffix in (".py", ".sh")}
-    assert files == told == {*OVER_HTTP, *IN_PYTHON, "search.py", "adapter.py"}
+    scripts = {*OVER_HTTP, *IN_PYTHON, "search.py", "adapter.py"}
+    assert files == scripts and told == scripts | {"tiny_vlm/README.md"}

@@ -265,10 +265,11 @@ def test_json(smollm2: Path, tmp_path: Path) -> None:
     plan = json.loads(octavo("plan", "smollm2", "--context", "512", "--json").stdout)
     parts = ("weights", "buffers", "kv_cache", "process")
     assert sum(plan[p] for p in parts) == plan["total"] and plan["context"] == 512
+    assert plan["encoder"] == plan["image_cache"] == 0
     assert plan["activations"] == ("int16" if host_isa() == "amx" else "auto")
     assert set(plan) == {
         *parts, "model", "total", "available", "model_context", "context", "capacity", "threads",
-        "kv_dtype", "activations", "matrices",
+        "kv_dtype", "activations", "matrices", "encoder", "image_cache",
     }  # fmt: skip
     assert json.loads(octavo("ls", "--architectures", "--json").stdout).count("llama") == 1
 
@@ -280,7 +281,9 @@ def test_ps(smollm2: Path, tmp_path: Path) -> None:
         ]
         assert found["model"] == "my model" and found["state"] == "ready"
         assert found["url"] == s.url and found["bytes"] > smollm2.stat().st_size
-        assert re.search(rf"{s.process.pid}  my model +{s.url} +ready", octavo("ps").stdout)
+        assert re.search(
+            rf"{s.process.pid}  my model +my model +{s.url} +ready", octavo("ps").stdout
+        )
     assert all(r["pid"] != s.process.pid for r in json.loads(octavo("ps", "--json").stdout))
 
 
