@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -10,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
+from octavo.server import files as files_module
 from octavo.server.batch import AT_ONCE, Fault, read_lines
 from octavo.server.batches import Batches
+from octavo.server.bodies import TooLarge
 from octavo.server.guard import Principal
 from octavo.server.loopback import Loopback
 from octavo.server.store import Object, Store
@@ -140,3 +144,26 @@ def test_a_line_that_nests_deeply_is_no_request(tmp_path: Path) -> None:
     source.write_text('{"custom_id": "a", "url": "b", "body": ' + deep * "[" + deep * "]" + "}")
     (fault,) = read_lines(source, [URL])
     assert isinstance(fault, Fault) and fault.line == 1
+
+
+def test_the_files_of_one_owner_are_limited(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files_module, "MOST_BYTES", 3 * files_module.LEAST)
+    files = files_module.Files(store)
+
+    def give(owner: str, data: bytes) -> Object:
+        return files._take(owner, UploadFile(io.BytesIO(data), size=len(data), filename="a"))
+
+    first = give("ann", b"a")
+    give("ann", b"")
+    for data in (b"a" * (files_module.LEAST + 1), b"a" * (2 * files_module.LEAST)):
+        with pytest.raises(TooLarge, match="delete some first"):
+            give("ann", data)
+    give("ann", b"c")
+    with pytest.raises(TooLarge):
+        give("ann", b"d")
+    assert len(list((store.folder / "files").iterdir())) == 3
+    give("bob", b"d")
+    store.delete_object(first["id"])
+    give("ann", b"d")

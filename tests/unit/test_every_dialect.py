@@ -14,6 +14,7 @@ import pytest
 
 from octavo.checkpoint import open_checkpoint
 from octavo.server.app import create_app
+from octavo.server.dialects.openai.items_writer import ItemsWriter
 from octavo.server.exchange import Exchange
 from octavo.server.guard import Access, Keys, Unauthorized, principal
 from octavo.server.keyring import Keyring
@@ -198,3 +199,33 @@ def test_a_socket_serves_no_key_that_is_revoked(tokenizer: Tokenizer, tmp_path: 
     told = [(m["id"], m["status"]) for m in sent if "status" in m]
     assert told == [("a", 200), ("b", 401)]
     assert sent[-1]["body"]["error"]["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize("served", [(Limits(), False)], indirect=True)
+def test_a_response_in_the_background_has_an_end_whatever_happens(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(self: ItemsWriter, choices: object) -> bytes:
+        raise ValueError("a secret")
+
+    monkeypatch.setattr(ItemsWriter, "whole", fails)
+    asked = body("/v1/responses") | {"background": True}
+    status, queued, _ = served.ask("/v1/responses", asked)
+    assert status == 200
+    served.until_idle()
+    made = served.ask(f"/v1/responses/{queued['id']}")[1]
+    assert (made["status"], made["error"]["code"]) == ("failed", "server_error")
+    assert "secret" not in caplog.text + json.dumps(made) and "ValueError" in caplog.text
+
+
+@pytest.mark.parametrize("served", [(Limits(), False)], indirect=True)
+def test_numbers_of_any_length_are_read(served: Served) -> None:
+    for days in ("0", "3661", "00000130", "0" * 5 + "1" * 40, "1" * 5000):
+        status, told, _ = served.ask(f"/v1/usage?days={days}")
+        assert (status, told["error"]["param"]) == (400, "days")
+    assert served.ask("/v1/usage?days=0030")[0] == 200
+    made = served.ask("/v1/responses", body("/v1/responses"))[1]
+    for limit in ("0", "101", "0000000001111", "1" * 5000):
+        path = f"/v1/responses/{made['id']}/input_items?limit={limit}"
+        status, told, _ = served.ask(path)
+        assert (status, told["error"]["param"]) == (400, "limit")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from typing import Any
@@ -18,11 +19,13 @@ from octavo.server.background import Background
 from octavo.server.dialect import Dialect, GenerateRoute, KeptWriter, Object, StoredRoute
 from octavo.server.endpoint import Endpoint
 from octavo.server.exchange import exchange
+from octavo.server.exchanges import InternalError, described
 from octavo.server.guard import principal
 from octavo.server.http import ClientGone, cancellable, json_response, silence, while_connected
 from octavo.server.runner import Runner, answering
 from octavo.server.store import Store, Stored
 
+LOG = logging.getLogger("octavo.server")
 encode = msgspec.json.Encoder().encode
 MOST_BACKGROUND = 256  # responses that are computed without a client
 MOST_LISTED = 100
@@ -55,8 +58,7 @@ class StoredResponses:
         stored = self._route
         body, served = await self._runner.read(self._dialect, stored.body, request)
         owner = principal(request.scope).salt
-        turns = await asyncio.to_thread(self._store.turns, owner, body.previous_response_id)
-        history = [item for turn in turns for item in _items(turn)]
+        history = await asyncio.to_thread(self._history, owner, body.previous_response_id)
         id, names = stored.prefix + secrets.token_hex(24), stored.names(body)
         route = GenerateRoute(
             stored.path, stored.body, lambda body: stored.request(body, history),
@@ -74,6 +76,10 @@ class StoredResponses:
             return await self._runner.generate(route, body, served, names, request, keep)
         except RequestError as e:
             raise e.renamed(names) from None
+
+    def _history(self, owner: str, last: str | None) -> list[Object]:
+        """What was said in a response and all before it. Raises InvalidValue."""
+        return [item for turn in self._store.turns(owner, last) for item in _items(turn)]
 
     async def _begin(
         self, route: GenerateRoute, body: Any, served: ServedModel, request: Request, id: str,
@@ -108,6 +114,11 @@ class StoredResponses:
             except RequestError as e:
                 one.failed(e)
                 done = self._route.failed(writer.response, e.renamed(self._route.names(body)))
+            except Exception as e:
+                LOG.error("%s", described(e))
+                error = InternalError("the server could not answer", code="internal_error")
+                one.failed(error)
+                done = self._route.failed(begun, error)
             await put(done)
 
         one.work = self._background.start(id, run())
@@ -146,7 +157,7 @@ class StoredResponses:
         items: list[Object] = Stored.decode(one.input)
         query = request.query_params
         limit = query.get("limit", "20")
-        if not limit.isdecimal() or not 1 <= int(limit[:9]) <= MOST_LISTED:
+        if not limit.isdecimal() or len(limit) > 3 or not 1 <= int(limit) <= MOST_LISTED:
             raise InvalidValue(f"limit is a number from 1 to {MOST_LISTED}", "limit")
         order = query.get("order", "desc")
         if order not in ("asc", "desc"):
