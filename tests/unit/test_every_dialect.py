@@ -16,7 +16,7 @@ from octavo.checkpoint import open_checkpoint
 from octavo.server.app import create_app
 from octavo.server.dialects.openai.items_writer import ItemsWriter
 from octavo.server.exchange import Exchange
-from octavo.server.guard import Access, Keys, Unauthorized, principal
+from octavo.server.guard import Access, Keys, Principal, Unauthorized, principal
 from octavo.server.keyring import Keyring
 from octavo.server.keys import Key, KeyFile, Limits, digest, salt_of
 from octavo.server.loopback import Loopback
@@ -229,3 +229,42 @@ def test_numbers_of_any_length_are_read(served: Served) -> None:
         path = f"/v1/responses/{made['id']}/input_items?limit={limit}"
         status, told, _ = served.ask(path)
         assert (status, told["error"]["param"]) == (400, "limit")
+
+
+@pytest.mark.parametrize("served", [(Limits(), False)], indirect=True)
+def test_each_route_is_recorded_under_its_own_name(served: Served) -> None:
+    id = served.ask("/v1/responses", body("/v1/responses"))[1]["id"]
+    for path in (f"/v1/responses/{id}", f"/responses/{id}/input_items", "/v1/models/ann"):
+        assert served.ask(path)[0] == 200
+    served.ask(f"/v1/responses/{id}/cancel", {})
+    served.ask("/v1/requests/a/cancel", {})
+    served.ask("/v1/requests/a/b")
+    assert [one.route for one in served.listener.exchanges] == [
+        "/v1/responses", "/v1/responses/{id}", "/v1/responses/{id}/input_items",
+        "/v1/models/{name:path}", "/v1/responses/{id}/cancel", "/v1/requests/{id}/cancel", "other",
+    ]  # fmt: skip
+
+
+def test_a_line_of_a_cancelled_batch_ends_as_if_its_client_had_left(
+    tokenizer: Tokenizer,
+) -> None:
+    client = ScriptedClient([], hang=True)
+    models, loopback, done = (
+        registry(fake_model(tokenizer, "ann", client=client)),
+        Loopback(),
+        list[Exchange](),
+    )
+    create_app(models, Metrics(models), Access(), done.append, loopback=loopback)
+
+    async def test() -> None:
+        asking = asyncio.create_task(
+            loopback.whole("/v1/completions", b'{"prompt": "Hi"}', Principal())
+        )
+        while not client.running:
+            await asyncio.sleep(0.001)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert asking.cancelled() and client.running == models.entry("ann").users == 0
+
+    asyncio.run(test())
+    assert [(one.status, one.code) for one in done] == [(499, None)]
