@@ -14,13 +14,16 @@ import pytest
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
+from octavo.errors import InvalidValue, Overloaded
+from octavo.server import batches as batches_module
 from octavo.server import files as files_module
 from octavo.server.batch import AT_ONCE, Fault, read_lines
 from octavo.server.batches import Batches
-from octavo.server.bodies import TooLarge
+from octavo.server.bodies import Bodies, TooLarge
 from octavo.server.guard import Principal
 from octavo.server.loopback import Loopback
 from octavo.server.store import Object, Store
+from tests.unit.asgi import scope
 
 URL = "/v1/completions"
 Answer = Callable[[bytes], Awaitable[tuple[int, bytes]]]
@@ -167,3 +170,24 @@ def test_the_files_of_one_owner_are_limited(
     give("bob", b"d")
     store.delete_object(first["id"])
     give("ann", b"d")
+
+
+def test_the_batches_that_are_worked_on_are_limited(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"input_file_id": "a", "endpoint": URL, "completion_window": "24h"}
+
+    async def body() -> Any:
+        return {"type": "http.request", "body": json.dumps(asked).encode()}
+
+    async def test() -> None:
+        batches, _ = made(store)
+        request = Request(scope() | {"principal": Principal()}, body)
+        with pytest.raises(InvalidValue, match="input_file_id"):
+            await batches._create(request, Bodies())
+        monkeypatch.setattr(batches_module, "MOST_BATCHES", 0)
+        request = Request(scope() | {"principal": Principal()}, body)
+        with pytest.raises(Overloaded, match="0 batches are worked on"):
+            await batches._create(request, Bodies())
+
+    asyncio.run(test())
