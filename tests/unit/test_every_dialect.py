@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from octavo.server.keyring import Keyring
 from octavo.server.keys import Key, KeyFile, Limits, digest, salt_of
 from octavo.server.loopback import Loopback
 from octavo.server.metrics import Metrics
+from octavo.server.store import Store, Stored
 from octavo.text import ChatTemplate, Tokenizer, load_tokenizer
 from tests.unit.asgi import scope
 from tests.unit.dialects import TEMPLATE
@@ -268,3 +270,27 @@ def test_a_line_of_a_cancelled_batch_ends_as_if_its_client_had_left(
 
     asyncio.run(test())
     assert [(one.status, one.code) for one in done] == [(499, None)]
+
+
+@pytest.mark.parametrize("served", [(Limits(), True)], indirect=True)
+def test_a_response_that_is_forgotten_stays_forgotten(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, begun = Store.put, threading.Event()
+
+    def slowly(self: Store, owner: str, one: Stored) -> None:
+        if one.status == "in_progress":
+            begun.set()
+            time.sleep(0.2)
+        put(self, owner, one)
+
+    monkeypatch.setattr(Store, "put", slowly)
+    asked = body("/v1/responses") | {"background": True}
+    path = f"/v1/responses/{served.ask('/v1/responses', asked)[1]['id']}"
+    assert begun.wait(5)
+    connection = http.client.HTTPConnection("127.0.0.1", served.listener.port, timeout=20)
+    connection.request("DELETE", path, headers={"x-api-key": served.secret})
+    assert connection.getresponse().status == 200
+    connection.close()
+    time.sleep(0.3)
+    assert served.ask(path)[0] == 404

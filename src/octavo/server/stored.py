@@ -15,7 +15,7 @@ from starlette.responses import Response
 from octavo.errors import EngineFailed, InvalidValue, Overloaded, RequestError
 from octavo.generate.choices import generate_whole
 from octavo.generate.model import ServedModel
-from octavo.server.background import Background
+from octavo.server.background import Background, to_its_end
 from octavo.server.dialect import Dialect, GenerateRoute, KeptWriter, Object, StoredRoute
 from octavo.server.endpoint import Endpoint
 from octavo.server.exchange import exchange
@@ -95,7 +95,8 @@ class StoredResponses:
         job, usage = await self._runner.prepare(route, body, served, request)
 
         async def put(response: Object) -> None:
-            await asyncio.to_thread(self._store.put, owner, _stored(response, given))
+            kept = asyncio.to_thread(self._store.put, owner, _stored(response, given))
+            await to_its_end(kept)  # or it would come back after it is forgotten
 
         queued = self._route.queued(body, id, served.name, int(time.time()))
         await put(queued)
