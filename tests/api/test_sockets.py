@@ -104,7 +104,7 @@ def test_cancelling_and_leaving(server: Server) -> None:
 def test_what_is_wrong(server: Server) -> None:
     with opened(server) as socket:
         for text, id, status, param in (
-            ("[]", None, 400, None), ("{", None, 400, None), ('{"id": ""}', None, 400, "id"),
+            ("[]", None, 400, None), ("{", None, 400, None), (50_000 * '{"id":', None, 400, None), ('{"id": ""}', None, 400, "id"),
             ('{"id": "a", "path": "v1"}', None, 400, "path"),
             ('{"id": "a", "path": "/nowhere", "body": {}}', "a", 404, None),
             ('{"id": "a", "path": "/v1/chat/completions", "body": {"messages": []}}', "a", 400, "messages"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -10,13 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
+from octavo.errors import InvalidValue, Overloaded
+from octavo.server import batches as batches_module
+from octavo.server import files as files_module
 from octavo.server.batch import AT_ONCE, Fault, read_lines
 from octavo.server.batches import Batches
+from octavo.server.bodies import Bodies, TooLarge
 from octavo.server.guard import Principal
 from octavo.server.loopback import Loopback
 from octavo.server.store import Object, Store
+from tests.unit.asgi import scope
 
 URL = "/v1/completions"
 Answer = Callable[[bytes], Awaitable[tuple[int, bytes]]]
@@ -140,3 +147,47 @@ def test_a_line_that_nests_deeply_is_no_request(tmp_path: Path) -> None:
     source.write_text('{"custom_id": "a", "url": "b", "body": ' + deep * "[" + deep * "]" + "}")
     (fault,) = read_lines(source, [URL])
     assert isinstance(fault, Fault) and fault.line == 1
+
+
+def test_the_files_of_one_owner_are_limited(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files_module, "MOST_BYTES", 3 * files_module.LEAST)
+    files = files_module.Files(store)
+
+    def give(owner: str, data: bytes) -> Object:
+        return files._take(owner, UploadFile(io.BytesIO(data), size=len(data), filename="a"))
+
+    first = give("ann", b"a")
+    give("ann", b"")
+    for data in (b"a" * (files_module.LEAST + 1), b"a" * (2 * files_module.LEAST)):
+        with pytest.raises(TooLarge, match="delete some first"):
+            give("ann", data)
+    give("ann", b"c")
+    with pytest.raises(TooLarge):
+        give("ann", b"d")
+    assert len(list((store.folder / "files").iterdir())) == 3
+    give("bob", b"d")
+    store.delete_object(first["id"])
+    give("ann", b"d")
+
+
+def test_the_batches_that_are_worked_on_are_limited(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"input_file_id": "a", "endpoint": URL, "completion_window": "24h"}
+
+    async def body() -> Any:
+        return {"type": "http.request", "body": json.dumps(asked).encode()}
+
+    async def test() -> None:
+        batches, _ = made(store)
+        request = Request(scope() | {"principal": Principal()}, body)
+        with pytest.raises(InvalidValue, match="input_file_id"):
+            await batches._create(request, Bodies())
+        monkeypatch.setattr(batches_module, "MOST_BATCHES", 0)
+        request = Request(scope() | {"principal": Principal()}, body)
+        with pytest.raises(Overloaded, match="0 batches are worked on"):
+            await batches._create(request, Bodies())
+
+    asyncio.run(test())

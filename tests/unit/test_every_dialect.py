@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +17,12 @@ from octavo.checkpoint import open_checkpoint
 from octavo.server.app import create_app
 from octavo.server.dialects.openai.items_writer import ItemsWriter
 from octavo.server.exchange import Exchange
-from octavo.server.guard import Access, Keys, Unauthorized, principal
+from octavo.server.guard import Access, Keys, Principal, Unauthorized, principal
 from octavo.server.keyring import Keyring
 from octavo.server.keys import Key, KeyFile, Limits, digest, salt_of
 from octavo.server.loopback import Loopback
 from octavo.server.metrics import Metrics
+from octavo.server.store import Store, Stored
 from octavo.text import ChatTemplate, Tokenizer, load_tokenizer
 from tests.unit.asgi import scope
 from tests.unit.dialects import TEMPLATE
@@ -215,3 +217,96 @@ def test_a_socket_serves_no_key_that_is_revoked(tokenizer: Tokenizer, tmp_path: 
     told = [(m["id"], m["status"]) for m in sent if "status" in m]
     assert told == [("a", 200), ("b", 401)]
     assert sent[-1]["body"]["error"]["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize("served", [(Limits(), False)], indirect=True)
+def test_a_response_in_the_background_has_an_end_whatever_happens(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(self: ItemsWriter, choices: object) -> bytes:
+        raise ValueError("a secret")
+
+    monkeypatch.setattr(ItemsWriter, "whole", fails)
+    asked = body("/v1/responses") | {"background": True}
+    status, queued, _ = served.ask("/v1/responses", asked)
+    assert status == 200
+    served.until_idle()
+    made = served.ask(f"/v1/responses/{queued['id']}")[1]
+    assert (made["status"], made["error"]["code"]) == ("failed", "server_error")
+    assert "secret" not in caplog.text + json.dumps(made) and "ValueError" in caplog.text
+
+
+@pytest.mark.parametrize("served", [(Limits(), False)], indirect=True)
+def test_numbers_of_any_length_are_read(served: Served) -> None:
+    for days in ("0", "3661", "00000130", "0" * 5 + "1" * 40, "1" * 5000):
+        status, told, _ = served.ask(f"/v1/usage?days={days}")
+        assert (status, told["error"]["param"]) == (400, "days")
+    assert served.ask("/v1/usage?days=0030")[0] == 200
+    made = served.ask("/v1/responses", body("/v1/responses"))[1]
+    for limit in ("0", "101", "0000000001111", "1" * 5000):
+        path = f"/v1/responses/{made['id']}/input_items?limit={limit}"
+        status, told, _ = served.ask(path)
+        assert (status, told["error"]["param"]) == (400, "limit")
+
+
+@pytest.mark.parametrize("served", [(Limits(), False)], indirect=True)
+def test_each_route_is_recorded_under_its_own_name(served: Served) -> None:
+    id = served.ask("/v1/responses", body("/v1/responses"))[1]["id"]
+    for path in (f"/v1/responses/{id}", f"/responses/{id}/input_items", "/v1/models/ann"):
+        assert served.ask(path)[0] == 200
+    served.ask(f"/v1/responses/{id}/cancel", {})
+    served.ask("/v1/requests/a/cancel", {})
+    served.ask("/v1/requests/a/b")
+    assert [one.route for one in served.listener.exchanges] == [
+        "/v1/responses", "/v1/responses/{id}", "/v1/responses/{id}/input_items",
+        "/v1/models/{name:path}", "/v1/responses/{id}/cancel", "/v1/requests/{id}/cancel", "other",
+    ]  # fmt: skip
+
+
+def test_a_line_of_a_cancelled_batch_ends_as_if_its_client_had_left(
+    tokenizer: Tokenizer,
+) -> None:
+    client = ScriptedClient([], hang=True)
+    models, loopback, done = (
+        registry(fake_model(tokenizer, "ann", client=client)),
+        Loopback(),
+        list[Exchange](),
+    )
+    create_app(models, Metrics(models), Access(), done.append, loopback=loopback)
+
+    async def test() -> None:
+        asking = asyncio.create_task(
+            loopback.whole("/v1/completions", b'{"prompt": "Hi"}', Principal())
+        )
+        while not client.running:
+            await asyncio.sleep(0.001)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert asking.cancelled() and client.running == models.entry("ann").users == 0
+
+    asyncio.run(test())
+    assert [(one.status, one.code) for one in done] == [(499, None)]
+
+
+@pytest.mark.parametrize("served", [(Limits(), True)], indirect=True)
+def test_a_response_that_is_forgotten_stays_forgotten(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, begun = Store.put, threading.Event()
+
+    def slowly(self: Store, owner: str, one: Stored) -> None:
+        if one.status == "in_progress":
+            begun.set()
+            time.sleep(0.2)
+        put(self, owner, one)
+
+    monkeypatch.setattr(Store, "put", slowly)
+    asked = body("/v1/responses") | {"background": True}
+    path = f"/v1/responses/{served.ask('/v1/responses', asked)[1]['id']}"
+    assert begun.wait(5)
+    connection = http.client.HTTPConnection("127.0.0.1", served.listener.port, timeout=20)
+    connection.request("DELETE", path, headers={"x-api-key": served.secret})
+    assert connection.getresponse().status == 200
+    connection.close()
+    time.sleep(0.3)
+    assert served.ask(path)[0] == 404

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -191,7 +192,9 @@ def create_app(
     for one, dialect in table:
         for spelled in dict.fromkeys((one.path, one.path.removeprefix("/v1"))):
             routes.append(Route(spelled, one.handler, methods=[one.method]))
-            paths[spelled.partition("{")[0]] = RouteLabel(one.path, dialect.error_body)
+            start, named, end = re.sub(r"\{[^}]*\}", "*", spelled).partition("*")
+            label = RouteLabel(one.path, dialect.error_body)
+            paths[start + named + end if end else start] = label
     app = Starlette(
         routes=routes, exception_handlers={HTTPException: _http_error, Exception: _http_error}
     )

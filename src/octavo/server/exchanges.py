@@ -41,7 +41,8 @@ class ExchangeMiddleware:
     """Outermost middleware: gives each request an Exchange, and passes it to `observe` at its end.
 
     paths: what is known of each path. One that ends in "/" stands for all that begin with it,
-    except the root. other: of every other path. running: is kept true.
+    except the root; a part `*` for any other part. other: of every other path. running: is kept
+    true.
     """
 
     def __init__(
@@ -50,7 +51,8 @@ class ExchangeMiddleware:
     ) -> None:  # fmt: skip
         self._app = app
         self._paths = paths
-        self._prefixes = [path for path in paths if path.endswith("/") and path != "/"]
+        starts = (path.partition("*")[0] for path in paths if path != "/")
+        self._prefixes = list(dict.fromkeys(path for path in starts if path.endswith("/")))
         self._other = other
         self._observe = observe
         self._running = running
@@ -58,8 +60,12 @@ class ExchangeMiddleware:
     def _find(self, path: str) -> RouteLabel:
         if path in self._paths:
             return self._paths[path]
-        prefix = next((p for p in self._prefixes if path.startswith(p)), None)
-        return self._other if prefix is None else self._paths[prefix]
+        for prefix in self._prefixes:
+            if path.startswith(prefix):
+                rest = path.removeprefix(prefix).partition("/")[2]
+                whole = self._paths.get(prefix, self._other)
+                return self._paths.get(f"{prefix}*/{rest}", whole)
+        return self._other
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

@@ -22,6 +22,8 @@ from octavo.server.http import ClientGone, json_response
 from octavo.server.store import Object, Store
 
 MAX_FILE = 256 << 20
+MOST_BYTES = 4 << 30  # of all files of one owner
+LEAST = 4096  # bytes that a file counts
 MAX_NAME = 256
 encode = msgspec.json.Encoder().encode
 
@@ -72,6 +74,11 @@ class Files:
         return json_response(encode(made))
 
     def _take(self, owner: str, given: UploadFile) -> Object:
+        have = sum(max(f["bytes"], LEAST) for f in self._store.objects(owner, "file"))
+        if have + max(given.size or 0, LEAST) > MOST_BYTES:
+            raise TooLarge(
+                f"files of {have:,} bytes are here, {MOST_BYTES:,} may be: delete some first"
+            )
         partial = self._folder / ("upload-" + secrets.token_hex(12))
         try:
             with partial.open("wb") as file:

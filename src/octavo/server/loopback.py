@@ -63,8 +63,11 @@ class Loopback:
         await self.app(scope, receive, send)
 
     async def whole(self, path: str, body: bytes, sender: Principal) -> tuple[int, bytes]:
-        """The status and the body of the answer. Raises InvalidValue for one that is streamed."""
-        answer, last = bytearray(), 0
+        """The status and the body of the answer. Raises InvalidValue for one that is streamed.
+
+        To be cancelled is to leave: the request ends as one whose client has gone.
+        """
+        answer, last, gone = bytearray(), 0, asyncio.Event()
 
         async def part(status: int, media: str, data: bytes, more: bool) -> None:
             nonlocal last
@@ -73,8 +76,13 @@ class Loopback:
             last = status
             answer.extend(data)
 
+        asking = asyncio.create_task(self.stream(path, body, sender, part, gone))
         try:
-            await self.stream(path, body, sender, part, asyncio.Event())
+            await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            gone.set()
+            await asyncio.gather(asking, return_exceptions=True)
+            raise
         except _Streamed:
             raise InvalidValue("stream has to be false here", "stream") from None
         return last, bytes(answer)

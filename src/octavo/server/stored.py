@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from typing import Any
@@ -14,7 +15,7 @@ from starlette.responses import Response
 from octavo.errors import EngineFailed, InvalidValue, Overloaded, RequestError
 from octavo.generate.choices import generate_whole
 from octavo.generate.model import ServedModel
-from octavo.server.background import Background
+from octavo.server.background import Background, to_its_end
 from octavo.server.dialect import Dialect, GenerateRoute, KeptWriter, Object, StoredRoute
 from octavo.server.endpoint import Endpoint
 from octavo.server.exchange import exchange
@@ -24,6 +25,7 @@ from octavo.server.http import ClientGone, cancellable, json_response, silence, 
 from octavo.server.runner import Runner, answering
 from octavo.server.store import Store, Stored
 
+LOG = logging.getLogger("octavo.server")
 encode = msgspec.json.Encoder().encode
 MOST_BACKGROUND = 256  # responses that are computed without a client
 MOST_LISTED = 100
@@ -56,8 +58,7 @@ class StoredResponses:
         stored = self._route
         body, served = await self._runner.read(self._dialect, stored.body, request)
         owner = principal(request.scope).salt
-        turns = await asyncio.to_thread(self._store.turns, owner, body.previous_response_id)
-        history = [item for turn in turns for item in _items(turn)]
+        history = await asyncio.to_thread(self._history, owner, body.previous_response_id)
         id, names = stored.prefix + secrets.token_hex(24), stored.names(body)
         route = GenerateRoute(
             stored.path, stored.body, lambda body: stored.request(body, history),
@@ -76,6 +77,10 @@ class StoredResponses:
         except RequestError as e:
             raise e.renamed(names) from None
 
+    def _history(self, owner: str, last: str | None) -> list[Object]:
+        """What was said in a response and all before it. Raises InvalidValue."""
+        return [item for turn in self._store.turns(owner, last) for item in _items(turn)]
+
     async def _begin(
         self, route: GenerateRoute, body: Any, served: ServedModel, request: Request, id: str,
         given: bytes,
@@ -90,7 +95,8 @@ class StoredResponses:
         job, usage = await self._runner.prepare(route, body, served, request)
 
         async def put(response: Object) -> None:
-            await asyncio.to_thread(self._store.put, owner, _stored(response, given))
+            kept = asyncio.to_thread(self._store.put, owner, _stored(response, given))
+            await to_its_end(kept)  # or it would come back after it is forgotten
 
         queued = self._route.queued(body, id, served.name, int(time.time()))
         await put(queued)
@@ -106,10 +112,13 @@ class StoredResponses:
                 done = writer.response
             except ClientGone:  # it is cancelled as a request
                 one.status, done = 499, begun | {"status": "cancelled"}
+            except RequestError as e:
+                one.failed(e)
+                done = self._route.failed(writer.response, e.renamed(self._route.names(body)))
             except Exception as e:
-                error = e if isinstance(e, RequestError) else internal(e)
+                error = internal(e)
                 one.failed(error)
-                done = self._route.failed(begun, error.renamed(self._route.names(body)))
+                done = self._route.failed(begun, error)
             await put(done)
 
         one.work = self._background.start(id, run())
@@ -148,7 +157,7 @@ class StoredResponses:
         items: list[Object] = Stored.decode(one.input)
         query = request.query_params
         limit = query.get("limit", "20")
-        if not limit.isdecimal() or not 1 <= int(limit[:9]) <= MOST_LISTED:
+        if not limit.isdecimal() or len(limit) > 3 or not 1 <= int(limit) <= MOST_LISTED:
             raise InvalidValue(f"limit is a number from 1 to {MOST_LISTED}", "limit")
         order = query.get("order", "desc")
         if order not in ("asc", "desc"):

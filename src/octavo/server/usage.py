@@ -27,7 +27,7 @@ class UsageRoute:
         if (ring := self._keyring) is None:
             raise RequestError("usage is recorded with --keys only", None, "unsupported_parameter")
         days = request.query_params.get("days", "30")
-        if not days.isdecimal() or not 1 <= int(days[:6]) <= MOST_DAYS:
+        if not days.isdecimal() or len(days) > 4 or not 1 <= int(days) <= MOST_DAYS:
             raise InvalidValue(f"days is a number between 1 and {MOST_DAYS}", "days")
         sender = principal(request.scope)
         key = None if sender.admin else sender.account.key.name if sender.account else ""
