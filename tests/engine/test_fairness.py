@@ -82,6 +82,20 @@ def test_a_newcomer_need_not_wait_for_a_flood() -> None:
     assert e.stats().preemptions == 2
 
 
+def test_of_more_tenants_than_places_each_has_one() -> None:
+    e = engine(Counting(selected=4, blocks=200))
+    for i in range(8):
+        ask(e, f"a{i}", "a", tokens=300)
+    for _ in range(20):
+        e.step()
+    for i in range(6):
+        ask(e, f"{i}", f"{i}", tokens=200)
+    for _ in range(9):
+        e.step()
+    assert len({s.request.tenant for s in e.scheduler.running}) == 4
+    assert e.stats().preemptions == 3  # nobody gives way to who would have no fewer
+
+
 def test_lower_classes_do_not_take_the_place_of_higher() -> None:
     e = engine(Counting(selected=2, blocks=200))
     for i in range(4):

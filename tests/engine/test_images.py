@@ -159,6 +159,17 @@ def test_a_second_question_costs_no_encoder_and_no_prefill(loaded: dict[str, Loa
     assert stats.image_bytes == m.family.tokens * 64 * 4
 
 
+def test_salts_share_no_embeddings(loaded: dict[str, Loaded]) -> None:
+    """Nor does anybody wait for, or save, what another salt has shown."""
+    m = loaded["llava"]
+    engine, salts = m.engine(), {"a": "x", "b": "y", "c": "x"}
+    asked = [m.request(name, (5,), text=9 + ord(name), salt=salt) for name, salt in salts.items()]
+    expected = {r.id: run(m.engine(), [r])[r.id] for r in asked}
+    assert [run(engine, [r]) for r in asked] == [{r.id: expected[r.id]} for r in asked]
+    assert engine.stats().images_encoded == 2 and engine.stats().image_hits == 1
+    assert run(m.engine(), asked) == expected
+
+
 def test_choices_of_one_prompt_encode_once(loaded: dict[str, Loaded]) -> None:
     engine = loaded["llava"].engine()
     out = run(engine, [loaded["llava"].request(name, (5,)) for name in "abcd"])
@@ -202,7 +213,7 @@ def test_a_failing_encoder_fails_only_its_requests(loaded: dict[str, Loaded]) ->
     bad = m.family.image(66).digest
 
     def poisoned(seconds: float) -> Any:
-        if any(image.digest == bad for image in images._batch):
+        if any(image.digest == bad for image in images._batch.values()):
             raise ValueError("no")
         return whole(seconds)
 
@@ -245,7 +256,7 @@ def test_beams_hold_images_each_for_itself(loaded: dict[str, Loaded]) -> None:
     assert queue(engine).share(child.kv, child.images, 50) > child.images[0].start
     queue(engine).release(child.images)
     assert sequence.images[0].embeddings is not None
-    assert queue(engine).cache._users == {sequence.images[0].image.digest: 1}
+    assert queue(engine).cache._users == {sequence.images[0].key: 1}
     engine.abort("a")
     assert not queue(engine).cache._users
 

@@ -198,7 +198,7 @@ class Engine:
         stalled = [s for s in self.scheduler.stalled if s.id in self._requests]  # not failed since
         waiting = [(s, i) for s in stalled for i in s.images if i.end > s.kv.computed]
         failed = self._images.encode([i for _, i in waiting], seconds)
-        lost = {s.id: (s, failed[i.image.digest]) for s, i in waiting if i.image.digest in failed}
+        lost = {s.id: (s, failed[i.key]) for s, i in waiting if i.key in failed}
         return [self._fail(s, error) for s, error in lost.values()]
 
     def _run(self, spans: list[ScheduledSpan]) -> list[TokenEvent]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from octavo.backends.base import Floats
@@ -16,12 +16,14 @@ from octavo.vision.image import ImageInput
 
 @dataclass(eq=False, slots=True)
 class PlacedImage:
-    """An image of a prompt, at tokens [start, end). embeddings: while they are held for it. waits:
-    they are needed now, and not there; waited: they were not when they were first needed."""
+    """An image of a prompt, at tokens [start, end). salt: of its request. embeddings: while they
+    are held for it. waits: they are needed now, and not there; waited: they were not when they were
+    first needed."""
 
     image: ImageInput
     start: int
     mutual: bool
+    salt: str = ""
     embeddings: Floats | None = None
     waits: bool = False
     waited: bool = False
@@ -29,6 +31,12 @@ class PlacedImage:
     @property
     def end(self) -> int:
         return self.start + self.image.tokens
+
+    @property
+    def key(self) -> bytes:
+        """What its embeddings are kept by: its content, for requests of the same salt alone, so
+        that nobody sees in the time an answer takes what others have shown."""
+        return self.image.digest + self.salt.encode()
 
     @property
     def range(self) -> ImageRange:
@@ -41,7 +49,7 @@ class PlacedImage:
 
 
 class EncoderCache:
-    """Embeddings by the digest of their image, at most `capacity` bytes; those that nobody holds go
+    """Embeddings by the key of their image, at most `capacity` bytes; those that nobody holds go
     first the least recently used."""
 
     def __init__(self, capacity: int) -> None:
@@ -50,31 +58,31 @@ class EncoderCache:
         self._entries: OrderedDict[bytes, Floats] = OrderedDict()
         self._users: dict[bytes, int] = {}
 
-    def __contains__(self, digest: bytes) -> bool:
-        return digest in self._entries
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._entries
 
-    def acquire(self, digest: bytes) -> Floats | None:
+    def acquire(self, key: bytes) -> Floats | None:
         """An image's embeddings, which stay until `release`; None if they are not here."""
-        if (found := self._entries.get(digest)) is not None:
-            self._entries.move_to_end(digest)
-            self._users[digest] = self._users.get(digest, 0) + 1
+        if (found := self._entries.get(key)) is not None:
+            self._entries.move_to_end(key)
+            self._users[key] = self._users.get(key, 0) + 1
         return found
 
-    def release(self, digest: bytes) -> None:
-        self._users[digest] -= 1
-        if not self._users[digest]:
-            del self._users[digest]
+    def release(self, key: bytes) -> None:
+        self._users[key] -= 1
+        if not self._users[key]:
+            del self._users[key]
 
     def reserve(self, size: int) -> bool:
         """Makes room for `size` bytes to come. Returns False, evicting nothing, if what is held
         leaves too little."""
-        idle = [d for d in self._entries if d not in self._users]
-        if self.used - sum(self._entries[d].nbytes for d in idle) + size > self.capacity:
+        idle = [key for key in self._entries if key not in self._users]
+        if self.used - sum(self._entries[key].nbytes for key in idle) + size > self.capacity:
             return False
-        for digest in idle:
+        for key in idle:
             if self.used + size <= self.capacity:
                 break
-            self.used -= self._entries.pop(digest).nbytes
+            self.used -= self._entries.pop(key).nbytes
         self.used += size
         return True
 
@@ -82,9 +90,9 @@ class EncoderCache:
         """Ends a reservation that nothing has come of."""
         self.used -= size
 
-    def put(self, digest: bytes, embeddings: Floats) -> None:
+    def put(self, key: bytes, embeddings: Floats) -> None:
         """Keeps embeddings, for which there is a reservation."""
-        self._entries[digest] = embeddings
+        self._entries[key] = embeddings
 
 
 class ImageQueue:
@@ -98,14 +106,14 @@ class ImageQueue:
         self.encoder = encoder
         self.cache = EncoderCache(capacity)
         self.encoded = self.hits = self.microseconds = 0
-        self._batch: list[ImageInput] = []  # begun
+        self._batch: dict[bytes, ImageInput] = {}  # begun, by key
         self._alone: set[bytes] = set()  # of batches that failed
 
     def place(self, request: Request) -> tuple[PlacedImage, ...]:
         """The images of a request, which has been checked."""
         mutual = self.encoder.vision.mutual
         pairs = zip(request.images, request.image_offsets, strict=True)
-        return tuple(PlacedImage(image, start, mutual) for image, start in pairs)
+        return tuple(PlacedImage(image, start, mutual, request.salt) for image, start in pairs)
 
     def share(self, kv: KVState, images: Sequence[PlacedImage], count: int) -> int:
         """How many of the next `count` tokens can be computed: those before an image that is not
@@ -131,7 +139,7 @@ class ImageQueue:
 
     def _hold(self, placed: PlacedImage) -> bool:
         if placed.embeddings is None:
-            placed.embeddings = self.cache.acquire(placed.image.digest)
+            placed.embeddings = self.cache.acquire(placed.key)
             placed.waits = placed.embeddings is None
             placed.waited |= placed.waits
             self.hits += not placed.waited
@@ -141,7 +149,7 @@ class ImageQueue:
         placed.waits = False
         if placed.embeddings is not None:
             placed.embeddings = None
-            self.cache.release(placed.image.digest)
+            self.cache.release(placed.key)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -166,39 +174,34 @@ class ImageQueue:
         finally:
             self.microseconds += int(1e6 * (time.perf_counter() - began))
         if found is not None:
-            for image, embeddings in zip(self._batch, found, strict=True):
-                self.cache.put(image.digest, embeddings)
+            for key, embeddings in zip(self._batch, found, strict=True):
+                self.cache.put(key, embeddings)
             self.encoded += len(self._batch)
-            self._batch = []
+            self._batch = {}
         return {}
 
     def _begin(self, wanted: Iterable[PlacedImage]) -> bool:
         """Begins the next images, as many as one run takes and the cache has room for."""
-        for image in self._missing(wanted):
-            alone = image.digest in self._alone
+        for key, image in self._missing(wanted).items():
+            alone = key in self._alone
             if len(self._batch) >= (1 if alone else self.encoder.batch):
                 break
             if not self.cache.reserve(self.encoder.bytes):
                 break
-            self._batch.append(image)
+            self._batch[key] = image
             if alone:
                 break
         if self._batch:
-            self.encoder.begin(self._batch)
+            self.encoder.begin(list(self._batch.values()))
         return bool(self._batch)
 
-    def _missing(self, wanted: Iterable[PlacedImage]) -> Iterator[ImageInput]:
-        """Each image once that is not here."""
-        seen: set[bytes] = set()
-        for placed in wanted:
-            digest = placed.image.digest
-            if digest not in self.cache and digest not in seen:
-                seen.add(digest)
-                yield placed.image
+    def _missing(self, wanted: Iterable[PlacedImage]) -> dict[bytes, ImageInput]:
+        """Those that are not here, in their order."""
+        return {placed.key: placed.image for placed in wanted if placed.key not in self.cache}
 
     def _failed(self, error: Exception) -> dict[bytes, Exception]:
         """After a run that failed: one image at a time; the one that fails alone has failed."""
-        batch, self._batch = self._batch, []
+        batch, self._batch = list(self._batch), {}
         self.cache.give_back(len(batch) * self.encoder.bytes)
-        self._alone = {image.digest for image in batch} if len(batch) > 1 else set()
-        return {batch[0].digest: error} if len(batch) == 1 else {}
+        self._alone = set(batch) if len(batch) > 1 else set()
+        return {batch[0]: error} if len(batch) == 1 else {}

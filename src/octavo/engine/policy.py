@@ -94,11 +94,10 @@ class FairPolicy:
 
     def gives_way(self, running: list[Sequence], sequence: Sequence) -> Sequence | None:
         counts = Counter(s.request.tenant for s in running)
-        tenants = len(self._present)
-        tenant = sequence.request.tenant
-        if tenants < 2 or (counts[tenant] + 1) * tenants > len(running):
+        own, most = counts[sequence.request.tenant], max(counts.values())
+        share = max(1, len(running) // len(self._present))  # one, of more tenants than places
+        if own >= share or most <= own + 1:
             return None
-        most = max(counts.values())
         others = [
             s for s in running
             if counts[s.request.tenant] == most and s.request.priority >= sequence.request.priority
