@@ -127,16 +127,16 @@ def _cut(sock: socket.socket) -> None:
 def _get(connection: HTTPConnection, target: str, at: str) -> bytes:
     """The body of a plain 200. Raises RequestError, OSError, HTTPException."""
     connection.request("GET", target, headers={"Accept": "image/*", "Accept-Encoding": "identity"})
-    response = connection.getresponse()
-    if response.status != 200:
-        raise InvalidValue(f"{at}: its host answered {response.status}", at)
-    if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise InvalidValue(f"{at}: its host sent it compressed", at)
-    data = bytearray()
-    while chunk := response.read(CHUNK):
-        data += chunk
-        if len(data) > MAX_BYTES:
-            raise InvalidValue(f"{at} has over {MAX_BYTES:,} bytes", at)
-    if response.length:
-        raise OSError("the connection ended early")
-    return bytes(data)
+    with connection.getresponse() as response:  # else its socket stays open until collected
+        if response.status != 200:
+            raise InvalidValue(f"{at}: its host answered {response.status}", at)
+        if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise InvalidValue(f"{at}: its host sent it compressed", at)
+        data = bytearray()
+        while chunk := response.read(CHUNK):
+            data += chunk
+            if len(data) > MAX_BYTES:
+                raise InvalidValue(f"{at} has over {MAX_BYTES:,} bytes", at)
+        if response.length:
+            raise OSError("the connection ended early")
+        return bytes(data)
