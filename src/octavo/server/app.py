@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
@@ -73,11 +75,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return response
 
 
-def fixed(body: bytes, media_type: str) -> Handler:
-    """A handler that says the same to everybody."""
+def fixed(make: Callable[[], bytes], media_type: str) -> Handler:
+    """A handler that says the same to everybody, made when it is asked for first."""
+    made = functools.cache(make)
 
     async def handler(request: Request) -> Response:
-        return Response(body, media_type=media_type)
+        return Response(await asyncio.to_thread(made), media_type=media_type)
 
     return handler
 
@@ -180,8 +183,8 @@ def create_app(
         batches.loopback, batches.endpoints = loopback, endpoints(dialects)
         batches.sender = owner
         own += batches.table(bodies)
-    described = fixed(document(dialects, own), JSON)
-    page = fixed(DOCS.read_bytes(), "text/html; charset=utf-8")
+    described = fixed(functools.partial(document, dialects, tuple(own)), JSON)
+    page = fixed(DOCS.read_bytes, "text/html; charset=utf-8")
     own += [Endpoint("/openapi.json", "GET", described), Endpoint("/docs", "GET", page)]
     table = [(one, default) for one in own]
     kept = None if store is None else (store, background or Background())

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import cast
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -30,7 +30,6 @@ from octavo.server.logs import log_exchange
 from octavo.server.metrics import Metrics
 from octavo.server.pool import Pool
 from octavo.server.registry import Entry, Registry
-from octavo.server.sockets import SocketProtocol
 from octavo.server.source import ModelOptions, ModelSource
 from octavo.server.store import Store
 
@@ -94,6 +93,12 @@ class _Server(uvicorn.Server):
         await self._models.close()
 
 
+def _socket_protocol(**given: Any) -> asyncio.Protocol:
+    from octavo.server.socket_protocol import SocketProtocol
+
+    return SocketProtocol(**given)
+
+
 def _server(app: ASGIApp, models: Registry, options: ServeOptions, observe: Observer) -> _Server:
     limits = Limits(connection_limit(), write_seconds=options.write_timeout)
     connection = partial(
@@ -102,7 +107,7 @@ def _server(app: ASGIApp, models: Registry, options: ServeOptions, observe: Obse
     config = uvicorn.Config(
         app,
         http=cast(type[asyncio.Protocol], connection),
-        ws=SocketProtocol,
+        ws=cast(type[asyncio.Protocol], _socket_protocol),
         ws_max_size=MAX_BODY,
         ws_per_message_deflate=False,
         log_level="critical",
@@ -185,13 +190,13 @@ async def _serve(
             keyring.count(one)
         ended(one)
 
-    app = create_app(
-        models, metrics, options.access, observe, options.lora_folder, store=store,
+    starting = asyncio.create_task(_load_first(models, pool, wanted.first))
+    app = await asyncio.to_thread(  # so that engines start meanwhile
+        create_app, models, metrics, options.access, observe, options.lora_folder, store=store,
         batches=batches, media=options.media, background=background,
     )  # fmt: skip
     server = _server(app, models, options, observe)
     running = asyncio.create_task(server.serve([sock]))
-    starting = asyncio.create_task(_load_first(models, pool, wanted.first))
     tasks = [running, starting, asyncio.create_task(pool.expire())]
     if keyring is not None:
         tasks.append(asyncio.create_task(keyring.watch()))

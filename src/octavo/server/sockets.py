@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from octavo.errors import InvalidValue, Overloaded, RequestError
 from octavo.server.dialect import ErrorBody
@@ -18,17 +17,6 @@ from octavo.server.loopback import Loopback
 MOST_RUNNING = 64  # requests of one socket
 MAX_ID = 64
 encode = msgspec.json.Encoder().encode
-
-
-class SocketProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's, among the connections that are watched: it sends pings itself."""
-
-    def check(self, now: float) -> None:
-        """No time limit: a socket may wait for ever."""
-
-    def give_way(self) -> float | None:
-        """A socket is never closed for another connection."""
-        return None
 
 
 class Asked(msgspec.Struct, forbid_unknown_fields=True):
