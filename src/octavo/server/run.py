@@ -18,12 +18,10 @@ from starlette.types import ASGIApp
 
 from octavo.errors import UsageError
 from octavo.generate.media import MediaPolicy
-from octavo.server.app import create_app
 from octavo.server.background import Background
 from octavo.server.batches import Batches
 from octavo.server.bodies import MAX_BODY
 from octavo.server.connection import Connection, Limits, connection_limit, watch
-from octavo.server.dialects import DIALECTS
 from octavo.server.exchange import Exchange, Observer
 from octavo.server.guard import Access
 from octavo.server.logs import log_exchange
@@ -93,6 +91,13 @@ class _Server(uvicorn.Server):
         await self._models.close()
 
 
+def _application(*given: Any, **named: Any) -> ASGIApp:
+    """`create_app`'s, whose imports take 0.1 s: an engine starts meanwhile."""
+    from octavo.server.app import create_app
+
+    return create_app(*given, **named)
+
+
 def _socket_protocol(**given: Any) -> asyncio.Protocol:
     from octavo.server.socket_protocol import SocketProtocol
 
@@ -100,6 +105,8 @@ def _socket_protocol(**given: Any) -> asyncio.Protocol:
 
 
 def _server(app: ASGIApp, models: Registry, options: ServeOptions, observe: Observer) -> _Server:
+    from octavo.server.dialects import DIALECTS
+
     limits = Limits(connection_limit(), write_seconds=options.write_timeout)
     connection = partial(
         Connection, limits=limits, observe=observe, error_body=DIALECTS[0].error_body
@@ -191,8 +198,8 @@ async def _serve(
         ended(one)
 
     starting = asyncio.create_task(_load_first(models, pool, wanted.first))
-    app = await asyncio.to_thread(  # so that engines start meanwhile
-        create_app, models, metrics, options.access, observe, options.lora_folder, store=store,
+    app = await asyncio.to_thread(
+        _application, models, metrics, options.access, observe, options.lora_folder, store=store,
         batches=batches, media=options.media, background=background,
     )  # fmt: skip
     server = _server(app, models, options, observe)
