@@ -250,7 +250,7 @@ class Engine:
         self.scheduler.reserve(spans, steps)
         return decode(self._executable, spans, steps)
 
-    def _decodes(self, span: ScheduledSpan) -> bool:
+    def _samples_independently(self, span: ScheduledSpan) -> bool:
         """True if no token of a sequence changes how the next is drawn."""
         sequence = span.sequence
         text = span.length == 1 and span.samples and not sequence.shows(span.start)
@@ -261,7 +261,7 @@ class Engine:
         scheduler = self.scheduler
         if scheduler.waiting or self._compiling or len(spans) < len(scheduler.running):
             return 1
-        if not all(self._decodes(s) for s in spans):
+        if not all(self._samples_independently(s) for s in spans):
             return 1
         left = min(s.sequence.limit - len(s.sequence.kv.tokens) for s in spans)
         steps = min(left, MAX_MULTI_STEPS, int(self._multi_step_seconds / self._step_seconds))

@@ -68,8 +68,7 @@ class HTTPError(RequestError):
 
 async def _http_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
-        wrong = InternalError("the server could not answer", code="internal_error")
-        return error_response(wrong, request.scope)
+        return error_response(InternalError(), request.scope)
     response = error_response(HTTPError(error.status_code), request.scope)
     response.headers.update(error.headers or {})
     return response

@@ -28,6 +28,9 @@ Running = dict[str, list[Scope]]  # requests in flight by their ids
 class InternalError(RequestError):
     status = 500
 
+    def __init__(self) -> None:
+        super().__init__("the server could not answer", code="internal_error")
+
 
 @dataclass(frozen=True)
 class RouteLabel:
@@ -131,7 +134,7 @@ class ExchangeMiddleware:
 def internal(error: Exception) -> InternalError:
     """What a client is told of an error that nobody expected, which is logged."""
     LOG.error("%s", described(error))
-    return InternalError("the server could not answer", code="internal_error")
+    return InternalError()
 
 
 def _request_id(scope: Scope) -> str | None:
