@@ -23,6 +23,7 @@ from octavo.client.protocol import (
     event_frames,
     frame,
 )
+from octavo.client.spawned import spawn
 from octavo.engine.constraint import TokenTable
 from octavo.engine.events import Token
 from octavo.engine.plan import Plan
@@ -68,7 +69,7 @@ def test_a_process_that_sends_no_frames_has_ended() -> None:
     """As one that has ended: it is replaced."""
 
     async def run(said: bytes) -> None:
-        link = EngineLink("this")  # which prints a text and ends
+        link = EngineLink(spawn(module="this"))  # which prints a text and ends
         ours, theirs = socket.socketpair()
         with theirs:
             link._reader, writer = await asyncio.open_unix_connection(sock=ours)
