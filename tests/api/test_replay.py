@@ -50,7 +50,7 @@ async def client_of(
     client = EngineProcessClient(
         str(folder), plan, 320, files=model.checkpoint.states, module=module, spawned=spawned
     )
-    client.table = TokenTable([], [], [2])
+    client.use(TokenTable([], [], [2]))
     await client.start()
     try:
         yield client

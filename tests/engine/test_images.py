@@ -367,7 +367,7 @@ def test_a_death_in_the_middle_changes_nothing(loaded: dict[str, Loaded], tmp_pa
 
     async def serve() -> dict[str, list[int]]:
         client = EngineProcessClient(str(tmp_path), m.plan, 320, files=files)
-        client.table = TokenTable([], [], [2])
+        client.use(TokenTable([], [], [2]))
         await client.start()
         try:
             async with asyncio.timeout(120):

@@ -20,6 +20,7 @@ from octavo.client.protocol import (
     Submit,
     ToEngine,
     ToFront,
+    Vocabulary,
     event_frames,
     frame,
 )
@@ -95,5 +96,5 @@ def test_messages_are_cut_wherever_they_arrive() -> None:
 
 def test_a_plan_arrives_as_it_was_sent() -> None:
     plan = Plan(1, 2, 3, 4, 5, 6, 7, 8, "int8", "auto", Limits(9, 10, 11), adapters=12, packed=True)
-    start = Start("model", TokenTable([b"a"], [], [2]), plan)
-    assert read(frame(start), ToEngine) == [start]
+    start, tokens = Start("model", plan), Vocabulary(TokenTable([b"a"], [], [2]))
+    assert read(frame(start) + frame(tokens), ToEngine) == [start, tokens]

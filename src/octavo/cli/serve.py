@@ -286,10 +286,10 @@ def _tell_lowered(plans: dict[str, Plan]) -> None:
 
 
 def _title(options: ModelOptions, opened: OpenModel) -> str:
-    from octavo.checkpoint.hub import DEMOS
+    from octavo.checkpoint.hub import BUNDLED, DEMOS
 
-    name = options.located.name
-    return DEMOS[name].title if name in DEMOS else opened.checkpoint.architecture
+    known = (DEMOS | BUNDLED).get(options.located.name)
+    return known.title if known is not None else opened.checkpoint.architecture
 
 
 def _choice(

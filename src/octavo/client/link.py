@@ -25,6 +25,10 @@ class EngineLink:
         """Joins the socket to the event loop."""
         self._reader, self._writer = await asyncio.open_unix_connection(sock=self._ours)
 
+    @property
+    def opened(self) -> bool:
+        return self._writer is not None
+
     def send(self, message: ToEngine) -> None:
         """Raises ValueError, TypeError or OverflowError for what cannot be sent."""
         data = frame(message)

@@ -25,6 +25,7 @@ from octavo.client.protocol import (
     ToEngine,
     ToFront,
     UnloadAdapter,
+    Vocabulary,
 )
 from octavo.client.replay import SUSPECT, Replay, Stream
 from octavo.client.spawned import ENGINE, Spawned, spawn
@@ -77,7 +78,7 @@ class EngineProcessClient:
         self._plan = plan
         self._files = dict(files or {})
         self._module = module
-        self.table = TokenTable([], [], [])  # of the vocabulary; set before `start`
+        self._table: TokenTable | None = None
         self.vocabulary = vocabulary
         self._max_queue = max_queue
         self._progress = progress
@@ -129,6 +130,13 @@ class EngineProcessClient:
     def pid(self) -> int | None:
         """The engine process's."""
         return self._link.pid if self._link else None
+
+    def use(self, table: TokenTable) -> None:
+        """Gives the tokens of the vocabulary, before `start` or meanwhile: until then engines are
+        not ready."""
+        self._table = table
+        if self._link is not None and self._link.opened:
+            self._link.send(Vocabulary(table))
 
     async def start(self) -> None:
         """Starts the engine and waits until it is ready. Raises what made it fail."""
@@ -185,7 +193,9 @@ class EngineProcessClient:
         link = self._link
         await link.open()
         self._tasks.append(asyncio.create_task(self._watch(link)))
-        link.send(Start(self._path, self.table, self._plan, self._files))
+        link.send(Start(self._path, self._plan, self._files))
+        if self._table is not None:
+            link.send(Vocabulary(self._table))
         while True:
             self._handle(await link.receive())
 

@@ -117,15 +117,18 @@ class ModelSource:
         )  # fmt: skip
         self.spawned = None
         served = None
+        starting = asyncio.create_task(client.start())  # while this process reads the tokenizer
         try:
-            client.spawn()  # which imports while this process reads the tokenizer
-            served = self._served(await asyncio.to_thread(self._front), client)
+            front = await asyncio.to_thread(self._front)
+            client.use(front.table)
+            served = self._served(front, client)
             if served.template is not None and not self._loads:
                 await asyncio.to_thread(served.template.check)
-            await client.start()
+            await starting
             await self._load_adapters(client)
         except BaseException:
             await client.close()
+            await asyncio.gather(starting, return_exceptions=True)
             if served is not None:
                 served.end_workers()
             raise
@@ -134,7 +137,6 @@ class ModelSource:
 
     def _served(self, front: _Front, client: EngineProcessClient) -> ServedModel:
         options = self._options
-        client.table = front.table
         source = options.chat_template or template_source(front.opened.checkpoint)
         template = ChatTemplate(source, front.tokenizer) if source else None
         served = served_model(
