@@ -156,13 +156,12 @@ void Model::allocate_cache(const std::vector<KvShape>& layers, int blocks, KvTyp
     if (s.head_dim > WIDEST_HEAD)
       throw std::invalid_argument("attention heads wider than 512 are not supported");
     const int padded = int(align_up(size_t(s.head_dim), 16));
-    kv.layers.push_back({nullptr, s, padded, kv_head_bytes(type, padded), kv_block_bytes(type, s)});
+    kv.layers.push_back({s, padded, kv_head_bytes(type, padded), kv.block_bytes});
+    kv.block_bytes += kv_block_bytes(type, s);
   }
-  const size_t bytes = kv.block_bytes() * size_t(blocks);
+  const size_t bytes = kv.block_bytes * size_t(blocks);
   cache_ = buffers_arena_->writable() ? std::make_unique<Arena>(bytes) : std::make_unique<Arena>();
-  uint8_t* data = cache_->allocate<uint8_t>(bytes);
-  for (KvLayer& l : kv.layers)
-    if (data) l.data = data, data += l.block_bytes * size_t(blocks);
+  kv.data = cache_->allocate<uint8_t>(bytes);
   size_t heads = 0, values = 0;  // of the widest attention
   for (const Attended& a : attended_) {
     const bool has = a.layer >= 0 && size_t(a.layer) < layers.size();
@@ -180,26 +179,26 @@ void Model::allocate_cache(const std::vector<KvShape>& layers, int blocks, KvTyp
 
 bool Model::prefault_kv(int reached, size_t ahead, size_t bytes) {
   const KvCache& kv = context_.kv;
-  const size_t each = kv.block_bytes();
-  const int margin = int(std::min(size_t(kv.blocks), ahead / each));
+  if (!kv.block_bytes) return false;
+  const int margin = int(std::min(size_t(kv.blocks), ahead / kv.block_bytes));
   if (prefaulted_ - reached < margin / 2) claiming_ = std::min(kv.blocks, reached + margin);
-  if (prefaulted_ >= claiming_) return false;
+  const int end = std::min(claiming_, reached + margin);  // it may have been claimed for more
+  if (prefaulted_ >= end) return false;
   const int from = std::max(prefaulted_, reached);
-  prefaulted_ = int(std::min(size_t(claiming_), size_t(from) + bytes / each + 1));
+  prefaulted_ = int(std::min(size_t(end), size_t(from) + bytes / kv.block_bytes + 1));
   team_.run([&](int thread, Work& work) {
-    work.each(thread, int(kv.layers.size()), 1, [&](int begin, int end) {
-      for (int l = begin; l < end; l++)
-        octavo::prefault(kv.layers[size_t(l)].at(from, 0), kv.layers[size_t(l)].at(prefaulted_, 0));
+    work.each(thread, prefaulted_ - from, 1, [&](int begin, int last) {
+      octavo::prefault(kv.block(from + begin), kv.block(from + last));
     });
   });
-  return prefaulted_ < claiming_;
+  return prefaulted_ < end;
 }
 
 void Model::copy_block(int from, int to) {
   const KvCache& kv = context_.kv;
   if (from < 0 || to < 0 || from >= kv.blocks || to >= kv.blocks)
     throw std::invalid_argument("no such KV block");
-  for (const KvLayer& l : kv.layers) memcpy(l.at(to, 0), l.at(from, 0), l.block_bytes);
+  memcpy(kv.block(to), kv.block(from), kv.block_bytes);
 }
 
 }  // namespace octavo

@@ -72,23 +72,22 @@ inline size_t kv_block_bytes(KvType type, KvShape s) {
 }
 
 struct KvLayer {
-  uint8_t* data;
   KvShape shape;
-  int padded;  // head_dim, to whole vectors
-  size_t head_bytes, block_bytes;
-  uint8_t* at(int block, int head) const {
-    return data + size_t(block) * block_bytes + size_t(head) * head_bytes;
-  }
+  int padded;         // head_dim, to whole vectors
+  size_t head_bytes;
+  size_t begin;       // of this layer in a block
 };
 
+// A block has the keys and values of 16 tokens in all layers, so that few tokens are few pages.
 struct KvCache {
   std::vector<KvLayer> layers;
   int blocks = 0;
   KvType type = KV_BF16;
-  size_t block_bytes() const {  // of one block in all layers
-    size_t sum = 0;
-    for (const KvLayer& l : layers) sum += l.block_bytes;
-    return sum;
+  size_t block_bytes = 0;
+  uint8_t* data = nullptr;
+  uint8_t* block(int i) const { return data + size_t(i) * block_bytes; }
+  uint8_t* at(const KvLayer& l, int i, int head) const {
+    return block(i) + l.begin + size_t(head) * l.head_bytes;
   }
 };
 

@@ -121,7 +121,7 @@ const float* AttentionOp::turned(
 void AttentionOp::store(Context& c, const KvWrite& w, int kv_head, float* tmp) const {
   const KvLayer& kv = cache(c);
   const int slot = w.position % BLOCK;
-  uint8_t* block = kv.at(c.step.block_tables[w.table + w.position / BLOCK], kv_head);
+  uint8_t* block = c.kv.at(kv, c.step.block_tables[w.table + w.position / BLOCK], kv_head);
   c.kernels->store_k(turned(c, s_.k, s_.k_norm, w.row, kv_head, tmp), s_.head_dim, kv.padded, slot,
       c.kv.type, block);
   c.kernels->store_v(
@@ -132,7 +132,7 @@ void AttentionOp::store(Context& c, const KvWrite& w, int kv_head, float* tmp) c
 KeyRange AttentionOp::keys(const Context& c, int index) const {
   const AttendItem& item = c.schedules[size_t(s_.schedule)].items[size_t(index / s_.kv_heads)];
   const int32_t* blocks = c.step.block_tables + c.step.spans[size_t(item.span)].table;
-  return {cache(c).at(0, index % s_.kv_heads), blocks, item.chunk_begin * KV_CHUNK,
+  return {c.kv.at(cache(c), 0, index % s_.kv_heads), blocks, item.chunk_begin * KV_CHUNK,
       std::min(item.chunk_end * KV_CHUNK, item.keys)};
 }
 
@@ -153,7 +153,7 @@ void AttentionOp::attend(Context& c, int index, int units, float* tmp) {
   a.rows = item.rows;
   a.softcap = s_.softcap;
   a.head_dim = d;
-  a.block_stride = cache(c).block_bytes;
+  a.block_stride = c.kv.block_bytes;
   a.fetch = span.count <= SPLIT_TOKENS;  // longer spans read the same keys again and again
   for (int r = 0; r < item.rows; r++) {
     const int t = (item.row + r) / group, head = kv_head * group + (item.row + r) % group;

@@ -32,7 +32,7 @@ def logits(runner: Runner) -> list[np.ndarray]:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_same_logits(dtype: str, isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_ISA", isa)
-    monkeypatch.setattr(executor, "PREPARE_BYTES", 20_000)  # the largest matrix takes several
+    monkeypatch.setattr(executor, "PACKED_BYTES", 20_000)  # the largest matrix takes several
     save_hf(replace(SMALL, dtype=dtype), tmp_path)
     runner = Runner(tmp_path)
     seen = [logits(runner)]
@@ -61,7 +61,7 @@ def generated(engine: Engine) -> list[int]:
 
 def test_steps_settle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step packs some more, until there is nothing left to do."""
-    monkeypatch.setattr(executor, "PREPARE_BYTES", 100_000)
+    monkeypatch.setattr(executor, "PACKED_BYTES", 100_000)
     save_hf(replace(SMALL, dtype="bfloat16"), tmp_path)
     model = open_model(tmp_path)
     plan = make_plan(model.compiled, name="m")
@@ -71,6 +71,9 @@ def test_steps_settle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = generated(engine)
     assert len(first) == 40 and not executable.pack_pending()
     assert generated(engine) == first
+
+
+SLACK = 8 << 20  # pages are of 2 MiB where the system has them
 
 
 def resident() -> int:
@@ -90,7 +93,21 @@ def test_idle_engine_prepares_blocks(smollm2: Path, monkeypatch: pytest.MonkeyPa
     before = resident()
     while engine.pack_pending():
         pass
-    slack = len(model.program.cache) * (2 << 20)  # a page of 2 MiB of each layer
-    assert ahead - slack < resident() - before < ahead + slack
+    assert ahead - executor.PREFAULT - SLACK < resident() - before < ahead + SLACK
     assert not engine.pack_pending()
     assert generated(engine) == first
+
+
+def test_a_request_does_not_wait_for_what_is_prepared_while_idle(smollm2: Path) -> None:
+    """One that comes then takes the memory of its own blocks, and a little ahead."""
+    model = open_model(smollm2)
+    plan = make_plan(model.compiled, name="m", context=256)
+    executable = load_executable(model, plan)
+    engine = make_engine(model, executable, plan, TokenTable([], [], [2]))
+    generated(make_engine(model, executable, plan, TokenTable([], [], [2])))  # takes buffers
+    before = resident()
+    assert engine.pack_pending()
+    assert resident() - before < executor.PREFAULTED_BYTES + SLACK
+    generated(engine)
+    assert resident() - before < executor.PREFAULT + SLACK
+    assert engine.pack_pending()

@@ -24,8 +24,10 @@ from octavo.errors import UsageError
 from octavo.program import Program
 
 LOG = logging.getLogger(__name__)
-PREPARE_BYTES = 16 << 20  # bytes of weights or of the cache that are prepared at a time
-IDLE_PREFAULT = 256 << 20  # bytes of the cache that are while there is no work
+PACKED_BYTES = 16 << 20  # of weights at a time
+PREFAULTED_BYTES = 4 << 20  # of the KV cache at a time
+PREFAULT = 16 << 20  # bytes of the KV cache past what is used
+IDLE_PREFAULT = 256 << 20  # while there is no work
 SPARE_PARTIALS = 1024  # attention results beyond one a token: long contexts are split into these
 
 
@@ -88,13 +90,12 @@ class CpuExecutable:
 
     def pack_pending(self) -> bool:
         """Packs more weights. Returns True while any remain."""
-        return self.model.pack(PREPARE_BYTES)
+        return self.model.pack(PACKED_BYTES)
 
     def prefault_kv(self, reached: int, idle: bool) -> bool:
         """Prefaults unused KV blocks: a step would take their memory a page at a time."""
-        return self.model.prefault_kv(
-            reached, IDLE_PREFAULT if idle else PREPARE_BYTES, PREPARE_BYTES
-        )
+        ahead = IDLE_PREFAULT if idle else PREFAULT
+        return self.model.prefault_kv(reached, ahead, PREFAULTED_BYTES)
 
     def copy_block(self, source: int, target: int) -> None:
         self.model.copy_block(source, target)
