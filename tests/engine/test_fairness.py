@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.engine import Engine, Request, SamplingParams
-from octavo.engine.events import Progress, Token
+from octavo.engine.events import Token
 from octavo.engine.policy import GENERATED, PROMPT, REMEMBERED, FairPolicy
 from tests.engine.test_engine import Clock, Counting, engine
 
@@ -167,8 +167,6 @@ def test_what_is_computed_does_not_depend_on_tenants(rows: int) -> None:
             ask(e, f"{i}", str(i % 3) if split else "", prompt=5 + 7 * i, tokens=4 + i)
         while e.has_work:
             for event in e.step():
-                if isinstance(event, Progress):
-                    continue
                 assert isinstance(event, Token)
                 out.setdefault(event.id, []).append(event.token)
         return out

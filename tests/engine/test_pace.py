@@ -158,13 +158,10 @@ def test_a_long_prompt_stalls_nobody(
 
 def test_parts_of_a_prompt_are_told() -> None:
     """While it is computed, so that who gives up is charged what was."""
-    e = engine(Counting(tokens=64, blocks=64))
-    e.add(
-        Request(id="a", prompt=list(range(150)), params=SamplingParams(max_tokens=1, temperature=0))
-    )
-    told = [event for _ in range(3) for event in e.step()]
-    assert told[:-1] == [Progress("a", 64, 0), Progress("a", 128, 0)]
-    assert isinstance(told[-1], Token) and told[-1].finish
-    e.add(Request(id="b", prompt=[*range(144), *[5] * 100], params=SamplingParams(), pool="last"))
-    told = [event for _ in range(2) for event in e.step()]
-    assert told[0] == Progress("b", 208, 144) and told[-1].id == "b"
+    e, params = engine(Counting(tokens=64, blocks=64)), SamplingParams(max_tokens=1, temperature=0)
+    for progress in (False, True):
+        prompt = [int(progress), *range(149)]
+        e.add(Request(id="a", prompt=prompt, params=params, progress=progress))
+        told = [event for _ in range(3) for event in e.step()]
+        assert told[:-1] == [Progress("a", 64, 0), Progress("a", 128, 0)][: 2 * progress]
+        assert isinstance(told[-1], Token) and told[-1].finish

@@ -7,7 +7,7 @@ import pytest
 
 from octavo.backends.base import BLOCK, Sample, StepInput
 from octavo.engine import Engine, Request, SamplingParams
-from octavo.engine.events import BeamText, Ended, Progress, Token, TokenEvent
+from octavo.engine.events import BeamText, Ended, Token, TokenEvent
 from octavo.engine.kv import blocks_for
 from octavo.engine.policy import FairPolicy
 from octavo.engine.request import BeamSearch
@@ -137,8 +137,6 @@ def tokens(e: Engine, steps: int = 10_000) -> dict[str, list[tuple[int, str | No
     while e.has_work and steps:
         steps -= 1
         for event in e.step():
-            if isinstance(event, Progress):
-                continue
             assert isinstance(event, Token)
             out.setdefault(event.id, []).append((event.token, event.finish))
     return out

@@ -309,7 +309,7 @@ class Engine:
             logprobs = [(s.logprob, s.alternatives) for s in outcome.prompt_logprobs]
             sequence.reported_logprobs += len(logprobs)
             events.append(PromptLogprobs(sequence.id, logprobs, sequence.cached))
-        if not outcome.span.samples and sequence.kv.computed <= sequence.sampling.prompt:
+        if sequence.request.progress and not outcome.span.samples:
             events.append(Progress(sequence.id, sequence.kv.computed, sequence.cached))
         if sequence.request.pool:
             return events + self._commit_states(outcome)

@@ -219,6 +219,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prediction: what much of the reply may be, as a source of drafts.
     tenant: for whom it is computed; tenants get equal shares of the work. ttft: seconds from
     submission in which its first token is wanted: it is computed before what is wanted later.
+    progress: whether parts of the prompt are told of when they are computed.
     """
 
     id: str
@@ -237,3 +238,4 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prediction: list[int] = []
     tenant: str = ""
     ttft: float | None = None
+    progress: bool = False

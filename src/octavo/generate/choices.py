@@ -131,6 +131,7 @@ def _requests(job: PreparedRequest, params: SamplingParams) -> list[Request]:
                     salt=job.salt,
                     tenant=job.tenant,
                     ttft=job.ttft,
+                    progress=True,
                     adapter=job.model.adapter,
                     images=images,
                     image_offsets=list(job.image_offsets),

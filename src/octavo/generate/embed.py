@@ -84,7 +84,7 @@ async def _pooled(
     request = Request(
         id=secrets.token_hex(12), prompt=ids, token_type_ids=types, params=SamplingParams(),
         pool="cls" if model.task == "rank" else model.pooling.mode, salt=salt,
-        adapter=model.adapter, tenant=salt,
+        adapter=model.adapter, tenant=salt, progress=True,
     )  # fmt: skip
     async with aclosing(model.client.submit(request)) as events:
         async for event in events:

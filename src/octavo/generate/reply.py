@@ -163,7 +163,7 @@ class Usage:
             return  # which may come before anything is computed
         self.reused[prompt] = min(self.reused.get(prompt, event.cached), event.cached)
         done = event.computed if isinstance(event, Progress) else length
-        self.reached[prompt] = max(self.reached.get(prompt, 0), done)
+        self.reached[prompt] = max(self.reached.get(prompt, 0), min(done, length))
 
     def predict(self, choice: int, counts: tuple[int, int]) -> None:
         """Takes over how many tokens of the prediction a choice accepted and rejected so far."""
