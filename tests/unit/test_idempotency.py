@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from octavo.checkpoint import open_checkpoint
 from octavo.server import idempotency as module
 from octavo.server.guard import Principal
 from octavo.server.http import json_response
 from octavo.server.idempotency import REPLAYED, Idempotency
+from octavo.text import load_tokenizer
 from tests.unit.asgi import scope as asgi_scope
+from tests.unit.fake_models import ScriptedClient, fake_model, listening
 
 
 class App:
@@ -168,3 +172,36 @@ def test_answers_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
         assert app._bytes == sum(a.size for a in app._answers.values())
 
     run(test())
+
+
+def test_over_http(smollm2: Path) -> None:
+    """Whole answers and streams, to the byte, in every dialect; nothing is computed again."""
+    tokenizer = load_tokenizer(open_checkpoint(smollm2))
+    with listening(model := fake_model(tokenizer, "m", "I am here.")) as server:
+        client = cast(ScriptedClient, model.client)
+        for number, (path, body) in enumerate(
+            [
+                ("/v1/completions", {"model": "m", "prompt": "hi", "stream": False}),
+                ("/v1/completions", {"model": "m", "prompt": "hi", "stream": True}),
+                ("/api/generate", {"model": "m", "prompt": "hi", "raw": True}),
+            ],
+            1,
+        ):
+            key = {"Idempotency-Key": str(number)}
+            first, again = server.ask(path, body, **key), server.ask(path, body, **key)
+            assert first == again and first[0] == 200 and len(client.requests) == number
+        assert server.json("/v1/completions", {"model": "m", "prompt": "ho"}, **key | {"Idempotency-Key": "1"})[0] == 422  # fmt: skip
+        assert [e.replayed for e in server.exchanges] == [False, True] * 3 + [False]
+        assert b"octavo_replayed_requests_total 3.0" in server.metrics.render()
+        assert len({e.id for e in server.exchanges}) == 7
+
+
+def test_when_the_first_token_is_wanted(smollm2: Path) -> None:
+    tokenizer = load_tokenizer(open_checkpoint(smollm2))
+    with listening(model := fake_model(tokenizer, "m", "I am here.")) as server:
+        body = {"model": "m", "prompt": "hi"}
+        assert server.json("/v1/completions", body, **{"X-SLO-TTFT-MS": "250"})[0] == 200
+        for wrong in ("0", "-1", "x", "1e3", "86400001", "999999999"):
+            status, reply = server.json("/v1/completions", body, **{"x-slo-ttft-ms": wrong})
+            assert (status, reply["error"]["param"]) == (400, "x-slo-ttft-ms")
+        assert [r.ttft for r in cast(ScriptedClient, model.client).requests] == [0.25]
