@@ -137,10 +137,16 @@ class ContextExceeded(RequestError):
 
 
 class Overloaded(RequestError):
-    """It cannot be served now; the client may try again."""
+    """It cannot be served now; the client may try again, after `retry_after` seconds."""
 
     status = 503
-    retry_after = 0.5
+
+    def __init__(
+        self, message: str, param: str | None = None, code: str | None = None,
+        retry_after: float = 0.5,
+    ) -> None:  # fmt: skip
+        super().__init__(message, param, code)
+        self.retry_after = retry_after
 
 
 class EngineFailed(RequestError):

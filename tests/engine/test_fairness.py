@@ -172,3 +172,76 @@ def test_what_is_computed_does_not_depend_on_tenants(rows: int) -> None:
         return out
 
     assert run(True) == run(False)
+
+
+wishes = st.tuples(
+    st.integers(-2, 2), st.none() | st.integers(1, 50), st.none() | st.integers(1, 50)
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(wishes, min_size=2, max_size=12))
+def test_the_order_of_one_tenant(asked: list[tuple[int, int | None, int | None]]) -> None:
+    """By priority, then by when it is due, then first come, first served: whatever is asked for."""
+    e = engine(Counting(selected=1), clock=Clock())
+    due = []
+    for i, (priority, timeout, ttft) in enumerate(asked):
+        wanted = [s for s in (timeout, ttft) if s is not None]
+        ask(e, str(i), priority=priority, timeout=timeout, ttft=ttft)
+        due.append((priority, min(wanted, default=99), i))
+    assert first_tokens(e) == [str(i) for *_, i in sorted(due)]
+
+
+def test_a_higher_class_takes_places_and_blocks_at_once() -> None:
+    """P0 before P1 before P2, also where all is taken; what gives way goes on later where it was."""
+    for limits in ({"selected": 2, "blocks": 200}, {"selected": 8, "blocks": 12}):
+        e = engine(Counting(**limits), context=192)
+        alone = engine(Counting(**limits), context=192)
+        for name in ("low0", "low1"):
+            ask(e, name, prompt=60, tokens=30, priority=1)
+            ask(alone, name, prompt=60, tokens=30, priority=1)
+        said: dict[str, list[int]] = {}
+
+        def step(e: Engine, said: dict[str, list[int]]) -> list[str]:
+            events = [event for event in e.step() if isinstance(event, Token)]
+            for event in events:
+                said.setdefault(event.id, []).append(event.token)
+            return [event.id for event in events]
+
+        while len(said.get("low1", [])) < 9:
+            step(e, said)
+        for name, priority in (("middle", 0), ("high", -1)):
+            ask(e, name, prompt=60, tokens=8, priority=priority)
+            while "high" not in said and name not in said:
+                running = {s.id for s in e.scheduler.running}
+                assert name in step(e, said) or name not in running
+            assert e.stats().preemptions >= 1
+        while e.has_work:
+            step(e, said)
+        expected: dict[str, list[int]] = {}
+        while alone.has_work:
+            step(alone, expected)
+        assert {n: said[n] for n in expected} == expected and e.stats().blocks_held == 0
+
+
+def test_a_newcomer_gets_its_share_of_the_blocks() -> None:
+    """Where a flood holds them all, and there are places for everybody."""
+    e = engine(Counting(selected=8, blocks=24), context=160)
+    for i in range(20):
+        ask(e, f"a{i}", "a", prompt=40, tokens=100)
+    for _ in range(40):
+        e.step()
+    assert e.stats().blocks_free + e.stats().blocks_cached <= 4  # one that waits needs 5
+    ask(e, "b", "b", prompt=60, tokens=20)
+    seen: list[str] = []
+    for _ in range(2):
+        seen += [event.id for event in e.step() if isinstance(event, Token)]
+    assert "b" in seen
+    e.abort("b")
+    before = e.stats().preemptions
+    ask(e, "large", "b", prompt=150, tokens=5)  # more than its share: it waits for what gets free
+    e.step()
+    assert e.stats().preemptions == before
+    while e.has_work and "large" not in seen:
+        seen += [event.id for event in e.step() if isinstance(event, Token)]
+    assert "large" in seen

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import http.client
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import cast
 
 import pytest
 
 from octavo.checkpoint import open_checkpoint
+from octavo.engine.events import Progress, TokenEvent
+from octavo.engine.request import Request
 from octavo.errors import UsageError
 from octavo.server import keyring as keyring_module
 from octavo.server.guard import Access, guarded
@@ -254,8 +258,6 @@ def test_a_server_with_keys(one: tuple[Listener, KeyFile, Keyring]) -> None:
 
 
 def test_what_is_left_is_told(one: tuple[Listener, KeyFile, Keyring]) -> None:
-    import http.client
-
     server, _, _ = one
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
     for left in ("19", "18"):
@@ -304,3 +306,49 @@ def test_a_file_that_cannot_be_written_loses_nothing(
     assert file.usage() == []
     ring.save()
     assert [u.prompt for u in file.usage()] == [2]
+
+
+class Part(ScriptedClient):
+    """Computes 40 tokens of a prompt, of which 8 were known, and no more."""
+
+    async def submit(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
+        self.running += 1
+        try:
+            yield Progress(request.id, 40, 8)
+            await asyncio.Event().wait()
+        finally:
+            self.running -= 1
+
+
+@pytest.mark.parametrize(
+    ("path", "field"), [("/v1/completions", "prompt"), ("/v1/embeddings", "input")]
+)
+def test_a_prompt_that_is_given_up_is_charged_what_was_computed(
+    tokenizer: Tokenizer, file: KeyFile, path: str, field: str
+) -> None:
+    secret = file.create(Key("ann", limits=Limits(tokens_per_minute=100)))
+    ring = Keyring(file)
+    client = Part([])
+    (account,) = ring._accounts.values()
+    with listening(
+        fake_model(tokenizer, "m", client=client), access=Access(keyring=ring)
+    ) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        data = json.dumps({"model": "m", field: [5] * 44})
+        connection.request("POST", path, data, {"Authorization": f"Bearer {secret}"})
+        deadline = time.monotonic() + 5
+        while not client.running:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        time.sleep(0.05)
+        assert account.held >= 44
+        connection.close()
+        while not server.exchanges:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        (one_exchange,) = server.exchanges
+    assert account.held == 0 and account.room(100) == 100 - 32
+    ring.count(one_exchange)
+    ring.save()
+    (used,) = file.usage()
+    assert (used.prompt, used.cached, used.completion) == (40, 8, 0)

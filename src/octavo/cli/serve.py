@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from octavo.client.spawned import Spawned
     from octavo.engine.loader import OpenModel
     from octavo.engine.plan import Plan
+    from octavo.server.keyring import Keyring
     from octavo.server.registry import Registry
     from octavo.server.source import ModelOptions
 
@@ -92,6 +93,12 @@ DEMO = "smollm2"
     help="Require a key of this file, which octavo key writes.",
 )
 @click.option(
+    "--limits-url",
+    metavar="URL",
+    envvar="OCTAVO_LIMITS_URL",
+    help="Valkey in which several servers count the limits of keys together: valkey://HOST:6379.",
+)
+@click.option(
     "--allowed-host",
     "hosts",
     multiple=True,
@@ -118,6 +125,12 @@ DEMO = "smollm2"
     default=256,
     show_default=True,
     help="Requests in flight before new ones get 503.",
+)
+@click.option(
+    "--max-queue-tokens",
+    type=count(1, 1 << 31),
+    metavar="N",
+    help="Tokens of prompts that wait before new ones get 503. [no limit]",
 )
 @click.option(
     "--drain-timeout",
@@ -198,6 +211,7 @@ def serve(
     models: tuple[str, ...], models_dir: Path | None, on_demand: bool, keep_alive: str,
     pinned: tuple[str, ...], aliases: tuple[str, ...], host: str, port: int,
     api_keys: tuple[str, ...], admin_key: str | None, key_file: Path | None,
+    limits_url: str | None,
     hosts: tuple[str, ...], origins: tuple[str, ...], drain_timeout: int, write_timeout: int,
     log_level: str, log_format: str, lora_dir: Path | None, offline: bool, data: Path | None,
     domains: tuple[str, ...], **model: Any,
@@ -214,14 +228,12 @@ def serve(
     from octavo.cli.served import parse_aliases, parse_seconds
     from octavo.generate.media import MediaPolicy
     from octavo.server.guard import Access
-    from octavo.server.keyring import Keyring
-    from octavo.server.keys import KeyFile
     from octavo.server.logs import logging_to
     from octavo.server.ports import bind
     from octavo.server.run import Models, ServeOptions
     from octavo.server.run import serve as serve_http
 
-    ring = Keyring(KeyFile(key_file)) if key_file is not None else None
+    ring = _keyring(key_file, limits_url)
     access = Access(host, api_keys, admin_key, hosts, origins, ring)
     alive = parse_seconds(keep_alive)
     sock = bind(host, port)
@@ -253,6 +265,21 @@ def serve(
 
         uvloop.run(serve_http(options, serving, sock, ready=ready, ended=screen.count))
     screen.goodbye()
+
+
+def _keyring(file: Path | None, limits_url: str | None) -> Keyring | None:
+    """The keys of a file, whose limits may be shared by servers. Raises UsageError."""
+    from octavo.errors import UsageError
+    from octavo.server.keyring import Keyring
+    from octavo.server.keys import KeyFile
+
+    if limits_url is None:
+        return Keyring(KeyFile(file)) if file is not None else None
+    if file is None:
+        raise UsageError("--limits-url shares the limits of keys; name their file", "--keys FILE")
+    from octavo.server.shared_limits import SharedLimits, open_valkey
+
+    return Keyring(KeyFile(file), SharedLimits(open_valkey(limits_url)))
 
 
 def _spawn(name: str | None, *models: str) -> Spawned | None:
@@ -294,7 +321,8 @@ def _title(options: ModelOptions, opened: OpenModel) -> str:
 
 def _choice(
     count: int, models_dir: Path | None, on_demand: bool, lora_dir: Path | None, *,
-    name: str | None, chat_template: Path | None, max_queue: int, loras: tuple[str, ...],
+    name: str | None, chat_template: Path | None, max_queue: int, max_queue_tokens: int | None,
+    loras: tuple[str, ...],
     lora_memory: str | None, packed_cache: bool, generation_config: Literal["auto", "none"],
     memory: str | None, context: int | None, threads: int | None, kv_dtype: str, activations: str,
     speculation: str,
@@ -303,6 +331,7 @@ def _choice(
     from octavo.checkpoint.hub import Located
     from octavo.cli.options import parse_adapters
     from octavo.cli.served import Choice
+    from octavo.client.load import QueueLimits
     from octavo.engine.host import available_memory
     from octavo.engine.plan import parse_size
     from octavo.errors import UsageError
@@ -317,7 +346,7 @@ def _choice(
     if loras or lora_dir or lora_memory:
         lora_bytes = parse_size(lora_memory or "256MiB", available_memory(), "--lora-memory")
     like = ModelOptions(
-        Located(Path(), ""), name or "", (), template, max_queue,
+        Located(Path(), ""), name or "", (), template, QueueLimits(max_queue, max_queue_tokens),
         parse_adapters(loras), lora_bytes > 0, generation_config,
     )  # fmt: skip
     sizing = {

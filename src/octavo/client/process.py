@@ -12,6 +12,7 @@ from octavo import errors
 from octavo.checkpoint.identity import FileState, check_unchanged
 from octavo.client.adapter_table import Adapter, AdapterTable
 from octavo.client.link import EngineLink
+from octavo.client.load import DEFAULT_QUEUE, Load, QueueLimits
 from octavo.client.protocol import (
     Abort,
     Adapted,
@@ -56,9 +57,9 @@ STUCK = 300  # looks in a row between which no operation of a step has begun
 class EngineProcessClient:
     """One supervised engine process.
 
-    max_queue: requests in flight beyond which new ones are refused with Overloaded. files: of the
-    model, which must be the same whenever an engine reads them. module: what the process runs;
-    name: what it is called in lists of processes. spawned: the first, if it has been started.
+    queue: limits beyond which new requests are refused with Overloaded. files: of the model, which
+    must be the same whenever an engine reads them. module: what the process runs; name: what it is
+    called in lists of processes. spawned: the first, if it has been started.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class EngineProcessClient:
         path: str,
         plan: Plan,
         vocabulary: int,
-        max_queue: int = 256,
+        queue: QueueLimits = DEFAULT_QUEUE,
         progress: Callable[[int], None] = lambda _: None,
         files: Mapping[str, FileState] | None = None,
         module: str = ENGINE,
@@ -80,7 +81,7 @@ class EngineProcessClient:
         self._module = module
         self._table: TokenTable | None = None
         self.vocabulary = vocabulary
-        self._max_queue = max_queue
+        self._queue = queue
         self._progress = progress
         self._replay = Replay()
         self._adapters = AdapterTable()
@@ -325,13 +326,10 @@ class EngineProcessClient:
             raise Overloaded("the server is shutting down", code="shutting_down")
         if self.failure is not None:
             raise Overloaded(str(self.failure), code="engine_failed")
-        if (count := len(self._replay.streams)) >= self._max_queue:
-            raise Overloaded(
-                f"{count} requests are in flight, which is the limit", code="overloaded"
-            )
+        stream = Stream.of(request, asyncio.get_running_loop().time())
+        load = Load.of(self._replay.streams, self._plan.limits.selected, self._stats)
+        self._queue.check(stream, load)
         self._adapters.acquire(request.adapter)
-        now = asyncio.get_running_loop().time()
-        stream = Stream(request, None if request.timeout is None else now + request.timeout)
         self._replay.add(stream)
         try:
             self._turn()

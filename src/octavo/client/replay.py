@@ -12,6 +12,7 @@ Requests that are no suspects wait until that is over.
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -30,10 +31,12 @@ FUTILE = 2  # times alone in an engine that was killed, without a token, after w
 
 @dataclass(eq=False)
 class Stream:
-    """A request in flight. deadline: on the event loop's clock."""
+    """A request in flight. deadline: on the event loop's clock, as is due: when its first token is
+    wanted, infinity for no time."""
 
     request: Request
     deadline: float | None
+    due: float = math.inf
     events: asyncio.Queue[TokenEvent | RequestError] = field(default_factory=asyncio.Queue)
     given: list[int] = field(default_factory=list)
     prompt_logprobs: int = 0
@@ -44,6 +47,13 @@ class Stream:
     since: int = 0  # frames that had come when it was submitted
     start: int = 0  # tokens that had been given by then
     reached: int = 0  # frames that the submission took which a death ended, at most
+
+    @classmethod
+    def of(cls, request: Request, now: float) -> Stream:
+        """A request that has come now."""
+        deadline = None if request.timeout is None else now + request.timeout
+        wanted = [s for s in (request.timeout, request.ttft) if s is not None]
+        return cls(request, deadline, now + min(wanted, default=math.inf))
 
     async def next(self) -> TokenEvent | RequestError:
         """The next event, or the passing of the deadline, which does not depend on the engine."""

@@ -44,8 +44,9 @@ class Admission:
             if not are_tokens(getattr(request, name), self.vocabulary):
                 raise _invalid(f"{name} holds a token outside 0 to {self.vocabulary - 1}", name)
         check_number("priority", request.priority, int, -MAX_INT32, MAX_INT32)
-        if request.timeout is not None:
-            check_number("timeout", request.timeout, float, MIN_TIMEOUT, MAX_TIMEOUT)
+        for name in ("timeout", "ttft"):
+            if (seconds := getattr(request, name)) is not None:
+                check_number(name, seconds, float, MIN_TIMEOUT, MAX_TIMEOUT)
         types = request.token_type_ids
         if types and (len(types) != len(request.prompt) or not are_tokens(types, 2)):
             raise _invalid("token_type_ids are 0 or 1 for each prompt token", "token_type_ids")

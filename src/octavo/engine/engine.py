@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from itertools import count
@@ -12,10 +11,11 @@ from octavo.engine.admission import Admission
 from octavo.engine.blocks import BlockAllocator
 from octavo.engine.constraint import GrammarCompiler
 from octavo.engine.drafts import DraftSource
-from octavo.engine.events import Ended, Finish, Pooled, PromptLogprobs, Token, TokenEvent
+from octavo.engine.events import Ended, Finish, Pooled, Progress, PromptLogprobs, Token, TokenEvent
 from octavo.engine.grammar_queue import GrammarQueue
 from octavo.engine.images import ImageQueue
 from octavo.engine.kv import KVCache, KVState
+from octavo.engine.pace import Pace
 from octavo.engine.policy import FairPolicy, SchedulingPolicy
 from octavo.engine.prefix import PrefixIndex
 from octavo.engine.request import Request
@@ -76,9 +76,10 @@ class Engine:
         self._allocator = BlockAllocator(limits.blocks)
         self.index = PrefixIndex(self._allocator)
         kv = KVCache(self.index, executable.copy_block, prefix_caching and not bidirectional)
+        self._pace = Pace()
         self.scheduler = Scheduler(
             kv, policy or FairPolicy(), min(budget or limits.tokens, limits.tokens),
-            limits.selected, bidirectional, images,
+            limits.selected, bidirectional, images, self._pace,
         )  # fmt: skip
         self._admission = Admission(
             vocabulary, self.context, executable.task, grammars is not None, adapters is not None,
@@ -91,7 +92,6 @@ class Engine:
         self._images = images
         self._arrivals = count()
         self._multi_step_seconds = multi_step
-        self._step_seconds = math.inf  # of the last step
         self._busy = 0.0  # seconds in steps
         self._left = 0.0  # when the last step ended, if there was more to do
         self._counts = dict.fromkeys(COUNTS, 0)
@@ -188,7 +188,7 @@ class Engine:
         else:
             self._left = 0.0
         if self.scheduler.stalled:
-            events += self._encode(self._step_seconds if spans else ENCODE_SECONDS)
+            events += self._encode(self._pace.last if spans else ENCODE_SECONDS)
             self._left = 0.0
         return events
 
@@ -214,7 +214,8 @@ class Engine:
         drafted = any(s.draft.tokens for s in spans)
         steps = 1 if drafted else max(1, len(outcomes[0].tokens))
         if not drafted:
-            self._step_seconds = (time.perf_counter() - began) / steps
+            done = self._clock()
+            self._pace.took([s.length for s in spans], (done - now) / steps, done)
         self._speculation.compare(outcomes)
         events = self._commit_all(outcomes, steps)
         self._executable.pack_pending()
@@ -264,7 +265,7 @@ class Engine:
         if not all(self._samples_independently(s) for s in spans):
             return 1
         left = min(s.sequence.limit - len(s.sequence.kv.tokens) for s in spans)
-        steps = min(left, MAX_MULTI_STEPS, int(self._multi_step_seconds / self._step_seconds))
+        steps = min(left, MAX_MULTI_STEPS, int(self._multi_step_seconds / self._pace.last))
         return steps if steps > 1 and scheduler.can_repeat(spans, steps) else 1
 
     def _compute_apart(self, spans: list[ScheduledSpan], error: Exception) -> list[TokenEvent]:
@@ -308,6 +309,8 @@ class Engine:
             logprobs = [(s.logprob, s.alternatives) for s in outcome.prompt_logprobs]
             sequence.reported_logprobs += len(logprobs)
             events.append(PromptLogprobs(sequence.id, logprobs, sequence.cached))
+        if sequence.request.progress and not outcome.span.samples:
+            events.append(Progress(sequence.id, sequence.kv.computed, sequence.cached))
         if sequence.request.pool:
             return events + self._commit_states(outcome)
         if not outcome.tokens or sequence.id not in self._requests:  # a search may have ended
@@ -365,9 +368,7 @@ class Engine:
             return []
         self._requests.finish(self._requests[sequence.id])
         self._counts["generated_tokens"] += sum(len(t.tokens) for t in texts)
-        if texts:
-            return [*texts]
-        return [sequence.refused(NO_TOKEN_LEFT, sequence.sampling.restricted_by)]
+        return [*texts] or [sequence.refused(NO_TOKEN_LEFT, sequence.sampling.restricted_by)]
 
     def _commit_states(self, outcome: Outcome) -> list[TokenEvent]:
         """Collects states; the vector comes with the last of them."""
@@ -390,6 +391,8 @@ class Engine:
             blocks_cached=self.index.available - free,
             busy_us=int(1e6 * self._busy),
             preemptions=self.scheduler.preemptions,
+            step_us=int(1e6 * self._pace.seconds(max(1, len(self.scheduler.running)))),
+            prompt_token_ns=int(1e9 * self._pace.prompt_token),
             **self._counts,
             **(self._images.counts if self._images else {}),
             **self._speculation.stats(),

@@ -55,6 +55,13 @@ class PromptLogprobs(Event, frozen=True, tag=True):
     cached: int = 0
 
 
+class Progress(Event, frozen=True, tag=True):
+    """A part of a prompt is computed: so many of its tokens are, or were found in the cache."""
+
+    computed: int
+    cached: int = 0
+
+
 class BeamText(Event, frozen=True, tag=True):
     """One whole text of a beam search, best first.
 
@@ -99,7 +106,7 @@ class Ended(Event, frozen=True, tag=True):
     code: str | None = None
 
 
-TokenEvent = Token | PromptLogprobs | BeamText | Pooled | Ended
+TokenEvent = Token | PromptLogprobs | Progress | BeamText | Pooled | Ended
 
 
 def ends(event: TokenEvent) -> bool:
@@ -108,4 +115,4 @@ def ends(event: TokenEvent) -> bool:
         return event.finish is not None
     if isinstance(event, BeamText):
         return event.last
-    return not isinstance(event, PromptLogprobs)
+    return not isinstance(event, PromptLogprobs | Progress)

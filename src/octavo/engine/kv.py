@@ -87,6 +87,10 @@ class KVCache:
         """Blocks that no sequence holds."""
         return self.index.available
 
+    def fits(self, kv: KVState) -> bool:
+        """Whether there are blocks for all tokens, whatever is cached of them."""
+        return blocks_for(len(kv.tokens)) <= self.available
+
     def admit(self, kv: KVState, prompt: int, prefix_caching: bool) -> bool:
         """Allocates blocks for all tokens, from the longest cached prefix if
         `prefix_caching`.

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from octavo.engine.sequence import Sequence
 
-PROMPT, GENERATED = (
-    1,
-    4,
-)  # what a token costs: a step of decoding computes few, one of a prompt many
+PROMPT, GENERATED = 1, 4  # what a token costs: a step of texts computes few, one of a prompt many
 REMEMBERED = 1024  # tenants whose work is kept while they have no sequence
 
 
@@ -35,20 +32,33 @@ class SchedulingPolicy(Protocol):
         """A step computes so many tokens of a sequence."""
         ...
 
-    def gives_way(self, running: list[Sequence], sequence: Sequence) -> Sequence | None:
-        """The running sequence that is preempted for a waiting one where there is room for no
-        other, if any is."""
+    def owed(self, sequence: Sequence, other: Sequence) -> bool:
+        """Whether what a sequence wants now comes before what another does, though that runs."""
+        ...
+
+    def gives_way(
+        self, running: list[Sequence], sequence: Sequence, held: Callable[[Sequence], int],
+        wanted: int,
+    ) -> Sequence | None:  # fmt: skip
+        """The running sequence that is preempted for a waiting one where there is no room for it,
+        if any is. held: what each has of what is short; wanted: by the one that waits."""
         ...
 
 
+def service_class(priority: int) -> int:
+    """P0, P1 or P2: priorities below, at and above 0. Higher classes take the places of lower."""
+    return (priority > 0) - (priority < 0) + 1
+
+
 class FairPolicy:
-    """Lowest `priority` first; among equals the tenant that had the least work; of one tenant the
-    earliest deadline, then first come, first served.
+    """Lowest `priority` first; among equals the tenant that had the least work; of one tenant what
+    is due first, then first come, first served.
 
     Work is counted in virtual time: a tenant that comes back starts no lower than those that were
     there, so that it cannot save up. Of tenants that always have something to do, none is ahead of
-    another by more than the work of one request, plus that of a step. A tenant that runs fewer
-    sequences than its equal share takes the place of one that runs more.
+    another by more than the work of one request, plus that of a step. Where places or blocks are
+    short, a tenant that has less than its equal share takes those of one that has more, and a class
+    those of the classes below it.
     """
 
     def __init__(self) -> None:
@@ -57,9 +67,8 @@ class FairPolicy:
         self._floor = 0  # the least work of those present
 
     def key(self, sequence: Sequence) -> tuple[int, int, float, int]:
-        deadline = math.inf if sequence.deadline is None else sequence.deadline
         request = sequence.request
-        return (request.priority, self.work.get(request.tenant, 0), deadline, sequence.arrival)
+        return (request.priority, self.work.get(request.tenant, 0), sequence.due, sequence.arrival)
 
     def arrived(self, sequence: Sequence) -> None:
         tenant = sequence.request.tenant
@@ -92,14 +101,30 @@ class FairPolicy:
         prompt = max(0, min(own, tokens))
         self.work[sequence.request.tenant] += PROMPT * prompt + GENERATED * (tokens - prompt)
 
-    def gives_way(self, running: list[Sequence], sequence: Sequence) -> Sequence | None:
-        counts = Counter(s.request.tenant for s in running)
-        own, most = counts[sequence.request.tenant], max(counts.values())
-        share = max(1, len(running) // len(self._present))  # one, of more tenants than places
-        if own >= share or most <= own + 1:
+    def owed(self, sequence: Sequence, other: Sequence) -> bool:
+        one, two = sequence.request, other.request
+        apart = one.tenant != two.tenant or _class(sequence) != _class(other)
+        return apart and self.key(sequence)[:2] < self.key(other)[:2]
+
+    def gives_way(
+        self, running: list[Sequence], sequence: Sequence, held: Callable[[Sequence], int],
+        wanted: int,
+    ) -> Sequence | None:  # fmt: skip
+        if lower := [s for s in running if _class(s) > _class(sequence)]:
+            return max(lower, key=self.key)
+        amounts = Counter[str]()
+        for each in running:
+            amounts[each.request.tenant] += held(each)
+        own, most = amounts[sequence.request.tenant], max(amounts.values())
+        share = max(1, amounts.total() // len(self._present))  # one, of more tenants than places
+        if own + wanted > share or most <= own + wanted:
             return None
         others = [
             s for s in running
-            if counts[s.request.tenant] == most and s.request.priority >= sequence.request.priority
+            if amounts[s.request.tenant] == most and s.request.priority >= sequence.request.priority
         ]  # fmt: skip
         return max(others, key=self.key, default=None)
+
+
+def _class(sequence: Sequence) -> int:
+    return service_class(sequence.request.priority)

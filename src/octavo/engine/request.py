@@ -217,7 +217,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     (cls); token_type_ids: the segment of each prompt token. adapter: the LoRA adapter to use.
     images: in the order of the prompt; image_offsets: where the placeholders of each begin in it.
     prediction: what much of the reply may be, as a source of drafts.
-    tenant: for whom it is computed; tenants get equal shares of the work.
+    tenant: for whom it is computed; tenants get equal shares of the work. ttft: seconds from
+    submission in which its first token is wanted: it is computed before what is wanted later.
+    progress: whether parts of the prompt are told of when they are computed.
     """
 
     id: str
@@ -235,3 +237,5 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     image_offsets: list[int] = []
     prediction: list[int] = []
     tenant: str = ""
+    ttft: float | None = None
+    progress: bool = False

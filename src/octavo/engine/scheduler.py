@@ -10,12 +10,14 @@ from typing import NamedTuple
 
 from octavo.backends.base import SamplingRow
 from octavo.engine.images import ImageQueue
-from octavo.engine.kv import KVCache
+from octavo.engine.kv import KVCache, blocks_for
+from octavo.engine.pace import Pace, StepBudget
 from octavo.engine.policy import SchedulingPolicy
 from octavo.engine.sequence import Sequence
 
 NOTHING = range(0)
 MIN_SHARED = 32  # tokens of a prefix that is worth waiting a step for
+COMPANY = 1000  # steps for which a tenant that is alone is taken to have others beside it
 
 
 class Draft(NamedTuple):
@@ -67,7 +69,8 @@ class Scheduler:
     """Waiting and running sequences.
 
     budget: most tokens of a step. sequences: most that run, and rows of results of a step.
-    bidirectional: a sequence is computed in one step. images: encodes them.
+    bidirectional: a sequence is computed in one step. images: encodes them. pace: how long steps
+    take.
     """
 
     def __init__(
@@ -78,8 +81,13 @@ class Scheduler:
         sequences: int,
         bidirectional: bool = False,
         images: ImageQueue | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self.kv = kv
+        self._pace = pace or Pace()
+        self._steps = 0
+        self._waited = False  # texts were left out of the last step for a prompt
+        self._accompanied = -COMPANY  # the last step at which there were several tenants
         self._policy, self._key = policy, policy.key
         self._budget = budget
         self._sequences = sequences
@@ -118,42 +126,78 @@ class Scheduler:
     def plan(self) -> list[ScheduledSpan]:
         """The next step, with blocks allocated for all of it.
 
-        Sequences with one token to compute come first and leave the others half of a step, so
-        that long prompts do not hold them up; within that, and for admission, the policy orders.
+        Sequences with one token to compute come first and leave the others half of a step at most,
+        so that long prompts do not hold them up; within that, and for admission, the policy orders.
         """
         spans: list[ScheduledSpan] = []
         self.stalled = []
         self._make_way()
-        decoding = sum(s.kv.pending == 1 for s in self.running)
-        left = min(self._budget, decoding + self._budget // 2) if decoding else self._budget
+        self._welcome()
+        budget = self._step_budget()
         self._spare_rows = self._sequences - len(self.running)
         order = sorted(self.running, key=lambda s: (s.kv.pending > 1, self._key(s)))
         for sequence in order:
-            pending = sequence.kv.pending  # 0 for a beam that waits for the others of its search
-            if not left or not pending or sequence not in self.running:
+            # 0 are pending for a beam that waits for the others of its search.
+            wanted = sequence.kv.pending and sequence in self.running
+            if not wanted or sequence in budget.held or not (room := budget.room(sequence)):
                 continue
-            if not (count := self._share(sequence, left)):
+            if not (count := self._share(sequence, room)):
                 continue
             if self._grow(sequence, sequence.kv.computed + count):
                 spans.append(ScheduledSpan.of(sequence, count))
-                left -= count
+                budget.take(sequence, count)
         spans = [s for s in spans if s.sequence in self.running]  # others were preempted for one
         self.stalled = [s for s in self.stalled if s in self.running]
-        self._admit(spans, left)
+        self._admit(spans, budget)
         while not spans and not self.stalled and self.running and self.waiting:
             # Only beams that wait for others of their search, for which there are no blocks.
             self.preempt(max(self.running, key=self._key))
-            self._admit(spans, left)
+            self._admit(spans, budget)
+        self._steps += 1
         for span in spans:
+            span.sequence.step = self._steps
             self._policy.planned(span.sequence, span.length)
         return spans
 
+    def _step_budget(self) -> StepBudget:
+        tenants = {s.request.tenant for each in (self.running, self.waiting) for s in each}
+        if len(tenants) > 1:
+            self._accompanied = self._steps
+        company = self._steps - self._accompanied < COMPANY
+        budget = StepBudget(
+            self._pace, self._policy, self.running, self._budget, self._waited, company
+        )
+        self._waited = budget.pauses
+        return budget
+
     def _make_way(self) -> None:
-        """Preempts for the first that waits where all rows are taken, if the policy says whom."""
-        if self.waiting and len(self.running) >= self._sequences:
-            first = min(self.waiting, key=self._key)
-            if (victim := self._policy.gives_way(self.running, first)) is not None:
-                self.preempt(victim)
+        """Preempts for the first that waits where there is no place for it or no blocks, if the
+        policy says whom."""
+        if not self.waiting or not self.running:
+            return
+        first = min(self.waiting, key=self._key)
+        gives_way = self._policy.gives_way
+        if len(self.running) >= self._sequences:
+            if (victim := gives_way(self.running, first, lambda _: 1, 1)) is None:
+                return
+            self.preempt(victim)
+        wanted = blocks_for(len(first.kv.tokens))
+        while self.running and not self.kv.fits(first.kv):
+            victim = gives_way(self.running, first, lambda s: len(s.kv.blocks), wanted)
+            if victim is None:
+                return
+            self.preempt(victim)
+
+    def _welcome(self) -> None:
+        """Admits the first that waits before this step is shared out, if its tenant has nothing
+        that runs: so its prompt may come before what others want."""
+        if not self.waiting or not self.running or self._bidirectional:
+            return
+        first = min(self.waiting, key=self._key)
+        if len(self.running) < self._sequences and not any(
+            s.request.tenant == first.request.tenant for s in self.running
+        ):
+            self._start(first)
 
     def _share(self, sequence: Sequence, left: int) -> int:
         """Tokens of a sequence to compute. Each prompt log-probability and each pooled state takes
@@ -169,27 +213,33 @@ class Scheduler:
             self._spare_rows -= max(count - 1, 0)
         return count
 
-    def _admit(self, spans: list[ScheduledSpan], left: int) -> None:
+    def _admit(self, spans: list[ScheduledSpan], budget: StepBudget) -> None:
         self.waiting.sort(key=self._key)
         for sequence in list(self.waiting):
+            left = budget.room(sequence)
             if not left or self._spare_rows <= 0:
                 return
             if self._bidirectional and len(sequence.kv.tokens) > min(left, self._spare_rows):
                 return  # there will be more in the next step
-            # Results of cached tokens are not cached, so who needs those computes them.
-            pooled = sequence.request.pool in ("mean", "cls")
-            prefix_caching = not (sequence.needs_prompt_logprobs or pooled)
+            prefix_caching = _prefix_caching(sequence)
             stalled = (ScheduledSpan.of(s, s.kv.pending) for s in self.stalled)
             if prefix_caching and any(self._shares(sequence, span) for span in (*spans, *stalled)):
                 continue
-            if not self.kv.admit(sequence.kv, len(sequence.request.prompt), prefix_caching):
+            if not self._start(sequence):
                 return
-            self.waiting.remove(sequence)
-            self.running.append(sequence)
             self._spare_rows -= 1
             if count := self._share(sequence, left):
                 spans.append(ScheduledSpan.of(sequence, count))
-                left -= count
+                budget.take(sequence, count)
+
+    def _start(self, sequence: Sequence) -> bool:
+        """Moves a waiting sequence to those that run, if there are blocks for it."""
+        prompt = len(sequence.request.prompt)
+        if not self.kv.admit(sequence.kv, prompt, _prefix_caching(sequence)):
+            return False
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        return True
 
     def _shares(self, sequence: Sequence, span: ScheduledSpan) -> bool:
         """True if a span computes what a waiting sequence will find in the prefix cache, as one of
@@ -242,3 +292,9 @@ class Scheduler:
         """Allocates the blocks that `can_repeat` found."""
         for span in spans:
             self.kv.extend(span.sequence.kv, span.start + steps)
+
+
+def _prefix_caching(sequence: Sequence) -> bool:
+    """Results of cached tokens are not cached, so who needs those computes them."""
+    pooled = sequence.request.pool in ("mean", "cls")
+    return not (sequence.needs_prompt_logprobs or pooled)

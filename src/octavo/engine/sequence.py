@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,6 +27,7 @@ class Sequence:
     prompt included. adapter: slot of the LoRA adapter, -1 without. reported_logprobs: prompt tokens
     whose log-probabilities were reported, counting the first, which has none. pooled: sum of the
     states so far. predicted: tokens of the request's prediction that were accepted, and rejected.
+    step: number of the last step that computed something of it.
     """
 
     request: Request
@@ -40,6 +42,7 @@ class Sequence:
     pooled: Floats | None = None
     images: tuple[PlacedImage, ...] = ()
     predicted: tuple[int, int] = (0, 0)
+    step: int = 0
 
     @classmethod
     def of(
@@ -66,6 +69,15 @@ class Sequence:
     @property
     def id(self) -> str:
         return self.request.id
+
+    @property
+    def due(self) -> float:
+        """When it is wanted: its first token, until it has that, and its end."""
+        wanted = math.inf if self.deadline is None else self.deadline
+        first = self.request.ttft
+        if first is None or self.times.first_token:
+            return wanted
+        return min(wanted, self.times.queued + first)
 
     @property
     def cached(self) -> int:

@@ -11,6 +11,8 @@ class EngineStats:
 
     drafted, accepted: tokens of drafts by source (`octavo.engine.drafts`). speculation_lost_us:
     microseconds that steps with drafts took longer than plain steps would have for what was drawn.
+    step_us: what a step without prompts takes now; prompt_token_ns: what a token of a prompt takes,
+    with all that is computed beside it; 0 before that was measured.
     """
 
     running: int
@@ -24,6 +26,8 @@ class EngineStats:
     cached_tokens: int
     generated_tokens: int
     preemptions: int
+    step_us: int = 0
+    prompt_token_ns: int = 0
     images_encoded: int = 0
     image_hits: int = 0  # images whose embeddings were kept from before
     image_us: int = 0  # microseconds spent on encoding

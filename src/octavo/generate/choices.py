@@ -130,6 +130,8 @@ def _requests(job: PreparedRequest, params: SamplingParams) -> list[Request]:
                     priority=job.priority,
                     salt=job.salt,
                     tenant=job.tenant,
+                    ttft=job.ttft,
+                    progress=True,
                     adapter=job.model.adapter,
                     images=images,
                     image_offsets=list(job.image_offsets),
@@ -158,7 +160,7 @@ async def _one(
     readers: dict[int, OutputProcessor] = {}
     async with aclosing(_events(job, request)) as events:
         async for event in events:
-            usage.reuse(first // job.made, event.cached)
+            usage.reach(first // job.made, event, len(request.prompt))
             index = event.index if isinstance(event, BeamText) else 0
             if index not in readers:
                 readers[index] = OutputProcessor(

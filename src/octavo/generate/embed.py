@@ -16,6 +16,7 @@ from octavo.errors import EngineFailed
 from octavo.generate.lengths import check_length, check_texts
 from octavo.generate.model import ServedModel
 from octavo.generate.output import failure
+from octavo.generate.reply import Usage
 
 AT_ONCE = 64  # engine requests of one call in flight
 
@@ -56,15 +57,18 @@ def _singles(pairs: Sequence[Pair]) -> list[str]:
     return list(dict.fromkeys(text for pair in pairs for text in pair))
 
 
-async def pool(model: ServedModel, texts: Sequence[Segments], salt: str = "") -> list[Vector]:
-    """The pooled states of each text; a cross-encoder's logits."""
+async def pool(
+    model: ServedModel, texts: Sequence[Segments], salt: str = "", usage: Usage | None = None
+) -> list[Vector]:
+    """The pooled states of each text; a cross-encoder's logits. usage: learns what is computed."""
+    counted = usage or Usage()
     gate = asyncio.Semaphore(AT_ONCE)
 
-    async def one(text: Segments) -> Vector:
+    async def one(number: int, text: Segments) -> Vector:
         async with gate:
-            return await _pooled(model, text, salt)
+            return await _pooled(model, number, text, salt, counted)
 
-    tasks = [asyncio.create_task(one(text)) for text in texts]
+    tasks = [asyncio.create_task(one(i, text)) for i, text in enumerate(texts)]
     try:
         return await asyncio.gather(*tasks)
     finally:  # after a failure, or when the client is gone, the others need not go on
@@ -73,15 +77,18 @@ async def pool(model: ServedModel, texts: Sequence[Segments], salt: str = "") ->
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pooled(model: ServedModel, text: Segments, salt: str) -> Vector:
+async def _pooled(
+    model: ServedModel, number: int, text: Segments, salt: str, usage: Usage
+) -> Vector:
     ids, types = text
     request = Request(
         id=secrets.token_hex(12), prompt=ids, token_type_ids=types, params=SamplingParams(),
         pool="cls" if model.task == "rank" else model.pooling.mode, salt=salt,
-        adapter=model.adapter, tenant=salt,
+        adapter=model.adapter, tenant=salt, progress=True,
     )  # fmt: skip
     async with aclosing(model.client.submit(request)) as events:
         async for event in events:
+            usage.reach(number, event, len(ids))
             if isinstance(event, Pooled):
                 return np.frombuffer(event.vector, np.float32)
             if isinstance(event, Ended) and (error := failure(event)):
@@ -90,13 +97,14 @@ async def _pooled(model: ServedModel, text: Segments, salt: str) -> Vector:
 
 
 async def score(
-    model: ServedModel, pairs: Sequence[Pair], texts: Sequence[Segments], salt: str = ""
-) -> list[float]:
+    model: ServedModel, pairs: Sequence[Pair], texts: Sequence[Segments], salt: str = "",
+    usage: Usage | None = None,
+) -> list[float]:  # fmt: skip
     """How well the texts of each pair match: a cross-encoder's score, else the cosine of vectors.
 
     texts: what `encode_pairs` makes of the pairs.
     """
-    pooled = await pool(model, texts, salt)
+    pooled = await pool(model, texts, salt, usage)
     if model.task == "rank":
         return [model.pooling.score(float(x[0])) for x in pooled]
     vectors = [unit(model.pooling.finish(v)) for v in pooled]

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo.engine.events import NOT_COMPUTED, BeamText, Ended, PromptLogprobs, Token, TokenEvent
+from octavo.engine.events import (
+    NOT_COMPUTED,
+    BeamText,
+    Ended,
+    Progress,
+    PromptLogprobs,
+    Token,
+    TokenEvent,
+)
 from octavo.engine.request import Request
 from octavo.errors import EngineFailed, RequestError
 from octavo.generate.reply import TextDelta, TokenInfo, Usage
@@ -56,6 +64,8 @@ class OutputProcessor:
         """What an event adds, which may be nothing."""
         if isinstance(event, PromptLogprobs):
             return TextDelta(self._choice, "", prompt=self._scored(event))
+        if isinstance(event, Progress):
+            return TextDelta(self._choice, "")
         self._usage.stamp(event.times)
         if isinstance(event, Token):
             self._usage.predict(self._choice, event.predicted)

@@ -70,6 +70,7 @@ class PreparedRequest:
     salt: str = ""
     prediction: Sequence[int] = ()
     tenant: str = ""
+    ttft: float | None = None
 
     @property
     def names(self) -> dict[str, str]:
@@ -148,7 +149,7 @@ def _completion(
     return PreparedRequest(
         model=model, prompts=ids, params=params, n=n, made=made, echo=request.echo,
         structure=_only(request.structure, params), priority=request.priority,
-        timeout=request.timeout, salt=_salt(request), tenant=request.tenant,
+        timeout=request.timeout, salt=_salt(request), tenant=request.tenant, ttft=request.ttft,
         prediction=_predicted(request, model),
     )  # fmt: skip
 
@@ -188,7 +189,8 @@ def _chat(request: GenerationRequest, model: ServedModel, n: int, made: int) -> 
         images=images, image_offsets=_image_offsets(ids, images, model), echo=request.echo,
         reply=ReplyFormat(style, template.reasons, thinking), structure=structure,
         constraint=constraint, priority=request.priority, timeout=request.timeout,
-        salt=_salt(request), tenant=request.tenant, prediction=_predicted(request, model),
+        salt=_salt(request), tenant=request.tenant, ttft=request.ttft,
+        prediction=_predicted(request, model),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.engine.events import Times
+from octavo.engine.events import Ended, Progress, Times, TokenEvent
 from octavo.text import CallDelta
 
 
@@ -123,8 +123,9 @@ class Usage:
     began, first, last: time.monotonic() of the request and of its first and latest token. queued:
     seconds until the engine began with it. finishes: how its choices ended. reused: tokens of each
     prompt, by number, that all its choices found in the prefix cache: the others were computed for
-    the first of them. predicted: of each choice, tokens of the prediction accepted and rejected.
-    covers: whether a request may go on after so many computed tokens.
+    the first of them. reached: tokens of each prompt that are computed, or were found. predicted:
+    of each choice, tokens of the prediction accepted and rejected. covers: whether a request may go
+    on after so many computed tokens.
     """
 
     prompt: int = 0
@@ -137,22 +138,32 @@ class Usage:
     queued: float = 0.0
     finishes: list[str] = field(default_factory=list)
     reused: dict[int, int] = field(default_factory=dict)
+    reached: dict[int, int] = field(default_factory=dict)
     predicted: dict[int, tuple[int, int]] = field(default_factory=dict)
     covers: Callable[[int], bool] | None = None
 
     @property
     def computed(self) -> int:
         """Tokens that were computed for the request."""
-        return self.prompt - self.cached + self.completion if self.reused else 0
+        return self.seen - self.cached + self.completion
+
+    @property
+    def seen(self) -> int:
+        """Tokens of the prompts that are computed, or were found in the prefix cache."""
+        return sum(self.reached.values())
 
     @property
     def cached(self) -> int:
         """Tokens of the prompts that were found in the prefix cache."""
         return sum(self.reused.values())
 
-    def reuse(self, prompt: int, cached: int) -> None:
-        """Takes over how many tokens of a prompt one of its choices found."""
-        self.reused[prompt] = min(self.reused.get(prompt, cached), cached)
+    def reach(self, prompt: int, event: TokenEvent, length: int) -> None:
+        """Takes over how far a choice of a prompt is, as an event tells, and what it found."""
+        if isinstance(event, Ended):
+            return  # which may come before anything is computed
+        self.reused[prompt] = min(self.reused.get(prompt, event.cached), event.cached)
+        done = event.computed if isinstance(event, Progress) else length
+        self.reached[prompt] = max(self.reached.get(prompt, 0), min(done, length))
 
     def predict(self, choice: int, counts: tuple[int, int]) -> None:
         """Takes over how many tokens of the prediction a choice accepted and rejected so far."""

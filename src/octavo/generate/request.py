@@ -69,7 +69,8 @@ class GenerationRequest:
     the last message. to_context: max_tokens above what the context leaves mean the rest of it; else
     they are refused. priority: lower runs first. timeout: seconds. salt: of the principal who asks;
     cache_salt: the request's own. Both keep cached prefixes apart. tenant: who gets a share of the
-    work. prediction: what much of the reply may be, which makes it come sooner if it is.
+    work. prediction: what much of the reply may be, which makes it come sooner if it is. ttft:
+    seconds in which the first token is wanted.
 
     Errors name these fields; a dialect translates the names to its own.
     """
@@ -96,6 +97,7 @@ class GenerationRequest:
     tenant: str = ""
     cache_salt: str | None = None
     prediction: str | None = None
+    ttft: float | None = None
 
 
 class ChatOptions(TypedDict, total=False):

@@ -38,10 +38,11 @@ from octavo.server.dialect import (
 )
 from octavo.server.dialects import DIALECTS
 from octavo.server.endpoint import Endpoint, Handler
-from octavo.server.exchange import OTHER, Observer
-from octavo.server.exchanges import ExchangeMiddleware, InternalError, RouteLabel, Running
+from octavo.server.exchange import OTHER, Observer, Running
+from octavo.server.exchanges import ExchangeMiddleware, InternalError, RouteLabel
 from octavo.server.guard import Access, Keys, guarded
 from octavo.server.http import error_response, json_response
+from octavo.server.idempotency import Idempotency
 from octavo.server.loopback import Loopback
 from octavo.server.metrics import Metrics
 from octavo.server.openapi import document
@@ -163,15 +164,17 @@ def create_app(
     lora_folder: Path | None = None, dialects: tuple[Dialect, ...] = DIALECTS,
     store: Store | None = None, batches: Batches | None = None, loopback: Loopback | None = None,
     media: MediaPolicy | None = None, background: Background | None = None,
+    running: Running | None = None,
 ) -> ASGIApp:  # fmt: skip
     """The ASGI application, which calls `observe` with every exchange that has ended.
 
     lora_folder: where adapters may be loaded from while serving. store: keeps responses.
     batches: runs batches. Without one there are no routes that need it. loopback: sends requests to
     the application past its checks. media: which images requests may have. background: what goes on
-    after its request.
+    after its request. running: is kept true.
     """
-    bodies, running, default = Bodies(), Running(), dialects[0]
+    bodies, default = Bodies(), dialects[0]
+    running = Running() if running is None else running
     runner = Runner(registry, bodies, MediaReader(media))
     own = [
         *_about(registry, metrics),
@@ -202,4 +205,4 @@ def create_app(
     )
     other = RouteLabel(OTHER, default.error_body)
     loopback.app = ExchangeMiddleware(app, paths, other, observe, running)
-    return ExchangeMiddleware(guarded(app, access), paths, other, observe, running)
+    return ExchangeMiddleware(guarded(Idempotency(app), access), paths, other, observe, running)

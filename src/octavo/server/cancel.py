@@ -6,8 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.server.endpoint import Handler
-from octavo.server.exchange import exchange
-from octavo.server.exchanges import Running
+from octavo.server.exchange import Running, exchange
 from octavo.server.guard import principal
 from octavo.server.http import json_response
 from octavo.server.registry import NotFound

@@ -31,6 +31,7 @@ class Exchange:
     id: str = field(default_factory=lambda: f"req_{secrets.token_hex(12)}")  # x-request-id
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     key: str | None = None  # the name of the sender's key
+    replayed: bool = False  # answered as the same request was before
     began: float = field(default_factory=time.monotonic)
     ended: float = 0.0
     at_end: list[Callable[[], None]] = field(default_factory=list)  # gives back what it used
@@ -51,6 +52,7 @@ class Exchange:
 
 
 Observer = Callable[[Exchange], None]
+Running = dict[str, list[Scope]]  # requests in flight by their ids
 
 
 def exchange(scope: Scope) -> Exchange:

@@ -14,15 +14,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.errors import Overloaded, RequestError
 from octavo.server.dialect import ErrorBody
-from octavo.server.exchange import Exchange, Observer
+from octavo.server.exchange import Exchange, Observer, Running
 from octavo.server.http import cancellable, refuse
 
 REQUEST_ID = b"x-request-id"
 PLAIN = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 LOG = logging.getLogger("octavo.server")
-
-
-Running = dict[str, list[Scope]]  # requests in flight by their ids
 
 
 class InternalError(RequestError):

@@ -8,7 +8,7 @@ from collections import Counter
 
 from octavo.server.exchange import Exchange
 from octavo.server.keys import Key, KeyFile, KeyFileError, salt_of, today
-from octavo.server.limits import Account
+from octavo.server.limits import Account, Shared
 
 LOG = logging.getLogger("octavo.server")
 LOOK = 1.0  # seconds between looks at the file
@@ -16,10 +16,14 @@ Row = tuple[int, str, str]  # day, key, model
 
 
 class Keyring:
-    """Accounts by the digests of keys. Raises KeyFileError if the file cannot be read now."""
+    """Accounts by the digests of keys. Raises KeyFileError if the file cannot be read now.
 
-    def __init__(self, file: KeyFile) -> None:
+    shared: counts what is used together with other servers.
+    """
+
+    def __init__(self, file: KeyFile, shared: Shared | None = None) -> None:
         self.file = file
+        self._shared = shared
         self._version = file.version()
         self._accounts: dict[str, Account] = {}  # of all keys there were, by name
         self._known: dict[bytes, Account] = {}
@@ -30,7 +34,7 @@ class Keyring:
         known = {}
         for digest, key in keys.items():
             if key.name not in self._accounts:
-                self._accounts[key.name] = Account(key, used.get(key.name, 0))
+                self._accounts[key.name] = Account(key, used.get(key.name, 0), shared=self._shared)
             self._accounts[key.name].key = key
             known[digest] = self._accounts[key.name]
         self._known = known
@@ -50,7 +54,7 @@ class Keyring:
             return
         row = self._used.setdefault((today(), one.key, one.model), Counter())
         row["requests"] += 1
-        row["prompt"] += one.usage.prompt
+        row["prompt"] += one.usage.seen
         row["cached"] += one.usage.cached
         row["completion"] += one.usage.completion
 
@@ -76,3 +80,9 @@ class Keyring:
         while True:
             await asyncio.sleep(LOOK)
             await asyncio.to_thread(self.save)
+
+    async def close(self) -> None:
+        """Saves for the last time."""
+        self.save()
+        if self._shared is not None:
+            await self._shared.close()

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from octavo.errors import RequestError
 from octavo.server.keys import Key, today
@@ -77,34 +78,76 @@ class Window:
         return 0.0 if excess <= 0 else math.inf
 
 
+def out_of(limit: int, what: str, period: str) -> str:
+    """What a key is told that has used all it may."""
+    return f"the limit of {limit:,} {what} a {period} is reached"
+
+
 @dataclass(eq=False)
 class Meter:
-    """The tokens of one request: how many are reserved."""
+    """The tokens of one request: how many are reserved.
+
+    more: is told of those that are reserved while it runs; refused: there are no more. settled: is
+    told at the end how many were used.
+    """
 
     account: Account
     reserved: int
+    more: Callable[[int], None] | None = None
+    settled: Callable[[int], None] | None = None
+    refused: bool = False
 
     def covers(self, used: int) -> bool:
         """Whether the request may go on after so many tokens."""
         if used < self.reserved:
             return True
-        granted = self.account.room(CHUNK)
+        granted = 0 if self.refused else self.account.room(CHUNK)
         self.account.held += granted
         self.reserved += granted
+        if granted and self.more is not None:
+            self.more(granted)
         return used < self.reserved
+
+    def shrink(self, reserved: int) -> None:
+        """No more than so many tokens are reserved."""
+        self.account.held -= self.reserved - reserved
+        self.reserved = reserved
 
     def settle(self, used: int) -> None:
         """The request has ended with so many tokens computed."""
-        self.account.held -= self.reserved
-        self.reserved = 0
+        self.shrink(0)
         self.account.spend(used)
+        if self.settled is not None:
+            self.settled(used)
+
+
+class Shared(Protocol):
+    """What several servers count together. late: seconds that count beyond a minute."""
+
+    late: float
+
+    async def begin(self, account: Account) -> None:
+        """Counts a request. Raises RateLimited."""
+        ...
+
+    async def reserve(self, account: Account, meter: Meter, least: int) -> None:
+        """Counts what a meter has reserved, at least so many tokens. Raises RateLimited."""
+        ...
+
+    async def close(self) -> None:
+        """Ends it, once all is counted."""
+        ...
 
 
 class Account:
-    """What one key uses. day_used: tokens of today before now."""
+    """What one key uses. day_used: tokens of today before now. shared: counts it with others."""
 
-    def __init__(self, key: Key, day_used: int = 0, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self, key: Key, day_used: int = 0, clock: Clock = time.monotonic,
+        shared: Shared | None = None,
+    ) -> None:  # fmt: skip
         self.key = key
+        self._shared = shared
         self.running = 0
         self.held = 0  # tokens that running requests have reserved
         self._requests, self._tokens = Window(clock), Window(clock)
@@ -121,14 +164,38 @@ class Account:
         self._requests.add(1)
         self.running += 1
 
+    async def enter(self) -> None:
+        """A request begins, and is counted wherever it has to be. Raises RateLimited."""
+        self.begin()
+        if self._shared is not None:
+            try:
+                await self._shared.begin(self)
+            except BaseException:
+                self._requests.add(-1)
+                self.end()
+                raise
+
+    async def take(self, prompt: int, completion: int | None) -> Meter:
+        """Reserves the tokens of a request wherever they are counted. Raises RateLimited."""
+        meter = self.reserve(prompt, completion)
+        if self._shared is not None:
+            least = prompt + (1 if completion is None else completion)
+            try:
+                await self._shared.reserve(self, meter, least)
+            except BaseException:
+                meter.shrink(0)
+                raise
+        return meter
+
     def end(self) -> None:
         """A request that has begun ends."""
         self.running -= 1
 
     def _refuse(self, what: str, window: Window, limit: int, over: int) -> None:
         if over > 0:
-            wait = min(window.wait(over), MINUTE)
-            raise RateLimited(f"the limit of {limit:,} {what} a minute is reached", wait)
+            late = 0.0 if self._shared is None else self._shared.late
+            wait = min(window.wait(over), MINUTE) + late
+            raise RateLimited(out_of(limit, what, "minute"), wait)
 
     def reserve(self, prompt: int, completion: int | None) -> Meter:
         """Reserves the tokens of a request, or all there are if it may take more than the limit.
@@ -144,8 +211,7 @@ class Account:
             self._refuse("tokens", self._tokens, limit, over)
         if limits.tokens_per_day is not None and self.room(1) == 0:
             left = 86_400 - time.time() % 86_400
-            message = f"the limit of {limits.tokens_per_day:,} tokens a day is reached"
-            raise RateLimited(message, left)
+            raise RateLimited(out_of(limits.tokens_per_day, "tokens", "day"), left)
         meter = Meter(self, self.room(wanted))
         self.held += meter.reserved
         return meter

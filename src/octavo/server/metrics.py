@@ -45,6 +45,11 @@ class _EngineCollector(Collector):
             "octavo_kv_blocks", "KV blocks by state", labels=["model_name", "state"]
         )
         queues = [_gauge(f"requests_{name}", f"Requests {name}") for name in ("running", "waiting")]
+        times = [
+            (_gauge("step_seconds", "What a step without prompts takes now"), "step_us", 1e6),
+            (_gauge("prompt_token_seconds", "What a prompt token takes now, with all beside it"),
+             "prompt_token_ns", 1e9),
+        ]  # fmt: skip
         counts = [_counter(name, name.replace("_", " ").capitalize()) for name in COUNTS]
         restarts = _counter("engine_restarts", "Engine restarts")
         lost = _counter("speculation_lost_seconds", "Time that rejected drafts took")
@@ -67,12 +72,22 @@ class _EngineCollector(Collector):
                 blocks.add_metric([entry.name, state], value)
             for name, counter in zip(COUNTS, counts, strict=True):
                 counter.add_metric([entry.name], stats.get(name, 0))
+            for time, name, unit in times:
+                time.add_metric([entry.name], stats.get(name, 0) / unit)
             restarts.add_metric([entry.name], stats.get("restarts", 0))
             lost.add_metric([entry.name], stats.get("speculation_lost_us", 0) / 1e6)
             for name, family in zip(("drafted", "accepted"), drafts, strict=True):
                 for source in SOURCES:
                     family.add_metric([entry.name, source], stats.get(f"{name}_{source}", 0))
-        yield from (*queues, blocks, *counts, restarts, lost, *drafts)
+        yield from (
+            *queues,
+            blocks,
+            *(time for time, *_ in times),
+            *counts,
+            restarts,
+            lost,
+            *drafts,
+        )
 
 
 def _gauge(name: str, text: str) -> GaugeMetricFamily:
@@ -118,6 +133,14 @@ class Metrics:
             "octavo_requests", "Requests by route and status", ["route", "status"],
             registry=registry,
         )  # fmt: skip
+        self._refused = Counter(
+            "octavo_refused_requests", "Requests refused for load or limits", ["code"],
+            registry=registry,
+        )  # fmt: skip
+        self._replayed = Counter(
+            "octavo_replayed_requests", "Requests answered as before, by their idempotency keys",
+            registry=registry,
+        )  # fmt: skip
         self._finished = Counter(
             "octavo_request_finished", "Choices by how they ended",
             ["model_name", "finished_reason"], registry=registry,
@@ -143,6 +166,9 @@ class Metrics:
     def finished(self, one: Exchange) -> None:
         """Counts a request that has ended."""
         self._requests.labels(one.route, str(one.status)).inc()
+        self._replayed.inc(one.replayed)
+        if one.status in (429, 503) and one.code is not None:
+            self._refused.labels(one.code).inc()
         usage, model = one.usage, one.model
         if usage is None or model is None:
             return

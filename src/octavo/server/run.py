@@ -22,7 +22,7 @@ from octavo.server.background import Background
 from octavo.server.batches import Batches
 from octavo.server.bodies import MAX_BODY
 from octavo.server.connection import Connection, Limits, connection_limit, watch
-from octavo.server.exchange import Exchange, Observer
+from octavo.server.exchange import Exchange, Observer, Running
 from octavo.server.guard import Access
 from octavo.server.logs import log_exchange
 from octavo.server.metrics import Metrics
@@ -35,6 +35,7 @@ NamedSource = tuple[ModelOptions, ModelSource]
 Find = Callable[[], Sequence[NamedSource]]
 FIND_SECONDS = 5.0  # between looks for models
 KEEP_ALIVE = 30  # seconds between requests
+DRAIN_LOOK = 0.02  # seconds between looks whether all is answered
 HURRY = 3  # seconds for errors to be sent after the time to drain
 
 
@@ -54,12 +55,16 @@ class ServeOptions:
 class _Server(uvicorn.Server):
     """The first signal drains, the second ends at once.
 
-    Requests that are running when their time is up end with an error that says so.
+    Requests that are running when their time is up end with an error that says so. running: all of
+    them, also those of sockets and what goes on in the background.
     """
 
-    def __init__(self, config: uvicorn.Config, models: Registry, drain_timeout: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, models: Registry, drain_timeout: float, running: Running
+    ) -> None:
         super().__init__(config)
         self._models = models
+        self._running = running
         self._drain_timeout = drain_timeout
         self._loop = asyncio.get_running_loop()
 
@@ -81,10 +86,21 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         ending = asyncio.create_task(self._end_requests())
         try:
+            await self._drain()
+            self.config.timeout_graceful_shutdown = HURRY
             await super().shutdown(sockets)
         finally:
             ending.cancel()
             self._watch.cancel()
+
+    async def _drain(self) -> None:
+        """Waits for what is being answered. Sockets stay open meanwhile, for their answers."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._drain_timeout + HURRY):
+                while not self.force_exit and any(
+                    s["type"] == "http" for each in self._running.values() for s in each
+                ):
+                    await asyncio.sleep(DRAIN_LOOK)
 
     async def _end_requests(self) -> None:
         await asyncio.sleep(self._drain_timeout)
@@ -104,7 +120,9 @@ def _socket_protocol(**given: Any) -> asyncio.Protocol:
     return SocketProtocol(**given)
 
 
-def _server(app: ASGIApp, models: Registry, options: ServeOptions, observe: Observer) -> _Server:
+def _server(
+    app: ASGIApp, models: Registry, options: ServeOptions, observe: Observer, running: Running
+) -> _Server:
     from octavo.server.dialects import DIALECTS
 
     limits = Limits(connection_limit(), write_seconds=options.write_timeout)
@@ -125,7 +143,7 @@ def _server(app: ASGIApp, models: Registry, options: ServeOptions, observe: Obse
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=options.drain_timeout + HURRY,
     )
-    return _Server(config, models, options.drain_timeout)
+    return _Server(config, models, options.drain_timeout, running)
 
 
 @dataclass(frozen=True)
@@ -184,6 +202,7 @@ async def _serve(
     ready: Callable[[Registry], None], ended: Observer,
 ) -> None:  # fmt: skip
     models, batches, background = Registry(), Batches(store), Background()
+    answered = Running()
     models.loader = pool = Pool(wanted.budget, options.keep_alive)
     models.starting = True
     for each in wanted.sources:
@@ -200,9 +219,9 @@ async def _serve(
     starting = asyncio.create_task(_load_first(models, pool, wanted.first))
     app = await asyncio.to_thread(
         _application, models, metrics, options.access, observe, options.lora_folder, store=store,
-        batches=batches, media=options.media, background=background,
+        batches=batches, media=options.media, background=background, running=answered,
     )  # fmt: skip
-    server = _server(app, models, options, observe)
+    server = _server(app, models, options, observe, answered)
     running = asyncio.create_task(server.serve([sock]))
     tasks = [running, starting, asyncio.create_task(pool.expire())]
     if keyring is not None:
@@ -226,4 +245,4 @@ async def _serve(
         await asyncio.gather(*(e.model.close() for e in models if e.model is not None))
         await asyncio.gather(*tasks, return_exceptions=True)
         if keyring is not None:
-            keyring.save()
+            await keyring.close()

@@ -12,7 +12,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.errors import RequestError
+from octavo.engine.request import MAX_TIMEOUT
+from octavo.errors import InvalidValue, RequestError
 from octavo.generate.choices import generate, generate_whole
 from octavo.generate.embed import count, encode_inputs, encode_pairs, pool, score
 from octavo.generate.media import MediaReader
@@ -48,6 +49,7 @@ from octavo.server.sizes import Bounds
 
 FEW = 64  # tokens with log-probabilities whose JSON is made on the event loop
 PATIENCE = 10.0  # seconds between signs of life
+TTFT = "x-slo-ttft-ms"
 COMMENT = b": waiting\n\n"  # which clients of event streams skip
 Keep = Callable[[Any], Awaitable[None]]  # of a writer that has written all
 
@@ -90,7 +92,7 @@ class Runner:
         one.model = self._registry.entry(name).name
         sender.check_model(name or one.model)
         if sender.account is not None:
-            sender.account.begin()
+            await sender.account.enter()
             one.at_end.append(sender.account.end)
         return body, (await leased(request, self._registry, name)).model
 
@@ -128,11 +130,10 @@ class Runner:
         served.require("embed")
         self._registry.check_open()
         texts = await asyncio.to_thread(lambda: encode_inputs(route.inputs(body), served))
-        _reserve(request, usage := Usage(prompt=count(texts)), 0)
-        work = pool(served, texts, principal(request.scope).salt)
-        pooled = await while_connected(request.receive, work)
-        usage.reuse(0, 0)
+        await _reserve(request, usage := Usage(prompt=count(texts)), 0)
         exchange(request.scope).usage = usage
+        work = pool(served, texts, principal(request.scope).salt, usage)
+        pooled = await while_connected(request.receive, work)
         reply = await asyncio.to_thread(route.reply, body, served, pooled, count(texts))
         return json_response(reply)
 
@@ -142,11 +143,10 @@ class Runner:
         self._registry.check_open()
         pairs = route.pairs(body)
         texts = await asyncio.to_thread(encode_pairs, pairs, served)
-        _reserve(request, usage := Usage(prompt=count(texts)), 0)
-        work = score(served, pairs, texts, principal(request.scope).salt)
-        scores = await while_connected(request.receive, work)
-        usage.reuse(0, 0)
+        await _reserve(request, usage := Usage(prompt=count(texts)), 0)
         exchange(request.scope).usage = usage
+        work = score(served, pairs, texts, principal(request.scope).salt, usage)
+        scores = await while_connected(request.receive, work)
         return json_response(route.reply(body, served, scores, count(texts)))
 
     # -- generation ---------------------------------------------------------------------------
@@ -174,13 +174,14 @@ class Runner:
         """What a body asks for, ready for the engine, and its tokens, which are reserved."""
         self._registry.check_open()
         salt, one = principal(request.scope).salt, exchange(request.scope)
-        asked = replace(await asyncio.to_thread(route.request, body), salt=salt, tenant=salt)
+        asked = await asyncio.to_thread(route.request, body)
+        asked = replace(asked, salt=salt, tenant=salt, ttft=_wanted(request))
         asked = await while_connected(request.receive, self._media.read(asked, served))
         job = await asyncio.to_thread(prepare, asked, served)
         usage = Usage(prompt=job.prompt_tokens, images=job.image_tokens, began=one.began)
         one.usage = usage
         most = job.params.max_tokens
-        _reserve(request, usage, most and most * len(job.prompts) * job.made)
+        await _reserve(request, usage, most and most * len(job.prompts) * job.made)
         return job, usage
 
 
@@ -188,10 +189,19 @@ async def _fixed(route: FixedRoute) -> Response:
     return Response(route.reply(), media_type=route.media_type)
 
 
-def _reserve(request: Request, usage: Usage, completion: int | None) -> None:
+def _wanted(request: Request) -> float | None:
+    """Seconds in which a client wants the first token. Raises InvalidValue."""
+    if (text := request.headers.get(TTFT)) is None:
+        return None
+    if not text.isdecimal() or len(text) > 8 or not 1 <= int(text) <= 1000 * MAX_TIMEOUT:
+        raise InvalidValue(f"{TTFT} is a number of milliseconds, a day at most", TTFT)
+    return int(text) / 1000
+
+
+async def _reserve(request: Request, usage: Usage, completion: int | None) -> None:
     """Reserves tokens of the sender's account until the exchange ends. Raises RateLimited."""
     if (account := principal(request.scope).account) is not None:
-        meter = account.reserve(usage.prompt, completion)
+        meter = await account.take(usage.prompt, completion)
         usage.covers = meter.covers
         exchange(request.scope).at_end.append(lambda: meter.settle(usage.computed))
 

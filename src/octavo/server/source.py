@@ -12,6 +12,7 @@ from pathlib import Path
 
 from octavo.checkpoint.hub import Located
 from octavo.checkpoint.identity import check_unchanged
+from octavo.client.load import QueueLimits
 from octavo.client.process import EngineProcessClient
 from octavo.client.spawned import Spawned
 from octavo.engine.constraint import TokenTable
@@ -36,7 +37,7 @@ class ModelOptions:
     name: str
     aliases: tuple[str, ...] = ()
     chat_template: str | None = None
-    max_queue: int = 256
+    queue: QueueLimits = QueueLimits()
     adapters: tuple[tuple[str, Path], ...] = ()
     lora: bool = False  # adapters may be loaded
     generation_config: GenerationConfig = "auto"
@@ -112,7 +113,7 @@ class ModelSource:
         opened, plan = await asyncio.to_thread(self.planned)
         options = self._options
         client = EngineProcessClient(
-            str(options.located.path), plan, opened.vocabulary, options.max_queue, self.progress,
+            str(options.located.path), plan, opened.vocabulary, options.queue, self.progress,
             opened.checkpoint.states, name=options.name, spawned=self.spawned,
         )  # fmt: skip
         self.spawned = None
