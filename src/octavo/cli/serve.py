@@ -232,7 +232,9 @@ def serve(
     titles = {o.name: _title(o, opened[o.name][0]) for o, _ in named}
     url, find = _url(host, sock.getsockname()[1]), choice.find
     screen = Screen(url, choice.budget, plans, titles)
-    serving = Models([*named, *find()], choice.budget, len(named), find if choice.finds else None)
+    fetch = None if offline else choice.fetch
+    later = find if choice.finds else None
+    serving = Models([*named, *find()], choice.budget, len(named), later, fetch)
     media = MediaPolicy(domains=domains)
     options = ServeOptions(access, drain_timeout, write_timeout, lora_dir, media, alive, data)
     with logging_to(sys.stdout, log_level, log_format), ExitStack() as stack:
