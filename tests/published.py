@@ -86,9 +86,9 @@ def check(path: str, status: int, text: str) -> None:
 def _pieces(path: str, text: str) -> list[Any] | None:
     """The objects of a stream, None for a whole reply."""
     if path.startswith("/api/"):
-        lines = text.splitlines()
+        lines = [line for line in text.split("\n") if line]
         return [json.loads(line) for line in lines] if len(lines) > 1 else None
     if text.startswith("{"):
         return None
-    data = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+    data = [line[6:] for line in text.split("\n") if line.startswith("data: ")]
     return [json.loads(one) for one in data if one != "[DONE]"]

@@ -17,7 +17,7 @@ MOST = 4000  # tokens
 
 def events(text: str) -> list[Any]:
     """The objects of an event stream."""
-    lines = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+    lines = [line[6:] for line in text.split("\n") if line.startswith("data: ")]
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
@@ -80,7 +80,7 @@ def ollama(schema: Any, stop: list[str]) -> tuple[str, Any]:
 
 
 def ollama_text(text: str, stream: bool) -> str:
-    return "".join(json.loads(line)["message"]["content"] for line in text.splitlines())
+    return "".join(json.loads(line)["message"]["content"] for line in text.split("\n") if line)
 
 
 def generate(schema: Any, stop: list[str]) -> tuple[str, Any]:
@@ -88,7 +88,7 @@ def generate(schema: Any, stop: list[str]) -> tuple[str, Any]:
 
 
 def generate_text(text: str, stream: bool) -> str:
-    return "".join(json.loads(line)["response"] for line in text.splitlines())
+    return "".join(json.loads(line)["response"] for line in text.split("\n") if line)
 
 
 def llama_cpp(schema: Any, stop: list[str]) -> tuple[str, Any]:

@@ -200,15 +200,15 @@ def _reporting(progress: ProgressBar | None, need: int) -> Iterator[type[Any] | 
     if progress is None:
         yield None
         return
-    from huggingface_hub.utils import tqdm
+    from huggingface_hub.utils.tqdm import tqdm
 
     with progress("Fetching", need) as advance:
 
-        class Reporting(tqdm):  # type: ignore[misc]
+        class Reporting(tqdm):
             def __init__(self, *given: Any, **named: Any) -> None:
                 on_disk = not str(named.get("name", "")).endswith(".transfer")
                 self._told = on_disk and named.get("unit") == "B"
-                super().__init__(*given, **named | {"disable": True})
+                super().__init__(*given, **named | {"disable": True})  # type: ignore[no-untyped-call]
 
             def update(self, n: float | None = 1) -> bool | None:
                 if self._told and n:

@@ -138,7 +138,7 @@ class ModelRoute:
 
     path: str
     reply: Callable[[ServedModel], bytes]
-    answer: Any
+    answer: Any = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class ModelsRoute:
 
     path: str
     reply: Callable[[Sequence[ModelCard]], bytes]
-    answer: Any
+    answer: Any = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class FixedRoute:
 
     path: str
     reply: Callable[[], bytes]
-    answer: Any
+    answer: Any = dict[str, Any]
     media_type: str = "application/json"
 
 

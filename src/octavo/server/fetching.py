@@ -113,12 +113,14 @@ def in_thread(work: Callable[[], NamedSource | None]) -> asyncio.Future[NamedSou
             getattr(future, method)(value)
 
     def run() -> None:
+        method: str = "set_result"
+        value: Any = None
         try:
-            ended = "set_result", work()
+            value = work()
         except BaseException as e:
-            ended = "set_exception", e
+            method, value = "set_exception", e
         with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(finish, *ended)
+            loop.call_soon_threadsafe(finish, method, value)
 
     threading.Thread(target=run, name="octavo-fetch", daemon=True).start()
     return future
