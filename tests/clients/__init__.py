@@ -21,4 +21,4 @@ TOOL: dict[str, Any] = {
 }
 FORM = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
 SHORT: dict[str, Any] = {"max_tokens": 24, "temperature": 0}
-LONG: dict[str, Any] = {"max_tokens": 2000, "temperature": 0}
+LONG: dict[str, Any] = {"max_tokens": 4000, "temperature": 0}

@@ -4,7 +4,7 @@ import instructor
 import openai
 from pydantic import BaseModel
 
-from tests.clients import HI, SHORT
+from tests.clients import HI
 
 
 class Place(BaseModel):
@@ -14,7 +14,9 @@ class Place(BaseModel):
 def _made(url: str, mode: Any, model: str = "smollm2") -> Any:
     api = openai.OpenAI(base_url=url + "/v1", api_key="x", max_retries=0)
     ask = instructor.from_openai(api, mode=mode).chat.completions.create
-    return ask(model=model, messages=HI, response_model=Place, max_retries=1, **SHORT).model_dump()
+    return ask(
+        model=model, messages=HI, response_model=Place, max_retries=1, temperature=0
+    ).model_dump()
 
 
 def tool(url: str) -> Any:

@@ -1,5 +1,8 @@
 import json
+import os
 from typing import Any
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it asks a host on the internet
 
 import litellm
 

@@ -6,7 +6,7 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel
 
-from tests.clients import LONG, SHORT, TEXT
+from tests.clients import SHORT, TEXT
 
 SAID = [ChatMessage(role="user", content=TEXT)]
 
@@ -46,9 +46,3 @@ def error(url: str) -> str:
         return str(_model(url, model="nobody").chat(SAID))
     except openai.NotFoundError as e:
         return str(e)
-
-
-def abort(url: str) -> None:
-    pieces = _model(url, **LONG).stream_chat(SAID)
-    next(pieces)
-    pieces.close()

@@ -1,4 +1,5 @@
 import asyncio
+from contextlib import suppress
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -24,19 +25,22 @@ def chat(url: str) -> str:
     return str(_agent(url).run_sync(TEXT).output)
 
 
-async def _pieces(agent: Any, most: int) -> str:
+class Left(Exception):
+    """Leaving without an error waits for the rest of the stream."""
+
+
+async def _pieces(agent: Any, leave: bool) -> str:
     text = ""
     async with agent.run_stream(TEXT) as result:
         async for piece in result.stream_text(delta=True, debounce_by=None):
             text += piece
-            most -= 1
-            if not most:
-                break
+            if leave:
+                raise Left
     return text
 
 
 def stream(url: str) -> str:
-    return asyncio.run(_pieces(_agent(url), -1))
+    return asyncio.run(_pieces(_agent(url), False))
 
 
 def tool(url: str) -> Any:
@@ -55,4 +59,5 @@ def error(url: str) -> str:
 
 
 def abort(url: str) -> None:
-    asyncio.run(_pieces(_agent(url, settings=LONG), 1))
+    with suppress(Left):
+        asyncio.run(_pieces(_agent(url, settings=LONG), True))
