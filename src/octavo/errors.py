@@ -130,10 +130,11 @@ class ContextExceeded(RequestError):
             param,
             "context_length_exceeded",
         )
-        self._tokens = context, prompt, completion
+        self.context, self.prompt, self.completion = context, prompt, completion
 
     def renamed(self, names: Mapping[str, str]) -> RequestError:
-        return ContextExceeded(*self._tokens, names.get(self.param or "", self.param or ""))
+        param = names.get(self.param or "", self.param or "")
+        return ContextExceeded(self.context, self.prompt, self.completion, param)
 
 
 class Overloaded(RequestError):

@@ -19,6 +19,8 @@ from typing import Any
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests import published
+
 
 def free_port() -> int:
     with socket.socket() as s:
@@ -81,7 +83,9 @@ class Server:
         request = urllib.request.Request(self.url + path, data, headers or {}, method=method)
         try:
             with urllib.request.urlopen(request, timeout=60) as response:
-                return response.status, response.read().decode()
+                text = response.read().decode()
+                published.check(path, response.status, text)
+                return response.status, text
         except urllib.error.HTTPError as e:
             return e.code, e.read().decode()
         except OSError:

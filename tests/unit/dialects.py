@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tokenizers import Tokenizer as HfTokenizer
+
 from octavo.engine.events import Ended
 from octavo.generate.grammar_check import GrammarChecker
 from octavo.generate.load import token_table
@@ -39,6 +41,16 @@ def scripted(
     template = ChatTemplate(shows, tokenizer)
     model = fake_model(tokenizer, name, client=client, template=template, context=context)
     return replace(model, grammars=GrammarChecker(token_table(tokenizer), len(tokenizer.bytes)))
+
+
+def filling(tokenizer: Tokenizer) -> Tokenizer:
+    """The same tokenizer with StarCoder's tokens for filling in the middle."""
+    names = ["<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<fim_pad>"]
+    backend = HfTokenizer.from_str(tokenizer.backend.to_str())
+    backend.add_special_tokens(names)
+    added = frozenset(backend.token_to_id(name) for name in names)
+    special = replace(tokenizer.special, control=tokenizer.special.control | added)
+    return Tokenizer(backend, special)
 
 
 @contextmanager

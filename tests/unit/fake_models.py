@@ -34,8 +34,10 @@ from octavo.server.exchange import Exchange
 from octavo.server.guard import Access
 from octavo.server.metrics import Metrics
 from octavo.server.registry import Registry
+from octavo.server.source import Fetch
 from octavo.server.store import Store
 from octavo.text import ChatTemplate, Tokenizer
+from tests import published
 
 
 @dataclass
@@ -122,6 +124,7 @@ class Listener:
         dialects: tuple[Dialect, ...],
         lora: Path | None,
         store: Store,
+        fetch: Fetch | None,
     ) -> None:
         self.models = models
         self.metrics = Metrics(models)
@@ -129,7 +132,7 @@ class Listener:
         self.sock = socket.create_server(("127.0.0.1", 0))
         self.port = self.sock.getsockname()[1]
         self.app: ASGIApp = create_app(
-            models, self.metrics, access, self.observe, lora, dialects, store
+            models, self.metrics, access, self.observe, lora, dialects, store, fetch=fetch
         )
 
     def observe(self, one: Exchange) -> None:
@@ -148,6 +151,7 @@ class Listener:
         while len(self.exchanges) == recorded:
             assert time.monotonic() < deadline
             time.sleep(0.001)
+        published.check(path, response.status, text)
         return response.status, text
 
     def json(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
@@ -159,10 +163,11 @@ class Listener:
 def listening(
     *models: ServedModel, access: Access | None = None,
     dialects: tuple[Dialect, ...] = DIALECTS, lora: Path | None = None,
+    fetch: Fetch | None = None,
 ) -> Iterator[Listener]:  # fmt: skip
     """Serves models over HTTP until the end of the block."""
     store = Store()
-    one = Listener(registry(*models), access or Access(), dialects, lora, store)
+    one = Listener(registry(*models), access or Access(), dialects, lora, store, fetch)
     config = uvicorn.Config(
         one.app, ws="none", log_config=None, lifespan="off", interface="asgi3",
         timeout_graceful_shutdown=5,

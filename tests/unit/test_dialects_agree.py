@@ -171,9 +171,25 @@ def _items(made: Any) -> Reply:
     return Reply(said.get("output_text", ""), said.get("reasoning_text", ""), calls, finish)
 
 
+def llama_cpp(server: Listener, stream: bool, stop: list[str]) -> Reply:
+    """It knows neither thoughts nor calls: only for replies that have none."""
+    _, prompt = server.json("/apply-template", {"messages": HI})
+    body = {**prompt, "stream": stream, "stop": stop}
+    status, text = server.ask("/completion", body)
+    assert status == 200, text
+    if not stream:
+        made = json.loads(text)
+        return Reply(made["content"], finish=STOPS[made["stop_type"]])
+    parts = [json.loads(part.removeprefix("data: ")) for part in text.split("\n\n")[:-1]]
+    assert [part["stop"] for part in parts] == [False] * (len(parts) - 1) + [True]
+    return Reply("".join(p["content"] for p in parts), finish=STOPS[parts[-1]["stop_type"]])
+
+
 DIALECTS: dict[str, Callable[[Listener, bool, list[str]], Reply]] = {
     "openai": openai, "anthropic": anthropic, "ollama": ollama,
 }  # fmt: skip
+PLAIN = (*DIALECTS.values(), llama_cpp)  # where all that is said is text
+STOPS = {"eos": "stop", "word": "stop", "limit": "length"}
 
 
 def say(server: Listener, tokenizer: Tokenizer, text: str) -> None:
@@ -182,19 +198,20 @@ def say(server: Listener, tokenizer: Tokenizer, text: str) -> None:
     client.tokens = tokenizer.encode(text, add_bos=False)
 
 
-def replies(server: Listener, stop: list[str]) -> list[Reply]:
-    """Every dialect's; /v1/responses has no stop strings."""
-    asked = [*DIALECTS.values(), *([] if stop else [responses])]
-    return [ask(server, stream, stop) for ask in asked for stream in (False, True)]
+def replies(server: Listener) -> list[Reply]:
+    """Every dialect's that knows thoughts and calls."""
+    asked = [*DIALECTS.values(), responses]
+    return [ask(server, stream, []) for ask in asked for stream in (False, True)]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_they_say_the_same(server: Listener, tokenizer: Tokenizer, name: str) -> None:
     say(server, tokenizer, SCRIPTS[name])
-    expected, *others = replies(server, [])
+    expected, *others = replies(server)
     assert others == [expected] * len(others)
     if name in TEXTS:
         assert expected == Reply(TEXTS[name], finish="stop")
+        assert [llama_cpp(server, stream, []) for stream in (False, True)] == [expected] * 2
 
 
 def test_what_a_script_holds(server: Listener, tokenizer: Tokenizer) -> None:
@@ -212,4 +229,5 @@ def test_stop_strings(server: Listener, tokenizer: Tokenizer, text: str) -> None
     for i in range(len(text)):
         for stop in ([text[i : i + 2]], [text[i], text[i : i + 3]]):
             at = min(text.find(s) for s in stop)
-            assert replies(server, stop) == [Reply(text[:at], finish="stop")] * 2 * len(DIALECTS)
+            made = [ask(server, stream, stop) for ask in PLAIN for stream in (False, True)]
+            assert made == [Reply(text[:at], finish="stop")] * 2 * len(PLAIN)

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
@@ -13,12 +14,13 @@ import msgspec
 import pytest
 
 from octavo.checkpoint import open_checkpoint
+from octavo.checkpoint.progress import ProgressBar
 from octavo.server.dialect import Route
-from octavo.server.dialects import anthropic, ollama, openai
+from octavo.server.dialects import DIALECTS, anthropic, llama_cpp, ollama, openai
 from octavo.server.dialects.anthropic.schemas import OutputConfig
 from octavo.server.dialects.ollama.schemas import Options
-from octavo.text import load_tokenizer
-from tests.unit.dialects import TEMPLATE, scripted, speaking
+from octavo.text import Tokenizer, load_tokenizer
+from tests.unit.dialects import TEMPLATE, filling, scripted, speaking
 from tests.unit.fake_models import Listener, ScriptedClient
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
@@ -33,9 +35,21 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/embed": {"model": "ann", "input": "hi"},
     "/api/embeddings": {"model": "ann", "prompt": "hi"},
     "/api/show": {"model": "ann"},
+    "/api/pull": {"model": "ann"},
+    "/completion": {"model": "ann", "prompt": "hi"},
+    "/infill": {"model": "ann", "input_prefix": "hi", "input_suffix": "ho"},
+    "/apply-template": {"model": "ann", "messages": HI},
+    "/v1/embeddings": {"model": "ann", "input": "hi"},
+    "/v1/rerank": {"model": "ann", "query": "a b", "documents": ["a", "b c d"]},
+    "/v1/score": {"model": "ann", "text_1": "a b", "text_2": "b c d"},
+    "/tokenize": {"model": "ann", "prompt": "hi"},
+    "/detokenize": {"model": "ann", "tokens": [100]},
 }
+ELSEWHERE = {"/v1/chat/completions", "/v1/completions"}  # in docs/decoding.md
 VARIES = re.compile(
-    r'"(?:created_at|(?:total|load|eval|prompt_eval)_duration)":[^,}]+|"created_at":\d+|(?:msg|resp)_[0-9a-f]+'
+    r'"(?:created_at|(?:total|load|eval|prompt_eval)_duration)":[^,}]+|"created_at":\d+'
+    r"|(?:msg|resp)_[0-9a-f]+|rerank-[0-9a-f]+"
+    r'|"seed":\d+|"(?:prompt|predicted)_(?:ms|per_token_ms|per_second)":[^,}]+'
 )
 WORDS = ("honoured", "taken without effect", "refused")
 
@@ -57,13 +71,16 @@ def rows() -> list[Row]:
                 name, example, others, meaning = match.groups()
                 values = {name: json.loads(example)} | json.loads("{" + (others or "") + "}")
                 out.append(Row(path, name, values, meaning))
-    return out
+    same = [
+        row for row in out if row.path == "/completion" and row.field not in ("model", "prompt")
+    ]
+    return out + [row._replace(path="/infill") for row in same]
 
 
 def routes() -> list[Route]:
     return [
-        route for dialect in (openai.RESPONSES, anthropic.DIALECT, ollama.DIALECT) for route in dialect.routes
-        if isinstance(route, Route)
+        route for dialect in DIALECTS for route in dialect.routes
+        if isinstance(route, Route) and route.path not in ELSEWHERE
     ]  # fmt: skip
 
 
@@ -79,20 +96,27 @@ def test_every_field_has_a_row() -> None:
     assert {f"options.{name}" for name in Options.__struct_fields__} <= listed["/api/chat"]
     told = listed["/v1/messages"]
     assert {f"output_config.{name}" for name in get_type_hints(OutputConfig)} <= told
-    for dialect in (openai.RESPONSES, anthropic.DIALECT, ollama.DIALECT):
+    for dialect in (openai.RESPONSES, anthropic.DIALECT, ollama.DIALECT, llama_cpp.DIALECT):
         paths = [route.path for route in dialect.routes if isinstance(route, Route)]
         assert dialect.fields.names <= set().union(*(listed[path] for path in paths))
 
 
 @pytest.fixture(scope="module")
 def server(smollm2: Path) -> Iterator[Listener]:
-    tokenizer = load_tokenizer(open_checkpoint(smollm2))
+    known = filling(load_tokenizer(open_checkpoint(smollm2)))
+    tokenizer = Tokenizer(known.backend, replace(known.special, add_bos=True))
     models = (
         scripted(tokenizer, "ann", "Once upon a time"),
         scripted(tokenizer, "bob", "No.", shows="Bob." + TEMPLATE),
     )
-    with speaking(*models) as one:
+    with speaking(*models, fetch=pretend) as one:
         yield one
+
+
+def pretend(name: str, progress: ProgressBar) -> None:
+    """Fetches nothing."""
+    with progress("Fetching", 10) as advance:
+        advance(10)
 
 
 def ask(server: Listener, path: str, values: dict[str, Any]) -> tuple[int, str, list[Any]]:
@@ -101,6 +125,8 @@ def ask(server: Listener, path: str, values: dict[str, Any]) -> tuple[int, str, 
     for name, value in values.items():
         inner, _, key = name.rpartition(".")
         (body.setdefault(inner, {}) if inner else body)[key] = value
+    if path == "/tokenize" and "messages" in values:
+        del body["prompt"]
     clients = [entry.client for entry in server.models]
     told: list[Any] = []
     for client in clients:
@@ -111,7 +137,7 @@ def ask(server: Listener, path: str, values: dict[str, Any]) -> tuple[int, str, 
         assert isinstance(client, ScriptedClient)
         for request in client.requests:
             fields = msgspec.to_builtins(request)
-            seeded = "options.seed" in values
+            seeded = {"options.seed", "seed"} & values.keys()
             params = {k: v for k, v in fields["params"].items() if seeded or k != "seed"}
             told.append(fields | {"id": number, "params": params})
     return status, VARIES.sub("", text), told

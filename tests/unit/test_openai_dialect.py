@@ -28,8 +28,8 @@ from octavo.server.dialects.openai.errors import error_body
 from octavo.server.dialects.openai.requests import (
     chat_request,
     completion_request,
+    conversation_request,
     names,
-    tokenize_request,
 )
 from octavo.server.dialects.openai.responses import ResponseWriter
 from octavo.server.dialects.openai.schemas import FIELDS, ChatBody, CompletionBody, TokenizeBody
@@ -116,7 +116,7 @@ def test_where_a_reply_begins() -> None:
     continued = chat(continue_final_message=True)
     assert (continued.add_generation_prompt, continued.continue_final_message) == (False, True)
     assert not chat(add_generation_prompt=False).add_generation_prompt
-    made = tokenize_request(body(TokenizeBody, messages=[USER], tools=[TOOL]))
+    made = conversation_request(body(TokenizeBody, messages=[USER], tools=[TOOL]))
     assert made.messages == chat().messages and [t.name for t in made.tools] == ["f"]
 
 

@@ -23,7 +23,7 @@ from octavo.errors import CacheError, ModelNotFound
 
 __all__ = [
     "BUNDLED", "DEMOS", "Installed", "Located", "cache_folder", "installed", "locate",
-    "located_here", "models_in", "names", "no_progress",
+    "locate_published", "located_here", "models_in", "names", "no_progress",
 ]  # fmt: skip
 
 DEPTH = 3  # of folders that are looked into for models
@@ -58,16 +58,27 @@ def locate(name: str, *, offline: bool = False, progress: ProgressBar = no_progr
     Raises ModelNotFound when the name means nothing here, or cannot be fetched; CacheError when
     there is no room for it.
     """
+    path = None if name in DEMOS or name in BUNDLED else _file_or_folder(name)
+    if path is not None:
+        stem = path.stem if path.suffix == ".gguf" else path.resolve().name
+        return Located(path, stem)
+    return locate_published(name, offline=offline, progress=progress)
+
+
+def locate_published(
+    name: str, *, offline: bool = False, progress: ProgressBar = no_progress,
+    hub_progress: ProgressBar | None = None,
+) -> Located:  # fmt: skip
+    """As `locate`, but only demos and the model hub's: no name means a file or a folder.
+
+    hub_progress: of what comes from the hub; None: its client's own.
+    """
     if name in DEMOS:
         return _demo(name, offline, progress)
     if (bundled := BUNDLED.get(name)) is not None:
         return Located(bundled.path, name, (), bundled.sampling)
-    path = _file_or_folder(name)
-    if path is not None:
-        stem = path.stem if path.suffix == ".gguf" else path.resolve().name
-        return Located(path, stem)
     if hub := parse_hub_name(name):
-        return Located(hub_model(hub, offline), str(hub))
+        return Located(hub_model(hub, offline, hub_progress), str(hub))
     raise _unknown(name)
 
 

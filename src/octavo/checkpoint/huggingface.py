@@ -19,6 +19,7 @@ from typing import Any
 
 from octavo.checkpoint.cache import cache_folder, need_space, unwritable, writing
 from octavo.checkpoint.folders import choose, is_model_folder, missing, parts
+from octavo.checkpoint.progress import ProgressBar
 from octavo.errors import ModelNotFound, OctavoError
 
 _ID = re.compile(r"^([A-Za-z0-9][\w.-]*/[\w.-]+)(?::([\w./-]+))?$", re.ASCII)
@@ -69,10 +70,10 @@ def repository_folder(repo: str) -> Path:
     return hub_cache() / f"models--{repo.replace('/', '--')}"
 
 
-def hub_model(name: HubName, offline: bool) -> Path:
+def hub_model(name: HubName, offline: bool, progress: ProgressBar | None = None) -> Path:
     """A file or folder in the standard cache; the network only when something is missing.
 
-    Raises ModelNotFound or CacheError.
+    progress: instead of the client's own. Raises ModelNotFound or CacheError.
     """
     found = _cached(name)
     lacking = missing(found) if found else []
@@ -82,7 +83,7 @@ def hub_model(name: HubName, offline: bool) -> Path:
         reason = "offline"
     else:
         try:
-            return _fetch(name)
+            return _fetch(name, progress)
         except _Unreachable as e:
             reason = str(e)
             found = _cached(name)
@@ -146,18 +147,20 @@ def download_mark(repo: str) -> Path:
     return cache_folder().parent / "downloads" / repo.replace("/", "--")
 
 
-def _fetch(name: HubName) -> Path:
+def _fetch(name: HubName, progress: ProgressBar | None) -> Path:
     """Downloads what is not there yet. Raises _Unreachable, ModelNotFound or CacheError."""
     from huggingface_hub import snapshot_download
 
     mark = download_mark(name.repo)
     try:
-        wanted = _wanted(name)
+        wanted, need = _wanted(name)
         with writing(mark.parent):
             mark.write_text(BEGUN)
-        with _quiet():
+        with _quiet(), _reporting(progress, need) as bars:
             folder = Path(
-                snapshot_download(name.repo, revision=name.revision, allow_patterns=wanted)
+                snapshot_download(
+                    name.repo, revision=name.revision, allow_patterns=wanted, tqdm_class=bars
+                )
             )
         lacking = [file for file in wanted if not (folder / file).exists()]
         if lacking:
@@ -191,8 +194,35 @@ def _quiet() -> Iterator[None]:
             enable_progress_bars()
 
 
-def _wanted(name: HubName) -> list[str]:
-    """Files of the repository that the model needs. Raises CacheError if they do not fit."""
+@contextmanager
+def _reporting(progress: ProgressBar | None, need: int) -> Iterator[type[Any] | None]:
+    """What the hub's client makes its progress bars of, None for what it has itself."""
+    if progress is None:
+        yield None
+        return
+    from huggingface_hub.utils.tqdm import tqdm
+
+    with progress("Fetching", need) as advance:
+
+        class Reporting(tqdm):
+            def __init__(self, *given: Any, **named: Any) -> None:
+                on_disk = not str(named.get("name", "")).endswith(".transfer")
+                self._told = on_disk and named.get("unit") == "B"
+                super().__init__(*given, **named | {"disable": True})  # type: ignore[no-untyped-call]
+
+            def update(self, n: float | None = 1) -> bool | None:
+                if self._told and n:
+                    advance(int(n))
+                return None
+
+        yield Reporting
+
+
+def _wanted(name: HubName) -> tuple[list[str], int]:
+    """Files of the repository that the model needs, and the bytes that are not here yet.
+
+    Raises CacheError if they do not fit.
+    """
     from huggingface_hub import HfApi
 
     info = HfApi().model_info(name.repo, revision=name.revision, files_metadata=True)
@@ -214,7 +244,7 @@ def _wanted(name: HubName) -> list[str]:
     snapshot = _snapshot(name)
     need = sum(sizes[f] for f in files if not (snapshot / f).exists())
     need_space(hub_cache(), need, f"fetching {name}", "HF_HOME")
-    return files
+    return files, need
 
 
 def _explain(name: HubName, e: Exception) -> Exception:

@@ -247,7 +247,8 @@ def serve(
     titles = {o.name: _title(o, opened[o.name][0]) for o, _ in named}
     screen = Screen(_url(host, sock.getsockname()[1]), choice.budget, plans, titles)
     find = choice.find if finds else None
-    serving = Models([*named, *choice.find()], choice.budget, len(named), find)
+    fetch = None if offline else choice.fetch
+    serving = Models([*named, *choice.find()], choice.budget, len(named), find, fetch)
     media = MediaPolicy(domains=domains)
     options = ServeOptions(access, drain_timeout, write_timeout, lora_dir, media, alive, data)
     with logging_to(sys.stdout, log_level, log_format), ExitStack() as stack:

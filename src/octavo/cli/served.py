@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from octavo.checkpoint.hub import locate, located_here, models_in
+from octavo.checkpoint.hub import Located, locate, locate_published, located_here, models_in
+from octavo.checkpoint.open import open_checkpoint
 from octavo.checkpoint.progress import ProgressBar
 from octavo.engine.loader import OpenModel
 from octavo.engine.plan import Plan, Share, make_plan, memory_budget
 from octavo.errors import UsageError
-from octavo.server.run import NamedSource
-from octavo.server.source import ModelOptions, ModelSource
+from octavo.server.source import ModelOptions, ModelSource, NamedSource
 
 
 @dataclass
@@ -31,6 +31,7 @@ class Choice:
     def __post_init__(self) -> None:
         self.budget = memory_budget(self.memory)[1]
         self._count = 1
+        self._fetched = False  # a model has been, while serving
 
     @property
     def finds(self) -> bool:
@@ -39,7 +40,7 @@ class Choice:
 
     @property
     def several(self) -> bool:
-        return self._count > 1 or self.finds
+        return self._count > 1 or self.finds or self._fetched
 
     def named(
         self, names: Sequence[str], pinned: Sequence[str], aliases: Sequence[tuple[str, str]],
@@ -73,13 +74,19 @@ class Choice:
         found = models_in(self.folder) if self.folder is not None else []
         if self.on_demand:
             found += located_here(self.known)
-        pairs = []
-        for located in found:
-            if located.name not in self.known:
-                self.known.add(located.name)
-                options = replace(self.like, located=located, name=located.name)
-                pairs.append((options, self._source(options)))
-        return pairs
+        return [self._found(located) for located in found if located.name not in self.known]
+
+    def _found(self, located: Located) -> NamedSource:
+        self.known.add(located.name)
+        options = replace(self.like, located=located, name=located.name)
+        return options, self._source(options)
+
+    def fetch(self, name: str, progress: ProgressBar) -> NamedSource | None:
+        """A model as `octavo pull` fetches it; None if it is served already. Raises OctavoError."""
+        located = locate_published(name, progress=progress, hub_progress=progress)
+        open_checkpoint(located.path)  # a damaged file is better noticed now
+        self._fetched = True
+        return None if located.name in self.known else self._found(located)
 
     def _source(self, options: ModelOptions) -> ModelSource:
         return ModelSource(options, lambda opened: self._plan(options, opened))

@@ -27,9 +27,11 @@ from octavo.generate.media import read_images
 from octavo.generate.model import ServedModel
 from octavo.generate.options import typed
 from octavo.generate.output import ReplyFormat
+from octavo.generate.prompts import encode_prompts, filling
 from octavo.generate.request import GenerationRequest, NamedTool
 from octavo.generate.sampling import MAX_STOP_LENGTH, sampling_params
 from octavo.text import tools
+from octavo.text.chat import Written
 from octavo.text.messages import Tool
 from octavo.text.structure import Structure, Thoughts
 from octavo.text.tools import THINK, THOUGHT
@@ -138,12 +140,15 @@ def _completion(
     for field in ("tools", "thinking_budget"):
         if getattr(request, field):
             raise InvalidValue(f"{field} needs messages", field)
-    encode, given = model.tokenizer.encode, request.prompts
-    check_texts((p for p in given if isinstance(p, str)), model, "prompts")
-    ids = [encode(p) if isinstance(p, str) else p for p in given]
+    if request.echo and request.infill is not None:
+        raise InvalidValue("echo and infill exclude each other", "echo")
+    ids = encode_prompts(request, model)
     sampling = fitting(request, ids, model)
     check_length(ids, sampling.max_tokens, model, "prompts")
     params = sampling_params(sampling, model)
+    if request.infill is not None and not params.ignore_eos:
+        ends = filling(model).ends
+        params = msgspec.structs.replace(params, stop_token_ids=[*params.stop_token_ids, *ends])
     if request.echo and params.logprobs is not None:
         params = msgspec.structs.replace(params, prompt_logprobs=params.logprobs)
     return PreparedRequest(
@@ -202,8 +207,8 @@ def _predicted(request: GenerationRequest, model: ServedModel) -> list[int]:
     return model.tokenizer.encode(text, add_bos=False)[: model.context]
 
 
-def encode_chat(request: GenerationRequest, model: ServedModel) -> list[int]:
-    """Ids of a request's conversation. Raises RequestError."""
+def render_chat(request: GenerationRequest, model: ServedModel) -> Written:
+    """A request's conversation as its template writes it. Raises RequestError."""
     template, messages = model.chat_template, request.messages or ()
     if not messages:
         raise InvalidValue("messages is empty", "messages")
@@ -217,11 +222,22 @@ def encode_chat(request: GenerationRequest, model: ServedModel) -> list[int]:
     pictures, seen = request.pictures, model.images
     if pictures is None:
         pictures = read_images(messages, model)
-    ids = template.encode(
-        messages, request.tools, _checked_options(request.template_options),
+    options = _checked_options({**request.template_options, **request.required_options})
+    for name in request.required_options:
+        if name not in template.variables:
+            told = f"{name}: the chat template of {model.name} does not read it"
+            raise RequestError(told, name, "unsupported_parameter")
+    return template.write(
+        messages, request.tools, options,
         generation=request.add_generation_prompt, continued=request.continue_final_message,
         placeholder=seen.placeholder if seen else "", images=[p.text for p in pictures],
     )  # fmt: skip
+
+
+def encode_chat(request: GenerationRequest, model: ServedModel) -> list[int]:
+    """Ids of a request's conversation. Raises RequestError."""
+    seen, written = model.images, render_chat(request, model)
+    ids = model.tokenizer.encode_rendered(written.text, written.escape)
     bos = model.tokenizer.special.bos
     if seen and model.tokenizer.special.add_bos and bos is not None and ids[:1] != [bos]:
         return [bos, *ids]  # as processors of images do, which tokenize the rendered text

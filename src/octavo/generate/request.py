@@ -54,17 +54,31 @@ class NamedTool:
     name: str
 
 
+@dataclass(frozen=True)
+class Infill:
+    """A gap to be filled: `suffix` is the text after it, the prompt the text before it.
+
+    files: names and texts of other files that it may depend on.
+    """
+
+    suffix: str
+    files: Sequence[tuple[str, str]] = ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
     """An answer to a conversation, or continuations of texts.
 
-    messages: the conversation; else `prompts`, each text or token ids. pictures: of the messages,
-    once they have been read (see `generate.media`). tools: the functions the
-    model is told of; tool_choice: "none", "auto", "required" or a NamedTool; parallel_tool_calls:
-    whether a reply may hold several calls. sampling: overrides of the model's defaults, or whole
+    messages: the conversation; else `prompts`, each text or token ids. parse_special: names of
+    control tokens in `prompts` stand for these tokens, and ids may be mixed with texts. infill: the
+    prompts are followed by a gap. pictures: of the messages, once they have been read (see
+    `generate.media`). tools: the functions the model is told of; tool_choice: "none", "auto",
+    "required" or a NamedTool; parallel_tool_calls: whether a reply may hold several calls.
+    sampling: overrides of the model's defaults, or whole
     SamplingParams. structure: what a reply has to look like. n: choices for each prompt, the most
     likely of `best_of` if that is given. echo: each prompt comes before its continuation.
-    thinking_budget: tokens of thoughts, at most. template_options: further values for the template.
+    thinking_budget: tokens of thoughts, at most. template_options: further values for the template;
+    required_options: likewise, refused where the template does not read them.
     add_generation_prompt: the template opens a reply; continue_final_message: the reply continues
     the last message. to_context: max_tokens above what the context leaves mean the rest of it; else
     they are refused. priority: lower runs first. timeout: seconds. salt: of the principal who asks;
@@ -77,7 +91,9 @@ class GenerationRequest:
 
     messages: Sequence[Message] | None = None
     pictures: Sequence[Processed] | None = None
-    prompts: Sequence[str | list[int]] = ()
+    prompts: Sequence[str | list[int]] | Sequence[str | list[int | str]] = ()
+    parse_special: bool = False
+    infill: Infill | None = None
     tools: Sequence[Tool] = ()
     tool_choice: str | NamedTool = "auto"
     parallel_tool_calls: bool = True
@@ -88,6 +104,7 @@ class GenerationRequest:
     echo: bool = False
     thinking_budget: int | None = None
     template_options: Mapping[str, Any] = field(default_factory=dict)
+    required_options: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     to_context: bool = False

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from octavo import __version__
 from octavo.errors import RequestError
 from octavo.generate.media import MediaPolicy, MediaReader
-from octavo.server import adapters, models
+from octavo.server import adapters, models, replies
 from octavo.server.background import Background
 from octavo.server.batches import Batches
 from octavo.server.bodies import Bodies
@@ -30,9 +30,7 @@ from octavo.server.cancel import cancel
 from octavo.server.dialect import (
     Dialect,
     EmbedRoute,
-    FixedRoute,
     GenerateRoute,
-    ModelsRoute,
     ScoreRoute,
     StoredRoute,
 )
@@ -40,15 +38,17 @@ from octavo.server.dialects import DIALECTS
 from octavo.server.endpoint import Endpoint, Handler
 from octavo.server.exchange import OTHER, Observer, Running
 from octavo.server.exchanges import ExchangeMiddleware, InternalError, RouteLabel
+from octavo.server.fetching import Fetching
 from octavo.server.guard import Access, Keys, guarded
 from octavo.server.http import error_response, json_response
 from octavo.server.idempotency import Idempotency
 from octavo.server.loopback import Loopback
 from octavo.server.metrics import Metrics
-from octavo.server.openapi import document
+from octavo.server.openapi import document, method_of
 from octavo.server.registry import Registry
 from octavo.server.runner import Runner, answering
 from octavo.server.sockets import Sockets
+from octavo.server.source import Fetch
 from octavo.server.store import Store
 from octavo.server.stored import StoredResponses
 from octavo.server.usage import UsageRoute
@@ -120,11 +120,11 @@ def endpoints(dialects: tuple[Dialect, ...]) -> frozenset[str]:
 def _about(registry: Registry, metrics: Metrics) -> list[Endpoint]:
     about = About(registry, metrics)
     return [
-        Endpoint("/health", "GET", about.ready),
-        Endpoint("/health/ready", "GET", about.ready),
-        Endpoint("/health/live", "GET", about.live),
-        Endpoint("/metrics", "GET", about.metrics, media="text/plain"),
-        Endpoint("/version", "GET", about.version),
+        Endpoint("/health", "GET", about.ready, answer=replies.Health),
+        Endpoint("/health/ready", "GET", about.ready, answer=replies.Health),
+        Endpoint("/health/live", "GET", about.live, answer=replies.Live),
+        Endpoint("/metrics", "GET", about.metrics, media="text/plain", answer=str),
+        Endpoint("/version", "GET", about.version, answer=replies.Version),
     ]
 
 
@@ -139,10 +139,20 @@ def _control(
     found = [
         Endpoint("/v1/requests/{id}/cancel", "POST", cancel(running)),
         Endpoint("/v1/usage", "GET", UsageRoute(access.keyring).show),
-        Endpoint("/v1/models/load", "POST", served.load, models.LoadBody),
-        Endpoint("/v1/models/unload", "POST", served.unload, models.UnloadBody),
-        Endpoint("/v1/load_lora_adapter", "POST", lora.load, adapters.LoadBody),
-        Endpoint("/v1/unload_lora_adapter", "POST", lora.unload, adapters.UnloadBody),
+        Endpoint("/v1/models/load", "POST", served.load, models.LoadBody, answer=replies.Loaded),
+        Endpoint(
+            "/v1/models/unload", "POST", served.unload, models.UnloadBody, answer=replies.Loaded
+        ),
+        Endpoint(
+            "/v1/load_lora_adapter", "POST", lora.load, adapters.LoadBody, answer=replies.Adapter
+        ),
+        Endpoint(
+            "/v1/unload_lora_adapter",
+            "POST",
+            lora.unload,
+            adapters.UnloadBody,
+            answer=replies.Adapter,
+        ),
     ]
     return [replace(one, handler=answering(one.handler)) for one in found]
 
@@ -153,8 +163,7 @@ def _spoken(
     """The endpoints of a dialect. kept: what those need whose responses are kept."""
     for route in dialect.routes:
         if not isinstance(route, StoredRoute):
-            method = "GET" if isinstance(route, ModelsRoute | FixedRoute) else "POST"
-            yield Endpoint(route.path, method, runner.handler(dialect, route))
+            yield Endpoint(route.path, method_of(route), runner.handler(dialect, route))
         elif kept is not None:
             yield from StoredResponses(runner, *kept, dialect, route).table()
 
@@ -164,18 +173,18 @@ def create_app(
     lora_folder: Path | None = None, dialects: tuple[Dialect, ...] = DIALECTS,
     store: Store | None = None, batches: Batches | None = None, loopback: Loopback | None = None,
     media: MediaPolicy | None = None, background: Background | None = None,
-    running: Running | None = None,
+    running: Running | None = None, fetch: Fetch | None = None,
 ) -> ASGIApp:  # fmt: skip
     """The ASGI application, which calls `observe` with every exchange that has ended.
 
     lora_folder: where adapters may be loaded from while serving. store: keeps responses.
     batches: runs batches. Without one there are no routes that need it. loopback: sends requests to
     the application past its checks. media: which images requests may have. background: what goes on
-    after its request. running: is kept true.
+    after its request. running: is kept true. fetch: fetches models, None where that is forbidden.
     """
     bodies, default = Bodies(), dialects[0]
     running = Running() if running is None else running
-    runner = Runner(registry, bodies, MediaReader(media))
+    runner = Runner(registry, bodies, MediaReader(media), Fetching(registry, bodies, fetch))
     own = [
         *_about(registry, metrics),
         *_control(registry, access, bodies, lora_folder, running),

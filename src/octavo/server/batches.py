@@ -8,13 +8,14 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.errors import InvalidValue, Overloaded, RequestError
+from octavo.server import replies
 from octavo.server.background import to_its_end
 from octavo.server.batch import (
     AT_ONCE,
@@ -91,16 +92,20 @@ class Batches:
         async def create(request: Request) -> Response:
             return await self._create(request, bodies)
 
-        entries: list[tuple[str, str, Handler]] = [
-            ("/v1/batches", "GET", self._list), ("/v1/batches/{id}", "GET", self._get),
-            ("/v1/batches/{id}/cancel", "POST", self._cancel),
-            ("/v1/files", "POST", files.upload), ("/v1/files", "GET", files.list),
-            ("/v1/files/{id}", "GET", files.get), ("/v1/files/{id}", "DELETE", files.delete),
-            ("/v1/files/{id}/content", "GET", files.content),
+        entries: list[tuple[str, str, Handler, Any]] = [
+            ("/v1/batches", "GET", self._list, replies.Batches),
+            ("/v1/batches/{id}", "GET", self._get, replies.Batch),
+            ("/v1/batches/{id}/cancel", "POST", self._cancel, replies.Batch),
+            ("/v1/files", "POST", files.upload, replies.File),
+            ("/v1/files", "GET", files.list, replies.Files),
+            ("/v1/files/{id}", "GET", files.get, replies.File),
+            ("/v1/files/{id}", "DELETE", files.delete, replies.Deleted),
         ]  # fmt: skip
+        binary, content = "application/octet-stream", answering(files.content)
         return [
-            Endpoint("/v1/batches", "POST", answering(create), BatchBody),
-            *(Endpoint(path, method, answering(handler)) for path, method, handler in entries),
+            Endpoint("/v1/batches", "POST", answering(create), BatchBody, answer=replies.Batch),
+            Endpoint("/v1/files/{id}/content", "GET", content, media=binary, answer=str),
+            *(Endpoint(path, m, answering(made), answer=kind) for path, m, made, kind in entries),
         ]
 
     async def _create(self, request: Request, bodies: Bodies) -> Response:

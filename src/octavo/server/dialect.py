@@ -58,11 +58,13 @@ class Route:
     """A path with the body it takes. Bodies have a field `model`, which may be None.
 
     names: what errors call the fields of this body where a neutral request has other names.
+    answer: the type of the reply, if that is no stream.
     """
 
     path: str
     body: type[msgspec.Struct]
     names: Callable[[Any], Names] = field(default=lambda _: {}, kw_only=True)
+    answer: Any = field(default=dict[str, Any], kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,43 @@ class TextRoute(Route):
 
 
 @dataclass(frozen=True)
+class ModelRoute:
+    """Describes the loaded model that `model` in the query names; it may be left out for the only
+    one."""
+
+    path: str
+    reply: Callable[[ServedModel], bytes]
+    answer: Any = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Bytes of one step of a download."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class FetchRoute(Route):
+    """Fetches the model that a body names, for admins. line: says how far that is."""
+
+    name: Callable[[Any], str | None]
+    stream: Callable[[Any], bool]
+    line: Callable[[str, str, Progress | None], bytes]
+    media_type: str = "application/x-ndjson"
+
+
+@dataclass(frozen=True)
+class RefusedRoute:
+    """Says why there is no such thing here."""
+
+    path: str
+    method: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class ModelCard:
     """A model, or an adapter of the model `parent`. served: None while it is not loaded."""
 
@@ -147,6 +186,7 @@ class ModelsRoute:
 
     path: str
     reply: Callable[[Sequence[ModelCard]], bytes]
+    answer: Any = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -155,7 +195,11 @@ class FixedRoute:
 
     path: str
     reply: Callable[[], bytes]
+    answer: Any = dict[str, Any]
     media_type: str = "application/json"
+
+
+AnyRoute = Route | ModelRoute | ModelsRoute | FixedRoute | RefusedRoute
 
 
 @dataclass(frozen=True)
@@ -168,7 +212,7 @@ class Dialect:
 
     fields: Fields
     error_body: ErrorBody
-    routes: tuple[Route | ModelsRoute | FixedRoute, ...]
+    routes: tuple[AnyRoute, ...]
     model_name: Callable[[str | None], str | None] = lambda name: name
     name: str = "other"
     error_schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -14,10 +15,11 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True)
 class Endpoint:
-    """body: the JSON that it takes. media: of what it answers with."""
+    """body: the JSON that it takes. media, answer: the media type and the type of what it says."""
 
     path: str
     method: str
     handler: Handler
     body: type[msgspec.Struct] | None = None
     media: str = "application/json"
+    answer: Any = dict[str, Any]

@@ -11,12 +11,17 @@ import msgspec
 from msgspec import inspect
 
 from octavo import __version__
+from octavo.server import replies
 from octavo.server.dialect import (
+    AnyRoute,
     Dialect,
+    FetchRoute,
     FixedRoute,
     GenerateRoute,
+    ModelRoute,
     ModelsRoute,
     Object,
+    RefusedRoute,
     Route,
     StoredRoute,
 )
@@ -77,8 +82,28 @@ class Schemas:
         return {"type": "array", "items": self._schema(kind.item_type)}
 
     @_schema.register
+    def _(self, kind: inspect.TupleType) -> Object:
+        items = [self._schema(t) for t in kind.item_types]
+        count = len(items)
+        return {"type": "array", "prefixItems": items, "minItems": count, "maxItems": count}
+
+    @_schema.register
     def _(self, kind: inspect.DictType) -> Object:
         return {"type": "object", "additionalProperties": self._schema(kind.value_type)}
+
+    @_schema.register
+    def _(self, kind: inspect.TypedDictType) -> Object:
+        name = _component(kind.cls)
+        if name not in self.components:
+            self.components[name] = {}  # where it holds itself
+            required = [f.encode_name for f in kind.fields if f.required]
+            made = {
+                "type": "object", "required": required,
+                "properties": {f.encode_name: self._schema(f.type) for f in kind.fields},
+            }  # fmt: skip
+            chosen = not required  # clients say which fields they want
+            self.components[name] = made if chosen else made | {"additionalProperties": False}
+        return {"$ref": f"#/components/schemas/{name}"}
 
     @_schema.register
     def _(self, kind: inspect.StructType) -> Object:
@@ -138,40 +163,57 @@ def _operation(path: str, method: str, content: Mapping[str, Object], error: str
     }  # fmt: skip
 
 
-JSON: dict[str, Object] = {"application/json": {"schema": {"type": "object"}}}
+def _answer(schemas: Schemas, kind: Any, media: str = "application/json") -> dict[str, Object]:
+    return {media.partition(";")[0]: {"schema": schemas.of(kind)}}
+
+
+def method_of(route: AnyRoute) -> str:
+    """The method of a route's requests."""
+    if isinstance(route, RefusedRoute):
+        return route.method
+    return "POST" if isinstance(route, Route) else "GET"
 
 
 def _operations(
-    schemas: Schemas, dialect: Dialect, route: Route | ModelsRoute | FixedRoute, error: str
+    schemas: Schemas, dialect: Dialect, route: AnyRoute, error: str
 ) -> Iterable[tuple[str, str, Object]]:
     """The operations of a route, by path and method."""
     path = re.sub(r":path(?=\})", "", route.path)
     if isinstance(route, FixedRoute):
-        media = route.media_type.partition(";")[0]
-        kind = "object" if media == "application/json" else "string"
-        return [(path, "get", _operation(path, "get", {media: {"schema": {"type": kind}}}, error))]
+        said = _answer(schemas, route.answer, route.media_type)
+        return [(path, "get", _operation(path, "get", said, error))]
+    if isinstance(route, RefusedRoute):
+        method = route.method.lower()
+        made = _operation(path, method, {}, error)
+        del made["responses"]["200"]
+        return [(path, method, made | {"deprecated": True, "description": route.reason})]
+    if isinstance(route, ModelRoute):
+        made = _operation(path, "get", _answer(schemas, route.answer), error)
+        wanted = {"name": "model", "in": "query", "schema": {"type": "string"}}
+        return [(path, "get", made | {"parameters": [wanted]})]
     if isinstance(route, ModelsRoute):
-        return [(path, "get", _operation(path, "get", JSON, error))]
-    content = dict(JSON)
-    if isinstance(route, GenerateRoute | StoredRoute):
-        media = route.writer.media_type.partition(";")[0]  # type: ignore[union-attr]
+        return [(path, "get", _operation(path, "get", _answer(schemas, route.answer), error))]
+    content = _answer(schemas, route.answer)
+    if isinstance(route, GenerateRoute | StoredRoute | FetchRoute):
+        told = route if isinstance(route, FetchRoute) else route.writer
+        media = told.media_type.partition(";")[0]  # type: ignore[union-attr]
         content[media] = {"schema": ANY}  # of each event or line
     made = _operation(path, "post", content, error)
     made["requestBody"] = _body(schemas, route.body, dialect.fields)
     out = [(path, "post", made)]
     if isinstance(route, StoredRoute):
-        one = path + "/{id}"
-        for each, method in (
-            (one, "get"), (one, "delete"), (one + "/cancel", "post"), (one + "/input_items", "get"),
+        one, kept = path + "/{id}", route.answer
+        for each, method, kind in (
+            (one, "get", kept), (one, "delete", replies.Deleted), (one + "/cancel", "post", kept),
+            (one + "/input_items", "get", replies.Items),
         ):  # fmt: skip
-            out.append((each, method, _operation(each, method, JSON, error)))
+            out.append((each, method, _operation(each, method, _answer(schemas, kind), error)))
     return out
 
 
 def _own(schemas: Schemas, one: Endpoint, error: str) -> Object:
     """The operation of an endpoint of the server itself."""
-    kind = "object" if one.media == "application/json" else "string"
-    content = {one.media: {"schema": {"type": kind}}}
+    content = _answer(schemas, one.answer, one.media)
     made = _operation(one.path, one.method.lower(), content, error)
     return made if one.body is None else made | {"requestBody": _body(schemas, one.body, Fields())}
 

@@ -27,11 +27,10 @@ from octavo.server.guard import Access
 from octavo.server.logs import log_exchange
 from octavo.server.metrics import Metrics
 from octavo.server.pool import Pool
-from octavo.server.registry import Entry, Registry
-from octavo.server.source import ModelOptions, ModelSource
+from octavo.server.registry import Registry
+from octavo.server.source import Fetch, NamedSource, add_source
 from octavo.server.store import Store
 
-NamedSource = tuple[ModelOptions, ModelSource]
 Find = Callable[[], Sequence[NamedSource]]
 FIND_SECONDS = 5.0  # between looks for models
 KEEP_ALIVE = 30  # seconds between requests
@@ -151,17 +150,15 @@ class Models:
     """What a server serves: models within one budget of bytes.
 
     first: those to load at the start, as far as there is room. find: gives the models that have
-    been found beside them since the last time; it may block.
+    been found beside them since the last time; it may block. fetch: fetches one, None where that is
+    forbidden.
     """
 
     sources: Sequence[NamedSource]
     budget: int
     first: int = 0
     find: Find | None = None
-
-
-def _add(models: Registry, options: ModelOptions, source: ModelSource) -> Entry:
-    return models.add(options.name, None, options.also, source, options.pinned)
+    fetch: Fetch | None = None
 
 
 async def _find(models: Registry, find: Find) -> None:
@@ -169,7 +166,7 @@ async def _find(models: Registry, find: Find) -> None:
     while True:
         for options, source in await asyncio.to_thread(find):
             with contextlib.suppress(UsageError):
-                _add(models, options, source)
+                add_source(models, options, source)
         await asyncio.sleep(FIND_SECONDS)
 
 
@@ -206,7 +203,7 @@ async def _serve(
     models.loader = pool = Pool(wanted.budget, options.keep_alive)
     models.starting = True
     for each in wanted.sources:
-        _add(models, *each)
+        add_source(models, *each)
     metrics, keyring = Metrics(models), options.access.keyring
 
     def observe(one: Exchange) -> None:
@@ -220,6 +217,7 @@ async def _serve(
     app = await asyncio.to_thread(
         _application, models, metrics, options.access, observe, options.lora_folder, store=store,
         batches=batches, media=options.media, background=background, running=answered,
+        fetch=wanted.fetch,
     )  # fmt: skip
     server = _server(app, models, options, observe, answered)
     running = asyncio.create_task(server.serve([sock]))

@@ -22,12 +22,16 @@ from octavo.generate.prepare import PreparedRequest, prepare
 from octavo.generate.reply import TextDelta, Usage
 from octavo.server.bodies import Bodies
 from octavo.server.dialect import (
+    AnyRoute,
     Dialect,
     EmbedRoute,
+    FetchRoute,
     FixedRoute,
     GenerateRoute,
+    ModelRoute,
     ModelsRoute,
     Names,
+    RefusedRoute,
     ResponseWriter,
     Route,
     ScoreRoute,
@@ -35,6 +39,7 @@ from octavo.server.dialect import (
 )
 from octavo.server.endpoint import Handler
 from octavo.server.exchange import exchange
+from octavo.server.fetching import Fetching
 from octavo.server.guard import principal
 from octavo.server.http import (
     ClientGone,
@@ -64,13 +69,21 @@ class Cancelled(RequestError):
 class Runner:
     """Makes the handlers of routes."""
 
-    def __init__(self, registry: Registry, bodies: Bodies, media: MediaReader) -> None:
-        self._registry = registry
+    def __init__(
+        self, registry: Registry, bodies: Bodies, media: MediaReader, fetching: Fetching
+    ) -> None:
+        self._registry, self._fetching = registry, fetching
         self._bodies = bodies
         self._media = media
 
-    def handler(self, dialect: Dialect, route: Route | ModelsRoute | FixedRoute) -> Handler:
+    def handler(self, dialect: Dialect, route: AnyRoute) -> Handler:
         """The handler of a route, which turns errors into responses."""
+        if isinstance(route, RefusedRoute):
+            return answering(lambda request: _refused(route))
+        if isinstance(route, FetchRoute):
+            return answering(lambda request: self._fetching.answer(dialect, route, request))
+        if isinstance(route, ModelRoute):
+            return answering(lambda request: self._model(route, request))
         if isinstance(route, FixedRoute):
             return answering(lambda request: _fixed(route))
         if isinstance(route, ModelsRoute):
@@ -112,6 +125,13 @@ class Runner:
             raise TypeError(route)
         except RequestError as e:
             raise e.renamed(names) from None
+
+    async def _model(self, route: ModelRoute, request: Request) -> Response:
+        self._registry.check_loaded()
+        name = request.query_params.get("model")
+        entry = self._registry.entry(name)
+        principal(request.scope).check_model(name or entry.name)
+        return json_response(await asyncio.to_thread(route.reply, entry.called(name)))
 
     async def _models(self, route: ModelsRoute, request: Request) -> Response:
         self._registry.check_loaded()
@@ -183,6 +203,10 @@ class Runner:
         most = job.params.max_tokens
         await _reserve(request, usage, most and most * len(job.prompts) * job.made)
         return job, usage
+
+
+async def _refused(route: RefusedRoute) -> Response:
+    raise RequestError(route.reason, None, "unsupported_operation")
 
 
 async def _fixed(route: FixedRoute) -> Response:

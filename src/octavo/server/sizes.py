@@ -5,6 +5,7 @@ Decoding is one call that cannot be interrupted, so its cost is bounded first, b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from octavo.errors import ContextExceeded, InvalidValue
 SMALL = 64 << 10  # bodies up to here are not looked at: nothing in them takes long
 MAX_NESTED = 1 << 16  # objects and lists of a field that may hold anything
 STRUCTURE = (b"{", b"[")
+TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,21 @@ class Inputs:
             raise InvalidValue(f"{name} mixes kinds of entries", name)
         if ids > max(1, lists) * (bounds.context + 1):
             raise ContextExceeded(bounds.context, ids, 0, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """A text, a list of texts and token ids, or a list of up to `most` of either."""
+
+    most: int
+
+    def check(self, text: bytes, name: str, bounds: Bounds) -> None:
+        outside = TEXT.sub(b"", text)
+        lists, entries = outside.count(b"[") - 1, outside.count(b",") + 1
+        if lists > self.most:
+            raise InvalidValue(f"{name} has over {self.most:,} entries", name)
+        if entries > max(1, lists) * (bounds.context + 1):
+            raise ContextExceeded(bounds.context, entries, 0, name)
 
 
 def _decodes(text: bytes, kind: Any, name: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from octavo.checkpoint.hub import Located
 from octavo.checkpoint.identity import check_unchanged
+from octavo.checkpoint.progress import ProgressBar
 from octavo.client.load import QueueLimits
 from octavo.client.process import EngineProcessClient
 from octavo.client.spawned import Spawned
@@ -22,6 +23,7 @@ from octavo.engine.plan import Plan
 from octavo.errors import ModelChanged, ModelNotFound, RequestError, UsageError
 from octavo.generate.load import served_model, token_table
 from octavo.generate.model import ServedModel
+from octavo.server.registry import Entry, Registry
 from octavo.server.sizes import Bounds
 from octavo.text import ChatTemplate, Tokenizer, load_tokenizer
 from octavo.text.chat import template_source
@@ -161,3 +163,12 @@ class ModelSource:
         assert isinstance(model.client, EngineProcessClient)
         self.adapters = model.client.adapter_paths
         await model.close()
+
+
+NamedSource = tuple[ModelOptions, ModelSource]
+Fetch = Callable[[str, ProgressBar], NamedSource | None]  # may block; raises OctavoError
+
+
+def add_source(models: Registry, options: ModelOptions, source: ModelSource) -> Entry:
+    """Adds a model that can be loaded. Raises UsageError for a name that is taken."""
+    return models.add(options.name, None, options.also, source, options.pinned)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +25,20 @@ MEMORY = 512 << 20
 WORKERS = 2  # so that one slow conversation does not hold up the next
 Options = Mapping[str, Any]  # further values for a template, by the names it reads
 ESCAPES = [chr(c) for c in range(0xFDD0, 0xFDF0)]  # noncharacters: never in exchanged text
+
+
+@dataclass(frozen=True)
+class Written:
+    """A conversation as a template writes it. In what looks like a control token, but is not, the
+    first character is followed by `escape`, which occurs nowhere else."""
+
+    text: str
+    escape: str
+
+    @property
+    def plain(self) -> str:
+        """The text as its reader sees it."""
+        return self.text.replace(self.escape, "")
 
 
 class ChatTemplate:
@@ -49,13 +64,13 @@ class ChatTemplate:
         self._workers.warm()
 
     @cached_property
-    def _variables(self) -> list[str]:
+    def variables(self) -> list[str]:
         """Names of the variables that the template reads."""
         return self._ask(b"").variables
 
     def check(self) -> None:
         """Raises RequestError for a template that cannot be compiled."""
-        assert self._variables is not None
+        assert self.variables is not None
 
     def close(self) -> None:
         """Ends the worker processes; rendering raises EngineFailed from then on. They also end when
@@ -109,7 +124,25 @@ class ChatTemplate:
         placeholder: str = "",
         images: Sequence[str] = (),
     ) -> list[int]:
-        """Token ids of a conversation.
+        """Token ids of a conversation: those of what `write` makes of it."""
+        written = self.write(
+            messages, tools, options, generation=generation, continued=continued,
+            placeholder=placeholder, images=images,
+        )  # fmt: skip
+        return self._tokenizer.encode_rendered(written.text, written.escape)
+
+    def write(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        options: Options | None = None,
+        *,
+        generation: bool = True,
+        continued: bool = False,
+        placeholder: str = "",
+        images: Sequence[str] = (),
+    ) -> Written:
+        """A conversation as text.
 
         options: further variables for the template. generation: open the assistant's reply at the
         end. continued: leave out the end of the last message, so that it can be continued.
@@ -119,7 +152,7 @@ class ChatTemplate:
         Tools, calls and their results are written as text where the template knows nothing of them.
         """
         extra: JsonObject = {**(options or {}), "add_generation_prompt": generation}
-        if "tools" in self._variables:
+        if "tools" in self.variables:
             extra["tools"] = [tool_variables(t) for t in tools] or None
         else:
             messages = without_tools(messages, tools, self.style)
@@ -135,7 +168,7 @@ class ChatTemplate:
             text = _left_open(text, _last_text(shielded[-1].get("content", "")))
         if placeholder:
             text = _with_images(text, placeholder, images)
-        return self._tokenizer.encode_rendered(text, escape)
+        return Written(text, escape)
 
     def thinking(self, ids: list[int]) -> bool:
         """True if the prompt ends inside the model's thoughts."""

@@ -120,7 +120,7 @@ class Tokenizer:
         longest, dropped = self._bounds
         return len(text.encode("utf-8", "replace").translate(None, dropped)) // longest
 
-    def encode_rendered(self, text: str, escape: str) -> list[int]:
+    def encode_rendered(self, text: str, escape: str = "") -> list[int]:
         """Ids of a rendered template: control tokens are recognised unless broken by `escape`.
 
         `escape` is a character that occurs nowhere else; it is removed before encoding.
@@ -132,6 +132,10 @@ class Tokenizer:
             ids.append(self._control[match.group()])
             at = match.end()
         return ids + self._plain(text[at:].replace(escape, ""))
+
+    def without_control(self, text: str) -> str:
+        """A text without what `encode_rendered` takes for control tokens."""
+        return self._pattern.sub("", text)
 
     def shield(self, text: str, escape: str) -> str:
         """User text with `escape` inserted into everything that looks like a control token."""

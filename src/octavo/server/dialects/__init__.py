@@ -3,6 +3,6 @@
 The first writes the errors of paths that belong to none.
 """
 
-from octavo.server.dialects import anthropic, ollama, openai
+from octavo.server.dialects import anthropic, llama_cpp, ollama, openai
 
-DIALECTS = (openai.DIALECT, openai.RESPONSES, anthropic.DIALECT, ollama.DIALECT)
+DIALECTS = (openai.DIALECT, openai.RESPONSES, anthropic.DIALECT, ollama.DIALECT, llama_cpp.DIALECT)

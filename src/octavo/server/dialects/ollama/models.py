@@ -10,6 +10,7 @@ from octavo.generate.model import About, ServedModel
 from octavo.server.dialect import ModelCard
 from octavo.server.dialects.ollama.responses import encode, rfc3339
 from octavo.server.dialects.ollama.schemas import ShowBody
+from octavo.text.infill import infill_tokens
 
 FOREVER = "9999-12-31T23:59:59Z"  # of a model that is not unloaded
 
@@ -68,6 +69,8 @@ def show(body: ShowBody, served: ServedModel) -> bytes:
     """All that is known of one model."""
     about, template = served.about, served.template
     able = {"generate": ["completion"], "embed": ["embedding"], "rank": []}[served.task]
+    if infill_tokens(served.tokenizer) is not None and served.task == "generate":
+        able.append("insert")
     if template is not None and served.task == "generate":
         able += ["tools", *(["thinking"] if template.reasons else [])]
     info = {

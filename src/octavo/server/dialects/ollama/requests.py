@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.errors import InvalidValue
-from octavo.generate.request import GenerationRequest, Sampling
+from octavo.generate.request import GenerationRequest, Infill, Sampling
 from octavo.server.dialects.ollama.schemas import (
     MAX_INPUTS,
     ChatBody,
@@ -31,7 +31,7 @@ PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_pena
 NAMES = {
     **{name: f"options.{option}" for name, option in SAMPLING.items()},
     "max_tokens": "options.num_predict", "structure": "format", "prompts": "prompt",
-    "template_options": "think", "logprobs": "top_logprobs",
+    "infill": "suffix", "template_options": "think", "logprobs": "top_logprobs",
 }  # fmt: skip
 
 
@@ -64,8 +64,16 @@ def chat_request(body: ChatBody) -> GenerationRequest:
 
 
 def generate_request(body: GenerateBody) -> GenerationRequest:
-    """What a prompt asks for, as a user's message unless it is raw. Raises RequestError."""
+    """What a prompt asks for: a user's message, raw text, or text before a gap.
+
+    Raises RequestError.
+    """
     prompt = body.prompt or ""
+    if body.suffix:
+        for name in ("system", "raw"):
+            if getattr(body, name):
+                raise InvalidValue(f"{name} and suffix exclude each other", name)
+        return GenerationRequest(prompts=[prompt], infill=Infill(body.suffix), **_common(body))
     if body.raw:
         if body.system:
             raise InvalidValue("system and raw exclude each other", "system")

@@ -14,6 +14,7 @@ from octavo.errors import RequestError
 from octavo.generate.model import ServedModel
 from octavo.generate.prepare import PreparedRequest
 from octavo.generate.reply import TextDelta, Usage, call_arguments
+from octavo.server.dialect import Progress
 from octavo.server.dialects.blocks import Block, Blocks, blocks
 from octavo.server.dialects.ollama.schemas import ChatBody, EmbedBody, EmbeddingsBody, GenerateBody
 from octavo.server.dialects.openai.responses import chat_logprobs
@@ -58,6 +59,14 @@ def embeddings_reply(
 ) -> bytes:
     (vector,) = pooled
     return encode({"embedding": served.pooling.finish(vector).tolist()})
+
+
+def pull_line(status: str, name: str, progress: Progress | None) -> bytes:
+    """How far a model is that is being fetched."""
+    line: dict[str, Any] = {"status": status}
+    if progress is not None:
+        line |= {"digest": name, "total": progress.total, "completed": progress.done}
+    return encode(line)
 
 
 class LineWriter:

@@ -97,6 +97,7 @@ class ChatBody(Common, kw_only=True):
 
 class GenerateBody(Common, kw_only=True):
     prompt: str | None = None
+    suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
 
@@ -123,3 +124,17 @@ class ShowBody(msgspec.Struct, kw_only=True):
 
     def __post_init__(self) -> None:
         self.model = self.model or self.name
+
+
+class PullBody(msgspec.Struct, kw_only=True):
+    """name: of older clients. insecure has no effect: what is fetched is always checked."""
+
+    model: str | None = None
+    name: str | None = None
+    stream: bool | None = None
+    insecure: Raw = Raw()
+
+    def __post_init__(self) -> None:
+        self.model = self.model or self.name
+        if not self.model:
+            raise ValueError("model is missing")

@@ -11,7 +11,8 @@ from msgspec import Raw
 from octavo.errors import InvalidValue, RequestError
 from octavo.generate.request import GenerationRequest, NamedTool, Sampling, read_response_format
 from octavo.server.dialects.openai.messages import MAX_MESSAGES, MAX_PARTS
-from octavo.server.dialects.openai.schemas import KIB, Int
+from octavo.server.dialects.openai.requests import required_options
+from octavo.server.dialects.openai.schemas import KIB, Int, Verbosity
 from octavo.server.parsing import Fields
 from octavo.server.sizes import AtMost, Entries
 from octavo.text import messages as neutral
@@ -91,7 +92,7 @@ class Format(msgspec.Struct, forbid_unknown_fields=True):
 
 class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
     format: Format | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Verbosity | None = None
 
 
 class Reasoning(msgspec.Struct, forbid_unknown_fields=True):
@@ -138,6 +139,7 @@ NAMES = {
     "structure": "text.format",
     "response_format": "text.format",
     "template_options": "reasoning.effort",
+    "verbosity": "text.verbosity",
     "logprobs": "top_logprobs",
 }
 
@@ -198,6 +200,7 @@ def responses_request(body: ResponsesBody, history: list[Any]) -> GenerationRequ
         ),
         structure=_structure(body.text),
         template_options=options,
+        required_options=required_options(None, body.text.verbosity if body.text else None),
     )  # fmt: skip
 
 

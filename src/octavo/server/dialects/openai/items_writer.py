@@ -209,7 +209,7 @@ class ItemsWriter:
             "output": self._items,
             "usage": {
                 "input_tokens": usage.prompt,
-                "input_tokens_details": {"cached_tokens": usage.cached},
+                "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
                 "output_tokens": usage.completion,
                 "output_tokens_details": {"reasoning_tokens": self._thoughts},
                 "total_tokens": usage.prompt + usage.completion,

@@ -11,6 +11,7 @@ from octavo.engine.request import BeamSearch
 from octavo.errors import InvalidValue
 from octavo.generate.request import (
     GenerationRequest,
+    Infill,
     Sampling,
     read_prediction,
     read_response_format,
@@ -21,8 +22,8 @@ from octavo.server.dialects.openai.schemas import (
     Common,
     CompletionBody,
     Conversation,
+    ConversationBody,
     ResponseFormat,
-    TokenizeBody,
     prompts,
 )
 from octavo.text.structure import Choice, Grammar, JsonSchema, Regex, Structure
@@ -43,8 +44,12 @@ def chat_request(body: ChatBody) -> GenerationRequest:
     """What a chat body asks for. Raises RequestError."""
     n = _choices(body)
     limit, logprobs = _chat_limits(body)
+    effort, given = body.reasoning_effort, _conversation(body)
+    if effort == "none":
+        given["template_options"] = {"enable_thinking": False} | given["template_options"]
     return GenerationRequest(
-        **_conversation(body),
+        **given,
+        required_options=required_options(None if effort == "none" else effort, body.verbosity),
         tool_choice=tool_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls is not False,
         sampling=_sampling(body, limit, logprobs),
@@ -54,6 +59,13 @@ def chat_request(body: ChatBody) -> GenerationRequest:
         prediction=read_prediction(msgspec.to_builtins(body.prediction)),
         **_common(body),
     )
+
+
+def required_options(effort: str | None, verbosity: str | None) -> dict[str, Any]:
+    """What a template has to read for a request to be taken; "medium" is no wish."""
+    wishes = {"reasoning_effort": effort, "verbosity": verbosity}
+    wishes |= {"verbosity": None} if verbosity == "medium" else {}
+    return {name: value for name, value in wishes.items() if value is not None}
 
 
 def completion_request(body: CompletionBody) -> GenerationRequest:
@@ -72,20 +84,22 @@ def completion_request(body: CompletionBody) -> GenerationRequest:
         n=n,
         best_of=best_of,
         echo=bool(body.echo),
+        infill=Infill(body.suffix) if body.suffix else None,
         **_common(body),
     )
 
 
-def tokenize_request(body: TokenizeBody) -> GenerationRequest:
-    """The conversation of a body that is only tokenized. Raises RequestError."""
+def conversation_request(body: ConversationBody) -> GenerationRequest:
+    """The conversation of a body that only asks for its prompt. Raises RequestError."""
     return GenerationRequest(**_conversation(body))
 
 
-def names(body: ChatBody | CompletionBody | TokenizeBody) -> Mapping[str, str]:
+def names(body: ChatBody | CompletionBody | ConversationBody) -> Mapping[str, str]:
     """What the fields of its request are called in a body."""
     outputs = isinstance(body, Common) and body.structured_outputs is not None
     return {
         "prompts": "prompt",
+        "infill": "suffix",
         "structure": "structured_outputs" if outputs else "response_format",
         "thinking_budget": "thinking_token_budget",
         "template_options": "chat_template_kwargs",

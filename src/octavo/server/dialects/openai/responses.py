@@ -28,7 +28,7 @@ def _token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
     return tokenizer.bytes[token] or tokenizer.name(token).encode()
 
 
-def _token_entry(
+def token_entry(
     tokenizer: Tokenizer, token: int, logprob: float | None, named: bool = False
 ) -> dict[str, Any]:
     raw = _token_bytes(tokenizer, token)
@@ -39,8 +39,8 @@ def _token_entry(
 def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[TokenInfo], named: bool) -> dict[str, Any]:
     content = []
     for t in tokens:
-        top = [_token_entry(tokenizer, token, logprob, named) for token, logprob in t.top]
-        content.append({**_token_entry(tokenizer, t.token, t.logprob, named), "top_logprobs": top})
+        top = [token_entry(tokenizer, token, logprob, named) for token, logprob in t.top]
+        content.append({**token_entry(tokenizer, t.token, t.logprob, named), "top_logprobs": top})
     return {"content": content, "refusal": None}
 
 
@@ -93,7 +93,7 @@ def prompt_logprobs(tokenizer: Tokenizer, tokens: list[TokenInfo]) -> list[Any]:
         entries = dict(t.top) | {t.token: t.logprob}
         out.append(
             {
-                str(i): {"logprob": p, "decoded_token": _token_entry(tokenizer, i, 0)["token"]}
+                str(i): {"logprob": p, "decoded_token": token_entry(tokenizer, i, 0)["token"]}
                 for i, p in entries.items()
             }
         )

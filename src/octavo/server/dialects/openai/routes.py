@@ -11,7 +11,7 @@ from octavo.server.dialect import (
     StoredRoute,
     TextRoute,
 )
-from octavo.server.dialects.openai import embeddings, items, items_writer, requests
+from octavo.server.dialects.openai import embeddings, items, items_writer, replies, requests
 from octavo.server.dialects.openai.errors import SCHEMA, error_body
 from octavo.server.dialects.openai.models import model_card, model_list
 from octavo.server.dialects.openai.responses import ResponseWriter
@@ -30,28 +30,30 @@ DIALECT = Dialect(
     (
         GenerateRoute(
             "/v1/chat/completions", ChatBody, requests.chat_request, ResponseWriter,
-            names=requests.names,
+            names=requests.names, answer=replies.ChatCompletion,
         ),
         GenerateRoute(
             "/v1/completions", CompletionBody, requests.completion_request, ResponseWriter,
-            names=requests.names,
+            names=requests.names, answer=replies.Completion,
         ),
         EmbedRoute(
             "/v1/embeddings", embeddings.EmbeddingBody, embeddings.inputs,
             embeddings.embeddings_reply, names=lambda _: {"inputs": "input", "prompt": "input"},
+            answer=replies.Embeddings,
         ),
         ScoreRoute(
             "/v1/rerank", embeddings.RerankBody, embeddings.rerank_pairs,
             embeddings.rerank_reply, names=lambda _: {"pairs": "documents", "prompt": "documents"},
+            answer=replies.Ranking,
         ),
         ScoreRoute(
             "/v1/score", embeddings.ScoreBody, embeddings.score_pairs, embeddings.score_reply,
-            names=lambda _: {"pairs": "text_1", "prompt": "text_1"},
+            names=lambda _: {"pairs": "text_1", "prompt": "text_1"}, answer=replies.Scores,
         ),
-        TextRoute("/tokenize", TokenizeBody, tokenize, names=requests.names),
-        TextRoute("/detokenize", DetokenizeBody, detokenize),
-        ModelsRoute("/v1/models", model_list),
-        ModelsRoute("/v1/models/{name:path}", model_card),
+        TextRoute("/tokenize", TokenizeBody, tokenize, names=requests.names, answer=replies.Tokens),
+        TextRoute("/detokenize", DetokenizeBody, detokenize, answer=replies.Text),
+        ModelsRoute("/v1/models", model_list, replies.Models),
+        ModelsRoute("/v1/models/{name:path}", model_card, replies.Model),
     ),
     name="openai",
     error_schema=SCHEMA,
@@ -64,7 +66,7 @@ RESPONSES = Dialect(
         StoredRoute(
             "/v1/responses", items.ResponsesBody, "resp_", items.responses_request,
             items_writer.ItemsWriter, items_writer.input_items, items_writer.response_object,
-            items_writer.failed, names=items.names,
+            items_writer.failed, names=items.names, answer=replies.Response,
         ),
     ),
     name="openai",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -42,6 +42,7 @@ FIELDS = Fields(
     },
 )
 
+Verbosity = Literal["low", "medium", "high"]
 Int = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]  # what all that computes can hold
 
 
@@ -144,6 +145,10 @@ class ChatBody(Common, kw_only=True):
     tool_choice: Annotated[str | ToolChoice | None, AtMost(4 * KIB)] = None
     parallel_tool_calls: bool | None = None
     thinking_token_budget: Int | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
+    verbosity: Verbosity | None = None
     prediction: Annotated[Prediction | None, AtMost(1024 * KIB)] = None
 
 
@@ -152,18 +157,29 @@ class CompletionBody(Common, kw_only=True):
     logprobs: Int | None = None
     best_of: Int | None = None
     echo: bool | None = None
+    suffix: str | None = None
 
 
-class TokenizeBody(msgspec.Struct, kw_only=True):
+class ConversationBody(msgspec.Struct, kw_only=True):
+    """What a conversation becomes text of."""
+
+    model: str | None = None
     messages: Messages = None
     tools: Tools = None
     chat_template_kwargs: TemplateOptions = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    model: str | None = None
+
+
+class TokenizeBody(ConversationBody, kw_only=True):
+    """A conversation or a text. content, add_special, parse_special, with_pieces: llama.cpp's."""
+
     prompt: str | None = None
-    content: str | None = None  # llama.cpp's name for prompt
-    add_special_tokens: bool = True
+    content: str | None = None
+    add_special_tokens: bool | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
@@ -171,7 +187,7 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
-Conversation = ChatBody | TokenizeBody
+Conversation = ChatBody | ConversationBody
 
 
 def prompts(body: CompletionBody) -> list[str | list[int]]:

@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from octavo.errors import InvalidValue
 from octavo.generate.model import ServedModel
 from octavo.generate.prepare import encode_chat
-from octavo.server.dialects.openai.requests import tokenize_request
+from octavo.server.dialects.openai.requests import conversation_request
 from octavo.server.dialects.openai.responses import encode
 from octavo.server.dialects.openai.schemas import DetokenizeBody, TokenizeBody
 
 
 def tokenize(body: TokenizeBody, served: ServedModel) -> bytes:
     """Ids of a text, or of a conversation as a chat would begin. Raises RequestError."""
-    text = body.prompt if body.prompt is not None else body.content
-    if (text is None) == (body.messages is None):
+    if (body.prompt, body.content, body.messages).count(None) != 2:
         raise InvalidValue("give either prompt or messages", "prompt")
-    if text is not None:
-        ids = served.tokenizer.encode(text, None if body.add_special_tokens else False)
+    if body.messages is None:
+        ids = _ids(body, served)
     else:
-        ids = encode_chat(tokenize_request(body), served)
-    return encode({"count": len(ids), "max_model_len": served.context, "tokens": ids})
+        ids = encode_chat(conversation_request(body), served)
+    tokens = [_piece(token, served) for token in ids] if body.with_pieces else ids
+    return encode({"count": len(ids), "max_model_len": served.context, "tokens": tokens})
+
+
+def _ids(body: TokenizeBody, served: ServedModel) -> list[int]:
+    """Ids of a text. What is not said is as in vLLM for `prompt`, as in llama.cpp for `content`."""
+    theirs = body.prompt is None
+    begins = body.add_special_tokens if body.add_special is None else body.add_special
+    begins = not theirs if begins is None else begins
+    parses = theirs if body.parse_special is None else body.parse_special
+    text, tokenizer = body.prompt or body.content or "", served.tokenizer
+    bos = tokenizer.special.bos
+    if not parses:
+        return tokenizer.encode(text, None if begins else False)
+    ids = tokenizer.encode_rendered(text)
+    return [bos, *ids] if begins and tokenizer.special.add_bos and bos is not None else ids
+
+
+def _piece(token: int, served: ServedModel) -> dict[str, Any]:
+    """A token with its text, or with its bytes if they are not UTF-8."""
+    raw = served.tokenizer.bytes[token] or served.tokenizer.name(token).encode()
+    try:
+        return {"id": token, "piece": raw.decode()}
+    except UnicodeDecodeError:
+        return {"id": token, "piece": list(raw)}
 
 
 def detokenize(body: DetokenizeBody, served: ServedModel) -> bytes:
