@@ -62,6 +62,45 @@ def chi_square(counts: Counter[int], p: Floats) -> None:
     assert freedom > 1 and statistic < freedom + 7 * np.sqrt(2 * freedom)
 
 
+def test_tokens_drawn_along_a_tree_have_the_distribution_of_the_model(pool: Pool) -> None:
+    """Two continuations of two tokens each, of which the second's blocks are a copy."""
+    params = SamplingParams(temperature=1.0)
+    first = distribution(pool, PROMPT, params)
+    one, two = (int(t) for t in np.argsort(-first)[:2])
+    seconds = {t: distribution(pool, [*PROMPT, t], params) for t in (one, two)}
+    executable = pool.executable(400, 2, "auto")
+    tokens = list(PROMPT)
+    kv = KVState(tokens, blocks=list(range(BLOCKS)))
+    sequence = Sequence.of(
+        Request(id="a", prompt=tokens, params=params), 0, 0.0, 99, kv,
+        SamplingState(params, tokens, len(tokens), VOCABULARY), -1,
+    )  # fmt: skip
+    run(executable, [ScheduledSpan(sequence, 0, len(tokens) - 1, False, NOTHING, NOTHING)])
+    executable.copy_block(1, BLOCKS)
+    span = ScheduledSpan(sequence, len(tokens) - 1, 1, True, NOTHING, NOTHING)
+    follow = {t: int(p.argmax()) for t, p in seconds.items()}
+    ones: Counter[int] = Counter()
+    twos: dict[int, Counter[int]] = {one: Counter(), two: Counter()}
+    state = sequence.sampling
+    for step in range(DRAWS):
+        state.params = msgspec.structs.replace(params, seed=step)
+        paths = [[t, follow[t]] for t in (one, two)]
+        rows = [row for path in paths for row in state.rows_after(path)]
+        tree = Draft(
+            [*paths[0], *paths[1]], rows, ["lookup"] * 2, [-1, 0, -1, 2], [[BLOCKS, BLOCKS + 1]]
+        )
+        (outcome,) = run(executable, [span._replace(draft=tree)])
+        drawn = [s.token for s in outcome.tokens]
+        ones[drawn[0]] += 1
+        assert (len(drawn) > 1) == (drawn[0] in (one, two))
+        assert outcome.branch == (drawn[0] == two)
+        if len(drawn) > 1:
+            twos[drawn[0]][drawn[1]] += 1
+    chi_square(ones, first)
+    for token, counts in twos.items():
+        chi_square(counts, seconds[token])
+
+
 @pytest.mark.parametrize(
     "options", [{"temperature": 1.0}, {"temperature": 1.3, "top_p": 0.7, "top_k": 200}], ids=str
 )
@@ -91,7 +130,7 @@ def test_drawn_tokens_have_the_distribution_of_the_model(
         for i, (span, draft) in enumerate(zip(spans, drafts, strict=True)):
             state = span.sequence.sampling
             state.params = msgspec.structs.replace(params, seed=step * SPANS + i)
-            drafted.append(span._replace(draft=Draft(draft, state.rows_after(draft))))
+            drafted.append(span._replace(draft=Draft(draft, state.rows_after(draft), [])))
         for outcome in run(executable, drafted):
             drawn = [s.token for s in outcome.tokens]
             ones[drawn[0]] += 1

@@ -181,7 +181,7 @@ def test_depth_is_the_one_that_gives_most_tokens_a_second() -> None:
             sorted((rng.random() for _ in range(rng.randrange(5))), reverse=True)
             for _ in range(count)
         ]
-        got = model(times).depths(chances, count, 12, 0.0)
+        got = model(times).depths(chances, count, 12, 0.0, count)
 
         def rate(
             depths: list[int], chances: list[list[float]] = chances, times: dict[int, float] = times
@@ -200,13 +200,13 @@ def test_depth_is_the_one_that_gives_most_tokens_a_second() -> None:
 
 def test_nothing_is_verified_that_does_not_pay() -> None:
     chances = [[0.9, 0.8, 0.7]]
-    assert CostModel().depths(chances, 1, 15, 0.0) == [0]  # no step was measured yet
-    assert model({1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}).depths(chances, 1, 15, 0.0) == [0]
-    assert model({1: 1.0}).depths(chances, 1, 15, 0.0) == [3]
-    assert model({1: 1.0}).depths(chances, 1, 2, 0.0) == [2]
-    assert model({1: 1.0}).depths([[]], 1, 15, 0.0) == [0]
-    assert model({8: 1.0}).depths([[0.9]] * 8, 8, 24, 0.0) == [1] * 8
-    assert model({8: 1.0, 9: 1.5, 16: 1.9}).depths([[0.9]] * 8, 8, 24, 0.0) == [0] * 8
+    assert CostModel().depths(chances, 1, 15, 0.0, 1) == [0]  # no step was measured yet
+    assert model({1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}).depths(chances, 1, 15, 0.0, 1) == [0]
+    assert model({1: 1.0}).depths(chances, 1, 15, 0.0, 1) == [3]
+    assert model({1: 1.0}).depths(chances, 1, 2, 0.0, 1) == [2]
+    assert model({1: 1.0}).depths([[]], 1, 15, 0.0, 1) == [0]
+    assert model({8: 1.0}).depths([[0.9]] * 8, 8, 24, 0.0, 8) == [1] * 8
+    assert model({8: 1.0, 9: 1.5, 16: 1.9}).depths([[0.9]] * 8, 8, 24, 0.0, 8) == [0] * 8
 
 
 def test_times_between_and_beyond_those_measured() -> None:

@@ -109,9 +109,10 @@ class ModelSource:
         """The model with a new engine, which is ready. Raises OctavoError."""
         opened, plan = await asyncio.to_thread(self.planned)
         options = self._options
+        files = {**opened.checkpoint.states, **(plan.draft.files if plan.draft else {})}
         client = EngineProcessClient(
             str(options.located.path), plan, opened.vocabulary, options.max_queue, self.progress,
-            opened.checkpoint.states, name=options.name,
+            files, name=options.name,
         )  # fmt: skip
         served = None
         try:
