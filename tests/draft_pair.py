@@ -58,7 +58,7 @@ class _Writer:
 
     def more(self, name: str, x: F32) -> None:
         """One of the large model alone."""
-        self._add(self.large, name, x, (WIDER, WIDER))
+        self._add(self.large, name, x / WIDER, (WIDER, WIDER))
 
 
 def write_pair(
