@@ -76,6 +76,12 @@ class Share:
     total: int
     each: int
 
+    def cache(self, left: int, needed: int, asked: bool) -> int:
+        """Bytes of the KV cache of a model that leaves so many of `total`. needed: for a context;
+        asked: which was named."""
+        least = needed if asked else min(needed, DEFAULT_CACHE)
+        return max(least, left - self.total + self.each)
+
 
 def size(n: float) -> str:
     """Bytes for people: MiB below one GiB."""
@@ -126,16 +132,13 @@ def make_plan(
     A context that was not asked for shrinks to fit; one that was is refused with the sum.
     what_if: `memory` may be more than is available here. encoder: of images. share: instead of
     `memory`; the KV cache is then one context, of 1 GiB at most if that was not asked for, or what
-    fills `share.each`. draft: a model that writes drafts; it has as many blocks. Raises DoesNotFit
-    or UsageError.
+    fills `share.each`. draft: writes drafts; has as many blocks. Raises DoesNotFit or UsageError.
     """
     kv_dtype = cache_type(compiled.program, kv_dtype)
     activations = compiled.activations(activations)
     available, budget = memory_budget(memory, what_if)
-    if share is not None:
-        budget = share.total
-    threads = usable_threads() if threads is None else threads
-    own = compiled.program.context
+    budget = budget if share is None else share.total
+    threads, own = usable_threads() if threads is None else threads, compiled.program.context
     _check_asked(threads, context, own)
     _check_speculation(compiled.program, speculation, draft)
     if not compiled.program.causal:
@@ -148,17 +151,15 @@ def make_plan(
     images = (encoder.footprint(threads), encoder.cache_bytes) if encoder else (0, 0)
     beside = draft.footprint(options) if draft else Footprint(0, 0, 0)
     each = block + (draft.compiled.block_bytes(kv_dtype) if draft else 0)
-    held = fixed.weights + fixed.buffers + adapters + sum(images) + PROCESS + PAGES
-    held += beside.weights + beside.buffers
-    left = budget - held
-    wanted = context or own
+    loaded = fixed.weights + fixed.buffers + beside.weights + beside.buffers
+    held = loaded + adapters + sum(images) + PROCESS + PAGES
+    left, wanted = budget - held, context or own
     needed = (wanted + BLOCK - 1) // BLOCK * each
     if left < needed and (context is not None or left < SMALLEST_CONTEXT // BLOCK * each):
         raise _refusal(name, held, needed, budget, wanted, left, each)
     cache = left if memory else min(left, max(DEFAULT_CACHE, needed))
     if share is not None:
-        least = needed if context is not None else min(needed, DEFAULT_CACHE)
-        cache = min(cache, max(least, left - share.total + share.each))
+        cache = min(cache, share.cache(left, needed, context is not None))
     blocks = cache // each
     options = replace(options, limits=replace(sizes, blocks=blocks))
     return Plan(

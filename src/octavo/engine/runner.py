@@ -83,8 +83,7 @@ def step_input(spans: list[ScheduledSpan]) -> StepInput:
                 if image.mutual:
                     reach[row + first : row + last] = range(last - first - 1, -1, -1)
         ids += kv.tokens[start : start + span.length] + draft.tokens
-        positions += range(start, start + span.length)
-        positions += _positions(draft, start + span.length)
+        positions += _positions(span)
         if span.samples:
             logits_indices += range(len(ids) - 1 - len(draft.tokens), len(ids))
             sampling += [sequence.sampling.row(), *draft.rows]
@@ -102,14 +101,15 @@ def step_input(spans: list[ScheduledSpan]) -> StepInput:
     )  # fmt: skip
 
 
-def _positions(draft: Draft, first: int) -> Iterable[int]:
-    """Of a draft's tokens; `first`: of one that follows the span."""
+def _positions(span: ScheduledSpan) -> Iterable[int]:
+    """Of a span's tokens and its draft's."""
+    start, end, draft = span.start, span.start + span.length, span.draft
     if not draft.parents:
-        return range(first, first + len(draft.tokens))
+        return range(start, end + len(draft.tokens))
     out: list[int] = []
     for parent in draft.parents:
-        out.append(first if parent < 0 else out[parent] + 1)
-    return out
+        out.append(end if parent < 0 else out[parent] + 1)
+    return [*range(start, end), *out]
 
 
 def _branches(
