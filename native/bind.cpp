@@ -15,8 +15,9 @@ std::vector<std::vector<SampleTuple>> step(Model& model, Ints ids, Ints position
     int steps, const std::vector<std::vector<int32_t>>& ends,
     const std::optional<Matrix2>& embeddings, const std::optional<Ints>& embedding_rows,
     const std::optional<Table2>& kv_writes, const std::optional<Ints>& reach, int first_op,
-    const std::optional<int>& last_op) {
+    const std::optional<int>& last_op, bool brief) {
   Step s;
+  s.brief = brief;
   s.tokens = int(ids.size());
   s.selected = int(logits_indices.size());
   s.blocks = int(block_tables.size());
@@ -128,10 +129,11 @@ NB_MODULE(_native, m) {
       .def(
           "__init__",
           [](Model* self, const std::string& isa, int threads, int tokens, int selected,
-              size_t weights, size_t buffers) {
-            new (self) Model(isa, threads, {tokens, selected}, weights, buffers);
+              size_t weights, size_t buffers, const Model* beside) {
+            new (self) Model(isa, threads, {tokens, selected}, weights, buffers, beside);
           },
-          "isa"_a, "threads"_a, "tokens"_a, "selected"_a, "weight_bytes"_a, "buffer_bytes"_a)
+          "isa"_a, "threads"_a, "tokens"_a, "selected"_a, "weight_bytes"_a, "buffer_bytes"_a,
+          "beside"_a = nb::none())
       .def_prop_ro("needs_weights", &Model::needs_weights)
       .def("map_weights",
           [](Model& self, const std::string& path, size_t bytes) {
@@ -230,7 +232,8 @@ NB_MODULE(_native, m) {
       .def("step", &step, "ids"_a, "positions"_a, "spans"_a, "block_tables"_a, "logits_indices"_a,
           "sampling"_a, "token_type_ids"_a, "all_logits"_a, "steps"_a, "ends"_a,
           "embeddings"_a = nb::none(), "embedding_rows"_a = nb::none(), "kv_writes"_a = nb::none(),
-          "reach"_a = nb::none(), "first_op"_a = 0, "last_op"_a = nb::none())
+          "reach"_a = nb::none(), "first_op"_a = 0, "last_op"_a = nb::none(), "brief"_a = false)
+      .def("skip", &Model::skip)
       .def("rows",
           [](Model& self, int buffer, int first,
               int count) {  // of a buffer as the last step left it, copied

@@ -13,17 +13,20 @@
 
 namespace octavo {
 Model::Model(const std::string& isa, int threads, Limits limits)
-    : Model(isa, threads, limits, std::make_unique<Arena>(), std::make_unique<Arena>()) {}
+    : Model(isa, std::make_shared<Team>(1), threads, limits, std::make_unique<Arena>(),
+          std::make_unique<Arena>()) {}
 
-Model::Model(
-    const std::string& isa, int threads, Limits limits, size_t weight_bytes, size_t buffer_bytes)
-    : Model(isa, threads, limits, std::make_unique<Arena>(weight_bytes),
-          std::make_unique<Arena>(buffer_bytes)) {}
+Model::Model(const std::string& isa, int threads, Limits limits, size_t weight_bytes,
+    size_t buffer_bytes, const Model* beside)
+    : Model(isa, beside ? beside->team_ : std::make_shared<Team>(threads), threads, limits,
+          std::make_unique<Arena>(weight_bytes), std::make_unique<Arena>(buffer_bytes)) {
+  if (team_->size() != threads) throw std::invalid_argument("models share as many threads");
+}
 
-Model::Model(const std::string& isa, int threads, Limits limits, std::unique_ptr<Arena> weights,
-    std::unique_ptr<Arena> buffers)
+Model::Model(const std::string& isa, std::shared_ptr<Team> team, int threads, Limits limits,
+    std::unique_ptr<Arena> weights, std::unique_ptr<Arena> buffers)
     : kernels_(select_kernels(isa)),
-      team_(buffers->writable() ? threads : 1),
+      team_(std::move(team)),
       limits_(limits),
       weights_(std::move(weights)),
       buffers_arena_(std::move(buffers)) {
@@ -43,7 +46,7 @@ uint64_t Model::sum(const uint8_t* data, size_t bytes) {
   constexpr size_t SECTION = size_t(1) << 20;
   std::vector<uint64_t> sums(
       align_up((bytes + SECTION - 1) / SECTION, CHECKSUM_LINE / sizeof(uint64_t)));
-  team_.run([&](int thread, Work& work) {
+  team_->run([&](int thread, Work& work) {
     work.each(thread, int((bytes + SECTION - 1) / SECTION), 1, [&](int begin, int end) {
       for (size_t i = size_t(begin); i < size_t(end); i++)
         sums[i] = checksum(data + i * SECTION, std::min(SECTION, bytes - i * SECTION), i);
@@ -70,7 +73,7 @@ Matrix& Model::new_matrix(Storage s, size_t data_bytes, size_t rows, size_t cols
 
 int Model::add_matrix(Storage s, const uint8_t* data, size_t data_bytes, size_t rows, size_t cols) {
   const Matrix& m = new_matrix(s, data_bytes, rows, cols);
-  if (needs_weights()) team_.run([&](int thread, Work& work) {
+  if (needs_weights()) team_->run([&](int thread, Work& work) {
     work.each(thread, m.panel_count(), 1, [&](int begin, int end) { m.pack(data, begin, end); });
   });
   return m.id;
@@ -88,7 +91,7 @@ void Model::read_stored() {
   constexpr size_t POPULATE_BYTES = size_t(16) << 20;
   for (const auto& m : matrices_) {
     const size_t bytes = m->stored ? m->bytes() : 0;
-    team_.run([&](int thread, Work& work) {
+    team_->run([&](int thread, Work& work) {
       work.each(
           thread, int((bytes + POPULATE_BYTES - 1) / POPULATE_BYTES), 1, [&](int begin, int end) {
             populate(m->stored + size_t(begin) * POPULATE_BYTES,
@@ -106,7 +109,7 @@ bool Model::pack(size_t bytes) {
     const int from = m.packed,
               to = std::min(
                   m.panel_count(), from + int((bytes + m.panel_bytes - 1) / m.panel_bytes));
-    team_.run([&](int thread, Work& work) {
+    team_->run([&](int thread, Work& work) {
       work.each(thread, to - from, 1,
           [&](int begin, int end) { m.pack(m.stored, from + begin, from + end); });
     });
@@ -186,7 +189,7 @@ bool Model::prefault_kv(int reached, size_t ahead, size_t bytes) {
   if (prefaulted_ >= end) return false;
   const int from = std::max(prefaulted_, reached);
   prefaulted_ = int(std::min(size_t(end), size_t(from) + bytes / kv.block_bytes + 1));
-  team_.run([&](int thread, Work& work) {
+  team_->run([&](int thread, Work& work) {
     work.each(thread, prefaulted_ - from, 1, [&](int begin, int last) {
       octavo::prefault(kv.block(from + begin), kv.block(from + last));
     });

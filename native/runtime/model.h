@@ -24,9 +24,10 @@ class Model {
   // Counts what recording a program takes: it starts no threads, takes no memory, reads no weights
   // and cannot be run.
   Model(const std::string& isa, int threads, Limits limits);
-  // Has as much memory as such a model has counted.
-  Model(
-      const std::string& isa, int threads, Limits limits, size_t weight_bytes, size_t buffer_bytes);
+  // Has as much memory as such a model has counted. beside: a model that never runs at the same
+  // time, whose threads are used; or null.
+  Model(const std::string& isa, int threads, Limits limits, size_t weight_bytes,
+      size_t buffer_bytes, const Model* beside = nullptr);
 
   // Takes packed weights from a file that save_weights wrote, before anything is recorded; what is
   // added then only says where it lies. False if there is no such file of `bytes`, or what it holds
@@ -109,6 +110,7 @@ class Model {
   size_t expert_bytes() const { return context_.expert_bytes; }
   const Profile& profile() const { return profile_; }
   int length() const { return int(ops_.size()); }  // in operations
+  void skip(const std::vector<int>& ops);  // in steps that are brief
   // Operations begun so far; may be read while a step runs, to see that it gets on.
   uint64_t operations() const { return operations_.load(std::memory_order_relaxed); }
   const Buffer& logits() const { return buffers_[size_t(output_)].buffer; }
@@ -130,8 +132,8 @@ class Model {
   static size_t matrix_bytes(Storage storage, size_t rows, size_t cols);
 
  private:
-  Model(const std::string& isa, int threads, Limits limits, std::unique_ptr<Arena> weights,
-      std::unique_ptr<Arena> buffers);
+  Model(const std::string& isa, std::shared_ptr<Team> team, int threads, Limits limits,
+      std::unique_ptr<Arena> weights, std::unique_ptr<Arena> buffers);
   struct Row { Rows rows; Buffer buffer; };
   struct RowAct { Rows rows; Input input; };
   int row_count(Rows r) const { return r == Rows::tokens ? limits_.tokens : limits_.selected; }
@@ -149,7 +151,7 @@ class Model {
   void plan_live(const std::vector<SamplingRow>& sampling);
 
   const Kernels* kernels_;
-  Team team_;
+  std::shared_ptr<Team> team_;
   Limits limits_;
   std::unique_ptr<Arena> weights_;
   std::unique_ptr<Arena> buffers_arena_;
@@ -165,6 +167,7 @@ class Model {
   std::vector<const int32_t*> orders_;
   std::vector<std::unique_ptr<Op>> ops_;
   std::vector<std::unique_ptr<Op>> prologue_;
+  std::vector<uint8_t> skipped_;  // by operation, in brief steps
   Context context_;
   Profile profile_;
   std::atomic<uint64_t> operations_{0};

@@ -20,6 +20,8 @@ void Model::check(const Step& s) const {
     if (s.logits_indices[i] < 0 || s.logits_indices[i] >= s.tokens)
       throw std::invalid_argument("a selected row is outside the step");
   check_spans(s);
+  if (s.brief && skipped_.size() != ops_.size())
+    throw std::invalid_argument("nothing is said of what a brief step skips");
   if (s.reach) check_reach(s);
   if (s.embedded) check_embeddings(s);
   if (all_embedded_ && s.embedded != s.tokens)
@@ -118,17 +120,22 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
   for (Schedule& s : context_.schedules) plan_attention(context_, s);
   std::vector<Sample> samples(sampling.size());
   profile_.begin();
-  team_.run([&](int thread, Work& work) {
+  team_->run([&](int thread, Work& work) {
     for (auto* list : {&prologue_, &ops_}) {
       const size_t first = list == &ops_ ? size_t(step.first_op) : 0,
                    last = list == &ops_ ? std::min(size_t(step.last_op), list->size())
           : step.first_op               ? 0
                                         : list->size();
-      for (size_t i = first; i < last; i++) {
+      const auto next = [&](size_t i) {
+        while (step.brief && list == &ops_ && i < last && skipped_[i]) i++;
+        return i;
+      };
+      for (size_t i = next(first), after; i < last; i = after) {
         Op* op = (*list)[i].get();
+        after = next(i + 1);
         if (thread == 0) operations_.fetch_add(1, std::memory_order_relaxed);
         // so that memory is busy where this one is not
-        if (i + 1 < list->size()) (*list)[i + 1]->fetch(thread, work);
+        if (after < list->size()) (*list)[after]->fetch(thread, work);
         for (int p = 0; p < op->phases(); p++) {
           if (!op->idle(context_)) op->run(context_, p, thread, work);
           if (thread == 0) profile_.mark([&] { return op->name(p); });
@@ -144,6 +151,12 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
   profile_.mark([] { return std::string("sample"); });
   profile_.end();
   return samples;
+}
+
+void Model::skip(const std::vector<int>& ops) {
+  std::vector<uint8_t> skipped(ops_.size(), 0);
+  for (int op : ops) skipped.at(size_t(op)) = 1;
+  skipped_ = std::move(skipped);
 }
 
 std::vector<std::vector<Sample>> Model::decode(Step step, std::vector<SamplingRow> sampling,

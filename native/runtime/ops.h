@@ -104,6 +104,7 @@ struct Step {  // what changes from step to step
   std::vector<KvWrite> kv_writes;
   const int32_t* reach = nullptr;  // later tokens of its span that each row sees too; null: none
   int first_op = 0, last_op = 1 << 30;  // the operations to run
+  bool brief = false;                   // without those that the model skips
   const float* embedding(int t) const {  // given for row t, or null
     const int32_t *end = embedding_rows + embedded,
                   *found = std::lower_bound(embedding_rows, end, t);

@@ -62,6 +62,58 @@ def chi_square(counts: Counter[int], p: Floats) -> None:
     assert freedom > 1 and statistic < freedom + 7 * np.sqrt(2 * freedom)
 
 
+TREES = 3  # of five rows with results a step
+
+
+def test_tokens_drawn_along_a_tree_have_the_distribution_of_the_model(pool: Pool) -> None:
+    """Two continuations of two tokens each, of which the second's blocks are a copy."""
+    params = SamplingParams(temperature=1.0)
+    first = distribution(pool, PROMPT, params)
+    one, two = (int(t) for t in np.argsort(-first)[:2])
+    seconds = {t: distribution(pool, [*PROMPT, t], params) for t in (one, two)}
+    paths = [[t, int(seconds[t].argmax())] for t in (one, two)]
+    executable = pool.executable(400, 2, "auto")
+    spans = []
+    for i in range(TREES):
+        spans.append(begun(pool, params, 5 * i))
+        executable.copy_block(5 * i + 1, 5 * i + 3)
+    ones: Counter[int] = Counter()
+    twos: dict[int, Counter[int]] = {one: Counter(), two: Counter()}
+    for step in range(DRAWS // TREES + 1):
+        drafted = []
+        for i, span in enumerate(spans):
+            state = span.sequence.sampling
+            state.params = msgspec.structs.replace(params, seed=step * TREES + i)
+            rows = [row for path in paths for row in state.rows_after(path)]
+            own = [[5 * i + 3, 5 * i + 4]]
+            tree = Draft([*paths[0], *paths[1]], rows, ["lookup"] * 2, [-1, 0, -1, 2], own)
+            drafted.append(span._replace(draft=tree))
+        for outcome in run(executable, drafted):
+            drawn = [s.token for s in outcome.tokens]
+            ones[drawn[0]] += 1
+            assert (len(drawn) > 1) == (drawn[0] in (one, two))
+            assert outcome.branch == (drawn[0] == two)
+            if len(drawn) > 1:
+                twos[drawn[0]][drawn[1]] += 1
+    chi_square(ones, first)
+    for token, counts in twos.items():
+        chi_square(counts, seconds[token])
+
+
+def begun(pool: Pool, params: SamplingParams, block: int) -> ScheduledSpan:
+    """The last token of a prompt of which the others are computed, in blocks from `block` on."""
+    tokens = list(PROMPT)
+    kv = KVState(tokens, blocks=list(range(block, block + BLOCKS)))
+    sequence = Sequence.of(
+        Request(id=str(block), prompt=tokens, params=params), 0, 0.0, 99, kv,
+        SamplingState(params, tokens, len(tokens), VOCABULARY), -1,
+    )  # fmt: skip
+    count = len(tokens) - 1
+    executable = pool.executable(400, 2, "auto")
+    run(executable, [ScheduledSpan(sequence, 0, count, False, NOTHING, NOTHING)])
+    return ScheduledSpan(sequence, count, 1, True, NOTHING, NOTHING)
+
+
 @pytest.mark.parametrize(
     "options", [{"temperature": 1.0}, {"temperature": 1.3, "top_p": 0.7, "top_k": 200}], ids=str
 )
@@ -74,16 +126,7 @@ def test_drawn_tokens_have_the_distribution_of_the_model(
     second = distribution(pool, [*PROMPT, likely], params)
     drafts = [[likely, int(t)] for t in np.argsort(-second)[:SPANS]]
     executable = pool.executable(400, 2, "auto")
-    spans = []
-    for i in range(SPANS):
-        tokens = list(PROMPT)
-        kv = KVState(tokens, blocks=list(range(BLOCKS * i, BLOCKS * (i + 1))))
-        sequence = Sequence.of(
-            Request(id=str(i), prompt=tokens, params=params), 0, 0.0, 99, kv,
-            SamplingState(params, tokens, len(tokens), VOCABULARY), -1,
-        )  # fmt: skip
-        run(executable, [ScheduledSpan(sequence, 0, len(tokens) - 1, False, NOTHING, NOTHING)])
-        spans.append(ScheduledSpan(sequence, len(tokens) - 1, 1, True, NOTHING, NOTHING))
+    spans = [begun(pool, params, BLOCKS * i) for i in range(SPANS)]
     ones: Counter[int] = Counter()
     twos: Counter[int] = Counter()
     for step in range(DRAWS // SPANS):
@@ -91,7 +134,7 @@ def test_drawn_tokens_have_the_distribution_of_the_model(
         for i, (span, draft) in enumerate(zip(spans, drafts, strict=True)):
             state = span.sequence.sampling
             state.params = msgspec.structs.replace(params, seed=step * SPANS + i)
-            drafted.append(span._replace(draft=Draft(draft, state.rows_after(draft))))
+            drafted.append(span._replace(draft=Draft(draft, state.rows_after(draft), [])))
         for outcome in run(executable, drafted):
             drawn = [s.token for s in outcome.tokens]
             ones[drawn[0]] += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,20 +35,29 @@ class AnyDepths:
         self._rng = random.Random(seed)
         self._most = most
 
-    def depths(self, chances: list[list[float]], rows: int, room: int, now: float) -> list[int]:
+    def depths(
+        self, chances: list[list[float]], rows: int, room: int, now: float, streams: int
+    ) -> list[int]:
         out = []
         for each in chances:
             out.append(self._rng.randint(0, min(len(each), room, self._most)))
             room -= out[-1]
         return out
 
+    def ahead(
+        self, likely: list[float], chances: list[list[float]], rows: int, room: int, now: float,
+        cost: Callable[[int], float],
+    ) -> int:  # fmt: skip
+        return self._rng.choice([0, 1, 2, 5, self._most])
+
 
 class Knowing:
     """Proposes what is known to follow, with mistakes."""
 
-    name = "lookup"
-
-    def __init__(self, known: dict[str, Output], seed: int, mistakes: float) -> None:
+    def __init__(
+        self, known: dict[str, Output], seed: int, mistakes: float, name: str = "lookup"
+    ) -> None:
+        self.name = name
         self._known = known
         self._rng = random.Random(seed)
         self._mistakes = mistakes
@@ -146,12 +156,76 @@ def test_a_draft_that_is_right_takes_one_step(pool: Pool) -> None:
     )
     expected = alone(pool, [request])
     policy = AnyDepths(0)
-    policy.depths = lambda chances, rows, room, now: [len(c) for c in chances]  # type: ignore[method-assign]
+    policy.depths = lambda chances, *_: [len(c) for c in chances]  # type: ignore[method-assign]
     engine = pool.engine(depths=policy, sources=[Knowing(expected, 0, 0.0)])
     assert drive(engine, [request]) == expected
     stats = engine.stats()
     assert stats.drafted_lookup == stats.accepted_lookup == 30
     assert stats.steps == 3  # the prompt and its token; sixteen tokens; as many
+
+
+class Everything(AnyDepths):
+    """Verifies all tokens of all proposals, and counts the forks."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.forks = 0
+
+    def depths(
+        self, chances: list[list[float]], rows: int, room: int, now: float, streams: int
+    ) -> list[int]:
+        self.forks += len(chances) - streams
+        out = []
+        for each in chances:
+            out.append(min(len(each), room, 3))
+            room -= out[-1]
+        return out
+
+
+def test_of_a_tree_the_branch_that_is_drawn_is_kept(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the first source is wrong, the second is right, and the other way round."""
+    monkeypatch.setattr("octavo.engine.speculation.LEEWAY", 1e9)  # no matter how long steps take
+    asked = [
+        Request(
+            id=str(i), prompt=list(range(5 + i, 20 + 3 * i)),
+            params=SamplingParams(max_tokens=40, temperature=i % 2, seed=i, ignore_eos=True, logprobs=2),
+        )
+        for i in range(4)
+    ]  # fmt: skip
+    expected = alone(pool, asked)
+    policy = Everything()
+    sources: list[DraftSource] = [
+        Knowing(expected, 1, 0.4), Knowing(expected, 2, 0.4, "recent"), Knowing(expected, 3, 0.4, "prediction"),
+    ]  # fmt: skip
+    engine = pool.engine(depths=policy, sources=sources)
+    for request in asked:
+        assert drive(engine, [request]) == {request.id: expected[request.id]}
+    assert drive(engine, asked, random.Random(1)) == expected
+    stats = engine.stats()
+    assert policy.forks > 50
+    assert min(stats.accepted_lookup, stats.accepted_recent, stats.accepted_prediction) > 10
+    assert stats.steps < stats.generated_tokens / 2
+
+
+def test_a_tree_that_fails_frees_its_blocks(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.engine.speculation.LEEWAY", 1e9)
+    asked = Request(id="a", prompt=list(range(5, 25)), params=SamplingParams(max_tokens=30, temperature=0, ignore_eos=True))  # fmt: skip
+    expected = alone(pool, [asked])
+    sources: list[DraftSource] = [Knowing(expected, i, 0.5, n) for i, n in enumerate(("lookup", "recent"))]  # fmt: skip
+    engine = pool.engine(depths=Everything(), sources=sources)
+    step, trees = engine._executable.step, []
+
+    def failing(given: Any) -> Any:
+        if given.kv_writes is not None:
+            trees.append(given)
+            raise RuntimeError("no")
+        return step(given)
+
+    monkeypatch.setattr(engine._executable, "step", failing)
+    assert drive(engine, [asked]) == expected
+    assert len(trees) > 3
 
 
 GRAMMARS = [

@@ -6,6 +6,8 @@ import random
 
 import pytest
 
+from octavo.backends.base import Sample
+from octavo.engine.blocks import BlockAllocator
 from octavo.engine.cost import LEAST_GAIN, ROW, Acceptance, CostModel, StepTimes
 from octavo.engine.drafts import (
     INDEXED,
@@ -20,10 +22,14 @@ from octavo.engine.drafts import (
     Proposal,
     Recent,
 )
-from octavo.engine.kv import KVState
+from octavo.engine.kv import KVCache, KVState
+from octavo.engine.prefix import PrefixIndex
 from octavo.engine.request import Request, SamplingParams
+from octavo.engine.runner import Outcome
 from octavo.engine.sampling_state import SamplingState
+from octavo.engine.scheduler import NOTHING, ScheduledSpan
 from octavo.engine.sequence import Sequence
+from octavo.engine.speculation import Speculation
 
 
 def sequence(prompt: list[int], reply: list[int], salt: str = "", **fields: object) -> Sequence:
@@ -181,7 +187,7 @@ def test_depth_is_the_one_that_gives_most_tokens_a_second() -> None:
             sorted((rng.random() for _ in range(rng.randrange(5))), reverse=True)
             for _ in range(count)
         ]
-        got = model(times).depths(chances, count, 12, 0.0)
+        got = model(times).depths(chances, count, 12, 0.0, count)
 
         def rate(
             depths: list[int], chances: list[list[float]] = chances, times: dict[int, float] = times
@@ -200,13 +206,13 @@ def test_depth_is_the_one_that_gives_most_tokens_a_second() -> None:
 
 def test_nothing_is_verified_that_does_not_pay() -> None:
     chances = [[0.9, 0.8, 0.7]]
-    assert CostModel().depths(chances, 1, 15, 0.0) == [0]  # no step was measured yet
-    assert model({1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}).depths(chances, 1, 15, 0.0) == [0]
-    assert model({1: 1.0}).depths(chances, 1, 15, 0.0) == [3]
-    assert model({1: 1.0}).depths(chances, 1, 2, 0.0) == [2]
-    assert model({1: 1.0}).depths([[]], 1, 15, 0.0) == [0]
-    assert model({8: 1.0}).depths([[0.9]] * 8, 8, 24, 0.0) == [1] * 8
-    assert model({8: 1.0, 9: 1.5, 16: 1.9}).depths([[0.9]] * 8, 8, 24, 0.0) == [0] * 8
+    assert CostModel().depths(chances, 1, 15, 0.0, 1) == [0]  # no step was measured yet
+    assert model({1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}).depths(chances, 1, 15, 0.0, 1) == [0]
+    assert model({1: 1.0}).depths(chances, 1, 15, 0.0, 1) == [3]
+    assert model({1: 1.0}).depths(chances, 1, 2, 0.0, 1) == [2]
+    assert model({1: 1.0}).depths([[]], 1, 15, 0.0, 1) == [0]
+    assert model({8: 1.0}).depths([[0.9]] * 8, 8, 24, 0.0, 8) == [1] * 8
+    assert model({8: 1.0, 9: 1.5, 16: 1.9}).depths([[0.9]] * 8, 8, 24, 0.0, 8) == [0] * 8
 
 
 def test_times_between_and_beyond_those_measured() -> None:
@@ -222,3 +228,92 @@ def test_times_between_and_beyond_those_measured() -> None:
     times.record(3, 1e9, 0.0)  # one that was held up
     assert times.estimate(3, 1, 0.0) < 2.5
     assert times.plain(2) == pytest.approx((1 + 2 * ROW) / (1 + ROW))
+
+
+def test_a_draft_model_writes_as_much_as_gives_most_tokens_a_second() -> None:
+    rng = random.Random(4)
+    for _ in range(200):
+        count = rng.randrange(1, 4)
+        likely = [rng.random() for _ in range(count)]
+        each, once = rng.random() * 0.5, rng.random()
+        made = model({n: 1.0 + 0.1 * n for n in range(count, count + 30)})
+
+        def rate(depth: int, likely: list[float] = likely, count: int = count) -> float:
+            tokens = count + sum(sum(c**k for k in range(1, depth + 1)) for c in likely)
+            written = once + depth * each if depth else 0.0  # noqa: B023
+            return tokens / (1.0 + 0.1 * count * (depth + 1) + written)
+
+        free: list[list[float]] = [[] for _ in likely]
+        got = made.ahead(likely, free, count, 12, 0.0, lambda k: once + k * each)  # noqa: B023
+        best = max(range(12 // count + 1), key=rate)
+        assert got == (best if rate(best) > LEAST_GAIN * rate(0) else 0)
+
+
+def test_a_draft_model_is_not_asked_where_what_is_found_is_better() -> None:
+    made = model({n: 1.0 + 0.1 * n for n in range(1, 20)})
+    found = [[0.99**k for k in range(1, 16)]]
+    assert made.ahead([0.6], [[]], 1, 15, 0.0, lambda k: 0.05 * k) > 0
+    assert made.ahead([0.6], found, 1, 15, 0.0, lambda k: 0.05 * k) == 0
+    assert CostModel().ahead([0.6], [[]], 1, 15, 0.0, lambda k: 0.0) == 0  # nothing was measured
+
+
+def test_chances_of_what_a_draft_model_writes_follow_its_own_probabilities() -> None:
+    known = Acceptance()
+    sure, unsure = (Proposal("draft", [1, 2], 0, [p, p]) for p in (0.97, 0.12))
+    assert known.chances(sure)[0] == pytest.approx(0.95) and known.chances(unsure)[0] < 0.2
+    for _ in range(300):
+        known.compare(sure, [9])
+        known.compare(unsure, [1, 2])
+    assert known.chances(sure)[:1] < known.chances(unsure)[:1]
+    assert known.any("draft") == pytest.approx(2 / 3, abs=0.02) and known.any("self") == 0.7
+
+
+class Wrong:
+    """Writes drafts that are never drawn, in a second a token."""
+
+    name = "draft"
+
+    def __init__(self) -> None:
+        self.now, self.asked = 0.0, 0
+
+    def serves(self, sequence: Sequence) -> bool:
+        return True
+
+    def lag(self, sequence: Sequence) -> int:
+        return 0
+
+    def propose(self, sequences: list[Sequence], depth: int) -> list[Proposal | None]:
+        self.asked += 1
+        self.now += 0.1 * depth
+        return [Proposal(self.name, [7] * depth, 0, [0.9] * depth) for _ in sequences]
+
+    def release(self, sequence: Sequence) -> None: ...
+
+    def prepare(self, idle: bool) -> bool:
+        return False
+
+
+def test_a_draft_model_that_does_not_pay_is_hardly_asked() -> None:
+    """Of 800 requests of ten tokens, in steps of a second."""
+    index = PrefixIndex(BlockAllocator(8))
+    writer, policy = Wrong(), CostModel()
+    speculation = Speculation(
+        KVCache(index, lambda a, b: None), 32, policy, [], writer, clock=lambda: writer.now
+    )
+    drafting = 0.0
+    for request in range(800):
+        one = sequence([1, 2, 3], [4])
+        for _ in range(10):
+            span = ScheduledSpan(one, len(one.kv.tokens) - 1, 1, True, NOTHING, NOTHING)
+            before = writer.now
+            (span,) = speculation.draft([span])
+            drafting += (writer.now - before) * (request > 100)
+            seconds = 1.0 + 0.1 * len(span.draft.tokens)
+            outcome = Outcome(span, [], [Sample(5, 0.0, [], [])], None)
+            speculation.compare([outcome])
+            writer.now += seconds
+            speculation.took([outcome], writer.now - before, 1)
+            one.append(5)
+        index.free(one.kv.blocks)
+    assert 0 < drafting < 0.01 * writer.now
+    assert 20 < writer.asked < 200

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -233,11 +233,24 @@ class Executable(Protocol):
         Those before have been computed: a long step can be computed a little at a time."""
         ...
 
-    def decode(self, step: StepInput, steps: int, ends: list[list[int]]) -> list[list[Sample]]:
+    def decode(
+        self, step: StepInput, steps: int, ends: list[list[int]], brief: bool = False
+    ) -> list[list[Sample]]:
         """Up to `steps` steps of spans of one token, all sampled: what one draws the next computes.
 
-        Stops early after a step that draws, for some row, one of its `ends` or no token.
+        Stops early after a step that draws, for some row, one of its `ends` or no token. brief:
+        without the parts that `skip` has named.
         """
+        ...
+
+    @property
+    def parts(self) -> int:
+        """Parts of layers that can be left out, such as an attention or a feed-forward block: what
+        they compute is only added to what passes through. Numbered in their order."""
+        ...
+
+    def skip(self, parts: Collection[int]) -> None:
+        """Names the parts that brief steps leave out."""
         ...
 
     def logits(self, rows: int) -> Floats:
@@ -293,9 +306,11 @@ class Compiled(Protocol):
         ...
 
     def load(
-        self, checkpoint: Checkpoint, options: LoadOptions, progress: Advance = lambda _: None
-    ) -> Executable:
-        """Loads the weights; `checkpoint` is read until `pack_pending` returns False."""
+        self, checkpoint: Checkpoint, options: LoadOptions, progress: Advance = lambda _: None,
+        beside: Executable | None = None,
+    ) -> Executable:  # fmt: skip
+        """Loads the weights; `checkpoint` is read until `pack_pending` returns False. beside: one
+        that is never run at the same time, whose threads are used."""
         ...
 
 

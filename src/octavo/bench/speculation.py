@@ -12,7 +12,7 @@ from typing import Any
 
 from octavo.client.in_process import InProcessClient
 from octavo.engine.events import Ended, Token
-from octavo.engine.loader import load_executable, make_engine, open_model
+from octavo.engine.loader import load_executable, make_engine, open_draft, open_model
 from octavo.engine.plan import make_plan
 from octavo.engine.request import Request, SamplingParams
 from octavo.generate.load import token_table
@@ -139,13 +139,18 @@ def _requests(
 
 
 def bench_speculation(
-    path: Path, name: str, threads: int | None, repeats: int, names: frozenset[str]
-) -> list[Saving]:
-    """Measures the named cases. Raises ValueError if a text differs with speculation."""
+    path: Path, name: str, threads: int | None, repeats: int, names: frozenset[str],
+    speculation: str = "auto", draft: Path | None = None,
+) -> list[Saving]:  # fmt: skip
+    """Measures the named cases, with drafts as `--speculation` says. draft: a model that writes
+    some. Raises ValueError if a text differs with speculation."""
     model = open_model(path)
     tokenizer = load_tokenizer(model.checkpoint)
     source = template_source(model.checkpoint)
-    plan = make_plan(model.compiled, name=name, threads=threads, context=1024, memory="2GiB")
+    plan = make_plan(
+        model.compiled, name=name, threads=threads, context=1024, speculation=speculation,
+        memory="2GiB", draft=open_draft(draft) if draft is not None else None,
+    )  # fmt: skip
     executable = load_executable(model, plan)
     while executable.pack_pending():
         pass

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import click
 
-from octavo.cli.options import activations_option, count, kv_dtype_option, model_argument
+from octavo.cli.options import (
+    activations_option,
+    count,
+    draft_option,
+    kv_dtype_option,
+    model_argument,
+    speculation_option,
+)
 from octavo.cli.screen import say, table
 
 
@@ -134,10 +141,13 @@ def decoding(model: str, threads: int | None, repeats: int, offline: bool) -> No
     "--repeats", type=count(), default=5, show_default=True, help="Rounds in which both take turns."
 )
 @click.option("--cases", metavar="LIST", help="Kinds of text, separated by commas. [all]")
+@speculation_option
+@draft_option
 @click.option("--offline", is_flag=True)
 def speculation(
-    model: str, threads: int | None, repeats: int, cases: str | None, offline: bool
-) -> None:
+    model: str, threads: int | None, repeats: int, cases: str | None, speculation: str,
+    draft: str | None, offline: bool,
+) -> None:  # fmt: skip
     """How much faster MODEL writes with speculative decoding, by kind of text."""
     from octavo.bench.speculation import CASES, bench_speculation
     from octavo.checkpoint.hub import locate
@@ -148,12 +158,15 @@ def speculation(
     if not wanted <= known:
         raise UsageError(f"--cases takes {', '.join(sorted(known))}", "--cases copy,chat")
     located = locate(model, offline=offline)
+    small = locate(draft, offline=offline).path if draft else None
     rows = [
         (
             s.name, f"{s.tps[0]:.0f}", f"{s.tps[1]:.0f}", f"{s.gain:.2f}", f"{s.cpu_gain:.2f}",
             f"{s.step:.2f}", f"{s.accepted:,} of {s.drafted:,}",
         )
-        for s in bench_speculation(located.path, located.name, threads, repeats, wanted)
+        for s in bench_speculation(
+            located.path, located.name, threads, repeats, wanted, speculation, small
+        )
     ]  # fmt: skip
     table(
         rows,

@@ -11,7 +11,7 @@ import click
 
 from octavo.cli.conversation import HELP, Conversation
 from octavo.cli.line import LineEditor
-from octavo.cli.options import model_argument, sampled, sampling, sizing
+from octavo.cli.options import draft_option, model_argument, sampled, sampling, sizing
 from octavo.cli.screen import progress_bar, say
 
 if TYPE_CHECKING:
@@ -127,12 +127,13 @@ class Session:
     help="Keep what is typed for the next time. [yes]",
 )  # fmt: skip
 @sampling
+@draft_option
 @sizing
 def chat(
     model: str, prompt: str | None, system: str | None, images: tuple[str, ...], history: bool,
     memory: str | None,
     context: int | None, threads: int | None, kv_dtype: str, activations: str, offline: bool,
-    **given: Any,
+    draft: str | None, **given: Any,
 ) -> None:  # fmt: skip
     """Talk to MODEL (the demo model if none is named).
 
@@ -147,7 +148,7 @@ def chat(
         raise UsageError("there is nothing to answer: the prompt is empty", "--prompt Hello")
     llm = LLM(
         model, memory=memory, context=context, threads=threads, kv_dtype=kv_dtype,
-        activations=activations, offline=offline, loading=progress_bar,
+        activations=activations, offline=offline, draft=draft, loading=progress_bar,
     )  # fmt: skip
     if llm.task != "generate":
         raise Unsupported(

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from octavo.cli.options import model_argument, sampled, sampling, sizing
+from octavo.cli.options import draft_option, model_argument, sampled, sampling, sizing
 from octavo.cli.screen import progress_bar, say
 
 
@@ -15,10 +15,12 @@ from octavo.cli.screen import progress_bar, say
 @model_argument()
 @click.option("-p", "--prompt", help="The text to continue. [standard input]")
 @sampling
+@draft_option
 @sizing
 def generate(
     model: str, prompt: str | None, memory: str | None, context: int | None,
-    threads: int | None, kv_dtype: str, activations: str, offline: bool, **given: Any,
+    threads: int | None, kv_dtype: str, activations: str, offline: bool, draft: str | None,
+    **given: Any,
 ) -> None:  # fmt: skip
     """Continue a prompt with MODEL, without its chat template.
 
@@ -30,7 +32,7 @@ def generate(
     text = sys.stdin.read() if prompt is None else prompt
     llm = LLM(
         model, memory=memory, context=context, threads=threads, kv_dtype=kv_dtype,
-        activations=activations, offline=offline, loading=progress_bar,
+        activations=activations, offline=offline, draft=draft, loading=progress_bar,
     )  # fmt: skip
     params = sampled(SamplingParams(max_tokens=128, temperature=0), given)
     for piece in llm.stream(llm.tokenizer.encode(text), params):

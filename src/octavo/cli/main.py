@@ -32,6 +32,7 @@ COMMANDS = {
     "convert": ("octavo.cli.convert", "Write a model in another format: GGUF, or a folder."),
     "merge": ("octavo.cli.merge", "Write a model with LoRA adapters merged into its weights."),
     "doctor": ("octavo.cli.doctor", "Describe this machine, ready to paste."),
+    "tune": ("octavo.cli.tune", "Find what drafts of a model can do without."),
     "bench": ("octavo.cli.bench", "Measure."),
     "key": ("octavo.cli.key", "Create, list and revoke the API keys of a server."),
     "usage": ("octavo.cli.key", "Show what each API key has used."),

@@ -97,9 +97,15 @@ kv_dtype_option = click.option(
 )  # fmt: skip
 
 speculation_option = click.option(
-    "--speculation", type=click.Choice(["auto", "off"]), default="auto", show_default=True,
-    envvar="OCTAVO_SPECULATION",
-    help="auto: verify drafts of what may come next where that saves time.",
+    "--speculation", type=click.Choice(["auto", "lookup", "draft", "self", "off"]), default="auto",
+    show_default=True, envvar="OCTAVO_SPECULATION",
+    help="Which drafts of what may come next are verified, where that saves time: those found in "
+    "texts (lookup), those of --draft, both (auto), or the model's own (self; see octavo tune).",
+)  # fmt: skip
+
+draft_option = click.option(
+    "--draft", metavar="MODEL", envvar="OCTAVO_DRAFT", shell_complete=_complete_model,
+    help="A smaller model, which drafts what the model verifies. The text stays the same.",
 )  # fmt: skip
 
 sizing = together(

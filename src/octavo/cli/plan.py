@@ -6,21 +6,24 @@ from typing import TYPE_CHECKING
 
 import click
 
-from octavo.cli.options import json_flag, model_argument, sizing
+from octavo.cli.options import draft_option, json_flag, model_argument, sizing
 from octavo.cli.screen import say, say_json, table
 
 if TYPE_CHECKING:
     from octavo.backends.base import PackedMatrices
+    from octavo.engine.draft_plan import DraftPlan
     from octavo.engine.plan import Plan
 
 
 @click.command()
 @model_argument()
 @json_flag
+@draft_option
 @sizing
 def plan(
     model: str,
     as_json: bool,
+    draft: str | None,
     memory: str | None,
     context: int | None,
     threads: int | None,
@@ -33,7 +36,7 @@ def plan(
     --memory may be more than this machine has, to plan for another.
     """
     from octavo.checkpoint.hub import locate
-    from octavo.engine.loader import open_model
+    from octavo.engine.loader import open_draft, open_model
     from octavo.engine.plan import make_plan
 
     located = locate(model, offline=offline)
@@ -41,6 +44,7 @@ def plan(
     p = make_plan(
         opened.compiled, name=located.name, memory=memory, context=context, threads=threads,
         kv_dtype=kv_dtype, activations=activations, what_if=True, encoder=opened.encoder,
+        draft=open_draft(locate(draft, offline=offline).path) if draft else None,
     )  # fmt: skip
     matrices = opened.compiled.matrices
     if as_json:
@@ -58,6 +62,7 @@ def _record(name: str, p: Plan, matrices: list[PackedMatrices]) -> dict[str, obj
         "kv_cache": p.cache,
         "encoder": p.encoder,
         "image_cache": p.image_cache,
+        "draft": p.draft.total if p.draft else 0,
         "process": p.process,
         "total": p.total,
         "available": p.available,
@@ -75,6 +80,12 @@ def _record(name: str, p: Plan, matrices: list[PackedMatrices]) -> dict[str, obj
             for k in matrices
         ],
     }  # fmt: skip
+
+
+def _parts(draft: DraftPlan) -> str:
+    from octavo.engine.plan import size
+
+    return f"weights {size(draft.weights)}, KV cache {size(draft.cache)}"
 
 
 def _print(p: Plan, matrices: list[PackedMatrices]) -> None:
@@ -98,6 +109,7 @@ def _print(p: Plan, matrices: list[PackedMatrices]) -> None:
                 if p.encoder
                 else []
             ),
+            *([("draft model", size(p.draft.total), _parts(p.draft))] if p.draft else []),
             ("process", size(p.process), ""),
             ("total", size(p.total), f"of {size(p.available)} available{over}"),
             ("KV cache type", p.kv_dtype, ""),

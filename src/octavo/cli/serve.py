@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from octavo.cli.options import count, models_argument, sizing, speculation_option
+from octavo.cli.options import count, draft_option, models_argument, sizing, speculation_option
 from octavo.cli.ready import Screen
 from octavo.cli.screen import progress_bar, say
 
@@ -206,6 +206,7 @@ DEMO = "smollm2"
     help="Host from which images may be fetched by URL (repeatable). [none]",
 )
 @speculation_option
+@draft_option
 @sizing
 def serve(
     models: tuple[str, ...], models_dir: Path | None, on_demand: bool, keep_alive: str,
@@ -238,7 +239,7 @@ def serve(
     alive = parse_seconds(keep_alive)
     sock = bind(host, port)
     models = models or (() if finds else _demo())
-    choice = _choice(len(models), models_dir, on_demand, lora_dir, **model)
+    choice = _choice(len(models), models_dir, on_demand, lora_dir, offline, **model)
     named = choice.named(models, pinned, tuple(parse_aliases(aliases)), offline, progress_bar)
     sources = {options.name: source for options, source in named}
     opened = {name: source.planned() for name, source in sources.items()}
@@ -321,24 +322,25 @@ def _title(options: ModelOptions, opened: OpenModel) -> str:
 
 
 def _choice(
-    count: int, models_dir: Path | None, on_demand: bool, lora_dir: Path | None, *,
+    count: int, models_dir: Path | None, on_demand: bool, lora_dir: Path | None, offline: bool, *,
     name: str | None, chat_template: Path | None, max_queue: int, max_queue_tokens: int | None,
     loras: tuple[str, ...],
     lora_memory: str | None, packed_cache: bool, generation_config: Literal["auto", "none"],
     memory: str | None, context: int | None, threads: int | None, kv_dtype: str, activations: str,
-    speculation: str,
+    speculation: str, draft: str | None,
 ) -> Choice:  # fmt: skip
     """What is served, as the options about models say. Raises UsageError."""
-    from octavo.checkpoint.hub import Located
+    from octavo.checkpoint.hub import Located, locate
     from octavo.cli.options import parse_adapters
     from octavo.cli.served import Choice
     from octavo.client.load import QueueLimits
     from octavo.engine.host import available_memory
+    from octavo.engine.loader import open_draft
     from octavo.engine.plan import parse_size
     from octavo.errors import UsageError
     from octavo.server.source import ModelOptions
 
-    one = {"--name": name, "--chat-template": chat_template, "--lora": loras}
+    one = {"--name": name, "--chat-template": chat_template, "--lora": loras, "--draft": draft}
     for option, given in one.items():
         if given and (count != 1 or models_dir is not None or on_demand):
             raise UsageError(f"{option} is about one model; {count} are named, or a folder")
@@ -350,8 +352,10 @@ def _choice(
         Located(Path(), ""), name or "", (), template, QueueLimits(max_queue, max_queue_tokens),
         parse_adapters(loras), lora_bytes > 0, generation_config,
     )  # fmt: skip
+    small = locate(draft, offline=offline, progress=progress_bar) if draft else None
     sizing = {
         "context": context, "threads": threads, "kv_dtype": kv_dtype, "activations": activations,
         "adapters": lora_bytes, "packed": packed_cache, "speculation": speculation,
+        "draft": open_draft(small.path) if small else None,
     }  # fmt: skip
     return Choice(like, sizing, memory, models_dir, on_demand)

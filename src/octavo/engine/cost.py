@@ -11,9 +11,9 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from octavo.engine.drafts import LONGEST_MATCH, Proposal
+from octavo.engine.drafts import LONGEST_MATCH, MAX_DRAFT, Proposal
 
 ROW = 0.08  # of a step's time that a row more takes, before that is measured
 NEWEST = 0.15  # weight of the latest time of a step
@@ -26,6 +26,8 @@ LEAST_CHANCE = 0.03  # of a token to be drawn that is looked at
 PRIOR_WEIGHT = 4.0  # tokens that what is known beforehand counts for
 MEMORY = 0.997  # of what was seen, after a token more: half is forgotten after 230
 OWN_MEMORY = 0.98  # the same for one request, whose text changes its kind
+ANY = 0  # class of all tokens of a draft model
+BELIEVED = 0.7  # chance of any of them, before it is measured
 
 
 class StepTimes:
@@ -99,17 +101,24 @@ class Acceptance:
             else self._chance((source, _CLASSES[min(match, LONGEST_MATCH)]))
         )
 
+    def any(self, source: str) -> float:
+        """The chance of a token that a draft model has yet to write."""
+        return self._chance((source, ANY))
+
     def _chance(self, key: tuple[str, int]) -> float:
-        believed = self._known._chance(key) if self._known is not None else PRIOR[key[1]]
+        believed = self._known._chance(key) if self._known is not None else _prior(key[1])
         drawn, proposed = self._seen.get(key, (0.0, 0.0))
         return (drawn + PRIOR_WEIGHT * believed) / (proposed + PRIOR_WEIGHT)
 
     def chances(self, proposal: Proposal) -> list[float]:
         """For each token of a proposal, the chance that it and all before it are drawn, up to those
         that are hardly worth a row."""
-        out, chance = [], 1.0
+        out, chance, likely = [], 1.0, proposal.likely
         for i in range(len(proposal.tokens)):
-            chance *= self.chance(proposal.source, proposal.match + i)
+            if likely:
+                chance *= self._chance((proposal.source, _class_of(likely[i])))
+            else:
+                chance *= self.chance(proposal.source, proposal.match + i)
             if chance < LEAST_CHANCE:
                 break
             out.append(chance)
@@ -118,13 +127,35 @@ class Acceptance:
     def compare(self, proposal: Proposal, drawn: Sequence[int]) -> None:
         """Takes what was drawn where `proposal` was made."""
         for i, (token, proposed) in enumerate(zip(drawn, proposal.tokens, strict=False)):
-            key = (proposal.source, _CLASSES[min(proposal.match + i, LONGEST_MATCH)])
-            right, seen = self._seen.get(key, (0.0, 0.0))
-            self._seen[key] = (self._keep * right + (token == proposed), self._keep * seen + 1)
+            self._count(_key(proposal, i), token == proposed)
+            if proposal.likely:
+                self._count((proposal.source, ANY), token == proposed)
             if token != proposed:
                 break
         if self._known is not None:
             self._known.compare(proposal, drawn)
+
+    def _count(self, key: tuple[str, int], right: bool) -> None:
+        drawn, seen = self._seen.get(key, (0.0, 0.0))
+        self._seen[key] = (self._keep * drawn + right, self._keep * seen + 1)
+
+
+def _class_of(likely: float) -> int:
+    """Of tokens that a draft model gave about this probability: -1 to -10."""
+    return -1 - min(9, int(10 * likely))
+
+
+def _key(proposal: Proposal, i: int) -> tuple[str, int]:
+    if proposal.likely:
+        return proposal.source, _class_of(proposal.likely[i])
+    return proposal.source, _CLASSES[min(proposal.match + i, LONGEST_MATCH)]
+
+
+def _prior(evidence: int) -> float:
+    """What is believed of a class before anything is seen: that a draft model is right."""
+    if evidence == ANY:
+        return BELIEVED
+    return PRIOR[evidence] if evidence > 0 else (-evidence - 0.5) / 10
 
 
 class CostModel:
@@ -134,16 +165,47 @@ class CostModel:
     def __init__(self) -> None:
         self.times = StepTimes()
 
-    def depths(self, chances: list[list[float]], rows: int, room: int, now: float) -> list[int]:
+    def depths(
+        self, chances: list[list[float]], rows: int, room: int, now: float, streams: int
+    ) -> list[int]:
         """For each sequence, the tokens of its proposal to verify.
 
-        chances: of each token of each proposal, descending. rows: of the step without drafts.
-        room: most rows to add.
+        chances: of each token of each proposal, descending; first those of the sequences, so many
+        `streams`, then those of forks. rows: of the step without drafts. room: most rows to add.
         """
         out = [0] * len(chances)
+        for i in self._best(chances, rows, room, now, streams)[1]:
+            out[i] += 1
+        return out
+
+    def ahead(
+        self, likely: list[float], chances: list[list[float]], rows: int, room: int, now: float,
+        cost: Callable[[int], float],
+    ) -> int:  # fmt: skip
+        """How many tokens a draft model is to write for each sequence it serves; 0: it is not
+        asked, because plain steps or what is proposed at no cost give more tokens a second.
+
+        likely: for each of those sequences, the chance that a token is drawn. chances, rows, room:
+        see `depths`. cost: seconds that it takes for so many tokens.
+        """
+        if self.times.plain(rows) is None:
+            return 0
+        best, depth = self._best(chances, rows, room, now, len(chances))[0], 0
+        expected, chain = float(len(chances)), [1.0] * len(likely)
+        for k in range(1, min(MAX_DRAFT, room // len(likely)) + 1):
+            chain = [a * b for a, b in zip(chain, likely, strict=True)]
+            expected += sum(chain)
+            rate = expected / (self.times.estimate(rows + k * len(likely), rows, now) + cost(k))
+            if rate > best:
+                best, depth = rate, k
+        return depth
+
+    def _best(
+        self, chances: list[list[float]], rows: int, room: int, now: float, count: int
+    ) -> tuple[float, list[int]]:
+        """Most tokens a second, and the sequences of which a token more each is verified for it."""
         if (base := self.times.plain(rows)) is None:
-            return out
-        count = len(chances)
+            return 0.0, []
         best, expected, kept = LEAST_GAIN * count / base, float(count), 0
         taken: list[int] = []  # sequences, in the order in which tokens of theirs are added
         heap = [(-c[0], i, 0) for i, c in enumerate(chances) if c]
@@ -157,6 +219,4 @@ class CostModel:
             rate = expected / self.times.estimate(rows + len(taken), rows, now)
             if rate > best:
                 best, kept = rate, len(taken)
-        for i in taken[:kept]:
-            out[i] += 1
-        return out
+        return best, taken[:kept]

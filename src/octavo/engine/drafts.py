@@ -6,11 +6,13 @@ source can be as simple as it likes, and what it proposes changes no result.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
+from octavo.backends.base import Sample
 from octavo.engine.sequence import Sequence
 
 MAX_DRAFT = 15  # tokens verified in a step of one sequence, which are one more row each
@@ -24,11 +26,25 @@ START = 8  # match of a prediction that is followed from its first token
 
 class Proposal(NamedTuple):
     """Tokens that may follow. match: how many tokens before them are as they were where these were
-    found; the longer, the likelier they are."""
+    found; the longer, the likelier they are. likely: the probabilities that a draft model gave
+    them; second: the likeliest other token in the place of each, with its own."""
 
     source: str
     tokens: list[int]
     match: int
+    likely: list[float] = []
+    second: list[tuple[int, float]] = []
+
+
+def written(source: str, samples: list[Sample]) -> Proposal:
+    """What a draft model drew, with two log-probabilities each."""
+    second = []
+    for s in samples:
+        others = zip(s.top_tokens, s.top_logprobs, strict=True)
+        token, logprob = next((pair for pair in others if pair[0] != s.token), (s.token, -math.inf))
+        second.append((token, math.exp(logprob)))
+    likely = [math.exp(min(0.0, s.logprob)) for s in samples]
+    return Proposal(source, [s.token for s in samples], 0, likely, second)
 
 
 class DraftSource(Protocol):

@@ -15,6 +15,7 @@ from octavo.engine.events import Ended, Finish, Pooled, Progress, PromptLogprobs
 from octavo.engine.grammar_queue import GrammarQueue
 from octavo.engine.images import ImageQueue
 from octavo.engine.kv import KVCache, KVState
+from octavo.engine.lookahead import DraftWriter
 from octavo.engine.pace import Pace
 from octavo.engine.policy import FairPolicy, SchedulingPolicy
 from octavo.engine.prefix import PrefixIndex
@@ -44,7 +45,7 @@ class Engine:
     LoRA adapters; requests for what is not given are refused. multi_step: seconds of steps computed
     in one call. policy: the order in which sequences are scheduled. images: encodes them. depths:
     how many tokens of drafts a step verifies, None for none. sources: of drafts, instead of all
-    there are.
+    there are; writer: computes more of them.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Engine:
         images: ImageQueue | None = None,
         depths: DepthPolicy | None = None,
         sources: list[DraftSource] | None = None,
+        writer: DraftWriter | None = None,
     ) -> None:
         limits = executable.limits
         bidirectional = not executable.causal
@@ -77,16 +79,16 @@ class Engine:
         self.index = PrefixIndex(self._allocator)
         kv = KVCache(self.index, executable.copy_block, prefix_caching and not bidirectional)
         self._pace = Pace()
+        self._speculation = Speculation(kv, limits.selected, depths, sources, writer)
         self.scheduler = Scheduler(
             kv, policy or FairPolicy(), min(budget or limits.tokens, limits.tokens),
-            limits.selected, bidirectional, images, self._pace,
+            limits.selected, bidirectional, images, self._pace, self._speculation.release,
         )  # fmt: skip
         self._admission = Admission(
             vocabulary, self.context, executable.task, grammars is not None, adapters is not None,
             images.encoder.vision if images else None,
         )  # fmt: skip
         self._searches = BeamSearches(self.scheduler, limits.selected)
-        self._speculation = Speculation(kv, limits.selected, depths, sources)
         self._compiling = GrammarQueue(grammars) if grammars is not None else None
         self._requests = RequestTable(self.scheduler, self._searches, self._compiling, adapters)
         self._images = images
@@ -169,10 +171,10 @@ class Engine:
 
         To be called while idle; each step does a little of it too.
         """
-        packing = self._executable.pack_pending() or (
-            self._images is not None and self._images.encoder.pack_pending()
-        )
-        return packing or self._executable.prefault_kv(self._allocator.reached, idle=True)
+        images = self._images
+        packing = self._executable.pack_pending() or (images and images.encoder.pack_pending())
+        packing = packing or self._executable.prefault_kv(self._allocator.reached, idle=True)
+        return bool(packing or self._speculation.prepare(idle=True))
 
     def step(self) -> list[TokenEvent]:
         """Computes one step, or a few in one call; returns what they produced."""
@@ -220,6 +222,7 @@ class Engine:
         events = self._commit_all(outcomes, steps)
         self._executable.pack_pending()
         self._executable.prefault_kv(self._allocator.reached, idle=False)
+        self._speculation.prepare(idle=False)
         ended = time.perf_counter()
         self._speculation.took(outcomes, ended - (self._left or began), steps)
         self._left = ended if self.has_work else 0.0
@@ -271,12 +274,13 @@ class Engine:
     def _compute_apart(self, spans: list[ScheduledSpan], error: Exception) -> list[TokenEvent]:
         """After a step that failed: computes its spans one by one, which gives what they would
         have had together, and ends those that fail again."""
+        self._speculation.drop(spans)
         events: list[TokenEvent] = []
         for span in spans:
             if span.sequence.id not in self._requests:
                 continue  # a beam of a search that has ended
             try:
-                if len(spans) == 1:
+                if len(spans) == 1 and not span.draft.tokens:
                     raise error
                 outcomes = run(self._executable, [span._replace(draft=NO_DRAFT)])
             except Exception as e:

@@ -130,6 +130,22 @@ class KVCache:
             kv.blocks.append(block)
         return True
 
+    def branch(self, kv: KVState, tokens: int) -> list[int] | None:
+        """Blocks for a continuation of a sequence beside its own, up to `tokens` tokens: from the
+        one on in which what is computed ends, which is copied. None if there are too few."""
+        first, rest = divmod(kv.computed, BLOCK)
+        missing = blocks_for(tokens) - first
+        if missing > self.available:
+            return None
+        blocks = []
+        for _ in range(missing):
+            block = self.index.allocate()
+            assert block is not None
+            blocks.append(block)
+        if rest:
+            self._copy_block(kv.blocks[first], blocks[0])
+        return blocks
+
     def fork(self, parent: KVState, child: KVState) -> bool:
         """Shares computed blocks with a fork; a partly filled one is copied. Returns False if there
         is no block for the copy."""

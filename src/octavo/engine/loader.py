@@ -9,13 +9,22 @@ from pathlib import Path
 from octavo.backends import get_backend
 from octavo.backends.base import Compiled, Executable
 from octavo.checkpoint import Checkpoint, open_checkpoint
+from octavo.checkpoint.identity import check_unchanged
 from octavo.checkpoint.progress import Advance
 from octavo.engine.constraint import GrammarCompiler, TokenTable
 from octavo.engine.cost import CostModel
+from octavo.engine.draft_model import DraftModel, Languages
+from octavo.engine.draft_plan import CompiledDraft, DraftPlan
+from octavo.engine.drafts import ForcedRuns
 from octavo.engine.encoder import CompiledEncoder
 from octavo.engine.engine import Engine
 from octavo.engine.images import ImageQueue
+from octavo.engine.lookahead import DraftWriter
 from octavo.engine.plan import Plan
+from octavo.engine.self_draft import SelfDraft
+from octavo.engine.translation import Translation, same_tokens
+from octavo.engine.tuned import read_tuned
+from octavo.errors import UsageError
 from octavo.models import build_program, build_vision
 from octavo.models.vision import VisionModel
 from octavo.program import Program, Task
@@ -86,6 +95,49 @@ def load_images(model: OpenModel, plan: Plan) -> ImageQueue | None:
     return ImageQueue(encoder, plan.image_cache)
 
 
+def open_draft(path: Path) -> CompiledDraft:
+    """Reads the headers of a draft model. Raises ModelNotFound, CheckpointError, Unsupported or
+    UsageError."""
+    opened = open_model(path)
+    if opened.task != "generate" or not opened.program.causal:
+        raise UsageError(f"--draft {path.name} generates no text", "--draft smollm2")
+    return CompiledDraft(path, opened.compiled, dict(opened.checkpoint.states))
+
+
+def load_writer(
+    model: OpenModel, executable: Executable, plan: Plan, table: TokenTable
+) -> DraftWriter | None:
+    """What writes drafts for a model: another that was planned, or itself; None without.
+
+    table: the model's tokens. Raises UsageError where it is not known what to leave out.
+    """
+    if plan.speculation == "self":
+        return SelfDraft(executable, read_tuned(model.checkpoint).skip)
+    return None if plan.draft is None else _load_draft(model, executable, plan, plan.draft, table)
+
+
+def _load_draft(
+    target: OpenModel, beside: Executable, plan: Plan, planned: DraftPlan, table: TokenTable
+) -> DraftModel:
+    from octavo.text import load_tokenizer  # engines know tokens, and need no tokenizer else
+
+    opened = open_model(Path(planned.path))
+    check_unchanged(planned.files)
+    draft = CompiledDraft(opened.checkpoint.path, opened.compiled, planned.files)
+    tokenizer = load_tokenizer(opened.checkpoint)
+    special = tokenizer.special
+    own = TokenTable(tokenizer.grammar_bytes(), sorted(special.control), sorted(special.eos))
+    languages = None
+    if not same_tokens(table, own) or opened.vocabulary < len(table.tokens):
+        first = [special.bos] if special.add_bos and special.bos is not None else []
+        languages = Languages(Translation(table, own), Translation(own, table), first)
+    executable = opened.compiled.load(
+        opened.checkpoint, draft.options(plan.load_options),
+        lambda _: _drop_pages(opened.checkpoint), beside,
+    )  # fmt: skip
+    return DraftModel(executable, target.vocabulary, opened.program.context, languages)
+
+
 def make_engine(
     model: OpenModel, executable: Executable, plan: Plan, table: TokenTable,
     prefix_caching: bool = True,
@@ -96,7 +148,9 @@ def make_engine(
         prefix_caching=prefix_caching,
         grammars=GrammarCompiler(table, model.vocabulary), adapters=executable.adapters,
         images=load_images(model, plan),
-        depths=CostModel() if plan.speculation == "auto" else None,
+        depths=None if plan.speculation == "off" else CostModel(),
+        sources=[ForcedRuns()] if plan.speculation in ("draft", "self") else None,
+        writer=load_writer(model, executable, plan, table),
     )  # fmt: skip
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from octavo.backends.base import BLOCK, Compiled, Limits, LoadOptions
+from octavo.backends.base import BLOCK, Compiled, Footprint, Limits, LoadOptions
+from octavo.engine.draft_plan import CompiledDraft, DraftPlan
 from octavo.engine.encoder import CompiledEncoder
 from octavo.engine.host import host_memory, usable_threads
 from octavo.errors import DoesNotFit, UsageError
@@ -45,6 +46,7 @@ class Plan:
     image_cache: int = 0  # bytes of images' embeddings that are kept
     packed: bool = False  # keep packed weights in a file, and map them at the next start
     speculation: str = "auto"
+    draft: DraftPlan | None = None
 
     @property
     def load_options(self) -> LoadOptions:
@@ -58,8 +60,8 @@ class Plan:
 
     @property
     def total(self) -> int:
-        images = self.encoder + self.image_cache
-        return self.weights + self.buffers + self.cache + self.adapters + images + self.process
+        more = self.encoder + self.image_cache + (self.draft.total if self.draft else 0)
+        return self.weights + self.buffers + self.cache + self.adapters + more + self.process
 
     @property
     def tokens(self) -> int:
@@ -73,6 +75,12 @@ class Share:
 
     total: int
     each: int
+
+    def cache(self, left: int, needed: int, asked: bool) -> int:
+        """Bytes of the KV cache of a model that leaves so many of `total`. needed: for a context;
+        asked: which was named."""
+        least = needed if asked else min(needed, DEFAULT_CACHE)
+        return max(least, left - self.total + self.each)
 
 
 def size(n: float) -> str:
@@ -117,49 +125,50 @@ def make_plan(
     what_if: bool = False,
     encoder: CompiledEncoder | None = None,
     share: Share | None = None,
+    draft: CompiledDraft | None = None,
 ) -> Plan:
     """Plans a model within `memory` (80 % of what is available unless named).
 
     A context that was not asked for shrinks to fit; one that was is refused with the sum.
     what_if: `memory` may be more than is available here. encoder: of images. share: instead of
     `memory`; the KV cache is then one context, of 1 GiB at most if that was not asked for, or what
-    fills `share.each`. Raises DoesNotFit or UsageError.
+    fills `share.each`. draft: writes drafts; has as many blocks. Raises DoesNotFit or UsageError.
     """
     kv_dtype = cache_type(compiled.program, kv_dtype)
     activations = compiled.activations(activations)
     available, budget = memory_budget(memory, what_if)
-    if share is not None:
-        budget = share.total
-    threads = usable_threads() if threads is None else threads
-    own = compiled.program.context
+    budget = budget if share is None else share.total
+    threads, own = usable_threads() if threads is None else threads, compiled.program.context
     _check_asked(threads, context, own)
+    _check_speculation(compiled.program, speculation, draft)
     if not compiled.program.causal:
         return _encoder_plan(
             compiled, name, available, budget, context or own, threads, activations, packed
         )
     sizes = Limits(STEP_TOKENS, SEQUENCES, 0)
-    fixed = compiled.footprint(
-        LoadOptions(sizes, threads, kv_dtype, packed, activations=activations)
-    )
-    each = compiled.block_bytes(kv_dtype)
+    options = LoadOptions(sizes, threads, kv_dtype, packed, activations=activations)
+    fixed, block = compiled.footprint(options), compiled.block_bytes(kv_dtype)
     images = (encoder.footprint(threads), encoder.cache_bytes) if encoder else (0, 0)
-    held = fixed.weights + fixed.buffers + adapters + sum(images) + PROCESS + PAGES
-    left = budget - held
-    wanted = context or own
+    beside = draft.footprint(options) if draft else Footprint(0, 0, 0)
+    each = block + (draft.compiled.block_bytes(kv_dtype) if draft else 0)
+    loaded = fixed.weights + fixed.buffers + beside.weights + beside.buffers
+    held = loaded + adapters + sum(images) + PROCESS + PAGES
+    left, wanted = budget - held, context or own
     needed = (wanted + BLOCK - 1) // BLOCK * each
     if left < needed and (context is not None or left < SMALLEST_CONTEXT // BLOCK * each):
         raise _refusal(name, held, needed, budget, wanted, left, each)
     cache = left if memory else min(left, max(DEFAULT_CACHE, needed))
     if share is not None:
-        least = needed if context is not None else min(needed, DEFAULT_CACHE)
-        cache = min(cache, max(least, left - share.total + share.each))
+        cache = min(cache, share.cache(left, needed, context is not None))
     blocks = cache // each
+    options = replace(options, limits=replace(sizes, blocks=blocks))
     return Plan(
-        weights=fixed.weights, buffers=fixed.buffers, cache=blocks * each, block=each,
+        weights=fixed.weights, buffers=fixed.buffers, cache=blocks * block, block=block,
         available=available, context=min(wanted, blocks * BLOCK), model_context=own,
         threads=threads, kv_dtype=kv_dtype, activations=activations,
-        limits=Limits(STEP_TOKENS, SEQUENCES, blocks), adapters=adapters, encoder=images[0],
-        image_cache=images[1], packed=packed, speculation=speculation,
+        limits=options.limits, adapters=adapters, encoder=images[0], image_cache=images[1],
+        packed=packed, speculation=speculation,
+        draft=draft.plan(options, beside) if draft else None,
     )  # fmt: skip
 
 
@@ -172,6 +181,19 @@ def _check_asked(threads: int, context: int | None, own: int) -> None:
         raise UsageError(f"--threads {threads} is not between 1 and {MAX_THREADS}")
     if context is not None and not 1 <= context <= own:
         raise UsageError(f"--context {context:,} is not between 1 and the model's {own:,} tokens")
+
+
+def _check_speculation(program: Program, speculation: str, draft: CompiledDraft | None) -> None:
+    """Raises UsageError for a draft model that would not be used, or is missing."""
+    if draft is None and speculation == "draft":
+        raise UsageError("--speculation draft needs a draft model", "--draft smollm2")
+    if draft is not None and speculation not in ("auto", "draft"):
+        raise UsageError(
+            f"--speculation {speculation} does not use --draft {draft.path.name}",
+            "--speculation auto",
+        )
+    if draft is not None and program.task != "generate":
+        raise UsageError(f"--draft {draft.path.name} is for models that generate text")
 
 
 def memory_budget(asked: str | None, what_if: bool = False) -> tuple[int, int]:

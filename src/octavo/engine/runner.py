@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
-from octavo.backends.base import Executable, Floats, Ints, Sample, SamplingRow, Span, StepInput
-from octavo.engine.scheduler import ScheduledSpan
+from octavo.backends.base import (
+    BLOCK,
+    Executable,
+    Floats,
+    Ints,
+    Sample,
+    SamplingRow,
+    Span,
+    StepInput,
+    tree_spans,
+)
+from octavo.engine.scheduler import Draft, ScheduledSpan
+from octavo.program import branches
 
 
 class Outcome(NamedTuple):
@@ -16,13 +28,15 @@ class Outcome(NamedTuple):
 
     prompt_logprobs: one sample for each position asked for. tokens: sampled one after the other;
     the keys and values of all but the last are computed. Of a span with a draft those are the
-    tokens of the draft that were drawn, and one more. states: of the positions to pool.
+    tokens of the draft that were drawn, and one more. states: of the positions to pool. branch: of
+    a tree of drafts, the one that was drawn.
     """
 
     span: ScheduledSpan
     prompt_logprobs: list[Sample]
     tokens: list[Sample]
     states: Floats | None
+    branch: int = 0
 
 
 def step_input(spans: list[ScheduledSpan]) -> StepInput:
@@ -41,13 +55,18 @@ def step_input(spans: list[ScheduledSpan]) -> StepInput:
     given: list[Floats] = []
     given_rows: list[int] = []
     reach: list[int] = []
+    kv_writes: list[tuple[int, int]] = []
     typed = any(s.sequence.request.token_type_ids for s in spans)
     mutual = any(i.mutual for s in spans for i in s.sequence.images)
     for span in spans:
         sequence, start, draft = span.sequence, span.start, span.draft
         count = span.length + len(draft.tokens)
         kv, row = sequence.kv, len(ids) - start  # row of position 0
-        layout.append(Span(len(ids), count, start, len(block_tables), sequence.adapter))
+        if draft.tables:
+            layout += _branches(span, len(ids), block_tables, kv_writes)
+        else:
+            layout.append(Span(len(ids), count, start, len(block_tables), sequence.adapter))
+            block_tables += kv.blocks
         for position in span.prompt_logprobs:
             logits_indices.append(row + position - 1)
             sampling.append(sequence.sampling.prompt_logprob_row(position))
@@ -64,8 +83,7 @@ def step_input(spans: list[ScheduledSpan]) -> StepInput:
                 if image.mutual:
                     reach[row + first : row + last] = range(last - first - 1, -1, -1)
         ids += kv.tokens[start : start + span.length] + draft.tokens
-        positions += range(start, start + count)
-        block_tables += kv.blocks
+        positions += _positions(span)
         if span.samples:
             logits_indices += range(len(ids) - 1 - len(draft.tokens), len(ids))
             sampling += [sequence.sampling.row(), *draft.rows]
@@ -78,14 +96,89 @@ def step_input(spans: list[ScheduledSpan]) -> StepInput:
         array(logits_indices + pooled), sampling, array(token_type_ids), all_logits=False,
         embeddings=np.concatenate(given) if given else None,
         embedding_rows=array(given_rows) if given else None,
+        kv_writes=array(kv_writes) if kv_writes else None,
         reach=array(reach) if any(reach) else None,
     )  # fmt: skip
+
+
+def _positions(span: ScheduledSpan) -> Iterable[int]:
+    """Of a span's tokens and its draft's."""
+    start, end, draft = span.start, span.start + span.length, span.draft
+    if not draft.parents:
+        return range(start, end + len(draft.tokens))
+    out: list[int] = []
+    for parent in draft.parents:
+        out.append(end if parent < 0 else out[parent] + 1)
+    return [*range(start, end), *out]
+
+
+def _branches(
+    span: ScheduledSpan, row: int, block_tables: list[int], kv_writes: list[tuple[int, int]]
+) -> list[Span]:
+    """The branches of a span with a tree of drafts; adds their block tables, and where else their
+    keys and values are stored. The span's own tokens are the tree's stem."""
+    sequence, last = span.sequence, span.length - 1
+    stem = list(range(-1, last))
+    parents = stem + [last if p < 0 else p + span.length for p in span.draft.parents]
+    blocks, shared = sequence.kv.blocks, sequence.kv.blocks[: span.start // BLOCK]
+    tables = []
+    for table in (blocks, *(shared + own for own in span.draft.tables)):
+        tables.append(len(block_tables))
+        block_tables += table
+    spans, writes = tree_spans(parents, row, span.start, tables, sequence.adapter)
+    kv_writes += writes
+    return spans
+
+
+class DraftSpan(NamedTuple):
+    """Tokens of a text from position `start` on, to be continued. blocks: where its keys and values
+    lie. row: how the next token is drawn; None if it is not."""
+
+    blocks: list[int]
+    start: int
+    ids: list[int]
+    row: SamplingRow | None
+    adapter: int = -1
+
+
+def draft_input(spans: list[DraftSpan]) -> StepInput:
+    """A step that writes on, or catches up with, several texts."""
+    ids: list[int] = []
+    positions: list[int] = []
+    tables: list[int] = []
+    drawn: list[int] = []
+    layout = []
+    for span in spans:
+        layout.append(Span(len(ids), len(span.ids), span.start, len(tables), span.adapter))
+        ids += span.ids
+        positions += range(span.start, span.start + len(span.ids))
+        tables += span.blocks
+        drawn += [len(ids) - 1] if span.row is not None else []
+    given, at, table, rows = (np.array(v, np.int32) for v in (ids, positions, tables, drawn))
+    sampling = [span.row for span in spans if span.row is not None]
+    return StepInput(given, at, layout, table, rows, sampling, all_logits=False)
 
 
 def _accepted(samples: list[Sample], draft: list[int]) -> list[Sample]:
     """Of samples after a token and after each of a draft, those whose draft was drawn before."""
     pairs = enumerate(zip(samples, draft, strict=False))
     return samples[: 1 + next((i for i, (s, token) in pairs if s.token != token), len(draft))]
+
+
+def _walk(samples: list[Sample], draft: Draft) -> tuple[list[Sample], int]:
+    """Of samples after a token and after each of a tree, those on the path that was drawn; and the
+    branch that the path lies in."""
+    after = {(p, t): i for i, (p, t) in enumerate(zip(draft.parents, draft.tokens, strict=True))}
+    node, out = -1, samples[:1]
+    while out and (child := after.get((node, out[-1].token))) is not None:
+        node = child
+        out.append(samples[node + 1])
+    for number, branch in enumerate(branches(draft.parents)):
+        if node < branch.first + branch.count and (
+            node >= branch.first or node in branch.ancestors
+        ):
+            return out, number
+    return out, 0
 
 
 def run(executable: Executable, spans: list[ScheduledSpan]) -> list[Outcome]:
@@ -97,10 +190,14 @@ def run(executable: Executable, spans: list[ScheduledSpan]) -> list[Outcome]:
     for span in spans:
         logprobs = list(islice(samples, len(span.prompt_logprobs)))
         drawn = list(islice(samples, 1 + len(span.draft.tokens) if span.samples else 0))
-        tokens = _accepted(drawn, span.draft.tokens)
+        draft, branch = span.draft, 0
+        if draft.tables:
+            tokens, branch = _walk(drawn, draft)
+        else:
+            tokens = _accepted(drawn, draft.tokens)
         count = len(span.pooled)
         states = executable.hidden(first, count) if count else None
-        out.append(Outcome(span, logprobs, tokens, states))
+        out.append(Outcome(span, logprobs, tokens, states, branch))
         first += count
     return out
 

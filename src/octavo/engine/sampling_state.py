@@ -186,6 +186,15 @@ class SamplingState:
             mask=b"" if mask is None else mask.tobytes(),
         )
 
+    def draft_row(self) -> SamplingRow:
+        """How a draft model samples the next tokens: with the same random numbers, and without what
+        depends on the tokens drawn."""
+        p = self.params
+        return SamplingRow(
+            p.temperature, p.top_p, p.min_p, p.typical_p, p.top_k, logprobs=2,
+            seed=(p.seed or 0) & MASK64, position=len(self.tokens),
+        )  # fmt: skip
+
     def prompt_logprob_row(self, position: int) -> SamplingRow:
         """Asks for the log-probability of the prompt token at `position`."""
         assert self.params.prompt_logprobs is not None

@@ -6,6 +6,7 @@ budget on catching up; chunked prefill, cache hits and preemption all follow.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from octavo.backends.base import SamplingRow
@@ -21,10 +22,18 @@ COMPANY = 1000  # steps for which a tenant that is alone is taken to have others
 
 
 class Draft(NamedTuple):
-    """Tokens that may follow, computed to see whether they do. rows: how to sample after each."""
+    """Tokens that may follow, computed to see whether they do. rows: how to sample after each.
+
+    sources: of the tokens, and of those of each further branch of a tree. parents: of a tree, the
+    token that each follows (`octavo.program.tree`). tables: the blocks of each of its branches but
+    the first, from the block on in which the span begins.
+    """
 
     tokens: list[int]
     rows: list[SamplingRow]
+    sources: list[str] = []
+    parents: list[int] = []
+    tables: list[list[int]] = []
 
 
 NO_DRAFT = Draft([], [])
@@ -70,7 +79,7 @@ class Scheduler:
 
     budget: most tokens of a step. sequences: most that run, and rows of results of a step.
     bidirectional: a sequence is computed in one step. images: encodes them. pace: how long steps
-    take.
+    take. released: is told of each sequence that holds no more blocks.
     """
 
     def __init__(
@@ -82,6 +91,7 @@ class Scheduler:
         bidirectional: bool = False,
         images: ImageQueue | None = None,
         pace: Pace | None = None,
+        released: Callable[[Sequence], None] = lambda _: None,
     ) -> None:
         self.kv = kv
         self._pace = pace or Pace()
@@ -93,6 +103,7 @@ class Scheduler:
         self._sequences = sequences
         self._bidirectional = bidirectional
         self._images = images
+        self._released = released
         self._spare_rows = 0  # of results in this step, beside the one of each running sequence
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -120,6 +131,7 @@ class Scheduler:
         self._policy.left(sequence)
 
     def _let_go(self, sequence: Sequence) -> None:
+        self._released(sequence)
         if self._images is not None:
             self._images.release(sequence.images)
 

@@ -16,9 +16,11 @@ from weakref import WeakKeyDictionary
 from octavo.engine.cost import Acceptance, StepTimes
 from octavo.engine.drafts import DraftSource, Proposal, all_sources
 from octavo.engine.kv import KVCache
+from octavo.engine.lookahead import DraftWriter, Lookahead
 from octavo.engine.runner import Outcome
 from octavo.engine.scheduler import Draft, ScheduledSpan
 from octavo.engine.sequence import Sequence
+from octavo.engine.trees import Fork, forks, grow, settle, tally
 
 MOST_ROWS = 64  # of a step that verifies drafts: one that computes a prompt has no time to spare
 LEEWAY = 0.01  # of its time that a request may lose by speculation
@@ -29,8 +31,17 @@ class DepthPolicy(Protocol):
 
     times: StepTimes
 
-    def depths(self, chances: list[list[float]], rows: int, room: int, now: float) -> list[int]:
+    def depths(
+        self, chances: list[list[float]], rows: int, room: int, now: float, streams: int
+    ) -> list[int]:
         """See `CostModel.depths`."""
+        ...
+
+    def ahead(
+        self, likely: list[float], chances: list[list[float]], rows: int, room: int, now: float,
+        cost: Callable[[int], float],
+    ) -> int:  # fmt: skip
+        """See `CostModel.ahead`."""
         ...
 
 
@@ -40,8 +51,14 @@ class _Record:
 
     acceptance: Acceptance
     proposal: Proposal | None = None
+    others: list[Proposal] = field(default_factory=list)
     balance: float = 0.0
     spent: float = 0.0
+
+    @property
+    def overdrawn(self) -> bool:
+        """True if speculation has cost the request more than it may."""
+        return self.balance < -LEEWAY * self.spent
 
 
 @dataclass(slots=True)
@@ -58,6 +75,7 @@ class Speculation:
     """Adds drafts to the steps of one engine.
 
     rows: most rows with results in a step. policy: how deep to speculate; None: not at all.
+    writer: computes drafts, beside the sources that find them.
     """
 
     def __init__(
@@ -66,6 +84,7 @@ class Speculation:
         rows: int,
         policy: DepthPolicy | None,
         sources: list[DraftSource] | None = None,
+        writer: DraftWriter | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._kv = kv
@@ -75,7 +94,10 @@ class Speculation:
         self._clock = clock
         self._known = Acceptance()
         self._records: WeakKeyDictionary[Sequence, _Record] = WeakKeyDictionary()
-        names = [s.name for s in self._sources]
+        self._ahead = Lookahead(writer, clock) if writer is not None else None
+        self._written = 0.0  # seconds that drafts for this step took to write
+        self._wrote: dict[Sequence, float] = {}  # what they count for, by sequence
+        names = [s.name for s in self._sources] + ([writer.name] if writer is not None else [])
         self.counts = Counts(dict.fromkeys(names, 0), dict.fromkeys(names, 0))
 
     # -- before a step --------------------------------------------------------------------------
@@ -84,13 +106,34 @@ class Speculation:
         """A planned step with drafts where they pay, and blocks for them; else as it is."""
         rows = sum(s.length for s in spans)
         room = min(self._rows - len(spans), MOST_ROWS - rows)
+        self._written = 0.0
+        self._wrote.clear()
         if self._policy is None or room <= 0 or not all(_decodes(s) for s in spans):
             return spans
         chances = [self._propose(s.sequence) for s in spans]
+        if self._ahead is not None:
+            self._write(self._ahead, [s.sequence for s in spans], chances, rows, room)
         if not any(chances):
             return spans
-        depths = self._policy.depths(chances, rows, room, self._clock())
-        return [self._with_draft(s, d) if d else s for s, d in zip(spans, depths, strict=True)]
+        found = self._forks(spans, chances)
+        each = [*chances, *(f.chances for f in found)]
+        depths = self._policy.depths(each, rows, room, self._clock(), len(spans))
+        out = []
+        for i, (span, depth) in enumerate(zip(spans, depths, strict=False)):
+            further = zip(found, depths[len(spans) :], strict=True)
+            chosen = [(fork, d) for fork, d in further if fork.span == i and d]
+            out.append(self._with_draft(span, depth, chosen) if depth else span)
+        return out
+
+    def _forks(self, spans: list[ScheduledSpan], chances: list[list[float]]) -> list[Fork]:
+        """Where else the sequences may go on, instead of what is proposed."""
+        out = []
+        for i, (span, own) in enumerate(zip(spans, chances, strict=True)):
+            record = self._records.get(span.sequence)
+            if own and record is not None and record.proposal is not None:
+                if record.others or record.proposal.second:
+                    out += forks(i, record.proposal, own, record.others, record.acceptance)
+        return out
 
     def _propose(self, sequence: Sequence) -> list[float]:
         """Takes the likeliest proposal for a sequence; gives the chances of its tokens, none if
@@ -99,20 +142,64 @@ class Speculation:
             return []
         if (record := self._records.get(sequence)) is None:
             record = self._records[sequence] = _Record(Acceptance(self._known))
-        record.proposal, best = None, 0.0
+        record.proposal, record.others, best = None, [], 0.0
         for source in self._sources:
             if (proposal := source.propose(sequence)) is not None:
                 chance = record.acceptance.chance(proposal.source, proposal.match)
                 if chance > best:
-                    record.proposal, best = proposal, chance
-        if record.proposal is None or record.balance < -LEEWAY * record.spent:
+                    proposal, record.proposal, best = record.proposal, proposal, chance
+                if proposal is not None:
+                    record.others.append(proposal)
+        if record.proposal is None or record.overdrawn:
             return []
-        left = sequence.limit - len(sequence.kv.tokens) - 1
-        return record.acceptance.chances(record.proposal)[: max(0, left)]
+        return record.acceptance.chances(record.proposal)[: _left(sequence)]
 
-    def _with_draft(self, span: ScheduledSpan, depth: int) -> ScheduledSpan:
-        """A span that also verifies the first `depth` tokens of its proposal, as far as they may
-        come and there are free blocks."""
+    def _write(
+        self, ahead: Lookahead, sequences: list[Sequence], chances: list[list[float]], rows: int,
+        room: int,
+    ) -> None:  # fmt: skip
+        """Has drafts written where that is likely to pay, and takes those that are better than what
+        was found."""
+        writer, now, policy = ahead.writer, self._clock(), self._policy
+        assert policy is not None
+        served = [(i, s) for i, s in enumerate(sequences) if self._served(writer, s)]
+        if not served or (plain := policy.times.plain(rows)) is None:
+            return
+        asked = [s for _, s in served[:room]]
+        cost = ahead.cost(asked, plain)
+        likely = [self._records[s].acceptance.any(writer.name) for s in asked]
+        depth = policy.ahead(likely, chances, rows, room, now, cost.of) or ahead.trial(cost)
+        if not depth:
+            return
+        served = [
+            (i, s) for i, s in served[:room] if self._kv.extend(s.kv, len(s.kv.tokens) + depth)
+        ]
+        if not (asked := [s for _, s in served]):
+            return
+        proposals, self._written = ahead.write(asked, depth)
+        self._wrote = dict.fromkeys(asked, cost.of(depth) / len(asked))
+        for (i, sequence), proposal in zip(served, proposals, strict=True):
+            if proposal is not None:
+                record = self._records[sequence]
+                found = record.acceptance.chances(proposal)[: _left(sequence)]
+                if sum(found) > sum(chances[i]):
+                    record.others += [record.proposal] if record.proposal is not None else []
+                    record.proposal, chances[i] = proposal, found
+                else:
+                    record.others.append(proposal)
+
+    def _served(self, writer: DraftWriter, sequence: Sequence) -> bool:
+        """True if drafts may be written for a sequence."""
+        record = self._records.get(sequence)
+        if record is None or record.overdrawn or not _left(sequence):
+            return False
+        return sequence.request.params.speculates and writer.serves(sequence)
+
+    def _with_draft(
+        self, span: ScheduledSpan, depth: int, chosen: list[tuple[Fork, int]]
+    ) -> ScheduledSpan:
+        """A span that also verifies the first `depth` tokens of its proposal and of forks of it, as
+        far as they may come and there are free blocks."""
         sequence = span.sequence
         proposal = self._records[sequence].proposal
         assert proposal is not None
@@ -120,26 +207,35 @@ class Speculation:
         count, end = len(rows), span.start + span.length
         if not count or not self._kv.extend(sequence.kv, end + count):
             return span
-        return span._replace(draft=Draft(proposal.tokens[:count], rows))
+        draft = Draft(proposal.tokens[:count], rows, [proposal.source])
+        span = span._replace(draft=draft)
+        return grow(self._kv, span, draft, chosen) if chosen else span
 
     # -- after a step ---------------------------------------------------------------------------
 
     def compare(self, outcomes: list[Outcome]) -> None:
-        """Compares what was proposed with what was drawn."""
+        """Compares what was proposed with what was drawn, and keeps the branch that was."""
         for outcome in outcomes:
-            sequence, drafted = outcome.span.sequence, len(outcome.span.draft.tokens)
+            sequence, draft = outcome.span.sequence, outcome.span.draft
+            settle(self._kv, outcome.span, outcome.branch)
             record = self._records.get(sequence)
-            if record is None or (proposal := record.proposal) is None:
+            if record is None or record.proposal is None:
                 continue
+            record.acceptance.compare(record.proposal, [s.token for s in outcome.tokens])
             record.proposal = None
-            record.acceptance.compare(proposal, [s.token for s in outcome.tokens])
-            if drafted:
-                accepted = len(outcome.tokens) - 1
-                self.counts.drafted[proposal.source] += drafted
-                self.counts.accepted[proposal.source] += accepted
-                if proposal.source == "prediction":
+            if not draft.tokens:
+                continue
+            for source, drafted, accepted in tally(draft, outcome.branch, len(outcome.tokens) - 1):
+                self.counts.drafted[source] += drafted
+                self.counts.accepted[source] += accepted
+                if source == "prediction":
                     right, wrong = sequence.predicted
                     sequence.predicted = (right + accepted, wrong + drafted - accepted)
+
+    def drop(self, spans: list[ScheduledSpan]) -> None:
+        """A step with drafts has failed."""
+        for span in spans:
+            settle(self._kv, span, 0)
 
     def took(self, outcomes: list[Outcome], seconds: float, steps: int) -> None:
         """Takes the time of a call that computed `steps` steps."""
@@ -150,20 +246,23 @@ class Speculation:
         if rows + drafted > MOST_ROWS:
             return
         now, plain = self._clock(), times.plain(rows)
-        times.record(rows + drafted, seconds / steps, now)
+        times.record(rows + drafted, (seconds - self._written) / steps, now)
+        if self._ahead is not None:
+            self._ahead.spent(seconds)
         for span in spans:
             if (record := self._records.get(span.sequence)) is not None:
                 record.spent += seconds
-        if not drafted or plain is None:
+        if plain is None or not (drafted or self._wrote):
             return
         # By mean times: how long this one step took says more of what else the host does.
         extra, each = times.estimate(rows + drafted, rows, now) - plain, plain / len(spans)
         for outcome in outcomes:
-            if count := len(outcome.span.draft.tokens):
-                won = each * (len(outcome.tokens) - 1) - extra * count / drafted
-                self._records[outcome.span.sequence].balance += won
-        gained = sum(len(o.tokens) - 1 for o in outcomes) * each
-        self.counts.lost += max(0.0, extra - gained)
+            sequence, count = outcome.span.sequence, len(outcome.span.draft.tokens)
+            won = each * (len(outcome.tokens) - 1) - extra * count / drafted if count else 0.0
+            if count or sequence in self._wrote:
+                self._records[sequence].balance += won - self._wrote.get(sequence, 0.0)
+        gained = sum(len(o.tokens) - 1 for o in outcomes) * each if drafted else 0.0
+        self.counts.lost += max(0.0, (extra if drafted else 0.0) + self._written - gained)
 
     def stats(self) -> dict[str, int]:
         """Counts under the names of EngineStats."""
@@ -179,6 +278,20 @@ class Speculation:
         if self._policy is not None and sequence.request.params.speculates:
             for source in self._sources:
                 source.finish(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """A sequence holds no more blocks: it has ended, or is preempted."""
+        if self._ahead is not None:
+            self._ahead.writer.release(sequence)
+
+    def prepare(self, idle: bool) -> bool:
+        """Does work left over from loading what writes drafts. Returns True if more remains."""
+        return self._ahead is not None and self._ahead.writer.prepare(idle)
+
+
+def _left(sequence: Sequence) -> int:
+    """Most tokens of a draft: the last token of a sequence is drawn after them."""
+    return max(0, sequence.limit - len(sequence.kv.tokens) - 1)
 
 
 def _decodes(span: ScheduledSpan) -> bool:

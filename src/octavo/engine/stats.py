@@ -9,8 +9,9 @@ from dataclasses import dataclass
 class EngineStats:
     """Counts since the start, and what is held now. busy_us: microseconds spent in steps.
 
-    drafted, accepted: tokens of drafts by source (`octavo.engine.drafts`). speculation_lost_us:
-    microseconds that steps with drafts took longer than plain steps would have for what was drawn.
+    drafted, accepted: tokens of drafts by source (`octavo.engine.drafts`, `draft_model`,
+    `self_draft`). speculation_lost_us: microseconds that drafts took more, to be written and
+    verified, than plain steps would have for what was drawn.
     step_us: what a step without prompts takes now; prompt_token_ns: what a token of a prompt takes,
     with all that is computed beside it; 0 before that was measured.
     """
@@ -40,6 +41,10 @@ class EngineStats:
     accepted_lookup: int = 0
     drafted_recent: int = 0
     accepted_recent: int = 0
+    drafted_draft: int = 0
+    accepted_draft: int = 0
+    drafted_self: int = 0
+    accepted_self: int = 0
     speculation_lost_us: int = 0
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack
 
 from octavo.checkpoint import Checkpoint
 from octavo.checkpoint.hub import Located, locate, no_progress
@@ -16,8 +16,8 @@ from octavo.client.in_process import InProcessClient
 from octavo.engine.constraint import TokenTable
 from octavo.engine.defaults import GenerationConfig, default_params
 from octavo.engine.host import available_memory
-from octavo.engine.loader import OpenModel, load_engine, open_model
-from octavo.engine.plan import make_plan, parse_size
+from octavo.engine.loader import OpenModel, load_engine, open_draft, open_model
+from octavo.engine.plan import Plan, make_plan, parse_size
 from octavo.errors import UsageError
 from octavo.generate.grammar_check import GrammarChecker
 from octavo.generate.model import About, ServedModel
@@ -29,7 +29,12 @@ from octavo.vision.preprocess import Preprocessor
 
 KV_DTYPES = ("auto", "bf16", "int8", "f32")
 ACTIVATIONS = ("auto", "int8", "int16")
-SPECULATIONS = ("auto", "off")
+SPECULATIONS = ("auto", "lookup", "draft", "self", "off")
+_CHOICES: tuple[tuple[Literal["kv_dtype", "activations", "speculation"], tuple[str, ...]], ...] = (
+    ("kv_dtype", KV_DTYPES),
+    ("activations", ACTIVATIONS),
+    ("speculation", SPECULATIONS),
+)
 
 
 class LoadOptions(TypedDict, total=False):
@@ -41,9 +46,10 @@ class LoadOptions(TypedDict, total=False):
     "int8" (one, and a scale for 32), or "auto" (the default), two bytes where one would show.
     adapters: LoRA adapters by name, {} for none yet; they take at most lora_memory. packed_cache:
     keep packed weights on disk for the next start. generation_config: "none" forgets the sampling
-    parameters that the model's files recommend. speculation: "auto" verifies drafts of what may
-    come next where that saves time, "off" never. loading: opens a progress bar, given what it is
-    for and how many bytes.
+    parameters that the model's files recommend. speculation: which drafts of what may come next are
+    verified, where that saves time: "lookup" those found in texts, "draft" those of the model
+    `draft`, "auto" both, "self" those of the model without some layers (`octavo tune`), "off" none.
+    loading: opens a progress bar, given what it is for and how many bytes.
     """
 
     memory: str | None
@@ -58,6 +64,7 @@ class LoadOptions(TypedDict, total=False):
     packed_cache: bool
     generation_config: GenerationConfig
     speculation: str
+    draft: str | None
     loading: ProgressBar
 
 
@@ -73,15 +80,9 @@ def load(model: str, **options: Unpack[LoadOptions]) -> ServedModel:
     Raises OctavoError when it cannot be found, read or fitted.
     """
     check_names(options, LoadOptions)
-    kv_dtype = options.get("kv_dtype", "auto")
-    if kv_dtype not in KV_DTYPES:
-        raise UsageError(f"kv_dtype {kv_dtype!r}; it may be {' or '.join(KV_DTYPES)}")
-    activations = options.get("activations", "auto")
-    if activations not in ACTIVATIONS:
-        raise UsageError(f"activations {activations!r}; it may be {' or '.join(ACTIVATIONS)}")
-    speculation = options.get("speculation", "auto")
-    if speculation not in SPECULATIONS:
-        raise UsageError(f"speculation {speculation!r}; it may be {' or '.join(SPECULATIONS)}")
+    for choice, known in _CHOICES:
+        if (given := options.get(choice, "auto")) not in known:
+            raise UsageError(f"{choice} {given!r}; it may be {' or '.join(known)}")
     loading, adapters = options.get("loading", no_progress), options.get("adapters")
     located = locate(model, offline=options.get("offline", False), progress=loading)
     opened = open_model(located.path, adapters is not None)
@@ -89,20 +90,7 @@ def load(model: str, **options: Unpack[LoadOptions]) -> ServedModel:
     table = token_table(tokenizer)
     source = options.get("chat_template") or template_source(opened.checkpoint)
     template = ChatTemplate(source, tokenizer) if source else None
-    lora = parse_size(options.get("lora_memory", "256MiB"), available_memory())
-    plan = make_plan(
-        opened.compiled,
-        name=located.name,
-        memory=options.get("memory"),
-        context=options.get("context"),
-        threads=options.get("threads"),
-        kv_dtype=kv_dtype,
-        activations=activations,
-        packed=options.get("packed_cache", False),
-        adapters=lora if adapters is not None else 0,
-        encoder=opened.encoder,
-        speculation=speculation,
-    )
+    plan = _plan(opened, located, options)
     opened = open_model(located.path, adapters is not None, plan.context)
     with loading("Loading", opened.checkpoint.nbytes) as advance:
         client = InProcessClient(load_engine(opened, plan, table, advance))
@@ -118,6 +106,27 @@ def load(model: str, **options: Unpack[LoadOptions]) -> ServedModel:
     except BaseException:
         client.stop()
         raise
+
+
+def _plan(opened: OpenModel, located: Located, options: LoadOptions) -> Plan:
+    """The plan of a model. Raises OctavoError."""
+    adapters, draft = options.get("adapters"), options.get("draft")
+    lora = parse_size(options.get("lora_memory", "256MiB"), available_memory())
+    offline, progress = options.get("offline", False), options.get("loading", no_progress)
+    return make_plan(
+        opened.compiled,
+        name=located.name,
+        memory=options.get("memory"),
+        context=options.get("context"),
+        threads=options.get("threads"),
+        kv_dtype=options.get("kv_dtype", "auto"),
+        activations=options.get("activations", "auto"),
+        packed=options.get("packed_cache", False),
+        adapters=lora if adapters is not None else 0,
+        encoder=opened.encoder,
+        speculation=options.get("speculation", "auto"),
+        draft=open_draft(locate(draft, offline=offline, progress=progress).path) if draft else None,
+    )
 
 
 def served_model(

@@ -27,7 +27,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 TOKENS = tuple(float(1 << i) for i in range(18))
 
 
-SOURCES = ("forced", "prediction", "lookup", "recent")  # of drafts
+SOURCES = ("forced", "prediction", "lookup", "recent", "draft", "self")  # of drafts
 COUNTS = (
     "prompt_tokens", "cached_tokens", "generated_tokens", "preemptions", "steps", "images_encoded",
     "image_hits",

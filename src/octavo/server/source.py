@@ -114,9 +114,10 @@ class ModelSource:
         """The model with a new engine, which is ready. Raises OctavoError."""
         opened, plan = await asyncio.to_thread(self.planned)
         options = self._options
+        files = {**opened.checkpoint.states, **(plan.draft.files if plan.draft else {})}
         client = EngineProcessClient(
             str(options.located.path), plan, opened.vocabulary, options.queue, self.progress,
-            opened.checkpoint.states, name=options.name, spawned=self.spawned,
+            files, name=options.name, spawned=self.spawned,
         )  # fmt: skip
         self.spawned = None
         served = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo import _native
-from octavo.backends.base import Footprint, LoadOptions, PackedMatrices
+from octavo.backends.base import Executable, Footprint, LoadOptions, PackedMatrices
 from octavo.backends.cpu.activations import resolve
 from octavo.backends.cpu.adapters import LoadedAdapters
 from octavo.backends.cpu.executor import CpuExecutable, block_bytes, footprint, host_isa, load
@@ -46,10 +46,12 @@ class CpuCompiled:
         return footprint(self.lowered, options)
 
     def load(
-        self, checkpoint: Checkpoint, options: LoadOptions, progress: Advance = lambda _: None
-    ) -> CpuExecutable:
+        self, checkpoint: Checkpoint, options: LoadOptions, progress: Advance = lambda _: None,
+        beside: Executable | None = None,
+    ) -> CpuExecutable:  # fmt: skip
         file = packed_file(checkpoint) if options.packed else None
-        executable = load(self.lowered, options, progress, file)
+        same = beside if isinstance(beside, CpuExecutable) else None
+        executable = load(self.lowered, options, progress, file, same)
         if self.adapters:
             executable.adapters = LoadedAdapters(
                 checkpoint, self.program, executable.model, executable.matrices,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from octavo import _native
@@ -18,6 +19,7 @@ from octavo.backends.base import (
 )
 from octavo.backends.cpu.adapters import LoadedAdapters
 from octavo.backends.cpu.lower import Lowered, interruptible
+from octavo.backends.cpu.parts import residual_parts
 from octavo.backends.cpu.recorder import Recorder
 from octavo.checkpoint.progress import Advance
 from octavo.errors import UsageError
@@ -36,10 +38,11 @@ class CpuExecutable:
 
     def __init__(
         self, model: _native.Model, limits: Limits, program: Program, output: int, hidden: int,
-        matrices: dict[str, int], pauses: list[int],
+        matrices: dict[str, int], pauses: list[int], parts: list[range],
     ) -> None:  # fmt: skip
         self.model = model
         self.pauses = pauses
+        self._parts = parts  # native operations of each
         self.limits = limits
         self.task, self.causal = program.task, program.causal
         self._output, self._hidden = output, hidden  # buffers
@@ -65,14 +68,23 @@ class CpuExecutable:
     def step(self, step: StepInput) -> list[Sample]:
         return self.decode(step, 1, [])[0]
 
-    def decode(self, step: StepInput, steps: int, ends: list[list[int]]) -> list[list[Sample]]:
+    def decode(
+        self, step: StepInput, steps: int, ends: list[list[int]], brief: bool = False
+    ) -> list[list[Sample]]:
         rows = self.model.step(
             step.ids, step.positions, step.spans, step.block_tables, step.logits_indices,
             step.sampling, step.token_type_ids,
             step.all_logits or self.task != "generate", steps, ends,
-            step.embeddings, step.embedding_rows, step.kv_writes, step.reach,
+            step.embeddings, step.embedding_rows, step.kv_writes, step.reach, brief=brief,
         )  # fmt: skip
         return [list(map(Sample._make, each)) for each in rows]
+
+    @property
+    def parts(self) -> int:
+        return len(self._parts)
+
+    def skip(self, parts: Collection[int]) -> None:
+        self.model.skip([i for part in parts for i in self._parts[part]])
 
     def run(self, step: StepInput, first: int, last: int) -> None:
         self.model.step(
@@ -165,21 +177,26 @@ def load(
     options: LoadOptions,
     progress: Advance = lambda _: None,
     file: Path | None = None,
+    beside: CpuExecutable | None = None,
 ) -> CpuExecutable:
     """Packs the weights, all but those left to `pack_pending`, and allocates what steps can need.
 
     file: where packed weights are kept if `options.packed`: mapped if it is there and sound, else
-    written, with all of them.
+    written, with all of them. beside: see `Compiled.load`.
     """
     size, limits = footprint(lowered, options), options.limits
     model = _native.Model(
-        host_isa(), options.threads, limits.tokens, limits.selected, size.weights, size.buffers
-    )
+        host_isa(), options.threads, limits.tokens, limits.selected, size.weights, size.buffers,
+        beside.model if beside is not None else None,
+    )  # fmt: skip
     mapped = file is not None and _map(model, file, size.weights)
     recorder = _record(lowered, model, options, progress)
     if file is not None and not mapped:
         _keep(model, file)
     program = lowered.program
     output, hidden = recorder.buffer(program.output), recorder.buffer(program.hidden)
-    pauses = interruptible(lowered)
-    return CpuExecutable(model, limits, program, output, hidden, recorder.matrix, pauses)
+    starts = recorder.starts
+    parts = [range(starts[p.start], starts[p.stop]) for p in residual_parts(lowered)]
+    return CpuExecutable(
+        model, limits, program, output, hidden, recorder.matrix, interruptible(lowered), parts
+    )

@@ -121,8 +121,11 @@ class Recorder:
         self.expert_rows: dict[ExpertShape, int] = {}
         self.buffers = [model.add_buffer(*shape) for shape in lowered.buffers]
         self.acts = [self._add_act(shape) for shape in lowered.acts]
+        self.starts: list[int] = []  # the native operation that each begins with, and their number
         for native in lowered.ops:
+            self.starts.append(model.length)
             self.record(native)
+        self.starts.append(model.length)
         output = lowered.program.output
         model.output(self.buffer(output), output.width, _measured(lowered))
 
