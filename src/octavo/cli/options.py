@@ -94,6 +94,11 @@ kv_dtype_option = click.option(
     help="Precision of cached keys and values. [bf16; f32 for mixtures of experts]",
 )  # fmt: skip
 
+mmproj_option = click.option(
+    "--mmproj", metavar="FILE", default="auto", envvar="OCTAVO_MMPROJ",
+    help="Image encoder of a .gguf model; none: text only. [mmproj*.gguf beside it]",
+)  # fmt: skip
+
 speculation_option = click.option(
     "--speculation", type=click.Choice(["auto", "off"]), default="auto", show_default=True,
     envvar="OCTAVO_SPECULATION",
@@ -116,6 +121,7 @@ sizing = together(
     ),
     kv_dtype_option,
     activations_option,
+    mmproj_option,
     click.option(
         "--offline", is_flag=True, envvar="OCTAVO_OFFLINE",
         help="Use only models that are already here.",

@@ -26,6 +26,7 @@ def plan(
     threads: int | None,
     kv_dtype: str,
     activations: str,
+    mmproj: str,
     offline: bool,
 ) -> None:
     """Print the memory MODEL would take, without loading it.
@@ -37,7 +38,7 @@ def plan(
     from octavo.engine.plan import make_plan
 
     located = locate(model, offline=offline)
-    opened = open_model(located.path)
+    opened = open_model(located.path, mmproj=mmproj)
     p = make_plan(
         opened.compiled, name=located.name, memory=memory, context=context, threads=threads,
         kv_dtype=kv_dtype, activations=activations, what_if=True, encoder=opened.encoder,

@@ -285,7 +285,7 @@ def _choice(
     name: str | None, chat_template: Path | None, max_queue: int, loras: tuple[str, ...],
     lora_memory: str | None, packed_cache: bool, generation_config: Literal["auto", "none"],
     memory: str | None, context: int | None, threads: int | None, kv_dtype: str, activations: str,
-    speculation: str,
+    speculation: str, mmproj: str,
 ) -> Choice:  # fmt: skip
     """What is served, as the options about models say. Raises UsageError."""
     from octavo.checkpoint.hub import Located
@@ -296,7 +296,10 @@ def _choice(
     from octavo.errors import UsageError
     from octavo.server.source import ModelOptions
 
-    one = {"--name": name, "--chat-template": chat_template, "--lora": loras}
+    one = {
+        "--name": name, "--chat-template": chat_template, "--lora": loras,
+        "--mmproj": "" if mmproj in ("auto", "none") else mmproj,
+    }  # fmt: skip
     for option, given in one.items():
         if given and (count != 1 or models_dir is not None or on_demand):
             raise UsageError(f"{option} is about one model; {count} are named, or a folder")
@@ -306,7 +309,7 @@ def _choice(
         lora_bytes = parse_size(lora_memory or "256MiB", available_memory(), "--lora-memory")
     like = ModelOptions(
         Located(Path(), ""), name or "", (), template, max_queue,
-        parse_adapters(loras), lora_bytes > 0, generation_config,
+        parse_adapters(loras), lora_bytes > 0, generation_config, mmproj=mmproj,
     )  # fmt: skip
     sizing = {
         "context": context, "threads": threads, "kv_dtype": kv_dtype, "activations": activations,

@@ -89,7 +89,9 @@ class EngineProcess:
     def start(self, message: Start) -> None:
         try:
             plan = message.plan
-            model = open_model(Path(message.path), plan.adapters > 0, plan.context)
+            model = open_model(
+                Path(message.path), plan.adapters > 0, plan.context, message.mmproj
+            )
             check_unchanged(message.files)
             executable = load_executable(model, plan, lambda n: self.send(Loading(n)))
             engine = make_engine(model, executable, plan, message.table)

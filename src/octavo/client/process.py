@@ -56,7 +56,7 @@ class EngineProcessClient:
 
     max_queue: requests in flight beyond which new ones are refused with Overloaded. files: of the
     model, which must be the same whenever an engine reads them. module: what the process runs;
-    name: what it is called in lists of processes.
+    name: what it is called in lists of processes. mmproj: the file with the model's image encoder.
     """
 
     def __init__(
@@ -69,8 +69,9 @@ class EngineProcessClient:
         files: Mapping[str, FileState] | None = None,
         module: str = ENGINE,
         name: str = "",
+        mmproj: str = "none",
     ) -> None:
-        self._path = path
+        self._path, self._mmproj = path, mmproj
         self._name = name
         self._plan = plan
         self._files = dict(files or {})
@@ -190,7 +191,7 @@ class EngineProcessClient:
         link = self._link
         await link.open()
         self._tasks.append(asyncio.create_task(self._watch(link)))
-        link.send(Start(self._path, self.table, self._plan, self._files))
+        link.send(Start(self._path, self.table, self._plan, self._files, self._mmproj))
         while True:
             self._handle(await link.receive())
 

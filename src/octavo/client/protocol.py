@@ -26,6 +26,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     table: TokenTable
     plan: Plan
     files: dict[str, FileState] = {}  # of the model, as they were when the table was made
+    mmproj: str = "none"  # the file with its image encoder
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):

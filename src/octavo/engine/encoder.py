@@ -50,6 +50,10 @@ class ImageEncoder:
         self._step = _given(features, positions, spans, len(images) * blocks)
         self._count, self._at = len(images), 0
 
+    def stop(self) -> None:
+        """Forgets the run that has begun."""
+        self._step = None
+
     def run(self, seconds: float) -> list[Floats] | None:
         """Computes for about so long. Gives the embeddings `[tokens, width]` of each image once all
         is done. After an error the run has to begin again."""

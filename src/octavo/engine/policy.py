@@ -35,6 +35,10 @@ class SchedulingPolicy(Protocol):
         """A step computes so many tokens of a sequence."""
         ...
 
+    def encoded(self, sequence: Sequence, rows: int) -> None:
+        """An image of a sequence is encoded, which has so many rows."""
+        ...
+
     def gives_way(self, running: list[Sequence], sequence: Sequence) -> Sequence | None:
         """The running sequence that is preempted for a waiting one where there is room for no
         other, if any is."""
@@ -91,6 +95,9 @@ class FairPolicy:
         own = len(sequence.request.prompt) - sequence.kv.computed  # of the prompt
         prompt = max(0, min(own, tokens))
         self.work[sequence.request.tenant] += PROMPT * prompt + GENERATED * (tokens - prompt)
+
+    def encoded(self, sequence: Sequence, rows: int) -> None:
+        self.work[sequence.request.tenant] += PROMPT * rows
 
     def gives_way(self, running: list[Sequence], sequence: Sequence) -> Sequence | None:
         counts = Counter(s.request.tenant for s in running)

@@ -22,6 +22,7 @@ from octavo.errors import UsageError
 from octavo.generate.grammar_check import GrammarChecker
 from octavo.generate.model import About, ServedModel
 from octavo.generate.options import check_names
+from octavo.models.mmproj import encoder_of
 from octavo.text import ChatTemplate, Tokenizer, load_tokenizer
 from octavo.text.chat import template_source
 from octavo.vision.families import load_preprocessor
@@ -42,8 +43,9 @@ class LoadOptions(TypedDict, total=False):
     adapters: LoRA adapters by name, {} for none yet; they take at most lora_memory. packed_cache:
     keep packed weights on disk for the next start. generation_config: "none" forgets the sampling
     parameters that the model's files recommend. speculation: "auto" verifies drafts of what may
-    come next where that saves time, "off" never. loading: opens a progress bar, given what it is
-    for and how many bytes.
+    come next where that saves time, "off" never. mmproj: the file with the image encoder of a .gguf
+    model, "auto" for one beside it, "none". loading: opens a progress bar, given what it is for and
+    how many bytes.
     """
 
     memory: str | None
@@ -58,6 +60,7 @@ class LoadOptions(TypedDict, total=False):
     packed_cache: bool
     generation_config: GenerationConfig
     speculation: str
+    mmproj: str
     loading: ProgressBar
 
 
@@ -84,7 +87,7 @@ def load(model: str, **options: Unpack[LoadOptions]) -> ServedModel:
         raise UsageError(f"speculation {speculation!r}; it may be {' or '.join(SPECULATIONS)}")
     loading, adapters = options.get("loading", no_progress), options.get("adapters")
     located = locate(model, offline=options.get("offline", False), progress=loading)
-    opened = open_model(located.path, adapters is not None)
+    opened = open_model(located.path, adapters is not None, mmproj=options.get("mmproj") or "auto")
     tokenizer = load_tokenizer(opened.checkpoint)
     table = token_table(tokenizer)
     source = options.get("chat_template") or template_source(opened.checkpoint)
@@ -103,7 +106,7 @@ def load(model: str, **options: Unpack[LoadOptions]) -> ServedModel:
         encoder=opened.encoder,
         speculation=speculation,
     )
-    opened = open_model(located.path, adapters is not None, plan.context)
+    opened = open_model(located.path, adapters is not None, plan.context, opened.mmproj)
     with loading("Loading", opened.checkpoint.nbytes) as advance:
         client = InProcessClient(load_engine(opened, plan, table, advance))
     try:
@@ -151,7 +154,7 @@ def _preprocessor(opened: OpenModel, tokenizer: Tokenizer) -> Preprocessor | Non
     if (vision := opened.vision) is None:
         return None
     return load_preprocessor(
-        opened.checkpoint, tokenizer, family=vision.family, placeholder=vision.placeholder,
+        encoder_of(opened.checkpoint), tokenizer, family=vision.family, placeholder=vision.placeholder,
         tokens=vision.tokens, size=vision.size,
     )  # fmt: skip
 

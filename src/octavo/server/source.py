@@ -40,6 +40,7 @@ class ModelOptions:
     lora: bool = False  # adapters may be loaded
     generation_config: GenerationConfig = "auto"
     pinned: bool = False
+    mmproj: str = "auto"  # the file with a GGUF model's image encoder
 
     @property
     def also(self) -> tuple[str, ...]:
@@ -85,7 +86,8 @@ class ModelSource:
                 except (ModelChanged, ModelNotFound):
                     self._planned = self._read = None
             if self._planned is None:
-                opened = open_model(self._options.located.path, self._options.lora)
+                o = self._options
+                opened = open_model(o.located.path, o.lora, mmproj=o.mmproj)
                 self._planned = opened, self._make_plan(opened)
             return self._planned
 
@@ -111,7 +113,7 @@ class ModelSource:
         options = self._options
         client = EngineProcessClient(
             str(options.located.path), plan, opened.vocabulary, options.max_queue, self.progress,
-            opened.checkpoint.states, name=options.name,
+            opened.checkpoint.states, name=options.name, mmproj=opened.mmproj,
         )  # fmt: skip
         served = None
         try:

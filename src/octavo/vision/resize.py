@@ -10,7 +10,7 @@ import numpy as np
 
 from octavo.errors import CheckpointError
 from octavo.vision.decode import check_area
-from octavo.vision.image import Pixels
+from octavo.vision.image import ImageInput, Pixels
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -108,6 +108,10 @@ class Framing:
         if size is None:
             raise CheckpointError("this image processor gives pictures of different sizes")
         return size
+
+    def tile(self, image: Image, tokens: int, at: str) -> ImageInput:
+        """The framed picture as one tile of `tokens` placeholders. Raises RequestError."""
+        return ImageInput.of(tiles([self(image, at)]), (image.height, image.width), tokens)
 
     def __call__(self, image: Image, at: str) -> Image:
         """The framed picture. Raises RequestError."""
