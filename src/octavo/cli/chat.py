@@ -131,7 +131,7 @@ class Session:
 def chat(
     model: str, prompt: str | None, system: str | None, images: tuple[str, ...], history: bool,
     memory: str | None, context: int | None, threads: int | None, kv_dtype: str, activations: str,
-    mmproj: str, offline: bool, **given: Any,
+    mmproj: str, vision_dtype: str, offline: bool, **given: Any,
 ) -> None:  # fmt: skip
     """Talk to MODEL (the demo model if none is named).
 
@@ -146,7 +146,8 @@ def chat(
         raise UsageError("there is nothing to answer: the prompt is empty", "--prompt Hello")
     llm = LLM(
         model, memory=memory, context=context, threads=threads, kv_dtype=kv_dtype,
-        activations=activations, mmproj=mmproj, offline=offline, loading=progress_bar,
+        activations=activations, mmproj=mmproj, vision_dtype=vision_dtype, offline=offline,
+        loading=progress_bar,
     )  # fmt: skip
     if llm.task != "generate":
         raise Unsupported(

@@ -99,6 +99,12 @@ mmproj_option = click.option(
     help="Image encoder of a .gguf model; none: text only. [mmproj*.gguf beside it]",
 )  # fmt: skip
 
+vision_dtype_option = click.option(
+    "--vision-dtype", type=click.Choice(["auto", "int8"]), default="auto",
+    envvar="OCTAVO_VISION_DTYPE",
+    help="Precision of the image encoder, inputs of its layers too. [as it is stored]",
+)  # fmt: skip
+
 speculation_option = click.option(
     "--speculation", type=click.Choice(["auto", "off"]), default="auto", show_default=True,
     envvar="OCTAVO_SPECULATION",
@@ -122,6 +128,7 @@ sizing = together(
     kv_dtype_option,
     activations_option,
     mmproj_option,
+    vision_dtype_option,
     click.option(
         "--offline", is_flag=True, envvar="OCTAVO_OFFLINE",
         help="Use only models that are already here.",

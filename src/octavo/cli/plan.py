@@ -27,6 +27,7 @@ def plan(
     kv_dtype: str,
     activations: str,
     mmproj: str,
+    vision_dtype: str,
     offline: bool,
 ) -> None:
     """Print the memory MODEL would take, without loading it.
@@ -38,7 +39,7 @@ def plan(
     from octavo.engine.plan import make_plan
 
     located = locate(model, offline=offline)
-    opened = open_model(located.path, mmproj=mmproj)
+    opened = open_model(located.path, mmproj=mmproj, vision_dtype=vision_dtype)
     p = make_plan(
         opened.compiled, name=located.name, memory=memory, context=context, threads=threads,
         kv_dtype=kv_dtype, activations=activations, what_if=True, encoder=opened.encoder,
@@ -59,6 +60,7 @@ def _record(name: str, p: Plan, matrices: list[PackedMatrices]) -> dict[str, obj
         "kv_cache": p.cache,
         "encoder": p.encoder,
         "image_cache": p.image_cache,
+        "vision_dtype": p.vision_dtype,
         "process": p.process,
         "total": p.total,
         "available": p.available,
@@ -78,6 +80,10 @@ def _record(name: str, p: Plan, matrices: list[PackedMatrices]) -> dict[str, obj
     }  # fmt: skip
 
 
+def _stored_as(p: Plan) -> str:
+    return "" if p.vision_dtype == "auto" else f", as {p.vision_dtype}"
+
+
 def _print(p: Plan, matrices: list[PackedMatrices]) -> None:
     from octavo.checkpoint.base import GROUPED
     from octavo.engine.plan import size
@@ -93,7 +99,7 @@ def _print(p: Plan, matrices: list[PackedMatrices]) -> None:
             ("KV cache", size(p.cache), ""),
             *(
                 [
-                    ("encoder", size(p.encoder), "of images"),
+                    ("encoder", size(p.encoder), f"of images{_stored_as(p)}"),
                     ("image cache", size(p.image_cache), "embeddings of images seen before"),
                 ]
                 if p.encoder

@@ -285,7 +285,7 @@ def _choice(
     name: str | None, chat_template: Path | None, max_queue: int, loras: tuple[str, ...],
     lora_memory: str | None, packed_cache: bool, generation_config: Literal["auto", "none"],
     memory: str | None, context: int | None, threads: int | None, kv_dtype: str, activations: str,
-    speculation: str, mmproj: str,
+    speculation: str, mmproj: str, vision_dtype: str,
 ) -> Choice:  # fmt: skip
     """What is served, as the options about models say. Raises UsageError."""
     from octavo.checkpoint.hub import Located
@@ -310,6 +310,7 @@ def _choice(
     like = ModelOptions(
         Located(Path(), ""), name or "", (), template, max_queue,
         parse_adapters(loras), lora_bytes > 0, generation_config, mmproj=mmproj,
+        vision_dtype=vision_dtype,
     )  # fmt: skip
     sizing = {
         "context": context, "threads": threads, "kv_dtype": kv_dtype, "activations": activations,

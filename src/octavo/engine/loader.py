@@ -55,18 +55,19 @@ class OpenModel:
 
 
 def open_model(
-    path: Path, adapters: bool = False, context: int | None = None, mmproj: str = AUTO
-) -> OpenModel:
+    path: Path, adapters: bool = False, context: int | None = None, mmproj: str = AUTO,
+    vision_dtype: str = "auto",
+) -> OpenModel:  # fmt: skip
     """Reads headers only; `adapters`: whether LoRA adapters may be loaded; `context`: the longest
     sequence to come, by which models with two sets of rotations choose theirs; `mmproj`: the file
-    of a GGUF model's image encoder (see `with_mmproj`).
+    of a GGUF model's image encoder (see `with_mmproj`); `vision_dtype`: see `CompiledEncoder.of`.
 
     Raises ModelNotFound, CheckpointError or Unsupported.
     """
     checkpoint = with_mmproj(open_checkpoint(path), mmproj)
     program = build_program(checkpoint, context)
     vision = build_vision(checkpoint)
-    encoder = None if vision is None else CompiledEncoder.of(vision)
+    encoder = None if vision is None else CompiledEncoder.of(vision, vision_dtype)
     return OpenModel(checkpoint, get_backend().compile(program, adapters), encoder)
 
 

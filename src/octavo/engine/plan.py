@@ -45,6 +45,7 @@ class Plan:
     image_cache: int = 0  # bytes of images' embeddings that are kept
     packed: bool = False  # keep packed weights in a file, and map them at the next start
     speculation: str = "auto"
+    vision_dtype: str = "auto"  # of what encodes images
 
     @property
     def load_options(self) -> LoadOptions:
@@ -160,6 +161,7 @@ def make_plan(
         threads=threads, kv_dtype=kv_dtype, activations=activations,
         limits=Limits(STEP_TOKENS, SEQUENCES, blocks), adapters=adapters, encoder=images[0],
         image_cache=images[1], packed=packed, speculation=speculation,
+        vision_dtype=encoder.dtype if encoder else "auto",
     )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from octavo.vision.preprocess import Preprocessor
 
 KV_DTYPES = ("auto", "bf16", "int8", "f32")
 ACTIVATIONS = ("auto", "int8", "int16")
+VISION_DTYPES = ("auto", "int8")
 SPECULATIONS = ("auto", "off")
 
 
@@ -44,8 +45,9 @@ class LoadOptions(TypedDict, total=False):
     keep packed weights on disk for the next start. generation_config: "none" forgets the sampling
     parameters that the model's files recommend. speculation: "auto" verifies drafts of what may
     come next where that saves time, "off" never. mmproj: the file with the image encoder of a .gguf
-    model, "auto" for one beside it, "none". loading: opens a progress bar, given what it is for and
-    how many bytes.
+    model, "auto" for one beside it, "none". vision_dtype: "int8" rounds the image encoder's layers
+    and their inputs to 8 bits, "auto" leaves it as it is stored. loading: opens a progress bar,
+    given what it is for and how many bytes.
     """
 
     memory: str | None
@@ -61,6 +63,7 @@ class LoadOptions(TypedDict, total=False):
     generation_config: GenerationConfig
     speculation: str
     mmproj: str
+    vision_dtype: str
     loading: ProgressBar
 
 
@@ -82,12 +85,16 @@ def load(model: str, **options: Unpack[LoadOptions]) -> ServedModel:
     activations = options.get("activations", "auto")
     if activations not in ACTIVATIONS:
         raise UsageError(f"activations {activations!r}; it may be {' or '.join(ACTIVATIONS)}")
+    vision_dtype = options.get("vision_dtype", "auto")
+    if vision_dtype not in VISION_DTYPES:
+        raise UsageError(f"vision_dtype {vision_dtype!r}; it may be {' or '.join(VISION_DTYPES)}")
     speculation = options.get("speculation", "auto")
     if speculation not in SPECULATIONS:
         raise UsageError(f"speculation {speculation!r}; it may be {' or '.join(SPECULATIONS)}")
     loading, adapters = options.get("loading", no_progress), options.get("adapters")
     located = locate(model, offline=options.get("offline", False), progress=loading)
-    opened = open_model(located.path, adapters is not None, mmproj=options.get("mmproj") or "auto")
+    mmproj = options.get("mmproj", "auto")
+    opened = open_model(located.path, adapters is not None, None, mmproj, vision_dtype)
     tokenizer = load_tokenizer(opened.checkpoint)
     table = token_table(tokenizer)
     source = options.get("chat_template") or template_source(opened.checkpoint)
@@ -106,7 +113,7 @@ def load(model: str, **options: Unpack[LoadOptions]) -> ServedModel:
         encoder=opened.encoder,
         speculation=speculation,
     )
-    opened = open_model(located.path, adapters is not None, plan.context, opened.mmproj)
+    opened = open_model(located.path, adapters is not None, plan.context, opened.mmproj, vision_dtype)
     with loading("Loading", opened.checkpoint.nbytes) as advance:
         client = InProcessClient(load_engine(opened, plan, table, advance))
     try:

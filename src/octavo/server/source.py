@@ -41,6 +41,7 @@ class ModelOptions:
     generation_config: GenerationConfig = "auto"
     pinned: bool = False
     mmproj: str = "auto"  # the file with a GGUF model's image encoder
+    vision_dtype: str = "auto"
 
     @property
     def also(self) -> tuple[str, ...]:
@@ -87,7 +88,9 @@ class ModelSource:
                     self._planned = self._read = None
             if self._planned is None:
                 o = self._options
-                opened = open_model(o.located.path, o.lora, mmproj=o.mmproj)
+                opened = open_model(
+                    o.located.path, o.lora, mmproj=o.mmproj, vision_dtype=o.vision_dtype
+                )
                 self._planned = opened, self._make_plan(opened)
             return self._planned
 
