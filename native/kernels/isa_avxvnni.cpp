@@ -13,6 +13,7 @@ namespace avxvnni {
 #include "elementwise.inc"
 #include "attention.inc"
 #include "attention_registers.inc"
+#include "resample.inc"
 #include "limits.inc"
 #include "table.inc"
 }  // namespace avxvnni

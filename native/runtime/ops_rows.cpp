@@ -127,13 +127,7 @@ void LayerNormOp::run(Context& c, int, int thread, Work& work) {
     for (int t = begin; t < end; t++) {
       const float* x = in_.row(t);
       float* y = out_.row(t);
-      double mean = 0, variance = 0;
-      for (int i = 0; i < n; i++) mean += double(x[i]);
-      mean /= n;
-      for (int i = 0; i < n; i++) variance += (double(x[i]) - mean) * (double(x[i]) - mean);
-      const double scale = 1 / std::sqrt(variance / n + double(eps_));
-      for (int i = 0; i < n; i++)
-        y[i] = float((double(x[i]) - mean) * scale) * weight_[i] + bias_[i];
+      c.kernels->layer_norm(x, weight_, bias_, n, eps_, y);
       pad(y, n, out_.stride);
       if (act.k) c.kernels->emit(act, t, y);
     }
