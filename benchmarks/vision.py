@@ -15,6 +15,7 @@ import io
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -26,10 +27,9 @@ from PIL import Image
 
 from octavo import _native
 from octavo.backends.base import BLOCK, Span, StepInput
-from octavo.engine.encoder import CompiledEncoder, ImageEncoder
+from octavo.engine.encoder import ImageEncoder
 from octavo.engine.loader import load_executable, open_model
 from octavo.engine.plan import make_plan
-from octavo.models import build_vision
 from octavo.models.vision import VisionModel
 from octavo.vision.decode import decode_image
 from octavo.vision.image import ImageInput
@@ -132,7 +132,7 @@ def preprocessing(rounds: int) -> None:
         image = picture(*size)
         wanted = theirs(image, return_tensors="np")["pixel_values"][0]
         assert np.array_equal(ours(image).transpose(2, 0, 1), wanted)
-        a, b = by_turns(rounds, lambda: ours(image), lambda: theirs(image, return_tensors="np"))
+        a, b = by_turns(rounds, partial(ours, image), partial(theirs, image, return_tensors="np"))
         width, height = size
         name = f"{width} x {height}"
         click.echo(f"{name:13} {median(a):10.2f} {median(b):16.2f} {ratio(a, b):6.2f}")
@@ -223,20 +223,20 @@ def first_token(threads: int, rounds: int, vision_dtype: str) -> None:
         read = preprocessor(images.vision, processor_settings(opened.checkpoint))
         spent: dict[str, list[float]] = {}
 
-        def timed(what: str, run: Callable[[], Any]) -> Any:
+        def timed(what: str, run: Callable[..., Any], *given: Any) -> Any:
             began = time.perf_counter()
-            result = run()
+            result = run(*given)
             spent.setdefault(what, []).append(1e3 * (time.perf_counter() - began))
             return result
 
         for _ in range(rounds + 1):
-            image = timed("decode (Pillow)", lambda: decode_image(file.getvalue(), "image"))
-            (made,) = timed("resize, crop, hash", lambda: read(image, "auto", "image")).images
-            timed("normalise, cut into patches", lambda: images.begin([made]))
-            (rows,) = timed("encoder and projector", lambda: images.run(3600.0))
+            image = timed("decode (Pillow)", decode_image, file.getvalue(), "image")
+            (made,) = timed("resize, crop, hash", read, image, "auto", "image").images
+            timed("normalise, cut into patches", images.begin, [made])
+            (rows,) = timed("encoder and projector", images.run, 3600.0)
             step = _prefill(np.asarray(rows))
             for at, part in enumerate(step):
-                timed(f"prefill, step {at + 1}", lambda part=part: executable.step(part))
+                timed(f"prefill, step {at + 1}", executable.step, part)
     counted = {what: median(times[1:]) for what, times in spent.items()}
     whole = sum(counted.values())
     click.echo(f"{_native.isas()[0]}, {threads} threads, encoder as {vision_dtype}")

@@ -119,7 +119,9 @@ def test_pairs_compute_what_folders_do(name: str, pairs: dict[str, tuple[Path, P
     assert [[t for t, _ in reply] for reply in found] == [[t for t, _ in reply] for reply in wanted]
     logprobs = np.array([[p for _, p in reply] for reply in (*wanted, *found)])
     # GGUF's rows of q and k lie in another order in llama models, and sums with them
-    assert np.abs(logprobs[:2] - logprobs[2:]).max() <= (5e-2 if name in ("llava", "smolvlm") else 0)
+    assert np.abs(logprobs[:2] - logprobs[2:]).max() <= (
+        5e-2 if name in ("llava", "smolvlm") else 0
+    )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -162,7 +164,9 @@ def test_commands(pairs: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(CIRCLE)
     args = [str(model), "-p", ABOUT, "--temperature", "0", "--max-tokens", "5"]
     args += ["--image", str(tmp_path / "a.png")]
-    seen = CliRunner().invoke(main, ["chat", *args, "--mmproj", str(model.with_name("mmproj-m.gguf"))])
+    seen = CliRunner().invoke(
+        main, ["chat", *args, "--mmproj", str(model.with_name("mmproj-m.gguf"))]
+    )
     assert seen.exit_code == 0, seen.output
     blind = CliRunner().invoke(main, ["chat", *args, "--mmproj", "none"])
     assert blind.exit_code == 2 and "takes text only" in blind.output
@@ -178,9 +182,7 @@ def changed(path: Path, target: Path, drop: str = "", **keys: Any) -> Path:
     source = open_checkpoint(path)
     metadata = dict(source.metadata) | {f"clip.{k.replace('__', '.')}": v for k, v in keys.items()}
     kept = {k: v for k, v in metadata.items() if v is not None}
-    tensors = {
-        n: NewTensor(t.type, t.shape, t.raw) for n, t in source.tensors.items() if n != drop
-    }
+    tensors = {n: NewTensor(t.type, t.shape, t.raw) for n, t in source.tensors.items() if n != drop}
     write_gguf(target, kept, tensors)
     return target
 
@@ -226,7 +228,9 @@ def test_another_width(pairs: dict[str, tuple[Path, Path]], tmp_path: Path) -> N
     last = tensors["mm.2.weight"]
     tensors["mm.2.weight"] = NewTensor.of(np.zeros((32, last.shape[1]), np.uint16), last.type)
     write_gguf(tmp_path / "w.gguf", source.metadata, tensors)
-    with pytest.raises(CheckpointError, match=r"w\.gguf makes embeddings of 32 features; m\.gguf takes 64"):
+    with pytest.raises(
+        CheckpointError, match=r"w\.gguf makes embeddings of 32 features; m\.gguf takes 64"
+    ):
         open_model(pairs["llava"][1], mmproj=str(tmp_path / "w.gguf"))
 
 
@@ -242,7 +246,9 @@ def test_names_of_early_converters(pairs: dict[str, tuple[Path, Path]], tmp_path
     write_gguf(tmp_path / "early.gguf", source.metadata, tensors)
     image = VISION_FAMILIES["llava"].image(4)
     early = with_mmproj(open_checkpoint(model), str(tmp_path / "early.gguf"))
-    assert np.array_equal(embeddings(early, image), embeddings(with_mmproj(open_checkpoint(model)), image))
+    assert np.array_equal(
+        embeddings(early, image), embeddings(with_mmproj(open_checkpoint(model)), image)
+    )
 
 
 def test_without_a_folders_settings(pairs: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:

@@ -42,7 +42,11 @@ def test_instruction_sets_agree(isa: str) -> None:
 
 def test_lines_that_are_not_there_are_refused() -> None:
     pixels, (first, pairs, shares) = noise(20, 20), _taps(20, 10, 2)
-    for wrong in ((first + 10, pairs, shares), (first - 1, pairs, shares), (first, pairs + 9, shares)):
+    for wrong in (
+        (first + 10, pairs, shares),
+        (first - 1, pairs, shares),
+        (first, pairs + 9, shares),
+    ):
         with pytest.raises(ValueError, match="a line outside"):
             _native.resample("", pixels, *wrong, first, pairs, shares)
     with pytest.raises(ValueError, match="shapes disagree"):

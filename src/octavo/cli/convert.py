@@ -69,7 +69,8 @@ def convert(
 def _json(r: Converted) -> dict[str, Any]:
     return {
         "source": str(r.source), "output": str(r.output), "format": r.format,
-        "mmproj": None if r.mmproj is None else str(r.mmproj), "bytes_before": r.bytes_before, "bytes_after": r.bytes_after, "lossless": r.lossless,
+        "mmproj": r.mmproj and str(r.mmproj),
+        "bytes_before": r.bytes_before, "bytes_after": r.bytes_after, "lossless": r.lossless,
         "tensors": [
             {"name": t.name, "was": t.was, "now": t.now, "lossless": t.lossless, "error": t.error}
             for t in r.tensors

@@ -90,7 +90,10 @@ class EngineProcess:
         try:
             plan = message.plan
             model = open_model(
-                Path(message.path), plan.adapters > 0, plan.context, message.mmproj,
+                Path(message.path),
+                plan.adapters > 0,
+                plan.context,
+                message.mmproj,
                 plan.vision_dtype,
             )
             check_unchanged(message.files)

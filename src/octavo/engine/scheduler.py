@@ -121,8 +121,8 @@ class Scheduler:
             self._images.release(sequence.images)
 
     def encode(self, seconds: float) -> list[tuple[Sequence, Exception]]:
-        """Encodes images that sequences wait for, for about so long. Gives the sequences whose images
-        cannot be encoded."""
+        """Encodes images that sequences wait for, for about so long. Gives the sequences whose
+        images cannot be encoded."""
         assert self._images is not None
         stalled = [s for s in self.stalled if s in self.running]  # not failed since
         waiting = [(s, i) for s in stalled for i in s.images if i.end > s.kv.computed]

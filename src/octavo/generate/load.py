@@ -113,7 +113,9 @@ def load(model: str, **options: Unpack[LoadOptions]) -> ServedModel:
         encoder=opened.encoder,
         speculation=speculation,
     )
-    opened = open_model(located.path, adapters is not None, plan.context, opened.mmproj, vision_dtype)
+    opened = open_model(
+        located.path, adapters is not None, plan.context, opened.mmproj, vision_dtype
+    )
     with loading("Loading", opened.checkpoint.nbytes) as advance:
         client = InProcessClient(load_engine(opened, plan, table, advance))
     try:
@@ -161,8 +163,8 @@ def _preprocessor(opened: OpenModel, tokenizer: Tokenizer) -> Preprocessor | Non
     if (vision := opened.vision) is None:
         return None
     return load_preprocessor(
-        encoder_of(opened.checkpoint), tokenizer, family=vision.family, placeholder=vision.placeholder,
-        tokens=vision.tokens, size=vision.size,
+        encoder_of(opened.checkpoint), tokenizer, family=vision.family,
+        placeholder=vision.placeholder, tokens=vision.tokens, size=vision.size,
     )  # fmt: skip
 
 

@@ -27,7 +27,8 @@ SETTINGS = "octavo.preprocessor_config"
 PREFIX = "vision_tower.vision_model."
 _BLOCK, _LAYER = "v.blk.{}.", "encoder.layers.{}."
 TOWER = {
-    "v.patch_embd": "embeddings.patch_embedding", "v.position_embd": "embeddings.position_embedding",
+    "v.patch_embd": "embeddings.patch_embedding",
+    "v.position_embd": "embeddings.position_embedding",
     "v.pre_ln": "pre_layrnorm", "v.post_ln": "post_layernorm",
     _BLOCK + "ln1": _LAYER + "layer_norm1", _BLOCK + "ln2": _LAYER + "layer_norm2",
     _BLOCK + "attn_q": _LAYER + "self_attn.q_proj", _BLOCK + "attn_k": _LAYER + "self_attn.k_proj",
@@ -130,8 +131,8 @@ def _width(model: Checkpoint) -> int:
 
 
 def encoder_of(model: Checkpoint) -> Checkpoint:
-    """Where a model's image encoder is described: a folder itself, or the mmproj file of a GGUF model
-    as its folder would be. Raises CheckpointError or Unsupported."""
+    """Where a model's image encoder is described: a folder itself, or the mmproj file of a GGUF
+    model as its folder would be. Raises CheckpointError or Unsupported."""
     if (mmproj := model.mmproj) is None:
         return model
     seen = Recorded(mmproj.metadata)
@@ -228,7 +229,11 @@ def _settings(kind: str, mmproj: Checkpoint, m: Metadata) -> dict[str, Any]:
     """How llama.cpp prepares pictures for this projector; sizes as the reference processors do."""
     size = m.size("vision.image_size")
     mean, std = (m.get(f"vision.image_{k}") for k in ("mean", "std"))
-    square: dict[str, Any] = {"image_mean": mean, "image_std": std, "size": {"height": size, "width": size}}
+    square: dict[str, Any] = {
+        "image_mean": mean,
+        "image_std": std,
+        "size": {"height": size, "width": size},
+    }
     if kind == "mlp":
         padded = {"do_pad": True, "image_processor_type": "LlavaImageProcessor"}
         return square | padded | {"do_center_crop": False}
@@ -268,7 +273,9 @@ def _tensors(mmproj: Checkpoint, kind: str, vision: dict[str, Any]) -> dict[str,
         stem, _, part = name.rpartition(".")
         module = modules.get(_NUMBER.sub("{}", stem))
         if module is None or part not in ("weight", "bias"):
-            raise Unsupported(f"{mmproj.path.name}: tensor {name[:64]!r}, which Octavo does not know")
+            raise Unsupported(
+                f"{mmproj.path.name}: tensor {name[:64]!r}, which Octavo does not know"
+            )
         numbers = _NUMBER.findall(name) if "{}" in module else []
         joined = "_" if module.endswith("input_projection") else "."
         full = f"{module.format(*numbers)}{joined}{part}"
@@ -297,7 +304,9 @@ def _narrow(tensor: Tensor) -> Tensor:
 def _without_one(tensor: Tensor) -> Tensor:
     """A norm's weights as Gemma's folders have them."""
     if tensor.type not in FLOATS:
-        raise CheckpointError(f"tensor {tensor.name!r} is {tensor.type.name}, expected a float type")
+        raise CheckpointError(
+            f"tensor {tensor.name!r} is {tensor.type.name}, expected a float type"
+        )
     one = np.float32(1)
     return Computed(
         tensor.name, TensorType.F32, tensor.shape, 4 * tensor.shape[0],

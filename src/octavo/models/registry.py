@@ -97,8 +97,8 @@ def build_program(checkpoint: Checkpoint, context: int | None = None) -> Program
     name = checkpoint.architecture
     if gguf and name == mmproj.ARCHITECTURE:
         raise Unsupported(
-            f"{checkpoint.path.name} is the image encoder of another model: name that, and this file "
-            "with --mmproj"
+            f"{checkpoint.path.name} is the image encoder of another model: name that, and this "
+            "file with --mmproj"
         )
     if name not in ARCHITECTURES or not (gguf or name in DEFAULTS):
         key = "general.architecture" if gguf else "model_type"

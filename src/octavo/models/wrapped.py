@@ -46,8 +46,8 @@ VISION: dict[str, Callable[[Checkpoint, Recorded], VisionModel]] = {
 
 
 def build_vision(checkpoint: Checkpoint) -> VisionModel | None:
-    """The encoder of a folder, or of a GGUF model with its mmproj file; None for models of text, and
-    for folders that do not say how images are prepared, which are served as such. Raises
+    """The encoder of a folder, or of a GGUF model with its mmproj file; None for models of text,
+    and for folders that do not say how images are prepared, which are served as such. Raises
     CheckpointError or Unsupported."""
     checkpoint = encoder_of(checkpoint)
     family = None if checkpoint.format == "gguf" else VISION.get(checkpoint.architecture)

@@ -23,4 +23,6 @@ class LlavaPreprocessor:
     details: tuple[Detail, ...] = ()
 
     def __call__(self, image: Image, detail: Detail, at: str) -> Processed:
-        return Processed(self.placeholder * self.tokens, (self.framing.tile(image, self.tokens, at),))
+        return Processed(
+            self.placeholder * self.tokens, (self.framing.tile(image, self.tokens, at),)
+        )
