@@ -91,7 +91,7 @@ def _family(checkpoint: Checkpoint, vision: VisionModel, kind: str) -> dict[str,
             {"preproc_image_size": longest} if splits else {}
         )
     m, layers = Recorded(checkpoint.metadata), vision.tower.config.layers
-    if vision.keep_class:
+    if vision.keep_class and vision.tower.leading:
         raise _refuse(checkpoint, "that the class token is kept")
     if m.get("projector_hidden_act", "gelu") != "gelu":
         raise _refuse(checkpoint, f"a projector_hidden_act of {m['projector_hidden_act']}")
