@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -22,7 +23,7 @@ from octavo.engine.events import Ended, Token
 from octavo.engine.images import EncoderCache, ImageQueue
 from octavo.engine.loader import OpenModel, load_executable, load_images, open_model
 from octavo.engine.plan import Plan, make_plan
-from octavo.engine.policy import GENERATED, PROMPT, FairPolicy
+from octavo.engine.policy import PROMPT, FairPolicy
 from octavo.errors import RequestError
 from octavo.vision.image import ImageInput
 from tests.vision_models import PLACEHOLDER, VISION_FAMILIES, VisionFamily
@@ -360,10 +361,9 @@ def test_encoding_is_work_of_who_asks(loaded: dict[str, Loaded]) -> None:
     for name, seeds in (("a", (1, 2)), ("b", (1, 2)), ("c", (3, 3))):
         before = policy.work.get("a", 0)
         request = m.request(name, seeds, tenant="a")
-        run(engine, [request])
-        tokens = len(request.prompt) * PROMPT + 7 * GENERATED
+        run(engine, [msgspec.structs.replace(request, params=SamplingParams(max_tokens=1))])
         encoded = {"a": 2, "b": 0, "c": 1}[name] * rows
-        assert policy.work["a"] - before == tokens + PROMPT * encoded
+        assert policy.work["a"] - before == PROMPT * (len(request.prompt) + encoded)
 
 
 def _wrong(m: Loaded) -> Iterator[tuple[dict[str, Any], str]]:

@@ -20,7 +20,7 @@ from octavo.models import build_program, build_vision
 from octavo.models.vision import VisionModel
 from octavo.vision.image import ImageInput
 from tests.conftest import Runner
-from tests.quantized_models import compressed, quantize_folder
+from tests.quantized_models import WRITERS, quantize_folder
 from tests.vision_models import PLACEHOLDER, VISION_FAMILIES, VisionFamily
 
 NAMES = sorted(VISION_FAMILIES)
@@ -180,9 +180,7 @@ def test_a_tower_stored_in_int8(tmp_path: Path) -> None:
     vision = build_vision(plain)
     assert vision is not None
     before = CompiledEncoder.of(vision).footprint(2)
-    values = quantize_folder(
-        tmp_path, compressed(8, group=0, symmetric=True), lambda n: "encoder.layers" in n
-    )
+    values = quantize_folder(tmp_path, WRITERS["ct-int8"], lambda n: "encoder.layers" in n)
     assert len(values) == 18
     checkpoint = open_checkpoint(tmp_path)
     vision = build_vision(checkpoint)
