@@ -1,6 +1,5 @@
 // Kernels and the sampler by themselves, for tests and benchmarks.
 #include "bind.h"
-#include "runtime/resample.h"
 
 namespace {
 
@@ -36,38 +35,6 @@ auto linear(const std::string& isa, int type, int group, Bytes data, size_t rows
   auto result = new_matrix(m, rows, y);
   for (size_t t = 0; t < m; t++) memcpy(y + t * rows, out + t * panels * 16, rows * sizeof(float));
   return result;
-}
-
-using Picture = nb::ndarray<const uint8_t, nb::shape<-1, -1, 3>, nb::c_contig, nb::device::cpu>;
-
-// Raises std::invalid_argument for lines that are not there.
-Taps taps(Ints first, Ints pairs, Table2 shares, size_t lines) {
-  const size_t n = first.shape(0), most = (lines + 1) / 2;
-  if (pairs.shape(0) != n || shares.shape(0) != n || !n)
-    throw std::invalid_argument("shapes disagree");
-  for (size_t i = 0; i < n; i++) {
-    const int32_t begin = first.data()[i], count = pairs.data()[i];
-    if (begin < 0 || count < 0 || size_t(begin) + size_t(count) > most ||
-        2 * size_t(count) > shares.shape(1))
-      throw std::invalid_argument("a line outside of the picture");
-  }
-  return {first.data(), pairs.data(), shares.data(), int(n), int(shares.shape(1))};
-}
-
-// A picture in another size: of each side the first pair of lines, how many, and shares of all.
-auto resample_picture(const std::string& isa, Picture rgb, Ints x_first, Ints x_pairs,
-    Table2 x_shares, Ints y_first, Ints y_pairs, Table2 y_shares) {
-  const Kernels* k = select_kernels(isa);
-  const Taps x = taps(x_first, x_pairs, x_shares, rgb.shape(1)),
-             y = taps(y_first, y_pairs, y_shares, rgb.shape(0));
-  const size_t height = size_t(y.count), width = size_t(x.count);
-  uint8_t* out = new uint8_t[height * width * 3];
-  nb::capsule owner(out, [](void* p) noexcept { delete[] static_cast<uint8_t*>(p); });
-  {
-    nb::gil_scoped_release release;
-    resample(*k, rgb.data(), int(rgb.shape(0)), int(rgb.shape(1)), x, y, out);
-  }
-  return nb::ndarray<nb::numpy, uint8_t, nb::ndim<3>>(out, {height, width, 3}, owner);
 }
 
 auto unpack(int type, int group, Bytes data, size_t rows, size_t cols) {
@@ -157,8 +124,6 @@ void bind_kernels(nb::module_& m) {
       "tile"_a, "threshold"_a = nb::none());
   m.def("attend", &attend, "isa"_a, "type"_a, "q"_a, "k"_a, "v"_a, "first"_a, "last"_a, "scale"_a,
       "softcap"_a, "former"_a, "tile"_a);
-  m.def("resample", &resample_picture, "isa"_a, "rgb"_a, "x_first"_a, "x_pairs"_a, "x_shares"_a,
-      "y_first"_a, "y_pairs"_a, "y_shares"_a);
   m.def("unpack", &unpack, "type"_a, "group"_a, "data"_a, "rows"_a, "cols"_a);
   m.def("measure_limits", [](const std::string& isa, int threads, size_t bytes, double seconds) {
     nb::gil_scoped_release release;

@@ -157,8 +157,6 @@ struct Kernels {
   void (*linear[FORMATS])(const LinearArgs&, int panel_begin, int panel_end);
   void (*emit)(const Act&, int row, const float* x);  // x: as many values as act.k
   void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* y);
-  void (*layer_norm)(
-      const float* x, const float* weight, const float* bias, int n, float eps, float* y);
   void (*gated)(int kind, const float* gate, const float* up, int stride, int rows, float* out,
       int out_stride, int count);
   // y[16 * p + i] += sum over r of b[p][r][i] * h[r] for `panels` panels of 16; b is fp32, or bf16
@@ -179,11 +177,6 @@ struct Kernels {
   // out[i] = max of x[i], x[16 + i], x[32 + i] ...; n is a multiple of 16
   void (*peaks)(const float* x, int n, float* out);
   double (*exp_sum)(const float* x, int n, float max, float inv_temperature, float* p);
-  // A line of a picture made of `pairs` pairs of lines, `stride` bytes apart, whose bytes lie beside
-  // each other and count from -128: out[i] = (4096 high + low + bias) >> 22 within a byte, of the
-  // sums over pairs of values times 16-bit numbers of `high` and `low`. n is a multiple of 16.
-  void (*resample)(const int8_t* lines, size_t stride, const int32_t* high, const int32_t* low,
-      int pairs, int32_t bias, int n, int8_t* out);
   // Limits of the host: all bytes read; operations of byte products in registers, and by the widest
   // means there is.
   uint64_t (*read)(const uint8_t* p, size_t bytes);

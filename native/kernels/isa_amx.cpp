@@ -13,7 +13,6 @@ namespace amx {
 #include "elementwise.inc"
 #include "attention.inc"
 #include "attention_registers.inc"
-#include "resample.inc"
 #include "limits.inc"
 #include "amx.h"
 #include "amx_linear.inc"

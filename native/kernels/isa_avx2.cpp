@@ -13,7 +13,6 @@ namespace avx2 {
 #include "elementwise.inc"
 #include "attention.inc"
 #include "attention_registers.inc"
-#include "resample.inc"
 #include "limits.inc"
 #include "table.inc"
 }  // namespace avx2

@@ -13,7 +13,6 @@ namespace avx512vnni {
 #include "elementwise.inc"
 #include "attention.inc"
 #include "attention_registers.inc"
-#include "resample.inc"
 #include "limits.inc"
 #include "table.inc"
 }  // namespace avx512vnni

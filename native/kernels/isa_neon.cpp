@@ -13,7 +13,6 @@ namespace neon {
 #include "elementwise.inc"
 #include "attention.inc"
 #include "attention_registers.inc"
-#include "resample.inc"
 #include "limits.inc"
 #include "table.inc"
 }  // namespace neon

@@ -14,7 +14,6 @@ namespace scalar {
 #include "elementwise.inc"
 #include "attention.inc"
 #include "attention_registers.inc"
-#include "resample.inc"
 #include "limits.inc"
 #include "table.inc"
 }  // namespace scalar

@@ -44,16 +44,6 @@ def attend(
     former: float,
     tile: int,
 ) -> Floats: ...
-def resample(
-    isa: str,
-    rgb: Bytes,
-    x_first: Ints,
-    x_pairs: Ints,
-    x_shares: Ints,
-    y_first: Ints,
-    y_pairs: Ints,
-    y_shares: Ints,
-) -> Bytes: ...
 def unpack(type: int, group: int, data: Bytes, rows: int, cols: int) -> Floats: ...
 def measure_limits(
     isa: str, threads: int, bytes: int, seconds: float

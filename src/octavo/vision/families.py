@@ -10,9 +10,9 @@ from octavo.vision.idefics3 import Idefics3Preprocessor
 from octavo.vision.llava import LlavaPreprocessor
 from octavo.vision.normalize import processor_settings
 from octavo.vision.preprocess import Preprocessor
-from octavo.vision.resample import BILINEAR, LANCZOS
 from octavo.vision.resize import Framing, number, pair
 
+BILINEAR, LANCZOS = 2, 1
 IDEFICS3_SIDE = 364
 
 

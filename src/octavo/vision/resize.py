@@ -11,24 +11,22 @@ import numpy as np
 from octavo.errors import CheckpointError
 from octavo.vision.decode import check_area
 from octavo.vision.image import ImageInput, Pixels
-from octavo.vision.resample import BICUBIC, EXACT, resampled
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+BICUBIC = 3  # Pillow's number, which files of processors have too
 MAX_SIDE = 1 << 14
 Size = tuple[int, int]  # height and width
 
 
 def resized(image: Image, size: Size, resample: int, at: str) -> Image:
     """The picture stretched to a height and width. Raises RequestError for too many pixels."""
-    from PIL.Image import Resampling, fromarray
+    from PIL.Image import Resampling
 
     check_area(size[1], size[0], at)
     if image.size == (size[1], size[0]):
-        return image
-    if resample in EXACT and max(*image.size, *size) <= MAX_SIDE:
-        return fromarray(resampled(np.asarray(image), *size, resample))
+        return image  # which Pillow would copy
     return image.resize((size[1], size[0]), Resampling(resample))
 
 
