@@ -121,7 +121,7 @@ def preprocessing(rounds: int) -> None:
     theirs = CLIPImageProcessorPil(
         size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}
     )
-    framing, normalize = (make(theirs.to_dict()) for make in (Framing.of, _normalization))
+    framing, normalize = Framing.of(theirs.to_dict()), _normalization(theirs.to_dict())
 
     def ours(image: Image.Image) -> np.ndarray:
         made = framing.tile(image, TOKENS, "image")
