@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -22,6 +23,7 @@ from octavo.engine.events import Ended, Token
 from octavo.engine.images import EncoderCache, ImageQueue
 from octavo.engine.loader import OpenModel, load_executable, load_images, open_model
 from octavo.engine.plan import Plan, make_plan
+from octavo.engine.policy import PROMPT, FairPolicy
 from octavo.errors import RequestError
 from octavo.vision.image import ImageInput
 from tests.vision_models import PLACEHOLDER, VISION_FAMILIES, VisionFamily
@@ -309,8 +311,61 @@ def test_aborted_while_it_waits(loaded: dict[str, Loaded]) -> None:
     engine.step()
     engine.abort("a")
     assert not engine.has_work and engine.stats().blocks_held == 0
+    assert not images._batch and images.cache.used == 0 and images.encoder._step is None
     images.encoder.run = whole  # type: ignore[method-assign]
     assert run(engine, [m.request("b", (2,))]) == run(m.engine(), [m.request("b", (2,))])
+
+
+def test_an_image_goes_on_while_one_waits_for_it(loaded: dict[str, Loaded]) -> None:
+    m = loaded["llava"]
+    engine = m.engine()
+    images = queue(engine)
+    _encode_for(images, 0.0)
+    for name in "ab":
+        engine.add(m.request(name, (1,), text=9 + ord(name)))
+    engine.step()
+    engine.abort("a")
+    assert len(images._batch) == 1 and images.cache.used == images.encoder.bytes
+    engine.abort("b")
+    assert not images._batch and images.cache.used == 0
+
+
+def test_an_image_that_cannot_be_begun(loaded: dict[str, Loaded]) -> None:
+    m = loaded["llava"]
+    engine = m.engine()
+    images = queue(engine)
+    whole = images.encoder.begin
+
+    def broken(given: list[ImageInput]) -> None:
+        if any(image.digest == m.family.image(66).digest for image in given):
+            raise MemoryError
+        whole(given)
+
+    images.encoder.begin = broken  # type: ignore[method-assign]
+    for name, seed in (("a", 1), ("b", 66)):
+        engine.add(m.request(name, (seed,)))
+    ended: dict[str, str | None] = {}
+    while engine.has_work:
+        for event in engine.step():
+            if isinstance(event, Ended) or (isinstance(event, Token) and event.finish):
+                ended[event.id] = event.finish
+    assert ended == {"a": "length", "b": "error"}
+    assert images.cache.used == images.encoder.bytes and not images.cache._users
+
+
+def test_encoding_is_work_of_who_asks(loaded: dict[str, Loaded]) -> None:
+    """A tenant's images count like tokens of prompts, one that is found again counts nothing."""
+    m = loaded["llava"]
+    policy = FairPolicy()
+    engine = m.engine(policy=policy, prefix_caching=False)
+    assert m.open.encoder is not None
+    rows = m.open.encoder.vision.rows
+    for name, seeds in (("a", (1, 2)), ("b", (1, 2)), ("c", (3, 3))):
+        before = policy.work.get("a", 0)
+        request = m.request(name, seeds, tenant="a")
+        run(engine, [msgspec.structs.replace(request, params=SamplingParams(max_tokens=1))])
+        encoded = {"a": 2, "b": 0, "c": 1}[name] * rows
+        assert policy.work["a"] - before == PROMPT * (len(request.prompt) + encoded)
 
 
 def _wrong(m: Loaded) -> Iterator[tuple[dict[str, Any], str]]:

@@ -13,13 +13,14 @@ import torch
 
 from octavo.backends.base import BLOCK, Span, StepInput
 from octavo.backends.torch.reference import Reference
-from octavo.checkpoint import open_checkpoint
+from octavo.checkpoint import Checkpoint, open_checkpoint
 from octavo.engine.encoder import CompiledEncoder, ImageEncoder
 from octavo.errors import CheckpointError, Unsupported
 from octavo.models import build_program, build_vision
 from octavo.models.vision import VisionModel
 from octavo.vision.image import ImageInput
 from tests.conftest import Runner
+from tests.quantized_models import WRITERS, quantize_folder
 from tests.vision_models import PLACEHOLDER, VISION_FAMILIES, VisionFamily
 
 NAMES = sorted(VISION_FAMILIES)
@@ -137,6 +138,58 @@ def test_half_precision(tmp_path: Path) -> None:
     expected = family.logits(model, ids, [image])
     assert (got.argmax(-1) == expected.argmax(-1)).mean() >= 0.97
     assert np.abs(got - expected).max() < 0.1
+
+
+def encoded(checkpoint: Checkpoint, image: ImageInput, dtype: str = "auto") -> np.ndarray:
+    vision = build_vision(checkpoint)
+    assert vision is not None
+    encoder = CompiledEncoder.of(vision, dtype).load(checkpoint, 2, lambda _: None)
+    encoder.begin([image])
+    (found,) = encoder.run(60.0) or []
+    return found
+
+
+# Rounding to steps of 1/127 of the largest of a few dozen normal numbers (3 rms) is noise of
+# 3 / 127 / sqrt(12) of their rms: of weights and of inputs, in each of the layers one comes after.
+NOISE = 3 / 127 / 12**0.5
+
+
+@pytest.mark.parametrize("name", ["llava", "gemma3"])
+def test_int8(name: str, saved: dict[str, tuple[Path, torch.nn.Module]]) -> None:
+    """Layers of the tower and their inputs in 8 bits; the projector and what reads pixels are not."""
+    checkpoint, family = open_checkpoint(saved[name][0]), VISION_FAMILIES[name]
+    vision = build_vision(checkpoint)
+    assert vision is not None
+    whole, small = CompiledEncoder.of(vision), CompiledEncoder.of(vision, "int8")
+    layers = 6 * (2 if name == "llava" else 3)  # llava takes the last but one
+    assert {m.type.name: m.count for m in small.tower.matrices} == {"INT8": layers, "F32": 2}
+    assert [m.type.name for m in small.projector.matrices] == ["F32"]
+    assert small.footprint(2) < whole.footprint(2)
+    exact = reference_embeddings(vision, family.image(8)).numpy()
+    wide, rounded = (encoded(checkpoint, family.image(8), d) for d in ("auto", "int8"))
+    error = np.linalg.norm(rounded - exact) / np.linalg.norm(exact)
+    assert np.linalg.norm(wide - exact) / np.linalg.norm(exact) < NOISE / 100
+    assert NOISE / 10 < error < NOISE * (2 * 4 * 3) ** 0.5
+
+
+def test_a_tower_stored_in_int8(tmp_path: Path) -> None:
+    """As compressed-tensors writes 8-bit layers: what its values give, and less in memory."""
+    family = VISION_FAMILIES["llava"]
+    family.save(tmp_path, "bfloat16")
+    plain = open_checkpoint(tmp_path)
+    vision = build_vision(plain)
+    assert vision is not None
+    before = CompiledEncoder.of(vision).footprint(2)
+    values = quantize_folder(tmp_path, WRITERS["ct-int8"], lambda n: "encoder.layers" in n)
+    assert len(values) == 18
+    checkpoint = open_checkpoint(tmp_path)
+    vision = build_vision(checkpoint)
+    assert vision is not None
+    assert CompiledEncoder.of(vision).footprint(2) < before
+    exact = reference_embeddings(vision, family.image(8)).numpy()
+    for dtype, most in (("auto", NOISE), ("int8", NOISE * 12**0.5)):
+        error = np.linalg.norm(encoded(checkpoint, family.image(8), dtype) - exact)
+        assert error / np.linalg.norm(exact) < most
 
 
 def test_a_folder_that_does_not_say_how_images_are_prepared(tmp_path: Path) -> None:

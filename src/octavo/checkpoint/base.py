@@ -243,7 +243,8 @@ class Checkpoint:
     metadata: GGUF key-values, or the Hugging Face `config.json`.
     files: for Hugging Face folders, the other JSON files by name (tokenizer.json, ...).
     sources, maps: the files that hold tensors, and as mapped. states: of all these files, as they
-    were before they were read.
+    were before they were read. mmproj: the file with a GGUF model's image encoder, whose files are
+    among these.
     """
 
     path: Path
@@ -254,6 +255,7 @@ class Checkpoint:
     sources: tuple[Path, ...] = ()
     maps: tuple[mmap.mmap, ...] = ()
     states: Mapping[str, FileState] = field(default_factory=dict)
+    mmproj: Checkpoint | None = None
 
     @property
     def architecture(self) -> str:

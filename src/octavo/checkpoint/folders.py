@@ -10,6 +10,7 @@ from pathlib import Path
 QUANT_ORDER = ("Q4_K_M", "Q4_1", "Q4_0", "Q5_K_M", "Q8_0", "BF16", "F16")
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.(gguf|safetensors)$")
 _NO_MODEL = re.compile(r"(^|[-_.])(mmproj|imatrix)([-_.]|$)", re.IGNORECASE)
+_MMPROJ = re.compile(r"(^|[-_.])mmproj([-_.].*)?\.gguf$", re.IGNORECASE)
 
 
 def is_model_folder(folder: Path) -> bool:
@@ -26,6 +27,18 @@ def gguf_models(files: Iterable[str]) -> list[str]:
             continue
         models.append(file)
     return models
+
+
+def mmproj_files(files: Iterable[str], model: str) -> list[str]:
+    """Files that may hold the image encoder of a GGUF model, the likeliest first: those named after
+    it, then those of 16 bits."""
+    stem = Path(model).stem.lower()
+
+    def unlikely(file: str) -> tuple[bool, bool, str]:
+        name = Path(file).name.lower()
+        return stem not in name, "f16" not in name, name
+
+    return sorted((f for f in files if _MMPROJ.search(Path(f).name)), key=unlikely)
 
 
 def choose(files: Iterable[str], selection: str) -> str | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from octavo.checkpoint.base import Checkpoint
 from octavo.checkpoint.files import list_folder
+from octavo.checkpoint.folders import gguf_models
 from octavo.checkpoint.gguf import open_gguf
 from octavo.checkpoint.identity import file_states
 from octavo.checkpoint.safetensors import open_folder
@@ -27,9 +28,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
 def _open(path: Path) -> Checkpoint:
     if os.path.isdir(path):
         files = list_folder(path)
-        ggufs = [p for name, p in files.items() if name.endswith(".gguf")]
+        ggufs = gguf_models(files)
         if "config.json" not in files and len(ggufs) == 1:
-            return open_gguf(ggufs[0])
+            return open_gguf(files[ggufs[0]])
         return open_folder(path)
     if not os.path.isfile(path):
         raise ModelNotFound(f"no file or folder {str(path)[:200]!r}")

@@ -131,9 +131,8 @@ class Session:
 @sizing
 def chat(
     model: str, prompt: str | None, system: str | None, images: tuple[str, ...], history: bool,
-    memory: str | None,
-    context: int | None, threads: int | None, kv_dtype: str, activations: str, offline: bool,
-    draft: str | None, **given: Any,
+    memory: str | None, context: int | None, threads: int | None, kv_dtype: str, activations: str,
+    mmproj: str, vision_dtype: str, offline: bool, draft: str | None, **given: Any,
 ) -> None:  # fmt: skip
     """Talk to MODEL (the demo model if none is named).
 
@@ -148,7 +147,8 @@ def chat(
         raise UsageError("there is nothing to answer: the prompt is empty", "--prompt Hello")
     llm = LLM(
         model, memory=memory, context=context, threads=threads, kv_dtype=kv_dtype,
-        activations=activations, offline=offline, draft=draft, loading=progress_bar,
+        activations=activations, mmproj=mmproj, vision_dtype=vision_dtype, offline=offline,
+        draft=draft, loading=progress_bar,
     )  # fmt: skip
     if llm.task != "generate":
         raise Unsupported(
@@ -159,6 +159,8 @@ def chat(
             f"{llm.name} has no chat template, so it cannot chat",
             f"octavo generate {model} -p TEXT",
         )
+    if images and llm.model.images is None:
+        raise UsageError(f"--image: {llm.name} takes text only", f"octavo show {model}")
     session = Session(llm, sampled(llm.defaults, given), system)
     for file in images:
         session.conversation.show(file)

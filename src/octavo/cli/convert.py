@@ -69,6 +69,7 @@ def convert(
 def _json(r: Converted) -> dict[str, Any]:
     return {
         "source": str(r.source), "output": str(r.output), "format": r.format,
+        "mmproj": r.mmproj and str(r.mmproj),
         "bytes_before": r.bytes_before, "bytes_after": r.bytes_after, "lossless": r.lossless,
         "tensors": [
             {"name": t.name, "was": t.was, "now": t.now, "lossless": t.lossless, "error": t.error}
@@ -90,4 +91,6 @@ def _show(r: Converted) -> None:
         say(f"  {len(changed) - WORST} more lose less; --report FILE has them all")
     exact = "every value is the same" if r.lossless else f"{len(changed)} tensors have changed"
     say(f"{r.output} takes {size(r.bytes_after)} ({size(r.bytes_before)} before); {exact}")
+    if r.mmproj is not None:
+        say(f"the image encoder is {r.mmproj}")
     say(f"try: octavo chat {r.output}")

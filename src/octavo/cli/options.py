@@ -96,6 +96,17 @@ kv_dtype_option = click.option(
     help="Precision of cached keys and values. [bf16; f32 for mixtures of experts]",
 )  # fmt: skip
 
+mmproj_option = click.option(
+    "--mmproj", metavar="FILE", default="auto", envvar="OCTAVO_MMPROJ",
+    help="Image encoder of a .gguf model; none: text only. [mmproj*.gguf beside it]",
+)  # fmt: skip
+
+vision_dtype_option = click.option(
+    "--vision-dtype", type=click.Choice(["auto", "int8"]), default="auto",
+    envvar="OCTAVO_VISION_DTYPE",
+    help="Precision of the image encoder, inputs of its layers too. [as it is stored]",
+)  # fmt: skip
+
 speculation_option = click.option(
     "--speculation", type=click.Choice(["auto", "lookup", "draft", "self", "off"]), default="auto",
     show_default=True, envvar="OCTAVO_SPECULATION",
@@ -124,6 +135,8 @@ sizing = together(
     ),
     kv_dtype_option,
     activations_option,
+    mmproj_option,
+    vision_dtype_option,
     click.option(
         "--offline", is_flag=True, envvar="OCTAVO_OFFLINE",
         help="Use only models that are already here.",

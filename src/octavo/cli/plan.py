@@ -29,6 +29,8 @@ def plan(
     threads: int | None,
     kv_dtype: str,
     activations: str,
+    mmproj: str,
+    vision_dtype: str,
     offline: bool,
 ) -> None:
     """Print the memory MODEL would take, without loading it.
@@ -40,7 +42,7 @@ def plan(
     from octavo.engine.plan import make_plan
 
     located = locate(model, offline=offline)
-    opened = open_model(located.path)
+    opened = open_model(located.path, mmproj=mmproj, vision_dtype=vision_dtype)
     p = make_plan(
         opened.compiled, name=located.name, memory=memory, context=context, threads=threads,
         kv_dtype=kv_dtype, activations=activations, what_if=True, encoder=opened.encoder,
@@ -63,6 +65,7 @@ def _record(name: str, p: Plan, matrices: list[PackedMatrices]) -> dict[str, obj
         "encoder": p.encoder,
         "image_cache": p.image_cache,
         "draft": p.draft.total if p.draft else 0,
+        "vision_dtype": p.vision_dtype,
         "process": p.process,
         "total": p.total,
         "available": p.available,
@@ -88,6 +91,10 @@ def _parts(draft: DraftPlan) -> str:
     return f"weights {size(draft.weights)}, KV cache {size(draft.cache)}"
 
 
+def _stored_as(p: Plan) -> str:
+    return "" if p.vision_dtype == "auto" else f", as {p.vision_dtype}"
+
+
 def _print(p: Plan, matrices: list[PackedMatrices]) -> None:
     from octavo.checkpoint.base import GROUPED
     from octavo.engine.plan import size
@@ -103,7 +110,7 @@ def _print(p: Plan, matrices: list[PackedMatrices]) -> None:
             ("KV cache", size(p.cache), ""),
             *(
                 [
-                    ("encoder", size(p.encoder), "of images"),
+                    ("encoder", size(p.encoder), f"of images{_stored_as(p)}"),
                     ("image cache", size(p.image_cache), "embeddings of images seen before"),
                 ]
                 if p.encoder

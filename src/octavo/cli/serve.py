@@ -327,7 +327,7 @@ def _choice(
     loras: tuple[str, ...],
     lora_memory: str | None, packed_cache: bool, generation_config: Literal["auto", "none"],
     memory: str | None, context: int | None, threads: int | None, kv_dtype: str, activations: str,
-    speculation: str, draft: str | None,
+    speculation: str, draft: str | None, mmproj: str, vision_dtype: str,
 ) -> Choice:  # fmt: skip
     """What is served, as the options about models say. Raises UsageError."""
     from octavo.checkpoint.hub import Located, locate
@@ -340,7 +340,10 @@ def _choice(
     from octavo.errors import UsageError
     from octavo.server.source import ModelOptions
 
-    one = {"--name": name, "--chat-template": chat_template, "--lora": loras, "--draft": draft}
+    one = {
+        "--name": name, "--chat-template": chat_template, "--lora": loras, "--draft": draft,
+        "--mmproj": "" if mmproj in ("auto", "none") else mmproj,
+    }  # fmt: skip
     for option, given in one.items():
         if given and (count != 1 or models_dir is not None or on_demand):
             raise UsageError(f"{option} is about one model; {count} are named, or a folder")
@@ -350,7 +353,8 @@ def _choice(
         lora_bytes = parse_size(lora_memory or "256MiB", available_memory(), "--lora-memory")
     like = ModelOptions(
         Located(Path(), ""), name or "", (), template, QueueLimits(max_queue, max_queue_tokens),
-        parse_adapters(loras), lora_bytes > 0, generation_config,
+        parse_adapters(loras), lora_bytes > 0, generation_config, mmproj=mmproj,
+        vision_dtype=vision_dtype,
     )  # fmt: skip
     small = locate(draft, offline=offline, progress=progress_bar) if draft else None
     sizing = {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from octavo.cli.options import json_flag, model_argument
+from octavo.cli.options import json_flag, mmproj_option, model_argument
 from octavo.cli.screen import say, say_json, table
 
 if TYPE_CHECKING:
@@ -25,8 +25,9 @@ TASKS = {"embed": "embeddings (/v1/embeddings)", "rank": "reranking (/v1/rerank)
 @model_argument()
 @click.option("--program", is_flag=True, help="List the operations of the forward pass.")
 @click.option("--offline", is_flag=True, help="Do not fetch anything.")
+@mmproj_option
 @json_flag
-def show(model: str, program: bool, offline: bool, as_json: bool) -> None:
+def show(model: str, program: bool, offline: bool, mmproj: str, as_json: bool) -> None:
     """Describe MODEL without loading it."""
     from octavo.checkpoint.hub import locate
     from octavo.compress.evaluation import read_quality
@@ -35,7 +36,7 @@ def show(model: str, program: bool, offline: bool, as_json: bool) -> None:
     from octavo.program import listing
 
     located = locate(model, offline=offline)
-    opened = open_model(located.path)
+    opened = open_model(located.path, mmproj=mmproj)
     if program:
         lines = listing(opened.program)
         if as_json:
@@ -73,6 +74,8 @@ class _Record:
     kv_bytes_per_token: int
     chat_template: bool
     sampling: dict[str, float]
+    images: bool = False
+    mmproj: str | None = None
     quality: Summary | None = None
 
 
@@ -104,6 +107,8 @@ def _record(located: Located, opened: OpenModel) -> _Record:
         kv_bytes_per_token=2 * values,
         chat_template=template_source(checkpoint) is not None,
         sampling={n: getattr(defaults, n) for n in recommended},
+        images=opened.vision is not None,
+        mmproj=None if checkpoint.mmproj is None else str(checkpoint.mmproj.path),
     )
 
 
@@ -125,6 +130,8 @@ def _rows(r: _Record) -> list[tuple[str, object]]:
             f"{r.kv_bytes_per_token / 1024:.1f} KiB a token in bf16",
         ),
     ]
+    if r.images:
+        rows.append(("images", "yes" if r.mmproj is None else f"yes, with {Path(r.mmproj).name}"))
     if q := r.quality:
         increase = q.perplexity.a / q.perplexity.b - 1
         lost = f"perplexity {increase:+.2%}, KL {q.kl_mean:.4g}, same top-1 {q.top1:.2%}"

@@ -104,7 +104,9 @@ class EngineProcess:
     def start(self, message: Start) -> None:
         """Loads the model. Raises OctavoError."""
         plan = message.plan
-        model = open_model(Path(message.path), plan.adapters > 0, plan.context)
+        model = open_model(
+            Path(message.path), plan.adapters > 0, plan.context, message.mmproj, plan.vision_dtype
+        )
         check_unchanged(message.files)
         executable = load_executable(model, plan, lambda n: self.send(Loading(n)))
         check_unchanged(message.files)  # what was read while it was being written

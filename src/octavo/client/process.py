@@ -59,7 +59,8 @@ class EngineProcessClient:
 
     queue: limits beyond which new requests are refused with Overloaded. files: of the model, which
     must be the same whenever an engine reads them. module: what the process runs; name: what it is
-    called in lists of processes. spawned: the first, if it has been started.
+    called in lists of processes. spawned: the first, if it has been started. mmproj: the file with
+    the model's image encoder.
     """
 
     def __init__(
@@ -73,8 +74,9 @@ class EngineProcessClient:
         module: str = ENGINE,
         name: str = "",
         spawned: Spawned | None = None,
+        mmproj: str = "none",
     ) -> None:
-        self._path = path
+        self._path, self._mmproj = path, mmproj
         self._name = name
         self._plan = plan
         self._files = dict(files or {})
@@ -194,7 +196,7 @@ class EngineProcessClient:
         link = self._link
         await link.open()
         self._tasks.append(asyncio.create_task(self._watch(link)))
-        link.send(Start(self._path, self._plan, self._files))
+        link.send(Start(self._path, self._plan, self._files, self._mmproj))
         if self._table is not None:
             link.send(Vocabulary(self._table))
         while True:

@@ -25,6 +25,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     path: str
     plan: Plan
     files: dict[str, FileState] = {}  # of the model, as they were when the plan was made
+    mmproj: str = "none"  # the file with its image encoder
 
 
 class Vocabulary(msgspec.Struct, frozen=True, tag=True):

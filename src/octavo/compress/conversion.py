@@ -28,10 +28,13 @@ from octavo.compress.fit import F32
 from octavo.compress.folder_view import folder_parts
 from octavo.compress.gguf_view import gguf_parts
 from octavo.compress.grids import Grid, check_finite
+from octavo.compress.mmproj import mmproj_parts, text_only
 from octavo.compress.packing import as_floats
 from octavo.compress.recipes import Layout
 from octavo.compress.writing import module, named
 from octavo.errors import UsageError
+from octavo.models import build_vision
+from octavo.models.vision import VisionModel
 
 Format = Layout | Literal["gguf"]
 _HALVES = {TensorType.F16: "float16", TensorType.BF16: "bfloat16"}
@@ -39,6 +42,7 @@ _FILE_TYPES = {  # as GGUF numbers files by most of their matrices
     TensorType.F32: 0, TensorType.F16: 1, TensorType.BF16: 32, TensorType.Q4_0: 2,
     TensorType.Q4_1: 3, TensorType.Q8_0: 7, TensorType.Q5_1: 9, TensorType.MXFP4: 38,
 }  # fmt: skip
+_WIDE = ("ffn_gate_inp.weight", "v.position_embd.weight")
 _IN_A_LAYER = re.compile(r"\.\d+\.")
 _QUANTIZATION = ("quantization_config", "quantization", "compression_config")
 
@@ -60,7 +64,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A model that was written in another format."""
+    """A model that was written in another format. mmproj: the file with its image encoder."""
 
     source: Path
     output: Path
@@ -68,6 +72,7 @@ class Converted:
     bytes_before: int
     bytes_after: int
     tensors: tuple[Moved, ...]
+    mmproj: Path | None = None
 
     @property
     def lossless(self) -> bool:
@@ -101,6 +106,8 @@ class Conversion:
         self._progress: Advance = lambda _: None
         self._moved: list[Moved] = []
         self._tensors: dict[str, NewTensor] = {}
+        self._images: dict[str, NewTensor] = {}
+        self._mmproj: Path | None = None
         self._write = self._to_gguf() if format == "gguf" else self._to_folder(format)
 
     def run(self, progress: Advance = lambda _: None) -> Converted:
@@ -109,14 +116,18 @@ class Conversion:
         self._progress = progress
         self._moved.clear()
         self._write()
-        after = sum(tensor_bytes(t.type, t.shape, n) for n, t in self._tensors.items())
+        written = {**self._tensors, **self._images}
+        after = sum(tensor_bytes(t.type, t.shape, n) for n, t in written.items())
         before = self._checkpoint.nbytes
         return Converted(
-            self._checkpoint.path, self._output, self._format, before, after, tuple(self._moved)
-        )
+            self._checkpoint.path, self._output, self._format, before, after, tuple(self._moved),
+            self._mmproj,
+        )  # fmt: skip
 
     def _to_gguf(self) -> Callable[[], None]:
-        view, parts = gguf_parts(self._checkpoint)
+        vision = build_vision(self._checkpoint)
+        source = self._checkpoint if vision is None else text_only(self._checkpoint)
+        view, parts = gguf_parts(source)
         half, out = half_of(parts), self._tensors
         out.update({p.name: self._block(p) or self._gguf_floats(p, half) for p in parts})
         for name, tensor in view.tensors.items():  # factors of rotary embeddings
@@ -125,11 +136,27 @@ class Conversion:
         matrices = Counter(t.type for t in out.values() if len(t.shape) > 1)
         number = _FILE_TYPES.get(matrices.most_common(1)[0][0], 0)
         metadata = {**view.metadata, "general.file_type": number}
-        return lambda: write_gguf(self._output, metadata, out)
+        write = self._to_mmproj(vision, half, number) if vision is not None else lambda: None
+
+        def both() -> None:
+            write()
+            write_gguf(self._output, metadata, out)
+
+        return both
+
+    def _to_mmproj(self, vision: VisionModel, half: TensorType, number: int) -> Callable[[], None]:
+        """The image encoder, in a file beside."""
+        metadata, parts = mmproj_parts(self._checkpoint, vision)
+        self._images = {p.name: self._block(p) or self._gguf_floats(p, half) for p in parts}
+        path = self._output.with_name(f"mmproj-{self._output.name}")
+        check_new_file(path)
+        self._mmproj = path
+        return lambda: write_gguf(path, metadata | {"general.file_type": number}, self._images)
 
     def _gguf_floats(self, part: Counterpart, half: TensorType) -> NewTensor:
-        """Vectors and routers as F32, which is what llama.cpp reads."""
-        if len(part.shape) == 1 or part.name.endswith("ffn_gate_inp.weight"):
+        """Vectors, routers and embeddings of images as F32, which is what llama.cpp reads."""
+        convolution = part.name == "v.patch_embd.weight" and part.type is TensorType.BF16
+        if len(part.shape) == 1 or convolution or part.name.endswith(_WIDE):
             return self._floats(part, TensorType.F32)
         return self._floats(part, part.type if part.type in FLOATS else half)
 

@@ -15,11 +15,11 @@ from octavo.compress.folder_view import check_same
 from octavo.compress.vocabulary import vocabulary
 from octavo.errors import Unsupported
 from octavo.models import build_program
-from octavo.models.gemma3 import text_model
 from octavo.models.metadata import Metadata
 from octavo.models.rope import plain
 from octavo.models.rotation import hf_parameters
 from octavo.models.schemes import FOLDERS, Scheme
+from octavo.models.wrapped import TEXT
 from octavo.program import Attention, Experts, Program, Rope, Route, Softcap
 
 
@@ -29,7 +29,7 @@ def gguf_parts(checkpoint: Checkpoint) -> tuple[Checkpoint, tuple[Counterpart, .
     Raises Unsupported for a model that no GGUF file can say here.
     """
     model_type = checkpoint.architecture
-    folder = text_model(checkpoint) if model_type == "gemma3" else checkpoint
+    folder = TEXT[model_type](checkpoint) if model_type in TEXT else checkpoint
     program = build_program(folder)
     if folder.architecture not in FOLDERS:
         raise Unsupported(

@@ -21,6 +21,7 @@ from octavo.backends.base import (
 )
 from octavo.checkpoint import Checkpoint
 from octavo.checkpoint.progress import Advance
+from octavo.models.int8 import in_int8
 from octavo.models.vision import VisionModel
 from octavo.program import Program
 from octavo.vision.image import ImageInput
@@ -49,6 +50,10 @@ class ImageEncoder:
         positions = np.tile(np.arange(rows, dtype=np.int32), len(images))
         self._step = _given(features, positions, spans, len(images) * blocks)
         self._count, self._at = len(images), 0
+
+    def stop(self) -> None:
+        """Forgets the run that has begun."""
+        self._step = None
 
     def run(self, seconds: float) -> list[Floats] | None:
         """Computes for about so long. Gives the embeddings `[tokens, width]` of each image once all
@@ -86,16 +91,20 @@ def _given(features: Floats, positions: np.ndarray, spans: list[Span], blocks: i
 
 @dataclass(frozen=True)
 class CompiledEncoder:
-    """An encoder before its weights are loaded."""
+    """An encoder before its weights are loaded. dtype: of the tower, as `of` was given it."""
 
     vision: VisionModel
     tower: Compiled
     projector: Compiled
+    dtype: str = "auto"
 
     @classmethod
-    def of(cls, vision: VisionModel) -> CompiledEncoder:
-        """Raises Unsupported."""
-        return cls(vision, _compile(vision.tower.program), _compile(vision.projector))
+    def of(cls, vision: VisionModel, dtype: str = "auto") -> CompiledEncoder:
+        """dtype: "int8" for a tower whose layers and their inputs are rounded to 8 bits, "auto" as
+        it is stored. Raises Unsupported."""
+        tower = vision.tower.program
+        tower = in_int8(tower) if dtype == "int8" else tower
+        return cls(vision, _compile(tower), _compile(vision.projector), dtype)
 
     @property
     def cache_bytes(self) -> int:
@@ -108,8 +117,11 @@ class CompiledEncoder:
         rows, tokens = self.vision.rows, self.vision.tokens
         batch = max(1, BATCH_ROWS // rows)
         blocks = batch * -(-rows // BLOCK)
+        activations = self.tower.activations(self.dtype)
         return (
-            LoadOptions(Limits(batch * rows, batch * rows, blocks), threads, "f32"),
+            LoadOptions(
+                Limits(batch * rows, batch * rows, blocks), threads, "f32", activations=activations
+            ),
             LoadOptions(Limits(batch * tokens, batch * tokens, 1), threads, "f32"),
         )
 

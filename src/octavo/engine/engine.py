@@ -196,12 +196,7 @@ class Engine:
 
     def _encode(self, seconds: float) -> list[TokenEvent]:
         """Encodes images that sequences wait for, beside a step for about as long as that took."""
-        assert self._images is not None
-        stalled = [s for s in self.scheduler.stalled if s.id in self._requests]  # not failed since
-        waiting = [(s, i) for s in stalled for i in s.images if i.end > s.kv.computed]
-        failed = self._images.encode([i for _, i in waiting], seconds)
-        lost = {s.id: (s, failed[i.key]) for s, i in waiting if i.key in failed}
-        return [self._fail(s, error) for s, error in lost.values()]
+        return [self._fail(s, error) for s, error in self.scheduler.encode(seconds)]
 
     def _run(self, spans: list[ScheduledSpan]) -> list[TokenEvent]:
         now = self._clock()

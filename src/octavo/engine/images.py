@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from octavo.backends.base import Floats
@@ -161,13 +161,16 @@ class ImageQueue:
 
     # -- encoding -----------------------------------------------------------------------------
 
-    def encode(self, wanted: Iterable[PlacedImage], seconds: float) -> dict[bytes, Exception]:
+    def encode(
+        self, wanted: Iterable[PlacedImage], seconds: float,
+        begun: Callable[[PlacedImage, int], None] = lambda *_: None,
+    ) -> dict[bytes, Exception]:  # fmt: skip
         """Encodes for about so long what is under way, else the first of `wanted`. Gives what
-        failed."""
-        if not self._batch and not self._begin(wanted):
-            return {}
+        failed. begun: told of each image that is begun, and its rows."""
         began = time.perf_counter()
         try:
+            if not self._batch and not self._begin(wanted, begun):
+                return {}
             found = self.encoder.run(seconds)
         except Exception as e:
             return self._failed(e)
@@ -180,28 +183,48 @@ class ImageQueue:
             self._batch = {}
         return {}
 
-    def _begin(self, wanted: Iterable[PlacedImage]) -> bool:
+    def abandon(self) -> None:
+        """Drops the images that are under way."""
+        if self._batch:
+            self.cache.give_back(len(self._batch) * self.encoder.bytes)
+            self._batch = {}
+            self.encoder.stop()
+
+    def encodes(self, images: Iterable[PlacedImage]) -> bool:
+        """Whether one of these is under way."""
+        return bool(self._batch) and any(i.key in self._batch for i in images)
+
+    def _begin(
+        self, wanted: Iterable[PlacedImage], begun: Callable[[PlacedImage, int], None]
+    ) -> bool:
         """Begins the next images, as many as one run takes and the cache has room for."""
-        for key, image in self._missing(wanted).items():
+        for key, placed in self._missing(wanted).items():
             alone = key in self._alone
             if len(self._batch) >= (1 if alone else self.encoder.batch):
                 break
             if not self.cache.reserve(self.encoder.bytes):
                 break
-            self._batch[key] = image
+            self._batch[key] = placed.image
+            begun(placed, self.encoder.vision.rows)
             if alone:
                 break
         if self._batch:
             self.encoder.begin(list(self._batch.values()))
         return bool(self._batch)
 
-    def _missing(self, wanted: Iterable[PlacedImage]) -> dict[bytes, ImageInput]:
+    def _missing(self, wanted: Iterable[PlacedImage]) -> dict[bytes, PlacedImage]:
         """Those that are not here, in their order."""
-        return {placed.key: placed.image for placed in wanted if placed.key not in self.cache}
+        missing: dict[bytes, PlacedImage] = {}
+        for placed in wanted:
+            if placed.key not in self.cache:
+                missing.setdefault(placed.key, placed)
+        return missing
 
     def _failed(self, error: Exception) -> dict[bytes, Exception]:
         """After a run that failed: one image at a time; the one that fails alone has failed."""
         batch, self._batch = list(self._batch), {}
+        if not batch:
+            raise error
         self.cache.give_back(len(batch) * self.encoder.bytes)
         self._alone = set(batch) if len(batch) > 1 else set()
         return {batch[0]: error} if len(batch) == 1 else {}

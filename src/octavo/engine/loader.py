@@ -26,6 +26,7 @@ from octavo.engine.translation import Translation, same_tokens
 from octavo.engine.tuned import read_tuned
 from octavo.errors import UsageError
 from octavo.models import build_program, build_vision
+from octavo.models.mmproj import AUTO, NONE, with_mmproj
 from octavo.models.vision import VisionModel
 from octavo.program import Program, Task
 
@@ -48,6 +49,12 @@ class OpenModel:
         return None if self.encoder is None else self.encoder.vision
 
     @property
+    def mmproj(self) -> str:
+        """The file with the image encoder, or "none": what opens the same model again."""
+        file = self.checkpoint.mmproj
+        return NONE if file is None else str(file.path)
+
+    @property
     def vocabulary(self) -> int:
         return self.program.vocabulary
 
@@ -56,16 +63,20 @@ class OpenModel:
         return self.program.task
 
 
-def open_model(path: Path, adapters: bool = False, context: int | None = None) -> OpenModel:
+def open_model(
+    path: Path, adapters: bool = False, context: int | None = None, mmproj: str = AUTO,
+    vision_dtype: str = "auto",
+) -> OpenModel:  # fmt: skip
     """Reads headers only; `adapters`: whether LoRA adapters may be loaded; `context`: the longest
-    sequence to come, by which models with two sets of rotations choose theirs.
+    sequence to come, by which models with two sets of rotations choose theirs; `mmproj`: the file
+    of a GGUF model's image encoder (see `with_mmproj`); `vision_dtype`: see `CompiledEncoder.of`.
 
     Raises ModelNotFound, CheckpointError or Unsupported.
     """
-    checkpoint = open_checkpoint(path)
+    checkpoint = with_mmproj(open_checkpoint(path), mmproj)
     program = build_program(checkpoint, context)
     vision = build_vision(checkpoint)
-    encoder = None if vision is None else CompiledEncoder.of(vision)
+    encoder = None if vision is None else CompiledEncoder.of(vision, vision_dtype)
     return OpenModel(checkpoint, get_backend().compile(program, adapters), encoder)
 
 

@@ -47,6 +47,7 @@ class Plan:
     packed: bool = False  # keep packed weights in a file, and map them at the next start
     speculation: str = "auto"
     draft: DraftPlan | None = None
+    vision_dtype: str = "auto"  # of what encodes images
 
     @property
     def load_options(self) -> LoadOptions:
@@ -169,6 +170,7 @@ def make_plan(
         limits=options.limits, adapters=adapters, encoder=images[0], image_cache=images[1],
         packed=packed, speculation=speculation,
         draft=draft.plan(options, beside) if draft else None,
+        vision_dtype=encoder.dtype if encoder else "auto",
     )  # fmt: skip
 
 

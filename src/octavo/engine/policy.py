@@ -32,6 +32,10 @@ class SchedulingPolicy(Protocol):
         """A step computes so many tokens of a sequence."""
         ...
 
+    def encoded(self, sequence: Sequence, rows: int) -> None:
+        """An image of a sequence is encoded, which has so many rows."""
+        ...
+
     def owed(self, sequence: Sequence, other: Sequence) -> bool:
         """Whether what a sequence wants now comes before what another does, though that runs."""
         ...
@@ -100,6 +104,9 @@ class FairPolicy:
         own = len(sequence.request.prompt) - sequence.kv.computed  # of the prompt
         prompt = max(0, min(own, tokens))
         self.work[sequence.request.tenant] += PROMPT * prompt + GENERATED * (tokens - prompt)
+
+    def encoded(self, sequence: Sequence, rows: int) -> None:
+        self.work[sequence.request.tenant] += PROMPT * rows
 
     def owed(self, sequence: Sequence, other: Sequence) -> bool:
         one, two = sequence.request, other.request

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from octavo.backends.base import SamplingRow
-from octavo.engine.images import ImageQueue
+from octavo.engine.images import ImageQueue, PlacedImage
 from octavo.engine.kv import KVCache, blocks_for
 from octavo.engine.pace import Pace, StepBudget
 from octavo.engine.policy import SchedulingPolicy
@@ -130,10 +130,30 @@ class Scheduler:
         self._let_go(sequence)
         self._policy.left(sequence)
 
+        if self._images is not None and self._images.encodes(sequence.images):
+            others = (i for s in (*self.running, *self.waiting) for i in s.images)
+            if not self._images.encodes(others):
+                self._images.abandon()
+
     def _let_go(self, sequence: Sequence) -> None:
         self._released(sequence)
         if self._images is not None:
             self._images.release(sequence.images)
+
+    def encode(self, seconds: float) -> list[tuple[Sequence, Exception]]:
+        """Encodes images that sequences wait for, for about so long. Gives the sequences whose
+        images cannot be encoded."""
+        assert self._images is not None
+        stalled = [s for s in self.stalled if s in self.running]  # not failed since
+        waiting = [(s, i) for s in stalled for i in s.images if i.end > s.kv.computed]
+        owners = {id(i): s for s, i in waiting}
+
+        def begun(image: PlacedImage, rows: int) -> None:
+            self._policy.encoded(owners[id(image)], rows)
+
+        failed = self._images.encode([i for _, i in waiting], seconds, begun)
+        lost = {s.id: (s, failed[i.key]) for s, i in waiting if i.key in failed}
+        return list(lost.values())
 
     def plan(self) -> list[ScheduledSpan]:
         """The next step, with blocks allocated for all of it.

@@ -22,6 +22,7 @@ from octavo.errors import UsageError
 from octavo.generate.grammar_check import GrammarChecker
 from octavo.generate.model import About, ServedModel
 from octavo.generate.options import check_names
+from octavo.models.mmproj import encoder_of
 from octavo.text import ChatTemplate, Tokenizer, load_tokenizer
 from octavo.text.chat import template_source
 from octavo.vision.families import load_preprocessor
@@ -29,10 +30,13 @@ from octavo.vision.preprocess import Preprocessor
 
 KV_DTYPES = ("auto", "bf16", "int8", "f32")
 ACTIVATIONS = ("auto", "int8", "int16")
+VISION_DTYPES = ("auto", "int8")
 SPECULATIONS = ("auto", "lookup", "draft", "self", "off")
-_CHOICES: tuple[tuple[Literal["kv_dtype", "activations", "speculation"], tuple[str, ...]], ...] = (
+Choice = Literal["kv_dtype", "activations", "vision_dtype", "speculation"]
+_CHOICES: tuple[tuple[Choice, tuple[str, ...]], ...] = (
     ("kv_dtype", KV_DTYPES),
     ("activations", ACTIVATIONS),
+    ("vision_dtype", VISION_DTYPES),
     ("speculation", SPECULATIONS),
 )
 
@@ -49,7 +53,9 @@ class LoadOptions(TypedDict, total=False):
     parameters that the model's files recommend. speculation: which drafts of what may come next are
     verified, where that saves time: "lookup" those found in texts, "draft" those of the model
     `draft`, "auto" both, "self" those of the model without some layers (`octavo tune`), "off" none.
-    loading: opens a progress bar, given what it is for and how many bytes.
+    mmproj: the file with the image encoder of a .gguf model, "auto" for one beside it, "none".
+    vision_dtype: "int8" rounds the image encoder's layers and their inputs to 8 bits, "auto" leaves
+    it as it is stored. loading: opens a progress bar, given what it is for and how many bytes.
     """
 
     memory: str | None
@@ -65,6 +71,8 @@ class LoadOptions(TypedDict, total=False):
     generation_config: GenerationConfig
     speculation: str
     draft: str | None
+    mmproj: str
+    vision_dtype: str
     loading: ProgressBar
 
 
@@ -85,13 +93,16 @@ def load(model: str, **options: Unpack[LoadOptions]) -> ServedModel:
             raise UsageError(f"{choice} {given!r}; it may be {' or '.join(known)}")
     loading, adapters = options.get("loading", no_progress), options.get("adapters")
     located = locate(model, offline=options.get("offline", False), progress=loading)
-    opened = open_model(located.path, adapters is not None)
+    mmproj, vision_dtype = options.get("mmproj", "auto"), options.get("vision_dtype", "auto")
+    opened = open_model(located.path, adapters is not None, None, mmproj, vision_dtype)
     tokenizer = load_tokenizer(opened.checkpoint)
     table = token_table(tokenizer)
     source = options.get("chat_template") or template_source(opened.checkpoint)
     template = ChatTemplate(source, tokenizer) if source else None
     plan = _plan(opened, located, options)
-    opened = open_model(located.path, adapters is not None, plan.context)
+    opened = open_model(
+        located.path, adapters is not None, plan.context, opened.mmproj, vision_dtype
+    )
     with loading("Loading", opened.checkpoint.nbytes) as advance:
         client = InProcessClient(load_engine(opened, plan, table, advance))
     try:
@@ -160,8 +171,8 @@ def _preprocessor(opened: OpenModel, tokenizer: Tokenizer) -> Preprocessor | Non
     if (vision := opened.vision) is None:
         return None
     return load_preprocessor(
-        opened.checkpoint, tokenizer, family=vision.family, placeholder=vision.placeholder,
-        tokens=vision.tokens, size=vision.size,
+        encoder_of(opened.checkpoint), tokenizer, family=vision.family,
+        placeholder=vision.placeholder, tokens=vision.tokens, size=vision.size,
     )  # fmt: skip
 
 

@@ -76,10 +76,9 @@ def hf_names(names: Mapping[str, str], tensors: Collection[str]) -> Names:
     outer = names["embed"].split(".")[0] + "."
     embed = names["embed"].removeprefix(outer) + ".weight"
     prefix = next((p for p in (outer, *_INNER) if p + embed in tensors), outer)
+    apart = "language_model." if prefix == "language_model.model." else ""  # of the head
     modules = {
-        module: prefix + name.removeprefix(outer) if name.startswith(outer) else name
+        module: prefix + name.removeprefix(outer) if name.startswith(outer) else apart + name
         for module, name in names.items()
     }
-    if prefix == "language_model.model.":
-        modules["head"] = "language_model." + names["head"]
     return Names(modules, prefix in _BARE)

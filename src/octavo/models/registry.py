@@ -17,6 +17,7 @@ from octavo.models import (
     gpt_oss,
     llama,
     mixtral,
+    mmproj,
     olmo2,
     olmoe,
     opt,
@@ -94,6 +95,11 @@ def build_program(checkpoint: Checkpoint, context: int | None = None) -> Program
     if not gguf and checkpoint.architecture in TEXT:
         checkpoint = TEXT[checkpoint.architecture](checkpoint)
     name = checkpoint.architecture
+    if gguf and name == mmproj.ARCHITECTURE:
+        raise Unsupported(
+            f"{checkpoint.path.name} is the image encoder of another model: name that, and this "
+            "file with --mmproj"
+        )
     if name not in ARCHITECTURES or not (gguf or name in DEFAULTS):
         key = "general.architecture" if gguf else "model_type"
         raise Unsupported(

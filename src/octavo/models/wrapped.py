@@ -9,6 +9,7 @@ from octavo.checkpoint import Checkpoint
 from octavo.errors import CheckpointError
 from octavo.models import gemma3, gemma3_vision, idefics3, llava
 from octavo.models.metadata import Recorded
+from octavo.models.mmproj import encoder_of
 from octavo.models.unread import refuse_unread
 from octavo.models.vision import VisionModel
 from octavo.vision.normalize import FILES
@@ -45,8 +46,10 @@ VISION: dict[str, Callable[[Checkpoint, Recorded], VisionModel]] = {
 
 
 def build_vision(checkpoint: Checkpoint) -> VisionModel | None:
-    """The encoder of a folder; None for models of text, and for folders that do not say how images
-    are prepared, which are served as such. Raises CheckpointError or Unsupported."""
+    """The encoder of a folder, or of a GGUF model with its mmproj file; None for models of text,
+    and for folders that do not say how images are prepared, which are served as such. Raises
+    CheckpointError or Unsupported."""
+    checkpoint = encoder_of(checkpoint)
     family = None if checkpoint.format == "gguf" else VISION.get(checkpoint.architecture)
     if family is None or not any(name in checkpoint.files for name in FILES):
         return None

@@ -44,6 +44,8 @@ class ModelOptions:
     lora: bool = False  # adapters may be loaded
     generation_config: GenerationConfig = "auto"
     pinned: bool = False
+    mmproj: str = "auto"  # the file with a GGUF model's image encoder
+    vision_dtype: str = "auto"
 
     @property
     def also(self) -> tuple[str, ...]:
@@ -90,7 +92,10 @@ class ModelSource:
                 except (ModelChanged, ModelNotFound):
                     self._planned = self._read = None
             if self._planned is None:
-                opened = open_model(self._options.located.path, self._options.lora)
+                o = self._options
+                opened = open_model(
+                    o.located.path, o.lora, mmproj=o.mmproj, vision_dtype=o.vision_dtype
+                )
                 self._planned = opened, self._make_plan(opened)
             return self._planned
 
@@ -117,7 +122,7 @@ class ModelSource:
         files = {**opened.checkpoint.states, **(plan.draft.files if plan.draft else {})}
         client = EngineProcessClient(
             str(options.located.path), plan, opened.vocabulary, options.queue, self.progress,
-            files, name=options.name, spawned=self.spawned,
+            files, name=options.name, spawned=self.spawned, mmproj=opened.mmproj,
         )  # fmt: skip
         self.spawned = None
         served = None

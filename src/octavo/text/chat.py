@@ -147,7 +147,8 @@ class ChatTemplate:
         options: further variables for the template. generation: open the assistant's reply at the
         end. continued: leave out the end of the last message, so that it can be continued.
         placeholder: what the template writes for a picture, and `images` what is put there instead;
-        content goes to such a template in parts. Raises RequestError.
+        content goes to such a template in parts. One that takes only text shows a picture as a line
+        of its own. Raises RequestError.
         Control tokens written by the template count; the same characters in a message stay text.
         Tools, calls and their results are written as text where the template knows nothing of them.
         """
@@ -159,9 +160,12 @@ class ChatTemplate:
         parts = bool(placeholder) and self._takes_parts
         given = [[message_variables(m, parts) for m in messages], extra]
         everything = _json(given, ensure_ascii=False)
-        escape = next((c for c in ESCAPES if c not in everything), None)
-        if escape is None:
+        unused = [c for c in ESCAPES if c not in everything]
+        if len(unused) < 2:
             raise RequestError("the messages use every Unicode noncharacter", "messages")
+        escape, mark = unused[:2]
+        if placeholder and not parts:
+            placeholder, given[0] = mark, [message_variables(m, mark=mark) for m in messages]
         shielded, extra = _map_text(given, lambda s: self._tokenizer.shield(s, escape))
         text = self._render(shielded, extra)
         if continued:

@@ -156,7 +156,7 @@ def _part(at: str, given: Any) -> Part:
 def text_only(at: str, kind: Any) -> RequestError:
     """The refusal of a part that is no text."""
     return RequestError(
-        f"{at} is a {str(kind)[:32]!r} part; this model takes text only",
+        f"{at}: this model takes text only, not {str(kind)[:32]!r} parts",
         f"{at}.type", "unsupported_parameter",
     )  # fmt: skip
 
@@ -198,16 +198,20 @@ def _tool(at: str, given: Mapping[str, Any]) -> Tool:
         ) from None
 
 
-def message_variables(message: Message, parts: bool = False) -> JsonObject:
+def message_variables(message: Message, parts: bool = False, mark: str = "") -> JsonObject:
     """A message as templates take it: OpenAI's keys, and no key without a value.
 
-    parts: content is a list of parts, as templates for pictures read it, else it is text.
+    parts: content is a list of parts, as templates for pictures read it, else it is text. mark: a
+    line of that text which stands for a picture.
     """
     calls = [
         ({} if c.id is None else {"id": c.id}) | {"type": "function", "function": call_variables(c)}
         for c in message.tool_calls
     ]
     content: Any = message.text
+    if mark and message.images:
+        lines = (p.text if isinstance(p, TextPart) else mark for p in message.content or ())
+        content = "\n".join(lines)
     if parts:
         content = [
             {"type": "text", "text": p.text} if isinstance(p, TextPart) else {"type": "image"}

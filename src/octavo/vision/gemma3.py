@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.vision.image import ImageInput
 from octavo.vision.preprocess import Detail, Processed
-from octavo.vision.resize import Framing, tiles
+from octavo.vision.resize import Framing
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -26,7 +25,5 @@ class Gemma3Preprocessor:
     details: tuple[Detail, ...] = ()
 
     def __call__(self, image: Image, detail: Detail, at: str) -> Processed:
-        pixels = tiles([self.framing(image, at)])
-        made = ImageInput.of(pixels, (image.height, image.width), self.tokens)
         text = f"\n\n{self.placeholder}{self.soft * self.tokens}{self.end}\n\n"
-        return Processed(text, (made,))
+        return Processed(text, (self.framing.tile(image, self.tokens, at),))

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.vision.image import ImageInput
 from octavo.vision.preprocess import Detail, Processed
-from octavo.vision.resize import Framing, tiles
+from octavo.vision.resize import Framing
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -24,6 +23,6 @@ class LlavaPreprocessor:
     details: tuple[Detail, ...] = ()
 
     def __call__(self, image: Image, detail: Detail, at: str) -> Processed:
-        pixels = tiles([self.framing(image, at)])
-        made = ImageInput.of(pixels, (image.height, image.width), self.tokens)
-        return Processed(self.placeholder * self.tokens, (made,))
+        return Processed(
+            self.placeholder * self.tokens, (self.framing.tile(image, self.tokens, at),)
+        )

@@ -64,14 +64,13 @@ class Normalization:
             raise CheckpointError(f"{name}: image_std is {str(std)[:40]}, rescale_factor {scale}")
         return cls(scale, tuple(mean), tuple(std))
 
-    @property
-    def table(self) -> Floats:
-        """What each value of each channel becomes, `[3, 256]`."""
-        value = (np.arange(256, dtype=np.float64) * self.scale).astype(np.float32)
-        mean, std = (np.array(v, np.float32)[:, None] for v in (self.mean, self.std))
-        return (value - mean) / std
-
     def __call__(self, pixels: Pixels) -> Floats:
-        """`[..., 3]` as fp32."""
-        table = self.table
-        return np.stack([table[c][pixels[..., c]] for c in range(3)], axis=-1)
+        """`[..., width, 3]` as fp32."""
+        lines = pixels.reshape(-1, 3 * pixels.shape[-2])
+        values = np.multiply(lines, self.scale, dtype=np.float64).astype(np.float32)
+        mean, std = (
+            np.tile(np.array(v, np.float32), pixels.shape[-2]) for v in (self.mean, self.std)
+        )
+        values -= mean
+        values /= std
+        return values.reshape(pixels.shape)

@@ -10,7 +10,7 @@ import numpy as np
 
 from octavo.errors import CheckpointError
 from octavo.vision.decode import check_area
-from octavo.vision.image import Pixels
+from octavo.vision.image import ImageInput, Pixels
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,6 +25,8 @@ def resized(image: Image, size: Size, resample: int, at: str) -> Image:
     from PIL.Image import Resampling
 
     check_area(size[1], size[0], at)
+    if image.size == (size[1], size[0]):
+        return image  # which Pillow would copy
     return image.resize((size[1], size[0]), Resampling(resample))
 
 
@@ -108,6 +110,10 @@ class Framing:
         if size is None:
             raise CheckpointError("this image processor gives pictures of different sizes")
         return size
+
+    def tile(self, image: Image, tokens: int, at: str) -> ImageInput:
+        """The framed picture as one tile of `tokens` placeholders. Raises RequestError."""
+        return ImageInput.of(tiles([self(image, at)]), (image.height, image.width), tokens)
 
     def __call__(self, image: Image, at: str) -> Image:
         """The framed picture. Raises RequestError."""

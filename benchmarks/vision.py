@@ -1,0 +1,276 @@
+"""What images cost: preparing them, encoding them, and the way to the first token.
+
+    python benchmarks/vision.py preprocessing
+    python benchmarks/vision.py encoder --threads 2
+    python benchmarks/vision.py first-token --threads 2
+
+By turns in one process: octavo, then transformers (its processors with Pillow, its models with torch
+in bf16), and again; medians, and the median of each turn's ratio. Preparing is counted in time of its
+thread, so that others on the machine disturb it little. The encoder has the shape of
+CLIP-L/14-336 and random weights. Needs torch and transformers.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+import numpy as np
+from PIL import Image
+
+from octavo import _native
+from octavo.backends.base import BLOCK, Span, StepInput
+from octavo.engine.encoder import ImageEncoder
+from octavo.engine.loader import load_executable, open_model
+from octavo.engine.plan import make_plan
+from octavo.models.vision import VisionModel
+from octavo.vision.decode import decode_image
+from octavo.vision.image import ImageInput
+from octavo.vision.llava import LlavaPreprocessor
+from octavo.vision.normalize import Normalization, processor_settings
+from octavo.vision.resize import Framing
+
+SIDE, PATCH, TOKENS = 336, 14, 576
+SIZES = ((336, 336), (640, 480), (1280, 720), (1920, 1080), (3000, 2000))
+TOWER = {
+    "model_type": "clip_vision_model", "hidden_size": 1024, "intermediate_size": 4096,
+    "num_attention_heads": 16, "image_size": SIDE, "patch_size": PATCH, "projection_dim": 768,
+}  # fmt: skip
+# SmolLM2-135M's shape: a language model small enough to leave the encoder most of the time.
+TEXT = {
+    "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+    "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
+    "tie_word_embeddings": True, "max_position_embeddings": 2048,
+}  # fmt: skip
+IMAGE_TOKEN = 7
+PROMPT = 32  # tokens of text beside the image
+
+
+def picture(width: int, height: int) -> Image.Image:
+    """Noise over a gradient, as a photograph has."""
+    rng = np.random.default_rng(width)
+    slope = np.linspace(0, 200, width, dtype=np.float32)[None, :, None]
+    return Image.fromarray((slope + rng.integers(0, 55, (height, width, 3))).astype(np.uint8))
+
+
+def by_turns(
+    rounds: int, *runs: Callable[[], object], clock: Callable[[], float] = time.perf_counter
+) -> list[list[float]]:
+    """Milliseconds of each, one after the other, `rounds` times after one that does not count."""
+    out: list[list[float]] = [[] for _ in runs]
+    for turn in range(rounds + 1):
+        for times, run in zip(out, runs, strict=True):
+            began = clock()
+            run()
+            if turn:
+                times.append(1e3 * (clock() - began))
+    return out
+
+
+def ratio(ours: list[float], theirs: list[float]) -> float:
+    return median(b / a for a, b in zip(ours, theirs, strict=True))
+
+
+def save(folder: Path, layers: int, text: dict[str, Any]) -> Any:
+    """A LLaVA folder with random weights in bf16; the same model in torch."""
+    import torch
+    from transformers import LlavaConfig, LlavaForConditionalGeneration
+
+    torch.manual_seed(1)
+    config = LlavaConfig(
+        vision_config=TOWER | {"num_hidden_layers": layers}, text_config=text,
+        image_token_index=IMAGE_TOKEN, image_seq_length=TOKENS,
+    )  # fmt: skip
+    model = LlavaForConditionalGeneration._from_config(config, dtype=torch.bfloat16).eval()
+    model.save_pretrained(folder)
+    settings = {
+        "image_mean": [0.48145466, 0.4578275, 0.40821073], "do_normalize": True,
+        "image_std": [0.26862954, 0.26130258, 0.27577711], "do_rescale": True,
+        "rescale_factor": 1 / 255, "size": {"shortest_edge": SIDE}, "crop_size": SIDE,
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return model
+
+
+def preprocessor(vision: VisionModel, settings: Any) -> LlavaPreprocessor:
+    return LlavaPreprocessor("<image>", IMAGE_TOKEN, vision.tokens, Framing.of(settings))
+
+
+def load(path: Path, threads: int, dtype: str) -> tuple[ImageEncoder, Any]:
+    opened = open_model(path, vision_dtype=dtype)
+    assert opened.encoder is not None
+    return opened.encoder.load(opened.checkpoint, threads, lambda _: None), opened
+
+
+@click.group()
+def main() -> None:
+    """Ratios above 1: octavo is faster."""
+
+
+@main.command()
+@click.option("--rounds", default=15, show_default=True)
+def preprocessing(rounds: int) -> None:
+    """From a picture in RGB to normalised pixels, beside transformers' CLIP processor."""
+    from transformers import CLIPImageProcessorPil
+
+    theirs = CLIPImageProcessorPil(
+        size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}
+    )
+    framing, normalize = Framing.of(theirs.to_dict()), _normalization(theirs.to_dict())
+
+    def ours(image: Image.Image) -> np.ndarray:
+        made = framing.tile(image, TOKENS, "image")
+        return normalize(made.array[0])
+
+    click.echo("picture        octavo ms  transformers ms  ratio")
+    for size in SIZES:
+        image = picture(*size)
+        wanted = theirs(image, return_tensors="np")["pixel_values"][0]
+        assert np.array_equal(ours(image).transpose(2, 0, 1), wanted)
+        a, b = by_turns(
+            rounds, partial(ours, image), partial(theirs, image, return_tensors="np"),
+            clock=time.thread_time,
+        )  # fmt: skip
+        width, height = size
+        name = f"{width} x {height}"
+        click.echo(f"{name:13} {median(a):10.2f} {median(b):16.2f} {ratio(a, b):6.2f}")
+
+
+def _normalization(settings: Any) -> Normalization:
+    return Normalization.of(settings, "")
+
+
+@main.command()
+@click.option("--threads", default=2, show_default=True)
+@click.option("--layers", default=24, show_default=True)
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--images", default=1, show_default=True)
+def encoder(threads: int, layers: int, rounds: int, images: int) -> None:
+    """CLIP-L/14-336 with its projector, beside transformers and torch in bf16."""
+    import torch
+
+    torch.set_num_threads(threads)
+    small = TEXT | {"num_hidden_layers": 1, "vocab_size": 64}
+    with TemporaryDirectory() as folder:
+        model = save(Path(folder), layers, small)
+        ours = {dtype: load(Path(folder), threads, dtype)[0] for dtype in ("auto", "int8")}
+        for each in ours.values():
+            while each.pack_pending():
+                pass
+        vision = ours["auto"].vision
+        pixels = np.random.default_rng(1).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+        given = [ImageInput.of(pixels[None], (SIDE, SIDE), TOKENS) for _ in range(images)]
+        values = vision.normalization(pixels).transpose(2, 0, 1)
+        tensor = torch.from_numpy(np.stack([values] * images)).bfloat16()
+
+        def run(each: ImageEncoder) -> np.ndarray:
+            found: list[np.ndarray] = []
+            for first in range(0, images, each.batch):
+                each.begin(given[first : first + each.batch])
+                found += each.run(3600.0) or []
+            return found[0]
+
+        def theirs() -> torch.Tensor:
+            with torch.inference_mode():
+                return model.get_image_features(pixel_values=tensor).pooler_output[0]
+
+        times = by_turns(rounds, *(lambda e=e: run(e) for e in ours.values()), theirs)
+        wide = model.float()
+        with torch.inference_mode():
+            exact = wide.get_image_features(pixel_values=tensor.float()).pooler_output[0].numpy()
+        half = theirs_error(model, tensor, exact)
+    click.echo(f"{_native.isas()[0]}, {threads} threads, {layers} layers, {images} images a run")
+    click.echo(f"torch bf16    {median(times[2]) / images:8.1f} ms an image, error {half:.1e}")
+    for (dtype, each), mine in zip(ours.items(), times, strict=False):
+        error = relative(run(each), exact)
+        click.echo(
+            f"octavo {dtype:6} {median(mine) / images:8.1f} ms an image, error {error:.1e}, "
+            f"ratio {ratio(mine, times[2]):.2f}"
+        )
+
+
+def relative(found: np.ndarray, exact: np.ndarray) -> float:
+    """The root of the mean squared difference, as a share."""
+    return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
+
+
+def theirs_error(model: Any, tensor: Any, exact: np.ndarray) -> float:
+    import torch
+
+    with torch.inference_mode():
+        found = model.bfloat16().get_image_features(pixel_values=tensor).pooler_output[0]
+    return relative(found.float().numpy(), exact)
+
+
+@main.command("first-token")
+@click.option("--threads", default=2, show_default=True)
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--vision-dtype", default="auto", show_default=True)
+def first_token(threads: int, rounds: int, vision_dtype: str) -> None:
+    """Where the time of a request with a 336 x 336 PNG goes, with SmolLM2-135M's shape behind it."""
+    file = io.BytesIO()
+    picture(SIDE, SIDE).save(file, "PNG")
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        save(folder, 24, TEXT)
+        images, opened = load(folder, threads, vision_dtype)
+        plan = make_plan(opened.compiled, name="m", threads=threads, context=1024)
+        executable = load_executable(opened, plan)
+        while images.pack_pending() or executable.pack_pending():
+            pass
+        read = preprocessor(images.vision, processor_settings(opened.checkpoint))
+        spent: dict[str, list[tuple[float, float]]] = {}
+
+        def timed(what: str, run: Callable[..., Any], *given: Any) -> Any:
+            began, used = time.perf_counter(), time.process_time()
+            result = run(*given)
+            took = (time.perf_counter() - began, time.process_time() - used)
+            spent.setdefault(what, []).append((1e3 * took[0], 1e3 * took[1]))
+            return result
+
+        for _ in range(rounds + 1):
+            image = timed("decode (Pillow)", decode_image, file.getvalue(), "image")
+            (made,) = timed("resize, crop, hash", read, image, "auto", "image").images
+            timed("normalise, cut into patches", images.begin, [made])
+            (rows,) = timed("encoder and projector", images.run, 3600.0)
+            step = _prefill(np.asarray(rows))
+            for at, part in enumerate(step):
+                timed(f"prefill, step {at + 1}", executable.step, part)
+    counted = {w: [median(t) for t in zip(*times[1:], strict=True)] for w, times in spent.items()}
+    whole = [sum(each) for each in zip(*counted.values(), strict=True)]
+    click.echo(f"{_native.isas()[0]}, {threads} threads, encoder as {vision_dtype}")
+    for what, (ms, cpu) in [*counted.items(), ("sum", whole)]:
+        share = 100 * cpu / whole[1]
+        click.echo(f"{what:30} {ms:8.2f} ms, of a processor {cpu:8.2f} ms {share:5.1f} %")
+
+
+def _prefill(rows: np.ndarray) -> list[StepInput]:
+    """The prompt's steps, of at most 512 tokens: the image first, then text."""
+    n = len(rows) + PROMPT
+    steps = []
+    for first in range(0, n, 512):
+        count = min(512, n - first)
+        seen = rows[first : first + count]
+        blocks = np.arange(-(-n // BLOCK), dtype=np.int32)
+        at = np.arange(count, dtype=np.int32)
+        steps.append(
+            StepInput(
+                np.full(count, IMAGE_TOKEN, np.int32), at + np.int32(first),
+                [Span(0, count, first, 0)], blocks, np.array([count - 1], np.int32),
+                embeddings=np.ascontiguousarray(seen) if len(seen) else None,
+                embedding_rows=np.arange(len(seen), dtype=np.int32) if len(seen) else None,
+            )
+        )  # fmt: skip
+    return steps
+
+
+if __name__ == "__main__":
+    main()
