@@ -168,9 +168,8 @@ def make_plan(
         available=available, context=min(wanted, blocks * BLOCK), model_context=own,
         threads=threads, kv_dtype=kv_dtype, activations=activations,
         limits=options.limits, adapters=adapters, encoder=images[0], image_cache=images[1],
-        packed=packed, speculation=speculation,
-        draft=draft.plan(options, beside) if draft else None,
-        vision_dtype=encoder.dtype if encoder else "auto",
+        packed=packed, draft=draft.plan(options, beside) if draft else None,
+        speculation=speculation, vision_dtype=encoder.dtype if encoder else "auto",
     )  # fmt: skip
 
 
