@@ -52,6 +52,7 @@ struct Schedule {
   // else tokens see to both sides, and the span holds its sequence from the first token on
   bool causal;
   int group;    // query heads that share a KV head
+  bool segmented;  // tokens see their segment alone
   std::vector<AttendItem> items;
   std::vector<int> part_begin;  // per token, index of its first partial; one more at the end
 };
@@ -104,6 +105,10 @@ struct Step {  // what changes from step to step
   int embedded = 0, embedding_width = 0;
   std::vector<KvWrite> kv_writes;
   const int32_t* reach = nullptr;  // later tokens of its span that each row sees too; null: none
+  // [axes][tokens], for rotations along several axes; null: the positions
+  const int32_t* coordinates = nullptr;
+  int axes = 0;
+  const int32_t* segments = nullptr;  // of each row, ascending within a span; null: none
   int first_op = 0, last_op = 1 << 30;  // the operations to run
   const float* embedding(int t) const {  // given for row t, or null
     const int32_t *end = embedding_rows + embedded,
@@ -122,6 +127,8 @@ struct Context {
   std::vector<Schedule> schedules;
   std::vector<float*> scratch;  // per thread, what the operation that needs most needs
   std::vector<uint8_t*> rooms;  // per thread, for panels of matrices that are not packed
+  // of rows in a step with segments: the first and the last row of their segment in the span
+  std::vector<int> segment_first, segment_last;
   float *part_max = nullptr, *part_sum = nullptr, *part_out = nullptr;  // attention partials
   int part_capacity = 0;                                                // in (token, chunk) pairs
   const float* head = nullptr;  // the logits
@@ -314,15 +321,16 @@ struct Rotation {  // of the step's tokens: a row of `half` cosines and as many 
   float* row(int t) const { return table + size_t(t) * 2 * size_t(half); }
 };
 
-// Cosines and sines of the step's positions, shared by all layers with these frequencies.
+// Cosines and sines of the step's positions, shared by all layers with these frequencies. axes: the
+// coordinate that turns each pair where a step gives coordinates; none: the position.
 class RopeTableOp : public Op {
  public:
-  RopeTableOp(const float* frequencies, float factor, Rotation out)
-      : frequencies_(frequencies), factor_(factor), out_(out) {}
+  RopeTableOp(const float* frequencies, float factor, std::vector<int32_t> axes, Rotation out)
+      : frequencies_(frequencies), factor_(factor), axes_(std::move(axes)), out_(out) {}
   std::string name(int) const override { return "rope table"; }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
-  const float* frequencies_; float factor_; Rotation out_;
+  const float* frequencies_; float factor_; std::vector<int32_t> axes_; Rotation out_;
 };
 
 // x = cap * tanh(x / cap), in place

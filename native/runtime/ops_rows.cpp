@@ -281,10 +281,14 @@ void GluOp::run(Context& c, int, int thread, Work& work) {
 
 void RopeTableOp::run(Context& c, int, int thread, Work& work) {
   work.each(thread, c.step.tokens, 1, [&](int begin, int end) {
+    const bool several = c.step.coordinates && !axes_.empty();
     for (int t = begin; t < end; t++) {
       float* out = out_.row(t);
       for (int i = 0; i < out_.half; i++) {
-        const float angle = float(c.step.positions[t]) * frequencies_[i];
+        const int32_t at = several
+            ? c.step.coordinates[size_t(axes_[size_t(i)]) * size_t(c.step.tokens) + size_t(t)]
+            : c.step.positions[t];
+        const float angle = float(at) * frequencies_[i];
         out[i] = std::cos(angle) * factor_;
         out[out_.half + i] = std::sin(angle) * factor_;
       }

@@ -17,7 +17,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.images import ImageQueue
 from octavo.engine.plan import Plan
 from octavo.models import build_program, build_vision
-from octavo.models.vision import VisionModel
+from octavo.models.vision import Vision
 from octavo.program import Program, Task
 
 
@@ -34,7 +34,7 @@ class OpenModel:
         return self.compiled.program
 
     @property
-    def vision(self) -> VisionModel | None:
+    def vision(self) -> Vision | None:
         """How images become embeddings; None if the model takes none."""
         return None if self.encoder is None else self.encoder.vision
 

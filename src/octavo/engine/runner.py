@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from octavo.backends.base import Executable, Floats, Ints, Sample, SamplingRow, Span, StepInput
+from octavo.engine.images import rotary_positions
 from octavo.engine.scheduler import ScheduledSpan
 
 
@@ -41,6 +42,7 @@ def step_input(spans: list[ScheduledSpan]) -> StepInput:
     given: list[Floats] = []
     given_rows: list[int] = []
     reach: list[int] = []
+    spatial: list[tuple[int, Ints]] = []
     typed = any(s.sequence.request.token_type_ids for s in spans)
     mutual = any(i.mutual for s in spans for i in s.sequence.images)
     for span in spans:
@@ -61,10 +63,12 @@ def step_input(spans: list[ScheduledSpan]) -> StepInput:
                 assert image.embeddings is not None
                 given.append(image.embeddings[first - image.start : last - image.start])
                 given_rows += range(row + first, row + last)
+                if (own := image.coordinates(first, last)) is not None:
+                    spatial.append((row + first, own))
                 if image.mutual:
                     reach[row + first : row + last] = range(last - first - 1, -1, -1)
         ids += kv.tokens[start : start + span.length] + draft.tokens
-        positions += range(start, start + count)
+        positions += rotary_positions(sequence.images, start, count)
         block_tables += kv.blocks
         if span.samples:
             logits_indices += range(len(ids) - 1 - len(draft.tokens), len(ids))
@@ -79,7 +83,16 @@ def step_input(spans: list[ScheduledSpan]) -> StepInput:
         embeddings=np.concatenate(given) if given else None,
         embedding_rows=array(given_rows) if given else None,
         reach=array(reach) if any(reach) else None,
+        coordinates=_coordinates(array(positions), spatial) if spatial else None,
     )  # fmt: skip
+
+
+def _coordinates(positions: Ints, spatial: list[tuple[int, Ints]]) -> Ints:
+    """Positions along each axis, but of some rows those that are given from a row on."""
+    out = np.tile(positions, (len(spatial[0][1]), 1))
+    for row, own in spatial:
+        out[:, row : row + own.shape[1]] = own
+    return out
 
 
 def _accepted(samples: list[Sample], draft: list[int]) -> list[Sample]:

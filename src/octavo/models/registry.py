@@ -42,6 +42,8 @@ ARCHITECTURES: dict[str, Family] = {
     "smollm3": llama.build,
     "mixtral": mixtral.build,
     "qwen2": qwen2.build,
+    "qwen2_vl_text": qwen2.build,
+    "qwen2_5_vl_text": qwen2.build,
     "qwen3": qwen3.build,
     "qwen3moe": qwen3.build,
     "qwen3_moe": qwen3.build,

@@ -99,21 +99,27 @@ class Builder:
 
     def rope(
         self, x: Value, heads: int, frequencies: tuple[float, ...], interleaved: bool,
-        factor: float = 1.0,
+        factor: float = 1.0, axes: tuple[int, ...] = (),
     ) -> Value:  # fmt: skip
         out = self._value(x.width, x)
-        return self._emit(Rope(out, x, heads, frequencies, interleaved, factor))
+        return self._emit(Rope(out, x, heads, frequencies, interleaved, factor, axes))
 
     def attention(
         self, q: Value, k: Value, v: Value, *,
         layer: int, heads: int, kv_heads: int, scale: float, window: int = 0,
         causal: bool = True, softcap: float = 0.0, sinks: str | None = None,
+        segmented: bool = False,
     ) -> Value:  # fmt: skip
+        if segmented and (causal or window):
+            raise ValueError("segments are for attention to both sides, without a window")
         out = self._value(q.width, q)
         sink = self._weight(sinks, (heads,)) if sinks else None
         return self._emit(
-            Attention(out, q, k, v, layer, heads, kv_heads, scale, window, causal, softcap, sink)
-        )
+            Attention(
+                out, q, k, v, layer, heads, kv_heads, scale, window, causal, softcap, sink,
+                segmented,
+            )
+        )  # fmt: skip
 
     def softcap(self, x: Value, cap: float) -> Value:
         return self._emit(Softcap(self._value(x.width, x), x, cap))
@@ -198,6 +204,11 @@ class Builder:
         by = {op.index for op in embeds}
         if "positions" in by or any(isinstance(op, Rope) for op in self._ops):
             found.append(inputs.POSITIONS)
+        axes = [axis + 1 for op in self._ops if isinstance(op, Rope) for axis in op.axes]
+        if axes:
+            found.append(inputs.coordinates(max(axes)))
+        if any(op.segmented for op in self._ops if isinstance(op, Attention)):
+            found.append(inputs.SEGMENTS)
         if "token_type_ids" in by:
             found.append(inputs.TOKEN_TYPE_IDS)
         replaceable = [op.out.width for op in embeds if op.replaceable]

@@ -68,7 +68,8 @@ class CpuExecutable:
             step.ids, step.positions, step.spans, step.block_tables, step.logits_indices,
             step.sampling, step.token_type_ids,
             step.all_logits or self.task != "generate", steps, ends,
-            step.embeddings, step.embedding_rows, step.kv_writes, step.reach,
+            step.embeddings, step.embedding_rows, step.kv_writes, step.reach, step.coordinates,
+            step.segments,
         )  # fmt: skip
         return [list(map(Sample._make, each)) for each in rows]
 
@@ -76,7 +77,7 @@ class CpuExecutable:
         self.model.step(
             step.ids, step.positions, step.spans, step.block_tables, step.logits_indices, [],
             step.token_type_ids, True, 1, [], step.embeddings, step.embedding_rows, step.kv_writes,
-            step.reach, first, last,
+            step.reach, step.coordinates, step.segments, first, last,
         )  # fmt: skip
 
     def logits(self, rows: int) -> Floats:

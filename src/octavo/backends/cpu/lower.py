@@ -148,8 +148,8 @@ class _Lowering:
         k, k_norm, k_rope = self.peel(op.k, op.kv_heads)
         same = (q_rope is None) == (k_rope is None) and (
             q_rope is None or k_rope is None
-            or (q_rope.frequencies, q_rope.factor, q_rope.interleaved)
-            == (k_rope.frequencies, k_rope.factor, k_rope.interleaved)
+            or (q_rope.frequencies, q_rope.factor, q_rope.interleaved, q_rope.axes)
+            == (k_rope.frequencies, k_rope.factor, k_rope.interleaved, k_rope.axes)
         )  # fmt: skip
         if not same:
             raise Unsupported("attention whose queries and keys are rotated differently")
