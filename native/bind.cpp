@@ -207,6 +207,7 @@ NB_MODULE(_native, m) {
       .def("remove_adapter", &Model::remove_adapter)
       .def("add_schedule", &Model::add_schedule)
       .def("embed", &Model::embed)
+      .def("inject", &Model::inject)
       .def("select_rows", &Model::select_rows)
       .def("norm", &Model::norm)
       .def("layer_norm", &Model::layer_norm)

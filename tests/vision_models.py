@@ -74,6 +74,10 @@ class VisionFamily:
         (folder / "preprocessor_config.json").write_text(json.dumps(settings))
         if self.preprocessor is not None:
             self.reference_processor().save_pretrained(folder)
+        return self.load(folder)
+
+    def load(self, folder: Path) -> torch.nn.Module:
+        """What was saved, as transformers reads it, in fp32."""
         from transformers import AutoModelForImageTextToText
 
         return AutoModelForImageTextToText.from_pretrained(
@@ -141,14 +145,16 @@ QWEN_ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 
 QWEN_TOKENS = 24
 
 
-def _qwen(version: str, tower: dict[str, Any]) -> VisionFamily:
+def _qwen(version: str, tower: dict[str, Any], text: dict[str, Any] | None = None) -> VisionFamily:
     """One whose images have 4 to 24 tokens."""
     size = {"shortest_edge": 4 * 64, "longest_edge": QWEN_TOKENS * 64}
     return VisionFamily(
         version,
         {
             "vision_config": QWEN_TOWER | tower | {"model_type": f"{version}_vision"},
-            "text_config": TEXT | {"model_type": f"{version}_text", "rope_parameters": QWEN_ROPE},
+            "text_config": TEXT
+            | {"model_type": f"{version}_text", "rope_parameters": QWEN_ROPE}
+            | (text or {}),
             "image_token_id": PLACEHOLDER, "video_token_id": 301, "vision_start_token_id": 302,
             "vision_end_token_id": 303,
         },
@@ -160,6 +166,14 @@ def _qwen(version: str, tower: dict[str, Any]) -> VisionFamily:
 
 
 VISION_FAMILIES = {
+    "qwen3_vl": _qwen(
+        "qwen3_vl",
+        {
+            "hidden_size": 48, "out_hidden_size": 64, "intermediate_size": 80,
+            "num_position_embeddings": 25, "deepstack_visual_indexes": [0, 1],
+        },
+        {"head_dim": 16},
+    ),
     "llava_next": VisionFamily(
         "llava_next",
         LLAVA | {"image_grid_pinpoints": NEXT_SIZES},

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "act.h"
+#include "attention.h"
 #include "experts.h"
-#include "ops.h"
 #include "profile.h"
 #include "sampling.h"
 
@@ -62,6 +62,7 @@ class Model {
   void norm(int in, int weight, float eps, int out, int residual, int act);
   void add(int a, int b, int out);
   void softcap(int buffer, float cap);
+  void inject(int in, int out, int first);
   // from a buffer, or from another act
   void emit(int buffer, int source, int order, int width, int act);
   struct Part { int matrix = -1, out = -1, bias = -1; };

@@ -58,9 +58,18 @@ int Model::add_schedule(int window, bool causal, int group, bool segmented) {
 void Model::embed(int matrix, int out, float scale, int index, int offset, bool replaceable) {
   const Matrix* table = matrix < 0 ? nullptr : this->matrix(matrix);
   if (table) known_[index] = std::min(known_[index], int(table->rows) - offset);
-  if (replaceable) embedding_width_ = buffer(out).width, all_embedded_ = !table;
+  if (replaceable) {
+    embedding_width_ = std::max(embedding_width_, buffer(out).width);
+    all_embedded_ = !table;
+  }
   ops_.push_back(std::make_unique<EmbedOp>(
       table, buffer(out), scale, Index(index), offset, replaceable));
+}
+
+void Model::inject(int in, int out, int first) {
+  if (first < 0) throw std::invalid_argument("no such columns");
+  embedding_width_ = std::max(embedding_width_, first + buffer(out).width);
+  ops_.push_back(std::make_unique<InjectOp>(buffer(in), buffer(out), first));
 }
 
 void Model::select_rows(int in, int out, int act_index) {

@@ -1,7 +1,8 @@
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
-#include "ops.h"
+#include "attention.h"
 #include "pack.h"
 
 namespace octavo {
@@ -71,6 +72,23 @@ void plan_attention(const Context& c, Schedule& s) {
     tokens_left -= span.count;
   }
   s.part_begin[size_t(c.step.tokens)] = part;
+}
+
+void RopeTableOp::run(Context& c, int, int thread, Work& work) {
+  work.each(thread, c.step.tokens, 1, [&](int begin, int end) {
+    const bool several = c.step.coordinates && !axes_.empty();
+    for (int t = begin; t < end; t++) {
+      float* out = out_.row(t);
+      for (int i = 0; i < out_.half; i++) {
+        const int32_t at = several
+            ? c.step.coordinates[size_t(axes_[size_t(i)]) * size_t(c.step.tokens) + size_t(t)]
+            : c.step.positions[t];
+        const float angle = float(at) * frequencies_[i];
+        out[i] = std::cos(angle) * factor_;
+        out[out_.half + i] = std::sin(angle) * factor_;
+      }
+    }
+  });
 }
 
 void AttentionOp::run(Context& c, int phase, int thread, Work& work) {

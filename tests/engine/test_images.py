@@ -27,7 +27,7 @@ from octavo.errors import RequestError
 from octavo.vision.image import ImageInput
 from tests.vision_models import PLACEHOLDER, VISION_FAMILIES, VisionFamily
 
-FAMILIES = ("llava", "gemma3", "llava_next", "qwen2_vl", "qwen2_5_vl")
+FAMILIES = ("llava", "gemma3", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 Result = list[tuple[int, float]]
 
 
@@ -123,14 +123,14 @@ def _slices(images: ImageQueue) -> Any:
     return lambda _: whole(0.0)  # one operation a step
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "llava_next"])
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_next"])
 def test_tokens_after_images_are_where_the_reference_has_them(
     name: str, loaded: dict[str, Loaded]
 ) -> None:
     """Texts of 2 and of 3 images, and what is drawn after them: log-probabilities as those of
     transformers."""
     m = loaded[name]
-    model = m.family.save(m.folder)
+    model = m.family.load(m.folder)
     for seeds, text in (((1, 4), 9), ((2, 3, 5), 33)):
         request = m.request("a", seeds, text=text)
         tokens = run(m.engine(budget=40), [request])["a"]
@@ -404,7 +404,8 @@ def test_the_plan_counts_what_is_loaded(loaded: dict[str, Loaded]) -> None:
     without = make_plan(m.open.compiled, name="x", memory="1GiB", threads=2)
     plan, images = m.plan, load_images(m.open, m.plan)
     assert images is not None
-    models = [images.encoder._tower.model, images.encoder._projector.model]  # type: ignore[attr-defined]
+    parts = [images.encoder._tower, *images.encoder._projectors]
+    models = [part.model for part in parts]  # type: ignore[attr-defined]
     assert plan.encoder == sum(x.weight_bytes + x.buffer_bytes + x.cache_bytes for x in models)
     together = images.encoder.batch // 64 * images.encoder.bytes(m.family.image(1))
     assert plan.image_cache == images.cache.capacity >= 2 * together

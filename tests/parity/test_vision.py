@@ -32,9 +32,12 @@ NAMES = sorted(VISION_FAMILIES)
 
 
 def reference_embeddings(vision: Vision, image: ImageInput) -> torch.Tensor:
-    def run(program: Program, rows: np.ndarray, **more: Any) -> torch.Tensor:
+    def run(program: Program, rows: np.ndarray, **more: Any) -> list[np.ndarray]:
+        """The output and the taps."""
         given = dict(enumerate(torch.from_numpy(np.ascontiguousarray(rows))))
-        return Reference(program).logits([0] * len(rows), embeddings=given, **more)
+        reference = Reference(program)
+        found = reference.logits([0] * len(rows), embeddings=given, **more)
+        return [found.numpy(), *(tap.numpy() for tap in reference.tapped)]
 
     layout, patches = vision.layout(image), vision.patches(image)
     states, first = [], 0
@@ -45,11 +48,13 @@ def reference_embeddings(vision: Vision, image: ImageInput) -> torch.Tensor:
             more["coordinates"] = layout.coordinates[:, own]
         if layout.segments is not None:
             more["segments"] = layout.segments[own]
-        states.append(run(vision.tower.program, patches[own], **more).numpy())
+        states.append(run(vision.tower.program, patches[own], **more))
         first += length
-    merged = vision.merged(image, np.concatenate(states))
-    projected = run(vision.projector, merged).numpy()
-    return torch.from_numpy(vision.embeddings(image, projected))
+    projected = [
+        run(projector, vision.merged(image, np.concatenate(rows)))[0]
+        for projector, rows in zip(vision.projectors, zip(*states, strict=True), strict=True)
+    ]
+    return torch.from_numpy(vision.embeddings(image, np.concatenate(projected, axis=1)))
 
 
 def prompts(family: VisionFamily) -> list[tuple[list[int], list[int], list[int]]]:
@@ -269,7 +274,7 @@ class Names:
         return "<image>" if token == PLACEHOLDER else ""
 
 
-@pytest.mark.parametrize("name", ["llava_next", "qwen2_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("name", ["llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_preprocessors_from_folders(
     name: str, saved: dict[str, tuple[Path, torch.nn.Module]]
 ) -> None:

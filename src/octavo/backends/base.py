@@ -252,6 +252,10 @@ class Executable(Protocol):
         """States of the last step's selected rows `[count, width]`, or results of other tasks."""
         ...
 
+    def tapped(self, tap: int, rows: int) -> Floats:
+        """The first rows of one of the program's taps `[rows, width]`, copied."""
+        ...
+
     def pack_pending(self) -> bool:
         """Packs up to 16 MiB more weights. Returns True while any remain."""
         ...

@@ -32,11 +32,11 @@ BATCH_ROWS = 1024  # of patches that are encoded together, unless one image has 
 class ImageEncoder:
     """Encodes images. batch: rows of the tower in a run of several images, at most."""
 
-    def __init__(self, vision: Vision, tower: Executable, projector: Executable) -> None:
+    def __init__(self, vision: Vision, tower: Executable, projectors: list[Executable]) -> None:
         self.vision = vision
         self.batch = min(BATCH_ROWS, tower.limits.tokens)
-        self.width = vision.projector.output.width
-        self._tower, self._projector = tower, projector
+        self.width = sum(projector.output.width for projector in vision.projectors)
+        self._tower, self._projectors = tower, projectors
         self._images: list[ImageInput] = []
         self._at = 0
         self._step: StepInput | None = None
@@ -71,20 +71,29 @@ class ImageEncoder:
             if end < pauses[-1] and time.perf_counter() >= until:
                 return None
         self._step = None
+        rows = sum(self.vision.layout(image).rows for image in self._images)
+        found = [self._projected(self._projectors[0], self._tower.logits(rows))]
+        for tap, projector in enumerate(self._projectors[1:]):
+            found.append(self._projected(projector, self._tower.tapped(tap, rows)))
+        each = zip(self._images, *found, strict=True)
+        return [
+            self.vision.embeddings(image, np.concatenate(parts, axis=1)) for image, *parts in each
+        ]
+
+    def _projected(self, projector: Executable, states: Floats) -> list[Floats]:
+        """What a projector makes of the tower's states, for each image."""
         rows = [self.vision.layout(image).rows for image in self._images]
-        each = zip(self._images, _parts(self._tower.logits(sum(rows)), rows), strict=True)
+        each = zip(self._images, _parts(states, rows), strict=True)
         merged = [self.vision.merged(image, states) for image, states in each]
         features = np.ascontiguousarray(np.concatenate(merged))
         places = np.zeros(len(features), np.int32)
         spans = [Span(i, 1, 0, 0) for i in range(len(features))]
-        self._projector.run(_given(features, places, spans, 1), 0, self._projector.pauses[-1])
-        projected = _parts(self._projector.logits(len(features)), [len(m) for m in merged])
-        made = zip(self._images, projected, strict=True)
-        return [self.vision.embeddings(image, rows).copy() for image, rows in made]
+        projector.run(_given(features, places, spans, 1), 0, projector.pauses[-1])
+        return _parts(projector.logits(len(features)), [len(m) for m in merged])
 
     def pack_pending(self) -> bool:
         """Packs more weights. Returns True while any remain."""
-        return self._tower.pack_pending() or self._projector.pack_pending()
+        return any(each.pack_pending() for each in (self._tower, *self._projectors))
 
 
 def _parts(rows: Floats, counts: list[int]) -> list[Floats]:
@@ -124,17 +133,19 @@ class CompiledEncoder:
 
     vision: Vision
     tower: Compiled
-    projector: Compiled
+    projectors: tuple[Compiled, ...]
 
     @classmethod
     def of(cls, vision: Vision) -> CompiledEncoder:
         """Raises Unsupported."""
-        return cls(vision, _compile(vision.tower.program), _compile(vision.projector))
+        projectors = tuple(_compile(projector) for projector in vision.projectors)
+        return cls(vision, _compile(vision.tower.program), projectors)
 
     @property
     def cache_bytes(self) -> int:
         """For embeddings that are kept."""
-        return max(CACHE, 2 * self._sizes[2] * self.vision.projector.output.width * 4)
+        width = sum(projector.output.width for projector in self.vision.projectors)
+        return max(CACHE, 2 * self._sizes[2] * width * 4)
 
     @property
     def _sizes(self) -> tuple[int, int, int]:
@@ -144,7 +155,7 @@ class CompiledEncoder:
         return count * rows, count * spans, count * tokens
 
     def _options(self, threads: int) -> tuple[LoadOptions, LoadOptions]:
-        """Of tower and projector."""
+        """Of the tower and of each projector."""
         rows, spans, tokens = self._sizes
         blocks = rows // BLOCK + spans
         return (
@@ -154,17 +165,17 @@ class CompiledEncoder:
 
     def footprint(self, threads: int) -> int:
         """Bytes that it takes, loaded."""
-        pairs = zip((self.tower, self.projector), self._options(threads), strict=True)
-        sizes = [compiled.footprint(options) for compiled, options in pairs]
+        tower, projector = self._options(threads)
+        sizes = [self.tower.footprint(tower)]
+        sizes += [compiled.footprint(projector) for compiled in self.projectors]
         return sum(size.weights + size.buffers + size.cache for size in sizes)
 
     def load(self, checkpoint: Checkpoint, threads: int, progress: Advance) -> ImageEncoder:
         """Loads the weights; `checkpoint` is read until `pack_pending` returns False."""
         tower, projector = self._options(threads)
-        return ImageEncoder(
-            self.vision, self.tower.load(checkpoint, tower, progress),
-            self.projector.load(checkpoint, projector, progress),
-        )  # fmt: skip
+        loaded = self.tower.load(checkpoint, tower, progress)
+        projectors = [each.load(checkpoint, projector, progress) for each in self.projectors]
+        return ImageEncoder(self.vision, loaded, projectors)
 
 
 def _compile(program: Program) -> Compiled:

@@ -74,6 +74,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "sliding_window": 4096,
         "max_window_layers": 28,
     },  # fmt: skip
+    "qwen3_vl_text": _SWIGLU
+    | {
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "attention_bias": False,
+        "rope_theta": 5e5,
+    },  # fmt: skip
     "qwen3_moe": _SWIGLU
     | {
         "num_key_value_heads": 4,
@@ -161,8 +168,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "bert": _ENCODER | {"pad_token_id": 0},
     "clip_vision_model": _VIT | {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5},
     "siglip_vision_model": _VIT | {"patch_size": 16},
-    "qwen2_vl_vision": _QWEN_VIT
-    | {"embed_dim": 1280, "hidden_act": "quick_gelu", "mlp_ratio": 4},
+    "qwen2_vl_vision": _QWEN_VIT | {"embed_dim": 1280, "hidden_act": "quick_gelu", "mlp_ratio": 4},
     "qwen2_5_vl_vision": _QWEN_VIT
     | {
         "hidden_act": "silu",
@@ -170,6 +176,17 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "out_hidden_size": 3584,
         "window_size": 112,
         "fullatt_block_indexes": (7, 15, 23, 31),
+    },  # fmt: skip
+    "qwen3_vl_vision": _QWEN_VIT
+    | {
+        "depth": 27,
+        "hidden_size": 1152,
+        "hidden_act": "gelu_pytorch_tanh",
+        "intermediate_size": 4304,
+        "patch_size": 16,
+        "out_hidden_size": 3584,
+        "num_position_embeddings": 2304,
+        "deepstack_visual_indexes": (8, 16, 24),
     },  # fmt: skip
     "idefics3_vision": _VIT | {"hidden_size": 1152, "num_attention_heads": 16},
     "roberta": _ENCODER | {"pad_token_id": 1},

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import isqrt
 
 import numpy as np
 import numpy.typing as npt
 
+from octavo.checkpoint import Tensor
 from octavo.errors import RequestError
 from octavo.models.vision import Floats, Ints, Layout
 from octavo.program import Program
@@ -31,15 +33,17 @@ class GridTower:
 
 @dataclass(frozen=True)
 class GridVision:
-    """A Vision whose images keep their proportions. tokens: most of an image."""
+    """A Vision whose images keep their proportions. tokens: most of an image. table: of a square
+    grid of positions, which is fitted to an image's; it lies beside each patch's pixels."""
 
     family: str
     tower: GridTower
-    projector: Program
+    projectors: tuple[Program, ...]
     normalization: Normalization
     placeholder: int
     tokens: int
     mutual: bool = False
+    table: Tensor | None = None
 
     @property
     def size(self) -> int:
@@ -73,13 +77,20 @@ class GridVision:
         return _layout(*self._grid(image), self.tower.merge, self.tower.window)
 
     def patches(self, image: ImageInput) -> Floats:
-        """`[rows, 3 * frames * patch * patch]`: features by channel, picture, row and column."""
+        """`[rows, 3 * frames * patch * patch]`: features by channel, picture, row and column; then
+        those of the position."""
         t, (down, across) = self.tower, self._grid(image)
         pixels = self.normalization(image.array[0])
         cut = pixels.reshape(down, t.merge, t.patch, across, t.merge, t.patch, 3)
         cut = cut.transpose(0, 3, 1, 4, 6, 2, 5).reshape(down * across, t.merge**2, 3, 1, -1)
         ordered = cut[_order(down, across, t.window)]
-        return np.repeat(ordered, t.frames, axis=3).reshape(down * across * t.merge**2, -1)
+        rows = np.repeat(ordered, t.frames, axis=3).reshape(down * across * t.merge**2, -1)
+        if self.table is None:
+            return rows
+        places = self.layout(image).coordinates
+        assert places is not None
+        sides = (down * t.merge, across * t.merge)
+        return np.concatenate([rows, _fitted(self.table.vector(), places, sides)], axis=1)
 
     def merged(self, image: ImageInput, states: Floats) -> Floats:
         """A token's states next to each other, tokens by rows and columns."""
@@ -91,6 +102,25 @@ class GridVision:
 
     def embeddings(self, image: ImageInput, projected: Floats) -> Floats:
         return projected
+
+
+def _fitted(table: Floats, places: Ints, sides: tuple[int, int]) -> Floats:
+    """A square table's values at places in a grid of these sides, whose corners are the table's:
+    between its four neighbours in proportion, in fp32."""
+    side = isqrt(len(table))
+    taps: list[npt.NDArray[np.intp]] = [np.zeros(places.shape[1], np.intp)]
+    weights = [np.ones(places.shape[1], np.float32)]
+    for place, size in zip(places, sides, strict=True):
+        at = place.astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
+        low = np.floor(at)
+        part, below = at - low, low.astype(np.intp)
+        pairs = ((below, 1 - part), (np.minimum(below + 1, side - 1), part))
+        taps = [t * side + tap for t in taps for tap, _ in pairs]
+        weights = [w * weight for w in weights for _, weight in pairs]
+    out = np.zeros((places.shape[1], table.shape[1]), np.float32)
+    for tap, weight in zip(taps, weights, strict=True):
+        out += table[tap] * weight[:, None]
+    return out
 
 
 def _windows(down: int, across: int, window: int) -> Ints:

@@ -24,6 +24,7 @@ from octavo.models import (
     phi3,
     qwen2,
     qwen3,
+    qwen3_vl,
     seed_oss,
     starcoder2,
 )
@@ -45,6 +46,7 @@ ARCHITECTURES: dict[str, Family] = {
     "qwen2_vl_text": qwen2.build,
     "qwen2_5_vl_text": qwen2.build,
     "qwen3": qwen3.build,
+    "qwen3_vl_text": qwen3_vl.build,
     "qwen3moe": qwen3.build,
     "qwen3_moe": qwen3.build,
     "olmoe": olmoe.build,

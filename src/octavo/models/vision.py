@@ -54,7 +54,8 @@ class Vision(Protocol):
     family: its model_type. placeholder: the token whose embeddings an image's take the place of.
     mutual: an image's tokens see each other, also later ones. size: pixels a side of a tile, or of
     a token where images keep their proportions. tokens: placeholders of a tile, or at most of such
-    an image. most: rows of the largest image in the tower, its spans and its tokens.
+    an image. projectors: of the tower's output and of each of its taps; what they give for a token
+    lies side by side. most: rows of the largest image in the tower, its spans and its tokens.
     """
 
     @property
@@ -70,7 +71,7 @@ class Vision(Protocol):
     def tower(self) -> Tower: ...
 
     @property
-    def projector(self) -> Program: ...
+    def projectors(self) -> tuple[Program, ...]: ...
 
     @property
     def size(self) -> int: ...
@@ -92,11 +93,11 @@ class Vision(Protocol):
         ...
 
     def merged(self, image: ImageInput, states: Floats) -> Floats:
-        """Rows of the projector, from the tower's states."""
+        """Rows of a projector, from the tower's states."""
         ...
 
     def embeddings(self, image: ImageInput, projected: Floats) -> Floats:
-        """`[tokens, width]`, from what the projector gives."""
+        """`[tokens, width]`, from what the projectors give."""
         ...
 
 
@@ -136,6 +137,10 @@ class VisionModel:
     keep_class: bool = False
     mutual: bool = False
     arrangement: Arrangement | None = None
+
+    @property
+    def projectors(self) -> tuple[Program, ...]:
+        return (self.projector,)
 
     @property
     def size(self) -> int:

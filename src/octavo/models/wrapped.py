@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from octavo.checkpoint import Checkpoint
 from octavo.errors import CheckpointError
-from octavo.models import gemma3, gemma3_vision, idefics3, llava, llava_next, qwen2_vl
+from octavo.models import gemma3, gemma3_vision, idefics3, llava, llava_next, qwen2_vl, qwen3_vl
 from octavo.models.metadata import Recorded
 from octavo.models.unread import refuse_unread
 from octavo.models.vision import Vision
@@ -38,6 +38,7 @@ TEXT: dict[str, Callable[[Checkpoint], Checkpoint]] = {
     "smolvlm": _text_model,
     "qwen2_vl": qwen2_vl.text_model,
     "qwen2_5_vl": qwen2_vl.text_model,
+    "qwen3_vl": qwen3_vl.text_model,
 }
 VISION: dict[str, Callable[[Checkpoint, Recorded], Vision]] = {
     "gemma3": gemma3_vision.vision,
@@ -47,6 +48,7 @@ VISION: dict[str, Callable[[Checkpoint, Recorded], Vision]] = {
     "smolvlm": idefics3.vision,
     "qwen2_vl": qwen2_vl.vision,
     "qwen2_5_vl": qwen2_vl.vision,
+    "qwen3_vl": qwen3_vl.vision,
 }
 
 

@@ -15,6 +15,7 @@ from octavo.program.ops import (
     Experts,
     Features,
     Glu,
+    Inject,
     LayerNorm,
     Linear,
     Op,
@@ -60,6 +61,9 @@ class Builder:
 
     def features(self, width: int) -> Value:
         return self._emit(Features(self._value(width)))
+
+    def inject(self, x: Value, first: int) -> Value:
+        return self._emit(Inject(self._value(x.width, x), x, first))
 
     def select_rows(self, x: Value) -> Value:
         return self._emit(SelectRows(Value(len(self._ops), x.width, True), x))
@@ -167,8 +171,9 @@ class Builder:
         return self._emit(Add(self._value(a.width, a), a, b))
 
     def build(
-        self, context: int, output: Value, hidden: Value | None = None, task: Task = "generate"
-    ) -> Program:
+        self, context: int, output: Value, hidden: Value | None = None, task: Task = "generate",
+        taps: tuple[Value, ...] = (),
+    ) -> Program:  # fmt: skip
         """Ends the program; see Program. context: the most tokens of a sequence."""
         hidden = output if hidden is None else hidden
         if not output.selected or not hidden.selected:
@@ -184,6 +189,7 @@ class Builder:
             output,
             hidden,
             task,
+            taps,
         )
 
     def _cache(self) -> tuple[LayerCache, ...]:
@@ -214,10 +220,11 @@ class Builder:
         replaceable = [op.out.width for op in embeds if op.replaceable]
         if len(replaceable) > 1:
             raise ValueError("the rows of one table only can be replaced")
-        found += [inputs.embeddings(width) for width in replaceable]
-        given = [inputs.features(op.out.width) for op in self._ops if isinstance(op, Features)]
+        last = max((op.first + op.x.width for op in self._ops if isinstance(op, Inject)), default=0)
+        found += [inputs.embeddings(max(width, last)) for width in replaceable]
+        given = [op.out.width for op in self._ops if isinstance(op, Features)]
         if given:
-            return (*found, *given)
+            return (*found, *(inputs.features(max(width, last)) for width in given))
         if all(op.causal for op in self._ops if isinstance(op, Attention)):
             found += [inputs.PARENTS, inputs.REACH]
         return tuple(found)

@@ -56,7 +56,7 @@ class Embed(Op):
     """out[t] = table[index[t] + offset] * scale; table is `[entries, width]`.
 
     index: the input that the table is looked up by. replaceable: rows that the step gives as
-    `embeddings` take the place of the table's; they are not scaled.
+    `embeddings` take the place of the table's, with their first columns; they are not scaled.
     """
 
     table: Weight
@@ -68,8 +68,17 @@ class Embed(Op):
 
 @dataclass(frozen=True, slots=True)
 class Features(Op):
-    """out = the step's `embeddings`, of every token: for programs without a table, such as those of
-    images."""
+    """out = the first columns of the step's `embeddings`, of every token: for programs without a
+    table, such as those of images."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inject(Op):
+    """x + columns [first, first + width) of the step's `embeddings`, for the tokens that have some;
+    x for the others."""
+
+    x: Value
+    first: int
 
 
 @dataclass(frozen=True, slots=True)

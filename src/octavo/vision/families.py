@@ -57,7 +57,7 @@ def load_preprocessor(
         )
         _same(framing.fixed, size, name)
         return Gemma3Preprocessor(begin, placeholder, token, end, tokens, framing)
-    if family in ("qwen2_vl", "qwen2_5_vl"):
+    if family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
         return _qwen2_vl(settings, name, token, placeholder, tokens, size)
     framing = Framing.of(settings)
     if family == "llava_next":

@@ -34,13 +34,13 @@ class CpuExecutable:
 
     def __init__(
         self, model: _native.Model, limits: Limits, program: Program, output: int, hidden: int,
-        matrices: dict[str, int], pauses: list[int],
+        taps: list[int], matrices: dict[str, int], pauses: list[int],
     ) -> None:  # fmt: skip
         self.model = model
         self.pauses = pauses
         self.limits = limits
         self.task, self.causal = program.task, program.causal
-        self._output, self._hidden = output, hidden  # buffers
+        self._output, self._hidden, self._taps = output, hidden, taps  # buffers
         self.matrices = matrices  # by tensor name
         self.adapters: LoadedAdapters | None = None
 
@@ -86,6 +86,9 @@ class CpuExecutable:
 
     def hidden(self, first: int, count: int) -> Floats:
         return self.model.rows(self._hidden, first, count)
+
+    def tapped(self, tap: int, rows: int) -> Floats:
+        return self.model.rows(self._taps[tap], 0, rows)
 
     def pack_pending(self) -> bool:
         """Packs more weights. Returns True while any remain."""
@@ -181,5 +184,5 @@ def load(
         _keep(model, file)
     program = lowered.program
     output, hidden = recorder.buffer(program.output), recorder.buffer(program.hidden)
-    pauses = interruptible(lowered)
-    return CpuExecutable(model, limits, program, output, hidden, recorder.matrix, pauses)
+    taps, pauses = [recorder.buffer(tap) for tap in program.taps], interruptible(lowered)
+    return CpuExecutable(model, limits, program, output, hidden, taps, recorder.matrix, pauses)

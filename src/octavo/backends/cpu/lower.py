@@ -21,6 +21,7 @@ from octavo.backends.cpu.ops import (
     FeaturesOp,
     GatedOp,
     GluOp,
+    InjectOp,
     LayerNormOp,
     LinearOp,
     LinearPart,
@@ -40,6 +41,7 @@ from octavo.program import (
     Experts,
     Features,
     Glu,
+    Inject,
     LayerNorm,
     Linear,
     Op,
@@ -196,6 +198,8 @@ class _Lowering:
                     out.append(EmbedOp(op))
                 case Features():
                     out.append(FeaturesOp(op))
+                case Inject():
+                    out.append(InjectOp(op))
                 case SelectRows():
                     out.append(SelectOp(op, self.act(op.out)))
                 case _ if op.out.id not in self.folded:
@@ -274,7 +278,8 @@ def _other(add: Add | None, value: Value) -> Value | None:
 def _assign(lowered: Lowered) -> None:
     """Gives every value a buffer, reusing those whose value has been read for the last time."""
     effects = [op.effects for op in lowered.ops]
-    results = (lowered.program.output, lowered.program.hidden)  # read after the step
+    p = lowered.program
+    results = (p.output, p.hidden, *p.taps)  # read after the step
     last: dict[int, int] = {}
     for i, e in enumerate(effects):
         ids = [v.id for v in e.reads] + ([e.source.id] if e.source else [])
@@ -312,7 +317,7 @@ def _assign(lowered: Lowered) -> None:
     for value in results:
         if value.id not in lowered.buffer_of:
             raise Unsupported(
-                f"a program whose output or hidden states are %{value.id}, which are "
+                f"a program whose output, hidden states or taps are %{value.id}, which are "
                 "computed inside a fused operation"
             )
 

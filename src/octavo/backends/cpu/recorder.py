@@ -19,6 +19,7 @@ from octavo.backends.cpu.ops import (
     FeaturesOp,
     GatedOp,
     GluOp,
+    InjectOp,
     LayerNormOp,
     LinearOp,
     NativeOp,
@@ -163,6 +164,8 @@ class Recorder:
                 model.embed(table, buffer(op.out), op.scale, index, op.offset, op.replaceable)
             case FeaturesOp(op):
                 model.embed(-1, buffer(op.out), 1.0, INDEXES["ids"], 0, True)
+            case InjectOp(op):
+                model.inject(buffer(op.x), buffer(op.out), op.first)
             case SelectOp(op):
                 model.select_rows(buffer(op.x), buffer(op.out), act(native.act))
             case LayerNormOp(op):

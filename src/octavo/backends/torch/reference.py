@@ -25,6 +25,7 @@ from octavo.program import (
     Experts,
     Features,
     Glu,
+    Inject,
     LayerNorm,
     Linear,
     Op,
@@ -72,6 +73,7 @@ class Reference:
         self.program = program
         self._read = read
         self._weights: dict[str, Tensor] = {}
+        self.tapped: list[Tensor] = []  # the program's taps, as they were computed last
 
     def weight(self, w: Weight) -> Tensor:
         if w.tensor.name not in self._weights:
@@ -123,6 +125,7 @@ class Reference:
         values: dict[int, Tensor] = {}
         for op in self.program.ops:
             values[op.out.id] = self.run(op, values, x)
+        self.tapped = [values[value.id] for value in self.program.taps]
         return values[self.program.output.id]
 
     def run(self, op: Op, v: dict[int, Tensor], x: Inputs) -> Tensor:
@@ -130,10 +133,15 @@ class Reference:
             case Embed():
                 out = self.weight(op.table)[x.index[op.index] + op.offset] * op.scale
                 if op.replaceable and len(x.embeddings):
-                    out[x.embedding_rows] = x.embeddings
+                    out[x.embedding_rows] = x.embeddings[:, : op.out.width]
                 return out
             case Features():
-                return x.embeddings
+                return x.embeddings[:, : op.out.width]
+            case Inject():
+                out = v[op.x.id].clone()
+                if len(x.embeddings):
+                    out[x.embedding_rows] += x.embeddings[:, op.first : op.first + op.x.width]
+                return out
             case SelectRows():
                 return v[op.x.id][x.selected]
             case RmsNorm():
