@@ -215,6 +215,13 @@ def llava_next() -> tuple[Any, Preprocessor]:
     return processor, LlavaNextPreprocessor("<image>", processor.image_token_id, tiling, 3)
 
 
+class QwenProcessor(Qwen2VLProcessor):
+    """Without the part for videos, whose class needs torchvision."""
+
+    def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> None:
+        assert argument_name != "video_processor" or argument is None
+
+
 def qwen2_vl() -> tuple[Any, Preprocessor]:
     theirs = words(
         "<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>", "<|im_start|>",
@@ -223,7 +230,7 @@ def qwen2_vl() -> tuple[Any, Preprocessor]:
     images = Qwen2VLImageProcessorPil(
         patch_size=4, size={"shortest_edge": 256, "longest_edge": 64 * 40}
     )
-    processor = Qwen2VLProcessor(images, theirs, None)
+    processor = QwenProcessor(images, theirs, None)
     limits = pixel_limits(images.to_dict())
     return processor, Qwen2VLPreprocessor(
         "<|image_pad|>", processor.image_token_id, 8, 40, *limits, 3
