@@ -128,7 +128,8 @@ def _windows(down: int, across: int, window: int) -> Ints:
     if not window:
         return np.zeros(down * across, np.int32)
     row, column = np.divmod(np.arange(down * across, dtype=np.int32), np.int32(across))
-    return row // window * -(-across // window) + column // window
+    numbers: Ints = row // window * -(-across // window) + column // window
+    return numbers
 
 
 def _order(down: int, across: int, window: int) -> npt.NDArray[np.intp]:
