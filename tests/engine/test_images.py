@@ -108,11 +108,12 @@ def test_exact_in_any_company(name: str, loaded: dict[str, Loaded]) -> None:
     warm = m.engine()
     assert run(warm, requests) == alone and run(warm, requests) == alone  # prefix hits
     images = [image for r in requests for image in r.images]
-    most = max(image.tokens for image in images)
-    assert run(m.engine(capacity=2 * most * 64 * 4, budget=2 * m.family.tokens), requests) == alone
-    crowded = m.engine(blocks=-(-max(len(r.prompt) + 8 for r in requests) // BLOCK) + 3)
-    assert run(crowded, requests) == alone
-    assert crowded.stats().preemptions > 0
+    most = max(map(queue(warm).encoder.bytes, images))
+    assert run(m.engine(capacity=2 * most, budget=2 * m.family.tokens), requests) == alone
+    largest = -(-max(len(r.prompt) + 8 for r in requests) // BLOCK)
+    crowded = [m.engine(blocks=largest + more) for more in range(3, 15, 2)]
+    assert all(run(engine, requests) == alone for engine in crowded)
+    assert sum(engine.stats().preemptions for engine in crowded) > 0
     sliced = m.engine()
     queue(sliced).encoder.run = _slices(queue(sliced))  # type: ignore[method-assign]
     assert run(sliced, requests) == alone

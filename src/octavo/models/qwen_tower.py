@@ -137,4 +137,4 @@ def most_tokens(checkpoint: Checkpoint, c: QwenTower) -> int:
 
 def image_token(m: Recorded, name: str) -> int:
     """Raises CheckpointError."""
-    return token_id({"image_token_id": IMAGE_TOKEN} | dict(m), name, "image_token_id")
+    return token_id(m, name, "image_token_id", default=IMAGE_TOKEN)

@@ -211,9 +211,11 @@ class VisionModel:
         return projected if self.arrangement is None else self.arrangement(image, projected)
 
 
-def token_id(metadata: Mapping[str, object], name: str, *keys: str) -> int:
+def token_id(
+    metadata: Mapping[str, object], name: str, *keys: str, default: int | None = None
+) -> int:
     """The first of these keys. Raises CheckpointError unless it is a token's number."""
-    found = next((metadata[k] for k in keys if k in metadata), None)
+    found = next((metadata[k] for k in keys if k in metadata), default)
     if not isinstance(found, int) or isinstance(found, bool) or found < 0:
         raise CheckpointError(f"{name}: {keys[0]} is {str(found)[:40]}")
     return found
