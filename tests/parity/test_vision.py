@@ -21,7 +21,7 @@ from octavo.engine.encoder import CompiledEncoder, ImageEncoder, tower_step
 from octavo.engine.images import PlacedImage
 from octavo.errors import CheckpointError, Unsupported
 from octavo.models import build_program, build_vision
-from octavo.models.vision import Layout, Vision
+from octavo.models.images import Layout, Vision
 from octavo.program import Program
 from octavo.vision.families import load_preprocessor
 from octavo.vision.image import ImageInput

@@ -13,7 +13,7 @@ from octavo.engine.request import (
     check_number,
 )
 from octavo.errors import ContextExceeded, RequestError
-from octavo.models.vision import Vision
+from octavo.models.images import Vision
 from octavo.program import Task
 
 

@@ -21,7 +21,7 @@ from octavo.backends.base import (
 )
 from octavo.checkpoint import Checkpoint
 from octavo.checkpoint.progress import Advance
-from octavo.models.vision import Layout, Vision
+from octavo.models.images import Layout, Vision
 from octavo.program import Program
 from octavo.vision.image import ImageInput
 

@@ -17,7 +17,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.images import ImageQueue
 from octavo.engine.plan import Plan
 from octavo.models import build_program, build_vision
-from octavo.models.vision import Vision
+from octavo.models.images import Vision
 from octavo.program import Program, Task
 
 

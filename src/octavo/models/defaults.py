@@ -34,7 +34,8 @@ _QWEN2: dict[str, Any] = _SWIGLU | {
     "num_key_value_heads": 32, "use_sliding_window": False, "sliding_window": 4096,
     "max_window_layers": 28,
 }  # fmt: skip
-_QWEN2_VL: dict[str, Any] = _QWEN2 | {
+_UNTIED = {k: v for k, v in _QWEN2.items() if k != "tie_word_embeddings"}  # it is elsewhere
+_QWEN2_VL: dict[str, Any] = _UNTIED | {
     "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_window_layers": 80,
 }  # fmt: skip
 _QWEN_VIT: dict[str, Any] = {
@@ -74,13 +75,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "sliding_window": 4096,
         "max_window_layers": 28,
     },  # fmt: skip
-    "qwen3_vl_text": _SWIGLU
-    | {
+    "qwen3_vl_text": {
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
         "num_key_value_heads": 32,
         "head_dim": 128,
         "attention_bias": False,
         "rope_theta": 5e5,
-    },  # fmt: skip
+    },
     "qwen3_moe": _SWIGLU
     | {
         "num_key_value_heads": 4,

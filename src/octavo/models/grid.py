@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from octavo.checkpoint import Tensor
 from octavo.errors import RequestError
-from octavo.models.vision import Floats, Ints, Layout
+from octavo.models.images import Floats, Ints, Layout
 from octavo.program import Program
 from octavo.vision.image import ImageInput
 from octavo.vision.normalize import Normalization

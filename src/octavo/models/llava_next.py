@@ -10,8 +10,9 @@ import numpy as np
 from octavo.checkpoint import Checkpoint
 from octavo.errors import CheckpointError, Unsupported
 from octavo.models import llava
+from octavo.models.images import Floats
 from octavo.models.metadata import Recorded
-from octavo.models.vision import Floats, VisionModel
+from octavo.models.vision import VisionModel
 from octavo.vision.image import ImageInput
 from octavo.vision.llava_next import Tiling
 

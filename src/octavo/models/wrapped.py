@@ -8,9 +8,9 @@ from dataclasses import replace
 from octavo.checkpoint import Checkpoint
 from octavo.errors import CheckpointError
 from octavo.models import gemma3, gemma3_vision, idefics3, llava, llava_next, qwen2_vl, qwen3_vl
+from octavo.models.images import Vision
 from octavo.models.metadata import Recorded
 from octavo.models.unread import refuse_unread
-from octavo.models.vision import Vision
 from octavo.vision.normalize import FILES
 
 # Of the code that trained them.
