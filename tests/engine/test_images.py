@@ -142,8 +142,9 @@ def test_tokens_after_images_are_where_the_reference_has_them(
         assert np.abs(np.array(expected) - [logprob for _, logprob in tokens]).max() < 0.02
 
 
-def test_one_thread_gives_the_same(loaded: dict[str, Loaded], tmp_path: Path) -> None:
-    m = loaded["llava"]
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl"])
+def test_one_thread_gives_the_same(name: str, loaded: dict[str, Loaded], tmp_path: Path) -> None:
+    m = loaded[name]
     single = Loaded(m.family, tmp_path, threads=1)
     request = m.request("a", (1, 2))
     assert run(single.engine(), [request]) == run(m.engine(), [request])

@@ -1,5 +1,5 @@
-"""What an engine knows of a family's images: how they lie in a tower and in a prompt, and what makes
-embeddings of them."""
+"""What an engine knows of a family's images: how they lie in a tower and in a prompt, and what
+makes embeddings of them."""
 
 from __future__ import annotations
 
