@@ -14,6 +14,7 @@ from typing import Any
 from octavo.backends.base import BLOCK
 from octavo.client.event_loop import EventLoop
 from octavo.client.process import EngineProcessClient
+from octavo.engine.constraint import TokenTable
 from octavo.engine.events import Times, Token
 from octavo.engine.loader import OpenModel
 from octavo.engine.plan import Plan, make_plan
@@ -86,6 +87,7 @@ class _Engine:
         self._outputs: list[list[int]] = []
 
     async def start(self) -> None:
+        self._client.use(TokenTable([], [], []))
         began = time.perf_counter()
         await self._client.start()
         self._seconds = time.perf_counter() - began
