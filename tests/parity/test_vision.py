@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from octavo.backends import get_backend
 from octavo.backends.base import BLOCK, Limits, LoadOptions, Span, StepInput
+from octavo.backends.cpu import lower
 from octavo.backends.torch.reference import Reference
 from octavo.checkpoint import open_checkpoint
 from octavo.engine.encoder import CompiledEncoder, ImageEncoder, tower_step
@@ -22,7 +23,7 @@ from octavo.engine.images import PlacedImage
 from octavo.errors import CheckpointError, Unsupported
 from octavo.models import build_program, build_vision
 from octavo.models.images import Layout, Vision
-from octavo.program import Program
+from octavo.program import Attention, Program
 from octavo.vision.families import load_preprocessor
 from octavo.vision.image import ImageInput
 from tests.conftest import Runner
@@ -404,3 +405,15 @@ def test_qwen_settings_that_are_not_known(
     with pytest.raises(error):
         build_program(checkpoint)
         build_vision(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_vl", "qwen2_5_vl"])
+def test_buffers_of_a_tower_do_not_grow_with_its_layers(
+    name: str, saved: dict[str, tuple[Path, torch.nn.Module]]
+) -> None:
+    vision = build_vision(open_checkpoint(saved[name][0]))
+    assert vision is not None
+    program = vision.tower.program
+    attentions = [i for i, op in enumerate(program.ops) if isinstance(op, Attention)]
+    layer = program.ops[attentions[0] + 1 : attentions[1] + 1]
+    assert len(attentions) > 1 and len(lower(program).buffers) <= 7 < len(layer)

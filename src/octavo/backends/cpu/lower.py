@@ -284,6 +284,7 @@ def _assign(lowered: Lowered) -> None:
     for i, e in enumerate(effects):
         ids = [v.id for v in e.reads] + ([e.source.id] if e.source else [])
         last.update(dict.fromkeys(ids, i))
+    read = {v.id for e in effects for v in e.reads} | {v.id for v in results}
     free: dict[BufferShape, list[int]] = {}
     free_acts: dict[ActShape, list[int]] = {}
     held: list[tuple[BufferShape, int]] = []  # read by operations that threads may be in still
@@ -303,6 +304,8 @@ def _assign(lowered: Lowered) -> None:
             lowered.buffer_of[value.id] = take(_shape(value))
         if e.act is not None:
             _assign_act(lowered, e.act, e.per_thread, free_acts)
+        # What only linear layers read, they read elsewhere.
+        dead += [v for v in e.writes if v.id not in read]
         held += [(_shape(v), lowered.buffer_of[v.id]) for v in dead if v not in in_place]
         if e.between is not None:
             lowered.between_of[e.between.id] = take(_shape(e.between))
