@@ -14,7 +14,8 @@ std::vector<std::vector<SampleTuple>> step(Model& model, Ints ids, Ints position
     Ints block_tables, Ints logits_indices, nb::list rows, Ints token_type_ids, bool all_logits,
     int steps, const std::vector<std::vector<int32_t>>& ends,
     const std::optional<Matrix2>& embeddings, const std::optional<Ints>& embedding_rows,
-    const std::optional<Table2>& kv_writes, const std::optional<Ints>& reach, int first_op,
+    const std::optional<Table2>& kv_writes, const std::optional<Ints>& reach,
+    const std::optional<Table2>& coordinates, const std::optional<Ints>& segments, int first_op,
     const std::optional<int>& last_op, bool brief) {
   Step s;
   s.brief = brief;
@@ -41,6 +42,11 @@ std::vector<std::vector<SampleTuple>> step(Model& model, Ints ids, Ints position
   if (reach && reach->size() != ids.size())
     throw std::invalid_argument("step arrays disagree in length");
   if (reach) s.reach = reach->data();
+  if ((coordinates && coordinates->shape(1) != ids.size()) ||
+      (segments && segments->size() != ids.size()))
+    throw std::invalid_argument("step arrays disagree in length");
+  if (coordinates) s.coordinates = coordinates->data(), s.axes = int(coordinates->shape(0));
+  if (segments) s.segments = segments->data();
   s.first_op = first_op, s.last_op = last_op.value_or(model.length());
   if (s.first_op < 0 || s.last_op < s.first_op || s.last_op > model.length())
     throw std::invalid_argument("no such operations");
@@ -176,8 +182,9 @@ NB_MODULE(_native, m) {
           },
           "selected"_a, "width"_a, "forms"_a, "adapted"_a, "apart"_a)
       .def("add_rope",
-          [](Model& self, Floats f, float factor) {
-            return self.add_rope(f.data(), int(f.size()), factor);
+          [](Model& self, Floats f, float factor, Ints axes) {
+            return self.add_rope(
+                f.data(), int(f.size()), factor, {axes.data(), axes.data() + axes.size()});
           })
       .def("add_order",
           [](Model& self, Ints order) { return self.add_order(order.data(), int(order.size())); })
@@ -202,6 +209,7 @@ NB_MODULE(_native, m) {
       .def("remove_adapter", &Model::remove_adapter)
       .def("add_schedule", &Model::add_schedule)
       .def("embed", &Model::embed)
+      .def("inject", &Model::inject)
       .def("select_rows", &Model::select_rows)
       .def("norm", &Model::norm)
       .def("layer_norm", &Model::layer_norm)
@@ -232,7 +240,8 @@ NB_MODULE(_native, m) {
       .def("step", &step, "ids"_a, "positions"_a, "spans"_a, "block_tables"_a, "logits_indices"_a,
           "sampling"_a, "token_type_ids"_a, "all_logits"_a, "steps"_a, "ends"_a,
           "embeddings"_a = nb::none(), "embedding_rows"_a = nb::none(), "kv_writes"_a = nb::none(),
-          "reach"_a = nb::none(), "first_op"_a = 0, "last_op"_a = nb::none(), "brief"_a = false)
+          "reach"_a = nb::none(), "coordinates"_a = nb::none(), "segments"_a = nb::none(),
+          "first_op"_a = 0, "last_op"_a = nb::none(), "brief"_a = false)
       .def("skip", &Model::skip)
       .def("rows",
           [](Model& self, int buffer, int first,

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from octavo.vision.image import ImageInput
+from octavo.vision.llava_next import LlavaNextPreprocessor, Tiling
 from octavo.vision.normalize import Normalization
+from octavo.vision.preprocess import Preprocessor
+from octavo.vision.qwen2_vl import Qwen2VLPreprocessor
 
 MEAN, STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
 VOCABULARY = 320
@@ -29,12 +34,18 @@ TOWER: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class VisionFamily:
-    """model_type and settings for transformers; tokens: placeholders of an image."""
+    """model_type and settings for transformers; tokens: placeholders of an image.
+
+    preprocessor: of families whose images differ in shape, and the name and settings of
+    transformers' processor, which both take the same pictures.
+    """
 
     model_type: str
     settings: dict[str, Any] = field(default_factory=dict)
     tokens: int = 25
     size: int = 30
+    preprocessor: Preprocessor | None = None
+    processor: tuple[str, dict[str, Any]] = ("", {})
 
     def build(self) -> torch.nn.Module:
         from transformers import AutoConfig, AutoModelForImageTextToText
@@ -61,22 +72,41 @@ class VisionFamily:
             "image_mean": MEAN, "image_std": STD,
         }  # fmt: skip
         (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+        if self.preprocessor is not None:
+            self.reference_processor().save_pretrained(folder)
+        return self.load(folder)
+
+    def load(self, folder: Path) -> torch.nn.Module:
+        """What was saved, as transformers reads it, in fp32."""
         from transformers import AutoModelForImageTextToText
 
         return AutoModelForImageTextToText.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager"
         ).eval()
 
+    def reference_processor(self) -> Any:
+        import transformers
+
+        name, settings = self.processor
+        return getattr(transformers, name)(**settings, image_mean=MEAN, image_std=STD)
+
     def image(self, seed: int) -> ImageInput:
+        if self.preprocessor is not None:
+            (image,) = self.preprocessor(picture(seed), "auto", "").images
+            return image
         pixels = np.random.default_rng(seed).integers(0, 256, (1, self.size, self.size, 3))
         return ImageInput.of(pixels.astype(np.uint8), (self.size, self.size), self.tokens)
 
-    def logits(
-        self, model: torch.nn.Module, ids: list[int], images: list[ImageInput]
-    ) -> np.ndarray:
-        """What transformers computes."""
+    def logits(self, model: torch.nn.Module, ids: list[int], seeds: Sequence[int]) -> np.ndarray:
+        """What transformers computes of images."""
         given: dict[str, Any] = {}
-        if images:
+        images = [self.image(seed) for seed in seeds]
+        if self.preprocessor is not None and images:
+            pictures = [picture(seed) for seed in seeds]
+            given = dict(self.reference_processor()(images=pictures, return_tensors="pt"))
+            if self.model_type.startswith("qwen"):
+                given["mm_token_type_ids"] = torch.tensor([[int(i == PLACEHOLDER) for i in ids]])
+        elif images:
             normalize = Normalization(1 / 255, MEAN, STD)
             pixels = torch.from_numpy(np.concatenate([normalize(i.array) for i in images]))
             pixels = pixels.permute(0, 3, 1, 2).contiguous()
@@ -89,6 +119,16 @@ class VisionFamily:
             return model(input_ids=torch.tensor([ids]), **given).logits[0].numpy()
 
 
+PICTURES = [(40, 24), (19, 70), (1, 40), (64, 64), (90, 3), (33, 9), (7, 7)]  # width and height
+
+
+def picture(seed: int) -> Image.Image:
+    """Noise of an odd shape: portraits, lines of one pixel, squares."""
+    width, height = PICTURES[seed % len(PICTURES)]
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3))
+    return Image.fromarray(pixels.astype(np.uint8))
+
+
 def _clip(**more: Any) -> dict[str, Any]:
     return TOWER | {"model_type": "clip_vision_model", "projection_dim": 32} | more
 
@@ -97,7 +137,67 @@ LLAVA = {
     "vision_config": _clip(), "text_config": TEXT | {"model_type": "llama"},
     "image_token_index": PLACEHOLDER, "image_seq_length": 25,
 }  # fmt: skip
+NEXT_SIZES = [[30, 60], [60, 30], [60, 60], [90, 30]]
+QWEN_TOWER: dict[str, Any] = {
+    "depth": 3, "num_heads": 3, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2,
+}  # fmt: skip
+QWEN_ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+QWEN_TOKENS = 24
+
+
+def _qwen(version: str, tower: dict[str, Any], text: dict[str, Any] | None = None) -> VisionFamily:
+    """One whose images have 4 to 24 tokens."""
+    size = {"shortest_edge": 4 * 64, "longest_edge": QWEN_TOKENS * 64}
+    return VisionFamily(
+        version,
+        {
+            "vision_config": QWEN_TOWER | tower | {"model_type": f"{version}_vision"},
+            "text_config": TEXT
+            | {"model_type": f"{version}_text", "rope_parameters": QWEN_ROPE}
+            | (text or {}),
+            "image_token_id": PLACEHOLDER, "video_token_id": 301, "vision_start_token_id": 302,
+            "vision_end_token_id": 303,
+        },
+        QWEN_TOKENS,
+        8,
+        Qwen2VLPreprocessor("<image>", PLACEHOLDER, 8, QWEN_TOKENS, 4 * 64, QWEN_TOKENS * 64, 3),
+        ("Qwen2VLImageProcessorPil", {"patch_size": 4, "merge_size": 2, "size": size}),
+    )  # fmt: skip
+
+
 VISION_FAMILIES = {
+    "qwen3_vl": _qwen(
+        "qwen3_vl",
+        {
+            "hidden_size": 48, "out_hidden_size": 64, "intermediate_size": 80,
+            "num_position_embeddings": 25, "deepstack_visual_indexes": [0, 1],
+        },
+        {"head_dim": 16},
+    ),
+    "llava_next": VisionFamily(
+        "llava_next",
+        LLAVA | {"image_grid_pinpoints": NEXT_SIZES},
+        25,
+        30,
+        LlavaNextPreprocessor(
+            "<image>", PLACEHOLDER, Tiling(((1, 2), (2, 1), (2, 2), (3, 1)), 30, 5), 3
+        ),
+        (
+            "LlavaNextImageProcessorPil",
+            {
+                "size": {"shortest_edge": 30}, "crop_size": {"height": 30, "width": 30},
+                "image_grid_pinpoints": NEXT_SIZES,
+            },
+        ),
+    ),
+    "qwen2_vl": _qwen("qwen2_vl", {"embed_dim": 48, "hidden_size": 64, "mlp_ratio": 2}),
+    "qwen2_5_vl": _qwen(
+        "qwen2_5_vl",
+        {
+            "hidden_size": 48, "out_hidden_size": 64, "intermediate_size": 80, "window_size": 16,
+            "fullatt_block_indexes": [1],
+        },
+    ),
     "llava": VisionFamily("llava", LLAVA),
     "llava-full": VisionFamily(
         "llava", LLAVA | {"vision_feature_select_strategy": "full", "vision_feature_layer": -1}, 26

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "act.h"
+#include "attention.h"
 #include "experts.h"
-#include "ops.h"
 #include "profile.h"
 #include "sampling.h"
 
@@ -54,15 +54,16 @@ class Model {
   // operation after it is done. adapted: forms that only adapters read.
   int add_act(
       Rows rows, int width, ActForms forms, bool apart, bool adapted_bf16, bool adapted_f32);
-  int add_rope(const float* frequencies, int half, float factor);
+  int add_rope(const float* frequencies, int half, float factor, std::vector<int32_t> axes);
   int add_order(const int32_t* order, int n);
-  int add_schedule(int window, bool causal, int group);
+  int add_schedule(int window, bool causal, int group, bool segmented);
   void embed(int matrix, int out, float scale, int index, int offset, bool replaceable);
   void select_rows(int in, int out, int act);
   void layer_norm(int in, int weight, int bias, float eps, int out, int act);
   void norm(int in, int weight, float eps, int out, int residual, int act);
   void add(int a, int b, int out);
   void softcap(int buffer, float cap);
+  void inject(int in, int out, int first);
   // from a buffer, or from another act
   void emit(int buffer, int source, int order, int width, int act);
   struct Part { int matrix = -1, out = -1, bias = -1; };
@@ -147,6 +148,7 @@ class Model {
   void check_embeddings(const Step& step) const;
   void check_reach(const Step& step) const;
   void place_kv_writes(Step& step) const;
+  void place_segments();
   void plan_head(const std::vector<SamplingRow>& sampling);
   void plan_live(const std::vector<SamplingRow>& sampling);
 
@@ -179,6 +181,7 @@ class Model {
   int output_ = -1, width_ = 0;
   int embedding_width_ = 0;  // of rows that a step may give in place of the table's; 0: none
   bool all_embedded_ = false;  // they have to be given for every token
+  int axes_ = 0;  // of coordinates that rotations read
   struct Attended { int layer, heads, kv_heads, head_dim; };
   std::vector<Attended> attended_;  // by each attention
 };

@@ -22,12 +22,19 @@ int Model::add_act(
   return int(acts_.size()) - 1;
 }
 
-int Model::add_rope(const float* frequencies, int half, float factor) {
+int Model::add_rope(
+    const float* frequencies, int half, float factor, std::vector<int32_t> axes) {
+  if (!axes.empty() && axes.size() != size_t(half))
+    throw std::invalid_argument("a rotation has an axis for each frequency, or none");
+  for (int32_t axis : axes) {
+    if (axis < 0) throw std::invalid_argument("no such axis");
+    axes_ = std::max(axes_, int(axis) + 1);
+  }
   float* f = buffers_arena_->allocate<float>(size_t(half));
   if (buffers_arena_->writable()) memcpy(f, frequencies, size_t(half) * sizeof(float));
   const Rotation out{
       buffers_arena_->allocate<float>(size_t(limits_.tokens) * size_t(half) * 2), half};
-  prologue_.push_back(std::make_unique<RopeTableOp>(f, factor, out));
+  prologue_.push_back(std::make_unique<RopeTableOp>(f, factor, std::move(axes), out));
   ropes_.push_back(out);
   return int(ropes_.size()) - 1;
 }
@@ -41,17 +48,28 @@ int Model::add_order(const int32_t* order, int n) {
   return int(orders_.size()) - 1;
 }
 
-int Model::add_schedule(int window, bool causal, int group) {
-  context_.schedules.push_back({window, causal, group, {}, {}});
+int Model::add_schedule(int window, bool causal, int group, bool segmented) {
+  if (segmented && (causal || window))
+    throw std::invalid_argument("segments are for attention to both sides, without a window");
+  context_.schedules.push_back({window, causal, group, segmented, {}, {}});
   return int(context_.schedules.size()) - 1;
 }
 
 void Model::embed(int matrix, int out, float scale, int index, int offset, bool replaceable) {
   const Matrix* table = matrix < 0 ? nullptr : this->matrix(matrix);
   if (table) known_[index] = std::min(known_[index], int(table->rows) - offset);
-  if (replaceable) embedding_width_ = buffer(out).width, all_embedded_ = !table;
+  if (replaceable) {
+    embedding_width_ = std::max(embedding_width_, buffer(out).width);
+    all_embedded_ = !table;
+  }
   ops_.push_back(std::make_unique<EmbedOp>(
       table, buffer(out), scale, Index(index), offset, replaceable));
+}
+
+void Model::inject(int in, int out, int first) {
+  if (first < 0) throw std::invalid_argument("no such columns");
+  embedding_width_ = std::max(embedding_width_, first + buffer(out).width);
+  ops_.push_back(std::make_unique<InjectOp>(buffer(in), buffer(out), first));
 }
 
 void Model::select_rows(int in, int out, int act_index) {

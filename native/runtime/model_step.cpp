@@ -23,6 +23,8 @@ void Model::check(const Step& s) const {
   if (s.brief && skipped_.size() != ops_.size())
     throw std::invalid_argument("nothing is said of what a brief step skips");
   if (s.reach) check_reach(s);
+  if (s.coordinates && s.axes < axes_)
+    throw std::invalid_argument("coordinates are missing an axis of the model's rotations");
   if (s.embedded) check_embeddings(s);
   if (all_embedded_ && s.embedded != s.tokens)
     throw std::invalid_argument("this model takes embeddings of every row");
@@ -82,6 +84,26 @@ void Model::place_kv_writes(Step& s) const {
   }
 }
 
+// Rows of a span that have the same number.
+void Model::place_segments() {
+  const Step& s = context_.step;
+  const bool wanted = std::any_of(context_.schedules.begin(), context_.schedules.end(),
+      [](const Schedule& x) { return x.segmented; });
+  if (!wanted) return;
+  if (!s.segments) throw std::invalid_argument("this model takes the segment of every row");
+  context_.segment_first.resize(size_t(s.tokens));
+  context_.segment_last.resize(size_t(s.tokens));
+  for (const Span& x : s.spans)
+    for (int t = 0, end; t < x.count; t = end) {
+      const int32_t* number = s.segments + x.first;
+      for (end = t + 1; end < x.count && number[end] == number[t];) end++;
+      if (end < x.count && number[end] < number[t])
+        throw std::invalid_argument("segments ascend within a span");
+      std::fill_n(context_.segment_first.begin() + x.first + t, end - t, t);
+      std::fill_n(context_.segment_last.begin() + x.first + t, end - t, end - 1);
+    }
+}
+
 void Model::plan_head(const std::vector<SamplingRow>& sampling) {
   plan_live(sampling);
   context_.measured = last_ && context_.live.empty();
@@ -107,6 +129,7 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
   check(step);
   context_.step = step;
   place_kv_writes(context_.step);
+  place_segments();
   plan_head(sampling);
   context_.runs.clear();
   for (const Span& s : step.spans)
@@ -163,7 +186,8 @@ std::vector<std::vector<Sample>> Model::decode(Step step, std::vector<SamplingRo
     int steps, const std::vector<std::vector<int32_t>>& ends) {
   const size_t n = size_t(step.tokens);
   if (step.spans.size() != n || sampling.size() != n || ends.size() != n ||
-      step.selected != step.tokens || step.embedded || !step.kv_writes.empty() || step.reach)
+      step.selected != step.tokens || step.embedded || !step.kv_writes.empty() || step.reach ||
+      step.coordinates || step.segments)
     throw std::invalid_argument("only single tokens that are all sampled can be decoded in a row");
   std::vector<int32_t> ids(step.ids, step.ids + n), positions(step.positions, step.positions + n);
   step.ids = ids.data(), step.positions = positions.data();

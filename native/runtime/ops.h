@@ -52,6 +52,7 @@ struct Schedule {
   // else tokens see to both sides, and the span holds its sequence from the first token on
   bool causal;
   int group;    // query heads that share a KV head
+  bool segmented;  // tokens see their segment alone
   std::vector<AttendItem> items;
   std::vector<int> part_begin;  // per token, index of its first partial; one more at the end
 };
@@ -103,6 +104,10 @@ struct Step {  // what changes from step to step
   int embedded = 0, embedding_width = 0;
   std::vector<KvWrite> kv_writes;
   const int32_t* reach = nullptr;  // later tokens of its span that each row sees too; null: none
+  // [axes][tokens], for rotations along several axes; null: the positions
+  const int32_t* coordinates = nullptr;
+  int axes = 0;
+  const int32_t* segments = nullptr;  // of each row, ascending within a span; null: none
   int first_op = 0, last_op = 1 << 30;  // the operations to run
   bool brief = false;                   // without those that the model skips
   const float* embedding(int t) const {  // given for row t, or null
@@ -122,6 +127,8 @@ struct Context {
   std::vector<Schedule> schedules;
   std::vector<float*> scratch;  // per thread, what the operation that needs most needs
   std::vector<uint8_t*> rooms;  // per thread, for panels of matrices that are not packed
+  // of rows in a step with segments: the first and the last row of their segment in the span
+  std::vector<int> segment_first, segment_last;
   float *part_max = nullptr, *part_sum = nullptr, *part_out = nullptr;  // attention partials
   int part_capacity = 0;                                                // in (token, chunk) pairs
   const float* head = nullptr;  // the logits
@@ -180,6 +187,17 @@ class EmbedOp : public Op {
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
   const Matrix* table_; Buffer out_; float scale_; Index index_; int offset_; bool replaceable_;
+};
+
+// out = in, plus columns of the row that the step gives for the token, if it does
+class InjectOp : public Op {
+ public:
+  InjectOp(Buffer in, Buffer out, int first) : in_(in), out_(out), first_(first) {}
+  std::string name(int) const override { return "inject"; }
+  bool idle(const Context& c) const override { return in_.data == out_.data && !c.step.embedded; }
+  void run(Context& c, int phase, int thread, Work& work) override;
+ private:
+  Buffer in_, out_; int first_;
 };
 
 // out = in[logits_indices]; to `act` as well for linear layers
@@ -308,23 +326,6 @@ class GluOp : public Op {
   Rows rows_; Buffer gate_, up_; int kind_; Input out_;
 };
 
-struct Rotation {  // of the step's tokens: a row of `half` cosines and as many sines each
-  float* table;
-  int half;
-  float* row(int t) const { return table + size_t(t) * 2 * size_t(half); }
-};
-
-// Cosines and sines of the step's positions, shared by all layers with these frequencies.
-class RopeTableOp : public Op {
- public:
-  RopeTableOp(const float* frequencies, float factor, Rotation out)
-      : frequencies_(frequencies), factor_(factor), out_(out) {}
-  std::string name(int) const override { return "rope table"; }
-  void run(Context& c, int phase, int thread, Work& work) override;
- private:
-  const float* frequencies_; float factor_; Rotation out_;
-};
-
 // x = cap * tanh(x / cap), in place
 class SoftcapOp : public Op {
  public:
@@ -347,50 +348,5 @@ class EmitOp : public Op {
  private:
   Rows rows_; Buffer in_; Input source_; const int32_t* order_; int width_; Input act_;
 };
-
-struct AttentionSpec {
-  Buffer q, k, v;
-  int layer, heads, kv_heads, head_dim, schedule;
-  float scale;
-  const float *q_norm, *k_norm;  // null: none
-  float eps;
-  Rotation rope;                 // without a table: none
-  int interleaved;
-  float softcap;                 // 0: none
-  const float* sinks;            // one a head, or null
-  Input act;
-};
-
-// Phase 0 writes keys and values into the cache, 1 attends, 2 merges partials. Where every sequence
-// has one new token, who attends to its newest keys writes them first, and phase 0 has nothing to
-// do.
-class AttentionOp : public Op {
- public:
-  explicit AttentionOp(const AttentionSpec& s) : s_(s) {}
-  std::string name(int phase) const override {
-    return phase == 0 ? "attention: store" : phase == 1 ? "attention" : "attention: merge";
-  }
-  int phases() const override { return 3; }
-  // Partial outputs and queries of an item, and a head before and after rotation; or a row of all
-  // heads.
-  size_t scratch_floats(int) const override {
-    return std::max(
-        (2 * ATTEND_ROWS + 2) * align_up(size_t(s_.head_dim), 16) + SLACK, size_t(s_.act.shared.k));
-  }
-  void run(Context& c, int phase, int thread, Work& work) override;
- private:
-  const float* turned(
-      const Context& c, Buffer from, const float* norm, int t, int head, float* tmp) const;
-  const KvLayer& cache(const Context& c) const { return c.kv.layers[size_t(s_.layer)]; }
-  void store(Context& c, const KvWrite& write, int kv_head, float* tmp) const;
-  bool stores_first(const Context& c) const;
-  KeyRange keys(const Context& c, int index) const;
-  void attend(Context& c, int index, int units, float* tmp);
-  void merge(Context& c, int t, const Act& act, float* row);
-  AttentionSpec s_;
-};
-
-// Plans the attention work of the step for the layers of a schedule.
-void plan_attention(const Context& c, Schedule& schedule);
 
 }  // namespace octavo

@@ -1,7 +1,8 @@
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
-#include "ops.h"
+#include "attention.h"
 #include "pack.h"
 
 namespace octavo {
@@ -12,14 +13,16 @@ constexpr int SPLIT_TOKENS = 4;
 
 // The keys that token t of a span sees: [first, last]. Without causality a window reaches to both
 // sides.
-int first_key(const Schedule& s, const Span& span, int t) {
+int first_key(const Context& c, const Schedule& s, const Span& span, int t) {
+  if (s.segmented) return span.position + c.segment_first[size_t(span.first + t)];
   return s.window ? std::max(0, span.position + t - s.window + 1) : 0;
 }
 
 int last_key(const Context& c, const Schedule& s, const Span& span, int t) {
-  const int reach = s.causal ? t + (c.step.reach ? c.step.reach[span.first + t] : 0)
-      : s.window             ? std::min(t + s.window, span.count) - 1
-                             : span.count - 1;
+  const int reach = s.segmented ? c.segment_last[size_t(span.first + t)]
+      : s.causal                ? t + (c.step.reach ? c.step.reach[span.first + t] : 0)
+      : s.window                ? std::min(t + s.window, span.count) - 1
+                                : span.count - 1;
   return span.position + reach;
 }
 
@@ -37,7 +40,7 @@ void plan_attention(const Context& c, Schedule& s) {
       const int rows = std::min(ATTEND_ROWS, span.count * group - row);
       const int last = (row + rows - 1) / group;
       const int newest = last_key(c, s, span, last);
-      const int begin = first_key(s, span, row / group) / KV_CHUNK, end = newest / KV_CHUNK + 1;
+      const int begin = first_key(c, s, span, row / group) / KV_CHUNK, end = newest / KV_CHUNK + 1;
       s.items.push_back({int(i), row, rows, newest + 1, begin, end, -1});
       row += rows;
     }
@@ -48,7 +51,7 @@ void plan_attention(const Context& c, Schedule& s) {
         s.items.end() - std::ptrdiff_t(count > 2 ? count : 0), s.items.end());
     for (size_t k = 0; count > 2 && k < count; k++)
       s.items[s.items.size() - count + k] = ascending[k % 2 ? count - 1 - k / 2 : k / 2];
-    const int span_begin = first_key(s, span, 0) / KV_CHUNK,
+    const int span_begin = first_key(c, s, span, 0) / KV_CHUNK,
               chunks = (span.position + span.count - 1) / KV_CHUNK + 1 - span_begin;
     const bool split = span.count <= SPLIT_TOKENS && chunks > 1 &&
         part + span.count * chunks + tokens_left <= c.part_capacity;
@@ -69,6 +72,23 @@ void plan_attention(const Context& c, Schedule& s) {
     tokens_left -= span.count;
   }
   s.part_begin[size_t(c.step.tokens)] = part;
+}
+
+void RopeTableOp::run(Context& c, int, int thread, Work& work) {
+  work.each(thread, c.step.tokens, 1, [&](int begin, int end) {
+    const bool several = c.step.coordinates && !axes_.empty();
+    for (int t = begin; t < end; t++) {
+      float* out = out_.row(t);
+      for (int i = 0; i < out_.half; i++) {
+        const int32_t at = several
+            ? c.step.coordinates[size_t(axes_[size_t(i)]) * size_t(c.step.tokens) + size_t(t)]
+            : c.step.positions[t];
+        const float angle = float(at) * frequencies_[i];
+        out[i] = std::cos(angle) * factor_;
+        out[out_.half + i] = std::sin(angle) * factor_;
+      }
+    }
+  });
 }
 
 void AttentionOp::run(Context& c, int phase, int thread, Work& work) {
@@ -160,7 +180,7 @@ void AttentionOp::attend(Context& c, int index, int units, float* tmp) {
     c.kernels->store_q(turned(c, s_.q, s_.q_norm, span.first + t, head, spare), s_.head_dim, d,
         s_.scale, c.kv.type, queries + r * d);
     a.q[r] = queries + r * d;
-    a.first[r] = first_key(s, span, t), a.last[r] = last_key(c, s, span, t);
+    a.first[r] = first_key(c, s, span, t), a.last[r] = last_key(c, s, span, t);
     const int part = s.part_begin[size_t(span.first + t)] + std::max(item.part, 0);
     slot[r] = size_t(part) * size_t(s_.heads) + size_t(head);
     a.max[r] = c.part_max + slot[r];

@@ -92,6 +92,17 @@ void EmbedOp::run(Context& c, int, int thread, Work& work) {
   });
 }
 
+void InjectOp::run(Context& c, int, int thread, Work& work) {
+  work.each(thread, c.step.tokens, 1, [&](int begin, int end) {
+    for (int t = begin; t < end; t++) {
+      const float *x = in_.row(t), *given = c.step.embedded ? c.step.embedding(t) : nullptr;
+      float* out = out_.row(t);
+      if (in_.data != out_.data) memcpy(out, x, size_t(out_.stride) * sizeof(float));
+      for (int i = 0; given && i < out_.width; i++) out[i] = x[i] + given[first_ + i];
+    }
+  });
+}
+
 void SelectOp::run(Context& c, int, int thread, Work& work) {
   const Act act = c.wanted(act_.shared);
   work.each(thread, c.step.selected, 1, [&](int begin, int end) {
@@ -286,19 +297,6 @@ void GluOp::run(Context& c, int, int thread, Work& work) {
       c.kernels->gated(kind_, gate_.row(t), up_.row(t), 0, 1, y, 0, out.k);
       pad(y, gate_.width, out.k);
       c.kernels->emit(out, t, y);
-    }
-  });
-}
-
-void RopeTableOp::run(Context& c, int, int thread, Work& work) {
-  work.each(thread, c.step.tokens, 1, [&](int begin, int end) {
-    for (int t = begin; t < end; t++) {
-      float* out = out_.row(t);
-      for (int i = 0; i < out_.half; i++) {
-        const float angle = float(c.step.positions[t]) * frequencies_[i];
-        out[i] = std::cos(angle) * factor_;
-        out[out_.half + i] = std::sin(angle) * factor_;
-      }
     }
   });
 }

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import psutil
 import pytest
+import torch
 from click.testing import CliRunner
 from langchain_openai import ChatOpenAI
 from PIL import Image, ImageDraw
@@ -22,7 +24,7 @@ import octavo
 from octavo.cli.chat import chat
 from octavo.cli.conversation import Conversation
 from tests.api.server import Server, serving
-from tests.vision_models import PLACEHOLDER, VISION_FAMILIES
+from tests.vision_models import PLACEHOLDER, VISION_FAMILIES, picture
 
 CHAT = "/v1/chat/completions"
 IMAGE_TOKENS = 25
@@ -41,6 +43,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = json.loads((folder / "preprocessor_config.json").read_text())
     settings |= {"size": {"height": 30, "width": 30}, "do_center_crop": False}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    write_text_files(folder)
+    return folder
+
+
+def write_text_files(folder: Path) -> Tokenizer:
+    """A tokenizer of bytes with an image token, and a chat template."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = ["<pad>", "<s>", "</s>", *letters, *(f"<unused_{i}>" for i in range(PLACEHOLDER - 259))]
     tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))
@@ -50,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
+    return tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +171,33 @@ def test_python_api(llm: octavo.LLM, tmp_path: Path) -> None:
         content = [part, {"type": "text", "text": ABOUT}]
         answers.add(said(llm, [{"role": "user", "content": content}]))
     assert len(answers) == 1
+
+
+@pytest.mark.parametrize("name", ["llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_from_a_file_to_the_answer(name: str, tmp_path: Path) -> None:
+    """Log-probabilities after a portrait in a file are those of transformers; low detail takes
+    fewer tokens where the family has a choice."""
+    family, seed = VISION_FAMILIES[name], 1
+    model, tokenizer = family.save(tmp_path), write_text_files(tmp_path)
+    file = io.BytesIO()
+    picture(seed).save(file, "PNG")
+    with octavo.LLM(str(tmp_path), memory="2GiB", threads=1, kv_dtype="f32") as llm:
+        params = octavo.SamplingParams(temperature=0, max_tokens=5, logprobs=0, ignore_eos=True)
+        (found,) = llm.chat(shown(file.getvalue(), text=ABOUT), params)
+        low = shown(drawing(size=(600, 400)), text=ABOUT)
+        low[0]["content"][0]["image_url"]["detail"] = "low"
+        (few,) = llm.chat(low, params)
+    image = family.image(seed)
+    text = "user: " + "<image>" * image.tokens + ABOUT + "assistant: "
+    ids = tokenizer.encode(text).ids
+    assert found.prompt_tokens == len(ids)
+    most = 26 if name == "llava_next" else 24
+    assert few.prompt_tokens == len(ids) - image.tokens + most
+    logits = torch.from_numpy(family.logits(model, ids + list(found.tokens), [seed]))
+    expected = logits.log_softmax(-1)[len(ids) - 1 : -1]
+    drawn = [float(row[token]) for row, token in zip(expected, found.tokens, strict=True)]
+    assert np.abs(np.array(drawn) - found.logprobs).max() < 2e-3
+    assert (expected.max(-1).values.numpy() - drawn).max() < 4e-3
 
 
 def test_chat_command(llm: octavo.LLM, folder: Path, tmp_path: Path) -> None:

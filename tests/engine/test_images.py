@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from octavo.backends.base import BLOCK
 from octavo.client.process import EngineProcessClient
@@ -28,7 +29,7 @@ from octavo.errors import RequestError
 from octavo.vision.image import ImageInput
 from tests.vision_models import PLACEHOLDER, VISION_FAMILIES, VisionFamily
 
-FAMILIES = ("llava", "gemma3")
+FAMILIES = ("llava", "gemma3", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 Result = list[tuple[int, float]]
 
 
@@ -37,7 +38,7 @@ class Loaded:
 
     def __init__(self, family: VisionFamily, folder: Path, threads: int = 2) -> None:
         family.save(folder)
-        self.family = family
+        self.family, self.folder = family, folder
         self.open: OpenModel = open_model(folder)
         self.plan: Plan = make_plan(
             self.open.compiled, name="x", memory="1GiB", threads=threads, encoder=self.open.encoder
@@ -58,10 +59,10 @@ class Loaded:
         rng = np.random.default_rng(text)
         ids = [int(i) for i in rng.integers(3, 290, text)]
         offsets = []
-        for _ in seeds:
+        for seed in seeds:
             ids.append(298)
             offsets.append(len(ids))
-            ids += [PLACEHOLDER] * self.family.tokens
+            ids += [PLACEHOLDER] * self.family.image(seed).tokens
         ids += [int(i) for i in rng.integers(3, 290, 4)]
         params = SamplingParams(temperature=0, max_tokens=8, logprobs=0, ignore_eos=True)
         given = {"images": [self.family.image(s) for s in seeds], "image_offsets": offsets}
@@ -108,12 +109,15 @@ def test_exact_in_any_company(name: str, loaded: dict[str, Loaded]) -> None:
     assert run(m.engine(prefix_caching=False), requests) == alone
     warm = m.engine()
     assert run(warm, requests) == alone and run(warm, requests) == alone  # prefix hits
-    one = m.family.tokens * m.open.encoder.vision.width * 4  # type: ignore[union-attr]
-    assert run(m.engine(capacity=2 * one, budget=2 * m.family.tokens), requests) == alone
-    crowded = m.engine(blocks=-(-max(len(r.prompt) + 8 for r in requests) // BLOCK) + 3)
-    _encode_for(queue(crowded), 60.0)  # else those that come later might end before the next
-    assert run(crowded, requests) == alone
-    assert crowded.stats().preemptions > 0
+    images = [image for r in requests for image in r.images]
+    most = max(map(queue(warm).encoder.bytes, images))
+    assert run(m.engine(capacity=2 * most, budget=2 * m.family.tokens), requests) == alone
+    largest = -(-max(len(r.prompt) + 8 for r in requests) // BLOCK)
+    crowded = [m.engine(blocks=largest + more) for more in range(3, 15, 2)]
+    for engine in crowded:
+        _encode_for(queue(engine), 60.0)  # else those that come later might end before the next
+    assert all(run(engine, requests) == alone for engine in crowded)
+    assert sum(engine.stats().preemptions for engine in crowded) > 0
     sliced = m.engine()
     _encode_for(queue(sliced), 0.0)
     assert run(sliced, requests) == alone
@@ -125,8 +129,27 @@ def _encode_for(images: ImageQueue, seconds: float) -> None:
     images.encoder.run = lambda _: run(seconds)  # type: ignore[method-assign]
 
 
-def test_one_thread_gives_the_same(loaded: dict[str, Loaded], tmp_path: Path) -> None:
-    m = loaded["llava"]
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_next"])
+def test_tokens_after_images_are_where_the_reference_has_them(
+    name: str, loaded: dict[str, Loaded]
+) -> None:
+    """Texts of 2 and of 3 images, and what is drawn after them: log-probabilities as those of
+    transformers."""
+    m = loaded[name]
+    model = m.family.load(m.folder)
+    for seeds, text in (((1, 4), 9), ((2, 3, 5), 33)):
+        request = m.request("a", seeds, text=text)
+        tokens = run(m.engine(budget=40), [request])["a"]
+        ids = request.prompt + [token for token, _ in tokens]
+        logits = torch.from_numpy(m.family.logits(model, ids, seeds)).log_softmax(-1)
+        at = range(len(request.prompt) - 1, len(ids) - 1)
+        expected = [float(logits[i, ids[i + 1]]) for i in at]
+        assert np.abs(np.array(expected) - [logprob for _, logprob in tokens]).max() < 0.02
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl"])
+def test_one_thread_gives_the_same(name: str, loaded: dict[str, Loaded], tmp_path: Path) -> None:
+    m = loaded[name]
     single = Loaded(m.family, tmp_path, threads=1)
     request = m.request("a", (1, 2))
     assert run(single.engine(), [request]) == run(m.engine(), [request])
@@ -233,7 +256,7 @@ def test_a_failing_encoder_fails_only_its_requests(loaded: dict[str, Loaded]) ->
     assert ended == {"a": "length", "b": "error", "c": "length", "d": "length"}
     free = engine.stats()
     assert free.blocks_held == 0 and not images.cache._users
-    assert images.cache.used == 2 * images.encoder.bytes
+    assert images.cache.used == 2 * images.encoder.bytes(m.family.image(1))
 
 
 def test_more_images_than_the_cache_holds(loaded: dict[str, Loaded]) -> None:
@@ -441,11 +464,11 @@ def test_the_plan_counts_what_is_loaded(loaded: dict[str, Loaded]) -> None:
     without = make_plan(m.open.compiled, name="x", memory="1GiB", threads=2)
     plan, images = m.plan, load_images(m.open, m.plan)
     assert images is not None
-    models = [images.encoder._tower.model, images.encoder._projector.model]  # type: ignore[attr-defined]
+    parts = [images.encoder._tower, *images.encoder._projectors]
+    models = [part.model for part in parts]  # type: ignore[attr-defined]
     assert plan.encoder == sum(x.weight_bytes + x.buffer_bytes + x.cache_bytes for x in models)
-    assert (
-        plan.image_cache == images.cache.capacity >= 2 * images.encoder.batch * images.encoder.bytes
-    )
+    together = images.encoder.batch // 64 * images.encoder.bytes(m.family.image(1))
+    assert plan.image_cache == images.cache.capacity >= 2 * together
     assert plan.total <= 1 << 30
     assert without.cache - plan.cache - plan.encoder - plan.image_cache < plan.block
 

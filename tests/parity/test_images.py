@@ -16,10 +16,15 @@ from transformers import (
     Idefics3ImageProcessorPil,
     Idefics3Processor,
     LlavaImageProcessorPil,
+    LlavaNextImageProcessorPil,
+    LlavaNextProcessor,
     LlavaProcessor,
     PreTrainedTokenizerFast,
+    Qwen2VLImageProcessorPil,
+    Qwen2VLProcessor,
 )
 
+from octavo.errors import InvalidValue
 from octavo.text.chat import ChatTemplate
 from octavo.text.messages import read_messages
 from octavo.text.tokenizer import SpecialIds, Tokenizer
@@ -27,8 +32,10 @@ from octavo.vision.decode import decode_image
 from octavo.vision.gemma3 import Gemma3Preprocessor
 from octavo.vision.idefics3 import Idefics3Preprocessor
 from octavo.vision.llava import LlavaPreprocessor
+from octavo.vision.llava_next import LlavaNextPreprocessor, Tiling
 from octavo.vision.normalize import Normalization
 from octavo.vision.preprocess import Preprocessor
+from octavo.vision.qwen2_vl import Qwen2VLPreprocessor, pixel_limits
 from octavo.vision.resize import Framing
 
 SHAPES = [
@@ -125,6 +132,8 @@ def ours(theirs: PreTrainedTokenizerFast) -> Tokenizer:
 PART = "{% for p in m['content'] %}{% if p['type'] == 'image' %}IMAGE{% else %}{{ p['text'] }}{% endif %}{% endfor %}"
 TEMPLATES = {
     "llava": "{% for m in messages %}{{ m['role'].upper() + ': ' }}{% for p in m['content'] if p['type'] == 'image' %}<image>\n{% endfor %}{% for p in m['content'] if p['type'] == 'text' %}{{ p['text'] }} {% endfor %}{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}",
+    "llava_next": "{% for m in messages %}[INST] " + PART.replace("IMAGE", "<image>\n") + " [/INST]{% endfor %}",
+    "qwen2_vl": "{% for m in messages %}<|im_start|>{{ m['role'] }}\n" + PART.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>") + "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
     "idefics3": "<|im_start|>{% for m in messages %}{{ m['role'].capitalize() + ':' }}" + PART.replace("IMAGE", "<image>") + "<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}",
     "gemma3": "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ m['role'] }}\n" + PART.replace("IMAGE", "<start_of_image>") + "<end_of_turn>\n{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}",
 }  # fmt: skip
@@ -190,7 +199,51 @@ def gemma3() -> tuple[Any, Preprocessor]:
     )
 
 
-FAMILIES = {"llava": llava, "idefics3": idefics3, "gemma3": gemma3}
+def llava_next() -> tuple[Any, Preprocessor]:
+    sizes = [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]]
+    images = LlavaNextImageProcessorPil(
+        size={"shortest_edge": 28}, crop_size=28, image_grid_pinpoints=sizes
+    )
+    processor = LlavaNextProcessor(
+        images,
+        words("<image>"),
+        patch_size=4,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+    tiling = Tiling.of({"image_grid_pinpoints": sizes}, 28, 7)
+    return processor, LlavaNextPreprocessor("<image>", processor.image_token_id, tiling, 3)
+
+
+class QwenProcessor(Qwen2VLProcessor):
+    """Without the part for videos, whose class needs torchvision."""
+
+    def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> None:
+        assert argument_name != "video_processor" or argument is None
+
+
+def qwen2_vl() -> tuple[Any, Preprocessor]:
+    theirs = words(
+        "<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>", "<|im_start|>",
+        "<|im_end|>",
+    )  # fmt: skip
+    images = Qwen2VLImageProcessorPil(
+        patch_size=4, size={"shortest_edge": 256, "longest_edge": 64 * 40}
+    )
+    processor = QwenProcessor(images, theirs, None)
+    limits = pixel_limits(images.to_dict())
+    return processor, Qwen2VLPreprocessor(
+        "<|image_pad|>", processor.image_token_id, 8, 40, *limits, 3
+    )
+
+
+FAMILIES = {
+    "llava": llava,
+    "llava_next": llava_next,
+    "qwen2_vl": qwen2_vl,
+    "idefics3": idefics3,
+    "gemma3": gemma3,
+}
 TEXTS = [
     "What is this?",
     "  two\n\nlines ",
@@ -262,6 +315,48 @@ def test_gemma3_pixels(size: tuple[int, int]) -> None:
     wanted = processor.image_processor(picture(*size), return_tensors="np")["pixel_values"]
     (image,) = preprocessor(picture(*size), "auto", "").images
     assert np.array_equal(normalized(image.array, processor.image_processor), wanted)
+
+
+@pytest.mark.parametrize("size", SHAPES, ids=str)
+def test_llava_next_pixels(size: tuple[int, int]) -> None:
+    processor, preprocessor = llava_next()
+    wanted = processor.image_processor(picture(*size), return_tensors="np")["pixel_values"]
+    (image,) = preprocessor(picture(*size), "auto", "").images
+    assert np.array_equal(normalized(image.array, processor.image_processor), wanted[0])
+    (low,) = preprocessor(picture(*size), "low", "").images
+    assert np.array_equal(low.array[0], image.array[0]) and low.tokens == 50
+
+
+def patches(values: np.ndarray, side: int) -> np.ndarray:
+    """Pixels, channels first, of one picture as Qwen-VL's processor lays them out."""
+    _, _, height, width = values.shape
+    grid = values[0].reshape(3, height // side // 2, 2, side, width // side // 2, 2, side)
+    cut = grid.transpose(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]
+    return np.repeat(cut, 2, axis=5).reshape(-1, 3 * 2 * side * side)
+
+
+@pytest.mark.parametrize("size", SHAPES, ids=str)
+def test_qwen2_vl_pixels(size: tuple[int, int]) -> None:
+    processor, preprocessor = qwen2_vl()
+    wanted = processor.image_processor(picture(*size), return_tensors="np")
+    (image,) = preprocessor(picture(*size), "high", "").images
+    grid = [1, image.shape[1] // 4, image.shape[2] // 4]
+    assert wanted["image_grid_thw"].tolist() == [grid]
+    ours = patches(normalized(image.array, processor.image_processor), 4)
+    assert np.array_equal(ours, wanted["pixel_values"])
+
+
+def test_qwen2_vl_details() -> None:
+    """Low detail is at most 256 tokens; pictures of impossible proportions are refused."""
+    preprocessor = Qwen2VLPreprocessor("<i>", 0, 28, 4096, 3136, 12845056, 3)
+    (low,), (high,) = (
+        preprocessor(picture(900, 600), d, "").images for d in ("low", "high")
+    )  # fmt: skip
+    assert (low.tokens, high.tokens) == (13 * 19, 21 * 32)
+    with pytest.raises(InvalidValue, match="at has 1 x 201 pixels"):
+        preprocessor(picture(1, 201), "auto", "at")
+    with pytest.raises(InvalidValue, match="12 at most"):
+        Qwen2VLPreprocessor("<i>", 0, 8, 12, 256, 768, 3)(picture(1, 199), "auto", "at")
 
 
 FILES = [

@@ -136,6 +136,8 @@ class StepInput:
     ascend. kv_writes: `[W, 2]` of row, offset of a block table in `block_tables`: stores the row's
     keys and values at its position of that table, too (see `tree_spans`). reach: `[T]`, how many
     later tokens of its span a row of a causal attention sees as well, as those of an image do.
+    coordinates: `[axes, T]`, for rotations along several axes; None: the positions along each.
+    segments: `[T]`, which ascend within a span, for attention within segments.
     """
 
     ids: Ints
@@ -150,6 +152,8 @@ class StepInput:
     embedding_rows: Ints | None = None
     kv_writes: Ints | None = None
     reach: Ints | None = None
+    coordinates: Ints | None = None
+    segments: Ints | None = None
 
 
 def tree_spans(
@@ -259,6 +263,10 @@ class Executable(Protocol):
 
     def hidden(self, first: int, count: int) -> Floats:
         """States of the last step's selected rows `[count, width]`, or results of other tasks."""
+        ...
+
+    def tapped(self, tap: int, rows: int) -> Floats:
+        """The first rows of one of the program's taps `[rows, width]`, copied."""
         ...
 
     def pack_pending(self) -> bool:

@@ -28,12 +28,11 @@ from octavo.compress.fit import F32
 from octavo.compress.folder_view import folder_parts
 from octavo.compress.gguf_view import gguf_parts
 from octavo.compress.grids import Grid, check_finite
-from octavo.compress.mmproj import mmproj_parts, text_only
+from octavo.compress.mmproj import build_convertible, mmproj_parts, text_only
 from octavo.compress.packing import as_floats
 from octavo.compress.recipes import Layout
 from octavo.compress.writing import module, named
 from octavo.errors import UsageError
-from octavo.models import build_vision
 from octavo.models.vision import VisionModel
 
 Format = Layout | Literal["gguf"]
@@ -125,7 +124,7 @@ class Conversion:
         )  # fmt: skip
 
     def _to_gguf(self) -> Callable[[], None]:
-        vision = build_vision(self._checkpoint)
+        vision = build_convertible(self._checkpoint)
         source = self._checkpoint if vision is None else text_only(self._checkpoint)
         view, parts = gguf_parts(source)
         half, out = half_of(parts), self._tensors

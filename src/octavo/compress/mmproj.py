@@ -12,6 +12,7 @@ from typing import Any
 from octavo.checkpoint.base import Checkpoint
 from octavo.compress.counterparts import Counterpart
 from octavo.errors import Unsupported
+from octavo.models import build_vision
 from octavo.models.metadata import Recorded
 from octavo.models.mmproj import CLASS, NORM, PROJECTORS, SETTINGS, TOWER
 from octavo.models.vision import VisionModel, find_module
@@ -23,15 +24,22 @@ _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 _UNUSED = ("head.", "embeddings.position_ids")  # of towers, in a folder
 
 
+def build_convertible(checkpoint: Checkpoint) -> VisionModel | None:
+    """The image encoder of a folder, None without one. Raises Unsupported for a family of which
+    there are no mmproj files here."""
+    vision = build_vision(checkpoint)
+    if vision is None or (isinstance(vision, VisionModel) and vision.family in _KINDS):
+        return vision
+    raise Unsupported(
+        f"{checkpoint.path.name}: {vision.family!r} encoders have no mmproj form here",
+        f"built: {', '.join(_KINDS)}",
+    )
+
+
 def mmproj_parts(
     checkpoint: Checkpoint, vision: VisionModel
 ) -> tuple[dict[str, Any], tuple[Counterpart, ...]]:
     """Metadata and tensors. Raises Unsupported for an encoder that such a file cannot say."""
-    if vision.family not in _KINDS:
-        raise Unsupported(
-            f"{checkpoint.path.name}: {vision.family!r} encoders have no mmproj form here",
-            f"built: {', '.join(_KINDS)}",
-        )
     kind = _KINDS[vision.family]
     parts = (*_tower(checkpoint, kind), *_projector(checkpoint, kind))
     return _metadata(checkpoint, vision, kind), parts
@@ -67,7 +75,7 @@ def _metadata(checkpoint: Checkpoint, vision: VisionModel, kind: str) -> dict[st
         "image_size": c.size, "patch_size": c.patch, "embedding_length": c.hidden,
         "feed_forward_length": c.ffn, "block_count": c.layers,
         "attention.head_count": c.heads, "attention.layer_norm_epsilon": c.eps,
-        "projection_dim": vision.width, "image_mean": n.mean, "image_std": n.std,
+        "projection_dim": vision.projector.output.width, "image_mean": n.mean, "image_std": n.std,
         **_family(checkpoint, vision, kind),
     }  # fmt: skip
     return {

@@ -13,7 +13,7 @@ from octavo.engine.request import (
     check_number,
 )
 from octavo.errors import ContextExceeded, RequestError
-from octavo.models.vision import VisionModel
+from octavo.models.images import Vision
 from octavo.program import Task
 
 
@@ -30,7 +30,7 @@ class Admission:
     task: Task
     grammars: bool
     adapters: bool
-    vision: VisionModel | None = None
+    vision: Vision | None = None
 
     def check(self, request: Request) -> None:
         """Raises RequestError for a request that can never be served.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,8 +21,8 @@ from octavo.backends.base import (
 )
 from octavo.checkpoint import Checkpoint
 from octavo.checkpoint.progress import Advance
+from octavo.models.images import Layout, Vision
 from octavo.models.int8 import in_int8
-from octavo.models.vision import VisionModel
 from octavo.program import Program
 from octavo.vision.image import ImageInput
 
@@ -31,25 +31,34 @@ BATCH_ROWS = 1024  # of patches that are encoded together, unless one image has 
 
 
 class ImageEncoder:
-    """Encodes images. bytes: of the embeddings of one; batch: images of a run, at most."""
+    """Encodes images. batch: rows of the tower in a run of several images, at most."""
 
-    def __init__(self, vision: VisionModel, tower: Executable, projector: Executable) -> None:
+    def __init__(self, vision: Vision, tower: Executable, projectors: list[Executable]) -> None:
         self.vision = vision
-        self.batch = projector.limits.tokens // vision.tokens
-        self.bytes = vision.tokens * vision.width * 4
-        self._tower, self._projector = tower, projector
-        self._count = self._at = 0
+        self.batch = min(BATCH_ROWS, tower.limits.tokens)
+        self.width = sum(projector.output.width for projector in vision.projectors)
+        self._tower, self._projectors = tower, projectors
+        self._images: list[ImageInput] = []
+        self._at = 0
         self._step: StepInput | None = None
+
+    def bytes(self, image: ImageInput) -> int:
+        """Of an image's embeddings."""
+        return image.tokens * self.width * 4
+
+    def takes(self, images: list[ImageInput]) -> bool:
+        """True if one run can encode all of them."""
+        lengths = [n for image in images for n in self.vision.layout(image).spans]
+        blocks = sum(-(-n // BLOCK) for n in lengths)
+        few = sum(lengths) <= self.batch and blocks <= self._tower.limits.blocks
+        return few or len(images) == 1
 
     def begin(self, images: list[ImageInput]) -> None:
         """Makes images the next run's."""
-        rows = self.vision.rows
-        blocks = -(-rows // BLOCK)
-        spans = [Span(i * rows, rows, 0, i * blocks) for i in range(len(images))]
+        layouts = [self.vision.layout(image) for image in images]
         features = np.concatenate([self.vision.patches(image) for image in images])
-        positions = np.tile(np.arange(rows, dtype=np.int32), len(images))
-        self._step = _given(features, positions, spans, len(images) * blocks)
-        self._count, self._at = len(images), 0
+        self._step = tower_step(layouts, features)
+        self._images, self._at = images, 0
 
     def stop(self) -> None:
         """Forgets the run that has begun."""
@@ -67,17 +76,51 @@ class ImageEncoder:
             if end < pauses[-1] and time.perf_counter() >= until:
                 return None
         self._step = None
-        states = self._tower.logits(self._count * self.vision.rows)
-        each = np.split(states, self._count)
-        features = np.ascontiguousarray(np.concatenate([self.vision.merged(s) for s in each]))
+        rows = sum(self.vision.layout(image).rows for image in self._images)
+        found = [self._projected(self._projectors[0], self._tower.logits(rows))]
+        for tap, projector in enumerate(self._projectors[1:]):
+            found.append(self._projected(projector, self._tower.tapped(tap, rows)))
+        each = zip(self._images, *found, strict=True)
+        return [
+            self.vision.embeddings(image, np.concatenate(parts, axis=1)) for image, *parts in each
+        ]
+
+    def _projected(self, projector: Executable, states: Floats) -> list[Floats]:
+        """What a projector makes of the tower's states, for each image."""
+        rows = [self.vision.layout(image).rows for image in self._images]
+        each = zip(self._images, _parts(states, rows), strict=True)
+        merged = [self.vision.merged(image, states) for image, states in each]
+        features = np.ascontiguousarray(np.concatenate(merged))
         places = np.zeros(len(features), np.int32)
         spans = [Span(i, 1, 0, 0) for i in range(len(features))]
-        self._projector.run(_given(features, places, spans, 1), 0, self._projector.pauses[-1])
-        return [f.copy() for f in np.split(self._projector.logits(len(features)), self._count)]
+        projector.run(_given(features, places, spans, 1), 0, projector.pauses[-1])
+        return _parts(projector.logits(len(features)), [len(m) for m in merged])
 
     def pack_pending(self) -> bool:
         """Packs more weights. Returns True while any remain."""
-        return self._tower.pack_pending() or self._projector.pack_pending()
+        return any(each.pack_pending() for each in (self._tower, *self._projectors))
+
+
+def _parts(rows: Floats, counts: list[int]) -> list[Floats]:
+    """Rows one part after the other."""
+    return np.split(rows, np.cumsum(counts)[:-1])
+
+
+def tower_step(layouts: list[Layout], features: Floats) -> StepInput:
+    """Images in a tower, one after the other."""
+    spans: list[Span] = []
+    first = table = 0
+    for length in (length for layout in layouts for length in layout.spans):
+        spans.append(Span(first, length, 0, table))
+        first, table = first + length, table + -(-length // BLOCK)
+    positions = np.concatenate([np.arange(span.length, dtype=np.int32) for span in spans])
+    step = _given(features, positions, spans, table)
+    coordinates = [layout.coordinates for layout in layouts if layout.coordinates is not None]
+    segments = [layout.segments for layout in layouts if layout.segments is not None]
+    return replace(
+        step, coordinates=np.concatenate(coordinates, axis=1) if coordinates else None,
+        segments=np.concatenate(segments) if segments else None,
+    )  # fmt: skip
 
 
 def _given(features: Floats, positions: np.ndarray, spans: list[Span], blocks: int) -> StepInput:
@@ -93,51 +136,56 @@ def _given(features: Floats, positions: np.ndarray, spans: list[Span], blocks: i
 class CompiledEncoder:
     """An encoder before its weights are loaded. dtype: of the tower, as `of` was given it."""
 
-    vision: VisionModel
+    vision: Vision
     tower: Compiled
-    projector: Compiled
+    projectors: tuple[Compiled, ...]
     dtype: str = "auto"
 
     @classmethod
-    def of(cls, vision: VisionModel, dtype: str = "auto") -> CompiledEncoder:
+    def of(cls, vision: Vision, dtype: str = "auto") -> CompiledEncoder:
         """dtype: "int8" for a tower whose layers and their inputs are rounded to 8 bits, "auto" as
         it is stored. Raises Unsupported."""
         tower = vision.tower.program
         tower = in_int8(tower) if dtype == "int8" else tower
-        return cls(vision, _compile(tower), _compile(vision.projector), dtype)
+        projectors = tuple(_compile(projector) for projector in vision.projectors)
+        return cls(vision, _compile(tower), projectors, dtype)
 
     @property
     def cache_bytes(self) -> int:
         """For embeddings that are kept."""
-        batch = max(1, BATCH_ROWS // self.vision.rows)
-        return max(CACHE, 2 * batch * self.vision.tokens * self.vision.width * 4)
+        width = sum(projector.output.width for projector in self.vision.projectors)
+        return max(CACHE, 2 * self._sizes[2] * width * 4)
+
+    @property
+    def _sizes(self) -> tuple[int, int, int]:
+        """Rows, spans and tokens of a run: of the largest image, or of smaller ones together."""
+        rows, spans, tokens = self.vision.most
+        count = max(1, BATCH_ROWS // rows)
+        return count * rows, count * spans, count * tokens
 
     def _options(self, threads: int) -> tuple[LoadOptions, LoadOptions]:
-        """Of tower and projector."""
-        rows, tokens = self.vision.rows, self.vision.tokens
-        batch = max(1, BATCH_ROWS // rows)
-        blocks = batch * -(-rows // BLOCK)
+        """Of the tower and of each projector."""
+        rows, spans, tokens = self._sizes
+        blocks = rows // BLOCK + spans
         activations = self.tower.activations(self.dtype)
         return (
-            LoadOptions(
-                Limits(batch * rows, batch * rows, blocks), threads, "f32", activations=activations
-            ),
-            LoadOptions(Limits(batch * tokens, batch * tokens, 1), threads, "f32"),
+            LoadOptions(Limits(rows, rows, blocks), threads, "f32", activations=activations),
+            LoadOptions(Limits(tokens, tokens, 1), threads, "f32"),
         )
 
     def footprint(self, threads: int) -> int:
         """Bytes that it takes, loaded."""
-        pairs = zip((self.tower, self.projector), self._options(threads), strict=True)
-        sizes = [compiled.footprint(options) for compiled, options in pairs]
+        tower, projector = self._options(threads)
+        sizes = [self.tower.footprint(tower)]
+        sizes += [compiled.footprint(projector) for compiled in self.projectors]
         return sum(size.weights + size.buffers + size.cache for size in sizes)
 
     def load(self, checkpoint: Checkpoint, threads: int, progress: Advance) -> ImageEncoder:
         """Loads the weights; `checkpoint` is read until `pack_pending` returns False."""
         tower, projector = self._options(threads)
-        return ImageEncoder(
-            self.vision, self.tower.load(checkpoint, tower, progress),
-            self.projector.load(checkpoint, projector, progress),
-        )  # fmt: skip
+        loaded = self.tower.load(checkpoint, tower, progress)
+        projectors = [each.load(checkpoint, projector, progress) for each in self.projectors]
+        return ImageEncoder(self.vision, loaded, projectors)
 
 
 def _compile(program: Program) -> Compiled:

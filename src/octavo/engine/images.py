@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from octavo.backends.base import Floats
+from octavo.backends.base import Floats, Ints
 from octavo.engine.encoder import ImageEncoder
 from octavo.engine.kv import ImageRange, KVState
 from octavo.engine.request import Request
@@ -16,12 +16,16 @@ from octavo.vision.image import ImageInput
 
 @dataclass(eq=False, slots=True)
 class PlacedImage:
-    """An image of a prompt, at tokens [start, end). salt: of its request. embeddings: while they
-    are held for it. waits: they are needed now, and not there; waited: they were not when they were
-    first needed."""
+    """An image of a prompt, at tokens [start, end). position: of the first of them, for rotations;
+    places: where they are from there on along each axis, None for one after the other; advance: how
+    much further on what follows is. salt: of its request. embeddings: while they are held for it.
+    waits: they are needed now, and not there; waited: they were not when they were first needed."""
 
     image: ImageInput
     start: int
+    position: int
+    places: Ints | None
+    advance: int
     mutual: bool
     salt: str = ""
     embeddings: Floats | None = None
@@ -43,9 +47,30 @@ class PlacedImage:
         """Where it is, and what the prefix index knows its tokens by."""
         return ImageRange(self.start, self.end, -1 - int.from_bytes(self.image.digest))
 
+    @property
+    def shift(self) -> int:
+        """How much the position of a token after it is above its number."""
+        return self.position + self.advance - self.end
+
+    def coordinates(self, first: int, last: int) -> Ints | None:
+        """Of tokens [first, last) of the prompt, along each axis; None if they are positions."""
+        if self.places is None:
+            return None
+        return self.position + self.places[:, first - self.start : last - self.start]
+
     def fork(self) -> PlacedImage:
         """A copy that holds nothing."""
         return replace(self, embeddings=None, waits=False)
+
+
+def rotary_positions(images: Sequence[PlacedImage], start: int, count: int) -> list[int]:
+    """Where tokens [start, start + count) of a prompt with these images are, for rotations."""
+    at = list(range(start, start + count))
+    for image in images:
+        if image.shift and image.end < start + count:
+            first = max(image.end, start)
+            at[first - start :] = range(first + image.shift, start + count + image.shift)
+    return at
 
 
 class EncoderCache:
@@ -111,9 +136,16 @@ class ImageQueue:
 
     def place(self, request: Request) -> tuple[PlacedImage, ...]:
         """The images of a request, which has been checked."""
-        mutual = self.encoder.vision.mutual
-        pairs = zip(request.images, request.image_offsets, strict=True)
-        return tuple(PlacedImage(image, start, mutual, request.salt) for image, start in pairs)
+        vision, shift, out = self.encoder.vision, 0, []
+        for image, start in zip(request.images, request.image_offsets, strict=True):
+            layout = vision.layout(image)
+            placed = PlacedImage(
+                image, start, start + shift, layout.places, layout.advance, vision.mutual,
+                request.salt,
+            )  # fmt: skip
+            shift = placed.shift
+            out.append(placed)
+        return tuple(out)
 
     def share(self, kv: KVState, images: Sequence[PlacedImage], count: int) -> int:
         """How many of the next `count` tokens can be computed: those before an image that is not
@@ -186,9 +218,12 @@ class ImageQueue:
     def abandon(self) -> None:
         """Drops the images that are under way."""
         if self._batch:
-            self.cache.give_back(len(self._batch) * self.encoder.bytes)
+            self._give_back(self._batch.values())
             self._batch = {}
             self.encoder.stop()
+
+    def _give_back(self, images: Iterable[ImageInput]) -> None:
+        self.cache.give_back(sum(map(self.encoder.bytes, images)))
 
     def encodes(self, images: Iterable[PlacedImage]) -> bool:
         """Whether one of these is under way."""
@@ -200,12 +235,14 @@ class ImageQueue:
         """Begins the next images, as many as one run takes and the cache has room for."""
         for key, placed in self._missing(wanted).items():
             alone = key in self._alone
-            if len(self._batch) >= (1 if alone else self.encoder.batch):
+            if self._batch and alone:
                 break
-            if not self.cache.reserve(self.encoder.bytes):
+            if not self.encoder.takes([*self._batch.values(), placed.image]):
+                break
+            if not self.cache.reserve(self.encoder.bytes(placed.image)):
                 break
             self._batch[key] = placed.image
-            begun(placed, self.encoder.vision.rows)
+            begun(placed, self.encoder.vision.layout(placed.image).rows)
             if alone:
                 break
         if self._batch:
@@ -222,9 +259,10 @@ class ImageQueue:
 
     def _failed(self, error: Exception) -> dict[bytes, Exception]:
         """After a run that failed: one image at a time; the one that fails alone has failed."""
-        batch, self._batch = list(self._batch), {}
-        if not batch:
+        images, self._batch = self._batch, {}
+        if not images:
             raise error
-        self.cache.give_back(len(batch) * self.encoder.bytes)
+        self._give_back(images.values())
+        batch = list(images)
         self._alone = set(batch) if len(batch) > 1 else set()
         return {batch[0]: error} if len(batch) == 1 else {}

@@ -26,8 +26,8 @@ from octavo.engine.translation import Translation, same_tokens
 from octavo.engine.tuned import read_tuned
 from octavo.errors import UsageError
 from octavo.models import build_program, build_vision
+from octavo.models.images import Vision
 from octavo.models.mmproj import AUTO, NONE, with_mmproj
-from octavo.models.vision import VisionModel
 from octavo.program import Program, Task
 
 
@@ -44,7 +44,7 @@ class OpenModel:
         return self.compiled.program
 
     @property
-    def vision(self) -> VisionModel | None:
+    def vision(self) -> Vision | None:
         """How images become embeddings; None if the model takes none."""
         return None if self.encoder is None else self.encoder.vision
 

@@ -19,6 +19,7 @@ from octavo.backends.base import (
     StepInput,
     tree_spans,
 )
+from octavo.engine.images import PlacedImage, rotary_positions
 from octavo.engine.scheduler import Draft, ScheduledSpan
 from octavo.program import branches
 
@@ -39,6 +40,41 @@ class Outcome(NamedTuple):
     branch: int = 0
 
 
+class _Shown:
+    """What a step is given of images: embeddings and their rows, how far each of its rows sees, and
+    where rows are along several axes, from a row on."""
+
+    def __init__(self) -> None:
+        self.embeddings: list[Floats] = []
+        self.rows: list[int] = []
+        self.reach: list[int] = []
+        self._spatial: list[tuple[int, Ints]] = []
+
+    def add(self, images: Iterable[PlacedImage], start: int, count: int, row: int) -> None:
+        """Adds `count` tokens of a sequence from `start` on. row: of its token 0."""
+        self.reach += [0] * count
+        for image in images:
+            first, last = max(image.start, start), min(image.end, start + count)
+            if first >= last:
+                continue
+            assert image.embeddings is not None
+            self.embeddings.append(image.embeddings[first - image.start : last - image.start])
+            self.rows += range(row + first, row + last)
+            if (own := image.coordinates(first, last)) is not None:
+                self._spatial.append((row + first, own))
+            if image.mutual:
+                self.reach[row + first : row + last] = range(last - first - 1, -1, -1)
+
+    def coordinates(self, positions: Ints) -> Ints | None:
+        """Positions along each axis; None where all have one."""
+        if not self._spatial:
+            return None
+        out = np.tile(positions, (len(self._spatial[0][1]), 1))
+        for row, own in self._spatial:
+            out[:, row : row + own.shape[1]] = own
+        return out
+
+
 def step_input(spans: list[ScheduledSpan]) -> StepInput:
     """Rows of all sequences one after the other, and those of them that have results.
 
@@ -52,12 +88,9 @@ def step_input(spans: list[ScheduledSpan]) -> StepInput:
     sampling: list[SamplingRow] = []
     pooled: list[int] = []
     token_type_ids: list[int] = []
-    given: list[Floats] = []
-    given_rows: list[int] = []
-    reach: list[int] = []
     kv_writes: list[tuple[int, int]] = []
+    shown = _Shown()
     typed = any(s.sequence.request.token_type_ids for s in spans)
-    mutual = any(i.mutual for s in spans for i in s.sequence.images)
     for span in spans:
         sequence, start, draft = span.sequence, span.start, span.draft
         count = span.length + len(draft.tokens)
@@ -73,15 +106,7 @@ def step_input(spans: list[ScheduledSpan]) -> StepInput:
         pooled += [row + position for position in span.pooled]
         if typed:
             token_type_ids += sequence.request.token_type_ids[start : start + count] or [0] * count
-        reach += [0] * (count if mutual else 0)
-        for image in sequence.images:
-            first, last = max(image.start, start), min(image.end, start + count)
-            if first < last:
-                assert image.embeddings is not None
-                given.append(image.embeddings[first - image.start : last - image.start])
-                given_rows += range(row + first, row + last)
-                if image.mutual:
-                    reach[row + first : row + last] = range(last - first - 1, -1, -1)
+        shown.add(sequence.images, start, count, row)
         ids += kv.tokens[start : start + span.length] + draft.tokens
         positions += _positions(span)
         if span.samples:
@@ -94,22 +119,23 @@ def step_input(spans: list[ScheduledSpan]) -> StepInput:
     return StepInput(
         array(ids), array(positions), layout, array(block_tables),
         array(logits_indices + pooled), sampling, array(token_type_ids), all_logits=False,
-        embeddings=np.concatenate(given) if given else None,
-        embedding_rows=array(given_rows) if given else None,
+        embeddings=np.concatenate(shown.embeddings) if shown.embeddings else None,
+        embedding_rows=array(shown.rows) if shown.embeddings else None,
         kv_writes=array(kv_writes) if kv_writes else None,
-        reach=array(reach) if any(reach) else None,
+        reach=array(shown.reach) if any(shown.reach) else None,
+        coordinates=shown.coordinates(array(positions)),
     )  # fmt: skip
 
 
-def _positions(span: ScheduledSpan) -> Iterable[int]:
-    """Of a span's tokens and its draft's."""
-    start, end, draft = span.start, span.start + span.length, span.draft
+def _positions(span: ScheduledSpan) -> list[int]:
+    """For rotations, of a span's tokens and its draft's."""
+    draft, images = span.draft, span.sequence.images
     if not draft.parents:
-        return range(start, end + len(draft.tokens))
-    out: list[int] = []
+        return rotary_positions(images, span.start, span.length + len(draft.tokens))
+    own, out = rotary_positions(images, span.start, span.length), list[int]()
     for parent in draft.parents:
-        out.append(end if parent < 0 else out[parent] + 1)
-    return [*range(start, end), *out]
+        out.append((own[-1] if parent < 0 else out[parent]) + 1)
+    return own + out
 
 
 def _branches(

@@ -139,8 +139,8 @@ class Decoder:
             k = self.norm(k, "k_norm", layer, s.kv_heads if each else 1)
         if rotation is not None:
             r = rotation
-            q = b.rope(q, s.heads, r.frequencies, r.interleaved, r.factor)
-            k = b.rope(k, s.kv_heads, r.frequencies, r.interleaved, r.factor)
+            q = b.rope(q, s.heads, r.frequencies, r.interleaved, r.factor, r.axes)
+            k = b.rope(k, s.kv_heads, r.frequencies, r.interleaved, r.factor, r.axes)
         a = b.attention(
             q, k, v, layer=layer, heads=s.heads, kv_heads=s.kv_heads,
             scale=s.head_dim**-0.5 if scale is None else scale, window=window, causal=causal,

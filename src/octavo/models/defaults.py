@@ -30,6 +30,18 @@ _VIT: dict[str, Any] = {
     "num_attention_heads": 12, "num_channels": 3, "image_size": 224, "patch_size": 32,
     "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6,
 }  # fmt: skip
+_QWEN2: dict[str, Any] = _SWIGLU | {
+    "num_key_value_heads": 32, "use_sliding_window": False, "sliding_window": 4096,
+    "max_window_layers": 28,
+}  # fmt: skip
+_UNTIED = {k: v for k, v in _QWEN2.items() if k != "tie_word_embeddings"}  # it is elsewhere
+_QWEN2_VL: dict[str, Any] = _UNTIED | {
+    "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_window_layers": 80,
+}  # fmt: skip
+_QWEN_VIT: dict[str, Any] = {
+    "depth": 32, "num_heads": 16, "in_channels": 3, "hidden_size": 3584, "patch_size": 14,
+    "spatial_merge_size": 2, "temporal_patch_size": 2,
+}  # fmt: skip
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": _SWIGLU | _BIASES,
@@ -51,13 +63,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_experts": 8,
         "num_experts_per_tok": 2,
     },  # fmt: skip
-    "qwen2": _SWIGLU
-    | {
-        "num_key_value_heads": 32,
-        "use_sliding_window": False,
-        "sliding_window": 4096,
-        "max_window_layers": 28,
-    },  # fmt: skip
+    "qwen2": _QWEN2,
+    "qwen2_vl_text": _QWEN2_VL,
+    "qwen2_5_vl_text": _QWEN2_VL,
     "qwen3": _SWIGLU
     | {
         "num_key_value_heads": 32,
@@ -67,6 +75,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "sliding_window": 4096,
         "max_window_layers": 28,
     },  # fmt: skip
+    "qwen3_vl_text": {
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "attention_bias": False,
+        "rope_theta": 5e5,
+    },
     "qwen3_moe": _SWIGLU
     | {
         "num_key_value_heads": 4,
@@ -154,6 +170,26 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "bert": _ENCODER | {"pad_token_id": 0},
     "clip_vision_model": _VIT | {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5},
     "siglip_vision_model": _VIT | {"patch_size": 16},
+    "qwen2_vl_vision": _QWEN_VIT | {"embed_dim": 1280, "hidden_act": "quick_gelu", "mlp_ratio": 4},
+    "qwen2_5_vl_vision": _QWEN_VIT
+    | {
+        "hidden_act": "silu",
+        "intermediate_size": 3420,
+        "out_hidden_size": 3584,
+        "window_size": 112,
+        "fullatt_block_indexes": (7, 15, 23, 31),
+    },  # fmt: skip
+    "qwen3_vl_vision": _QWEN_VIT
+    | {
+        "depth": 27,
+        "hidden_size": 1152,
+        "hidden_act": "gelu_pytorch_tanh",
+        "intermediate_size": 4304,
+        "patch_size": 16,
+        "out_hidden_size": 3584,
+        "num_position_embeddings": 2304,
+        "deepstack_visual_indexes": (8, 16, 24),
+    },  # fmt: skip
     "idefics3_vision": _VIT | {"hidden_size": 1152, "num_attention_heads": 16},
     "roberta": _ENCODER | {"pad_token_id": 1},
     "xlm-roberta": _ENCODER | {"pad_token_id": 1},

@@ -47,6 +47,6 @@ def vision(checkpoint: Checkpoint, m: Recorded) -> VisionModel:
     return VisionModel(
         "gemma3", tower, _projector(checkpoint, tower.config.hidden, tower.config.eps),
         Normalization.of(processor_settings(checkpoint), name),
-        token_id({"image_token_index": IMAGE_TOKEN} | dict(m), name, "image_token_index"),
+        token_id(m, name, "image_token_index", default=IMAGE_TOKEN),
         merge=tower.config.side // side, how="mean", mutual=True,
     )  # fmt: skip

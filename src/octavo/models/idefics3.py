@@ -31,7 +31,7 @@ def vision(checkpoint: Checkpoint, m: Recorded) -> VisionModel:
         raise CheckpointError(
             f"{name}: scale_factor is {str(scale)[:40]}, patches a side {tower.config.side}"
         )
-    token = token_id({"image_token_id": IMAGE_TOKEN} | dict(m), name, "image_token_id")
+    token = token_id(m, name, "image_token_id", default=IMAGE_TOKEN)
     return VisionModel(
         "idefics3", tower, _projector(checkpoint, tower.config.hidden * scale**2),
         Normalization.of(processor_settings(checkpoint), name), token, merge=scale,

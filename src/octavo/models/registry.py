@@ -25,6 +25,7 @@ from octavo.models import (
     phi3,
     qwen2,
     qwen3,
+    qwen3_vl,
     seed_oss,
     starcoder2,
 )
@@ -43,7 +44,10 @@ ARCHITECTURES: dict[str, Family] = {
     "smollm3": llama.build,
     "mixtral": mixtral.build,
     "qwen2": qwen2.build,
+    "qwen2_vl_text": qwen2.build,
+    "qwen2_5_vl_text": qwen2.build,
     "qwen3": qwen3.build,
+    "qwen3_vl_text": qwen3_vl.build,
     "qwen3moe": qwen3.build,
     "qwen3_moe": qwen3.build,
     "olmoe": olmoe.build,

@@ -23,6 +23,7 @@ class Rotation:
     frequencies: tuple[float, ...]
     factor: float = 1.0
     interleaved: bool = False
+    axes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

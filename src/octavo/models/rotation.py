@@ -34,6 +34,23 @@ def _width(head_dim: int, factor: object, name: str) -> int:
     return width
 
 
+def _axes(parameters: Mapping[str, Any], pairs: int, name: str) -> tuple[int, ...]:
+    """The axis of each pair of a rotation along three axes (m-RoPE), `mrope_section` pairs of each:
+    one axis after the other, or taking turns. Without sections: none."""
+    sections, turns = parameters.get("mrope_section"), parameters.get("mrope_interleaved")
+    if sections is None:
+        return ()
+    kinds = [type(n) for n in sections] if isinstance(sections, list) else []
+    if kinds != [int] * 3 or min(sections) < 0 or sum(sections) != pairs:
+        raise CheckpointError(
+            f"{name}: mrope_section is {str(sections)[:40]}, for {pairs} pairs of a head"
+        )
+    if turns:
+        own = ((i % 3, sections[i % 3]) for i in range(pairs))
+        return tuple(axis if i < 3 * count else 0 for i, (axis, count) in enumerate(own))
+    return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
+
+
 def hf_parameters(m: Metadata, kind: str | None) -> Mapping[str, Any]:
     """The rotary parameters in config.json for layers of `kind`, or for all.
 
@@ -80,8 +97,10 @@ def from_hf(
     for key in PARAMETERS:
         parameters.get(key)
     method = str(parameters.get("rope_type", parameters.get("type", "default")))
+    method = "default" if method == "mrope" else method
     scaling = Scaling(method, parameters.get, original, limit, context)
-    return scaled(base, _width(head_dim, factor, name), scaling, name)
+    rotation = scaled(base, _width(head_dim, factor, name), scaling, name)
+    return replace(rotation, axes=_axes(parameters, len(rotation.frequencies), name))
 
 
 def gguf_scaling(checkpoint: Checkpoint, m: Metadata, width: int, context: int) -> Scaling:

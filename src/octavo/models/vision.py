@@ -1,5 +1,5 @@
-"""What makes embeddings of images: two programs, and how pixels become rows of the first and its
-states rows of the second."""
+"""What makes embeddings of square tiles: two programs, and how pixels become rows of the first and
+its states rows of the second."""
 
 from __future__ import annotations
 
@@ -8,26 +8,23 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from octavo.checkpoint import Checkpoint
 from octavo.errors import CheckpointError, RequestError
+from octavo.models.images import Arrangement, Floats, Layout
 from octavo.models.vit import Vit
 from octavo.program import Program
 from octavo.vision.image import ImageInput
 from octavo.vision.normalize import Normalization
 
-Floats = npt.NDArray[np.float32]
-
 
 @dataclass(frozen=True)
 class VisionModel:
-    """How one family encodes images.
+    """A Vision of square tiles, each of which the tower sees alone.
 
-    family: its model_type. projector: states to embeddings of the language model, after `merge` x
-    `merge` neighbours have been made one row, next to each other or as their mean. placeholder: the
-    token whose embeddings an image's take the place of. keep_class: the class token's state is
-    kept. mutual: an image's tokens see each other, also later ones.
+    projector: states to embeddings of the language model, after `merge` x `merge` neighbours have
+    been made one row, next to each other or as their mean. keep_class: the class token's state is
+    kept. arrangement: of images of several tiles; without one each tile is an image.
     """
 
     family: str
@@ -39,10 +36,15 @@ class VisionModel:
     how: Literal["beside", "mean"] = "beside"
     keep_class: bool = False
     mutual: bool = False
+    arrangement: Arrangement | None = None
+
+    @property
+    def projectors(self) -> tuple[Program, ...]:
+        return (self.projector,)
 
     @property
     def size(self) -> int:
-        """Pixels a side of an image or tile."""
+        """Pixels a side of a tile."""
         return self.tower.config.size
 
     @property
@@ -57,36 +59,45 @@ class VisionModel:
         return (self.tower.config.side // self.merge) ** 2 + own
 
     @property
-    def width(self) -> int:
-        """Of the embeddings."""
-        return self.projector.output.width
+    def most(self) -> tuple[int, int, int]:
+        a = self.arrangement
+        if a is None:
+            return self.rows, 1, self.tokens
+        return a.tiles * self.rows, a.tiles, max(a.tokens, a.tiles * self.tokens)
 
     def check(self, image: ImageInput) -> None:
-        """Raises RequestError for an image that this model cannot take."""
-        shape, size = image.shape, self.size
-        if shape != (1, size, size, 3) or len(image.pixels) != size * size * 3:
+        shape, size, a = image.shape, self.size, self.arrangement
+        tiles, tokens = (1, self.tokens) if a is None else a.shape(image)
+        if shape != (tiles, size, size, 3) or len(image.pixels) != tiles * size * size * 3:
             raise RequestError(
-                f"an image is {list(shape)}; this model takes [1, {size}, {size}, 3]", "images",
-                "invalid_value",
+                f"an image is {list(shape)}; this model takes [{tiles}, {size}, {size}, 3]",
+                "images", "invalid_value",
             )  # fmt: skip
-        if image.tokens != self.tokens:
+        if image.tokens != tokens:
             raise RequestError(
-                f"an image has {image.tokens} placeholders; this model fills {self.tokens}",
+                f"an image has {image.tokens} placeholders; this model fills {tokens}",
                 "images", "invalid_value",
             )  # fmt: skip
 
-    def patches(self, image: ImageInput) -> Floats:
-        """Rows of the tower, `[rows, 3 * patch * patch]`: features by channel, row and column."""
-        c = self.tower.config
-        used = c.side * c.patch  # what a convolution without padding reaches
-        pixels = self.normalization(image.array[0, :used, :used])
-        cut = pixels.reshape(c.side, c.patch, c.side, c.patch, 3).transpose(0, 2, 4, 1, 3)
-        out = np.zeros((self.rows, cut[0, 0].size), np.float32)
-        out[self.tower.leading :] = cut.reshape(c.side**2, -1)
-        return out
+    def layout(self, image: ImageInput) -> Layout:
+        return Layout((self.rows,) * image.shape[0], image.tokens)
 
-    def merged(self, states: Floats) -> Floats:
-        """Rows of the projector, `[tokens, width]`, from the tower's `[rows, width]`."""
+    def patches(self, image: ImageInput) -> Floats:
+        """`[rows, 3 * patch * patch]`: features by channel, row and column."""
+        c, tiles = self.tower.config, image.shape[0]
+        used = c.side * c.patch  # what a convolution without padding reaches
+        pixels = self.normalization(image.array[:, :used, :used])
+        cut = pixels.reshape(tiles, c.side, c.patch, c.side, c.patch, 3).transpose(0, 1, 3, 5, 2, 4)
+        out = np.zeros((tiles, self.rows, 3 * c.patch**2), np.float32)
+        out[:, self.tower.leading :] = cut.reshape(tiles, c.side**2, -1)
+        return out.reshape(tiles * self.rows, -1)
+
+    def merged(self, image: ImageInput, states: Floats) -> Floats:
+        tiles = states.reshape(image.shape[0], self.rows, -1)
+        return np.concatenate([self._merged(tile) for tile in tiles])
+
+    def _merged(self, states: Floats) -> Floats:
+        """Those of a tile."""
         k, side, leading = self.merge, self.tower.config.side // self.merge, self.tower.leading
         if k == 1:
             return states if self.keep_class else states[leading:]
@@ -96,10 +107,15 @@ class VisionModel:
             return means.reshape(side * side, -1)
         return np.ascontiguousarray(square).reshape(side * side, -1)
 
+    def embeddings(self, image: ImageInput, projected: Floats) -> Floats:
+        return projected if self.arrangement is None else self.arrangement(image, projected)
 
-def token_id(metadata: Mapping[str, object], name: str, *keys: str) -> int:
+
+def token_id(
+    metadata: Mapping[str, object], name: str, *keys: str, default: int | None = None
+) -> int:
     """The first of these keys. Raises CheckpointError unless it is a token's number."""
-    found = next((metadata[k] for k in keys if k in metadata), None)
+    found = next((metadata[k] for k in keys if k in metadata), default)
     if not isinstance(found, int) or isinstance(found, bool) or found < 0:
         raise CheckpointError(f"{name}: {keys[0]} is {str(found)[:40]}")
     return found

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from octavo.checkpoint import Checkpoint
 from octavo.errors import CheckpointError
-from octavo.models import gemma3, gemma3_vision, idefics3, llava
+from octavo.models import gemma3, gemma3_vision, idefics3, llava, llava_next, qwen2_vl, qwen3_vl
+from octavo.models.images import Vision
 from octavo.models.metadata import Recorded
 from octavo.models.mmproj import encoder_of
 from octavo.models.unread import refuse_unread
-from octavo.models.vision import VisionModel
 from octavo.vision.normalize import FILES
 
 # Of the code that trained them.
@@ -34,18 +34,26 @@ def _text_model(checkpoint: Checkpoint) -> Checkpoint:
 TEXT: dict[str, Callable[[Checkpoint], Checkpoint]] = {
     "gemma3": gemma3.text_model,
     "llava": _text_model,
+    "llava_next": _text_model,
     "idefics3": _text_model,
     "smolvlm": _text_model,
+    "qwen2_vl": qwen2_vl.text_model,
+    "qwen2_5_vl": qwen2_vl.text_model,
+    "qwen3_vl": qwen3_vl.text_model,
 }
-VISION: dict[str, Callable[[Checkpoint, Recorded], VisionModel]] = {
+VISION: dict[str, Callable[[Checkpoint, Recorded], Vision]] = {
     "gemma3": gemma3_vision.vision,
     "llava": llava.vision,
+    "llava_next": llava_next.vision,
     "idefics3": idefics3.vision,
     "smolvlm": idefics3.vision,
+    "qwen2_vl": qwen2_vl.vision,
+    "qwen2_5_vl": qwen2_vl.vision,
+    "qwen3_vl": qwen3_vl.vision,
 }
 
 
-def build_vision(checkpoint: Checkpoint) -> VisionModel | None:
+def build_vision(checkpoint: Checkpoint) -> Vision | None:
     """The encoder of a folder, or of a GGUF model with its mmproj file; None for models of text,
     and for folders that do not say how images are prepared, which are served as such. Raises
     CheckpointError or Unsupported."""
@@ -53,6 +61,8 @@ def build_vision(checkpoint: Checkpoint) -> VisionModel | None:
     family = None if checkpoint.format == "gguf" else VISION.get(checkpoint.architecture)
     if family is None or not any(name in checkpoint.files for name in FILES):
         return None
+    if family is qwen2_vl.vision:
+        checkpoint = qwen2_vl.nested(checkpoint)
     inner = ("text_config", "vision_config")
     metadata = Recorded({k: v for k, v in checkpoint.metadata.items() if k not in inner})
     vision = family(checkpoint, metadata)

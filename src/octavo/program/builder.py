@@ -15,6 +15,7 @@ from octavo.program.ops import (
     Experts,
     Features,
     Glu,
+    Inject,
     LayerNorm,
     Linear,
     Op,
@@ -61,6 +62,9 @@ class Builder:
     def features(self, width: int) -> Value:
         return self._emit(Features(self._value(width)))
 
+    def inject(self, x: Value, first: int) -> Value:
+        return self._emit(Inject(self._value(x.width, x), x, first))
+
     def select_rows(self, x: Value) -> Value:
         return self._emit(SelectRows(Value(len(self._ops), x.width, True), x))
 
@@ -99,21 +103,27 @@ class Builder:
 
     def rope(
         self, x: Value, heads: int, frequencies: tuple[float, ...], interleaved: bool,
-        factor: float = 1.0,
+        factor: float = 1.0, axes: tuple[int, ...] = (),
     ) -> Value:  # fmt: skip
         out = self._value(x.width, x)
-        return self._emit(Rope(out, x, heads, frequencies, interleaved, factor))
+        return self._emit(Rope(out, x, heads, frequencies, interleaved, factor, axes))
 
     def attention(
         self, q: Value, k: Value, v: Value, *,
         layer: int, heads: int, kv_heads: int, scale: float, window: int = 0,
         causal: bool = True, softcap: float = 0.0, sinks: str | None = None,
+        segmented: bool = False,
     ) -> Value:  # fmt: skip
+        if segmented and (causal or window):
+            raise ValueError("segments are for attention to both sides, without a window")
         out = self._value(q.width, q)
         sink = self._weight(sinks, (heads,)) if sinks else None
         return self._emit(
-            Attention(out, q, k, v, layer, heads, kv_heads, scale, window, causal, softcap, sink)
-        )
+            Attention(
+                out, q, k, v, layer, heads, kv_heads, scale, window, causal, softcap, sink,
+                segmented,
+            )
+        )  # fmt: skip
 
     def softcap(self, x: Value, cap: float) -> Value:
         return self._emit(Softcap(self._value(x.width, x), x, cap))
@@ -161,8 +171,9 @@ class Builder:
         return self._emit(Add(self._value(a.width, a), a, b))
 
     def build(
-        self, context: int, output: Value, hidden: Value | None = None, task: Task = "generate"
-    ) -> Program:
+        self, context: int, output: Value, hidden: Value | None = None, task: Task = "generate",
+        taps: tuple[Value, ...] = (),
+    ) -> Program:  # fmt: skip
         """Ends the program; see Program. context: the most tokens of a sequence."""
         hidden = output if hidden is None else hidden
         if not output.selected or not hidden.selected:
@@ -178,6 +189,7 @@ class Builder:
             output,
             hidden,
             task,
+            taps,
         )
 
     def _cache(self) -> tuple[LayerCache, ...]:
@@ -198,15 +210,21 @@ class Builder:
         by = {op.index for op in embeds}
         if "positions" in by or any(isinstance(op, Rope) for op in self._ops):
             found.append(inputs.POSITIONS)
+        axes = [axis + 1 for op in self._ops if isinstance(op, Rope) for axis in op.axes]
+        if axes:
+            found.append(inputs.coordinates(max(axes)))
+        if any(op.segmented for op in self._ops if isinstance(op, Attention)):
+            found.append(inputs.SEGMENTS)
         if "token_type_ids" in by:
             found.append(inputs.TOKEN_TYPE_IDS)
         replaceable = [op.out.width for op in embeds if op.replaceable]
         if len(replaceable) > 1:
             raise ValueError("the rows of one table only can be replaced")
-        found += [inputs.embeddings(width) for width in replaceable]
-        given = [inputs.features(op.out.width) for op in self._ops if isinstance(op, Features)]
+        last = max((op.first + op.x.width for op in self._ops if isinstance(op, Inject)), default=0)
+        found += [inputs.embeddings(max(width, last)) for width in replaceable]
+        given = [op.out.width for op in self._ops if isinstance(op, Features)]
         if given:
-            return (*found, *given)
+            return (*found, *(inputs.features(max(width, last)) for width in given))
         if all(op.causal for op in self._ops if isinstance(op, Attention)):
             found += [inputs.PARENTS, inputs.REACH]
         return tuple(found)

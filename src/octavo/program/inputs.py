@@ -29,6 +29,15 @@ PARENTS = Input("parents", "int32", ("T",), optional=True)
 # How many later tokens of its sequence each token sees as well, as those of an image do.
 REACH = Input("reach", "int32", ("T",), optional=True)
 
+# Number of each token's segment, which ascends within a sequence (see Attention).
+SEGMENTS = Input("segments", "int32", ("T",))
+
+
+def coordinates(axes: int) -> Input:
+    """Where each token is along each axis, for rotations (see Rope); left out: its position along
+    all of them."""
+    return Input("coordinates", "int32", (axes, "T"), optional=True)
+
 
 def embeddings(width: int) -> Input:
     """Rows that replace the embeddings of some tokens, such as an image's."""

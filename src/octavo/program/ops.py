@@ -56,7 +56,7 @@ class Embed(Op):
     """out[t] = table[index[t] + offset] * scale; table is `[entries, width]`.
 
     index: the input that the table is looked up by. replaceable: rows that the step gives as
-    `embeddings` take the place of the table's; they are not scaled.
+    `embeddings` take the place of the table's, with their first columns; they are not scaled.
     """
 
     table: Weight
@@ -68,8 +68,17 @@ class Embed(Op):
 
 @dataclass(frozen=True, slots=True)
 class Features(Op):
-    """out = the step's `embeddings`, of every token: for programs without a table, such as those of
-    images."""
+    """out = the first columns of the step's `embeddings`, of every token: for programs without a
+    table, such as those of images."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inject(Op):
+    """x + columns [first, first + width) of the step's `embeddings`, for the tokens that have some;
+    x for the others."""
+
+    x: Value
+    first: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +122,8 @@ class Rope(Op):
     """Rotary positions on every head: pair i turns by position * frequencies[i], times `factor`.
 
     Pairs are (i, i + n) for n frequencies, or (2i, 2i + 1) when interleaved (GGUF's llama row
-    order). What a head has beyond its first 2n features passes unchanged.
+    order). What a head has beyond its first 2n features passes unchanged. axes: pair i turns by
+    coordinate axes[i] instead of the position, where the step gives coordinates.
     """
 
     x: Value
@@ -121,6 +131,7 @@ class Rope(Op):
     frequencies: tuple[float, ...]
     interleaved: bool
     factor: float = 1.0
+    axes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +140,8 @@ class Attention(Op):
 
     Causal: a query sees keys up to its own position and as many more as `reach` says; in a tree
     those of its ancestors and its own.
-    Otherwise it sees all of its sequence, which must be computed in one step.
+    Otherwise it sees all of its sequence, which must be computed in one step; if `segmented`, those
+    of its segment alone.
 
     Query head h uses key head h * kv_heads // heads. A window w > 0 limits a query at position p
     to keys in (p - w, p], or in (p - w, p + w) without causality. A softcap c > 0 turns scores s
@@ -148,6 +160,7 @@ class Attention(Op):
     causal: bool = True
     softcap: float = 0.0
     sinks: Weight | None = None
+    segmented: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,8 @@ class Program:
 
     inputs: what a step gives. cache: what each layer keeps, by number. output: the logits
     (generate), the states to pool (embed) or the scores (rank). hidden: the states that the
-    logits are made of, for pooling generating models; elsewhere the output.
+    logits are made of, for pooling generating models; elsewhere the output. taps: further values
+    that are read after a step.
     """
 
     ops: tuple[Op, ...]
@@ -44,6 +45,7 @@ class Program:
     output: Value
     hidden: Value
     task: Task = "generate"
+    taps: tuple[Value, ...] = ()
 
     @property
     def causal(self) -> bool:

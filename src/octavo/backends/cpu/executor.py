@@ -38,14 +38,14 @@ class CpuExecutable:
 
     def __init__(
         self, model: _native.Model, limits: Limits, program: Program, output: int, hidden: int,
-        matrices: dict[str, int], pauses: list[int], parts: list[range],
+        taps: list[int], matrices: dict[str, int], pauses: list[int], parts: list[range],
     ) -> None:  # fmt: skip
         self.model = model
         self.pauses = pauses
         self._parts = parts  # native operations of each
         self.limits = limits
         self.task, self.causal = program.task, program.causal
-        self._output, self._hidden = output, hidden  # buffers
+        self._output, self._hidden, self._taps = output, hidden, taps  # buffers
         self.matrices = matrices  # by tensor name
         self.adapters: LoadedAdapters | None = None
 
@@ -75,7 +75,8 @@ class CpuExecutable:
             step.ids, step.positions, step.spans, step.block_tables, step.logits_indices,
             step.sampling, step.token_type_ids,
             step.all_logits or self.task != "generate", steps, ends,
-            step.embeddings, step.embedding_rows, step.kv_writes, step.reach, brief=brief,
+            step.embeddings, step.embedding_rows, step.kv_writes, step.reach, step.coordinates,
+            step.segments, brief=brief,
         )  # fmt: skip
         return [list(map(Sample._make, each)) for each in rows]
 
@@ -90,7 +91,7 @@ class CpuExecutable:
         self.model.step(
             step.ids, step.positions, step.spans, step.block_tables, step.logits_indices, [],
             step.token_type_ids, True, 1, [], step.embeddings, step.embedding_rows, step.kv_writes,
-            step.reach, first, last,
+            step.reach, step.coordinates, step.segments, first, last,
         )  # fmt: skip
 
     def logits(self, rows: int) -> Floats:
@@ -99,6 +100,9 @@ class CpuExecutable:
 
     def hidden(self, first: int, count: int) -> Floats:
         return self.model.rows(self._hidden, first, count)
+
+    def tapped(self, tap: int, rows: int) -> Floats:
+        return self.model.rows(self._taps[tap], 0, rows)
 
     def pack_pending(self) -> bool:
         """Packs more weights. Returns True while any remain."""
@@ -195,8 +199,9 @@ def load(
         _keep(model, file)
     program = lowered.program
     output, hidden = recorder.buffer(program.output), recorder.buffer(program.hidden)
-    starts = recorder.starts
+    taps, starts = [recorder.buffer(tap) for tap in program.taps], recorder.starts
     parts = [range(starts[p.start], starts[p.stop]) for p in residual_parts(lowered)]
+    pauses = interruptible(lowered)
     return CpuExecutable(
-        model, limits, program, output, hidden, recorder.matrix, interruptible(lowered), parts
+        model, limits, program, output, hidden, taps, recorder.matrix, pauses, parts
     )

@@ -21,6 +21,7 @@ from octavo.backends.cpu.ops import (
     FeaturesOp,
     GatedOp,
     GluOp,
+    InjectOp,
     LayerNormOp,
     LinearOp,
     LinearPart,
@@ -40,6 +41,7 @@ from octavo.program import (
     Experts,
     Features,
     Glu,
+    Inject,
     LayerNorm,
     Linear,
     Op,
@@ -148,8 +150,8 @@ class _Lowering:
         k, k_norm, k_rope = self.peel(op.k, op.kv_heads)
         same = (q_rope is None) == (k_rope is None) and (
             q_rope is None or k_rope is None
-            or (q_rope.frequencies, q_rope.factor, q_rope.interleaved)
-            == (k_rope.frequencies, k_rope.factor, k_rope.interleaved)
+            or (q_rope.frequencies, q_rope.factor, q_rope.interleaved, q_rope.axes)
+            == (k_rope.frequencies, k_rope.factor, k_rope.interleaved, k_rope.axes)
         )  # fmt: skip
         if not same:
             raise Unsupported("attention whose queries and keys are rotated differently")
@@ -196,6 +198,8 @@ class _Lowering:
                     out.append(EmbedOp(op))
                 case Features():
                     out.append(FeaturesOp(op))
+                case Inject():
+                    out.append(InjectOp(op))
                 case SelectRows():
                     out.append(SelectOp(op, self.act(op.out)))
                 case _ if op.out.id not in self.folded:
@@ -274,11 +278,13 @@ def _other(add: Add | None, value: Value) -> Value | None:
 def _assign(lowered: Lowered) -> None:
     """Gives every value a buffer, reusing those whose value has been read for the last time."""
     effects = [op.effects for op in lowered.ops]
-    results = (lowered.program.output, lowered.program.hidden)  # read after the step
+    p = lowered.program
+    results = (p.output, p.hidden, *p.taps)  # read after the step
     last: dict[int, int] = {}
     for i, e in enumerate(effects):
         ids = [v.id for v in e.reads] + ([e.source.id] if e.source else [])
         last.update(dict.fromkeys(ids, i))
+    read = {v.id for e in effects for v in e.reads} | {v.id for v in results}
     free: dict[BufferShape, list[int]] = {}
     free_acts: dict[ActShape, list[int]] = {}
     held: list[tuple[BufferShape, int]] = []  # read by operations that threads may be in still
@@ -298,6 +304,8 @@ def _assign(lowered: Lowered) -> None:
             lowered.buffer_of[value.id] = take(_shape(value))
         if e.act is not None:
             _assign_act(lowered, e.act, e.per_thread, free_acts)
+        # What only linear layers read, they read elsewhere.
+        dead += [v for v in e.writes if v.id not in read]
         held += [(_shape(v), lowered.buffer_of[v.id]) for v in dead if v not in in_place]
         if e.between is not None:
             lowered.between_of[e.between.id] = take(_shape(e.between))
@@ -312,7 +320,7 @@ def _assign(lowered: Lowered) -> None:
     for value in results:
         if value.id not in lowered.buffer_of:
             raise Unsupported(
-                f"a program whose output or hidden states are %{value.id}, which are "
+                f"a program whose output, hidden states or taps are %{value.id}, which are "
                 "computed inside a fused operation"
             )
 

@@ -13,6 +13,7 @@ from octavo.program import (
     Experts,
     Features,
     Glu,
+    Inject,
     LayerNorm,
     Linear,
     RmsNorm,
@@ -62,6 +63,15 @@ class FeaturesOp:
     @property
     def effects(self) -> Effects:
         return Effects(writes=(self.op.out,))
+
+
+@dataclass(frozen=True)
+class InjectOp:
+    op: Inject
+
+    @property
+    def effects(self) -> Effects:
+        return Effects((self.op.x,), (self.op.out,), residual=self.op.x)
 
 
 @dataclass(frozen=True)
@@ -223,6 +233,6 @@ class AttentionOp:
 
 
 NativeOp = (
-    EmbedOp | FeaturesOp | SelectOp | LayerNormOp | NormOp | AddOp | SoftcapOp | EmitOp | RouteOp
-    | ExpertsOp | LinearOp | GatedOp | GluOp | AttentionOp
+    EmbedOp | FeaturesOp | InjectOp | SelectOp | LayerNormOp | NormOp | AddOp | SoftcapOp
+    | EmitOp | RouteOp | ExpertsOp | LinearOp | GatedOp | GluOp | AttentionOp
 )  # fmt: skip

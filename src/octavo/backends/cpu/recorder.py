@@ -19,6 +19,7 @@ from octavo.backends.cpu.ops import (
     FeaturesOp,
     GatedOp,
     GluOp,
+    InjectOp,
     LayerNormOp,
     LinearOp,
     NativeOp,
@@ -40,11 +41,11 @@ NO_BYTES = np.zeros(0, np.uint8)
 NO_FLOATS = np.zeros(0, np.float32)
 
 
-Rotation = tuple[tuple[float, ...], float]  # frequencies, factor
+Rotation = tuple[tuple[float, ...], float, tuple[int, ...]]  # frequencies, factor, axes
 
 
 def _rotation(rope: Rope) -> Rotation:
-    return rope.frequencies, rope.factor
+    return rope.frequencies, rope.factor, rope.axes
 
 
 def _native_forms(forms: Forms, activations: str, head: bool = False) -> _native.Forms:
@@ -117,7 +118,8 @@ class Recorder:
             self.vector[key] = model.add_vector(self._values(w), w.tensor.shape[0])
         self.rope: dict[Rotation, int] = {}
         self.order: dict[tuple[int, ...], int] = {}
-        self.schedule: dict[tuple[int, bool, int], int] = {}  # window, causal, heads a KV head
+        # by window, causal, heads a KV head, segmented
+        self.schedule: dict[tuple[int, bool, int, bool], int] = {}
         self.expert_rows: dict[ExpertShape, int] = {}
         self.buffers = [model.add_buffer(*shape) for shape in lowered.buffers]
         self.acts = [self._add_act(shape) for shape in lowered.acts]
@@ -165,6 +167,8 @@ class Recorder:
                 model.embed(table, buffer(op.out), op.scale, index, op.offset, op.replaceable)
             case FeaturesOp(op):
                 model.embed(-1, buffer(op.out), 1.0, INDEXES["ids"], 0, True)
+            case InjectOp(op):
+                model.inject(buffer(op.x), buffer(op.out), op.first)
             case SelectOp(op):
                 model.select_rows(buffer(op.x), buffer(op.out), act(native.act))
             case LayerNormOp(op):
@@ -250,12 +254,13 @@ class Recorder:
 
     def _attention(self, native: AttentionOp) -> None:
         op, norm, rope = native.op, native.q_norm or native.k_norm, native.rope
-        kind = op.window, op.causal, op.heads // op.kv_heads
+        kind = op.window, op.causal, op.heads // op.kv_heads, op.segmented
         if kind not in self.schedule:
             self.schedule[kind] = self.model.add_schedule(*kind)
         if rope and _rotation(rope) not in self.rope:
             frequencies = np.array(rope.frequencies, np.float32)
-            self.rope[_rotation(rope)] = self.model.add_rope(frequencies, rope.factor)
+            axes = np.array(rope.axes, np.int32)
+            self.rope[_rotation(rope)] = self.model.add_rope(frequencies, rope.factor, axes)
         attention = _native.Attention(
             q=self.buffer(native.q), k=self.buffer(native.k), v=self.buffer(op.v), layer=op.layer,
             heads=op.heads, kv_heads=op.kv_heads, head_dim=op.q.width // op.heads,

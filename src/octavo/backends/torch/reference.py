@@ -25,6 +25,7 @@ from octavo.program import (
     Experts,
     Features,
     Glu,
+    Inject,
     LayerNorm,
     Linear,
     Op,
@@ -46,13 +47,16 @@ Tensor = torch.Tensor
 class Inputs:
     """A step's inputs. index: what tables are looked up by. visible: [token, other token] where
     the first sees the second, if attention is causal. embeddings: rows that replace those of the
-    tokens `embedding_rows`. selected: the tokens whose results are wanted."""
+    tokens `embedding_rows`. selected: the tokens whose results are wanted. coordinates: `[axes,
+    tokens]` for rotations along several axes, positions if there are none. segments: of tokens."""
 
     index: dict[EmbedIndex, Tensor]
     visible: Tensor
     selected: Tensor
     embeddings: Tensor
     embedding_rows: Tensor
+    coordinates: Tensor | None = None
+    segments: Tensor | None = None
 
     @property
     def positions(self) -> Tensor:
@@ -69,6 +73,7 @@ class Reference:
         self.program = program
         self._read = read
         self._weights: dict[str, Tensor] = {}
+        self.tapped: list[Tensor] = []  # the program's taps, as they were computed last
 
     def weight(self, w: Weight) -> Tensor:
         if w.tensor.name not in self._weights:
@@ -84,16 +89,18 @@ class Reference:
         self, ids: list[int], rows: list[int] | None = None, *,
         token_type_ids: list[int] | None = None, parents: list[int] | None = None,
         embeddings: dict[int, Tensor] | None = None, reach: list[int] | None = None,
+        coordinates: npt.NDArray[np.int32] | None = None,
+        segments: npt.NDArray[np.int32] | None = None,
     ) -> Tensor:  # fmt: skip
         """The output `[rows, width]` of a sequence; of all its tokens unless `rows` names some.
 
         parents: the token that each follows, for a tree (program/tree.py). embeddings: rows for
-        some tokens, by index. reach: how many later tokens each sees too. Raises ValueError for an
-        input that is not declared.
+        some tokens, by index. reach: how many later tokens each sees too. coordinates, segments: as
+        a step gives them. Raises ValueError for an input that is not declared.
         """
         optional = {
             "token_type_ids": token_type_ids, "parents": parents, "embeddings": embeddings,
-            "reach": reach,
+            "reach": reach, "coordinates": coordinates, "segments": segments,
         }  # fmt: skip
         for name, value in optional.items():
             if value is not None and not self.program.takes(name):
@@ -112,10 +119,13 @@ class Reference:
             torch.arange(len(ids)) if rows is None else torch.tensor(rows),
             torch.stack(list(given.values())) if given else torch.zeros(0),
             torch.tensor(list(given), dtype=torch.long),
+            None if coordinates is None else torch.from_numpy(coordinates),
+            None if segments is None else torch.from_numpy(segments),
         )
         values: dict[int, Tensor] = {}
         for op in self.program.ops:
             values[op.out.id] = self.run(op, values, x)
+        self.tapped = [values[value.id] for value in self.program.taps]
         return values[self.program.output.id]
 
     def run(self, op: Op, v: dict[int, Tensor], x: Inputs) -> Tensor:
@@ -123,10 +133,15 @@ class Reference:
             case Embed():
                 out = self.weight(op.table)[x.index[op.index] + op.offset] * op.scale
                 if op.replaceable and len(x.embeddings):
-                    out[x.embedding_rows] = x.embeddings
+                    out[x.embedding_rows] = x.embeddings[:, : op.out.width]
                 return out
             case Features():
-                return x.embeddings
+                return x.embeddings[:, : op.out.width]
+            case Inject():
+                out = v[op.x.id].clone()
+                if len(x.embeddings):
+                    out[x.embedding_rows] += x.embeddings[:, op.first : op.first + op.x.width]
+                return out
             case SelectRows():
                 return v[op.x.id][x.selected]
             case RmsNorm():
@@ -144,7 +159,7 @@ class Reference:
                 bias = self.weight(op.bias) if op.bias else None
                 return F.linear(v[op.x.id], self.weight(op.weight), bias)
             case Rope():
-                return rope(v[op.x.id], x.positions, op)
+                return rope(v[op.x.id], x, op)
             case Attention():
                 sinks = self.weight(op.sinks) if op.sinks else None
                 return attention(v[op.q.id], v[op.k.id], v[op.v.id], x, op, sinks)
@@ -206,10 +221,13 @@ def activate(x: Tensor, kind: str) -> Tensor:
     return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 
-def rope(x: Tensor, positions: Tensor, op: Rope) -> Tensor:
+def rope(x: Tensor, inputs: Inputs, op: Rope) -> Tensor:
     """Turns pairs of the first features of `[T, heads * D]` by position * frequency."""
     x = x.unflatten(1, (op.heads, -1))
-    angle = torch.outer(positions.float(), torch.tensor(op.frequencies))[:, None]
+    at = inputs.positions[:, None]
+    if op.axes and inputs.coordinates is not None:
+        at = inputs.coordinates[list(op.axes)].T
+    angle = (at.float() * torch.tensor(op.frequencies))[:, None]
     cos, sin = angle.cos() * op.factor, angle.sin() * op.factor
     half = len(op.frequencies)
     x, rest = x[..., : 2 * half], x[..., 2 * half :]
@@ -242,6 +260,9 @@ def attention(
     seen = distance.abs() < (op.window or len(distance) + 1)
     if op.causal:
         seen &= x.visible
+    if op.segmented:
+        assert x.segments is not None
+        seen &= x.segments[:, None] == x.segments
     scores = q @ k.transpose(1, 2) * op.scale
     if op.softcap:
         scores = op.softcap * torch.tanh(scores / op.softcap)
