@@ -18,9 +18,12 @@ from octavo.checkpoint import open_checkpoint
 from octavo.engine import Engine, Request, SamplingParams
 from octavo.engine.constraint import GrammarCompiler, TokenTable
 from octavo.engine.draft_model import DraftModel, Languages
+from octavo.engine.kv import KVState
 from octavo.engine.lookahead import DraftWriter
 from octavo.engine.runner import DraftSpan, draft_input
+from octavo.engine.sampling_state import SamplingState
 from octavo.engine.self_draft import SelfDraft
+from octavo.engine.sequence import Sequence
 from octavo.engine.translation import Translation
 from octavo.generate.load import token_table
 from octavo.models import build_program
@@ -273,3 +276,32 @@ def test_a_brief_step_needs_to_know_what_to_skip(folder: Path) -> None:
         executable.decode(prompt_step(), 1, [], brief=True)
     with pytest.raises(IndexError):
         executable.skip([99])
+
+
+def test_it_goes_on_as_if_it_had_written_nothing(folder: Path) -> None:
+    """After drafts of which some tokens were drawn, and after many that it did not see."""
+    rng = random.Random(3)
+    prompt = [rng.randrange(3, 250) for _ in range(40)]
+    made = draft_model(folder, "target")
+
+    def sequence(tokens: list[int]) -> Sequence:
+        asked = Request(id="a", prompt=prompt, params=request().params)
+        kv = KVState([*prompt, *tokens])
+        state = SamplingState(asked.params, kv.tokens, len(prompt), VOCABULARY)
+        return Sequence.of(asked, 0, 0.0, 400, kv, state, -1)
+
+    one = sequence([])
+    right = 0
+    for drawn in [0, 1, 3, 5, 2, 0, 5, 4, 1, 0, 3, 5, 0, 2, 4]:
+        (proposal,) = made.propose([one], 5)
+        other, same = draft_model(folder, "target"), sequence(one.kv.tokens[len(prompt) :])
+        other.propose([same], 5)  # it takes 64 tokens at a time
+        (fresh,) = other.propose([same], 5)
+        assert proposal == fresh and proposal is not None
+        kept = proposal.tokens[:drawn]
+        right += len(kept)
+        for token in [*kept, rng.randrange(3, 250), *[rng.randrange(3, 250)] * (drawn == 4)]:
+            one.append(token)
+    assert right > 30
+    made.release(one)
+    assert made.blocks_held == 0
