@@ -59,7 +59,9 @@ async def _ready(port: int) -> None:
     for _ in range(600):
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"GET /health/ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            writer.write(
+                b"GET /health/ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            )
             status = await reader.readline()
             writer.close()
             if b" 200 " in status:

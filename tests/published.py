@@ -66,10 +66,14 @@ def _adapters() -> dict[str, list[TypeAdapter[Any] | None]]:
     }
 
 
-def check(path: str, status: int, text: str) -> None:
+# Replies to this may be a user's message, which there is only here.
+EXTENSION = b'"add_generation_prompt": false'
+
+
+def check(path: str, status: int, text: str, asked: bytes = b"") -> None:
     """Raises ValidationError for a reply that is not as published. Other paths have no schema."""
     path = path.partition("?")[0].removeprefix("/v1")
-    if status != 200 or path not in _adapters():
+    if status != 200 or path not in _adapters() or EXTENSION in asked:
         return
     whole, piece = _adapters()[path]
     pieces = _pieces(path, text)

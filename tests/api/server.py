@@ -84,7 +84,7 @@ class Server:
         try:
             with urllib.request.urlopen(request, timeout=60) as response:
                 text = response.read().decode()
-                published.check(path, response.status, text)
+                published.check(path, response.status, text, data or b"")
                 return response.status, text
         except urllib.error.HTTPError as e:
             return e.code, e.read().decode()

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from tests.api.server import serving
 
+OPTIONS = ("--offline", "--context", "512")  # many of the tests set no limit to the reply
 MISSES = Path(__file__).with_name("sdk_misses.txt")
 
 
@@ -91,7 +92,7 @@ def main() -> None:
         paths = [root / "tests/api_resources" / file for file in suite.files]
         with tempfile.TemporaryDirectory() as scratch:
             out = Path(scratch)
-            with serving("smollm2", "--offline", *aliases(paths), log=out / "log") as server:
+            with serving("smollm2", *OPTIONS, *aliases(paths), log=out / "log") as server:
                 pid = server.engine().pid
                 bad, count = failed(suite, root, paths, server.url, out)
                 assert server.engine().pid == pid

@@ -151,7 +151,7 @@ class Listener:
         while len(self.exchanges) == recorded:
             assert time.monotonic() < deadline
             time.sleep(0.001)
-        published.check(path, response.status, text)
+        published.check(path, response.status, text, (data or "").encode())
         return response.status, text
 
     def json(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:

@@ -227,10 +227,12 @@ def test_what_clients_ask_about(server: Listener) -> None:
 
 def test_texts_become_tokens_in_both_ways(server: Listener, tokenizer: Tokenizer) -> None:
     mark, text = tokenizer.vocabulary["<|im_end|>"], "é🙂<|im_end|>"
-    _, theirs = server.json("/tokenize", {"model": "ann", "content": "<|im_end|>"})
-    _, ours = server.json("/tokenize", {"model": "ann", "prompt": "<|im_end|>"})
-    assert theirs["tokens"] == [mark] and mark not in ours["tokens"] and ours["count"] > 1
-    _, made = server.json("/tokenize", {"model": "ann", "content": text, "with_pieces": True})
+    asked = {"model": "ann", "content": "<|im_end|>"}
+    _, parsed = server.json("/tokenize", asked | {"parse_special": True})
+    _, plain = server.json("/tokenize", asked)
+    assert parsed["tokens"] == [mark] and mark not in plain["tokens"] and plain["count"] > 1
+    asked = {"content": text, "parse_special": True, "with_pieces": True}
+    _, made = server.json("/tokenize", asked | {"model": "ann"})
     ids, pieces = zip(*((p["id"], p["piece"]) for p in made["tokens"]), strict=True)
     assert ids[-1] == mark and {type(piece) for piece in pieces} == {str, list}
     raw = (bytes(p) if isinstance(p, list) else p.encode() for p in pieces)

@@ -17,6 +17,7 @@ from octavo.server.sizes import (
     Entries,
     Ids,
     Inputs,
+    Mixed,
     Texts,
     check_nesting,
 )
@@ -138,3 +139,34 @@ def test_nesting_is_counted_over_all_texts() -> None:
     check_nesting([b"[" * (MAX_NESTED // 2)] * 2, "field")
     with pytest.raises(InvalidValue, match=f"{MAX_NESTED + 2:,} objects and lists"):
         check_nesting([b"[" * (MAX_NESTED // 2 + 1)] * 2, "field")
+
+
+def test_truth_is_no_number() -> None:
+    fields = Fields(unsupported={"flag": (False,), "power": (0, -1)})
+    for taken in ({"flag": False}, {"flag": None}, {"power": 0}, {"power": 0.0}, {"power": -1}):
+        assert (
+            parse(
+                msgspec.json.encode({"text": "a"} | taken), Example, fields, lambda _: BOUNDS
+            ).text
+            == "a"
+        )
+    for refused in (
+        {"flag": 0},
+        {"flag": 0.0},
+        {"power": False},
+        {"flag": True},
+        {"power": "0" * 80},
+    ):
+        with pytest.raises(RequestError, match="is not supported here"):
+            parse(msgspec.json.encode({"text": "a"} | refused), Example, fields, lambda _: BOUNDS)
+
+
+def test_prompts_that_mix_texts_and_ids_are_bounded() -> None:
+    rule = Mixed(3)
+    for fits in ('"a, b, [c]"', "[1, 2]", '[1, "a,b,c", 2]', '[[1, "a"], "b, c", [2]]'):
+        rule.check(fits.encode(), "prompt", BOUNDS)
+    rule.check(b'["' + b"a," * 5000 + b'"]', "prompt", BOUNDS)
+    with pytest.raises(InvalidValue, match="over 3 entries"):
+        rule.check(b"[[1],[1],[1],[1]]", "prompt", BOUNDS)
+    with pytest.raises(ContextExceeded):
+        rule.check(b"[" + b"1," * 2000 + b'"a"]', "prompt", BOUNDS)

@@ -96,10 +96,14 @@ def _model(text: bytes) -> str | None:
 
 
 def _is_one_of(text: bytes, values: tuple[Any, ...]) -> bool:
+    if len(text) > 64:
+        return False
     try:
-        return len(text) <= 64 and msgspec.json.decode(text) in values
+        given = msgspec.json.decode(text)
     except msgspec.ValidationError:  # a number beyond all
         return False
+    # In Python false is 0, and true is 1; in JSON they are not.
+    return any(v == given and isinstance(v, bool) == isinstance(given, bool) for v in values)
 
 
 def parse(data: bytes, kind: type[Body], fields: Fields, find: FindBounds) -> Body:

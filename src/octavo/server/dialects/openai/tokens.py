@@ -25,17 +25,14 @@ def tokenize(body: TokenizeBody, served: ServedModel) -> bytes:
 
 
 def _ids(body: TokenizeBody, served: ServedModel) -> list[int]:
-    """Ids of a text. What is not said is as in vLLM for `prompt`, as in llama.cpp for `content`."""
-    theirs = body.prompt is None
+    """Ids of a text."""
     begins = body.add_special_tokens if body.add_special is None else body.add_special
-    begins = not theirs if begins is None else begins
-    parses = theirs if body.parse_special is None else body.parse_special
     text, tokenizer = body.prompt or body.content or "", served.tokenizer
     bos = tokenizer.special.bos
-    if not parses:
-        return tokenizer.encode(text, None if begins else False)
-    ids = tokenizer.encode_rendered(text)
-    return [bos, *ids] if begins and tokenizer.special.add_bos and bos is not None else ids
+    if not body.parse_special:
+        return tokenizer.encode(text, False if begins is False else None)
+    ids, wanted = tokenizer.encode_rendered(text), begins is not False
+    return [bos, *ids] if wanted and tokenizer.special.add_bos and bos is not None else ids
 
 
 def _piece(token: int, served: ServedModel) -> dict[str, Any]:
