@@ -9,7 +9,7 @@ from octavo.checkpoint import Checkpoint
 from octavo.errors import CheckpointError
 from octavo.models import gemma3, gemma3_vision, idefics3, llava
 from octavo.models.metadata import Recorded
-from octavo.models.mmproj import encoder_of
+from octavo.models.mmproj_folder import encoder_of
 from octavo.models.unread import refuse_unread
 from octavo.models.vision import VisionModel
 from octavo.vision.normalize import FILES
