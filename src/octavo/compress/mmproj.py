@@ -14,7 +14,8 @@ from octavo.compress.counterparts import Counterpart
 from octavo.errors import Unsupported
 from octavo.models import build_vision
 from octavo.models.metadata import Recorded
-from octavo.models.mmproj import CLASS, NORM, PROJECTORS, SETTINGS, TOWER
+from octavo.models.mmproj_folder import SETTINGS
+from octavo.models.mmproj_tensors import CLASS, NORM, PROJECTORS, TOWER
 from octavo.models.vision import VisionModel, find_module
 from octavo.models.vit import PATCH
 from octavo.vision.normalize import processor_settings

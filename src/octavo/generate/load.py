@@ -22,7 +22,7 @@ from octavo.errors import UsageError
 from octavo.generate.grammar_check import GrammarChecker
 from octavo.generate.model import About, ServedModel
 from octavo.generate.options import check_names
-from octavo.models.mmproj import encoder_of
+from octavo.models.mmproj_folder import encoder_of
 from octavo.text import ChatTemplate, Tokenizer, load_tokenizer
 from octavo.text.chat import template_source
 from octavo.vision.families import load_preprocessor

@@ -10,7 +10,7 @@ from octavo.errors import CheckpointError
 from octavo.models import gemma3, gemma3_vision, idefics3, llava, llava_next, qwen2_vl, qwen3_vl
 from octavo.models.images import Vision
 from octavo.models.metadata import Recorded
-from octavo.models.mmproj import encoder_of
+from octavo.models.mmproj_folder import encoder_of
 from octavo.models.unread import refuse_unread
 from octavo.vision.normalize import FILES
 
