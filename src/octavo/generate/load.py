@@ -67,18 +67,22 @@ def token_table(tokenizer: Tokenizer) -> TokenTable:
     return TokenTable(tokenizer.grammar_bytes(), sorted(special.control), sorted(special.eos))
 
 
+def check_precision(activations: str, kv_dtype: str) -> None:
+    """Raises UsageError for what no model computes with."""
+    if kv_dtype not in KV_DTYPES:
+        raise UsageError(f"kv_dtype {kv_dtype!r}; it may be {' or '.join(KV_DTYPES)}")
+    if activations not in ACTIVATIONS:
+        raise UsageError(f"activations {activations!r}; it may be {' or '.join(ACTIVATIONS)}")
+
+
 def load(model: str, **options: Unpack[LoadOptions]) -> ServedModel:
     """A model (demo name, Hugging Face id, folder or .gguf) with an engine in this process.
 
     Raises OctavoError when it cannot be found, read or fitted.
     """
     check_names(options, LoadOptions)
-    kv_dtype = options.get("kv_dtype", "auto")
-    if kv_dtype not in KV_DTYPES:
-        raise UsageError(f"kv_dtype {kv_dtype!r}; it may be {' or '.join(KV_DTYPES)}")
-    activations = options.get("activations", "auto")
-    if activations not in ACTIVATIONS:
-        raise UsageError(f"activations {activations!r}; it may be {' or '.join(ACTIVATIONS)}")
+    activations, kv_dtype = options.get("activations", "auto"), options.get("kv_dtype", "auto")
+    check_precision(activations, kv_dtype)
     speculation = options.get("speculation", "auto")
     if speculation not in SPECULATIONS:
         raise UsageError(f"speculation {speculation!r}; it may be {' or '.join(SPECULATIONS)}")

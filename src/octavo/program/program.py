@@ -33,7 +33,8 @@ class Program:
 
     inputs: what a step gives. cache: what each layer keeps, by number. output: the logits
     (generate), the states to pool (embed) or the scores (rank). hidden: the states that the
-    logits are made of, for pooling generating models; elsewhere the output.
+    logits are made of, for pooling generating models; elsewhere the output. kv_dtype: what the
+    checkpoint wants keys and values cached as, "auto" if it does not say.
     """
 
     ops: tuple[Op, ...]
@@ -44,6 +45,7 @@ class Program:
     output: Value
     hidden: Value
     task: Task = "generate"
+    kv_dtype: str = "auto"
 
     @property
     def causal(self) -> bool:
