@@ -280,12 +280,10 @@ class FolderJob:
             for n in matrices
             if n.endswith(".weight") and n not in self.schemes
         }
-        schemes, activations = (
-            {n.removesuffix(".weight"): each for n, each in found.items()}
-            for found in (self.schemes, self.activations)
-        )
+        schemes = {n.removesuffix(".weight"): s for n, s in self.schemes.items()}
+        inputs = {n.removesuffix(".weight"): each for n, each in self.activations.items()}
         rest = sorted({"lm_head", *kept})
-        return layouts.config(self.layout, schemes, rest, activations, self.recipe.kv)
+        return layouts.config(self.layout, schemes, rest, inputs, self.recipe.kv)
 
 
 def _upright(used: Tensor, stored: Tensor) -> bool:
