@@ -16,9 +16,9 @@ import pytest
 
 from octavo.client import process as client_module
 from octavo.client.adapter_table import Adapter
-from octavo.client.link import ENGINE
 from octavo.client.process import EngineProcessClient
 from octavo.client.replay import MAX_AHEAD, Replay, Stream
+from octavo.client.spawned import ENGINE, Spawned, spawn
 from octavo.engine.constraint import TokenTable
 from octavo.engine.events import BeamText, Ended, Token
 from octavo.engine.loader import open_model
@@ -43,14 +43,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def client_of(
-    folder: Path, module: str = ENGINE
+    folder: Path, module: str = ENGINE, spawned: Spawned | None = None
 ) -> AsyncGenerator[EngineProcessClient, None]:
     model = open_model(folder)
     plan = make_plan(model.compiled, name="m", context=512)
     client = EngineProcessClient(
-        str(folder), plan, 320, files=model.checkpoint.states, module=module
+        str(folder), plan, 320, files=model.checkpoint.states, module=module, spawned=spawned
     )
-    client.table = TokenTable([], [], [2])
+    client.use(TokenTable([], [], [2]))
     await client.start()
     try:
         yield client
@@ -90,6 +90,20 @@ async def ask(client: EngineProcessClient, asked: Request) -> Answer:
     except RequestError as e:
         answer.error = e
     return answer
+
+
+def test_a_process_that_was_started_before_is_the_first_engine(folder: Path) -> None:
+    async def run() -> None:
+        spawned = spawn()
+        async with client_of(folder, spawned=spawned) as client:
+            assert client.pid == spawned.process.pid
+            first = await ask(client, request("a", [20] * 5))
+            os.kill(client.pid, signal.SIGKILL)
+            assert (await ask(client, request("a", [20] * 5))) == first
+            assert client.pid != spawned.process.pid
+        assert spawned.process.returncode == -signal.SIGKILL
+
+    asyncio.run(run())
 
 
 def test_an_adapter_is_not_loaded_into_an_engine_that_is_gone(

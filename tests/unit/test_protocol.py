@@ -20,9 +20,11 @@ from octavo.client.protocol import (
     Submit,
     ToEngine,
     ToFront,
+    Vocabulary,
     event_frames,
     frame,
 )
+from octavo.client.spawned import spawn
 from octavo.engine.constraint import TokenTable
 from octavo.engine.events import Token
 from octavo.engine.plan import Plan
@@ -68,7 +70,7 @@ def test_a_process_that_sends_no_frames_has_ended() -> None:
     """As one that has ended: it is replaced."""
 
     async def run(said: bytes) -> None:
-        link = EngineLink("this")  # which prints a text and ends
+        link = EngineLink(spawn(module="this"))  # which prints a text and ends
         ours, theirs = socket.socketpair()
         with theirs:
             link._reader, writer = await asyncio.open_unix_connection(sock=ours)
@@ -94,5 +96,5 @@ def test_messages_are_cut_wherever_they_arrive() -> None:
 
 def test_a_plan_arrives_as_it_was_sent() -> None:
     plan = Plan(1, 2, 3, 4, 5, 6, 7, 8, "int8", "auto", Limits(9, 10, 11), adapters=12, packed=True)
-    start = Start("model", TokenTable([b"a"], [], [2]), plan)
-    assert read(frame(start), ToEngine) == [start]
+    start, tokens = Start("model", plan), Vocabulary(TokenTable([b"a"], [], [2]))
+    assert read(frame(start) + frame(tokens), ToEngine) == [start, tokens]

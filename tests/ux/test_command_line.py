@@ -9,9 +9,11 @@ import resource
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
+import psutil
 import pytest
 
 from tests.api.server import serving
@@ -68,6 +70,20 @@ def test_wrong_names() -> None:
     assert "no file or folder" in fails(3, "show", "missing.gguf")
     assert "no file or folder" in fails(3, "show", "./nowhere/at/all")
     assert "not in the cache" in fails(3, "serve", "nobody/nothing", "--offline", "--port", "0")
+
+
+def test_a_start_that_fails_leaves_no_process(tmp_path: Path) -> None:
+    """The engine's is started first, and named as the model is."""
+    name = f"nothing-{os.getpid()}"
+    assert "no model named" in fails(3, "serve", name, "--port", "0")
+    (tmp_path / name).mkdir()
+    assert "no config.json" in fails(3, "serve", str(tmp_path / name), "--port", "0")
+    deadline = time.monotonic() + 20
+    while left := [
+        p for p in psutil.process_iter(["cmdline"]) if (p.info["cmdline"] or [""])[-1] == name
+    ]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The demo model, which comes in a wheel of the package index."""
+"""The demo models: one comes in a wheel of the package index, a small one with this package."""
 
 from __future__ import annotations
 
@@ -43,6 +43,28 @@ DEMOS = {
         title="SmolLM2-135M-Instruct, Q4_1",
         # At 0.2, as its card says, one answer in three to "capital of France?" is nonsense: the
         # first tokens "The" and "L" are almost equally likely in this quantization.
+        sampling={"temperature": 0.0},
+    )
+}
+
+
+@dataclass(frozen=True)
+class Bundled:
+    """A model that comes with this package."""
+
+    path: Path
+    title: str
+    sampling: dict[str, float]
+
+    @property
+    def size(self) -> int:
+        return sum(file.stat().st_size for file in self.path.iterdir())
+
+
+BUNDLED = {
+    "tiny-vlm": Bundled(
+        path=Path(__file__).parents[1] / "assets" / "tiny_vlm",
+        title="a LLaVA that answers questions about drawings of shapes",
         sampling={"temperature": 0.0},
     )
 }

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.checkpoint.cache import cache_folder
-from octavo.checkpoint.demo import DEMOS, fetch_demo, find_demo
+from octavo.checkpoint.demo import BUNDLED, DEMOS, fetch_demo, find_demo
 from octavo.checkpoint.folders import choose, gguf_models, is_model_folder
 from octavo.checkpoint.huggingface import hub_cache, hub_model, parse_hub_name
 from octavo.checkpoint.names import suggest
@@ -22,7 +22,7 @@ from octavo.checkpoint.progress import Advance, ProgressBar
 from octavo.errors import CacheError, ModelNotFound
 
 __all__ = [
-    "DEMOS", "Installed", "Located", "cache_folder", "installed", "locate",
+    "BUNDLED", "DEMOS", "Installed", "Located", "cache_folder", "installed", "locate",
     "located_here", "models_in", "names", "no_progress",
 ]  # fmt: skip
 
@@ -41,7 +41,7 @@ class Located:
 
 @dataclass(frozen=True)
 class Installed:
-    """A model in one of the caches."""
+    """A model on this machine."""
 
     name: str
     bytes: int
@@ -60,6 +60,8 @@ def locate(name: str, *, offline: bool = False, progress: ProgressBar = no_progr
     """
     if name in DEMOS:
         return _demo(name, offline, progress)
+    if (bundled := BUNDLED.get(name)) is not None:
+        return Located(bundled.path, name, (), bundled.sampling)
     path = _file_or_folder(name)
     if path is not None:
         stem = path.stem if path.suffix == ".gguf" else path.resolve().name
@@ -150,7 +152,7 @@ def names() -> list[str]:
         f.name.removeprefix("models--").replace("--", "/", 1)
         for f in hub_cache().glob("models--*--*")
     )
-    return [*DEMOS, *here]
+    return [*DEMOS, *BUNDLED, *here]
 
 
 def models_in(folder: Path) -> list[Located]:
@@ -182,10 +184,11 @@ def located_here(known: Collection[str]) -> list[Located]:
 
 
 def installed() -> list[Installed]:
-    """Every model in the caches."""
+    """Every model in the caches, and those that come with this package."""
     demos = [(name, find_demo(name)) for name in DEMOS]
     here = [Installed(name, path.stat().st_size, path) for name, path in demos if path]
-    return here + _hub_models()
+    bundled = [Installed(name, model.size, model.path) for name, model in BUNDLED.items()]
+    return here + bundled + _hub_models()
 
 
 def _hub_models() -> list[Installed]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from octavo.checkpoint.cache import cache_folders
-from octavo.checkpoint.demo import DEMOS
+from octavo.checkpoint.demo import BUNDLED, DEMOS
 from octavo.checkpoint.huggingface import (
     download_mark,
     hub_cache,
@@ -49,7 +49,7 @@ def find_removal(name: str) -> Removal:
             model=name,
             instead=(hub.repo,),
         )
-    elif Path(name).expanduser().exists():
+    elif name in BUNDLED or Path(name).expanduser().exists():
         raise ModelNotFound(
             f"{name} is not in a cache, and rm deletes nothing else", "octavo models"
         )

@@ -75,9 +75,11 @@ def json_flag(command: F) -> F:
 
 
 def _few_cpus(ctx: click.Context, param: click.Parameter, threads: int | None) -> int | None:
+    if threads is None:
+        return None
     from octavo.engine.host import usable_threads
 
-    if threads is not None and threads > (cpus := usable_threads()):
+    if threads > (cpus := usable_threads()):
         say(f"--threads {threads}: this process has {cpus}; more threads are slower", err=True)
     return threads
 

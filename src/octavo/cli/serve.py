@@ -15,6 +15,7 @@ from octavo.cli.screen import progress_bar, say
 
 if TYPE_CHECKING:
     from octavo.cli.served import Choice
+    from octavo.client.spawned import Spawned
     from octavo.engine.loader import OpenModel
     from octavo.engine.plan import Plan
     from octavo.server.registry import Registry
@@ -205,6 +206,9 @@ def serve(
 
     Several share the memory: those used least recently are unloaded for others.
     """
+    finds = models_dir is not None or on_demand
+    spawned = _spawn(model["name"], *(models or (() if finds else (DEMO,))))
+
     import uvloop
 
     from octavo.cli.served import parse_aliases, parse_seconds
@@ -221,8 +225,7 @@ def serve(
     access = Access(host, api_keys, admin_key, hosts, origins, ring)
     alive = parse_seconds(keep_alive)
     sock = bind(host, port)
-    if not models and models_dir is None and not on_demand:
-        models = _demo()
+    models = models or (() if finds else _demo())
     choice = _choice(len(models), models_dir, on_demand, lora_dir, **model)
     named = choice.named(models, pinned, tuple(parse_aliases(aliases)), offline, progress_bar)
     sources = {options.name: source for options, source in named}
@@ -230,9 +233,9 @@ def serve(
     plans = {name: plan for name, (_, plan) in opened.items()}
     _tell_lowered(plans if model["context"] is None else {})
     titles = {o.name: _title(o, opened[o.name][0]) for o, _ in named}
-    url, find = _url(host, sock.getsockname()[1]), choice.find
-    screen = Screen(url, choice.budget, plans, titles)
-    serving = Models([*named, *find()], choice.budget, len(named), find if choice.finds else None)
+    screen = Screen(_url(host, sock.getsockname()[1]), choice.budget, plans, titles)
+    find = choice.find if finds else None
+    serving = Models([*named, *choice.find()], choice.budget, len(named), find)
     media = MediaPolicy(domains=domains)
     options = ServeOptions(access, drain_timeout, write_timeout, lora_dir, media, alive, data)
     with logging_to(sys.stdout, log_level, log_format), ExitStack() as stack:
@@ -240,6 +243,7 @@ def serve(
         advance = stack.enter_context(progress_bar("Loading", total)) if total else None
         for source in sources.values():
             source.progress = advance or source.progress
+            source.spawned, spawned = spawned, None
 
         def ready(models: Registry) -> None:
             stack.close()  # the ready block is the last thing printed until the first request
@@ -249,6 +253,14 @@ def serve(
 
         uvloop.run(serve_http(options, serving, sock, ready=ready, ended=screen.count))
     screen.goodbye()
+
+
+def _spawn(name: str | None, *models: str) -> Spawned | None:
+    """The process of the first model, if any is named: it imports what it needs while this one
+    does, which takes as long."""
+    from octavo.client.spawned import spawn
+
+    return spawn(name or Path(models[0]).name) if models else None
 
 
 def _demo() -> tuple[str]:
@@ -274,10 +286,10 @@ def _tell_lowered(plans: dict[str, Plan]) -> None:
 
 
 def _title(options: ModelOptions, opened: OpenModel) -> str:
-    from octavo.checkpoint.hub import DEMOS
+    from octavo.checkpoint.hub import BUNDLED, DEMOS
 
-    name = options.located.name
-    return DEMOS[name].title if name in DEMOS else opened.checkpoint.architecture
+    known = (DEMOS | BUNDLED).get(options.located.name)
+    return known.title if known is not None else opened.checkpoint.architecture
 
 
 def _choice(

@@ -35,12 +35,15 @@ from octavo.client.protocol import (
     ToEngine,
     ToFront,
     UnloadAdapter,
+    Vocabulary,
     Working,
     event_frames,
     frame,
 )
+from octavo.engine.constraint import TokenTable
 from octavo.engine.engine import Engine
-from octavo.engine.loader import load_executable, make_engine, open_model
+from octavo.engine.loader import OpenModel, load_executable, make_engine, open_model
+from octavo.engine.plan import Plan
 from octavo.engine.request import Request
 from octavo.errors import ModelChanged, ModelNotFound, OctavoError, RequestError, place
 
@@ -63,6 +66,7 @@ class EngineProcess:
         self._sock = sock
         self._sending = threading.Lock()
         self._frames: FrameBuffer[ToEngine] = FrameBuffer(ToEngine)
+        self._loaded: tuple[OpenModel, Executable, Plan] | None = None
         self._engine: Engine | None = None
         self._heart: threading.Thread | None = None
         self._over = threading.Event()
@@ -86,18 +90,32 @@ class EngineProcess:
         with self._sending:
             self._sock.sendall(data)
 
-    def start(self, message: Start) -> None:
+    def load(self, message: Start | Vocabulary) -> None:
+        """Does a part of what has to be done to be ready, or ends with what is wrong."""
         try:
-            plan = message.plan
-            model = open_model(Path(message.path), plan.adapters > 0, plan.context)
-            check_unchanged(message.files)
-            executable = load_executable(model, plan, lambda n: self.send(Loading(n)))
-            engine = make_engine(model, executable, plan, message.table)
-            check_unchanged(message.files)  # what was read while it was being written
-            self._engine = engine
+            if isinstance(message, Start):
+                self.start(message)
+            else:
+                self.finish(message.table)
         except OctavoError as e:
             self.send(Failed(type(e).__name__, str(e), list(e.suggestions)))
             raise SystemExit(e.exit_code) from None
+
+    def start(self, message: Start) -> None:
+        """Loads the model. Raises OctavoError."""
+        plan = message.plan
+        model = open_model(Path(message.path), plan.adapters > 0, plan.context)
+        check_unchanged(message.files)
+        executable = load_executable(model, plan, lambda n: self.send(Loading(n)))
+        check_unchanged(message.files)  # what was read while it was being written
+        self._loaded = model, executable, plan
+
+    def finish(self, table: TokenTable) -> None:
+        """Makes an engine of what has been loaded. Raises OctavoError."""
+        assert self._loaded is not None
+        model, executable, plan = self._loaded
+        self._engine = make_engine(model, executable, plan, table)
+        self._loaded = None
         del model
         gc.collect()
         gc.freeze()  # what is loaded stays; collections look at requests only
@@ -114,8 +132,8 @@ class EngineProcess:
                     self.send(Working(executable.operations))
 
     def handle(self, message: ToEngine) -> None:
-        if isinstance(message, Start):
-            return self.start(message)
+        if isinstance(message, Start | Vocabulary):
+            return self.load(message)
         assert self._engine is not None
         if isinstance(message, Abort):
             self._engine.abort(message.id)

@@ -4,43 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import socket
-import subprocess
 from pathlib import Path
 
 from octavo.client.protocol import RECEIVE, FrameBuffer, ToEngine, ToFront, Working, frame
-from octavo.process import python_module
-
-ENGINE = "octavo.client.engine_process"
+from octavo.client.spawned import Spawned
 
 
 class EngineLink:
-    """A running process; `module`: what it runs; `name`: its last argument. OSError: the system has
-    no process, memory or handle for it."""
+    """Messages to and from a process that has been spawned, and its end."""
 
-    def __init__(self, module: str = ENGINE, name: str = "") -> None:
-        self._ours, theirs = socket.socketpair()
+    def __init__(self, spawned: Spawned) -> None:
+        self._process, self._ours = spawned.process, spawned.sock
         self._writer: asyncio.StreamWriter | None = None
         self._frames: FrameBuffer[ToFront] = FrameBuffer(ToFront)
         self._operations = -1
         self.signs = 0  # of its work getting on; they only ever grow
-        with theirs:
-            try:
-                self._process = subprocess.Popen(
-                    python_module(module, str(theirs.fileno()), str(os.getpid()), name),
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    process_group=0,  # Ctrl-C is the front's business, from the first import on
-                )
-            except BaseException:
-                self._ours.close()
-                raise
 
     async def open(self) -> None:
         """Joins the socket to the event loop."""
         self._reader, self._writer = await asyncio.open_unix_connection(sock=self._ours)
+
+    @property
+    def opened(self) -> bool:
+        return self._writer is not None
 
     def send(self, message: ToEngine) -> None:
         """Raises ValueError, TypeError or OverflowError for what cannot be sent."""

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from octavo import errors
 from octavo.checkpoint.identity import FileState, check_unchanged
 from octavo.client.adapter_table import Adapter, AdapterTable
-from octavo.client.link import ENGINE, EngineLink
+from octavo.client.link import EngineLink
 from octavo.client.protocol import (
     Abort,
     Adapted,
@@ -25,8 +25,10 @@ from octavo.client.protocol import (
     ToEngine,
     ToFront,
     UnloadAdapter,
+    Vocabulary,
 )
 from octavo.client.replay import SUSPECT, Replay, Stream
+from octavo.client.spawned import ENGINE, Spawned, spawn
 from octavo.engine.constraint import TokenTable
 from octavo.engine.events import TokenEvent, ends
 from octavo.engine.plan import Plan
@@ -56,7 +58,7 @@ class EngineProcessClient:
 
     max_queue: requests in flight beyond which new ones are refused with Overloaded. files: of the
     model, which must be the same whenever an engine reads them. module: what the process runs;
-    name: what it is called in lists of processes.
+    name: what it is called in lists of processes. spawned: the first, if it has been started.
     """
 
     def __init__(
@@ -69,13 +71,14 @@ class EngineProcessClient:
         files: Mapping[str, FileState] | None = None,
         module: str = ENGINE,
         name: str = "",
+        spawned: Spawned | None = None,
     ) -> None:
         self._path = path
         self._name = name
         self._plan = plan
         self._files = dict(files or {})
         self._module = module
-        self.table = TokenTable([], [], [])  # of the vocabulary; set before `start`
+        self._table: TokenTable | None = None
         self.vocabulary = vocabulary
         self._max_queue = max_queue
         self._progress = progress
@@ -83,7 +86,7 @@ class EngineProcessClient:
         self._adapters = AdapterTable()
         self._restoring = ""  # the adapter that a new engine is loading
         self._one_at_a_time = asyncio.Lock()
-        self._link: EngineLink | None = None
+        self._link = EngineLink(spawned) if spawned is not None else None
         self._tasks: list[asyncio.Task[None]] = []  # that end with this engine
         self._supervisor: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
@@ -119,20 +122,21 @@ class EngineProcessClient:
     # -- life -----------------------------------------------------------------------------------
 
     def spawn(self) -> None:
-        """Starts the engine process, which imports what it needs until it is told what to load.
-
-        Raises EngineFailed.
-        """
-        try:
-            self._link = EngineLink(self._module, self._name)
-        except OSError as e:
-            reason = f"the engine process cannot be started: {e.strerror}"
-            raise EngineFailed(reason, code="engine_failed") from None
+        """Starts the process unless that has been done, ahead of `start`. Raises EngineFailed."""
+        if self._link is None:
+            self._link = EngineLink(spawn(self._name, self._module))
 
     @property
     def pid(self) -> int | None:
         """The engine process's."""
         return self._link.pid if self._link else None
+
+    def use(self, table: TokenTable) -> None:
+        """Gives the tokens of the vocabulary, before `start` or meanwhile: until then engines are
+        not ready."""
+        self._table = table
+        if self._link is not None and self._link.opened:
+            self._link.send(Vocabulary(table))
 
     async def start(self) -> None:
         """Starts the engine and waits until it is ready. Raises what made it fail."""
@@ -184,13 +188,14 @@ class EngineProcessClient:
         self._served = self._fruitful = False
         if self._started:
             await asyncio.to_thread(check_unchanged, self._files)
-        if self._link is None:
-            self.spawn()
+        self.spawn()
         assert self._link is not None
         link = self._link
         await link.open()
         self._tasks.append(asyncio.create_task(self._watch(link)))
-        link.send(Start(self._path, self.table, self._plan, self._files))
+        link.send(Start(self._path, self._plan, self._files))
+        if self._table is not None:
+            link.send(Vocabulary(self._table))
         while True:
             self._handle(await link.receive())
 

@@ -23,9 +23,14 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     """Load this model with exactly these sizes."""
 
     path: str
-    table: TokenTable
     plan: Plan
-    files: dict[str, FileState] = {}  # of the model, as they were when the table was made
+    files: dict[str, FileState] = {}  # of the model, as they were when the plan was made
+
+
+class Vocabulary(msgspec.Struct, frozen=True, tag=True):
+    """The tokens of the model that is being loaded: with them the engine is ready."""
+
+    table: TokenTable
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -102,7 +107,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     suggestions: list[str]
 
 
-ToEngine = Start | Submit | Abort | LoadAdapter | UnloadAdapter
+ToEngine = Start | Vocabulary | Submit | Abort | LoadAdapter | UnloadAdapter
 ToFront = Loading | Ready | Refused | Events | Failed | Adapted | Working
 
 _encoder = msgspec.msgpack.Encoder()

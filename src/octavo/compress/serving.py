@@ -15,6 +15,7 @@ from octavo.backends.base import BLOCK
 from octavo.client.event_loop import EventLoop
 from octavo.client.process import EngineProcessClient
 from octavo.compress.distributions import Precision
+from octavo.engine.constraint import TokenTable
 from octavo.engine.events import Times, Token
 from octavo.engine.loader import OpenModel
 from octavo.engine.plan import Plan, make_plan
@@ -91,6 +92,7 @@ class _Engine:
         self._outputs: list[list[int]] = []
 
     async def start(self) -> None:
+        self._client.use(TokenTable([], [], []))
         began = time.perf_counter()
         await self._client.start()
         self._seconds = time.perf_counter() - began

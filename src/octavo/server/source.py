@@ -13,6 +13,7 @@ from pathlib import Path
 from octavo.checkpoint.hub import Located
 from octavo.checkpoint.identity import check_unchanged
 from octavo.client.process import EngineProcessClient
+from octavo.client.spawned import Spawned
 from octavo.engine.constraint import TokenTable
 from octavo.engine.defaults import GenerationConfig
 from octavo.engine.loader import OpenModel, open_model
@@ -61,14 +62,15 @@ class _Front:
 class ModelSource:
     """Opens, plans and loads a model.
 
-    plan: gives the plan of the opened model; it may raise OctavoError. progress: is called with
-    bytes that were packed; to be set before a model is loaded.
+    plan: gives the plan of the opened model; it may raise OctavoError. To be set before a model is
+    loaded: progress, which is called with bytes that were packed; spawned, its first process.
     """
 
     def __init__(self, options: ModelOptions, plan: Callable[[OpenModel], Plan]) -> None:
         self._options = options
         self._make_plan = plan
         self.progress: Callable[[int], None] = lambda _: None
+        self.spawned: Spawned | None = None
         self._lock = threading.Lock()
         self._planned: tuple[OpenModel, Plan] | None = None
         self._read: _Front | None = None
@@ -111,18 +113,22 @@ class ModelSource:
         options = self._options
         client = EngineProcessClient(
             str(options.located.path), plan, opened.vocabulary, options.max_queue, self.progress,
-            opened.checkpoint.states, name=options.name,
+            opened.checkpoint.states, name=options.name, spawned=self.spawned,
         )  # fmt: skip
+        self.spawned = None
         served = None
+        starting = asyncio.create_task(client.start())  # while this process reads the tokenizer
         try:
-            client.spawn()  # which imports while this process reads the tokenizer
-            served = self._served(await asyncio.to_thread(self._front), client)
+            front = await asyncio.to_thread(self._front)
+            client.use(front.table)
+            served = self._served(front, client)
             if served.template is not None and not self._loads:
                 await asyncio.to_thread(served.template.check)
-            await client.start()
+            await starting
             await self._load_adapters(client)
         except BaseException:
             await client.close()
+            await asyncio.gather(starting, return_exceptions=True)
             if served is not None:
                 served.end_workers()
             raise
@@ -131,7 +137,6 @@ class ModelSource:
 
     def _served(self, front: _Front, client: EngineProcessClient) -> ServedModel:
         options = self._options
-        client.table = front.table
         source = options.chat_template or template_source(front.opened.checkpoint)
         template = ChatTemplate(source, front.tokenizer) if source else None
         served = served_model(
