@@ -83,8 +83,7 @@ class Calibration:
                 if i < max(left):
                     self._spans.run(at, block.end)
                 self._changed.clear()
-                for mapped in self.checkpoint.maps:  # its pages count as this process's memory
-                    mapped.madvise(mmap.MADV_DONTNEED)
+                self._drop_pages()
                 progress(sum(self.wanted[n].nbytes for n in block.layers))
         except OSError as e:
             raise WriteError(f"cannot write {self.journal.folder}: {e.strerror or e}") from None
@@ -98,6 +97,7 @@ class Calibration:
             if group.at > at:
                 self._spans.run(at, group.at)
                 at = group.at
+                self._drop_pages()
             inputs = self._inputs(group)
             for name in group.layers:
                 with named(name):
@@ -107,6 +107,11 @@ class Calibration:
                 notes[name] = done.notes
         self.journal.save(number, kept, notes)
         return at
+
+    def _drop_pages(self) -> None:
+        """Gives back the checkpoint's pages, which count as this process's memory."""
+        for mapped in self.checkpoint.maps:
+            mapped.madvise(mmap.MADV_DONTNEED)
 
     def _weights(self, name: str) -> F32:
         return dequantize(self.checkpoint.tensors.get(name, self.wanted[name]))

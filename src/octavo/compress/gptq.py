@@ -16,7 +16,7 @@ import numpy.typing as npt
 from octavo.compress.fit import F32, F64, I32, Hessian, steps_of
 from octavo.compress.grids import Grid, Quantized, quantize
 
-WIDENED = 512  # columns of H that are fp64 at a time
+WIDENED = 512  # rows of weights and columns of H that are fp64 at a time
 UPDATE_COLUMNS = 64  # columns after which the rest of the matrix is updated
 PANEL = 256  # columns of a factor that are computed together
 MOST_DAMPING = 1.0  # of the diagonal's mean, at which the inputs say nothing any more
@@ -46,12 +46,14 @@ class Outputs:
 
 
 def energy(x: F32, hessian: Hessian) -> float:
-    """tr(X H X^T) in fp64, H widened some columns at a time."""
-    wide, total = x.astype(np.float64), 0.0
+    """tr(X H X^T) in fp64, to which a part at a time is widened."""
+    total = 0.0
     for begin in range(0, x.shape[1], WIDENED):
-        here = slice(begin, begin + WIDENED)
-        made = wide @ hessian[:, here].astype(np.float64, copy=False)
-        total += float(np.einsum("rc,rc->", made, wide[:, here]))
+        columns = slice(begin, begin + WIDENED)
+        part = hessian[:, columns].astype(np.float64, copy=False)
+        for first in range(0, len(x), WIDENED):
+            wide = x[first : first + WIDENED].astype(np.float64)
+            total += float(np.einsum("rc,rc->", wide @ part, wide[:, columns]))
     return total
 
 
@@ -87,6 +89,7 @@ def gptq(
     if factor is None:
         return Fitted(plain, plain_error, plain_error, None)
     found = _Columns(x, factor, grid, order, importance, plain if static_groups else None).round()
+    del factor  # which is as large as two of H
     error = outputs.error(found.values())
     if not error <= plain_error:
         return Fitted(plain, plain_error, plain_error, None)
@@ -100,8 +103,10 @@ def _inverse_factor(hessian: Hessian, order: npt.NDArray[np.intp], damping: floa
     if not np.isfinite(mean) or mean <= 0:
         return None
     # With H's columns turned round: H = L L^T, and U is L^-1 turned round again.
-    x = np.empty(hessian.shape)
-    x[:] = hessian[np.ix_(order[::-1], order[::-1])]
+    x, turned = np.empty(hessian.shape), order[::-1]
+    for begin in range(0, len(x), PANEL):
+        rows = slice(begin, begin + PANEL)
+        x[rows] = hessian[np.ix_(turned[rows], turned)]
     # An input that is never there has no say: its column is rounded by itself.
     diagonal[diagonal <= 0] = mean
     np.fill_diagonal(x, diagonal + damping * mean)
@@ -135,7 +140,10 @@ def _invert_lower(x: F64) -> None:
     a, b, c = x[: n // 2, : n // 2], x[n // 2 :, : n // 2], x[n // 2 :, n // 2 :]
     _invert_lower(a)
     _invert_lower(c)
-    b[:] = -(c @ b) @ a
+    for i in range(0, a.shape[1], PANEL):
+        b[:, i : i + PANEL] = c @ b[:, i : i + PANEL]
+    for i in range(0, len(b), PANEL):
+        b[i : i + PANEL] = -b[i : i + PANEL] @ a
     x[: n // 2, n // 2 :] = 0
 
 
