@@ -29,6 +29,7 @@ from octavo.checkpoint.writer import NewTensor, write_folder
 from octavo.compress import calibrated, written
 from octavo.compress.beside import beside
 from octavo.compress.blocks import encode
+from octavo.compress.calibration import Calibration
 from octavo.compress.data import split, token_blocks
 from octavo.compress.folder_view import as_folder
 from octavo.compress.groups import blocks, whole
@@ -278,6 +279,21 @@ def test_experts(text: Path, gguf: Path, tmp_path: Path) -> None:
     experts = [x for x in done.losses if ".experts." in x.name]
     assert len(experts) + len(done.kept) >= 3 * 2 and experts
     assert all(x.error <= x.plain for x in done.losses)
+
+
+def test_weights_are_held_while_they_are_used(
+    text: Path, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers that share an input, some of which are computed after others have theirs: the same
+    bytes as if all of a block's weights were held to its end."""
+    save_family(FAMILIES["phi"], tmp_path / "parallel")
+    for name, file in beside(as_folder(open_checkpoint(gguf))).items():
+        if "tokenizer" in name:
+            (tmp_path / "parallel" / name).write_bytes(file.make())  # type: ignore[union-attr]
+    quantized(tmp_path / "parallel", "gptq-3", tmp_path / "a", text)
+    monkeypatch.setattr(Calibration, "_forget", lambda self, at: None)
+    quantized(tmp_path / "parallel", "gptq-3", tmp_path / "b", text)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
 def test_importance(gguf: Path, text: Path, tmp_path: Path) -> None:
