@@ -91,11 +91,15 @@ class Quantized(NamedTuple):
 
     def values(self) -> F32:
         """What the codes stand for, fp32 `[rows, columns]`."""
-        index = (
-            np.arange(self.codes.shape[1]) // self.width if self.group_of is None else self.group_of
-        )
-        scales, zeros = self.scales[:, index], self.zeros[:, index]
-        return np.asarray(scales * (self.codes.astype(np.int32) - zeros), np.float32)
+        out = self.codes.astype(np.float32)
+        if self.group_of is None:
+            groups = out.reshape(*self.scales.shape, self.width)
+            groups -= self.zeros[..., None].astype(np.float32)
+            groups *= self.scales[..., None]
+            return out
+        out -= self.zeros[:, self.group_of]
+        out *= self.scales[:, self.group_of]
+        return out
 
 
 def rounded(x: F32, kind: ScaleType) -> F32:
