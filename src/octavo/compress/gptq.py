@@ -177,7 +177,9 @@ class _Columns:
                 if not self.static and i % self.width == 0:
                     self._choose(i, begin, errors)
                 errors[i - begin] = self._column(i, end)
-            self.rest[end:] -= self.factor[begin:end, end:].T @ errors
+            for first in range(end, self.columns, WIDENED):
+                later = slice(first, first + WIDENED)
+                self.rest[later] -= self.factor[begin:end, later].T @ errors
         codes = np.empty_like(self.codes)
         codes[self.order] = self.codes
         index: I32 | None = None
