@@ -1,14 +1,16 @@
-"""What each recipe makes of a model: what it loses, its speed and memory, and how long that took.
+"""What each recipe makes of a model: what it loses, its speed and memory, and what that took.
 
     python benchmarks/compress.py FOLDER --work /tmp/small --json out.json \
-        --recipes rtn-4 awq-4 gptq-4 rtn-8 fp8 w8a8 q4_k_m --update docs/compression.md
+        --recipes rtn-4 awq-4 gptq-4 benchmarks/rtn-3.yaml gptq-3 rtn-8 fp8 w8a8 q4_k_m \
+        --update docs/compression.md
 
 Makes a model under --work for each recipe, unless it is there already, and measures it against FOLDER
 on text that it was not calibrated with. GGUF recipes take FOLDER as a GGUF file. Of layers that take
 int8 inputs, losses are computed as config.json says (`int8_inputs.py`), speed and memory as Octavo
 serves them, with 16 bits. --peer adds what llm-compressor makes with the same tokens
-(installed under --work; reported with the reason where it cannot be). --update puts the table where
-a Markdown file has `<!-- compare NAME -->` and `<!-- end -->`, NAME being the folder's.
+(installed under --work; reported with the reason where it cannot be), --also models made elsewhere.
+--update puts the table where a Markdown file has `<!-- compare NAME -->` and `<!-- end -->`, NAME
+being the folder's.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import resource
 import shutil
 import subprocess
 import sys
@@ -38,13 +41,13 @@ from octavo.text.tokenizer import load_tokenizer
 PEER = Path(__file__).parent / "peers" / "llm_compressor.py"
 PACKAGES = ["torch==2.13.0", "llmcompressor"]
 HEADER = """\
-| | MB | perplexity | NLL lost | of rounding's loss | KL | same top-1 | BLEU-4 | decoding | prefill | peak RSS, MB | minutes |
+| | MB | perplexity | NLL lost | of rounding's loss | KL | same top-1 | BLEU-4 | decoding | prefill | peak RSS, MB | CPU minutes |
 |---|---|---|---|---|---|---|---|---|---|---|---|
 """
 
 
 def made(model: Path, recipe: str, work: Path) -> tuple[Path, float]:
-    """What a recipe makes, and the minutes that took."""
+    """What a recipe makes, and the minutes of processor time that took."""
     name, found = Path(recipe).stem, find_recipe(recipe)
     output = work / (f"{name}.gguf" if isinstance(found, GgufRecipe) else name)
     minutes = work / f"{name}.minutes"
@@ -55,9 +58,9 @@ def made(model: Path, recipe: str, work: Path) -> tuple[Path, float]:
         if not source.exists():
             Conversion(open_checkpoint(model), source, "gguf").run()
         model = source
-    begin = time.perf_counter()
+    begin = time.process_time()
     octavo.quantize(model, recipe=recipe, output=output)
-    minutes.write_text(str((time.perf_counter() - begin) / 60))
+    minutes.write_text(str((time.process_time() - begin) / 60))
     return output, float(minutes.read_text())
 
 
@@ -93,11 +96,22 @@ def made_by_peer(model: Path, method: str, work: Path) -> tuple[Path, float]:
     blocks = token_blocks(split("calibration"), tokenizer, calibrated.LENGTH, calibrated.SEQUENCES)
     tokens = work / "tokens.json"
     tokens.write_text(json.dumps(blocks.tolist()))
-    begin = time.perf_counter()
+    begin = children_time()
     run([str(python), "-I", str(PEER), str(model), method, str(tokens), str(output)])
     for file in model.glob("*token*.json"):
         shutil.copy(file, output)
-    return output, (time.perf_counter() - begin) / 60
+    return output, (children_time() - begin) / 60
+
+
+def as_given(model: Path, path: str, work: Path) -> tuple[Path, float]:
+    """A model made elsewhere."""
+    return Path(path), 0.0
+
+
+def children_time() -> float:
+    """Seconds of processor time that processes have taken that this one has waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def run(command: Sequence[str]) -> None:
@@ -112,11 +126,12 @@ def table(results: dict[str, dict[str, float]]) -> str:
     for name, r in results.items():
         plain = results.get(f"rtn-{name.rpartition('-')[2]}", {}).get("nll_lost")
         share = f"{r['nll_lost'] / plain:.0%}" if plain else ""
+        minutes = f"{r['minutes']:.1f}" if r["minutes"] else ""
         error = f"{r['nll_lost']:+.4f} ± {r['nll_error']:.4f}"
         lines.append(
             f"| {name} | {r['bytes'] / 1e6:.0f} | {r['perplexity']:.3f} | {error} | {share} | "
             f"{r['kl']:.4f} | {r['top1']:.1%} | {r['bleu4']:.1f} | {r['decoding']:.2f} x | "
-            f"{r['prefill']:.2f} x | {r['peak_rss'] / 1e6:.0f} | {r['minutes']:.1f} |\n"
+            f"{r['prefill']:.2f} x | {r['peak_rss'] / 1e6:.0f} | {minutes} |\n"
         )
     return HEADER + "".join(lines)
 
@@ -127,6 +142,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--recipes", nargs="+", default=["rtn-4", "awq-4", "gptq-4", "healed-4"])
     parser.add_argument("--peer", nargs="*", default=[], choices=["gptq", "awq"])
+    parser.add_argument("--also", nargs="*", default=[], type=Path, help="models made elsewhere")
     parser.add_argument("--tokens", type=int, default=16_384)
     parser.add_argument("--sequences", type=int, default=calibrated.SEQUENCES)
     parser.add_argument("--json", type=Path)
@@ -137,6 +153,7 @@ def main() -> None:
     results: dict[str, dict[str, float]] = {}
     jobs = [(Path(r).stem, made, r) for r in args.recipes]
     jobs += [(f"llm-compressor {m}", made_by_peer, m) for m in args.peer]
+    jobs += [(p.stem, as_given, str(p)) for p in args.also]
     for name, make, what in jobs:
         try:
             output, minutes = make(args.model, what, args.work)
@@ -145,9 +162,9 @@ def main() -> None:
             continue
         results[name] = measured(output, args.model, args.tokens) | {"minutes": minutes}
         print(name, results[name], flush=True)
+        if args.json:
+            args.json.write_text(json.dumps(results, indent=1))
     print(table(results))
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1))
     if args.update:
         update(args.update, args.model.name, table(results))
 

@@ -208,7 +208,7 @@ def test_a_rule_without_a_name_is_refused(tmp_path: Path) -> None:
 
 # -- grids ------------------------------------------------------------------------------------
 
-WIDE = Small(heads=4, kv_heads=2, head_dim=64, hidden=256, ffn=512, layers=2, tied=False)
+WIDE = Small(heads=4, kv_heads=2, head_dim=64, hidden=256, ffn=512, layers=1, tied=False)
 BLOCKS = [Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0]
 # Formats whose grids hold a block format's exactly. The others get 16 bits.
 EXACT: dict[Q, tuple[Format, ...]] = {

@@ -21,7 +21,7 @@ from gguf import GGMLQuantizationType as Q
 import octavo
 from octavo.checkpoint import TensorType, open_checkpoint
 from octavo.checkpoint.writer import NewTensor, write_gguf
-from octavo.compress.distributions import CHOICES, Scorer, _items, compare
+from octavo.compress.distributions import CHOICES, Precision, Scorer, _items, compare
 from octavo.compress.evaluation import (
     KL_EDGES,
     Bounds,
@@ -168,6 +168,15 @@ def test_histogram_holds_every_token(pair: tuple[Path, Path]) -> None:
     assert below == (found.kl < 1e-3).sum()
 
 
+def test_what_a_model_computes_with_shows(pair: tuple[Path, Path]) -> None:
+    """The same file: bytes that inputs, or keys and values, are rounded to, and nothing else."""
+    blocks = np.random.default_rng(3).integers(0, 256, (2, 64)).astype(np.int32)
+    given = [Precision("int16", "f32"), Precision("int8", "f32"), Precision("int16", "int8")]
+    same, *others = (Scorer(open_model(pair[0]), 64, 64, 1, each) for each in (given[0], *given))
+    found = [compare(other, same, blocks, 64).kl.mean() for other in others]
+    assert found[0] == 0 and min(found[1:]) > 0
+
+
 def by_subsets(x: list[str], y: list[str]) -> int:
     """The longest common subsequence, by its definition."""
     subsequences = {c for n in range(len(y) + 1) for c in combinations(y, n)}
@@ -258,8 +267,10 @@ def test_own_data_bounds_page_and_show(
     result = command(
         "evaluate", str(a), "--against", str(b), "--data", str(text), "--tokens", "256", "--save",
         "--html", str(html), "--max-kl", "1e-9", "--min-top1", "1", "--max-perplexity", "1e6",
+        "--activations", "int8", "--kv-dtype", "f32",
     )  # fmt: skip
     assert result.returncode == 1
+    assert "a computed with activations int8, KV cache f32" in result.stdout
     lines = result.stderr.strip().splitlines()
     assert len(lines) == 2
     assert re.fullmatch(r"broken: mean KL is 0\.\d+, above the bound of 1e-09", lines[0])
@@ -270,6 +281,7 @@ def test_own_data_bounds_page_and_show(
     )
     kept = json.loads(command("show", str(a), "--json").stdout)["quality"]
     assert kept["data"] == "own.txt" and kept["tokens"] == 248
+    assert (kept["activations"], kept["kv_dtype"]) == ("int8", "f32")
     assert "that was" not in (tmp_path / a.with_name("a.gguf.quality.json")).read_text()
     check_page(html.read_text())
 
@@ -358,6 +370,8 @@ def test_too_little_text(pair: tuple[Path, Path], tmp_path: Path) -> None:
         octavo.evaluate(str(pair[0]), against=str(pair[1]), data=text)
     with pytest.raises(UsageError, match="100 tokens in blocks of 512 are too few"):
         octavo.evaluate(str(pair[0]), against=str(pair[1]), tokens=100)
+    with pytest.raises(UsageError, match="kv_dtype 'int3'; it may be auto or bf16"):
+        octavo.evaluate(str(pair[0]), against=str(pair[1]), kv_dtype="int3")
     assert "no file or folder" in fails(2, "evaluate", *map(str, pair[:1]), "--against", str(pair[1]), "--data", "none")  # fmt: skip
 
 

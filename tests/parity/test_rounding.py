@@ -39,7 +39,7 @@ GGUF = [r for r in RECIPES.values() if isinstance(r, GgufRecipe)]
 FOLDERS = [
     (r, layout)
     for r in RECIPES.values()
-    if isinstance(r, FolderRecipe) and not r.calibrated
+    if isinstance(r, FolderRecipe) and r.weights is not None and not r.calibrated
     for layout in r.layouts
 ]
 

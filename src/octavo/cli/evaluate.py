@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.cli.options import F, Number, count, model_argument, together
+from octavo.cli.options import (
+    F,
+    Number,
+    activations_option,
+    count,
+    kv_dtype_option,
+    model_argument,
+    together,
+)
 from octavo.cli.screen import say, step_bar, table
 
 if TYPE_CHECKING:
@@ -46,6 +54,8 @@ def _file(name: str, text: str) -> Callable[[F], F]:
     "--length", type=count(32), default=512, show_default=True, help="Tokens of a block of text."
 )
 @click.option("--threads", type=count(1, 256), metavar="N", help="CPU threads. [all]")
+@activations_option
+@kv_dtype_option
 @click.option("--offline", is_flag=True, envvar="OCTAVO_OFFLINE", help="Use only models here.")
 @click.option("--save", is_flag=True, help="Keep the figures beside MODEL, for `octavo show`.")
 @_file("json", "Also write the figures here.")
@@ -53,10 +63,12 @@ def _file(name: str, text: str) -> Callable[[F], F]:
 @_bounds
 def evaluate(
     model: str, against: str, data: Path | None, tokens: int, length: int, threads: int | None,
-    offline: bool, save: bool, json_file: Path | None, html_file: Path | None, **bounds: Any,
+    activations: str, kv_dtype: str, offline: bool, save: bool, json_file: Path | None,
+    html_file: Path | None, **bounds: Any,
 ) -> None:  # fmt: skip
     """Measure what MODEL has lost against the one it was made from, and what it has gained.
 
+    --activations and --kv-dtype are MODEL's; the other computes with what it does by default.
     Exits with 1 if a bound is broken.
     """
     from octavo.checkpoint import open_checkpoint
@@ -74,7 +86,7 @@ def evaluate(
         check_report(quality_file(locate(model, offline=offline).path))
     found = measure(
         model, against=against, data=data, tokens=tokens, length=length, threads=threads,
-        offline=offline, progress=step_bar,
+        activations=activations, kv_dtype=kv_dtype, offline=offline, progress=step_bar,
     )  # fmt: skip
     _show(found)
     for file, make in ((json_file, to_json), (html_file, page)):
@@ -114,6 +126,7 @@ def _show(e: Evaluation) -> None:
         ("greedy outputs", alike),
     ])  # fmt: skip
     say(f"{e.tokens:,} tokens of {e.data} in {e.blocks} blocks of {e.length}")
+    say(f"{e.model} computed with activations {e.activations}, KV cache {e.kv_dtype}")
 
 
 def _both(pair: Pair, scale: float = 1.0) -> tuple[str, str, str]:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from octavo.compress.recipes import Recipe
 
 
+MOST_KEPT = 12  # layers that are named
+
+
 def _list(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     from octavo.compress.recipe_file import builtin
     from octavo.compress.recipes import GgufRecipe
@@ -124,8 +127,10 @@ def _show(r: Rounded, recipe: Recipe, as_json: bool, takes: str) -> None:
         )  # fmt: skip
     for kind, count in sorted(r.kinds.items(), key=lambda item: -item[1]):
         say(f"  {count} {'tensor' if count == 1 else 'tensors'} as {kind}")
-    for name in r.kept:
+    for name in r.kept[:MOST_KEPT]:
         say(f"  {name} stays as it is")
+    if len(r.kept) > MOST_KEPT:
+        say(f"  so do {len(r.kept) - MOST_KEPT} more; --json has them all")
     if r.group:
         say(f"  {r.group} columns share a scale{_instead(recipe, r.group)}")
     if r.losses:

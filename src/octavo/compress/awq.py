@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from octavo.compress.clipping import clip_quantize
-from octavo.compress.fit import F32, F64, divide
+from octavo.compress.fit import F32, Hessian, divide
+from octavo.compress.gptq import energy
 from octavo.compress.grids import Grid
 
 ALPHAS = tuple(i / 10 for i in range(1, 7))
@@ -24,7 +25,7 @@ Settle = Callable[[F32], F32]
 
 
 def best_scales(
-    weights: Sequence[F32], mean_abs: F32, hessian: F64, grid: Grid, settle: Settle
+    weights: Sequence[F32], mean_abs: F32, hessian: Hessian, grid: Grid, settle: Settle
 ) -> tuple[float, F32 | None]:
     """The exponent and scales of least output error of some rows; None for none."""
     size = _relative_sizes(weights, grid.group or len(mean_abs))
@@ -64,8 +65,8 @@ def _relative_sizes(weights: Sequence[F32], width: int) -> F32:
     return (total / max(1, rows)).astype(np.float32)
 
 
-def _lost(weights: Sequence[F32], s: F32, hessian: F64, grid: Grid) -> float:
+def _lost(weights: Sequence[F32], s: F32, hessian: Hessian, grid: Grid) -> float:
     """tr(D H D^T) for columns that are rounded times s."""
     behind = hessian / np.outer(s, s)
     errors = [x - clip_quantize(x * s, behind, grid).values() / s for x in weights]
-    return sum(float(((d.astype(np.float64) @ hessian) * d).sum()) for d in errors)
+    return sum(energy(d, hessian) for d in errors)

@@ -26,7 +26,7 @@ from octavo.compress.journal import Arrays, Journal
 from octavo.compress.statistics import InputStatistics
 from octavo.compress.writing import named
 from octavo.errors import UsageError, WriteError
-from octavo.program import Program
+from octavo.program import Linear, Program
 
 Notes = dict[str, Any]
 
@@ -61,6 +61,11 @@ class Calibration:
         """Torch is there: see `check_torch`."""
         self.checkpoint, self.wanted, self.step, self.journal = checkpoint, wanted, step, journal
         self.blocks = blocks(program, set(wanted))
+        self._last = {  # operation that uses a layer; weights of experts stay until a block ends
+            whole(op.weight.tensor)[0]: i
+            for i, op in enumerate(program.ops)
+            if isinstance(op, Linear)
+        }
         self.tokens = tokens
         from octavo.backends.torch.spans import Spans
 
@@ -83,8 +88,7 @@ class Calibration:
                 if i < max(left):
                     self._spans.run(at, block.end)
                 self._changed.clear()
-                for mapped in self.checkpoint.maps:  # its pages count as this process's memory
-                    mapped.madvise(mmap.MADV_DONTNEED)
+                self._drop_pages()
                 progress(sum(self.wanted[n].nbytes for n in block.layers))
         except OSError as e:
             raise WriteError(f"cannot write {self.journal.folder}: {e.strerror or e}") from None
@@ -98,6 +102,8 @@ class Calibration:
             if group.at > at:
                 self._spans.run(at, group.at)
                 at = group.at
+                self._drop_pages()
+                self._forget(at)
             inputs = self._inputs(group)
             for name in group.layers:
                 with named(name):
@@ -107,6 +113,16 @@ class Calibration:
                 notes[name] = done.notes
         self.journal.save(number, kept, notes)
         return at
+
+    def _forget(self, at: int) -> None:
+        """Lets go of weights that no operation from `at` on uses."""
+        for name in [n for n in self._changed if self._last.get(n, at) < at]:
+            del self._changed[name]
+
+    def _drop_pages(self) -> None:
+        """Gives back the checkpoint's pages, which count as this process's memory."""
+        for mapped in self.checkpoint.maps:
+            mapped.madvise(mmap.MADV_DONTNEED)
 
     def _weights(self, name: str) -> F32:
         return dequantize(self.checkpoint.tensors.get(name, self.wanted[name]))

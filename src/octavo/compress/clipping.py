@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from octavo.compress.fit import F32, F64, I32, divide
+from octavo.compress.fit import F32, I32, Hessian, divide
 from octavo.compress.grids import CHUNK, Grid, Quantized, codes_on, quantize, rounded
+from octavo.compress.pieces import each
 
 SHARES = tuple(1 - i / 20 for i in range(12))  # of the range that grids span
 REPEATS = 2  # roundings with the best scale found
@@ -38,20 +39,21 @@ def range_quantize(x: F32, grid: Grid) -> F32:
     return (scales[:, None] * (codes - zeros[:, None])).reshape(x.shape)
 
 
-def clip_quantize(x: F32, hessian: F64, grid: Grid) -> Quantized:
+def clip_quantize(x: F32, hessian: Hessian, grid: Grid) -> Quantized:
     """Rounds `[rows, columns]` weights to the grids whose groups lose least of the outputs.
 
-    hessian: the mean of x x^T over inputs. Raises UsageError as `grids.quantize` does.
+    Raises UsageError as `grids.quantize` does.
     """
     start = quantize(x, grid, np.maximum(np.diag(hessian), 0).astype(np.float32))
     columns, width = x.shape[1], start.width
     spans = [slice(i, i + width) for i in range(0, columns, width)]
     grams = np.stack([hessian[s, s] for s in spans]).astype(np.float32)
     at_once = max(1, CHUNK // columns)
-    found = [
-        _clipped(x[rows], grams, grid, start.scales[rows], start.zeros[rows])
-        for rows in (slice(i, i + at_once) for i in range(0, len(x), at_once))
-    ]
+    found = each(
+        len(x),
+        at_once,
+        lambda rows: _clipped(x[rows], grams, grid, start.scales[rows], start.zeros[rows]),
+    )
     codes, scales, zeros = (np.concatenate(each) for each in zip(*found, strict=True))
     return Quantized(grid, codes, scales, zeros)
 
@@ -74,7 +76,8 @@ def _clipped(
         flat = groups.reshape(-1, width), scales.reshape(-1), zeros.reshape(-1)
         codes = codes_on(*flat, grid).reshape(groups.shape)
         steps = codes.astype(np.float32) - zeros[..., None]
-        with_x, with_itself = (steps * pulled).sum(-1), (steps * (steps @ grams)).sum(-1)
+        with_x = np.einsum("grn,grn->gr", steps, pulled)
+        with_itself = np.einsum("grn,grn->gr", steps, steps @ grams)
         fitted = rounded(divide(with_x, with_itself), grid.scales)
         # A group without inputs says nothing of its scale; then the range does.
         fitted = np.where(with_itself > 0, fitted, scales)

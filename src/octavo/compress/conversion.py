@@ -6,6 +6,7 @@ hold becomes 16 bits.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -42,6 +43,7 @@ _FILE_TYPES = {  # as GGUF numbers files by most of their matrices
     TensorType.Q4_1: 3, TensorType.Q8_0: 7, TensorType.Q5_1: 9, TensorType.MXFP4: 38,
 }  # fmt: skip
 _WIDE = ("ffn_gate_inp.weight", "v.position_embd.weight")
+AT_ONCE = 1 << 15  # numbers that are compared at a time, in fp64: what caches hold
 _IN_A_LAYER = re.compile(r"\.\d+\.")
 _QUANTIZATION = ("quantization_config", "quantization", "compression_config")
 
@@ -213,7 +215,7 @@ class Conversion:
         if grids:
             kept = [p.name.removesuffix(".weight") for p in parts if len(p.shape) == 2]
             rest = sorted({"lm_head", *kept} - grids.keys())
-            config |= layouts.config(format, grids, rest, None)
+            config |= layouts.config(format, grids, rest)
         return lambda: write_folder(self._output, config, out, beside(folder))
 
     def _packed(
@@ -279,9 +281,12 @@ def relative_error(was: F32, now: F32) -> float:
     equal."""
     if np.array_equal(was, now):
         return 0.0
-    wide = was.astype(np.float64)
-    lost = float(np.linalg.norm(wide - now)) / max(float(np.linalg.norm(wide)), 1e-300)
-    return max(lost, float(np.finfo(np.float64).tiny))
+    x, y, lost, whole = was.reshape(-1), now.reshape(-1), 0.0, 0.0
+    for i in range(0, x.size, AT_ONCE):
+        part = x[i : i + AT_ONCE].astype(np.float64)
+        change = part - y[i : i + AT_ONCE]
+        lost, whole = lost + float(change @ change), whole + float(part @ part)
+    return max(math.sqrt(lost / max(whole, 1e-300)), float(np.finfo(np.float64).tiny))
 
 
 def _as_f32(stored: Any, kind: TensorType) -> F32:

@@ -25,6 +25,17 @@ MOST_ITEMS = 64
 Doubles = npt.NDArray[np.float64]
 
 
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """What a model computes with, as `make_plan` names it."""
+
+    activations: str = "auto"
+    kv_dtype: str = "auto"
+
+
+WEIGHTS_ALONE = Precision("int16")  # inputs of layers lose next to nothing
+
+
 @dataclass(frozen=True)
 class Distances:
     """Of every token predicted, `[blocks, length - 1]`: what it cost A and B (negative
@@ -42,13 +53,18 @@ class Distances:
 class Scorer:
     """A model that gives logits of every position of one sequence, `rows` at a time."""
 
-    def __init__(self, model: OpenModel, rows: int, length: int, threads: int) -> None:
+    def __init__(
+        self, model: OpenModel, rows: int, length: int, threads: int,
+        precision: Precision = WEIGHTS_ALONE,
+    ) -> None:  # fmt: skip
         self.name = model.checkpoint.path.name
         self._rows = rows
         self._table = np.arange((length + BLOCK - 1) // BLOCK, dtype=np.int32)
         options = LoadOptions(
-            Limits(rows, rows, len(self._table)), threads, cache_type(model.program)
-        )
+            Limits(rows, rows, len(self._table)), threads,
+            cache_type(model.program, precision.kv_dtype),
+            activations=model.compiled.activations(precision.activations),
+        )  # fmt: skip
         footprint = model.compiled.footprint(options)
         needed = footprint.weights + footprint.buffers + footprint.cache
         if needed > (available := available_memory()):

@@ -11,7 +11,7 @@ from octavo.backends.base import Ints
 from octavo.checkpoint.hub import locate, no_progress
 from octavo.checkpoint.progress import ProgressBar
 from octavo.compress.data import described, split, token_blocks
-from octavo.compress.distributions import Distances, Scorer, compare, rows_at_once
+from octavo.compress.distributions import Distances, Precision, Scorer, compare, rows_at_once
 from octavo.compress.evaluation import (
     Evaluation,
     Pair,
@@ -24,7 +24,9 @@ from octavo.compress.serving import serve_both
 from octavo.compress.similarity import bleu4, rouge_l, sacrebleu
 from octavo.engine.host import usable_threads
 from octavo.engine.loader import OpenModel, open_model
+from octavo.engine.plan import cache_type
 from octavo.errors import UsageError
+from octavo.generate.load import check_choices
 from octavo.text import Tokenizer, load_tokenizer
 
 TOKENS = 16_384
@@ -42,6 +44,8 @@ def evaluate(
     tokens: int = TOKENS,
     length: int = LENGTH,
     threads: int | None = None,
+    activations: str = "auto",
+    kv_dtype: str = "auto",
     offline: bool = False,
     progress: ProgressBar = no_progress,
 ) -> Evaluation:
@@ -50,10 +54,13 @@ def evaluate(
 
     data: a text file, .jsonl or folder of them, of which the part is used that `quantize` does not
     calibrate with; "self" for what `against` writes; Python's manual by default. tokens: how many
-    of it, in blocks of `length`, or shorter ones where it is short. progress: opens a bar, given
+    of it, in blocks of `length`, or shorter ones where it is short. activations, kv_dtype: what
+    `model` computes with, as when it is served; `against` computes with what it does by default.
+    progress: opens a bar, given
     what for and how many steps. Raises OctavoError.
     """
     sacrebleu()
+    check_choices({"activations": activations, "kv_dtype": kv_dtype})
     if tokens < FEW * SHORT or length < SHORT:
         raise UsageError(
             f"{tokens:,} tokens in blocks of {length:,} are too few; {FEW * SHORT} in blocks of "
@@ -64,16 +71,18 @@ def evaluate(
     _check(a, b)
     text = None if data is None else Path(data)
     blocks, tokenizer = _blocks(a, b, split("evaluation", text, located[1].path), tokens, length)
-    found = _distances(a, b, blocks, threads or usable_threads(), progress)
+    precision = Precision(activations, kv_dtype)
+    found = _distances(a, b, blocks, threads or usable_threads(), precision, progress)
     half = blocks.shape[1] // 2
     prompts = blocks[_spread(len(blocks), OUTPUTS), :half].tolist()
     with progress("Continuing", len(prompts)) as advance:
-        served = serve_both((a, b), prompts, min(OUTPUT, half), threads, advance)
+        served = serve_both((a, b), prompts, min(OUTPUT, half), threads, precision, advance)
     x, y = served
     outputs, references = ([tokenizer.decode(ids) for ids in s.outputs] for s in served)
     return Evaluation(
         model=located[0].name, weights=fingerprint(a.checkpoint), against=located[1].name,
-        data=described(text),
+        data=described(text), activations=a.compiled.activations(activations),
+        kv_dtype=cache_type(a.program, kv_dtype),
         bleu4=bleu4(outputs, references), rouge_l=rouge_l(outputs, references),
         identical=sum(map(list.__eq__, x.outputs, y.outputs)) / len(prompts),
         bytes=Pair(weight_bytes(a.checkpoint), weight_bytes(b.checkpoint)),
@@ -121,11 +130,13 @@ def _blocks(
 
 
 def _distances(
-    a: OpenModel, b: OpenModel, blocks: Ints, threads: int, progress: ProgressBar
-) -> Distances:
+    a: OpenModel, b: OpenModel, blocks: Ints, threads: int, precision: Precision,
+    progress: ProgressBar,
+) -> Distances:  # fmt: skip
     """Has both models in memory, and neither when it returns."""
     rows, length = rows_at_once(b.vocabulary), blocks.shape[1]
-    first, second = (Scorer(m, rows, length, threads) for m in (a, b))
+    first = Scorer(a, rows, length, threads, precision)
+    second = Scorer(b, rows, length, threads, Precision())
     with progress("Comparing", len(blocks)) as advance:
         return compare(first, second, blocks, rows, advance)
 

@@ -53,15 +53,15 @@ class Choices:
     b: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Summary:
     """The figures of an evaluation of A against B, as JSON names them.
 
     weights: what A's files are known by. data: the text; tokens: how many of it were predicted, in
     `blocks` blocks of `length`. nll: nats a token. kl_mean, kl_p99: of KL(B || A), nats a token.
     top1: share of tokens of which both find the same likeliest. bleu4 (0 to 100), rouge_l (0 to 1):
-    of A's greedy outputs against B's;
-    identical: share of them that are the same. bytes: of the files with weights. peak_rss: bytes.
+    of A's greedy outputs against B's; identical: share of them that are the same. bytes: of the
+    files with weights. peak_rss: bytes. activations, kv_dtype: what A computed with.
     """
 
     model: str
@@ -86,6 +86,8 @@ class Summary:
     prefill_tps: Pair
     decode_tps: Pair
     peak_rss: Pair
+    activations: str = "auto"
+    kv_dtype: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class Worst:
     nll: Pair
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Evaluation(Summary):
     """The figures, and what they were computed from.
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
+Hessian = F32 | F64  # the sum of x x^T over a layer's inputs, or a positive multiple of it
 
 STEPS = np.linspace(-1.6, 1.6, 25, dtype=np.float32)  # candidates, in codes of the widest value
 CUTS = np.linspace(0.3, 1.5, 5, dtype=np.float32)  # more of them, for minima and few codes
@@ -46,9 +47,27 @@ def divide(a: F32, b: F32) -> F32:
     return np.divide(a, b, out=nothing, where=b != 0)
 
 
+def inner(a: F32, b: F32) -> F32:
+    """The sum of a b of each group."""
+    return np.asarray(np.einsum("gn,gn->g", a, b), np.float32)
+
+
+def steps_of(x: F32, scale: F32, out: F32 | None = None) -> F32:
+    """x as the nearest whole number of scales `[groups, 1]`; 0 where that is 0. Written to `out`,
+    which may be x."""
+    steps = np.divide(x, np.where(scale == 0, np.float32(np.inf), scale), out=out)
+    return np.asarray(np.rint(steps, out=steps), np.float32)
+
+
 def codes_of(x: F32, scale: F32, low: int, high: int) -> I32:
     """The nearest codes, `low` to `high`, of x on a grid of `scale` `[groups]`; 0 where it is 0."""
-    return np.clip(np.rint(divide(x, scale[:, None])), low, high).astype(np.int32)
+    return _within(steps_of(x, scale[:, None]), low, high).astype(np.int32)
+
+
+def _within(x: F32, low: int, high: int) -> F32:
+    """x, cut where it lies outside."""
+    np.maximum(x, np.float32(low), out=x)
+    return np.minimum(x, np.float32(high), out=x)
 
 
 def symmetric(x: F32, w: F32, low: int, high: int) -> Symmetric:
@@ -59,11 +78,14 @@ def symmetric(x: F32, w: F32, low: int, high: int) -> Symmetric:
     at = np.abs(x).argmax(axis=1, keepdims=True)
     widest = np.take_along_axis(x, at, axis=1)[:, 0]
     best, gain = np.zeros_like(widest), np.full(len(x), -1, np.float32)
+    wx, q, wq = w * x, np.empty_like(x), np.empty_like(x)
     # The widest value lies on the longer side of the grid, `low`.
     for guess in (*(divide(widest, np.full_like(widest, low - step)) for step in STEPS), *ROUNDS):
-        scale, this = _project(x, w, codes_of(x, best if guess is None else guess, low, high))
-        better = this > gain
-        best, gain = np.where(better, scale, best), np.where(better, this, gain)
+        _within(steps_of(x, (best if guess is None else guess)[:, None], q), low, high)
+        np.multiply(w, q, out=wq)
+        xq, qq = inner(wx, q), inner(wq, q)
+        better = (this := divide(xq * xq, qq)) > gain
+        best, gain = np.where(better, divide(xq, qq), best), np.where(better, this, gain)
     return Symmetric(best, codes_of(x, best, low, high))
 
 
@@ -124,71 +146,88 @@ def _moves(table: F32) -> list[tuple[_Move, _Move]]:
     return list(zip_longest(above, below, fillvalue=_NO_MOVE))
 
 
-def _project(x: F32, w: F32, codes: I32) -> tuple[F32, F32]:
-    """The least-squares scale of codes, and how much error it removes."""
-    q = codes.astype(np.float32)
-    xq, qq = (w * x * q).sum(1), (w * q * q).sum(1)
-    return divide(xq, qq), divide(xq * xq, qq)
-
-
 def affine(x: F32, w: F32, high: int, *, below: bool = False) -> Affine:
     """The grid scale * [0, high] + minimum of least weighted error; below: no minimum above 0."""
     lowest, highest = x.min(axis=1), x.max(axis=1)
     if below:
         lowest = np.minimum(lowest, 0)
     unit = (highest - lowest) / np.float32(high)
-    best = Affine(unit, lowest, _affine_codes(x, unit, lowest, high))
-    error = _affine_error(x, w, best)
-    cuts = [(np.float32(0), step) for step in STEPS]
-    if high < FEW // 2:
-        cuts += [(a, b) for a in CUTS for b in (0, *CUTS)]
-    for under, over in cuts:  # how many codes' worth of the range lie outside the grid
-        scale = unit * (1 - (under + over) / np.float32(high))
-        best, error = _better(x, w, high, below, scale, lowest + under * unit, best, error)
+    task = _Affine(x, w, high, below)
+    best = Affine(unit, lowest, task.codes(unit, lowest).astype(np.int32))
+    error = task.error(best)
+    scale, minimum = task.searched(unit, lowest)
     for _ in ROUNDS:
-        best, error = _better(x, w, high, below, best.scale, best.minimum, best, error)
+        best, error = task.better(scale, minimum, best, error)
+        scale, minimum = best.scale, best.minimum
     return best
 
 
-def _better(
-    x: F32, w: F32, high: int, below: bool, scale: F32, minimum: F32, best: Affine, error: F32
-) -> tuple[Affine, F32]:
-    """For each group the better of `best` and the solution for the codes that a grid gives."""
-    codes = _affine_codes(x, scale, minimum, high)
-    scale, minimum = solve(x, w, codes.astype(np.float32), below)
-    this = Affine(scale, minimum, _affine_codes(x, scale, minimum, high))
-    found = _affine_error(x, w, this)
-    better = found < error
-    merged = Affine(
-        np.where(better, this.scale, best.scale),
-        np.where(better, this.minimum, best.minimum),
-        np.where(better[:, None], this.codes, best.codes),
-    )
-    return merged, np.where(better, found, error)
+class _Affine:
+    """Groups of numbers that a grid with minima is looked for."""
 
+    def __init__(self, x: F32, w: F32, high: int, below: bool) -> None:
+        self.x, self.w, self.high, self.below = x, w, high, below
+        self.wx, self.sw, self.sx = w * x, w.sum(1), inner(w, x)
+        self._q, self._wq = np.empty_like(x), np.empty_like(x)
 
-def solve(x: F32, w: F32, q: F32, below: bool = False) -> tuple[F32, F32]:
-    """Least-squares scale and minimum for codes q; below: a minimum above 0 is taken as 0."""
-    sw, sq, sx = w.sum(1), (w * q).sum(1), (w * x).sum(1)
-    sqq, sqx = (w * q * q).sum(1), (w * q * x).sum(1)
-    det = sw * sqq - sq * sq
-    sound = det > TINY * sw * sw
-    scale = np.where(sound, divide(sw * sqx - sq * sx, det), 0)
-    minimum = np.where(sound, divide(sqq * sx - sq * sqx, det), divide(sx, sw))
-    if below:
-        above = minimum > 0
-        minimum = np.where(above, 0, minimum)
-        scale = np.where(above, divide(sqx, sqq), scale)
-    return scale.astype(np.float32), minimum.astype(np.float32)
+    def codes(self, scale: F32, minimum: F32) -> F32:
+        """As floats, until they are asked for again."""
+        np.subtract(self.x, minimum[:, None], out=self._q)
+        return _within(steps_of(self._q, scale[:, None], self._q), 0, self.high)
 
+    def searched(self, unit: F32, lowest: F32) -> tuple[F32, F32]:
+        """The least-squares scale and minimum of those candidates that lose least, each of which is
+        rounded and solved for twice."""
+        cuts = [(np.float32(0), step) for step in STEPS[::2]]
+        if self.high < FEW // 2:
+            cuts += [(a, b) for a in CUTS for b in (0, *CUTS)]
+        best, lost = (unit, lowest), np.full(len(unit), np.inf, np.float32)
+        for under, over in cuts:  # how many codes' worth of the range lie outside the grid
+            narrower = 1 - (under + over) / np.float32(self.high)
+            q = self.codes(unit * narrower, lowest + under * unit)
+            scale, minimum, _ = self.solved(q)
+            scale, minimum, this = self.solved(self.codes(scale, minimum))
+            better = this < lost
+            best = np.where(better, scale, best[0]), np.where(better, minimum, best[1])
+            lost = np.where(better, this, lost)
+        return best
 
-def _affine_codes(x: F32, scale: F32, minimum: F32, high: int) -> I32:
-    return codes_of(x - minimum[:, None], scale, 0, high)
+    def solved(self, q: F32) -> tuple[F32, F32, F32]:
+        """Codes' least-squares scale and minimum, and their error but for the sum of w x x."""
+        np.multiply(self.w, q, out=self._wq)
+        sw, sx, sq = self.sw, self.sx, self._wq.sum(1)
+        sqq, sqx = inner(self._wq, q), inner(self._wq, self.x)
+        det = sw * sqq - sq * sq
+        sound = det > TINY * sw * sw
+        scale = np.where(sound, divide(sw * sqx - sq * sx, det), 0).astype(np.float32)
+        minimum = np.where(sound, divide(sqq * sx - sq * sqx, det), divide(sx, sw))
+        if self.below:
+            above = minimum > 0
+            minimum = np.where(above, 0, minimum)
+            scale = np.where(above, divide(sqx, sqq), scale)
+        minimum = minimum.astype(np.float32)
+        lost = scale * (scale * sqq - 2 * sqx) + minimum * (minimum * sw + 2 * (scale * sq - sx))
+        return scale, minimum, lost
 
+    def better(self, scale: F32, minimum: F32, best: Affine, error: F32) -> tuple[Affine, F32]:
+        """For each group the better of `best` and the solution for the codes that a grid gives."""
+        scale, minimum, _ = self.solved(self.codes(scale, minimum))
+        this = Affine(scale, minimum, self.codes(scale, minimum).astype(np.int32))
+        found = self.error(this)
+        better = found < error
+        merged = Affine(
+            np.where(better, this.scale, best.scale),
+            np.where(better, this.minimum, best.minimum),
+            np.where(better[:, None], this.codes, best.codes),
+        )
+        return merged, np.where(better, found, error)
 
-def _affine_error(x: F32, w: F32, grid: Affine) -> F32:
-    decoded = grid.scale[:, None] * grid.codes + grid.minimum[:, None]
-    return np.asarray((w * (x - decoded) ** 2).sum(1), np.float32)
+    def error(self, grid: Affine) -> F32:
+        lost = grid.scale[:, None] * grid.codes.astype(np.float32)
+        lost += grid.minimum[:, None]
+        lost -= self.x
+        lost *= lost
+        return inner(self.w, lost)
 
 
 def nearest(x: F32, table: F32) -> I32:

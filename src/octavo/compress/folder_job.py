@@ -34,10 +34,10 @@ from octavo.compress.grids import (
 from octavo.compress.jobs import Rounded, Say, weights_of
 from octavo.compress.layouts import Tensors
 from octavo.compress.packing import as_floats
-from octavo.compress.recipes import FolderRecipe, Layout, check_rules
+from octavo.compress.recipes import Activations, FolderRecipe, Layout, check_rules
 from octavo.compress.writing import converted, module, named
 from octavo.errors import UsageError
-from octavo.models import build_program
+from octavo.models import build_program, build_vision
 from octavo.program import Experts, Linear, Program, Route, Weight
 
 
@@ -68,8 +68,12 @@ class FolderJob:
             raise UsageError(f"{self.output} is no name for a folder", "--output model-4bit")
         if not self.linear:
             raise UsageError(f"the layers of {name} lie transposed or stacked; none can be rounded")
+        if recipe.vision is not None and not self.tower:
+            raise UsageError(
+                f"{name} takes no images, which {recipe.name} is for", "--recipe gptq-4"
+            )
         check_rules(recipe, self.layers, self.checkpoint.tensors)
-        if not self.schemes:
+        if not self.schemes and recipe.kv is None:
             raise UsageError(f"{recipe.name} rounds no layer of {name}: none fits, or all are kept")
         check_new(self.output)
         check_outside(self.output, self.checkpoint.path)
@@ -83,9 +87,16 @@ class FolderJob:
         return build_program(self.checkpoint)
 
     @cached_property
+    def tower(self) -> dict[str, Tensor]:
+        """The weights of the layers of what encodes images, where the recipe is about them."""
+        vision = build_vision(self.checkpoint) if self.recipe.vision is not None else None
+        ops = () if vision is None else vision.tower.program.ops
+        return {op.weight.tensor.name: op.weight.tensor for op in ops if isinstance(op, Linear)}
+
+    @cached_property
     def layers(self) -> dict[str, Tensor]:
         """The weights of linear layers and experts, without routers and the head, by the names they
-        are stored under."""
+        are stored under; with those of `tower`."""
         routers = {op.x for op in self.program.ops if isinstance(op, Route)}
         weights: list[Weight] = []
         for op in self.program.ops:
@@ -93,7 +104,7 @@ class FolderJob:
                 weights += [] if op.out in routers else [op.weight]
             elif isinstance(op, Experts):
                 weights += op.gate + op.up + op.down
-        return {w.tensor.name.partition("[")[0]: w.tensor for w in weights}
+        return {w.tensor.name.partition("[")[0]: w.tensor for w in weights} | self.tower
 
     @cached_property
     def linear(self) -> dict[str, Tensor]:
@@ -106,7 +117,7 @@ class FolderJob:
     def schemes(self) -> dict[str, Scheme]:
         """What each layer's weights become, of those that are rounded. Layers of one scheme have
         groups of one size, the largest that divides them all but those that none divides."""
-        wanted = {n: self.recipe.scheme_of(n) for n in self.linear if n not in self.kept}
+        wanted = {n: self._scheme_of(n) for n in self.linear if n not in self.kept}
         fitted: dict[Scheme, Scheme | None] = {}
         for scheme in {s for s in wanted.values() if s is not None}:
             if scheme == "fp8" or not scheme.group:
@@ -118,19 +129,33 @@ class FolderJob:
         out: dict[str, Scheme] = {}
         for name, first in wanted.items():
             found = fitted[first] if first is not None else None
-            if found is not None and self._divides(self.linear[name], found):
+            if found is not None and self._divides(name, found):
                 out[name] = found
         return out
 
-    def _divides(self, t: Tensor, scheme: Scheme) -> bool:
-        if scheme == "fp8":
+    def _scheme_of(self, name: str) -> Scheme | None:
+        return self.recipe.vision if name in self.tower else self.recipe.scheme_of(name)
+
+    @cached_property
+    def activations(self) -> dict[str, Activations]:
+        """What is done with the inputs of layers, where they are rounded."""
+        own = {n: self._activations_of(n) for n in self.schemes}
+        return {n: each for n, each in own.items() if each is not None}
+
+    def _activations_of(self, name: str) -> Activations | None:
+        return "dynamic" if name in self.tower else self.recipe.activations
+
+    def _divides(self, name: str, scheme: Scheme) -> bool:
+        if scheme == "fp8" or self._activations_of(name) is not None:  # bytes, in rows of any size
             return True
+        t = self.linear[name]
         return t.shape[1] % (scheme.group or 32) == 0 and t.shape[0] % 32 == 0
 
     @property
     def work(self) -> int:
         passes = {"rtn": 0, "awq": 2, "smoothquant": 2, "distilled": 2}.get(self.recipe.method, 1)
-        return self.checkpoint.nbytes + passes * sum(self.linear[n].nbytes for n in self.schemes)
+        seen = self.schemes.keys() - self.tower.keys()
+        return self.checkpoint.nbytes + passes * sum(self.linear[n].nbytes for n in seen)
 
     def forecast(self) -> Rounded:
         kinds, after = Counter[str](), 0
@@ -160,13 +185,18 @@ class FolderJob:
         if not self.recipe.calibrated:
             self._write(self.output, self._round, self.checkpoint, progress)
             return self.forecast()
-        wanted = {n: self.linear[n] for n in self.schemes}
+        schemes = {n: s for n, s in self.schemes.items() if n not in self.tower}
+        wanted = {n: self.linear[n] for n in schemes}
         task = Task(self.checkpoint, wanted, self.texts, self.recipe, self.output)
-        with layers_of(task, self.schemes, progress, say) as made:
+        with layers_of(task, schemes, progress, say) as made:
             job = replace(self, kept=made.kept) if made.kept else self
-            job._write(
-                made.output, lambda n: self._stored(n, *made.layer(n)), made.checkpoint, progress
-            )
+
+            def layer(name: str) -> Tensors:
+                if name in self.tower:
+                    return self._round(name)
+                return self._stored(name, *made.layer(name))
+
+            job._write(made.output, layer, made.checkpoint, progress)
         return replace(
             job.forecast(), losses=made.losses, resumed=made.resumed, learned=made.learned
         )
@@ -212,7 +242,7 @@ class FolderJob:
     def _stored(self, name: str, q: Quantized, step: float | None = None) -> Tensors:
         """The tensors of a rounded layer; step: of its inputs, if that is fixed."""
         return self._plain(name, q.values()) or layouts.integers(
-            self.layout, q, int8=self.recipe.activations is not None, step=step
+            self.layout, q, int8=name in self.activations, step=step
         )
 
     def _plain(self, name: str, values: F32) -> Tensors:
@@ -225,20 +255,20 @@ class FolderJob:
     def _parts(self, name: str) -> Tensors:
         """Types and shapes of what a layer becomes, found by making one of zeros."""
         rows, columns = self.linear[name].shape
-        key = rows, columns, self.schemes[name]
+        key = rows, columns, self.schemes[name], self.activations.get(name)
         if key not in self._shapes:
             made = self._plain(name, np.zeros((rows, columns), np.float32))
             if not made and key[2] == "fp8":
                 made = layouts.float_quantized(float8(np.zeros((rows, columns), np.float32), "row"))
             elif not made:
                 assert isinstance(key[2], Grid)
-                step = 1.0 if self.recipe.activations == "static" else None
+                step = 1.0 if key[3] == "static" else None
                 made = self._stored(name, Quantized.zeros_of((rows, columns), key[2]), step)
             self._shapes[key] = {n: replace(t, data=_nothing) for n, t in made.items()}
         return self._shapes[key]
 
     @cached_property
-    def _shapes(self) -> dict[tuple[int, int, Scheme], Tensors]:
+    def _shapes(self) -> dict[tuple[int, int, Scheme, Activations | None], Tensors]:
         return {}
 
     def _config(self) -> dict[str, Any]:
@@ -251,9 +281,9 @@ class FolderJob:
             if n.endswith(".weight") and n not in self.schemes
         }
         schemes = {n.removesuffix(".weight"): s for n, s in self.schemes.items()}
-        return layouts.config(
-            self.layout, schemes, sorted({"lm_head", *kept}), self.recipe.activations
-        )
+        inputs = {n.removesuffix(".weight"): each for n, each in self.activations.items()}
+        rest = sorted({"lm_head", *kept})
+        return layouts.config(self.layout, schemes, rest, inputs, self.recipe.kv)
 
 
 def _upright(used: Tensor, stored: Tensor) -> bool:

@@ -39,8 +39,10 @@ class GgufOfFolderJob:
         if output.suffix != ".gguf":
             raise UsageError(f"{output} does not end with .gguf", f"--output {output}.gguf")
         check_new_file(output)
-        if recipe.activations is not None:
-            raise UsageError(f"{recipe.name}: a GGUF file says nothing of activations")
+        unsaid = {"activations": recipe.activations, "what encodes images": recipe.vision,
+                  "the KV cache": recipe.kv}  # fmt: skip
+        for what in (name for name, said in unsaid.items() if said is not None):
+            raise UsageError(f"{recipe.name}: a GGUF file says nothing of {what}")
         rules = tuple(
             rule if rule.becomes is None else replace(rule, becomes=_blocks(recipe, rule.becomes))
             for rule in recipe.rules

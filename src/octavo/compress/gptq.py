@@ -13,10 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from octavo.compress.fit import F32, F64, I32, divide
+from octavo.compress.fit import F32, F64, I32, Hessian, steps_of
 from octavo.compress.grids import Grid, Quantized, quantize
 
-UPDATE_COLUMNS = 128  # columns after which the rest of the matrix is updated
+WIDENED = 512  # rows of weights and columns of H that are fp64 at a time
+UPDATE_COLUMNS = 64  # columns after which the rest of the matrix is updated
+PANEL = 256  # columns of a factor that are computed together
 MOST_DAMPING = 1.0  # of the diagonal's mean, at which the inputs say nothing any more
 
 
@@ -31,15 +33,37 @@ class Fitted:
     damping: float | None
 
 
-def output_error(x: F32, q: F32, hessian: F64) -> float:
-    """tr((W - Q) H (W - Q)^T) / tr(W H W^T): the mean square of what outputs lose, of their own."""
-    d, w = (x - q).astype(np.float64), x.astype(np.float64)
-    whole = float(((w @ hessian) * w).sum())
-    return float(((d @ hessian) * d).sum()) / whole if whole > 0 else 0.0
+class Outputs:
+    """What a layer's outputs lose, tr(D H D^T) / tr(W H W^T): the mean square of the difference, of
+    their own. D: weights `[rows, columns]` less what they are rounded to."""
+
+    def __init__(self, x: F32, hessian: Hessian) -> None:
+        self._x, self._hessian = x, hessian
+        self._whole = float(np.einsum("rc,rc->", x @ hessian, x, dtype=np.float64))
+
+    def error(self, q: F32) -> float:
+        return energy(self._x - q, self._hessian) / self._whole if self._whole > 0 else 0.0
+
+
+def energy(x: F32, hessian: Hessian) -> float:
+    """tr(X H X^T) in fp64, to which a part at a time is widened."""
+    total = 0.0
+    for begin in range(0, x.shape[1], WIDENED):
+        columns = slice(begin, begin + WIDENED)
+        part = hessian[:, columns].astype(np.float64, copy=False)
+        for first in range(0, len(x), WIDENED):
+            wide = x[first : first + WIDENED].astype(np.float64)
+            total += float(np.einsum("rc,rc->", wide @ part, wide[:, columns]))
+    return total
+
+
+def output_error(x: F32, q: F32, hessian: Hessian) -> float:
+    """See `Outputs`."""
+    return Outputs(x, hessian).error(q)
 
 
 def gptq(
-    x: F32, hessian: F64, grid: Grid, *, act_order: bool = True, static_groups: bool = True,
+    x: F32, hessian: Hessian, grid: Grid, *, act_order: bool = True, static_groups: bool = True,
     damping: float = 0.01,
 ) -> Fitted:  # fmt: skip
     """Rounds `[rows, columns]` weights given H `[columns, columns]`.
@@ -52,8 +76,8 @@ def gptq(
     Raises UsageError as `quantize` does.
     """
     importance = np.maximum(np.diag(hessian), 0).astype(np.float32)
-    plain = quantize(x, grid, importance)
-    plain_error = output_error(x, plain.values(), hessian)
+    plain, outputs = quantize(x, grid, importance), Outputs(x, hessian)
+    plain_error = outputs.error(plain.values())
     used: float | None = damping
     order = np.argsort(-importance, kind="stable") if act_order else np.arange(x.shape[1])
     factor = None
@@ -65,100 +89,126 @@ def gptq(
     if factor is None:
         return Fitted(plain, plain_error, plain_error, None)
     found = _Columns(x, factor, grid, order, importance, plain if static_groups else None).round()
-    error = output_error(x, found.values(), hessian)
+    del factor  # which is as large as two of H
+    error = outputs.error(found.values())
     if not error <= plain_error:
         return Fitted(plain, plain_error, plain_error, None)
     return Fitted(found, error, plain_error, used)
 
 
-def _inverse_factor(hessian: F64, order: npt.NDArray[np.intp], damping: float) -> F64 | None:
+def _inverse_factor(hessian: Hessian, order: npt.NDArray[np.intp], damping: float) -> F64 | None:
     """U of U^T U = H^-1, H damped and its columns in order; None if there is no inverse."""
-    h = hessian[np.ix_(order, order)].astype(np.float64)
-    diagonal = np.diag(h).copy()
+    diagonal = np.diag(hessian)[order[::-1]].astype(np.float64)
     mean = float(diagonal.mean())
-    if not np.isfinite(h).all() or mean <= 0:
+    if not np.isfinite(mean) or mean <= 0:
         return None
+    # With H's columns turned round: H = L L^T, and U is L^-1 turned round again.
+    x, turned = np.empty(hessian.shape), order[::-1]
+    for begin in range(0, len(x), PANEL):
+        rows = slice(begin, begin + PANEL)
+        x[rows] = hessian[np.ix_(turned[rows], turned)]
     # An input that is never there has no say: its column is rounded by itself.
     diagonal[diagonal <= 0] = mean
-    np.fill_diagonal(h, diagonal + damping * mean)
+    np.fill_diagonal(x, diagonal + damping * mean)
     try:
-        lower = np.linalg.cholesky(h[::-1, ::-1]).astype(np.float64, copy=False)
+        _cholesky(x)
     except np.linalg.LinAlgError:
         return None
-    # H = R R^T with R upper, L turned round; so H^-1 = U^T U with U = R^-1.
-    _invert_lower(lower)
-    return np.ascontiguousarray(lower[::-1, ::-1])
+    _invert_lower(x)
+    return x[::-1, ::-1] if np.isfinite(x).all() else None
+
+
+def _cholesky(x: F64) -> None:
+    """Makes L of a symmetric matrix L L^T in its lower triangle; what lies above is left. Raises
+    LinAlgError."""
+    n = len(x)
+    for begin in range(0, n, PANEL):
+        end = min(begin + PANEL, n)
+        x[begin:end, begin:end] = np.linalg.cholesky(x[begin:end, begin:end])
+        x[end:, begin:end] = x[end:, begin:end] @ np.linalg.inv(x[begin:end, begin:end]).T
+        for first in range(end, n, PANEL):
+            below = x[first:, begin:end]
+            x[first:, first : first + PANEL] -= below @ below[:PANEL].T
 
 
 def _invert_lower(x: F64) -> None:
-    """Inverts a lower triangular matrix where it lies."""
+    """Inverts a lower triangular matrix where it lies; above are zeros then."""
     n = len(x)
     if n <= 64:
-        x[:] = np.tril(np.linalg.inv(x))
+        x[:] = np.tril(np.linalg.inv(np.tril(x)))
         return
     a, b, c = x[: n // 2, : n // 2], x[n // 2 :, : n // 2], x[n // 2 :, n // 2 :]
     _invert_lower(a)
     _invert_lower(c)
-    b[:] = -(c @ b) @ a
+    for i in range(0, a.shape[1], PANEL):
+        b[:, i : i + PANEL] = c @ b[:, i : i + PANEL]
+    for i in range(0, len(b), PANEL):
+        b[i : i + PANEL] = -b[i : i + PANEL] @ a
+    x[: n // 2, n // 2 :] = 0
 
 
 class _Columns:
-    """One layer while it is rounded. static: where its scales come from, None: as turns come."""
+    """One layer while it is rounded, its columns one after the other in memory. static: where its
+    scales come from, None: as turns come."""
 
     def __init__(
         self, x: F32, factor: F64, grid: Grid, order: npt.NDArray[np.intp], importance: F32,
         static: Quantized | None,
     ) -> None:  # fmt: skip
-        self.rest = x[:, order].astype(np.float64)
+        self.rest = np.ascontiguousarray(x[:, order].T, np.float64)
         self.factor, self.grid, self.order, self.importance = factor, grid, order, importance
-        self.static = static
+        self.static = static is not None
         rows, self.columns = x.shape
         self.width = grid.group or self.columns
         groups = self.columns // self.width
-        self.codes = np.zeros(x.shape, np.uint8)
-        self.scales = np.zeros((rows, groups), np.float32)
-        self.zeros = np.full((rows, groups), grid.middle, np.int32)
+        self.codes = np.zeros((self.columns, rows), np.uint8)
+        self.scales = np.zeros((groups, rows), np.float32)
+        self.zeros = np.full((groups, rows), grid.middle, np.int32)
         if static is not None:
-            self.scales, self.zeros = static.scales, static.zeros
+            self.scales, self.zeros = (
+                np.ascontiguousarray(v.T) for v in (static.scales, static.zeros)
+            )
 
     def round(self) -> Quantized:
         for begin in range(0, self.columns, UPDATE_COLUMNS):
             end = min(begin + UPDATE_COLUMNS, self.columns)
-            errors = np.zeros((len(self.rest), end - begin))
+            errors = np.zeros((end - begin, self.rest.shape[1]))
             for i in range(begin, end):
-                if self.static is None and i % self.width == 0:
+                if not self.static and i % self.width == 0:
                     self._choose(i, begin, errors)
-                errors[:, i - begin] = self._column(i, end)
-            self.rest[:, end:] -= errors @ self.factor[begin:end, end:]
+                errors[i - begin] = self._column(i, end)
+            for first in range(end, self.columns, WIDENED):
+                later = slice(first, first + WIDENED)
+                self.rest[later] -= self.factor[begin:end, later].T @ errors
         codes = np.empty_like(self.codes)
-        codes[:, self.order] = self.codes
+        codes[self.order] = self.codes
         index: I32 | None = None
-        if self.static is None and (self.order != np.arange(self.columns)).any():
+        if not self.static and (self.order != np.arange(self.columns)).any():
             index = np.empty(self.columns, np.int32)
             index[self.order] = np.arange(self.columns) // self.width
-        return Quantized(self.grid, codes, self.scales, self.zeros, index)
+        codes, scales, zeros = (np.ascontiguousarray(v.T) for v in (codes, self.scales, self.zeros))
+        return Quantized(self.grid, codes, scales, zeros, index)
 
     def _column(self, i: int, end: int) -> F64:
         """Rounds the i-th column in order and passes its error on within the block."""
-        group = (int(self.order[i]) if self.static is not None else i) // self.width
-        scale, zero = self.scales[:, group], self.zeros[:, group]
-        value = self.rest[:, i]
-        steps = np.rint(divide(value.astype(np.float32), scale)) + zero
-        self.codes[:, i] = np.clip(steps, 0, self.grid.top)
-        decoded = scale.astype(np.float64) * (self.codes[:, i].astype(np.int32) - zero)
-        error: F64 = (value - decoded) / self.factor[i, i]
-        self.rest[:, i + 1 : end] -= error[:, None] * self.factor[i, i + 1 : end]
+        group = (int(self.order[i]) if self.static else i) // self.width
+        scale, zero = self.scales[group], self.zeros[group]
+        value = self.rest[i]
+        steps = np.clip(steps_of(value.astype(np.float32), scale) + zero, 0, self.grid.top)
+        self.codes[i] = steps
+        error: F64 = (value - scale.astype(np.float64) * (steps - zero)) / self.factor[i, i]
+        self.rest[i + 1 : end] -= self.factor[i, i + 1 : end, None] * error
         return error
 
     def _choose(self, i: int, begin: int, errors: F64) -> None:
         """Scales of the group that begins at i, from its columns as they are by now."""
         end = min(i + self.width, self.columns)
-        now = self.rest[:, i:end].copy()
+        now = self.rest[i:end].copy()
         last = min(begin + UPDATE_COLUMNS, self.columns)
         if end > last:  # what lies beyond the block has not heard of its errors yet
-            beyond = self.factor[begin:i, last:end]
-            now[:, last - i :] -= errors[:, : i - begin] @ beyond
+            now[last - i :] -= self.factor[begin:i, last:end].T @ errors[: i - begin]
         own = Grid(self.grid.bits, 0, self.grid.symmetric, self.grid.scales)
-        found = quantize(now.astype(np.float32), own, self.importance[self.order[i:end]])
+        values = np.ascontiguousarray(now.T, np.float32)
+        found = quantize(values, own, self.importance[self.order[i:end]])
         group = i // self.width
-        self.scales[:, group], self.zeros[:, group] = found.scales[:, 0], found.zeros[:, 0]
+        self.scales[group], self.zeros[group] = found.scales[:, 0], found.zeros[:, 0]

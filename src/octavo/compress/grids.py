@@ -13,7 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.checkpoint.grouped import e4m3
-from octavo.compress.fit import F32, I32, Affine, affine, codes_of, divide, symmetric
+from octavo.compress.fit import (
+    F32,
+    I32,
+    Affine,
+    affine,
+    codes_of,
+    divide,
+    inner,
+    steps_of,
+    symmetric,
+)
 from octavo.compress.pieces import each
 from octavo.errors import UsageError
 
@@ -81,11 +91,15 @@ class Quantized(NamedTuple):
 
     def values(self) -> F32:
         """What the codes stand for, fp32 `[rows, columns]`."""
-        index = (
-            np.arange(self.codes.shape[1]) // self.width if self.group_of is None else self.group_of
-        )
-        scales, zeros = self.scales[:, index], self.zeros[:, index]
-        return np.asarray(scales * (self.codes.astype(np.int32) - zeros), np.float32)
+        out = self.codes.astype(np.float32)
+        if self.group_of is None:
+            groups = out.reshape(*self.scales.shape, self.width)
+            groups -= self.zeros[..., None].astype(np.float32)
+            groups *= self.scales[..., None]
+            return out
+        out -= self.zeros[:, self.group_of]
+        out *= self.scales[:, self.group_of]
+        return out
 
 
 def rounded(x: F32, kind: ScaleType) -> F32:
@@ -106,9 +120,10 @@ def largest_group(columns: int, wanted: int) -> int:
 
 def check_finite(x: F32) -> None:
     """Raises UsageError for values that are no numbers, or too large for scales of fp16."""
-    if not np.isfinite(x).all():
+    widest = float(np.maximum(x.max(initial=0), -x.min(initial=0)))
+    if not np.isfinite(widest):
         raise UsageError(f"{np.count_nonzero(~np.isfinite(x))} of the weights are not finite")
-    if x.size and (widest := float(np.abs(x).max())) > LARGEST:
+    if widest > LARGEST:
         raise UsageError(f"weights up to {widest:.3g}; {LARGEST:,} is the largest that is taken")
 
 
@@ -165,8 +180,15 @@ def quantize_affine(x: F32, grid: Grid) -> Affine:
 
 def codes_on(x: F32, scales: F32, zeros: I32, grid: Grid) -> U8:
     """The nearest codes of `[groups, n]` numbers."""
-    steps = np.rint(divide(x, scales[:, None])) + zeros[:, None]
-    return np.clip(steps, 0, grid.top).astype(np.uint8)
+    return _codes_on(x, scales, zeros, grid, np.empty_like(x)).astype(np.uint8)
+
+
+def _codes_on(x: F32, scales: F32, zeros: I32, grid: Grid, out: F32) -> F32:
+    """The same as floats, written to `out`."""
+    steps_of(x, scales[:, None], out)
+    out += zeros[:, None].astype(np.float32)
+    np.maximum(out, np.float32(0), out=out)
+    return np.minimum(out, np.float32(grid.top), out=out)
 
 
 def _with_zeros(x: F32, w: F32, grid: Grid) -> tuple[F32, I32]:
@@ -183,17 +205,21 @@ def _with_zeros(x: F32, w: F32, grid: Grid) -> tuple[F32, I32]:
     best_scale = np.zeros(len(x), np.float32)
     best_zero = np.ones(len(x), np.int32)
     error = np.full(len(x), np.inf, np.float32)
+    wx, q, wq = w * x, np.empty_like(x), np.empty_like(x)
     for first, wanted in starts:
         zeros = np.clip(wanted, 1, grid.top).astype(np.int32)
         scales = rounded(first, grid.scales)
         for _ in range(ROUNDS):
-            q = codes_on(x, scales, zeros, grid).astype(np.float32) - zeros[:, None]
-            lost = np.asarray((w * (x - scales[:, None] * q) ** 2).sum(1), np.float32)
+            _codes_on(x, scales, zeros, grid, q)
+            q -= zeros[:, None].astype(np.float32)
+            np.multiply(w, q, out=wq)
+            xq, qq = inner(wx, q), inner(wq, q)
+            lost = scales * (scales * qq - 2 * xq)  # but for the sum of w x x
             better = lost < error
             best_scale = np.where(better, scales, best_scale)
             best_zero = np.where(better, zeros, best_zero)
             error = np.where(better, lost, error)
-            scales = rounded(divide((w * x * q).sum(1), (w * q * q).sum(1)), grid.scales)
+            scales = rounded(divide(xq, qq), grid.scales)
     return best_scale, best_zero.astype(np.int32)
 
 

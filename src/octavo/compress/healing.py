@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from octavo.compress.fit import F32, F64
+from octavo.compress.fit import F32, F64, Hessian
 from octavo.compress.grids import CHUNK, Quantized, check_finite, rounded
 
 ROUNDS = 3  # of codes, then scales
@@ -19,17 +19,17 @@ SWEEPS = 2  # over the columns in each
 COLUMN_BLOCK = 64  # columns after which the rest of a matrix is updated
 
 
-def heal(x: F32, q: Quantized, hessian: F64, rounds: int = ROUNDS) -> Quantized:
+def heal(x: F32, q: Quantized, hessian: Hessian, rounds: int = ROUNDS) -> Quantized:
     """Codes and scales near `q`'s with which `[rows, columns]` weights lose less of their outputs.
 
-    hessian: the mean of x x^T, any positive multiple of it. No row loses more than with `q`.
-    Raises UsageError for weights that are not finite.
+    No row loses more than with `q`. Raises UsageError for weights that are not finite.
     """
     check_finite(x)
-    if not np.isfinite(hessian).all():
+    wide = hessian.astype(np.float64, copy=False)
+    if not np.isfinite(wide).all():
         return q
     for _ in range(rounds):
-        q = best_scales(x, better_codes(x, q, hessian), hessian)
+        q = best_scales(x, better_codes(x, q, wide), wide)
     return q
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,15 +25,27 @@ U8 = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.int32]
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # which output each nibble of a word belongs to
 Tensors = dict[str, NewTensor]
+KV_SCHEMES = {  # scales are found as keys and values come: files hold none
+    "int8": {
+        "num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True,
+    },
+}  # fmt: skip
 
 
 def pack(codes: npt.NDArray[np.integer], bits: int) -> Words:
     """`[rows, n]` codes as 32-bit words, each row a stream of `bits` bits a code, lowest first."""
     rows, n = codes.shape
-    each = np.unpackbits(codes.astype(np.uint8)[:, :, None], axis=2, bitorder="little")
-    stream = each[:, :, :bits].reshape(rows, n * bits)
+    small = np.zeros((rows, -(-n * bits // 32) * 32 // bits if 32 % bits == 0 else n), np.uint8)
+    small[:, :n] = codes
+    if 32 % bits == 0:
+        cells = small.reshape(rows, -1, 8 // bits)
+        packed = cells[:, :, 0].copy()
+        for i in range(1, 8 // bits):
+            packed |= cells[:, :, i] << np.uint8(bits * i)
+        return packed.view(np.int32)
+    each = np.unpackbits(small[:, :, None], axis=2, bitorder="little")
     padded = np.zeros((rows, -(-n * bits // 32) * 32), np.uint8)
-    padded[:, : n * bits] = stream
+    padded[:, : n * bits] = each[:, :, :bits].reshape(rows, n * bits)
     return np.packbits(padded, axis=1, bitorder="little").view(np.int32)
 
 
@@ -151,13 +164,15 @@ def integers(
 
 
 def config(
-    layout: str, schemes: Mapping[str, Scheme], kept: list[str], activations: str | None
-) -> dict[str, Any]:
-    """What config.json says of a folder. schemes: by module; kept: modules left as they were."""
+    layout: str, schemes: Mapping[str, Scheme], kept: list[str],
+    activations: Mapping[str, str] = MappingProxyType({}), kv: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """What config.json says of a folder. schemes: by module; kept: modules left as they were;
+    activations: of modules whose inputs are rounded; kv: what keys and values are cached as."""
+    if layout == "compressed-tensors":
+        return {"quantization_config": _compressed(schemes, kept, activations, kv)}
     main = Counter(schemes.values()).most_common(1)[0][0]
     others = {name: s for name, s in schemes.items() if s != main}
-    if layout == "compressed-tensors":
-        return {"quantization_config": _compressed(main, others, kept, activations)}
     assert isinstance(main, Grid)
     grids = {name: s for name, s in others.items() if isinstance(s, Grid)}
     if layout == "mlx":
@@ -182,19 +197,22 @@ def config(
 
 
 def _compressed(
-    main: Scheme, others: Mapping[str, Scheme], kept: list[str], activations: str | None
+    schemes: Mapping[str, Scheme], kept: list[str], activations: Mapping[str, str], kv: str | None
 ) -> dict[str, Any]:
-    groups = {"group_0": _scheme(main, ["Linear"], activations)}
-    by_scheme: dict[Scheme, list[str]] = {}
-    for name, scheme in others.items():
-        by_scheme.setdefault(scheme, []).append(name)
-    for i, (scheme, names) in enumerate(by_scheme.items(), 1):
-        groups[f"group_{i}"] = _scheme(scheme, names, activations)
-    formats = {g["format"] for g in groups.values()}
+    alike: dict[tuple[Scheme, str | None], list[str]] = {}
+    for name, scheme in schemes.items():
+        alike.setdefault((scheme, activations.get(name)), []).append(name)
+    ordered = sorted(alike.items(), key=lambda item: -len(item[1]))
+    groups = {
+        f"group_{i}": _scheme(scheme, names if i else ["Linear"], inputs)
+        for i, ((scheme, inputs), names) in enumerate(ordered)
+    }
+    formats = {g["format"] for g in groups.values()} or {"dense"}
     return {
         "quant_method": "compressed-tensors", "quantization_status": "compressed",
         "format": formats.pop() if len(formats) == 1 else "mixed-precision",
-        "config_groups": groups, "ignore": kept, "kv_cache_scheme": None,
+        "config_groups": groups, "ignore": kept,
+        "kv_cache_scheme": None if kv is None else KV_SCHEMES[kv],
     }  # fmt: skip
 
 

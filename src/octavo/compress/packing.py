@@ -75,6 +75,10 @@ def as_floats(x: F32, kind: TensorType) -> npt.NDArray[Any]:
     """The nearest F32, F16 or BF16; BF16 as its bits, uint16."""
     if kind is TensorType.BF16:
         bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-        nearest = bits + np.uint32(0x7FFF) + (bits >> 16 & np.uint32(1))
-        return (nearest >> 16).astype(np.uint16)
+        nearest = bits >> 16
+        nearest &= np.uint32(1)
+        nearest += np.uint32(0x7FFF)
+        nearest += bits
+        nearest >>= np.uint32(16)
+        return nearest.astype(np.uint16)
     return x.astype(np.float16 if kind is TensorType.F16 else np.float32)

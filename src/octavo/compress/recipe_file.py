@@ -10,7 +10,9 @@
       - match: ["*.k_proj.weight", "*.v_proj.weight"]
         weights: keep
 
-A GGUF file's has `formats: [gguf]` and a `file_type`, and its weights are types such as Q4_K.
+`vision: int8-dynamic` rounds what encodes images, too; `kv: int8` says how keys and values are to
+be cached. A GGUF file's has `formats: [gguf]` and a `file_type`, and its weights are types such as
+Q4_K.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from octavo.compress.recipes import (
     Activations,
     FolderRecipe,
     GgufRecipe,
+    KvDtype,
     Layout,
     Method,
     Recipe,
@@ -44,6 +47,7 @@ from octavo.errors import CheckpointError, OctavoError, UsageError
 T = TypeVar("T")
 MAX_FILE = 1 << 20
 INT8 = Grid(8, 0, True)  # what is multiplied with int8 activations
+VISION: Mapping[str, Scheme] = {"int8-dynamic": INT8, "fp8": "fp8"}
 _WITH_ACTIVATIONS = {"compressed-tensors", "safetensors"}  # formats that fp8 and activations have
 _TYPES = {t.name: t for t in (*ENCODED, TensorType.F16, TensorType.BF16, TensorType.F32)}
 
@@ -83,7 +87,7 @@ def read_recipe(text: str, file: str, name: str | None = None) -> Recipe:
         raise UsageError(f"{file}{line}: {getattr(e, 'problem', None) or 'not YAML'}") from None
     top = _Node(root, file)
     entries = top.mapping("summary", "method", "formats", "weights", "layers", "activations",
-                          "file_type", need=("formats", "weights"))  # fmt: skip
+                          "vision", "kv", "file_type", need=("formats", "weights"))  # fmt: skip
     own = name or Path(file).stem
     summary = entries["summary"].text() if "summary" in entries else own
     formats = [f.one_of(("gguf", *LAYOUTS)) for f in entries["formats"].items()]
@@ -97,7 +101,7 @@ def _gguf(
 ) -> GgufRecipe:
     if len(formats) > 1:
         raise entries["formats"].wrong("gguf has types of its own, and no other format beside it")
-    for key in ("method", "activations"):
+    for key in ("method", "activations", "vision", "kv"):
         if key in entries:
             raise entries[key].wrong(f"{key} is of folders, not of GGUF files")
     if "file_type" not in entries:
@@ -126,9 +130,18 @@ def _folder(name: str, summary: str, entries: Mapping[str, _Node]) -> FolderReci
         schemes.append((node, _scheme(node)))
         return schemes[-1][1]
 
-    weights = scheme(entries["weights"])
-    rules = _rules(entries, lambda node: None if node.is_text("keep") else scheme(node), False)
-    recipe = FolderRecipe(name, summary, weights, layouts, method, rules, activations)
+    def kept_or_scheme(node: _Node) -> Scheme | None:
+        return None if node.is_text("keep") else scheme(node)
+
+    weights, rules = kept_or_scheme(entries["weights"]), _rules(entries, kept_or_scheme, False)
+    vision = VISION[entries["vision"].one_of(tuple(VISION))] if "vision" in entries else None
+    kv: KvDtype | None = entries["kv"].one_of(get_args(KvDtype)) if "kv" in entries else None
+    recipe = FolderRecipe(name, summary, weights, layouts, method, rules, activations, vision, kv)
+    for key in ("vision", "kv"):
+        if key in entries and layouts != ("compressed-tensors",):
+            raise entries[key].wrong(f"{key} is stored as compressed-tensors only")
+    if weights is None and method != "rtn":
+        raise entries["weights"].wrong(f"{method} needs a scheme; 'keep' goes without a method")
     if "awq" in layouts and any(isinstance(r.becomes, Grid) for r in rules):
         raise entries["layers"].wrong("an AWQ folder has one scheme; other layers can be kept")
     for node, each in schemes:

@@ -19,6 +19,7 @@ from octavo.errors import UsageError
 Layout = Literal["gptq", "awq", "compressed-tensors", "mlx", "safetensors"]
 Method = Literal["rtn", "gptq", "healed", "distilled", "awq", "smoothquant"]
 Activations = Literal["dynamic", "static"]
+KvDtype = Literal["int8"]
 Where = Literal["sensitive", "first-sixteenth", "shared"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -101,17 +102,21 @@ def _fitting(kind: TensorType, columns: int) -> TensorType:
 @dataclass(frozen=True, slots=True)
 class FolderRecipe:
     """A folder of safetensors whose linear layers are rounded; embeddings, norms, routers and the
-    head stay as they are. weights: of layers that no rule is about; the first rule that fits is
-    taken. activations: what readers of compressed-tensors do with inputs of layers. layouts: the
-    first by default."""
+    head stay as they are. weights: of layers that no rule is about, None for as they are; the first
+    rule that fits is taken. activations: what readers of compressed-tensors do with inputs of
+    layers. layouts: the first by default. vision: of the layers of what encodes images, which are
+    rounded to the nearest, with inputs of as many bits, a scale a token. kv: what keys and values
+    are cached as when the model is served."""
 
     name: str
     summary: str
-    weights: Scheme
+    weights: Scheme | None
     layouts: tuple[Layout, ...]
     method: Method = "rtn"
     rules: tuple[Rule, ...] = ()
     activations: Activations | None = None
+    vision: Scheme | None = None
+    kv: KvDtype | None = None
     file: str = field(default="", compare=False, repr=False)  # of one's own
 
     def scheme_of(self, name: str) -> Scheme | None:

@@ -129,7 +129,9 @@ def folder_tensors(u: Uniform, layout: Layout, grid: Grid) -> tuple[layouts.Tens
         minima = _minima(u)
         codes = u.codes.reshape(-1, u.group).astype(np.int32)
         affine = Affine(u.scales.reshape(-1), minima.reshape(-1), codes)
-        values = affine.scale[:, None] * affine.codes.astype(np.float32) + affine.minimum[:, None]
+        values = codes.astype(np.float32)
+        values *= affine.scale[:, None]
+        values += affine.minimum[:, None]
         shape = (u.codes.shape[0], u.codes.shape[1])
         return layouts.mlx(affine, shape, grid), values.reshape(shape)
     zeros = _zeros(u)

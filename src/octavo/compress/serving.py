@@ -7,13 +7,14 @@ import re
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from octavo.backends.base import BLOCK
 from octavo.client.event_loop import EventLoop
 from octavo.client.process import EngineProcessClient
+from octavo.compress.distributions import Precision
 from octavo.engine.constraint import TokenTable
 from octavo.engine.events import Times, Token
 from octavo.engine.loader import OpenModel
@@ -36,14 +37,18 @@ class ServingFigures:
 
 def serve_both(
     models: tuple[OpenModel, OpenModel], prompts: list[list[int]], output: int, threads: int | None,
-    progress: Callable[[int], Any] = lambda _: None,
+    precision: Precision, progress: Callable[[int], Any] = lambda _: None,
 ) -> tuple[ServingFigures, ServingFigures]:  # fmt: skip
     """Has both continue every prompt by `output` tokens, the one first, then the other.
 
-    progress: told of every prompt that both have continued. Raises OctavoError.
+    precision: of the first. progress: told of every prompt that both have continued. Raises
+    OctavoError.
     """
     context = max(map(len, prompts)) + output
-    a, b = (_Engine(m, _plan(m, context, threads)) for m in models)
+    a, b = (
+        _Engine(m, _plan(m, context, threads, given))
+        for m, given in zip(models, (precision, Precision()), strict=True)
+    )
 
     async def measure() -> tuple[ServingFigures, ServingFigures]:
         await a.start()
@@ -65,11 +70,11 @@ def serve_both(
         loop.finish(close)
 
 
-def _plan(model: OpenModel, context: int, threads: int | None) -> Plan:
+def _plan(model: OpenModel, context: int, threads: int | None, precision: Precision) -> Plan:
     """A plan with the KV cache of one context: what an engine keeps beyond that is its choice."""
     plan = make_plan(
         model.compiled, name=model.checkpoint.path.name, context=context, threads=threads,
-        encoder=model.encoder,
+        encoder=model.encoder, **asdict(precision),
     )  # fmt: skip
     blocks = (context + BLOCK - 1) // BLOCK
     return replace(plan, limits=replace(plan.limits, blocks=blocks), cache=blocks * plan.block)

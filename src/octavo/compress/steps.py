@@ -10,8 +10,8 @@ import numpy as np
 from octavo.compress.awq import Settle, best_scales
 from octavo.compress.calibration import Finished
 from octavo.compress.clipping import clip_quantize
-from octavo.compress.fit import F32, F64
-from octavo.compress.gptq import gptq, output_error
+from octavo.compress.fit import F32, Hessian
+from octavo.compress.gptq import Outputs, gptq
 from octavo.compress.grids import Grid, Quantized, Scheme, quantize
 from octavo.compress.healing import heal
 from octavo.compress.journal import Arrays
@@ -23,20 +23,15 @@ SENSITIVE = 5e-4  # share of the mean square of outputs
 Search = Callable[[Sequence[F32], InputStatistics, Settle], F32 | None]
 
 
-def hessian_of(inputs: InputStatistics) -> F64:
-    """The mean of x x^T."""
-    return inputs.gram.astype(np.float64) / max(1, inputs.tokens)
-
-
-def _gptq(x: F32, hessian: F64, grid: Grid) -> Quantized:
+def _gptq(x: F32, hessian: Hessian, grid: Grid) -> Quantized:
     return gptq(x, hessian, grid).weights
 
 
-def _healed(x: F32, hessian: F64, grid: Grid) -> Quantized:
+def _healed(x: F32, hessian: Hessian, grid: Grid) -> Quantized:
     return heal(x, _gptq(x, hessian, grid), hessian)
 
 
-_ROUNDERS: dict[Method, Callable[[F32, F64, Grid], Quantized]] = {
+_ROUNDERS: dict[Method, Callable[[F32, Hessian, Grid], Quantized]] = {
     "gptq": _gptq,
     "healed": _healed,
     "distilled": _healed,
@@ -62,7 +57,7 @@ class RoundLayers:
     activations: Activations | None = None
 
     def make(self, name: str, weights: F32, inputs: InputStatistics) -> Finished:
-        grid, hessian = grid_of(self.schemes, name), hessian_of(inputs)
+        grid, hessian = grid_of(self.schemes, name), inputs.gram
         step = np.zeros(0, np.float32)
         if self.activations is None:
             plain = quantize(weights, grid)
@@ -72,9 +67,10 @@ class RoundLayers:
                 return Finished({}, {})
             plain = found.weights[0]
             step = np.array([s for s in (found.input_scale,) if s is not None], np.float32)
-        plain_error = output_error(weights, plain.values(), hessian)
+        outputs = Outputs(weights, hessian)
+        plain_error = outputs.error(plain.values())
         q = _ROUNDERS[self.method](weights, hessian, grid)
-        error, method = output_error(weights, q.values(), hessian), str(self.method)
+        error, method = outputs.error(q.values()), str(self.method)
         if not error <= plain_error:
             q, error, method = plain, plain_error, "rtn"
         arrays: Arrays = {"codes": q.codes, "scales": q.scales, "zeros": q.zeros, "step": step}
@@ -104,7 +100,7 @@ def search_of(method: Method, grid: Grid, activations: Activations | None) -> Se
     """How a method finds scales of inputs to fold in before it rounds; None if it does not."""
     if method == "awq":
         return lambda weights, inputs, settle: best_scales(
-            weights, inputs.mean_abs, hessian_of(inputs), grid, settle
+            weights, inputs.mean_abs, inputs.gram, grid, settle
         )[1]
     if method == "smoothquant" and activations is not None:
         return lambda weights, inputs, settle: w8a8(weights, inputs, activations, settle).scales

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from octavo.compress.fit import F32, I32, affine, codes_of, divide, symmetric
+from octavo.compress.fit import F32, I32, affine, codes_of, divide, steps_of, symmetric
 from octavo.compress.packing import (
     U8,
     bit_planes,
@@ -73,16 +73,24 @@ class _Groups:
 
     def codes(self, f: _Factors) -> I32:
         """`[n, groups, size]`."""
-        scale = (f.d[:, None] * f.scales)[:, :, None]
-        shifted = self.x + (f.dmin[:, None] * f.minima)[:, :, None]
+        return self._steps(f)[0].astype(np.int32)
+
+    def _steps(self, f: _Factors) -> tuple[F32, F32, F32]:
+        """The codes as floats, and the scales and minima of groups `[n, groups, 1]`."""
+        scale = (f.d[:, None] * f.scales).astype(np.float32)[:, :, None]
+        minimum = (f.dmin[:, None] * f.minima).astype(np.float32)[:, :, None]
+        shifted = self.x + minimum
         low = 0 if self.with_minima else -self.high - 1
-        return np.clip(np.rint(divide(shifted, scale)), low, self.high).astype(np.int32)
+        return np.clip(steps_of(shifted, scale, shifted), low, self.high), scale, minimum
 
     def errors(self, f: _Factors) -> F32:
         """Weighted error of each group, `[n, groups]`."""
-        scale = (f.d[:, None] * f.scales)[:, :, None]
-        decoded = scale * self.codes(f) - (f.dmin[:, None] * f.minima)[:, :, None]
-        return np.asarray((self.w * (self.x - decoded) ** 2).sum(2), np.float32)
+        lost, scale, minimum = self._steps(f)
+        lost *= scale
+        lost -= minimum
+        lost -= self.x
+        lost *= lost
+        return np.asarray(np.einsum("ngs,ngs->ng", self.w, lost), np.float32)
 
     def neighbours(self, f: _Factors) -> _Factors:
         """The same with each group's scale and minimum moved by one where that loses less."""

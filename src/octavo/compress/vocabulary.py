@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from tokenizers import Tokenizer as HfTokenizer
@@ -33,6 +34,7 @@ _WORDS = (
 )  # fmt: skip
 
 
+@cache
 def probe() -> str:
     """Text that tells splitting rules apart: words, digits, signs and spaces of many scripts."""
     scripts = ("".join(map(chr, range(*r))) for r in _RANGES)
@@ -91,12 +93,11 @@ def _byte_level(
     merges: list[list[str]],
 ) -> dict[str, Any]:  # fmt: skip
     """The first of the rules that GGUF names by which the probe falls into the same words."""
-    text = probe()
-    wanted = _words(source, text)
+    wanted = _words(source, probe())
     names = (*splitting.GPT2, *splitting.GPT2_DIGITS, *splitting.PATTERNS, "falcon")
     for name in names:
         ignore = name in splitting.IGNORES_MERGES
-        if ignore == bool(model["ignore_merges"]) and _split(name, text) == wanted:
+        if ignore == bool(model["ignore_merges"]) and _split(name) == wanted:
             return {"model": "gpt2", "pre": name, "merges": [" ".join(pair) for pair in merges]}
     raise Unsupported(
         "this tokenizer splits text by a rule that GGUF has no name for",
@@ -112,7 +113,10 @@ def _words(source: HfTokenizer, text: str) -> list[str]:
     return [word for word, _ in source.pre_tokenizer.pre_tokenize_str(text)]
 
 
-def _split(name: str, text: str) -> list[str]:
+@cache
+def _split(name: str) -> list[str]:
+    """The words that the probe falls into by a named rule."""
+    text = probe()
     if (normalizer := splitting.normalizer(name)) is not None:
         text = normalizer.normalize_str(text)
     return [word for word, _ in splitting.pre_tokenizer(name).pre_tokenize_str(text)]

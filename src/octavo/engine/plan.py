@@ -104,8 +104,10 @@ def parse_size(text: str, available: int, option: str = "--memory") -> int:
 
 
 def cache_type(program: Program, asked: str = "auto") -> str:
-    """What keys and values are cached as, unless it was asked for: bf16, and fp32 where experts are
-    routed to, because a router close to a tie makes another expert of the cache's rounding."""
+    """What keys and values are cached as, unless it was asked for: what the checkpoint says, else
+    bf16, and fp32 where experts are routed to, because a router close to a tie makes another expert
+    of the cache's rounding."""
+    asked = program.kv_dtype if asked == "auto" else asked
     if asked != "auto":
         return asked
     return "f32" if any(isinstance(op, Experts) for op in program.ops) else "bf16"

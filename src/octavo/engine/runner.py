@@ -158,13 +158,15 @@ def _branches(
 
 class DraftSpan(NamedTuple):
     """Tokens of a text from position `start` on, to be continued. blocks: where its keys and values
-    lie. row: how the next token is drawn; None if it is not."""
+    lie. row: how the next token is drawn; None if it is not. shift: how much further on rotations
+    have the tokens, after images."""
 
     blocks: list[int]
     start: int
     ids: list[int]
     row: SamplingRow | None
     adapter: int = -1
+    shift: int = 0
 
 
 def draft_input(spans: list[DraftSpan]) -> StepInput:
@@ -177,7 +179,8 @@ def draft_input(spans: list[DraftSpan]) -> StepInput:
     for span in spans:
         layout.append(Span(len(ids), len(span.ids), span.start, len(tables), span.adapter))
         ids += span.ids
-        positions += range(span.start, span.start + len(span.ids))
+        first = span.start + span.shift
+        positions += range(first, first + len(span.ids))
         tables += span.blocks
         drawn += [len(ids) - 1] if span.row is not None else []
     given, at, table, rows = (np.array(v, np.int32) for v in (ids, positions, tables, drawn))

@@ -10,6 +10,7 @@ from collections.abc import Collection
 
 from octavo.backends.base import Executable
 from octavo.engine.drafts import Proposal, written
+from octavo.engine.images import rotary_positions
 from octavo.engine.runner import DraftSpan, draft_input
 from octavo.engine.sequence import Sequence
 
@@ -38,8 +39,13 @@ class SelfDraft:
     def propose(self, sequences: list[Sequence], depth: int) -> list[Proposal | None]:
         spans = [
             DraftSpan(
-                s.kv.blocks, s.kv.computed, s.kv.tokens[-1:], s.sampling.draft_row(), s.adapter
-            )
+                s.kv.blocks,
+                s.kv.computed,
+                s.kv.tokens[-1:],
+                s.sampling.draft_row(),
+                s.adapter,
+                rotary_positions(s.images, s.kv.computed, 1)[0] - s.kv.computed,
+            )  # fmt: skip
             for s in sequences
         ]
         ends: list[list[int]] = [[]] * len(spans)

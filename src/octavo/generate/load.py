@@ -82,15 +82,20 @@ def token_table(tokenizer: Tokenizer) -> TokenTable:
     return TokenTable(tokenizer.grammar_bytes(), sorted(special.control), sorted(special.eos))
 
 
+def check_choices(options: LoadOptions) -> None:
+    """Raises UsageError for an option that is none of its values."""
+    for choice, known in _CHOICES:
+        if (given := options.get(choice, "auto")) not in known:
+            raise UsageError(f"{choice} {given!r}; it may be {' or '.join(known)}")
+
+
 def load(model: str, **options: Unpack[LoadOptions]) -> ServedModel:
     """A model (demo name, Hugging Face id, folder or .gguf) with an engine in this process.
 
     Raises OctavoError when it cannot be found, read or fitted.
     """
     check_names(options, LoadOptions)
-    for choice, known in _CHOICES:
-        if (given := options.get(choice, "auto")) not in known:
-            raise UsageError(f"{choice} {given!r}; it may be {' or '.join(known)}")
+    check_choices(options)
     loading, adapters = options.get("loading", no_progress), options.get("adapters")
     located = locate(model, offline=options.get("offline", False), progress=loading)
     mmproj, vision_dtype = options.get("mmproj", "auto"), options.get("vision_dtype", "auto")

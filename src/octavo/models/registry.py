@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from octavo.checkpoint import Checkpoint
+from octavo.checkpoint.quantized import kv_dtype_of
 from octavo.errors import Unsupported
 from octavo.models import (
     bert,
@@ -95,7 +96,7 @@ def build_program(checkpoint: Checkpoint, context: int | None = None) -> Program
 
     Raises Unsupported for an unknown architecture, and for an option that its family ignores.
     """
-    gguf = checkpoint.format == "gguf"
+    gguf, kv_dtype = checkpoint.format == "gguf", kv_dtype_of(checkpoint.metadata)
     if not gguf and checkpoint.architecture in TEXT:
         checkpoint = TEXT[checkpoint.architecture](checkpoint)
     name = checkpoint.architecture
@@ -115,4 +116,4 @@ def build_program(checkpoint: Checkpoint, context: int | None = None) -> Program
     metadata = Recorded(checkpoint.metadata)
     program = ARCHITECTURES[name](replace(checkpoint, metadata=metadata), context)
     refuse_unread(checkpoint, metadata)
-    return program
+    return replace(program, kv_dtype=kv_dtype)

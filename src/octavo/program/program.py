@@ -34,7 +34,8 @@ class Program:
     inputs: what a step gives. cache: what each layer keeps, by number. output: the logits
     (generate), the states to pool (embed) or the scores (rank). hidden: the states that the
     logits are made of, for pooling generating models; elsewhere the output. taps: further values
-    that are read after a step.
+    that are read after a step. kv_dtype: what the checkpoint wants keys and values cached as,
+    "auto" if it does not say.
     """
 
     ops: tuple[Op, ...]
@@ -46,6 +47,7 @@ class Program:
     hidden: Value
     task: Task = "generate"
     taps: tuple[Value, ...] = ()
+    kv_dtype: str = "auto"
 
     @property
     def causal(self) -> bool:

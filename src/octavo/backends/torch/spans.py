@@ -20,7 +20,7 @@ from octavo.checkpoint.dequantize import dequantize
 from octavo.program import Embed, Experts, Program, Value
 
 F32 = npt.NDArray[np.float32]
-MEMORY = 256 << 20  # bytes of values that are held; others lie in a file
+MEMORY = 64 << 20  # bytes of values that are held; others lie in a file
 TABLE_ROWS = 4096  # of an embedding table that are read at a time
 
 

@@ -34,6 +34,16 @@ def quantization_of(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | N
     return str(method), settings
 
 
+def kv_dtype_of(config: Mapping[str, Any]) -> str:
+    """What a `config.json` wants keys and values cached as: "int8", or "auto" where it does not say
+    or wants what the default is no coarser than."""
+    settings = config.get("quantization_config")
+    scheme = settings.get("kv_cache_scheme") if isinstance(settings, dict) else None
+    if isinstance(scheme, dict) and (scheme.get("num_bits"), scheme.get("type")) == (8, "int"):
+        return "int8"
+    return "auto"
+
+
 def _modules(tensors: Mapping[str, Stored], endings: tuple[str, ...]) -> dict[str, Module]:
     parts: dict[str, dict[str, Stored]] = {}
     for name, tensor in tensors.items():
