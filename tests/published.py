@@ -19,6 +19,7 @@ def _types() -> dict[str, tuple[Any, Any]]:
     import ollama
     from openai.types import Completion, CompletionChoice, CreateEmbeddingResponse, Embedding, Model
     from openai.types.chat import ChatCompletion, ChatCompletionChunk
+    from openai.types.completion_choice import Logprobs
     from openai.types.responses import Response, ResponseStreamEvent
 
     class Models(BaseModel):
@@ -36,12 +37,24 @@ def _types() -> dict[str, tuple[Any, Any]]:
 
         finish_reason: Literal["stop", "length", "content_filter"] | None  # type: ignore[assignment]
 
+    class EchoLogprobs(Logprobs):
+        """Of a text with its prompt, whose first token has none."""
+
+        token_logprobs: list[float | None] | None = None  # type: ignore[assignment]
+        top_logprobs: list[dict[str, float] | None] | None = None  # type: ignore[assignment]
+
+    class Choice(CompletionChoice):
+        logprobs: EchoLogprobs | None = None
+
+    class Text(Completion):
+        choices: list[Choice]  # type: ignore[assignment]
+
     class Piece(Completion):
         choices: list[UnfinishedChoice]  # type: ignore[assignment]
 
     return {
         "/chat/completions": (ChatCompletion, ChatCompletionChunk),
-        "/completions": (Completion, Piece),
+        "/completions": (Text, Piece),
         "/embeddings": (Vectors, None),
         "/models": (Models, None),
         "/responses": (Response, ResponseStreamEvent),
@@ -66,14 +79,14 @@ def _adapters() -> dict[str, list[TypeAdapter[Any] | None]]:
     }
 
 
-# Replies to this may be a user's message, which there is only here.
-EXTENSION = b'"add_generation_prompt": false'
+# Replies to these may be a user's message, which there is only here.
+EXTENSIONS = (b'"add_generation_prompt": false', b'"continue_final_message": true')
 
 
 def check(path: str, status: int, text: str, asked: bytes = b"") -> None:
     """Raises ValidationError for a reply that is not as published. Other paths have no schema."""
     path = path.partition("?")[0].removeprefix("/v1")
-    if status != 200 or path not in _adapters() or EXTENSION in asked:
+    if status != 200 or path not in _adapters() or any(e in asked for e in EXTENSIONS):
         return
     whole, piece = _adapters()[path]
     pieces = _pieces(path, text)

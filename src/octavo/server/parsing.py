@@ -16,9 +16,8 @@ from octavo.server.sizes import SMALL, Bounds
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 FindBounds = Callable[[str | None], Bounds]
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL)
-_MISSING = re.compile(r"Object missing required field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL)
-_INVALID = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?$", re.DOTALL)
+_AT = " - at `$"  # before the path of the field at fault, in what msgspec says
+_FIELD = re.compile(r"Object (contains unknown|missing required) field `(.*)`$", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -43,17 +42,18 @@ def _unsupported(name: str) -> RequestError:
 
 def _refusal(error: msgspec.ValidationError) -> RequestError:
     """What msgspec found, under the whole path of the field at fault."""
-    text = str(error)[:400]
-    if found := _UNKNOWN.match(text):
-        name, path = found.groups()
-        return _unsupported(f"{path[:200]}.{name[:64]}" if path else name[:64])
-    if found := _MISSING.match(text):
-        name, path = found.groups()
-        path = f"{path[:200]}.{name}" if path else name
-        return InvalidValue(f"{path} is missing", path)
-    found = _INVALID.match(text)
-    what, path = found.groups() if found else (text, None)
-    return InvalidValue(f"{path}: {what}" if path else what, path)
+    text = str(error)
+    what, at, rest = text.rpartition(_AT) if _AT in text else (text, "", "")
+    path = rest.removesuffix("`").removeprefix(".")[:200] if at else None
+    if found := _FIELD.match(what):
+        kind, name = found[1], found[2][:64]
+        whole = f"{path}.{name}" if path else name
+        return (
+            _unsupported(whole)
+            if kind == "contains unknown"
+            else InvalidValue(f"{whole} is missing", whole)
+        )
+    return InvalidValue(f"{path}: {what[:200]}" if path else what[:200], path)
 
 
 @cache
