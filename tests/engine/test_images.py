@@ -348,7 +348,8 @@ def test_an_image_goes_on_while_one_waits_for_it(loaded: dict[str, Loaded]) -> N
         engine.add(m.request(name, (1,), text=9 + ord(name)))
     engine.step()
     engine.abort("a")
-    assert len(images._batch) == 1 and images.cache.used == images.encoder.bytes
+    (image,) = images._batch.values()
+    assert images.cache.used == images.encoder.bytes(image)
     engine.abort("b")
     assert not images._batch and images.cache.used == 0
 
@@ -373,7 +374,8 @@ def test_an_image_that_cannot_be_begun(loaded: dict[str, Loaded]) -> None:
             if isinstance(event, Ended) or (isinstance(event, Token) and event.finish):
                 ended[event.id] = event.finish
     assert ended == {"a": "length", "b": "error"}
-    assert images.cache.used == images.encoder.bytes and not images.cache._users
+    assert images.cache.used == images.encoder.bytes(m.family.image(1))
+    assert not images.cache._users
 
 
 def test_encoding_is_work_of_who_asks(loaded: dict[str, Loaded]) -> None:
@@ -428,7 +430,8 @@ def test_refusals(loaded: dict[str, Loaded]) -> None:
 def test_a_death_in_the_middle_changes_nothing(loaded: dict[str, Loaded], tmp_path: Path) -> None:
     """Whether images are being encoded then or tokens are drawn."""
     m = Loaded(loaded["llava"].family, tmp_path)
-    requests = [m.request(name, seeds) for name, seeds in (("a", (1,)), ("b", (2, 3)), ("c", ()))]
+    long = SamplingParams(temperature=0, max_tokens=200, logprobs=0, ignore_eos=True)
+    requests = [m.request("a", (1,)), m.request("b", (2, 3)), m.request("c", (), params=long)]
     expected = {r.id: [token for token, _ in run(m.engine(), [r])[r.id]] for r in requests}
     files = m.open.checkpoint.states
 

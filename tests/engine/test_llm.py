@@ -153,7 +153,7 @@ def test_texts_parts_and_conversations(llm: octavo.LLM) -> None:
     assert llm.encode_chat([{"role": "user", "content": parts}]) == llm.encode_chat(messages)
     two = llm.chat([messages, messages], PARAMS, progress=False)
     assert [c.text for c in two] == [expected.text] * 2
-    with pytest.raises(RequestError, match="'image_url' part; this model takes text only"):
+    with pytest.raises(RequestError, match="this model takes text only, not 'image_url' parts"):
         llm.encode_chat([{"role": "user", "content": [{"type": "image_url"}]}])
 
 

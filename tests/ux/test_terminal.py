@@ -260,6 +260,7 @@ def test_json(smollm2: Path, tmp_path: Path) -> None:
     assert set(shown) == {
         "name", "path", "architecture", "task", "parameters", "bytes", "tensors", "layers", "vocabulary",
         "context", "kv_heads", "head_dim", "kv_bytes_per_token", "chat_template", "sampling", "quality",
+        "images", "mmproj",
     }  # fmt: skip
     assert shown["parameters"] == 134_515_008 and shown["task"] == "generate"
     plan = json.loads(octavo("plan", "smollm2", "--context", "512", "--json").stdout)
@@ -269,7 +270,7 @@ def test_json(smollm2: Path, tmp_path: Path) -> None:
     assert plan["activations"] == ("int16" if host_isa() == "amx" else "auto")
     assert set(plan) == {
         *parts, "model", "total", "available", "model_context", "context", "capacity", "threads",
-        "kv_dtype", "activations", "matrices", "encoder", "image_cache",
+        "kv_dtype", "activations", "matrices", "encoder", "image_cache", "draft", "vision_dtype",
     }  # fmt: skip
     assert json.loads(octavo("ls", "--architectures", "--json").stdout).count("llama") == 1
 
@@ -318,11 +319,13 @@ def test_completion(smollm2: Path) -> None:
     script = octavo("completion", "bash").stdout
     check = (
         f"octavo() {{ {shlex.join(OCTAVO)} \"$@\"; }}\nexport -f octavo\n{script}\n"
-        'for words in "octavo se" "octavo show smol" "octavo serve --max-q" "octavo run --kv-dtype b"; do\n'
+        'for words in "octavo se" "octavo show smol" "octavo serve --write-t" "octavo run --kv-dtype b"; do\n'
         'COMP_WORDS=($words); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMPREPLY=()\n'
         '_octavo_completion octavo; echo "${COMPREPLY[@]}"; done'
     )  # fmt: skip
     result = subprocess.run(
         ["bash", "-c", check], capture_output=True, text=True, check=True, timeout=120
     )
-    assert result.stdout.splitlines() == ["serve", "smollm2", "--max-queue", "bf16"], result.stderr
+    assert result.stdout.splitlines() == ["serve", "smollm2", "--write-timeout", "bf16"], (
+        result.stderr
+    )
