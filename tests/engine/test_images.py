@@ -65,8 +65,9 @@ class Loaded:
             ids += [PLACEHOLDER] * self.family.image(seed).tokens
         ids += [int(i) for i in rng.integers(3, 290, 4)]
         params = SamplingParams(temperature=0, max_tokens=8, logprobs=0, ignore_eos=True)
-        given = {"images": [self.family.image(s) for s in seeds], "image_offsets": offsets}
-        return Request(id=name, prompt=ids, params=params, **(given | more))
+        images = [self.family.image(s) for s in seeds]
+        given = {"params": params, "images": images, "image_offsets": offsets}
+        return Request(id=name, prompt=ids, **(given | more))
 
 
 @pytest.fixture(scope="module")
