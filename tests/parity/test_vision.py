@@ -212,7 +212,7 @@ def test_int8(name: str, saved: dict[str, tuple[Path, torch.nn.Module]]) -> None
     whole, small = CompiledEncoder.of(vision), CompiledEncoder.of(vision, "int8")
     layers = 6 * (2 if name == "llava" else 3)  # llava takes the last but one
     assert {m.type.name: m.count for m in small.tower.matrices} == {"INT8": layers, "F32": 2}
-    assert [m.type.name for m in small.projector.matrices] == ["F32"]
+    assert [m.type.name for p in small.projectors for m in p.matrices] == ["F32"]
     assert small.footprint(2) < whole.footprint(2)
     exact = reference_embeddings(vision, family.image(8)).numpy()
     wide, rounded = (encoded(checkpoint, family.image(8), d) for d in ("auto", "int8"))
