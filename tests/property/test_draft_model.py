@@ -252,6 +252,21 @@ def test_text_passes_between_vocabularies(folder: Path) -> None:
     assert again == tokens[:-1] and rest == b""
 
 
+def test_its_text_stays_in_its_context(pool: Pool, folder: Path) -> None:
+    """Which a text may leave that is within it in the target's tokens."""
+    engine, made = pool.engine(), draft_model(folder, "words")
+    tokens = table(folder / "target.gguf").tokens
+    prompt = [tokens.index(c.encode()) for c in "a cat"]
+    engine.add(Request(id="", prompt=prompt, params=SamplingParams()))
+    sequence = engine.scheduler.waiting[0]
+    assert made._languages is not None
+    made._languages = made._languages._replace(first=[256] * 20)
+    held = made._follow(sequence, 0)
+    assert held is not None
+    made._context = len(held.kv.tokens) + 5
+    assert made._follow(sequence, 5) is held and made._follow(sequence, 6) is None
+
+
 def test_a_brief_step_computes_the_program_without_its_parts(pool: Pool, folder: Path) -> None:
     """Without the last layer, the model is the one that was made with a layer less."""
     save_gguf(replace(SHAPE, layers=2), folder / "less.gguf", Q.Q4_1)

@@ -174,6 +174,26 @@ def test_answers_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     run(test())
 
 
+def test_an_answer_that_is_being_made_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever comes meanwhile: it is made once, and its bytes are counted once."""
+
+    async def test() -> None:
+        app = Idempotency(inner := App())
+        monkeypatch.setattr(module, "MOST_ANSWERS", 1)
+        inner.gate.clear()
+        first = asyncio.create_task(ask(app, key="slow"))
+        await asyncio.sleep(0)
+        inner.gate.set()
+        for key in "ab":
+            await ask(app, key=key)
+        monkeypatch.setattr(module, "MOST_ANSWERS", 9)
+        again = asyncio.create_task(ask(app, key="slow"))
+        assert (await first)[1:] == (b"1:hi", False) and (await again)[1:] == (b"1:hi", True)
+        assert app._bytes == sum(a.size for a in app._answers.values() if a.kept)
+
+    run(test())
+
+
 def test_over_http(smollm2: Path) -> None:
     """Whole answers and streams, to the byte, in every dialect; nothing is computed again."""
     tokenizer = load_tokenizer(open_checkpoint(smollm2))

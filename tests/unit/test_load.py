@@ -110,6 +110,22 @@ def test_tokens_that_wait_are_limited() -> None:
     queue.check(stream(prompt=4000), Load([begun], 8))  # alone it is taken, however long
 
 
+def test_choices_of_a_prompt_do_not_wait_for_it_again() -> None:
+    """It is computed once, so a request with many of them is taken as one with one is."""
+    queue, first = QueueLimits(100, 1000), stream(prompt=800, timeout=10.0)
+    streams = [first]
+    for _ in range(8):
+        one = Stream.of(first.request, 0.0)
+        load = Load(streams, 64, 0.01, 0.01)
+        queue.check(one, load)
+        assert load.waiting == 800 and load.wait(one) == 0
+        streams.append(one)
+    late = stream(prompt=100, timeout=10.0)
+    assert Load(streams, 64, 0.01, 0.01).wait(late) == 8.0
+    with pytest.raises(Overloaded, match="800 tokens of prompts wait"):
+        queue.check(stream(prompt=201), Load(streams, 64, 0.01, 0.001))
+
+
 @pytest.mark.parametrize("tokens", [5, 40])
 def test_who_comes_back_when_told_is_taken(tokens: int) -> None:
     """And would not have been much before: what is told is the time that it takes."""

@@ -165,6 +165,20 @@ def test_tokens_of_a_day(url: str) -> None:
     run(test())
 
 
+def test_what_a_request_was_granted_at_its_very_end_is_taken_back(url: str) -> None:
+    async def test() -> None:
+        servers = Servers(url, "end", Limits(tokens_per_day=200), Now())
+        one, two = servers.accounts
+        meter = await one.take(10, None)
+        assert meter.covers(10 + CHUNK)  # which counts a further part
+        meter.settle(11 + CHUNK)
+        await servers.shared[0].close()
+        assert (await two.take(10, 200)).reserved == 200 - (11 + CHUNK)
+        await servers.close()
+
+    run(test())
+
+
 def test_without_the_server_each_keeps_its_own_limits(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         process = counter(port := free_port())

@@ -13,6 +13,7 @@ from octavo.checkpoint.progress import ProgressBar
 from octavo.engine.loader import OpenModel
 from octavo.engine.plan import Plan, Share, make_plan, memory_budget
 from octavo.errors import UsageError
+from octavo.models.mmproj import AUTO, NONE
 from octavo.server.source import ModelOptions, ModelSource, NamedSource
 
 
@@ -66,8 +67,7 @@ class Choice:
             if unknown := [model for model in wanted if model not in found]:
                 raise UsageError(f"{option}: {unknown[0]!r} is none of the models that are named")
         self.known |= found
-        pairs = [(options, self._source(options)) for options in served]
-        return pairs
+        return [(options, self._source(options, self.sizing)) for options in served]
 
     def find(self) -> list[NamedSource]:
         """Models of the folder and the caches that were not known before."""
@@ -77,9 +77,17 @@ class Choice:
         return [self._found(located) for located in found if located.name not in self.known]
 
     def _found(self, located: Located) -> NamedSource:
+        """A model that was not named, for which options about one model do not hold."""
         self.known.add(located.name)
-        options = replace(self.like, located=located, name=located.name)
-        return options, self._source(options)
+        mmproj = NONE if self.like.mmproj == NONE else AUTO
+        options = replace(
+            self.like, located=located, name=located.name, chat_template=None, adapters=(),
+            mmproj=mmproj,
+        )  # fmt: skip
+        sizing = self.sizing | {"draft": None}
+        if sizing["speculation"] == "draft":
+            sizing["speculation"] = "auto"
+        return options, self._source(options, sizing)
 
     def fetch(self, name: str, progress: ProgressBar) -> NamedSource | None:
         """A model as `octavo pull` fetches it; None if it is served already. Raises OctavoError."""
@@ -88,20 +96,20 @@ class Choice:
         self._fetched = True
         return None if located.name in self.known else self._found(located)
 
-    def _source(self, options: ModelOptions) -> ModelSource:
-        return ModelSource(options, lambda opened: self._plan(options, opened))
+    def _source(self, options: ModelOptions, sizing: dict[str, Any]) -> ModelSource:
+        return ModelSource(options, lambda opened: self._plan(options, opened, sizing))
 
-    def _plan(self, options: ModelOptions, opened: OpenModel) -> Plan:
+    def _plan(self, options: ModelOptions, opened: OpenModel, sizing: dict[str, Any]) -> Plan:
         if not self.several:
             return make_plan(
                 opened.compiled, name=options.name, memory=self.memory, encoder=opened.encoder,
-                **self.sizing,
+                **sizing,
             )  # fmt: skip
-        context = self.sizing["context"]
+        context = sizing["context"]
         share = Share(self.budget, self.budget // self._count)
         return make_plan(
             opened.compiled, name=options.name, share=share, encoder=opened.encoder,
-            **self.sizing | {"context": context and min(context, opened.program.context)},
+            **sizing | {"context": context and min(context, opened.program.context)},
         )  # fmt: skip
 
 

@@ -38,8 +38,14 @@ class Load:
 
     @property
     def waiting(self) -> int:
-        """Prompt tokens of requests that have no token yet."""
-        return sum(len(s.request.prompt) for s in self.streams if not s.given)
+        """Prompt tokens of requests that have no token yet. The choices of a prompt, which are
+        given the same list, have it computed once."""
+        prompts = (s.request.prompt for s in self.streams if not s.given)
+        return sum({id(prompt): len(prompt) for prompt in prompts}.values())
+
+    def waits(self, prompt: list[int]) -> bool:
+        """Whether another choice of a prompt waits for it."""
+        return any(s.request.prompt is prompt for s in self.streams if not s.given)
 
     def _left(self, stream: Stream) -> float:
         """Seconds until a request ends once it has its place; one that names no number of tokens
@@ -63,17 +69,21 @@ class Load:
         before = [s for s in self.streams if s.request.priority <= level]
         begun = [s for s in before if s.given]
         mine = [s for s in begun if s.request.tenant == tenant]
-        ahead = Counter[str]()
+        ahead, seen = Counter[str](), {id(request.prompt)}
         count = tokens = 0  # of requests that come first: of its tenant; of a higher class, all
         for stream in before:
             other = stream.request
             if stream.given:
                 continue
+            length = 0 if id(other.prompt) in seen else len(other.prompt)
             if other.priority < level:
-                tokens += len(other.prompt)
+                tokens += length
             elif other.tenant != tenant or stream.due <= new.due:
-                ahead[other.tenant] += len(other.prompt)
+                ahead[other.tenant] += length
                 count += other.tenant == tenant
+            else:
+                continue
+            seen.add(id(other.prompt))
         own = ahead.pop(tenant, 0)
         most = own + len(request.prompt)
         tokens += own + sum(min(most, n) for n in ahead.values())
@@ -117,7 +127,7 @@ class QueueLimits:
             many = f"{len(streams)} requests are in flight, which is the limit"
             raise _overloaded(many, load.until_one_ends())
         waiting = load.waiting
-        if self.tokens is not None and waiting:
+        if self.tokens is not None and waiting and not load.waits(request.prompt):
             excess = waiting + len(request.prompt) - int(self.tokens * share)
             if excess > 0:
                 many = f"{waiting:,} tokens of prompts wait; {self.tokens:,} may"

@@ -128,7 +128,9 @@ class DraftModel:
         if not held.kv.pending:  # nothing new: the last token is computed again, to draw after it
             held.kv.computed -= 1
         length = len(held.kv.tokens) + depth
-        return held if not held.rest and self._kv.extend(held.kv, length) else None
+        if held.rest or length > self._context:  # its tokens may be more than the target's
+            return None
+        return held if self._kv.extend(held.kv, length) else None
 
     def _take(self, held: _Held, new: list[int]) -> int:
         """Appends tokens of the target; how many of those written ahead keep their keys and

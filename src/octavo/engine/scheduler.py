@@ -129,7 +129,6 @@ class Scheduler:
         (self.running if sequence in self.running else self.waiting).remove(sequence)
         self._let_go(sequence)
         self._policy.left(sequence)
-
         if self._images is not None and self._images.encodes(sequence.images):
             others = (i for s in (*self.running, *self.waiting) for i in s.images)
             if not self._images.encodes(others):

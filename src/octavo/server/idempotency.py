@@ -78,13 +78,15 @@ class Idempotency:
             await Response(status_code=499)(scope, receive, send)
 
     def _forget(self) -> None:
-        """Drops the oldest answers while there are too many, and those that are too old."""
+        """Drops the oldest answers while there are too many, and those that are too old; none that
+        is being made, for it to be made once and its bytes to be counted once."""
         now = self._clock()
         for id, answer in list(self._answers.items()):
             fits = len(self._answers) <= MOST_ANSWERS and self._bytes <= MOST_BYTES
             if fits and answer.began + KEPT > now:
                 return
-            self._drop(id, answer)
+            if answer.done.is_set():
+                self._drop(id, answer)
 
     def _drop(self, id: Id, answer: _Answer) -> None:
         if self._answers.get(id) is answer:

@@ -69,8 +69,9 @@ class SharedLimits:
         least = min(least, meter.reserved)
         taken = await self._tokens(key.name, key.limits, meter.reserved, least)
         meter.shrink(min((g.amount for g in taken), default=meter.reserved))
-        meter.more = lambda wanted: self._later(self._more(key, meter, taken, wanted))
-        meter.settled = lambda used: self._later(self._settle(taken, used))
+        turn = asyncio.Lock()  # of a request: all is counted before what is left is taken back
+        meter.more = lambda wanted: self._later(turn, self._more(key, meter, taken, wanted))
+        meter.settled = lambda used: self._later(turn, self._settle(taken, used))
 
     async def _tokens(self, name: str, limits: Limits, wanted: int, least: int) -> list[Grant]:
         taken = []
@@ -93,8 +94,12 @@ class SharedLimits:
         except RateLimited:
             meter.refused = True
 
-    def _later(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _later(self, turn: asyncio.Lock, work: Coroutine[Any, Any, None]) -> None:
+        async def in_turn() -> None:
+            async with turn:
+                await work
+
+        task = asyncio.get_running_loop().create_task(in_turn())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
