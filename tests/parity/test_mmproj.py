@@ -190,6 +190,7 @@ def changed(path: Path, target: Path, drop: str = "", **keys: Any) -> Path:
 
 WRONG: list[tuple[dict[str, Any], type[OctavoError], str]] = [
     ({"projector_type": "resampler"}, Unsupported, "clip.projector_type is 'resampler'"),
+    ({"projector_type": ["mlp"]}, Unsupported, "clip.projector_type is \"['mlp']\""),
     ({"has_vision_encoder": False}, Unsupported, "clip.projector_type"),
     ({"projector_type": "gemma3"}, CheckpointError, "is made for gemma3 models; m.gguf is llama"),
     ({"vision__feature_layer": [1, 2]}, Unsupported, "clip.vision.feature_layer is [1, 2]"),

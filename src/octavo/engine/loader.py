@@ -24,7 +24,7 @@ from octavo.engine.plan import Plan
 from octavo.engine.self_draft import SelfDraft
 from octavo.engine.translation import Translation, same_tokens
 from octavo.engine.tuned import read_tuned
-from octavo.errors import UsageError
+from octavo.errors import CheckpointError, UsageError
 from octavo.models import build_program, build_vision
 from octavo.models.images import Vision
 from octavo.models.mmproj import AUTO, NONE, with_mmproj
@@ -76,8 +76,21 @@ def open_model(
     checkpoint = with_mmproj(open_checkpoint(path), mmproj)
     program = build_program(checkpoint, context)
     vision = build_vision(checkpoint)
+    if vision is not None:
+        _check_width(checkpoint, program, vision)
     encoder = None if vision is None else CompiledEncoder.of(vision, vision_dtype)
     return OpenModel(checkpoint, get_backend().compile(program, adapters), encoder)
+
+
+def _check_width(checkpoint: Checkpoint, program: Program, vision: Vision) -> None:
+    """Raises CheckpointError for an encoder whose embeddings the language model cannot take."""
+    taken = [given.shape[-1] for given in program.inputs if given.name == "embeddings"]
+    made = sum(projector.output.width for projector in vision.projectors)
+    if taken != [made]:
+        raise CheckpointError(
+            f"{checkpoint.path.name}: its images make {made} features a token; its language model "
+            f"takes {taken[0] if taken else 'none'}"
+        )
 
 
 def _drop_pages(checkpoint: Checkpoint) -> None:
