@@ -122,7 +122,7 @@ def load_images(model: OpenModel, plan: Plan) -> ImageQueue | None:
 def open_draft(path: Path) -> CompiledDraft:
     """Reads the headers of a draft model. Raises ModelNotFound, CheckpointError, Unsupported or
     UsageError."""
-    opened = open_model(path)
+    opened = open_model(path, mmproj=NONE)  # images are not shown to it
     if opened.task != "generate" or not opened.program.causal:
         raise UsageError(f"--draft {path.name} generates no text", "--draft smollm2")
     return CompiledDraft(path, opened.compiled, dict(opened.checkpoint.states))
@@ -136,7 +136,7 @@ def load_writer(
     table: the model's tokens. Raises UsageError where it is not known what to leave out.
     """
     if plan.speculation == "self":
-        return SelfDraft(executable, read_tuned(model.checkpoint).skip)
+        return SelfDraft(executable, read_tuned(model.checkpoint, executable.parts).skip)
     return None if plan.draft is None else _load_draft(model, executable, plan, plan.draft, table)
 
 
@@ -145,7 +145,7 @@ def _load_draft(
 ) -> DraftModel:
     from octavo.text import load_tokenizer  # engines know tokens, and need no tokenizer else
 
-    opened = open_model(Path(planned.path))
+    opened = open_model(Path(planned.path), mmproj=NONE)
     check_unchanged(planned.files)
     draft = CompiledDraft(opened.checkpoint.path, opened.compiled, planned.files)
     tokenizer = load_tokenizer(opened.checkpoint)
