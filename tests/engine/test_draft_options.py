@@ -123,6 +123,9 @@ def test_what_is_tuned_is_of_the_files_as_they_are(
     copy.write_bytes((pair / "small.gguf").read_bytes())
     tuned, _ = tune(copy, "m", 1, step_bar)
     assert read_tuned(open_checkpoint(copy)) == tuned
+    assert read_tuned(open_checkpoint(copy), tuned.parts) == tuned
+    with pytest.raises(UsageError, match="not known yet"):
+        read_tuned(open_checkpoint(copy), tuned.parts + 1)
     copy.write_bytes((pair / "large.gguf").read_bytes())
     with pytest.raises(UsageError, match="not known yet"):
         read_tuned(open_checkpoint(copy))

@@ -178,6 +178,19 @@ def test_commands(pairs: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
     assert takes[0] > takes[1] == 0
 
 
+def test_encoders_are_not_replaced_unasked(
+    pairs: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    other = tmp_path / "mmproj-m.gguf"
+    other.write_bytes(b"mine")
+    args = ["convert", str(pairs["llava"][0]), "--output", str(tmp_path / "m.gguf")]
+    refused = CliRunner().invoke(cli, args)
+    assert isinstance(refused.exception, UsageError) and str(other) in str(refused.exception)
+    assert other.read_bytes() == b"mine" and list(tmp_path.iterdir()) == [other]
+    assert CliRunner().invoke(cli, [*args, "--force"]).exit_code == 0
+    assert other.read_bytes()[:4] == b"GGUF"
+
+
 def changed(path: Path, target: Path, drop: str = "", **keys: Any) -> Path:
     """A copy of an mmproj file with other keys, or without a tensor; None takes a key away."""
     source = open_checkpoint(path)
@@ -190,6 +203,7 @@ def changed(path: Path, target: Path, drop: str = "", **keys: Any) -> Path:
 
 WRONG: list[tuple[dict[str, Any], type[OctavoError], str]] = [
     ({"projector_type": "resampler"}, Unsupported, "clip.projector_type is 'resampler'"),
+    ({"projector_type": ["mlp"]}, Unsupported, "clip.projector_type is \"['mlp']\""),
     ({"has_vision_encoder": False}, Unsupported, "clip.projector_type"),
     ({"projector_type": "gemma3"}, CheckpointError, "is made for gemma3 models; m.gguf is llama"),
     ({"vision__feature_layer": [1, 2]}, Unsupported, "clip.vision.feature_layer is [1, 2]"),

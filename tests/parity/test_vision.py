@@ -20,6 +20,7 @@ from octavo.backends.torch.reference import Reference
 from octavo.checkpoint import Checkpoint, open_checkpoint
 from octavo.engine.encoder import CompiledEncoder, ImageEncoder, tower_step
 from octavo.engine.images import PlacedImage
+from octavo.engine.loader import open_model
 from octavo.errors import CheckpointError, Unsupported
 from octavo.models import build_program, build_vision
 from octavo.models.images import Layout, Vision
@@ -257,6 +258,7 @@ def test_a_folder_that_does_not_say_how_images_are_prepared(tmp_path: Path) -> N
         ("", "vision_feature_select_strategy", "cls", Unsupported),
         ("", "projector_hidden_act", "mish", Unsupported),
         ("", "image_token_index", "x", CheckpointError),
+        ("", "vision_config", None, CheckpointError),
         ("", "something_new", 3, Unsupported),
         ("vision_config", "something_new", 3, Unsupported),
         ("vision_config", "num_channels", 4, Unsupported),
@@ -276,6 +278,18 @@ def test_settings_that_are_not_known(
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(error):
         build_vision(open_checkpoint(folder))
+
+
+def test_embeddings_of_another_width(
+    tmp_path: Path, saved: dict[str, tuple[Path, torch.nn.Module]]
+) -> None:
+    shutil.copytree(saved["smolvlm"][0], tmp_path / "m")
+    file = tmp_path / "m" / "model.safetensors"
+    tensors = load_file(file)
+    (name,) = (n for n in tensors if n.endswith("modality_projection.proj.weight"))
+    save_file(tensors | {name: tensors[name][:32].clone()}, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"make 32 features a token; .* takes 64"):
+        open_model(tmp_path / "m")
 
 
 def published(name: str, nested: Path, folder: Path) -> None:

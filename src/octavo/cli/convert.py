@@ -32,7 +32,7 @@ WORST = 3  # tensors that are named
     "--report", type=click.Path(path_type=Path), metavar="FILE",
     help="Write what has become of each tensor, as JSON.",
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace the file that --output names.")
+@click.option("--force", is_flag=True, help="Replace the files that --output names.")
 @click.option("--offline", is_flag=True, envvar="OCTAVO_OFFLINE", help="Use only models here.")
 @json_flag
 def convert(
@@ -57,6 +57,8 @@ def convert(
         raise UsageError(f"{output} is there already", "--force")
     check_report(report)
     conversion = Conversion(checkpoint, output, wanted)
+    if conversion.mmproj is not None and conversion.mmproj.is_file() and not force:
+        raise UsageError(f"{conversion.mmproj} is there already", "--force")
     with progress_bar(f"Converting to {wanted}", checkpoint.nbytes) as advance:
         result = conversion.run(advance)
     if report is not None:

@@ -108,7 +108,7 @@ class Conversion:
         self._moved: list[Moved] = []
         self._tensors: dict[str, NewTensor] = {}
         self._images: dict[str, NewTensor] = {}
-        self._mmproj: Path | None = None
+        self.mmproj: Path | None = None  # where the image encoder goes, in a file of its own
         self._write = self._to_gguf() if format == "gguf" else self._to_folder(format)
 
     def run(self, progress: Advance = lambda _: None) -> Converted:
@@ -122,7 +122,7 @@ class Conversion:
         before = self._checkpoint.nbytes
         return Converted(
             self._checkpoint.path, self._output, self._format, before, after, tuple(self._moved),
-            self._mmproj,
+            self.mmproj,
         )  # fmt: skip
 
     def _to_gguf(self) -> Callable[[], None]:
@@ -151,7 +151,7 @@ class Conversion:
         self._images = {p.name: self._block(p) or self._gguf_floats(p, half) for p in parts}
         path = self._output.with_name(f"mmproj-{self._output.name}")
         check_new_file(path)
-        self._mmproj = path
+        self.mmproj = path
         return lambda: write_gguf(path, metadata | {"general.file_type": number}, self._images)
 
     def _gguf_floats(self, part: Counterpart, half: TensorType) -> NewTensor:

@@ -24,7 +24,7 @@ from octavo.engine.plan import Plan
 from octavo.engine.self_draft import SelfDraft
 from octavo.engine.translation import Translation, same_tokens
 from octavo.engine.tuned import read_tuned
-from octavo.errors import UsageError
+from octavo.errors import CheckpointError, UsageError
 from octavo.models import build_program, build_vision
 from octavo.models.images import Vision
 from octavo.models.mmproj import AUTO, NONE, with_mmproj
@@ -76,8 +76,21 @@ def open_model(
     checkpoint = with_mmproj(open_checkpoint(path), mmproj)
     program = build_program(checkpoint, context)
     vision = build_vision(checkpoint)
+    if vision is not None:
+        _check_width(checkpoint, program, vision)
     encoder = None if vision is None else CompiledEncoder.of(vision, vision_dtype)
     return OpenModel(checkpoint, get_backend().compile(program, adapters), encoder)
+
+
+def _check_width(checkpoint: Checkpoint, program: Program, vision: Vision) -> None:
+    """Raises CheckpointError for an encoder whose embeddings the language model cannot take."""
+    taken = [given.shape[-1] for given in program.inputs if given.name == "embeddings"]
+    made = sum(projector.output.width for projector in vision.projectors)
+    if taken != [made]:
+        raise CheckpointError(
+            f"{checkpoint.path.name}: its images make {made} features a token; its language model "
+            f"takes {taken[0] if taken else 'none'}"
+        )
 
 
 def _drop_pages(checkpoint: Checkpoint) -> None:
@@ -109,7 +122,7 @@ def load_images(model: OpenModel, plan: Plan) -> ImageQueue | None:
 def open_draft(path: Path) -> CompiledDraft:
     """Reads the headers of a draft model. Raises ModelNotFound, CheckpointError, Unsupported or
     UsageError."""
-    opened = open_model(path)
+    opened = open_model(path, mmproj=NONE)  # images are not shown to it
     if opened.task != "generate" or not opened.program.causal:
         raise UsageError(f"--draft {path.name} generates no text", "--draft smollm2")
     return CompiledDraft(path, opened.compiled, dict(opened.checkpoint.states))
@@ -123,7 +136,7 @@ def load_writer(
     table: the model's tokens. Raises UsageError where it is not known what to leave out.
     """
     if plan.speculation == "self":
-        return SelfDraft(executable, read_tuned(model.checkpoint).skip)
+        return SelfDraft(executable, read_tuned(model.checkpoint, executable.parts).skip)
     return None if plan.draft is None else _load_draft(model, executable, plan, plan.draft, table)
 
 
@@ -132,7 +145,7 @@ def _load_draft(
 ) -> DraftModel:
     from octavo.text import load_tokenizer  # engines know tokens, and need no tokenizer else
 
-    opened = open_model(Path(planned.path))
+    opened = open_model(Path(planned.path), mmproj=NONE)
     check_unchanged(planned.files)
     draft = CompiledDraft(opened.checkpoint.path, opened.compiled, planned.files)
     tokenizer = load_tokenizer(opened.checkpoint)

@@ -46,11 +46,17 @@ def write_tuned(checkpoint: Checkpoint, tuned: Tuned) -> Path:
     return path
 
 
-def read_tuned(checkpoint: Checkpoint) -> Tuned:
-    """Raises UsageError if there is nothing."""
+def read_tuned(checkpoint: Checkpoint, parts: int | None = None) -> Tuned:
+    """parts: how many there are now, if that is known. Raises UsageError if there is nothing, or
+    nothing that fits."""
     try:
-        return msgspec.json.decode(tuned_file(checkpoint).read_bytes(), type=Tuned)
-    except (OSError, msgspec.DecodeError):
+        tuned = msgspec.json.decode(tuned_file(checkpoint).read_bytes(), type=Tuned)
+        if tuned.parts != (tuned.parts if parts is None else parts):
+            raise ValueError("of other parts")
+        if not all(0 <= part < tuned.parts for part in tuned.skip):
+            raise ValueError("no such part")
+        return tuned
+    except (OSError, ValueError):  # msgspec's errors are among these
         raise UsageError(
             f"--speculation self: which layers of {checkpoint.path.name} drafts do without is not "
             "known yet",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from octavo.checkpoint import Checkpoint
-from octavo.errors import Unsupported
+from octavo.errors import CheckpointError, Unsupported
 from octavo.models.activations import activation
 from octavo.models.metadata import Recorded
 from octavo.models.vision import VisionModel, find_module, token_id
@@ -31,7 +33,10 @@ def vision(checkpoint: Checkpoint, m: Recorded) -> VisionModel:
     """The encoder of a LLaVA folder; m: its outer configuration. Raises CheckpointError or
     Unsupported."""
     name = checkpoint.path.name
-    kind = str(checkpoint.metadata["vision_config"].get("model_type", TOWERS[0]))
+    values = checkpoint.metadata.get("vision_config")
+    if not isinstance(values, Mapping):
+        raise CheckpointError(f"{name}: no vision_config")
+    kind = str(values.get("model_type", TOWERS[0]))
     layer, select = m.get("vision_feature_layer", -2), m.get("vision_feature_select_strategy")
     if kind not in TOWERS:
         raise Unsupported(f"{name}: a {kind[:40]!r} tower", f"supported: {', '.join(TOWERS)}")

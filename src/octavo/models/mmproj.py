@@ -66,7 +66,8 @@ def _joined(model: Checkpoint, path: Path) -> Checkpoint:
 def projector_of(m: Checkpoint) -> str:
     """The projector's type. Raises Unsupported."""
     kind = m.metadata.get("clip.projector_type", "")
-    if kind not in PROJECTORS or not m.metadata.get("clip.has_vision_encoder", True):
+    known = isinstance(kind, str) and kind in PROJECTORS
+    if not known or not m.metadata.get("clip.has_vision_encoder", True):
         raise Unsupported(
             f"{m.path.name}: clip.projector_type is {str(kind)[:40]!r}",
             f"supported: {', '.join(PROJECTORS)}",

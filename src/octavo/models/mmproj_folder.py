@@ -149,5 +149,6 @@ def _refuse_unread(mmproj: Checkpoint, seen: Recorded) -> None:
         prepared = SETTINGS in mmproj.metadata and key.startswith("clip.vision.image_")
         if key.startswith("clip.") and value and key not in read | _UNUSED and not prepared:
             raise Unsupported(
-                f"{mmproj.path.name}: {key[:80]!r} is {str(value)[:60]}, which Octavo does not know"
+                f"{mmproj.path.name}: {key[:80]!r} is {str(value)[:60]}, which is not known",
+                "without images: --mmproj none",
             )

@@ -36,13 +36,13 @@ def load_preprocessor(
     if not token:
         raise CheckpointError(f"{name}: the tokenizer has no token {placeholder} for images")
     if family == "idefics3":
-        longest = settings.get("size", {}).get("longest_edge", 4 * IDEFICS3_SIDE)
-        side = settings.get("max_image_size", {}).get("longest_edge", IDEFICS3_SIDE)
+        longest = _longest(settings, "size", 4 * IDEFICS3_SIDE)
+        side = _longest(settings, "max_image_size", IDEFICS3_SIDE)
         _same((side, side), size, name)
         return Idefics3Preprocessor(
             token, placeholder, tokens,
-            longest=number(longest, "size") if settings.get("do_resize", True) else 0,
-            side=number(side, "max_image_size"),
+            longest=longest if settings.get("do_resize", True) else 0,
+            side=side,
             resample=number(settings.get("resample", LANCZOS), "resample", 5),
             splits=bool(settings.get("do_image_splitting", True)),
         )  # fmt: skip
@@ -92,6 +92,14 @@ def _llava_next(
         raise CheckpointError(f"{name}: image_grid_pinpoints are not those of its processor")
     tiling = Tiling.of(metadata, size, isqrt(tokens))
     return LlavaNextPreprocessor(token, placeholder, tiling, framing.resample)
+
+
+def _longest(settings: Mapping[str, Any], key: str, default: int) -> int:
+    given = settings.get(key)
+    given = {} if given is None else given
+    if not isinstance(given, Mapping):
+        raise CheckpointError(f"{key} of the image processor is {str(given)[:40]}")
+    return number(given.get("longest_edge", default), key)
 
 
 def _same(found: tuple[int, int], size: int, name: str) -> None:

@@ -69,6 +69,14 @@ def number(value: Any, what: str, most: int = MAX_SIDE) -> int:
     return value
 
 
+def _color(mean: Any) -> tuple[int, ...]:
+    """Three bytes for a mean of channels. Raises CheckpointError."""
+    kinds = {type(v) for v in mean} if isinstance(mean, list | tuple) and len(mean) == 3 else {None}
+    if not kinds <= {int, float} or not all(0 <= v <= 1 for v in mean):
+        raise CheckpointError(f"image_mean of the image processor is {str(mean)[:40]}")
+    return tuple(int(value * 255) for value in mean)
+
+
 @dataclass(frozen=True)
 class Framing:
     """How CLIP's processor frames a picture.
@@ -99,9 +107,10 @@ class Framing:
             crop = pair(settings.get("crop_size", 224), "crop_size")
         pad = None
         if settings.get("do_pad") and "Llava" in str(settings.get("image_processor_type")):
-            pad = tuple(int(mean * 255) for mean in settings.get("image_mean") or (0, 0, 0))
+            pad = _color(settings.get("image_mean") or (0, 0, 0))
         resample = settings.get("resample", BICUBIC)
-        return cls(shortest, size, crop, pad, number(resample + 1, "resample", 6) - 1)
+        resample = number(resample, "resample", 5) if resample != 0 else 0
+        return cls(shortest, size, crop, pad, resample)
 
     @property
     def fixed(self) -> Size:
