@@ -32,8 +32,8 @@ KV_DTYPES = ("auto", "bf16", "int8", "f32")
 ACTIVATIONS = ("auto", "int8", "int16")
 VISION_DTYPES = ("auto", "int8")
 SPECULATIONS = ("auto", "lookup", "draft", "self", "off")
-Choice = Literal["kv_dtype", "activations", "vision_dtype", "speculation"]
-_CHOICES: tuple[tuple[Choice, tuple[str, ...]], ...] = (
+Chosen = Literal["kv_dtype", "activations", "vision_dtype", "speculation"]
+_CHOICES: tuple[tuple[Chosen, tuple[str, ...]], ...] = (
     ("kv_dtype", KV_DTYPES),
     ("activations", ACTIVATIONS),
     ("vision_dtype", VISION_DTYPES),
