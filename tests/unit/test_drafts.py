@@ -228,6 +228,9 @@ def test_times_between_and_beyond_those_measured() -> None:
     times.record(3, 1e9, 0.0)  # one that was held up
     assert times.estimate(3, 1, 0.0) < 2.5
     assert times.plain(2) == pytest.approx((1 + 2 * ROW) / (1 + ROW))
+    supposed = times.plain(12)
+    times.record(12, 1e9, 0.0)  # the first was held up
+    assert supposed is not None and times.estimate(12, 1, 0.0) == pytest.approx(2 * supposed)
 
 
 def test_a_draft_model_writes_as_much_as_gives_most_tokens_a_second() -> None:

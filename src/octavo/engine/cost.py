@@ -42,8 +42,9 @@ class StepTimes:
         """Takes the time of a step that ended now."""
         known = self._mean.get(rows)
         if known is None:
+            supposed = self.plain(rows)
             self._rows.insert(bisect_left(self._rows, rows), rows)
-            self._mean[rows] = seconds
+            self._mean[rows] = min(seconds, OUTLIER * (supposed or seconds))
         else:
             self._mean[rows] += NEWEST * (min(seconds, OUTLIER * known) - known)
         self._when[rows] = now
