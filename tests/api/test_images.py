@@ -281,5 +281,5 @@ def test_memory_returns(server: Server) -> None:
         server.wait_idle()
         return process.memory_info().rss
 
-    before = round_()
-    assert round_() - before < 32 << 20
+    before = [round_() for _ in range(4)][-1]  # by then every thread has what it keeps
+    assert [round_() for _ in range(4)][-1] - before < 32 << 20
