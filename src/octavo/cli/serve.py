@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -221,6 +222,7 @@ def serve(
 
     Several share the memory: those used least recently are unloaded for others.
     """
+    gc.disable()  # collections would look at all that is imported, again and again
     finds = models_dir is not None or on_demand
     spawned = _spawn(model["name"], *(models or (() if finds else (DEMO,))))
 
@@ -247,8 +249,7 @@ def serve(
     _tell_lowered(plans if model["context"] is None else {})
     titles = {o.name: _title(o, opened[o.name][0]) for o, _ in named}
     screen = Screen(_url(host, sock.getsockname()[1]), choice.budget, plans, titles)
-    find = choice.find if finds else None
-    fetch = None if offline else choice.fetch
+    find, fetch = choice.find if finds else None, None if offline else choice.fetch
     serving = Models([*named, *choice.find()], choice.budget, len(named), find, fetch)
     media = MediaPolicy(domains=domains)
     options = ServeOptions(access, drain_timeout, write_timeout, lora_dir, media, alive, data)
@@ -264,6 +265,7 @@ def serve(
             for source in sources.values():
                 source.progress = lambda _: None
             screen.ready(models)
+            gc.enable()
 
         uvloop.run(serve_http(options, serving, sock, ready=ready, ended=screen.count))
     screen.goodbye()
