@@ -250,6 +250,15 @@ def test_a_folder_that_does_not_say_how_images_are_prepared(tmp_path: Path) -> N
     assert build_program(checkpoint).vocabulary == 320
 
 
+def altered(source: Path, folder: Path, where: str, key: str, value: Any) -> Path:
+    """A copy of a model's folder with another value in its config.json, or in a part of that."""
+    shutil.copytree(source, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (config[where] if where else config)[key] = value
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 @pytest.mark.parametrize(
     "where, key, value, error",
     [
@@ -271,11 +280,7 @@ def test_settings_that_are_not_known(
     where: str, key: str, value: Any, error: type[Exception], tmp_path: Path,
     saved: dict[str, tuple[Path, torch.nn.Module]],
 ) -> None:  # fmt: skip
-    folder = tmp_path / "m"
-    shutil.copytree(saved["llava"][0], folder)
-    config = json.loads((folder / "config.json").read_text())
-    (config[where] if where else config)[key] = value
-    (folder / "config.json").write_text(json.dumps(config))
+    folder = altered(saved["llava"][0], tmp_path / "m", where, key, value)
     with pytest.raises(error):
         build_vision(open_checkpoint(folder))
 
@@ -463,11 +468,7 @@ def test_qwen_settings_that_are_not_known(
     where: str, key: str, value: Any, error: type[Exception], tmp_path: Path,
     saved: dict[str, tuple[Path, torch.nn.Module]],
 ) -> None:  # fmt: skip
-    folder = tmp_path / "m"
-    shutil.copytree(saved["qwen2_5_vl"][0], folder)
-    config = json.loads((folder / "config.json").read_text())
-    (config[where] if where else config)[key] = value
-    (folder / "config.json").write_text(json.dumps(config))
+    folder = altered(saved["qwen2_5_vl"][0], tmp_path / "m", where, key, value)
     checkpoint = open_checkpoint(folder)
     with pytest.raises(error):
         build_program(checkpoint)
