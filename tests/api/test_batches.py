@@ -129,6 +129,38 @@ def test_files(client: openai.OpenAI, server: Server) -> None:
         client.batches.create(input_file_id=made.id, endpoint=CHAT, completion_window="24h")
 
 
+def test_fields_that_are_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="expires_after"):
+        more: Any = {"anchor": "created_at", "seconds": 3600}
+        client.files.create(file=b"abc", purpose="batch", expires_after=more)
+    file = client.files.create(file=b"abc", purpose="batch")
+    with pytest.raises(openai.BadRequestError, match="output_expires_after"):
+        client.batches.create(
+            input_file_id=file.id, endpoint=CHAT, completion_window="24h", output_expires_after=more
+        )
+
+
+def test_lists_have_pages(client: openai.OpenAI) -> None:
+    made = [client.files.create(file=b"abc", purpose="batch").id for _ in range(3)]
+    first = client.files.list(limit=2)
+    assert [file.id for file in first.data] == made[:0:-1] and first.has_more
+    assert [file.id for file in first.get_next_page().data][:1] == made[:1]
+    assert [file.id for file in client.files.list(limit=1, order="asc", after=made[1])][0] == made[
+        2
+    ]
+    assert not client.files.list(purpose="assistants").data
+    batches = [begin(client, line(i)).id for i in range(2)]
+    listed = client.batches.list(limit=1)
+    assert [batch.id for batch in listed.data] == batches[1:]
+    assert listed.get_next_page().data[0].id == batches[0]
+    for id in batches:
+        wait(client, id, "completed")
+    with pytest.raises(openai.BadRequestError, match="limit"):
+        client.batches.list(limit=101)
+    with pytest.raises(openai.BadRequestError, match="after"):
+        client.batches.list(after=made[0])
+
+
 def test_cancelling(client: openai.OpenAI, server: Server) -> None:
     begun = begin(client, "".join(line(i, max_tokens=3000, ignore_eos=True) for i in range(4)))
     wait(client, begun.id, "in_progress")

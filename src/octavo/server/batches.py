@@ -34,6 +34,7 @@ from octavo.server.files import Files
 from octavo.server.guard import Principal, principal
 from octavo.server.http import json_response
 from octavo.server.loopback import Loopback
+from octavo.server.paging import page
 from octavo.server.parsing import Fields
 from octavo.server.runner import answering
 from octavo.server.sizes import AtMost, Bounds
@@ -145,7 +146,7 @@ class Batches:
     async def _list(self, request: Request) -> Response:
         owner = principal(request.scope).salt
         listed = await asyncio.to_thread(self._store.objects, owner, "batch")
-        return json_response(encode({"object": "list", "data": listed, "has_more": False}))
+        return json_response(encode(page(listed, request.query_params)))
 
     async def _cancel(self, request: Request) -> Response:
         """Ends a batch; what is done is kept in its files."""

@@ -19,12 +19,14 @@ from octavo.server.bodies import TooLarge
 from octavo.server.exchange import exchange
 from octavo.server.guard import principal
 from octavo.server.http import ClientGone, json_response
+from octavo.server.paging import page
 from octavo.server.store import Object, Store
 
 MAX_FILE = 256 << 20
 MOST_BYTES = 4 << 30  # of all files of one owner
 LEAST = 4096  # bytes that a file counts
 MAX_NAME = 256
+MOST_LISTED = 10_000
 encode = msgspec.json.Encoder().encode
 
 
@@ -110,4 +112,6 @@ class Files:
     async def list(self, request: Request) -> Response:
         owner = principal(request.scope).salt
         listed = await asyncio.to_thread(self._store.objects, owner, "file")
-        return json_response(encode({"object": "list", "data": listed, "has_more": False}))
+        if (purpose := request.query_params.get("purpose")) is not None:
+            listed = [file for file in listed if file["purpose"] == purpose]
+        return json_response(encode(page(listed, request.query_params, MOST_LISTED, MOST_LISTED)))

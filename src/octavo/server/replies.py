@@ -29,6 +29,13 @@ class Adapter(TypedDict):
     model: str
 
 
+class Page(TypedDict):
+    object: Literal["list"]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
 class File(TypedDict):
     id: str
     object: Literal["file"]
@@ -40,10 +47,8 @@ class File(TypedDict):
     expires_at: None
 
 
-class Files(TypedDict):
-    object: Literal["list"]
+class Files(Page):
     data: list[File]
-    has_more: bool
 
 
 class Deleted(TypedDict):
@@ -93,15 +98,9 @@ class Batch(TypedDict):
     metadata: dict[str, str]
 
 
-class Batches(TypedDict):
-    object: Literal["list"]
+class Batches(Page):
     data: list[Batch]
-    has_more: bool
 
 
-class Items(TypedDict):
-    object: Literal["list"]
+class Items(Page):
     data: list[dict[str, Any]]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None

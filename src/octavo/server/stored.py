@@ -22,13 +22,13 @@ from octavo.server.exchange import exchange
 from octavo.server.exchanges import internal
 from octavo.server.guard import principal
 from octavo.server.http import ClientGone, cancellable, json_response, silence, while_connected
+from octavo.server.paging import page
 from octavo.server.runner import Runner, answering
 from octavo.server.store import Store, Stored
 
 LOG = logging.getLogger("octavo.server")
 encode = msgspec.json.Encoder().encode
 MOST_BACKGROUND = 256  # responses that are computed without a client
-MOST_LISTED = 100
 
 
 class StoredResponses:
@@ -155,26 +155,7 @@ class StoredResponses:
         """The items that a response answers, the latest first."""
         one = await self._find(request)
         items: list[Object] = Stored.decode(one.input)
-        query = request.query_params
-        limit = query.get("limit", "20")
-        if not limit.isdecimal() or len(limit) > 3 or not 1 <= int(limit) <= MOST_LISTED:
-            raise InvalidValue(f"limit is a number from 1 to {MOST_LISTED}", "limit")
-        order = query.get("order", "desc")
-        if order not in ("asc", "desc"):
-            raise InvalidValue("order is asc or desc", "order")
-        items = items if order == "asc" else items[::-1]
-        ids = [item["id"] for item in items]
-        if (after := query.get("after")) is not None:
-            if after not in ids:
-                raise InvalidValue("after is no item of this response", "after")
-            items = items[ids.index(after) + 1 :]
-        shown = items[: int(limit)]
-        listed = {
-            "object": "list", "data": shown, "has_more": len(shown) < len(items),
-            "first_id": shown[0]["id"] if shown else None,
-            "last_id": shown[-1]["id"] if shown else None,
-        }  # fmt: skip
-        return json_response(encode(listed))
+        return json_response(encode(page(items[::-1], request.query_params)))
 
 
 def _stored(response: Object, given: bytes) -> Stored:
