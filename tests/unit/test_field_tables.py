@@ -139,7 +139,7 @@ def ask(server: Listener, path: str, values: dict[str, Any]) -> tuple[int, str, 
             fields = msgspec.to_builtins(request)
             seeded = {"options.seed", "seed"} & values.keys()
             params = {k: v for k, v in fields["params"].items() if seeded or k != "seed"}
-            told.append(fields | {"id": number, "params": params})
+            told.append(fields | {"id": number, "group": "", "params": params})
     return status, VARIES.sub("", text), told
 
 

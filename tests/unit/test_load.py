@@ -112,7 +112,7 @@ def test_tokens_that_wait_are_limited() -> None:
 
 def test_choices_of_a_prompt_do_not_wait_for_it_again() -> None:
     """It is computed once, so a request with many of them is taken as one with one is."""
-    queue, first = QueueLimits(100, 1000), stream(prompt=800, timeout=10.0)
+    queue, first = QueueLimits(100, 1000), stream(prompt=800, timeout=10.0, group="g")
     streams = [first]
     for _ in range(8):
         one = Stream.of(first.request, 0.0)
@@ -124,6 +124,20 @@ def test_choices_of_a_prompt_do_not_wait_for_it_again() -> None:
     assert Load(streams, 64, 0.01, 0.01).wait(late) == 8.0
     with pytest.raises(Overloaded, match="800 tokens of prompts wait"):
         queue.check(stream(prompt=201), Load(streams, 64, 0.01, 0.001))
+
+
+def test_prompts_of_one_call_are_taken_together() -> None:
+    """Else a call with more tokens than may wait would be refused however often it comes again."""
+    queue, streams = QueueLimits(100, 1000), []
+    for _ in range(5):
+        one = stream(prompt=400, group="g")
+        queue.check(one, Load(streams, 8))
+        streams.append(one)
+    for group in ("", "h"):
+        with pytest.raises(Overloaded, match="2,000 tokens of prompts wait; 1,000 may"):
+            queue.check(stream(prompt=1, group=group), Load(streams, 8, 0.01, 0.1))
+    with pytest.raises(Overloaded):  # no group is no group of its own
+        queue.check(stream(prompt=901), Load([stream(prompt=100)], 8))
 
 
 @pytest.mark.parametrize("tokens", [5, 40])

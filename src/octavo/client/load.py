@@ -43,9 +43,9 @@ class Load:
         prompts = (s.request.prompt for s in self.streams if not s.given)
         return sum({id(prompt): len(prompt) for prompt in prompts}.values())
 
-    def waits(self, prompt: list[int]) -> bool:
-        """Whether another choice of a prompt waits for it."""
-        return any(s.request.prompt is prompt for s in self.streams if not s.given)
+    def begun(self, group: str) -> bool:
+        """Whether a request of a group is in flight."""
+        return bool(group) and any(s.request.group == group for s in self.streams)
 
     def _left(self, stream: Stream) -> float:
         """Seconds until a request ends once it has its place; one that names no number of tokens
@@ -108,7 +108,8 @@ class QueueLimits:
     """Most requests in flight, and most tokens of prompts among them that wait for a first token.
 
     A quarter more is kept free for P0 and for tenants with less than an equal share; P2 leaves a
-    quarter to others.
+    quarter to others. Prompts of one group are not refused for each other's tokens, nor a prompt
+    for its own: it would never be taken.
     """
 
     requests: int = 256
@@ -127,7 +128,7 @@ class QueueLimits:
             many = f"{len(streams)} requests are in flight, which is the limit"
             raise _overloaded(many, load.until_one_ends())
         waiting = load.waiting
-        if self.tokens is not None and waiting and not load.waits(request.prompt):
+        if self.tokens is not None and waiting and not load.begun(request.group):
             excess = waiting + len(request.prompt) - int(self.tokens * share)
             if excess > 0:
                 many = f"{waiting:,} tokens of prompts wait; {self.tokens:,} may"

@@ -220,6 +220,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tenant: for whom it is computed; tenants get equal shares of the work. ttft: seconds from
     submission in which its first token is wanted: it is computed before what is wanted later.
     progress: whether parts of the prompt are told of when they are computed.
+    group: what requests that belong together, such as the prompts of one call, have in common.
     """
 
     id: str
@@ -239,3 +240,4 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tenant: str = ""
     ttft: float | None = None
     progress: bool = False
+    group: str = ""

@@ -117,7 +117,7 @@ def _requests(job: PreparedRequest, params: SamplingParams) -> list[Request]:
     if job.made > job.n and params.logprobs is None:  # they are ranked by them
         params = msgspec.structs.replace(params, logprobs=0)
     out = []
-    images = list(job.images)
+    images, group = list(job.images), secrets.token_hex(12)
     for prompt in job.prompts:
         for i in range(1 if params.beam else job.made):
             seed = ((params.seed or 0) + i + (1 << 63)) % (1 << 64) - (1 << 63)
@@ -136,6 +136,7 @@ def _requests(job: PreparedRequest, params: SamplingParams) -> list[Request]:
                     images=images,
                     image_offsets=list(job.image_offsets),
                     prediction=list(job.prediction),
+                    group=group,
                 )
             )
     return out

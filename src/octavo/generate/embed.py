@@ -61,12 +61,12 @@ async def pool(
     model: ServedModel, texts: Sequence[Segments], salt: str = "", usage: Usage | None = None
 ) -> list[Vector]:
     """The pooled states of each text; a cross-encoder's logits. usage: learns what is computed."""
-    counted = usage or Usage()
+    counted, group = usage or Usage(), secrets.token_hex(12)
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def one(number: int, text: Segments) -> Vector:
         async with gate:
-            return await _pooled(model, number, text, salt, counted)
+            return await _pooled(model, number, text, salt, counted, group)
 
     tasks = [asyncio.create_task(one(i, text)) for i, text in enumerate(texts)]
     try:
@@ -78,13 +78,13 @@ async def pool(
 
 
 async def _pooled(
-    model: ServedModel, number: int, text: Segments, salt: str, usage: Usage
+    model: ServedModel, number: int, text: Segments, salt: str, usage: Usage, group: str
 ) -> Vector:
     ids, types = text
     request = Request(
         id=secrets.token_hex(12), prompt=ids, token_type_ids=types, params=SamplingParams(),
         pool="cls" if model.task == "rank" else model.pooling.mode, salt=salt,
-        adapter=model.adapter, tenant=salt, progress=True,
+        adapter=model.adapter, tenant=salt, progress=True, group=group,
     )  # fmt: skip
     async with aclosing(model.client.submit(request)) as events:
         async for event in events:
