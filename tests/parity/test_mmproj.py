@@ -227,6 +227,20 @@ def test_files_that_cannot_be(
         open_model(model, mmproj=str(wrong))
 
 
+UNKNOWN = [change for change, error, _ in WRONG if error is Unsupported]
+
+
+@pytest.mark.parametrize("change", UNKNOWN, ids=str)
+def test_a_model_beside_an_encoder_of_an_unknown_kind_is_one_of_text(
+    change: dict[str, Any], pairs: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    model = tmp_path / "m.gguf"
+    model.symlink_to(pairs["llava"][1])
+    changed(pairs["llava"][1].with_name("mmproj-m.gguf"), tmp_path / "mmproj-m.gguf", **change)
+    opened = open_model(model)
+    assert opened.vision is None and opened.mmproj == "none"
+
+
 def test_pairs_that_do_not_belong_together(pairs: dict[str, tuple[Path, Path]]) -> None:
     model, other = pairs["llava"][1], pairs["gemma3"][1]
     with pytest.raises(CheckpointError, match=r"m\.gguf is no mmproj file: its architecture is"):

@@ -18,6 +18,7 @@ from tests.small_models import Small, hf_model, save_gguf
 from tests.ux.test_command_line import OCTAVO
 
 SHARDED, QUANTS = "org/sharded", "org/quants-GGUF"
+MMPROJ = "mmproj-small-Q8_0.gguf"
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def repos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     quants.mkdir()
     for name, quant in (("BF16", Q.BF16), ("F16", Q.F16), ("Q8_0", Q.Q8_0)):
         save_gguf(Small(layers=1), quants / f"small-{name}.gguf", quant)
-    (quants / "mmproj-small-Q8_0.gguf").write_bytes(b"a projector")
+    (quants / MMPROJ).write_bytes(b"a projector")
     return {SHARDED: sharded, QUANTS: quants}
 
 
@@ -100,12 +101,13 @@ def test_only_what_the_model_needs_is_fetched_and_then_never_asked_for(
     assert hub.asked == asked
 
 
-def test_a_quantization_is_fetched_alone(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_quantization_is_fetched_with_its_encoder_alone(hub: FakeHub, tmp_path: Path) -> None:
     """F16 is not BF16, and a projector is no model."""
     for selection in ("Q8_0", "F16", "q8_0"):
         result = octavo(hub, tmp_path, "pull", f"hf.co/{QUANTS}:{selection}")
         assert Path(result.stdout.strip()).name == f"small-{selection.upper()}.gguf", result.stderr
-    assert set(hub.sent) == {"small-Q8_0.gguf", "small-F16.gguf"}
+        assert Path(result.stdout.strip()).with_name(MMPROJ).exists()
+    assert hub.sent == {"small-Q8_0.gguf": 1, "small-F16.gguf": 1, MMPROJ: 1}
     asked = hub.asked
     address = f"https://huggingface.co/{QUANTS}/blob/main/small-F16.gguf"
     result = octavo(hub, tmp_path, "show", address)
@@ -114,8 +116,7 @@ def test_a_quantization_is_fetched_alone(hub: FakeHub, tmp_path: Path) -> None:
     missing = octavo(hub, tmp_path, "pull", f"{QUANTS}:Q2_K")
     assert (
         missing.returncode == 3
-        and "it has small-BF16.gguf, small-F16.gguf"
-        in missing.stderr.replace("mmproj-small-Q8_0.gguf, ", "")
+        and "it has small-BF16.gguf, small-F16.gguf" in missing.stderr.replace(f"{MMPROJ}, ", "")
     )
 
 
@@ -151,6 +152,25 @@ def test_an_interrupted_side_file_is_fetched_at_the_next_start(
     )  # the killed process's, and nobody's now
     assert octavo(hub, tmp_path, "show", SHARDED).returncode == 0
     assert hub.asked == asked
+
+
+def test_an_interrupted_encoder_is_fetched_at_the_next_start(hub: FakeHub, tmp_path: Path) -> None:
+    """The model is here and would run, without images."""
+    hub.stalled.add(MMPROJ)
+    name = f"{QUANTS}:Q8_0"
+    process = subprocess.Popen([*OCTAVO, "pull", name], env=environment(hub, tmp_path))
+    model = tmp_path / "hf/hub/models--org--quants-GGUF/snapshots" / COMMIT / "small-Q8_0.gguf"
+    assert hub.half_sent.wait(60)
+    deadline = time.monotonic() + 60
+    while not model.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    hub.stalled.clear()
+    assert model.exists() and not model.with_name(MMPROJ).exists()
+    assert octavo(None, tmp_path, "show", name).returncode == 0  # what is here can be used
+    assert octavo(hub, tmp_path, "show", name).returncode == 0
+    assert model.with_name(MMPROJ).exists()
 
 
 def test_a_connection_that_breaks(hub: FakeHub, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.checkpoint.cache import cache_folder, need_space, unwritable, writing
-from octavo.checkpoint.folders import choose, is_model_folder, missing, parts
+from octavo.checkpoint.folders import choose, is_model_folder, missing, mmproj_files, parts
 from octavo.checkpoint.progress import ProgressBar
 from octavo.errors import ModelNotFound, OctavoError
 
@@ -130,11 +130,11 @@ def _select(folder: Path, selection: str) -> Path | None:
 
 
 def _finished(name: HubName, found: Path) -> bool:
-    """True unless files beside the weights may be missing. A GGUF file needs no others."""
-    if found.is_file():
-        return True
+    """True unless files beside the weights may be missing."""
     mark = download_mark(name.repo)
     state = mark.read_text() if mark.exists() else ""
+    if found.is_file():
+        return state != BEGUN
     since = mark.stat().st_mtime if state == FINISHED else 0.0
     blobs = repository_folder(name.repo) / "blobs"
     if any(blob.stat().st_mtime > since for blob in blobs.glob("*.incomplete")):
@@ -237,6 +237,8 @@ def _wanted(name: HubName) -> tuple[list[str], int]:
         files = parts(chosen)
         if lacking := [f for f in files if f not in sizes]:
             raise ModelNotFound(f"{name.repo} lacks {lacking[0]}, a part of {chosen}")
+        beside = [f for f in sizes if Path(f).parent == Path(chosen).parent]
+        files += mmproj_files(beside, Path(chosen).name)[:1]
     else:
         there = ", ".join(f for f in sizes if f.endswith((".gguf", ".safetensors", ".bin")))
         wanted = name.selection or ".gguf or .safetensors"

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from octavo.checkpoint import Checkpoint, open_checkpoint
 from octavo.checkpoint.folders import mmproj_files
-from octavo.errors import CheckpointError, OctavoError, Unsupported, UsageError
+from octavo.errors import CheckpointError, OctavoError, UsageError
 from octavo.models.metadata import Metadata
-from octavo.models.mmproj_tensors import PROJECTORS
+from octavo.models.mmproj_folder import encoder_of
+from octavo.models.mmproj_tensors import projector_of
 
 AUTO, NONE = "auto", "none"
 ARCHITECTURE = "clip"
@@ -36,9 +37,11 @@ def with_mmproj(checkpoint: Checkpoint, mmproj: str = AUTO) -> Checkpoint:
     names = [p.name for p in path.parent.glob("*.gguf")]
     for name in mmproj_files(names, path.name):
         try:
-            return _joined(checkpoint, path.with_name(name))
-        except OctavoError:  # another model's
+            joined = _joined(checkpoint, path.with_name(name))
+            encoder_of(joined)
+        except OctavoError:  # another model's, or of a kind that is not known
             continue
+        return joined
     return checkpoint
 
 
@@ -61,18 +64,6 @@ def _joined(model: Checkpoint, path: Path) -> Checkpoint:
             "take the mmproj file of the same model",
         )
     return joined
-
-
-def projector_of(m: Checkpoint) -> str:
-    """The projector's type. Raises Unsupported."""
-    kind = m.metadata.get("clip.projector_type", "")
-    known = isinstance(kind, str) and kind in PROJECTORS
-    if not known or not m.metadata.get("clip.has_vision_encoder", True):
-        raise Unsupported(
-            f"{m.path.name}: clip.projector_type is {str(kind)[:40]!r}",
-            f"supported: {', '.join(PROJECTORS)}",
-        )
-    return str(kind)
 
 
 def _width(model: Checkpoint) -> int:

@@ -13,8 +13,7 @@ from octavo.checkpoint import Checkpoint
 from octavo.checkpoint.files import MemoryFile
 from octavo.errors import CheckpointError, Unsupported
 from octavo.models.metadata import Metadata, Recorded
-from octavo.models.mmproj import projector_of
-from octavo.models.mmproj_tensors import CLASS, encoder_tensors
+from octavo.models.mmproj_tensors import CLASS, encoder_tensors, projector_of
 
 # How pictures are prepared, as the folder's preprocessor says it: written by `octavo convert`.
 SETTINGS = "octavo.preprocessor_config"

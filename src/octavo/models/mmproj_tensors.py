@@ -93,3 +93,15 @@ def _without_one(tensor: Tensor) -> Tensor:
         tensor.name, TensorType.F32, tensor.shape, 4 * tensor.shape[0],
         lambda: tensor.vector() - one,
     )  # fmt: skip
+
+
+def projector_of(m: Checkpoint) -> str:
+    """The projector's type. Raises Unsupported."""
+    kind = m.metadata.get("clip.projector_type", "")
+    known = isinstance(kind, str) and kind in PROJECTORS
+    if not known or not m.metadata.get("clip.has_vision_encoder", True):
+        raise Unsupported(
+            f"{m.path.name}: clip.projector_type is {str(kind)[:40]!r}",
+            f"supported: {', '.join(PROJECTORS)}",
+        )
+    return str(kind)
