@@ -47,8 +47,7 @@ class EngineProcessClient:
 
     queue: limits beyond which new requests are refused with Overloaded. files: of the model, which
     must be the same whenever an engine reads them. module: what the process runs; name: what it is
-    called in lists of processes. spawned: the first, if it has been started. mmproj: the file with
-    the model's image encoder.
+    called in lists of processes. spawned: the first, if it has been started. mmproj: a file.
     """
 
     def __init__(
@@ -245,10 +244,11 @@ class EngineProcessClient:
         self._ready.clear()
         link.kill()
 
-    def restart(self) -> None:
-        """Has the engine replaced by a new one, which goes on with what this one has."""
+    async def restart(self) -> None:
+        """Replaces the engine by a new one, which goes on with what this one has and is ready."""
         if self._link is not None and self._ready.is_set():
             self._kill(self._link, RESTART)
+        await self._ready.wait()
 
     # -- messages -------------------------------------------------------------------------------
 
