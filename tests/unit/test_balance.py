@@ -118,7 +118,7 @@ FIGURES = st.tuples(
 
 def fleet_of(figures: list[tuple[int, int, int, float, str]]) -> list[Replica]:
     return [
-        Replica(f"r{i}", state, running, waiting, tokens, 32, rate, 0.02)  # type: ignore[arg-type]
+        Replica(f"r{i}", state, running, waiting, tokens, 32, rate, 0.02 + running / 1e3)  # type: ignore[arg-type]
         for i, (running, waiting, tokens, rate, state) in enumerate(figures)
     ]
 
@@ -128,11 +128,12 @@ def fleet_of(figures: list[tuple[int, int, int, float, str]]) -> list[Replica]:
     st.lists(FIGURES, max_size=100),
     st.lists(st.tuples(st.integers(0, 99), st.integers(1, 20)), max_size=200),
     st.integers(1, 400),
+    st.sampled_from([0, 50]),
     st.sets(st.integers(0, 99), max_size=4),
 )
 def test_the_least_cost_is_found_without_looking_at_every_replica(
     figures: list[tuple[int, int, int, float, str]], holders: list[tuple[int, int]], tokens: int,
-    barred: set[int],
+    reply: int, barred: set[int],
 ) -> None:  # fmt: skip
     fleet, index = Fleet(LeastCost().order), PrefixIndex()
     for replica in fleet_of(figures):
@@ -141,7 +142,7 @@ def test_the_least_cost_is_found_without_looking_at_every_replica(
     blocks = tuple(range(20))
     for number, count in holders:
         index.stored(f"r{number}", blocks[:count])
-    ask, no = Ask(tokens, blocks[: tokens // 16]), {f"r{i}" for i in barred}
+    ask, no = Ask(tokens, blocks[: tokens // 16], reply=reply), {f"r{i}" for i in barred}
     match = index.match(ask.blocks)
     able = [r for r in fleet if r.state == "up" and r.id not in no]
     totals = [cost(r, ask, match.blocks(r.id)).total for r in able]
@@ -164,10 +165,10 @@ def test_few_of_many_replicas_are_looked_at() -> None:
     policy, index = Counting(), PrefixIndex()
     fleet = Fleet(policy.order)
     for i in range(4000):
-        fleet.put(Replica(f"r{i}", "up", i % 7, 0, 100 * (i % 11), 32, 0.001, 0.02))
+        fleet.put(Replica(f"r{i}", "up", i % 7, 0, 100 * (i % 11), 32, 0.001, 0.02 + i % 7 / 1e3))
         index.stored(f"r{i}", range(8 if i % 2 else 4))
     index.stored("r123", range(16))
-    ask = Ask(320, tuple(range(20)))
+    ask = Ask(320, tuple(range(20)), reply=64)
     chosen = policy.choose(fleet, ask, index.match(ask.blocks), ())
     assert chosen is not None and policy.looked < 4 * FEW
 
@@ -177,6 +178,7 @@ def test_costs_are_milliseconds_of_what_is_left_to_do() -> None:
     found = cost(replica, Ask(100, images=1), 4)
     assert (found.queue, found.prefill, found.images, found.cached) == (500, 36, 300, 64)
     assert found.total == 836
+    assert cost(replica, Ask(100, images=1, reply=10), 4).total == 1036
     assert cost(replica, Ask(64), 4).cached == 63  # the last token is always computed
     full = replace(replica, running=32, waiting=0, waiting_tokens=0)
     assert cost(full, Ask(1)).queue == pytest.approx(1e3 * 0.02 * 128 / 32)

@@ -1,4 +1,4 @@
-"""What a request costs at a replica, in milliseconds until its first token."""
+"""What a request costs at a replica, in milliseconds until its reply is there."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ class Ask:
     """What is known of a request before it is routed.
 
     tokens: of its prompt. blocks: its leading blocks (`chain.py`), of `block` tokens each. images:
-    how many. session: requests of one stay with one replica, "" for none.
+    how many. reply: tokens that are expected of it, 0 to look no further than the first. session:
+    requests of one stay with one replica, "" for none.
     """
 
     tokens: int = 0
     blocks: tuple[int, ...] = ()
     block: int = 16
     images: int = 0
+    reply: float = 0.0
     session: str = ""
 
 
@@ -29,11 +31,12 @@ class Cost:
     queue: float
     prefill: float
     images: float
+    decode: float
     cached: int
 
     @property
     def total(self) -> float:
-        return self.queue + self.prefill + self.images
+        return self.queue + self.prefill + self.images + self.decode
 
 
 def cost(replica: Replica, ask: Ask, blocks: int = 0) -> Cost:
@@ -43,5 +46,6 @@ def cost(replica: Replica, ask: Ask, blocks: int = 0) -> Cost:
         1e3 * replica.drain,
         1e3 * (ask.tokens - cached) * replica.prompt_token,
         1e3 * ask.images * replica.image if cached < ask.tokens - 1 else 0.0,
+        1e3 * ask.reply * replica.step,
         cached,
     )

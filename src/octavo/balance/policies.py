@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any, Protocol
 
 from octavo.balance.chain import root
@@ -30,8 +31,8 @@ class LeastCost:
     """The least cost; of equal ones the one with the fewest requests, then the first by id.
 
     No replica costs less than the time until it begins with a prompt, plus what the fastest takes
-    for what nobody has of it. Replicas are looked at in the order of that time, so the search ends
-    as soon as none can be better, and takes as long with thousands of replicas as with a few.
+    for what nobody has of it and for a reply. Replicas are looked at in the order of that time, so
+    the search ends as soon as none can be better: with thousands of replicas as soon as with few.
     """
 
     def order(self, replica: Replica) -> tuple[Any, ...]:
@@ -47,7 +48,8 @@ class LeastCost:
                     if name in fleet and fleet[name].state == "up" and name not in barred:
                         best = self._better(best, fleet[name], ask, match)
                 continue
-            least = 1e3 * fleet.fastest * (ask.tokens - cost(NOBODY, ask, blocks).cached)
+            fastest = Replica("", prompt_token=fleet.fastest, step=fleet.lightest)
+            least = cost(fastest, replace(ask, images=0), blocks).total
             for replica in fleet.in_order():
                 if best is not None and 1e3 * replica.drain + least >= best[0]:
                     break
@@ -60,9 +62,6 @@ class LeastCost:
     ) -> tuple[float, int, str]:
         own = (cost(replica, ask, match.blocks(replica.id)).total, replica.requests, replica.id)
         return own if best is None else min(best, own)
-
-
-NOBODY = Replica("")
 
 
 class LeastLoad:

@@ -17,8 +17,9 @@ class Replica:
 
     running: requests that have their first token; waiting: those that have none yet, with so many
     tokens of prompts to compute. places: requests that are computed together. prompt_token, step,
-    image: seconds of a prompt's token, of a token of each text, and of an image, 0 before they are
-    measured. reply: tokens that a reply has. A draining replica finishes what it has.
+    image: seconds of a prompt's token, of a token of each text with one text more, and of an image,
+    0 before they are measured. reply: tokens that a reply has. A draining replica finishes what it
+    has.
     """
 
     id: str
@@ -55,7 +56,8 @@ class Fleet:
         self._order = order
         self._replicas: dict[str, Replica] = {}
         self._keys: list[tuple[Any, ...]] = []  # each with its replica's id
-        self._rates: list[float] = []  # of those that are up
+        self._prompt_tokens: list[float] = []  # seconds of those that are up, ascending
+        self._steps: list[float] = []
 
     def __len__(self) -> int:
         return len(self._replicas)
@@ -77,7 +79,12 @@ class Fleet:
     @property
     def fastest(self) -> float:
         """The least seconds that any replica takes for a token of a prompt."""
-        return self._rates[0] if self._rates else 0.0
+        return self._prompt_tokens[0] if self._prompt_tokens else 0.0
+
+    @property
+    def lightest(self) -> float:
+        """The least seconds that any replica takes for a step."""
+        return self._steps[0] if self._steps else 0.0
 
     def put(self, replica: Replica) -> None:
         """Adds a replica, or replaces what was known of it."""
@@ -85,14 +92,16 @@ class Fleet:
         self._replicas[replica.id] = replica
         if replica.state == "up":
             insort(self._keys, (*self._order(replica), replica.id))
-            insort(self._rates, replica.prompt_token)
+            insort(self._prompt_tokens, replica.prompt_token)
+            insort(self._steps, replica.step)
 
     def remove(self, replica: str) -> None:
         """Forgets a replica, if it was known."""
         old = self._replicas.pop(replica, None)
         if old is not None and old.state == "up":
             del self._keys[bisect_left(self._keys, (*self._order(old), replica))]
-            del self._rates[bisect_left(self._rates, old.prompt_token)]
+            del self._prompt_tokens[bisect_left(self._prompt_tokens, old.prompt_token)]
+            del self._steps[bisect_left(self._steps, old.step)]
 
     def at(self, place: int) -> Replica:
         """The replica at a place of the order."""

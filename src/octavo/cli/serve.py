@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from octavo.cli.options import count, draft_option, models_argument, sizing, speculation_option
+from octavo.cli.options import (
+    count,
+    draft_option,
+    models_argument,
+    replica_options,
+    sizing,
+    speculation_option,
+)
 from octavo.cli.ready import Screen
 from octavo.cli.screen import progress_bar, say
 
@@ -208,6 +215,7 @@ DEMO = "smollm2"
 )
 @speculation_option
 @draft_option
+@replica_options
 @sizing
 def serve(
     models: tuple[str, ...], models_dir: Path | None, on_demand: bool, keep_alive: str,
@@ -224,7 +232,7 @@ def serve(
     """
     gc.disable()  # collections would look at all that is imported, again and again
     finds = models_dir is not None or on_demand
-    spawned = _spawn(model["name"], *(models or (() if finds else (DEMO,))))
+    spawned = _spawn(model, *(models or (() if finds else (DEMO,))))
 
     import uvloop
 
@@ -248,13 +256,14 @@ def serve(
     plans = {name: plan for name, (_, plan) in opened.items()}
     _tell_lowered(plans if model["context"] is None else {})
     titles = {o.name: _title(o, opened[o.name][0]) for o, _ in named}
-    screen = Screen(_url(host, sock.getsockname()[1]), choice.budget, plans, titles)
+    url = _url(host, sock.getsockname()[1])
+    screen = Screen(url, choice.budget, plans, titles, model["replicas"])
     find, fetch = choice.find if finds else None, None if offline else choice.fetch
     serving = Models([*named, *choice.find()], choice.budget, len(named), find, fetch)
     media = MediaPolicy(domains=domains)
     options = ServeOptions(access, drain_timeout, write_timeout, lora_dir, media, alive, data)
     with logging_to(sys.stdout, log_level, log_format), ExitStack() as stack:
-        total = sum(model.checkpoint.nbytes for model, _ in opened.values())
+        total = model["replicas"] * sum(m.checkpoint.nbytes for m, _ in opened.values())
         advance = stack.enter_context(progress_bar("Loading", total)) if total else None
         for source in sources.values():
             source.progress = advance or source.progress
@@ -286,12 +295,13 @@ def _keyring(file: Path | None, limits_url: str | None) -> Keyring | None:
     return Keyring(KeyFile(file), SharedLimits(open_valkey(limits_url)))
 
 
-def _spawn(name: str | None, *models: str) -> Spawned | None:
+def _spawn(options: dict[str, Any], *models: str) -> Spawned | None:
     """The process of the first model, if any is named: it imports what it needs while this one
     does, which takes as long."""
     from octavo.client.spawned import spawn
 
-    return spawn(name or Path(models[0]).name) if models else None
+    first = "/0" if options["replicas"] > 1 else ""
+    return spawn((options["name"] or Path(models[0]).name) + first) if models else None
 
 
 def _demo() -> tuple[str]:
@@ -329,7 +339,8 @@ def _choice(
     loras: tuple[str, ...],
     lora_memory: str | None, packed_cache: bool, generation_config: Literal["auto", "none"],
     memory: str | None, context: int | None, threads: int | None, kv_dtype: str, activations: str,
-    speculation: str, draft: str | None, mmproj: str, vision_dtype: str,
+    speculation: str, draft: str | None, mmproj: str, vision_dtype: str, replicas: int,
+    routing: str,
 ) -> Choice:  # fmt: skip
     """What is served, as the options about models say. Raises UsageError."""
     from octavo.checkpoint.hub import Located, locate
@@ -356,12 +367,12 @@ def _choice(
     like = ModelOptions(
         Located(Path(), ""), name or "", (), template, QueueLimits(max_queue, max_queue_tokens),
         parse_adapters(loras), lora_bytes > 0, generation_config, mmproj=mmproj,
-        vision_dtype=vision_dtype,
+        vision_dtype=vision_dtype, replicas=replicas, routing=routing,
     )  # fmt: skip
     small = locate(draft, offline=offline, progress=progress_bar) if draft else None
     sizing = {
         "context": context, "threads": threads, "kv_dtype": kv_dtype, "activations": activations,
         "adapters": lora_bytes, "packed": packed_cache, "speculation": speculation,
-        "draft": open_draft(small.path) if small else None,
+        "draft": open_draft(small.path) if small else None, "replicas": replicas,
     }  # fmt: skip
     return Choice(like, sizing, memory, models_dir, on_demand)

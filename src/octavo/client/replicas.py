@@ -24,11 +24,13 @@ from octavo.client.process import EngineProcessClient
 from octavo.client.replay import SUSPECT, Stream
 from octavo.client.routes import Routes
 from octavo.engine.constraint import TokenTable
+from octavo.engine.cost import ROW
 from octavo.engine.events import TokenEvent
 from octavo.engine.request import Request
 from octavo.errors import InvalidValue, Overloaded, RequestError
 
 MEANS = ("step_us", "prompt_token_ns")  # stats that are no sums
+REPLY, NEWEST = 64.0, 0.1  # tokens of a reply before any has ended, and the weight of the latest
 
 
 @dataclass(frozen=True)
@@ -68,21 +70,31 @@ class Home:
     def figures(self, others: Times) -> Replica:
         """As it is now. others: times that stand for those that are not measured yet."""
         own = Times.of(self.client.stats)
+        count, measured = len(self.streams) + 1, max(self.client.stats.get("running", 0), 1)
+        step = (own.step or others.step) * (1 + ROW * count) / (1 + ROW * measured)
         waiting = [n for s, (n, given) in self.streams.items() if len(s.given) == given]
         return Replica(
             self.name, self.state, len(self.streams) - len(waiting), len(waiting), sum(waiting),
-            self.client.places, own.prompt_token or others.prompt_token, own.step or others.step,
+            self.client.places, own.prompt_token or others.prompt_token, step,
             own.image or others.image,
         )  # fmt: skip
 
 
-def ask_of(request: Request) -> Ask:
-    """What routing looks at of a request. Images stand in the prefix cache by their content."""
+def ask_of(request: Request, reply: float = 0.0) -> Ask:
+    """What routing looks at of a request, whose reply may have so many tokens. Images stand in the
+    prefix cache by their content."""
     keys = list(request.prompt)
     for image, start in zip(request.images, request.image_offsets, strict=True):
         keys[start : start + image.tokens] = [image.key] * image.tokens
     salt = request.salt + (f"\0{request.adapter}" if request.adapter else "")
-    return Ask(len(keys), chain(keys, BLOCK, salt), BLOCK, len(request.images))
+    most = 0 if request.pool else request.params.max_tokens
+    reply = reply if most is None else min(most, reply)
+    return Ask(len(keys), chain(keys, BLOCK, salt), BLOCK, len(request.images), reply)
+
+
+def engines(client: EngineClient) -> Mapping[str, EngineClient]:
+    """What computes behind a client, by name; one that is alone has none."""
+    return client.engines if isinstance(client, Replicas) else {"": client}
 
 
 class Replicas:
@@ -93,6 +105,7 @@ class Replicas:
         self._homes = {str(i): Home(str(i), client) for i, client in enumerate(clients)}
         self._router = Router(policy)
         self._at: dict[Stream, Home] = {}
+        self._reply = REPLY  # tokens that replies have had of late
         self.routes = Routes()
         for client in clients:
             client.overseer = self
@@ -169,7 +182,7 @@ class Replicas:
 
     def _place(self, stream: Stream) -> None:
         """Gives a new stream to the engine where it costs least, of those that have room."""
-        ask, full = ask_of(stream.request), set[str]()
+        ask, full = ask_of(stream.request, self._reply), set[str]()
         refusals: list[Overloaded] = []
         while (home := self._choose(stream, ask, full)) is not None:
             try:
@@ -220,6 +233,8 @@ class Replicas:
 
     def _release(self, stream: Stream) -> None:
         home = self._at.pop(stream)
+        if stream.over:
+            self._reply += NEWEST * (len(stream.given) - self._reply)
         del home.streams[stream]
         if not home.streams:
             home.idle.set()
@@ -247,7 +262,7 @@ class Replicas:
         for stream in list(home.streams):
             if stream.doubt >= SUSPECT or stream.over:
                 continue
-            ask = ask_of(stream.request)
+            ask = ask_of(stream.request, self._reply)
             other = self._choose(stream, ask, {home.name})
             if other is not None and other.client.ready:
                 self._release(stream)
