@@ -36,6 +36,7 @@ BESIDE = {
     "text": {"checkpoint", "errors", "sandbox"},
     "vision": {"checkpoint", "errors", "text"},
     "sandbox": {"errors", "process"},
+    "balance": set(),
 }
 MODULES = sorted(SOURCE.rglob("*.py"))
 
