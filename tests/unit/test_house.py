@@ -16,6 +16,8 @@ SOURCE = ROOT / "src" / "octavo"
 LAYERS = [
     "cli",
     "bench",
+    "gateway",
+    "simulate",
     "server",
     "compress",
     "llm",

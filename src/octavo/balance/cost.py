@@ -12,16 +12,16 @@ class Ask:
     """What is known of a request before it is routed.
 
     tokens: of its prompt. blocks: its leading blocks (`chain.py`), of `block` tokens each. images:
-    how many. reply: tokens that are expected of it, 0 to look no further than the first. session:
-    requests of one stay with one replica, "" for none.
+    how many. session: requests of one stay with one replica, "" for none. reply: tokens that are
+    expected of it, 0 to look no further than the first.
     """
 
     tokens: int = 0
     blocks: tuple[int, ...] = ()
     block: int = 16
     images: int = 0
-    reply: float = 0.0
     session: str = ""
+    reply: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

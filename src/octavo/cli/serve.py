@@ -221,8 +221,8 @@ def serve(
     models: tuple[str, ...], models_dir: Path | None, on_demand: bool, keep_alive: str,
     pinned: tuple[str, ...], aliases: tuple[str, ...], host: str, port: int,
     api_keys: tuple[str, ...], admin_key: str | None, key_file: Path | None,
-    limits_url: str | None,
-    hosts: tuple[str, ...], origins: tuple[str, ...], drain_timeout: int, write_timeout: int,
+    limits_url: str | None, hosts: tuple[str, ...], origins: tuple[str, ...],
+    drain_timeout: int, write_timeout: int,
     log_level: str, log_format: str, lora_dir: Path | None, offline: bool, data: Path | None,
     domains: tuple[str, ...], **model: Any,
 ) -> None:  # fmt: skip
@@ -244,19 +244,18 @@ def serve(
     from octavo.server.run import Models, ServeOptions
     from octavo.server.run import serve as serve_http
 
-    ring = _keyring(key_file, limits_url)
+    ring = keyring_of(key_file, limits_url)
     access = Access(host, api_keys, admin_key, hosts, origins, ring)
     alive = parse_seconds(keep_alive)
     sock = bind(host, port)
     models = models or (() if finds else _demo())
     choice = _choice(len(models), models_dir, on_demand, lora_dir, offline, **model)
     named = choice.named(models, pinned, tuple(parse_aliases(aliases)), offline, progress_bar)
-    sources = {options.name: source for options, source in named}
-    opened = {name: source.planned() for name, source in sources.items()}
+    opened = {options.name: source.planned() for options, source in named}
     plans = {name: plan for name, (_, plan) in opened.items()}
     _tell_lowered(plans if model["context"] is None else {})
     titles = {o.name: _title(o, opened[o.name][0]) for o, _ in named}
-    url = _url(host, sock.getsockname()[1])
+    url = url_of(host, sock.getsockname()[1])
     screen = Screen(url, choice.budget, plans, titles, model["replicas"])
     find, fetch = choice.find if finds else None, None if offline else choice.fetch
     serving = Models([*named, *choice.find()], choice.budget, len(named), find, fetch)
@@ -265,13 +264,13 @@ def serve(
     with logging_to(sys.stdout, log_level, log_format), ExitStack() as stack:
         total = model["replicas"] * sum(m.checkpoint.nbytes for m, _ in opened.values())
         advance = stack.enter_context(progress_bar("Loading", total)) if total else None
-        for source in sources.values():
+        for _, source in named:
             source.progress = advance or source.progress
             source.spawned, spawned = spawned, None
 
         def ready(models: Registry) -> None:
             stack.close()  # the ready block is the last thing printed until the first request
-            for source in sources.values():
+            for _, source in named:
                 source.progress = lambda _: None
             screen.ready(models)
             gc.enable()
@@ -280,7 +279,7 @@ def serve(
     screen.goodbye()
 
 
-def _keyring(file: Path | None, limits_url: str | None) -> Keyring | None:
+def keyring_of(file: Path | None, limits_url: str | None) -> Keyring | None:
     """The keys of a file, whose limits may be shared by servers. Raises UsageError."""
     from octavo.errors import UsageError
     from octavo.server.keyring import Keyring
@@ -311,7 +310,7 @@ def _demo() -> tuple[str]:
     return (DEMO,)
 
 
-def _url(host: str, port: int) -> str:
+def url_of(host: str, port: int) -> str:
     """An address that this machine reaches the server by."""
     shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
     return f"http://{shown}:{port}"

@@ -89,7 +89,7 @@ def ask_of(request: Request, reply: float = 0.0) -> Ask:
     salt = request.salt + (f"\0{request.adapter}" if request.adapter else "")
     most = 0 if request.pool else request.params.max_tokens
     reply = reply if most is None else min(most, reply)
-    return Ask(len(keys), chain(keys, BLOCK, salt), BLOCK, len(request.images), reply)
+    return Ask(len(keys), chain(keys, BLOCK, salt), BLOCK, len(request.images), reply=reply)
 
 
 def engines(client: EngineClient) -> Mapping[str, EngineClient]:

@@ -114,23 +114,12 @@ def cache_type(program: Program, asked: str = "auto") -> str:
 
 
 def make_plan(
-    compiled: Compiled,
-    *,
-    name: str,
-    memory: str | None = None,
-    context: int | None = None,
-    threads: int | None = None,
-    kv_dtype: str = "auto",
-    activations: str = "auto",
-    adapters: int = 0,
-    packed: bool = False,
-    speculation: str = "auto",
-    what_if: bool = False,
-    encoder: CompiledEncoder | None = None,
-    share: Share | None = None,
-    draft: CompiledDraft | None = None,
-    replicas: int = 1,
-) -> Plan:
+    compiled: Compiled, *, name: str, memory: str | None = None, context: int | None = None,
+    threads: int | None = None, kv_dtype: str = "auto", activations: str = "auto",
+    adapters: int = 0, packed: bool = False, speculation: str = "auto", what_if: bool = False,
+    encoder: CompiledEncoder | None = None, share: Share | None = None,
+    draft: CompiledDraft | None = None, replicas: int = 1,
+) -> Plan:  # fmt: skip
     """Plans a model within `memory` (80 % of what is available unless named).
 
     A context that was not asked for shrinks to fit; one that was is refused with the sum.
@@ -142,7 +131,6 @@ def make_plan(
     kv_dtype = cache_type(compiled.program, kv_dtype)
     activations = compiled.activations(activations)
     available, budget = memory_budget(memory, what_if)
-    budget = budget if share is None else share.total
     threads, own = usable_threads() if threads is None else threads, compiled.program.context
     _check_asked(threads, context, own)
     budget, threads, share = _divided(replicas, budget, threads, share)
@@ -201,7 +189,7 @@ def _divided(
         )
     if share is not None:
         share = Share(share.total // replicas, share.each // replicas)
-    return budget // replicas, threads // replicas, share
+    return budget // replicas if share is None else share.total, threads // replicas, share
 
 
 def _check_speculation(program: Program, speculation: str, draft: CompiledDraft | None) -> None:
