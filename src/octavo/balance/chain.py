@@ -25,8 +25,7 @@ def link(parent: int, block: Sequence[int] | bytes) -> int:
 
 def chain(tokens: Sequence[int], block: int, salt: str = "") -> tuple[int, ...]:
     """The numbers of the whole blocks of a prompt."""
-    count = len(tokens) // block
-    return _chained(root(salt), (tuple(tokens[i * block : (i + 1) * block]) for i in range(count)))
+    return _chained(root(salt), zip(*[iter(tokens)] * block, strict=False))
 
 
 def text_chain(text: bytes, block: int, salt: str = "") -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from octavo.balance.cost import Ask, cost
 from octavo.balance.prefix_index import Match
 from octavo.balance.replica import Fleet, Replica
 
-FEW = 64  # replicas that are looked at one by one
+FEW = 16  # replicas that are looked at one by one
 
 
 class Policy(Protocol):

@@ -78,7 +78,7 @@ class Router:
     ) -> None:  # fmt: skip
         self._name = policy if isinstance(policy, str) else type(policy).__name__
         self._policy = POLICIES[policy]() if isinstance(policy, str) else policy
-        self.index = index or PrefixIndex()
+        self.index = PrefixIndex() if index is None else index
         self.fleet = Fleet(self._policy.order)
         self.sessions = Sessions(clock)
 
