@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.client import process as client_module
+from octavo.client import watch as watch_module
 from octavo.client.adapter_table import Adapter
 from octavo.client.process import EngineProcessClient
 from octavo.client.replay import MAX_AHEAD, Replay, Stream
@@ -186,8 +186,8 @@ def test_a_step_that_never_ends(
     folder: Path, poisoned: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its engine lives and says so, but begins no operation any more."""
-    monkeypatch.setattr(client_module, "TICK", 0.2)
-    monkeypatch.setattr(client_module, "STUCK", 20)
+    monkeypatch.setattr(watch_module, "TICK", 0.2)
+    monkeypatch.setattr(watch_module, "STUCK", 20)
 
     async def run() -> tuple[Answer, Answer, Answer]:
         async with client_of(folder, poisoned) as client:

@@ -16,6 +16,8 @@ SOURCE = ROOT / "src" / "octavo"
 LAYERS = [
     "cli",
     "bench",
+    "gateway",
+    "simulate",
     "server",
     "compress",
     "llm",
@@ -34,6 +36,7 @@ BESIDE = {
     "text": {"checkpoint", "errors", "sandbox"},
     "vision": {"checkpoint", "errors", "text"},
     "sandbox": {"errors", "process"},
+    "balance": set(),
 }
 MODULES = sorted(SOURCE.rglob("*.py"))
 

@@ -45,12 +45,12 @@ def test_what_a_step_gave_comes_in_pieces() -> None:
     """As the texts of a wide search do, or a long prompt's log-probabilities: in their order."""
     top = [(i, -float(i)) for i in range(20)]
     events = [Token(f"r{i % 7}.{i}", i, -0.5, top) for i in range(40_000)]
-    frames = list(event_frames(events, {"running": 3}))
+    frames = list(event_frames(Events(events, {"running": 3})))
     assert sum(map(len, frames)) > 8 * EVENT_BYTES and max(map(len, frames)) <= EVENT_BYTES + 4
     messages = read(b"".join(frames))
     assert all(isinstance(m, Events) and m.stats == {"running": 3} for m in messages)
     assert [e for m in messages for e in m.events] == events  # type: ignore[attr-defined]
-    assert list(event_frames([], {})) == [frame(Events([], {}))]
+    assert list(event_frames(Events([], {}))) == [frame(Events([], {}))]
 
 
 def test_what_is_too_long_or_broken() -> None:

@@ -143,6 +143,18 @@ sizing = together(
     ),
 )  # fmt: skip
 
+replica_options = together(
+    click.option(
+        "--replicas", type=count(1, 64), metavar="N", default=1, show_default=True,
+        help="Engines of each model, which divide memory and threads; one may fail unnoticed.",
+    ),
+    click.option(
+        "--routing", default="cost", show_default=True,
+        type=click.Choice(["cost", "least-load", "round-robin", "prefix-hash", "random"]),
+        help="How one of them is chosen for a request.",
+    ),
+)  # fmt: skip
+
 # The command gets those that were given, as keywords; `sampled` makes parameters of them.
 sampling = together(
     click.option("--temperature", type=Number(0, 2), metavar="X", help="0: the likeliest token."),

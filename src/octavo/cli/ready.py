@@ -22,11 +22,13 @@ LISTED = 12  # models in the ready block
 
 class Screen:
     """titles: of models, by name; plans: of those that are planned before they are loaded. budget:
-    bytes for all models."""
+    bytes for all models. replicas: engines of each."""
 
     def __init__(
-        self, url: str, budget: int, plans: dict[str, Plan], titles: dict[str, str]
-    ) -> None:
+        self, url: str, budget: int, plans: dict[str, Plan], titles: dict[str, str],
+        replicas: int = 1,
+    ) -> None:  # fmt: skip
+        self._replicas = replicas
         self._url, self._budget, self._plans, self._titles = url, budget, plans, titles
         self._began = time.monotonic()
         self.requests = self.tokens = self.errors = 0
@@ -55,16 +57,17 @@ class Screen:
         ]  # fmt: skip
         if plan.adapters:
             parts.insert(3, f"{size(plan.adapters)} adapters")
+        each = f" for each of {self._replicas} replicas" if self._replicas > 1 else ""
         return [
             f"  model     {served.name}",
             f"            {self._titles[served.name]}",
             f"  kernels   {getattr(served.client, 'isa', '')}, {plan.threads} "
-            f"thread{'s' * (plan.threads > 1)}, activations {plan.activations}",
-            f"  memory    {size(plan.total)} at most, of {size(plan.available)} available",
+            f"thread{'s' * (plan.threads > 1)}{each}, activations {plan.activations}",
+            f"  memory    {size(plan.total)} at most{each}, of {size(plan.available)} available",
             f"            = {' + '.join(parts[:2])}",
             f"            + {' + '.join(parts[2:])}",
             f"  capacity  {plan.tokens:,} tokens = {plan.tokens / plan.context:.1f} requests",
-            f"            at the full {plan.context:,} context",
+            f"            at the full {plan.context:,} context{each}",
         ]
 
     def _several(self, entries: Sequence[Entry]) -> list[str]:
@@ -73,7 +76,8 @@ class Screen:
         lines: list[str] = []
         for entry in entries[:LISTED]:
             plan = self._plans.get(entry.name)
-            sizes = f"   {size(plan.total)}, {plan.context:,} context" if plan else ""
+            each = f"{self._replicas} × " if self._replicas > 1 else ""
+            sizes = f"   {each}{size(plan.total)}, {plan.context:,} context" if plan else ""
             lines.append(f"  {'' if lines else 'models':8}  {entry.name}   {entry.state}{sizes}")
         if more := entries[LISTED:]:
             lines.append(f"            and {len(more)} more: {self._url}/v1/models")

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from octavo.cli.options import count, draft_option, models_argument, sizing, speculation_option
+from octavo.cli.options import (
+    count,
+    draft_option,
+    models_argument,
+    replica_options,
+    sizing,
+    speculation_option,
+)
 from octavo.cli.ready import Screen
 from octavo.cli.screen import progress_bar, say
 
@@ -208,13 +215,14 @@ DEMO = "smollm2"
 )
 @speculation_option
 @draft_option
+@replica_options
 @sizing
 def serve(
     models: tuple[str, ...], models_dir: Path | None, on_demand: bool, keep_alive: str,
     pinned: tuple[str, ...], aliases: tuple[str, ...], host: str, port: int,
     api_keys: tuple[str, ...], admin_key: str | None, key_file: Path | None,
-    limits_url: str | None,
-    hosts: tuple[str, ...], origins: tuple[str, ...], drain_timeout: int, write_timeout: int,
+    limits_url: str | None, hosts: tuple[str, ...], origins: tuple[str, ...],
+    drain_timeout: int, write_timeout: int,
     log_level: str, log_format: str, lora_dir: Path | None, offline: bool, data: Path | None,
     domains: tuple[str, ...], **model: Any,
 ) -> None:  # fmt: skip
@@ -224,7 +232,7 @@ def serve(
     """
     gc.disable()  # collections would look at all that is imported, again and again
     finds = models_dir is not None or on_demand
-    spawned = _spawn(model["name"], *(models or (() if finds else (DEMO,))))
+    spawned = _spawn(model, *(models or (() if finds else (DEMO,))))
 
     import uvloop
 
@@ -236,33 +244,33 @@ def serve(
     from octavo.server.run import Models, ServeOptions
     from octavo.server.run import serve as serve_http
 
-    ring = _keyring(key_file, limits_url)
+    ring = keyring_of(key_file, limits_url)
     access = Access(host, api_keys, admin_key, hosts, origins, ring)
     alive = parse_seconds(keep_alive)
     sock = bind(host, port)
     models = models or (() if finds else _demo())
     choice = _choice(len(models), models_dir, on_demand, lora_dir, offline, **model)
     named = choice.named(models, pinned, tuple(parse_aliases(aliases)), offline, progress_bar)
-    sources = {options.name: source for options, source in named}
-    opened = {name: source.planned() for name, source in sources.items()}
+    opened = {options.name: source.planned() for options, source in named}
     plans = {name: plan for name, (_, plan) in opened.items()}
     _tell_lowered(plans if model["context"] is None else {})
     titles = {o.name: _title(o, opened[o.name][0]) for o, _ in named}
-    screen = Screen(_url(host, sock.getsockname()[1]), choice.budget, plans, titles)
+    url = url_of(host, sock.getsockname()[1])
+    screen = Screen(url, choice.budget, plans, titles, model["replicas"])
     find, fetch = choice.find if finds else None, None if offline else choice.fetch
     serving = Models([*named, *choice.find()], choice.budget, len(named), find, fetch)
     media = MediaPolicy(domains=domains)
     options = ServeOptions(access, drain_timeout, write_timeout, lora_dir, media, alive, data)
     with logging_to(sys.stdout, log_level, log_format), ExitStack() as stack:
-        total = sum(model.checkpoint.nbytes for model, _ in opened.values())
+        total = model["replicas"] * sum(m.checkpoint.nbytes for m, _ in opened.values())
         advance = stack.enter_context(progress_bar("Loading", total)) if total else None
-        for source in sources.values():
+        for _, source in named:
             source.progress = advance or source.progress
             source.spawned, spawned = spawned, None
 
         def ready(models: Registry) -> None:
             stack.close()  # the ready block is the last thing printed until the first request
-            for source in sources.values():
+            for _, source in named:
                 source.progress = lambda _: None
             screen.ready(models)
             gc.enable()
@@ -271,7 +279,7 @@ def serve(
     screen.goodbye()
 
 
-def _keyring(file: Path | None, limits_url: str | None) -> Keyring | None:
+def keyring_of(file: Path | None, limits_url: str | None) -> Keyring | None:
     """The keys of a file, whose limits may be shared by servers. Raises UsageError."""
     from octavo.errors import UsageError
     from octavo.server.keyring import Keyring
@@ -286,12 +294,13 @@ def _keyring(file: Path | None, limits_url: str | None) -> Keyring | None:
     return Keyring(KeyFile(file), SharedLimits(open_valkey(limits_url)))
 
 
-def _spawn(name: str | None, *models: str) -> Spawned | None:
+def _spawn(options: dict[str, Any], *models: str) -> Spawned | None:
     """The process of the first model, if any is named: it imports what it needs while this one
     does, which takes as long."""
     from octavo.client.spawned import spawn
 
-    return spawn(name or Path(models[0]).name) if models else None
+    first = "/0" if options["replicas"] > 1 else ""
+    return spawn((options["name"] or Path(models[0]).name) + first) if models else None
 
 
 def _demo() -> tuple[str]:
@@ -301,7 +310,7 @@ def _demo() -> tuple[str]:
     return (DEMO,)
 
 
-def _url(host: str, port: int) -> str:
+def url_of(host: str, port: int) -> str:
     """An address that this machine reaches the server by."""
     shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
     return f"http://{shown}:{port}"
@@ -329,7 +338,8 @@ def _choice(
     loras: tuple[str, ...],
     lora_memory: str | None, packed_cache: bool, generation_config: Literal["auto", "none"],
     memory: str | None, context: int | None, threads: int | None, kv_dtype: str, activations: str,
-    speculation: str, draft: str | None, mmproj: str, vision_dtype: str,
+    speculation: str, draft: str | None, mmproj: str, vision_dtype: str, replicas: int,
+    routing: str,
 ) -> Choice:  # fmt: skip
     """What is served, as the options about models say. Raises UsageError."""
     from octavo.checkpoint.hub import Located, locate
@@ -356,12 +366,12 @@ def _choice(
     like = ModelOptions(
         Located(Path(), ""), name or "", (), template, QueueLimits(max_queue, max_queue_tokens),
         parse_adapters(loras), lora_bytes > 0, generation_config, mmproj=mmproj,
-        vision_dtype=vision_dtype,
+        vision_dtype=vision_dtype, replicas=replicas, routing=routing,
     )  # fmt: skip
     small = locate(draft, offline=offline, progress=progress_bar) if draft else None
     sizing = {
         "context": context, "threads": threads, "kv_dtype": kv_dtype, "activations": activations,
         "adapters": lora_bytes, "packed": packed_cache, "speculation": speculation,
-        "draft": open_draft(small.path) if small else None,
+        "draft": open_draft(small.path) if small else None, "replicas": replicas,
     }  # fmt: skip
     return Choice(like, sizing, memory, models_dir, on_demand)

@@ -9,6 +9,18 @@ from octavo.engine.events import TokenEvent
 from octavo.engine.request import Request
 
 
+class Overseer(Protocol):
+    """Who has several engines, and is told what becomes of each."""
+
+    def changed(self, client: EngineClient) -> None:
+        """An engine is ready, or has ended."""
+        ...
+
+    def told(self, client: EngineClient, stored: list[int], removed: list[int]) -> None:
+        """Blocks have come to an engine's prefix cache, and gone from it."""
+        ...
+
+
 class EngineClient(Protocol):
     """An engine in this process, in another, or several of them: callers cannot tell."""
 

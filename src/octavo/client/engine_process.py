@@ -25,6 +25,7 @@ from octavo.client.protocol import (
     RECEIVE,
     Abort,
     Adapted,
+    Events,
     Failed,
     FrameBuffer,
     LoadAdapter,
@@ -40,6 +41,7 @@ from octavo.client.protocol import (
     event_frames,
     frame,
 )
+from octavo.engine.block_changes import BlockChanges
 from octavo.engine.constraint import TokenTable
 from octavo.engine.engine import Engine
 from octavo.engine.loader import OpenModel, load_executable, make_engine, open_model
@@ -68,6 +70,7 @@ class EngineProcess:
         self._frames: FrameBuffer[ToEngine] = FrameBuffer(ToEngine)
         self._loaded: tuple[OpenModel, Executable, Plan] | None = None
         self._engine: Engine | None = None
+        self._changes: BlockChanges | None = None  # where they are told
         self._heart: threading.Thread | None = None
         self._over = threading.Event()
 
@@ -111,12 +114,14 @@ class EngineProcess:
         executable = load_executable(model, plan, lambda n: self.send(Loading(n)))
         check_unchanged(message.files)  # what was read while it was being written
         self._loaded = model, executable, plan
+        self._changes = BlockChanges() if message.tell_blocks else None
 
     def finish(self, table: TokenTable) -> None:
         """Makes an engine of what has been loaded. Raises OctavoError."""
         assert self._loaded is not None
         model, executable, plan = self._loaded
         self._engine = make_engine(model, executable, plan, table)
+        self._engine.index.changes = self._changes
         self._loaded = None
         del model
         gc.collect()
@@ -193,7 +198,9 @@ class EngineProcess:
         """One step, and what it gave."""
         assert self._engine is not None
         events = self._engine.step() if self._engine.has_work else []
-        for data in event_frames(events, dataclasses.asdict(self._engine.stats())):
+        changes = self._changes.take() if self._changes is not None else ([], [])
+        made = Events(events, dataclasses.asdict(self._engine.stats()), *changes)
+        for data in event_frames(made):
             self._write(data)
 
     def run(self) -> None:

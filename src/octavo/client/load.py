@@ -115,6 +115,11 @@ class QueueLimits:
     requests: int = 256
     tokens: int | None = None
 
+    def divided(self, engines: int) -> QueueLimits:
+        """What each of several engines has of it."""
+        tokens = None if self.tokens is None else -(-self.tokens // engines)
+        return QueueLimits(-(-self.requests // engines), tokens)
+
     def check(self, new: Stream, load: Load) -> None:
         """Raises Overloaded for a request that is not taken now, or that would get its first token
         too late for others' work."""

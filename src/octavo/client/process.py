@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 
 from octavo import errors
 from octavo.checkpoint.identity import FileState, check_unchanged
 from octavo.client.adapter_table import Adapter, AdapterTable
+from octavo.client.base import Overseer
 from octavo.client.link import EngineLink
 from octavo.client.load import DEFAULT_QUEUE, Load, QueueLimits
 from octavo.client.protocol import (
@@ -30,28 +30,16 @@ from octavo.client.protocol import (
 )
 from octavo.client.replay import SUSPECT, Replay, Stream
 from octavo.client.spawned import ENGINE, Spawned, spawn
+from octavo.client.watch import RESTART, unavailable, verdict, watch
 from octavo.engine.constraint import TokenTable
-from octavo.engine.events import TokenEvent, ends
+from octavo.engine.events import TokenEvent
 from octavo.engine.plan import Plan
 from octavo.engine.request import Request
-from octavo.errors import (
-    EngineFailed,
-    ModelChanged,
-    ModelNotFound,
-    OctavoError,
-    Overloaded,
-    RequestError,
-    place,
-)
+from octavo.errors import EngineFailed, OctavoError, Overloaded, RequestError, place
 
 LOG = logging.getLogger(__name__)
-# The longest is what a server is late by when a cause has ended.
-BACKOFF = (0.0, 0.2, 1.0, 2.0, 5.0)
+BACKOFF = (0.0, 0.2, 1.0, 2.0, 5.0)  # the longest: what a server is late by, a cause having ended
 PATIENCE = 3  # engines in a row that did not start, after which requests are no longer held back
-TICK = 1.0  # seconds between looks at the process
-STOPPED = 2  # looks in a row that find it stopped by a signal
-STOP = "stopped"  # a cause that no request can be
-STUCK = 300  # looks in a row between which no operation of a step has begun
 
 
 class EngineProcessClient:
@@ -59,8 +47,7 @@ class EngineProcessClient:
 
     queue: limits beyond which new requests are refused with Overloaded. files: of the model, which
     must be the same whenever an engine reads them. module: what the process runs; name: what it is
-    called in lists of processes. spawned: the first, if it has been started. mmproj: the file with
-    the model's image encoder.
+    called in lists of processes. spawned: the first, if it has been started. mmproj: a file.
     """
 
     def __init__(
@@ -97,6 +84,7 @@ class EngineProcessClient:
         self._served = self._fruitful = False  # this engine has; it has computed something
         self._closing = False
         self._cause = ""  # why this engine is being killed
+        self.overseer: Overseer | None = None
         self._stats: dict[str, int] = {}
         self.restarts = 0
         self.isa = ""
@@ -196,7 +184,8 @@ class EngineProcessClient:
         link = self._link
         await link.open()
         self._tasks.append(asyncio.create_task(self._watch(link)))
-        link.send(Start(self._path, self._plan, self._files, self._mmproj))
+        told = self.overseer is not None
+        link.send(Start(self._path, self._plan, self._files, self._mmproj, told))
         if self._table is not None:
             link.send(Vocabulary(self._table))
         while True:
@@ -215,11 +204,11 @@ class EngineProcessClient:
         self._cause = ""
         if error is not None:
             return
-        killed = status == -signal.SIGKILL and not cause
-        doubt = 0 if cause == STOP else 1 if killed else SUSPECT
-        ending = cause or (f"signal {-status}" if status < 0 else f"status {status}")
+        doubt, ending = verdict(status, cause)
         LOG.warning("an engine has ended: %s%s", ending, "" if self._served else ", while starting")
         self._blame(doubt)
+        if self.overseer is not None:
+            self.overseer.changed(self)
 
     def _stop_tasks(self) -> None:
         for task in self._tasks:
@@ -240,33 +229,26 @@ class EngineProcessClient:
 
     def _give_up(self, error: OctavoError | None) -> None:
         """Tells everybody that there is no engine for now."""
-        why = {
-            ModelChanged: "the model's files have changed since the server started; it must be "
-            "started again to serve them",
-            ModelNotFound: "a file of the model is gone",
-            EngineFailed: str(error),
-        }.get(type(error), "the engine cannot be started again")
+        why = unavailable(error)
         if self.failure is None or str(self.failure) != why:
             LOG.error("not ready: %s (%s)", why, error or "it ends while it loads the model")
         self.failure = Overloaded(why, code="engine_failed")
         self._replay.fail_all(Overloaded(why, code="engine_failed"))
 
     async def _watch(self, link: EngineLink) -> None:
-        """Kills a process that a signal has stopped, or that does not get on with its work.
+        """Kills a process that does not get on."""
+        self._kill(link, await watch(link, lambda: self._replay.busy))
 
-        It counts its own looks: a front that was held up itself has not looked.
-        """
-        stopped = still = signs = 0
-        while True:
-            await asyncio.sleep(TICK)
-            stopped = stopped + 1 if link.stopped else 0
-            still = still + 1 if self._replay.busy and link.signs == signs else 0
-            signs = link.signs
-            if stopped >= STOPPED or still >= STUCK:
-                self._cause = STOP if stopped >= STOPPED else "stuck"
-                self._ready.clear()
-                link.kill()
-                return
+    def _kill(self, link: EngineLink, cause: str) -> None:
+        self._cause = cause
+        self._ready.clear()
+        link.kill()
+
+    async def restart(self) -> None:
+        """Replaces the engine by a new one, which goes on with what this one has and is ready."""
+        if self._link is not None and self._ready.is_set():
+            self._kill(self._link, RESTART)
+        await self._ready.wait()
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -310,6 +292,8 @@ class EngineProcessClient:
     def _events(self, message: Events) -> None:
         self._stats = message.stats
         self._fruitful |= bool(message.events)
+        if self.overseer is not None and (message.stored or message.removed):
+            self.overseer.told(self, message.stored, message.removed)
         for event in message.events:
             if stream := self._replay.find(event.id):
                 for each in stream.take(event):
@@ -324,30 +308,45 @@ class EngineProcessClient:
 
         Raises RequestError if the engine refuses it, Overloaded if it cannot be served now.
         """
+        stream = Stream.of(request, asyncio.get_running_loop().time())
+        self.check(stream)
+        self.adopt(stream)
+        async with contextlib.aclosing(stream.until_end(self.release)) as events:
+            async for event in events:
+                yield event
+
+    @property
+    def streams(self) -> Collection[Stream]:
+        """Those in flight, in order of arrival."""
+        return self._replay.streams
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether requests run alone because an engine may have died of one of them."""
+        return self._replay.suspicious
+
+    @property
+    def places(self) -> int:
+        """Requests that are computed together."""
+        return self._plan.limits.selected
+
+    def check(self, stream: Stream) -> None:
+        """Raises Overloaded for a stream that cannot be taken now."""
         if self._closing:
             raise Overloaded("the server is shutting down", code="shutting_down")
         if self.failure is not None:
             raise Overloaded(str(self.failure), code="engine_failed")
-        stream = Stream.of(request, asyncio.get_running_loop().time())
-        load = Load.of(self._replay.streams, self._plan.limits.selected, self._stats)
-        self._queue.check(stream, load)
-        self._adapters.acquire(request.adapter)
-        self._replay.add(stream)
-        try:
-            self._turn()
-            while True:
-                event = await stream.next()
-                if isinstance(event, RequestError):
-                    raise event
-                yield event
-                if ends(event):
-                    self._replay.remove(stream)  # the engine has forgotten it too
-                    return
-        finally:
-            self._end(stream)
+        self._queue.check(stream, Load.of(self._replay.streams, self.places, self._stats))
 
-    def _end(self, stream: Stream) -> None:
-        if name := self._replay.remove(stream):
+    def adopt(self, stream: Stream) -> None:
+        """Takes a stream, wherever it has got to, until it is released. Raises RequestError."""
+        self._adapters.acquire(stream.request.adapter)
+        self._replay.add(stream)
+        self._turn()
+
+    def release(self, stream: Stream) -> None:
+        """Forgets a stream, and ends what the engine computes of it."""
+        if (name := self._replay.remove(stream)) and not stream.over:
             self._send(Abort(name))
         if self._adapters.release(stream.request.adapter):
             self._send(UnloadAdapter(stream.request.adapter))
@@ -388,6 +387,8 @@ class EngineProcessClient:
         self.failure, self._served, self._started = None, True, True
         self._ready.set()
         self._turn()
+        if self.overseer is not None:
+            self.overseer.changed(self)
 
     def _lose_adapter(self, name: str, reason: str) -> None:
         """An engine cannot have an adapter any more: it goes, with the requests that use it."""

@@ -26,6 +26,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     plan: Plan
     files: dict[str, FileState] = {}  # of the model, as they were when the plan was made
     mmproj: str = "none"  # the file with its image encoder
+    tell_blocks: bool = False  # of the prefix cache, as they come and go
 
 
 class Vocabulary(msgspec.Struct, frozen=True, tag=True):
@@ -86,11 +87,14 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     code: str | None = None
 
 
-class Events(msgspec.Struct, frozen=True, tag=True):
-    """Everything one step produced, and the engine's counts after it."""
+class Events(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Everything one step produced, and the engine's counts after it. stored, removed: blocks of
+    the prefix cache that came and went, where they are to be told."""
 
     events: list[TokenEvent]
     stats: dict[str, int]
+    stored: list[int] = []
+    removed: list[int] = []
 
 
 class Working(msgspec.Struct, frozen=True, tag=True):
@@ -154,12 +158,12 @@ class FrameBuffer(Generic[Message]):
         return message
 
 
-def event_frames(events: list[TokenEvent], stats: dict[str, int]) -> Iterator[bytes]:
+def event_frames(made: Events) -> Iterator[bytes]:
     """What a step produced, in frames of a moderate size."""
-    body = _encoder.encode(Events(events, stats))
-    if len(body) <= EVENT_BYTES or len(events) == 1:
+    body = _encoder.encode(made)
+    if len(body) <= EVENT_BYTES or len(made.events) <= 1:
         yield _framed(body)
         return
-    half = len(events) // 2
-    yield from event_frames(events[:half], stats)
-    yield from event_frames(events[half:], stats)
+    half = len(made.events) // 2
+    yield from event_frames(msgspec.structs.replace(made, events=made.events[:half]))
+    yield from event_frames(Events(made.events[half:], made.stats))

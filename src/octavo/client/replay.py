@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -20,7 +21,7 @@ import msgspec
 
 from octavo.engine.drafts import MAX_DRAFT
 from octavo.engine.engine import MAX_MULTI_STEPS
-from octavo.engine.events import BeamText, Ended, PromptLogprobs, Token, TokenEvent
+from octavo.engine.events import BeamText, Ended, PromptLogprobs, Token, TokenEvent, ends
 from octavo.engine.request import Request
 from octavo.errors import RequestError
 
@@ -40,6 +41,7 @@ class Stream:
     events: asyncio.Queue[TokenEvent | RequestError] = field(default_factory=asyncio.Queue)
     given: list[int] = field(default_factory=list)
     prompt_logprobs: int = 0
+    over: bool = False  # its last event has come
     found: list[BeamText] = field(default_factory=list)
     name: str = ""  # of its submission, which is new each time; "": the engine does not have it
     doubt: int = 0
@@ -53,7 +55,8 @@ class Stream:
         """A request that has come now."""
         deadline = None if request.timeout is None else now + request.timeout
         wanted = [s for s in (request.timeout, request.ttft) if s is not None]
-        return cls(request, deadline, now + min(wanted, default=math.inf))
+        due = now + min(wanted, default=math.inf)
+        return cls(request, deadline, due, given=list(request.resume))
 
     async def next(self) -> TokenEvent | RequestError:
         """The next event, or the passing of the deadline, which does not depend on the engine."""
@@ -62,6 +65,19 @@ class Stream:
                 return await self.events.get()
         except TimeoutError:
             return Ended(self.request.id, "deadline")
+
+    async def until_end(self, end: Callable[[Stream], None]) -> AsyncGenerator[TokenEvent, None]:
+        """The events until the last, or an error that is raised; then `end` is called."""
+        over = False
+        try:
+            while not over:
+                event = await self.next()
+                if isinstance(event, RequestError):
+                    raise event
+                over = ends(event)
+                yield event
+        finally:
+            end(self)
 
     def resumed(self, now: float) -> Request:
         """What is left of the request, under the submission's name."""
@@ -79,6 +95,7 @@ class Stream:
 
         The texts of a beam search come as a whole, as a new engine would search again.
         """
+        self.over = ends(event)
         if isinstance(event, BeamText):
             self.found.append(event)
             return [*self.found] if event.last else []
@@ -115,6 +132,11 @@ class Replay:
         """Forgets a stream; gives the name the engine has it under, or ""."""
         self.streams.pop(stream, None)
         return self._take_back(stream)
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether there are requests that run alone."""
+        return any(s.doubt >= SUSPECT for s in self.streams)
 
     def _take_back(self, stream: Stream) -> str:
         name, stream.name = stream.name, ""

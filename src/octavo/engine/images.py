@@ -45,7 +45,7 @@ class PlacedImage:
     @property
     def range(self) -> ImageRange:
         """Where it is, and what the prefix index knows its tokens by."""
-        return ImageRange(self.start, self.end, -1 - int.from_bytes(self.image.digest))
+        return ImageRange(self.start, self.end, self.image.key)
 
     @property
     def shift(self) -> int:

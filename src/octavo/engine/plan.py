@@ -114,40 +114,32 @@ def cache_type(program: Program, asked: str = "auto") -> str:
 
 
 def make_plan(
-    compiled: Compiled,
-    *,
-    name: str,
-    memory: str | None = None,
-    context: int | None = None,
-    threads: int | None = None,
-    kv_dtype: str = "auto",
-    activations: str = "auto",
-    adapters: int = 0,
-    packed: bool = False,
-    speculation: str = "auto",
-    what_if: bool = False,
-    encoder: CompiledEncoder | None = None,
-    share: Share | None = None,
-    draft: CompiledDraft | None = None,
-) -> Plan:
+    compiled: Compiled, *, name: str, memory: str | None = None, context: int | None = None,
+    threads: int | None = None, kv_dtype: str = "auto", activations: str = "auto",
+    adapters: int = 0, packed: bool = False, speculation: str = "auto", what_if: bool = False,
+    encoder: CompiledEncoder | None = None, share: Share | None = None,
+    draft: CompiledDraft | None = None, replicas: int = 1,
+) -> Plan:  # fmt: skip
     """Plans a model within `memory` (80 % of what is available unless named).
 
     A context that was not asked for shrinks to fit; one that was is refused with the sum.
     what_if: `memory` may be more than is available here. encoder: of images. share: instead of
     `memory`; the KV cache is then one context, of 1 GiB at most if that was not asked for, or what
-    fills `share.each`. draft: writes drafts; has as many blocks. Raises DoesNotFit or UsageError.
+    fills `share.each`. draft: writes drafts; has as many blocks. replicas: engines of the model,
+    which divide memory and threads; the plan is each one's. Raises DoesNotFit or UsageError.
     """
     kv_dtype = cache_type(compiled.program, kv_dtype)
     activations = compiled.activations(activations)
     available, budget = memory_budget(memory, what_if)
-    budget = budget if share is None else share.total
     threads, own = usable_threads() if threads is None else threads, compiled.program.context
     _check_asked(threads, context, own)
+    budget, threads, share = _divided(replicas, budget, threads, share)
     _check_speculation(compiled.program, speculation, draft)
     if not compiled.program.causal:
         return _encoder_plan(
-            compiled, name, available, budget, context or own, threads, activations, packed
-        )
+            compiled, name, available, budget, context or own, threads, activations, packed,
+            replicas,
+        )  # fmt: skip
     sizes = Limits(STEP_TOKENS, SEQUENCES, 0)
     options = LoadOptions(sizes, threads, kv_dtype, packed, activations=activations)
     fixed, block = compiled.footprint(options), compiled.block_bytes(kv_dtype)
@@ -159,7 +151,7 @@ def make_plan(
     left, wanted = budget - held, context or own
     needed = (wanted + BLOCK - 1) // BLOCK * each
     if left < needed and (context is not None or left < SMALLEST_CONTEXT // BLOCK * each):
-        raise _refusal(name, held, needed, budget, wanted, left, each)
+        raise _refusal(name, held, needed, budget, wanted, left, each, replicas)
     cache = left if memory else min(left, max(DEFAULT_CACHE, needed))
     if share is not None:
         cache = min(cache, share.cache(left, needed, context is not None))
@@ -184,6 +176,20 @@ def _check_asked(threads: int, context: int | None, own: int) -> None:
         raise UsageError(f"--threads {threads} is not between 1 and {MAX_THREADS}")
     if context is not None and not 1 <= context <= own:
         raise UsageError(f"--context {context:,} is not between 1 and the model's {own:,} tokens")
+
+
+def _divided(
+    replicas: int, budget: int, threads: int, share: Share | None
+) -> tuple[int, int, Share | None]:
+    """What each replica has of the memory and the threads. Raises UsageError for too few."""
+    if replicas > threads:
+        raise UsageError(
+            f"--replicas {replicas} takes {replicas} threads; there are {threads}",
+            f"--replicas {threads}",
+        )
+    if share is not None:
+        share = Share(share.total // replicas, share.each // replicas)
+    return budget // replicas if share is None else share.total, threads // replicas, share
 
 
 def _check_speculation(program: Program, speculation: str, draft: CompiledDraft | None) -> None:
@@ -217,7 +223,7 @@ def memory_budget(asked: str | None, what_if: bool = False) -> tuple[int, int]:
 
 def _encoder_plan(
     compiled: Compiled, name: str, available: int, budget: int, context: int, threads: int,
-    activations: str, packed: bool,
+    activations: str, packed: bool, replicas: int,
 ) -> Plan:  # fmt: skip
     """Encoders compute whole texts in one step, in fp32, and keep nothing for the next."""
     own = compiled.program.context
@@ -228,8 +234,9 @@ def _encoder_plan(
     total = size_of.weights + size_of.buffers + size_of.cache + PROCESS + PAGES
     if total > budget:
         raise DoesNotFit(
-            f"{name} does not fit: weights, buffers and process {size(total)} > {size(budget)}",
-            f"--memory {total // MIB + 1}MiB",
+            f"{name} does not fit: weights, buffers and process {size(total)} > {size(budget)}"
+            f"{_of_each(replicas)}",
+            f"--memory {replicas * total // MIB + 1}MiB",
         )
     return Plan(
         weights=size_of.weights, buffers=size_of.buffers, cache=size_of.cache,
@@ -238,17 +245,24 @@ def _encoder_plan(
     )  # fmt: skip
 
 
+def _of_each(replicas: int) -> str:
+    return f", which is what each of {replicas} replicas has" if replicas > 1 else ""
+
+
 def _refusal(
-    name: str, fixed: int, cache: int, budget: int, context: int, left: int, each: int
-) -> DoesNotFit:
+    name: str, fixed: int, cache: int, budget: int, context: int, left: int, each: int,
+    replicas: int,
+) -> DoesNotFit:  # fmt: skip
     fits = left // each * BLOCK
     hints = []
     if fits >= SMALLEST_CONTEXT:
         hints.append(f"--context {fits}")
-    hints.append(f"--memory {(fixed + cache) // MIB + 1}MiB")
+    hints.append(f"--memory {replicas * (fixed + cache) // MIB + 1}MiB")
+    if 0 < (fewer := replicas * budget // (fixed + cache)) < replicas:
+        hints.append(f"--replicas {fewer}")
     return DoesNotFit(
         f"{name} does not fit with a {context:,}-token context: weights, buffers and process "
         f"{size(fixed)} + KV cache {size(cache)} ({each // BLOCK / 1024:.1f} KiB a token) "
-        f"> {size(budget)}",
+        f"> {size(budget)}{_of_each(replicas)}",
         *hints,
     )

@@ -18,6 +18,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from octavo.backends.base import BLOCK
+from octavo.balance.chain import link
+from octavo.engine.block_changes import BlockChanges, salt_root
 from octavo.engine.blocks import BlockAllocator
 
 CANDIDATES = 64  # children looked at for a partial match
@@ -43,6 +45,7 @@ class _Node:
     block: int
     parent: _Node | None
     salt: str = ""  # of a root
+    number: int = 0  # of the chain up to here, if the block is full
     children: dict[Tokens, _Node] = field(default_factory=dict)
     by_first: dict[int, dict[Tokens, _Node]] = field(default_factory=dict)
 
@@ -57,13 +60,15 @@ def _common(a: Tokens, b: Sequence[int]) -> int:
 
 
 class PrefixIndex:
-    """The computed prefixes in the KV cache, one trie per salt."""
+    """The computed prefixes in the KV cache, one trie per salt. changes: where whole blocks that
+    come and go are noted."""
 
     def __init__(self, allocator: BlockAllocator) -> None:
         self._allocator = allocator
         self._roots: dict[str, _Node] = {}
         self._node_of: dict[int, _Node] = {}
         self._idle: OrderedDict[int, _Node] = OrderedDict()  # by block; freed first comes first
+        self.changes: BlockChanges | None = None
 
     @property
     def capacity(self) -> int:
@@ -121,7 +126,7 @@ class PrefixIndex:
         if known:
             node = self._node_of[blocks[known - 1]]
         else:
-            node = self._roots.setdefault(salt, _Node((), -1, None, salt))
+            node = self._root(salt)
         for i in range(known, -(-count // BLOCK)):
             block, edge = blocks[i], tuple(tokens[i * BLOCK : min((i + 1) * BLOCK, count)])
             child = node.children.get(edge)
@@ -129,6 +134,10 @@ class PrefixIndex:
                 if block in self._node_of:  # known as partly filled; it has more tokens now
                     self._remove(self._node_of[block])
                 child = _Node(edge, block, node)
+                if len(edge) == BLOCK:
+                    child.number = link(node.number, edge)
+                    if self.changes is not None:
+                        self.changes.store(child.number)
                 node.children[edge] = child
                 node.by_first.setdefault(edge[0], {})[edge] = child
                 self._node_of[block] = child
@@ -140,6 +149,11 @@ class PrefixIndex:
             if len(edge) < BLOCK:
                 break
             node = child
+
+    def _root(self, salt: str) -> _Node:
+        if salt not in self._roots:
+            self._roots[salt] = _Node((), -1, None, salt, salt_root(salt))
+        return self._roots[salt]
 
     def share(self, block: int) -> None:
         """Adds a reference to a block that has one."""
@@ -185,4 +199,6 @@ class PrefixIndex:
         if not alike:
             del parent.by_first[node.tokens[0]]
         del self._node_of[node.block]
+        if self.changes is not None and len(node.tokens) == BLOCK:
+            self.changes.remove(node.number)
         self._allocator.free(node.block)

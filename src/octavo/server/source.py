@@ -15,6 +15,7 @@ from octavo.checkpoint.identity import check_unchanged
 from octavo.checkpoint.progress import ProgressBar
 from octavo.client.load import QueueLimits
 from octavo.client.process import EngineProcessClient
+from octavo.client.replicas import Replicas
 from octavo.client.spawned import Spawned
 from octavo.engine.constraint import TokenTable
 from octavo.engine.defaults import GenerationConfig
@@ -29,6 +30,7 @@ from octavo.text import ChatTemplate, Tokenizer, load_tokenizer
 from octavo.text.chat import template_source
 
 LOG = logging.getLogger("octavo.server")
+Engines = EngineProcessClient | Replicas
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class ModelOptions:
     pinned: bool = False
     mmproj: str = "auto"  # the file with a GGUF model's image encoder
     vision_dtype: str = "auto"
+    replicas: int = 1  # engines
+    routing: str = "cost"  # how one of them is chosen
 
     @property
     def also(self) -> tuple[str, ...]:
@@ -101,7 +105,7 @@ class ModelSource:
 
     @property
     def total(self) -> int:
-        return self.planned()[1].total
+        return self._options.replicas * self.planned()[1].total
 
     @property
     def bounds(self) -> Bounds:
@@ -117,14 +121,7 @@ class ModelSource:
 
     async def load(self) -> ServedModel:
         """The model with a new engine, which is ready. Raises OctavoError."""
-        opened, plan = await asyncio.to_thread(self.planned)
-        options = self._options
-        files = {**opened.checkpoint.states, **(plan.draft.files if plan.draft else {})}
-        client = EngineProcessClient(
-            str(options.located.path), plan, opened.vocabulary, options.queue, self.progress,
-            files, name=options.name, spawned=self.spawned, mmproj=opened.mmproj,
-        )  # fmt: skip
-        self.spawned = None
+        client = self._client(*await asyncio.to_thread(self.planned))
         served = None
         starting = asyncio.create_task(client.start())  # while this process reads the tokenizer
         try:
@@ -144,7 +141,24 @@ class ModelSource:
         self._loads += 1
         return served
 
-    def _served(self, front: _Front, client: EngineProcessClient) -> ServedModel:
+    def _client(self, opened: OpenModel, plan: Plan) -> Engines:
+        """An engine that has not begun to load, or as many as there are replicas."""
+        options = self._options
+        files = {**opened.checkpoint.states, **(plan.draft.files if plan.draft else {})}
+        clients = []
+        for i in range(options.replicas):
+            name = f"{options.name}/{i}" if options.replicas > 1 else options.name
+            clients.append(
+                EngineProcessClient(
+                    str(options.located.path), plan, opened.vocabulary,
+                    options.queue.divided(options.replicas), self.progress, files, name=name,
+                    spawned=self.spawned, mmproj=opened.mmproj,
+                )
+            )  # fmt: skip
+            self.spawned = None
+        return clients[0] if len(clients) == 1 else Replicas(clients, options.routing)
+
+    def _served(self, front: _Front, client: Engines) -> ServedModel:
         options = self._options
         source = options.chat_template or template_source(front.opened.checkpoint)
         template = ChatTemplate(source, front.tokenizer) if source else None
@@ -154,7 +168,7 @@ class ModelSource:
         )  # fmt: skip
         return replace(served, aliases=options.also, created=self.created)
 
-    async def _load_adapters(self, client: EngineProcessClient) -> None:
+    async def _load_adapters(self, client: Engines) -> None:
         """Loads the adapters. Raises UsageError the first time; later, those that are gone go."""
         for name, path in list(self.adapters.items()):
             try:
@@ -166,7 +180,7 @@ class ModelSource:
                 del self.adapters[name]
 
     async def unload(self, model: ServedModel) -> None:
-        assert isinstance(model.client, EngineProcessClient)
+        assert isinstance(model.client, Engines)
         self.adapters = model.client.adapter_paths
         await model.close()
 

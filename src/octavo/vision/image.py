@@ -44,6 +44,11 @@ class ImageInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )  # fmt: skip
 
     @property
+    def key(self) -> int:
+        """What prefixes know its tokens by: a number below 0 of its content."""
+        return -1 - int.from_bytes(self.digest)
+
+    @property
     def array(self) -> Pixels:
         """The pixels in their shape, without a copy."""
         return np.frombuffer(self.pixels, np.uint8).reshape(self.shape)

@@ -1,0 +1,202 @@
+"""Ways to route requests between replicas, compared in simulation, and what a decision takes.
+
+    python benchmarks/routing.py [--replicas 8 64] [--load 0.73]
+    python benchmarks/routing.py --decisions
+
+The workload: prompts of groups that share a long prefix, some groups more popular than others,
+arriving at random at a share of what the replicas can do (measured first: all requests at once,
+routed by cost). The engines are simulated (`octavo.simulate`), with the clock too; the router is the
+one that serves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, count
+
+from octavo.balance.chain import chain
+from octavo.balance.cost import Ask
+from octavo.balance.prefix_index import SentPrefixes
+from octavo.balance.replica import Replica
+from octavo.balance.router import Router
+from octavo.simulate.engine import BLOCK, Job, SimulatedEngine, Speed
+
+SPEED = Speed(prefill=2000, step=0.02, slots=16, chunk=512, cache=65_536)
+PREFIX, QUESTION, REPLY = 2048, 256, 64  # tokens
+GROUPS = 12  # for each replica
+REQUESTS = 150  # for each replica
+SKEW = 0.7  # popularity of group n: 1 / n ** SKEW
+WAYS = ("cost", "cost, approximate", "prefix-hash", "least-load", "round-robin", "random")
+
+
+@dataclass
+class Server:
+    """A replica in the simulation. waits: tokens to compute for jobs without a first token."""
+
+    name: str
+    engine: SimulatedEngine = field(default_factory=lambda: SimulatedEngine(SPEED))
+    waits: dict[str, int] = field(default_factory=dict)
+    running: set[str] = field(default_factory=set)
+    busy: bool = False
+
+    @property
+    def figures(self) -> Replica:
+        return Replica(
+            self.name, "up", len(self.running), len(self.waits), sum(self.waits.values()),
+            SPEED.slots, 1 / SPEED.prefill, SPEED.step, reply=REPLY,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Result:
+    """Seconds until first tokens, output tokens a second, and the share of prompts' tokens that were
+    found in caches."""
+
+    ttft: list[float]
+    throughput: float
+    cached: float
+
+    def line(self, name: str) -> str:
+        cuts = statistics.quantiles(self.ttft, n=100)
+        p50, p90, p99 = (f"{1e3 * cuts[i]:10,.0f}" for i in (49, 89, 98))
+        return f"{name:18} {p50} {p90} {p99} {self.throughput:12,.0f} {self.cached:9.1%}"
+
+
+def prompts(replicas: int, seed: int) -> list[tuple[int, ...]]:
+    """The blocks of every request's prompt."""
+    draw, groups = random.Random(seed), range(GROUPS * replicas)
+    shares = list(accumulate((g + 1) ** -SKEW for g in groups))
+    prefixes = [chain([g] * PREFIX, BLOCK) for g in groups]
+    made = []
+    for i in range(REQUESTS * replicas):
+        own = chain([i] * QUESTION, BLOCK, "question")
+        made.append((*prefixes[draw.choices(groups, cum_weights=shares)[0]], *own))
+    return made
+
+
+class Simulation:
+    """Requests at given times, until the last has ended."""
+
+    def __init__(self, way: str, replicas: int) -> None:
+        policy, _, approximate = way.partition(", ")
+        self._sent = SentPrefixes(SPEED.cache // BLOCK) if approximate else None
+        self._router = Router(policy, self._sent)
+        self._servers = {str(i): Server(str(i)) for i in range(replicas)}
+        for server in self._servers.values():
+            self._router.fleet.put(server.figures)
+        self._came: dict[str, float] = {}
+        self._ttft: list[float] = []
+        self._found = self._given = 0
+        self._heap: list[tuple[float, int, object]] = []
+        self._serial = count()
+
+    def run(self, made: Sequence[tuple[int, ...]], rate: float, seed: int = 1) -> Result:
+        """rate: requests a second, at random; infinity: all at once."""
+        draw, now = random.Random(seed), 0.0
+        for i, blocks in enumerate(made):
+            now += draw.expovariate(rate) if rate < float("inf") else 0.0
+            self._at(now, Job(str(i), PREFIX + QUESTION, REPLY, blocks))
+        end = 0.0
+        while self._heap:
+            end, _, what = heapq.heappop(self._heap)
+            if isinstance(what, Job):
+                self._route(what, end)
+            else:
+                what()  # type: ignore[operator]
+        asked = len(made) * (PREFIX + QUESTION)
+        return Result(self._ttft, self._given / end, self._found / asked)
+
+    def _at(self, when: float, what: object) -> None:
+        heapq.heappush(self._heap, (when, next(self._serial), what))
+
+    def _route(self, job: Job, now: float) -> None:
+        blocks = tuple(int(b) for b in job.blocks)  # type: ignore[call-overload]
+        route = self._router.choose(Ask(job.prompt, blocks, BLOCK, reply=REPLY))
+        assert route is not None
+        server = self._servers[route.replica]
+        if self._sent is not None:
+            self._sent.sent(server.name, blocks)
+        self._came[job.id] = now
+        server.waits[job.id] = job.prompt - route.cost.cached
+        server.engine.submit(job)
+        self._router.fleet.put(server.figures)
+        if not server.busy:
+            self._step(server, now)
+
+    def _step(self, server: Server, now: float) -> None:
+        done = server.engine.step()
+        server.busy = bool(done.tokens or done.seconds)
+        if not server.busy:
+            return
+        end = now + done.seconds
+        self._found += sum(done.cached.values())
+
+        def ended() -> None:
+            for job in done.tokens:
+                self._given += 1
+                if server.waits.pop(job, None) is not None:
+                    server.running.add(job)
+                    self._ttft.append(end - self._came[job])
+            server.running.difference_update(done.finished)
+            if self._sent is None:
+                self._router.index.stored(server.name, (int(b) for b in done.stored))  # type: ignore[call-overload]
+                self._router.index.removed(server.name, (int(b) for b in done.removed))  # type: ignore[call-overload]
+            self._router.fleet.put(server.figures)
+            self._step(server, end)
+
+        self._at(end, ended)
+
+
+def compare(replicas: int, load: float) -> None:
+    made = prompts(replicas, seed=7)
+    most = Simulation("cost", replicas).run(made, float("inf")).throughput / REPLY
+    print(f"\n{replicas} replicas, {len(made):,} requests, {load:.0%} of {most:.1f} requests/s")
+    print(f"{'':18} {'TTFT p50':>10} {'p90 ms':>10} {'p99':>10} {'tokens/s':>12} {'cached':>9}")
+    for way in WAYS:
+        print(Simulation(way, replicas).run(made, load * most).line(way), flush=True)
+
+
+def decisions() -> None:
+    """What a decision takes by the number of replicas: prompts of 32,768 tokens, of which all
+    replicas have the first half, and one all."""
+    tokens = list(range(32_768))
+    began = time.perf_counter()
+    blocks = chain(tokens, BLOCK)
+    print(f"hashing {len(tokens):,} tokens: {1e6 * (time.perf_counter() - began):,.0f} µs")
+    draw = random.Random(3)
+    print(f"{'replicas':>8} {'p50 µs':>8} {'p99 µs':>8}   routes of prompts of 4,096 tokens")
+    for replicas in (8, 64, 512, 4000):
+        router = Router()
+        for i in range(replicas):
+            router.index.stored(str(i), blocks[:128])
+            router.fleet.put(Replica(str(i), "up", i % 13, 0, draw.randrange(4000), 32, 5e-4, 0.02))
+        router.index.stored("3", blocks[:256])
+        took = []
+        for _ in range(300):
+            began = time.perf_counter()
+            router.choose(Ask(4096, blocks[:256], BLOCK, reply=REPLY))
+            took.append(time.perf_counter() - began)
+        p50, p99 = (1e6 * statistics.quantiles(took, n=100)[i] for i in (49, 98))
+        print(f"{replicas:8,} {p50:8.0f} {p99:8.0f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--replicas", type=int, nargs="+", default=[8, 64])
+    parser.add_argument("--load", type=float, default=0.73)
+    parser.add_argument("--decisions", action="store_true", help="time decisions instead")
+    options = parser.parse_args()
+    if options.decisions:
+        return decisions()
+    for replicas in options.replicas:
+        compare(replicas, options.load)
+
+
+if __name__ == "__main__":
+    main()
