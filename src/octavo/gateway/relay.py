@@ -39,6 +39,7 @@ PASSED_BACK = ("retry-after", "retry-after-ms", "x-should-retry")
 STREAMS = ("text/event-stream", "application/x-ndjson")
 SESSION = "x-session-id"
 DONE = b"[DONE]"
+JSON = "application/json"
 
 
 @dataclass
@@ -145,20 +146,22 @@ class Relay:
             job.lease = lease = await self._admission.place(
                 job.asked, job.route, job.version.pool, job.failed
             )
+            refused, wish = None, None
             try:
                 found = await self._limited(job, lease)
-                if isinstance(found, Response) and found.status_code in RETRYABLE:
-                    failure = _refusal(lease, found)
-                    if await self._again(job, lease, failure, _wish(found)):
-                        continue
-                return found
+                if not isinstance(found, Response) or found.status_code not in RETRYABLE:
+                    return found
+                refused, wish, error = found, _wish(found), _refusal(lease, found)
             except UpstreamFailed as e:
                 error = e
             except BaseException:
                 lease.end()
                 raise
-            if not await self._again(job, lease, error, None):
-                raise error
+            if await self._again(job, lease, error, wish):
+                continue
+            if refused is not None and refused.headers.get("content-type", "").startswith(JSON):
+                return refused
+            raise error
 
     async def _limited(self, job: Job, lease: Lease) -> Response | tuple[Answer, bytes]:
         """What an upstream answers in time, and while it is not known to be down."""
@@ -213,7 +216,7 @@ class Relay:
         """An answer that has come as a whole."""
         answer.close()
         if answer.status == 200:
-            if answer.media_type != "application/json":
+            if answer.media_type != JSON:
                 raise UpstreamFailed(f"upstream {lease.upstream.id} answers with no JSON")
             _count(job.usage, _spent(body, lease.upstream.id))
             lease.end(True)
@@ -284,7 +287,7 @@ class Relay:
 
     async def _pass_on(self, job: Job, answer: Answer, data: bytes) -> AsyncGenerator[bytes, None]:
         """The rest of an answer. Raises UpstreamFailed if it is not complete."""
-        usage, follower = job.usage, job.follower
+        usage, follower, held = job.usage, job.follower, b""
         while data:
             usage.last = time.monotonic()
             usage.first = usage.first or usage.last
@@ -296,9 +299,11 @@ class Relay:
                 if data:
                     yield data
             else:
+                ready, held = _events(held + data, answer.media_type)
                 job.chunks += 1
-                job.tail = data if len(data) > 256 else (job.tail + data)[-512:]
-                yield data
+                job.tail = ready or job.tail
+                if ready:
+                    yield ready
             data = await answer.read()
         spent = _streamed(job) if follower is None else follower.spent
         if spent is None:
@@ -338,6 +343,17 @@ class Relay:
         )  # fmt: skip
 
 
+def _events(data: bytes, media_type: str) -> tuple[bytes, bytes]:
+    """Whole events of a stream, and the beginning of the next."""
+    end = b"\n" if media_type == STREAMS[1] else b"\n\n"
+    if data.endswith(end):
+        return data, b""
+    size = data.rfind(end) + len(end) if end in data else 0
+    if not size and b"\r\n\r\n" in data:
+        size = data.rfind(b"\r\n\r\n") + 4
+    return data[:size], data[size:]
+
+
 def _check_stream(answer: Answer, data: bytes) -> None:
     """Raises UpstreamFailed for a stream that does not begin as one."""
     if not data:
@@ -352,8 +368,9 @@ def _check_stream(answer: Answer, data: bytes) -> None:
 def _refusal(lease: Lease, response: Response) -> UpstreamFailed:
     """What an answer that may be tried elsewhere says of an upstream: 5xx that it fails."""
     text = f"upstream {lease.upstream.id} answers {response.status_code}"
-    limited = response.status_code in (408, 425, 429, 503)
-    return UpstreamFailed(text, "overloaded" if limited else "upstream_failed", True)
+    busy = response.status_code not in (500, 502)
+    limited = busy and response.status_code != 504
+    return UpstreamFailed(text, "overloaded" if limited else "upstream_failed", busy)
 
 
 def _wish(response: Response) -> float | None:
