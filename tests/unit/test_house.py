@@ -17,6 +17,8 @@ LAYERS = [
     "cli",
     "bench",
     "server",
+    "experiments",
+    "release",
     "compress",
     "llm",
     "generate",
