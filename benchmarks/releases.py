@@ -21,9 +21,8 @@ import numpy as np
 
 from octavo.release import machine
 from octavo.release.events import RequestEvent
-from octavo.release.machine import State
 from octavo.release.spec import Guard, ReleaseSpec
-from octavo.release.tally import CANARY, STABLE, Rows, Tally
+from octavo.release.tally import CANARY, Rows, Tally
 
 SPEC = ReleaseSpec(
     model="model", stable="old", canary="new",
@@ -75,7 +74,7 @@ def run(spec: ReleaseSpec, new: Version, rate: float, seed: int, old: Version = 
         n = 1024
         times = at + rng.exponential(1 / rate, n).cumsum()
         draws = np.column_stack((rng.standard_normal((n, 2)), rng.random((n, 4))))
-        for at, draw in zip(times.tolist(), draws, strict=True):  # noqa: B007
+        for at, draw in zip(times.tolist(), draws, strict=True):
             arm = machine.arm(spec, state, draw[5])
             version = new if arm == CANARY else old
             tally.observe(rows, event(version, old, arm, state.step, at, draw), state.began)
