@@ -62,8 +62,8 @@ def _alarm(m: Mismatch) -> str:
     wanted = ", ".join(f"{_text(name)} {n:,.0f}" for name, n in m.expected.items())
     return (
         f'<p class="alarm">The variants do not have their shares of the units: {wanted} were to be '
-        f"expected (evidence e^{m.evidence:.1f}). Something decides who is counted, so that nothing "
-        "can be said. Look for failures or redirects of one variant alone.</p>"
+        f"expected (evidence e^{m.evidence:.1f}). Something decides who is counted, so that "
+        "nothing can be said. Look for failures or redirects of one variant alone.</p>"
     )
 
 
@@ -160,6 +160,6 @@ def _spread(spec: ExperimentSpec, totals: Mapping[Key, Total], metric: str) -> s
         for at, value in ((LEFT, low), (WIDTH - RIGHT, high)):
             yield f'<text x="{at}" y="{TALL + 18}" text-anchor="middle">{value:.3g}</text>'
 
-    caption = f"Means of units: {_text(spec.control)} as bars, others as lines; the last hundredth is cut off."  # fmt: skip
+    caption = f"Means of units: {_text(spec.control)} as bars, others as lines; up to 99 %."
     chart = _svg(f"How {metric} is spread", TALL + 24, marks())
     return f"<h2>{_text(metric)}</h2><figure>{chart}<figcaption>{caption}</figcaption></figure>"

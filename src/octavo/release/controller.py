@@ -123,17 +123,19 @@ class Releases:
         for id, rows in written.items():
             if rows:
                 self._store.put_sums(id, self._owner, rows)
-        if self._store.lease(LEASE, self._owner, self._clock()):
-            for release in self._store.latest().values():
-                self._decide(release)
-        return self._store.latest()
+        latest = self._store.latest()
+        open = [one for one in latest.values() if one.state.phase not in ENDED]
+        if open and self._store.lease(LEASE, self._owner, self._clock()):
+            changed = [self._decide(release) for release in open]
+            return self._store.latest() if any(changed) else latest
+        return latest
 
-    def _decide(self, release: Release) -> None:
-        if release.state.phase not in ENDED:
-            seen = self._seen(release)
-            state = machine.advance(release.spec, release.state, seen, self._clock())
-            if state != release.state:
-                self._store.change(release, state, "octavo", state.reason)
+    def _decide(self, release: Release) -> bool:
+        """Whether the release has gone on."""
+        state = machine.advance(release.spec, release.state, self._seen(release), self._clock())
+        if state == release.state:
+            return False
+        return self._store.change(release, state, "octavo", state.reason)
 
     def _seen(self, release: Release) -> Summary:
         return Tally(release.spec).read(self._store.sums(release.id))

@@ -127,7 +127,7 @@ class ReleaseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     stable: str
     canary: str
     baseline: str | None = None
-    steps: tuple[Step | float, ...] = STEPS
+    steps: tuple[Step | float | str, ...] = STEPS
     guards: tuple[Guard, ...] = GUARDS
     alpha: Small = 0.01
     hold: Seconds = "5m"
