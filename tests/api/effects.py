@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from octavo.server.resume import TOKENS, Follower
 from tests.api.server import Server
 
 # A template that shows what it is given.
@@ -378,6 +379,24 @@ def cache_salt(a: Asking) -> None:
     usage = [a.reply(**long, cache_salt=salt)["usage"] for salt in salts]
     cached = [u["prompt_tokens_details"]["cached_tokens"] > 50 for u in usage]
     assert cached == [False, True, False, True, False]
+
+
+@effect
+def resume(a: Asking) -> None:
+    """What a broken stream had, and the rest, are the whole."""
+    state = {"id": "a", "created": 1, "seed": 2}
+    asked = {"stream": True, "temperature": 1, "max_tokens": 6}
+
+    def answer(tokens: list[int]) -> bytes:
+        body = a.body(resume=state | {"tokens": tokens}, **asked)
+        return a.server.call("POST", ROUTES[a.route], json.dumps(body).encode())[1].encode()
+
+    raw = answer([])
+    whole, cut, rest = (Follower([]) for _ in range(3))
+    had = cut.feed(raw[: raw.index(TOKENS) + 40])
+    rest.tokens = list(cut.tokens)
+    assert cut.tokens and had + rest.feed(answer(cut.tokens)) == whole.feed(raw)
+    assert rest.tokens == whole.tokens
 
 
 @effect

@@ -29,14 +29,14 @@ def free_port() -> int:
 
 
 class Server:
-    """`octavo serve` on a free port.
+    """`octavo serve` on a free port, or what else it does.
 
     cwd: to start it from. handles: most files it may open. env: more variables.
     """
 
     def __init__(
         self, *arguments: str, log: Path, cwd: Path | None = None, handles: int | None = None,
-        env: dict[str, str] | None = None,
+        env: dict[str, str] | None = None, does: str = "serve",
     ) -> None:  # fmt: skip
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -48,7 +48,7 @@ class Server:
             "-P",  # as the installed command is
             "-m",
             "octavo.cli.main",
-            "serve",
+            does,
             *arguments,
             "--port",
             str(self.port),

@@ -16,6 +16,8 @@ SOURCE = ROOT / "src" / "octavo"
 LAYERS = [
     "cli",
     "bench",
+    "gateway",
+    "simulate",
     "server",
     "experiments",
     "release",
@@ -36,6 +38,7 @@ BESIDE = {
     "text": {"checkpoint", "errors", "sandbox"},
     "vision": {"checkpoint", "errors", "text"},
     "sandbox": {"errors", "process"},
+    "balance": set(),
 }
 MODULES = sorted(SOURCE.rglob("*.py"))
 

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "serve": ("octavo.cli.serve", "Serve models over HTTP (the demo model if none is named)."),
+    "gateway": ("octavo.cli.gateway", "Answer for any number of servers, at one address."),
+    "simulate": (
+        "octavo.cli.simulate",
+        "Serve an engine that computes nothing, for planning.",
+    ),
     "chat": ("octavo.cli.chat", "Talk to a model in the terminal."),
     "generate": ("octavo.cli.generate", "Complete a prompt."),
     "batch": ("octavo.cli.batch", "Answer a file of requests."),

@@ -236,7 +236,7 @@ def serve(
     from octavo.server.run import Models, ServeOptions
     from octavo.server.run import serve as serve_http
 
-    ring = _keyring(key_file, limits_url)
+    ring = keyring_of(key_file, limits_url)
     access = Access(host, api_keys, admin_key, hosts, origins, ring)
     alive = parse_seconds(keep_alive)
     sock = bind(host, port)
@@ -248,7 +248,7 @@ def serve(
     plans = {name: plan for name, (_, plan) in opened.items()}
     _tell_lowered(plans if model["context"] is None else {})
     titles = {o.name: _title(o, opened[o.name][0]) for o, _ in named}
-    screen = Screen(_url(host, sock.getsockname()[1]), choice.budget, plans, titles)
+    screen = Screen(url_of(host, sock.getsockname()[1]), choice.budget, plans, titles)
     find, fetch = choice.find if finds else None, None if offline else choice.fetch
     serving = Models([*named, *choice.find()], choice.budget, len(named), find, fetch)
     media = MediaPolicy(domains=domains)
@@ -271,7 +271,7 @@ def serve(
     screen.goodbye()
 
 
-def _keyring(file: Path | None, limits_url: str | None) -> Keyring | None:
+def keyring_of(file: Path | None, limits_url: str | None) -> Keyring | None:
     """The keys of a file, whose limits may be shared by servers. Raises UsageError."""
     from octavo.errors import UsageError
     from octavo.server.keyring import Keyring
@@ -301,7 +301,7 @@ def _demo() -> tuple[str]:
     return (DEMO,)
 
 
-def _url(host: str, port: int) -> str:
+def url_of(host: str, port: int) -> str:
     """An address that this machine reaches the server by."""
     shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
     return f"http://{shown}:{port}"

@@ -53,7 +53,8 @@ class Stream:
         """A request that has come now."""
         deadline = None if request.timeout is None else now + request.timeout
         wanted = [s for s in (request.timeout, request.ttft) if s is not None]
-        return cls(request, deadline, now + min(wanted, default=math.inf))
+        due = now + min(wanted, default=math.inf)
+        return cls(request, deadline, due, given=list(request.resume))
 
     async def next(self) -> TokenEvent | RequestError:
         """The next event, or the passing of the deadline, which does not depend on the engine."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import msgspec
 
-from octavo.engine.events import BeamText, Ended, TokenEvent, ends
+from octavo.engine.events import BeamText, Ended, Token, TokenEvent, ends
 from octavo.engine.request import Request, SamplingParams
 from octavo.errors import RequestError
 from octavo.generate.output import OutputProcessor, failure
@@ -136,6 +136,7 @@ def _requests(job: PreparedRequest, params: SamplingParams) -> list[Request]:
                     images=images,
                     image_offsets=list(job.image_offsets),
                     prediction=list(job.prediction),
+                    resume=list(job.resume or ()),
                 )
             )
     return out
@@ -158,6 +159,11 @@ async def _one(
 ) -> AsyncGenerator[TextDelta, None]:
     """The deltas of one request: choice `first`, or from there on the texts of a beam search."""
     readers: dict[int, OutputProcessor] = {}
+    if request.resume:
+        readers[0] = OutputProcessor(job.model.tokenizer, request, first, usage, job.reply)
+        for delta in map(readers[0].push, (Token(request.id, t) for t in request.resume)):
+            if delta:
+                yield delta
     async with aclosing(_events(job, request)) as events:
         async for event in events:
             usage.reach(first // job.made, event, len(request.prompt))

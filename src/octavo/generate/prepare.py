@@ -19,6 +19,7 @@ from octavo.engine.request import (
     MIN_TIMEOUT,
     SamplingParams,
     Thinking,
+    are_tokens,
     check_number,
 )
 from octavo.errors import InvalidValue, RequestError
@@ -73,6 +74,7 @@ class PreparedRequest:
     prediction: Sequence[int] = ()
     tenant: str = ""
     ttft: float | None = None
+    resume: Sequence[int] | None = None
 
     @property
     def names(self) -> dict[str, str]:
@@ -116,7 +118,24 @@ def prepare(request: GenerationRequest, model: ServedModel) -> PreparedRequest:
     else:
         job = _chat(request, model, n, made)
     job.params.check(model.vocabulary)
-    return job
+    return job if request.resume is None else _resumed(request.resume, job)
+
+
+def _resumed(tokens: Sequence[int], job: PreparedRequest) -> PreparedRequest:
+    """A request whose reply has begun elsewhere. Raises InvalidValue."""
+    if len(job.prompts) * job.made > 1 or job.echo or job.params.beam is not None:
+        raise InvalidValue("resume takes one choice, without echo and beam search", "resume")
+    if not are_tokens(tokens, job.model.vocabulary):
+        raise InvalidValue(
+            f"resume holds a token outside 0 to {job.model.vocabulary - 1}", "resume"
+        )
+    room = job.model.context - job.prompt_tokens
+    most = room if job.params.max_tokens is None else job.params.max_tokens
+    if len(tokens) >= most:
+        raise InvalidValue(
+            f"resume holds {len(tokens)} tokens; the reply has {most} at most", "resume"
+        )
+    return replace(job, resume=tokens)
 
 
 def _counts(request: GenerationRequest) -> tuple[int, int]:

@@ -84,7 +84,8 @@ class GenerationRequest:
     they are refused. priority: lower runs first. timeout: seconds. salt: of the principal who asks;
     cache_salt: the request's own. Both keep cached prefixes apart. tenant: who gets a share of the
     work. prediction: what much of the reply may be, which makes it come sooner if it is. ttft:
-    seconds in which the first token is wanted.
+    seconds in which the first token is wanted. resume: tokens of the reply that an earlier server
+    has given, and after which it goes on; not None for a stream that may have to go on so.
 
     Errors name these fields; a dialect translates the names to its own.
     """
@@ -115,6 +116,7 @@ class GenerationRequest:
     cache_salt: str | None = None
     prediction: str | None = None
     ttft: float | None = None
+    resume: Sequence[int] | None = None
 
 
 class ChatOptions(TypedDict, total=False):

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
@@ -201,17 +201,32 @@ def create_app(
     kept = None if store is None else (store, background or Background())
     table += [(one, d) for d in dialects for one in _spoken(d, runner, kept)]
     sockets = Sockets(loopback, default.error_body, owner)
-    routes: list[BaseRoute] = [WebSocketRoute("/v1/ws", sockets.serve)]
-    paths = {"/v1/ws": RouteLabel("/v1/ws", default.error_body)}
+    routes, paths = routing(table)
+    routes.insert(0, WebSocketRoute("/v1/ws", sockets.serve))
+    paths["/v1/ws"] = RouteLabel("/v1/ws", default.error_body)
+    app = starlette(routes)
+    other = RouteLabel(OTHER, default.error_body)
+    loopback.app = ExchangeMiddleware(app, paths, other, observe, running)
+    return ExchangeMiddleware(guarded(Idempotency(app), access), paths, other, observe, running)
+
+
+def starlette(routes: list[BaseRoute]) -> Starlette:
+    """The application of routes, whose errors are written as those of their dialects."""
+    return Starlette(
+        routes=routes, exception_handlers={HTTPException: _http_error, Exception: _http_error}
+    )
+
+
+def routing(
+    table: Iterable[tuple[Endpoint, Dialect]],
+) -> tuple[list[BaseRoute], dict[str, RouteLabel]]:
+    """Routes of endpoints, with and without `/v1`, and what is known of their paths."""
+    routes: list[BaseRoute] = []
+    paths: dict[str, RouteLabel] = {}
     for one, dialect in table:
         for spelled in dict.fromkeys((one.path, one.path.removeprefix("/v1"))):
             routes.append(Route(spelled, one.handler, methods=[one.method]))
             start, named, end = re.sub(r"\{[^}]*\}", "*", spelled).partition("*")
             label = RouteLabel(one.path, dialect.error_body)
             paths[start + named + end if end else start] = label
-    app = Starlette(
-        routes=routes, exception_handlers={HTTPException: _http_error, Exception: _http_error}
-    )
-    other = RouteLabel(OTHER, default.error_body)
-    loopback.app = ExchangeMiddleware(app, paths, other, observe, running)
-    return ExchangeMiddleware(guarded(Idempotency(app), access), paths, other, observe, running)
+    return routes, paths

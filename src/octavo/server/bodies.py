@@ -35,7 +35,7 @@ class Bodies:
     ) -> Body:
         """The request's body as `kind`, see `parse`. Raises RequestError, ClientGone."""
         try:
-            async with self._whole(request) as data:
+            async with self.whole(request) as data:
                 if len(data) <= SMALL:
                     return parse(data, kind, fields, find)
                 return await asyncio.to_thread(parse, data, kind, fields, find)
@@ -43,7 +43,7 @@ class Bodies:
             raise ClientGone from None
 
     @asynccontextmanager
-    async def _whole(self, request: Request) -> AsyncIterator[bytes]:
+    async def whole(self, request: Request) -> AsyncIterator[bytes]:
         """The body's bytes. Raises TooLarge past MAX_BODY.
 
         A body up to DRAIN bytes is read to its end before, because clients read no response while

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from prometheus_client import (
@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from octavo import __version__
 from octavo.server.exchange import Exchange
-from octavo.server.registry import Registry
+from octavo.server.registry import Entry
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 TOKENS = tuple(float(1 << i) for i in range(18))
@@ -37,7 +37,7 @@ COUNTS = (
 class _EngineCollector(Collector):
     """Reads the latest counts of every engine when scraped."""
 
-    def __init__(self, models: Registry) -> None:
+    def __init__(self, models: Iterable[Entry]) -> None:
         self._models = models
 
     def collect(self) -> Iterator[Metric]:
@@ -101,7 +101,7 @@ def _counter(name: str, text: str) -> CounterMetricFamily:
 class _EngineProcessCollector(Collector):
     """Memory, processor time and handles of every engine process."""
 
-    def __init__(self, models: Registry) -> None:
+    def __init__(self, models: Iterable[Entry]) -> None:
         self._models = models
 
     def collect(self) -> Iterator[Metric]:
@@ -118,10 +118,11 @@ class _EngineProcessCollector(Collector):
 
 
 class Metrics:
-    """The metrics of one server, which are in a registry of its own."""
+    """The metrics of one server, which are in a registry of its own. models: whose engines are
+    asked for theirs."""
 
-    def __init__(self, models: Registry) -> None:
-        self._registry = registry = CollectorRegistry()
+    def __init__(self, models: Iterable[Entry] = ()) -> None:
+        self.registry = registry = CollectorRegistry()
         registry.register(_EngineCollector(models))
         registry.register(_EngineProcessCollector(models))
         ProcessCollector(registry=registry)
@@ -186,4 +187,4 @@ class Metrics:
                 self._between.labels(model).observe(mean)
 
     def render(self) -> bytes:
-        return bytes(generate_latest(self._registry))
+        return bytes(generate_latest(self.registry))

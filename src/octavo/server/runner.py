@@ -19,7 +19,7 @@ from octavo.generate.embed import count, encode_inputs, encode_pairs, pool, scor
 from octavo.generate.media import MediaReader
 from octavo.generate.model import ServedModel
 from octavo.generate.prepare import PreparedRequest, prepare
-from octavo.generate.reply import TextDelta, Usage
+from octavo.generate.reply import Usage
 from octavo.server.bodies import Bodies
 from octavo.server.dialect import (
     AnyRoute,
@@ -50,6 +50,7 @@ from octavo.server.http import (
 )
 from octavo.server.models import leased, model_cards
 from octavo.server.registry import Registry
+from octavo.server.resume import Spent, Teller, ended
 from octavo.server.sizes import Bounds
 
 FEW = 64  # tokens with log-probabilities whose JSON is made on the event loop
@@ -181,7 +182,7 @@ class Runner:
         job, usage = await self.prepare(route, body, served, request)
         writer = route.writer(body, job, usage)
         if writer.stream:
-            return await _stream(request, generate(job, usage), writer, names, keep)
+            return await _stream(request, job, usage, writer, names, keep)
         choices = await while_connected(request.receive, generate_whole(job, usage))
         reply = await asyncio.to_thread(writer.whole, choices)
         if keep is not None:
@@ -231,14 +232,16 @@ async def _reserve(request: Request, usage: Usage, completion: int | None) -> No
 
 
 async def _stream(
-    request: Request, deltas: AsyncGenerator[TextDelta, None], writer: ResponseWriter, names: Names,
+    request: Request, job: PreparedRequest, usage: Usage, writer: ResponseWriter, names: Names,
     keep: Keep | None,
 ) -> Response:  # fmt: skip
     """Streams. The status is sent with the first text, so that refusals keep theirs; after PATIENCE
     seconds without one it is sent, and comments, so that nobody takes the connection for dead."""
 
-    async def begun() -> TextDelta:
-        return await anext(deltas)
+    written = _written(job, usage, writer)
+
+    async def begun() -> bytes:
+        return await anext(written)
 
     first = asyncio.create_task(begun())
     patience = PATIENCE if writer.media_type.startswith("text/event-stream") else None
@@ -248,27 +251,24 @@ async def _stream(
             first.result()
     except BaseException:
         await _stop(first)
-        await deltas.aclose()
+        await written.aclose()
         raise
-
-    async def chunks(delta: TextDelta) -> bytes:
-        if len(delta.tokens) + len(delta.prompt) <= FEW:
-            return writer.chunks(delta)
-        return await asyncio.to_thread(writer.chunks, delta)
 
     async def frames() -> AsyncGenerator[bytes, None]:
         try:
-            async with aclosing(deltas) as rest:
+            async with aclosing(written) as rest:
                 try:
                     while not first.done():
                         yield COMMENT
                         await asyncio.wait({first}, timeout=PATIENCE)
                 finally:
                     await _stop(first)
-                yield writer.opening() + await chunks(first.result())
-                async for delta in rest:
-                    yield await chunks(delta)
+                yield first.result()
+                async for chunks in rest:
+                    yield chunks
             end = writer.closing()
+            if job.resume is not None:
+                end += ended(Spent(usage.prompt, usage.completion, usage.cached))
             if keep is not None:
                 await keep(writer)
             yield end
@@ -280,7 +280,28 @@ async def _stream(
     return EventStream(frames(), writer.media_type)
 
 
-async def _stop(task: asyncio.Task[TextDelta]) -> None:
+async def _written(
+    job: PreparedRequest, usage: Usage, writer: ResponseWriter
+) -> AsyncGenerator[bytes, None]:
+    """The chunks of a stream, without what was given before it was resumed."""
+    teller = None if job.resume is None else Teller(job.resume)
+    opening: bytes | None = None
+    async with aclosing(generate(job, usage)) as deltas:
+        async for delta in deltas:
+            if opening is None:
+                opening = writer.opening()
+            if len(delta.tokens) + len(delta.prompt) <= FEW:
+                chunks = writer.chunks(delta)
+            else:
+                chunks = await asyncio.to_thread(writer.chunks, delta)
+            chunks, opening = opening + chunks, b""
+            if teller is not None:
+                chunks = teller.tell(delta, chunks)
+            if chunks or teller is None:
+                yield chunks
+
+
+async def _stop(task: asyncio.Task[bytes]) -> None:
     """Ends a task, if it has not ended."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

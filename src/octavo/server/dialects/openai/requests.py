@@ -120,11 +120,17 @@ def _conversation(body: Conversation) -> dict[str, Any]:
 
 
 def _common(body: Common) -> dict[str, Any]:
-    return {"priority": body.priority or 0, "timeout": body.timeout, "cache_salt": body.cache_salt}
+    resume = None if body.resume is None else body.resume.tokens
+    return {
+        "priority": body.priority or 0, "timeout": body.timeout, "cache_salt": body.cache_salt,
+        "resume": resume,
+    }  # fmt: skip
 
 
 def _sampling(body: Common, max_tokens: int | None, logprobs: int | None) -> Sampling:
     given = {name: getattr(body, name) for name in PASSED}
+    if body.resume is not None and body.seed is None:
+        given["seed"] = body.resume.seed
     beam = _beam_search(body)
     return Sampling(**given, max_tokens=max_tokens, logprobs=logprobs, beam=beam)
 
@@ -135,6 +141,8 @@ def _choices(body: Common) -> int:
         raise InvalidValue(f"n is {n}; it must be between 1 and {MAX_CHOICES}", "n")
     if body.stream_options is not None and not body.stream:
         raise InvalidValue("stream_options needs stream", "stream_options")
+    if body.resume is not None and not body.stream:
+        raise InvalidValue("resume needs stream", "resume")
     if body.stream and body.prompt_logprobs is not None:
         raise InvalidValue("prompt_logprobs and stream exclude each other", "prompt_logprobs")
     return n

@@ -141,6 +141,8 @@ class ResponseWriter:
             "created": int(time.time()),
             "model": job.model.name,
         }
+        if body.resume is not None:
+            self._base |= {"id": body.resume.id, "created": body.resume.created}
         self._offsets: dict[int, int] = {}
         self._generated: dict[int, int] = {}  # tokens of each choice
 

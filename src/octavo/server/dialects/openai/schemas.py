@@ -16,6 +16,7 @@ from octavo.server.dialects.openai.messages import (
     ToolChoice,
 )
 from octavo.server.parsing import Fields
+from octavo.server.resume import Resume
 from octavo.server.sizes import AtMost, Entries, Ids, Inputs
 
 MAX_PROMPTS = 128
@@ -124,6 +125,7 @@ class Common(msgspec.Struct, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     cache_salt: Annotated[str, Meta(min_length=1)] | None = None
     speculation: str | None = None
+    resume: Annotated[Resume | None, AtMost(2048 * KIB)] = None
 
 
 Messages = Annotated[

@@ -1,0 +1,1 @@
+"""Which of several replicas a request goes to, and whether it is tried again: pure logic."""

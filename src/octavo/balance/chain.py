@@ -1,0 +1,42 @@
+"""Blocks of a prompt by numbers that say all that is before them, too.
+
+Engines and what routes to them make the same numbers of the same tokens. Two blocks may have equal
+numbers by chance, or by somebody's will: a request then goes where its prefix is not, and nothing
+else happens, since engines compare tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
+from itertools import accumulate
+
+
+def root(salt: str) -> int:
+    """What the chain of a prompt begins with: prefixes are shared within a salt."""
+    return int.from_bytes(blake2b(salt.encode(), digest_size=7).digest())
+
+
+def link(parent: int, block: Sequence[int] | bytes) -> int:
+    """The number of a block after another. Of numbers it is the same in every process; of bytes,
+    in this one."""
+    return hash((parent, block))
+
+
+def chain(tokens: Sequence[int], block: int, salt: str = "") -> tuple[int, ...]:
+    """The numbers of the whole blocks of a prompt."""
+    count = len(tokens) // block
+    return _chained(root(salt), (tuple(tokens[i * block : (i + 1) * block]) for i in range(count)))
+
+
+def text_chain(text: bytes, block: int, salt: str = "") -> tuple[int, ...]:
+    """The numbers of the whole blocks of a text, of so many bytes each."""
+    return _chained(
+        root(salt), (text[i * block : (i + 1) * block] for i in range(len(text) // block))
+    )
+
+
+def _chained(start: int, blocks: Iterable[Sequence[int] | bytes]) -> tuple[int, ...]:
+    numbers: Iterator[int] = accumulate(blocks, link, initial=start)
+    next(numbers)
+    return tuple(numbers)

@@ -1,0 +1,110 @@
+"""Routes requests: replicas, what they hold, a policy, and sessions that stay where they are."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from octavo.balance.cost import Ask, Cost, cost
+from octavo.balance.policies import POLICIES, Policy
+from octavo.balance.prefix_index import PrefixIndex
+from octavo.balance.replica import Fleet, State
+
+MOST_SESSIONS = 1 << 16
+SESSION_SECONDS = 1800.0
+
+
+class Sessions:
+    """Where sessions were last. ttl: seconds after which one that was not used is forgotten."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, limit: int = MOST_SESSIONS,
+        ttl: float = SESSION_SECONDS,
+    ) -> None:  # fmt: skip
+        self._clock, self._limit, self._ttl = clock, limit, ttl
+        self._places: OrderedDict[str, tuple[str, float]] = OrderedDict()  # used last comes last
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def get(self, session: str) -> str:
+        """The replica of a session, "" for none."""
+        self._expire()
+        return self._places[session][0] if session in self._places else ""
+
+    def put(self, session: str, replica: str) -> None:
+        """A session is at a replica now."""
+        self._places.pop(session, None)
+        self._places[session] = replica, self._clock()
+        self._expire()
+
+    def _expire(self) -> None:
+        since = self._clock() - self._ttl
+        while self._places:
+            session, (_, used) = next(iter(self._places.items()))
+            if used > since and len(self._places) <= self._limit:
+                return
+            del self._places[session]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a request goes, and why: the name of the policy, or "session"."""
+
+    replica: str
+    why: str
+    cost: Cost
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A replica as it looks for a request."""
+
+    replica: str
+    state: State
+    barred: bool
+    requests: int
+    cost: Cost
+
+
+class Router:
+    """Chooses replicas. policy: a name of `POLICIES`, or one; index: of the blocks they hold."""
+
+    def __init__(
+        self, policy: str | Policy = "cost", index: PrefixIndex | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._name = policy if isinstance(policy, str) else type(policy).__name__
+        self._policy = POLICIES[policy]() if isinstance(policy, str) else policy
+        self.index = index or PrefixIndex()
+        self.fleet = Fleet(self._policy.order)
+        self.sessions = Sessions(clock)
+
+    def choose(self, ask: Ask, barred: Collection[str] = ()) -> Route | None:
+        """The replica for a request, of those that are up and not barred; None: there is none."""
+        match = self.index.match(ask.blocks)
+        name, why = self.sessions.get(ask.session) if ask.session else "", "session"
+        if name not in self.fleet or self.fleet[name].state != "up" or name in barred:
+            found = self._policy.choose(self.fleet, ask, match, barred)
+            if found is None:
+                return None
+            name, why = found.id, self._name
+        if ask.session:
+            self.sessions.put(ask.session, name)
+        return Route(name, why, cost(self.fleet[name], ask, match.blocks(name)))
+
+    def remove(self, replica: str) -> None:
+        """Forgets a replica and what it holds."""
+        self.fleet.remove(replica)
+        self.index.remove_replica(replica)
+
+    def explain(self, ask: Ask, barred: Collection[str] = ()) -> list[Candidate]:
+        """What the request costs at every replica, the least first."""
+        match = self.index.match(ask.blocks)
+        all_of = [
+            Candidate(r.id, r.state, r.id in barred, r.requests, cost(r, ask, match.blocks(r.id)))
+            for r in self.fleet
+        ]
+        return sorted(all_of, key=lambda c: (c.cost.total, c.requests, c.replica))

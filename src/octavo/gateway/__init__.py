@@ -1,0 +1,1 @@
+"""Many servers behind one address: who answers, what happens when one does not."""

@@ -1,0 +1,131 @@
+"""Endpoints for admins: the upstreams, what changes them, and why a request goes where it goes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.errors import InvalidValue, UsageError
+from octavo.gateway.admission import Admission
+from octavo.gateway.body import Asked, read_outline
+from octavo.gateway.health import Health
+from octavo.gateway.relay import SESSION, Relay
+from octavo.gateway.upstream import Upstream, parse_place
+from octavo.gateway.upstreams import Upstreams
+from octavo.server.bodies import Bodies
+from octavo.server.endpoint import Endpoint
+from octavo.server.guard import principal, require_admin
+from octavo.server.http import json_response
+from octavo.server.parsing import Fields, parse
+from octavo.server.registry import NotFound
+from octavo.server.runner import answering
+
+encode = msgspec.json.Encoder().encode
+
+
+class AddBody(msgspec.Struct, kw_only=True):
+    """upstream: [POOL=]URL. key: that it wants to see."""
+
+    upstream: str
+    key: str | None = None
+
+
+class NameBody(msgspec.Struct, kw_only=True):
+    upstream: str
+
+
+class Admin:
+    """Handlers that show upstreams and change them."""
+
+    def __init__(
+        self, upstreams: Upstreams, health: Health, relay: Relay, admission: Admission,
+        key: str | None,
+    ) -> None:  # fmt: skip
+        self._upstreams, self._health, self._relay = upstreams, health, relay
+        self._admission, self._key = admission, key
+        self._bodies = Bodies()
+
+    def table(self) -> list[Endpoint]:
+        found = [
+            Endpoint("/v1/upstreams", "GET", self.show),
+            Endpoint("/v1/upstreams", "POST", self.add, AddBody),
+            Endpoint("/v1/upstreams/drain", "POST", self.drain, NameBody),
+            Endpoint("/v1/upstreams/remove", "POST", self.remove, NameBody),
+            Endpoint("/v1/route/explain", "POST", self.explain),
+        ]
+        return [Endpoint(e.path, e.method, answering(e.handler), e.body) for e in found]
+
+    async def show(self, request: Request) -> Response:
+        """Every upstream and what is known of it."""
+        require_admin(request.scope)
+        return self._shown(list(self._upstreams))
+
+    async def add(self, request: Request) -> Response:
+        body = await self._read(request, AddBody)
+        try:
+            place = parse_place(body.upstream, key=body.key or self._key)
+        except UsageError as e:
+            raise InvalidValue(str(e).replace("--upstream", "upstream"), "upstream") from None
+        return self._shown([self._health.add(place)])
+
+    async def drain(self, request: Request) -> Response:
+        """An upstream gets nothing new; adding it again takes that back."""
+        upstream = self._named(await self._read(request, NameBody))
+        self._upstreams.drain(upstream)
+        return self._shown([upstream])
+
+    async def remove(self, request: Request) -> Response:
+        """An upstream is gone at once; its streams go on elsewhere where they can."""
+        upstream = self._named(await self._read(request, NameBody))
+        self._health.remove(upstream)
+        return self._shown([upstream])
+
+    async def explain(self, request: Request) -> Response:
+        """Where a body would go, and what it would cost everywhere, in milliseconds."""
+        require_admin(request.scope)
+        async with self._bodies.whole(request) as body:
+            outline = read_outline(body)
+        outline.model = outline.model or self._admission.only_model
+        salt = principal(request.scope).salt
+        session = request.headers.get(SESSION, "")
+        asked = Asked("", "", body, outline, salt, session)
+        route = self._relay.table.route(outline.model)
+        version = route.version(session or salt)
+        found = self._upstreams.explain(version.pool, outline.model, asked.ask)
+        reply = {
+            "model": outline.model, "version": version.name, "pool": version.pool,
+            "prompt_tokens": asked.ask.tokens, "candidates": [asdict(c) for c in found],
+        }  # fmt: skip
+        return json_response(encode(reply))
+
+    async def _read(self, request: Request, kind: type[Any]) -> Any:
+        require_admin(request.scope)
+        async with self._bodies.whole(request) as body:
+            return parse(body, kind, Fields(), lambda _: _no_bounds())
+
+    def _named(self, body: NameBody) -> Upstream:
+        name = body.upstream.partition("://")[2] or body.upstream
+        if (upstream := self._upstreams.get(name)) is None:
+            known = ", ".join(sorted(u.id for u in self._upstreams)[:8]) or "none"
+            raise NotFound(f"no upstream {name[:64]!r}; there are: {known}", "upstream")
+        return upstream
+
+    def _shown(self, upstreams: list[Upstream]) -> Response:
+        return json_response(encode({"upstreams": [_card(u) for u in upstreams]}))
+
+
+def _no_bounds() -> Any:
+    raise InvalidValue("the body is longer than any of these bodies needs to be")
+
+
+def _card(up: Upstream) -> dict[str, Any]:
+    return {
+        "id": up.id, "url": up.place.url, "pool": up.place.pool, "state": up.state,
+        "reason": up.reason, "models": up.models, "resumable": up.own, "running": up.running,
+        "waiting": up.waiting, "waiting_tokens": up.waiting_tokens, "breaker": up.breaker.state,
+        "prompt_token_seconds": up.prompt_token, "step_seconds": up.step,
+    }  # fmt: skip

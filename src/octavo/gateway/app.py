@@ -1,0 +1,123 @@
+"""The gateway's HTTP application: the server's, with upstreams in place of engines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from octavo import __version__
+from octavo.errors import Overloaded
+from octavo.gateway.admin import Admin
+from octavo.gateway.metrics import GatewayMetrics
+from octavo.gateway.relay import Relay
+from octavo.gateway.upstreams import Upstreams
+from octavo.server.app import routing, starlette
+from octavo.server.cancel import cancel
+from octavo.server.dialect import EmbedRoute, GenerateRoute, ScoreRoute, TextRoute
+from octavo.server.dialects import DIALECTS
+from octavo.server.endpoint import Endpoint
+from octavo.server.exchange import OTHER, Observer, Running
+from octavo.server.exchanges import ExchangeMiddleware, RouteLabel
+from octavo.server.guard import Access, guarded
+from octavo.server.http import json_response
+from octavo.server.idempotency import Idempotency
+from octavo.server.runner import answering
+from octavo.server.usage import UsageRoute
+
+encode = msgspec.json.Encoder().encode
+PASSED = (GenerateRoute, EmbedRoute, ScoreRoute, TextRoute)
+
+
+class Door:
+    """What the gateway serves, as long as it is open."""
+
+    def __init__(self, upstreams: Upstreams) -> None:
+        self._upstreams = upstreams
+        self.draining = False
+
+    def check_open(self) -> None:
+        """Raises Overloaded while the gateway drains."""
+        if self.draining:
+            raise Overloaded("the gateway is shutting down", code="shutting_down")
+
+    async def close(self) -> None:
+        """Cuts every answer that is still coming."""
+        for upstream in self._upstreams:
+            for cut in list(upstream.cut):
+                cut("was left: the gateway is shutting down")
+
+
+class About:
+    """Handlers that tell about the gateway."""
+
+    def __init__(self, upstreams: Upstreams, door: Door, metrics: GatewayMetrics) -> None:
+        self._upstreams, self._door, self._metrics = upstreams, door, metrics
+
+    async def live(self, request: Request) -> Response:
+        return json_response(b'{"status":"live"}')
+
+    async def ready(self, request: Request) -> Response:
+        """200 while an upstream can take requests."""
+        states = Counter(up.state for up in self._upstreams)
+        ready = states["up"] > 0 and not self._door.draining
+        status = "ready" if ready else "draining" if self._door.draining else "not ready"
+        body = {"status": status, "upstreams": dict(sorted(states.items()))}
+        return json_response(encode(body), 200 if ready else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        text = "text/plain; version=0.0.4; charset=utf-8"
+        return Response(self._metrics.render(), media_type=text)
+
+    async def version(self, request: Request) -> Response:
+        return json_response(encode({"version": __version__}))
+
+    async def models(self, request: Request) -> Response:
+        """The models of all upstreams that are up."""
+        owners = {
+            name: "octavo" if up.own else "upstream" for name, up in self._upstreams.models.items()
+        }
+        cards = [
+            {"id": name, "object": "model", "created": 0, "owned_by": owners[name]}
+            for name in sorted(owners)
+        ]
+        return json_response(encode({"object": "list", "data": cards}))
+
+
+def create_app(
+    upstreams: Upstreams, relay: Relay, admin: Admin, door: Door, metrics: GatewayMetrics,
+    access: Access, observe: Observer, running: Running,
+) -> ASGIApp:  # fmt: skip
+    """The ASGI application, which calls `observe` with every exchange that has ended."""
+    default, about = DIALECTS[0], About(upstreams, door, metrics)
+    own = [
+        Endpoint("/health", "GET", about.ready),
+        Endpoint("/health/ready", "GET", about.ready),
+        Endpoint("/health/live", "GET", about.live),
+        Endpoint("/metrics", "GET", about.metrics),
+        Endpoint("/version", "GET", about.version),
+        Endpoint("/v1/models", "GET", about.models),
+        Endpoint("/v1/usage", "GET", answering(UsageRoute(access.keyring).show)),
+        Endpoint("/v1/requests/{id}/cancel", "POST", answering(cancel(running))),
+        *admin.table(),
+    ]
+    table = [(one, default) for one in own]
+
+    for dialect in DIALECTS:
+        for route in dialect.routes:
+            if isinstance(route, PASSED):
+                passed = answering(partial(_passed, relay, door, route.path))
+                table.append((Endpoint(route.path, "POST", passed), dialect))
+    routes, paths = routing(table)
+    app = guarded(Idempotency(starlette(routes)), access)
+    return ExchangeMiddleware(app, paths, RouteLabel(OTHER, default.error_body), observe, running)
+
+
+async def _passed(relay: Relay, door: Door, path: str, request: Request) -> Response:
+    """The answer of an upstream."""
+    door.check_open()
+    return await relay.answer(request, path)

@@ -1,0 +1,115 @@
+"""What the gateway reads of a request's body, in one pass; the rest is not decoded."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+from msgspec import Raw
+
+from octavo.balance.chain import text_chain
+from octavo.balance.cost import Ask
+from octavo.errors import InvalidValue
+from octavo.server.resume import Resume
+
+BLOCK = 512  # bytes of text that prefixes are compared by
+TOKEN = 4  # bytes of text, about
+RESUMABLE = {"/v1/chat/completions": "chatcmpl-", "/v1/completions": "cmpl-"}
+
+
+class Outline(msgspec.Struct):
+    """Fields of any dialect that matter here."""
+
+    model: str | None = None
+    name: str | None = None
+    stream: bool | None = None
+    user: Raw = Raw()
+    priority: Raw = Raw()
+    n: Raw = Raw()
+    best_of: Raw = Raw()
+    echo: Raw = Raw()
+    use_beam_search: Raw = Raw()
+    beam_width: Raw = Raw()
+    resume: Raw = Raw()
+    temperature: Raw = Raw()
+    seed: Raw = Raw()
+    max_tokens: Raw = Raw()
+    max_completion_tokens: Raw = Raw()
+    messages: Raw = Raw()
+    prompt: Raw = Raw()
+    input: Raw = Raw()
+
+
+def _number(raw: Raw, otherwise: int | None) -> int | None:
+    try:
+        return msgspec.json.decode(raw, type=int) if bytes(raw) else otherwise
+    except msgspec.MsgspecError:
+        return otherwise
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as it is passed on. path: the route's; target: with what it was asked for."""
+
+    path: str
+    target: str
+    body: bytes
+    outline: Outline
+    salt: str = ""
+    session: str = ""
+
+    @property
+    def stream(self) -> bool:
+        return bool(self.outline.stream)
+
+    @property
+    def priority(self) -> int:
+        return _number(self.outline.priority, 0) or 0
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Tokens of the answer at most, if it says."""
+        outline = self.outline
+        return _number(outline.max_completion_tokens, _number(outline.max_tokens, None))
+
+    @cached_property
+    def ask(self) -> Ask:
+        """What routing has to know of it."""
+        outline = self.outline
+        text = bytes(outline.messages or outline.prompt or outline.input)
+        blocks = text_chain(text, BLOCK, self.salt)
+        return Ask(len(text) // TOKEN + 1, blocks, BLOCK // TOKEN, 0, self.session)
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether every answer to it is the same."""
+        return bytes(self.outline.temperature) in (b"0", b"0.0") or bool(bytes(self.outline.seed))
+
+    def resume(self) -> Resume | None:
+        """How its stream begins at a server that can go on with another's; None: it cannot."""
+        outline = self.outline
+        single = bytes(outline.n) in (b"", b"1", b"null") and not any(
+            bytes(raw) not in (b"", b"null", b"false")
+            for raw in (outline.best_of, outline.echo, outline.use_beam_search,
+                        outline.beam_width, outline.resume)
+        )  # fmt: skip
+        if not self.stream or not single or self.path not in RESUMABLE:
+            return None
+        if self.path == "/v1/completions" and bytes(outline.prompt)[:1] != b'"':
+            return None  # several prompts, or token ids, of which there may be lists
+        name = RESUMABLE[self.path] + secrets.token_hex(12)
+        return Resume(id=name, created=int(time.time()), seed=secrets.randbits(62))
+
+
+def read_outline(body: bytes) -> Outline:
+    """The fields of a body. Raises InvalidValue."""
+    try:
+        return msgspec.json.decode(body, type=Outline)
+    except msgspec.ValidationError as e:
+        what = str(e) if body.lstrip()[:1] == b"{" else "the body must be a JSON object"
+        raise InvalidValue(what[:200]) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise InvalidValue("the body is not valid JSON in UTF-8") from None

@@ -1,0 +1,24 @@
+"""What is told of every request that has ended: to metrics, and to whoever compares versions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Numbers and names of a request. seconds: until its end; ttft: until its first byte; itl: mean
+    seconds between tokens. retries: before the first byte; failovers: after it."""
+
+    model: str
+    version: str
+    replica: str
+    status: int
+    code: str | None
+    seconds: float
+    ttft: float | None
+    itl: float | None
+    prompt_tokens: int
+    completion_tokens: int
+    retries: int
+    failovers: int

@@ -1,0 +1,124 @@
+"""Asks upstreams which models they have, which also tells whether they answer."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import msgspec
+
+from octavo.gateway.errors import UpstreamFailed
+from octavo.gateway.transport import Transport
+from octavo.gateway.upstream import Place, Upstream
+from octavo.gateway.upstreams import Upstreams
+
+OWNER = "octavo"  # of the models of a server whose streams can go on elsewhere
+
+
+@dataclass(frozen=True)
+class HealthCheck:
+    """interval: seconds between probes. timeout: of one. misses: after so many an upstream is
+    down; at once if it takes no connection. returns: so many good ones bring it back."""
+
+    interval: float = 2.0
+    timeout: float = 2.0
+    misses: int = 3
+    returns: int = 2
+
+
+class _Card(msgspec.Struct):
+    id: str
+    owned_by: str = ""
+
+
+class _Cards(msgspec.Struct):
+    data: list[_Card]
+
+
+class Health:
+    """Probes every upstream, for as long as it is there."""
+
+    def __init__(self, upstreams: Upstreams, transport: Transport, check: HealthCheck) -> None:
+        self._upstreams, self._transport, self._check = upstreams, transport, check
+        self._tasks: dict[Upstream, asyncio.Task[None]] = {}
+        self._asked: dict[Upstream, asyncio.Event] = {}
+        self._retired: set[Upstream] = set()
+
+    def add(self, place: Place) -> Upstream:
+        """Takes an upstream in; it gets requests once it has answered."""
+        upstream = self._upstreams.add(place)
+        self._retired.discard(upstream)
+        if upstream not in self._tasks:
+            self._asked[upstream] = asyncio.Event()
+            self._tasks[upstream] = asyncio.create_task(self._watch(upstream))
+        self.look(upstream)
+        return upstream
+
+    def remove(self, upstream: Upstream) -> None:
+        """Forgets an upstream."""
+        if (task := self._tasks.pop(upstream, None)) is not None:
+            task.cancel()
+        self._asked.pop(upstream, None)
+        self._retired.discard(upstream)
+        self._upstreams.remove(upstream)
+
+    def retire(self, upstream: Upstream) -> None:
+        """Drains an upstream, and forgets it once it has nothing left to do."""
+        self._upstreams.drain(upstream)
+        self._retired.add(upstream)
+        self.look(upstream)
+
+    def look(self, upstream: Upstream) -> None:
+        """Probes an upstream now, since a request to it has failed."""
+        if upstream in self._asked:
+            self._asked[upstream].set()
+
+    async def _watch(self, upstream: Upstream) -> None:
+        good, asked = 0, self._asked[upstream]
+        while True:
+            if upstream in self._retired and not upstream.requests:
+                return self.remove(upstream)
+            asked.clear()
+            try:
+                models, own = await self._probe(upstream)
+            except UpstreamFailed as e:
+                good = 0
+                upstream.misses += 1
+                if e.code == "upstream_down" or upstream.misses >= self._check.misses:
+                    self._upstreams.down(upstream, str(e))
+            else:
+                good, upstream.misses = good + 1, 0
+                back = upstream.state != "down" or good >= self._check.returns
+                if upstream.state != "draining" and back:
+                    self._upstreams.up(upstream, models, own)
+            # one that is coming back is asked again soon, one that starts is not kept waiting
+            soon = upstream.state == "starting" or (upstream.state == "down" and good)
+            pause = self._check.interval / (10 if soon else 1)
+            try:
+                async with asyncio.timeout(pause):
+                    await asked.wait()
+                    await asyncio.sleep(self._check.interval / 10)
+            except TimeoutError:
+                pass
+
+    async def _probe(self, upstream: Upstream) -> tuple[tuple[str, ...], bool]:
+        """The models of an upstream, and whether it is Octavo. Raises UpstreamFailed."""
+        timeout = self._check.timeout
+        status, text = await self._transport.get(upstream, "/v1/models", timeout)
+        if status != 200:
+            hint = "; it wants a key (--upstream-key)" if status in (401, 403) else ""
+            raise UpstreamFailed(f"upstream {upstream.id} answers /v1/models with {status}{hint}")
+        try:
+            cards = msgspec.json.decode(text, type=_Cards).data
+        except msgspec.MsgspecError:
+            raise UpstreamFailed(
+                f"upstream {upstream.id} is no OpenAI-compatible server: /v1/models is no list"
+            ) from None
+        names = tuple(card.id for card in cards)
+        return names, bool(cards) and all(card.owned_by == OWNER for card in cards)
+
+    async def close(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        self._tasks.clear()

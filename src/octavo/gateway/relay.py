@@ -1,0 +1,399 @@
+"""Passes requests on to upstreams and their answers back; goes to another where one fails."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.balance.retry import RETRYABLE, Backoff, RetryBudget
+from octavo.errors import RequestError
+from octavo.gateway.admission import Admission
+from octavo.gateway.body import Asked, read_outline
+from octavo.gateway.errors import UpstreamFailed
+from octavo.gateway.events import Finished
+from octavo.gateway.health import Health
+from octavo.gateway.routes import ModelRoute, RouteTable, Version
+from octavo.gateway.transport import Answer, Transport
+from octavo.gateway.upstreams import Lease
+from octavo.generate.reply import Usage
+from octavo.server.bodies import Bodies
+from octavo.server.exchange import Exchange, exchange
+from octavo.server.guard import principal
+from octavo.server.http import EventStream, while_connected
+from octavo.server.resume import Follower, Resume, Spent, asking
+
+KEYS = ("authorization", "x-api-key")
+PASSED_ON = (
+    *KEYS, "content-type", "accept", "traceparent", "anthropic-version", "anthropic-beta",
+    "x-slo-ttft-ms",
+)  # fmt: skip
+PASSED_BACK = ("retry-after", "retry-after-ms", "x-should-retry")
+STREAMS = ("text/event-stream", "application/x-ndjson")
+SESSION = "x-session-id"
+DONE = b"[DONE]"
+
+
+@dataclass
+class Job:
+    """A request on its way: where it may go, and what became of it so far."""
+
+    asked: Asked
+    headers: dict[str, str]
+    route: ModelRoute
+    version: Version
+    usage: Usage
+    resume: Resume | None = None
+    follower: Follower | None = None
+    failed: set[str] = field(default_factory=set)  # upstreams that did
+    tries: int = 0  # that failed since the answer last went on
+    failovers: int = 0
+    retries: int = 0
+    lease: Lease | None = None
+    tail: bytes = b""  # of what was passed on
+    chunks: int = 0
+
+    @property
+    def body(self) -> bytes:
+        """What the upstream is sent now."""
+        assert self.lease is not None
+        if self.resume is None or not self.lease.upstream.own:
+            return self.asked.body
+        tokens = [] if self.follower is None else self.follower.tokens
+        return asking(self.asked.body, msgspec.structs.replace(self.resume, tokens=tokens))
+
+    @property
+    def tokens(self) -> int:
+        return self.chunks if self.follower is None else len(self.follower.tokens)
+
+
+class Relay:
+    """table: which pool a model's requests go to; it is swapped as a whole. watch: is told of every
+    request that has ended. guarded: keys are the gateway's own, and no business of upstreams."""
+
+    def __init__(
+        self, admission: Admission, transport: Transport, health: Health, table: RouteTable,
+        watch: Callable[[Finished], None], guarded: bool,
+    ) -> None:  # fmt: skip
+        self.table = table
+        self._admission, self._transport, self._health = admission, transport, health
+        self._watch = watch
+        self._passed_on = PASSED_ON[len(KEYS) :] if guarded else PASSED_ON
+        self._bodies = Bodies()
+        self._backoff = Backoff()
+        self._budget = RetryBudget(time.monotonic)
+
+    async def answer(self, request: Request, path: str) -> Response:
+        """The answer of an upstream. path: the route's. Raises RequestError, ClientGone."""
+        async with self._bodies.whole(request) as body:
+            outline = read_outline(body)
+        one, sender = exchange(request.scope), principal(request.scope)
+        model = outline.model or outline.name or self._admission.only_model
+        outline.model = model
+        sender.check_model(model)
+        headers = {k: v for k in self._passed_on if (v := request.headers.get(k)) is not None}
+        headers["x-request-id"] = one.id
+        target = path + (f"?{request.url.query}" if request.url.query else "")
+        session = request.headers.get(SESSION, "")
+        asked = Asked(path, target, body, outline, sender.salt, session)
+        route = self.table.route(model)
+        unit = session or bytes(outline.user).decode() or sender.salt or one.id
+        job = Job(
+            asked, headers, route, route.version(unit), Usage(began=one.began), asked.resume()
+        )
+        one.usage = job.usage
+        await self._reserve(request, job)
+        one.at_end.append(lambda: self._ended(job, one))
+        self._budget.request()
+        return await self._run(job, request)
+
+    async def _reserve(self, request: Request, job: Job) -> None:
+        """Takes the request, and the tokens it may use, from its sender's account."""
+        if (account := principal(request.scope).account) is None:
+            return
+        one = exchange(request.scope)
+        await account.enter()
+        one.at_end.append(account.end)
+        meter = await account.take(job.asked.ask.tokens, job.asked.most_tokens)
+        one.at_end.append(lambda: meter.settle(job.usage.computed))
+
+    async def _run(self, job: Job, request: Request) -> Response:
+        one = exchange(request.scope)
+        answer = await while_connected(request.receive, self._first(job))
+        lease, model = job.lease, job.asked.outline.model
+        assert lease is not None
+        one.model = model  # which is one that an upstream has
+        if isinstance(answer, Response):
+            return answer
+        frames = self._frames(job, answer, one)
+        stream = EventStream(frames, answer[0].headers["content-type"])
+        stream.headers["x-replica"] = lease.upstream.id
+        return stream
+
+    # -- until something has come -----------------------------------------------------------------
+
+    async def _first(self, job: Job) -> Response | tuple[Answer, bytes]:
+        """A whole answer, or one that streams and its first bytes. Raises RequestError."""
+        while True:
+            job.lease = lease = await self._admission.place(
+                job.asked, job.route, job.version.pool, job.failed
+            )
+            try:
+                found = await self._limited(job, lease)
+                if isinstance(found, Response) and found.status_code in RETRYABLE:
+                    failure = _refusal(lease, found)
+                    if await self._again(job, lease, failure, _wish(found)):
+                        continue
+                return found
+            except UpstreamFailed as e:
+                error = e
+            except BaseException:
+                lease.end()
+                raise
+            if not await self._again(job, lease, error, None):
+                raise error
+
+    async def _limited(self, job: Job, lease: Lease) -> Response | tuple[Answer, bytes]:
+        """What an upstream answers in time, and while it is not known to be down."""
+        up, timeouts, loop = lease.upstream, self._transport.timeouts, asyncio.get_running_loop()
+        seconds = timeouts.first if job.asked.stream else timeouts.total
+        said: list[str] = []
+
+        def cut(why: str) -> None:
+            said.append(why)
+            limit.reschedule(loop.time())
+
+        up.cut.add(cut)
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                found = await self._try(job, lease)
+        except TimeoutError:
+            if said:
+                raise UpstreamFailed(f"upstream {up.id} {said[0]}", "upstream_down") from None
+            why = f"upstream {up.id} gave no first token for {seconds:g} s"
+            raise UpstreamFailed(why, "upstream_timeout", True) from None
+        finally:
+            up.cut.discard(cut)
+        if not isinstance(found, Response):
+            up.cut.add(found[0].cut)
+        return found
+
+    async def _try(self, job: Job, lease: Lease) -> Response | tuple[Answer, bytes]:
+        """What an upstream answers. Raises UpstreamFailed."""
+        up, timeouts = lease.upstream, self._transport.timeouts
+        own = up.own and job.resume is not None
+        streams = job.asked.stream
+        idle = timeouts.idle if own else timeouts.foreign if streams else timeouts.total
+        headers = job.headers
+        if up.place.key is not None:
+            headers = {k: v for k, v in headers.items() if k not in KEYS}
+            headers["authorization"] = f"Bearer {up.place.key}"
+        answer = await self._transport.open(up, job.asked.target, headers, job.body, idle)
+        try:
+            if answer.status == 200 and answer.media_type in STREAMS:
+                if own and job.follower is None:
+                    job.follower = Follower([])
+                data = await answer.read()
+                _check_stream(answer, data)
+                lease.first()
+                return answer, data
+            return self._whole(job, lease, answer, await answer.whole())
+        except BaseException:
+            answer.close()
+            raise
+
+    def _whole(self, job: Job, lease: Lease, answer: Answer, body: bytes) -> Response:
+        """An answer that has come as a whole."""
+        answer.close()
+        if answer.status == 200:
+            if answer.media_type != "application/json":
+                raise UpstreamFailed(f"upstream {lease.upstream.id} answers with no JSON")
+            _count(job.usage, _spent(body, lease.upstream.id))
+            lease.end(True)
+        elif answer.status not in RETRYABLE:
+            lease.end(None if answer.status < 500 else False)
+        headers = {k: v for k in PASSED_BACK if (v := answer.headers.get(k)) is not None}
+        headers["x-replica"] = lease.upstream.id
+        return Response(body, answer.status, headers, answer.headers.get("content-type"))
+
+    async def _again(
+        self, job: Job, lease: Lease, error: UpstreamFailed, wish: float | None
+    ) -> bool:
+        """Whether to try again after a failure, once it is time to.
+
+        An upstream that is gone can be left without more load on others than there was; what is
+        busy may not be asked much more often than it is anyhow.
+        """
+        lease.end(None if error.code == "overloaded" else False)
+        self._health.look(lease.upstream)
+        job.failed.add(lease.upstream.id)
+        job.tries += 1
+        others = any(u.id not in job.failed for u in self._admission.candidates(job.asked))
+        delay = self._backoff.delay(job.tries, random.random(), wish)
+        if delay is None or (error.busy and not self._budget.retry()):
+            return False
+        job.retries += 1
+        await asyncio.sleep(0 if others else delay)
+        return True
+
+    # -- streams ----------------------------------------------------------------------------------
+
+    async def _frames(
+        self, job: Job, first: tuple[Answer, bytes], one: Exchange
+    ) -> AsyncGenerator[bytes, None]:
+        """The bytes of a stream, whoever gives them."""
+        answer, data = first
+        while True:
+            lease = job.lease
+            assert lease is not None
+            try:
+                async with aclosing(self._pass_on(job, answer, data)) as passed:
+                    async for frame in passed:
+                        yield frame
+                lease.end(True, job.tokens)
+                return
+            except (UpstreamFailed, msgspec.MsgspecError) as e:
+                error = e if isinstance(e, UpstreamFailed) else UpstreamFailed(
+                    f"upstream {lease.upstream.id} sends what no server says"
+                )  # fmt: skip
+            except BaseException:
+                lease.end()
+                raise
+            finally:
+                lease.upstream.cut.discard(answer.cut)
+                answer.close()
+            if job.follower is None:
+                lease.end(False)
+                self._health.look(lease.upstream)
+                one.failed(error)
+                yield _failure(job, error)
+                return
+            try:
+                answer, data = await self._elsewhere(job, lease, error)
+            except RequestError as last:
+                one.failed(last)
+                yield _failure(job, last)
+                return
+
+    async def _pass_on(self, job: Job, answer: Answer, data: bytes) -> AsyncGenerator[bytes, None]:
+        """The rest of an answer. Raises UpstreamFailed if it is not complete."""
+        usage, follower = job.usage, job.follower
+        while data:
+            usage.last = time.monotonic()
+            usage.first = usage.first or usage.last
+            if follower is not None:
+                before = len(follower.tokens)
+                data = follower.feed(data)
+                if len(follower.tokens) > before:
+                    job.tries = 0
+                if data:
+                    yield data
+            else:
+                job.chunks += 1
+                job.tail = data if len(data) > 256 else (job.tail + data)[-512:]
+                yield data
+            data = await answer.read()
+        spent = _streamed(job) if follower is None else follower.spent
+        if spent is None:
+            assert job.lease is not None
+            raise UpstreamFailed(f"upstream {job.lease.upstream.id} ended in the middle")
+        _count(usage, spent)
+
+    async def _elsewhere(
+        self, job: Job, lease: Lease, error: UpstreamFailed
+    ) -> tuple[Answer, bytes]:
+        """The rest of a stream that broke off, of another upstream. Raises RequestError."""
+        assert job.follower is not None
+        job.follower = Follower(job.follower.tokens)
+        if not await self._again(job, lease, error, None):
+            raise error
+        job.failovers += 1
+        found = await self._first(job)
+        if isinstance(found, Response):
+            raise UpstreamFailed(f"{error}; another answers {found.status_code}")
+        return found
+
+    def _ended(self, job: Job, one: Exchange) -> None:
+        """Tells of a request that has ended."""
+        self._admission.ended()
+        usage, lease = job.usage, job.lease
+        self._watch(
+            Finished(
+                model=one.model or "", version=job.version.name,
+                replica="" if lease is None else lease.upstream.id, status=one.status,
+                code=one.code, seconds=one.seconds,
+                ttft=None if usage.first is None else usage.first - one.began,
+                itl=None if usage.first is None or usage.last is None or job.tokens < 2
+                else (usage.last - usage.first) / (job.tokens - 1),
+                prompt_tokens=usage.prompt, completion_tokens=usage.completion,
+                retries=job.retries, failovers=job.failovers,
+            )
+        )  # fmt: skip
+
+
+def _check_stream(answer: Answer, data: bytes) -> None:
+    """Raises UpstreamFailed for a stream that does not begin as one."""
+    if not data:
+        answer.cut("ended before it began")
+    elif answer.media_type == STREAMS[0] and data[:1] not in b"deri:\n\r":
+        answer.cut("sends no event stream")
+    elif answer.media_type == STREAMS[1] and data[:1] != b"{":
+        answer.cut("sends no lines of JSON")
+    answer.check()
+
+
+def _refusal(lease: Lease, response: Response) -> UpstreamFailed:
+    """What an answer that may be tried elsewhere says of an upstream: 5xx that it fails."""
+    text = f"upstream {lease.upstream.id} answers {response.status_code}"
+    limited = response.status_code in (408, 425, 429, 503)
+    return UpstreamFailed(text, "overloaded" if limited else "upstream_failed", True)
+
+
+def _wish(response: Response) -> float | None:
+    """Seconds after which an upstream wants to be asked again."""
+    with suppress(ValueError, KeyError):
+        return float(response.headers["retry-after"])
+    return None
+
+
+class _Whole(msgspec.Struct):
+    usage: Spent | None = None
+
+
+def _spent(body: bytes, who: str) -> Spent:
+    """The tokens that an answer says it took. Raises UpstreamFailed for what is no JSON."""
+    try:
+        return msgspec.json.decode(body, type=_Whole).usage or Spent()
+    except msgspec.ValidationError:
+        return Spent()  # of another dialect
+    except msgspec.DecodeError:
+        raise UpstreamFailed(f"upstream {who} answers with broken JSON") from None
+
+
+def _streamed(job: Job) -> Spent | None:
+    """The tokens of a stream that has ended, about; None if its end is missing."""
+    if job.resume is not None and DONE not in job.tail[-64:]:
+        return None
+    return Spent(job.asked.ask.tokens, job.chunks)
+
+
+def _count(usage: Usage, spent: Spent) -> None:
+    usage.prompt, usage.completion = spent.prompt_tokens, spent.completion_tokens
+    usage.reached, usage.reused = {0: spent.prompt_tokens}, {0: spent.cached_tokens}
+
+
+def _failure(job: Job, error: RequestError) -> bytes:
+    """The end of a stream that cannot go on."""
+    said = {"message": str(error), "type": "upstream_error", "param": None, "code": error.code}
+    body = msgspec.json.encode({"type": "error", "error": said})
+    if job.asked.path.startswith("/api/"):
+        return msgspec.json.encode({"error": str(error)}) + b"\n"
+    event = b"event: error\n" if job.asked.path == "/v1/messages" else b""
+    return event + b"data: " + body + b"\n\n"

@@ -1,0 +1,102 @@
+"""A server that the gateway sends requests to, and what is known of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+from urllib.parse import urlsplit
+
+from octavo.balance.breaker import Breaker
+from octavo.balance.replica import Replica
+from octavo.errors import UsageError
+
+UpstreamState = Literal["starting", "up", "draining", "down"]
+WEIGHT = 0.1  # of the latest measurement in what is known
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an upstream is. pool: upstreams that requests are spread over. key: it wants to see."""
+
+    url: str
+    pool: str = "default"
+    key: str | None = None
+
+    @property
+    def id(self) -> str:
+        """Host and port, and the path if there is one."""
+        return self.url.partition("://")[2]
+
+
+def parse_place(text: str, pool: str = "default", key: str | None = None) -> Place:
+    """The place that `[POOL=]URL` names; a URL may end in /v1. Raises UsageError."""
+    named, found, url = text.rpartition("=")
+    if found and "://" not in named:
+        pool = named
+    else:
+        url = text
+    url = url.strip().rstrip("/").removesuffix("/v1")
+    parts = urlsplit(url)
+    try:
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        sound = False
+    if not sound or parts.query or parts.username or not pool:
+        raise UsageError(
+            f"--upstream {text!r} is no address of a server", "--upstream http://127.0.0.1:8001"
+        )
+    return Place(url, pool, key)
+
+
+@dataclass(eq=False)
+class Upstream:
+    """own: it is Octavo, whose streams can go on elsewhere. running: requests that have their first
+    token; waiting: those that have none, with so many tokens of prompts. misses: probes that failed
+    since the last good one. cut: ends the answers that it is giving."""
+
+    place: Place
+    breaker: Breaker
+    state: UpstreamState = "starting"
+    models: tuple[str, ...] = ()
+    own: bool = False
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    prompt_token: float = 0.0
+    step: float = 0.0
+    misses: int = 0
+    reason: str = ""  # why it is down
+    cut: set[Callable[[str], None]] = field(default_factory=set)
+    since: float = field(default_factory=time.monotonic)
+
+    @property
+    def id(self) -> str:
+        return self.place.id
+
+    @property
+    def requests(self) -> int:
+        return self.running + self.waiting
+
+    def figures(self, places: int) -> Replica:
+        """What routing has to know."""
+        state: Literal["up", "draining", "down"] = (
+            "down" if self.state == "starting" else self.state
+        )
+        return Replica(
+            self.id, state, self.running, self.waiting, self.waiting_tokens, places,
+            self.prompt_token, self.step,
+        )  # fmt: skip
+
+    def measured_prompt(self, tokens: int, seconds: float) -> None:
+        """A prompt that nothing waited with took so long."""
+        if tokens:
+            self.prompt_token = _mean(self.prompt_token, seconds / tokens)
+
+    def measured_step(self, seconds: float) -> None:
+        self.step = _mean(self.step, seconds)
+
+
+def _mean(before: float, now: float) -> float:
+    return now if not before else before + WEIGHT * (now - before)

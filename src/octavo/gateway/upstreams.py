@@ -1,0 +1,195 @@
+"""The upstreams there are, who of them takes a request, and what became of those they took."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+from octavo.balance.breaker import Breaker
+from octavo.balance.cost import Ask
+from octavo.balance.prefix_index import SentPrefixes
+from octavo.balance.router import Candidate, Router
+from octavo.gateway.upstream import Place, Upstream
+
+LOG = logging.getLogger("octavo.gateway")
+MEASURED = 64  # tokens of a prompt that tells how fast prompts are computed
+MOST_SENT = 1 << 16  # blocks of prompts that are remembered of each upstream
+
+
+class Lease:
+    """A request at an upstream, from before it is sent until its end; `end` may be called twice."""
+
+    def __init__(self, upstreams: Upstreams, upstream: Upstream, ask: Ask, why: str) -> None:
+        self.upstream, self.why = upstream, why
+        self._upstreams, self._tokens = upstreams, ask.tokens
+        self._alone = not upstream.waiting  # no other prompt is before it
+        self._began = time.monotonic()
+        self._first: float | None = None
+        self._open = True
+        upstream.waiting += 1
+        upstream.waiting_tokens += ask.tokens
+
+    def first(self) -> None:
+        """Its first token has come."""
+        up, self._first = self.upstream, time.monotonic()
+        if self._alone and self._tokens >= MEASURED:
+            up.measured_prompt(self._tokens, self._first - self._began)
+        up.waiting -= 1
+        up.waiting_tokens -= self._tokens
+        up.running += 1
+        self._upstreams.changed(up)
+
+    def end(self, good: bool | None = None, tokens: int = 0) -> None:
+        """It has ended: well, badly (False), or without a result (None), as where a client left.
+        tokens: that it gave."""
+        if not self._open:
+            return
+        self._open = False
+        up = self.upstream
+        if self._first is None:
+            up.waiting -= 1
+            up.waiting_tokens -= self._tokens
+        else:
+            up.running -= 1
+            if tokens > 1:
+                up.measured_step((time.monotonic() - self._first) / (tokens - 1))
+        if good is None:
+            up.breaker.cancelled()
+        elif good:
+            up.breaker.succeeded()
+        else:
+            up.breaker.failed()
+            if up.breaker.state == "open":
+                LOG.warning("upstream %s fails; it gets nothing for a while", up.id)
+        self._upstreams.changed(up)
+        self._upstreams.freed()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What became of looking for an upstream: a lease, or why there is none."""
+
+    lease: Lease | None
+    known: bool = True  # somebody serves the model
+    full: bool = False  # some could take it, but have enough to do
+
+
+class Upstreams:
+    """policy: how they are chosen. places: requests at each at most. freed: is called whenever one
+    may take a request that could not be taken before."""
+
+    def __init__(
+        self, policy: str = "cost", places: int = 256, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._policy, self._places, self._clock = policy, places, clock
+        self._all: dict[str, Upstream] = {}
+        self._routers: dict[tuple[str, str], Router] = {}  # by pool and model
+        self.freed: Callable[[], None] = lambda: None
+
+    def __iter__(self) -> Iterator[Upstream]:
+        return iter(list(self._all.values()))
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def get(self, name: str) -> Upstream | None:
+        return self._all.get(name)
+
+    def add(self, place: Place) -> Upstream:
+        """An upstream that is new, or known already; one that was drained takes requests again."""
+        if place.id not in self._all:
+            self._all[place.id] = Upstream(place, Breaker(self._clock))
+        elif self._all[place.id].state == "draining":
+            self._all[place.id].state = "starting"
+        return self._all[place.id]
+
+    def remove(self, upstream: Upstream) -> None:
+        """Forgets an upstream; its answers are cut."""
+        if self._all.pop(upstream.id, None) is not None:
+            self._withdraw(upstream, upstream.models)
+            self._cut(upstream, "was removed")
+            upstream.state = "down"
+
+    def drain(self, upstream: Upstream) -> None:
+        """Sends an upstream nothing more; what it has goes on."""
+        upstream.state = "draining"
+        self.changed(upstream)
+
+    def up(self, upstream: Upstream, models: tuple[str, ...], own: bool) -> None:
+        """A probe was answered: the upstream serves these models."""
+        if upstream.state != "up":
+            LOG.info("upstream %s is up: %s", upstream.id, ", ".join(models) or "no model")
+        gone = [model for model in upstream.models if model not in models]
+        self._withdraw(upstream, gone)
+        upstream.state, upstream.models, upstream.own, upstream.reason = "up", models, own, ""
+        self.changed(upstream)
+        self.freed()
+
+    def down(self, upstream: Upstream, reason: str) -> None:
+        """The upstream does not answer; neither will what was asked of it."""
+        if upstream.state in ("up", "starting") and upstream.reason != reason:
+            LOG.warning("%s", reason)
+        if upstream.state != "draining":
+            upstream.state = "down"
+        upstream.reason = reason
+        self.changed(upstream)
+        self._cut(upstream, "does not answer any longer")
+
+    def _cut(self, upstream: Upstream, why: str) -> None:
+        for cut in list(upstream.cut):
+            cut(why)
+
+    def _withdraw(self, upstream: Upstream, models: Collection[str]) -> None:
+        for model in models:
+            if (router := self._routers.get((upstream.place.pool, model))) is not None:
+                router.remove(upstream.id)
+                if not len(router.fleet):
+                    del self._routers[upstream.place.pool, model]
+
+    def changed(self, upstream: Upstream) -> None:
+        """Takes over what is known of an upstream now."""
+        if upstream.id in self._all:
+            figures = upstream.figures(self._places)
+            for model in upstream.models:
+                self._router(upstream.place.pool, model).fleet.put(figures)
+
+    def _router(self, pool: str, model: str) -> Router:
+        key = pool, model
+        if key not in self._routers:
+            self._routers[key] = Router(self._policy, SentPrefixes(MOST_SENT), self._clock)
+        return self._routers[key]
+
+    @property
+    def models(self) -> dict[str, Upstream]:
+        """Every model that can be asked for, with one who serves it."""
+        return {model: up for up in self if up.state == "up" for model in up.models}
+
+    def choose(self, pool: str, model: str, ask: Ask, barred: Collection[str] = ()) -> Choice:
+        """The upstream of a pool for a request. barred: not these."""
+        router = self._routers.get((pool, model))
+        if router is None:
+            return Choice(None, known=False)
+        full = {r.id for r in router.fleet if r.state == "up" and r.requests >= self._places}
+        broken = {r.id for r in router.fleet if not self._all[r.id].breaker.available}
+        route = router.choose(ask, {*barred, *full, *broken})
+        if route is None and not full - {*barred, *broken}:
+            route = router.choose(ask, {*barred, *full})  # rather one that fails than none
+        if route is None:
+            return Choice(None, full=bool(full))
+        upstream = self._all[route.replica]
+        upstream.breaker.begin()
+        if isinstance(router.index, SentPrefixes):
+            router.index.sent(upstream.id, ask.blocks)
+        lease = Lease(self, upstream, ask, route.why)
+        self.changed(upstream)
+        return Choice(lease)
+
+    def explain(self, pool: str, model: str, ask: Ask) -> list[Candidate]:
+        """What a request costs at every upstream of a pool."""
+        router = self._routers.get((pool, model))
+        if router is None:
+            return []
+        broken = {r.id for r in router.fleet if not self._all[r.id].breaker.available}
+        return router.explain(ask, broken)

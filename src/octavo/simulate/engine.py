@@ -1,0 +1,133 @@
+"""A simulated engine: continuous batching on a clock of the caller's.
+
+It has no clock of its own: `step` says how many seconds it takes, and whoever calls it waits as
+long or moves a virtual clock. The same jobs give the same steps.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+BLOCK = 16  # tokens of a block of the prefix cache
+
+
+@dataclass(frozen=True)
+class Speed:
+    """prefill: prompt tokens a second. step: seconds of a step without prompts. slots: requests
+    computed at once. chunk: prompt tokens of a step, at most. cache: tokens that the prefix cache
+    holds."""
+
+    prefill: float = 2000.0
+    step: float = 0.02
+    slots: int = 16
+    chunk: int = 512
+    cache: int = 65_536
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request. prompt: its tokens; blocks: a hash for each whole block of them, chained, as in
+    prefix caches; output: tokens that it will generate."""
+
+    id: str
+    prompt: int
+    output: int
+    blocks: Sequence[Hashable] = ()
+
+
+@dataclass
+class _Running:
+    job: Job
+    left: int  # tokens of the prompt to compute
+    cached: int
+    given: int = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step took and gave. tokens: ids of the jobs that got one. finished: those that got
+    their last. cached: of the jobs that began, tokens found in the prefix cache. stored, removed:
+    blocks of the prefix cache."""
+
+    seconds: float = 0.0
+    tokens: list[str] = field(default_factory=list)
+    finished: list[str] = field(default_factory=list)
+    cached: dict[str, int] = field(default_factory=dict)
+    stored: list[Hashable] = field(default_factory=list)
+    removed: list[Hashable] = field(default_factory=list)
+
+
+class SimulatedEngine:
+    """Requests wait in order of arrival, share steps, and find the prefixes of earlier ones."""
+
+    def __init__(self, speed: Speed | None = None) -> None:
+        self.speed = speed or Speed()
+        self._waiting: deque[Job] = deque()
+        self._running: dict[str, _Running] = {}
+        self._cache: OrderedDict[Hashable, None] = OrderedDict()
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of prompts that are still to be computed, as far as is known."""
+        return sum(j.prompt for j in self._waiting) + sum(r.left for r in self._running.values())
+
+    def submit(self, job: Job) -> None:
+        self._waiting.append(job)
+
+    def abort(self, job: str) -> None:
+        """Ends a job; unknown ids are ignored."""
+        if self._running.pop(job, None) is None:
+            self._waiting = deque(j for j in self._waiting if j.id != job)
+
+    def cached(self, blocks: Sequence[Hashable]) -> int:
+        """Leading blocks that the prefix cache holds."""
+        return next((i for i, b in enumerate(blocks) if b not in self._cache), len(blocks))
+
+    def step(self) -> Step:
+        """Computes a token of every running job whose prompt is done, and a chunk of prompts."""
+        done = Step()
+        while self._waiting and len(self._running) < self.speed.slots:
+            self._begin(self._waiting.popleft(), done)
+        if not self._running:
+            return done
+        budget = self.speed.chunk
+        for one in list(self._running.values()):
+            if one.left:
+                part = min(one.left, budget)
+                budget -= part
+                one.left -= part
+                if one.left:
+                    continue
+                self._keep(one.job.blocks, done)
+            one.given += 1
+            done.tokens.append(one.job.id)
+            if one.given >= one.job.output:
+                done.finished.append(one.job.id)
+                del self._running[one.job.id]
+        computed = self.speed.chunk - budget
+        seconds = self.speed.step + computed / self.speed.prefill
+        return Step(seconds, done.tokens, done.finished, done.cached, done.stored, done.removed)
+
+    def _begin(self, job: Job, done: Step) -> None:
+        found = min(self.cached(job.blocks) * BLOCK, job.prompt - 1)  # one token is computed
+        done.cached[job.id] = found
+        self._running[job.id] = _Running(job, job.prompt - found, found)
+
+    def _keep(self, blocks: Sequence[Hashable], done: Step) -> None:
+        for block in blocks:
+            if block not in self._cache:
+                done.stored.append(block)
+            self._cache[block] = None
+            self._cache.move_to_end(block)
+        while len(self._cache) * BLOCK > self.speed.cache:
+            done.removed.append(self._cache.popitem(last=False)[0])

@@ -1,0 +1,303 @@
+"""Routing: the index against a naive one, the policies against looking at every replica."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.balance.chain import chain, text_chain
+from octavo.balance.cost import Ask, cost
+from octavo.balance.policies import FEW, POLICIES, LeastCost, PrefixHash, Random
+from octavo.balance.prefix_index import PrefixIndex, SentPrefixes
+from octavo.balance.replica import Fleet, Replica
+from octavo.balance.router import Router, Sessions
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+# -- chains -----------------------------------------------------------------------------------
+
+
+def test_a_block_is_known_with_all_that_is_before_it() -> None:
+    one = chain([1] * 16 + [2] * 16 + [3], 16)
+    assert len(one) == 2
+    assert chain([1] * 16 + [2] * 16, 16) == one
+    assert chain([1] * 16 + [4] * 16, 16)[0] == one[0]
+    assert chain([4] * 16 + [2] * 16, 16)[1] != one[1]
+    assert chain([1] * 16, 16, "another") != one[:1]
+    assert text_chain(b"abcdef", 4) == text_chain(b"abcdxy", 4)
+
+
+# -- the index --------------------------------------------------------------------------------
+
+
+class NaiveIndex:
+    """What PrefixIndex has to say, from plain sets."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, set[int]] = {}
+
+    def blocks(self, replica: str, prompt: list[int]) -> int:
+        held = self.held.get(replica, set())
+        return next((i for i, block in enumerate(prompt) if block not in held), len(prompt))
+
+
+REPLICAS = [f"r{i}" for i in range(5)]
+BLOCKS = st.lists(st.integers(0, 12), max_size=8)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["stored", "removed", "gone"]), st.sampled_from(REPLICAS), BLOCKS),
+    max_size=40,
+)
+
+
+@given(STEPS, st.lists(BLOCKS, min_size=1, max_size=5))
+def test_the_index_says_what_a_naive_one_does(
+    steps: list[tuple[str, str, list[int]]], prompts: list[list[int]]
+) -> None:
+    index, naive = PrefixIndex(), NaiveIndex()
+    for kind, replica, blocks in steps:
+        held = naive.held.setdefault(replica, set())
+        if kind == "stored":
+            index.stored(replica, blocks)
+            held.update(blocks)
+        elif kind == "removed":
+            index.removed(replica, blocks)
+            held.difference_update(blocks)
+        else:
+            index.remove_replica(replica)
+            held.clear()
+    assert len(index) == len(set().union(*naive.held.values()))
+    assert [index.held(r) for r in REPLICAS] == [len(naive.held.get(r, ())) for r in REPLICAS]
+    for prompt in prompts:
+        match = index.match(prompt)
+        expected = {r: naive.blocks(r, prompt) for r in REPLICAS}
+        assert {r: match.blocks(r) for r in REPLICAS} == expected
+        for blocks, holders in match.levels:
+            assert set(match.replicas(holders)) == {r for r in REPLICAS if expected[r] >= blocks}
+
+
+def test_the_index_is_bounded_and_leaves_nothing_behind() -> None:
+    index = PrefixIndex(limit=4)
+    index.stored("a", range(6))
+    assert (len(index), index.held("a")) == (4, 4)
+    assert index.match([0]).blocks("a") == 0
+    assert index.match([2, 3, 4, 5]).blocks("a") == 4
+    index.remove_replica("a")
+    assert (len(index), index.held("a")) == (0, 0)
+    index.stored("b", [7])  # which takes the place of "a"
+    assert list(index.match([7]).replicas(index.match([7]).levels[0][1])) == ["b"]
+
+
+def test_what_was_sent_last_is_remembered_beginnings_longest() -> None:
+    index = SentPrefixes(limit=4)
+    index.sent("a", [1, 2, 3])
+    index.sent("a", [1, 5, 6])
+    assert index.match([1, 5, 6]).blocks("a") == 3
+    assert index.match([1, 2, 3]).blocks("a") == 2  # 3 was forgotten, the end of the older one
+    index.sent("a", [9, 10])
+    assert index.match([9, 10]).blocks("a") == 2
+    assert index.match([1, 2]).blocks("a") == 1
+
+
+# -- the fleet --------------------------------------------------------------------------------
+
+FIGURES = st.tuples(
+    st.integers(0, 40), st.integers(0, 5), st.sampled_from([0, 100, 1000, 5000]),
+    st.sampled_from([0.0, 0.001, 0.002]), st.sampled_from(["up", "up", "up", "draining", "down"]),
+)  # fmt: skip
+
+
+def fleet_of(figures: list[tuple[int, int, int, float, str]]) -> list[Replica]:
+    return [
+        Replica(f"r{i}", state, running, waiting, tokens, 32, rate, 0.02)  # type: ignore[arg-type]
+        for i, (running, waiting, tokens, rate, state) in enumerate(figures)
+    ]
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(FIGURES, max_size=100),
+    st.lists(st.tuples(st.integers(0, 99), st.integers(1, 20)), max_size=200),
+    st.integers(1, 400),
+    st.sets(st.integers(0, 99), max_size=4),
+)
+def test_the_least_cost_is_found_without_looking_at_every_replica(
+    figures: list[tuple[int, int, int, float, str]], holders: list[tuple[int, int]], tokens: int,
+    barred: set[int],
+) -> None:  # fmt: skip
+    fleet, index = Fleet(LeastCost().order), PrefixIndex()
+    for replica in fleet_of(figures):
+        fleet.put(replace(replica, waiting_tokens=7))
+        fleet.put(replica)
+    blocks = tuple(range(20))
+    for number, count in holders:
+        index.stored(f"r{number}", blocks[:count])
+    ask, no = Ask(tokens, blocks[: tokens // 16]), {f"r{i}" for i in barred}
+    match = index.match(ask.blocks)
+    able = [r for r in fleet if r.state == "up" and r.id not in no]
+    totals = [cost(r, ask, match.blocks(r.id)).total for r in able]
+    chosen = LeastCost().choose(fleet, ask, match, no)
+    found = [cost(chosen, ask, match.blocks(chosen.id)).total] if chosen else []
+    assert found == ([min(totals)] if totals else [])
+    assert all(r in able for r in ([chosen] if chosen else []))
+
+
+def test_few_of_many_replicas_are_looked_at() -> None:
+    """However many there are, and however many of them have a prefix."""
+
+    class Counting(LeastCost):
+        looked = 0
+
+        def _better(self, *given: object) -> tuple[float, int, str]:
+            self.looked += 1
+            return super()._better(*given)  # type: ignore[arg-type]
+
+    policy, index = Counting(), PrefixIndex()
+    fleet = Fleet(policy.order)
+    for i in range(4000):
+        fleet.put(Replica(f"r{i}", "up", i % 7, 0, 100 * (i % 11), 32, 0.001, 0.02))
+        index.stored(f"r{i}", range(8 if i % 2 else 4))
+    index.stored("r123", range(16))
+    ask = Ask(320, tuple(range(20)))
+    chosen = policy.choose(fleet, ask, index.match(ask.blocks), ())
+    assert chosen is not None and policy.looked < 4 * FEW
+
+
+def test_costs_are_milliseconds_of_what_is_left_to_do() -> None:
+    replica = Replica("a", "up", 3, 2, 500, 32, 0.001, 0.02, 0.3)
+    found = cost(replica, Ask(100, images=1), 4)
+    assert (found.queue, found.prefill, found.images, found.cached) == (500, 36, 300, 64)
+    assert found.total == 836
+    assert cost(replica, Ask(64), 4).cached == 63  # the last token is always computed
+    full = replace(replica, running=32, waiting=0, waiting_tokens=0)
+    assert cost(full, Ask(1)).queue == pytest.approx(1e3 * 0.02 * 128 / 32)
+
+
+# -- policies ---------------------------------------------------------------------------------
+
+
+def router_of(policy: str, replicas: list[Replica]) -> Router:
+    router = Router(policy)
+    for replica in replicas:
+        router.fleet.put(replica)
+    return router
+
+
+ANY = Ask()
+
+
+def chosen(router: Router, ask: Ask = ANY, barred: tuple[str, ...] = ()) -> str | None:
+    route = router.choose(ask, barred)
+    return route.replica if route else None
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_policies_take_replicas_that_are_up_and_not_barred(policy: str) -> None:
+    router = router_of(policy, [Replica("a"), Replica("b", "draining"), Replica("c", "down")])
+    router.fleet.put(Replica("d"))
+    assert {chosen(router, Ask(i, (i,))) for i in range(40)} <= {"a", "d"}
+    assert chosen(router, barred=("a",)) == "d"
+    assert chosen(router, barred=("a", "d")) is None
+    router.remove("a")
+    router.remove("d")
+    assert chosen(router) is None
+
+
+def test_ties_go_to_the_first() -> None:
+    for policy in ("cost", "least-load"):
+        router = router_of(policy, [Replica("b"), Replica("a"), Replica("c")])
+        assert [chosen(router) for _ in range(3)] == ["a"] * 3
+        router.fleet.put(Replica("a", running=1))
+        assert chosen(router) == "b"
+
+
+def test_round_robin_takes_turns_while_replicas_come_and_go() -> None:
+    router = router_of("round-robin", [Replica("a"), Replica("b"), Replica("c")])
+    assert [chosen(router) for _ in range(4)] == ["a", "b", "c", "a"]
+    router.fleet.put(Replica("b", "draining"))
+    assert [chosen(router) for _ in range(2)] == ["c", "a"]
+
+
+def test_prefix_hash_keeps_prompts_together_and_moves_few() -> None:
+    asks = [Ask(64, (n, n + 1000, n + 2000, n + 3000, 5)) for n in range(400)]
+    router = router_of("prefix-hash", [Replica(f"r{i}") for i in range(8)])
+    before = [chosen(router, ask) for ask in asks]
+    assert before == [chosen(router, replace(ask, blocks=(*ask.blocks[:4], 6))) for ask in asks]
+    assert min(before.count(f"r{i}") for i in range(8)) > 20
+    router.remove("r3")
+    after = [chosen(router, ask) for ask in asks]
+    assert [b for b in before if b != "r3"] == [a for b, a in zip(before, after, strict=True) if b != "r3"]  # fmt: skip
+
+
+def test_random_is_as_its_seed() -> None:
+    fleet = Fleet(Random().order)
+    for i in range(8):
+        fleet.put(Replica(f"r{i}"))
+
+    def some() -> list[str]:
+        policy = Random(seed=5)
+        none = PrefixIndex().match(())
+        found = [policy.choose(fleet, Ask(), none, ()) for _ in range(50)]
+        return [r.id for r in found if r]
+
+    assert some() == some() and len(set(some())) == 8
+
+
+def test_requests_go_where_their_prefix_is_until_that_costs_more() -> None:
+    replicas = [Replica(f"r{i}", prompt_token=0.001, places=32) for i in range(3)]
+    router = router_of("cost", replicas)
+    blocks = chain(range(160), 16)
+    router.index.stored("r2", blocks)
+    ask = Ask(165, blocks)
+    assert router.choose(ask) is not None
+    route = router.choose(ask)
+    assert route is not None and (route.replica, route.why, route.cost.cached) == (
+        "r2",
+        "cost",
+        160,
+    )
+    router.fleet.put(replace(replicas[2], waiting=1, waiting_tokens=161))
+    assert chosen(router, ask) == "r0"
+    assert [c.replica for c in router.explain(ask)] == ["r0", "r1", "r2"]
+    assert [c.cost.total for c in router.explain(ask)] == pytest.approx([165, 165, 166])
+
+
+def test_sessions_stay_while_their_replica_does() -> None:
+    router = router_of("round-robin", [Replica("a"), Replica("b")])
+    talk = Ask(session="s")
+    assert [chosen(router, talk) for _ in range(3)] == ["a", "a", "a"]
+    assert chosen(router) == "b"
+    router.fleet.put(Replica("a", "draining"))
+    assert [chosen(router, talk) for _ in range(2)] == ["b", "b"]
+    router.fleet.put(Replica("a"))
+    assert chosen(router, talk) == "b"
+
+
+def test_sessions_are_forgotten_in_time_and_bounded() -> None:
+    clock = Clock()
+    sessions = Sessions(clock, limit=2, ttl=10)
+    for name in ("x", "y", "z"):
+        sessions.put(name, "a")
+    assert [sessions.get(s) for s in ("x", "y", "z")] == ["", "a", "a"]
+    clock.now = 6
+    sessions.put("y", "b")
+    clock.now = 11
+    assert [sessions.get(s) for s in ("y", "z")] == ["b", ""]
+    assert len(sessions) == 1
+
+
+def test_prefix_hash_without_blocks_still_chooses() -> None:
+    policy = PrefixHash()
+    fleet = Fleet(policy.order)
+    fleet.put(Replica("a"))
+    found = policy.choose(fleet, Ask(5), PrefixIndex().match(()), ())
+    assert found is not None and found.id == "a"
