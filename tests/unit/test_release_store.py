@@ -190,7 +190,7 @@ async def test_two_gateways_agree(url: str) -> None:
     status = two.status("m")
     assert status.release.state.step >= 1 and status.seen.canary >= 10
     assert status.seen.canary + status.seen.other == 400
-    one.close()
+    await one.close()
     await two.tick()
     three = Releases(ReleaseStore(databases[2]), clock)
     assert three.assign("m", "x") == two.assign("m", "x")

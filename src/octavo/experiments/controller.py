@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -15,6 +16,7 @@ from octavo.experiments.spec import ExperimentSpec, Unit, Variant
 from octavo.experiments.store import Experiment, ExperimentStore
 from octavo.experiments.totals import Key, Total, Totals
 from octavo.release.assignment import bucket
+from octavo.release.database import DatabaseError
 from octavo.release.events import RequestEvent
 
 LOG = logging.getLogger("octavo.gateway")
@@ -113,6 +115,11 @@ class Experiments:
         self._of = {one.spec.id: one for one in found if not one.ended}
 
     # -- what people ask for: may wait for the database -----------------------------------------
+
+    async def close(self) -> None:
+        """Writes what was seen last."""
+        with suppress(DatabaseError):
+            await self.tick()
 
     def start(self, spec: ExperimentSpec, who: str) -> Experiment:
         """Begins an experiment; a model has one at a time. Raises OctavoError."""

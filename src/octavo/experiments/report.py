@@ -95,12 +95,9 @@ def _svg(label: str, height: float, content: Iterable[str]) -> str:
 
 def _forest(found: tuple[Comparison, ...]) -> str:
     """Each interval, in percent of the control's mean."""
-    parts = [
-        (c, *(100 * x / abs(c.control) for x in (c.low, c.difference, c.high)))
-        for c in found
-        if c.control
-    ]
-    most = max((max(abs(low), abs(high)) for _, low, _, high in parts), default=1.0) or 1.0
+    parts = [(c, 100 / abs(c.control)) for c in found if c.control]
+    ends = [abs(end * percent) for c, percent in parts for end in (c.low, c.high)]
+    most = max(ends, default=1.0) or 1.0
     height = ROW * len(parts) + 40
 
     def x(percent: float) -> float:
@@ -108,17 +105,17 @@ def _forest(found: tuple[Comparison, ...]) -> str:
 
     def marks() -> Iterable[str]:
         yield f'<path class="axis" d="M{x(0):.1f} 4V{height - 28}"/>'
-        for i, (c, low, middle, high) in enumerate(parts):
+        for i, (c, percent) in enumerate(parts):
+            low, middle, high = c.low * percent, c.difference * percent, c.high * percent
             y = ROW * i + ROW / 2
             title = f"{c.metric}, {c.variant}"
             yield f'<text x="4" y="{y + 4:.1f}">{_text(title[:30])}</text>'
             yield f'<path class="mark" stroke-width="2" d="M{x(low):.1f} {y}H{x(high):.1f}"/>'
             note = f"<title>{middle:+.2f} % ({low:+.2f} to {high:+.2f})</title>"
             yield f'<circle class="mark" cx="{x(middle):.1f}" cy="{y}" r="5">{note}</circle>'
-        for percent in (-most, 0.0, most):
+        for end in (-most, 0.0, most):
             yield (
-                f'<text x="{x(percent):.1f}" y="{height - 10}" text-anchor="middle">'
-                f"{percent:+.3g} %</text>"
+                f'<text x="{x(end):.1f}" y="{height - 10}" text-anchor="middle">{end:+.3g} %</text>'
             )
 
     return f"<figure>{_svg('Differences with their intervals', height, marks())}</figure>"

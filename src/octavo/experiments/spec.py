@@ -38,7 +38,7 @@ class ExperimentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     model: str
     variants: dict[str, Variant]
     control: str
-    unit: tuple[Unit, ...] = ("header", "user", "session", "key", "request")
+    unit: tuple[Unit, ...] = ("header", "user", "session", "request")
     metrics: tuple[str, ...] = ("ttft", "itl", "error_rate")
     cuped: tuple[str, ...] = ("prompt_tokens",)
     alpha: Annotated[float, Meta(gt=0, lt=1)] = 0.05

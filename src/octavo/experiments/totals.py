@@ -67,13 +67,16 @@ def moved(keys: Iterable[Key]) -> set[str]:
 def units_of(
     totals: Mapping[Key, Total], variant: str, metric: str, cuped: tuple[str, ...]
 ) -> Units:
-    """The units of a variant that have values of a metric, and have been in no other variant."""
+    """The units of a variant that have values of a metric and of covariates, and have been in no
+    other variant."""
     out = moved(totals)
-    names = [
-        unit for v, unit, name in totals if v == variant and name == metric and unit not in out
-    ]
-    names.sort()
-    of = [[totals.get((variant, unit, name), Total()) for name in cuped] for unit in names]
+    names = sorted(
+        unit
+        for of, unit, name in totals
+        if of == variant and name == metric and unit not in out
+        if all((variant, unit, covariate) in totals for covariate in cuped)
+    )  # fmt: skip
+    of = [[totals[variant, unit, name] for name in cuped] for unit in names]
     own = [totals[variant, unit, metric] for unit in names]
     return Units(
         np.array([one.count for one in own]),

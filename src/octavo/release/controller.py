@@ -11,11 +11,13 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from octavo.errors import OctavoError
 from octavo.release import machine
 from octavo.release.assignment import BUCKETS, bucket
+from octavo.release.database import DatabaseError
 from octavo.release.events import RequestEvent
 from octavo.release.machine import ENDED, Action
 from octavo.release.spec import ReleaseSpec
@@ -176,6 +178,8 @@ class Releases:
         """The last release of each model."""
         return self._store.latest()
 
-    def close(self) -> None:
-        """Lets another gateway decide at once."""
-        self._store.release_lease(LEASE, self._owner)
+    async def close(self) -> None:
+        """Writes what was seen last, and lets another gateway decide at once."""
+        with suppress(DatabaseError):
+            await self.tick()
+            await asyncio.to_thread(self._store.release_lease, LEASE, self._owner)

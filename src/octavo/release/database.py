@@ -65,15 +65,16 @@ class Database(Protocol):
 
 
 class SQLite:
-    """A file. Several processes may use it at a time."""
+    """A file, which several processes may use at a time; None: memory, which ends with this one."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path | None) -> None:
+        self._name = "memory" if path is None else path.name
         self._lock = threading.Lock()
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch(0o600)
-            self._db = sqlite3.connect(path, timeout=WAIT, check_same_thread=False)
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch(0o600)
+            self._db = sqlite3.connect(path or ":memory:", timeout=WAIT, check_same_thread=False)
             self._db.isolation_level = None
             self._db.execute("pragma journal_mode = wal")
             self._db.execute("pragma synchronous = normal")
@@ -97,7 +98,7 @@ class SQLite:
             except sqlite3.IntegrityError as e:
                 raise Conflict(str(e)) from None
             except sqlite3.Error as e:
-                raise DatabaseError(f"{self._path.name} cannot be used: {e}") from None
+                raise DatabaseError(f"{self._name} cannot be used: {e}") from None
 
     def close(self) -> None:
         self._db.close()
@@ -163,8 +164,11 @@ def place(url: str) -> str:
     return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
 
 
-def open_database(url: str) -> Database:
-    """`postgresql://USER:PASSWORD@HOST/NAME`, `sqlite:///PATH`, or a path. Raises OctavoError."""
+def open_database(url: str | None) -> Database:
+    """`postgresql://USER:PASSWORD@HOST/NAME`, `sqlite:///PATH`, or a path; None: in memory. Raises
+    OctavoError."""
+    if url is None:
+        return SQLite(None)
     scheme, separator, rest = url.partition("://")
     if scheme in ("postgresql", "postgres"):
         return PostgreSQL(url)

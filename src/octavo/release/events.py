@@ -11,15 +11,17 @@ class RequestEvent:
     """A request that has ended.
 
     arm: which version answered, or would have, had it not failed. step: of the release, when it
-    was assigned. failed: for a reason that is not the client's. ttft: seconds to the first
-    token. itl: seconds between tokens, (last - first) / (tokens - 1). None: there were none, or the
-    client left. kl: of shadow traffic, nats a token. at: when it ended.
+    was assigned. failed: for a reason that is not the client's. refused: as the client's mistake.
+    ttft: seconds to the first token. itl: seconds between tokens, (last - first) / (tokens - 1).
+    None: there were none, or the client left. kl: of shadow traffic, nats a token. at: when it
+    ended.
     """
 
     arm: str
     at: float
     step: int = 0
     failed: bool = False
+    refused: bool = False
     ttft: float | None = None
     itl: float | None = None
     tokens: int = 0
@@ -32,7 +34,7 @@ class RequestEvent:
 
     @property
     def answered(self) -> bool:
-        return not self.failed and self.kl is None
+        return not self.failed and not self.refused and self.kl is None
 
 
 Value = Callable[[RequestEvent], float | None]
@@ -40,6 +42,7 @@ Value = Callable[[RequestEvent], float | None]
 # What guards and experiments measure: a value of an event, None where it has none.
 VALUES: dict[str, Value] = {
     "error_rate": lambda e: None if e.kl is not None else float(e.failed),
+    "refused_rate": lambda e: None if e.failed or e.kl is not None else float(e.refused),
     "empty_rate": lambda e: float(e.empty) if e.answered else None,
     "repeat_rate": lambda e: float(e.repeating) if e.answered else None,
     "ttft": lambda e: e.ttft if e.answered else None,

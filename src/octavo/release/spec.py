@@ -12,9 +12,16 @@ from octavo.errors import UsageError
 from octavo.release.events import COVARIATES
 
 Metric = Literal[
-    "error_rate", "ttft_over", "ttft_mean", "itl_mean", "empty_rate", "repeat_rate", "shadow_kl"
+    "error_rate",
+    "refused_rate",
+    "ttft_over",
+    "ttft_mean",
+    "itl_mean",
+    "empty_rate",
+    "repeat_rate",
+    "shadow_kl",
 ]
-RATES = ("error_rate", "ttft_over", "empty_rate", "repeat_rate")
+RATES = ("error_rate", "refused_rate", "ttft_over", "empty_rate", "repeat_rate")
 MEANS = ("ttft_mean", "itl_mean")
 Seconds = str | float
 STEPS = (5, 10, 25, 50, 100)
@@ -108,6 +115,7 @@ def _example(metric: str) -> tuple[str, ...]:
 
 GUARDS = (
     Guard(metric="error_rate", max=0.01, alpha=0.005),
+    Guard(metric="refused_rate", worse_than_baseline=1.0),
     Guard(metric="itl_mean", worse_than_baseline=0.1),
     Guard(metric="empty_rate", max=0.02),
     Guard(metric="repeat_rate", max=0.05),
