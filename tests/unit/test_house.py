@@ -19,6 +19,8 @@ LAYERS = [
     "gateway",
     "simulate",
     "server",
+    "experiments",
+    "release",
     "compress",
     "llm",
     "generate",

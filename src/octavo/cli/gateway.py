@@ -98,6 +98,11 @@ POLICIES = ("cost", "least-load", "round-robin", "prefix-hash", "random")
 @click.option("--cors-origin", "origins", multiple=True, metavar="ORIGIN",
               help="Web pages that may call this gateway (repeatable).")  # fmt: skip
 @click.option(
+    "--database", metavar="URL", envvar="OCTAVO_DATABASE",
+    help="SQLite file or postgresql:// URL that keeps releases and experiments; gateways with the "
+    "same one agree. [in memory]",
+)  # fmt: skip
+@click.option(
     "--drain-timeout", type=count(0, 86_400), default=30, show_default=True, metavar="SECONDS",
     help="Seconds given to running requests at the end.",
 )  # fmt: skip
@@ -113,7 +118,8 @@ def gateway(
     queue_timeout: float, connect: float, first: float, idle: float, total: float,
     interval: float, host: str, port: int, api_keys: tuple[str, ...], admin_key: str | None,
     key_file: Path | None, limits_url: str | None, hosts: tuple[str, ...],
-    origins: tuple[str, ...], drain_timeout: int, log_level: str, log_format: str,
+    origins: tuple[str, ...], database: str | None, drain_timeout: int, log_level: str,
+    log_format: str,
 ) -> None:  # fmt: skip
     """Answer for any number of servers at one address: Octavo, vLLM, SGLang, llama.cpp, any that
     speaks OpenAI's API."""
@@ -141,7 +147,7 @@ def gateway(
     access = Access(host, api_keys, admin_key, hosts, origins, keyring_of(key_file, limits_url))
     options = GatewayOptions(
         access, named, file, names, key, routing, places, Timeouts(connect, first, idle, total),
-        QueueLimits(max_queue, queue_timeout), HealthCheck(interval), drain_timeout,
+        QueueLimits(max_queue, queue_timeout), HealthCheck(interval), database, drain_timeout,
     )  # fmt: skip
     for find, _ in sources(options):
         find()  # what is wrong with them is said before anything else

@@ -31,6 +31,8 @@ COMMANDS = {
     "rm": ("octavo.cli.rm", "Delete a model from the cache."),
     "ps": ("octavo.cli.ps", "List the servers that run on this machine."),
     "show": ("octavo.cli.show", "Describe a model; --program lists its operations."),
+    "release": ("octavo.cli.release", "Bring a new version of a model in, step by step."),
+    "experiment": ("octavo.cli.experiment", "Compare variants of a model on real requests."),
     "plan": ("octavo.cli.plan", "Say how much memory a model takes, before loading it."),
     "quantize": ("octavo.cli.quantize", "Make a model small, as a new file or folder."),
     "evaluate": ("octavo.cli.evaluate", "Measure what a smaller model has lost."),

@@ -13,11 +13,13 @@ from octavo.errors import InvalidValue, UsageError
 from octavo.gateway.admission import Admission
 from octavo.gateway.body import Asked, read_outline
 from octavo.gateway.health import Health
-from octavo.gateway.relay import SESSION, Relay
+from octavo.gateway.relay import Relay
+from octavo.gateway.traffic import SESSION, units_of
 from octavo.gateway.upstream import Upstream, parse_place
 from octavo.gateway.upstreams import Upstreams
 from octavo.server.bodies import Bodies
 from octavo.server.endpoint import Endpoint
+from octavo.server.exchange import exchange
 from octavo.server.guard import principal, require_admin
 from octavo.server.http import json_response
 from octavo.server.parsing import Fields, parse
@@ -93,8 +95,9 @@ class Admin:
         salt = principal(request.scope).salt
         session = request.headers.get(SESSION, "")
         asked = Asked("", "", body, outline, salt, session)
-        route = self._relay.table.route(outline.model)
-        version = route.version(session or salt)
+        sender, one = principal(request.scope), exchange(request.scope)
+        units = units_of(request, outline, sender, one)
+        version = self._relay.traffic.deal(outline.model, units).version
         found = self._upstreams.explain(version.pool, outline.model, asked.ask)
         reply = {
             "model": outline.model, "version": version.name, "pool": version.pool,
@@ -105,7 +108,7 @@ class Admin:
     async def _read(self, request: Request, kind: type[Any]) -> Any:
         require_admin(request.scope)
         async with self._bodies.whole(request) as body:
-            return parse(body, kind, Fields(), lambda _: _no_bounds())
+            return parse(body, kind, Fields(), lambda _: no_bounds())
 
     def _named(self, body: NameBody) -> Upstream:
         name = body.upstream.partition("://")[2] or body.upstream
@@ -118,7 +121,7 @@ class Admin:
         return json_response(encode({"upstreams": [_card(u) for u in upstreams]}))
 
 
-def _no_bounds() -> Any:
+def no_bounds() -> Any:
     raise InvalidValue("the body is longer than any of these bodies needs to be")
 
 

@@ -15,6 +15,7 @@ from octavo.errors import Overloaded
 from octavo.gateway.admin import Admin
 from octavo.gateway.metrics import GatewayMetrics
 from octavo.gateway.relay import Relay
+from octavo.gateway.trials import Trials
 from octavo.gateway.upstreams import Upstreams
 from octavo.server.app import routing, starlette
 from octavo.server.cancel import cancel
@@ -89,8 +90,8 @@ class About:
 
 
 def create_app(
-    upstreams: Upstreams, relay: Relay, admin: Admin, door: Door, metrics: GatewayMetrics,
-    access: Access, observe: Observer, running: Running,
+    upstreams: Upstreams, relay: Relay, admin: Admin, trials: Trials, door: Door,
+    metrics: GatewayMetrics, access: Access, observe: Observer, running: Running,
 ) -> ASGIApp:  # fmt: skip
     """The ASGI application, which calls `observe` with every exchange that has ended."""
     default, about = DIALECTS[0], About(upstreams, door, metrics)
@@ -104,6 +105,7 @@ def create_app(
         Endpoint("/v1/usage", "GET", answering(UsageRoute(access.keyring).show)),
         Endpoint("/v1/requests/{id}/cancel", "POST", answering(cancel(running))),
         *admin.table(),
+        *trials.table(),
     ]
     table = [(one, default) for one in own]
 

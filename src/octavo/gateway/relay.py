@@ -20,7 +20,8 @@ from octavo.gateway.body import Asked, read_outline
 from octavo.gateway.errors import UpstreamFailed
 from octavo.gateway.events import Finished
 from octavo.gateway.health import Health
-from octavo.gateway.routes import ModelRoute, RouteTable, Version
+from octavo.gateway.spent import count, spent_of
+from octavo.gateway.traffic import SESSION, Dealt, Traffic, units_of
 from octavo.gateway.transport import Answer, Transport
 from octavo.gateway.upstreams import Lease
 from octavo.generate.reply import Usage
@@ -37,7 +38,6 @@ PASSED_ON = (
 )  # fmt: skip
 PASSED_BACK = ("retry-after", "retry-after-ms", "x-should-retry")
 STREAMS = ("text/event-stream", "application/x-ndjson")
-SESSION = "x-session-id"
 DONE = b"[DONE]"
 JSON = "application/json"
 
@@ -48,8 +48,7 @@ class Job:
 
     asked: Asked
     headers: dict[str, str]
-    route: ModelRoute
-    version: Version
+    dealt: Dealt
     usage: Usage
     resume: Resume | None = None
     follower: Follower | None = None
@@ -70,20 +69,25 @@ class Job:
         tokens = [] if self.follower is None else self.follower.tokens
         return asking(self.asked.body, msgspec.structs.replace(self.resume, tokens=tokens))
 
+    def pass_on(self, data: bytes) -> None:
+        """Part of a stream goes to the client."""
+        if self.dealt.seen is not None:
+            self.dealt.seen.feed(data)
+
     @property
     def tokens(self) -> int:
         return self.chunks if self.follower is None else len(self.follower.tokens)
 
 
 class Relay:
-    """table: which pool a model's requests go to; it is swapped as a whole. watch: is told of every
+    """traffic: which pool a request goes to. watch: is told of every
     request that has ended. guarded: keys are the gateway's own, and no business of upstreams."""
 
     def __init__(
-        self, admission: Admission, transport: Transport, health: Health, table: RouteTable,
+        self, admission: Admission, transport: Transport, health: Health, traffic: Traffic,
         watch: Callable[[Finished], None], guarded: bool,
     ) -> None:  # fmt: skip
-        self.table = table
+        self.traffic = traffic
         self._admission, self._transport, self._health = admission, transport, health
         self._watch = watch
         self._passed_on = PASSED_ON[len(KEYS) :] if guarded else PASSED_ON
@@ -99,21 +103,25 @@ class Relay:
         model = outline.model or outline.name or self._admission.only_model
         outline.model = model
         sender.check_model(model)
+        units = units_of(request, outline, sender, one)
+        dealt = self.traffic.deal(model, units)
+        if dealt.chosen is not None:
+            body = dealt.body(body)
+            outline = read_outline(body)
+            outline.model = dealt.model
         headers = {k: v for k in self._passed_on if (v := request.headers.get(k)) is not None}
         headers["x-request-id"] = one.id
         target = path + (f"?{request.url.query}" if request.url.query else "")
         session = request.headers.get(SESSION, "")
         asked = Asked(path, target, body, outline, sender.salt, session)
-        route = self.table.route(model)
-        unit = session or bytes(outline.user).decode() or sender.salt or one.id
-        job = Job(
-            asked, headers, route, route.version(unit), Usage(began=one.began), asked.resume()
-        )
+        job = Job(asked, headers, dealt, Usage(began=one.began), asked.resume())
         one.usage = job.usage
         await self._reserve(request, job)
         one.at_end.append(lambda: self._ended(job, one))
         self._budget.request()
-        return await self._run(job, request)
+        response = await self._run(job, request)
+        response.headers.update(dealt.headers)
+        return response
 
     async def _reserve(self, request: Request, job: Job) -> None:
         """Takes the request, and the tokens it may use, from its sender's account."""
@@ -144,7 +152,7 @@ class Relay:
         """A whole answer, or one that streams and its first bytes. Raises RequestError."""
         while True:
             job.lease = lease = await self._admission.place(
-                job.asked, job.route, job.version.pool, job.failed
+                job.asked, job.dealt.route, job.dealt.version.pool, job.failed
             )
             refused, wish = None, None
             try:
@@ -218,7 +226,9 @@ class Relay:
         if answer.status == 200:
             if answer.media_type != JSON:
                 raise UpstreamFailed(f"upstream {lease.upstream.id} answers with no JSON")
-            _count(job.usage, _spent(body, lease.upstream.id))
+            count(job.usage, spent_of(body, lease.upstream.id))
+            if job.dealt.seen is not None:
+                job.dealt.seen.whole(body)
             lease.end(True)
         elif answer.status not in RETRYABLE:
             lease.end(None if answer.status < 500 else False)
@@ -297,19 +307,21 @@ class Relay:
                 if len(follower.tokens) > before:
                     job.tries = 0
                 if data:
+                    job.pass_on(data)
                     yield data
             else:
                 ready, held = _events(held + data, answer.media_type)
                 job.chunks += 1
                 job.tail = ready or job.tail
                 if ready:
+                    job.pass_on(ready)
                     yield ready
             data = await answer.read()
         spent = _streamed(job) if follower is None else follower.spent
         if spent is None:
             assert job.lease is not None
             raise UpstreamFailed(f"upstream {job.lease.upstream.id} ended in the middle")
-        _count(usage, spent)
+        count(usage, spent)
 
     async def _elsewhere(
         self, job: Job, lease: Lease, error: UpstreamFailed
@@ -329,18 +341,19 @@ class Relay:
         """Tells of a request that has ended."""
         self._admission.ended()
         usage, lease = job.usage, job.lease
-        self._watch(
-            Finished(
-                model=one.model or "", version=job.version.name,
-                replica="" if lease is None else lease.upstream.id, status=one.status,
-                code=one.code, seconds=one.seconds,
-                ttft=None if usage.first is None else usage.first - one.began,
-                itl=None if usage.first is None or usage.last is None or job.tokens < 2
-                else (usage.last - usage.first) / (job.tokens - 1),
-                prompt_tokens=usage.prompt, completion_tokens=usage.completion,
-                retries=job.retries, failovers=job.failovers,
-            )
+        told = Finished(
+            model=one.model or "", version=job.dealt.version.name,
+            replica="" if lease is None else lease.upstream.id, status=one.status,
+            code=one.code, seconds=one.seconds,
+            ttft=None if usage.first is None else usage.first - one.began,
+            itl=None if usage.first is None or usage.last is None or job.tokens < 2
+            else (usage.last - usage.first) / (job.tokens - 1),
+            prompt_tokens=usage.prompt, completion_tokens=usage.completion,
+            retries=job.retries, failovers=job.failovers,
         )  # fmt: skip
+        self._watch(told)
+        batch = 0 if lease is None else lease.upstream.running
+        self.traffic.ended(job.dealt, told, sum(usage.reused.values()), batch)
 
 
 def _events(data: bytes, media_type: str) -> tuple[bytes, bytes]:
@@ -380,30 +393,11 @@ def _wish(response: Response) -> float | None:
     return None
 
 
-class _Whole(msgspec.Struct):
-    usage: Spent | None = None
-
-
-def _spent(body: bytes, who: str) -> Spent:
-    """The tokens that an answer says it took. Raises UpstreamFailed for what is no JSON."""
-    try:
-        return msgspec.json.decode(body, type=_Whole).usage or Spent()
-    except msgspec.ValidationError:
-        return Spent()  # of another dialect
-    except msgspec.DecodeError:
-        raise UpstreamFailed(f"upstream {who} answers with broken JSON") from None
-
-
 def _streamed(job: Job) -> Spent | None:
     """The tokens of a stream that has ended, about; None if its end is missing."""
     if job.resume is not None and DONE not in job.tail[-64:]:
         return None
     return Spent(job.asked.ask.tokens, job.chunks)
-
-
-def _count(usage: Usage, spent: Spent) -> None:
-    usage.prompt, usage.completion = spent.prompt_tokens, spent.completion_tokens
-    usage.reached, usage.reused = {0: spent.prompt_tokens}, {0: spent.cached_tokens}
 
 
 def _failure(job: Job, error: RequestError) -> bytes:

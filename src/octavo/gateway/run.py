@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from octavo.experiments.controller import Experiments
+from octavo.experiments.store import ExperimentStore
 from octavo.gateway.admin import Admin
 from octavo.gateway.admission import Admission, QueueLimits
 from octavo.gateway.app import Door, create_app
@@ -16,9 +18,14 @@ from octavo.gateway.health import Health, HealthCheck
 from octavo.gateway.metrics import GatewayMetrics
 from octavo.gateway.relay import Relay
 from octavo.gateway.routes import RouteTable
+from octavo.gateway.traffic import Traffic
 from octavo.gateway.transport import Timeouts, Transport
+from octavo.gateway.trials import Trials
 from octavo.gateway.upstream import Place
 from octavo.gateway.upstreams import Upstreams
+from octavo.release.controller import Releases
+from octavo.release.database import open_database
+from octavo.release.store import ReleaseStore
 from octavo.server.exchange import Exchange, Observer, Running
 from octavo.server.guard import Access
 from octavo.server.http_server import http_server
@@ -41,6 +48,7 @@ class GatewayOptions:
     timeouts: Timeouts = field(default_factory=Timeouts)
     queue: QueueLimits = field(default_factory=QueueLimits)
     health: HealthCheck = field(default_factory=HealthCheck)
+    database: str | None = None  # of releases and experiments; None: in memory
     drain_timeout: int = 30
     write_timeout: float = 60
 
@@ -67,7 +75,11 @@ async def serve(
     metrics, keyring = GatewayMetrics(upstreams, admission), options.access.keyring
     access = options.access
     guarded = bool(access.api_keys or access.admin_key or keyring)
-    relay = Relay(admission, transport, health, RouteTable(), metrics.relayed, guarded)
+    database = open_database(options.database)
+    releases = Releases(ReleaseStore(database))
+    experiments = Experiments(ExperimentStore(database))
+    traffic = Traffic(RouteTable(), releases, experiments)
+    relay = Relay(admission, transport, health, traffic, metrics.relayed, guarded)
     door, running = Door(upstreams), Running()
 
     def observe(one: Exchange) -> None:
@@ -78,7 +90,10 @@ async def serve(
         ended(one)
 
     admin = Admin(upstreams, health, relay, admission, options.key)
-    app = create_app(upstreams, relay, admin, door, metrics, options.access, observe, running)
+    trials = Trials(releases, experiments, upstreams)
+    app = create_app(
+        upstreams, relay, admin, trials, door, metrics, options.access, observe, running
+    )
     server = http_server(app, door, options.drain_timeout, options.write_timeout, observe, running)
     tasks = [asyncio.create_task(server.serve([sock]))]
     try:
@@ -91,6 +106,7 @@ async def serve(
         if keyring is not None:
             tasks.append(asyncio.create_task(keyring.watch()))
         tasks.append(asyncio.create_task(_tell(upstreams, ready)))
+        tasks += [asyncio.create_task(one.run()) for one in (releases, experiments)]
         await tasks[0]
     finally:
         server.should_exit = True
@@ -99,6 +115,9 @@ async def serve(
         await asyncio.gather(*tasks, return_exceptions=True)
         await health.close()
         await transport.close()
+        await releases.close()
+        await experiments.close()
+        database.close()
         if keyring is not None:
             await keyring.close()
 

@@ -1,0 +1,71 @@
+"""Asks a gateway that runs, as an admin."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from octavo.errors import OctavoError, UsageError
+
+F = TypeVar("F", bound=Callable[..., Any])
+WAIT = 30.0  # seconds for an answer
+
+
+class Refused(OctavoError):
+    """The gateway said no, and why."""
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """Where it is, and the key that lets one change it."""
+
+    url: str
+    key: str | None
+
+    def ask(self, method: str, path: str, body: Any = None) -> bytes:
+        """What it answers. Raises Refused, UsageError."""
+        headers = {"content-type": "application/json"}
+        if self.key is not None:
+            headers["authorization"] = f"Bearer {self.key}"
+        data = None if body is None else msgspec.json.encode(body)
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            request = urllib.request.Request(self.url + path, data, headers, method=method)
+            with direct.open(request, timeout=WAIT) as response:
+                found: bytes = response.read()
+                return found
+        except urllib.error.HTTPError as e:
+            raise Refused(_message(e.read()) or f"the gateway answers {e.code}") from None
+        except (OSError, ValueError) as e:
+            raise UsageError(
+                f"no gateway answers at {self.url}: {getattr(e, 'reason', e)}",
+                "--gateway http://127.0.0.1:8080",
+            ) from None
+
+    def object(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        """The same, decoded."""
+        return msgspec.json.decode(self.ask(method, path, body), type=dict[str, Any])
+
+
+def _message(body: bytes) -> str | None:
+    try:
+        return str(msgspec.json.decode(body)["error"]["message"])
+    except (msgspec.DecodeError, LookupError, TypeError):
+        return None
+
+
+def gateway_options(command: F) -> F:
+    """--gateway and --admin-key, as the parameters `url` and `admin_key`."""
+    command = click.option(
+        "--admin-key", envvar="OCTAVO_ADMIN_KEY", help="Key that the gateway was given."
+    )(command)
+    return click.option(
+        "--gateway", "url", default="http://127.0.0.1:8080", show_default=True,
+        envvar="OCTAVO_GATEWAY", metavar="URL", help="Where octavo gateway listens.",
+    )(command)  # fmt: skip

@@ -1,0 +1,113 @@
+"""octavo experiment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from octavo.cli.asking import Gateway, gateway_options
+from octavo.cli.options import Number, json_flag
+from octavo.cli.screen import say, say_json, table
+from octavo.errors import UsageError
+
+
+@click.group()
+def experiment() -> None:
+    """Compare variants of a model, its parameters or its prompt on real requests."""
+
+
+@experiment.command()
+@click.option("--rate", type=Number(0, 1), help="A rate as it is now, like that of thumbs up.")
+@click.option("--mean", type=Number(), help="Or the mean of another metric,")
+@click.option("--deviation", type=Number(0), help="and its standard deviation between units.")
+@click.option("--effect", type=Number(), required=True, help="Change to find: 0.05 is 5 %.")
+@click.option("--alpha", type=Number(0, 1), default=0.05, show_default=True,
+              help="How likely a difference may be found that there is not.")  # fmt: skip
+@click.option("--power", type=Number(0, 1), default=0.8, show_default=True,
+              help="How likely one shall be found that there is.")  # fmt: skip
+@click.option("--share", type=Number(0, 1), default=0.5, show_default=True,
+              help="Of the smaller of two variants.")  # fmt: skip
+@click.option("--explained", type=Number(0, 1), default=0.0, show_default=True,
+              help="Part of the variance that covariates take away (CUPED).")  # fmt: skip
+@click.option("--per-day", type=Number(0), help="Units that come a day.")
+@json_flag
+def plan(
+    rate: float | None, mean: float | None, deviation: float | None, as_json: bool, **more: Any
+) -> None:
+    """Say how many units (users, sessions) an experiment needs."""
+    from dataclasses import asdict
+
+    from octavo.experiments import plan as planning
+
+    if rate is not None and mean is None and deviation is None:
+        found = planning.rate_plan(rate, **more)
+    elif rate is None and mean is not None and deviation is not None:
+        found = planning.plan(mean, deviation, **more)
+    else:
+        raise UsageError("a plan needs --rate, or --mean and --deviation", "--rate 0.1")
+    if as_json:
+        return say_json(asdict(found))
+    days = "" if found.days is None else f", {found.days:.1f} days"
+    say(f"{found.units:,} units of both variants together{days}, looked at as often as one likes")
+    say(f"({found.fixed:,} with one look at the end; a large effect is found earlier)")
+
+
+@experiment.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@gateway_options
+def start(file: Path, url: str, admin_key: str | None) -> None:
+    """Begin the experiment that FILE describes, in YAML; see docs/releases.md."""
+    import msgspec
+    import yaml
+
+    from octavo.experiments.spec import convert
+
+    try:
+        spec = convert(yaml.SafeLoader(file.read_bytes()).get_single_data())
+    except yaml.YAMLError as e:
+        raise UsageError(f"{file} is no YAML: {e}") from None
+    Gateway(url, admin_key).ask("POST", "/v1/experiments", msgspec.to_builtins(spec))
+    say(
+        f"{spec.id} has begun: {', '.join(f'{n} {v.weight:g} %' for n, v in spec.variants.items())}"
+    )
+
+
+@experiment.command()
+@click.argument("id")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path),
+              help="Write a page with plots to this file.")  # fmt: skip
+@gateway_options
+@json_flag
+def report(id: str, html: Path | None, url: str, admin_key: str | None, as_json: bool) -> None:
+    """Show what the experiment ID says so far."""
+    gateway, path = Gateway(url, admin_key), f"/v1/experiments/{quote(id, safe='')}/report"
+    if html is not None:
+        html.write_bytes(gateway.ask("GET", path + "?format=html"))
+        return say(f"wrote {html}")
+    found = gateway.object("GET", path)
+    if as_json:
+        return say_json(found)
+    counts = ", ".join(f"{name} {n:,}" for name, n in found["mismatch"]["counts"].items())
+    say(f"units: {counts}")
+    if found["mismatch"]["found"]:
+        return say("the variants do not have their shares of the units: nothing can be said")
+    rows = [
+        (c["metric"], c["variant"], f"{c['value']:.4g}", f"{c['control']:.4g}",
+         f"{c['difference']:+.3g}", f"{c['low']:+.3g} to {c['high']:+.3g}",
+         f"{c['explained']:.0%}", "yes" if c["decided"] else "no")
+        for c in found["comparisons"]
+    ]  # fmt: skip
+    columns = ("metric", "variant", "mean", "control", "difference", "interval", "explained")
+    table(rows, (*columns, "decided"), right=(2, 3, 4, 5, 6)) if rows else say("too few units yet")
+
+
+@experiment.command()
+@click.argument("id")
+@gateway_options
+def stop(id: str, url: str, admin_key: str | None) -> None:
+    """End the experiment ID: everybody gets what they asked for again."""
+    Gateway(url, admin_key).ask("POST", f"/v1/experiments/{quote(id, safe='')}/stop", {})
+    say(f"{id} has ended")

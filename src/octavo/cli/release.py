@@ -1,0 +1,152 @@
+"""octavo release."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from octavo.cli.asking import Gateway, gateway_options
+from octavo.cli.options import count, json_flag
+from octavo.cli.screen import say, say_json, table
+from octavo.errors import UsageError
+
+
+@click.group()
+def release() -> None:
+    """Give a new version of a model more and more requests, while tests watch every one."""
+
+
+@release.command()
+@click.argument("model", required=False)
+@click.option("--canary", metavar="POOL", help="Pool of upstreams with the new version.")
+@click.option("--stable", metavar="POOL", help="Pool with the old version. [default]")
+@click.option("--baseline", metavar="POOL", help="Pool of the old version to compare with.")
+@click.option("--steps", metavar="PERCENTS", help="Its shares, one after another. [5,10,25,50,100]")
+@click.option("--hold", metavar="TIME", help="How long a step lasts at least. [5m]")
+@click.option("--min-events", type=count(0), metavar="N",
+              help="Requests of the canary that a step needs. [100]")  # fmt: skip
+@click.option("--file", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="All of that, and guards, in YAML; see docs/releases.md.")  # fmt: skip
+@gateway_options
+def start(
+    model: str | None, steps: str | None, file: Path | None, url: str, admin_key: str | None,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Begin a release of MODEL."""
+    import msgspec
+    import yaml
+
+    from octavo.release.spec import convert
+
+    try:
+        given = {} if file is None else yaml.SafeLoader(file.read_bytes()).get_single_data()
+    except yaml.YAMLError as e:
+        raise UsageError(f"{file} is no YAML: {e}") from None
+    if not isinstance(given, dict):
+        raise UsageError(f"{file} is no mapping", "octavo release start MODEL --canary POOL")
+    given |= {name: value for name, value in options.items() if value is not None}
+    if model is not None:
+        given["model"] = model
+    if steps is not None:
+        given["steps"] = [step.strip() for step in steps.split(",")]
+    for name in ("model", "canary"):
+        if name not in given:
+            raise UsageError(
+                f"a release needs a {name}", "octavo release start MODEL --canary POOL"
+            )
+    spec = convert({"stable": "default"} | given)
+    done = Gateway(url, admin_key).object("POST", "/v1/releases", msgspec.to_builtins(spec))
+    say(f"{done['id']}: {spec.canary} gets {spec.plan[0][0]:.3g} of the requests for {spec.model}")
+
+
+@release.command()
+@click.argument("model", required=False)
+@gateway_options
+@json_flag
+def status(model: str | None, url: str, admin_key: str | None, as_json: bool) -> None:
+    """Show the release of MODEL and what its guards have seen, or all releases."""
+    gateway = Gateway(url, admin_key)
+    path = "/v1/releases" + (f"?model={quote(model, safe='')}" if model else "")
+    found = gateway.object("GET", path)
+    if as_json:
+        say_json(found)
+    elif model is not None:
+        _show(found)
+    elif not found["releases"]:
+        say("there was no release")
+    else:
+        rows = [(r["model"], r["phase"], r["step"] + 1, r["reason"]) for r in found["releases"]]
+        table(rows, ("model", "state", "step", "why"), right=(2,))
+
+
+def _show(found: dict[str, Any]) -> None:
+    shares = ", ".join(f"{arm} {share:.4g}" for arm, share in found["shares"].items())
+    say(f"{found['model']}: {found['phase']}, step {found['step'] + 1}: {shares}")
+    say(f"{found['reason']}\n")
+    rows = []
+    for g in found["guards"]:
+        progress = max(0.0, g["evidence"]) / g["needed"]
+        state = "fired" if g["fired"] else "watched" if g["watched"] else "well"
+        rows.append(
+            (g["guard"], _number(g["value"]), _number(g["other"]), g["count"],
+             f"{math.exp(min(g['evidence'], 99)):.3g} of {math.exp(g['needed']):.0f}",
+             f"{min(1, progress):.0%}", state)
+        )  # fmt: skip
+    columns = ("guard", "canary", "baseline", "requests", "evidence", "", "state")
+    table(rows, columns, right=(1, 2, 3, 4, 5))
+    say()
+    for r in found["records"]:
+        detail = "" if r["what"] == "start" else r["detail"]
+        say(f"{_time(r['at'])}  {r['who']}: {r['what']}  {detail}".rstrip())
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _time(at: float) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _act(model: str, action: str, url: str, admin_key: str | None) -> None:
+    done = Gateway(url, admin_key).object("POST", f"/v1/releases/{action}", {"model": model})
+    say(f"{done['model']}: {done['phase']}, step {done['step'] + 1}")
+
+
+@release.command()
+@click.argument("model")
+@click.option("--full", is_flag=True, help="All requests now, and for good.")
+@gateway_options
+def promote(model: str, full: bool, url: str, admin_key: str | None) -> None:
+    """Go to the next step now, also from a pause."""
+    _act(model, "finish" if full else "promote", url, admin_key)
+
+
+@release.command()
+@click.argument("model")
+@gateway_options
+def pause(model: str, url: str, admin_key: str | None) -> None:
+    """Stay at the present step; guards go on."""
+    _act(model, "pause", url, admin_key)
+
+
+@release.command()
+@click.argument("model")
+@gateway_options
+def resume(model: str, url: str, admin_key: str | None) -> None:
+    """Go on after a pause: the step begins anew."""
+    _act(model, "resume", url, admin_key)
+
+
+@release.command()
+@click.argument("model")
+@gateway_options
+def rollback(model: str, url: str, admin_key: str | None) -> None:
+    """Give all requests to the old version at once."""
+    _act(model, "rollback", url, admin_key)

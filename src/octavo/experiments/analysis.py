@@ -1,0 +1,148 @@
+"""What an experiment says: differences with intervals that hold whenever one looks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from octavo.experiments.spec import ExperimentSpec
+from octavo.experiments.totals import Key, Total, Units, moved, units_of
+from octavo.release.moments import Moments, difference
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+LEAST = 20  # units of each variant, from which on intervals are given
+MISMATCH = 0.001  # how likely it may be that a sound experiment is called unsound
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A metric of a variant beside the control's. low, high: of the difference, at any time.
+    explained: the part of its variance that covariates took away."""
+
+    metric: str
+    variant: str
+    units: int
+    value: float
+    control_units: int
+    control: float
+    difference: float
+    low: float
+    high: float
+    explained: float
+    alpha: float
+
+    @property
+    def decided(self) -> bool:
+        return not self.low <= 0 <= self.high
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Whether variants have the units they should have. evidence: that they do not, a logarithm."""
+
+    counts: dict[str, int]
+    expected: dict[str, float]
+    evidence: float
+
+    @property
+    def found(self) -> bool:
+        return self.evidence > math.log(1 / MISMATCH)
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """moved: units that changed their variant, and are left out."""
+
+    comparisons: tuple[Comparison, ...]
+    mismatch: Mismatch
+    moved: int
+
+
+def half_width(
+    variance: Floats | float, count: Floats | float, horizon: float, alpha: float
+) -> Any:
+    """Of an interval around a mean of so much variance, that holds at all times together but with a
+    probability of alpha. count: units so far; horizon: at which it shall be narrowest.
+
+    The asymptotic confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas
+    (arXiv 2103.06476).
+    """
+    log = -2 * math.log(alpha)
+    rho = (log + math.log(log + 1)) / horizon  # the square of theirs
+    scaled = np.asarray(count) * rho
+    return np.sqrt(variance * (scaled + 1) / scaled * np.log((scaled + 1) / alpha**2))
+
+
+def linear(units: Units) -> tuple[float, Moments]:
+    """The mean over all values of all units, and rows whose mean's variance is that mean's.
+
+    A unit's row is how far its sum is from what its number of values explains, and the same of its
+    covariates (the delta method for ratios). The rows' mean is set to the means themselves.
+    """
+    mean = units.totals.sum() / units.counts.sum()
+    rows = [(units.totals - mean * units.counts) / units.counts.mean() + mean]
+    if units.covariates.shape[1]:
+        covariate = units.covariates.sum(axis=0) / units.requests.sum()
+        excess = units.covariates - covariate * units.requests[:, None]
+        rows += list((excess / units.requests.mean() + covariate).T)
+    return float(mean), Moments.of(np.column_stack(rows))
+
+
+def compare(
+    one: Units, control: Units, metric: str, variant: str, alpha: float, horizon: int
+) -> Comparison:
+    value, moments = linear(one)
+    base, base_moments = linear(control)
+    gap = difference(moments, base_moments)
+    wide = float(half_width(gap.variance, len(one) + len(control), horizon, alpha))
+    low, high = gap.mean - wide, gap.mean + wide
+    return Comparison(
+        metric, variant, len(one), value, len(control), base, gap.mean, low, high,
+        gap.explained, alpha,
+    )  # fmt: skip
+
+
+def multinomial_evidence(counts: Sequence[float], shares: Sequence[float]) -> float:
+    """The logarithm of the evidence that units are not dealt by these shares, at any time.
+
+    The mixture of all other shares (a Dirichlet density around these, as strong as 100 units)
+    against these: Lindon and Malek, arXiv 2011.03567.
+    """
+    strength = 100.0
+    total, found = sum(counts), 0.0
+    for count, share in zip(counts, shares, strict=True):
+        prior = strength * share
+        found += math.lgamma(prior + count) - math.lgamma(prior) - count * math.log(share)
+    return found + math.lgamma(strength) - math.lgamma(strength + total)
+
+
+def mismatch(spec: ExperimentSpec, totals: Mapping[Key, Total]) -> Mismatch:
+    """Whether each variant has its share of the units; those that moved count where they were."""
+    units: dict[str, set[str]] = {name: set() for name in spec.variants}
+    for variant, unit, _ in totals:
+        units[variant].add(unit)
+    counts = {name: len(found) for name, found in units.items()}
+    whole = sum(spec.shares.values())
+    shares = {name: share / whole for name, share in spec.shares.items()}
+    evidence = multinomial_evidence(list(counts.values()), list(shares.values()))
+    total = sum(counts.values())
+    return Mismatch(counts, {name: share * total for name, share in shares.items()}, evidence)
+
+
+def analyse(spec: ExperimentSpec, totals: Mapping[Key, Total]) -> Analysis:
+    """Every variant against the control. The first metric's alpha is shared among the variants;
+    the other metrics have as much each, and decide nothing."""
+    others = [name for name in spec.variants if name != spec.control]
+    found = []
+    for metric in spec.metrics:
+        control = units_of(totals, spec.control, metric, spec.cuped)
+        for name in others:
+            one = units_of(totals, name, metric, spec.cuped)
+            if min(len(one), len(control)) >= LEAST:
+                alpha = spec.alpha / len(others)
+                found.append(compare(one, control, metric, name, alpha, spec.horizon))
+    return Analysis(tuple(found), mismatch(spec, totals), len(moved(totals)))

@@ -1,0 +1,148 @@
+"""The experiments of a gateway: who has which variant, and what was seen of each."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from octavo.errors import InvalidValue, OctavoError
+from octavo.experiments.analysis import Analysis, analyse
+from octavo.experiments.spec import ExperimentSpec, Unit, Variant
+from octavo.experiments.store import Experiment, ExperimentStore
+from octavo.experiments.totals import Key, Total, Totals
+from octavo.release.assignment import bucket
+from octavo.release.database import DatabaseError
+from octavo.release.events import RequestEvent
+
+LOG = logging.getLogger("octavo.gateway")
+TICK = 1.0  # seconds between two looks
+MOST_PENDING = 1_000_000  # sums that wait for a database that is away; then events are not counted
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The variant of a request. unit: what was assigned, as a digest."""
+
+    experiment: str
+    name: str
+    variant: Variant
+    unit: str
+
+
+class Experiments:
+    """clock: seconds since 1970."""
+
+    def __init__(self, store: ExperimentStore, clock: Callable[[], float] = time.time) -> None:
+        self._store, self._clock = store, clock
+        self._pending: dict[str, Totals] = {}
+        self._of: dict[str, Experiment] = {}
+        self._adopt(store.all())
+
+    # -- requests: on the event loop, without waiting -----------------------------------------
+
+    def assign(self, model: str, units: Mapping[Unit, str]) -> Chosen | None:
+        """The variant of a request, by the first of its units that the experiment on its model
+        names; None: it takes part in none."""
+        for one in self._of.values():
+            if one.spec.model == model:
+                kind = next((kind for kind in one.spec.unit if units.get(kind)), None)
+                if kind is None:
+                    return None
+                unit = f"{kind}:{units[kind]}"
+                name = one.allocation.variant(bucket(one.spec.id, unit))
+                if name is None:
+                    return None
+                return Chosen(one.spec.id, name, one.spec.variants[name], digest(one.spec.id, unit))
+        return None
+
+    def observe(self, chosen: Chosen, event: RequestEvent) -> None:
+        """A request that took part has ended."""
+        one = self._of.get(chosen.experiment)
+        if one is not None and (totals := self._room(chosen.experiment)):
+            totals.observe(one.spec, chosen.name, chosen.unit, event)
+
+    def feedback(self, id: str, metric: str, value: float, units: Mapping[Unit, str]) -> None:
+        """What a unit thinks of its answer. Raises RequestError."""
+        one = self._of.get(id)
+        if one is None or metric not in one.spec.feedback:
+            known = ", ".join(one.spec.feedback) if one else ""
+            raise InvalidValue(f"metric: {id[:64]!r} takes {known or 'no feedback'}", "metric")
+        chosen = self.assign(one.spec.model, units)
+        if chosen is None or chosen.experiment != id:
+            raise InvalidValue("unit: it takes no part in the experiment", "unit")
+        if totals := self._room(id):
+            totals.add(chosen.name, chosen.unit, metric, value)
+
+    def _room(self, id: str) -> Totals | None:
+        """The sums that wait to be written, None where they are too many."""
+        totals = self._pending.setdefault(id, Totals())
+        return totals if len(totals.of) < MOST_PENDING else None
+
+    # -- the database -------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Writes and reads until it is cancelled."""
+        away = False
+        while True:
+            try:
+                await self.tick()
+                away = False
+            except OctavoError as e:
+                if not away:
+                    LOG.warning("experiments wait: %s", e)
+                away = True
+            await asyncio.sleep(TICK)
+
+    async def tick(self) -> None:
+        """Writes what was seen, and reads what experiments there are."""
+        for id in list(self._pending):
+            totals = self._pending.pop(id)
+            try:
+                await asyncio.to_thread(self._store.add, id, totals.of)
+            except BaseException:
+                waiting = self._pending.setdefault(id, Totals())
+                for (variant, unit, name), one in totals.of.items():
+                    waiting.add(variant, unit, name, one.total, one.count)
+                raise
+        self._adopt(await asyncio.to_thread(self._store.all))
+
+    def _adopt(self, found: list[Experiment]) -> None:
+        self._of = {one.spec.id: one for one in found if not one.ended}
+
+    # -- what people ask for: may wait for the database -----------------------------------------
+
+    async def close(self) -> None:
+        """Writes what was seen last."""
+        with suppress(DatabaseError):
+            await self.tick()
+
+    def start(self, spec: ExperimentSpec, who: str) -> Experiment:
+        """Begins an experiment; a model has one at a time. Raises OctavoError."""
+        for one in self._store.all():
+            if one.spec.model == spec.model and not one.ended:
+                raise InvalidValue(f"model: {one.spec.id!r} is about {spec.model!r}", "model")
+        return self._store.start(spec.check(), self._clock(), who)
+
+    def stop(self, id: str, who: str) -> None:
+        self._store.stop(id, self._clock(), who)
+
+    def change_shares(self, id: str, shares: Mapping[str, float], who: str) -> None:
+        self._store.change_shares(id, shares, self._clock(), who)
+
+    def all(self) -> list[Experiment]:
+        return self._store.all()
+
+    def report(self, id: str) -> tuple[Experiment, dict[Key, Total], Analysis]:
+        """Raises NoExperiment."""
+        one, totals = self._store.find(id), self._store.totals(id)
+        return one, totals, analyse(one.spec, totals)
+
+
+def digest(salt: str, unit: str) -> str:
+    """What is kept of a unit: not who it is."""
+    return blake2b(f"{salt}\0{unit}".encode(errors="replace"), digest_size=12).hexdigest()

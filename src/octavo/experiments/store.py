@@ -1,0 +1,129 @@
+"""What gateways keep of experiments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgspec
+
+from octavo.errors import RequestError
+from octavo.experiments.spec import ExperimentSpec
+from octavo.experiments.totals import Key, Total
+from octavo.release.assignment import Allocation, Range
+from octavo.release.database import Conflict, Database
+from octavo.release.store import Record, Running, record
+
+
+class NoExperiment(RequestError):
+    status = 404
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment as it is kept. version: of its allocation; each change makes the next."""
+
+    spec: ExperimentSpec
+    allocation: Allocation
+    created: float
+    ended: bool = False
+    version: int = 0
+
+
+class ExperimentStore:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def start(self, spec: ExperimentSpec, now: float, who: str) -> Experiment:
+        """Raises Running if there was one of that name: its units are dealt already."""
+        found = Experiment(spec, Allocation.of(spec.shares), now)
+        encoded = _json(spec), _json(asdict(found.allocation))
+        try:
+            with self._database.transaction() as db:
+                db.execute(
+                    "insert into experiments values (?, ?, 0, 0, ?, ?)", (spec.id, now, *encoded)
+                )
+                record(db, Record(now, spec.id, who, "start", encoded[0]))
+        except Conflict:
+            raise Running(f"there was an experiment {spec.id!r}; take another name", "id") from None
+        return found
+
+    def all(self) -> list[Experiment]:
+        """Every experiment, the first first."""
+        with self._database.transaction() as db:
+            rows = db.execute(
+                "select spec, allocation, created, ended, version from experiments order by created"
+            )
+        return [_experiment(row) for row in rows]
+
+    def find(self, id: str) -> Experiment:
+        """Raises NoExperiment."""
+        for one in self.all():
+            if one.spec.id == id:
+                return one
+        raise NoExperiment(f"there is no experiment {id[:64]!r}", "id")
+
+    def change_shares(self, id: str, shares: Mapping[str, float], now: float, who: str) -> None:
+        """Gives variants other shares, by moving as few units as can be. Raises OctavoError."""
+        while True:
+            one = self.find(id)
+            spec = _with_shares(one.spec, shares)
+            values = _json(spec), _json(asdict(one.allocation.changed(spec.shares)))
+            with self._database.transaction() as db:
+                done = db.execute(
+                    "update experiments set spec = ?, allocation = ?, version = version + 1"
+                    " where id = ? and version = ? returning id",
+                    (*values, id, one.version),
+                )
+                if done:
+                    record(db, Record(now, id, who, "shares", _json(dict(shares))))
+                    return
+
+    def stop(self, id: str, now: float, who: str) -> None:
+        """Ends an experiment: everybody has the control again. Raises NoExperiment."""
+        self.find(id)
+        with self._database.transaction() as db:
+            db.execute(
+                "update experiments set ended = 1, version = version + 1 where id = ?", (id,)
+            )
+            record(db, Record(now, id, who, "stop", ""))
+
+    def add(self, id: str, totals: Mapping[Key, Total]) -> None:
+        """Adds what was seen since the last time."""
+        with self._database.transaction() as db:
+            db.many(
+                "insert into units values (?, ?, ?, ?, ?, ?)"
+                " on conflict (experiment, variant, unit, name) do update set"
+                " count = units.count + excluded.count, total = units.total + excluded.total",
+                [(id, *key, one.count, one.total) for key, one in totals.items()],
+            )
+
+    def totals(self, id: str) -> dict[Key, Total]:
+        """What all gateways have seen."""
+        with self._database.transaction() as db:
+            rows = db.execute(
+                "select variant, unit, name, count, total from units where experiment = ?", (id,)
+            )
+        return {(variant, unit, name): Total(*rest) for variant, unit, name, *rest in rows}
+
+
+def _with_shares(spec: ExperimentSpec, shares: Mapping[str, float]) -> ExperimentSpec:
+    variants = {
+        name: msgspec.structs.replace(one, weight=100 * shares.get(name, one.weight / 100))
+        for name, one in spec.variants.items()
+    }
+    return msgspec.structs.replace(spec, variants=variants).check()
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _experiment(row: tuple[Any, ...]) -> Experiment:
+    spec, allocation, created, ended, version = row
+    return Experiment(
+        msgspec.json.decode(spec, type=ExperimentSpec),
+        Allocation(tuple(Range(**part) for part in msgspec.json.decode(allocation)["ranges"])),
+        created, bool(ended), int(version),
+    )  # fmt: skip

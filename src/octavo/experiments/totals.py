@@ -1,0 +1,86 @@
+"""What an experiment has seen: per unit, how many values of each metric, and their sum.
+
+Requests of one user are alike, so that users are what is counted, not requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from octavo.experiments.spec import ExperimentSpec
+from octavo.release.events import COVARIATES, VALUES, RequestEvent
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Key = tuple[str, str, str]  # variant, unit, name of a metric or a covariate
+
+
+@dataclass
+class Total:
+    count: float = 0.0
+    total: float = 0.0
+
+
+@dataclass
+class Totals:
+    """Sums that add up."""
+
+    of: dict[Key, Total] = field(default_factory=dict)
+
+    def observe(self, spec: ExperimentSpec, variant: str, unit: str, event: RequestEvent) -> None:
+        """Adds a request that has ended."""
+        for name in spec.metrics:
+            if name in VALUES and (value := VALUES[name](event)) is not None:
+                self.add(variant, unit, name, value)
+        for name in spec.cuped:
+            self.add(variant, unit, name, COVARIATES[name](event))
+
+    def add(self, variant: str, unit: str, name: str, value: float, count: float = 1.0) -> None:
+        one = self.of.setdefault((variant, unit, name), Total())
+        one.count += count
+        one.total += value
+
+
+@dataclass(frozen=True)
+class Units:
+    """Units of a variant as arrays: how many values each has, their sums, and the sums of its
+    covariates (a column each) with their counts."""
+
+    counts: Floats
+    totals: Floats
+    covariates: Floats
+    requests: Floats
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+
+def moved(keys: Iterable[Key]) -> set[str]:
+    """Units that have been in several variants, which compare nothing."""
+    variants: dict[str, str] = {}
+    return {unit for variant, unit, _ in keys if variants.setdefault(unit, variant) != variant}
+
+
+def units_of(
+    totals: Mapping[Key, Total], variant: str, metric: str, cuped: tuple[str, ...]
+) -> Units:
+    """The units of a variant that have values of a metric and of covariates, and have been in no
+    other variant."""
+    out = moved(totals)
+    names = sorted(
+        unit
+        for of, unit, name in totals
+        if of == variant and name == metric and unit not in out
+        if all((variant, unit, covariate) in totals for covariate in cuped)
+    )  # fmt: skip
+    of = [[totals[variant, unit, name] for name in cuped] for unit in names]
+    own = [totals[variant, unit, metric] for unit in names]
+    return Units(
+        np.array([one.count for one in own]),
+        np.array([one.total for one in own]),
+        np.array([[c.total for c in row] for row in of]).reshape(len(names), len(cuped)),
+        np.array([row[0].count if row else 1.0 for row in of]),
+    )

@@ -1,0 +1,68 @@
+"""What can be told of an answer that is passed on: whether it is empty, or goes in circles."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from octavo.release.answers import LONGEST, ROUNDS, repeating
+
+
+class _Said(msgspec.Struct):
+    content: Any = None
+    reasoning_content: Any = None
+    tool_calls: Any = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Said | None = None
+    message: _Said | None = None
+    finish_reason: str | None = None
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice]
+
+
+class Seen:
+    """Reads answers of /v1/chat/completions and /v1/completions; of others it knows nothing. Of
+    their text it keeps the last words, and forgets them with the request."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._ended = self._said = False
+        self._last: deque[str] = deque(maxlen=LONGEST * ROUNDS)
+
+    @property
+    def empty(self) -> bool:
+        return self._ended and not self._said
+
+    @property
+    def repeating(self) -> bool:
+        return repeating(list(self._last))
+
+    def feed(self, data: bytes) -> None:
+        """More of a stream."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data: {"):
+                self._take(line[6:], streamed=True)
+
+    def whole(self, body: bytes) -> None:
+        """An answer that has come as a whole."""
+        self._take(body, streamed=False)
+
+    def _take(self, data: bytes, streamed: bool) -> None:
+        try:
+            answer = msgspec.json.decode(data, type=_Answer)
+        except msgspec.MsgspecError:
+            return
+        for choice in answer.choices:
+            said = choice.delta or choice.message or _Said(choice.text)
+            self._ended |= choice.finish_reason is not None
+            self._said |= bool(said.content or said.reasoning_content or said.tool_calls)
+            if isinstance(said.content, str) and said.content:
+                self._last.extend([said.content] if streamed else said.content.split())

@@ -1,0 +1,109 @@
+"""Which version of a model and which variant of an experiment a request gets, and who hears of its
+end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+from starlette.requests import Request
+
+from octavo.experiments.bodies import altered
+from octavo.experiments.controller import Chosen, Experiments
+from octavo.experiments.spec import Unit
+from octavo.gateway.body import Outline
+from octavo.gateway.events import Finished
+from octavo.gateway.routes import ModelRoute, RouteTable, Version
+from octavo.gateway.seen import Seen
+from octavo.release.controller import Assigned, Releases
+from octavo.release.events import RequestEvent
+from octavo.server.exchange import Exchange
+from octavo.server.guard import Principal
+
+GONE = 499  # the status of requests whose clients have left
+SESSION, UNIT = "x-session-id", "x-experiment-unit"
+NOT_ASKED = (401, 403, 413, 429, GONE)  # says nothing of the version
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """Where a request goes. seen: reads the answer, if somebody wants to know of it."""
+
+    model: str
+    route: ModelRoute
+    version: Version
+    assigned: Assigned | None = None
+    chosen: Chosen | None = None
+    seen: Seen | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the client is told of it."""
+        found = {} if self.assigned is None else {"x-version": self.version.name}
+        return found if self.chosen is None else found | {"x-variant": self.chosen.name}
+
+    def body(self, body: bytes) -> bytes:
+        """A body as its variant wants it."""
+        return body if self.chosen is None else altered(body, self.chosen.variant)
+
+
+def units_of(
+    request: Request, outline: Outline, sender: Principal, one: Exchange
+) -> dict[Unit, str]:
+    """Who sends a request, the most lasting first; what is not known is empty."""
+    user = bytes(outline.user)
+    named = msgspec.json.decode(user, type=str) if user.startswith(b'"') else ""
+    return {
+        "header": request.headers.get(UNIT, ""),
+        "user": named,
+        "session": request.headers.get(SESSION, ""),
+        "key": sender.salt,
+        "request": one.id,
+    }
+
+
+class Traffic:
+    """clock: seconds since 1970, as the releases have it."""
+
+    def __init__(
+        self, table: RouteTable, releases: Releases, experiments: Experiments,
+        clock: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        self.table = table
+        self._releases, self._experiments, self._clock = releases, experiments, clock
+
+    def deal(self, model: str, units: Mapping[Unit, str]) -> Dealt:
+        """Where a request for a model goes. units: who sends it, the most lasting first."""
+        chosen = self._experiments.assign(model, units)
+        if chosen is not None and chosen.variant.model is not None:
+            model = chosen.variant.model
+        route = self.table.route(model)
+        # Not by the key: most have one for all that they send, which would be one unit.
+        unit = next(name for kind, name in units.items() if kind != "key" and name)
+        assigned = self._releases.assign(model, unit)
+        if assigned is None:
+            version = route.version(unit)
+        else:
+            version = Version(assigned.arm, assigned.pool)
+        seen = None if assigned is None and chosen is None else Seen()
+        return Dealt(model, route, version, assigned, chosen, seen)
+
+    def ended(self, dealt: Dealt, one: Finished, cached: int, batch: int) -> None:
+        """A request has ended. cached: tokens of its prompt; batch: requests beside it."""
+        if dealt.seen is None or one.status in NOT_ASKED:
+            return
+        assigned, seen, good = dealt.assigned, dealt.seen, one.status == 200
+        event = RequestEvent(
+            arm="" if assigned is None else assigned.arm, at=self._clock(),
+            step=0 if assigned is None else assigned.step, failed=one.status >= 500,
+            refused=400 <= one.status < 500, ttft=one.ttft if good else None,
+            itl=one.itl if good else None, tokens=one.completion_tokens,
+            empty=good and seen.empty, repeating=good and seen.repeating,
+            prompt_tokens=one.prompt_tokens, cached_tokens=cached, batch=batch,
+        )  # fmt: skip
+        if assigned is not None:
+            self._releases.observe(dealt.model, assigned, event)
+        if dealt.chosen is not None:
+            self._experiments.observe(dealt.chosen, event)

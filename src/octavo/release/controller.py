@@ -1,0 +1,185 @@
+"""The releases of a gateway: who is served by which version, and what is decided of it.
+
+Every gateway adds its events up and writes its sums; the one that holds the lease adds those of all
+and decides. What it decided is written only if nobody else changed the release meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from octavo.errors import OctavoError
+from octavo.release import machine
+from octavo.release.assignment import BUCKETS, bucket
+from octavo.release.database import DatabaseError
+from octavo.release.events import RequestEvent
+from octavo.release.machine import ENDED, Action
+from octavo.release.spec import ReleaseSpec
+from octavo.release.store import Record, Release, ReleaseStore
+from octavo.release.tally import BASELINE, CANARY, Key, Rows, Summary, Tally
+
+LOG = logging.getLogger("octavo.gateway")
+TICK = 0.25  # seconds between two looks
+LEASE = "releases"  # its name
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """Where a request goes, and what its event has to say of it."""
+
+    release: str
+    pool: str
+    arm: str
+    step: int
+
+
+@dataclass(frozen=True)
+class Status:
+    """A release with what all gateways have seen of it, and what happened to it."""
+
+    release: Release
+    seen: Summary
+    shares: dict[str, float]
+    records: list[Record]
+
+
+@dataclass
+class _Local:
+    """A release with what this gateway has seen of it. dirty: rows that are not written yet."""
+
+    release: Release
+    tally: Tally
+    rows: Rows = field(default_factory=dict)
+    dirty: set[Key] = field(default_factory=set)
+
+
+class Releases:
+    """clock: seconds since 1970; changed: called when a release goes on, with its new state."""
+
+    def __init__(
+        self, store: ReleaseStore, clock: Callable[[], float] = time.time,
+        changed: Callable[[Release], None] = lambda release: None,
+    ) -> None:  # fmt: skip
+        self._store, self._clock, self._changed = store, clock, changed
+        self._owner = secrets.token_hex(8)
+        self._local: dict[str, _Local] = {}  # by model
+        self._adopt(store.latest())
+
+    # -- requests: on the event loop, without waiting -----------------------------------------
+
+    def assign(self, model: str, unit: str) -> Assigned | None:
+        """Which pool serves a unit of a model; None where none was ever released."""
+        if (local := self._local.get(model)) is None:
+            return None
+        release = local.release
+        spec, state = release.spec, release.state
+        arm = machine.arm(spec, state, bucket(release.id, unit) / BUCKETS)
+        pool = {CANARY: spec.canary, BASELINE: spec.baseline}.get(arm) or spec.stable
+        return Assigned(release.id, pool, arm, state.step)
+
+    def observe(self, model: str, assigned: Assigned, event: RequestEvent) -> None:
+        """A request that was assigned has ended."""
+        local = self._local.get(model)
+        if local is None or local.release.id != assigned.release:
+            return
+        key = local.tally.observe(local.rows, event, local.release.state.began)
+        if key is not None:
+            local.dirty.add(key)
+
+    # -- decisions ----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Writes, reads and decides until it is cancelled. A database that is away is asked again;
+        requests go on as they were."""
+        away = False
+        while True:
+            try:
+                await self.tick()
+                away = False
+            except OctavoError as e:
+                if not away:
+                    LOG.warning("releases wait: %s", e)
+                away = True
+            await asyncio.sleep(TICK)
+
+    async def tick(self) -> None:
+        """Writes what was seen, decides if that is this gateway's turn, reads what was decided."""
+        written = {
+            local.release.id: {key: local.rows[key].copy() for key in local.dirty}
+            for local in self._local.values()
+        }
+        latest = await asyncio.to_thread(self._exchange, written)
+        for local in self._local.values():
+            rows = written.get(local.release.id, {})
+            same = {key for key, row in rows.items() if (local.rows[key] == row).all()}
+            local.dirty -= same
+        self._adopt(latest)
+
+    def _exchange(self, written: dict[str, Rows]) -> dict[str, Release]:
+        for id, rows in written.items():
+            if rows:
+                self._store.put_sums(id, self._owner, rows)
+        latest = self._store.latest()
+        open = [one for one in latest.values() if one.state.phase not in ENDED]
+        if open and self._store.lease(LEASE, self._owner, self._clock()):
+            changed = [self._decide(release) for release in open]
+            return self._store.latest() if any(changed) else latest
+        return latest
+
+    def _decide(self, release: Release) -> bool:
+        """Whether the release has gone on."""
+        state = machine.advance(release.spec, release.state, self._seen(release), self._clock())
+        if state == release.state:
+            return False
+        return self._store.change(release, state, "octavo", state.reason)
+
+    def _seen(self, release: Release) -> Summary:
+        return Tally(release.spec).read(self._store.sums(release.id))
+
+    def _adopt(self, latest: dict[str, Release]) -> None:
+        for model, release in latest.items():
+            local = self._local.get(model)
+            if local is None or local.release.id != release.id:
+                self._local[model] = _Local(release, Tally(release.spec))
+            elif local.release.version == release.version:
+                continue
+            else:
+                local.release = release
+            self._changed(release)
+
+    # -- what people ask for: may wait for the database -----------------------------------------
+
+    def start(self, spec: ReleaseSpec, who: str) -> Release:
+        """Begins a release. Raises OctavoError."""
+        return self._store.start(spec.check(), machine.start(self._clock()), who)
+
+    def act(self, model: str, action: Action, who: str) -> Release:
+        """Changes a release as somebody wants. Raises OctavoError."""
+        while True:
+            release = self._store.find(model)
+            canary, now = self._seen(release).canary, self._clock()
+            state = machine.act(release.spec, release.state, action, canary, now, who)
+            if self._store.change(release, state, who, state.reason):
+                return self._store.find(model)
+
+    def status(self, model: str) -> Status:
+        """Raises NoRelease."""
+        release = self._store.find(model)
+        shares = machine.shares(release.spec, release.state)
+        return Status(release, self._seen(release), shares, self._store.records(release.id))
+
+    def latest(self) -> dict[str, Release]:
+        """The last release of each model."""
+        return self._store.latest()
+
+    async def close(self) -> None:
+        """Writes what was seen last, and lets another gateway decide at once."""
+        with suppress(DatabaseError):
+            await self.tick()
+            await asyncio.to_thread(self._store.release_lease, LEASE, self._owner)

@@ -1,0 +1,169 @@
+"""What gateways keep of releases, so that several agree and each goes on after a restart."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from octavo.errors import RequestError
+from octavo.release.database import Conflict, Connection, Database
+from octavo.release.machine import ENDED, State
+from octavo.release.spec import ReleaseSpec
+from octavo.release.tally import Rows, add
+
+LEASE = 10.0  # seconds for which who decides about releases need not ask
+
+
+class NoRelease(RequestError):
+    status = 404
+
+
+class Running(RequestError):
+    """There is one already."""
+
+    status = 409
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release as it is kept. version: of its state; each change makes the next."""
+
+    id: str
+    spec: ReleaseSpec
+    state: State
+    created: float
+    version: int = 0
+
+
+@dataclass(frozen=True)
+class Record:
+    """Something that happened. who: the name of a key, or `octavo`."""
+
+    at: float
+    subject: str
+    who: str
+    what: str
+    detail: str
+
+
+class ReleaseStore:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def start(self, spec: ReleaseSpec, state: State, who: str) -> Release:
+        """Keeps a new release. Raises Running if its model has one that has not ended."""
+        found = Release(f"rel_{secrets.token_hex(6)}", spec, state, state.since)
+        encoded = _json(spec), _json(state)
+        try:
+            with self._database.transaction() as db:
+                db.execute(
+                    "insert into releases values (?, ?, ?, 0, 0, ?, ?)",
+                    (found.id, spec.model, found.created, *encoded),
+                )
+                record(db, Record(state.since, found.id, who, "start", encoded[0]))
+        except Conflict:
+            raise Running(f"{spec.model!r} has a release that has not ended", "model") from None
+        return found
+
+    def latest(self) -> dict[str, Release]:
+        """The last release of each model."""
+        with self._database.transaction() as db:
+            rows = db.execute(
+                "select id, spec, state, created, version from releases r where created ="
+                " (select max(created) from releases o where o.model = r.model)"
+            )
+        found = [_release(row) for row in rows]
+        return {one.spec.model: one for one in found}
+
+    def find(self, model: str) -> Release:
+        """The last release of a model. Raises NoRelease."""
+        if (found := self.latest().get(model)) is None:
+            raise NoRelease(f"{model[:64]!r} has no release", "model")
+        return found
+
+    def change(self, release: Release, state: State, who: str, detail: str) -> bool:
+        """Keeps the next state, unless somebody changed it meanwhile."""
+        with self._database.transaction() as db:
+            done = db.execute(
+                "update releases set state = ?, ended = ?, version = version + 1"
+                " where id = ? and version = ? returning id",
+                (_json(state), int(state.phase in ENDED), release.id, release.version),
+            )
+            if done:
+                what = state.phase if state.phase != release.state.phase else f"step {state.step}"
+                record(db, Record(state.since, release.id, who, what, detail))
+        return bool(done)
+
+    # -- sums ---------------------------------------------------------------------------------
+
+    def put_sums(self, release: str, gateway: str, rows: Rows) -> None:
+        """Keeps all that a gateway has seen in some rows, in place of what it had there: doing it
+        twice counts nothing twice."""
+        with self._database.transaction() as db:
+            db.many(
+                "insert into sums values (?, ?, ?, ?, ?) on conflict (release, gateway, step, part)"
+                " do update set numbers = excluded.numbers",
+                [
+                    (release, gateway, *key, row.astype("<f8").tobytes())
+                    for key, row in rows.items()
+                ],
+            )
+
+    def sums(self, release: str) -> Rows:
+        """What all gateways have seen."""
+        with self._database.transaction() as db:
+            found = db.execute("select step, part, numbers from sums where release = ?", (release,))
+        total: Rows = {}
+        for step, part, numbers in found:
+            add(total, {(int(step), int(part)): np.frombuffer(numbers, "<f8")})
+        return total
+
+    # -- leases and records -------------------------------------------------------------------
+
+    def lease(self, name: str, owner: str, now: float) -> bool:
+        """Whether `owner` may decide until LEASE seconds from now; nobody else may meanwhile."""
+        with self._database.transaction() as db:
+            return bool(
+                db.execute(
+                    "insert into leases values (?, ?, ?) on conflict (name) do update set"
+                    " owner = excluded.owner, until = excluded.until"
+                    " where leases.owner = excluded.owner or leases.until < ? returning name",
+                    (name, owner, now + LEASE, now),
+                )
+            )
+
+    def release_lease(self, name: str, owner: str) -> None:
+        with self._database.transaction() as db:
+            db.execute("delete from leases where name = ? and owner = ?", (name, owner))
+
+    def records(self, subject: str) -> list[Record]:
+        """All that happened to something, the first first."""
+        with self._database.transaction() as db:
+            rows = db.execute(
+                "select at, subject, who, what, detail from audit where subject = ?"
+                " order by at, id",
+                (subject,),
+            )
+        return [Record(*row) for row in rows]
+
+
+def record(db: Connection, entry: Record) -> None:
+    """Adds to the audit trail, in the transaction of what is recorded."""
+    row = (entry.at, entry.subject, entry.who, entry.what, entry.detail)
+    db.execute("insert into audit values (?, ?, ?, ?, ?, ?)", (secrets.token_hex(8), *row))
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _release(row: tuple[Any, ...]) -> Release:
+    id, spec, state, created, version = row
+    return Release(
+        id, msgspec.json.decode(spec, type=ReleaseSpec), State(**msgspec.json.decode(state)),
+        created, int(version),
+    )  # fmt: skip

@@ -1,0 +1,280 @@
+"""Releases and experiments through a gateway, with real servers behind it and real clients."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import uvicorn
+from click.testing import CliRunner
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from octavo.cli.experiment import experiment
+from octavo.cli.release import release
+from octavo.errors import OctavoError
+from octavo.gateway.run import GatewayOptions, serve
+from octavo.gateway.upstream import parse_place
+from octavo.server.guard import Access
+from octavo.simulate.engine import Speed
+from octavo.simulate.server import Simulated, SimulatedServer
+
+FAST = Speed(1e6, 0.001, 64)
+ADMIN = "admin-key"
+GUARDS = [{"metric": "error_rate", "max": 0.01}, {"metric": "repeat_rate", "max": 0.5}]
+QUICK = {"hold": 0.3, "min_events": 10, "warmup": 0, "guards": GUARDS}
+
+
+class Broken:
+    """A server that answers nothing but questions about itself."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST":
+            start = {"type": "http.response.start", "status": 500, "headers": []}
+            await send(start)
+            return await send({"type": "http.response.body", "body": b"{}"})
+        await self._app(scope, receive, send)
+
+
+def listening() -> socket.socket:
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    return sock
+
+
+def url(sock: socket.socket) -> str:
+    return f"http://127.0.0.1:{sock.getsockname()[1]}"
+
+
+@asynccontextmanager
+async def gateway(database: str | None = None, **pools: ASGIApp) -> AsyncIterator[str]:
+    """The address of one, with a server in each pool."""
+    servers, tasks, places, socks = [], [], [], [listening()]
+    for pool, app in pools.items():
+        config = uvicorn.Config(app, log_level="critical", lifespan="off")
+        servers.append(uvicorn.Server(config))
+        socks.append(listening())
+        tasks.append(asyncio.create_task(servers[-1].serve([socks[-1]])))
+        places.append(parse_place(f"{pool}={url(socks[-1])}"))
+    ready = asyncio.Event()
+    options = GatewayOptions(Access(admin_key=ADMIN), places, database=database, drain_timeout=2)
+    serving = serve(options, socks[0], ready=lambda _: ready.set(), ended=lambda _: None)
+    tasks.append(asyncio.create_task(serving))
+    try:
+        await ready.wait()
+        yield url(socks[0])
+    finally:
+        tasks[-1].cancel()
+        for server in servers:
+            server.should_exit = True
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for sock in socks:
+            sock.close()
+
+
+def sound(name: str = "m") -> ASGIApp:
+    return SimulatedServer(Simulated(name, 0, FAST))
+
+
+class Client:
+    """Asks a gateway, as many users."""
+
+    def __init__(self, session: aiohttp.ClientSession, at: str) -> None:
+        self._session, self._at = session, at
+        self.number = 0
+        self.status: Counter[int] = Counter()
+        self.replicas: Counter[str] = Counter()
+        self.versions: Counter[str] = Counter()
+
+    async def ask(self, user: str | None = None, **more: Any) -> aiohttp.ClientResponse:
+        self.number += 1
+        body = {
+            "model": "m", "messages": [{"role": "user", "content": f"Question {self.number}"}],
+            "stream": True, "max_tokens": 6, "user": user or f"user-{self.number}",
+        } | more  # fmt: skip
+        async with self._session.post(f"{self._at}/v1/chat/completions", json=body) as response:
+            text = await response.text()
+        self.status[response.status] += 1
+        self.versions[response.headers.get("x-version", "")] += 1
+        if response.status == 200:
+            assert text.rstrip().endswith("[DONE]")
+            self.replicas[response.headers["x-replica"]] += 1
+        return response
+
+    async def load(self, until: Callable[[], Awaitable[bool]]) -> None:
+        """Sixteen users at a time, until something has happened."""
+        ended = False
+
+        async def one() -> None:
+            while not ended:
+                await self.ask()
+
+        streams = [asyncio.create_task(one()) for _ in range(16)]
+        while not await until():
+            await asyncio.sleep(0.05)
+        ended = True
+        await asyncio.gather(*streams)
+
+    async def admin(self, method: str, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
+        headers = {"authorization": f"Bearer {ADMIN}"}
+        async with self._session.request(method, self._at + path, json=body, headers=headers) as r:
+            return r.status, await r.json()
+
+    async def phase(self) -> str:
+        return str((await self.admin("GET", "/v1/releases?model=m"))[1]["phase"])
+
+
+def test_promotion_and_rollback_under_load_drop_nothing(tmp_path: Path) -> None:
+    async def test() -> None:
+        pools = {"default": sound(), "next": sound(), "bad": Broken(sound())}
+        async with (
+            gateway(str(tmp_path / "state.sqlite3"), **pools) as at,
+            aiohttp.ClientSession() as session,
+        ):
+            client = Client(session, at)
+            given = {"model": "m", "stable": "default", "canary": "next", "steps": [50, 100]}
+            assert (await client.admin("POST", "/v1/releases", given | QUICK))[0] == 200
+            await client.load(lambda: _is(client, "promoted"))
+            assert set(client.status) == {200} and len(client.replicas) == 2
+            assert {"stable", "canary"} <= set(client.versions)
+            client.replicas.clear()
+            for _ in range(5):
+                await client.ask()
+            assert len(client.replicas) == 1  # all are the new version's
+
+            given = {"model": "m", "stable": "next", "canary": "bad", "steps": [10, 100]}
+            assert (await client.admin("POST", "/v1/releases", given | QUICK))[0] == 200
+            await client.load(lambda: _is(client, "rolled_back"))
+            failed = client.status[500] + client.status[502]
+            assert 0 < failed < 40 and sum(client.status.values()) == client.status[200] + failed
+            client.status.clear()
+            for _ in range(20):
+                await client.ask()
+            assert client.status == {200: 20}
+            _, status = await client.admin("GET", "/v1/releases?model=m")
+            assert [r["who"] for r in status["records"]] == ["admin", "octavo"]
+            assert status["guards"][0]["fired"] and status["shares"] == {"stable": 1.0}
+
+        async with gateway(str(tmp_path / "state.sqlite3"), **pools) as at, aiohttp.ClientSession() as session:  # fmt: skip
+            client = Client(session, at)
+            await client.ask()
+            assert client.versions == {"stable": 1}  # which it knows after a restart
+
+    async def _is(client: Client, phase: str) -> bool:
+        return await client.phase() == phase
+
+    asyncio.run(test())
+
+
+def test_an_experiment_alters_bodies_and_takes_feedback() -> None:
+    async def test() -> None:
+        asked: list[dict[str, Any]] = []
+        async with gateway(default=_Listening(sound(), asked)) as at, aiohttp.ClientSession() as session:  # fmt: skip
+            client = Client(session, at)
+            given = {
+                "id": "cooler", "model": "m", "control": "a", "metrics": ["thumbs", "ttft"],
+                "variants": {
+                    "a": {"weight": 50},
+                    "b": {"weight": 50, "set": {"temperature": 0.25}, "prompt_prefix": "Be brief. "},
+                },
+            }  # fmt: skip
+            assert (await client.admin("POST", "/v1/experiments", given))[0] == 200
+            await asyncio.sleep(1.1)
+            for i in range(60):
+                response = await client.ask(user=f"u{i}")
+                altered = response.headers["x-variant"] == "b"
+                assert (asked[-1].get("temperature") == 0.25) == altered
+                assert (asked[-1]["messages"][0]["content"] == "Be brief. ") == altered
+                again = await client.ask(user=f"u{i}")
+                assert again.headers["x-variant"] == response.headers["x-variant"]
+                told = {"experiment": "cooler", "metric": "thumbs", "value": 1, "user": f"u{i}"}
+                assert (await client.admin("POST", "/v1/feedback", told))[0] == 200
+            told["metric"] = "stars"
+            status, error = await client.admin("POST", "/v1/feedback", told)
+            assert status == 400 and "takes thumbs" in error["error"]["message"]
+            await asyncio.sleep(1.3)
+            found = await asyncio.to_thread(run, experiment, at, "report", "cooler")
+            assert "thumbs" in found and "ttft" in found
+            page = await session.get(
+                f"{at}/v1/experiments/cooler/report?format=html",
+                headers={"authorization": f"Bearer {ADMIN}"},
+            )
+            assert "<svg" in await page.text()
+            assert "has ended" in await asyncio.to_thread(run, experiment, at, "stop", "cooler")
+
+    asyncio.run(test())
+
+
+class _Listening:
+    """A server whose questions are written down."""
+
+    def __init__(self, app: ASGIApp, asked: list[dict[str, Any]]) -> None:
+        self._app, self._asked = app, asked
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        import msgspec
+
+        async def heard() -> Any:
+            message = await receive()
+            if message.get("body"):
+                self._asked.append(msgspec.json.decode(message["body"]))
+            return message
+
+        await self._app(scope, heard, send)
+
+
+def run(command: Any, at: str, *words: str) -> str:
+    """What a command prints. Raises OctavoError."""
+    result = CliRunner().invoke(command, [*words, "--gateway", at, "--admin-key", ADMIN])
+    if isinstance(result.exception, OctavoError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_commands(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with gateway(default=sound(), next=sound()) as at:
+
+            async def do(*words: str) -> str:
+                return await asyncio.to_thread(run, release, at, *words)
+
+            assert "no release" in await do("status")
+            with pytest.raises(OctavoError, match="no upstream is in the pool 'nxt'"):
+                await do("start", "m", "--canary", "nxt")
+            assert "gets 0.02 of" in await do(
+                "start", "m", "--canary", "next", "--steps", "2,50,100"
+            )
+            with pytest.raises(OctavoError, match="not ended"):
+                await do("start", "m", "--canary", "next")
+            assert "error_rate > 0.01" in await do("status", "m")
+            assert "paused, step 1" in await do("pause", "m")
+            assert "running, step 1" in await do("resume", "m")
+            assert "running, step 2" in await do("promote", "m")
+            assert "rolled_back" in await do("rollback", "m")
+            with pytest.raises(OctavoError, match="rolled back already"):
+                await do("promote", "m", "--full")
+            status = await do("status", "m")
+            assert "rollback by admin" in status and "stable 1" in status
+
+    asyncio.run(test())
+
+
+def test_nobody_answers() -> None:
+    with pytest.raises(OctavoError, match="no gateway answers at http://127.0.0.1:1"):
+        run(release, "http://127.0.0.1:1", "status")
+
+
+def test_a_plan() -> None:
+    result = CliRunner().invoke(experiment, ["plan", "--rate", "0.1", "--effect", "0.1", "--per-day", "5000"])  # fmt: skip
+    assert result.output.startswith("54,108 units of both variants together, 10.8 days")
+    assert "(28,256 with one look" in result.output

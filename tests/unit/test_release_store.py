@@ -1,0 +1,301 @@
+"""What gateways keep, in SQLite and in PostgreSQL; several gateways over one database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from functools import wraps
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import psycopg
+import pytest
+
+from octavo.errors import UsageError
+from octavo.experiments.controller import Experiments
+from octavo.experiments.spec import ExperimentSpec, Variant
+from octavo.experiments.store import ExperimentStore, NoExperiment
+from octavo.release.controller import Assigned, Releases
+from octavo.release.database import Database, DatabaseError, open_database, place
+from octavo.release.events import RequestEvent
+from octavo.release.history import ConfigHistory
+from octavo.release.machine import start
+from octavo.release.spec import ReleaseSpec
+from octavo.release.store import LEASE, NoRelease, ReleaseStore, Running
+from octavo.release.tally import CANARY, STABLE
+from tests import postgres
+
+SPEC = ReleaseSpec(model="m", stable="old", canary="new", hold=60, warmup=0, min_events=10)
+TABLES = "releases, sums, experiments, units, audit, configs, leases"
+
+
+@pytest.fixture(scope="module")
+def postgres_url() -> Iterator[str]:
+    with postgres.server() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'state.sqlite3'}"
+    found: str = request.getfixturevalue("postgres_url")
+    with psycopg.connect(found) as db:
+        db.execute(f"drop table if exists {TABLES}")
+    return found
+
+
+@pytest.fixture
+def database(url: str) -> Iterator[Database]:
+    found = open_database(url)
+    yield found
+    found.close()
+
+
+def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """A test that waits."""
+
+    @wraps(test)
+    def run(**fixtures: object) -> None:
+        asyncio.run(test(**fixtures))  # type: ignore[arg-type]
+
+    return run
+
+
+class Now:
+    now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_release_is_kept_with_all_that_happened(database: Database) -> None:
+    store = ReleaseStore(database)
+    with pytest.raises(NoRelease):
+        store.find("m")
+    first = store.start(SPEC, start(5.0), "ann")
+    assert store.find("m") == first and store.latest() == {"m": first}
+    with pytest.raises(Running):
+        store.start(SPEC, start(6.0), "bob")
+    ended = start(5.0).__class__("rolled_back", 0, 9.0, 5.0, 0, "rollback by bob")
+    assert store.change(first, ended, "bob", ended.reason)
+    assert not store.change(first, ended, "ann", "too late")
+    second = store.start(SPEC, start(10.0), "ann")
+    assert store.find("m") == second
+    trail = [(r.at, r.who, r.what, r.detail) for r in store.records(first.id)]
+    assert trail[0][:3] == (5.0, "ann", "start") and '"canary":"new"' in trail[0][3]
+    assert trail[1:] == [(9.0, "bob", "rolled_back", "rollback by bob")]
+
+
+def test_sums_of_gateways_are_added_and_counted_once(database: Database) -> None:
+    store, row = ReleaseStore(database), np.arange(4.0)
+    for _ in range(2):  # the second time says the same again
+        store.put_sums("r", "one", {(0, 3): row, (1, 4): row})
+        store.put_sums("r", "two", {(0, 3): 10 * row})
+    store.put_sums("other", "one", {(0, 3): row})
+    total = store.sums("r")
+    assert total.keys() == {(0, 3), (1, 4)}
+    assert (total[0, 3] == 11 * row).all() and (total[1, 4] == row).all()
+
+
+def test_one_has_the_lease(database: Database) -> None:
+    store = ReleaseStore(database)
+    assert store.lease("x", "one", 100.0) and store.lease("x", "one", 105.0)
+    assert not store.lease("x", "two", 105.0 + LEASE)
+    assert store.lease("x", "two", 105.1 + LEASE) and not store.lease("x", "one", 106.0 + LEASE)
+    assert store.lease("y", "one", 106.0)
+    store.release_lease("x", "two")
+    assert store.lease("x", "one", 106.0 + LEASE)
+
+
+def test_configurations_have_a_history(database: Database) -> None:
+    history = ConfigHistory(database)
+    assert [history.put(body, "ann", at).version for at, body in enumerate("aabba")] == [
+        1,
+        1,
+        2,
+        2,
+        3,
+    ]
+    assert [(c.version, c.body, c.at) for c in history.versions()] == [
+        (1, "a", 0),
+        (2, "b", 2),
+        (3, "a", 4),
+    ]
+
+
+def test_many_begin_at_the_same_time(url: str) -> None:
+    """Tables, a release and a lease: each is made once."""
+    found: list[str] = []
+
+    def begin(name: str) -> None:
+        database = open_database(url)
+        store = ReleaseStore(database)
+        if store.lease("x", name, 1.0):
+            found.append("lease")
+        try:
+            store.start(SPEC, start(1.0), name)
+            found.append("release")
+        except Running:
+            pass
+        database.close()
+
+    threads = [Thread(target=begin, args=(str(i),)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == ["lease", "release"]
+
+
+async def serve(
+    gateway: Releases, clock: Now, requests: range, errors: float, seed: int = 0
+) -> list[Assigned]:
+    """Requests of other users, one a second; what was decided of each."""
+    rng, out = np.random.default_rng(seed), []
+    for number in requests:
+        clock.now += 1
+        assigned = gateway.assign("m", f"user-{number}")
+        assert assigned is not None
+        failed = assigned.arm == CANARY and bool(rng.random() < errors)
+        event = RequestEvent(assigned.arm, clock.now, assigned.step, failed, ttft=0.1, itl=0.02)
+        gateway.observe("m", assigned, event)
+        out.append(assigned)
+        if number % 3 == 0:
+            await gateway.tick()
+    await gateway.tick()
+    return out
+
+
+@in_loop
+async def test_two_gateways_agree(url: str) -> None:
+    """Each serves half; together they have seen enough. One ends, the other goes on, and a third
+    knows all of it."""
+    clock = Now()
+    databases = [open_database(url) for _ in range(3)]
+    one, two = (Releases(ReleaseStore(d), clock) for d in databases[:2])
+    assert one.assign("m", "ann") is None
+    one.start(SPEC, "ann")
+    await two.tick()
+    await one.tick()
+    for i in range(0, 400, 40):
+        first = await serve(one, clock, range(i, i + 20), 0.0)
+        second = await serve(two, clock, range(i + 20, i + 40), 0.0)
+        assert {a.release for a in first + second} == {one.status("m").release.id}
+        for unit in ("x", "y", "z"):
+            await one.tick()
+            await two.tick()
+            assert one.assign("m", unit) == two.assign("m", unit)
+    status = two.status("m")
+    assert status.release.state.step >= 1 and status.seen.canary >= 10
+    assert status.seen.canary + status.seen.other == 400
+    await one.close()
+    await two.tick()
+    three = Releases(ReleaseStore(databases[2]), clock)
+    assert three.assign("m", "x") == two.assign("m", "x")
+    assert three.status("m").seen == two.status("m").seen
+    two.act("m", "rollback", "bob")
+    await three.tick()
+    ended = three.assign("m", "x")
+    assert ended is not None and (ended.arm, ended.pool) == (STABLE, "old")
+    for database in databases:
+        database.close()
+
+
+@in_loop
+async def test_a_broken_version_is_rolled_back_by_itself(database: Database) -> None:
+    clock, changes = Now(), []
+    gateway = Releases(ReleaseStore(database), clock, lambda r: changes.append(r.state.phase))
+    gateway.start(SPEC, "ann")
+    await gateway.tick()
+    served = await serve(gateway, clock, range(300), 0.5, seed=1)
+    assert changes == ["running", "rolled_back"]
+    count = sum(a.arm == CANARY for a in served)
+    assert 3 <= count < 20 and served[-1].pool == "old"
+    last = gateway.status("m").records[-1]
+    assert (last.who, last.what) == ("octavo", "rolled_back") and "error_rate" in last.detail
+
+
+def spec(**weights: float) -> ExperimentSpec:
+    variants = {name: Variant(weight=w) for name, w in weights.items()}
+    return ExperimentSpec(
+        id="e", model="m", variants=variants, control="a", metrics=("thumbs", "ttft")
+    )
+
+
+@in_loop
+async def test_experiments_of_two_gateways(url: str) -> None:
+    databases = [open_database(url) for _ in range(2)]
+    one, two = (Experiments(ExperimentStore(d), Now()) for d in databases)
+    one.start(spec(a=50, b=10), "ann")
+    await one.tick()
+    await two.tick()
+    dealt = {}
+    for number in range(300):
+        for gateway in (one, two):
+            chosen = gateway.assign("m", {"user": str(number), "request": "x"})
+            assert dealt.setdefault(number, chosen) == chosen
+            if chosen is not None:
+                gateway.observe(chosen, RequestEvent("", 0, ttft=0.1, prompt_tokens=7))
+                gateway.feedback("e", "thumbs", 1.0, {"user": str(number)})
+    counts = [sum(c is not None and c.name == n for c in dealt.values()) for n in "ab"]
+    assert 100 < counts[0] < 200 and 10 < counts[1] < 60
+    await one.tick()
+    await two.tick()
+    _, totals, analysis = two.report("e")
+    assert sum(t.count for (_, _, n), t in totals.items() if n == "ttft") == 2 * sum(counts)
+    assert all(t.total == 14 for (_, _, n), t in totals.items() if n == "prompt_tokens")
+    assert list(analysis.mismatch.counts.values()) == counts
+    assert analysis.comparisons[0].value == analysis.comparisons[0].control == 1.0
+    one.change_shares("e", {"b": 0.5}, "ann")
+    await two.tick()
+    for number, chosen in dealt.items():
+        after = two.assign("m", {"user": str(number)})
+        assert after is not None and (chosen is None or after.name == chosen.name)
+    one.stop("e", "ann")
+    await two.tick()
+    assert two.assign("m", {"user": "1"}) is None
+    with pytest.raises(NoExperiment):
+        two.report("f")
+    for database in databases:
+        database.close()
+
+
+@in_loop
+async def test_a_database_that_is_away_costs_nothing(tmp_path: Path) -> None:
+    """Requests go on, nothing that was seen is lost, and the next look catches up."""
+    database = open_database(str(tmp_path / "state.sqlite3"))
+    gateway, clock = Releases(ReleaseStore(database), Now()), Now()
+    gateway.start(SPEC, "ann")
+    await gateway.tick()
+    with database.transaction() as db:
+        db.execute("alter table sums rename to away")
+    for number in range(50):
+        assigned = gateway.assign("m", str(number))
+        assert assigned is not None
+        gateway.observe("m", assigned, RequestEvent(assigned.arm, clock.now, ttft=0.1))
+    with pytest.raises(DatabaseError, match="no such table"):
+        await gateway.tick()
+    with database.transaction() as db:
+        db.execute("alter table away rename to sums")
+    await gateway.tick()
+    seen = gateway.status("m").seen
+    assert seen.canary + seen.other == 50
+    task = asyncio.create_task(gateway.run())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    database.close()
+
+
+def test_addresses(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="neither SQLite nor PostgreSQL"):
+        open_database("mysql://root:secret@host/db")
+    with pytest.raises(DatabaseError, match="cannot be used"):
+        open_database(str(tmp_path))
+    with pytest.raises(DatabaseError, match=r"^postgresql://127.0.0.1/x cannot be used") as caught:
+        open_database("postgresql://ann:secret@127.0.0.1:1/x")
+    assert "secret" not in str(caught.value)
+    assert place("postgresql://ann:secret@host/db") == "postgresql://host/db"
