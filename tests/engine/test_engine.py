@@ -268,8 +268,8 @@ def test_tokens_tell_when_things_happened() -> None:
 
 
 def test_marks_tell_of_every_part_and_every_preemption() -> None:
-    e = engine(Counting(tokens=64, blocks=8), context=128, prefix_caching=False)
-    lengths = {"a": 70, "b": 50}
+    e = engine(Counting(tokens=32, blocks=8), context=128, prefix_caching=False)
+    lengths = {"a": 50, "b": 40}
     for name, length in lengths.items():
         e.add(request(name, length, 50))
     marks: dict[str, list[int]] = {name: [] for name in lengths}
@@ -280,7 +280,7 @@ def test_marks_tell_of_every_part_and_every_preemption() -> None:
     assert sum(found.count(0) for found in marks.values()) == e.stats().preemptions > 0
     for name, length in lengths.items():
         first = marks[name].index(0) if 0 in marks[name] else len(marks[name])
-        assert sum(marks[name][:first]) == length and max(marks[name]) <= 64
+        assert sum(marks[name][:first]) == length and max(marks[name]) <= 32
 
 
 def test_abort_frees_at_once() -> None:
