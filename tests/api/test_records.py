@@ -117,16 +117,15 @@ def test_metrics_have_one_route_an_endpoint(told: Server) -> None:
 
 
 def test_histograms_count_requests(told: Server) -> None:
-    names = (
-        "octavo_e2e_request_latency_seconds", "octavo_request_queue_time_seconds", "octavo_time_to_first_token_seconds",
-        "octavo_request_prompt_tokens", "octavo_request_generation_tokens",
-    )  # fmt: skip
+    own = {"octavo_request_queue_time_seconds", "octavo_request_prompt_tokens", "octavo_request_generation_tokens"}  # fmt: skip
+    shared = {f"gen_ai_server_{n}_seconds" for n in ("time_to_first_token", "request_duration")}
+    chats = frozenset({("gen_ai_request_model", "smollm2"), ("gen_ai_operation_name", "chat")})
 
     def values() -> dict[str, float]:
         found = samples(told)
         out = {
-            n + end: found.get((n + end, frozenset({MODEL})), 0.0)
-            for n in names
+            n + end: found.get((n + end, chats if n in shared else frozenset({MODEL})), 0.0)
+            for n in own | shared
             for end in ("_count", "_sum")
         }
         for reason in ("length", "stop"):
@@ -139,12 +138,13 @@ def test_histograms_count_requests(told: Server) -> None:
     assert status == 200
     after = values()
     gained = {name: after[name] - before[name] for name in after}
-    assert all(gained[n + "_count"] == 1 for n in names)
+    assert all(gained[n + "_count"] == 1 for n in own | shared)
     assert gained["octavo_request_generation_tokens_sum"] == 10
     assert gained["octavo_request_prompt_tokens_sum"] == reply["usage"]["prompt_tokens"]
     assert gained["length"] == 2 and gained["stop"] == 0
     latency, first = (
-        gained[f"octavo_{n}_seconds_sum"] for n in ("e2e_request_latency", "time_to_first_token")
+        gained[f"gen_ai_server_{n}_seconds_sum"]
+        for n in ("request_duration", "time_to_first_token")
     )
     assert latency >= first >= gained["octavo_request_queue_time_seconds_sum"] > 0
 

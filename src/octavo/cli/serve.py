@@ -13,6 +13,7 @@ import click
 from octavo.cli.options import count, draft_option, models_argument, sizing, speculation_option
 from octavo.cli.ready import Screen
 from octavo.cli.screen import progress_bar, say
+from octavo.cli.watching import Watching, watching_options
 
 if TYPE_CHECKING:
     from octavo.cli.served import Choice
@@ -163,6 +164,7 @@ DEMO = "smollm2"
     envvar="OCTAVO_LOG_FORMAT",
     help="Lines to read, or an object a line.",
 )
+@watching_options
 @click.option(
     "--lora",
     "loras",
@@ -213,7 +215,7 @@ def serve(
     models: tuple[str, ...], models_dir: Path | None, on_demand: bool, keep_alive: str,
     pinned: tuple[str, ...], aliases: tuple[str, ...], host: str, port: int,
     api_keys: tuple[str, ...], admin_key: str | None, key_file: Path | None,
-    limits_url: str | None,
+    limits_url: str | None, watching: Watching,
     hosts: tuple[str, ...], origins: tuple[str, ...], drain_timeout: int, write_timeout: int,
     log_level: str, log_format: str, lora_dir: Path | None, offline: bool, data: Path | None,
     domains: tuple[str, ...], **model: Any,
@@ -238,7 +240,7 @@ def serve(
 
     ring = _keyring(key_file, limits_url)
     access = Access(host, api_keys, admin_key, hosts, origins, ring)
-    alive = parse_seconds(keep_alive)
+    alive, watchers = parse_seconds(keep_alive), watching.open()
     sock = bind(host, port)
     models = models or (() if finds else _demo())
     choice = _choice(len(models), models_dir, on_demand, lora_dir, offline, **model)
@@ -252,7 +254,9 @@ def serve(
     find, fetch = choice.find if finds else None, None if offline else choice.fetch
     serving = Models([*named, *choice.find()], choice.budget, len(named), find, fetch)
     media = MediaPolicy(domains=domains)
-    options = ServeOptions(access, drain_timeout, write_timeout, lora_dir, media, alive, data)
+    options = ServeOptions(
+        access, drain_timeout, write_timeout, lora_dir, media, alive, data, watchers
+    )  # fmt: skip
     with logging_to(sys.stdout, log_level, log_format), ExitStack() as stack:
         total = sum(model.checkpoint.nbytes for model, _ in opened.values())
         advance = stack.enter_context(progress_bar("Loading", total)) if total else None

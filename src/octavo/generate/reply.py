@@ -13,7 +13,7 @@ from octavo.engine.events import Ended, Mark, Progress, Times, TokenEvent
 from octavo.generate.gaps import Gaps
 from octavo.text import CallDelta
 
-MOST_MARKS = 256  # of a request that are kept
+MOST_MARKS = 128  # of a request that are kept
 
 
 @dataclass(frozen=True, slots=True)

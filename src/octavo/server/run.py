@@ -22,7 +22,7 @@ from octavo.server.background import Background
 from octavo.server.batches import Batches
 from octavo.server.bodies import MAX_BODY
 from octavo.server.connection import Connection, Limits, connection_limit, watch
-from octavo.server.exchange import Exchange, Observer, Running
+from octavo.server.exchange import Exchange, Observer, Running, Watcher
 from octavo.server.guard import Access
 from octavo.server.logs import log_exchange
 from octavo.server.metrics import Metrics
@@ -30,6 +30,7 @@ from octavo.server.pool import Pool
 from octavo.server.registry import Registry
 from octavo.server.source import Fetch, NamedSource, add_source
 from octavo.server.store import Store
+from octavo.server.timelines import Timelines
 
 Find = Callable[[], Sequence[NamedSource]]
 FIND_SECONDS = 5.0  # between looks for models
@@ -49,6 +50,7 @@ class ServeOptions:
     media: MediaPolicy = field(default_factory=MediaPolicy)
     keep_alive: float | None = None  # seconds after which idle models are unloaded
     data: Path | None = None  # of what outlives the server; None: nothing does
+    watchers: Sequence[Watcher] = ()
 
 
 class _Server(uvicorn.Server):
@@ -205,19 +207,20 @@ async def _serve(
     for each in wanted.sources:
         add_source(models, *each)
     metrics, keyring = Metrics(models), options.access.keyring
+    timelines = Timelines(answered, metrics.slow)
+    observers = [metrics.finished, timelines.add, log_exchange, ended]
+    observers += [keyring.count] if keyring is not None else []
+    observers += [watcher.observe for watcher in options.watchers]
 
     def observe(one: Exchange) -> None:
-        metrics.finished(one)
-        log_exchange(one)
-        if keyring is not None:
-            keyring.count(one)
-        ended(one)
+        for each in observers:
+            each(one)
 
     starting = asyncio.create_task(_load_first(models, pool, wanted.first))
     app = await asyncio.to_thread(
         _application, models, metrics, options.access, observe, options.lora_folder, store=store,
-        batches=batches, media=options.media, background=background, running=answered,
-        fetch=wanted.fetch,
+        batches=batches, media=options.media, background=background, timelines=timelines,
+        fetch=wanted.fetch, watchers=options.watchers,
     )  # fmt: skip
     server = _server(app, models, options, observe, answered)
     running = asyncio.create_task(server.serve([sock]))
@@ -244,3 +247,5 @@ async def _serve(
         await asyncio.gather(*tasks, return_exceptions=True)
         if keyring is not None:
             await keyring.close()
+        for watcher in options.watchers:
+            await asyncio.to_thread(watcher.close)
