@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from octavo.engine.plan import Plan
     from octavo.server.keyring import Keyring
     from octavo.server.registry import Registry
-    from octavo.server.source import ModelOptions
+    from octavo.server.source import ModelOptions, NamedSource
 
 DEMO = "smollm2"
 
@@ -215,10 +215,9 @@ def serve(
     models: tuple[str, ...], models_dir: Path | None, on_demand: bool, keep_alive: str,
     pinned: tuple[str, ...], aliases: tuple[str, ...], host: str, port: int,
     api_keys: tuple[str, ...], admin_key: str | None, key_file: Path | None,
-    limits_url: str | None, watching: Watching,
-    hosts: tuple[str, ...], origins: tuple[str, ...], drain_timeout: int, write_timeout: int,
-    log_level: str, log_format: str, lora_dir: Path | None, offline: bool, data: Path | None,
-    domains: tuple[str, ...], **model: Any,
+    limits_url: str | None, watching: Watching, hosts: tuple[str, ...], origins: tuple[str, ...],
+    domains: tuple[str, ...], drain_timeout: int, write_timeout: int, log_level: str,
+    log_format: str, lora_dir: Path | None, offline: bool, data: Path | None, **model: Any,
 ) -> None:  # fmt: skip
     """Serve MODELS: demo names, Hugging Face ids (org/name[:quant]), folders or .gguf files.
 
@@ -238,9 +237,12 @@ def serve(
     from octavo.server.run import Models, ServeOptions
     from octavo.server.run import serve as serve_http
 
-    ring = _keyring(key_file, limits_url)
-    access = Access(host, api_keys, admin_key, hosts, origins, ring)
-    alive, watchers = parse_seconds(keep_alive), watching.open()
+    access = Access(host, api_keys, admin_key, hosts, origins, _keyring(key_file, limits_url))
+    alive, who, media = (
+        parse_seconds(keep_alive),
+        watching.open(),
+        MediaPolicy(domains=domains),
+    )
     sock = bind(host, port)
     models = models or (() if finds else _demo())
     choice = _choice(len(models), models_dir, on_demand, lora_dir, offline, **model)
@@ -249,14 +251,10 @@ def serve(
     opened = {name: source.planned() for name, source in sources.items()}
     plans = {name: plan for name, (_, plan) in opened.items()}
     _tell_lowered(plans if model["context"] is None else {})
-    titles = {o.name: _title(o, opened[o.name][0]) for o, _ in named}
-    screen = Screen(_url(host, sock.getsockname()[1]), choice.budget, plans, titles)
+    screen = Screen(_url(host, sock.getsockname()[1]), choice.budget, plans, _titles(named, opened))
     find, fetch = choice.find if finds else None, None if offline else choice.fetch
     serving = Models([*named, *choice.find()], choice.budget, len(named), find, fetch)
-    media = MediaPolicy(domains=domains)
-    options = ServeOptions(
-        access, drain_timeout, write_timeout, lora_dir, media, alive, data, watchers
-    )  # fmt: skip
+    options = ServeOptions(access, drain_timeout, write_timeout, lora_dir, media, alive, data, who)
     with logging_to(sys.stdout, log_level, log_format), ExitStack() as stack:
         total = sum(model.checkpoint.nbytes for model, _ in opened.values())
         advance = stack.enter_context(progress_bar("Loading", total)) if total else None
@@ -318,6 +316,10 @@ def _tell_lowered(plans: dict[str, Plan]) -> None:
             full, given = plan.model_context, plan.context
             of = f" of {name}" * (len(plans) > 1)
             say(f"context{of} lowered from {full:,} to {given:,} to fit; --context sets it")
+
+
+def _titles(named: list[NamedSource], opened: dict[str, tuple[OpenModel, Plan]]) -> dict[str, str]:
+    return {options.name: _title(options, opened[options.name][0]) for options, _ in named}
 
 
 def _title(options: ModelOptions, opened: OpenModel) -> str:
