@@ -31,6 +31,7 @@ COMMANDS = {
     "evaluate": ("octavo.cli.evaluate", "Measure what a smaller model has lost."),
     "convert": ("octavo.cli.convert", "Write a model in another format: GGUF, or a folder."),
     "merge": ("octavo.cli.merge", "Write a model with LoRA adapters merged into its weights."),
+    "metrics": ("octavo.cli.metrics", "Print rules and a dashboard for a server's metrics."),
     "doctor": ("octavo.cli.doctor", "Describe this machine, ready to paste."),
     "tune": ("octavo.cli.tune", "Find what drafts of a model can do without."),
     "bench": ("octavo.cli.bench", "Measure."),
