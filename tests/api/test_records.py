@@ -8,6 +8,8 @@ import logging
 import queue
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -224,6 +226,28 @@ def test_a_request_is_the_same_in_its_time_line_its_trace_and_the_log(told: Serv
     listed = json.loads(told.get("/v1/requests")[1])
     assert listed["recent"][0] == line and listed["running"] == []
     assert told.get("/v1/requests/nobody")[0] == 404
+
+
+def octavo(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "octavo.cli.main", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_top_and_doctor_look_at_a_server(told: Server) -> None:
+    seen = octavo("top", told.url, "--once")
+    assert seen.returncode == 0, seen.stderr
+    rows = seen.stdout.splitlines()
+    assert (
+        rows[0].split()[:3] == ["model", "running", "waiting"] and rows[1].split()[0] == "smollm2"
+    )
+    said = octavo("doctor", told.url, "--json")
+    found = json.loads(said.stdout)
+    assert found["server"] == told.url and said.returncode == bool(found["findings"])
+    named = {each["name"] for each in found["findings"]}
+    assert "OctavoCutAnswers" in named  # every answer of this file is
+    assert all(each["mitigation"] for each in found["findings"])
+    nobody = octavo("doctor", "127.0.0.1:1")
+    assert nobody.returncode == 2 and "does not answer" in nobody.stderr
 
 
 def test_text_lines() -> None:

@@ -13,7 +13,8 @@ FIRST, GAPS = "gen_ai_server_time_to_first_token_seconds", "octavo_inter_token_s
 QUEUE = "octavo_request_queue_time_seconds"
 REQUESTS, FINISHED = "octavo_requests_total", "octavo_request_finished_total"
 PROMPT, CACHED = "octavo_prompt_tokens_total", "octavo_cached_tokens_total"
-REFUSED, BROKEN = '{status=~"429|503"}', '{status=~"5..",status!="503"}'
+REFUSED = "octavo_refused_requests_total"
+BROKEN = '{status=~"5..",status!="503"}'
 CUT = '{finished_reason="length"}'
 KV = "sum by (model_name) (octavo_kv_blocks)"
 
@@ -65,8 +66,7 @@ def _errors(w: Window) -> Values:
 
 
 def _refused(w: Window) -> Values:
-    refused = w.increase(REQUESTS, "", status=("429", "503"))
-    return share(refused, w.increase(REQUESTS, ""))
+    return share(w.increase(REFUSED, ""), w.increase(REQUESTS, ""))
 
 
 def _kv_held(w: Window) -> Values:
@@ -77,6 +77,18 @@ def _starved(w: Window) -> Values:
     found = share(w.increase(CACHED), w.increase(PROMPT))
     room = share(w.last("octavo_kv_blocks", state=("free", "cached")), w.last("octavo_kv_blocks"))
     return {model: 1 - hits for model, hits in found.items() if room.get(model, 1) < 0.1}
+
+
+def _small(w: Window) -> Values:
+    batch = share(w.increase("octavo_generated_tokens_total"), w.increase("octavo_steps_total"))
+    running = w.last("octavo_requests_running")
+    return {model: running.get(model, 0.0) / tokens for model, tokens in batch.items() if tokens}
+
+
+def _idle(w: Window) -> Values:
+    busy = w.rate("octavo_engine_busy_seconds_total")
+    waiting = w.last("octavo_requests_waiting")
+    return {model: n for model, n in waiting.items() if busy.get(model, 0.0) < 0.5}
 
 
 def _stalled(w: Window) -> Values:
@@ -113,7 +125,7 @@ LATENCY = (
           "--max-queue so that clients are told at once",
           lambda w: w.quantile(0.95, QUEUE)),
     Alert("OctavoRefusing", "warning",
-          f"{_all(REQUESTS, REFUSED)} / {_all(REQUESTS)}",
+          f"{_all(REFUSED)} / {_all(REQUESTS)}",
           0.05, "5m", "%", "{} of the requests are refused for load or limits",
           "See octavo_refused_requests_total by code: queue_full wants capacity or a larger "
           "--max-queue, rate_limited is a key at its limit",
@@ -158,6 +170,19 @@ RESOURCES = (
           "More memory (--memory), --kv-dtype int8, a shorter --context, or fewer requests at a "
           "time",
           _kv_held),
+    Alert("OctavoSmallBatches", "warning",
+          f"sum by (model_name) (octavo_requests_running) / "
+          f"({_by('octavo_generated_tokens_total')} / {_by('octavo_steps_total')})",
+          8, "5m", "x", "There are {} as many requests as a step computes tokens for",
+          "Prompts keep tokens waiting, or grammars do: see octavo_step_seconds and "
+          "octavo_grammar_compile_seconds_total; shorter prompts, or fewer at a time",
+          _small),
+    Alert("OctavoIdleEngine", "warning",
+          "octavo_requests_waiting unless rate(octavo_engine_busy_seconds_total[5m]) > 0.5",
+          0, "5m", "", "{} requests wait while the engine computes less than half of the time",
+          "They wait for KV blocks, images or grammars, not for the processor: more memory "
+          "(--memory), or see what /v1/requests says they are at",
+          _idle),
     Alert("OctavoPreempting", "warning", _by("octavo_preemptions_total"), 0.1, "5m", "/s",
           "Requests lose their blocks to others {}",
           "More memory for KV blocks (--memory, --kv-dtype int8), or fewer requests at a time",
@@ -188,7 +213,8 @@ RESOURCES = (
     Alert("OctavoCpuContended", "warning",
           f"{_by('octavo_engine_cpu_wait_seconds_total')} / "
           f"{_by(ENGINE + '_cpu_seconds_total')}",
-          0.2, "5m", "%", "Threads of the engine waited for a processor {} of the time they had",
+          0.2, "5m", "s",
+          "Threads of the engine wait {} for a processor for each second that they have one",
           "Other processes use the cores: move them, or give the server fewer --threads than there "
           "are cores free",
           lambda w: share(w.increase("octavo_engine_cpu_wait_seconds_total"),
