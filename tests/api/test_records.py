@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
+import queue
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.server.exchange import Exchange
@@ -24,11 +31,37 @@ SECRET = "CANARY-secret"
 MODEL = ("model_name", "smollm2")
 
 
+class Collector(BaseHTTPRequestHandler):
+    """Takes traces, as OpenTelemetry's collector does."""
+
+    spans: queue.Queue[Span] = queue.Queue()
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        packed = self.headers.get("content-encoding") == "gzip"
+        sent = ExportTraceServiceRequest.FromString(gzip.decompress(body) if packed else body)
+        for span in (s for r in sent.resource_spans for o in r.scope_spans for s in o.spans):
+            self.spans.put(span)
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
 @pytest.fixture(scope="module")
 def told(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    log = tmp_path_factory.mktemp("told") / "log"
-    with serving("smollm2", "--offline", "--log-format", "json", log=log) as s:
+    folder = tmp_path_factory.mktemp("told")
+    collector = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
+    threading.Thread(target=collector.serve_forever, daemon=True).start()
+    watched = "--otlp", f"http://127.0.0.1:{collector.server_port}", "--log-requests", str(folder / "requests")  # fmt: skip
+    with serving(
+        "smollm2", "--offline", "--log-format", "json", *watched, log=folder / "log",
+        env={"OTEL_BSP_SCHEDULE_DELAY": "50"},
+    ) as s:  # fmt: skip
         yield s
+    collector.shutdown()
+    collector.server_close()
 
 
 def lines(server: Server, count: int) -> list[dict[str, Any]]:
@@ -117,16 +150,15 @@ def test_metrics_have_one_route_an_endpoint(told: Server) -> None:
 
 
 def test_histograms_count_requests(told: Server) -> None:
-    names = (
-        "octavo_e2e_request_latency_seconds", "octavo_request_queue_time_seconds", "octavo_time_to_first_token_seconds",
-        "octavo_request_prompt_tokens", "octavo_request_generation_tokens",
-    )  # fmt: skip
+    own = {"octavo_request_queue_time_seconds", "octavo_request_prompt_tokens", "octavo_request_generation_tokens"}  # fmt: skip
+    shared = {f"gen_ai_server_{n}_seconds" for n in ("time_to_first_token", "request_duration")}
+    chats = frozenset({("gen_ai_request_model", "smollm2"), ("gen_ai_operation_name", "chat")})
 
     def values() -> dict[str, float]:
         found = samples(told)
         out = {
-            n + end: found.get((n + end, frozenset({MODEL})), 0.0)
-            for n in names
+            n + end: found.get((n + end, chats if n in shared else frozenset({MODEL})), 0.0)
+            for n in own | shared
             for end in ("_count", "_sum")
         }
         for reason in ("length", "stop"):
@@ -139,12 +171,13 @@ def test_histograms_count_requests(told: Server) -> None:
     assert status == 200
     after = values()
     gained = {name: after[name] - before[name] for name in after}
-    assert all(gained[n + "_count"] == 1 for n in names)
+    assert all(gained[n + "_count"] == 1 for n in own | shared)
     assert gained["octavo_request_generation_tokens_sum"] == 10
     assert gained["octavo_request_prompt_tokens_sum"] == reply["usage"]["prompt_tokens"]
     assert gained["length"] == 2 and gained["stop"] == 0
     latency, first = (
-        gained[f"octavo_{n}_seconds_sum"] for n in ("e2e_request_latency", "time_to_first_token")
+        gained[f"gen_ai_server_{n}_seconds_sum"]
+        for n in ("request_duration", "time_to_first_token")
     )
     assert latency >= first >= gained["octavo_request_queue_time_seconds_sum"] > 0
 
@@ -160,6 +193,61 @@ def test_build_and_processes(told: Server) -> None:
     engine = found["octavo_engine_process_resident_memory_bytes", frozenset({MODEL})]
     assert engine > 50 << 20
     assert [name for name, _ in found if name == "python_info"]
+
+
+def test_a_request_is_the_same_in_its_time_line_its_trace_and_the_log(told: Server) -> None:
+    words = " ".join(str(i) for i in range(300))
+    body = {"prompt": words, "max_tokens": 6, "temperature": 0, "ignore_eos": True}
+    own = {"x-request-id": "watched-1", "traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}
+    assert told.call("POST", "/v1/completions", json.dumps(body).encode(), own)[0] == 200
+    line = json.loads(told.get("/v1/requests/watched-1")[1])
+    assert (
+        sum(tokens for _, tokens in line["parts"]) == line["prompt_tokens"] - line["cached_tokens"]
+    )
+    assert [at for at, _ in line["parts"]] == sorted(at for at, _ in line["parts"])
+    assert len(line["tokens"]) == line["completion_tokens"] == 6 and line["preempted"] == []
+    assert list(line["phases"]) == ["receive", "queue", "prefill", "decode", "send"]
+    assert sum(line["phases"].values()) == pytest.approx(line["seconds"], abs=1e-5)
+    spans: dict[str, Span] = {}
+    while len(spans) < 6:
+        span = Collector.spans.get(timeout=20)
+        if span.trace_id.hex() == "ab" * 16:
+            spans[span.name] = span
+    whole = spans.pop("text_completion smollm2")
+    assert whole.parent_span_id.hex() == "cd" * 8 and set(spans) == set(line["phases"])
+    assert all(span.parent_span_id == whole.span_id for span in spans.values())
+    lengths = {n: s.end_time_unix_nano - s.start_time_unix_nano for n, s in spans.items()}
+    assert sum(lengths.values()) == whole.end_time_unix_nano - whole.start_time_unix_nano
+    assert {n: pytest.approx(ns / 1e9, abs=2e-6) for n, ns in lengths.items()} == line["phases"]
+    assert [e.name for e in spans["prefill"].events] == ["part"] * len(line["parts"])
+    text = (told.log.parent / "requests").read_text()
+    (logged,) = [e for e in map(json.loads, text.splitlines()) if e["id"] == "watched-1"]
+    assert logged["phases"] == line["phases"] and words not in text
+    listed = json.loads(told.get("/v1/requests")[1])
+    assert listed["recent"][0] == line and listed["running"] == []
+    assert told.get("/v1/requests/nobody")[0] == 404
+
+
+def octavo(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "octavo.cli.main", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_top_and_doctor_look_at_a_server(told: Server) -> None:
+    seen = octavo("top", told.url, "--once")
+    assert seen.returncode == 0, seen.stderr
+    rows = seen.stdout.splitlines()
+    assert (
+        rows[0].split()[:3] == ["model", "running", "waiting"] and rows[1].split()[0] == "smollm2"
+    )
+    said = octavo("doctor", told.url, "--json")
+    found = json.loads(said.stdout)
+    assert found["server"] == told.url and said.returncode == bool(found["findings"])
+    named = {each["name"] for each in found["findings"]}
+    assert "OctavoCutAnswers" in named  # every answer of this file is
+    assert all(each["mitigation"] for each in found["findings"])
+    nobody = octavo("doctor", "127.0.0.1:1")
+    assert nobody.returncode == 2 and "does not answer" in nobody.stderr
 
 
 def test_text_lines() -> None:

@@ -12,7 +12,7 @@ import pytest
 from octavo.backends.base import BLOCK, Limits, Sample, StepInput
 from octavo.engine import Engine, Request, SamplingParams
 from octavo.engine.constraint import GrammarCompiler, TokenTable
-from octavo.engine.events import Ended, PromptLogprobs, Times, Token, TokenEvent, ends
+from octavo.engine.events import Ended, Mark, PromptLogprobs, Times, Token, TokenEvent, ends
 from octavo.engine.request import BeamSearch, Thinking, shown
 from octavo.errors import RequestError
 
@@ -261,8 +261,26 @@ def test_tokens_tell_when_things_happened() -> None:
             assert isinstance(event, Token)
             times[event.id].append(event.times)
         clock.now += 1.0
-    assert times["a"] == [Times(100.0, 100.5, 100.5, 100.5 + i) for i in range(3)]
-    assert times["b"] == [Times(100.5, 103.5, 103.5, 103.5 + i) for i in range(2)]
+    parts = [[Mark(100.5, 10)], [], []]  # of a prompt, told with the event after them
+    assert times["a"] == [Times(100.0, 100.5, 100.5, 100.5 + i, parts[i]) for i in range(3)]
+    parts = [[Mark(103.5, 10)], []]
+    assert times["b"] == [Times(100.5, 103.5, 103.5, 103.5 + i, parts[i]) for i in range(2)]
+
+
+def test_marks_tell_of_every_part_and_every_preemption() -> None:
+    e = engine(Counting(tokens=32, blocks=8), context=128, prefix_caching=False)
+    lengths = {"a": 50, "b": 40}
+    for name, length in lengths.items():
+        e.add(request(name, length, 50))
+    marks: dict[str, list[int]] = {name: [] for name in lengths}
+    while e.has_work:
+        for event in e.step():
+            assert isinstance(event, Token)
+            marks[event.id] += [mark.tokens for mark in event.times.marks]
+    assert sum(found.count(0) for found in marks.values()) == e.stats().preemptions > 0
+    for name, length in lengths.items():
+        first = marks[name].index(0) if 0 in marks[name] else len(marks[name])
+        assert sum(marks[name][:first]) == length and max(marks[name]) <= 32
 
 
 def test_abort_frees_at_once() -> None:

@@ -163,5 +163,6 @@ def test_parts_of_a_prompt_are_told() -> None:
         prompt = [int(progress), *range(149)]
         e.add(Request(id="a", prompt=prompt, params=params, progress=progress))
         told = [event for _ in range(3) for event in e.step()]
-        assert told[:-1] == [Progress("a", 64, 0), Progress("a", 128, 0)][: 2 * progress]
+        parts = [(p.computed, p.cached) for p in told[:-1] if isinstance(p, Progress)]
+        assert parts == [(64, 0), (128, 0)][: 2 * progress] and len(told) == len(parts) + 1
         assert isinstance(told[-1], Token) and told[-1].finish

@@ -30,12 +30,13 @@ from octavo.program import Task
 from octavo.server.app import create_app
 from octavo.server.dialect import Dialect
 from octavo.server.dialects import DIALECTS
-from octavo.server.exchange import Exchange
+from octavo.server.exchange import Exchange, Running, Watcher
 from octavo.server.guard import Access
 from octavo.server.metrics import Metrics
 from octavo.server.registry import Registry
 from octavo.server.source import Fetch
 from octavo.server.store import Store
+from octavo.server.timelines import Timelines
 from octavo.text import ChatTemplate, Tokenizer
 from tests import published
 
@@ -125,18 +126,25 @@ class Listener:
         lora: Path | None,
         store: Store,
         fetch: Fetch | None,
+        watchers: Sequence[Watcher],
     ) -> None:
         self.models = models
         self.metrics = Metrics(models)
+        self.timelines = Timelines(Running(), self.metrics.slow)
+        self.watchers = watchers
         self.exchanges: list[Exchange] = []
         self.sock = socket.create_server(("127.0.0.1", 0))
         self.port = self.sock.getsockname()[1]
         self.app: ASGIApp = create_app(
-            models, self.metrics, access, self.observe, lora, dialects, store, fetch=fetch
-        )
+            models, self.metrics, access, self.observe, lora, dialects, store,
+            timelines=self.timelines, fetch=fetch, watchers=watchers,
+        )  # fmt: skip
 
     def observe(self, one: Exchange) -> None:
-        self.metrics.finished(one)
+        for observe in (self.metrics.finished, self.timelines.add):
+            observe(one)
+        for watcher in self.watchers:
+            watcher.observe(one)
         self.exchanges.append(one)
 
     def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
@@ -163,11 +171,11 @@ class Listener:
 def listening(
     *models: ServedModel, access: Access | None = None,
     dialects: tuple[Dialect, ...] = DIALECTS, lora: Path | None = None,
-    fetch: Fetch | None = None,
+    fetch: Fetch | None = None, watchers: Sequence[Watcher] = (),
 ) -> Iterator[Listener]:  # fmt: skip
     """Serves models over HTTP until the end of the block."""
     store = Store()
-    one = Listener(registry(*models), access or Access(), dialects, lora, store, fetch)
+    one = Listener(registry(*models), access or Access(), dialects, lora, store, fetch, watchers)
     config = uvicorn.Config(
         one.app, ws="none", log_config=None, lifespan="off", interface="asgi3",
         timeout_graceful_shutdown=5,

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from octavo.client.base import EngineClient
 from octavo.generate.reply import Usage
 from octavo.server.exchange import Exchange
+from octavo.server.metric_table import MEMORY_STALL, TABLE, THROTTLED
 from octavo.server.metrics import Metrics
 from octavo.server.registry import Registry
 
@@ -67,7 +68,7 @@ def test_two_engine_processes_keep_their_labels() -> None:
 
 
 def finished(**fields: Any) -> Exchange:
-    one = Exchange("/v1/completions", "POST", 200, model="a", began=10.0)
+    one = Exchange("/v1/completions", "POST", 200, model="a", operation="chat", began=10.0)
     one.ended = 13.0
     for name, value in fields.items():
         setattr(one, name, value)
@@ -77,8 +78,17 @@ def finished(**fields: Any) -> Exchange:
 def test_requests() -> None:
     metrics = Metrics(Registry())
     usage = Usage(
-        prompt=5, completion=3, began=10.0, first=11.0, last=12.0, queued=0.25, finishes=["stop"]
+        prompt=5,
+        completion=3,
+        began=10.0,
+        submitted=10.5,
+        admitted=10.75,
+        first=11.0,
+        last=12.0,
+        finishes=["stop"],
     )
+    for now, before in ((11.0, 0.0), (11.25, 11.0), (12.0, 11.25)):
+        usage.gaps.token(now, before)
     metrics.finished(finished(usage=usage))
     metrics.finished(finished(usage=Usage(prompt=7)))  # as embeddings have it
     metrics.finished(finished(status=404, model=None))
@@ -88,10 +98,47 @@ def test_requests() -> None:
     assert requests == {"200": 2, "404": 1, "499": 1}
     assert found["octavo_request_finished_total", "stop", "a"] == 1
     sums = {
-        "e2e_request_latency_seconds": (2, 6.0), "request_prompt_tokens": (2, 12),
-        "time_to_first_token_seconds": (1, 1.0), "request_queue_time_seconds": (1, 0.25),
-        "request_generation_tokens": (1, 3), "inter_token_seconds": (1, 0.5),
+        "request_prompt_tokens": (2, 12), "request_generation_tokens": (1, 3),
+        "request_receive_time_seconds": (1, 0.5), "request_queue_time_seconds": (1, 0.25),
+        "request_prefill_time_seconds": (1, 0.25), "request_decode_time_seconds": (1, 1.0),
+        "inter_token_seconds": (2, 1.0),
     }  # fmt: skip
     for name, (count, total) in sums.items():
         assert found[f"octavo_{name}_count", "a"] == count
         assert found[f"octavo_{name}_sum", "a"] == total
+    sums = {
+        "request_duration_seconds": (2, 6.0), "time_to_first_token_seconds": (1, 1.0),
+        "time_per_output_token_seconds": (1, 0.5),
+    }  # fmt: skip
+    for name, (count, total) in sums.items():
+        assert found[f"gen_ai_server_{name}_count", "chat", "a"] == count
+        assert found[f"gen_ai_server_{name}_sum", "chat", "a"] == total
+    tokens = {k[1:]: v for k, v in found.items() if k[0] == "octavo_tokens_total"}
+    assert tokens == {
+        ("input", "a", "answered"): 12, ("output", "a", "answered"): 3,
+        ("input", "a", "cancelled"): 9, ("output", "a", "cancelled"): 0,
+    }  # fmt: skip
+    buckets = {k[1]: v for k, v in found.items() if k[0] == "octavo_inter_token_seconds_bucket"}
+    assert (buckets["0.25"], buckets["0.5"], buckets["1.0"], buckets["+Inf"]) == (1, 1, 2, 2)
+
+
+def test_every_metric_is_in_the_table_with_its_labels() -> None:
+    models = Registry()
+    models.add("a", cast(EngineClient, Client(os.getpid(), blocks=1)))
+    metrics = Metrics(models)
+    usage = Usage(
+        prompt=5, completion=3, began=10.0, submitted=10.5, admitted=10.75, first=11.0, last=12.0,
+        finishes=["stop"], signs=["empty"],
+    )  # fmt: skip
+    usage.gaps.token(11.0, 10.5)
+    metrics.finished(finished(usage=usage))
+    metrics.finished(finished(status=503, code="overloaded", model=None))
+    metrics.slow("a", "queue")
+    found = {f.name: f for f in text_string_to_metric_families(metrics.render().decode())}
+    told = {m.exposed.removesuffix("_total"): m for m in TABLE}
+    of_hosts = {MEMORY_STALL.name, THROTTLED.name}  # where the kernel tells
+    assert set(found) | of_hosts == set(told)
+    for name, one in found.items():
+        labels = {label for s in one.samples for label in s.labels} - {"le"}
+        kind = told[name].kind.replace("info", "gauge")
+        assert (labels, one.type) == (set(told[name].labels), kind)

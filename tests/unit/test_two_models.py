@@ -210,11 +210,13 @@ def test_the_first_token_is_awaited_from_the_arrival_on(
     monkeypatch.setattr(runner, "prepare", slow)
     assert two.json("/v1/completions", {"model": "blue", "prompt": "hi"})[0] == 200
     families = text_string_to_metric_families(two.ask("/metrics")[1])
-    samples = {(s.name, s.labels.get("model_name")): s.value for f in families for s in f.samples}
+    samples = {
+        (s.name, s.labels.get("gen_ai_request_model")): s.value for f in families for s in f.samples
+    }
     (usage,) = [one.usage for one in two.exchanges if one.model == "blue"]
     assert usage is not None and usage.first is not None
     assert usage.began == two.exchanges[0].began
-    seconds = samples["octavo_time_to_first_token_seconds_sum", "blue"]
+    seconds = samples["gen_ai_server_time_to_first_token_seconds_sum", "blue"]
     assert seconds == usage.first - usage.began >= 0.3
 
 

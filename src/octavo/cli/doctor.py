@@ -8,12 +8,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import click
 
-from octavo.cli.screen import table
+from octavo.cli.options import count, json_flag
+from octavo.cli.remote import Remote, key_option
+from octavo.cli.screen import say, say_json, table
 
 PACKAGES = (
     "octavo numpy tokenizers jinja2 msgspec starlette uvicorn uvloop httptools huggingface-hub "
@@ -30,8 +33,53 @@ def _installed(package: str) -> str:
 
 
 @click.command()
-def doctor() -> None:
-    """Describe this machine, ready to paste into a report."""
+@click.argument("server", required=False)
+@click.option(
+    "--seconds",
+    type=count(0, 3600),
+    default=0,
+    metavar="N",
+    help="Look at the server for so long. [at all since its start]",
+)
+@key_option
+@json_flag
+def doctor(server: str | None, seconds: int, key: str | None, as_json: bool) -> None:
+    """Describe this machine, ready to paste into a report; or say what is wrong with SERVER.
+
+    SERVER is an address: octavo doctor http://127.0.0.1:8000. Exit code 1: something is wrong.
+    """
+    if server is None:
+        _machine()
+    elif not _examine(Remote(server, key), seconds, as_json):
+        sys.exit(1)
+
+
+def _examine(server: Remote, seconds: int, as_json: bool) -> bool:
+    """Prints what is wrong with a server. Returns True if nothing is. Raises UsageError."""
+    from octavo.cli.diagnosis import findings, look, slow, threads
+
+    window = look(server, seconds)
+    found = [*findings(window), *slow(server), *threads(server.url)]
+    if as_json:
+        say_json(
+            {
+                "server": server.url,
+                "seconds": window.seconds,
+                "findings": [asdict(f) for f in found],
+            }
+        )
+        return not found
+    say(f"{server.url}  {window.seconds:,.0f} s looked at")
+    for one in found:
+        say(f"{one.severity}  {one.name}{f'  {one.model}' if one.model else ''}: {one.meaning}")
+        say(f"  try: {one.mitigation}")
+    if not found:
+        say("nothing is wrong")
+    return not found
+
+
+def _machine() -> None:
+    """Prints what this machine is."""
     from octavo.backends import get_backend
     from octavo.engine.host import usable_threads
 

@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -69,8 +70,7 @@ def running() -> list[Running]:
         try:
             if folder.stat().st_uid != os.getuid():
                 continue
-            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-            model = served_model(words)
+            model = served_model(_words(folder))
             if model is not None:
                 found.append(_describe(folder, model, sockets))
         except (OSError, ValueError):
@@ -80,7 +80,28 @@ def running() -> list[Running]:
 
 def served_model(words: list[str]) -> str | None:
     """The models on the command line of a server (the demo if none is named); None for others."""
-    from octavo.cli.serve import DEMO, serve
+    from octavo.cli.serve import DEMO
+
+    if (given := _options(words)) is None:
+        return None
+    folder = given.get("models_dir")
+    places = [f"{folder}/*"] * bool(folder) + ["*"] * bool(given.get("on_demand"))
+    named = [given["name"]] if given.get("name") else given.get("models") or ()
+    return ", ".join([*named, *places]) or DEMO
+
+
+def options_of(pid: int) -> dict[str, Any]:
+    """The options that a server was started with; none for other processes."""
+    return _options(_words(PROC / str(pid))) or {}
+
+
+def _words(folder: Path) -> list[str]:
+    return (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+
+
+def _options(words: list[str]) -> dict[str, Any] | None:
+    """The parameters of `octavo serve` on a command line; None on others."""
+    from octavo.cli.serve import serve
 
     for i, word in enumerate(words[:4]):
         if Path(word).name == "octavo" or word == "octavo.cli.main":
@@ -88,14 +109,9 @@ def served_model(words: list[str]) -> str | None:
             if rest[:1] != ["serve"]:
                 return None
             try:
-                context = serve.make_context("serve", rest[1:], resilient_parsing=True)
+                return serve.make_context("serve", rest[1:], resilient_parsing=True).params
             except click.ClickException:
                 return None
-            given = context.params
-            folder = given.get("models_dir")
-            places = [f"{folder}/*"] * bool(folder) + ["*"] * bool(given.get("on_demand"))
-            named = [given["name"]] if given.get("name") else given.get("models") or ()
-            return ", ".join([*named, *places]) or DEMO
     return None
 
 

@@ -13,6 +13,7 @@ from octavo.errors import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 PIPED_WIDTH = 10_000  # where no terminal folds lines, a row is one line
 
@@ -35,27 +36,34 @@ def say_json(value: Any) -> None:
     say(json.dumps(value, indent=2))
 
 
-def table(
+def grid(
     rows: Iterable[tuple[object, ...]], columns: tuple[str, ...] = (), right: tuple[int, ...] = ()
-) -> None:
-    """Prints rows in columns, folded to the terminal; `right`: columns to align there."""
+) -> Table:
+    """Rows in columns; `right`: columns to align there."""
     from rich.table import Table
     from rich.text import Text
 
-    grid = Table(
+    made = Table(
         box=None, pad_edge=False, show_header=bool(columns), header_style="", padding=(0, 2, 0, 0)
     )
     cells = [[Text(printable(str(cell))) for cell in row] for row in rows]
     for i, name in enumerate(columns or [""] * max(map(len, cells), default=0)):
         if i in right:
-            grid.add_column(name, justify="right", no_wrap=True)
+            made.add_column(name, justify="right", no_wrap=True)
         else:
-            grid.add_column(name, overflow="fold")
+            made.add_column(name, overflow="fold")
     for row in cells:
-        grid.add_row(*row)
+        made.add_row(*row)
+    return made
+
+
+def table(
+    rows: Iterable[tuple[object, ...]], columns: tuple[str, ...] = (), right: tuple[int, ...] = ()
+) -> None:
+    """Prints a `grid`, folded to the terminal."""
     console = _console()
     with console.capture() as captured:
-        console.print(grid)
+        console.print(grid(rows, columns, right))
     for line in captured.get().splitlines():
         click.echo(line.rstrip())
 

@@ -20,6 +20,7 @@ from octavo.cli.options import (
 )
 from octavo.cli.ready import Screen
 from octavo.cli.screen import progress_bar, say
+from octavo.cli.watching import Watching, watching_options
 
 if TYPE_CHECKING:
     from octavo.cli.served import Choice
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from octavo.engine.plan import Plan
     from octavo.server.keyring import Keyring
     from octavo.server.registry import Registry
-    from octavo.server.source import ModelOptions
+    from octavo.server.source import ModelOptions, NamedSource
 
 DEMO = "smollm2"
 
@@ -170,6 +171,7 @@ DEMO = "smollm2"
     envvar="OCTAVO_LOG_FORMAT",
     help="Lines to read, or an object a line.",
 )
+@watching_options
 @click.option(
     "--lora",
     "loras",
@@ -221,10 +223,9 @@ def serve(
     models: tuple[str, ...], models_dir: Path | None, on_demand: bool, keep_alive: str,
     pinned: tuple[str, ...], aliases: tuple[str, ...], host: str, port: int,
     api_keys: tuple[str, ...], admin_key: str | None, key_file: Path | None,
-    limits_url: str | None, hosts: tuple[str, ...], origins: tuple[str, ...],
-    drain_timeout: int, write_timeout: int,
-    log_level: str, log_format: str, lora_dir: Path | None, offline: bool, data: Path | None,
-    domains: tuple[str, ...], **model: Any,
+    limits_url: str | None, watching: Watching, hosts: tuple[str, ...], origins: tuple[str, ...],
+    domains: tuple[str, ...], drain_timeout: int, write_timeout: int, log_level: str,
+    log_format: str, lora_dir: Path | None, offline: bool, data: Path | None, **model: Any,
 ) -> None:  # fmt: skip
     """Serve MODELS: demo names, Hugging Face ids (org/name[:quant]), folders or .gguf files.
 
@@ -244,9 +245,12 @@ def serve(
     from octavo.server.run import Models, ServeOptions
     from octavo.server.run import serve as serve_http
 
-    ring = keyring_of(key_file, limits_url)
-    access = Access(host, api_keys, admin_key, hosts, origins, ring)
-    alive = parse_seconds(keep_alive)
+    access = Access(host, api_keys, admin_key, hosts, origins, keyring_of(key_file, limits_url))
+    alive, who, media = (
+        parse_seconds(keep_alive),
+        watching.open(),
+        MediaPolicy(domains=domains),
+    )
     sock = bind(host, port)
     models = models or (() if finds else _demo())
     choice = _choice(len(models), models_dir, on_demand, lora_dir, offline, **model)
@@ -254,13 +258,11 @@ def serve(
     opened = {options.name: source.planned() for options, source in named}
     plans = {name: plan for name, (_, plan) in opened.items()}
     _tell_lowered(plans if model["context"] is None else {})
-    titles = {o.name: _title(o, opened[o.name][0]) for o, _ in named}
     url = url_of(host, sock.getsockname()[1])
-    screen = Screen(url, choice.budget, plans, titles, model["replicas"])
+    screen = Screen(url, choice.budget, plans, _titles(named, opened), model["replicas"])
     find, fetch = choice.find if finds else None, None if offline else choice.fetch
     serving = Models([*named, *choice.find()], choice.budget, len(named), find, fetch)
-    media = MediaPolicy(domains=domains)
-    options = ServeOptions(access, drain_timeout, write_timeout, lora_dir, media, alive, data)
+    options = ServeOptions(access, drain_timeout, write_timeout, lora_dir, media, alive, data, who)
     with logging_to(sys.stdout, log_level, log_format), ExitStack() as stack:
         total = model["replicas"] * sum(m.checkpoint.nbytes for m, _ in opened.values())
         advance = stack.enter_context(progress_bar("Loading", total)) if total else None
@@ -323,6 +325,10 @@ def _tell_lowered(plans: dict[str, Plan]) -> None:
             full, given = plan.model_context, plan.context
             of = f" of {name}" * (len(plans) > 1)
             say(f"context{of} lowered from {full:,} to {given:,} to fit; --context sets it")
+
+
+def _titles(named: list[NamedSource], opened: dict[str, tuple[OpenModel, Plan]]) -> dict[str, str]:
+    return {options.name: _title(options, opened[options.name][0]) for options, _ in named}
 
 
 def _title(options: ModelOptions, opened: OpenModel) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -149,6 +150,12 @@ class GrammarCompiler:
         self._canonical: Canonical | None = None
         self._thread = ThreadPoolExecutor(1, "grammar")
         self._kept: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._compiled, self._seconds = 0, 0.0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Fields of EngineStats."""
+        return {"grammars_compiled": self._compiled, "grammar_us": int(1e6 * self._seconds)}
 
     def start(self, grammar: str) -> Future[Any]:
         """Starts to compile a grammar; pass the result to `constraint`."""
@@ -175,6 +182,14 @@ class GrammarCompiler:
         self.constraint(self.start(grammar))
 
     def _compile(self, grammar: str) -> LLMatcher:
+        began = time.perf_counter()
+        try:
+            return self._compile_anew(grammar)
+        finally:
+            self._compiled += 1
+            self._seconds += time.perf_counter() - began
+
+    def _compile_anew(self, grammar: str) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
         if self._tokenizer is None:

@@ -71,10 +71,8 @@ class Engine:
         self.context = min(context, limits.blocks * BLOCK)
         self.adapters = adapters
         self.grammars = grammars
-        self._executable = executable
-        self._vocabulary = vocabulary
-        self._eos = eos
-        self._clock = clock
+        self._executable, self._clock = executable, clock
+        self._vocabulary, self._eos = vocabulary, eos
         self._allocator = BlockAllocator(limits.blocks)
         self.index = PrefixIndex(self._allocator)
         kv = KVCache(self.index, executable.copy_block, prefix_caching and not bidirectional)
@@ -83,6 +81,7 @@ class Engine:
         self.scheduler = Scheduler(
             kv, policy or FairPolicy(), min(budget or limits.tokens, limits.tokens),
             limits.selected, bidirectional, images, self._pace, self._speculation.release,
+            clock,
         )  # fmt: skip
         self._admission = Admission(
             vocabulary, self.context, executable.task, grammars is not None, adapters is not None,
@@ -150,7 +149,7 @@ class Engine:
     def _end(self, sequence: Sequence, finish: Finish) -> Ended:
         """Ends a request that gets no further token."""
         sequence = self._requests.free(sequence.id)
-        return Ended(sequence.id, finish, None, sequence.cached, sequence.times)
+        return Ended(sequence.id, finish, None, sequence.cached, sequence.report())
 
     def _refuse(self, sequence: Sequence, error: str, param: str | None) -> Ended:
         """Ends a request that cannot go on as asked for; `param`: the field at fault."""
@@ -190,13 +189,11 @@ class Engine:
         else:
             self._left = 0.0
         if self.scheduler.stalled:
-            events += self._encode(self._pace.last if spans else ENCODE_SECONDS)
+            # Beside a step for about as long as that took.
+            seconds = self._pace.last if spans else ENCODE_SECONDS
+            events += [self._fail(s, error) for s, error in self.scheduler.encode(seconds)]
             self._left = 0.0
         return events
-
-    def _encode(self, seconds: float) -> list[TokenEvent]:
-        """Encodes images that sequences wait for, beside a step for about as long as that took."""
-        return [self._fail(s, error) for s, error in self.scheduler.encode(seconds)]
 
     def _run(self, spans: list[ScheduledSpan]) -> list[TokenEvent]:
         now = self._clock()
@@ -302,14 +299,16 @@ class Engine:
         return events
 
     def _commit(self, outcome: Outcome, now: float) -> list[TokenEvent]:
-        sequence = outcome.span.sequence
+        span, sequence = outcome.span, outcome.span.sequence
+        sequence.computed(span.start, span.length, now)
         events: list[TokenEvent] = []
         if outcome.prompt_logprobs:
             logprobs = [(s.logprob, s.alternatives) for s in outcome.prompt_logprobs]
             sequence.reported_logprobs += len(logprobs)
             events.append(PromptLogprobs(sequence.id, logprobs, sequence.cached))
-        if sequence.request.progress and not outcome.span.samples:
-            events.append(Progress(sequence.id, sequence.kv.computed, sequence.cached))
+        if sequence.request.progress and not span.samples:
+            done, cached = sequence.kv.computed, sequence.cached
+            events.append(Progress(sequence.id, done, cached, sequence.report()))
         if sequence.request.pool:
             return events + self._commit_states(outcome)
         if not outcome.tokens or sequence.id not in self._requests:  # a search may have ended
@@ -347,14 +346,15 @@ class Engine:
     def _accept(self, sequence: Sequence, sample: Sample, now: float) -> Token:
         """Appends a token; the event has `finish` if that ended the request."""
         self._counts["generated_tokens"] += 1
-        finish, times = sequence.accept(sample.token), sequence.stamp(now)
+        finish = sequence.accept(sample.token)
+        sequence.stamp(now)
         if finish:
             self._requests.finish(sequence)
             self._speculation.finish(sequence)
             self.scheduler.finish(sequence)
         return Token(
             sequence.id, sample.token, sample.logprob, sample.alternatives, finish, sequence.cached,
-            times, sequence.predicted,
+            sequence.report(), sequence.predicted,
         )  # fmt: skip
 
     def _commit_candidates(
@@ -377,7 +377,7 @@ class Engine:
             return []
         self._requests.finish(sequence)
         self.scheduler.finish(sequence)
-        return [Pooled(sequence.id, sequence.vector, sequence.cached, sequence.times)]
+        return [Pooled(sequence.id, sequence.vector, sequence.cached, sequence.report())]
 
     def stats(self) -> EngineStats:
         """Counts since the start, and what is held now."""
@@ -393,6 +393,7 @@ class Engine:
             step_us=int(1e6 * self._pace.seconds(max(1, len(self.scheduler.running)))),
             prompt_token_ns=int(1e9 * self._pace.prompt_token),
             **self._counts,
+            **(self.grammars.counts if self.grammars else {}),
             **(self._images.counts if self._images else {}),
             **self._speculation.stats(),
         )

@@ -11,18 +11,27 @@ NOT_COMPUTED = "the engine could not compute this request"
 Alternatives = list[tuple[int, float]]  # token ids with their log-probabilities, best first
 
 
+class Mark(msgspec.Struct, frozen=True, array_like=True):
+    """What happened to a prompt: a step computed so many of its tokens, or, with 0 tokens, the
+    sequence lost its blocks to others."""
+
+    at: float
+    tokens: int
+
+
 class Times(msgspec.Struct, frozen=True, array_like=True):
     """When things happened to a request, in seconds of `time.monotonic()`, which all processes of
     a host share; 0.0: not yet.
 
     queued: the engine got it. admitted: its first step was planned. first_token, last_token: its
-    first and latest token were sampled.
+    first and latest token were sampled. marks: since the event before.
     """
 
     queued: float = 0.0
     admitted: float = 0.0
     first_token: float = 0.0
     last_token: float = 0.0
+    marks: list[Mark] = []
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -60,6 +69,7 @@ class Progress(Event, frozen=True, tag=True):
 
     computed: int
     cached: int = 0
+    times: Times = Times()
 
 
 class BeamText(Event, frozen=True, tag=True):

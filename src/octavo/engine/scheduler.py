@@ -6,10 +6,12 @@ budget on catching up; chunked prefill, cache hits and preemption all follow.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 from octavo.backends.base import SamplingRow
+from octavo.engine.events import Mark
 from octavo.engine.images import ImageQueue, PlacedImage
 from octavo.engine.kv import KVCache, blocks_for
 from octavo.engine.pace import Pace, StepBudget
@@ -92,6 +94,7 @@ class Scheduler:
         images: ImageQueue | None = None,
         pace: Pace | None = None,
         released: Callable[[Sequence], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.kv = kv
         self._pace = pace or Pace()
@@ -104,6 +107,7 @@ class Scheduler:
         self._bidirectional = bidirectional
         self._images = images
         self._released = released
+        self._clock = clock
         self._spare_rows = 0  # of results in this step, beside the one of each running sequence
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -300,6 +304,7 @@ class Scheduler:
     def preempt(self, sequence: Sequence) -> None:
         """Moves a sequence back to waiting, where it starts again from what is cached."""
         self.preemptions += 1
+        sequence.marks.append(Mark(self._clock(), 0))
         self.running.remove(sequence)
         self._let_go(sequence)
         self.kv.free(sequence.kv)

@@ -95,7 +95,7 @@ def _texts(group: BeamGroup, sequence: Sequence) -> list[BeamText]:
             sequence.id, i, group.width,
             [c.token for c in h.choices], [c.logprob for c in h.choices],
             [c.top[:alternatives] for c in h.choices], h.score, h.finish,
-            last=i + 1 == len(found), cached=sequence.cached, times=sequence.times,
+            last=i + 1 == len(found), cached=sequence.cached, times=sequence.report(),
         )
         for i, h in enumerate(found)
     ]  # fmt: skip

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
 
 from octavo.backends.base import Floats
-from octavo.engine.events import NOT_COMPUTED, Ended, Finish, Times
+from octavo.engine.events import NOT_COMPUTED, Ended, Finish, Mark, Times
 from octavo.engine.images import PlacedImage
 from octavo.engine.kv import KVState
 from octavo.engine.request import Request
@@ -27,7 +28,7 @@ class Sequence:
     prompt included. adapter: slot of the LoRA adapter, -1 without. reported_logprobs: prompt tokens
     whose log-probabilities were reported, counting the first, which has none. pooled: sum of the
     states so far. predicted: tokens of the request's prediction that were accepted, and rejected.
-    step: number of the last step that computed something of it.
+    step: number of the last step that computed something of it. marks: that no event has told of.
     """
 
     request: Request
@@ -43,6 +44,7 @@ class Sequence:
     images: tuple[PlacedImage, ...] = ()
     predicted: tuple[int, int] = (0, 0)
     step: int = 0
+    marks: list[Mark] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -119,13 +121,27 @@ class Sequence:
     def fork(self) -> Sequence:
         """A copy that has computed nothing and holds no blocks."""
         kv, images = self.kv.fork(), tuple(image.fork() for image in self.images)
-        return replace(self, kv=kv, sampling=self.sampling.fork(kv.tokens), images=images)
+        return replace(
+            self, kv=kv, sampling=self.sampling.fork(kv.tokens), images=images,
+            marks=[],
+        )  # fmt: skip
 
-    def stamp(self, now: float) -> Times:
-        """Records that a token was sampled now; returns all times."""
+    def computed(self, start: int, length: int, now: float) -> None:
+        """Records that a step has computed tokens from a position on."""
+        if start < len(self.request.prompt):
+            self.marks.append(Mark(now, length))
+
+    def stamp(self, now: float) -> None:
+        """Records that a token was sampled now."""
         t = self.times
         self.times = Times(t.queued, t.admitted, t.first_token or now, now)
-        return self.times
+
+    def report(self) -> Times:
+        """All times, with the marks since the last report."""
+        if not self.marks:
+            return self.times
+        marks, self.marks = self.marks, []
+        return msgspec.structs.replace(self.times, marks=marks)
 
     @property
     def needs_prompt_logprobs(self) -> bool:
@@ -145,12 +161,12 @@ class Sequence:
         """The end of a request that cannot be computed. Why, only the log says: the error's text
         may hold a prompt's."""
         LOG.error("request %s could not be computed: %s", self.id, place(error))
-        return Ended(self.id, "error", NOT_COMPUTED, self.cached, self.times)
+        return Ended(self.id, "error", NOT_COMPUTED, self.cached, self.report())
 
     def refused(self, error: str, param: str | None, code: str | None = None) -> Ended:
         """The end of a request that cannot go on as asked for; `param`: the field at fault."""
         code = code or "constraint_failed"
-        return Ended(self.id, "refused", error[:200], self.cached, self.times, param, code)
+        return Ended(self.id, "refused", error[:200], self.cached, self.report(), param, code)
 
     @property
     def vector(self) -> bytes:

@@ -33,6 +33,8 @@ class EngineStats:
     image_hits: int = 0  # images whose embeddings were kept from before
     image_us: int = 0  # microseconds spent on encoding
     image_bytes: int = 0  # of embeddings that are kept
+    grammars_compiled: int = 0
+    grammar_us: int = 0  # microseconds spent on compiling, beside the steps
     drafted_forced: int = 0
     accepted_forced: int = 0
     drafted_prediction: int = 0

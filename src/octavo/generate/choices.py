@@ -15,7 +15,9 @@ from octavo.engine.request import Request, SamplingParams
 from octavo.errors import RequestError
 from octavo.generate.output import OutputProcessor, failure
 from octavo.generate.prepare import PreparedRequest
+from octavo.generate.quality import Quality
 from octavo.generate.reply import Completion, TextDelta, TokenInfo, Usage, whole_calls
+from octavo.text.structure import JsonSchema
 
 
 async def generate(job: PreparedRequest, usage: Usage) -> AsyncGenerator[TextDelta, None]:
@@ -160,6 +162,8 @@ async def _one(
 ) -> AsyncGenerator[TextDelta, None]:
     """The deltas of one request: choice `first`, or from there on the texts of a beam search."""
     readers: dict[int, OutputProcessor] = {}
+    watched: dict[int, Quality] = {}
+    json = job.structure is not None and isinstance(job.structure.what, JsonSchema)
     if request.resume:
         readers[0] = OutputProcessor(job.model.tokenizer, request, first, usage, job.reply)
         for delta in map(readers[0].push, (Token(request.id, t) for t in request.resume)):
@@ -170,10 +174,12 @@ async def _one(
             usage.reach(first // job.made, event, len(request.prompt))
             index = event.index if isinstance(event, BeamText) else 0
             if index not in readers:
+                watched[index] = Quality(json)
                 readers[index] = OutputProcessor(
                     job.model.tokenizer, request, first + index, usage, job.reply
                 )
             if delta := readers[index].push(event):
+                usage.signs += watched[index].push(delta)
                 if delta.finish:
                     usage.finishes.append(delta.finish)
                 yield delta

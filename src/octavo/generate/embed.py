@@ -90,6 +90,7 @@ async def _pooled(
         async for event in events:
             usage.reach(number, event, len(ids))
             if isinstance(event, Pooled):
+                usage.stamp(event.times)
                 return np.frombuffer(event.vector, np.float32)
             if isinstance(event, Ended) and (error := failure(event)):
                 raise error

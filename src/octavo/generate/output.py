@@ -59,15 +59,18 @@ class OutputProcessor:
         self._request, self._choice, self._usage = request, choice, usage
         self._prompt: list[TokenInfo] = []
         self._ids: list[int] = []  # that no delta has told of yet
+        self._last = 0.0  # when its latest token was sampled
 
     def push(self, event: TokenEvent) -> TextDelta:
         """What an event adds, which may be nothing."""
         if isinstance(event, PromptLogprobs):
             return TextDelta(self._choice, "", prompt=self._scored(event))
+        self._usage.stamp(event.times)
         if isinstance(event, Progress):
             return TextDelta(self._choice, "")
-        self._usage.stamp(event.times)
         if isinstance(event, Token):
+            before, self._last = self._last, event.times.last_token
+            self._usage.gaps.token(self._last, before)
             self._usage.predict(self._choice, event.predicted)
             return self._read([(event.token, event.logprob, event.top)], event.finish)
         if isinstance(event, BeamText):

@@ -9,8 +9,11 @@ from typing import Any
 
 import msgspec
 
-from octavo.engine.events import Ended, Progress, Times, TokenEvent
+from octavo.engine.events import Ended, Mark, Progress, Times, TokenEvent
+from octavo.generate.gaps import Gaps
 from octavo.text import CallDelta
+
+MOST_MARKS = 128  # of a request that are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +123,13 @@ def call_arguments(text: str) -> dict[str, Any]:
 class Usage:
     """Tokens and times of a request, counted as it runs.
 
-    began, first, last: time.monotonic() of the request and of its first and latest token. queued:
-    seconds until the engine began with it. finishes: how its choices ended. reused: tokens of each
-    prompt, by number, that all its choices found in the prefix cache: the others were computed for
-    the first of them. reached: tokens of each prompt that are computed, or were found. predicted:
-    of each choice, tokens of the prediction accepted and rejected. covers: whether a request may go
-    on after so many computed tokens.
+    began, submitted, admitted, first, last: time.monotonic() of the request, of its arrival at the
+    engine and its first step there, and of its first and latest token. marks: of its prompts; gaps:
+    between its tokens. finishes: how its choices ended; signs: of bad ones (`generate.quality`).
+    reused: tokens of each prompt, by number, that all its choices found in the prefix cache: the
+    others were computed for the first of them. reached: tokens of each prompt that are computed, or
+    were found. predicted: of each choice, tokens of the prediction accepted and rejected. covers:
+    whether a request may go on after so many computed tokens.
     """
 
     prompt: int = 0
@@ -133,14 +137,25 @@ class Usage:
     completion: int = 0
     beam_width: int = 0  # as the KV cache allowed it
     began: float = field(default_factory=time.monotonic)
+    submitted: float | None = None
+    admitted: float | None = None
     first: float | None = None
     last: float | None = None
-    queued: float = 0.0
+    marks: list[Mark] = field(default_factory=list)
+    gaps: Gaps = field(default_factory=Gaps)
     finishes: list[str] = field(default_factory=list)
+    signs: list[str] = field(default_factory=list)
     reused: dict[int, int] = field(default_factory=dict)
     reached: dict[int, int] = field(default_factory=dict)
     predicted: dict[int, tuple[int, int]] = field(default_factory=dict)
     covers: Callable[[int], bool] | None = None
+
+    @property
+    def queued(self) -> float:
+        """Seconds that it waited in the engine; 0.0 while nobody knows."""
+        if self.submitted is None or self.admitted is None:
+            return 0.0
+        return self.admitted - self.submitted
 
     @property
     def computed(self) -> int:
@@ -172,7 +187,11 @@ class Usage:
 
     def stamp(self, times: Times) -> None:
         """Takes over the engine's time stamps of one choice."""
-        self.queued = max(self.queued, times.admitted - times.queued)
+        if times.queued:
+            self.submitted = min(self.submitted or times.queued, times.queued)
+        if times.admitted:
+            self.admitted = min(self.admitted or times.admitted, times.admitted)
+        self.marks += times.marks[: MOST_MARKS - len(self.marks)]
         if times.first_token:
             self.first = min(self.first or times.first_token, times.first_token)
             self.last = max(self.last or 0.0, times.last_token)

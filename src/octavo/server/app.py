@@ -6,7 +6,7 @@ import asyncio
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
@@ -36,7 +36,7 @@ from octavo.server.dialect import (
 )
 from octavo.server.dialects import DIALECTS
 from octavo.server.endpoint import Endpoint, Handler
-from octavo.server.exchange import OTHER, Observer, Running
+from octavo.server.exchange import OTHER, Observer, Running, Watcher
 from octavo.server.exchanges import ExchangeMiddleware, InternalError, RouteLabel
 from octavo.server.fetching import Fetching
 from octavo.server.guard import Access, Keys, guarded
@@ -46,11 +46,13 @@ from octavo.server.loopback import Loopback
 from octavo.server.metrics import Metrics
 from octavo.server.openapi import document, method_of
 from octavo.server.registry import Registry
+from octavo.server.requests import RequestRoutes, Requests
 from octavo.server.runner import Runner, answering
 from octavo.server.sockets import Sockets
 from octavo.server.source import Fetch
 from octavo.server.store import Store
 from octavo.server.stored import StoredResponses
+from octavo.server.timelines import Timeline, Timelines
 from octavo.server.usage import UsageRoute
 
 encode = msgspec.json.Encoder().encode
@@ -129,15 +131,19 @@ def _about(registry: Registry, metrics: Metrics) -> list[Endpoint]:
 
 
 def _control(
-    registry: Registry, access: Access, bodies: Bodies, lora_folder: Path | None, running: Running
-) -> list[Endpoint]:
-    """What ends requests, tells of usage, and changes what is served."""
+    registry: Registry, access: Access, bodies: Bodies, lora_folder: Path | None,
+    timelines: Timelines,
+) -> list[Endpoint]:  # fmt: skip
+    """What tells of requests and ends them, tells of usage, and changes what is served."""
+    requests = RequestRoutes(timelines)
     lora, served = (
         adapters.AdapterRoutes(registry, bodies, lora_folder),
         models.ModelRoutes(registry, bodies),
     )
     found = [
-        Endpoint("/v1/requests/{id}/cancel", "POST", cancel(running)),
+        Endpoint("/v1/requests", "GET", requests.list, answer=Requests),
+        Endpoint("/v1/requests/{id}", "GET", requests.show, answer=Timeline),
+        Endpoint("/v1/requests/{id}/cancel", "POST", cancel(timelines.running)),
         Endpoint("/v1/usage", "GET", UsageRoute(access.keyring).show),
         Endpoint("/v1/models/load", "POST", served.load, models.LoadBody, answer=replies.Loaded),
         Endpoint(
@@ -173,21 +179,24 @@ def create_app(
     lora_folder: Path | None = None, dialects: tuple[Dialect, ...] = DIALECTS,
     store: Store | None = None, batches: Batches | None = None, loopback: Loopback | None = None,
     media: MediaPolicy | None = None, background: Background | None = None,
-    running: Running | None = None, fetch: Fetch | None = None,
+    timelines: Timelines | None = None, fetch: Fetch | None = None,
+    watchers: Sequence[Watcher] = (),
 ) -> ASGIApp:  # fmt: skip
     """The ASGI application, which calls `observe` with every exchange that has ended.
 
     lora_folder: where adapters may be loaded from while serving. store: keeps responses.
     batches: runs batches. Without one there are no routes that need it. loopback: sends requests to
     the application past its checks. media: which images requests may have. background: what goes on
-    after its request. running: is kept true. fetch: fetches models, None where that is forbidden.
+    after its request. timelines: of requests; its `running` is kept true. fetch: fetches
+    models, None where that is forbidden. watchers: see each request.
     """
     bodies, default = Bodies(), dialects[0]
-    running = Running() if running is None else running
+    timelines = timelines or Timelines(Running())
+    running = timelines.running
     runner = Runner(registry, bodies, MediaReader(media), Fetching(registry, bodies, fetch))
     own = [
         *_about(registry, metrics),
-        *_control(registry, access, bodies, lora_folder, running),
+        *_control(registry, access, bodies, lora_folder, timelines),
     ]
     loopback, owner = loopback or Loopback(), Keys(access).owner
     if batches is not None:
@@ -207,7 +216,10 @@ def create_app(
     app = starlette(routes)
     other = RouteLabel(OTHER, default.error_body)
     loopback.app = ExchangeMiddleware(app, paths, other, observe, running)
-    return ExchangeMiddleware(guarded(Idempotency(app), access), paths, other, observe, running)
+    watched = guarded(Idempotency(app), access)
+    for watcher in watchers:
+        watched = watcher.wrap(watched)
+    return ExchangeMiddleware(watched, paths, other, observe, running)
 
 
 def starlette(routes: list[BaseRoute]) -> Starlette:

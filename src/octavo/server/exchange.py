@@ -7,8 +7,9 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from starlette.types import Scope
+from starlette.types import ASGIApp, Scope
 
 from octavo.errors import RequestError
 from octavo.generate.reply import Usage
@@ -30,6 +31,7 @@ class Exchange:
     model: str | None = None  # the served model's name, once it is known
     id: str = field(default_factory=lambda: f"req_{secrets.token_hex(12)}")  # x-request-id
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    operation: str = "other"  # as OpenTelemetry's conventions for generative AI call it
     key: str | None = None  # the name of the sender's key
     replayed: bool = False  # answered as the same request was before
     began: float = field(default_factory=time.monotonic)
@@ -41,6 +43,13 @@ class Exchange:
     def seconds(self) -> float:
         return self.ended - self.began
 
+    @property
+    def outcome(self) -> str:
+        """How it ended: answered, refused, cancelled or failed."""
+        if self.status in (499, 0):
+            return "cancelled"
+        return ("answered", "refused", "failed")[max(0, self.status // 100 - 3)]
+
     def finish(self) -> None:
         """The request has ended, whatever its status."""
         self.ended = time.monotonic()
@@ -49,6 +58,18 @@ class Exchange:
 
     def failed(self, error: RequestError) -> None:
         self.status, self.code = error.status, error.code
+
+
+class Watcher(Protocol):
+    """Sees every request: its messages, and its exchange once it has ended."""
+
+    def wrap(self, app: ASGIApp) -> ASGIApp: ...
+
+    def observe(self, one: Exchange) -> None: ...
+
+    def close(self) -> None:
+        """Writes what is not written yet. May block."""
+        ...
 
 
 Observer = Callable[[Exchange], None]

@@ -92,7 +92,7 @@ def log_exchange(one: Exchange) -> None:
     elif one.status >= 500:
         level = logging.WARNING if one.status == 503 else logging.ERROR
     if LOG.isEnabledFor(level):
-        LOG.log(level, "%s", _text(one), extra={"fields": _fields(one)})
+        LOG.log(level, "%s", _text(one), extra={"fields": exchange_fields(one)})
 
 
 def _text(one: Exchange) -> str:
@@ -118,7 +118,8 @@ def _speed(usage: Usage) -> str:
     )
 
 
-def _fields(one: Exchange) -> dict[str, Any]:
+def exchange_fields(one: Exchange) -> dict[str, Any]:
+    """What a line tells of a request."""
     fields: dict[str, Any] = {
         "route": one.route, "method": one.method, "status": one.status, "code": one.code,
         "model": one.model, "seconds": round(one.seconds, 6), "received_bytes": one.received,

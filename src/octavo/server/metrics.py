@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Iterator
-from functools import partial
+from itertools import accumulate
 
 from prometheus_client import (
     CollectorRegistry,
@@ -14,107 +14,42 @@ from prometheus_client import (
     Info,
     PlatformCollector,
     ProcessCollector,
+    disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from octavo import __version__
+from octavo.generate.gaps import BOUNDS, Gaps
+from octavo.server.engine_metrics import EngineCollector, ProcessesCollector
 from octavo.server.exchange import Exchange
+from octavo.server.metric_table import BUILD, METRICS
+from octavo.server.phases import phases
 from octavo.server.registry import Entry
 
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-TOKENS = tuple(float(1 << i) for i in range(18))
+# A series for each, which nobody reads.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-SOURCES = ("forced", "prediction", "lookup", "recent", "draft", "self")  # of drafts
-COUNTS = (
-    "prompt_tokens", "cached_tokens", "generated_tokens", "preemptions", "steps", "images_encoded",
-    "image_hits",
-)  # fmt: skip
+class GapsCollector(Collector):
+    """Times between tokens, which requests have counted themselves."""
 
+    def __init__(self) -> None:
+        self._models: dict[str, tuple[list[int], float]] = {}
 
-class _EngineCollector(Collector):
-    """Reads the latest counts of every engine when scraped."""
+    def add(self, model: str, gaps: Gaps) -> None:
+        counts, total = self._models.get(model, ([0] * len(gaps.counts), 0.0))
+        added = [a + b for a, b in zip(counts, gaps.counts, strict=True)]
+        self._models[model] = added, total + gaps.total
 
-    def __init__(self, models: Iterable[Entry]) -> None:
-        self._models = models
-
-    def collect(self) -> Iterator[Metric]:
-        blocks = GaugeMetricFamily(
-            "octavo_kv_blocks", "KV blocks by state", labels=["model_name", "state"]
-        )
-        queues = [_gauge(f"requests_{name}", f"Requests {name}") for name in ("running", "waiting")]
-        times = [
-            (_gauge("step_seconds", "What a step without prompts takes now"), "step_us", 1e6),
-            (_gauge("prompt_token_seconds", "What a prompt token takes now, with all beside it"),
-             "prompt_token_ns", 1e9),
-        ]  # fmt: skip
-        counts = [_counter(name, name.replace("_", " ").capitalize()) for name in COUNTS]
-        restarts = _counter("engine_restarts", "Engine restarts")
-        lost = _counter("speculation_lost_seconds", "Time that rejected drafts took")
-        drafts = [
-            CounterMetricFamily(
-                f"octavo_{kind}_draft_tokens", f"Tokens of drafts {kind}",
-                labels=["model_name", "source"],
-            )
-            for kind in ("verified", "accepted")
-        ]  # fmt: skip
-        for entry in self._models:
-            if entry.client is None:
-                continue
-            stats = entry.client.stats
-            for name, queue in zip(("running", "waiting"), queues, strict=True):
-                queue.add_metric([entry.name], stats.get(name, 0))
-            free, cached = stats.get("blocks_free", 0), stats.get("blocks_cached", 0)
-            held = stats.get("blocks", 0) - free - cached
-            for state, value in (("free", free), ("cached", cached), ("held", held)):
-                blocks.add_metric([entry.name, state], value)
-            for name, counter in zip(COUNTS, counts, strict=True):
-                counter.add_metric([entry.name], stats.get(name, 0))
-            for time, name, unit in times:
-                time.add_metric([entry.name], stats.get(name, 0) / unit)
-            restarts.add_metric([entry.name], stats.get("restarts", 0))
-            lost.add_metric([entry.name], stats.get("speculation_lost_us", 0) / 1e6)
-            for name, family in zip(("drafted", "accepted"), drafts, strict=True):
-                for source in SOURCES:
-                    family.add_metric([entry.name, source], stats.get(f"{name}_{source}", 0))
-        yield from (
-            *queues,
-            blocks,
-            *(time for time, *_ in times),
-            *counts,
-            restarts,
-            lost,
-            *drafts,
-        )
-
-
-def _gauge(name: str, text: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"octavo_{name}", text, labels=["model_name"])
-
-
-def _counter(name: str, text: str) -> CounterMetricFamily:
-    return CounterMetricFamily(f"octavo_{name}", text, labels=["model_name"])
-
-
-class _EngineProcessCollector(Collector):
-    """Memory, processor time and handles of every engine process."""
-
-    def __init__(self, models: Iterable[Entry]) -> None:
-        self._models = models
-
-    def collect(self) -> Iterator[Metric]:
-        families: dict[str, Metric] = {}
-        for entry in self._models:
-            if entry.client is None or (pid := entry.client.pid) is None:
-                continue
-            process = ProcessCollector("octavo_engine", partial(int, pid), registry=None)
-            for metric in process.collect():
-                family = families.setdefault(metric.name, metric)
-                samples = [s._replace(labels={"model_name": entry.name}) for s in metric.samples]
-                family.samples = samples if family is metric else family.samples + samples
-        yield from families.values()
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        known = METRICS["octavo_inter_token_seconds"]
+        found = HistogramMetricFamily(known.name, known.meaning, labels=known.labels)
+        bounds = [*map(str, BOUNDS), "+Inf"]
+        for model, (counts, total) in self._models.items():
+            found.add_metric([model], list(zip(bounds, accumulate(counts), strict=True)), total)
+        yield found
 
 
 class Metrics:
@@ -123,45 +58,39 @@ class Metrics:
 
     def __init__(self, models: Iterable[Entry] = ()) -> None:
         self.registry = registry = CollectorRegistry()
-        registry.register(_EngineCollector(models))
-        registry.register(_EngineProcessCollector(models))
+        self._gaps = GapsCollector()
+        for collector in (EngineCollector(models), ProcessesCollector(models), self._gaps):
+            registry.register(collector)
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         GCCollector(registry=registry)
-        build = Info("octavo_build", "What is running", registry=registry)
+        build = Info(BUILD.name, BUILD.meaning, registry=registry)
         build.info({"version": __version__, "python": platform.python_version()})
-        self._requests = Counter(
-            "octavo_requests", "Requests by route and status", ["route", "status"],
-            registry=registry,
-        )  # fmt: skip
-        self._refused = Counter(
-            "octavo_refused_requests", "Requests refused for load or limits", ["code"],
-            registry=registry,
-        )  # fmt: skip
-        self._replayed = Counter(
-            "octavo_replayed_requests", "Requests answered as before, by their idempotency keys",
-            registry=registry,
-        )  # fmt: skip
-        self._finished = Counter(
-            "octavo_request_finished", "Choices by how they ended",
-            ["model_name", "finished_reason"], registry=registry,
-        )  # fmt: skip
+        self._requests = self._counter("octavo_requests")
+        self._refused = self._counter("octavo_refused_requests")
+        self._replayed = self._counter("octavo_replayed_requests")
+        self._finished = self._counter("octavo_request_finished")
+        self._tokens = self._counter("octavo_tokens")
+        self._signs = self._counter("octavo_answer_signs")
+        self._slow = self._counter("octavo_slow_requests")
+        self._first = self._histogram("gen_ai_server_time_to_first_token_seconds")
+        self._each = self._histogram("gen_ai_server_time_per_output_token_seconds")
+        self._whole = self._histogram("gen_ai_server_request_duration_seconds")
+        self._prompt = self._histogram("octavo_request_prompt_tokens")
+        self._generated = self._histogram("octavo_request_generation_tokens")
+        self._phases = {
+            phase: self._histogram(f"octavo_request_{phase}_time_seconds")
+            for phase in ("receive", "queue", "prefill", "decode")
+        }
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
-            name = f"octavo_{name}"
-            return Histogram(name, text, ["model_name"], buckets=buckets, registry=registry)
+    def _counter(self, name: str) -> Counter:
+        known = METRICS[name]
+        return Counter(name, known.meaning, known.labels, registry=self.registry)
 
-        self._first = histogram("time_to_first_token_seconds", "From arrival to the first token")
-        self._between = histogram("inter_token_seconds", "Mean time between tokens of a request")
-        self._latency = histogram(
-            "e2e_request_latency_seconds", "From arrival to the end of the answer"
-        )
-        self._queued = histogram(
-            "request_queue_time_seconds", "From submission to the first step of the engine"
-        )
-        self._prompt = histogram("request_prompt_tokens", "Tokens of a request's prompts", TOKENS)
-        self._generated = histogram(
-            "request_generation_tokens", "Tokens generated for a request", TOKENS
+    def _histogram(self, name: str) -> Histogram:
+        known, registry = METRICS[name], self.registry
+        return Histogram(
+            name, known.meaning, known.labels, registry=registry, buckets=known.buckets
         )
 
     def finished(self, one: Exchange) -> None:
@@ -175,16 +104,33 @@ class Metrics:
             return
         for reason in usage.finishes:
             self._finished.labels(model, reason).inc()
+        for sign in usage.signs:
+            self._signs.labels(model, sign).inc()
+        self._tokens.labels(model, "input", one.outcome).inc(usage.prompt)
+        self._tokens.labels(model, "output", one.outcome).inc(usage.completion)
         if one.status == 200:
-            self._latency.labels(model).observe(one.seconds)
+            self._whole.labels(one.operation, model).observe(one.seconds)
             self._prompt.labels(model).observe(usage.prompt)
         if usage.first is not None and usage.last is not None:
-            self._first.labels(model).observe(usage.first - usage.began)
-            self._queued.labels(model).observe(usage.queued)
-            self._generated.labels(model).observe(usage.completion)
-            if usage.completion > 1:
-                mean = (usage.last - usage.first) / (usage.completion - 1)
-                self._between.labels(model).observe(mean)
+            self._timed(one, model)
+
+    def _timed(self, one: Exchange, model: str) -> None:
+        """Counts the times of a request that got tokens."""
+        usage = one.usage
+        assert usage is not None and usage.first is not None and usage.last is not None
+        self._first.labels(one.operation, model).observe(usage.first - usage.began)
+        self._generated.labels(model).observe(usage.completion)
+        self._gaps.add(model, usage.gaps)
+        if usage.completion > 1:
+            mean = (usage.last - usage.first) / (usage.completion - 1)
+            self._each.labels(one.operation, model).observe(mean)
+        spent = phases(one)
+        for phase, histogram in self._phases.items():
+            histogram.labels(model).observe(spent[phase])
+
+    def slow(self, model: str, cause: str) -> None:
+        """Counts a request that was far slower than those before it."""
+        self._slow.labels(model, cause).inc()
 
     def render(self) -> bytes:
         return bytes(generate_latest(self.registry))

@@ -17,7 +17,7 @@ from octavo.errors import UsageError
 from octavo.generate.media import MediaPolicy
 from octavo.server.background import Background
 from octavo.server.batches import Batches
-from octavo.server.exchange import Exchange, Observer, Running
+from octavo.server.exchange import Exchange, Observer, Running, Watcher
 from octavo.server.guard import Access
 from octavo.server.http_server import http_server
 from octavo.server.logs import log_exchange
@@ -26,6 +26,7 @@ from octavo.server.pool import Pool
 from octavo.server.registry import Registry
 from octavo.server.source import Fetch, NamedSource, add_source
 from octavo.server.store import Store
+from octavo.server.timelines import Timelines
 
 Find = Callable[[], Sequence[NamedSource]]
 FIND_SECONDS = 5.0  # between looks for models
@@ -42,6 +43,7 @@ class ServeOptions:
     media: MediaPolicy = field(default_factory=MediaPolicy)
     keep_alive: float | None = None  # seconds after which idle models are unloaded
     data: Path | None = None  # of what outlives the server; None: nothing does
+    watchers: Sequence[Watcher] = ()
 
 
 def _application(*given: Any, **named: Any) -> ASGIApp:
@@ -111,19 +113,20 @@ async def _serve(
     for each in wanted.sources:
         add_source(models, *each)
     metrics, keyring = Metrics(models), options.access.keyring
+    timelines = Timelines(answered, metrics.slow)
+    observers = [metrics.finished, timelines.add, log_exchange, ended]
+    observers += [keyring.count] if keyring is not None else []
+    observers += [watcher.observe for watcher in options.watchers]
 
     def observe(one: Exchange) -> None:
-        metrics.finished(one)
-        log_exchange(one)
-        if keyring is not None:
-            keyring.count(one)
-        ended(one)
+        for each in observers:
+            each(one)
 
     starting = asyncio.create_task(_load_first(models, pool, wanted.first))
     app = await asyncio.to_thread(
         _application, models, metrics, options.access, observe, options.lora_folder, store=store,
-        batches=batches, media=options.media, background=background, running=answered,
-        fetch=wanted.fetch,
+        batches=batches, media=options.media, background=background, timelines=timelines,
+        fetch=wanted.fetch, watchers=options.watchers,
     )  # fmt: skip
     server = http_server(
         app, models, options.drain_timeout, options.write_timeout, observe, answered
@@ -152,3 +155,5 @@ async def _serve(
         await asyncio.gather(*tasks, return_exceptions=True)
         if keyring is not None:
             await keyring.close()
+        for watcher in options.watchers:
+            await asyncio.to_thread(watcher.close)

@@ -152,7 +152,8 @@ class Runner:
         self._registry.check_open()
         texts = await asyncio.to_thread(lambda: encode_inputs(route.inputs(body), served))
         await _reserve(request, usage := Usage(prompt=count(texts)), 0)
-        exchange(request.scope).usage = usage
+        one = exchange(request.scope)
+        one.usage, one.operation = usage, "embeddings"
         work = pool(served, texts, principal(request.scope).salt, usage)
         pooled = await while_connected(request.receive, work)
         reply = await asyncio.to_thread(route.reply, body, served, pooled, count(texts))
@@ -165,7 +166,8 @@ class Runner:
         pairs = route.pairs(body)
         texts = await asyncio.to_thread(encode_pairs, pairs, served)
         await _reserve(request, usage := Usage(prompt=count(texts)), 0)
-        exchange(request.scope).usage = usage
+        one = exchange(request.scope)
+        one.usage, one.operation = usage, "rerank"
         work = score(served, pairs, texts, principal(request.scope).salt, usage)
         scores = await while_connected(request.receive, work)
         return json_response(route.reply(body, served, scores, count(texts)))
@@ -201,6 +203,7 @@ class Runner:
         job = await asyncio.to_thread(prepare, asked, served)
         usage = Usage(prompt=job.prompt_tokens, images=job.image_tokens, began=one.began)
         one.usage = usage
+        one.operation = "text_completion" if asked.messages is None else "chat"
         most = job.params.max_tokens
         await _reserve(request, usage, most and most * len(job.prompts) * job.made)
         return job, usage

@@ -1,0 +1,68 @@
+"""What is wrong with a server, of its metrics, its last requests and this machine."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from octavo.cli.remote import Remote
+from octavo.server.alerts import ALERTS
+from octavo.server.timelines import CAUSES
+from octavo.server.window import Window, read
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong, and what to do."""
+
+    name: str
+    severity: str
+    model: str  # "": the whole server
+    meaning: str
+    mitigation: str
+
+
+def look(server: Remote, seconds: float) -> Window:
+    """What a server's metrics say: of the next `seconds`, or with 0 since its start."""
+    first = read(server.get("/metrics"))
+    if seconds:
+        time.sleep(seconds)
+        return Window(first, read(server.get("/metrics")), seconds)
+    started = Window({}, first, 1).last("process_start_time_seconds").get("", time.time())
+    return Window({}, first, max(time.time() - started, 1.0))
+
+
+def findings(window: Window) -> list[Finding]:
+    """What is beyond the bounds of the alerts."""
+    return [
+        Finding(alert.name, alert.severity, model, alert.said(value), alert.mitigation)
+        for alert in ALERTS
+        for model, value in sorted(alert.measured(window).items())
+        if value > alert.above
+    ]
+
+
+def slow(server: Remote) -> Iterator[Finding]:
+    """What the last requests that were slow were held up by."""
+    lines = server.json("/v1/requests")
+    causes = Counter((line["model"], line["cause"]) for line in lines["recent"] if line["cause"])
+    for (model, cause), count in causes.most_common():
+        text = f"{count} of the last {len(lines['recent'])} requests were slow: {CAUSES[cause]}"
+        worst = next((w["id"] for w in lines["worst"] if w["cause"] == cause), None)
+        yield Finding(
+            "slow_requests", "warning", model, text, f"see {server.url}/v1/requests/{worst}"
+        )
+
+
+def threads(url: str) -> Iterator[Finding]:
+    """Whether a server of this machine was given more threads than it has processors."""
+    from octavo.cli.ps import options_of, running
+    from octavo.engine.host import usable_threads
+
+    for one in running():
+        wanted = options_of(one.pid).get("threads") if one.url == url else None
+        if wanted is not None and wanted > usable_threads():
+            text = f"{wanted} threads on {usable_threads()} processors wait for each other"
+            yield Finding("threads", "warning", "", text, f"--threads {usable_threads()}")

@@ -1,0 +1,55 @@
+"""A server that answers at an address, as `octavo doctor` and `octavo top` ask it."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+import click
+
+from octavo.errors import UsageError
+
+SECONDS = 5.0  # for an answer
+
+
+class Remote:
+    """key: of an admin, where the server has keys. Raises UsageError for what does not answer."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        self.url = url.rstrip("/") if "://" in url else f"http://{url.rstrip('/')}"
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def get(self, path: str) -> str:
+        request = urllib.request.Request(self.url + path, headers=self._headers)
+        try:
+            with self._opener.open(request, timeout=SECONDS) as response:
+                return str(response.read().decode())
+        except urllib.error.HTTPError as e:
+            if e.code in (401, 403):
+                raise UsageError(f"{self.url}{path} needs a key", "--api-key KEY") from None
+            raise UsageError(f"{self.url}{path} answers {e.code}", "octavo ps") from None
+        except (OSError, ValueError) as e:
+            reason = getattr(e, "reason", e)
+            raise UsageError(f"{self.url} does not answer: {reason}", "octavo ps") from None
+
+    def json(self, path: str) -> Any:
+        return json.loads(self.get(path))
+
+
+def the_server() -> str:
+    """The address of the one server that runs here. Raises UsageError for none, or several."""
+    from octavo.cli.ps import running
+
+    found = [server.url for server in running() if server.url]
+    if len(found) != 1:
+        word = "no server runs" if not found else f"{len(found)} servers run"
+        raise UsageError(f"{word} on this machine; name one", *(found or ["octavo serve"]))
+    return found[0]
+
+
+key_option = click.option(
+    "--api-key", "key", envvar="OCTAVO_ADMIN_KEY", help="Key of an admin, if the server has keys."
+)

@@ -1,0 +1,112 @@
+"""What is read when metrics are scraped: counts of engines, and what the kernel says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from prometheus_client import ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from octavo.server import metric_table as known
+from octavo.server.registry import Entry
+
+PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+Family = CounterMetricFamily | GaugeMetricFamily
+
+
+def family(metric: known.Metric) -> Family:
+    """A metric without values."""
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    return kind(metric.name, metric.meaning, labels=metric.labels)
+
+
+class EngineCollector(Collector):
+    """The latest counts of every engine."""
+
+    def __init__(self, models: Iterable[Entry]) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        families = [family(metric) for metric in known.ENGINE]
+        for entry in self._models:
+            if entry.client is None:
+                continue
+            stats = dict(entry.client.stats)
+            stats["blocks_held"] = (
+                stats.get("blocks", 0) - stats.get("blocks_free", 0) - stats.get("blocks_cached", 0)
+            )
+            for metric, values in zip(known.ENGINE, families, strict=True):
+                for labels, value in _read(metric, stats):
+                    values.add_metric([entry.name, *labels], value)
+        yield from families
+
+
+def _read(metric: known.Metric, stats: Mapping[str, int]) -> Iterator[tuple[list[str], float]]:
+    if isinstance(metric.read, str):
+        yield [], stats.get(metric.read, 0) / metric.per
+    else:
+        for label, name in metric.read.items():
+            yield [label], stats.get(name, 0) / metric.per
+
+
+class ProcessesCollector(Collector):
+    """Memory, processor time, handles and waits of every engine process, and of the host."""
+
+    def __init__(self, models: Iterable[Entry]) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        faults, wait = family(known.FAULTS), family(known.CPU_WAIT)
+        for entry in self._models:
+            if entry.client is None or (pid := entry.client.pid) is None:
+                continue
+            process = ProcessCollector("octavo_engine", partial(int, pid), registry=None)
+            for metric in process.collect():
+                values = families.setdefault(metric.name, metric)
+                samples = [s._replace(labels={"model_name": entry.name}) for s in metric.samples]
+                values.samples = samples if values is metric else values.samples + samples
+            with suppress(OSError):  # it has ended meanwhile
+                faults.add_metric([entry.name], major_faults(PROC / str(pid)))
+                wait.add_metric([entry.name], cpu_wait(PROC / str(pid)))
+        yield from (*families.values(), faults, wait)
+        for host, seconds in ((known.MEMORY_STALL, memory_stall()), (known.THROTTLED, throttled())):
+            if seconds is not None:
+                told = family(host)
+                told.add_metric([], seconds)
+                yield told
+
+
+def major_faults(process: Path) -> int:
+    """Page faults of a process that waited for the disk. Raises OSError once it has ended."""
+    return int((process / "stat").read_text().rpartition(")")[2].split()[9])
+
+
+def cpu_wait(process: Path) -> float:
+    """Seconds that its threads waited for a processor. Raises OSError once it has ended."""
+    waits = [int(each.read_text().split()[1]) for each in process.glob("task/*/schedstat")]
+    return sum(waits) / 1e9
+
+
+def memory_stall() -> float | None:
+    """Seconds in which something on this host waited for memory; None where nobody knows."""
+    try:
+        text = (PROC / "pressure" / "memory").read_text()
+    except OSError:
+        return None
+    return int(text.partition("\n")[0].rpartition("total=")[2]) / 1e6
+
+
+def throttled() -> float | None:
+    """Seconds for which a limit on processor time stopped this control group, if it has one."""
+    try:
+        own = (PROC / "self" / "cgroup").read_text().rpartition("::/")[2].strip()
+        lines = (CGROUP / own / "cpu.stat").read_text().splitlines()
+    except OSError:
+        return None
+    fields = dict(line.split() for line in lines)
+    return int(fields["throttled_usec"]) / 1e6 if "throttled_usec" in fields else None
