@@ -22,11 +22,11 @@ from starlette.types import ASGIApp
 from octavo import __version__
 from octavo.errors import RequestError
 from octavo.generate.media import MediaPolicy, MediaReader
-from octavo.server import adapters, models, replies
+from octavo.server import adapters, models, page, replies
 from octavo.server.background import Background
 from octavo.server.batches import Batches
 from octavo.server.bodies import Bodies
-from octavo.server.cancel import cancel
+from octavo.server.cancel import cancel, listing
 from octavo.server.dialect import (
     Dialect,
     EmbedRoute,
@@ -137,6 +137,7 @@ def _control(
         models.ModelRoutes(registry, bodies),
     )
     found = [
+        Endpoint("/v1/requests", "GET", listing(running), answer=replies.Requests),
         Endpoint("/v1/requests/{id}/cancel", "POST", cancel(running)),
         Endpoint("/v1/usage", "GET", UsageRoute(access.keyring).show),
         Endpoint("/v1/models/load", "POST", served.load, models.LoadBody, answer=replies.Loaded),
@@ -173,7 +174,7 @@ def create_app(
     lora_folder: Path | None = None, dialects: tuple[Dialect, ...] = DIALECTS,
     store: Store | None = None, batches: Batches | None = None, loopback: Loopback | None = None,
     media: MediaPolicy | None = None, background: Background | None = None,
-    running: Running | None = None, fetch: Fetch | None = None,
+    running: Running | None = None, fetch: Fetch | None = None, ui: bool = True,
 ) -> ASGIApp:  # fmt: skip
     """The ASGI application, which calls `observe` with every exchange that has ended.
 
@@ -181,6 +182,7 @@ def create_app(
     batches: runs batches. Without one there are no routes that need it. loopback: sends requests to
     the application past its checks. media: which images requests may have. background: what goes on
     after its request. running: is kept true. fetch: fetches models, None where that is forbidden.
+    ui: whether browsers get the page.
     """
     bodies, default = Bodies(), dialects[0]
     running = Running() if running is None else running
@@ -195,14 +197,15 @@ def create_app(
         batches.sender = owner
         own += batches.table(bodies)
     described = fixed(functools.partial(document, dialects, tuple(own)), JSON)
-    page = fixed(DOCS.read_bytes, "text/html; charset=utf-8")
-    own += [Endpoint("/openapi.json", "GET", described), Endpoint("/docs", "GET", page)]
+    docs = fixed(DOCS.read_bytes, "text/html; charset=utf-8")
+    own += [Endpoint("/openapi.json", "GET", described), Endpoint("/docs", "GET", docs)]
     table = [(one, default) for one in own]
     kept = None if store is None else (store, background or Background())
     table += [(one, d) for d in dialects for one in _spoken(d, runner, kept)]
     sockets = Sockets(loopback, default.error_body, owner)
     routes: list[BaseRoute] = [WebSocketRoute("/v1/ws", sockets.serve)]
-    paths = {"/v1/ws": RouteLabel("/v1/ws", default.error_body)}
+    routes += page.ROUTES if ui else ()
+    paths = {path: RouteLabel(path, default.error_body) for path in ("/v1/ws", "/ui/")}
     for one, dialect in table:
         for spelled in dict.fromkeys((one.path, one.path.removeprefix("/v1"))):
             routes.append(Route(spelled, one.handler, methods=[one.method]))

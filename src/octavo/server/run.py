@@ -49,6 +49,7 @@ class ServeOptions:
     media: MediaPolicy = field(default_factory=MediaPolicy)
     keep_alive: float | None = None  # seconds after which idle models are unloaded
     data: Path | None = None  # of what outlives the server; None: nothing does
+    ui: bool = True  # whether browsers get the page
 
 
 class _Server(uvicorn.Server):
@@ -217,7 +218,7 @@ async def _serve(
     app = await asyncio.to_thread(
         _application, models, metrics, options.access, observe, options.lora_folder, store=store,
         batches=batches, media=options.media, background=background, running=answered,
-        fetch=wanted.fetch,
+        fetch=wanted.fetch, ui=options.ui,
     )  # fmt: skip
     server = _server(app, models, options, observe, answered)
     running = asyncio.create_task(server.serve([sock]))

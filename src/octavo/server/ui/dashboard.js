@@ -1,0 +1,1 @@
+export class Dashboard { element = document.createElement("div"); bar = document.createElement("div"); }

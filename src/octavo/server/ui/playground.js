@@ -1,0 +1,1 @@
+export class Playground { element = document.createElement("div"); bar = document.createElement("div"); }
