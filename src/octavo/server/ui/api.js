@@ -13,7 +13,7 @@ export class ApiError extends Error {
   }
 }
 
-/** `ask` is called when the server wants a key; true once there is one. */
+/** `ask` is called when the server wants a key, with whether it refused one; true once there is one. */
 export function whenKeyIsWanted(asks) {
   ask = asks;
 }
@@ -49,7 +49,7 @@ export async function request(path, { method, body, signal } = {}) {
     });
     if (response.ok) return response;
     if (response.status !== 401) throw await failure(response);
-    asking ??= ask().finally(() => (asking = null));
+    asking ??= ask(key !== "").finally(() => (asking = null));
     if (!(await asking)) throw await failure(response);
   }
 }

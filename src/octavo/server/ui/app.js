@@ -119,7 +119,7 @@ addEventListener("keydown", (event) => {
   if (event.key === "/" && shown === chat && !/INPUT|TEXTAREA|SELECT/.test(event.target.tagName)) event.preventDefault(), chat.composer.text.focus();
 });
 addEventListener("hashchange", route);
-whenKeyIsWanted(() => askKey());
+whenKeyIsWanted((refused) => askKey(refused ? "The server does not know this key." : undefined));
 await chat.load();
 await route();
 document.documentElement.dataset.ready = "";
