@@ -206,7 +206,7 @@ DEMO = "smollm2"
     metavar="HOST",
     help="Host from which images may be fetched by URL (repeatable). [none]",
 )
-@click.option("--open", "opens", is_flag=True, help="Open the page in the browser once it is ready.")
+@click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
 @click.option("--no-ui", is_flag=True, help="Leave out the page at /.")
 @speculation_option
 @draft_option

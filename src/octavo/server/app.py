@@ -26,7 +26,7 @@ from octavo.server import adapters, models, page, replies
 from octavo.server.background import Background
 from octavo.server.batches import Batches
 from octavo.server.bodies import Bodies
-from octavo.server.cancel import cancel, listing
+from octavo.server.cancel import cancel
 from octavo.server.dialect import (
     Dialect,
     EmbedRoute,
@@ -46,6 +46,7 @@ from octavo.server.loopback import Loopback
 from octavo.server.metrics import Metrics
 from octavo.server.openapi import document, method_of
 from octavo.server.registry import Registry
+from octavo.server.requests import Requests, listing
 from octavo.server.runner import Runner, answering
 from octavo.server.sockets import Sockets
 from octavo.server.source import Fetch
@@ -131,13 +132,13 @@ def _about(registry: Registry, metrics: Metrics) -> list[Endpoint]:
 def _control(
     registry: Registry, access: Access, bodies: Bodies, lora_folder: Path | None, running: Running
 ) -> list[Endpoint]:
-    """What ends requests, tells of usage, and changes what is served."""
+    """What tells of requests and ends them, tells of usage, and changes what is served."""
     lora, served = (
         adapters.AdapterRoutes(registry, bodies, lora_folder),
         models.ModelRoutes(registry, bodies),
     )
     found = [
-        Endpoint("/v1/requests", "GET", listing(running), answer=replies.Requests),
+        Endpoint("/v1/requests", "GET", listing(running), answer=Requests),
         Endpoint("/v1/requests/{id}/cancel", "POST", cancel(running)),
         Endpoint("/v1/usage", "GET", UsageRoute(access.keyring).show),
         Endpoint("/v1/models/load", "POST", served.load, models.LoadBody, answer=replies.Loaded),

@@ -1,47 +1,15 @@
-"""GET /v1/requests: what is running. POST /v1/requests/{id}/cancel: ends it by its x-request-id."""
+"""POST /v1/requests/{id}/cancel: ends a request by its x-request-id."""
 
 from __future__ import annotations
 
-import time
-
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Scope
 
 from octavo.server.endpoint import Handler
-from octavo.server.exchange import Exchange, Running, exchange
-from octavo.server.guard import Principal, principal
+from octavo.server.exchange import Running, exchange
+from octavo.server.guard import principal
 from octavo.server.http import json_response
 from octavo.server.registry import NotFound
-
-
-def _owns(sender: Principal, scope: Scope) -> bool:
-    """Requests are their key's, and every admin's."""
-    theirs = scope.get("principal")
-    return theirs is not None and (sender.admin or theirs.salt == sender.salt)
-
-
-def _told(one: Exchange, scope: Scope) -> dict[str, object]:
-    account = scope["principal"].account
-    return {
-        "id": one.id, "route": one.route, "model": one.model,
-        "key": account.key.name if account is not None else None,
-        "seconds": round(time.monotonic() - one.began, 3),
-    }  # fmt: skip
-
-
-def listing(running: Running) -> Handler:
-    """The handler: requests of the same key that compute something, an admin's call tells all."""
-
-    async def handler(request: Request) -> Response:
-        sender = principal(request.scope)
-        scopes = [s for each in running.values() for s in each if _owns(sender, s)]
-        found = [_told(exchange(s), s) for s in scopes if exchange(s).model is not None]
-        found.sort(key=lambda one: one["seconds"], reverse=True)  # type: ignore[arg-type,return-value]
-        return json_response(msgspec.json.encode({"object": "list", "data": found}))
-
-    return handler
 
 
 def cancel(running: Running) -> Handler:
@@ -50,7 +18,9 @@ def cancel(running: Running) -> Handler:
     async def handler(request: Request) -> Response:
         sender, found = principal(request.scope), 0
         for scope in running.get(request.path_params["id"], ()):
-            if _owns(sender, scope) and scope is not request.scope:
+            theirs = scope.get("principal")
+            own = theirs is not None and (sender.admin or theirs.salt == sender.salt)
+            if own and scope is not request.scope:
                 exchange(scope).cancelled.set()
                 found += 1
         if not found:

@@ -184,7 +184,7 @@ class Hosts:
 
 
 class Keys:
-    """Sets the Principal of every request. With API keys, all but health, docs and page need one."""
+    """Sets the Principal of every request. With API keys, all need one but what is open."""
 
     def __init__(self, access: Access) -> None:
         self._keys = [digest_of(k.encode()) for k in access.api_keys]

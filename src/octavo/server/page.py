@@ -26,7 +26,7 @@ TYPES = {
     ".svg": "image/svg+xml",
     "": "text/plain; charset=utf-8",  # licences
 }
-# Nothing inline, nothing from elsewhere; what a model writes is never a script, even if it gets into the page.
+# Nothing inline, nothing from elsewhere: what a model writes cannot become a script.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -60,7 +60,7 @@ def names() -> frozenset[str]:
 
 @cache
 def read(name: str) -> File:
-    """A file of the page, read when it is asked for first. Raises HTTPException if there is none."""
+    """A file, read when it is asked for first. Raises HTTPException if there is none."""
     if name not in names():
         raise HTTPException(404)
     path = FOLDER / name

@@ -24,19 +24,6 @@ class Loaded(TypedDict):
     pinned: bool
 
 
-class Request(TypedDict):
-    id: str
-    route: str
-    model: str | None
-    key: str | None
-    seconds: float
-
-
-class Requests(TypedDict):
-    object: Literal["list"]
-    data: list[Request]
-
-
 class Adapter(TypedDict):
     status: Literal["loaded", "unloaded"]
     model: str

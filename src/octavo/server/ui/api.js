@@ -37,8 +37,8 @@ async function failure(response) {
   }
 }
 
-/** The response of a request. Throws ApiError. A 401 asks for a key, once for all that wait. */
-export async function request(path, { method, body, signal } = {}) {
+/** The response of a request. Throws ApiError. A 401 asks for a key, once for all that wait; not with `asks` false. */
+export async function request(path, { method, body, signal, asks = true } = {}) {
   for (;;) {
     const headers = key ? { authorization: `Bearer ${key}` } : {};
     if (body) headers["content-type"] = "application/json";
@@ -48,7 +48,7 @@ export async function request(path, { method, body, signal } = {}) {
       throw error.name === "AbortError" ? error : new ApiError(0, "The server cannot be reached. Does it still run?");
     });
     if (response.ok) return response;
-    if (response.status !== 401) throw await failure(response);
+    if (response.status !== 401 || !asks) throw await failure(response);
     asking ??= ask(key !== "").finally(() => (asking = null));
     if (!(await asking)) throw await failure(response);
   }

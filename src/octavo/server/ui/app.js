@@ -115,7 +115,7 @@ for (const id of ["side-close", "scrim"]) document.getElementById(id).addEventLi
 document.getElementById("side-footer").append(themeButton(), iconButton("key", "API key", changeKey), h("a", { class: "quiet icon", href: "docs", title: "API reference", "aria-label": "API reference" }, icon("book")));
 addEventListener("keydown", (event) => {
   if (event.key === "Escape") menu(false);
-  if (event.key === "o" && event.shiftKey && (event.ctrlKey || event.metaKey)) event.preventDefault(), (location.hash = "chat"), chat.fresh();
+  if (event.key === "O" && event.shiftKey && (event.ctrlKey || event.metaKey)) event.preventDefault(), (location.hash = "chat"), chat.fresh();
   if (event.key === "/" && shown === chat && !/INPUT|TEXTAREA|SELECT/.test(event.target.tagName)) event.preventDefault(), chat.composer.text.focus();
 });
 addEventListener("hashchange", route);

@@ -13,6 +13,7 @@ const whole = (value) => (value == null ? "–" : value >= 10 || Number.isIntege
 const seconds = (value) => (value == null ? ["–", ""] : value < 1 ? [whole(1000 * value), "ms"] : [value.toFixed(1), "s"]);
 const share = (value) => (value == null ? ["–", ""] : [(100 * value).toFixed(0), "%"]);
 const bytes = (value) => (value == null ? ["–", ""] : value < 1e9 ? [whole(value / 1e6), "MB"] : [(value / 1e9).toFixed(2), "GB"]);
+const firstToken = ({ samples }) => ["gen_ai_server", "octavo"].map((by) => `${by}_time_to_first_token_seconds`).find((name) => samples.has(`${name}_count`));
 const milliseconds = (value) => (value == null ? null : 1000 * value);
 
 /** Of two looks: the last, and the one before; `past` is the one at the beginning of the window. */
@@ -24,7 +25,7 @@ const TILES = [
   },
   {
     title: "Time to the first token", lines: ["median", "95 of 100"],
-    values: ({ now, past }) => [0.5, 0.95].map((q) => quantile(now, past, "octavo_time_to_first_token_seconds", q)),
+    values: ({ now, past }) => [0.5, 0.95].map((q) => quantile(now, past, firstToken(now), q)),
     tell: ([median, slow]) => [seconds(median), median == null ? "No request in the last 30 s" : `95 of 100 within ${seconds(slow).join(" ")}`],
     draw: milliseconds,
   },
@@ -68,6 +69,16 @@ const TILES = [
     draw: (value) => value / 1e6,
   },
 ];
+
+/** The requests that compute something; null where the key may not ask for them. */
+async function running() {
+  try {
+    return (await json("v1/requests", { asks: false })).running.filter(({ model }) => model);
+  } catch (error) {
+    if (error.status === 401 || error.status === 403) return null;
+    throw error;
+  }
+}
 
 class Tile {
   constructor(kind) {
@@ -114,10 +125,10 @@ export class Dashboard {
     const again = (this.#timer = setTimeout(() => this.#look(), EVERY));
     if (document.hidden) return;
     try {
-      const [text, running, models] = await Promise.all([request("metrics").then((r) => r.text()), json("v1/requests"), json("v1/models")]);
+      const [text, models, requests] = await Promise.all([request("metrics").then((r) => r.text()), json("v1/models"), running()]);
       this.#live(true, "Live");
       this.#update(text);
-      this.#table(running.data);
+      this.#table(requests);
       this.#list(models.data);
     } catch (error) {
       if (again === this.#timer) this.#live(false, explain(error));
@@ -137,6 +148,8 @@ export class Dashboard {
   }
 
   #table(running) {
+    this.requests.hidden = !running;
+    if (!running) return;
     const rows = running.map((one) => h("tr", {}, h("td", {}, one.model), h("td", {}, one.route.replace("/v1/", "")), h("td", {}, h("code", {}, one.id)), h("td", {}, `${one.seconds.toFixed(1)} s`), h("td", {}, iconButton("close", `Cancel ${one.id}`, () => this.#cancel(one)))));
     const head = h("tr", {}, ["Model", "Route", "Request", "Time", ""].map((name) => h("th", { scope: "col" }, name || h("span", { class: "unseen" }, "Cancel"))));
     const shown = rows.length ? h("div", { class: "wide", tabindex: "0", role: "group", "aria-label": "Table" }, h("table", {}, h("thead", {}, head), h("tbody", {}, rows))) : h("p", { class: "help" }, "Nothing runs.");

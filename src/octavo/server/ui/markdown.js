@@ -30,6 +30,7 @@ function rendered(token, links) {
   const tokens = Object.assign([token], { links });
   const fragment = DOMPurify.sanitize(marked.parser(tokens), SAFE);
   for (const link of fragment.querySelectorAll("a")) {
+    if (!link.hasAttribute("href")) link.replaceWith(...link.childNodes);
     link.target = "_blank";
     link.rel = "noopener noreferrer nofollow";
   }
