@@ -22,14 +22,15 @@ LISTED = 12  # models in the ready block
 
 class Screen:
     """titles: of models, by name; plans: of those that are planned before they are loaded. budget:
-    bytes for all models. replicas: engines of each."""
+    bytes for all models. replicas: engines of each. page: whether there is one."""
 
     def __init__(
         self, url: str, budget: int, plans: dict[str, Plan], titles: dict[str, str],
-        replicas: int = 1,
+        replicas: int = 1, page: bool = True,
     ) -> None:  # fmt: skip
         self._replicas = replicas
         self._url, self._budget, self._plans, self._titles = url, budget, plans, titles
+        self._page = page
         self._began = time.monotonic()
         self.requests = self.tokens = self.errors = 0
 
@@ -41,6 +42,7 @@ class Screen:
             lines += self._one(entries[0].model)
         else:
             lines += self._several(entries)
+        lines += [f"  page      {self._url}/"] if self._page else []
         lines += [f"  API       {self._url}/v1", f"  metrics   {self._url}/metrics", ""]
         example = next((e.model for e in entries if e.model is not None), None)
         if example is not None:

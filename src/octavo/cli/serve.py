@@ -215,6 +215,8 @@ DEMO = "smollm2"
     metavar="HOST",
     help="Host from which images may be fetched by URL (repeatable). [none]",
 )
+@click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
+@click.option("--no-ui", is_flag=True, help="Leave out the page at /.")
 @speculation_option
 @draft_option
 @replica_options
@@ -225,12 +227,15 @@ def serve(
     api_keys: tuple[str, ...], admin_key: str | None, key_file: Path | None,
     limits_url: str | None, watching: Watching, hosts: tuple[str, ...], origins: tuple[str, ...],
     domains: tuple[str, ...], drain_timeout: int, write_timeout: int, log_level: str,
-    log_format: str, lora_dir: Path | None, offline: bool, data: Path | None, **model: Any,
+    log_format: str, lora_dir: Path | None, offline: bool, data: Path | None, opens: bool,
+    no_ui: bool, **model: Any,
 ) -> None:  # fmt: skip
     """Serve MODELS: demo names, Hugging Face ids (org/name[:quant]), folders or .gguf files.
 
     Several share the memory: those used least recently are unloaded for others.
     """
+    if opens and no_ui:
+        raise click.UsageError("--open opens the page, which --no-ui leaves out")
     gc.disable()  # collections would look at all that is imported, again and again
     finds = models_dir is not None or on_demand
     spawned = _spawn(model, *(models or (() if finds else (DEMO,))))
@@ -259,10 +264,12 @@ def serve(
     plans = {name: plan for name, (_, plan) in opened.items()}
     _tell_lowered(plans if model["context"] is None else {})
     url = url_of(host, sock.getsockname()[1])
-    screen = Screen(url, choice.budget, plans, _titles(named, opened), model["replicas"])
+    screen = Screen(url, choice.budget, plans, _titles(named, opened), model["replicas"], not no_ui)
     find, fetch = choice.find if finds else None, None if offline else choice.fetch
     serving = Models([*named, *choice.find()], choice.budget, len(named), find, fetch)
-    options = ServeOptions(access, drain_timeout, write_timeout, lora_dir, media, alive, data, who)
+    options = ServeOptions(
+        access, drain_timeout, write_timeout, lora_dir, media, alive, data, who, ui=not no_ui
+    )
     with logging_to(sys.stdout, log_level, log_format), ExitStack() as stack:
         total = model["replicas"] * sum(m.checkpoint.nbytes for m, _ in opened.values())
         advance = stack.enter_context(progress_bar("Loading", total)) if total else None
@@ -275,6 +282,8 @@ def serve(
             for _, source in named:
                 source.progress = lambda _: None
             screen.ready(models)
+            if opens:
+                click.launch(url)
             gc.enable()
 
         uvloop.run(serve_http(options, serving, sock, ready=ready, ended=screen.count))

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from octavo import __version__
 from octavo.errors import RequestError
 from octavo.generate.media import MediaPolicy, MediaReader
-from octavo.server import adapters, models, replies
+from octavo.server import adapters, models, page, replies
 from octavo.server.background import Background
 from octavo.server.batches import Batches
 from octavo.server.bodies import Bodies
@@ -180,7 +180,7 @@ def create_app(
     store: Store | None = None, batches: Batches | None = None, loopback: Loopback | None = None,
     media: MediaPolicy | None = None, background: Background | None = None,
     timelines: Timelines | None = None, fetch: Fetch | None = None,
-    watchers: Sequence[Watcher] = (),
+    watchers: Sequence[Watcher] = (), ui: bool = True,
 ) -> ASGIApp:  # fmt: skip
     """The ASGI application, which calls `observe` with every exchange that has ended.
 
@@ -188,7 +188,8 @@ def create_app(
     batches: runs batches. Without one there are no routes that need it. loopback: sends requests to
     the application past its checks. media: which images requests may have. background: what goes on
     after its request. timelines: of requests; its `running` is kept true. fetch: fetches
-    models, None where that is forbidden. watchers: see each request.
+    models, None where that is forbidden. watchers: see each request. ui: whether
+    browsers get the page.
     """
     bodies, default = Bodies(), dialects[0]
     timelines = timelines or Timelines(Running())
@@ -204,15 +205,15 @@ def create_app(
         batches.sender = owner
         own += batches.table(bodies)
     described = fixed(functools.partial(document, dialects, tuple(own)), JSON)
-    page = fixed(DOCS.read_bytes, "text/html; charset=utf-8")
-    own += [Endpoint("/openapi.json", "GET", described), Endpoint("/docs", "GET", page)]
+    docs = fixed(DOCS.read_bytes, "text/html; charset=utf-8")
+    own += [Endpoint("/openapi.json", "GET", described), Endpoint("/docs", "GET", docs)]
     table = [(one, default) for one in own]
     kept = None if store is None else (store, background or Background())
     table += [(one, d) for d in dialects for one in _spoken(d, runner, kept)]
     sockets = Sockets(loopback, default.error_body, owner)
     routes, paths = routing(table)
-    routes.insert(0, WebSocketRoute("/v1/ws", sockets.serve))
-    paths["/v1/ws"] = RouteLabel("/v1/ws", default.error_body)
+    routes = [WebSocketRoute("/v1/ws", sockets.serve), *(page.ROUTES if ui else ()), *routes]
+    paths |= {path: RouteLabel(path, default.error_body) for path in ("/v1/ws", "/ui/")}
     app = starlette(routes)
     other = RouteLabel(OTHER, default.error_body)
     loopback.app = ExchangeMiddleware(app, paths, other, observe, running)

@@ -19,7 +19,8 @@ from octavo.server.keys import digest as digest_of
 from octavo.server.keys import salt_of
 from octavo.server.limits import RATE_HEADERS, Account
 
-OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/docs", "/openapi.json"})
+OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready", "/docs", "/openapi.json"})
+PAGE = "/ui/"  # files of the page, which asks for a key itself
 ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s?#]+")
 EXPOSED = ("retry-after", "retry-after-ms", "x-should-retry", "x-request-id", *RATE_HEADERS)
 METHODS = ("GET", "POST", "DELETE", "HEAD", "OPTIONS")
@@ -183,7 +184,7 @@ class Hosts:
 
 
 class Keys:
-    """Sets the Principal of every request. With API keys, all but OPEN_PATHS need one."""
+    """Sets the Principal of every request. With API keys, all need one but what is open."""
 
     def __init__(self, access: Access) -> None:
         self._keys = [digest_of(k.encode()) for k in access.api_keys]
@@ -203,7 +204,7 @@ class Keys:
         if admin or known or account is not None:
             admin |= account is not None and account.key.role == "admin"
             scope["principal"] = Principal(salt_of(digest), admin, account)
-        elif (self._keys or self._ring is not None) and scope.get("path") not in OPEN_PATHS:
+        elif (self._keys or self._ring is not None) and not _open(scope.get("path", "")):
             raise Unauthorized("a valid API key is needed", None, "invalid_api_key")
         else:
             guarded = self._keys or self._admin or self._ring is not None
@@ -216,6 +217,10 @@ class Keys:
         if account is None and salt not in known and (self._keys or self._ring is not None):
             raise Unauthorized("the key is not valid any longer", None, "invalid_api_key")
         return Principal(salt, account=account)
+
+
+def _open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(PAGE)
 
 
 def _among(digest: bytes, known: list[bytes]) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from octavo.generate.reply import Usage
 from octavo.server.exchange import Exchange
 
-QUIET = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
+QUIET = frozenset({"/health", "/health/live", "/health/ready", "/metrics", "/ui/", "/v1/requests"})
 MOST_LINES = 10_000  # waiting to be written
 LOG = logging.getLogger("octavo.server")
 

@@ -44,6 +44,7 @@ class ServeOptions:
     keep_alive: float | None = None  # seconds after which idle models are unloaded
     data: Path | None = None  # of what outlives the server; None: nothing does
     watchers: Sequence[Watcher] = ()
+    ui: bool = True  # whether browsers get the page
 
 
 def _application(*given: Any, **named: Any) -> ASGIApp:
@@ -126,7 +127,7 @@ async def _serve(
     app = await asyncio.to_thread(
         _application, models, metrics, options.access, observe, options.lora_folder, store=store,
         batches=batches, media=options.media, background=background, timelines=timelines,
-        fetch=wanted.fetch, watchers=options.watchers,
+        fetch=wanted.fetch, watchers=options.watchers, ui=options.ui,
     )  # fmt: skip
     server = http_server(
         app, models, options.drain_timeout, options.write_timeout, observe, answered

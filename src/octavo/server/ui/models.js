@@ -1,0 +1,59 @@
+// The models of the server, and a menu of them.
+
+import { explain, json } from "./api.js";
+import { h, toast } from "./dom.js";
+
+const AGAIN = 1500; // ms between questions while the server loads its model
+
+/** The names of all models that the server has. Waits while it starts. */
+export async function listModels() {
+  for (;;) {
+    try {
+      return (await json("v1/models")).data;
+    } catch (error) {
+      if (error.code !== "loading") throw error;
+      await new Promise((resolve) => setTimeout(resolve, AGAIN));
+    }
+  }
+}
+
+/** A menu of models. `onchange` is called with the name that is chosen. */
+export class ModelMenu {
+  #wanted = "";
+
+  constructor(label) {
+    this.onchange = () => {};
+    this.element = h("select", { class: "models", "aria-label": label, onchange: () => this.#picked() }, h("option", { value: "" }, "Loading…"));
+  }
+
+  #picked() {
+    this.#wanted = this.element.value;
+    this.onchange(this.element.value);
+  }
+
+  get value() {
+    return this.element.value;
+  }
+
+  /** Chooses a model, as soon as it is known; the first if there is none of that name. */
+  choose(name) {
+    this.#wanted = name;
+    if ([...this.element.options].some((option) => option.value === name)) this.element.value = name;
+    else this.element.selectedIndex = 0;
+  }
+
+  fill(models) {
+    this.element.replaceChildren(...models.map(({ id, state }) => h("option", { value: id }, state === "ready" ? id : `${id} (${state})`)));
+    this.choose(this.#wanted);
+  }
+}
+
+/** Fills menus with the server's models. */
+export async function fillMenus(...menus) {
+  try {
+    const models = await listModels();
+    for (const menu of menus) menu.fill(models);
+  } catch (error) {
+    toast(explain(error));
+  }
+}
