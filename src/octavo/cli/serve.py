@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -240,8 +242,6 @@ def serve(
     finds = models_dir is not None or on_demand
     spawned = _spawn(model, *(models or (() if finds else (DEMO,))))
 
-    import uvloop
-
     from octavo.cli.served import parse_aliases, parse_seconds
     from octavo.generate.media import MediaPolicy
     from octavo.server.guard import Access
@@ -251,11 +251,7 @@ def serve(
     from octavo.server.run import serve as serve_http
 
     access = Access(host, api_keys, admin_key, hosts, origins, keyring_of(key_file, limits_url))
-    alive, who, media = (
-        parse_seconds(keep_alive),
-        watching.open(),
-        MediaPolicy(domains=domains),
-    )
+    alive, who, media = parse_seconds(keep_alive), watching.open(), MediaPolicy(domains=domains)
     sock = bind(host, port)
     models = models or (() if finds else _demo())
     choice = _choice(len(models), models_dir, on_demand, lora_dir, offline, **model)
@@ -270,9 +266,22 @@ def serve(
     options = ServeOptions(
         access, drain_timeout, write_timeout, lora_dir, media, alive, data, who, ui=not no_ui
     )
-    with logging_to(sys.stdout, log_level, log_format), ExitStack() as stack:
-        total = model["replicas"] * sum(m.checkpoint.nbytes for m, _ in opened.values())
-        advance = stack.enter_context(progress_bar("Loading", total)) if total else None
+    size = model["replicas"] * sum(m.checkpoint.nbytes for m, _ in opened.values())
+    answering = partial(serve_http, options, serving, sock, ended=screen.count)
+    with logging_to(sys.stdout, log_level, log_format):
+        _until_signal(answering, screen, named, size, spawned, url if opens else "")
+    screen.goodbye()
+
+
+def _until_signal(
+    answering: Callable[..., Coroutine[Any, Any, None]], screen: Screen, named: list[NamedSource],
+    size: int, spawned: Spawned | None, opens: str,
+) -> None:  # fmt: skip
+    """Loads models of `size` bytes and answers. opens: what a browser shows once all is ready."""
+    import uvloop
+
+    with ExitStack() as stack:
+        advance = stack.enter_context(progress_bar("Loading", size)) if size else None
         for _, source in named:
             source.progress = advance or source.progress
             source.spawned, spawned = spawned, None
@@ -283,11 +292,10 @@ def serve(
                 source.progress = lambda _: None
             screen.ready(models)
             if opens:
-                click.launch(url)
+                click.launch(opens)
             gc.enable()
 
-        uvloop.run(serve_http(options, serving, sock, ready=ready, ended=screen.count))
-    screen.goodbye()
+        uvloop.run(answering(ready=ready))
 
 
 def keyring_of(file: Path | None, limits_url: str | None) -> Keyring | None:
