@@ -82,7 +82,7 @@ REQUESTS = (
 
 LATENCY = (
     Metric("gen_ai_server_time_to_first_token_seconds", "histogram", "seconds", GEN_AI,
-           "From arrival to the first token", FIRST),
+           "From arrival to the first token: sent, in a stream, else sampled", FIRST),
     Metric("gen_ai_server_time_per_output_token_seconds", "histogram", "seconds", GEN_AI,
            "Mean time of a token after the first, of each request", EACH),
     Metric("gen_ai_server_request_duration_seconds", "histogram", "seconds", GEN_AI,
