@@ -2,8 +2,8 @@
 
 python benchmarks/observe.py [MODEL] [--rounds 6] [--streams 4] [--tokens 64] [--threads 1]
 
-Rounds on a server that nobody looks at and on one with traces, a request log and a scrape a second
-take turns, so that what else the machine does is felt by both.
+Rounds on a server that nobody looks at and on one with traces, a request log and a scrape every five
+seconds take turns, so that what else the machine does is felt by both.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def cost(model: str, options: argparse.Namespace) -> None:
     scrapes: list[float] = []
 
     def scrape(port: int) -> None:
-        while not over.wait(1.0):
+        while not over.wait(5.0):
             began = time.perf_counter()
             get(port, "/metrics")
             scrapes.append(time.perf_counter() - began)
