@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable
@@ -93,7 +92,8 @@ class Norms:
             for name, seconds in taken.items():
                 if seconds <= SECONDS:
                     continue
-                usual = statistics.median(last.get(name, 0.0) for last in self._last)
+                known = sorted(last.get(name, 0.0) for last in self._last)
+                usual = known[len(known) // 2]
                 over = seconds - usual
                 if over > max(SECONDS, (TIMES - 1) * usual) and (found is None or over > found[1]):
                     found = name, over
