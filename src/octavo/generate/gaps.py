@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
 
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)  # seconds
 MOST = 128  # moments that are kept
 
 
-@dataclass
 class Gaps:
     """counts: gaps up to each of BOUNDS, and above. longest: the longest, which ended at `at`.
     moments: of every `every`th token."""
 
-    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
-    total: float = 0.0
-    longest: float = 0.0
-    at: float = 0.0
-    moments: list[float] = field(default_factory=list)
-    every: int = 1
-    _seen: int = 0
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS) + 1)
+        self.total = self.longest = self.at = 0.0
+        self.moments: list[float] = []
+        self.every = 1
+        self._seen = 0
 
     def token(self, now: float, before: float) -> None:
         """Takes a token of a choice, whose last came at `before` (0.0: it is the first)."""

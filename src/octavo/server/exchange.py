@@ -35,6 +35,7 @@ class Exchange:
     key: str | None = None  # the name of the sender's key
     replayed: bool = False  # answered as the same request was before
     began: float = field(default_factory=time.monotonic)
+    streamed: float | None = None  # when the first bytes after its first token were sent
     ended: float = 0.0
     at_end: list[Callable[[], None]] = field(default_factory=list)  # gives back what it used
     work: asyncio.Task[None] | None = None  # goes on after the response, and is part of it
@@ -42,6 +43,13 @@ class Exchange:
     @property
     def seconds(self) -> float:
         return self.ended - self.began
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds to the first token: in a stream until it was sent, else until it was sampled."""
+        if self.usage is None or self.usage.first is None:
+            return None
+        return (self.streamed or self.usage.first) - self.began
 
     @property
     def outcome(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -89,6 +90,8 @@ class ExchangeMiddleware:
                 message = {**message, "headers": headers}
             elif kind == "http.response.body":
                 complete = not message.get("more_body", False)
+                if not complete and one.streamed is None and one.usage and one.usage.first:
+                    one.streamed = time.monotonic()
             elif kind == "accept":
                 started, one.status = True, 101
             elif kind == "close":

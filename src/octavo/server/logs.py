@@ -126,12 +126,13 @@ def exchange_fields(one: Exchange) -> dict[str, Any]:
         "sent_bytes": one.sent,
     }  # fmt: skip
     usage = one.usage
+    if one.ttft is not None:
+        fields["ttft_seconds"] = round(one.ttft, 6)
     if usage is not None:
         fields |= {
             "prompt_tokens": usage.prompt, "completion_tokens": usage.completion,
             "cached_tokens": usage.cached, "finish_reasons": usage.finishes,
         }  # fmt: skip
         if usage.first is not None:
-            fields["ttft_seconds"] = round(usage.first - usage.began, 6)
             fields["queue_seconds"] = round(usage.queued, 6)
     return fields

@@ -7,8 +7,7 @@ the Prometheus rules of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from octavo.generate.gaps import BOUNDS
 from octavo.generate.quality import SIGNS
@@ -29,8 +28,7 @@ SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 TOKENS = tuple(float(1 << i) for i in range(18))
 
 
-@dataclass(frozen=True)
-class Metric:
+class Metric(NamedTuple):
     """buckets: of a histogram. read: the field of EngineStats that it is, or the field of each
     value of its second label; per: what that is divided by."""
 
@@ -41,7 +39,7 @@ class Metric:
     meaning: str
     buckets: tuple[float, ...] = ()
     read: str | Mapping[str, str] = ""
-    per: float = field(default=1.0, compare=False)
+    per: float = 1.0
 
     @property
     def exposed(self) -> str:
@@ -82,7 +80,7 @@ REQUESTS = (
 
 LATENCY = (
     Metric("gen_ai_server_time_to_first_token_seconds", "histogram", "seconds", GEN_AI,
-           "From arrival to the first token", FIRST),
+           "From arrival to the first token: sent, in a stream, else sampled", FIRST),
     Metric("gen_ai_server_time_per_output_token_seconds", "histogram", "seconds", GEN_AI,
            "Mean time of a token after the first, of each request", EACH),
     Metric("gen_ai_server_request_duration_seconds", "histogram", "seconds", GEN_AI,

@@ -118,7 +118,7 @@ class Metrics:
         """Counts the times of a request that got tokens."""
         usage = one.usage
         assert usage is not None and usage.first is not None and usage.last is not None
-        self._first.labels(one.operation, model).observe(usage.first - usage.began)
+        self._first.labels(one.operation, model).observe(one.ttft or 0.0)
         self._generated.labels(model).observe(usage.completion)
         self._gaps.add(model, usage.gaps)
         if usage.completion > 1:

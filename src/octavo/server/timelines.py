@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable
@@ -32,9 +31,10 @@ CAUSES = {
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """What happened to a request, in seconds since it came.
 
-    began: since 1970. phases: seconds of each. parts: of its prompts, when they were computed, with
-    their tokens; preempted: when it lost its blocks. tokens: when its tokens were sampled, of every
-    `every`th. longest_gap: between two tokens, which ended `at`. cause: why it was slow, if it was.
+    began: since 1970. phases: seconds of each. ttft: to the first token. parts: of its prompts,
+    when they were computed, with their tokens; preempted: when it lost its blocks. tokens: when its
+    tokens were sampled, of every `every`th. longest_gap: between two tokens, which ended `at`.
+    cause: why it was slow, if it was.
     """
 
     id: str
@@ -44,6 +44,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     began: float
     seconds: float
     phases: dict[str, float]
+    ttft: float | None
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
@@ -67,6 +68,7 @@ def timeline(one: Exchange, usage: Usage, cause: str | None = None) -> Timeline:
         id=one.id, route=one.route, model=one.model or "", status=one.status,
         began=round(time.time() - (time.monotonic() - one.began), 6), seconds=round(one.seconds, 6),
         phases={name: round(spent, 6) for name, spent in phases(one).items()},
+        ttft=None if one.ttft is None else round(one.ttft, 6),
         prompt_tokens=usage.prompt, cached_tokens=usage.cached,
         completion_tokens=usage.completion,
         parts=[(since(mark.at), mark.tokens) for mark in usage.marks if mark.tokens],
@@ -90,7 +92,8 @@ class Norms:
             for name, seconds in taken.items():
                 if seconds <= SECONDS:
                     continue
-                usual = statistics.median(last.get(name, 0.0) for last in self._last)
+                known = sorted(last.get(name, 0.0) for last in self._last)
+                usual = known[len(known) // 2]
                 over = seconds - usual
                 if over > max(SECONDS, (TIMES - 1) * usual) and (found is None or over > found[1]):
                     found = name, over
