@@ -67,7 +67,7 @@ POLICIES = ("cost", "least-load", "round-robin", "prefix-hash", "random")
 @click.option(
     "--idle-timeout", "idle", type=Number(min=0.01), default=10, show_default=True,
     metavar="SECONDS",
-    help="Seconds between parts of a stream; six times that of servers other than Octavo.",
+    help="Seconds between parts of a stream; three times that of servers other than Octavo.",
 )  # fmt: skip
 @click.option(
     "--total-timeout", "total", type=Number(min=0.01), default=3600, show_default=True,

@@ -21,6 +21,7 @@ from octavo.gateway.errors import UpstreamFailed
 from octavo.gateway.events import Finished
 from octavo.gateway.health import Health
 from octavo.gateway.spent import count, spent_of
+from octavo.gateway.streams import STREAMS, check_stream, whole_events
 from octavo.gateway.traffic import SESSION, Dealt, Traffic, units_of
 from octavo.gateway.transport import Answer, Transport
 from octavo.gateway.upstreams import Lease
@@ -37,8 +38,8 @@ PASSED_ON = (
     "x-slo-ttft-ms",
 )  # fmt: skip
 PASSED_BACK = ("retry-after", "retry-after-ms", "x-should-retry")
-STREAMS = ("text/event-stream", "application/x-ndjson")
 DONE = b"[DONE]"
+JSON = "application/json"
 
 
 @dataclass
@@ -153,20 +154,22 @@ class Relay:
             job.lease = lease = await self._admission.place(
                 job.asked, job.dealt.route, job.dealt.version.pool, job.failed
             )
+            refused, wish = None, None
             try:
                 found = await self._limited(job, lease)
-                if isinstance(found, Response) and found.status_code in RETRYABLE:
-                    failure = _refusal(lease, found)
-                    if await self._again(job, lease, failure, _wish(found)):
-                        continue
-                return found
+                if not isinstance(found, Response) or found.status_code not in RETRYABLE:
+                    return found
+                refused, wish, error = found, _wish(found), _refusal(lease, found)
             except UpstreamFailed as e:
                 error = e
             except BaseException:
                 lease.end()
                 raise
-            if not await self._again(job, lease, error, None):
-                raise error
+            if await self._again(job, lease, error, wish):
+                continue
+            if refused is not None and refused.headers.get("content-type", "").startswith(JSON):
+                return refused
+            raise error
 
     async def _limited(self, job: Job, lease: Lease) -> Response | tuple[Answer, bytes]:
         """What an upstream answers in time, and while it is not known to be down."""
@@ -209,7 +212,7 @@ class Relay:
                 if own and job.follower is None:
                     job.follower = Follower([])
                 data = await answer.read()
-                _check_stream(answer, data)
+                check_stream(answer, data)
                 lease.first()
                 return answer, data
             return self._whole(job, lease, answer, await answer.whole())
@@ -221,7 +224,7 @@ class Relay:
         """An answer that has come as a whole."""
         answer.close()
         if answer.status == 200:
-            if answer.media_type != "application/json":
+            if answer.media_type != JSON:
                 raise UpstreamFailed(f"upstream {lease.upstream.id} answers with no JSON")
             count(job.usage, spent_of(body, lease.upstream.id))
             if job.dealt.seen is not None:
@@ -294,7 +297,7 @@ class Relay:
 
     async def _pass_on(self, job: Job, answer: Answer, data: bytes) -> AsyncGenerator[bytes, None]:
         """The rest of an answer. Raises UpstreamFailed if it is not complete."""
-        usage, follower = job.usage, job.follower
+        usage, follower, held = job.usage, job.follower, b""
         while data:
             usage.last = time.monotonic()
             usage.first = usage.first or usage.last
@@ -307,10 +310,12 @@ class Relay:
                     job.pass_on(data)
                     yield data
             else:
+                ready, held = whole_events(held + data, answer.media_type)
                 job.chunks += 1
-                job.tail = data if len(data) > 256 else (job.tail + data)[-512:]
-                job.pass_on(data)
-                yield data
+                job.tail = ready or job.tail
+                if ready:
+                    job.pass_on(ready)
+                    yield ready
             data = await answer.read()
         spent = _streamed(job) if follower is None else follower.spent
         if spent is None:
@@ -351,22 +356,12 @@ class Relay:
         self.traffic.ended(job.dealt, told, sum(usage.reused.values()), batch)
 
 
-def _check_stream(answer: Answer, data: bytes) -> None:
-    """Raises UpstreamFailed for a stream that does not begin as one."""
-    if not data:
-        answer.cut("ended before it began")
-    elif answer.media_type == STREAMS[0] and data[:1] not in b"deri:\n\r":
-        answer.cut("sends no event stream")
-    elif answer.media_type == STREAMS[1] and data[:1] != b"{":
-        answer.cut("sends no lines of JSON")
-    answer.check()
-
-
 def _refusal(lease: Lease, response: Response) -> UpstreamFailed:
     """What an answer that may be tried elsewhere says of an upstream: 5xx that it fails."""
     text = f"upstream {lease.upstream.id} answers {response.status_code}"
-    limited = response.status_code in (408, 425, 429, 503)
-    return UpstreamFailed(text, "overloaded" if limited else "upstream_failed", True)
+    busy = response.status_code not in (500, 502)
+    limited = busy and response.status_code != 504
+    return UpstreamFailed(text, "overloaded" if limited else "upstream_failed", busy)
 
 
 def _wish(response: Response) -> float | None:

@@ -31,7 +31,7 @@ class Timeouts:
 
     @property
     def foreign(self) -> float:
-        return 6 * self.idle
+        return 3 * self.idle
 
 
 class Answer:

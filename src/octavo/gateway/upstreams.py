@@ -60,8 +60,9 @@ class Lease:
         elif good:
             up.breaker.succeeded()
         else:
+            before = up.breaker.state
             up.breaker.failed()
-            if up.breaker.state == "open":
+            if up.breaker.state == "open" != before:
                 LOG.warning("upstream %s fails; it gets nothing for a while", up.id)
         self._upstreams.changed(up)
         self._upstreams.freed()

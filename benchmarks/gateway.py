@@ -1,0 +1,232 @@
+"""What a gateway adds: time to the first chunk and processor time, beside going there directly.
+
+    python benchmarks/gateway.py [--streams 1 32] [--rounds 3] [--body 4096] [--peer NAME=COMMAND]
+
+The upstream says 64 chunks, 5 ms apart, and costs next to nothing. Ways take turns within each
+round, so that what else the machine does is felt by all of them. A peer is any proxy: `{port}` and
+`{upstream}` in its command are replaced, for example
+
+    --peer "vllm-router=vllm-router --port {port} --worker-urls {upstream} --policy random"
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shlex
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import dataclass, field
+
+import psutil
+
+CHUNKS, PAUSE = 64, 0.005
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+MODELS = b'{"object":"list","data":[{"id":"m","object":"model","created":0,"owned_by":"%s"}]}'
+
+
+def framed(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def chunk(number: int, told: bool) -> bytes:
+    data = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m",
+            "choices": [{"index": 0, "delta": {"content": f" word{number}"}, "finish_reason": None}]}  # fmt: skip
+    said = b"data: " + json.dumps(data).encode() + b"\n\n"
+    return framed(said + (b": tokens [%d]\n\n" % number if told else b""))
+
+
+class Upstream(asyncio.Protocol):
+    """Answers every request with the same stream. owner: "octavo" for one that can be resumed."""
+
+    def __init__(self, owner: bytes) -> None:
+        self._told = owner == b"octavo"
+        self._models = MODELS % owner
+        self._data = bytearray()
+        self._chunks = [chunk(i, self._told) for i in range(CHUNKS)]
+        end = b"data: [DONE]\n\n" + (b': usage {"prompt_tokens":1}\n\n' if self._told else b"")
+        self._end = framed(end) + b"0\r\n\r\n"
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        head, found, body = bytes(self._data).partition(b"\r\n\r\n")
+        if not found:
+            return
+        length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0)
+        if len(body) < length:
+            return
+        self._data.clear()
+        if head.startswith(b"POST"):
+            self._begun = time.monotonic()
+            self._transport.write(HEAD + self._chunks[0])
+            asyncio.get_running_loop().call_later(PAUSE, self._say, 1)
+        else:
+            size = len(self._models)
+            kind = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % size
+            self._transport.write(b"HTTP/1.1 200 OK\r\n" + kind + self._models)
+
+    def _say(self, number: int) -> None:
+        if number == CHUNKS:
+            return self._transport.write(self._end)
+        self._transport.write(self._chunks[number])
+        due = self._begun + (number + 1) * PAUSE
+        asyncio.get_running_loop().call_later(max(due - time.monotonic(), 0), self._say, number + 1)
+
+
+async def upstream(port: int, owner: bytes) -> None:
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Upstream(owner), "127.0.0.1", port)
+    await server.serve_forever()
+
+
+def body(size: int) -> bytes:
+    text = "word " * (size // 5)
+    asked = {"model": "m", "messages": [{"role": "user", "content": text}], "stream": True}
+    return json.dumps(asked).encode()
+
+
+async def ask(port: int, data: bytes) -> tuple[float, int]:
+    """Seconds to the first chunk, and how many came."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    began = time.perf_counter()
+    writer.write(head.encode() + data)
+    first, seen, tail = 0.0, 0, b""
+    while b"[DONE]" not in tail:
+        got = await reader.read(65536)
+        if not got:
+            raise SystemExit(f"the answer broke off after {seen} chunks: {tail[-200:]!r}")
+        seen += got.count(b"data: {")
+        if seen and not first:
+            first = time.perf_counter() - began
+        tail = (tail + got)[-4000:]
+    writer.close()
+    return first, seen
+
+
+@dataclass
+class Way:
+    """A port, the processes behind it, and what was measured."""
+
+    name: str
+    port: int
+    process: subprocess.Popen[bytes]
+    firsts: dict[int, list[float]] = field(default_factory=dict)
+    cpu: dict[int, list[float]] = field(default_factory=dict)
+
+    def used(self) -> float:
+        """Seconds of processor time of the process and its children."""
+        one = psutil.Process(self.process.pid)
+        return sum(sum(p.cpu_times()[:2]) for p in (one, *one.children(recursive=True)))
+
+
+async def load(way: Way, streams: int, requests: int, data: bytes) -> None:
+    """Requests, so many at once."""
+    left = iter(range(requests))
+    before = way.used()
+    firsts: list[float] = []
+
+    async def one(place: int) -> None:
+        await asyncio.sleep(place * CHUNKS * PAUSE / streams)  # they do not come together
+        for _ in left:
+            first, seen = await ask(way.port, data)
+            assert seen == CHUNKS, seen
+            firsts.append(first)
+
+    await asyncio.gather(*(one(i) for i in range(streams)))
+    way.firsts.setdefault(streams, []).extend(firsts)
+    way.cpu.setdefault(streams, []).append((way.used() - before) / (requests * CHUNKS))
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def start(command: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def wait_for(port: int, seconds: float = 90) -> None:
+    """Until a gateway has a model."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=5) as reply:
+                if b'"m"' in reply.read():
+                    return
+        except OSError:
+            pass
+        time.sleep(0.1)
+    raise SystemExit(f"nothing answers at port {port}")
+
+
+def row(way: Way, streams: int) -> dict[str, object]:
+    firsts = sorted(way.firsts[streams])
+    p99 = firsts[min(int(len(firsts) * 0.99), len(firsts) - 1)]
+    return {
+        "way": way.name, "streams": streams, "requests": len(firsts),
+        "ttft_p50_ms": round(1e3 * statistics.median(firsts), 2), "ttft_p99_ms": round(1e3 * p99, 2),
+        "cpu_us_per_chunk": round(1e6 * statistics.median(way.cpu[streams]), 1),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--body", type=int, default=4096, help="bytes of a request")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND")
+    parser.add_argument("--upstream", metavar="PORT:OWNER", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.upstream:
+        import uvloop
+
+        port, _, owner = options.upstream.partition(":")
+        return uvloop.run(upstream(int(port), owner.encode()))
+    ways = []
+    try:
+        for owner in ("somebody", "octavo"):
+            port = free_port()
+            ways.append(Way(f"direct ({owner})", port, start([sys.executable, __file__, "--upstream", f"{port}:{owner}"])))
+            wait_for(port)
+        direct, own = ways
+        gateway = [sys.executable, "-P", "-m", "octavo.cli.main", "gateway", "--log-level", "error"]
+        for name, behind in (("gateway", direct), ("gateway, resumable", own)):
+            port = free_port()
+            command = [*gateway, "--port", str(port), "--upstream", f"http://127.0.0.1:{behind.port}"]
+            ways.append(Way(name, port, start(command)))
+        for peer in options.peer:
+            name, _, text = peer.partition("=")
+            port = free_port()
+            filled = text.format(port=port, upstream=f"http://127.0.0.1:{direct.port}")
+            ways.append(Way(name, port, start(shlex.split(filled))))
+        for way in ways:
+            wait_for(way.port)
+        data = body(options.body)
+        for _ in range(options.rounds):
+            for streams in options.streams:
+                for way in ways:
+                    asyncio.run(load(way, streams, 8 if streams == 1 else 4 * streams, data))
+        print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {options.body} bytes a body")
+        for streams in options.streams:
+            for way in ways:
+                print(json.dumps(row(way, streams)))
+    finally:
+        for way in ways:
+            way.process.terminate()
+            way.process.wait(20)
+
+
+if __name__ == "__main__":
+    main()

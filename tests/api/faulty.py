@@ -1,0 +1,129 @@
+"""Upstreams that misbehave: real sockets, each request answered as a test wants."""
+
+from __future__ import annotations
+
+import json
+import socket
+import socketserver
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+HEAD = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: "
+SSE = HEAD + b"text/event-stream\r\n\r\n"
+Behaviour = Callable[[socket.socket, "Faulty"], None]
+
+
+def chunk(text: str) -> bytes:
+    data = {"id": "x", "object": "text_completion", "created": 1, "model": "simulated",
+            "choices": [{"index": 0, "text": text, "logprobs": None, "finish_reason": None}]}  # fmt: skip
+    return f"data: {json.dumps(data)}\n\n".encode()
+
+
+class Faulty:
+    """posts: requests that came for an answer. left: was set once a client closed its side."""
+
+    def __init__(self, behaviour: Behaviour, models: bytes | None) -> None:
+        self.behaviour, self.models = behaviour, models
+        self.posts = 0
+        self.left = threading.Event()
+        self.over = threading.Event()
+        self.url = ""
+
+    def serve(self, connection: socket.socket) -> None:
+        with suppress(OSError):
+            head = b""
+            while b"\r\n\r\n" not in head:
+                if not (data := connection.recv(65536)):
+                    return
+                head += data
+            if head.startswith(b"POST"):
+                self.posts += 1
+                self.behaviour(connection, self)
+            elif self.models is None:
+                self.over.wait()
+            else:
+                connection.sendall(HEAD + b"application/json\r\n\r\n" + self.models)
+
+
+@contextmanager
+def faulty(behaviour: Behaviour, healthy: bool = True) -> Iterator[Faulty]:
+    """healthy: it says which models it has; else it takes connections and says nothing."""
+    card = {"id": "simulated", "object": "model", "created": 0, "owned_by": "somebody"}
+    models = json.dumps({"object": "list", "data": [card]}).encode() if healthy else None
+    one = Faulty(behaviour, models)
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            one.serve(self.request)
+
+    class Threaded(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+        block_on_close = False
+
+    with Threaded(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        one.url = f"http://127.0.0.1:{server.server_address[1]}"
+        try:
+            yield one
+        finally:
+            one.over.set()
+            server.shutdown()
+            thread.join()
+
+
+def says_nothing(connection: socket.socket, one: Faulty) -> None:
+    one.over.wait()
+
+
+def closes(connection: socket.socket, one: Faulty) -> None:
+    pass
+
+
+def resets(connection: socket.socket, one: Faulty) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def garbage(connection: socket.socket, one: Faulty) -> None:
+    connection.sendall(SSE + b"\x00\x01 this is no event stream\n\n" * 4)
+
+
+def page(status: str) -> Behaviour:
+    def answer(connection: socket.socket, one: Faulty) -> None:
+        html = f"HTTP/1.1 {status}\r\nconnection: close\r\ncontent-type: text/html\r\n\r\n<html>no"
+        connection.sendall(html.encode())
+
+    return answer
+
+
+def only_headers(connection: socket.socket, one: Faulty) -> None:
+    connection.sendall(SSE)
+
+
+def breaks_off(connection: socket.socket, one: Faulty) -> None:
+    connection.sendall(SSE + chunk(" one") + chunk(" two")[:20])
+    time.sleep(0.05)
+
+
+def falls_silent(connection: socket.socket, one: Faulty) -> None:
+    connection.sendall(SSE + chunk(" one"))
+    one.over.wait()
+
+
+def byte_by_byte(connection: socket.socket, one: Faulty) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for byte in SSE + chunk(" one") + chunk(" two") + b"data: [DONE]\n\n":
+        connection.sendall(bytes([byte]))
+
+
+def goes_on_and_on(connection: socket.socket, one: Faulty) -> None:
+    connection.sendall(SSE)
+    try:
+        while not one.over.wait(0.02):
+            connection.sendall(chunk(" more"))
+    except OSError:
+        one.left.set()

@@ -1,0 +1,320 @@
+"""A gateway before real processes: what they do to it, and what clients notice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+
+from tests.api import faulty
+from tests.api.faulty import Faulty
+from tests.api.server import Server, free_port, serving
+
+ADMIN = {"Authorization": "Bearer admin"}
+QUICK = (
+    "--first-token-timeout", "4", "--idle-timeout", "2", "--probe-interval", "0.2",
+    "--queue-timeout", "10", "--connect-timeout", "2", "--routing", "round-robin",
+    "--admin-key", "admin",
+)  # fmt: skip
+STREAMS = 16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gateway")
+
+
+@contextmanager
+def simulated(folder: Path, *arguments: str) -> Iterator[Server]:
+    log = folder / f"simulated-{free_port()}.log"
+    with serving("--step", "5", *arguments, log=log, does="simulate") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def good(folder: Path) -> Iterator[Server]:
+    with simulated(folder) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def gateway(folder: Path, good: Server) -> Iterator[Server]:
+    arguments = ("--upstream", good.url, *QUICK)
+    with serving(*arguments, log=folder / "gateway.log", does="gateway") as server:
+        yield server
+
+
+@contextmanager
+def behind(gateway: Server, url: str, state: str = "up") -> Iterator[str]:
+    """An upstream, added while the gateway serves, and removed again."""
+    reply = gateway.post("/v1/upstreams", {"upstream": url}, ADMIN)[1]
+    name = reply["upstreams"][0]["id"]
+    wait(lambda: upstreams(gateway)[name]["state"] == state)
+    try:
+        yield name
+    finally:
+        gateway.post("/v1/upstreams/remove", {"upstream": name}, ADMIN)
+
+
+def upstreams(gateway: Server) -> dict[str, Any]:
+    reply = json.loads(gateway.get("/v1/upstreams", ADMIN)[1])
+    return {up["id"]: up for up in reply["upstreams"]}
+
+
+def wait(true: Callable[[], object], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@cache
+def client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0, timeout=30)
+
+
+def text(server: Server, prompt: str, tokens: int = 8, model: str = "simulated") -> str:
+    reply = client(server).completions.create(model=model, prompt=prompt, max_tokens=tokens)
+    return reply.choices[0].text
+
+
+def streamed(server: Server, prompt: str, tokens: int = 8, model: str = "simulated") -> str:
+    stream = client(server).completions.create(
+        model=model, prompt=prompt, max_tokens=tokens, stream=True, temperature=0
+    )
+    chunks = list(stream)
+    assert len({c.id for c in chunks}) == 1
+    return "".join(c.choices[0].text for c in chunks)
+
+
+def at_rest(gateway: Server) -> None:
+    """Nothing is counted any longer, and nothing is held."""
+    wait(lambda: not any(u["running"] + u["waiting"] + u["waiting_tokens"] for u in upstreams(gateway).values()))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [faulty.says_nothing, faulty.closes, faulty.resets, faulty.garbage, faulty.only_headers,
+     faulty.page("502 Bad Gateway"), faulty.page("200 OK")],
+    ids=["says-nothing", "closes", "resets", "garbage", "only-headers", "html-502", "html-200"],
+)  # fmt: skip
+def test_nobody_notices_what_fails_before_the_first_byte(
+    gateway: Server, good: Server, fault: faulty.Behaviour
+) -> None:
+    """Its health lies: it says which models it has, and answers nothing."""
+    with faulty.faulty(fault) as bad, behind(gateway, bad.url):
+        for i in range(3):
+            assert streamed(gateway, f"p{i}") == text(good, f"p{i}")
+        assert bad.posts >= 1
+        at_rest(gateway)
+
+
+def test_whole_answers_are_tried_elsewhere(gateway: Server, good: Server) -> None:
+    with faulty.faulty(faulty.resets) as bad, behind(gateway, bad.url):
+        answers = [text(gateway, f"w{i}") for i in range(3)]
+        assert bad.posts >= 1
+    assert answers == [text(good, f"w{i}") for i in range(3)]
+
+
+def test_one_that_fails_gets_nothing_for_a_while(gateway: Server, good: Server) -> None:
+    with faulty.faulty(faulty.resets) as bad, behind(gateway, bad.url) as name:
+        for i in range(14):
+            text(gateway, f"b{i}")
+        assert upstreams(gateway)[name]["breaker"] != "closed"
+        assert bad.posts <= 7
+
+
+def test_one_that_takes_connections_and_says_nothing_is_never_asked(gateway: Server) -> None:
+    with faulty.faulty(faulty.byte_by_byte, healthy=False) as bad:
+        with behind(gateway, bad.url, state="starting") as name:
+            wait(lambda: upstreams(gateway)[name]["state"] == "down", 15)
+            assert "in time" in upstreams(gateway)[name]["reason"]
+            text(gateway, "x"), text(gateway, "y")
+            assert bad.posts == 0
+
+
+@contextmanager
+def foreign(gateway: Server, good: Server, fault: faulty.Behaviour) -> Iterator[Faulty]:
+    """Only one upstream, which is not Octavo."""
+    name = good.url.partition("://")[2]
+    gateway.post("/v1/upstreams/drain", {"upstream": name}, ADMIN)
+    try:
+        with faulty.faulty(fault) as bad, behind(gateway, bad.url):
+            yield bad
+    finally:
+        gateway.post("/v1/upstreams", {"upstream": good.url}, ADMIN)
+        wait(lambda: upstreams(gateway)[name]["state"] == "up")
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [(faulty.breaks_off, "ended in the middle"), (faulty.falls_silent, "said nothing for 6 s")],
+)
+def test_a_stream_of_others_that_breaks_ends_with_an_error(
+    gateway: Server, good: Server, fault: faulty.Behaviour, says: str
+) -> None:
+    had = []
+    asked = client(gateway)
+    with foreign(gateway, good, fault):
+        with pytest.raises(openai.APIError) as raised:
+            for c in asked.completions.create(model="simulated", prompt="x", stream=True):
+                had.append(c.choices[0].text)
+        assert says in raised.value.message
+        assert had == [" one"]
+        at_rest(gateway)
+
+
+def test_a_stream_in_single_bytes(gateway: Server, good: Server) -> None:
+    with foreign(gateway, good, faulty.byte_by_byte):
+        assert streamed(gateway, "x") == " one two"
+
+
+def test_a_client_that_leaves_is_felt_upstream(gateway: Server, good: Server) -> None:
+    with foreign(gateway, good, faulty.goes_on_and_on) as endless:
+        body = json.dumps({"model": "simulated", "prompt": "x", "stream": True}).encode()
+        with socket.create_connection(("127.0.0.1", gateway.port)) as leaving:
+            head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+            leaving.sendall(head.encode() + body)
+            assert leaving.recv(1000)
+        assert endless.left.wait(5)
+        at_rest(gateway)
+
+
+def running(gateway: Server) -> dict[str, int]:
+    return {name: up["running"] for name, up in upstreams(gateway).items()}
+
+
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGSTOP])
+def test_streams_survive_the_death_of_an_upstream(
+    gateway: Server, good: Server, folder: Path, sig: signal.Signals
+) -> None:
+    """Killed, or stopped: the same bytes come from the other, and no client learns of it."""
+    prompts = [f"{sig} {i}" for i in range(STREAMS)]
+    with ThreadPoolExecutor(STREAMS) as pool:
+        expected = list(pool.map(lambda p: text(good, p, 300), prompts))
+    with simulated(folder) as dying, behind(gateway, dying.url) as name:
+        assert text(gateway, "warm") == text(good, "warm")
+        with ThreadPoolExecutor(STREAMS) as pool:
+            answers = [pool.submit(streamed, gateway, p, 300) for p in prompts]
+            wait(lambda: running(gateway)[name] >= STREAMS // 2)
+            os.kill(dying.process.pid, sig)
+            assert [a.result() for a in answers] == expected
+        wait(lambda: upstreams(gateway)[name]["state"] == "down")
+        at_rest(gateway)
+        os.kill(dying.process.pid, signal.SIGCONT)
+        if sig == signal.SIGSTOP:
+            wait(lambda: upstreams(gateway)[name]["state"] == "up")
+            assert [text(gateway, f"back {i}") for i in range(4)]
+    assert gateway.metric("octavo_upstream_failovers_total") >= STREAMS // 2
+
+
+def test_streams_go_on_when_their_upstream_is_removed(
+    gateway: Server, good: Server, folder: Path
+) -> None:
+    with simulated(folder) as leaving:
+        with behind(gateway, leaving.url) as name, ThreadPoolExecutor(4) as pool:
+            answers = [pool.submit(streamed, gateway, f"r{i}", 300) for i in range(4)]
+            wait(lambda: running(gateway)[name] >= 1)
+            gateway.post("/v1/upstreams/remove", {"upstream": name}, ADMIN)
+            assert name not in upstreams(gateway)
+            assert [a.result() for a in answers] == [text(good, f"r{i}", 300) for i in range(4)]
+
+
+def test_what_an_upstream_refuses_is_passed_on(gateway: Server, good: Server) -> None:
+    status, body = gateway.post("/v1/completions", [], {})
+    assert (status, body["error"]["message"]) == (400, "the body must be a JSON object")
+    status, body = gateway.post("/v1/completions", {"model": "other", "prompt": "x"})
+    assert (status, body["error"]["code"]) == (404, "model_not_found")
+    status, body = gateway.post("/v1/completions", {"model": "simulated", "max_tokens": "many"})
+    assert status == 400
+
+
+def test_admins_alone_see_upstreams(gateway: Server) -> None:
+    assert gateway.get("/v1/upstreams", {})[0] == 401
+    assert gateway.post("/v1/upstreams", {"upstream": "http://x:1"}, {})[0] == 401
+    status, body = gateway.post("/v1/upstreams", {"upstream": "ftp://x"}, ADMIN)
+    assert (status, body["error"]["param"]) == (400, "upstream")
+    status, body = gateway.post("/v1/upstreams/drain", {"upstream": "nobody:1"}, ADMIN)
+    assert status == 404 and "there are: 127.0.0.1:" in body["error"]["message"]
+
+
+def test_requests_wait_for_a_place_and_are_turned_away_in_time(folder: Path, good: Server) -> None:
+    """One place, one that waits: the third gets 503 at once, with a time that is true."""
+    arguments = ("--upstream", good.url, *QUICK, "--max-inflight", "1", "--max-queue", "1",
+                 "--queue-timeout", "30")  # fmt: skip
+    with serving(*arguments, log=folder / "full.log", does="gateway") as full:
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(streamed, full, "one", 500)
+            wait(lambda: running(full)[good.url.partition("://")[2]] == 1)
+            second = pool.submit(text, full, "two", 4)
+            wait(lambda: full.metric("octavo_gateway_waiting") == 1)
+            status, body = full.post("/v1/completions", {"model": "simulated", "prompt": "three"})
+            assert (status, body["error"]["code"]) == (503, "overloaded")
+            assert not second.done()
+            assert first.result() and second.result()
+        assert full.stop() == 0
+
+
+def test_upstreams_come_and_go_with_their_file(folder: Path, good: Server) -> None:
+    file = folder / "upstreams"
+    file.write_text(f"# nobody yet\n{good.url}/v1\n")
+    arguments = ("--upstream-file", str(file), *QUICK)
+    with serving(*arguments, log=folder / "file.log", does="gateway") as found:
+        with simulated(folder) as second:
+            file.write_text(f"{second.url}\n")
+            name = second.url.partition("://")[2]
+            wait(lambda: list(upstreams(found)) == [name])
+            assert text(found, "x") == text(good, "x")
+            file.write_text("nonsense\n")
+            time.sleep(1.2)
+            assert list(upstreams(found)) == [name]
+
+
+def test_requests_wait_for_an_upstream_that_is_not_there_yet(folder: Path, good: Server) -> None:
+    port = free_port()
+    arguments = ("--upstream", f"http://127.0.0.1:{port}", *QUICK, "--queue-timeout", "30")
+    with ThreadPoolExecutor(1) as pool:
+        server = Server(*arguments, log=folder / "early.log", does="gateway")
+        try:
+            wait(lambda: server.get("/health/live")[0] == 200)
+            early = pool.submit(text, server, "early")
+            wait(lambda: server.metric("octavo_gateway_waiting") == 1)
+            late = Server("--port", str(port), log=folder / "late.log", does="simulate")
+            try:
+                assert early.result() == text(good, "early")
+            finally:
+                late.stop()
+        finally:
+            server.stop()
+
+
+def test_fallbacks_answer_when_nobody_else_can(folder: Path, good: Server) -> None:
+    arguments = ("--upstream", f"http://127.0.0.1:{free_port()}", "--fallback", good.url, *QUICK)
+    with serving(*arguments, log=folder / "fallback.log", does="gateway") as server:
+        assert text(server, "x") == text(good, "x")
+
+
+def test_the_end(folder: Path, good: Server) -> None:
+    """What runs is finished; no process, no socket is left."""
+    arguments = ("--upstream", good.url, *QUICK)
+    with serving(*arguments, log=folder / "end.log", does="gateway") as server:
+        with ThreadPoolExecutor(1) as pool:
+            last = pool.submit(streamed, server, "end", 60)
+            wait(lambda: running(server)[good.url.partition("://")[2]] == 1)
+            children = psutil.Process(server.process.pid).children()
+            assert server.stop() == 0
+            assert last.result() == text(good, "end", 60)
+        assert children == []
+    assert "Traceback" not in (folder / "end.log").read_text()
