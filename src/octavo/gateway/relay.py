@@ -6,8 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from contextlib import aclosing
 
 import msgspec
 from starlette.requests import Request
@@ -16,11 +15,24 @@ from starlette.responses import Response
 from octavo.balance.retry import RETRYABLE, Backoff, RetryBudget
 from octavo.errors import RequestError
 from octavo.gateway.admission import Admission
+from octavo.gateway.answers import (
+    STREAMS,
+    check_stream,
+    count,
+    events,
+    failure,
+    is_final,
+    read_spent,
+    refusal,
+    streamed,
+    wanted_wait,
+)
 from octavo.gateway.body import Asked, read_outline
 from octavo.gateway.errors import UpstreamFailed
 from octavo.gateway.events import Finished
 from octavo.gateway.health import Health
-from octavo.gateway.routes import ModelRoute, RouteTable, Version
+from octavo.gateway.job import Job
+from octavo.gateway.routes import RouteTable
 from octavo.gateway.transport import Answer, Transport
 from octavo.gateway.upstreams import Lease
 from octavo.generate.reply import Usage
@@ -28,7 +40,7 @@ from octavo.server.bodies import Bodies
 from octavo.server.exchange import Exchange, exchange
 from octavo.server.guard import principal
 from octavo.server.http import EventStream, while_connected
-from octavo.server.resume import Follower, Resume, Spent, asking
+from octavo.server.resume import Follower
 
 KEYS = ("authorization", "x-api-key")
 PASSED_ON = (
@@ -36,43 +48,8 @@ PASSED_ON = (
     "x-slo-ttft-ms",
 )  # fmt: skip
 PASSED_BACK = ("retry-after", "retry-after-ms", "x-should-retry")
-STREAMS = ("text/event-stream", "application/x-ndjson")
 SESSION = "x-session-id"
-DONE = b"[DONE]"
 JSON = "application/json"
-
-
-@dataclass
-class Job:
-    """A request on its way: where it may go, and what became of it so far."""
-
-    asked: Asked
-    headers: dict[str, str]
-    route: ModelRoute
-    version: Version
-    usage: Usage
-    resume: Resume | None = None
-    follower: Follower | None = None
-    failed: set[str] = field(default_factory=set)  # upstreams that did
-    tries: int = 0  # that failed since the answer last went on
-    failovers: int = 0
-    retries: int = 0
-    lease: Lease | None = None
-    tail: bytes = b""  # of what was passed on
-    chunks: int = 0
-
-    @property
-    def body(self) -> bytes:
-        """What the upstream is sent now."""
-        assert self.lease is not None
-        if self.resume is None or not self.lease.upstream.own:
-            return self.asked.body
-        tokens = [] if self.follower is None else self.follower.tokens
-        return asking(self.asked.body, msgspec.structs.replace(self.resume, tokens=tokens))
-
-    @property
-    def tokens(self) -> int:
-        return self.chunks if self.follower is None else len(self.follower.tokens)
 
 
 class Relay:
@@ -151,7 +128,7 @@ class Relay:
                 found = await self._limited(job, lease)
                 if not isinstance(found, Response) or found.status_code not in RETRYABLE:
                     return found
-                refused, wish, error = found, _wish(found), _refusal(lease, found)
+                refused, wish, error = found, wanted_wait(found), refusal(lease, found)
             except UpstreamFailed as e:
                 error = e
             except BaseException:
@@ -204,7 +181,7 @@ class Relay:
                 if own and job.follower is None:
                     job.follower = Follower([])
                 data = await answer.read()
-                _check_stream(answer, data)
+                check_stream(answer, data)
                 lease.first()
                 return answer, data
             return self._whole(job, lease, answer, await answer.whole())
@@ -218,7 +195,7 @@ class Relay:
         if answer.status == 200:
             if answer.media_type != JSON:
                 raise UpstreamFailed(f"upstream {lease.upstream.id} answers with no JSON")
-            _count(job.usage, _spent(body, lease.upstream.id))
+            count(job.usage, read_spent(body, lease.upstream.id))
             lease.end(True)
         elif answer.status not in RETRYABLE:
             lease.end(None if answer.status < 500 else False)
@@ -276,13 +253,13 @@ class Relay:
                 lease.end(False)
                 self._health.look(lease.upstream)
                 one.failed(error)
-                yield _failure(job, error)
+                yield failure(job, error)
                 return
             try:
                 answer, data = await self._elsewhere(job, lease, error)
             except RequestError as last:
                 one.failed(last)
-                yield _failure(job, last)
+                yield failure(job, last)
                 return
 
     async def _pass_on(self, job: Job, answer: Answer, data: bytes) -> AsyncGenerator[bytes, None]:
@@ -299,17 +276,20 @@ class Relay:
                 if data:
                     yield data
             else:
-                ready, held = _events(held + data, answer.media_type)
+                ready, held = events(held + data, answer.media_type)
                 job.chunks += 1
                 job.tail = ready or job.tail
                 if ready:
                     yield ready
             data = await answer.read()
-        spent = _streamed(job) if follower is None else follower.spent
+        spent = streamed(job) if follower is None else follower.spent
+        if spent is None and follower is not None and is_final(follower.rest):
+            yield follower.rest
+            return
         if spent is None:
             assert job.lease is not None
             raise UpstreamFailed(f"upstream {job.lease.upstream.id} ended in the middle")
-        _count(usage, spent)
+        count(usage, spent)
 
     async def _elsewhere(
         self, job: Job, lease: Lease, error: UpstreamFailed
@@ -341,76 +321,3 @@ class Relay:
                 retries=job.retries, failovers=job.failovers,
             )
         )  # fmt: skip
-
-
-def _events(data: bytes, media_type: str) -> tuple[bytes, bytes]:
-    """Whole events of a stream, and the beginning of the next."""
-    end = b"\n" if media_type == STREAMS[1] else b"\n\n"
-    if data.endswith(end):
-        return data, b""
-    size = data.rfind(end) + len(end) if end in data else 0
-    if not size and b"\r\n\r\n" in data:
-        size = data.rfind(b"\r\n\r\n") + 4
-    return data[:size], data[size:]
-
-
-def _check_stream(answer: Answer, data: bytes) -> None:
-    """Raises UpstreamFailed for a stream that does not begin as one."""
-    if not data:
-        answer.cut("ended before it began")
-    elif answer.media_type == STREAMS[0] and data[:1] not in b"deri:\n\r":
-        answer.cut("sends no event stream")
-    elif answer.media_type == STREAMS[1] and data[:1] != b"{":
-        answer.cut("sends no lines of JSON")
-    answer.check()
-
-
-def _refusal(lease: Lease, response: Response) -> UpstreamFailed:
-    """What an answer that may be tried elsewhere says of an upstream: 5xx that it fails."""
-    text = f"upstream {lease.upstream.id} answers {response.status_code}"
-    busy = response.status_code not in (500, 502)
-    limited = busy and response.status_code != 504
-    return UpstreamFailed(text, "overloaded" if limited else "upstream_failed", busy)
-
-
-def _wish(response: Response) -> float | None:
-    """Seconds after which an upstream wants to be asked again."""
-    with suppress(ValueError, KeyError):
-        return float(response.headers["retry-after"])
-    return None
-
-
-class _Whole(msgspec.Struct):
-    usage: Spent | None = None
-
-
-def _spent(body: bytes, who: str) -> Spent:
-    """The tokens that an answer says it took. Raises UpstreamFailed for what is no JSON."""
-    try:
-        return msgspec.json.decode(body, type=_Whole).usage or Spent()
-    except msgspec.ValidationError:
-        return Spent()  # of another dialect
-    except msgspec.DecodeError:
-        raise UpstreamFailed(f"upstream {who} answers with broken JSON") from None
-
-
-def _streamed(job: Job) -> Spent | None:
-    """The tokens of a stream that has ended, about; None if its end is missing."""
-    if job.resume is not None and DONE not in job.tail[-64:]:
-        return None
-    return Spent(job.asked.ask.tokens, job.chunks)
-
-
-def _count(usage: Usage, spent: Spent) -> None:
-    usage.prompt, usage.completion = spent.prompt_tokens, spent.completion_tokens
-    usage.reached, usage.reused = {0: spent.prompt_tokens}, {0: spent.cached_tokens}
-
-
-def _failure(job: Job, error: RequestError) -> bytes:
-    """The end of a stream that cannot go on."""
-    said = {"message": str(error), "type": "upstream_error", "param": None, "code": error.code}
-    body = msgspec.json.encode({"type": "error", "error": said})
-    if job.asked.path.startswith("/api/"):
-        return msgspec.json.encode({"error": str(error)}) + b"\n"
-    event = b"event: error\n" if job.asked.path == "/v1/messages" else b""
-    return event + b"data: " + body + b"\n\n"
