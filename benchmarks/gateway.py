@@ -61,7 +61,14 @@ class Upstream(asyncio.Protocol):
         head, found, body = bytes(self._data).partition(b"\r\n\r\n")
         if not found:
             return
-        length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0)
+        length = next(
+            (
+                int(line[15:])
+                for line in head.lower().split(b"\r\n")
+                if line.startswith(b"content-length:")
+            ),
+            0,
+        )
         if len(body) < length:
             return
         self._data.clear()
@@ -182,7 +189,9 @@ def row(way: Way, streams: int) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--body", type=int, default=4096, help="bytes of a request")
@@ -198,13 +207,25 @@ def main() -> None:
     try:
         for owner in ("somebody", "octavo"):
             port = free_port()
-            ways.append(Way(f"direct ({owner})", port, start([sys.executable, __file__, "--upstream", f"{port}:{owner}"])))
+            ways.append(
+                Way(
+                    f"direct ({owner})",
+                    port,
+                    start([sys.executable, __file__, "--upstream", f"{port}:{owner}"]),
+                )
+            )
             wait_for(port)
         direct, own = ways
         gateway = [sys.executable, "-P", "-m", "octavo.cli.main", "gateway", "--log-level", "error"]
         for name, behind in (("gateway", direct), ("gateway, resumable", own)):
             port = free_port()
-            command = [*gateway, "--port", str(port), "--upstream", f"http://127.0.0.1:{behind.port}"]
+            command = [
+                *gateway,
+                "--port",
+                str(port),
+                "--upstream",
+                f"http://127.0.0.1:{behind.port}",
+            ]
             ways.append(Way(name, port, start(command)))
         for peer in options.peer:
             name, _, text = peer.partition("=")

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -73,7 +74,7 @@ def upstreams(gateway: Server) -> dict[str, Any]:
     return {up["id"]: up for up in reply["upstreams"]}
 
 
-def wait(true: Callable[[], object], seconds: float = 10) -> None:
+def wait(true: Callable[[], object], seconds: float = 40) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline
@@ -90,13 +91,16 @@ def text(server: Server, prompt: str, tokens: int = 8, model: str = "simulated")
     return reply.choices[0].text
 
 
-def streamed(server: Server, prompt: str, tokens: int = 8, model: str = "simulated") -> str:
-    stream = client(server).completions.create(
-        model=model, prompt=prompt, max_tokens=tokens, stream=True, temperature=0
-    )
-    chunks = list(stream)
-    assert len({c.id for c in chunks}) == 1
-    return "".join(c.choices[0].text for c in chunks)
+def streamed(server: Server, prompt: str, tokens: int = 8) -> str:
+    """The text of a stream, which has one id and an end; read with little work."""
+    body = {"model": "simulated", "prompt": prompt, "max_tokens": tokens, "stream": True}
+    request = urllib.request.Request(f"{server.url}/v1/completions", json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=60) as response:
+        raw = response.read().decode()
+    assert raw.endswith("\n\ndata: [DONE]\n\n"), raw[-300:]
+    chunks = [json.loads(event[6:]) for event in raw.split("\n\n")[:-2]]
+    assert len({c["id"] for c in chunks}) == 1
+    return "".join(c["choices"][0]["text"] for c in chunks)
 
 
 def at_rest(gateway: Server) -> None:
@@ -115,7 +119,7 @@ def test_nobody_notices_what_fails_before_the_first_byte(
 ) -> None:
     """Its health lies: it says which models it has, and answers nothing."""
     with faulty.faulty(fault) as bad, behind(gateway, bad.url):
-        for i in range(3):
+        for i in range(2):
             assert streamed(gateway, f"p{i}") == text(good, f"p{i}")
         assert bad.posts >= 1
         at_rest(gateway)
@@ -139,7 +143,7 @@ def test_one_that_fails_gets_nothing_for_a_while(gateway: Server, good: Server) 
 def test_one_that_takes_connections_and_says_nothing_is_never_asked(gateway: Server) -> None:
     with faulty.faulty(faulty.byte_by_byte, healthy=False) as bad:
         with behind(gateway, bad.url, state="starting") as name:
-            wait(lambda: upstreams(gateway)[name]["state"] == "down", 15)
+            wait(lambda: upstreams(gateway)[name]["state"] == "down")
             assert "in time" in upstreams(gateway)[name]["reason"]
             text(gateway, "x"), text(gateway, "y")
             assert bad.posts == 0
@@ -169,8 +173,8 @@ def test_a_stream_of_others_that_breaks_ends_with_an_error(
     asked = client(gateway)
     with foreign(gateway, good, fault):
         with pytest.raises(openai.APIError) as raised:
-            for c in asked.completions.create(model="simulated", prompt="x", stream=True):
-                had.append(c.choices[0].text)
+            stream = asked.completions.create(model="simulated", prompt="x", stream=True)
+            had.extend(c.choices[0].text for c in stream)
         assert says in raised.value.message
         assert had == [" one"]
         at_rest(gateway)
@@ -203,11 +207,11 @@ def test_streams_survive_the_death_of_an_upstream(
     """Killed, or stopped: the same bytes come from the other, and no client learns of it."""
     prompts = [f"{sig} {i}" for i in range(STREAMS)]
     with ThreadPoolExecutor(STREAMS) as pool:
-        expected = list(pool.map(lambda p: text(good, p, 300), prompts))
-    with simulated(folder) as dying, behind(gateway, dying.url) as name:
+        expected = list(pool.map(lambda p: text(good, p, 100), prompts))
+    with simulated(folder, "--step", "30") as dying, behind(gateway, dying.url) as name:
         assert text(gateway, "warm") == text(good, "warm")
         with ThreadPoolExecutor(STREAMS) as pool:
-            answers = [pool.submit(streamed, gateway, p, 300) for p in prompts]
+            answers = [pool.submit(streamed, gateway, p, 100) for p in prompts]
             wait(lambda: running(gateway)[name] >= STREAMS // 2)
             os.kill(dying.process.pid, sig)
             assert [a.result() for a in answers] == expected
@@ -223,13 +227,13 @@ def test_streams_survive_the_death_of_an_upstream(
 def test_streams_go_on_when_their_upstream_is_removed(
     gateway: Server, good: Server, folder: Path
 ) -> None:
-    with simulated(folder) as leaving:
+    with simulated(folder, "--step", "30") as leaving:
         with behind(gateway, leaving.url) as name, ThreadPoolExecutor(4) as pool:
-            answers = [pool.submit(streamed, gateway, f"r{i}", 300) for i in range(4)]
+            answers = [pool.submit(streamed, gateway, f"r{i}", 100) for i in range(4)]
             wait(lambda: running(gateway)[name] >= 1)
             gateway.post("/v1/upstreams/remove", {"upstream": name}, ADMIN)
             assert name not in upstreams(gateway)
-            assert [a.result() for a in answers] == [text(good, f"r{i}", 300) for i in range(4)]
+            assert [a.result() for a in answers] == [text(good, f"r{i}", 100) for i in range(4)]
 
 
 def test_what_an_upstream_refuses_is_passed_on(gateway: Server, good: Server) -> None:
@@ -283,38 +287,36 @@ def test_upstreams_come_and_go_with_their_file(folder: Path, good: Server) -> No
 
 
 def test_requests_wait_for_an_upstream_that_is_not_there_yet(folder: Path, good: Server) -> None:
-    port = free_port()
-    arguments = ("--upstream", f"http://127.0.0.1:{port}", *QUICK, "--queue-timeout", "30")
-    with ThreadPoolExecutor(1) as pool:
-        server = Server(*arguments, log=folder / "early.log", does="gateway")
-        try:
-            wait(lambda: server.get("/health/live")[0] == 200)
+    server = Server("--admin-key", "admin", log=folder / "early.log", does="gateway")
+    try:
+        wait(lambda: server.get("/health/live")[0] == 200)
+        assert server.get("/health/ready")[0] == 503
+        with ThreadPoolExecutor(1) as pool:
             early = pool.submit(text, server, "early")
             wait(lambda: server.metric("octavo_gateway_waiting") == 1)
-            late = Server("--port", str(port), log=folder / "late.log", does="simulate")
-            try:
-                assert early.result() == text(good, "early")
-            finally:
-                late.stop()
-        finally:
-            server.stop()
+            server.post("/v1/upstreams", {"upstream": good.url}, ADMIN)
+            assert early.result() == text(good, "early")
+    finally:
+        server.stop()
 
 
-def test_fallbacks_answer_when_nobody_else_can(folder: Path, good: Server) -> None:
+def test_fallbacks_answer_when_nobody_else_can_until_the_end(folder: Path, good: Server) -> None:
+    """What runs when the gateway is told to end is finished; no process is left."""
     arguments = ("--upstream", f"http://127.0.0.1:{free_port()}", "--fallback", good.url, *QUICK)
-    with serving(*arguments, log=folder / "fallback.log", does="gateway") as server:
-        assert text(server, "x") == text(good, "x")
+    log = folder / "fallback.log"
+    with serving(*arguments, log=log, does="gateway") as server, ThreadPoolExecutor(1) as pool:
+        last = pool.submit(streamed, server, "end", 100)
+        wait(lambda: running(server)[good.url.partition("://")[2]] == 1)
+        assert psutil.Process(server.process.pid).children() == []
+        assert server.stop() == 0
+        assert last.result() == text(good, "end", 100)
+    assert "Traceback" not in log.read_text()
 
 
-def test_the_end(folder: Path, good: Server) -> None:
-    """What runs is finished; no process, no socket is left."""
-    arguments = ("--upstream", good.url, *QUICK)
-    with serving(*arguments, log=folder / "end.log", does="gateway") as server:
-        with ThreadPoolExecutor(1) as pool:
-            last = pool.submit(streamed, server, "end", 60)
-            wait(lambda: running(server)[good.url.partition("://")[2]] == 1)
-            children = psutil.Process(server.process.pid).children()
-            assert server.stop() == 0
-            assert last.result() == text(good, "end", 60)
-        assert children == []
-    assert "Traceback" not in (folder / "end.log").read_text()
+def test_the_client_library_reads_streams(gateway: Server, good: Server) -> None:
+    asked = client(gateway).chat.completions
+    messages: Any = [{"role": "user", "content": "hi"}]
+    stream = asked.create(model="simulated", messages=messages, max_tokens=5, stream=True)
+    said = "".join(c.choices[0].delta.content or "" for c in stream)
+    whole = client(good).chat.completions.create(model="simulated", messages=messages, max_tokens=5)
+    assert said == whole.choices[0].message.content

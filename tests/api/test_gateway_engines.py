@@ -30,10 +30,10 @@ CALLS: list[dict[str, Any]] = [
 def said(server: Server, fields: dict[str, Any]) -> list[Any]:
     """All that the chunks of a stream say, without what differs between two requests."""
     body = {"messages": [{"role": "user", "content": "Tell me a story."}], "stream": True,
-            "max_tokens": 160, "ignore_eos": True} | fields  # fmt: skip
+            "max_tokens": 300, "ignore_eos": True} | fields  # fmt: skip
     status, text = server.call("POST", "/v1/chat/completions", json.dumps(body).encode())
     assert status == 200 and text.endswith("data: [DONE]\n\n"), text[-500:]
-    chunks = [json.loads(line[6:]) for line in text.split("\n\n")[:-2]]
+    chunks = [json.loads(e[6:]) for e in text.split("\n\n")[:-2] if not e.startswith(":")]
     assert len({c["id"] for c in chunks}) == 1
     usage = chunks[-1].get("usage") or {}
     return [[c["choices"] for c in chunks], usage.get("completion_tokens")]
@@ -50,10 +50,10 @@ def test_texts_go_on_bit_equal(server: Server, tmp_path: Path) -> None:
                 answers = [pool.submit(said, gateway, call) for call in CALLS]
                 name = second.url.partition("://")[2]
                 deadline = time.monotonic() + 20
-                while gateway.metric("octavo_upstream_requests_running", replica=name) < 4:
+                while gateway.metric("octavo_upstream_requests_running", replica=name) < 2:
                     assert time.monotonic() < deadline
                     time.sleep(0.02)
                 second.stop(signal.SIGKILL)
                 assert [a.result() for a in answers] == expected
-            assert gateway.metric("octavo_upstream_failovers_total") >= 4
+            assert gateway.metric("octavo_upstream_failovers_total") >= 2
     server.wait_idle()

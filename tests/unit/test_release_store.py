@@ -8,6 +8,7 @@ from functools import wraps
 from pathlib import Path
 from threading import Thread
 
+import msgspec
 import numpy as np
 import psycopg
 import pytest
@@ -21,7 +22,7 @@ from octavo.release.database import Database, DatabaseError, open_database, plac
 from octavo.release.events import RequestEvent
 from octavo.release.history import ConfigHistory
 from octavo.release.machine import start
-from octavo.release.spec import ReleaseSpec
+from octavo.release.spec import Guard, ReleaseSpec
 from octavo.release.store import LEASE, NoRelease, ReleaseStore, Running
 from octavo.release.tally import CANARY, STABLE
 from tests import postgres
@@ -215,6 +216,28 @@ async def test_a_broken_version_is_rolled_back_by_itself(database: Database) -> 
     assert 3 <= count < 20 and served[-1].pool == "old"
     last = gateway.status("m").records[-1]
     assert (last.who, last.what) == ("octavo", "rolled_back") and "error_rate" in last.detail
+
+
+@in_loop
+async def test_what_shadow_traffic_shows_rolls_back(database: Database) -> None:
+    gateway = Releases(ReleaseStore(database), Now())
+    with pytest.raises(NoRelease):
+        gateway.shadow("m", [0.01])
+    gateway.start(
+        msgspec.structs.replace(SPEC, guards=(Guard(metric="shadow_kl", max=0.03),)), "ann"
+    )
+    await gateway.tick()
+    gateway.shadow("m", [0.01, 0.02, 0.05] * 30)
+    await gateway.tick()
+    assert gateway.status("m").release.state.phase == "running"
+    gateway.shadow("m", [0.2] * 30)
+    await gateway.tick()
+    await gateway.tick()
+    status = gateway.status("m")
+    assert status.release.state.phase == "rolled_back" and status.seen.canary == 0
+    assert status.seen.readings[0].figures.count == 120
+    with pytest.raises(NoRelease):
+        gateway.shadow("m", [0.01])
 
 
 def spec(**weights: float) -> ExperimentSpec:

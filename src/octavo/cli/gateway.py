@@ -123,7 +123,6 @@ def gateway(
 ) -> None:  # fmt: skip
     """Answer for any number of servers at one address: Octavo, vLLM, SGLang, llama.cpp, any that
     speaks OpenAI's API."""
-    import uvloop
 
     from octavo.errors import UsageError
     from octavo.gateway.extra import check_installed
@@ -132,18 +131,21 @@ def gateway(
     if not (upstreams or fallbacks or file or names or admin_key):
         raise UsageError("a gateway needs a server behind it", "--upstream http://127.0.0.1:8000")
 
+    from octavo.gateway.upstream import DEFAULT, FALLBACK, parse_place
+
+    named = [parse_place(text, DEFAULT, key) for text in upstreams]
+    named += [parse_place(text, FALLBACK, key) for text in fallbacks]
+
+    import uvloop
+
     from octavo.gateway.admission import QueueLimits
     from octavo.gateway.health import HealthCheck
-    from octavo.gateway.routes import DEFAULT, FALLBACK
     from octavo.gateway.run import GatewayOptions, serve, sources
     from octavo.gateway.transport import Timeouts
-    from octavo.gateway.upstream import parse_place
     from octavo.server.guard import Access
     from octavo.server.logs import logging_to
     from octavo.server.ports import bind
 
-    named = [parse_place(text, DEFAULT, key) for text in upstreams]
-    named += [parse_place(text, FALLBACK, key) for text in fallbacks]
     access = Access(host, api_keys, admin_key, hosts, origins, keyring_of(key_file, limits_url))
     options = GatewayOptions(
         access, named, file, names, key, routing, places, Timeouts(connect, first, idle, total),

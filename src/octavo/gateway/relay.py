@@ -6,8 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from contextlib import aclosing
 
 import msgspec
 from starlette.requests import Request
@@ -16,12 +15,24 @@ from starlette.responses import Response
 from octavo.balance.retry import RETRYABLE, Backoff, RetryBudget
 from octavo.errors import RequestError
 from octavo.gateway.admission import Admission
+from octavo.gateway.answers import (
+    STREAMS,
+    check_stream,
+    count,
+    events,
+    failure,
+    is_final,
+    read_spent,
+    refusal,
+    streamed,
+    wanted_wait,
+)
 from octavo.gateway.body import Asked, read_outline
 from octavo.gateway.errors import UpstreamFailed
 from octavo.gateway.events import Finished
 from octavo.gateway.health import Health
-from octavo.gateway.spent import count, spent_of
-from octavo.gateway.traffic import SESSION, Dealt, Traffic, units_of
+from octavo.gateway.job import Job
+from octavo.gateway.traffic import SESSION, Traffic, units_of
 from octavo.gateway.transport import Answer, Transport
 from octavo.gateway.upstreams import Lease
 from octavo.generate.reply import Usage
@@ -29,7 +40,7 @@ from octavo.server.bodies import Bodies
 from octavo.server.exchange import Exchange, exchange
 from octavo.server.guard import principal
 from octavo.server.http import EventStream, while_connected
-from octavo.server.resume import Follower, Resume, Spent, asking
+from octavo.server.resume import Follower
 
 KEYS = ("authorization", "x-api-key")
 PASSED_ON = (
@@ -37,46 +48,7 @@ PASSED_ON = (
     "x-slo-ttft-ms",
 )  # fmt: skip
 PASSED_BACK = ("retry-after", "retry-after-ms", "x-should-retry")
-STREAMS = ("text/event-stream", "application/x-ndjson")
-DONE = b"[DONE]"
 JSON = "application/json"
-
-
-@dataclass
-class Job:
-    """A request on its way: where it may go, and what became of it so far."""
-
-    asked: Asked
-    headers: dict[str, str]
-    dealt: Dealt
-    usage: Usage
-    resume: Resume | None = None
-    follower: Follower | None = None
-    failed: set[str] = field(default_factory=set)  # upstreams that did
-    tries: int = 0  # that failed since the answer last went on
-    failovers: int = 0
-    retries: int = 0
-    lease: Lease | None = None
-    tail: bytes = b""  # of what was passed on
-    chunks: int = 0
-
-    @property
-    def body(self) -> bytes:
-        """What the upstream is sent now."""
-        assert self.lease is not None
-        if self.resume is None or not self.lease.upstream.own:
-            return self.asked.body
-        tokens = [] if self.follower is None else self.follower.tokens
-        return asking(self.asked.body, msgspec.structs.replace(self.resume, tokens=tokens))
-
-    def pass_on(self, data: bytes) -> None:
-        """Part of a stream goes to the client."""
-        if self.dealt.seen is not None:
-            self.dealt.seen.feed(data)
-
-    @property
-    def tokens(self) -> int:
-        return self.chunks if self.follower is None else len(self.follower.tokens)
 
 
 class Relay:
@@ -159,7 +131,7 @@ class Relay:
                 found = await self._limited(job, lease)
                 if not isinstance(found, Response) or found.status_code not in RETRYABLE:
                     return found
-                refused, wish, error = found, _wish(found), _refusal(lease, found)
+                refused, wish, error = found, wanted_wait(found), refusal(lease, found)
             except UpstreamFailed as e:
                 error = e
             except BaseException:
@@ -212,7 +184,7 @@ class Relay:
                 if own and job.follower is None:
                     job.follower = Follower([])
                 data = await answer.read()
-                _check_stream(answer, data)
+                check_stream(answer, data)
                 lease.first()
                 return answer, data
             return self._whole(job, lease, answer, await answer.whole())
@@ -226,7 +198,7 @@ class Relay:
         if answer.status == 200:
             if answer.media_type != JSON:
                 raise UpstreamFailed(f"upstream {lease.upstream.id} answers with no JSON")
-            count(job.usage, spent_of(body, lease.upstream.id))
+            count(job.usage, read_spent(body, lease.upstream.id))
             if job.dealt.seen is not None:
                 job.dealt.seen.whole(body)
             lease.end(True)
@@ -286,13 +258,13 @@ class Relay:
                 lease.end(False)
                 self._health.look(lease.upstream)
                 one.failed(error)
-                yield _failure(job, error)
+                yield failure(job, error)
                 return
             try:
                 answer, data = await self._elsewhere(job, lease, error)
             except RequestError as last:
                 one.failed(last)
-                yield _failure(job, last)
+                yield failure(job, last)
                 return
 
     async def _pass_on(self, job: Job, answer: Answer, data: bytes) -> AsyncGenerator[bytes, None]:
@@ -310,14 +282,17 @@ class Relay:
                     job.pass_on(data)
                     yield data
             else:
-                ready, held = _events(held + data, answer.media_type)
+                ready, held = events(held + data, answer.media_type)
                 job.chunks += 1
                 job.tail = ready or job.tail
                 if ready:
                     job.pass_on(ready)
                     yield ready
             data = await answer.read()
-        spent = _streamed(job) if follower is None else follower.spent
+        spent = streamed(job) if follower is None else follower.spent
+        if spent is None and follower is not None and is_final(follower.rest):
+            yield follower.rest
+            return
         if spent is None:
             assert job.lease is not None
             raise UpstreamFailed(f"upstream {job.lease.upstream.id} ended in the middle")
@@ -354,57 +329,3 @@ class Relay:
         self._watch(told)
         batch = 0 if lease is None else lease.upstream.running
         self.traffic.ended(job.dealt, told, sum(usage.reused.values()), batch)
-
-
-def _events(data: bytes, media_type: str) -> tuple[bytes, bytes]:
-    """Whole events of a stream, and the beginning of the next."""
-    end = b"\n" if media_type == STREAMS[1] else b"\n\n"
-    if data.endswith(end):
-        return data, b""
-    size = data.rfind(end) + len(end) if end in data else 0
-    if not size and b"\r\n\r\n" in data:
-        size = data.rfind(b"\r\n\r\n") + 4
-    return data[:size], data[size:]
-
-
-def _check_stream(answer: Answer, data: bytes) -> None:
-    """Raises UpstreamFailed for a stream that does not begin as one."""
-    if not data:
-        answer.cut("ended before it began")
-    elif answer.media_type == STREAMS[0] and data[:1] not in b"deri:\n\r":
-        answer.cut("sends no event stream")
-    elif answer.media_type == STREAMS[1] and data[:1] != b"{":
-        answer.cut("sends no lines of JSON")
-    answer.check()
-
-
-def _refusal(lease: Lease, response: Response) -> UpstreamFailed:
-    """What an answer that may be tried elsewhere says of an upstream: 5xx that it fails."""
-    text = f"upstream {lease.upstream.id} answers {response.status_code}"
-    busy = response.status_code not in (500, 502)
-    limited = busy and response.status_code != 504
-    return UpstreamFailed(text, "overloaded" if limited else "upstream_failed", busy)
-
-
-def _wish(response: Response) -> float | None:
-    """Seconds after which an upstream wants to be asked again."""
-    with suppress(ValueError, KeyError):
-        return float(response.headers["retry-after"])
-    return None
-
-
-def _streamed(job: Job) -> Spent | None:
-    """The tokens of a stream that has ended, about; None if its end is missing."""
-    if job.resume is not None and DONE not in job.tail[-64:]:
-        return None
-    return Spent(job.asked.ask.tokens, job.chunks)
-
-
-def _failure(job: Job, error: RequestError) -> bytes:
-    """The end of a stream that cannot go on."""
-    said = {"message": str(error), "type": "upstream_error", "param": None, "code": error.code}
-    body = msgspec.json.encode({"type": "error", "error": said})
-    if job.asked.path.startswith("/api/"):
-        return msgspec.json.encode({"error": str(error)}) + b"\n"
-    event = b"event: error\n" if job.asked.path == "/v1/messages" else b""
-    return event + b"data: " + body + b"\n\n"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-DEFAULT, FALLBACK = "default", "fallback"
+from octavo.gateway.upstream import DEFAULT, FALLBACK
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from octavo.experiments.controller import Experiments
-from octavo.experiments.store import ExperimentStore
 from octavo.gateway.admin import Admin
 from octavo.gateway.admission import Admission, QueueLimits
 from octavo.gateway.app import Door, create_app
@@ -18,14 +17,13 @@ from octavo.gateway.health import Health, HealthCheck
 from octavo.gateway.metrics import GatewayMetrics
 from octavo.gateway.relay import Relay
 from octavo.gateway.routes import RouteTable
+from octavo.gateway.state import kept_in
 from octavo.gateway.traffic import Traffic
 from octavo.gateway.transport import Timeouts, Transport
 from octavo.gateway.trials import Trials
 from octavo.gateway.upstream import Place
 from octavo.gateway.upstreams import Upstreams
 from octavo.release.controller import Releases
-from octavo.release.database import open_database
-from octavo.release.store import ReleaseStore
 from octavo.server.exchange import Exchange, Observer, Running
 from octavo.server.guard import Access
 from octavo.server.http_server import http_server
@@ -68,6 +66,14 @@ async def serve(
     ready: called once an upstream has answered, or none did for a while. ended: called with every
     exchange that has ended.
     """
+    async with kept_in(options.database) as kept:
+        await _serve(options, sock, *kept, ready, ended)
+
+
+async def _serve(
+    options: GatewayOptions, sock: socket.socket, releases: Releases, experiments: Experiments,
+    ready: Callable[[Upstreams], None], ended: Observer,
+) -> None:  # fmt: skip
     upstreams = Upstreams(options.routing, options.places)
     transport = Transport(options.timeouts)
     admission = Admission(upstreams, options.queue)
@@ -75,9 +81,6 @@ async def serve(
     metrics, keyring = GatewayMetrics(upstreams, admission), options.access.keyring
     access = options.access
     guarded = bool(access.api_keys or access.admin_key or keyring)
-    database = open_database(options.database)
-    releases = Releases(ReleaseStore(database))
-    experiments = Experiments(ExperimentStore(database))
     traffic = Traffic(RouteTable(), releases, experiments)
     relay = Relay(admission, transport, health, traffic, metrics.relayed, guarded)
     door, running = Door(upstreams), Running()
@@ -106,7 +109,6 @@ async def serve(
         if keyring is not None:
             tasks.append(asyncio.create_task(keyring.watch()))
         tasks.append(asyncio.create_task(_tell(upstreams, ready)))
-        tasks += [asyncio.create_task(one.run()) for one in (releases, experiments)]
         await tasks[0]
     finally:
         server.should_exit = True
@@ -115,9 +117,6 @@ async def serve(
         await asyncio.gather(*tasks, return_exceptions=True)
         await health.close()
         await transport.close()
-        await releases.close()
-        await experiments.close()
-        database.close()
         if keyring is not None:
             await keyring.close()
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -35,6 +36,13 @@ Spec = TypeVar("Spec")
 
 class ModelBody(msgspec.Struct, kw_only=True):
     model: str
+
+
+class ShadowBody(msgspec.Struct, kw_only=True):
+    """kl: of answers of the old version that the canary was shown, nats a token."""
+
+    model: str
+    kl: Annotated[list[Annotated[float, Meta(ge=0)]], Meta(max_length=4096)]
 
 
 class SharesBody(msgspec.Struct, kw_only=True):
@@ -66,6 +74,7 @@ class Trials:
         found = [
             Endpoint("/v1/releases", "GET", self.releases),
             Endpoint("/v1/releases", "POST", self.start_release),
+            Endpoint("/v1/releases/shadow", "POST", self.shadow, ShadowBody),
             Endpoint("/v1/releases/{action}", "POST", self.act, ModelBody),
             Endpoint("/v1/experiments", "GET", self.experiments),
             Endpoint("/v1/experiments", "POST", self.start_experiment),
@@ -105,6 +114,11 @@ class Trials:
         who = _who(request)
         done = await asyncio.to_thread(self._releases.act, body.model, action, who)
         return _said(_card(done))
+
+    async def shadow(self, request: Request) -> Response:
+        body = await self._read(request, ShadowBody)
+        self._releases.shadow(body.model, body.kl)
+        return _said({"model": body.model, "counted": len(body.kl)})
 
     # -- experiments --------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from octavo.balance.replica import Replica
 from octavo.errors import UsageError
 
 UpstreamState = Literal["starting", "up", "draining", "down"]
+DEFAULT, FALLBACK = "default", "fallback"  # pools
 WEIGHT = 0.1  # of the latest measurement in what is known
 
 
@@ -21,7 +22,7 @@ class Place:
     """Where an upstream is. pool: upstreams that requests are spread over. key: it wants to see."""
 
     url: str
-    pool: str = "default"
+    pool: str = DEFAULT
     key: str | None = None
 
     @property
@@ -30,7 +31,7 @@ class Place:
         return self.url.partition("://")[2]
 
 
-def parse_place(text: str, pool: str = "default", key: str | None = None) -> Place:
+def parse_place(text: str, pool: str = DEFAULT, key: str | None = None) -> Place:
     """The place that `[POOL=]URL` names; a URL may end in /v1. Raises UsageError."""
     named, found, url = text.rpartition("=")
     if found and "://" not in named:
@@ -44,8 +45,9 @@ def parse_place(text: str, pool: str = "default", key: str | None = None) -> Pla
     except ValueError:
         sound = False
     if not sound or parts.query or parts.username or not pool:
+        like = url if url and "/" not in url else "127.0.0.1:8001"
         raise UsageError(
-            f"--upstream {text!r} is no address of a server", "--upstream http://127.0.0.1:8001"
+            f"--upstream {text!r} is no address of a server", f"--upstream http://{like}"
         )
     return Place(url, pool, key)
 

@@ -87,6 +87,8 @@ class Upstreams:
         self._policy, self._places, self._clock = policy, places, clock
         self._all: dict[str, Upstream] = {}
         self._routers: dict[tuple[str, str], Router] = {}  # by pool and model
+        self._full: set[str] = set()  # ids of those that have enough to do
+        self._tripped: dict[str, Upstream] = {}  # those whose breakers are not closed
         self.freed: Callable[[], None] = lambda: None
 
     def __iter__(self) -> Iterator[Upstream]:
@@ -110,6 +112,8 @@ class Upstreams:
         """Forgets an upstream; its answers are cut."""
         if self._all.pop(upstream.id, None) is not None:
             self._withdraw(upstream, upstream.models)
+            self._full.discard(upstream.id)
+            self._tripped.pop(upstream.id, None)
             self._cut(upstream, "was removed")
             upstream.state = "down"
 
@@ -152,9 +156,19 @@ class Upstreams:
     def changed(self, upstream: Upstream) -> None:
         """Takes over what is known of an upstream now."""
         if upstream.id in self._all:
+            (self._full.add if upstream.requests >= self._places else self._full.discard)(
+                upstream.id
+            )
+            if upstream.breaker.state == "closed":
+                self._tripped.pop(upstream.id, None)
+            else:
+                self._tripped[upstream.id] = upstream
             figures = upstream.figures(self._places)
             for model in upstream.models:
                 self._router(upstream.place.pool, model).fleet.put(figures)
+
+    def _broken(self) -> set[str]:
+        return {name for name, up in self._tripped.items() if not up.breaker.available}
 
     def _router(self, pool: str, model: str) -> Router:
         key = pool, model
@@ -172,13 +186,13 @@ class Upstreams:
         router = self._routers.get((pool, model))
         if router is None:
             return Choice(None, known=False)
-        full = {r.id for r in router.fleet if r.state == "up" and r.requests >= self._places}
-        broken = {r.id for r in router.fleet if not self._all[r.id].breaker.available}
-        route = router.choose(ask, {*barred, *full, *broken})
-        if route is None and not full - {*barred, *broken}:
-            route = router.choose(ask, {*barred, *full})  # rather one that fails than none
+        broken = self._broken()
+        route = router.choose(ask, {*barred, *self._full, *broken})
+        full = any(name in router.fleet for name in self._full - {*barred, *broken})
+        if route is None and not full:
+            route = router.choose(ask, {*barred, *self._full})  # rather one that fails than none
         if route is None:
-            return Choice(None, full=bool(full))
+            return Choice(None, full=full)
         upstream = self._all[route.replica]
         upstream.breaker.begin()
         if isinstance(router.index, SentPrefixes):
@@ -192,5 +206,4 @@ class Upstreams:
         router = self._routers.get((pool, model))
         if router is None:
             return []
-        broken = {r.id for r in router.fleet if not self._all[r.id].breaker.available}
-        return router.explain(ask, broken)
+        return router.explain(ask, {*self._full, *self._broken()})

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -21,7 +21,7 @@ from octavo.release.database import DatabaseError
 from octavo.release.events import RequestEvent
 from octavo.release.machine import ENDED, Action
 from octavo.release.spec import ReleaseSpec
-from octavo.release.store import Record, Release, ReleaseStore
+from octavo.release.store import Entry, NoRelease, Release, ReleaseStore
 from octavo.release.tally import BASELINE, CANARY, Key, Rows, Summary, Tally
 
 LOG = logging.getLogger("octavo.gateway")
@@ -46,7 +46,7 @@ class Status:
     release: Release
     seen: Summary
     shares: dict[str, float]
-    records: list[Record]
+    records: list[Entry]
 
 
 @dataclass
@@ -57,6 +57,11 @@ class _Local:
     tally: Tally
     rows: Rows = field(default_factory=dict)
     dirty: set[Key] = field(default_factory=set)
+
+    def observe(self, event: RequestEvent) -> None:
+        key = self.tally.observe(self.rows, event, self.release.state.began)
+        if key is not None:
+            self.dirty.add(key)
 
 
 class Releases:
@@ -88,9 +93,17 @@ class Releases:
         local = self._local.get(model)
         if local is None or local.release.id != assigned.release:
             return
-        key = local.tally.observe(local.rows, event, local.release.state.began)
-        if key is not None:
-            local.dirty.add(key)
+        local.observe(event)
+
+    def shadow(self, model: str, kl: Sequence[float]) -> None:
+        """What was measured of answers of the old version that the canary was shown: how far they
+        are apart, nats a token. Raises NoRelease."""
+        local = self._local.get(model)
+        if local is None or local.release.state.phase in ENDED:
+            raise NoRelease(f"{model[:64]!r} has no release that goes on", "model")
+        state = local.release.state
+        for value in kl:
+            local.observe(RequestEvent(CANARY, self._clock(), state.step, kl=value))
 
     # -- decisions ----------------------------------------------------------------------------
 

@@ -143,7 +143,6 @@ class ReleaseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     warmup: Seconds = "90s"
     min_events: Annotated[int, Meta(ge=0, le=10**9)] = 100
     on_inconclusive: Literal["pause", "rollback"] = "pause"
-    sample: str | float = "2%"
 
     @property
     def plan(self) -> tuple[tuple[float, float], ...]:
@@ -185,7 +184,7 @@ class ReleaseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 f"the guards' alphas are more than the release's {self.alpha:g} together",
                 f"alpha: {sum(g.alpha or self.alpha / 10 for g in self.guards):.3g}",
             )
-        _ = self.warm, self.patience, part(self.sample, "sample")
+        _ = self.warm, self.patience
         return self
 
 

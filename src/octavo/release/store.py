@@ -40,7 +40,7 @@ class Release:
 
 
 @dataclass(frozen=True)
-class Record:
+class Entry:
     """Something that happened. who: the name of a key, or `octavo`."""
 
     at: float
@@ -64,7 +64,7 @@ class ReleaseStore:
                     "insert into releases values (?, ?, ?, 0, 0, ?, ?)",
                     (found.id, spec.model, found.created, *encoded),
                 )
-                record(db, Record(state.since, found.id, who, "start", encoded[0]))
+                audit(db, Entry(state.since, found.id, who, "start", encoded[0]))
         except Conflict:
             raise Running(f"{spec.model!r} has a release that has not ended", "model") from None
         return found
@@ -95,7 +95,7 @@ class ReleaseStore:
             )
             if done:
                 what = state.phase if state.phase != release.state.phase else f"step {state.step}"
-                record(db, Record(state.since, release.id, who, what, detail))
+                audit(db, Entry(state.since, release.id, who, what, detail))
         return bool(done)
 
     # -- sums ---------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class ReleaseStore:
         with self._database.transaction() as db:
             db.execute("delete from leases where name = ? and owner = ?", (name, owner))
 
-    def records(self, subject: str) -> list[Record]:
+    def records(self, subject: str) -> list[Entry]:
         """All that happened to something, the first first."""
         with self._database.transaction() as db:
             rows = db.execute(
@@ -148,10 +148,10 @@ class ReleaseStore:
                 " order by at, id",
                 (subject,),
             )
-        return [Record(*row) for row in rows]
+        return [Entry(*row) for row in rows]
 
 
-def record(db: Connection, entry: Record) -> None:
+def audit(db: Connection, entry: Entry) -> None:
     """Adds to the audit trail, in the transaction of what is recorded."""
     row = (entry.at, entry.subject, entry.who, entry.what, entry.detail)
     db.execute("insert into audit values (?, ?, ?, ?, ?, ?)", (secrets.token_hex(8), *row))

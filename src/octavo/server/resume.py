@@ -103,6 +103,11 @@ class Follower:
                 self._seen = 0
         return bytes(ready)
 
+    @property
+    def rest(self) -> bytes:
+        """What has come and cannot be passed on."""
+        return bytes(self._held)
+
     def _take(self, comment: bytes) -> bool:
         """Whether a comment was one of these, whose news are taken over."""
         if comment.startswith(TOKENS):

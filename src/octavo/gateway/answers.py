@@ -1,0 +1,110 @@
+"""What answers say: whether they are sound and whole, what they took, and how a broken one ends."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import msgspec
+from starlette.responses import Response
+
+from octavo.errors import RequestError
+from octavo.gateway.errors import UpstreamFailed
+from octavo.gateway.job import Job
+from octavo.gateway.transport import Answer
+from octavo.gateway.upstreams import Lease
+from octavo.generate.reply import Usage
+from octavo.server.resume import Spent
+
+STREAMS = ("text/event-stream", "application/x-ndjson")
+DONE = b"[DONE]"
+ELSEWHERE = ("engine_error", "engine_failed", "engine_closed", "internal_error", "shutting_down")
+
+
+def events(data: bytes, media_type: str) -> tuple[bytes, bytes]:
+    """Whole events of a stream, and the beginning of the next."""
+    end = b"\n" if media_type == STREAMS[1] else b"\n\n"
+    if data.endswith(end):
+        return data, b""
+    size = data.rfind(end) + len(end) if end in data else 0
+    if not size and b"\r\n\r\n" in data:
+        size = data.rfind(b"\r\n\r\n") + 4
+    return data[:size], data[size:]
+
+
+def check_stream(answer: Answer, data: bytes) -> None:
+    """Raises UpstreamFailed for a stream that does not begin as one."""
+    if not data:
+        answer.cut("ended before it began")
+    elif answer.media_type == STREAMS[0] and data[:1] not in b"deri:\n\r":
+        answer.cut("sends no event stream")
+    elif answer.media_type == STREAMS[1] and data[:1] != b"{":
+        answer.cut("sends no lines of JSON")
+    answer.check()
+
+
+def refusal(lease: Lease, response: Response) -> UpstreamFailed:
+    """What an answer that may be tried elsewhere says of an upstream: 5xx that it fails."""
+    text = f"upstream {lease.upstream.id} answers {response.status_code}"
+    busy = response.status_code not in (500, 502)
+    limited = busy and response.status_code != 504
+    return UpstreamFailed(text, "overloaded" if limited else "upstream_failed", busy)
+
+
+def wanted_wait(response: Response) -> float | None:
+    """Seconds after which an upstream wants to be asked again."""
+    with suppress(ValueError, KeyError):
+        return float(response.headers["retry-after"])
+    return None
+
+
+class _Whole(msgspec.Struct):
+    usage: Spent | None = None
+
+
+def read_spent(body: bytes, who: str) -> Spent:
+    """The tokens that an answer says it took. Raises UpstreamFailed for what is no JSON."""
+    try:
+        return msgspec.json.decode(body, type=_Whole).usage or Spent()
+    except msgspec.ValidationError:
+        return Spent()  # of another dialect
+    except msgspec.DecodeError:
+        raise UpstreamFailed(f"upstream {who} answers with broken JSON") from None
+
+
+class _Error(msgspec.Struct):
+    code: str | None = None
+
+
+class _Failure(msgspec.Struct):
+    error: _Error
+
+
+def is_final(rest: bytes) -> bool:
+    """Whether the end of a stream is an error that another upstream would give, too."""
+    data = rest.partition(b"data: ")[2].partition(b"\n")[0]
+    try:
+        return msgspec.json.decode(data, type=_Failure).error.code not in ELSEWHERE
+    except msgspec.MsgspecError:
+        return False
+
+
+def streamed(job: Job) -> Spent | None:
+    """The tokens of a stream that has ended, about; None if its end is missing."""
+    if job.resume is not None and DONE not in job.tail[-64:]:
+        return None
+    return Spent(job.asked.ask.tokens, job.chunks)
+
+
+def count(usage: Usage, spent: Spent) -> None:
+    usage.prompt, usage.completion = spent.prompt_tokens, spent.completion_tokens
+    usage.reached, usage.reused = {0: spent.prompt_tokens}, {0: spent.cached_tokens}
+
+
+def failure(job: Job, error: RequestError) -> bytes:
+    """The end of a stream that cannot go on."""
+    said = {"message": str(error), "type": "upstream_error", "param": None, "code": error.code}
+    body = msgspec.json.encode({"type": "error", "error": said})
+    if job.asked.path.startswith("/api/"):
+        return msgspec.json.encode({"error": str(error)}) + b"\n"
+    event = b"event: error\n" if job.asked.path == "/v1/messages" else b""
+    return event + b"data: " + body + b"\n\n"

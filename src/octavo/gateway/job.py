@@ -1,0 +1,50 @@
+"""A request on its way, and what became of it so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from octavo.gateway.body import Asked
+from octavo.gateway.traffic import Dealt
+from octavo.gateway.upstreams import Lease
+from octavo.generate.reply import Usage
+from octavo.server.resume import Follower, Resume, asking
+
+
+@dataclass
+class Job:
+    """A request on its way: where it may go, and what became of it so far."""
+
+    asked: Asked
+    headers: dict[str, str]
+    dealt: Dealt
+    usage: Usage
+    resume: Resume | None = None
+    follower: Follower | None = None
+    failed: set[str] = field(default_factory=set)  # upstreams that did
+    tries: int = 0  # that failed since the answer last went on
+    failovers: int = 0
+    retries: int = 0
+    lease: Lease | None = None
+    tail: bytes = b""  # of what was passed on
+    chunks: int = 0
+
+    @property
+    def body(self) -> bytes:
+        """What the upstream is sent now."""
+        assert self.lease is not None
+        if self.resume is None or not self.lease.upstream.own:
+            return self.asked.body
+        tokens = [] if self.follower is None else self.follower.tokens
+        return asking(self.asked.body, msgspec.structs.replace(self.resume, tokens=tokens))
+
+    def pass_on(self, data: bytes) -> None:
+        """Part of a stream goes to the client."""
+        if self.dealt.seen is not None:
+            self.dealt.seen.feed(data)
+
+    @property
+    def tokens(self) -> int:
+        return self.chunks if self.follower is None else len(self.follower.tokens)

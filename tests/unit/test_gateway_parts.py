@@ -1,0 +1,203 @@
+"""Parts of a gateway without a network: routes, bodies, places, upstreams, simulated engines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from hashlib import blake2b
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.errors import InvalidValue, UsageError
+from octavo.gateway.admission import Admission, QueueLimits
+from octavo.gateway.body import Asked, read_outline
+from octavo.gateway.errors import NoUpstream, UnknownModel
+from octavo.gateway.routes import ModelRoute, RouteTable, Version
+from octavo.gateway.upstream import Place, parse_place
+from octavo.gateway.upstreams import Upstreams
+from octavo.simulate.engine import Job, SimulatedEngine, Speed
+
+
+def asked(path: str = "/v1/completions", **fields: object) -> Asked:
+    body = json.dumps({"model": "m", "prompt": "x", "stream": True} | fields).encode()
+    return Asked(path, path, body, read_outline(body))
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("http://a:1", Place("http://a:1")),
+        ("http://a:1/v1/", Place("http://a:1")),
+        ("next=https://a/base/v1", Place("https://a/base", "next")),
+    ],
+)
+def test_places(text: str, place: Place) -> None:
+    assert parse_place(text) == place
+
+
+@pytest.mark.parametrize("text", ["a:1", "ftp://a", "http://", "http://a:0", "http://u:p@a", "http://a?x=y", "http://a:x", "=http://a"])  # fmt: skip
+def test_what_is_no_place(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_place(text)
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.text())
+def test_units_only_move_to_a_version_that_grows(a: float, b: float, unit: str) -> None:
+    low, high = sorted((a, b))
+
+    def version(weight: float) -> str:
+        old, new = Version("old", "x", 1 - weight), Version("new", "y", weight)
+        return ModelRoute((old, new)).version(unit).name
+
+    assert (version(low), version(high)) in {("old", "old"), ("old", "new"), ("new", "new")}
+
+
+def test_versions_get_their_shares() -> None:
+    route = ModelRoute((Version("old", "x", 0.9), Version("new", "y", 0.1)))
+    units = [blake2b(str(i).encode()).hexdigest() for i in range(10_000)]
+    share = sum(route.version(u).name == "new" for u in units) / len(units)
+    assert abs(share - 0.1) < 0.01
+    assert RouteTable({"m": route}).route("m") is route
+    assert RouteTable({"m": route}).route("n").version("u").pool == "default"
+
+
+@pytest.mark.parametrize(
+    ("fields", "resumable"),
+    [({}, True), ({"n": 1}, True), ({"n": 2}, False), ({"echo": True}, False),
+     ({"best_of": 3}, False), ({"prompt": ["a", "b"]}, False), ({"stream": False}, False),
+     ({"beam_width": 2}, False), ({"resume": {}}, False)],
+)  # fmt: skip
+def test_which_streams_can_go_on(fields: dict[str, object], resumable: bool) -> None:
+    assert (asked(**fields).resume() is not None) == resumable
+    assert asked("/v1/messages", **fields).resume() is None
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"model":3}', b"\xff", b"[" * 5000])
+def test_bodies_that_cannot_be_read(body: bytes) -> None:
+    with pytest.raises(InvalidValue):
+        read_outline(body)
+
+
+def test_equal_beginnings_are_equal_blocks() -> None:
+    one, two = asked(prompt="a" * 2000), asked(prompt="a" * 1500 + "b" * 500)
+    assert one.ask.blocks[:2] == two.ask.blocks[:2] != ()
+    assert one.ask.blocks != two.ask.blocks
+    assert one.ask.tokens == 501
+
+
+def known(*names: str, places: int = 256) -> Upstreams:
+    upstreams = Upstreams("least-load", places)
+    for name in names:
+        upstreams.up(upstreams.add(Place(f"http://{name}")), ("m",), True)
+    return upstreams
+
+
+def test_the_line_is_in_order_of_priority_then_of_arrival() -> None:
+    async def run() -> list[str]:
+        upstreams = known("a", places=1)
+        admission = Admission(upstreams, QueueLimits())
+        route, served = ModelRoute(), []
+        first = await admission.place(asked(), route, "default")
+
+        async def wait(name: str, priority: int) -> None:
+            lease = await admission.place(asked(priority=priority), route, "default")
+            served.append(name)
+            lease.end(True)
+
+        tasks = []
+        for name, priority in (("late", 5), ("one", 0), ("two", 0), ("urgent", -1)):
+            tasks.append(asyncio.create_task(wait(name, priority)))
+            await asyncio.sleep(0)
+        tasks[1].cancel()  # who leaves is nobody's turn
+        first.end(True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert admission.waiting == 0 and upstreams.get("a").requests == 0
+        return served
+
+    assert asyncio.run(run()) == ["urgent", "two", "late"]
+
+
+def test_who_waits_in_vain_is_told_why() -> None:
+    async def run() -> None:
+        route, full = ModelRoute(), known("a", places=1)
+        admission = Admission(full, QueueLimits(1, 0.02))
+        await admission.place(asked(), route, "default")
+        with pytest.raises(NoUpstream, match="busy"):
+            await admission.place(asked(), route, "default")
+        with pytest.raises(UnknownModel, match="known models: m"):
+            await admission.place(asked(model="n"), route, "default")
+        waiting = asyncio.create_task(admission.place(asked(), route, "default"))
+        await asyncio.sleep(0)
+        with pytest.raises(NoUpstream, match="1 requests wait already") as raised:
+            await admission.place(asked(), route, "default")
+        assert raised.value.retry_after >= 0.5
+        waiting.cancel()
+        gone = known("a")
+        gone.down(gone.get("a"), "it is gone")
+        with pytest.raises(NoUpstream, match="no upstream answered"):
+            await Admission(gone, QueueLimits(1, 0.02)).place(asked(), route, "default")
+
+    asyncio.run(run())
+
+
+def test_pools_fall_back() -> None:
+    async def run() -> None:
+        upstreams = known("a")
+        spare = upstreams.add(Place("http://b", "fallback"))
+        upstreams.up(spare, ("m",), False)
+        admission = Admission(upstreams, QueueLimits(1, 0.02))
+        assert (await admission.place(asked(), ModelRoute(), "default")).upstream.id == "a"
+        upstreams.down(upstreams.get("a"), "it is gone")
+        assert (await admission.place(asked(), ModelRoute(), "default")).upstream is spare
+
+    asyncio.run(run())
+
+
+def test_leases_leave_nothing() -> None:
+    upstreams = known("a", "b")
+    leases = [upstreams.choose("default", "m", asked().ask).lease for _ in range(8)]
+    assert [u.requests for u in upstreams] == [4, 4]
+    for i, lease in enumerate(leases):
+        assert lease is not None
+        if i % 2:
+            lease.first()
+        lease.end([True, None, False][i % 3])
+        lease.end(True)
+    assert [(u.running, u.waiting, u.waiting_tokens) for u in upstreams] == [(0, 0, 0)] * 2
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 1 << 30))
+def test_simulated_engines_are_deterministic_and_finish(seed: int) -> None:
+    def run() -> list[object]:
+        drawn, engine = random.Random(seed), SimulatedEngine(Speed(slots=3, cache=256))
+        wanted = {}
+        for i in range(12):
+            prompt, output = drawn.randrange(1, 600), drawn.randrange(1, 9)
+            blocks = [hash((drawn.randrange(2), j)) for j in range(prompt // 16)]
+            engine.submit(Job(str(i), prompt, output, blocks))
+            wanted[str(i)] = output
+        steps = []
+        while engine.running or engine.waiting:
+            steps.append(engine.step())
+            assert engine.running <= 3
+        given = [name for step in steps for name in step.tokens]
+        assert {name: given.count(name) for name in wanted} == wanted
+        kept = sum(len(s.stored) - len(s.removed) for s in steps)
+        assert kept * 16 <= 256 and engine.prompt_tokens == 0
+        return steps
+
+    assert run() == run()
+
+
+def test_a_simulated_prefix_is_computed_once() -> None:
+    engine = SimulatedEngine(Speed(prefill=1000, step=0.01, chunk=10_000))
+    blocks = list(range(100))
+    seconds = []
+    for name in ("a", "b"):
+        engine.submit(Job(name, 1601, 1, blocks))
+        seconds.append(engine.step().seconds)
+    assert seconds == [pytest.approx(1.611), pytest.approx(0.011)]
