@@ -82,7 +82,7 @@ class Relay:
         session = request.headers.get(SESSION, "")
         asked = Asked(path, target, body, outline, sender.salt, session)
         route = self.table.route(model)
-        unit = session or bytes(outline.user).decode() or sender.salt or one.id
+        unit = session or bytes(outline.user).decode(errors="replace") or sender.salt or one.id
         job = Job(
             asked, headers, route, route.version(unit), Usage(began=one.began), asked.resume()
         )
