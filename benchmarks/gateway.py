@@ -21,7 +21,6 @@ import statistics
 import subprocess
 import sys
 import time
-import urllib.request
 from dataclasses import dataclass, field
 
 import psutil
@@ -165,17 +164,16 @@ def start(command: list[str]) -> subprocess.Popen[bytes]:
 
 
 def wait_for(port: int, seconds: float = 90) -> None:
-    """Until a gateway has a model."""
+    """Until a stream comes whole."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    while True:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=5) as reply:
-                if b'"m"' in reply.read():
-                    return
-        except OSError:
-            pass
+            asyncio.run(ask(port, body(64)))
+            return
+        except (OSError, SystemExit) as e:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"nothing answers at port {port}: {e}") from None
         time.sleep(0.1)
-    raise SystemExit(f"nothing answers at port {port}")
 
 
 def row(way: Way, streams: int) -> dict[str, object]:
