@@ -20,6 +20,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from octavo import __version__
+from octavo.client.base import EngineClient
+from octavo.client.replicas import engines
 from octavo.server.exchange import Exchange
 from octavo.server.registry import Entry
 
@@ -42,7 +44,7 @@ class _EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         blocks = GaugeMetricFamily(
-            "octavo_kv_blocks", "KV blocks by state", labels=["model_name", "state"]
+            "octavo_kv_blocks", "KV blocks by state", labels=[*LABELS, "state"]
         )
         queues = [_gauge(f"requests_{name}", f"Requests {name}") for name in ("running", "waiting")]
         times = [
@@ -56,30 +58,28 @@ class _EngineCollector(Collector):
         drafts = [
             CounterMetricFamily(
                 f"octavo_{kind}_draft_tokens", f"Tokens of drafts {kind}",
-                labels=["model_name", "source"],
+                labels=[*LABELS, "source"],
             )
             for kind in ("verified", "accepted")
         ]  # fmt: skip
-        for entry in self._models:
-            if entry.client is None:
-                continue
-            stats = entry.client.stats
+        for labels, client in _engines(self._models):
+            stats = client.stats
             for name, queue in zip(("running", "waiting"), queues, strict=True):
-                queue.add_metric([entry.name], stats.get(name, 0))
+                queue.add_metric(labels, stats.get(name, 0))
             free, cached = stats.get("blocks_free", 0), stats.get("blocks_cached", 0)
             held = stats.get("blocks", 0) - free - cached
             for state, value in (("free", free), ("cached", cached), ("held", held)):
-                blocks.add_metric([entry.name, state], value)
+                blocks.add_metric([*labels, state], value)
             for name, counter in zip(COUNTS, counts, strict=True):
-                counter.add_metric([entry.name], stats.get(name, 0))
+                counter.add_metric(labels, stats.get(name, 0))
             for time, name, unit in times:
-                time.add_metric([entry.name], stats.get(name, 0) / unit)
-            restarts.add_metric([entry.name], stats.get("restarts", 0))
-            lost.add_metric([entry.name], stats.get("speculation_lost_us", 0) / 1e6)
+                time.add_metric(labels, stats.get(name, 0) / unit)
+            restarts.add_metric(labels, stats.get("restarts", 0))
+            lost.add_metric(labels, stats.get("speculation_lost_us", 0) / 1e6)
             for name, family in zip(("drafted", "accepted"), drafts, strict=True):
                 for source in SOURCES:
-                    family.add_metric([entry.name, source], stats.get(f"{name}_{source}", 0))
-        yield from (
+                    family.add_metric([*labels, source], stats.get(f"{name}_{source}", 0))
+        families = (
             *queues,
             blocks,
             *(time for time, *_ in times),
@@ -88,14 +88,34 @@ class _EngineCollector(Collector):
             lost,
             *drafts,
         )
+        yield from map(_without_empty, families)
+
+
+LABELS = ["model_name", "replica"]
+
+
+def _engines(models: Iterable[Entry]) -> Iterator[tuple[list[str], EngineClient]]:
+    """The engines of loaded models with their labels; a model's only engine is no replica."""
+    for entry in models:
+        if entry.client is not None:
+            for name, client in engines(entry.client).items():
+                yield [entry.name, name], client
+
+
+def _without_empty(family: Metric) -> Metric:
+    """A metric without labels that say nothing."""
+    family.samples = [
+        s._replace(labels={k: v for k, v in s.labels.items() if v}) for s in family.samples
+    ]
+    return family
 
 
 def _gauge(name: str, text: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"octavo_{name}", text, labels=["model_name"])
+    return GaugeMetricFamily(f"octavo_{name}", text, labels=LABELS)
 
 
 def _counter(name: str, text: str) -> CounterMetricFamily:
-    return CounterMetricFamily(f"octavo_{name}", text, labels=["model_name"])
+    return CounterMetricFamily(f"octavo_{name}", text, labels=LABELS)
 
 
 class _EngineProcessCollector(Collector):
@@ -106,13 +126,14 @@ class _EngineProcessCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
-        for entry in self._models:
-            if entry.client is None or (pid := entry.client.pid) is None:
+        for (model, replica), client in _engines(self._models):
+            if (pid := client.pid) is None:
                 continue
+            labels = {"model_name": model} | ({"replica": replica} if replica else {})
             process = ProcessCollector("octavo_engine", partial(int, pid), registry=None)
             for metric in process.collect():
                 family = families.setdefault(metric.name, metric)
-                samples = [s._replace(labels={"model_name": entry.name}) for s in metric.samples]
+                samples = [s._replace(labels=labels) for s in metric.samples]
                 family.samples = samples if family is metric else family.samples + samples
         yield from families.values()
 

@@ -105,3 +105,23 @@ class Items(TypedDict):
     has_more: bool
     first_id: str | None
     last_id: str | None
+
+
+class Replica(TypedDict):
+    model: str
+    replica: str
+    state: Literal["up", "draining", "down"]
+    pid: int | None
+    running: int
+    waiting: int
+    restarts: int
+
+
+class Replicas(TypedDict):
+    object: Literal["list"]
+    data: list[Replica]
+
+
+class Routes(TypedDict):
+    object: Literal["list"]
+    data: list[dict[str, Any]]
