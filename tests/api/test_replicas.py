@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 from click.testing import CliRunner
@@ -27,10 +28,11 @@ from octavo.engine.constraint import TokenTable
 from octavo.engine.loader import open_model
 from octavo.engine.plan import Plan, make_plan
 from octavo.engine.request import Request
-from octavo.errors import DoesNotFit, EngineFailed, InvalidValue, UsageError
+from octavo.errors import DoesNotFit, EngineFailed, InvalidValue, RequestError, UsageError
 from tests.api.poisoned_engine import POISON
 from tests.api.server import Server, serving
 from tests.api.test_replay import ROOT, Answer, ask, neighbours, request
+from tests.parity.test_lora import make_adapter
 from tests.small_models import Small, save_hf
 
 STREAMS = 16
@@ -46,10 +48,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def replicas_of(
-    folder: Path, count: int = 2, module: str = ENGINE, policy: str = "cost"
+    folder: Path, count: int = 2, module: str = ENGINE, policy: str = "cost", adapters: int = 0
 ) -> AsyncGenerator[Replicas, None]:
-    model = open_model(folder)
-    plan = make_plan(model.compiled, name="m", context=512, threads=1)
+    model = open_model(folder, adapters > 0)
+    plan = make_plan(model.compiled, name="m", context=512, threads=1, adapters=adapters)
     files = model.checkpoint.states
     pool = Replicas(
         [EngineProcessClient(str(folder), plan, 320, files=files, module=module) for _ in range(count)],
@@ -234,6 +236,37 @@ def test_a_poisonous_request_ends_alone(
     bad, answers = asyncio.run(run())
     assert answers == expected
     assert isinstance(bad.error, EngineFailed) and bad.error.code == "engine_error"
+
+
+def test_every_engine_has_the_adapters(folder: Path, tmp_path: Path) -> None:
+    """Also one that takes the place of another, and streams that move."""
+    path = make_adapter(tmp_path / "a", 1, modules={"self_attn.q_proj": (64, 64)})
+    asked = [msgspec.structs.replace(r, adapter="a") for r in streams()[:6]]
+
+    async def run() -> None:
+        async with replicas_of(folder, adapters=16 << 20) as pool:
+            with pytest.raises(RequestError, match="no adapter 'a'"):
+                await anext(pool.submit(asked[0]))
+            await pool.load_adapter("a", str(path))
+            assert pool.adapters == ["a"] and pool.adapter_paths == {"a": str(path)}
+            wanted = await asyncio.gather(*(ask(pool, r) for r in asked))
+            plain = await ask(pool, streams()[0])
+            assert wanted[0] != plain
+            assert {d.route.replica for d in decisions(pool)} == {"0", "1"}
+            tasks = [asyncio.create_task(ask(pool, r)) for r in asked]
+            await begun(pool, "0")
+            os.kill(pid(pool, "0"), signal.SIGKILL)
+            assert await asyncio.gather(*tasks) == wanted
+            async with asyncio.timeout(60):
+                while pool.states["0"] != "up":
+                    await asyncio.sleep(0.01)
+            assert engine(pool, "0").adapters == ["a"]
+            with pytest.raises(RequestError, match="loaded already"):
+                await pool.load_adapter("a", str(path))
+            await pool.unload_adapter("a")
+            assert pool.adapters == []
+
+    asyncio.run(run())
 
 
 def test_policies_change_no_texts(folder: Path, expected: list[Answer]) -> None:
