@@ -4,25 +4,35 @@ engine, with the texts that they would have had without it."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
-from collections.abc import AsyncGenerator, Callable
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import msgspec
+import psutil
 import pytest
+from click.testing import CliRunner
 
+from octavo.cli.replica import replica, route
 from octavo.client.process import EngineProcessClient
 from octavo.client.replicas import Replicas
 from octavo.client.routes import Decision
 from octavo.client.spawned import ENGINE
 from octavo.engine.constraint import TokenTable
 from octavo.engine.loader import open_model
-from octavo.engine.plan import make_plan
+from octavo.engine.plan import Plan, make_plan
 from octavo.engine.request import Request
-from octavo.errors import EngineFailed, InvalidValue
+from octavo.errors import DoesNotFit, EngineFailed, InvalidValue, RequestError, UsageError
 from tests.api.poisoned_engine import POISON
+from tests.api.server import Server, serving
 from tests.api.test_replay import ROOT, Answer, ask, neighbours, request
+from tests.parity.test_lora import make_adapter
 from tests.small_models import Small, save_hf
 
 STREAMS = 16
@@ -38,10 +48,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def replicas_of(
-    folder: Path, count: int = 2, module: str = ENGINE, policy: str = "cost"
+    folder: Path, count: int = 2, module: str = ENGINE, policy: str = "cost", adapters: int = 0
 ) -> AsyncGenerator[Replicas, None]:
-    model = open_model(folder)
-    plan = make_plan(model.compiled, name="m", context=512, threads=1)
+    model = open_model(folder, adapters > 0)
+    plan = make_plan(model.compiled, name="m", context=512, threads=1, adapters=adapters)
     files = model.checkpoint.states
     pool = Replicas(
         [EngineProcessClient(str(folder), plan, 320, files=files, module=module) for _ in range(count)],
@@ -211,11 +221,10 @@ def test_requests_go_where_their_prefix_is(folder: Path) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("way", [int(signal.SIGABRT), int(signal.SIGKILL)], ids=["abort", "kill"])
 def test_a_poisonous_request_ends_alone(
-    folder: Path, expected: list[Answer], way: int, monkeypatch: pytest.MonkeyPatch
+    folder: Path, expected: list[Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("POISON", f"{way}:25")
+    monkeypatch.setenv("POISON", f"{int(signal.SIGABRT)}:25")
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{os.environ.get('PYTHONPATH', '')}")
 
     async def run() -> tuple[Answer, list[Answer]]:
@@ -229,10 +238,137 @@ def test_a_poisonous_request_ends_alone(
     assert isinstance(bad.error, EngineFailed) and bad.error.code == "engine_error"
 
 
-def test_every_policy_gives_the_same_texts(folder: Path, expected: list[Answer]) -> None:
-    async def run(policy: str) -> set[str]:
-        async with replicas_of(folder, policy=policy) as pool:
+def test_every_engine_has_the_adapters(folder: Path, tmp_path: Path) -> None:
+    """Also one that takes the place of another, and streams that move."""
+    path = make_adapter(tmp_path / "a", 1, modules={"self_attn.q_proj": (64, 64)})
+    asked = [msgspec.structs.replace(r, adapter="a") for r in streams()[:6]]
+
+    async def run() -> None:
+        async with replicas_of(folder, adapters=16 << 20) as pool:
+            with pytest.raises(RequestError, match="no adapter 'a'"):
+                await anext(pool.submit(asked[0]))
+            await pool.load_adapter("a", str(path))
+            assert pool.adapters == ["a"] and pool.adapter_paths == {"a": str(path)}
+            wanted = await asyncio.gather(*(ask(pool, r) for r in asked))
+            plain = await ask(pool, streams()[0])
+            assert wanted[0] != plain
+            assert {d.route.replica for d in decisions(pool)} == {"0", "1"}
+            tasks = [asyncio.create_task(ask(pool, r)) for r in asked]
+            await begun(pool, "0")
+            os.kill(pid(pool, "0"), signal.SIGKILL)
+            assert await asyncio.gather(*tasks) == wanted
+            async with asyncio.timeout(60):
+                while pool.states["0"] != "up":
+                    await asyncio.sleep(0.01)
+            assert engine(pool, "0").adapters == ["a"]
+            with pytest.raises(RequestError, match="loaded already"):
+                await pool.load_adapter("a", str(path))
+            await pool.unload_adapter("a")
+            assert pool.adapters == []
+
+    asyncio.run(run())
+
+
+def test_policies_change_no_texts(folder: Path, expected: list[Answer]) -> None:
+    async def run() -> set[str]:
+        async with replicas_of(folder, policy="round-robin") as pool:
             assert await asyncio.gather(*(ask(pool, r) for r in streams())) == expected
             return {d.route.replica for d in decisions(pool)}
 
-    assert [asyncio.run(run(p)) for p in ("round-robin", "least-load")] == [{"0", "1"}] * 2
+    assert asyncio.run(run()) == {"0", "1"}
+
+
+# -- a server -----------------------------------------------------------------------------------
+
+ADMIN = {"authorization": "Bearer adm"}
+
+
+@pytest.fixture(scope="module")
+def server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    options = ("--replicas", "2", "--admin-key", "adm", "--context", "1024", "--memory", "1GiB")
+    log = tmp_path_factory.mktemp("replicas") / "log"
+    with serving("smollm2", "--offline", *options, log=log) as s:
+        yield s
+
+
+def said(server: Server, number: int) -> str:
+    body = {"model": "smollm2", "prompt": f"Count: {number},", "max_tokens": 48, "temperature": 0}
+    status, reply = server.post("/v1/completions", body)
+    assert status == 200, reply
+    text: str = reply["choices"][0]["text"]
+    return text
+
+
+def cards(server: Server) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(server.get("/v1/replicas", ADMIN)[1])["data"]
+    return found
+
+
+def until(happened: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline
+
+
+def test_a_server_loses_no_request_with_an_engine(server: Server) -> None:
+    """Each of its engines is killed while all clients wait."""
+    wanted = [said(server, i) for i in range(8)]
+    with ThreadPoolExecutor(8) as clients:
+        for name in (0, 1):
+            before = cards(server)
+            asked = [clients.submit(said, server, i) for i in range(8)]
+            until(lambda name=name: cards(server)[name]["running"])
+            os.kill(before[name]["pid"], signal.SIGKILL)
+            assert [one.result() for one in asked] == wanted
+            until(lambda name=name: cards(server)[name]["state"] == "up")
+            assert cards(server)[name]["restarts"] == before[name]["restarts"] + 1
+    for name in ("0", "1"):
+        assert server.metric("octavo_engine_restarts_total", replica=name) == 1
+    server.wait_idle()
+
+
+def test_admins_drain_and_restart_replicas(server: Server) -> None:
+    def run(*words: str, key: str = "adm") -> tuple[int, str]:
+        done = CliRunner().invoke(replica, [*words, "--url", server.url, "--admin-key", key])
+        return done.exit_code, done.output + str(done.exception or "")
+
+    assert server.get("/v1/replicas")[0] == 401
+    assert "admin" in run("list", key="wrong")[1]
+    assert run("drain", "0")[0] == 0
+    assert [c["state"] for c in cards(server)] == ["draining", "up"]
+    assert "no replica but 1 takes requests" in run("drain", "1")[1]
+    assert "no replica '5'; there are 0, 1" in run("resume", "5")[1]
+    said(server, 100)
+    assert json.loads(server.get("/v1/routes", ADMIN)[1])["data"][-1]["replica"] == "1"
+    old = cards(server)[0]["pid"]
+    assert run("restart", "0", "--seconds", "1")[0] == 0
+    assert [c["state"] for c in cards(server)] == ["up", "up"] and cards(server)[0]["pid"] != old
+    assert not psutil.pid_exists(old)
+
+
+def test_it_says_why_a_request_went_where_it_went(server: Server) -> None:
+    said(server, 7)
+    words = ["explain", "--last", "1", "--url", server.url, "--admin-key", "adm", "--json"]
+    (made,) = json.loads(CliRunner().invoke(route, words).output)
+    assert made["why"] == "cost" and made["prompt_tokens"] > 3
+    costs = {c["replica"]: c["cost"] for c in made["candidates"]}
+    assert set(costs) == {"0", "1"} and set(costs["0"]) == {"queue", "prefill", "images", "decode", "cached"}  # fmt: skip
+    shown = CliRunner().invoke(route, words[:-1]).output
+    assert "← cost" in shown and "prefill" in shown
+
+
+def test_replicas_divide_memory_and_threads(folder: Path) -> None:
+    """What does not fit is refused with numbers."""
+    compiled = open_model(folder).compiled
+
+    def plan(replicas: int, memory: str = "1GiB") -> Plan:
+        return make_plan(compiled, name="m", memory=memory, threads=5, replicas=replicas)
+
+    one, two = plan(1), plan(2)
+    assert (one.threads, two.threads) == (5, 2)
+    assert two.total <= 1 << 29 < one.total <= 1 << 30
+    with pytest.raises(UsageError, match="--replicas 6 takes 6 threads; there are 5"):
+        plan(6)
+    with pytest.raises(DoesNotFit, match="> 102 MiB, which is what each of 5 replicas has") as e:
+        plan(5, "512MiB")
+    assert "--replicas 4" in e.value.suggestions

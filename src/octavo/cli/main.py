@@ -45,6 +45,8 @@ COMMANDS = {
     "bench": ("octavo.cli.bench", "Measure."),
     "key": ("octavo.cli.key", "Create, list and revoke the API keys of a server."),
     "usage": ("octavo.cli.key", "Show what each API key has used."),
+    "replica": ("octavo.cli.replica", "List, drain and restart the replicas of a server."),
+    "route": ("octavo.cli.replica", "Say why requests went where they went."),
     "completion": ("octavo.cli.completion", "Print a script that completes commands with Tab."),
 }
 ALIASES = {"run": "chat", "list": "models", "ls": "models"}

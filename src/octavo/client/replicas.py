@@ -182,6 +182,8 @@ class Replicas:
 
     def _place(self, stream: Stream) -> None:
         """Gives a new stream to the engine where it costs least, of those that have room."""
+        if (name := stream.request.adapter) not in ("", *self.adapters):
+            raise RequestError(f"no adapter {name[:64]!r}", "adapter", "model_not_found")
         ask, full = ask_of(stream.request, self._reply), set[str]()
         refusals: list[Overloaded] = []
         while (home := self._choose(stream, ask, full)) is not None:

@@ -47,6 +47,7 @@ from octavo.server.metrics import Metrics
 from octavo.server.openapi import document, method_of
 from octavo.server.registry import Registry
 from octavo.server.requests import RequestRoutes, Requests
+from octavo.server.replicas import ReplicaRoutes
 from octavo.server.runner import Runner, answering
 from octavo.server.sockets import Sockets
 from octavo.server.source import Fetch
@@ -160,6 +161,7 @@ def _control(
             answer=replies.Adapter,
         ),
     ]
+    found += ReplicaRoutes(registry, bodies).table()
     return [replace(one, handler=answering(one.handler)) for one in found]
 
 

@@ -11,6 +11,8 @@ from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from octavo.client.base import EngineClient
+from octavo.client.replicas import engines
 from octavo.server import metric_table as known
 from octavo.server.registry import Entry
 
@@ -18,10 +20,27 @@ PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 Family = CounterMetricFamily | GaugeMetricFamily
 
 
-def family(metric: known.Metric) -> Family:
-    """A metric without values."""
+def family(metric: known.Metric, *labels: str) -> Family:
+    """A metric without values, with further labels."""
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    return kind(metric.name, metric.meaning, labels=metric.labels)
+    return kind(metric.name, metric.meaning, labels=[*metric.labels, *labels])
+
+
+def _engines(models: Iterable[Entry]) -> Iterator[tuple[str, str, EngineClient]]:
+    """The engines of loaded models, each with the names of model and replica; a model's only engine has
+    the empty name."""
+    for entry in models:
+        if entry.client is not None:
+            for replica, client in engines(entry.client).items():
+                yield entry.name, replica, client
+
+
+def _without_empty(metric: Metric) -> Metric:
+    """A metric without labels that say nothing."""
+    metric.samples = [
+        s._replace(labels={k: v for k, v in s.labels.items() if v}) for s in metric.samples
+    ]
+    return metric
 
 
 class EngineCollector(Collector):
@@ -31,18 +50,16 @@ class EngineCollector(Collector):
         self._models = models
 
     def collect(self) -> Iterator[Metric]:
-        families = [family(metric) for metric in known.ENGINE]
-        for entry in self._models:
-            if entry.client is None:
-                continue
-            stats = dict(entry.client.stats)
+        families = [family(metric, "replica") for metric in known.ENGINE]
+        for model, replica, client in _engines(self._models):
+            stats = dict(client.stats)
             stats["blocks_held"] = (
                 stats.get("blocks", 0) - stats.get("blocks_free", 0) - stats.get("blocks_cached", 0)
             )
             for metric, values in zip(known.ENGINE, families, strict=True):
                 for labels, value in _read(metric, stats):
-                    values.add_metric([entry.name, *labels], value)
-        yield from families
+                    values.add_metric([model, *labels, replica], value)
+        yield from map(_without_empty, families)
 
 
 def _read(metric: known.Metric, stats: Mapping[str, int]) -> Iterator[tuple[list[str], float]]:
@@ -61,19 +78,20 @@ class ProcessesCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
-        faults, wait = family(known.FAULTS), family(known.CPU_WAIT)
-        for entry in self._models:
-            if entry.client is None or (pid := entry.client.pid) is None:
+        faults, wait = family(known.FAULTS, "replica"), family(known.CPU_WAIT, "replica")
+        for model, replica, client in _engines(self._models):
+            if (pid := client.pid) is None:
                 continue
+            labels = {"model_name": model, "replica": replica}
             process = ProcessCollector("octavo_engine", partial(int, pid), registry=None)
             for metric in process.collect():
                 values = families.setdefault(metric.name, metric)
-                samples = [s._replace(labels={"model_name": entry.name}) for s in metric.samples]
+                samples = [s._replace(labels=labels) for s in metric.samples]
                 values.samples = samples if values is metric else values.samples + samples
             with suppress(OSError):  # it has ended meanwhile
-                faults.add_metric([entry.name], major_faults(PROC / str(pid)))
-                wait.add_metric([entry.name], cpu_wait(PROC / str(pid)))
-        yield from (*families.values(), faults, wait)
+                faults.add_metric([model, replica], major_faults(PROC / str(pid)))
+                wait.add_metric([model, replica], cpu_wait(PROC / str(pid)))
+        yield from map(_without_empty, (*families.values(), faults, wait))
         for host, seconds in ((known.MEMORY_STALL, memory_stall()), (known.THROTTLED, throttled())):
             if seconds is not None:
                 told = family(host)

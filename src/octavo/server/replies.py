@@ -104,3 +104,23 @@ class Batches(Page):
 
 class Items(Page):
     data: list[dict[str, Any]]
+
+
+class Replica(TypedDict):
+    model: str
+    replica: str
+    state: Literal["up", "draining", "down"]
+    pid: int | None
+    running: int
+    waiting: int
+    restarts: int
+
+
+class Replicas(TypedDict):
+    object: Literal["list"]
+    data: list[Replica]
+
+
+class Routes(TypedDict):
+    object: Literal["list"]
+    data: list[dict[str, Any]]
