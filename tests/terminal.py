@@ -36,9 +36,11 @@ class Terminal:
             os.setsid()
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
+        # a size in the environment, which readline sets where it is loaded, counts more than the terminal's
+        around = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             [*OCTAVO, *arguments], stdin=slave, stdout=slave, stderr=slave, cwd=cwd,
-            env=os.environ | {"TERM": "xterm"} | env, preexec_fn=controlling,
+            env=around | {"TERM": "xterm"} | env, preexec_fn=controlling,
         )  # fmt: skip
         os.close(slave)
         self.seen, self._told = "", 0
