@@ -205,7 +205,7 @@ def test_lines_of_a_megabyte(page: Page) -> None:
     for begin, unit in (("", "word "), ("", "[("), ("```\n", "x" * 9 + "\n")):
         text = begin + unit * (1_000_000 // len(unit))
         parts = [text[i : i + 50_000] for i in range(0, len(text), 50_000)]
-        page.unroute_all()
+        page.keyboard.press("Control+Shift+O")
         replying(page, *({"content": part} for part in parts))
         say(page, "Go on")
         settled(page)
