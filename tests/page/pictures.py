@@ -36,7 +36,10 @@ def visit(browser: Browser, server: Server, view: str, scheme: str, phone: bool 
 
 
 def chat(page: Page) -> None:
-    for text in ("What is the capital of France?", "Write a Python function that adds two numbers."):
+    for text in (
+        "What is the capital of France?",
+        "Write a Python function that adds two numbers.",
+    ):
         say(page, text)
         settled(page)
     page.get_by_role("region", name="Conversation", exact=True).evaluate("e => e.scrollTo(0, 0)")

@@ -206,8 +206,8 @@ DEMO = "smollm2"
     metavar="HOST",
     help="Host from which images may be fetched by URL (repeatable). [none]",
 )
-@click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
-@click.option("--no-ui", is_flag=True, help="Leave out the page at /.")
+@click.option("--open", "opens", is_flag=True, help="Open the page in a browser, once it is there.")
+@click.option("--no-ui", "ui", flag_value=False, default=True, help="Leave out the page at /.")
 @speculation_option
 @draft_option
 @sizing
@@ -218,14 +218,12 @@ def serve(
     limits_url: str | None,
     hosts: tuple[str, ...], origins: tuple[str, ...], drain_timeout: int, write_timeout: int,
     log_level: str, log_format: str, lora_dir: Path | None, offline: bool, data: Path | None,
-    domains: tuple[str, ...], opens: bool, no_ui: bool, **model: Any,
+    domains: tuple[str, ...], opens: bool, ui: bool, **model: Any,
 ) -> None:  # fmt: skip
     """Serve MODELS: demo names, Hugging Face ids (org/name[:quant]), folders or .gguf files.
 
     Several share the memory: those used least recently are unloaded for others.
     """
-    if opens and no_ui:
-        raise click.UsageError("--open opens the page, which --no-ui leaves out")
     gc.disable()  # collections would look at all that is imported, again and again
     finds = models_dir is not None or on_demand
     spawned = _spawn(model["name"], *(models or (() if finds else (DEMO,))))
@@ -252,14 +250,11 @@ def serve(
     plans = {name: plan for name, (_, plan) in opened.items()}
     _tell_lowered(plans if model["context"] is None else {})
     titles = {o.name: _title(o, opened[o.name][0]) for o, _ in named}
-    url = _url(host, sock.getsockname()[1])
-    screen = Screen(url, choice.budget, plans, titles, page=not no_ui)
+    screen = Screen(_url(host, sock.getsockname()[1]), choice.budget, plans, titles, ui, opens)
     find, fetch = choice.find if finds else None, None if offline else choice.fetch
     serving = Models([*named, *choice.find()], choice.budget, len(named), find, fetch)
     media = MediaPolicy(domains=domains)
-    options = ServeOptions(
-        access, drain_timeout, write_timeout, lora_dir, media, alive, data, ui=not no_ui
-    )
+    options = ServeOptions(access, drain_timeout, write_timeout, lora_dir, media, alive, data, ui)
     with logging_to(sys.stdout, log_level, log_format), ExitStack() as stack:
         total = sum(model.checkpoint.nbytes for model, _ in opened.values())
         advance = stack.enter_context(progress_bar("Loading", total)) if total else None
@@ -272,8 +267,6 @@ def serve(
             for source in sources.values():
                 source.progress = lambda _: None
             screen.ready(models)
-            if opens:
-                click.launch(url)
             gc.enable()
 
         uvloop.run(serve_http(options, serving, sock, ready=ready, ended=screen.count))
