@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.api.server import Server
 from tests.api.test_images import drawing
@@ -44,8 +44,13 @@ def test_a_reply_streams_and_is_kept(page: Page, server: Server) -> None:
 
 
 def test_stop(page: Page, server: Server) -> None:
-    say(page, "Tell me a very long story about the sea, and never end it.")
-    expect(last(page).locator(".text")).to_contain_text(re.compile(r"\w+ \w+"))
+    def endless(route: Route) -> None:
+        body = {**route.request.post_data_json, "ignore_eos": True, "max_tokens": 900}
+        route.continue_(post_data=json.dumps(body))
+
+    page.route("**/v1/chat/completions", endless)
+    say(page, QUESTION)
+    expect(last(page).locator(".text")).to_contain_text("Paris")
     page.keyboard.press("Escape")
     settled(page)
     expect(last(page).locator(".note")).to_have_text("Stopped.")

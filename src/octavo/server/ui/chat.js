@@ -225,7 +225,7 @@ export class Chat {
         first ??= last;
         drawing.ask();
       }
-      message.stats = { tokens, first: first && first - began, rate: tokens > 1 && last > first ? (1000 * (tokens - 1)) / (last - first) : null };
+      message.stats = { tokens, first: first && first - began, rate: last && (1000 * tokens) / (last - began) };
     } catch (error) {
       if (error.name === "AbortError") message.finish = "stopped";
       else message.error = explain(error);
