@@ -117,7 +117,7 @@ def main() -> None:
     wire = sum(len(gzip.compress((served.FOLDER / name).read_bytes())) for name in served.names())
     print(f"all files, compressed: {wire / 1024:.0f} KiB")
     with sync_playwright() as playwright, listening(application(given.rate, given.seconds)) as url:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         loads = [first_load(browser, url) for _ in range(given.runs)]
         print(
             f"first load: median {statistics.median(loads):.0f} ms, of {[round(x) for x in loads]}"

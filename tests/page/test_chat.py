@@ -7,13 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, expect
 
 from tests.api.server import Server
 from tests.api.test_images import drawing
 from tests.page.conftest import Watched, replying, say, settled
 
 QUESTION = "What is the capital of France?"
+ENDLESS = """() => {
+  const whole = window.fetch, more = { ignore_eos: true, max_tokens: 4000 };
+  window.fetch = (url, asked) => whole(url, asked.body
+    ? { ...asked, body: JSON.stringify({ ...JSON.parse(asked.body), ...more }) } : asked);
+}"""
 TOOL = {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}
 
 
@@ -43,11 +48,7 @@ def test_a_reply_streams_and_is_kept(page: Page, server: Server) -> None:
 
 
 def test_stop(page: Page, server: Server) -> None:
-    def endless(route: Route) -> None:
-        body = {**route.request.post_data_json, "ignore_eos": True, "max_tokens": 900}
-        route.continue_(post_data=json.dumps(body))
-
-    page.route("**/v1/chat/completions", endless)
+    page.evaluate(ENDLESS)
     say(page, QUESTION)
     expect(last(page).locator(".text")).to_contain_text("Paris")
     page.keyboard.press("Escape")
@@ -223,7 +224,7 @@ def test_errors_are_told(page: Page) -> None:
     setting(page, "Length", "100000")
     say(page, QUESTION)
     settled(page)
-    expect(page.get_by_role("alert")).to_contain_text("maximum context length is 1024 tokens")
+    expect(page.get_by_role("alert")).to_contain_text("maximum context length is 8192 tokens")
     setting(page, "Length", "2")
     page.get_by_role("button", name="Try again").click()
     settled(page)
