@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, Route, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
 
 from octavo.checkpoint.hub import cache_folder
 from tests.api.server import Server, serving
@@ -22,12 +22,13 @@ FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run -
 --disable-background-networking --disable-component-update""".split()
 SECONDS = 15  # until a step of a test is given up
 AXE = "axe-core-4.14.1"
+expect.set_options(timeout=1000 * SECONDS)
 
 
 @pytest.fixture(scope="package")
 def server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     keys = ("--api-key", KEY, "--admin-key", ADMIN)
-    models = ("smollm2", "tiny-vlm", "--memory", "2GiB", "--context", "1024")
+    models = ("smollm2", "tiny-vlm")
     log = tmp_path_factory.mktemp("page") / "log"
     with serving(*models, "--offline", *keys, log=log) as one:
         yield one

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,11 @@ from tests.api.test_images import drawing
 from tests.page.conftest import Watched, replying, say, settled
 
 QUESTION = "What is the capital of France?"
+ENDLESS = """() => {
+  const whole = window.fetch, more = { ignore_eos: true, max_tokens: 4000 };
+  window.fetch = (url, asked) => whole(url, asked.body
+    ? { ...asked, body: JSON.stringify({ ...JSON.parse(asked.body), ...more }) } : asked);
+}"""
 TOOL = {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}
 
 
@@ -44,8 +48,9 @@ def test_a_reply_streams_and_is_kept(page: Page, server: Server) -> None:
 
 
 def test_stop(page: Page, server: Server) -> None:
-    say(page, "Tell me a very long story about the sea, and never end it.")
-    expect(last(page).locator(".text")).to_contain_text(re.compile(r"\w+ \w+"))
+    page.evaluate(ENDLESS)
+    say(page, QUESTION)
+    expect(last(page).locator(".text")).to_contain_text("Paris")
     page.keyboard.press("Escape")
     settled(page)
     expect(last(page).locator(".note")).to_have_text("Stopped.")
@@ -205,7 +210,7 @@ def test_lines_of_a_megabyte(page: Page) -> None:
     for begin, unit in (("", "word "), ("", "[("), ("```\n", "x" * 9 + "\n")):
         text = begin + unit * (1_000_000 // len(unit))
         parts = [text[i : i + 50_000] for i in range(0, len(text), 50_000)]
-        page.unroute_all()
+        page.keyboard.press("Control+Shift+O")
         replying(page, *({"content": part} for part in parts))
         say(page, "Go on")
         settled(page)
@@ -219,7 +224,7 @@ def test_errors_are_told(page: Page) -> None:
     setting(page, "Length", "100000")
     say(page, QUESTION)
     settled(page)
-    expect(page.get_by_role("alert")).to_contain_text("maximum context length is 1024 tokens")
+    expect(page.get_by_role("alert")).to_contain_text("maximum context length is 8192 tokens")
     setting(page, "Length", "2")
     page.get_by_role("button", name="Try again").click()
     settled(page)

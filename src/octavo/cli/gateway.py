@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from octavo.cli.access import keyring_of, url_of
 from octavo.cli.options import Number, count
 from octavo.cli.screen import say
-from octavo.cli.serve import keyring_of, url_of
 
 if TYPE_CHECKING:
     from octavo.gateway.upstreams import Upstreams

@@ -8,8 +8,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import click
+
 from octavo import __version__
 from octavo.cli.screen import say
+from octavo.errors import UsageError
 
 if TYPE_CHECKING:
     from octavo.engine.plan import Plan
@@ -22,15 +25,17 @@ LISTED = 12  # models in the ready block
 
 class Screen:
     """titles: of models, by name; plans: of those that are planned before they are loaded. budget:
-    bytes for all models. replicas: engines of each. page: whether there is one."""
+    bytes for all models. replicas: engines of each. page: whether there is one, which `opens` opens.
+    Raises UsageError."""
 
     def __init__(
         self, url: str, budget: int, plans: dict[str, Plan], titles: dict[str, str],
-        replicas: int = 1, page: bool = True,
+        replicas: int, page: bool, opens: bool,
     ) -> None:  # fmt: skip
-        self._replicas = replicas
+        if opens and not page:
+            raise UsageError("--open opens the page, which --no-ui leaves out")
         self._url, self._budget, self._plans, self._titles = url, budget, plans, titles
-        self._page = page
+        self._replicas, self._page, self._opens = replicas, page, opens
         self._began = time.monotonic()
         self.requests = self.tokens = self.errors = 0
 
@@ -48,6 +53,8 @@ class Screen:
         if example is not None:
             lines += self._example(example)
         say("\n".join(lines))
+        if self._opens:
+            click.launch(self._url)
 
     def _one(self, served: ServedModel) -> list[str]:
         from octavo.engine.plan import size

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from octavo.cli.access import keyring_of, url_of
 from octavo.cli.options import (
     count,
     draft_option,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from octavo.client.spawned import Spawned
     from octavo.engine.loader import OpenModel
     from octavo.engine.plan import Plan
-    from octavo.server.keyring import Keyring
     from octavo.server.registry import Registry
     from octavo.server.source import ModelOptions, NamedSource
 
@@ -217,8 +217,8 @@ DEMO = "smollm2"
     metavar="HOST",
     help="Host from which images may be fetched by URL (repeatable). [none]",
 )
-@click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
-@click.option("--no-ui", is_flag=True, help="Leave out the page at /.")
+@click.option("--open", "opens", is_flag=True, help="Open the page in a browser, once it is there.")
+@click.option("--no-ui", "ui", flag_value=False, default=True, help="Leave out the page at /.")
 @speculation_option
 @draft_option
 @replica_options
@@ -230,14 +230,12 @@ def serve(
     limits_url: str | None, watching: Watching, hosts: tuple[str, ...], origins: tuple[str, ...],
     domains: tuple[str, ...], drain_timeout: int, write_timeout: int, log_level: str,
     log_format: str, lora_dir: Path | None, offline: bool, data: Path | None, opens: bool,
-    no_ui: bool, **model: Any,
+    ui: bool, **model: Any,
 ) -> None:  # fmt: skip
     """Serve MODELS: demo names, Hugging Face ids (org/name[:quant]), folders or .gguf files.
 
     Several share the memory: those used least recently are unloaded for others.
     """
-    if opens and no_ui:
-        raise click.UsageError("--open opens the page, which --no-ui leaves out")
     gc.disable()  # collections would look at all that is imported, again and again
     finds = models_dir is not None or on_demand
     spawned = _spawn(model, *(models or (() if finds else (DEMO,))))
@@ -259,25 +257,27 @@ def serve(
     opened = {options.name: source.planned() for options, source in named}
     plans = {name: plan for name, (_, plan) in opened.items()}
     _tell_lowered(plans if model["context"] is None else {})
-    url = url_of(host, sock.getsockname()[1])
-    screen = Screen(url, choice.budget, plans, _titles(named, opened), model["replicas"], not no_ui)
+    screen = Screen(
+        url_of(host, sock.getsockname()[1]), choice.budget, plans, _titles(named, opened),
+        model["replicas"], ui, opens,
+    )  # fmt: skip
     find, fetch = choice.find if finds else None, None if offline else choice.fetch
     serving = Models([*named, *choice.find()], choice.budget, len(named), find, fetch)
     options = ServeOptions(
-        access, drain_timeout, write_timeout, lora_dir, media, alive, data, who, ui=not no_ui
+        access, drain_timeout, write_timeout, lora_dir, media, alive, data, who, ui
     )
     size = model["replicas"] * sum(m.checkpoint.nbytes for m, _ in opened.values())
     answering = partial(serve_http, options, serving, sock, ended=screen.count)
     with logging_to(sys.stdout, log_level, log_format):
-        _until_signal(answering, screen, named, size, spawned, url if opens else "")
+        _until_signal(answering, screen, named, size, spawned)
     screen.goodbye()
 
 
 def _until_signal(
     answering: Callable[..., Coroutine[Any, Any, None]], screen: Screen, named: list[NamedSource],
-    size: int, spawned: Spawned | None, opens: str,
+    size: int, spawned: Spawned | None,
 ) -> None:  # fmt: skip
-    """Loads models of `size` bytes and answers. opens: what a browser shows once all is ready."""
+    """Loads models of `size` bytes and answers."""
     import uvloop
 
     with ExitStack() as stack:
@@ -291,26 +291,9 @@ def _until_signal(
             for _, source in named:
                 source.progress = lambda _: None
             screen.ready(models)
-            if opens:
-                click.launch(opens)
             gc.enable()
 
         uvloop.run(answering(ready=ready))
-
-
-def keyring_of(file: Path | None, limits_url: str | None) -> Keyring | None:
-    """The keys of a file, whose limits may be shared by servers. Raises UsageError."""
-    from octavo.errors import UsageError
-    from octavo.server.keyring import Keyring
-    from octavo.server.keys import KeyFile
-
-    if limits_url is None:
-        return Keyring(KeyFile(file)) if file is not None else None
-    if file is None:
-        raise UsageError("--limits-url shares the limits of keys; name their file", "--keys FILE")
-    from octavo.server.shared_limits import SharedLimits, open_valkey
-
-    return Keyring(KeyFile(file), SharedLimits(open_valkey(limits_url)))
 
 
 def _spawn(options: dict[str, Any], *models: str) -> Spawned | None:
@@ -327,12 +310,6 @@ def _demo() -> tuple[str]:
 
     say(f"No model named, so using the demo: {DEMO} ({DEMOS[DEMO].title})")
     return (DEMO,)
-
-
-def url_of(host: str, port: int) -> str:
-    """An address that this machine reaches the server by."""
-    shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}"
 
 
 def _tell_lowered(plans: dict[str, Plan]) -> None:

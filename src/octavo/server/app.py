@@ -46,8 +46,8 @@ from octavo.server.loopback import Loopback
 from octavo.server.metrics import Metrics
 from octavo.server.openapi import document, method_of
 from octavo.server.registry import Registry
-from octavo.server.requests import RequestRoutes, Requests
 from octavo.server.replicas import ReplicaRoutes
+from octavo.server.requests import RequestRoutes, Requests
 from octavo.server.runner import Runner, answering
 from octavo.server.sockets import Sockets
 from octavo.server.source import Fetch

@@ -204,7 +204,7 @@ class Keys:
         if admin or known or account is not None:
             admin |= account is not None and account.key.role == "admin"
             scope["principal"] = Principal(salt_of(digest), admin, account)
-        elif (self._keys or self._ring is not None) and not _open(scope.get("path", "")):
+        elif (self._keys or self._ring is not None) and not _open(scope):
             raise Unauthorized("a valid API key is needed", None, "invalid_api_key")
         else:
             guarded = self._keys or self._admin or self._ring is not None
@@ -219,8 +219,9 @@ class Keys:
         return Principal(salt, account=account)
 
 
-def _open(path: str) -> bool:
-    return path in OPEN_PATHS or path.startswith(PAGE)
+def _open(scope: Scope) -> bool:
+    path = scope.get("path", "")
+    return scope["type"] == "http" and (path in OPEN_PATHS or path.startswith(PAGE))
 
 
 def _among(digest: bytes, known: list[bytes]) -> bool:

@@ -123,4 +123,5 @@ whenKeyIsWanted((refused) => askKey(refused ? "The server does not know this key
 await chat.load();
 await route();
 document.documentElement.dataset.ready = "";
+performance.mark("ready");
 fillMenus(models);

@@ -9,6 +9,7 @@ import { DEFAULTS, parseTools, settingsForm, toRequest } from "./parameters.js";
 import * as store from "./store.js";
 
 const NEAR = 60; // pixels from the end within which the view follows it
+const SHARE = 4; // times as long as a draw takes until the next
 const IDEAS = ["What is the capital of France?", "Explain how a sailing boat can go against the wind.", "Write a Python function that reverses a list.", "Write a short poem about the sea."];
 
 export class Chat {
@@ -205,15 +206,14 @@ export class Chat {
     this.status.textContent = message.error ?? "The reply is complete.";
   }
 
-  /** Fills in a message as its reply comes; draws at most once a frame. */
+  /** Fills in a message as its reply comes. */
   async #receive(chat, message, signal) {
     const began = performance.now();
-    let [first, last, tokens, frame] = [null, null, 0, 0];
-    const draw = () => {
-      frame = 0;
+    const drawing = new Pace(() => {
       this.#update(message);
       if (this.#follow && chat === this.chat) this.#end();
-    };
+    });
+    let [first, last, tokens] = [null, null, 0];
     try {
       for await (const { choices, usage } of stream("v1/chat/completions", this.#body(chat, message.parent), signal)) {
         if (usage) tokens = usage.completion_tokens;
@@ -223,14 +223,42 @@ export class Chat {
         if (!content && !reasoning_content && !tool_calls) continue;
         last = performance.now();
         first ??= last;
-        frame ||= requestAnimationFrame(draw);
+        drawing.ask();
       }
-      message.stats = { tokens, first: first && first - began, rate: tokens > 1 && last > first ? (1000 * (tokens - 1)) / (last - first) : null };
+      message.stats = { tokens, first: first && first - began, rate: last && (1000 * tokens) / (last - began) };
     } catch (error) {
       if (error.name === "AbortError") message.finish = "stopped";
       else message.error = explain(error);
     }
-    cancelAnimationFrame(frame);
+    drawing.stop();
+  }
+}
+
+/** Draws at most once a frame, and less often where that takes long: the page stays quick under any text. */
+class Pace {
+  #timer = 0;
+  #frame = 0;
+  #due = 0;
+
+  constructor(draw) {
+    this.draw = draw;
+  }
+
+  ask() {
+    if (this.#timer) return;
+    this.#timer = setTimeout(() => (this.#frame = requestAnimationFrame(() => this.#run())), this.#due - performance.now());
+  }
+
+  #run() {
+    const began = performance.now();
+    this.#timer = 0;
+    this.draw();
+    this.#due = began + SHARE * (performance.now() - began);
+  }
+
+  stop() {
+    clearTimeout(this.#timer);
+    cancelAnimationFrame(this.#frame);
   }
 }
 

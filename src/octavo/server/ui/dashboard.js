@@ -13,7 +13,6 @@ const whole = (value) => (value == null ? "–" : value >= 10 || Number.isIntege
 const seconds = (value) => (value == null ? ["–", ""] : value < 1 ? [whole(1000 * value), "ms"] : [value.toFixed(1), "s"]);
 const share = (value) => (value == null ? ["–", ""] : [(100 * value).toFixed(0), "%"]);
 const bytes = (value) => (value == null ? ["–", ""] : value < 1e9 ? [whole(value / 1e6), "MB"] : [(value / 1e9).toFixed(2), "GB"]);
-const firstToken = ({ samples }) => ["gen_ai_server", "octavo"].map((by) => `${by}_time_to_first_token_seconds`).find((name) => samples.has(`${name}_count`));
 const milliseconds = (value) => (value == null ? null : 1000 * value);
 
 /** Of two looks: the last, and the one before; `past` is the one at the beginning of the window. */
@@ -25,7 +24,7 @@ const TILES = [
   },
   {
     title: "Time to the first token", lines: ["median", "95 of 100"],
-    values: ({ now, past }) => [0.5, 0.95].map((q) => quantile(now, past, firstToken(now), q)),
+    values: ({ now, past }) => [0.5, 0.95].map((q) => quantile(now, past, "gen_ai_server_time_to_first_token_seconds", q)),
     tell: ([median, slow]) => [seconds(median), median == null ? "No request in the last 30 s" : `95 of 100 within ${seconds(slow).join(" ")}`],
     draw: milliseconds,
   },

@@ -11,6 +11,8 @@ const colour = (name) => {
   return color;
 };
 
+document.head.append(h("link", { rel: "stylesheet", href: "ui/vendor/uplot/uPlot.min.css" }));
+
 const LEAST = 60; // seconds that are drawn
 const clock = (time) => new Date(1000 * time).toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
 const short = (value) => (value >= 1e6 ? `${value / 1e6}M` : value >= 10_000 ? `${value / 1000}k` : String(Math.round(value * 100) / 100));
