@@ -25,8 +25,8 @@ LISTED = 12  # models in the ready block
 
 class Screen:
     """titles: of models, by name; plans: of those that are planned before they are loaded. budget:
-    bytes for all models. replicas: engines of each. page: whether there is one, which `opens` opens.
-    Raises UsageError."""
+    bytes for all models. replicas: engines of each. page: whether there is one, which `opens`
+    opens. Raises UsageError."""
 
     def __init__(
         self, url: str, budget: int, plans: dict[str, Plan], titles: dict[str, str],

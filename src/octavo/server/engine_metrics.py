@@ -27,8 +27,8 @@ def family(metric: known.Metric, *labels: str) -> Family:
 
 
 def _engines(models: Iterable[Entry]) -> Iterator[tuple[str, str, EngineClient]]:
-    """The engines of loaded models, each with the names of model and replica; a model's only engine has
-    the empty name."""
+    """The engines of loaded models, each with the names of model and replica, which is empty for a
+    model's only engine."""
     for entry in models:
         if entry.client is not None:
             for replica, client in engines(entry.client).items():
