@@ -161,25 +161,27 @@ async def _one(
     job: PreparedRequest, request: Request, first: int, usage: Usage
 ) -> AsyncGenerator[TextDelta, None]:
     """The deltas of one request: choice `first`, or from there on the texts of a beam search."""
-    readers: dict[int, OutputProcessor] = {}
-    watched: dict[int, Quality] = {}
+    readers: dict[int, tuple[OutputProcessor, Quality]] = {}
     json = job.structure is not None and isinstance(job.structure.what, JsonSchema)
-    if request.resume:
-        readers[0] = OutputProcessor(job.model.tokenizer, request, first, usage, job.reply)
-        for delta in map(readers[0].push, (Token(request.id, t) for t in request.resume)):
-            if delta:
-                yield delta
+
+    def push(event: TokenEvent) -> TextDelta:
+        index = event.index if isinstance(event, BeamText) else 0
+        if index not in readers:
+            tokenizer = job.model.tokenizer
+            output = OutputProcessor(tokenizer, request, first + index, usage, job.reply)
+            readers[index] = output, Quality(json)
+        output, quality = readers[index]
+        delta = output.push(event)
+        usage.signs += quality.push(delta)
+        return delta
+
+    for token in request.resume:
+        if delta := push(Token(request.id, token)):
+            yield delta
     async with aclosing(_events(job, request)) as events:
         async for event in events:
             usage.reach(first // job.made, event, len(request.prompt))
-            index = event.index if isinstance(event, BeamText) else 0
-            if index not in readers:
-                watched[index] = Quality(json)
-                readers[index] = OutputProcessor(
-                    job.model.tokenizer, request, first + index, usage, job.reply
-                )
-            if delta := readers[index].push(event):
-                usage.signs += watched[index].push(delta)
+            if delta := push(event):
                 if delta.finish:
                     usage.finishes.append(delta.finish)
                 yield delta
