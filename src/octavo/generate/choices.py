@@ -161,25 +161,28 @@ async def _one(
     job: PreparedRequest, request: Request, first: int, usage: Usage
 ) -> AsyncGenerator[TextDelta, None]:
     """The deltas of one request: choice `first`, or from there on the texts of a beam search."""
-    readers: dict[int, OutputProcessor] = {}
-    watched: dict[int, Quality] = {}
     json = job.structure is not None and isinstance(job.structure.what, JsonSchema)
+
+    def begin(index: int) -> tuple[OutputProcessor, Quality]:
+        reply = OutputProcessor(job.model.tokenizer, request, first + index, usage, job.reply)
+        return reply, Quality(json)
+
+    begun: dict[int, tuple[OutputProcessor, Quality]] = {}
     if request.resume:
-        readers[0] = OutputProcessor(job.model.tokenizer, request, first, usage, job.reply)
-        for delta in map(readers[0].push, (Token(request.id, t) for t in request.resume)):
+        reader, quality = begun[0] = begin(0)
+        for delta in map(reader.push, (Token(request.id, t) for t in request.resume)):
             if delta:
+                quality.push(delta)
                 yield delta
     async with aclosing(_events(job, request)) as events:
         async for event in events:
             usage.reach(first // job.made, event, len(request.prompt))
             index = event.index if isinstance(event, BeamText) else 0
-            if index not in readers:
-                watched[index] = Quality(json)
-                readers[index] = OutputProcessor(
-                    job.model.tokenizer, request, first + index, usage, job.reply
-                )
-            if delta := readers[index].push(event):
-                usage.signs += watched[index].push(delta)
+            if index not in begun:
+                begun[index] = begin(index)
+            reader, quality = begun[index]
+            if delta := reader.push(event):
+                usage.signs += quality.push(delta)
                 if delta.finish:
                     usage.finishes.append(delta.finish)
                 yield delta

@@ -69,8 +69,9 @@ class OutputProcessor:
         if isinstance(event, Progress):
             return TextDelta(self._choice, "")
         if isinstance(event, Token):
-            before, self._last = self._last, event.times.last_token
-            self._usage.gaps.token(self._last, before)
+            if now := event.times.last_token:  # unknown of one that another server has given
+                self._usage.gaps.token(now, self._last)
+                self._last = now
             self._usage.predict(self._choice, event.predicted)
             return self._read([(event.token, event.logprob, event.top)], event.finish)
         if isinstance(event, BeamText):
