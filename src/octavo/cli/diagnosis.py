@@ -19,7 +19,7 @@ class Finding:
 
     name: str
     severity: str
-    model: str  # "": the whole server
+    model: str  # or one of its engines, "m/0"; "": the whole server
     meaning: str
     mitigation: str
 

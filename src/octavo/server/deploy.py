@@ -44,7 +44,7 @@ def _causes() -> Iterator[str]:
 
 
 def _alerts() -> Iterator[str]:
-    yield "## Alerts\n\n| alert | raised | what to do |\n|---|---|---|"
+    yield "## Alerts\n\n| alert | raised above | what to do |\n|---|---|---|"
     for a in ALERTS:
         yield f"| `{a.name}` | {a.said(a.above)}, for {a.wait} ({a.severity}) | {a.mitigation} |"
     yield ""
@@ -158,7 +158,9 @@ def queries(metric: Metric) -> list[tuple[str, str]]:
     value = f"{metric.exposed}{where}"
     if metric.kind == "counter":
         value = f"rate({value}[$__rate_interval])"
-    return [(f"sum by ({by}) ({value})" if by else f"sum({value})", legend)]
+    most = metric.kind == "gauge" and metric.unit == "seconds"  # of several engines: no sum
+    of_all = "max" if most else "sum"
+    return [(f"{of_all} by ({by}) ({value})" if by else f"{of_all}({value})", legend)]
 
 
 DOCUMENTS: dict[str, tuple[str, Callable[[], str]]] = {

@@ -55,7 +55,7 @@ const TILES = [
   {
     title: "Prompt tokens from the cache", lines: ["from the cache"],
     values: ({ now, past }) => {
-      const [hits, asked] = ["cached", "prompt"].map((kind) => sum(now, `octavo_${kind}_tokens_total`) - sum(past, `octavo_${kind}_tokens_total`));
+      const [hits, asked] = ["octavo_cached_tokens_total", "octavo_prompt_tokens_total"].map((name) => sum(now, name) - sum(past, name));
       return [asked > 0 ? hits / asked : null];
     },
     tell: ([hits], { now }) => [share(hits), `${whole(sum(now, "octavo_cached_tokens_total"))} of ${whole(sum(now, "octavo_prompt_tokens_total"))} since the start`],
