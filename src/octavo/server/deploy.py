@@ -15,7 +15,8 @@ INTRO = """# Metrics
 `GET /metrics` of a server, in Prometheus' text format. This page,
 [the dashboard](../deploy/grafana.json) and [the rules](../deploy/alerts.yaml) are written by
 `octavo metrics`. Names and labels are bounded: no label has a value that a client chose.
-Those of engines have a label `replica` where a model has several.
+Those of engines have a label `replica` where a model has several: alerts look at each engine,
+the dashboard at the sum of all.
 Those that begin with `gen_ai` follow the
 [conventions of OpenTelemetry](https://github.com/open-telemetry/semantic-conventions-genai), with
 finer buckets.
