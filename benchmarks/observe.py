@@ -120,10 +120,12 @@ def cost(model: str, options: argparse.Namespace) -> None:
     scrapes: list[float] = []
 
     def scrape(port: int) -> None:
-        while not over.wait(5.0):
+        while True:
             began = time.perf_counter()
             get(port, "/metrics")
             scrapes.append(time.perf_counter() - began)
+            if over.wait(5.0):
+                return
 
     own = ("--offline", "--threads", str(options.threads))
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -203,7 +205,7 @@ def work() -> None:
     token = (time.perf_counter() - began) / many
     metrics = Metrics(Registry())
     lines = Timelines({}, metrics.slow)
-    usage = Usage(prompt=9, completion=9, began=1.0, submitted=1.1, admitted=1.2, first=1.3, last=2.0, finishes=["stop"])  # fmt: skip
+    usage = Usage(prompt=9, completion=9, began=1.0, submitted=1.1, admitted=1.2, first=1.3, last=2.0, finishes=["stop"], gaps=gaps)  # fmt: skip
     one = Exchange("/v1/completions", "POST", 200, usage=usage, model="a", began=1.0)
     one.ended = 2.01
     began = time.perf_counter()

@@ -20,7 +20,7 @@ KEY, ADMIN = "page-key", "page-admin-key"
 CHROMIUM = "/usr/bin/chromium"  # Debian: apt install chromium
 FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync
 --disable-background-networking --disable-component-update""".split()
-SECONDS = 15  # until a step of a test is given up
+SECONDS = 60  # until a step of a test is given up
 AXE = "axe-core-4.14.1"
 expect.set_options(timeout=1000 * SECONDS)
 

@@ -58,6 +58,15 @@ def test_stop(page: Page, server: Server) -> None:
     server.wait_idle()
 
 
+def test_a_reply_that_is_left_is_stopped(page: Page) -> None:
+    page.evaluate(ENDLESS)
+    say(page, QUESTION)
+    expect(last(page).locator(".text")).to_contain_text("Paris")
+    page.reload()
+    expect(last(page).locator(".note")).to_have_text("Stopped.")
+    settled(page)
+
+
 def test_edit_regenerate_and_branches(page: Page) -> None:
     sent = replying(page, {"content": "One."})
     say(page, "First")
@@ -243,9 +252,9 @@ def test_on_a_phone(visit: Callable[..., Watched]) -> None:
     expect(page.get_by_role("link", name="Dashboard")).not_to_be_in_viewport()
     page.get_by_role("button", name="Open the menu").click()
     page.get_by_role("link", name="Chat", exact=True).click()
-    for view in ("#chat", "#playground", "#dashboard"):
-        page.goto(visitor.url + "/" + view)
-        page.wait_for_timeout(50)
+    for view in ("chat", "playground", "dashboard"):
+        page.goto(f"{visitor.url}/#{view}")
+        page.locator(f"main > .{view}").wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") == 360
     visitor.check()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -106,7 +107,7 @@ def test_the_dashboard_moves_and_cancels(page: Page, server: Server) -> None:
     page.get_by_role("link", name="Dashboard").click()
     expect(page.get_by_text("Nothing runs.")).to_be_visible()
     answers = []
-    body = {"model": "smollm2", "prompt": PROMPT, "max_tokens": 900, "ignore_eos": True}
+    body = {"model": "smollm2", "prompt": PROMPT, "max_tokens": 8000, "ignore_eos": True}
 
     def ask() -> None:
         named = HEADERS | {"x-request-id": "watched"}
@@ -117,9 +118,9 @@ def test_the_dashboard_moves_and_cancels(page: Page, server: Server) -> None:
     tile = page.get_by_role("article", name="Requests")
     expect(tile.locator(".now")).to_have_text("1running")
     written = page.get_by_role("article", name="Tokens written").locator(".now")
-    expect(written).not_to_have_text("0tokens/s")
+    expect(written).to_have_text(re.compile(r"[1-9].*tokens/s"))
     page.get_by_role("button", name="Cancel watched").click()
-    asking.join(20)
+    asking.join()
     assert answers[0][0] == 499
     expect(tile.locator(".now")).to_have_text("0running")
     memory = page.get_by_role("article", name="Memory").locator(".now").inner_text()

@@ -149,7 +149,7 @@ class Listener:
 
     def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
         """The status and text of the response, once it is recorded; a GET without a body."""
-        recorded, deadline = len(self.exchanges), time.monotonic() + 5
+        recorded, deadline = len(self.exchanges), time.monotonic() + 30
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         data = None if body is None else json.dumps(body)
         connection.request("GET" if body is None else "POST", path, data, headers)

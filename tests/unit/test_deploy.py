@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from octavo.server.alerts import ALERTS, ENGINE
+from octavo.server import metric_table
+from octavo.server.alerts import ALERTS, PROCESS
 from octavo.server.deploy import DOCUMENTS
 from octavo.server.metric_table import TABLE
 from octavo.server.window import Window, read
@@ -61,8 +62,8 @@ HEALTHY = {
     'octavo_request_finished_total{model_name="a",finished_reason="stop"}': UP,
     'octavo_request_finished_total{model_name="a",finished_reason="length"}': ONE,
     'octavo_answer_signs_total{model_name="a",sign="empty"}': ONE,
-    f"{ENGINE}_resident_memory_bytes{M}": f"1000000000+1000x{STEPS}",
-    f"{ENGINE}_cpu_seconds_total{M}": UP, f"octavo_engine_cpu_wait_seconds_total{M}": ONE,
+    f"{PROCESS}_resident_memory_bytes{M}": f"1000000000+1000x{STEPS}",
+    f"{PROCESS}_cpu_seconds_total{M}": UP, f"octavo_engine_cpu_wait_seconds_total{M}": ONE,
     "octavo_host_memory_stall_seconds_total": f"0+0.1x{STEPS}",
     "octavo_host_cpu_throttled_seconds_total": f"0+0.1x{STEPS}",
     f"octavo_engine_major_faults_total{M}": UP, f"octavo_step_seconds{M}": f"0.01x{STEPS}",
@@ -85,7 +86,7 @@ FAULTS: dict[str, dict[str, str]] = {
     "OctavoIdleEngine": {f"octavo_engine_busy_seconds_total{M}": f"0+10x{STEPS}"},
     "OctavoPreempting": {f"octavo_preemptions_total{M}": HALF},
     "OctavoCacheStarved": kv(94, 3, 3),
-    "OctavoMemoryGrows": {f"{ENGINE}_resident_memory_bytes{M}": f"1000000000+5000000x{STEPS}"},
+    "OctavoMemoryGrows": {f"{PROCESS}_resident_memory_bytes{M}": f"1000000000+5000000x{STEPS}"},
     "OctavoMemoryPressure": {"octavo_host_memory_stall_seconds_total": f"0+9x{STEPS}"},
     "OctavoPageFaults": {f"octavo_engine_major_faults_total{M}": f"0+3000x{STEPS}"},
     "OctavoCpuContended": {f"octavo_engine_cpu_wait_seconds_total{M}": HALF},
@@ -93,6 +94,27 @@ FAULTS: dict[str, dict[str, str]] = {
     "OctavoSlowSteps": {f"octavo_step_seconds{M}": f"0.01x{STEPS - 40} 0.05x40"},
     "OctavoDraftsLose": {f"octavo_speculation_lost_seconds_total{M}": f"0+9x{STEPS}"},
 }  # fmt: skip
+
+
+OF_ENGINES = {
+    m.exposed for m in (*metric_table.ENGINE, *metric_table.PROCESSES) if "model_name" in m.labels
+}
+
+
+def engines(changed: dict[str, str], count: int) -> dict[str, str]:
+    """A load on so many engines, of which the last is not healthy."""
+    if count == 1:
+        return HEALTHY | changed
+    found = {}
+    for key, values in (HEALTHY | changed).items():
+        name, _, labels = key.partition("{")
+        if name not in OF_ENGINES:
+            found[key] = values
+            continue
+        for i in range(count):
+            one = values if i == count - 1 else HEALTHY[key]
+            found[f'{name}{{replica="{i}",{labels}'] = one
+    return found
 
 
 def promtool(*arguments: str) -> None:
@@ -106,9 +128,14 @@ def test_what_is_written_is_up_to_date(document: str) -> None:
     assert (ROOT / path).read_text() == written(), f"octavo metrics {document} > {path}"
 
 
-def test_rules_raise_for_each_fault_alone_and_for_no_healthy_load(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_rules_raise_for_each_fault_alone_and_for_no_healthy_load(
+    tmp_path: Path, count: int
+) -> None:
+    """Also where one of two engines is at fault."""
     assert set(FAULTS) == {alert.name for alert in ALERTS}
-    cases = [("", HEALTHY), *((name, HEALTHY | changed) for name, changed in FAULTS.items())]
+    faults = {"": dict[str, str](), **FAULTS}
+    cases = [(name, engines(changed, count)) for name, changed in faults.items()]
     tests = []
     for name, series in cases:
         samples = [{"labels": f'{{alertname="{name}"}}', "value": 1}] if name else []
@@ -148,36 +175,50 @@ def raised(series: dict[str, str], first: int) -> set[str]:
     return {a.name for a in ALERTS if any(v > a.above for v in a.measured(window).values())}
 
 
-def test_doctor_finds_the_same_faults_in_two_scrapes() -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_doctor_finds_the_same_faults_in_two_scrapes(count: int) -> None:
     begins = {"OctavoSlowSteps": STEPS - 60, "OctavoEngineStalled": STEPS - 15}
     for name, changed in FAULTS.items():
-        assert raised(HEALTHY | changed, begins.get(name, STEPS - 40)) == {name}
-    assert raised(HEALTHY, 10) == set()
+        assert raised(engines(changed, count), begins.get(name, STEPS - 40)) == {name}
+    assert raised(engines({}, count), 10) == set()
+
+
+def test_many_healthy_engines_are_no_fault() -> None:
+    """A sum over all of them would be above bounds that are for one."""
+    assert raised(engines({}, 32), 10) == set()
+
+
+def known() -> set[str]:
+    """The names that queries may use."""
+    of = {"histogram": ("_bucket", "_sum", "_count")}
+    return {m.exposed + end for m in TABLE for end in of.get(m.kind, ("",))}
+
+
+def named(text: str) -> set[str]:
+    """What a text has of names like those of metrics, but labels."""
+    found = set(re.findall(r"\b(?:octavo|gen_ai|process)_\w+", text))
+    return found - {label for metric in TABLE for label in metric.labels}
 
 
 def test_the_dashboard_asks_for_metrics_that_exist() -> None:
     board: Any = json.loads((ROOT / "deploy" / "grafana.json").read_text())
-    asked = {t["expr"] for panel in board["panels"] for t in panel.get("targets", ())}
-    known = {m.exposed for m in TABLE} | {
-        f"{m.name}_bucket" for m in TABLE if m.kind == "histogram"
-    }
-    names = {
-        n for expr in asked for n in re.findall(r"\b(?:octavo|gen_ai|process)_\w+(?=[\[{)])", expr)
-    }
+    asked = named(" ".join(t["expr"] for p in board["panels"] for t in p.get("targets", ())))
     shown = {m.exposed for m in TABLE if not m.name.startswith("python") and m.kind != "info"}
-    assert names <= known and {n.removesuffix("_bucket") for n in names} == shown
+    assert asked <= known() and {n.removesuffix("_bucket") for n in asked} == shown
     assert len({p["id"] for p in board["panels"]}) == len(board["panels"])
 
 
 def test_alerts_ask_for_metrics_that_exist() -> None:
-    known = {m.exposed for m in TABLE} | {
-        f"{m.name}_bucket" for m in TABLE if m.kind == "histogram"
-    }
     groups = yaml.safe_load(RULES.read_text())["groups"]
     for rule in (rule for group in groups for rule in group["rules"]):
-        assert (
-            set(re.findall(r"\b(?:octavo|gen_ai)_\w+(?=[\[{) ])", rule["expr"]))
-            - {"gen_ai_request_model"}
-            <= known
-        )
+        asked = named(rule["expr"])
+        assert asked and asked <= known()
         assert rule["annotations"]["mitigation"] and rule["labels"]["severity"]
+
+
+@pytest.mark.parametrize("path", ["server/ui/dashboard.js", "cli/top.py", "cli/diagnosis.py"])
+def test_who_looks_at_metrics_asks_for_those_that_exist(path: str) -> None:
+    text = (ROOT / "src/octavo" / path).read_text()
+    asked = named(text)
+    assert asked and asked <= {m.exposed for m in TABLE}
+    assert not re.search(r"octavo_\w*[${]", text), "names are whole, so that they are found"

@@ -7,12 +7,16 @@ from typing import Any, cast
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from octavo.cli.top import _models
 from octavo.client.base import EngineClient
+from octavo.client.process import EngineProcessClient
+from octavo.client.replicas import Replicas
 from octavo.generate.reply import Usage
 from octavo.server.exchange import Exchange
 from octavo.server.metric_table import MEMORY_STALL, TABLE, THROTTLED
 from octavo.server.metrics import Metrics
 from octavo.server.registry import Registry
+from octavo.server.window import ENGINE, Window, read
 
 
 class Client:
@@ -22,6 +26,8 @@ class Client:
         self.pid = pid
         self.stats = stats
         self.adapters: list[str] = []
+        self.overseer: Any = None
+        self.ready = True
 
 
 def samples(metrics: Metrics) -> dict[tuple[Any, ...], float]:
@@ -65,6 +71,23 @@ def test_two_engine_processes_keep_their_labels() -> None:
         found["octavo_engine_process_start_time_seconds", "a"]
         >= (found["octavo_engine_process_start_time_seconds", "b"])
     )
+
+
+def test_each_engine_of_a_model_has_its_own() -> None:
+    """The label `replica`; whoever leaves it out has the sum."""
+    clients = [Client(os.getpid(), running=2, steps=7), Client(os.getppid(), running=3, steps=1)]
+    models = Registry()
+    models.add("a", Replicas([cast(EngineProcessClient, one) for one in clients]))
+    models.add("b", cast(EngineClient, Client(None, running=5)))
+    text = Metrics(models).render().decode()
+    assert 'octavo_requests_running{model_name="a",replica="0"} 2.0' in text
+    window = Window({}, read(text), 1)
+    assert window.last("octavo_requests_running", ENGINE) == {"a/0": 2, "a/1": 3, "b": 5}
+    assert window.last("octavo_requests_running") == {"a": 5, "b": 5}
+    memory = window.last("octavo_engine_process_resident_memory_bytes", ENGINE)
+    assert set(memory) == {"a/0", "a/1"} and memory["a/0"] != memory["a/1"]
+    shown = {row[0]: row[1:] for row in _models(window)}
+    assert shown["a"][0] == "5" and shown["b"][0] == "5"
 
 
 def finished(**fields: Any) -> Exchange:

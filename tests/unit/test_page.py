@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gzip
 import http.client
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from octavo.checkpoint import open_checkpoint
+from octavo.cli.ready import Screen
+from octavo.cli.serve import serve
 from octavo.server import page
 from octavo.server.app import create_app
 from octavo.server.guard import Access
@@ -112,6 +116,23 @@ def test_it_can_be_left_out() -> None:
     (_, root), (missing, _) = (call(app, each) for each in asked.values())
     assert root["body"] == b"Ollama is running"
     assert missing["status"] == 404
+
+
+def test_it_is_opened_once_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what the desktop opens addresses with."""
+    opened, program = tmp_path / "opened", tmp_path / "xdg-open"
+    os.mkfifo(opened)
+    program.write_text(f'#!/bin/sh\necho "$1" > "{opened}"\n')
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    Screen("http://127.0.0.1:1", 1, {}, {}, 1, True, True).ready(Registry())
+    assert opened.read_text() == "http://127.0.0.1:1\n"
+
+
+def test_what_is_left_out_is_not_opened() -> None:
+    """Told before a model is fetched or an engine started."""
+    done = CliRunner().invoke(serve, ["--open", "--no-ui", "org/nothing"])
+    assert str(done.exception) == "--open opens the page, which --no-ui leaves out"
 
 
 def test_what_runs_is_told_to_admins(server: Listener) -> None:

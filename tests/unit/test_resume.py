@@ -75,6 +75,16 @@ def test_the_rest_begins_with_the_next_byte(
         assert client.requests[-1].params.seed == 9
 
 
+def test_the_time_line_begins_with_the_first_token_here(
+    served: tuple[Listener, ScriptedClient],
+) -> None:
+    """When another server sampled its tokens, nobody knows."""
+    listener, client = served
+    stream(listener, client.tokens[:2])
+    (line,) = listener.timelines.recent
+    assert len(line.tokens) == len(client.tokens) - 2 and min(line.tokens) > 0
+
+
 def test_chunks_are_those_of_other_clients(served: tuple[Listener, ScriptedClient]) -> None:
     """Comments apart, and what `resume` names."""
     listener, _ = served

@@ -127,6 +127,7 @@ def test_contents_are_logged_where_that_is_asked_for(tokenizer: Tokenizer, tmp_p
     assert json.loads(first["response"])["choices"][0]["text"].strip() == "I am red."
     assert "error" in json.loads(second["response"])
     assert f"Bearer {SECRET}" not in (tmp_path / "log").read_text()
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_log_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

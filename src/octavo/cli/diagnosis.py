@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from octavo.cli.remote import Remote
 from octavo.server.alerts import ALERTS
 from octavo.server.timelines import CAUSES
-from octavo.server.window import Window, read
+from octavo.server.window import Window
 
 
 @dataclass(frozen=True)
@@ -19,17 +19,17 @@ class Finding:
 
     name: str
     severity: str
-    model: str  # "": the whole server
+    model: str  # or one of its engines, "m/0"; "": the whole server
     meaning: str
     mitigation: str
 
 
 def look(server: Remote, seconds: float) -> Window:
     """What a server's metrics say: of the next `seconds`, or with 0 since its start."""
-    first = read(server.get("/metrics"))
+    first = server.metrics()
     if seconds:
         time.sleep(seconds)
-        return Window(first, read(server.get("/metrics")), seconds)
+        return Window(first, server.metrics(), seconds)
     started = Window({}, first, 1).last("process_start_time_seconds").get("", time.time())
     return Window({}, first, max(time.time() - started, 1.0))
 

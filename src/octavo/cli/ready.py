@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -12,7 +13,6 @@ import click
 
 from octavo import __version__
 from octavo.cli.screen import say
-from octavo.errors import UsageError
 
 if TYPE_CHECKING:
     from octavo.engine.plan import Plan
@@ -26,14 +26,12 @@ LISTED = 12  # models in the ready block
 class Screen:
     """titles: of models, by name; plans: of those that are planned before they are loaded. budget:
     bytes for all models. replicas: engines of each. page: whether there is one, which `opens`
-    opens. Raises UsageError."""
+    opens."""
 
     def __init__(
         self, url: str, budget: int, plans: dict[str, Plan], titles: dict[str, str],
         replicas: int, page: bool, opens: bool,
     ) -> None:  # fmt: skip
-        if opens and not page:
-            raise UsageError("--open opens the page, which --no-ui leaves out")
         self._url, self._budget, self._plans, self._titles = url, budget, plans, titles
         self._replicas, self._page, self._opens = replicas, page, opens
         self._began = time.monotonic()
@@ -54,7 +52,8 @@ class Screen:
             lines += self._example(example)
         say("\n".join(lines))
         if self._opens:
-            click.launch(self._url)
+            # Waits, for some browsers until they are closed.
+            threading.Thread(target=click.launch, args=(self._url, True), daemon=True).start()
 
     def _one(self, served: ServedModel) -> list[str]:
         from octavo.engine.plan import size

@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from typing import Any
+from collections.abc import Callable
+from http.client import HTTPException
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from octavo.errors import UsageError
 
+if TYPE_CHECKING:
+    from octavo.server.window import Series
+
+T = TypeVar("T")
 SECONDS = 5.0  # for an answer
 
 
@@ -28,15 +34,28 @@ class Remote:
             with self._opener.open(request, timeout=SECONDS) as response:
                 return str(response.read().decode())
         except urllib.error.HTTPError as e:
+            e.close()
             if e.code in (401, 403):
                 raise UsageError(f"{self.url}{path} needs a key", "--api-key KEY") from None
             raise UsageError(f"{self.url}{path} answers {e.code}", "octavo ps") from None
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError, HTTPException) as e:
             reason = getattr(e, "reason", e)
             raise UsageError(f"{self.url} does not answer: {reason}", "octavo ps") from None
 
     def json(self, path: str) -> Any:
-        return json.loads(self.get(path))
+        return self._read(path, json.loads)
+
+    def metrics(self) -> Series:
+        from octavo.server.window import read
+
+        return self._read("/metrics", read)
+
+    def _read(self, path: str, reader: Callable[[str], T]) -> T:
+        text = self.get(path)
+        try:
+            return reader(text)
+        except ValueError:
+            raise UsageError(f"{self.url}{path} is none of Octavo", "octavo ps") from None
 
 
 def the_server() -> str:

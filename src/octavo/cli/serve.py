@@ -24,6 +24,7 @@ from octavo.cli.options import (
 from octavo.cli.ready import Screen
 from octavo.cli.screen import progress_bar, say
 from octavo.cli.watching import Watching, watching_options
+from octavo.errors import UsageError
 
 if TYPE_CHECKING:
     from octavo.cli.served import Choice
@@ -236,6 +237,8 @@ def serve(
 
     Several share the memory: those used least recently are unloaded for others.
     """
+    if opens and not ui:
+        raise UsageError("--open opens the page, which --no-ui leaves out")
     gc.disable()  # collections would look at all that is imported, again and again
     finds = models_dir is not None or on_demand
     spawned = _spawn(model, *(models or (() if finds else (DEMO,))))
@@ -349,7 +352,6 @@ def _choice(
     from octavo.engine.host import available_memory
     from octavo.engine.loader import open_draft
     from octavo.engine.plan import parse_size
-    from octavo.errors import UsageError
     from octavo.server.source import ModelOptions
 
     one = {

@@ -51,14 +51,14 @@ class View:
 @key_option
 def top(server: str | None, interval: int, once: bool, key: str | None) -> None:
     """Watch SERVER, an address; without one, the server that runs on this machine."""
-    from octavo.server.window import Window, read
+    from octavo.server.window import Window
 
     remote = Remote(server or the_server(), key)
-    looks: list[tuple[float, Series]] = [(time.monotonic(), read(remote.get("/metrics")))]
+    looks: list[tuple[float, Series]] = [(time.monotonic(), remote.metrics())]
 
     def view() -> View:
         time.sleep(interval)
-        looks.append((time.monotonic(), read(remote.get("/metrics"))))
+        looks.append((time.monotonic(), remote.metrics()))
         del looks[:-SPAN]
         (began, before), (ended, after) = looks[0], looks[-1]
         window = Window(before, after, ended - began)

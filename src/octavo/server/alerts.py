@@ -6,17 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from octavo.server.window import Values, Window, share, total
+from octavo.server.window import ENGINE, Values, Window, share, total
 
-ENGINE = "octavo_engine_process"
+PROCESS = "octavo_engine_process"
 FIRST, GAPS = "gen_ai_server_time_to_first_token_seconds", "octavo_inter_token_seconds"
 QUEUE = "octavo_request_queue_time_seconds"
 REQUESTS, FINISHED = "octavo_requests_total", "octavo_request_finished_total"
 PROMPT, CACHED = "octavo_prompt_tokens_total", "octavo_cached_tokens_total"
+GENERATED, STEPS = "octavo_generated_tokens_total", "octavo_steps_total"
+RUNNING = "octavo_requests_running"
 REFUSED = "octavo_refused_requests_total"
 BROKEN = '{status=~"5..",status!="503"}'
+SPARE = ("free", "cached")  # KV blocks that no request holds
 CUT = '{finished_reason="length"}'
-KV = "sum by (model_name) (octavo_kv_blocks)"
+KV = "sum without (state) (octavo_kv_blocks)"  # of each engine
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,8 @@ def _p95(name: str, by: str) -> str:
     return f"histogram_quantile(0.95, sum by (le, {by}) (rate({name}_bucket[5m])))"
 
 
-def _by(name: str, where: str = "", by: str = "model_name", span: str = "5m") -> str:
-    return f"sum by ({by}) (rate({name}{where}[{span}]))"
+def _by(name: str, where: str = "") -> str:
+    return f"sum by (model_name) (rate({name}{where}[5m]))"
 
 
 def _all(name: str, where: str = "") -> str:
@@ -69,42 +72,42 @@ def _refused(w: Window) -> Values:
     return share(w.increase(REFUSED, ""), w.increase(REQUESTS, ""))
 
 
-def _kv_held(w: Window) -> Values:
-    return share(w.last("octavo_kv_blocks", state=("held",)), w.last("octavo_kv_blocks"))
+def _kv(w: Window, *states: str) -> Values:
+    """The share of an engine's blocks that are so."""
+    name = "octavo_kv_blocks"
+    return share(w.last(name, ENGINE, state=states), w.last(name, ENGINE))
 
 
 def _starved(w: Window) -> Values:
-    found = share(w.increase(CACHED), w.increase(PROMPT))
-    room = share(w.last("octavo_kv_blocks", state=("free", "cached")), w.last("octavo_kv_blocks"))
-    return {model: 1 - hits for model, hits in found.items() if room.get(model, 1) < 0.1}
+    found, room = share(w.increase(CACHED, ENGINE), w.increase(PROMPT, ENGINE)), _kv(w, *SPARE)
+    return {engine: 1 - hits for engine, hits in found.items() if room.get(engine, 1) < 0.1}
 
 
 def _small(w: Window) -> Values:
-    batch = share(w.increase("octavo_generated_tokens_total"), w.increase("octavo_steps_total"))
-    running = w.last("octavo_requests_running")
-    return {model: running.get(model, 0.0) / tokens for model, tokens in batch.items() if tokens}
+    batch = share(w.increase(GENERATED, ENGINE), w.increase(STEPS, ENGINE))
+    return share(w.last(RUNNING, ENGINE), batch)
 
 
 def _idle(w: Window) -> Values:
-    busy = w.rate("octavo_engine_busy_seconds_total")
-    waiting = w.last("octavo_requests_waiting")
-    return {model: n for model, n in waiting.items() if busy.get(model, 0.0) < 0.5}
+    busy = w.rate("octavo_engine_busy_seconds_total", ENGINE)
+    waiting = w.last("octavo_requests_waiting", ENGINE)
+    return {engine: n for engine, n in waiting.items() if busy.get(engine, 0.0) < 0.5}
 
 
 def _stalled(w: Window) -> Values:
     if not w.before:
         return {}  # only two looks can tell
-    steps = w.increase("octavo_steps_total")
-    running = w.last("octavo_requests_running")
-    return {m: n for m, n in running.items() if not steps.get(m)}
+    steps = w.increase(STEPS, ENGINE)
+    return {engine: n for engine, n in w.last(RUNNING, ENGINE).items() if not steps.get(engine)}
 
 
 def _growth(w: Window) -> Values:
-    name = f"{ENGINE}_resident_memory_bytes"
-    before = Window({}, w.before, 1).last(name)
+    name = f"{PROCESS}_resident_memory_bytes"
+    before = Window({}, w.before, 1).last(name, ENGINE)
     if w.seconds < 60:
         return {}  # too short to tell a leak from a request
-    return {m: (v - before[m]) / w.seconds * 3600 for m, v in w.last(name).items() if m in before}
+    now = w.last(name, ENGINE)
+    return {e: (v - before[e]) / w.seconds * 3600 for e, v in now.items() if e in before}
 
 
 LATENCY = (
@@ -144,7 +147,7 @@ FAILURE = (
           "--context",
           lambda w: w.increase("octavo_engine_restarts_total")),
     Alert("OctavoEngineStalled", "critical",
-          "octavo_requests_running unless rate(octavo_steps_total[2m]) > 0", 0, "2m", "",
+          f"{RUNNING} unless rate({STEPS}[2m]) > 0", 0, "2m", "",
           "{} requests run, and no step was computed",
           "The server replaces an engine that is stuck after 300 s; look at the processor time of "
           "the engine: none means that it waits for the disk or was stopped",
@@ -165,14 +168,13 @@ FAILURE = (
 )  # fmt: skip
 RESOURCES = (
     Alert("OctavoKvFull", "warning",
-          f'sum by (model_name) (octavo_kv_blocks{{state="held"}}) / {KV}',
+          f'sum without (state) (octavo_kv_blocks{{state="held"}}) / {KV}',
           0.95, "5m", "%", "Running requests hold {} of the KV blocks",
           "More memory (--memory), --kv-dtype int8, a shorter --context, or fewer requests at a "
           "time",
-          _kv_held),
+          lambda w: _kv(w, "held")),
     Alert("OctavoSmallBatches", "warning",
-          f"sum by (model_name) (octavo_requests_running) / "
-          f"({_by('octavo_generated_tokens_total')} / {_by('octavo_steps_total')})",
+          f"{RUNNING} / (rate({GENERATED}[5m]) / rate({STEPS}[5m]))",
           8, "5m", "x", "There are {} as many requests as a step computes tokens for",
           "Prompts keep tokens waiting, or grammars do: see octavo_step_seconds and "
           "octavo_grammar_compile_seconds_total; shorter prompts, or fewer at a time",
@@ -183,19 +185,19 @@ RESOURCES = (
           "They wait for KV blocks, images or grammars, not for the processor: more memory "
           "(--memory), or see what /v1/requests says they are at",
           _idle),
-    Alert("OctavoPreempting", "warning", _by("octavo_preemptions_total"), 0.1, "5m", "/s",
+    Alert("OctavoPreempting", "warning", "rate(octavo_preemptions_total[5m])", 0.1, "5m", "/s",
           "Requests lose their blocks to others {}",
           "More memory for KV blocks (--memory, --kv-dtype int8), or fewer requests at a time",
-          lambda w: w.rate("octavo_preemptions_total")),
+          lambda w: w.rate("octavo_preemptions_total", ENGINE)),
     Alert("OctavoCacheStarved", "warning",
-          f"(1 - {_by(CACHED)} / {_by(PROMPT)}) and on (model_name) "
-          f'(sum by (model_name) (octavo_kv_blocks{{state=~"free|cached"}}) / {KV} < 0.1)',
+          f"(1 - rate({CACHED}[5m]) / rate({PROMPT}[5m])) and "
+          f'(sum without (state) (octavo_kv_blocks{{state=~"{"|".join(SPARE)}"}}) / {KV} < 0.1)',
           0.9, "15m", "%", "{} of the tokens of prompts are not in the prefix cache: it is small",
           "Running requests leave prefixes no room: more memory (--memory, --kv-dtype int8), or "
           "fewer requests at a time",
           _starved),
     Alert("OctavoMemoryGrows", "warning",
-          f"deriv({ENGINE}_resident_memory_bytes[30m]) * 3600", 256e6, "30m", "MB/h",
+          f"deriv({PROCESS}_resident_memory_bytes[30m]) * 3600", 256e6, "30m", "MB/h",
           "The engine grows by {}",
           "Its KV blocks and caches are bounded by --memory and touched as they are used; growth "
           "beyond that is a leak: send octavo doctor's report",
@@ -209,16 +211,16 @@ RESOURCES = (
           "/s", "The engine waits for pages from the disk {}",
           "The weights do not fit beside everything else: a smaller quantization, less --memory "
           "for KV blocks, or no --packed-cache",
-          lambda w: w.rate("octavo_engine_major_faults_total")),
+          lambda w: w.rate("octavo_engine_major_faults_total", ENGINE)),
     Alert("OctavoCpuContended", "warning",
           f"{_by('octavo_engine_cpu_wait_seconds_total')} / "
-          f"{_by(ENGINE + '_cpu_seconds_total')}",
+          f"{_by(PROCESS + '_cpu_seconds_total')}",
           0.2, "5m", "s",
           "Threads of the engine wait {} for a processor for each second that they have one",
           "Other processes use the cores: move them, or give the server fewer --threads than there "
           "are cores free",
           lambda w: share(w.increase("octavo_engine_cpu_wait_seconds_total"),
-                          w.increase(f"{ENGINE}_cpu_seconds_total"))),
+                          w.increase(f"{PROCESS}_cpu_seconds_total"))),
     Alert("OctavoCpuThrottled", "warning", "rate(octavo_host_cpu_throttled_seconds_total[5m])",
           0.05, "5m", "%", "The control group's limit stopped the server for {} of the time",
           "Raise the container's limit on processors, or set --threads to it",
@@ -228,8 +230,8 @@ RESOURCES = (
           2, "10m", "x", "A step takes {} what it took an hour ago",
           "More requests at a time explain a part; else the processor is slower: throttled, hot, "
           "or shared",
-          lambda w: share(w.last("octavo_step_seconds"),
-                          Window({}, w.before, 1).last("octavo_step_seconds"))),
+          lambda w: share(w.last("octavo_step_seconds", ENGINE),
+                          Window({}, w.before, 1).last("octavo_step_seconds", ENGINE))),
     Alert("OctavoDraftsLose", "warning",
           f"{_by('octavo_speculation_lost_seconds_total')} / "
           f"{_by('octavo_engine_busy_seconds_total')}",

@@ -15,7 +15,8 @@ INTRO = """# Metrics
 `GET /metrics` of a server, in Prometheus' text format. This page,
 [the dashboard](../deploy/grafana.json) and [the rules](../deploy/alerts.yaml) are written by
 `octavo metrics`. Names and labels are bounded: no label has a value that a client chose.
-Those of engines have a label `replica` where a model has several.
+Those of engines have a label `replica` where a model has several: alerts look at each engine,
+the dashboard at the sum of all.
 Those that begin with `gen_ai` follow the
 [conventions of OpenTelemetry](https://github.com/open-telemetry/semantic-conventions-genai), with
 finer buckets.
@@ -44,7 +45,7 @@ def _causes() -> Iterator[str]:
 
 
 def _alerts() -> Iterator[str]:
-    yield "## Alerts\n\n| alert | raised | what to do |\n|---|---|---|"
+    yield "## Alerts\n\n| alert | raised above | what to do |\n|---|---|---|"
     for a in ALERTS:
         yield f"| `{a.name}` | {a.said(a.above)}, for {a.wait} ({a.severity}) | {a.mitigation} |"
     yield ""
@@ -158,7 +159,9 @@ def queries(metric: Metric) -> list[tuple[str, str]]:
     value = f"{metric.exposed}{where}"
     if metric.kind == "counter":
         value = f"rate({value}[$__rate_interval])"
-    return [(f"sum by ({by}) ({value})" if by else f"sum({value})", legend)]
+    most = metric.kind == "gauge" and metric.unit == "seconds"  # of several engines: no sum
+    of_all = "max" if most else "sum"
+    return [(f"{of_all} by ({by}) ({value})" if by else f"{of_all}({value})", legend)]
 
 
 DOCUMENTS: dict[str, tuple[str, Callable[[], str]]] = {

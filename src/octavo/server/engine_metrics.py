@@ -12,7 +12,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from octavo.client.base import EngineClient
-from octavo.client.replicas import engines
 from octavo.server import metric_table as known
 from octavo.server.registry import Entry
 
@@ -29,6 +28,8 @@ def family(metric: known.Metric, *labels: str) -> Family:
 def _engines(models: Iterable[Entry]) -> Iterator[tuple[str, str, EngineClient]]:
     """The engines of loaded models, each with the names of model and replica, which is empty for a
     model's only engine."""
+    from octavo.client.replicas import engines  # not before the first scrape
+
     for entry in models:
         if entry.client is not None:
             for replica, client in engines(entry.client).items():

@@ -139,9 +139,9 @@ _PROCESS = (
     ("cpu_seconds", "counter", "seconds", "Processor time"),
     ("resident_memory_bytes", "gauge", "bytes", "Resident memory"),
     ("virtual_memory_bytes", "gauge", "bytes", "Address space"),
-    ("start_time_seconds", "gauge", "seconds", "Start, since 1970"),
+    ("start_time_seconds", "gauge", "seconds", "Start (since 1970)"),
     ("open_fds", "gauge", "files", "Open files and sockets"),
-    ("max_fds", "gauge", "files", "Most of them"),
+    ("max_fds", "gauge", "files", "Limit of open files and sockets"),
 )  # fmt: skip
 FAULTS = Metric("octavo_engine_major_faults", "counter", "faults", MODEL,
                 "Page faults of the engine that waited for the disk")  # fmt: skip

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from octavo.server.exchange import Exchange
 
-# Each with what ends it.
-PHASES = {
-    "receive": "read, limited, rendered, tokenized and sent to the engine",
-    "queue": "waited in the engine",
-    "prefill": "its prompt computed, up to the first token",
-    "decode": "its other tokens computed",
-    "send": "the rest sent to the client",
-}
+# What ends each is in docs/observability.md.
+PHASES = ("receive", "queue", "prefill", "decode", "send")
 
 
 def moments(one: Exchange) -> dict[str, tuple[float, float]]:

@@ -4,13 +4,13 @@ went where they went."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.client.replicas import Replicas, engines
+from octavo.client.base import EngineClient
 from octavo.errors import InvalidValue
 from octavo.server import replies
 from octavo.server.bodies import Bodies
@@ -20,6 +20,9 @@ from octavo.server.http import json_response, while_connected
 from octavo.server.models import leased
 from octavo.server.parsing import Fields
 from octavo.server.registry import Entry, Registry
+
+if TYPE_CHECKING:
+    from octavo.client.replicas import Replicas
 
 DRAIN_SECONDS = 30.0  # until what a replica has goes on elsewhere
 encode = msgspec.json.Encoder().encode
@@ -59,9 +62,7 @@ class ReplicaRoutes:
     async def routes(self, request: Request) -> Response:
         """The latest decisions between replicas, with what each would have cost."""
         require_admin(request.scope)
-        found = (
-            (e.name, e.client.routes) for e in self._registry if isinstance(e.client, Replicas)
-        )
+        found = ((e.name, r.routes) for e in self._registry if (r := _replicas(e.client)))
         return _said(
             {"model": model, "at": made.at, "prompt_tokens": made.tokens, "why": made.route.why,
              "replica": made.route.replica, "candidates": made.candidates}
@@ -93,8 +94,7 @@ class ReplicaRoutes:
         if not 0 <= body.seconds <= 86_400:
             raise InvalidValue("seconds is between 0 and 86,400", "seconds")
         lease = await leased(request, self._registry, body.model)
-        client = lease.model.client
-        if not isinstance(client, Replicas):
+        if (client := _replicas(lease.model.client)) is None:
             raise InvalidValue(f"{lease.entry.name} has one engine; see --replicas", "replica")
         return lease.entry, client, body
 
@@ -103,10 +103,20 @@ def _said(data: Iterator[Any]) -> Response:
     return json_response(encode({"object": "list", "data": list(data)}))
 
 
+def _replicas(client: EngineClient | None) -> Replicas | None:
+    """A client, if it is several engines."""
+    from octavo.client.replicas import Replicas  # which few servers need
+
+    return client if isinstance(client, Replicas) else None
+
+
 def _cards(entry: Entry) -> Iterator[dict[str, Any]]:
     if (client := entry.client) is None:
         return
-    states = client.states if isinstance(client, Replicas) else {}
+    from octavo.client.replicas import engines
+
+    replicas = _replicas(client)
+    states = replicas.states if replicas else {}
     for name, engine in engines(client).items():
         state = states.get(name, "up" if engine.ready else "down")
         counts = {each: engine.stats.get(each, 0) for each in ("running", "waiting", "restarts")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from queue import Full, Queue
 from threading import Thread
@@ -55,6 +56,7 @@ class RequestLog:
         self, path: Path, full: bool = False, clock: Callable[[], float] = time.time
     ) -> None:
         try:
+            path.touch(0o600)
             self._file = path.open("a", encoding="utf-8")
         except OSError as e:
             raise UsageError(
@@ -119,4 +121,5 @@ class RequestLog:
     def close(self) -> None:
         self._waiting.put(None)
         self._writer.join()
-        self._file.close()
+        with suppress(OSError):  # the disk is full
+            self._file.close()

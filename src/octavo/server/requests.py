@@ -15,6 +15,7 @@ from octavo.server.http import json_response
 from octavo.server.registry import NotFound
 from octavo.server.timelines import CAUSES, Timeline, Timelines
 
+Phase = Literal["receive", "queue", "prefill", "decode"]
 encode = msgspec.json.Encoder().encode
 
 
@@ -25,7 +26,7 @@ class InFlight(msgspec.Struct, frozen=True, kw_only=True):
     route: str
     model: str | None
     seconds: float
-    phase: Literal["receive", "queue", "prefill", "decode"]
+    phase: Phase
     prompt_tokens: int
     completion_tokens: int
 
@@ -43,7 +44,7 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
 def in_flight(one: Exchange, now: float) -> InFlight:
     """How far a request is."""
     usage = one.usage
-    phase: Literal["receive", "queue", "prefill", "decode"] = "receive"
+    phase: Phase = "receive"
     if usage is not None and usage.submitted is not None:
         phase = "decode" if usage.first else "prefill" if usage.admitted else "queue"
     return InFlight(
@@ -63,18 +64,10 @@ class RequestRoutes:
         require_admin(request.scope)
         now, own = time.monotonic(), exchange(request.scope)
         scopes = [scope for each in self._timelines.running.values() for scope in each]
-        found = [exchange(scope) for scope in scopes]
-        lines = self._timelines
-        return json_response(
-            encode(
-                Requests(
-                    running=[in_flight(one, now) for one in found if one is not own],
-                    recent=[*lines.recent][::-1],
-                    worst=lines.worst,
-                    causes=CAUSES,
-                )  # fmt: skip
-            )
-        )
+        running = [in_flight(one, now) for one in map(exchange, scopes) if one is not own]
+        recent, worst = [*self._timelines.recent][::-1], self._timelines.worst
+        told = Requests(running=running, recent=recent, worst=worst, causes=CAUSES)
+        return json_response(encode(told))
 
     async def show(self, request: Request) -> Response:
         """The latest time line of a request by its x-request-id."""

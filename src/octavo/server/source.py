@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from octavo.checkpoint.hub import Located
 from octavo.checkpoint.identity import check_unchanged
 from octavo.checkpoint.progress import ProgressBar
 from octavo.client.load import QueueLimits
 from octavo.client.process import EngineProcessClient
-from octavo.client.replicas import Replicas
 from octavo.client.spawned import Spawned
 from octavo.engine.constraint import TokenTable
 from octavo.engine.defaults import GenerationConfig
@@ -30,7 +30,11 @@ from octavo.text import ChatTemplate, Tokenizer, load_tokenizer
 from octavo.text.chat import template_source
 
 LOG = logging.getLogger("octavo.server")
-Engines = EngineProcessClient | Replicas
+
+if TYPE_CHECKING:
+    from octavo.client.replicas import Replicas
+
+    Engines = EngineProcessClient | Replicas
 
 
 @dataclass(frozen=True)
@@ -156,7 +160,11 @@ class ModelSource:
                 )
             )  # fmt: skip
             self.spawned = None
-        return clients[0] if len(clients) == 1 else Replicas(clients, options.routing)
+        if len(clients) == 1:
+            return clients[0]
+        from octavo.client.replicas import Replicas  # which few servers need
+
+        return Replicas(clients, options.routing)
 
     def _served(self, front: _Front, client: Engines) -> ServedModel:
         options = self._options
@@ -180,8 +188,7 @@ class ModelSource:
                 del self.adapters[name]
 
     async def unload(self, model: ServedModel) -> None:
-        assert isinstance(model.client, Engines)
-        self.adapters = model.client.adapter_paths
+        self.adapters = cast("Engines", model.client).adapter_paths
         await model.close()
 
 

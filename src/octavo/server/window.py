@@ -10,7 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 Key = tuple[str, frozenset[tuple[str, str]]]  # name and labels
 Series = dict[Key, float]
-Values = dict[str, float]  # by the value of a label, "" where there is none
+Values = dict[str, float]  # by the values of labels, "" where there are none
+ENGINE = "model_name replica"  # labels of one engine, whose value is "m", or "m/0" of several
 
 
 def read(text: str) -> Series:
@@ -21,7 +22,10 @@ def read(text: str) -> Series:
 
 @dataclass(frozen=True)
 class Window:
-    """Two scrapes, and the seconds between them. before: {} for the start of the server."""
+    """Two scrapes, and the seconds between them. before: {} for the start of the server.
+
+    Values are sums of what is alike in the labels `by`.
+    """
 
     before: Series
     after: Series
@@ -34,7 +38,7 @@ class Window:
         for key in self.after:
             labels = dict(key[1])
             if key[0] == name and all(labels.get(k) in values for k, values in where.items()):
-                group = labels.get(by, "")
+                group = "/".join(labels[label] for label in by.split() if label in labels)
                 found[group] = found.get(group, 0.0) + value(key)
         return found
 

@@ -42,6 +42,9 @@ export class Chat {
 
   async load() {
     this.chats = await store.all().catch(() => (toast("This browser keeps no history here."), []));
+    for (const message of this.chats.flatMap((chat) => chat.messages)) {
+      if (message.busy) delete message.busy, (message.finish = "stopped"); // the page was left meanwhile
+    }
     const last = this.chats.find((chat) => chat.id === store.recall("chat"));
     last ? this.open(last) : this.fresh();
   }

@@ -55,7 +55,7 @@ const TILES = [
   {
     title: "Prompt tokens from the cache", lines: ["from the cache"],
     values: ({ now, past }) => {
-      const [hits, asked] = ["cached", "prompt"].map((kind) => sum(now, `octavo_${kind}_tokens_total`) - sum(past, `octavo_${kind}_tokens_total`));
+      const [hits, asked] = ["octavo_cached_tokens_total", "octavo_prompt_tokens_total"].map((name) => sum(now, name) - sum(past, name));
       return [asked > 0 ? hits / asked : null];
     },
     tell: ([hits], { now }) => [share(hits), `${whole(sum(now, "octavo_cached_tokens_total"))} of ${whole(sum(now, "octavo_prompt_tokens_total"))} since the start`],
@@ -100,6 +100,7 @@ class Tile {
 export class Dashboard {
   #looks = [];
   #timer = 0;
+  #run = 0; // counts how often it was shown and hidden
 
   constructor() {
     this.tiles = TILES.map((kind) => new Tile(kind));
@@ -112,26 +113,30 @@ export class Dashboard {
 
   show() {
     for (const tile of this.tiles) tile.plot.show();
-    this.#look();
+    this.#look(++this.#run);
   }
 
   hide() {
     clearTimeout(this.#timer);
-    this.#timer = 0;
+    this.#run++;
   }
 
-  async #look() {
-    const again = (this.#timer = setTimeout(() => this.#look(), EVERY));
-    if (document.hidden) return;
+  /** Looks, and again a while after that is answered: a slow server is not asked more. */
+  async #look(run) {
     try {
-      const [text, models, requests] = await Promise.all([request("metrics").then((r) => r.text()), json("v1/models"), running()]);
-      this.#live(true, "Live");
-      this.#update(text);
-      this.#table(requests);
-      this.#list(models.data);
+      if (!document.hidden) await this.#ask();
     } catch (error) {
-      if (again === this.#timer) this.#live(false, explain(error));
+      if (run === this.#run) this.#live(false, explain(error));
     }
+    if (run === this.#run) this.#timer = setTimeout(() => this.#look(run), EVERY);
+  }
+
+  async #ask() {
+    const [text, models, requests] = await Promise.all([request("metrics").then((r) => r.text()), json("v1/models"), running()]);
+    this.#live(true, "Live");
+    this.#update(text);
+    this.#table(requests);
+    this.#list(models.data);
   }
 
   #live(live, text) {

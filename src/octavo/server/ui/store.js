@@ -8,9 +8,10 @@ const opened = new Promise((resolve, reject) => {
 });
 
 async function run(mode, work) {
-  const chats = (await opened).transaction("chats", mode).objectStore("chats");
+  const transaction = (await opened).transaction("chats", mode);
   return new Promise((resolve, reject) => {
-    const asked = work(chats);
+    const asked = work(transaction.objectStore("chats"));
+    transaction.commit(); // not only once this is answered: the page may be left before
     asked.onsuccess = () => resolve(asked.result);
     asked.onerror = () => reject(asked.error);
   });
