@@ -20,7 +20,6 @@ from octavo.experiments.store import ExperimentStore, NoExperiment
 from octavo.release.controller import Assigned, Releases
 from octavo.release.database import Database, DatabaseError, open_database, place
 from octavo.release.events import RequestEvent
-from octavo.release.history import ConfigHistory
 from octavo.release.machine import start
 from octavo.release.spec import Guard, ReleaseSpec
 from octavo.release.store import LEASE, NoRelease, ReleaseStore, Running
@@ -84,7 +83,7 @@ def test_a_release_is_kept_with_all_that_happened(database: Database) -> None:
     assert not store.change(first, ended, "ann", "too late")
     second = store.start(SPEC, start(10.0), "ann")
     assert store.find("m") == second
-    trail = [(r.at, r.who, r.what, r.detail) for r in store.records(first.id)]
+    trail = [(r.at, r.who, r.what, r.detail) for r in store.trail(first.id)]
     assert trail[0][:3] == (5.0, "ann", "start") and '"canary":"new"' in trail[0][3]
     assert trail[1:] == [(9.0, "bob", "rolled_back", "rollback by bob")]
 
@@ -108,22 +107,6 @@ def test_one_has_the_lease(database: Database) -> None:
     assert store.lease("y", "one", 106.0)
     store.release_lease("x", "two")
     assert store.lease("x", "one", 106.0 + LEASE)
-
-
-def test_configurations_have_a_history(database: Database) -> None:
-    history = ConfigHistory(database)
-    assert [history.put(body, "ann", at).version for at, body in enumerate("aabba")] == [
-        1,
-        1,
-        2,
-        2,
-        3,
-    ]
-    assert [(c.version, c.body, c.at) for c in history.versions()] == [
-        (1, "a", 0),
-        (2, "b", 2),
-        (3, "a", 4),
-    ]
 
 
 def test_many_begin_at_the_same_time(url: str) -> None:
@@ -177,7 +160,7 @@ async def test_two_gateways_agree(url: str) -> None:
     databases = [open_database(url) for _ in range(3)]
     one, two = (Releases(ReleaseStore(d), clock) for d in databases[:2])
     assert one.assign("m", "ann") is None
-    one.start(SPEC, "ann")
+    one.start(msgspec.structs.replace(SPEC, steps=(50, 100), hold=300.0), "ann")
     await two.tick()
     await one.tick()
     for i in range(0, 400, 40):
@@ -208,13 +191,13 @@ async def test_two_gateways_agree(url: str) -> None:
 async def test_a_broken_version_is_rolled_back_by_itself(database: Database) -> None:
     clock, changes = Now(), []
     gateway = Releases(ReleaseStore(database), clock, lambda r: changes.append(r.state.phase))
-    gateway.start(SPEC, "ann")
+    gateway.start(msgspec.structs.replace(SPEC, steps=(20, 100)), "ann")
     await gateway.tick()
     served = await serve(gateway, clock, range(300), 0.5, seed=1)
     assert changes == ["running", "rolled_back"]
     count = sum(a.arm == CANARY for a in served)
     assert 3 <= count < 20 and served[-1].pool == "old"
-    last = gateway.status("m").records[-1]
+    last = gateway.status("m").trail[-1]
     assert (last.who, last.what) == ("octavo", "rolled_back") and "error_rate" in last.detail
 
 

@@ -99,7 +99,7 @@ def _show(found: dict[str, Any]) -> None:
     columns = ("guard", "canary", "baseline", "requests", "evidence", "", "state")
     table(rows, columns, right=(1, 2, 3, 4, 5))
     say()
-    for r in found["records"]:
+    for r in found["audit"]:
         detail = "" if r["what"] == "start" else r["detail"]
         say(f"{_time(r['at'])}  {r['who']}: {r['what']}  {detail}".rstrip())
 

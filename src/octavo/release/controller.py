@@ -21,7 +21,7 @@ from octavo.release.database import DatabaseError
 from octavo.release.events import RequestEvent
 from octavo.release.machine import ENDED, Action
 from octavo.release.spec import ReleaseSpec
-from octavo.release.store import Entry, NoRelease, Release, ReleaseStore
+from octavo.release.store import AuditEntry, NoRelease, Release, ReleaseStore
 from octavo.release.tally import BASELINE, CANARY, Key, Rows, Summary, Tally
 
 LOG = logging.getLogger("octavo.gateway")
@@ -46,7 +46,7 @@ class Status:
     release: Release
     seen: Summary
     shares: dict[str, float]
-    records: list[Entry]
+    trail: list[AuditEntry]
 
 
 @dataclass
@@ -185,7 +185,7 @@ class Releases:
         """Raises NoRelease."""
         release = self._store.find(model)
         shares = machine.shares(release.spec, release.state)
-        return Status(release, self._seen(release), shares, self._store.records(release.id))
+        return Status(release, self._seen(release), shares, self._store.trail(release.id))
 
     def latest(self) -> dict[str, Release]:
         """The last release of each model."""

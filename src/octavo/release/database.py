@@ -32,8 +32,6 @@ SCHEMA = (
     " total double precision not null, primary key (experiment, variant, unit, name))",
     "create table if not exists audit (id text primary key, at double precision not null,"
     " subject text not null, who text not null, what text not null, detail text not null)",
-    "create table if not exists configs (version bigint primary key,"
-    " at double precision not null, who text not null, body text not null)",
     "create table if not exists leases (name text primary key, owner text not null,"
     " until double precision not null)",
 )
