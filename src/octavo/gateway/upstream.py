@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -71,7 +70,6 @@ class Upstream:
     misses: int = 0
     reason: str = ""  # why it is down
     cut: set[Callable[[str], None]] = field(default_factory=set)
-    since: float = field(default_factory=time.monotonic)
 
     @property
     def id(self) -> str:
