@@ -121,6 +121,7 @@ class Client:
         streams = [asyncio.create_task(one()) for _ in range(16)]
         while not await until():
             await asyncio.sleep(0.05)
+            assert not any(stream.done() for stream in streams)
         ended = True
         await asyncio.gather(*streams)
 

@@ -122,8 +122,11 @@ class Relay:
 
     async def _first(self, job: Job) -> Response | tuple[Answer, bytes]:
         """A whole answer, or one that streams and its first bytes. Raises RequestError."""
+        usage = job.usage
         while True:
+            usage.submitted = usage.submitted or time.monotonic()
             job.lease = lease = await self._admission.place(job.asked, job.dealt.pool, job.failed)
+            usage.admitted = usage.first or time.monotonic()  # it has waited so long for a place
             refused, wish = None, None
             try:
                 found = await self._limited(job, lease)
