@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import wraps
 from pathlib import Path
@@ -17,6 +18,7 @@ from octavo.errors import UsageError
 from octavo.experiments.controller import Experiments
 from octavo.experiments.spec import ExperimentSpec, Variant
 from octavo.experiments.store import ExperimentStore, NoExperiment
+from octavo.gateway.state import kept_in
 from octavo.release.controller import Assigned, Releases
 from octavo.release.database import Database, DatabaseError, open_database, place
 from octavo.release.events import RequestEvent
@@ -174,6 +176,7 @@ async def test_two_gateways_agree(url: str) -> None:
     status = two.status("m")
     assert status.release.state.step >= 1 and status.seen.canary >= 10
     assert status.seen.canary + status.seen.other == 400
+    await one.tick()
     await one.close()
     await two.tick()
     three = Releases(ReleaseStore(databases[2]), clock)
@@ -288,17 +291,44 @@ async def test_a_database_that_is_away_costs_nothing(tmp_path: Path) -> None:
     await gateway.tick()
     seen = gateway.status("m").seen
     assert seen.canary + seen.other == 50
-    task = asyncio.create_task(gateway.run())
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    database.close()
+
+
+@in_loop
+async def test_all_that_was_seen_is_there_after_the_end(tmp_path: Path) -> None:
+    """Also what is being written when the end comes, which counts once."""
+    url = str(tmp_path / "state.sqlite3")
+    for _ in range(2):
+        async with kept_in(url) as (releases, experiments):
+            if not experiments.all():
+                experiments.start(spec(a=50, b=50), "ann")
+                releases.start(SPEC, "ann")
+                await experiments.tick()
+                await releases.tick()
+            for number in range(100):
+                chosen = experiments.assign("m", {"user": str(number)})
+                assigned = releases.assign("m", str(number))
+                assert chosen is not None and assigned is not None
+                event = RequestEvent(assigned.arm, time.time(), ttft=0.1)
+                experiments.observe(chosen, event)
+                releases.observe("m", assigned, event)
+            writing = asyncio.create_task(experiments.tick())
+            await asyncio.sleep(0)
+        await writing
+    database = open_database(url)
+    totals = ExperimentStore(database).totals("e")
+    assert sum(one.count for key, one in totals.items() if key[2] == "ttft") == 200
+    seen = Releases(ReleaseStore(database)).status("m").seen
+    assert seen.canary + seen.other == 200
     database.close()
 
 
 def test_addresses(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="neither SQLite nor PostgreSQL"):
         open_database("mysql://root:secret@host/db")
+    with pytest.raises(DatabaseError) as quoted:
+        open_database("postgresql://ann:secret@[bad/x")
+    assert "secret" not in str(quoted.value)
     with pytest.raises(DatabaseError, match="cannot be used"):
         open_database(str(tmp_path))
     with pytest.raises(DatabaseError, match=r"^postgresql://127.0.0.1/x cannot be used") as caught:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.errors import RequestError
+from octavo.errors import RequestError, UsageError
 from octavo.experiments.spec import ExperimentSpec
 from octavo.experiments.totals import Key, Total
 from octavo.release.assignment import Allocation, Range
@@ -109,6 +109,9 @@ class ExperimentStore:
 
 
 def _with_shares(spec: ExperimentSpec, shares: Mapping[str, float]) -> ExperimentSpec:
+    if unknown := sorted(set(shares) - set(spec.variants)):
+        names = ", ".join(spec.variants)
+        raise UsageError(f"{spec.id} has no variant {unknown[0][:64]!r}, but {names}")
     variants = {
         name: msgspec.structs.replace(one, weight=100 * shares.get(name, one.weight / 100))
         for name, one in spec.variants.items()

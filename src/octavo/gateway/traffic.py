@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -60,8 +61,9 @@ def units_of(
     request: Request, outline: Outline, sender: Principal, one: Exchange
 ) -> dict[Unit, str]:
     """Who sends a request, the most lasting first; what is not known is empty."""
-    user = bytes(outline.user)
-    named = msgspec.json.decode(user, type=str) if user.startswith(b'"') else ""
+    named = ""
+    with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+        named = msgspec.json.decode(outline.user, type=str)
     return {
         "header": request.headers.get(UNIT, ""),
         "user": named,
@@ -87,8 +89,8 @@ class Traffic:
         # Not by the key: most have one for all that they send, which would be one unit.
         unit = next(name for kind, name in units.items() if kind != "key" and name)
         assigned = self._releases.assign(model, unit)
-        seen = None if assigned is None and chosen is None else Seen()
-        return Dealt(model, assigned, chosen, seen)
+        watched = chosen is not None or (assigned is not None and assigned.watched)
+        return Dealt(model, assigned, chosen, Seen() if watched else None)
 
     def ended(self, dealt: Dealt, one: Finished, cached: int, batch: int) -> None:
         """A request has ended. cached: tokens of its prompt; batch: requests beside it."""
@@ -103,7 +105,7 @@ class Traffic:
             empty=good and seen.empty, repeating=good and seen.repeating,
             prompt_tokens=one.prompt_tokens, cached_tokens=cached, batch=batch,
         )  # fmt: skip
-        if assigned is not None:
+        if assigned is not None and assigned.watched:
             self._releases.observe(dealt.model, assigned, event)
         if dealt.chosen is not None:
             self._experiments.observe(dealt.chosen, event)

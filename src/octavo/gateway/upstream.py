@@ -38,12 +38,18 @@ def parse_place(text: str, pool: str = DEFAULT, key: str | None = None) -> Place
     else:
         url = text
     url = url.strip().rstrip("/").removesuffix("/v1")
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # an address in brackets that is none
+        parts = urlsplit("")
+    if parts.username or parts.password:
+        raise UsageError("--upstream takes no password in its URL", "--upstream-key KEY")
     try:
         sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         sound = False
-    if not sound or parts.query or parts.username or not pool:
+    plain = url.isascii() and url.isprintable() and " " not in url  # it is sent in headers
+    if not (sound and plain and pool) or parts.query or parts.fragment:
         like = url if url and "/" not in url else "127.0.0.1:8001"
         raise UsageError(
             f"--upstream {text!r} is no address of a server", f"--upstream http://{like}"
