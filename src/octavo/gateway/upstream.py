@@ -43,7 +43,10 @@ def parse_place(text: str, pool: str = DEFAULT, key: str | None = None) -> Place
     except ValueError:  # an address in brackets that is none
         parts = urlsplit("")
     if parts.username or parts.password:
-        raise UsageError("--upstream takes no password in its URL", "--upstream-key KEY")
+        raise UsageError(
+            "--upstream takes no password in its URL, but --upstream-key does",
+            f"--upstream {parts.scheme}://{parts.netloc.rpartition('@')[2]}",
+        )
     try:
         sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:

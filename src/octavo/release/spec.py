@@ -192,16 +192,6 @@ class ReleaseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return self
 
 
-def parse(text: str | bytes) -> ReleaseSpec:
-    """A release as YAML or JSON describes it. Raises UsageError."""
-    import yaml
-
-    try:
-        return convert(yaml.SafeLoader(text).get_single_data())
-    except yaml.YAMLError as e:
-        raise UsageError(f"the release is no YAML: {e}", "octavo release start --help") from None
-
-
 def convert(value: Any) -> ReleaseSpec:
     """The same from what was decoded. Raises UsageError."""
     try:
