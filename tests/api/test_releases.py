@@ -121,6 +121,7 @@ class Client:
         streams = [asyncio.create_task(one()) for _ in range(16)]
         while not await until():
             await asyncio.sleep(0.05)
+            assert not any(stream.done() for stream in streams)
         ended = True
         await asyncio.gather(*streams)
 
@@ -161,7 +162,7 @@ def test_promotion_and_rollback_under_load_drop_nothing(tmp_path: Path) -> None:
                 await client.ask()
             assert client.status == {200: 20}
             _, status = await client.admin("GET", "/v1/releases?model=m")
-            assert [r["who"] for r in status["records"]] == ["admin", "octavo"]
+            assert [r["who"] for r in status["audit"]] == ["admin", "octavo"]
             assert status["guards"][0]["fired"] and status["shares"] == {"stable": 1.0}
 
         async with gateway(str(tmp_path / "state.sqlite3"), **pools) as at, aiohttp.ClientSession() as session:  # fmt: skip

@@ -82,6 +82,7 @@ def test_tries_are_spread_and_doubled() -> None:
     assert [backoff.delay(n, 1.0) for n in (1, 2, 3)] == [1, 2, 4]
     assert [backoff.delay(n, 0.5) for n in (1, 2, 3)] == [0.5, 1, 2]
     assert backoff.delay(1, 0.25, retry_after=3) == 3
+    assert [backoff.delay(1, 0.25, wish) for wish in (31, float("inf"), float("nan"))] == [None] * 3
     assert backoff.delay(4, 1.0) is None
 
 

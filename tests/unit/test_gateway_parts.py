@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from hashlib import blake2b
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.errors import InvalidValue, UsageError
+from octavo.errors import InvalidValue, Overloaded, UsageError
 from octavo.gateway.admission import Admission, QueueLimits
 from octavo.gateway.body import Asked, read_outline
 from octavo.gateway.errors import NoUpstream, UnknownModel
-from octavo.gateway.routes import ModelRoute, RouteTable, Version
 from octavo.gateway.upstream import Place, parse_place
 from octavo.gateway.upstreams import Upstreams
 from octavo.simulate.engine import Job, SimulatedEngine, Speed
@@ -42,26 +40,6 @@ def test_places(text: str, place: Place) -> None:
 def test_what_is_no_place(text: str) -> None:
     with pytest.raises(UsageError):
         parse_place(text)
-
-
-@given(st.floats(0, 1), st.floats(0, 1), st.text())
-def test_units_only_move_to_a_version_that_grows(a: float, b: float, unit: str) -> None:
-    low, high = sorted((a, b))
-
-    def version(weight: float) -> str:
-        old, new = Version("old", "x", 1 - weight), Version("new", "y", weight)
-        return ModelRoute((old, new)).version(unit).name
-
-    assert (version(low), version(high)) in {("old", "old"), ("old", "new"), ("new", "new")}
-
-
-def test_versions_get_their_shares() -> None:
-    route = ModelRoute((Version("old", "x", 0.9), Version("new", "y", 0.1)))
-    units = [blake2b(str(i).encode()).hexdigest() for i in range(10_000)]
-    share = sum(route.version(u).name == "new" for u in units) / len(units)
-    assert abs(share - 0.1) < 0.01
-    assert RouteTable({"m": route}).route("m") is route
-    assert RouteTable({"m": route}).route("n").version("u").pool == "default"
 
 
 @pytest.mark.parametrize(
@@ -99,11 +77,11 @@ def test_the_line_is_in_order_of_priority_then_of_arrival() -> None:
     async def run() -> list[str]:
         upstreams = known("a", places=1)
         admission = Admission(upstreams, QueueLimits())
-        route, served = ModelRoute(), []
-        first = await admission.place(asked(), route, "default")
+        served: list[str] = []
+        first = await admission.place(asked(), "default")
 
         async def wait(name: str, priority: int) -> None:
-            lease = await admission.place(asked(priority=priority), route, "default")
+            lease = await admission.place(asked(priority=priority), "default")
             served.append(name)
             lease.end(True)
 
@@ -122,23 +100,23 @@ def test_the_line_is_in_order_of_priority_then_of_arrival() -> None:
 
 def test_who_waits_in_vain_is_told_why() -> None:
     async def run() -> None:
-        route, full = ModelRoute(), known("a", places=1)
+        full = known("a", places=1)
         admission = Admission(full, QueueLimits(1, 0.02))
-        await admission.place(asked(), route, "default")
+        await admission.place(asked(), "default")
         with pytest.raises(NoUpstream, match="busy"):
-            await admission.place(asked(), route, "default")
+            await admission.place(asked(), "default")
         with pytest.raises(UnknownModel, match="known models: m"):
-            await admission.place(asked(model="n"), route, "default")
-        waiting = asyncio.create_task(admission.place(asked(), route, "default"))
+            await admission.place(asked(model="n"), "default")
+        waiting = asyncio.create_task(admission.place(asked(), "default"))
         await asyncio.sleep(0)
         with pytest.raises(NoUpstream, match="1 requests wait already") as raised:
-            await admission.place(asked(), route, "default")
+            await admission.place(asked(), "default")
         assert raised.value.retry_after >= 0.5
         waiting.cancel()
         gone = known("a")
         gone.down(gone.get("a"), "it is gone")
         with pytest.raises(NoUpstream, match="no upstream answered"):
-            await Admission(gone, QueueLimits(1, 0.02)).place(asked(), route, "default")
+            await Admission(gone, QueueLimits(1, 0.02)).place(asked(), "default")
 
     asyncio.run(run())
 
@@ -149,11 +127,68 @@ def test_pools_fall_back() -> None:
         spare = upstreams.add(Place("http://b", "fallback"))
         upstreams.up(spare, ("m",), False)
         admission = Admission(upstreams, QueueLimits(1, 0.02))
-        assert (await admission.place(asked(), ModelRoute(), "default")).upstream.id == "a"
+        assert (await admission.place(asked(), "default")).upstream.id == "a"
         upstreams.down(upstreams.get("a"), "it is gone")
-        assert (await admission.place(asked(), ModelRoute(), "default")).upstream is spare
+        assert (await admission.place(asked(), "default")).upstream is spare
 
     asyncio.run(run())
+
+
+def test_who_waits_for_one_pool_is_in_no_others_way() -> None:
+    """A canary that is down holds nobody up who is served by the old version."""
+
+    async def run() -> None:
+        upstreams = known("a")
+        canary = upstreams.add(Place("http://b", "next"))
+        upstreams.up(canary, ("m", "n"), True)
+        upstreams.down(canary, "it is gone")
+        admission = Admission(upstreams, QueueLimits())
+        waiting = asyncio.create_task(admission.place(asked(), "next"))
+        await asyncio.sleep(0)
+        assert (await admission.place(asked(), "default")).upstream.id == "a"
+        upstreams.up(canary, ("m", "n"), True)
+        assert (await waiting).upstream is canary
+        with pytest.raises(UnknownModel, match="pool 'default' serves 'n'; known models: m"):
+            await admission.place(asked(model="n"), "default")
+
+    asyncio.run(run())
+
+
+def test_at_the_end_nobody_waits() -> None:
+    async def run() -> None:
+        admission = Admission(known("a", places=1), QueueLimits())
+        await admission.place(asked(), "default")
+        waiting = [asyncio.create_task(admission.place(asked(), "default")) for _ in range(3)]
+        await asyncio.sleep(0)
+        admission.close()
+        ends = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(end) for end in ends] == [Overloaded] * 3 and not admission.waiting
+        with pytest.raises(Overloaded, match="shutting down"):
+            await admission.place(asked(), "default")
+
+    asyncio.run(run())
+
+
+def test_an_upstream_may_change_its_pool() -> None:
+    upstreams = known("a")
+    first = upstreams.choose("default", "m", asked().ask).lease
+    upstreams.add(Place("http://a", "next", "key"))
+    assert upstreams.choose("default", "m", asked().ask).known is False
+    second = upstreams.choose("next", "m", asked().ask).lease
+    assert first is not None and second is not None and first.upstream is second.upstream
+    assert first.upstream.place.key == "key" and first.upstream.requests == 2
+
+
+def test_who_was_removed_says_nothing_of_one_in_its_place() -> None:
+    upstreams = known("a")
+    lease = upstreams.choose("default", "m", asked().ask).lease
+    assert lease is not None
+    upstreams.remove(lease.upstream)
+    new = upstreams.add(Place("http://a"))
+    upstreams.up(new, ("m",), True)
+    lease.end(False)
+    found = upstreams.choose("default", "m", asked().ask).lease
+    assert found is not None and found.upstream is new
 
 
 def test_leases_leave_nothing() -> None:

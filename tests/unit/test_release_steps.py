@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 
+from octavo.cli.asking import read_yaml
 from octavo.errors import UsageError
 from octavo.release import machine
 from octavo.release.guards import Figures
 from octavo.release.machine import NotNow, State, act, advance, arm, shares, start
-from octavo.release.spec import Guard, ReleaseSpec, parse, seconds
+from octavo.release.spec import Guard, ReleaseSpec, convert, seconds
 from octavo.release.tally import BASELINE, CANARY, STABLE, Reading, Summary
 
 SPEC = ReleaseSpec(model="m", stable="old", canary="new", hold=60, max_hold=600, min_events=50)
@@ -94,7 +97,8 @@ def test_arms_only_grow_from_their_ends() -> None:
 
 
 def test_a_release_in_yaml() -> None:
-    spec = parse("""
+    spec = convert(
+        yaml.safe_load("""
         model: qwen
         stable: qwen-a
         canary: qwen-b
@@ -105,6 +109,7 @@ def test_a_release_in_yaml() -> None:
           - {metric: ttft_over, slo_ms: 800, max: 0.05}
           - {metric: itl_mean, worse_than_baseline: 10%, adjust: [prompt_tokens, batch]}
     """)
+    )
     assert spec.plan == ((0.01, 120.0), (0.25, 300.0), (0.5, 300.0), (1.0, 1800.0))
     assert spec.alphas == (0.004, 0.003, 0.003)
     assert [g.title for g in spec.guards] == [
@@ -128,6 +133,7 @@ def test_a_release_in_yaml() -> None:
         ({"guards": [{"metric": "error_rate", "max": 0.1, "alpha": 0.02}]}, "alphas are more"),
         ({"guards": [{"metric": "itl_mean", "worse_than_baseline": "x"}]}, "is no share"),
         ({"guards": [{"metric": "itl_mean", "worse_than_baseline": 0.1, "adjust": ["age"]}]}, "adjust knows"),
+        ({"steps": [5, "nan", 100]}, "is no share"),
         ({"hold": "soon"}, "'soon' is no time"),
         ({"hold": "1.2.3s"}, "is no time"),
         ({"colour": "red"}, "unknown field `colour`"),
@@ -137,14 +143,17 @@ def test_a_release_in_yaml() -> None:
 def test_what_cannot_be_run_is_refused(change: dict[str, object], message: str) -> None:
     given = {"model": "m", "stable": "old", "canary": "new"} | change
     with pytest.raises(UsageError, match=re.escape(message)):
-        parse(msgspec.json.encode(given))
+        convert(given)
 
 
-def test_no_yaml() -> None:
+@pytest.mark.parametrize("text", ["a: [", "{x: 2001-13-45}", "\0"])
+def test_no_yaml(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "release.yaml"
+    file.write_text(text)
     with pytest.raises(UsageError, match="no YAML"):
-        parse("a: [")
+        read_yaml(file)
     with pytest.raises(UsageError, match="Expected `object`"):
-        parse("")
+        convert(None)
 
 
 def test_times() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import wraps
 from pathlib import Path
@@ -17,10 +18,10 @@ from octavo.errors import UsageError
 from octavo.experiments.controller import Experiments
 from octavo.experiments.spec import ExperimentSpec, Variant
 from octavo.experiments.store import ExperimentStore, NoExperiment
+from octavo.gateway.state import kept_in
 from octavo.release.controller import Assigned, Releases
 from octavo.release.database import Database, DatabaseError, open_database, place
 from octavo.release.events import RequestEvent
-from octavo.release.history import ConfigHistory
 from octavo.release.machine import start
 from octavo.release.spec import Guard, ReleaseSpec
 from octavo.release.store import LEASE, NoRelease, ReleaseStore, Running
@@ -84,7 +85,7 @@ def test_a_release_is_kept_with_all_that_happened(database: Database) -> None:
     assert not store.change(first, ended, "ann", "too late")
     second = store.start(SPEC, start(10.0), "ann")
     assert store.find("m") == second
-    trail = [(r.at, r.who, r.what, r.detail) for r in store.records(first.id)]
+    trail = [(r.at, r.who, r.what, r.detail) for r in store.trail(first.id)]
     assert trail[0][:3] == (5.0, "ann", "start") and '"canary":"new"' in trail[0][3]
     assert trail[1:] == [(9.0, "bob", "rolled_back", "rollback by bob")]
 
@@ -108,22 +109,6 @@ def test_one_has_the_lease(database: Database) -> None:
     assert store.lease("y", "one", 106.0)
     store.release_lease("x", "two")
     assert store.lease("x", "one", 106.0 + LEASE)
-
-
-def test_configurations_have_a_history(database: Database) -> None:
-    history = ConfigHistory(database)
-    assert [history.put(body, "ann", at).version for at, body in enumerate("aabba")] == [
-        1,
-        1,
-        2,
-        2,
-        3,
-    ]
-    assert [(c.version, c.body, c.at) for c in history.versions()] == [
-        (1, "a", 0),
-        (2, "b", 2),
-        (3, "a", 4),
-    ]
 
 
 def test_many_begin_at_the_same_time(url: str) -> None:
@@ -177,7 +162,7 @@ async def test_two_gateways_agree(url: str) -> None:
     databases = [open_database(url) for _ in range(3)]
     one, two = (Releases(ReleaseStore(d), clock) for d in databases[:2])
     assert one.assign("m", "ann") is None
-    one.start(SPEC, "ann")
+    one.start(msgspec.structs.replace(SPEC, steps=(50, 100), hold=300.0), "ann")
     await two.tick()
     await one.tick()
     for i in range(0, 400, 40):
@@ -191,6 +176,7 @@ async def test_two_gateways_agree(url: str) -> None:
     status = two.status("m")
     assert status.release.state.step >= 1 and status.seen.canary >= 10
     assert status.seen.canary + status.seen.other == 400
+    await one.tick()
     await one.close()
     await two.tick()
     three = Releases(ReleaseStore(databases[2]), clock)
@@ -208,13 +194,13 @@ async def test_two_gateways_agree(url: str) -> None:
 async def test_a_broken_version_is_rolled_back_by_itself(database: Database) -> None:
     clock, changes = Now(), []
     gateway = Releases(ReleaseStore(database), clock, lambda r: changes.append(r.state.phase))
-    gateway.start(SPEC, "ann")
+    gateway.start(msgspec.structs.replace(SPEC, steps=(20, 100)), "ann")
     await gateway.tick()
     served = await serve(gateway, clock, range(300), 0.5, seed=1)
     assert changes == ["running", "rolled_back"]
     count = sum(a.arm == CANARY for a in served)
     assert 3 <= count < 20 and served[-1].pool == "old"
-    last = gateway.status("m").records[-1]
+    last = gateway.status("m").trail[-1]
     assert (last.who, last.what) == ("octavo", "rolled_back") and "error_rate" in last.detail
 
 
@@ -305,17 +291,44 @@ async def test_a_database_that_is_away_costs_nothing(tmp_path: Path) -> None:
     await gateway.tick()
     seen = gateway.status("m").seen
     assert seen.canary + seen.other == 50
-    task = asyncio.create_task(gateway.run())
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    database.close()
+
+
+@in_loop
+async def test_all_that_was_seen_is_there_after_the_end(tmp_path: Path) -> None:
+    """Also what is being written when the end comes, which counts once."""
+    url = str(tmp_path / "state.sqlite3")
+    for _ in range(2):
+        async with kept_in(url) as (releases, experiments):
+            if not experiments.all():
+                experiments.start(spec(a=50, b=50), "ann")
+                releases.start(SPEC, "ann")
+                await experiments.tick()
+                await releases.tick()
+            for number in range(100):
+                chosen = experiments.assign("m", {"user": str(number)})
+                assigned = releases.assign("m", str(number))
+                assert chosen is not None and assigned is not None
+                event = RequestEvent(assigned.arm, time.time(), ttft=0.1)
+                experiments.observe(chosen, event)
+                releases.observe("m", assigned, event)
+            writing = asyncio.create_task(experiments.tick())
+            await asyncio.sleep(0)
+        await writing
+    database = open_database(url)
+    totals = ExperimentStore(database).totals("e")
+    assert sum(one.count for key, one in totals.items() if key[2] == "ttft") == 200
+    seen = Releases(ReleaseStore(database)).status("m").seen
+    assert seen.canary + seen.other == 200
     database.close()
 
 
 def test_addresses(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="neither SQLite nor PostgreSQL"):
         open_database("mysql://root:secret@host/db")
+    with pytest.raises(DatabaseError) as quoted:
+        open_database("postgresql://ann:secret@[bad/x")
+    assert "secret" not in str(quoted.value)
     with pytest.raises(DatabaseError, match="cannot be used"):
         open_database(str(tmp_path))
     with pytest.raises(DatabaseError, match=r"^postgresql://127.0.0.1/x cannot be used") as caught:

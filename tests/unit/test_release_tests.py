@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,11 +31,18 @@ SPEC = ReleaseSpec(
 ).check()  # fmt: skip
 
 
+def rate_evidence(bad: Any, count: Any, limit: float) -> Any:
+    """The evidence of `bad` ones among `count` values that are 0 or 1."""
+    one, zero = betting.gains(1.0, limit), betting.gains(0.0, limit)
+    bad, good = np.asarray(bad)[..., None], np.asarray(count - bad)[..., None]
+    return betting.evidence(bad * one + good * zero)
+
+
 def test_evidence_is_the_mixture_of_likelihood_ratios() -> None:
     """Of 3 errors in 20 against 1 %, worked out the other way."""
     rates = 0.01 + betting.FRACTIONS * 0.99
     ratios = (rates / 0.01) ** 3 * ((1 - rates) / 0.99) ** 17
-    assert betting.rate_evidence(3, 20, 0.01) == pytest.approx(math.log(ratios.mean()), rel=1e-12)
+    assert rate_evidence(3, 20, 0.01) == pytest.approx(math.log(ratios.mean()), rel=1e-12)
 
 
 def test_no_bet_gains_on_average_at_the_limit() -> None:
@@ -54,20 +62,12 @@ def test_a_sound_rate_is_left_alone_and_a_broken_one_found() -> None:
 
     def found(rate: float, runs: int) -> np.ndarray:
         bad = (rng.random((runs, 1000)) < rate).cumsum(axis=1)
-        over = betting.rate_evidence(bad, np.broadcast_to(count, bad.shape), 0.01) >= needed
+        over = rate_evidence(bad, count, 0.01) >= needed
         return np.where(over.any(axis=1), over.argmax(axis=1) + 1, 10_000)
 
     assert (found(0.01, 1000) < 10_000).mean() <= 0.01
     after = found(0.3, 200)
     assert after.max() < 100 and np.median(after) <= 10
-
-
-def test_bounds_of_a_rate_hold_the_rate() -> None:
-    low, high = betting.rate_bounds(30, 100, 0.05)
-    assert low < 0.3 < high and betting.rate_bounds(0, 0, 0.05) == (0.0, 1.0)
-    wider = betting.rate_bounds(30, 100, 0.01)
-    assert wider[0] < low and high < wider[1]
-    assert betting.rate_bounds(0, 50, 0.05)[0] == 0 and betting.rate_bounds(50, 50, 0.05)[1] == 1
 
 
 def test_errors_of_both_alike_are_no_evidence() -> None:

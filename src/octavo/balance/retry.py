@@ -11,11 +11,13 @@ RETRYABLE = frozenset({408, 425, 429, 500, 502, 503, 504})  # statuses
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Seconds before tries: any up to `first`, then twice as much each time, `most` at most."""
+    """Seconds before tries: any up to `first`, then twice as much each time, `most` at most. Who
+    wants to be asked later than `patience` seconds from now is not asked again."""
 
     first: float = 1.0
     most: float = 4.0
     tries: int = 3
+    patience: float = 30.0
 
     def delay(self, tried: int, draw: float, retry_after: float | None = None) -> float | None:
         """Seconds before the next try after `tried` have failed; None: there is none.
@@ -24,6 +26,8 @@ class Backoff:
         what the replica has asked for, which is kept to.
         """
         if not 0 < tried <= self.tries:
+            return None
+        if retry_after is not None and not retry_after <= self.patience:
             return None
         jitter = draw * min(self.most, self.first * 2.0 ** (tried - 1))
         return jitter if retry_after is None else max(jitter, retry_after)

@@ -6,6 +6,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -36,13 +38,14 @@ class Gateway:
         data = None if body is None else msgspec.json.encode(body)
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            request = urllib.request.Request(self.url + path, data, headers, method=method)
+            url = self.url.rstrip("/") + path
+            request = urllib.request.Request(url, data, headers, method=method)
             with direct.open(request, timeout=WAIT) as response:
                 found: bytes = response.read()
                 return found
         except urllib.error.HTTPError as e:
             raise Refused(_message(e.read()) or f"the gateway answers {e.code}") from None
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError, HTTPException) as e:
             raise UsageError(
                 f"no gateway answers at {self.url}: {getattr(e, 'reason', e)}",
                 "--gateway http://127.0.0.1:8080",
@@ -50,7 +53,23 @@ class Gateway:
 
     def object(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         """The same, decoded."""
-        return msgspec.json.decode(self.ask(method, path, body), type=dict[str, Any])
+        try:
+            return msgspec.json.decode(self.ask(method, path, body), type=dict[str, Any])
+        except msgspec.MsgspecError:
+            raise UsageError(
+                f"{self.url} is no gateway: it answers {path} with no JSON object",
+                "--gateway http://127.0.0.1:8080",
+            ) from None
+
+
+def read_yaml(file: Path) -> Any:
+    """What a file in YAML says. Raises UsageError."""
+    import yaml
+
+    try:
+        return yaml.SafeLoader(file.read_bytes()).get_single_data()
+    except (yaml.YAMLError, ValueError, OSError) as e:  # ValueError: of days that there are not
+        raise UsageError(f"{file} is no YAML: {e}", "octavo release start --help") from None
 
 
 def _message(body: bytes) -> str | None:

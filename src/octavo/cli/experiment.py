@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import click
 
-from octavo.cli.asking import Gateway, gateway_options
+from octavo.cli.asking import Gateway, gateway_options, read_yaml
 from octavo.cli.options import Number, json_flag
 from octavo.cli.screen import say, say_json, table
 from octavo.errors import UsageError
@@ -61,14 +61,10 @@ def plan(
 def start(file: Path, url: str, admin_key: str | None) -> None:
     """Begin the experiment that FILE describes, in YAML; see docs/releases.md."""
     import msgspec
-    import yaml
 
     from octavo.experiments.spec import convert
 
-    try:
-        spec = convert(yaml.SafeLoader(file.read_bytes()).get_single_data())
-    except yaml.YAMLError as e:
-        raise UsageError(f"{file} is no YAML: {e}") from None
+    spec = convert(read_yaml(file))
     Gateway(url, admin_key).ask("POST", "/v1/experiments", msgspec.to_builtins(spec))
     say(
         f"{spec.id} has begun: {', '.join(f'{n} {v.weight:g} %' for n, v in spec.variants.items())}"

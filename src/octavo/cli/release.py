@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import click
 
-from octavo.cli.asking import Gateway, gateway_options
+from octavo.cli.asking import Gateway, gateway_options, read_yaml
 from octavo.cli.options import count, json_flag
 from octavo.cli.screen import say, say_json, table
 from octavo.errors import UsageError
@@ -38,14 +38,10 @@ def start(
 ) -> None:  # fmt: skip
     """Begin a release of MODEL."""
     import msgspec
-    import yaml
 
     from octavo.release.spec import convert
 
-    try:
-        given = {} if file is None else yaml.SafeLoader(file.read_bytes()).get_single_data()
-    except yaml.YAMLError as e:
-        raise UsageError(f"{file} is no YAML: {e}") from None
+    given = {} if file is None else read_yaml(file)
     if not isinstance(given, dict):
         raise UsageError(f"{file} is no mapping", "octavo release start MODEL --canary POOL")
     given |= {name: value for name, value in options.items() if value is not None}
@@ -99,7 +95,7 @@ def _show(found: dict[str, Any]) -> None:
     columns = ("guard", "canary", "baseline", "requests", "evidence", "", "state")
     table(rows, columns, right=(1, 2, 3, 4, 5))
     say()
-    for r in found["records"]:
+    for r in found["audit"]:
         detail = "" if r["what"] == "start" else r["detail"]
         say(f"{_time(r['at'])}  {r['who']}: {r['what']}  {detail}".rstrip())
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from octavo.cli.options import Number, json_flag
+from octavo.cli.options import Number, count, json_flag
 from octavo.cli.screen import say_json, table
 
 server_options = [
@@ -31,6 +31,7 @@ def ask(url: str, key: str | None, path: str, body: dict[str, Any] | None = None
     import json
     import urllib.error
     import urllib.request
+    from http.client import HTTPException
 
     from octavo.errors import UsageError
 
@@ -51,7 +52,7 @@ def ask(url: str, key: str | None, path: str, body: dict[str, Any] | None = None
             text = f"status {e.code}"
         hint = ["--admin-key KEY"] if e.code in (401, 403) else []
         raise UsageError(f"{url}: {text}", *hint) from None
-    except (OSError, ValueError, KeyError) as e:
+    except (OSError, ValueError, LookupError, TypeError, HTTPException) as e:
         reason = getattr(e, "reason", e)
         raise UsageError(f"no server answers at {url} ({reason})", "octavo ps") from None
 
@@ -105,7 +106,7 @@ def route() -> None:
 
 
 @route.command()
-@click.option("--last", type=int, default=5, show_default=True, metavar="N", help="Requests.")
+@click.option("--last", type=count(), default=5, show_default=True, metavar="N", help="Requests.")
 @at_server
 def explain(last: int, url: str, admin_key: str | None, as_json: bool) -> None:
     """Show the latest requests, and what each would have cost at every replica."""

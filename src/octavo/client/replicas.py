@@ -288,11 +288,15 @@ class Replicas:
 
     async def restart(self, name: str, seconds: float) -> None:
         """Drains a replica and gives it a new engine, which is ready then. Raises InvalidValue."""
-        await self.drain(name, seconds)
+        home = self._home(name)
+        before = home.draining
         try:
-            await self._home(name).client.restart()
-        finally:
-            self.resume(name)
+            await self.drain(name, seconds)
+            await home.client.restart()
+        except BaseException:  # also if whoever wanted it does not wait
+            home.draining = before
+            raise
+        home.draining = False
 
     def _home(self, name: str) -> Home:
         if name not in self._homes:

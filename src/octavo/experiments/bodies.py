@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -20,7 +21,8 @@ def altered(body: bytes, variant: Variant) -> bytes:
         fields["model"] = variant.model
     fields |= variant.set
     if variant.prompt_prefix is not None:
-        _put_before(fields, variant.prompt_prefix)
+        with suppress(msgspec.ValidationError):  # which the server that is asked refuses
+            _put_before(fields, variant.prompt_prefix)
     return msgspec.json.encode(fields)
 
 

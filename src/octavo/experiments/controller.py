@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from octavo.errors import InvalidValue, OctavoError
+from octavo.errors import InvalidValue
 from octavo.experiments.analysis import Analysis, analyse
 from octavo.experiments.spec import ExperimentSpec, Unit, Variant
 from octavo.experiments.store import Experiment, ExperimentStore
 from octavo.experiments.totals import Key, Total, Totals
 from octavo.release.assignment import bucket
-from octavo.release.database import DatabaseError
 from octavo.release.events import RequestEvent
 
-LOG = logging.getLogger("octavo.gateway")
 TICK = 1.0  # seconds between two looks
 MOST_PENDING = 1_000_000  # sums that wait for a database that is away; then events are not counted
 
@@ -85,19 +81,6 @@ class Experiments:
 
     # -- the database -------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Writes and reads until it is cancelled."""
-        away = False
-        while True:
-            try:
-                await self.tick()
-                away = False
-            except OctavoError as e:
-                if not away:
-                    LOG.warning("experiments wait: %s", e)
-                away = True
-            await asyncio.sleep(TICK)
-
     async def tick(self) -> None:
         """Writes what was seen, and reads what experiments there are."""
         for id in list(self._pending):
@@ -115,11 +98,6 @@ class Experiments:
         self._of = {one.spec.id: one for one in found if not one.ended}
 
     # -- what people ask for: may wait for the database -----------------------------------------
-
-    async def close(self) -> None:
-        """Writes what was seen last."""
-        with suppress(DatabaseError):
-            await self.tick()
 
     def start(self, spec: ExperimentSpec, who: str) -> Experiment:
         """Begins an experiment; a model has one at a time. Raises OctavoError."""

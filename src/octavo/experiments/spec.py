@@ -13,6 +13,7 @@ from octavo.release.events import COVARIATES, VALUES
 
 Unit = Literal["header", "user", "session", "key", "request"]
 NEVER = ("messages", "prompt", "input", "model", "stream", "tools", "user")  # set by no variant
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]  # headers have them
 
 
 class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -34,9 +35,9 @@ class ExperimentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     intervals shall be narrowest.
     """
 
-    id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    id: Name
     model: str
-    variants: dict[str, Variant]
+    variants: dict[Name, Variant]
     control: str
     unit: tuple[Unit, ...] = ("header", "user", "session", "request")
     metrics: tuple[str, ...] = ("ttft", "itl", "error_rate")

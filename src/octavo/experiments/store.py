@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from octavo.errors import RequestError
+from octavo.errors import RequestError, UsageError
 from octavo.experiments.spec import ExperimentSpec
 from octavo.experiments.totals import Key, Total
 from octavo.release.assignment import Allocation, Range
 from octavo.release.database import Conflict, Database
-from octavo.release.store import Entry, Running, audit
+from octavo.release.store import AuditEntry, Running, audit
 
 
 class NoExperiment(RequestError):
@@ -44,7 +44,7 @@ class ExperimentStore:
                 db.execute(
                     "insert into experiments values (?, ?, 0, 0, ?, ?)", (spec.id, now, *encoded)
                 )
-                audit(db, Entry(now, spec.id, who, "start", encoded[0]))
+                audit(db, AuditEntry(now, spec.id, who, "start", encoded[0]))
         except Conflict:
             raise Running(f"there was an experiment {spec.id!r}; take another name", "id") from None
         return found
@@ -77,7 +77,7 @@ class ExperimentStore:
                     (*values, id, one.version),
                 )
                 if done:
-                    audit(db, Entry(now, id, who, "shares", _json(dict(shares))))
+                    audit(db, AuditEntry(now, id, who, "shares", _json(dict(shares))))
                     return
 
     def stop(self, id: str, now: float, who: str) -> None:
@@ -87,7 +87,7 @@ class ExperimentStore:
             db.execute(
                 "update experiments set ended = 1, version = version + 1 where id = ?", (id,)
             )
-            audit(db, Entry(now, id, who, "stop", ""))
+            audit(db, AuditEntry(now, id, who, "stop", ""))
 
     def add(self, id: str, totals: Mapping[Key, Total]) -> None:
         """Adds what was seen since the last time."""
@@ -109,6 +109,9 @@ class ExperimentStore:
 
 
 def _with_shares(spec: ExperimentSpec, shares: Mapping[str, float]) -> ExperimentSpec:
+    if unknown := sorted(set(shares) - set(spec.variants)):
+        names = ", ".join(spec.variants)
+        raise UsageError(f"{spec.id} has no variant {unknown[0][:64]!r}, but {names}")
     variants = {
         name: msgspec.structs.replace(one, weight=100 * shares.get(name, one.weight / 100))
         for name, one in spec.variants.items()

@@ -97,10 +97,10 @@ class Admin:
         asked = Asked("", "", body, outline, salt, session)
         sender, one = principal(request.scope), exchange(request.scope)
         units = units_of(request, outline, sender, one)
-        version = self._relay.traffic.deal(outline.model, units).version
-        found = self._upstreams.explain(version.pool, outline.model, asked.ask)
+        dealt = self._relay.traffic.deal(outline.model, units)
+        found = self._upstreams.explain(dealt.pool, outline.model, asked.ask)
         reply = {
-            "model": outline.model, "version": version.name, "pool": version.pool,
+            "model": outline.model, "version": dealt.version, "pool": dealt.pool,
             "prompt_tokens": asked.ask.tokens, "candidates": [asdict(c) for c in found],
         }  # fmt: skip
         return json_response(encode(reply))

@@ -10,12 +10,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import count
 
-from octavo.errors import InvalidValue
+from octavo.errors import InvalidValue, Overloaded
 from octavo.gateway.body import Asked
 from octavo.gateway.errors import NoUpstream, UnknownModel
-from octavo.gateway.routes import ModelRoute
-from octavo.gateway.upstream import Upstream
-from octavo.gateway.upstreams import Choice, Lease, Upstreams
+from octavo.gateway.upstream import FALLBACK, Upstream
+from octavo.gateway.upstreams import Lease, Upstreams
 
 LATELY = 30.0  # seconds over which it is counted how many requests end
 
@@ -40,7 +39,8 @@ class Admission:
 
     def __init__(self, upstreams: Upstreams, limits: QueueLimits) -> None:
         self._upstreams, self._limits = upstreams, limits
-        self._lines: dict[str, list[_Waiting]] = {}  # by model, in order
+        self._lines: dict[tuple[str, str], list[_Waiting]] = {}  # by pool and model, in order
+        self._closed = False
         self._numbers = count()
         self._rate, self._at = 0.0, time.monotonic()  # requests that ended, a second
         upstreams.freed = self._freed
@@ -58,10 +58,14 @@ class Admission:
             raise InvalidValue(f"the request names no model; known models: {names}", "model")
         return models[0]
 
-    def candidates(self, asked: Asked) -> list[Upstream]:
-        """Upstreams that serve the model of a request now."""
+    def candidates(self, asked: Asked, pool: str) -> list[Upstream]:
+        """Upstreams that may take a request of a pool now."""
         model = asked.outline.model
-        return [up for up in self._upstreams if up.state == "up" and model in up.models]
+        return [up for up in self._up(pool) if model in up.models]
+
+    def _up(self, pool: str) -> list[Upstream]:
+        pools = pool, FALLBACK
+        return [up for up in self._upstreams if up.state == "up" and up.place.pool in pools]
 
     @property
     def retry_after(self) -> float:
@@ -79,6 +83,18 @@ class Admission:
         self._decay()
         self._rate += 1 / LATELY  # so that a steady rate is its own sum
 
+    def close(self) -> None:
+        """Nobody waits any longer: all get Overloaded."""
+        self._closed = True
+        for line in self._lines.values():
+            for one in line:
+                if not one.turn.done():
+                    one.turn.set_result(None)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Overloaded("the gateway is shutting down", code="shutting_down")
+
     def _freed(self) -> None:
         for line in self._lines.values():
             self._call(line)
@@ -89,69 +105,60 @@ class Admission:
         if line and not line[0].turn.done():
             line[0].turn.set_result(None)
 
-    def _look(self, asked: Asked, route: ModelRoute, pool: str, barred: Collection[str]) -> Choice:
-        """An upstream of the pool, else of those it falls back to, else one that is barred."""
-        model, seen = asked.outline.model or "", []
+    def _look(self, asked: Asked, pool: str, barred: Collection[str]) -> Lease | None:
+        """A place in the pool, else where it falls back to, else at one that is barred; None: all
+        are busy or down. Raises UnknownModel for a model that nobody serves, once it is known."""
+        model, known = asked.outline.model or "", False
         for kept_out in (barred, ()) if barred else ((),):
-            for each in (pool, *route.fallback):
+            for each in (pool, FALLBACK):
                 found = self._upstreams.choose(each, model, asked.ask, kept_out)
                 if found.lease is not None:
-                    return found
-                seen.append(found)
-        return Choice(None, any(c.known for c in seen), any(c.full for c in seen))
+                    return found.lease
+                known |= found.known
+        states = {up.state for up in self._upstreams}
+        if not known and "up" in states and "starting" not in states:
+            names = sorted({name for up in self._up(pool) for name in up.models})
+            raise UnknownModel(model, names, pool if model in self._upstreams.models else "")
+        return None
 
-    async def place(
-        self, asked: Asked, route: ModelRoute, pool: str, barred: Collection[str] = ()
-    ) -> Lease:
+    async def place(self, asked: Asked, pool: str, barred: Collection[str] = ()) -> Lease:
         """An upstream for a request, as soon as there is one. barred: rather others than these.
 
-        Raises UnknownModel, and NoUpstream if it would wait too long.
+        Raises UnknownModel, NoUpstream if it would wait too long, and Overloaded at the end.
         """
-        model = asked.outline.model or ""
-        if not self._lines.get(model):
-            found = self._look(asked, route, pool, barred)
-            if found.lease is not None:
-                return found.lease
-            self._check_known(found, model)
+        self._check_open()
+        key = pool, asked.outline.model or ""  # who waits for one pool is in no other's way
+        if not self._lines.get(key) and (lease := self._look(asked, pool, barred)) is not None:
+            return lease
         if (full := self.waiting) >= self._limits.requests:
             raise NoUpstream(f"{full:,} requests wait already", "overloaded", self.retry_after)
-        line = self._lines.setdefault(model, [])
+        line = self._lines.setdefault(key, [])
         one = _Waiting(asked.priority, next(self._numbers), self._turn())
         insort(line, one)
         try:
-            return await self._wait(one, asked, route, pool, barred)
+            return await self._wait(one, asked, pool, barred)
         finally:
             line.remove(one)
             self._call(line)
             if not line:
-                self._lines.pop(model, None)
+                self._lines.pop(key, None)
 
-    async def _wait(
-        self, one: _Waiting, asked: Asked, route: ModelRoute, pool: str, barred: Collection[str]
-    ) -> Lease:
-        found = Choice(None)
+    async def _wait(self, one: _Waiting, asked: Asked, pool: str, barred: Collection[str]) -> Lease:
         try:
             async with asyncio.timeout(self._limits.seconds):
                 while True:
                     await one.turn
-                    found = self._look(asked, route, pool, barred)
-                    if found.lease is not None:
-                        return found.lease
-                    self._check_known(found, asked.outline.model or "")
+                    self._check_open()
+                    if (lease := self._look(asked, pool, barred)) is not None:
+                        return lease
                     one.turn = self._turn()
         except TimeoutError:
             seconds = self._limits.seconds
-            if any(up.state == "up" for up in self._upstreams):
+            if self.candidates(asked, pool):
                 text = f"every upstream was busy for {seconds:g} s"
                 raise NoUpstream(text, "overloaded", self.retry_after) from None
             text = f"no upstream answered for {seconds:g} s"
             raise NoUpstream(text, "no_upstream", 2.0) from None
-
-    def _check_known(self, found: Choice, model: str) -> None:
-        """Raises UnknownModel for a model that nobody serves, once somebody has answered."""
-        states = {up.state for up in self._upstreams}
-        if not found.known and "up" in states and "starting" not in states:
-            raise UnknownModel(model, sorted(self._upstreams.models))
 
     @staticmethod
     def _turn() -> asyncio.Future[None]:

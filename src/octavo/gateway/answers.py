@@ -8,6 +8,7 @@ import msgspec
 from starlette.responses import Response
 
 from octavo.errors import RequestError
+from octavo.gateway.body import RESUMABLE
 from octavo.gateway.errors import UpstreamFailed
 from octavo.gateway.job import Job
 from octavo.gateway.transport import Answer
@@ -90,7 +91,7 @@ def is_final(rest: bytes) -> bool:
 
 def streamed(job: Job) -> Spent | None:
     """The tokens of a stream that has ended, about; None if its end is missing."""
-    if job.resume is not None and DONE not in job.tail[-64:]:
+    if job.asked.path in RESUMABLE and DONE not in job.tail[-64:]:
         return None
     return Spent(job.asked.ask.tokens, job.chunks)
 

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from octavo import __version__
 from octavo.errors import Overloaded
 from octavo.gateway.admin import Admin
+from octavo.gateway.admission import Admission
 from octavo.gateway.metrics import GatewayMetrics
 from octavo.gateway.relay import Relay
 from octavo.gateway.trials import Trials
@@ -37,8 +38,8 @@ PASSED = (GenerateRoute, EmbedRoute, ScoreRoute, TextRoute)
 class Door:
     """What the gateway serves, as long as it is open."""
 
-    def __init__(self, upstreams: Upstreams) -> None:
-        self._upstreams = upstreams
+    def __init__(self, upstreams: Upstreams, admission: Admission) -> None:
+        self._upstreams, self._admission = upstreams, admission
         self.draining = False
 
     def check_open(self) -> None:
@@ -47,7 +48,8 @@ class Door:
             raise Overloaded("the gateway is shutting down", code="shutting_down")
 
     async def close(self) -> None:
-        """Cuts every answer that is still coming."""
+        """Cuts every answer that is still coming, and sends nothing to others any more."""
+        self._admission.close()
         for upstream in self._upstreams:
             for cut in list(upstream.cut):
                 cut("was left: the gateway is shutting down")

@@ -34,8 +34,6 @@ class Outline(msgspec.Struct):
     use_beam_search: Raw = Raw()
     beam_width: Raw = Raw()
     resume: Raw = Raw()
-    temperature: Raw = Raw()
-    seed: Raw = Raw()
     max_tokens: Raw = Raw()
     max_completion_tokens: Raw = Raw()
     messages: Raw = Raw()
@@ -82,11 +80,6 @@ class Asked:
         text = bytes(outline.messages or outline.prompt or outline.input)
         blocks = text_chain(text, BLOCK, self.salt)
         return Ask(len(text) // TOKEN + 1, blocks, BLOCK // TOKEN, 0, self.session)
-
-    @property
-    def deterministic(self) -> bool:
-        """Whether every answer to it is the same."""
-        return bytes(self.outline.temperature) in (b"0", b"0.0") or bool(bytes(self.outline.seed))
 
     def resume(self) -> Resume | None:
         """How its stream begins at a server that can go on with another's; None: it cannot."""

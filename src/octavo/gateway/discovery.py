@@ -24,11 +24,10 @@ def of_file(file: Path, key: str | None) -> Find:
 
     def find() -> list[Place]:
         try:
-            lines = file.read_text().splitlines()
-        except OSError as e:
-            raise UsageError(
-                f"--upstream-file {str(file)!r} cannot be read: {e.strerror}"
-            ) from None
+            lines = file.read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as e:
+            why = e.strerror if isinstance(e, OSError) else "it is not UTF-8"
+            raise UsageError(f"--upstream-file {str(file)!r} cannot be read: {why}") from None
         texts = (line.partition("#")[0].strip() for line in lines)
         return [parse_place(text, key=key) for text in texts if text]
 
@@ -44,7 +43,7 @@ def of_name(text: str, key: str | None) -> Find:
     def find() -> list[Place]:
         try:
             found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
-        except OSError:
+        except (OSError, UnicodeError):
             raise UsageError(f"--upstream-dns {text!r}: nobody knows this name") from None
         hosts = sorted({f"[{a[0]}]" if ":" in str(a[0]) else str(a[0]) for *_, a in found})
         urls = [f"{parts.scheme}://{host}:{port}{parts.path}" for host in hosts]
@@ -66,8 +65,9 @@ class Follow:
         named = {place.id: place for place in places}
         for name in self._mine.keys() - named.keys():
             self._health.retire(self._mine.pop(name))
-        for name in named.keys() - self._mine.keys():
-            self._mine[name] = self._health.add(named[name])
+        for name, place in named.items():
+            if name not in self._mine or self._mine[name].place != place:
+                self._mine[name] = self._health.add(place)
 
     async def run(self) -> None:
         """Looks again and again. Where that fails, all stays as it is."""

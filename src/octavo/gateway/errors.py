@@ -31,8 +31,8 @@ class NoUpstream(RequestError):
 class UnknownModel(RequestError):
     status = 404
 
-    def __init__(self, model: str, known: list[str]) -> None:
+    def __init__(self, model: str, known: list[str], pool: str = "") -> None:
+        who = f"no upstream of the pool {pool!r}" if pool else "no upstream"
         names = ", ".join(known[:8]) or "none yet"
-        super().__init__(
-            f"no upstream serves {model[:64]!r}; known models: {names}", "model", "model_not_found"
-        )
+        text = f"{who} serves {model[:64]!r}; known models: {names}"
+        super().__init__(text, "model", "model_not_found")

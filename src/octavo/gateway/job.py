@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from octavo.gateway.body import Asked
+from octavo.gateway.errors import NoUpstream
 from octavo.gateway.traffic import Dealt
 from octavo.gateway.upstreams import Lease
 from octavo.generate.reply import Usage
@@ -39,6 +40,18 @@ class Job:
             return self.asked.body
         tokens = [] if self.follower is None else self.follower.tokens
         return asking(self.asked.body, msgspec.structs.replace(self.resume, tokens=tokens))
+
+    def follow(self, own: bool) -> None:
+        """An upstream is asked next. own: it can go on with the stream, and be followed. Raises
+        NoUpstream if it would begin anew what a client has had a part of."""
+        if own:
+            self.follower = self.follower or Follower([])
+        elif self.tokens:
+            raise NoUpstream(
+                "no upstream is left that can go on with the stream", "no_upstream", 2.0
+            )
+        else:
+            self.follower = None
 
     def pass_on(self, data: bytes) -> None:
         """Part of a stream goes to the client."""

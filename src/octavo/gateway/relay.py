@@ -122,10 +122,11 @@ class Relay:
 
     async def _first(self, job: Job) -> Response | tuple[Answer, bytes]:
         """A whole answer, or one that streams and its first bytes. Raises RequestError."""
+        usage = job.usage
         while True:
-            job.lease = lease = await self._admission.place(
-                job.asked, job.dealt.route, job.dealt.version.pool, job.failed
-            )
+            usage.submitted = usage.submitted or time.monotonic()
+            job.lease = lease = await self._admission.place(job.asked, job.dealt.pool, job.failed)
+            usage.admitted = usage.first or time.monotonic()  # it has waited so long for a place
             refused, wish = None, None
             try:
                 found = await self._limited(job, lease)
@@ -172,6 +173,7 @@ class Relay:
         """What an upstream answers. Raises UpstreamFailed."""
         up, timeouts = lease.upstream, self._transport.timeouts
         own = up.own and job.resume is not None
+        job.follow(own)
         streams = job.asked.stream
         idle = timeouts.idle if own else timeouts.foreign if streams else timeouts.total
         headers = job.headers
@@ -181,8 +183,6 @@ class Relay:
         answer = await self._transport.open(up, job.asked.target, headers, job.body, idle)
         try:
             if answer.status == 200 and answer.media_type in STREAMS:
-                if own and job.follower is None:
-                    job.follower = Follower([])
                 data = await answer.read()
                 check_stream(answer, data)
                 lease.first()
@@ -220,8 +220,10 @@ class Relay:
         self._health.look(lease.upstream)
         job.failed.add(lease.upstream.id)
         job.tries += 1
-        others = any(u.id not in job.failed for u in self._admission.candidates(job.asked))
-        delay = self._backoff.delay(job.tries, random.random(), wish)
+        others = any(
+            u.id not in job.failed for u in self._admission.candidates(job.asked, job.dealt.pool)
+        )
+        delay = self._backoff.delay(job.tries, random.random(), None if others else wish)
         if delay is None or (error.busy and not self._budget.retry()):
             return False
         job.retries += 1
@@ -307,6 +309,8 @@ class Relay:
         if not await self._again(job, lease, error, None):
             raise error
         job.failovers += 1
+        able = self._admission.candidates(job.asked, job.dealt.pool)
+        job.failed |= {up.id for up in able if not up.own}  # which would begin anew
         found = await self._first(job)
         if isinstance(found, Response):
             raise UpstreamFailed(f"{error}; another answers {found.status_code}")
@@ -317,7 +321,7 @@ class Relay:
         self._admission.ended()
         usage, lease = job.usage, job.lease
         told = Finished(
-            model=one.model or "", version=job.dealt.version.name,
+            model=one.model or "", version=job.dealt.version,
             replica="" if lease is None else lease.upstream.id, status=one.status,
             code=one.code, seconds=one.seconds,
             ttft=None if usage.first is None else usage.first - one.began,

@@ -16,7 +16,6 @@ from octavo.gateway.discovery import ASK, LOOK, Find, Follow, of_file, of_name
 from octavo.gateway.health import Health, HealthCheck
 from octavo.gateway.metrics import GatewayMetrics
 from octavo.gateway.relay import Relay
-from octavo.gateway.routes import RouteTable
 from octavo.gateway.state import kept_in
 from octavo.gateway.traffic import Traffic
 from octavo.gateway.transport import Timeouts, Transport
@@ -81,9 +80,9 @@ async def _serve(
     metrics, keyring = GatewayMetrics(upstreams, admission), options.access.keyring
     access = options.access
     guarded = bool(access.api_keys or access.admin_key or keyring)
-    traffic = Traffic(RouteTable(), releases, experiments)
+    traffic = Traffic(releases, experiments)
     relay = Relay(admission, transport, health, traffic, metrics.relayed, guarded)
-    door, running = Door(upstreams), Running()
+    door, running = Door(upstreams, admission), Running()
 
     def observe(one: Exchange) -> None:
         metrics.finished(one)

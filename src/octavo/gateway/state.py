@@ -3,31 +3,62 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
+from octavo.errors import OctavoError, place
+from octavo.experiments import controller as of_experiments
 from octavo.experiments.controller import Experiments
 from octavo.experiments.store import ExperimentStore
+from octavo.release import controller as of_releases
 from octavo.release.controller import Releases
-from octavo.release.database import open_database
+from octavo.release.database import DatabaseError, open_database
 from octavo.release.store import ReleaseStore
+
+LOG = logging.getLogger("octavo.gateway")
 
 
 @asynccontextmanager
 async def kept_in(database: str | None) -> AsyncIterator[tuple[Releases, Experiments]]:
     """Releases and experiments as they go on; what was seen is written at the end. None: in memory.
     Raises OctavoError."""
-    opened = await asyncio.to_thread(open_database, database)
+    opened, end = await asyncio.to_thread(open_database, database), asyncio.Event()
     try:
         releases, experiments = Releases(ReleaseStore(opened)), Experiments(ExperimentStore(opened))
-        tasks = [asyncio.create_task(one.run()) for one in (releases, experiments)]
+        tasks = [
+            asyncio.create_task(_keep(releases, of_releases.TICK, "releases", end)),
+            asyncio.create_task(_keep(experiments, of_experiments.TICK, "experiments", end)),
+        ]
         try:
             yield releases, experiments
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await releases.close()
-            await experiments.close()
+            end.set()
+            await asyncio.gather(*tasks)
+            with suppress(DatabaseError):
+                await releases.close()
     finally:
         opened.close()
+
+
+async def _keep(
+    kept: Releases | Experiments, seconds: float, what: str, end: asyncio.Event
+) -> None:
+    """Writes, reads and decides until the end, and then once more: what is being written is never
+    left half-way. A database that is away is asked again; requests go on as they were."""
+    told = ""
+    while True:
+        last = end.is_set()
+        try:
+            await kept.tick()
+            told = ""
+        except Exception as e:
+            why = str(e) if isinstance(e, OctavoError) else place(e)
+            if why != told:
+                LOG.warning("%s wait: %s", what, why)
+            told = why
+        if last:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await end.wait()

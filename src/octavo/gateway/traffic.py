@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -15,8 +16,8 @@ from octavo.experiments.controller import Chosen, Experiments
 from octavo.experiments.spec import Unit
 from octavo.gateway.body import Outline
 from octavo.gateway.events import Finished
-from octavo.gateway.routes import ModelRoute, RouteTable, Version
 from octavo.gateway.seen import Seen
+from octavo.gateway.upstream import DEFAULT
 from octavo.release.controller import Assigned, Releases
 from octavo.release.events import RequestEvent
 from octavo.server.exchange import Exchange
@@ -32,16 +33,23 @@ class Dealt:
     """Where a request goes. seen: reads the answer, if somebody wants to know of it."""
 
     model: str
-    route: ModelRoute
-    version: Version
     assigned: Assigned | None = None
     chosen: Chosen | None = None
     seen: Seen | None = None
 
     @property
+    def pool(self) -> str:
+        return DEFAULT if self.assigned is None else self.assigned.pool
+
+    @property
+    def version(self) -> str:
+        """What a release calls who answers, "" where there was none."""
+        return "" if self.assigned is None else self.assigned.arm
+
+    @property
     def headers(self) -> dict[str, str]:
         """What the client is told of it."""
-        found = {} if self.assigned is None else {"x-version": self.version.name}
+        found = {} if self.assigned is None else {"x-version": self.version}
         return found if self.chosen is None else found | {"x-variant": self.chosen.name}
 
     def body(self, body: bytes) -> bytes:
@@ -53,8 +61,9 @@ def units_of(
     request: Request, outline: Outline, sender: Principal, one: Exchange
 ) -> dict[Unit, str]:
     """Who sends a request, the most lasting first; what is not known is empty."""
-    user = bytes(outline.user)
-    named = msgspec.json.decode(user, type=str) if user.startswith(b'"') else ""
+    named = ""
+    with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+        named = msgspec.json.decode(outline.user, type=str)
     return {
         "header": request.headers.get(UNIT, ""),
         "user": named,
@@ -68,10 +77,8 @@ class Traffic:
     """clock: seconds since 1970, as the releases have it."""
 
     def __init__(
-        self, table: RouteTable, releases: Releases, experiments: Experiments,
-        clock: Callable[[], float] = time.time,
-    ) -> None:  # fmt: skip
-        self.table = table
+        self, releases: Releases, experiments: Experiments, clock: Callable[[], float] = time.time
+    ) -> None:
         self._releases, self._experiments, self._clock = releases, experiments, clock
 
     def deal(self, model: str, units: Mapping[Unit, str]) -> Dealt:
@@ -79,31 +86,26 @@ class Traffic:
         chosen = self._experiments.assign(model, units)
         if chosen is not None and chosen.variant.model is not None:
             model = chosen.variant.model
-        route = self.table.route(model)
         # Not by the key: most have one for all that they send, which would be one unit.
         unit = next(name for kind, name in units.items() if kind != "key" and name)
         assigned = self._releases.assign(model, unit)
-        if assigned is None:
-            version = route.version(unit)
-        else:
-            version = Version(assigned.arm, assigned.pool)
-        seen = None if assigned is None and chosen is None else Seen()
-        return Dealt(model, route, version, assigned, chosen, seen)
+        watched = chosen is not None or (assigned is not None and assigned.watched)
+        return Dealt(model, assigned, chosen, Seen() if watched else None)
 
     def ended(self, dealt: Dealt, one: Finished, cached: int, batch: int) -> None:
         """A request has ended. cached: tokens of its prompt; batch: requests beside it."""
-        if dealt.seen is None or one.status in NOT_ASKED:
+        if dealt.seen is None or one.status in NOT_ASKED or one.code == "shutting_down":
             return
         assigned, seen, good = dealt.assigned, dealt.seen, one.status == 200
         event = RequestEvent(
-            arm="" if assigned is None else assigned.arm, at=self._clock(),
+            arm=dealt.version, at=self._clock(),
             step=0 if assigned is None else assigned.step, failed=one.status >= 500,
             refused=400 <= one.status < 500, ttft=one.ttft if good else None,
             itl=one.itl if good else None, tokens=one.completion_tokens,
             empty=good and seen.empty, repeating=good and seen.repeating,
             prompt_tokens=one.prompt_tokens, cached_tokens=cached, batch=batch,
         )  # fmt: skip
-        if assigned is not None:
+        if assigned is not None and assigned.watched:
             self._releases.observe(dealt.model, assigned, event)
         if dealt.chosen is not None:
             self._experiments.observe(dealt.chosen, event)

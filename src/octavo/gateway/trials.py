@@ -218,7 +218,7 @@ def _card(one: Any) -> dict[str, Any]:
 
 def _status(status: Status) -> dict[str, Any]:
     return _card(status.release) | {
-        "spec": status.release.spec, "shares": status.shares, "records": status.records,
+        "spec": status.release.spec, "shares": status.shares, "audit": status.trail,
         "requests": {"canary": status.seen.canary, "baseline": status.seen.other},
         "guards": [
             {"guard": r.title, "evidence": r.evidence, "needed": r.needed, "fired": r.fired,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -39,12 +38,21 @@ def parse_place(text: str, pool: str = DEFAULT, key: str | None = None) -> Place
     else:
         url = text
     url = url.strip().rstrip("/").removesuffix("/v1")
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # an address in brackets that is none
+        parts = urlsplit("")
+    if parts.username or parts.password:
+        raise UsageError(
+            "--upstream takes no password in its URL, but --upstream-key does",
+            f"--upstream {parts.scheme}://{parts.netloc.rpartition('@')[2]}",
+        )
     try:
         sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         sound = False
-    if not sound or parts.query or parts.username or not pool:
+    plain = url.isascii() and url.isprintable() and " " not in url  # it is sent in headers
+    if not (sound and plain and pool) or parts.query or parts.fragment:
         like = url if url and "/" not in url else "127.0.0.1:8001"
         raise UsageError(
             f"--upstream {text!r} is no address of a server", f"--upstream http://{like}"
@@ -71,7 +79,6 @@ class Upstream:
     misses: int = 0
     reason: str = ""  # why it is down
     cut: set[Callable[[str], None]] = field(default_factory=set)
-    since: float = field(default_factory=time.monotonic)
 
     @property
     def id(self) -> str:

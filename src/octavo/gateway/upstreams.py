@@ -21,8 +21,8 @@ MOST_SENT = 1 << 16  # blocks of prompts that are remembered of each upstream
 class Lease:
     """A request at an upstream, from before it is sent until its end; `end` may be called twice."""
 
-    def __init__(self, upstreams: Upstreams, upstream: Upstream, ask: Ask, why: str) -> None:
-        self.upstream, self.why = upstream, why
+    def __init__(self, upstreams: Upstreams, upstream: Upstream, ask: Ask) -> None:
+        self.upstream = upstream
         self._upstreams, self._tokens = upstreams, ask.tokens
         self._alone = not upstream.waiting  # no other prompt is before it
         self._began = time.monotonic()
@@ -70,11 +70,10 @@ class Lease:
 
 @dataclass(frozen=True)
 class Choice:
-    """What became of looking for an upstream: a lease, or why there is none."""
+    """What became of looking for an upstream. known: somebody serves the model."""
 
     lease: Lease | None
-    known: bool = True  # somebody serves the model
-    full: bool = False  # some could take it, but have enough to do
+    known: bool = True
 
 
 class Upstreams:
@@ -94,19 +93,20 @@ class Upstreams:
     def __iter__(self) -> Iterator[Upstream]:
         return iter(list(self._all.values()))
 
-    def __len__(self) -> int:
-        return len(self._all)
-
     def get(self, name: str) -> Upstream | None:
         return self._all.get(name)
 
     def add(self, place: Place) -> Upstream:
-        """An upstream that is new, or known already; one that was drained takes requests again."""
-        if place.id not in self._all:
-            self._all[place.id] = Upstream(place, Breaker(self._clock))
-        elif self._all[place.id].state == "draining":
-            self._all[place.id].state = "starting"
-        return self._all[place.id]
+        """An upstream that is new, or known already: one in another pool or with another key from
+        now on, or one that was drained and takes requests again."""
+        upstream = self._all.setdefault(place.id, Upstream(place, Breaker(self._clock)))
+        if upstream.place != place:
+            self._withdraw(upstream, upstream.models)
+            upstream.place = place
+            self.changed(upstream)
+        if upstream.state == "draining":
+            upstream.state = "starting"
+        return upstream
 
     def remove(self, upstream: Upstream) -> None:
         """Forgets an upstream; its answers are cut."""
@@ -155,7 +155,7 @@ class Upstreams:
 
     def changed(self, upstream: Upstream) -> None:
         """Takes over what is known of an upstream now."""
-        if upstream.id in self._all:
+        if self._all.get(upstream.id) is upstream:  # one of that name may have come in its place
             (self._full.add if upstream.requests >= self._places else self._full.discard)(
                 upstream.id
             )
@@ -188,16 +188,17 @@ class Upstreams:
             return Choice(None, known=False)
         broken = self._broken()
         route = router.choose(ask, {*barred, *self._full, *broken})
-        full = any(name in router.fleet for name in self._full - {*barred, *broken})
+        busy = (n for n in self._full - {*barred, *broken} if n in router.fleet)
+        full = any(router.fleet[name].state == "up" for name in busy)
         if route is None and not full:
             route = router.choose(ask, {*barred, *self._full})  # rather one that fails than none
         if route is None:
-            return Choice(None, full=full)
+            return Choice(None)
         upstream = self._all[route.replica]
         upstream.breaker.begin()
         if isinstance(router.index, SentPrefixes):
             router.index.sent(upstream.id, ask.blocks)
-        lease = Lease(self, upstream, ask, route.why)
+        lease = Lease(self, upstream, ask)
         self.changed(upstream)
         return Choice(lease)
 

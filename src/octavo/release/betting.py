@@ -48,30 +48,3 @@ def since_any_time(logs: Floats) -> float:
     parts = np.concatenate(([FIRST], (1 - FIRST) / (later * (later + 1))))
     waiting = (1 - FIRST) / max(1, len(logs))
     return float(np.logaddexp(np.logaddexp.reduce(np.log(parts) + logs), math.log(waiting)))
-
-
-def rate_evidence(bad: Floats | float, count: Floats | float, limit: float) -> Floats:
-    """The evidence of `bad` ones among `count` values that are 0 or 1."""
-    bad, count = np.asarray(bad, np.float64), np.asarray(count, np.float64)
-    one, zero = gains(1.0, limit), gains(0.0, limit)
-    return evidence(bad[..., None] * one + (count - bad)[..., None] * zero)
-
-
-def rate_bounds(bad: int, count: int, alpha: float) -> tuple[float, float]:
-    """Between which rates the true one lies, at every time, but with a probability of alpha."""
-
-    def first(excluded: Any, low: float, high: float) -> float:
-        """Where what is excluded below begins not to be."""
-        for _ in range(50):
-            middle = (low + high) / 2
-            low, high = (middle, high) if excluded(middle) else (low, middle)
-        return (low + high) / 2
-
-    if not count:
-        return 0.0, 1.0
-    needed, rate = math.log(2 / alpha), bad / count
-    above = first(lambda m: float(rate_evidence(bad, count, m)) > needed, 1e-12, max(rate, 1e-9))
-    below = first(
-        lambda m: float(rate_evidence(count - bad, count, m)) > needed, 1e-12, max(1 - rate, 1e-9)
-    )
-    return (above if bad else 0.0), (1 - below if bad < count else 1.0)

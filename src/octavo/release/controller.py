@@ -7,36 +7,33 @@ and decides. What it decided is written only if nobody else changed the release 
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
-from octavo.errors import OctavoError
 from octavo.release import machine
 from octavo.release.assignment import BUCKETS, bucket
-from octavo.release.database import DatabaseError
 from octavo.release.events import RequestEvent
 from octavo.release.machine import ENDED, Action
 from octavo.release.spec import ReleaseSpec
-from octavo.release.store import Entry, NoRelease, Release, ReleaseStore
+from octavo.release.store import AuditEntry, NoRelease, Release, ReleaseStore
 from octavo.release.tally import BASELINE, CANARY, Key, Rows, Summary, Tally
 
-LOG = logging.getLogger("octavo.gateway")
 TICK = 0.25  # seconds between two looks
 LEASE = "releases"  # its name
 
 
 @dataclass(frozen=True)
 class Assigned:
-    """Where a request goes, and what its event has to say of it."""
+    """Where a request goes, and what its event has to say of it. watched: the release goes on, so
+    that somebody wants to know."""
 
     release: str
     pool: str
     arm: str
     step: int
+    watched: bool
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class Status:
     release: Release
     seen: Summary
     shares: dict[str, float]
-    records: list[Entry]
+    trail: list[AuditEntry]
 
 
 @dataclass
@@ -86,7 +83,7 @@ class Releases:
         spec, state = release.spec, release.state
         arm = machine.arm(spec, state, bucket(release.id, unit) / BUCKETS)
         pool = {CANARY: spec.canary, BASELINE: spec.baseline}.get(arm) or spec.stable
-        return Assigned(release.id, pool, arm, state.step)
+        return Assigned(release.id, pool, arm, state.step, state.phase not in ENDED)
 
     def observe(self, model: str, assigned: Assigned, event: RequestEvent) -> None:
         """A request that was assigned has ended."""
@@ -106,20 +103,6 @@ class Releases:
             local.observe(RequestEvent(CANARY, self._clock(), state.step, kl=value))
 
     # -- decisions ----------------------------------------------------------------------------
-
-    async def run(self) -> None:
-        """Writes, reads and decides until it is cancelled. A database that is away is asked again;
-        requests go on as they were."""
-        away = False
-        while True:
-            try:
-                await self.tick()
-                away = False
-            except OctavoError as e:
-                if not away:
-                    LOG.warning("releases wait: %s", e)
-                away = True
-            await asyncio.sleep(TICK)
 
     async def tick(self) -> None:
         """Writes what was seen, decides if that is this gateway's turn, reads what was decided."""
@@ -185,14 +168,12 @@ class Releases:
         """Raises NoRelease."""
         release = self._store.find(model)
         shares = machine.shares(release.spec, release.state)
-        return Status(release, self._seen(release), shares, self._store.records(release.id))
+        return Status(release, self._seen(release), shares, self._store.trail(release.id))
 
     def latest(self) -> dict[str, Release]:
         """The last release of each model."""
         return self._store.latest()
 
     async def close(self) -> None:
-        """Writes what was seen last, and lets another gateway decide at once."""
-        with suppress(DatabaseError):
-            await self.tick()
-            await asyncio.to_thread(self._store.release_lease, LEASE, self._owner)
+        """Lets another gateway decide at once. Raises DatabaseError."""
+        await asyncio.to_thread(self._store.release_lease, LEASE, self._owner)

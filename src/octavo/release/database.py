@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -32,8 +32,6 @@ SCHEMA = (
     " total double precision not null, primary key (experiment, variant, unit, name))",
     "create table if not exists audit (id text primary key, at double precision not null,"
     " subject text not null, who text not null, what text not null, detail text not null)",
-    "create table if not exists configs (version bigint primary key,"
-    " at double precision not null, who text not null, body text not null)",
     "create table if not exists leases (name text primary key, owner text not null,"
     " until double precision not null)",
 )
@@ -70,17 +68,22 @@ class SQLite:
     def __init__(self, path: Path | None) -> None:
         self._name = "memory" if path is None else path.name
         self._lock = threading.Lock()
-        try:
-            if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.touch(0o600)
-            self._db = sqlite3.connect(path or ":memory:", timeout=WAIT, check_same_thread=False)
-            self._db.isolation_level = None
-            self._db.execute("pragma journal_mode = wal")
-            self._db.execute("pragma synchronous = normal")
-        except (sqlite3.Error, OSError) as e:
-            raise DatabaseError(f"{path} cannot be used: {e}") from None
-        _create(self)
+        with ExitStack() as undo:
+            try:
+                if path is not None:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.touch(0o600)
+                self._db = sqlite3.connect(
+                    path or ":memory:", timeout=WAIT, check_same_thread=False
+                )
+                undo.callback(self._db.close)
+                self._db.isolation_level = None
+                self._db.execute("pragma journal_mode = wal")
+                self._db.execute("pragma synchronous = normal")
+            except (sqlite3.Error, OSError) as e:
+                raise DatabaseError(f"{path} cannot be used: {e}") from None
+            _create(self)
+            undo.pop_all()
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
         return self._db.execute(sql, values).fetchall()
@@ -117,7 +120,10 @@ class PostgreSQL:
         self._module, self._url = psycopg, url
         self._lock = threading.Lock()
         self._db: Any = None
-        _create(self)
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            _create(self)
+            undo.pop_all()
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
         done = self._db.execute(sql.replace("?", "%s"), values)
@@ -140,7 +146,8 @@ class PostgreSQL:
             except self._module.errors.UniqueViolation as e:
                 raise Conflict(str(e)) from None
             except self._module.Error as e:
-                raise DatabaseError(f"{place(self._url)} cannot be used: {e}") from None
+                why = str(e).replace(self._url, place(self._url))  # of which it may quote all
+                raise DatabaseError(f"{place(self._url)} cannot be used: {why}") from None
 
     def close(self) -> None:
         if self._db is not None:
@@ -160,7 +167,10 @@ def _create(database: Database) -> None:
 
 def place(url: str) -> str:
     """A URL without its password."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return url.partition("://")[0] + "://"
     return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any, Literal
 
@@ -41,9 +42,12 @@ def part(value: str | float, name: str) -> float:
     """`10%` or 0.1. Raises UsageError."""
     text = str(value).strip()
     try:
-        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+        found = float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
-        raise UsageError(f"{name}: {value!r} is no share", f"{name}: 10%") from None
+        found = math.nan
+    if not math.isfinite(found):
+        raise UsageError(f"{name}: {value!r} is no share", f"{name}: 10%")
+    return found
 
 
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -186,16 +190,6 @@ class ReleaseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             )
         _ = self.warm, self.patience
         return self
-
-
-def parse(text: str | bytes) -> ReleaseSpec:
-    """A release as YAML or JSON describes it. Raises UsageError."""
-    import yaml
-
-    try:
-        return convert(yaml.SafeLoader(text).get_single_data())
-    except yaml.YAMLError as e:
-        raise UsageError(f"the release is no YAML: {e}", "octavo release start --help") from None
 
 
 def convert(value: Any) -> ReleaseSpec:

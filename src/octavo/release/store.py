@@ -40,7 +40,7 @@ class Release:
 
 
 @dataclass(frozen=True)
-class Entry:
+class AuditEntry:
     """Something that happened. who: the name of a key, or `octavo`."""
 
     at: float
@@ -64,7 +64,7 @@ class ReleaseStore:
                     "insert into releases values (?, ?, ?, 0, 0, ?, ?)",
                     (found.id, spec.model, found.created, *encoded),
                 )
-                audit(db, Entry(state.since, found.id, who, "start", encoded[0]))
+                audit(db, AuditEntry(state.since, found.id, who, "start", encoded[0]))
         except Conflict:
             raise Running(f"{spec.model!r} has a release that has not ended", "model") from None
         return found
@@ -95,7 +95,7 @@ class ReleaseStore:
             )
             if done:
                 what = state.phase if state.phase != release.state.phase else f"step {state.step}"
-                audit(db, Entry(state.since, release.id, who, what, detail))
+                audit(db, AuditEntry(state.since, release.id, who, what, detail))
         return bool(done)
 
     # -- sums ---------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class ReleaseStore:
             add(total, {(int(step), int(part)): np.frombuffer(numbers, "<f8")})
         return total
 
-    # -- leases and records -------------------------------------------------------------------
+    # -- leases and the audit trail -----------------------------------------------------------
 
     def lease(self, name: str, owner: str, now: float) -> bool:
         """Whether `owner` may decide until LEASE seconds from now; nobody else may meanwhile."""
@@ -140,7 +140,7 @@ class ReleaseStore:
         with self._database.transaction() as db:
             db.execute("delete from leases where name = ? and owner = ?", (name, owner))
 
-    def records(self, subject: str) -> list[Entry]:
+    def trail(self, subject: str) -> list[AuditEntry]:
         """All that happened to something, the first first."""
         with self._database.transaction() as db:
             rows = db.execute(
@@ -148,10 +148,10 @@ class ReleaseStore:
                 " order by at, id",
                 (subject,),
             )
-        return [Entry(*row) for row in rows]
+        return [AuditEntry(*row) for row in rows]
 
 
-def audit(db: Connection, entry: Entry) -> None:
+def audit(db: Connection, entry: AuditEntry) -> None:
     """Adds to the audit trail, in the transaction of what is recorded."""
     row = (entry.at, entry.subject, entry.who, entry.what, entry.detail)
     db.execute("insert into audit values (?, ?, ?, ?, ?, ?)", (secrets.token_hex(8), *row))

@@ -125,8 +125,8 @@ class Metrics:
             mean = (usage.last - usage.first) / (usage.completion - 1)
             self._each.labels(one.operation, model).observe(mean)
         spent = phases(one)
-        for phase, histogram in self._phases.items():
-            histogram.labels(model).observe(spent[phase])
+        for phase in self._phases.keys() & spent.keys():
+            self._phases[phase].labels(model).observe(spent[phase])
 
     def slow(self, model: str, cause: str) -> None:
         """Counts a request that was far slower than those before it."""
