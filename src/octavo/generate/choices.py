@@ -166,8 +166,10 @@ async def _one(
     json = job.structure is not None and isinstance(job.structure.what, JsonSchema)
     if request.resume:
         readers[0] = OutputProcessor(job.model.tokenizer, request, first, usage, job.reply)
+        watched[0] = Quality(json)
         for delta in map(readers[0].push, (Token(request.id, t) for t in request.resume)):
             if delta:
+                usage.signs += watched[0].push(delta)
                 yield delta
     async with aclosing(_events(job, request)) as events:
         async for event in events:
