@@ -144,6 +144,7 @@ def test_bodies() -> None:
     assert b'[{"role":"system","content":"Be brief. "},{"role":"user"' in altered(BODY, brief)
     system = BODY.replace(b'"user"', b'"system"')
     assert b'[{"role":"system","content":"Be brief. hi"}]' in altered(system, brief)
+    assert altered(b'{"messages":5}', brief) == b'{"messages":5}'  # the server refuses it
     assert altered(b'{"prompt":"Once"}', brief) == b'{"prompt":"Be brief. Once"}'
     assert altered(b'{"input":"x"}', brief) == b'{"input":"x","instructions":"Be brief. "}'
 

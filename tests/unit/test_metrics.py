@@ -114,6 +114,9 @@ def test_requests() -> None:
         usage.gaps.token(now, before)
     metrics.finished(finished(usage=usage))
     metrics.finished(finished(usage=Usage(prompt=7)))  # as embeddings have it
+    other = Metrics(Registry())
+    other.finished(finished(usage=Usage(completion=1, first=11.0, last=11.0)))  # waited nowhere
+    assert samples(other)["gen_ai_server_time_to_first_token_seconds_count", "chat", "a"] == 1
     metrics.finished(finished(status=404, model=None))
     metrics.finished(finished(status=499, usage=Usage(prompt=9)))
     found = samples(metrics)

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from octavo.cli.access import keyring_of, url_of
-from octavo.cli.options import Number, count
+from octavo.cli.options import POLICIES, Number, count
 from octavo.cli.screen import say
 
 if TYPE_CHECKING:
     from octavo.gateway.upstreams import Upstreams
     from octavo.server.exchange import Exchange
-
-POLICIES = ("cost", "least-load", "round-robin", "prefix-hash", "random")
 
 
 @click.command()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 MAX_COUNT = (1 << 31) - 1  # more than any number of tokens, requests or seconds that makes sense
+POLICIES = ("cost", "least-load", "round-robin", "prefix-hash", "random")  # of balance/policies.py
 
 
 class Number(click.FloatRange):
@@ -150,7 +151,7 @@ replica_options = together(
     ),
     click.option(
         "--routing", default="cost", show_default=True,
-        type=click.Choice(["cost", "least-load", "round-robin", "prefix-hash", "random"]),
+        type=click.Choice(POLICIES),
         help="How one of them is chosen for a request.",
     ),
 )  # fmt: skip

@@ -87,7 +87,7 @@ class Experiments:
             totals = self._pending.pop(id)
             try:
                 await asyncio.to_thread(self._store.add, id, totals.of)
-            except BaseException:
+            except Exception:
                 waiting = self._pending.setdefault(id, Totals())
                 for (variant, unit, name), one in totals.of.items():
                     waiting.add(variant, unit, name, one.total, one.count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -135,6 +135,7 @@ class PostgreSQL:
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
+        wrong = self._module.errors
         with self._lock:
             try:
                 if self._db is None or self._db.closed:
@@ -143,7 +144,7 @@ class PostgreSQL:
                     )
                 with self._db.transaction():
                     yield self
-            except self._module.errors.UniqueViolation as e:
+            except (wrong.UniqueViolation, wrong.DuplicateObject, wrong.DuplicateTable) as e:
                 raise Conflict(str(e)) from None
             except self._module.Error as e:
                 why = str(e).replace(self._url, place(self._url))  # of which it may quote all
@@ -155,14 +156,9 @@ class PostgreSQL:
 
 
 def _create(database: Database) -> None:
-    try:
-        with database.transaction() as db:
-            for table in SCHEMA:
-                db.execute(table)
-    except Conflict:  # two that begin at the same time: the other has made them
-        with database.transaction() as db:
-            for table in SCHEMA:
-                db.execute(table)
+    for table in SCHEMA:
+        with suppress(Conflict), database.transaction() as db:
+            db.execute(table)  # two that begin at the same time: the other has made it
 
 
 def place(url: str) -> str:
