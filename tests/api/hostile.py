@@ -37,6 +37,7 @@ from octavo.server.dialects.openai.schemas import (
     TextPart,
     TokenizeBody,
 )
+from octavo.server.resume import Resume
 
 Path = tuple[str | int, ...]
 USER = [{"role": "user", "content": "hi"}]
@@ -72,6 +73,7 @@ OBJECTS: dict[type[msgspec.Struct], dict[str, Any]] = {
     JsonSchema: {"schema": {"type": "object"}},
     StructuredOutputs: {},
     Document: {"text": "ho"},
+    Resume: {"id": "a", "created": 1, "seed": 1},
 }
 
 NUMBERS = {

@@ -140,7 +140,7 @@ def test_keys_guard_every_route_but_health(smollm2: Path, tmp_path: Path) -> Non
         "CANARY-two",
         log=tmp_path / "log",
     ) as s:
-        paths = ["/v1/models", "/metrics", "/version", "/v1/models/smollm2", "/nope", "/"]
+        paths = ["/v1/models", "/metrics", "/version", "/v1/models/smollm2", "/nope"]
         for path in paths:
             for header in (
                 {},
@@ -152,7 +152,7 @@ def test_keys_guard_every_route_but_health(smollm2: Path, tmp_path: Path) -> Non
                 assert status == 401 and not LEAK.search(text)
         for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
             assert s.post(path, body())[0] == 401
-        for path in ("/health", "/health/live", "/health/ready"):
+        for path in ("/", "/health", "/health/live", "/health/ready"):
             assert s.get(path)[0] == 200
         for key in ("Bearer CANARY-one", "bearer CANARY-two"):
             assert s.post("/v1/chat/completions", body(), {"authorization": key})[0] == 200

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from octavo.cli.screen import say
+
 
 @click.command()
 @click.argument("document", type=click.Choice(["markdown", "prometheus", "grafana"]))
@@ -14,4 +16,4 @@ def metrics(document: str) -> None:
     """
     from octavo.server.deploy import DOCUMENTS
 
-    click.echo(DOCUMENTS[document][1](), nl=False)
+    say(DOCUMENTS[document][1](), end="")
