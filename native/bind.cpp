@@ -72,6 +72,30 @@ std::vector<std::vector<SampleTuple>> step(Model& model, Ints ids, Ints position
   return out;
 }
 
+// What was recorded: names, of each thread its spans as rows of TRACED (backends/base.py), and
+// whether spans are missing. Ends the recording.
+std::tuple<std::vector<std::string>, std::vector<nb::bytes>, bool> take_trace(Model& model) {
+  struct Row { int64_t name, begin, worked, end; double bytes, operations, executed; };
+  std::map<std::pair<const Op*, int32_t>, int64_t> known;
+  std::vector<std::string> names;
+  std::vector<nb::bytes> threads;
+  const std::unique_ptr<Trace> trace = model.take_trace();
+  for (int thread = 0; trace && thread < model.threads(); thread++) {
+    std::vector<Row> rows;
+    for (const Trace::Span& s : trace->spans(thread)) {
+      const auto [name, added] = known.try_emplace({s.op, s.phase}, int64_t(names.size()));
+      if (added)
+        names.push_back(s.op               ? s.op->name(s.phase)
+                : s.phase == Trace::SAMPLE ? "sample"
+                                           : "plan");
+      rows.push_back({name->second, s.begin, s.worked, s.end, s.cost.bytes, s.cost.operations,
+          s.cost.executed});
+    }
+    threads.emplace_back(reinterpret_cast<const char*>(rows.data()), rows.size() * sizeof(Row));
+  }
+  return {names, threads, trace && trace->full()};
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -262,6 +286,8 @@ NB_MODULE(_native, m) {
             return std::make_tuple(
                 self.profile().steps(), self.profile().seconds(), self.profile().by_name());
           })
+      .def("start_trace", &Model::start_trace)
+      .def("take_trace", &take_trace)
       .def_prop_ro("length", &Model::length)
       .def_prop_ro("operations", &Model::operations)
       .def_prop_ro("expert_bytes", &Model::expert_bytes)

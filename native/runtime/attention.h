@@ -45,6 +45,7 @@ class AttentionOp : public Op {
     return phase == 0 ? "attention: store" : phase == 1 ? "attention" : "attention: merge";
   }
   int phases() const override { return 3; }
+  Cost cost(const Context& c, int phase) const override;
   // Partial outputs and queries of an item, and a head before and after rotation; or a row of all
   // heads.
   size_t scratch_floats(int) const override {

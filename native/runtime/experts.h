@@ -68,6 +68,7 @@ class ExpertsOp : public Op {
         residual_(residual) {}
   std::string name(int phase) const override;
   int phases() const override { return 6; }
+  Cost cost(const Context& c, int phase) const override;
   size_t scratch_floats(int rows) const override {
     return std::max(size_t(rows_.in.k), size_t(rows) * GatedOp::WIDTH);
   }

@@ -31,6 +31,15 @@ void Matrix::multiply(
   }
 }
 
+Cost Matrix::cost(const Act& act, int tokens) const {
+  if (!tokens) return {};
+  const double operations = 2.0 * double(rows) * double(cols) * tokens;
+  // Second digits of `scaled` groups, which few have, are not counted.
+  const int digits = format >= BF16 ? 0 : scaled(act) ? 1 : 2;
+  const size_t panels = size_t(panel_count()) * panel_bytes;
+  return {double(stored ? bytes() : panels), operations, digits * operations};
+}
+
 void Matrix::read_row(size_t row, float* out, uint8_t* room) const {
   const uint8_t* panel = panels + row / PANEL * panel_bytes;
   if (stored) pack_panel(storage, stored, rows, cols, row / PANEL, room), panel = room;

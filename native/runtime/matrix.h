@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "pack.h"
+#include "trace.h"
 
 namespace octavo {
 
@@ -20,6 +21,8 @@ struct Matrix {
 
   static constexpr int ROOM_PANELS = 2;  // what bf16 kernels take at once
 
+  // Of multiplying so many tokens.
+  Cost cost(const Act& act, int tokens) const;
   int panel_count() const { return int((rows + PANEL - 1) / PANEL); }
   size_t bytes() const { return stored_bytes(storage, rows, cols); }
   void pack(const uint8_t* data, int from, int to) const;

@@ -11,6 +11,7 @@
 #include "experts.h"
 #include "profile.h"
 #include "sampling.h"
+#include "trace.h"
 
 namespace octavo {
 
@@ -110,6 +111,9 @@ class Model {
       const std::vector<std::vector<int32_t>>& ends);
   size_t expert_bytes() const { return context_.expert_bytes; }
   const Profile& profile() const { return profile_; }
+  // Records what threads do from now on, at most so many spans; or ends that. Between steps.
+  void start_trace(size_t spans) { trace_ = std::make_unique<Trace>(threads(), spans); }
+  std::unique_ptr<Trace> take_trace() { return std::move(trace_); }
   int length() const { return int(ops_.size()); }  // in operations
   void skip(const std::vector<int>& ops);  // in steps that are brief
   // Operations begun so far; may be read while a step runs, to see that it gets on.
@@ -172,6 +176,7 @@ class Model {
   std::vector<uint8_t> skipped_;  // by operation, in brief steps
   Context context_;
   Profile profile_;
+  std::unique_ptr<Trace> trace_;  // null: nothing is recorded
   std::atomic<uint64_t> operations_{0};
   std::vector<std::unique_ptr<ExpertRows>> expert_rows_;
   std::vector<std::unique_ptr<Adapter>> adapters_;  // by slot

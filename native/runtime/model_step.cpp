@@ -126,6 +126,8 @@ void Model::plan_live(const std::vector<SamplingRow>& sampling) {
 
 std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>& sampling) {
   if (!buffers_arena_->writable()) throw std::logic_error("a model that only counts cannot be run");
+  Trace* trace = trace_.get();
+  if (trace) trace->begin(0);
   check(step);
   context_.step = step;
   place_kv_writes(context_.step);
@@ -143,7 +145,10 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
   for (Schedule& s : context_.schedules) plan_attention(context_, s);
   std::vector<Sample> samples(sampling.size());
   profile_.begin();
+  if (trace) trace->mark(0, nullptr, Trace::PLAN, 0, {});
   team_->run([&](int thread, Work& work) {
+    work.set_timed(thread, trace);
+    if (trace) trace->begin(thread);
     for (auto* list : {&prologue_, &ops_}) {
       const size_t first = list == &ops_ ? size_t(step.first_op) : 0,
                    last = list == &ops_ ? std::min(size_t(step.last_op), list->size())
@@ -160,7 +165,11 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
         // so that memory is busy where this one is not
         if (after < list->size()) (*list)[after]->fetch(thread, work);
         for (int p = 0; p < op->phases(); p++) {
-          if (!op->idle(context_)) op->run(context_, p, thread, work);
+          const bool idle = op->idle(context_);
+          if (!idle) op->run(context_, p, thread, work);
+          if (trace && !idle)
+            trace->mark(
+                thread, op, p, work.done(thread), thread ? Cost{} : op->cost(context_, p));
           if (thread == 0) profile_.mark([&] { return op->name(p); });
         }
       }
@@ -170,6 +179,7 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
         samples[size_t(i)] = sample(*kernels_, logits().row(i), context_.statistics_of(i),
             context_.measured, width_, sampling[size_t(i)]);
     });
+    if (trace) trace->mark(thread, nullptr, Trace::SAMPLE, work.done(thread), {});
   });
   profile_.mark([] { return std::string("sample"); });
   profile_.end();

@@ -13,6 +13,7 @@
 #include "matrix.h"
 #include "memory.h"
 #include "pool.h"
+#include "trace.h"
 
 namespace octavo {
 
@@ -170,6 +171,7 @@ class Op {
   // of each thread, for steps of so many rows
   virtual size_t scratch_floats(int /*rows*/) const { return 0; }
   virtual bool idle(const Context&) const { return false; }  // nothing to do in this step
+  virtual Cost cost(const Context&, int /*phase*/) const { return {}; }  // of one that has run
   // asks for the weights that this thread will read first
   virtual void fetch(int /*thread*/, const Work&) const {}
   virtual void run(Context& c, int phase, int thread, Work& work) = 0;
@@ -282,6 +284,7 @@ class LinearOp : public Op {
         parts_(std::move(parts)) {}
   void fetch(int thread, const Work& work) const override;
   std::string name(int) const override;  // "linear IN->OUT"
+  Cost cost(const Context& c, int phase) const override;
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
   void run_head(Context& c, int rows, const Act& act, int thread, Work& work) const;
@@ -302,6 +305,7 @@ class GatedOp : public Op {
         : "gated " + std::to_string(gate_.weight->cols) + "->" + std::to_string(gate_.weight->rows);
   }
   int phases() const override { return 2; }
+  Cost cost(const Context& c, int phase) const override;
   size_t scratch_floats(int rows) const override { return size_t(rows) * WIDTH; }
   void run(Context& c, int phase, int thread, Work& work) override;
   static constexpr int WIDTH = 2 * PANEL;  // scratch floats a row: gates, then ups

@@ -121,6 +121,25 @@ void AttentionOp::run(Context& c, int phase, int thread, Work& work) {
   }
 }
 
+// A span's keys are read once for all its rows.
+Cost AttentionOp::cost(const Context& c, int phase) const {
+  Cost out;
+  if (phase != 1) return out;
+  const KvLayer& kv = cache(c);
+  const double key = double(kv.head_bytes) * s_.kv_heads / BLOCK;
+  int span = -1, from = 0, to = 0;
+  for (const AttendItem& item : c.schedules[size_t(s_.schedule)].items) {
+    const int begin = item.chunk_begin * KV_CHUNK,
+              end = std::max(begin, std::min(item.chunk_end * KV_CHUNK, item.keys));
+    if (item.span != span) span = item.span, from = to = begin;
+    const int known = to - from;
+    from = std::min(from, begin), to = std::max(to, end);
+    out.bytes += (to - from - known) * key;
+    out.operations += 4.0 * s_.head_dim * item.rows * (end - begin) * s_.kv_heads;
+  }
+  return out;
+}
+
 bool AttentionOp::stores_first(const Context& c) const {
   return c.step.tokens > int(c.step.spans.size()) || !c.step.kv_writes.empty() ||
       s_.heads / s_.kv_heads > ATTEND_ROWS;

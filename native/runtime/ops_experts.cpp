@@ -113,6 +113,18 @@ void ExpertsOp::sum(int t) const {
   }
 }
 
+Cost ExpertsOp::cost(const Context&, int phase) const {
+  Cost out;
+  for (int e : rows_.active) {
+    const Expert& expert = experts_[size_t(e)];
+    const int rows = rows_.count[size_t(e)];
+    if (phase == 2)
+      for (const Expert::Part* p : {&expert.gate, &expert.up}) out += p->weight->cost(rows_.in, rows);
+    if (phase == 4) out += expert.down.weight->cost(rows_.mid, rows);
+  }
+  return out;
+}
+
 void ExpertsOp::run(Context& c, int phase, int thread, Work& work) {
   const auto& active = rows_.active;
   if (phase == 0) {

@@ -197,6 +197,12 @@ std::string LinearOp::name(int) const {
   return "linear " + std::to_string(parts_[0].weight->cols) + "->" + std::to_string(out);
 }
 
+Cost LinearOp::cost(const Context& c, int) const {
+  Cost out;
+  for (const LinearPart& p : parts_) out += p.weight->cost(act_.shared, c.step.rows(rows_));
+  return out;
+}
+
 void LinearOp::run(Context& c, int, int thread, Work& work) {
   const int rows = c.step.rows(rows_);
   if (!rows) return;
@@ -248,6 +254,14 @@ void LinearOp::run_head(Context& c, int rows, const Act& act, int thread, Work& 
             .measure(set, c.inverses[size_t(t)]);
     }
   });
+}
+
+Cost GatedOp::cost(const Context& c, int phase) const {
+  Cost out;
+  if (phase) return out;
+  for (const LinearPart* p : {&gate_, &up_})
+    if (p->weight) out += p->weight->cost(in_.shared, c.step.rows(rows_));
+  return out;
 }
 
 void GatedOp::run(Context& c, int phase, int thread, Work& work) {

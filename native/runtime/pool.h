@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "crew.h"
+#include "trace.h"
 
 namespace octavo {
 
@@ -79,6 +80,7 @@ class Work {
     else if (begin < end) f(begin, end);
     if (count_ == 1) return;
     me.cursor[(phase + 1) % 2].store(0, std::memory_order_relaxed);
+    if (me.timed) me.done = now_ns();
     me.state.store(2 * phase);
     double began = -1;
     for (int spins = 0; !complete(member, phase); spins++) {
@@ -112,6 +114,10 @@ class Work {
   // short waits).
   double take_waited(int member) { return std::exchange(members_[member].waited, 0.0); }
 
+  // Whether a member keeps when it was last through with its share, which `done` tells: 0 before.
+  void set_timed(int member, bool timed) { members_[member].timed = timed; }
+  int64_t done(int member) const { return members_[member].done; }
+
   int members() const { return count_; }
   int first(int member, int total) const { return int(int64_t(total) * member / count_); }
 
@@ -119,6 +125,8 @@ class Work {
   struct Member {
     alignas(64) uint64_t phase = 0;              // its own count
     double waited = 0;
+    bool timed = false;
+    int64_t done = 0;
     // 2 * phase: its share is done; one more: it helps others
     alignas(64) std::atomic<uint64_t> state{0};
     // items taken of its share, for even and odd phases

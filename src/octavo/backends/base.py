@@ -74,6 +74,24 @@ class Counters(NamedTuple):
     expert_bytes: int
 
 
+# What a thread did from `begin` to `end`, by time.perf_counter_ns; from `worked` on it waited for
+# other threads. bytes: of weights, keys and values that it takes all threads to read. operations:
+# two for a multiplication and addition. executed: byte operations of integer kernels.
+TRACED = np.dtype(
+    [(n, np.int64) for n in ("name", "begin", "worked", "end")]
+    + [(n, np.float64) for n in ("bytes", "operations", "executed")]
+)
+
+
+class Traced(NamedTuple):
+    """What was recorded of steps. threads: of each its spans, rows of TRACED with the number of
+    their name. full: spans are missing, for there were too many."""
+
+    names: list[str]
+    threads: list[bytes]
+    full: bool
+
+
 class Span(NamedTuple):
     """Consecutive tokens of one sequence in a step: rows `[first, first + length)`.
 
@@ -222,6 +240,14 @@ class Executable(Protocol):
 
     @property
     def counters(self) -> Counters: ...
+
+    def start_trace(self, spans: int) -> None:
+        """Records what each thread does from now on, that many spans of all of them at most."""
+        ...
+
+    def take_trace(self) -> Traced:
+        """What has been recorded; ends it."""
+        ...
 
     def step(self, step: StepInput) -> list[Sample]:
         """Computes the step: writes keys and values, samples the selected rows."""

@@ -41,6 +41,7 @@ COMMANDS = {
     "merge": ("octavo.cli.merge", "Write a model with LoRA adapters merged into its weights."),
     "metrics": ("octavo.cli.metrics", "Print rules and a dashboard for a server's metrics."),
     "doctor": ("octavo.cli.doctor", "Describe this machine, or say what is wrong with a server."),
+    "profile": ("octavo.cli.profile", "Say where the time of a request goes, and draw it."),
     "tune": ("octavo.cli.tune", "Find what drafts of a model can do without."),
     "bench": ("octavo.cli.bench", "Measure."),
     "key": ("octavo.cli.key", "Create, list and revoke the API keys of a server."),

@@ -29,14 +29,23 @@ class Remote:
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def get(self, path: str) -> str:
-        request = urllib.request.Request(self.url + path, headers=self._headers)
+        return self._ask(path, None, SECONDS).decode()
+
+    def post(self, path: str, body: Any, seconds: float) -> bytes:
+        """What is answered within so many seconds."""
+        return self._ask(path, json.dumps(body).encode(), seconds)
+
+    def _ask(self, path: str, data: bytes | None, seconds: float) -> bytes:
+        request = urllib.request.Request(self.url + path, data, headers=self._headers)
         try:
-            with self._opener.open(request, timeout=SECONDS) as response:
-                return str(response.read().decode())
+            with self._opener.open(request, timeout=seconds) as response:
+                return bytes(response.read())
         except urllib.error.HTTPError as e:
             e.close()
             if e.code in (401, 403):
                 raise UsageError(f"{self.url}{path} needs a key", "--api-key KEY") from None
+            if data is not None:
+                raise UsageError(f"{self.url}{path}: {_reason(e)}") from None
             raise UsageError(f"{self.url}{path} answers {e.code}", "octavo ps") from None
         except (OSError, ValueError, HTTPException) as e:
             reason = getattr(e, "reason", e)
@@ -56,6 +65,14 @@ class Remote:
             return reader(text)
         except ValueError:
             raise UsageError(f"{self.url}{path} is none of Octavo", "octavo ps") from None
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    """Why a server has refused a body."""
+    try:
+        return str(json.loads(error.read())["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"answer {error.code}"
 
 
 def the_server() -> str:

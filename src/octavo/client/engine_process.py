@@ -30,9 +30,12 @@ from octavo.client.protocol import (
     FrameBuffer,
     LoadAdapter,
     Loading,
+    Profiled,
     Ready,
     Refused,
     Start,
+    StartProfile,
+    TakeProfile,
     ToEngine,
     ToFront,
     UnloadAdapter,
@@ -42,10 +45,13 @@ from octavo.client.protocol import (
     frame,
 )
 from octavo.engine.block_changes import BlockChanges
+from octavo.engine.call_timer import Call
 from octavo.engine.constraint import TokenTable
 from octavo.engine.engine import Engine
+from octavo.engine.events import TokenEvent
 from octavo.engine.loader import OpenModel, load_executable, make_engine, open_model
 from octavo.engine.plan import Plan
+from octavo.engine.profiler import EngineProfiler
 from octavo.engine.request import Request
 from octavo.errors import ModelChanged, ModelNotFound, OctavoError, RequestError, place
 
@@ -71,6 +77,8 @@ class EngineProcess:
         self._loaded: tuple[OpenModel, Executable, Plan] | None = None
         self._engine: Engine | None = None
         self._changes: BlockChanges | None = None  # where they are told
+        self._profiled: tuple[Executable, Plan] | None = None  # of the engine
+        self._profiler: EngineProfiler | None = None  # while it runs
         self._heart: threading.Thread | None = None
         self._over = threading.Event()
 
@@ -122,7 +130,7 @@ class EngineProcess:
         model, executable, plan = self._loaded
         self._engine = make_engine(model, executable, plan, table)
         self._engine.index.changes = self._changes
-        self._loaded = None
+        self._loaded, self._profiled = None, (executable, plan)
         del model
         gc.collect()
         gc.freeze()  # what is loaded stays; collections look at requests only
@@ -148,6 +156,10 @@ class EngineProcess:
             self.send(self.load_adapter(message))
         elif isinstance(message, UnloadAdapter):
             self.unload_adapter(message.name)
+        elif isinstance(message, StartProfile):
+            self.start_profile()
+        elif isinstance(message, TakeProfile):
+            self.take_profile()
         elif refused := self.submit(message.request):
             self.send(refused)
 
@@ -194,12 +206,33 @@ class EngineProcess:
         except Exception as e:
             LOG.error("an adapter could not be unloaded: %s", place(e))
 
+    def start_profile(self) -> None:
+        """Profiles from now on."""
+        assert self._engine is not None and self._profiled is not None
+        calls: list[Call] = [
+            (self, "receive", lambda wait: "wait for messages" if wait else "receive"),
+            (self, "handle", "handle message"),
+            (self, "report", "report"),
+            (self, "_tell", "tell"),
+            (self, "_write", "send"),
+        ]
+        self._profiler = EngineProfiler(self._engine, *self._profiled, calls)
+
+    def take_profile(self) -> None:
+        """Ends profiling, and sends what there is."""
+        assert self._profiler is not None
+        profile, self._profiler = self._profiler.stop(), None
+        self.send(Profiled(profile))
+
     def report(self) -> None:
         """One step, and what it gave."""
         assert self._engine is not None
-        events = self._engine.step() if self._engine.has_work else []
+        self._tell(self._engine, self._engine.step() if self._engine.has_work else [])
+
+    def _tell(self, engine: Engine, events: list[TokenEvent]) -> None:
+        """Tells the front what a step gave, and the engine's counts."""
         changes = self._changes.take() if self._changes is not None else ([], [])
-        made = Events(events, dataclasses.asdict(self._engine.stats()), *changes)
+        made = Events(events, dataclasses.asdict(engine.stats()), *changes)
         for data in event_frames(made):
             self._write(data)
 

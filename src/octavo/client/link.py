@@ -5,10 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from collections import deque
+from collections.abc import Awaitable
 from pathlib import Path
 
-from octavo.client.protocol import RECEIVE, FrameBuffer, ToEngine, ToFront, Working, frame
+from octavo.client.protocol import (
+    RECEIVE,
+    FrameBuffer,
+    Profiled,
+    StartProfile,
+    TakeProfile,
+    ToEngine,
+    ToFront,
+    Working,
+    frame,
+)
 from octavo.client.spawned import Spawned
+from octavo.engine.profiler import Profile
+from octavo.errors import EngineFailed
 
 
 class EngineLink:
@@ -19,6 +33,8 @@ class EngineLink:
         self._writer: asyncio.StreamWriter | None = None
         self._frames: FrameBuffer[ToFront] = FrameBuffer(ToFront)
         self._operations = -1
+        self._profiles: deque[asyncio.Future[Profile]] = deque()  # that are asked for
+        self._ended = False
         self.signs = 0  # of its work getting on; they only ever grow
 
     async def open(self) -> None:
@@ -35,8 +51,29 @@ class EngineLink:
         if self._writer is not None:
             self._writer.write(data)
 
+    async def profile(self, work: Awaitable[None]) -> Profile:
+        """What the process does until `work` is done. Raises EngineFailed if it ends meanwhile."""
+        self.send(StartProfile())
+        asked: asyncio.Future[Profile] = asyncio.get_running_loop().create_future()
+        try:
+            await work
+        finally:
+            if not self._ended:
+                self._profiles.append(asked)
+                self.send(TakeProfile())
+        if self._ended:
+            raise EngineFailed("the engine ended while it was profiled", code="engine_error")
+        return await asked
+
     async def receive(self) -> ToFront:
         """The next message. Raises EOFError when the process has ended."""
+        while isinstance(message := await self._message(), Profiled):
+            asked = self._profiles.popleft()
+            if not asked.done():
+                asked.set_result(message.profile)
+        return message
+
+    async def _message(self) -> ToFront:
         while (message := self._next()) is None:
             try:
                 data = await self._reader.read(RECEIVE)
@@ -78,6 +115,10 @@ class EngineLink:
 
     async def end(self) -> int:
         """Ends the process; gives its exit status, negative for the signal that ended it before."""
+        self._ended = True
+        for asked in self._profiles:
+            if not asked.done():
+                asked.set_exception(EngineFailed("the engine ended", code="engine_error"))
         if self._writer is not None:
             self._writer.close()
         else:

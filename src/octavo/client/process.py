@@ -76,7 +76,7 @@ class EngineProcessClient:
         self._adapters = AdapterTable()
         self._restoring = ""  # the adapter that a new engine is loading
         self._one_at_a_time = asyncio.Lock()
-        self._link = EngineLink(spawned) if spawned is not None else None
+        self.link = EngineLink(spawned) if spawned is not None else None
         self._tasks: list[asyncio.Task[None]] = []  # that end with this engine
         self._supervisor: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
@@ -114,20 +114,20 @@ class EngineProcessClient:
 
     def spawn(self) -> None:
         """Starts the process unless that has been done, ahead of `start`. Raises EngineFailed."""
-        if self._link is None:
-            self._link = EngineLink(spawn(self._name, self._module))
+        if self.link is None:
+            self.link = EngineLink(spawn(self._name, self._module))
 
     @property
     def pid(self) -> int | None:
         """The engine process's."""
-        return self._link.pid if self._link else None
+        return self.link.pid if self.link else None
 
     def use(self, table: TokenTable) -> None:
         """Gives the tokens of the vocabulary, before `start` or meanwhile: until then engines are
         not ready."""
         self._table = table
-        if self._link is not None and self._link.opened:
-            self._link.send(Vocabulary(table))
+        if self.link is not None and self.link.opened:
+            self.link.send(Vocabulary(table))
 
     async def start(self) -> None:
         """Starts the engine and waits until it is ready. Raises what made it fail."""
@@ -146,9 +146,9 @@ class EngineProcessClient:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._supervisor
         self._stop_tasks()
-        if self._link is not None:
-            await self._link.end()
-            self._link = None
+        if self.link is not None:
+            await self.link.end()
+            self.link = None
 
     async def _supervise(self) -> None:
         """Runs one engine after the other, whatever they end of."""
@@ -180,8 +180,8 @@ class EngineProcessClient:
         if self._started:
             await asyncio.to_thread(check_unchanged, self._files)
         self.spawn()
-        assert self._link is not None
-        link = self._link
+        assert self.link is not None
+        link = self.link
         await link.open()
         self._tasks.append(asyncio.create_task(self._watch(link)))
         told = self.overseer is not None
@@ -193,7 +193,7 @@ class EngineProcessClient:
 
     async def _bury(self, error: OctavoError | None) -> None:
         """Ends what is left of an engine, and finds out what it died of."""
-        link, self._link = self._link, None
+        link, self.link = self.link, None
         self._ready.clear()
         self._stats = {}
         self._stop_tasks()
@@ -246,16 +246,16 @@ class EngineProcessClient:
 
     async def restart(self) -> None:
         """Replaces the engine by a new one, which goes on with what this one has and is ready."""
-        if self._link is not None and self._ready.is_set():
-            self._kill(self._link, RESTART)
+        if self.link is not None and self._ready.is_set():
+            self._kill(self.link, RESTART)
         await self._ready.wait()
 
     # -- messages -------------------------------------------------------------------------------
 
     def _send(self, message: ToEngine) -> None:
         # While the engine restarts there is nobody to tell; streams are submitted when it is back.
-        if self._link is not None and self._ready.is_set():
-            self._link.send(message)
+        if self.link is not None and self._ready.is_set():
+            self.link.send(message)
 
     def _turn(self) -> None:
         """Gives the engine the requests whose turn it is."""
@@ -278,8 +278,8 @@ class EngineProcessClient:
             self._progress(message.bytes)
         elif isinstance(message, Ready):
             self.isa = message.isa
-            assert self._link is not None
-            self._tasks.append(asyncio.create_task(self._restore(self._link)))
+            assert self.link is not None
+            self._tasks.append(asyncio.create_task(self._restore(self.link)))
         elif isinstance(message, Refused):
             if stream := self._replay.find(message.id):
                 error = EngineFailed if message.code == "engine_error" else RequestError
@@ -359,9 +359,9 @@ class EngineProcessClient:
         async with self._one_at_a_time:
             self._adapters.check_free(name)
             adapter = await asyncio.to_thread(Adapter.at, path)
-            if not self._ready.is_set() or self._link is None:
+            if not self._ready.is_set() or self.link is None:
                 raise Overloaded("the engine is starting", code="loading")
-            await self._adapters.load(self._link, name, adapter)
+            await self._adapters.load(self.link, name, adapter)
             self._adapters.adapters[name] = adapter
 
     async def unload_adapter(self, name: str) -> None:
@@ -377,7 +377,7 @@ class EngineProcessClient:
             try:
                 await self._adapters.load(link, name, adapter)
             except RequestError as e:
-                if link is not self._link:
+                if link is not self.link:
                     return
                 self._lose_adapter(name, str(e))
         self._restoring = ""

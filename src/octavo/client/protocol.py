@@ -11,6 +11,7 @@ from octavo.checkpoint.identity import FileState
 from octavo.engine.constraint import TokenTable
 from octavo.engine.events import TokenEvent
 from octavo.engine.plan import Plan
+from octavo.engine.profiler import Profile
 from octavo.engine.request import Request
 
 MAX_FRAME = 64 << 20
@@ -56,6 +57,18 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
     """Has no answer: an adapter that is loaded can always be unloaded."""
 
     name: str
+
+
+class StartProfile(msgspec.Struct, frozen=True, tag=True):
+    """Profile the engine until TakeProfile."""
+
+
+class TakeProfile(msgspec.Struct, frozen=True, tag=True):
+    """Answered by Profiled, each in its turn."""
+
+
+class Profiled(msgspec.Struct, frozen=True, tag=True):
+    profile: Profile
 
 
 class Adapted(msgspec.Struct, frozen=True, tag=True):
@@ -112,8 +125,10 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     suggestions: list[str]
 
 
-ToEngine = Start | Vocabulary | Submit | Abort | LoadAdapter | UnloadAdapter
-ToFront = Loading | Ready | Refused | Events | Failed | Adapted | Working
+ToEngine = (
+    Start | Vocabulary | Submit | Abort | LoadAdapter | UnloadAdapter | StartProfile | TakeProfile
+)
+ToFront = Loading | Ready | Refused | Events | Failed | Adapted | Working | Profiled
 
 _encoder = msgspec.msgpack.Encoder()
 Message = TypeVar("Message")

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 from octavo import __version__
 from octavo.errors import RequestError
 from octavo.generate.media import MediaPolicy, MediaReader
+from octavo.generate.trace import TraceFile
 from octavo.server import adapters, models, page, replies
 from octavo.server.background import Background
 from octavo.server.batches import Batches
@@ -45,6 +46,7 @@ from octavo.server.idempotency import Idempotency
 from octavo.server.loopback import Loopback
 from octavo.server.metrics import Metrics
 from octavo.server.openapi import document, method_of
+from octavo.server.profile import ProfileBody, ProfileRoute
 from octavo.server.registry import Registry
 from octavo.server.replicas import ReplicaRoutes
 from octavo.server.requests import RequestRoutes, Requests
@@ -161,6 +163,8 @@ def _control(
             answer=replies.Adapter,
         ),
     ]
+    profile = ProfileRoute(registry, bodies).record
+    found.append(Endpoint("/v1/profile", "POST", profile, ProfileBody, answer=TraceFile))
     found += ReplicaRoutes(registry, bodies).table()
     return [replace(one, handler=answering(one.handler)) for one in found]
 

@@ -16,6 +16,7 @@ from octavo.backends.base import (
     LoadOptions,
     Sample,
     StepInput,
+    Traced,
 )
 from octavo.backends.cpu.adapters import LoadedAdapters
 from octavo.backends.cpu.lower import Lowered, interruptible
@@ -64,6 +65,12 @@ class CpuExecutable:
     @property
     def counters(self) -> Counters:
         return Counters(*self.model.profile(), self.model.expert_bytes)
+
+    def start_trace(self, spans: int) -> None:
+        self.model.start_trace(spans)
+
+    def take_trace(self) -> Traced:
+        return Traced(*self.model.take_trace())
 
     def step(self, step: StepInput) -> list[Sample]:
         return self.decode(step, 1, [])[0]
