@@ -119,7 +119,8 @@ Cost ExpertsOp::cost(const Context&, int phase) const {
     const Expert& expert = experts_[size_t(e)];
     const int rows = rows_.count[size_t(e)];
     if (phase == 2)
-      for (const Expert::Part* p : {&expert.gate, &expert.up}) out += p->weight->cost(rows_.in, rows);
+      for (const Expert::Part* p : {&expert.gate, &expert.up})
+        out += p->weight->cost(rows_.in, rows);
     if (phase == 4) out += expert.down.weight->cost(rows_.mid, rows);
   }
   return out;
