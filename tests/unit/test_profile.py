@@ -34,15 +34,18 @@ class Worker:
 def test_clocks_are_put_on_and_taken_off() -> None:
     worker, other = Worker(), Worker()
     calls = [(worker, "outer", "outer"), (worker, "inner", lambda n: f"inner {n}")]
-    timer = CallTimer(calls, most=4)
+    timer = CallTimer(calls, most=5)
     timer.start()
     assert worker.outer() == other.outer() == "xxx"
     with pytest.raises(ValueError):
         worker.inner(3)
+    other_thread = threading.Thread(target=worker.outer)
+    other_thread.start()
+    other_thread.join()
     worker.outer()  # of which one call is kept
     timed = timer.stop()
-    assert [label for label, _, _ in timed] == ["inner 1", "inner 2", "outer", "inner 3"]
-    (_, a, b), (_, c, d), (_, begin, end), _ = timed
+    assert [label for label, _, _ in timed] == ["inner 1", "inner 2", "outer", "inner 3", "inner 1"]
+    (_, a, b), (_, c, d), (_, begin, end), *_ = timed
     assert begin <= a <= b <= c <= d <= end
     assert vars(worker) == {} and worker.outer() == "xxx"
 

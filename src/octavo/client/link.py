@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import signal
 from collections import deque
-from collections.abc import Awaitable
 from pathlib import Path
+from typing import Any
 
 from octavo.client.protocol import (
     RECEIVE,
@@ -34,7 +34,6 @@ class EngineLink:
         self._frames: FrameBuffer[ToFront] = FrameBuffer(ToFront)
         self._operations = -1
         self._profiles: deque[asyncio.Future[Profile]] = deque()  # that are asked for
-        self._ended = False
         self.signs = 0  # of its work getting on; they only ever grow
 
     async def open(self) -> None:
@@ -51,18 +50,17 @@ class EngineLink:
         if self._writer is not None:
             self._writer.write(data)
 
-    async def profile(self, work: Awaitable[None]) -> Profile:
+    async def profile(self, work: asyncio.Future[None]) -> Profile:
         """What the process does until `work` is done. Raises EngineFailed if it ends meanwhile."""
-        self.send(StartProfile())
         asked: asyncio.Future[Profile] = asyncio.get_running_loop().create_future()
+        either: set[asyncio.Future[Any]] = {work, asked}
+        self._profiles.append(asked)
+        self.send(StartProfile())
         try:
-            await work
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if not self._ended:
-                self._profiles.append(asked)
+            if not asked.done():
                 self.send(TakeProfile())
-        if self._ended:
-            raise EngineFailed("the engine ended while it was profiled", code="engine_error")
         return await asked
 
     async def receive(self) -> ToFront:
@@ -115,10 +113,10 @@ class EngineLink:
 
     async def end(self) -> int:
         """Ends the process; gives its exit status, negative for the signal that ended it before."""
-        self._ended = True
         for asked in self._profiles:
             if not asked.done():
-                asked.set_exception(EngineFailed("the engine ended", code="engine_error"))
+                reason = "the engine ended while it was profiled"
+                asked.set_exception(EngineFailed(reason, code="engine_error"))
         if self._writer is not None:
             self._writer.close()
         else:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
@@ -16,7 +17,7 @@ Timed = tuple[str, int, int]  # label, beginning and end by perf_counter_ns
 
 
 class CallTimer:
-    """Times calls of one thread, from `start` to `stop`. most: calls that are kept."""
+    """Times calls of the thread that starts it, until `stop`. most: calls that are kept."""
 
     def __init__(self, calls: Iterable[Call], most: int) -> None:
         self._calls = list(calls)
@@ -42,10 +43,12 @@ class CallTimer:
         return self._timed
 
     def _clocked(self, function: Callable[..., Any], label: Label) -> Callable[..., Any]:
-        timed, most = self._timed, self._most
+        timed, most, thread = self._timed, self._most, get_ident()
 
         @functools.wraps(function)
         def clocked(*args: Any, **kwargs: Any) -> Any:
+            if get_ident() != thread:
+                return function(*args, **kwargs)
             began = perf_counter_ns()
             try:
                 return function(*args, **kwargs)
