@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -82,6 +83,18 @@ def test_one_profile_at_a_time_and_for_admins(server: Server) -> None:
         status, body = record(server, seconds)
         assert (status, body["error"]["param"]) == (400, "seconds")
     assert record(server, 0.1)[0] == 200
+
+
+def test_who_leaves_ends_the_profile(server: Server) -> None:
+    gone = http.client.HTTPConnection("127.0.0.1", server.port)
+    gone.request("POST", "/v1/profile", '{"seconds": 60}', ADMIN)
+    while '"/v1/profile"' not in server.get("/v1/requests", ADMIN)[1]:
+        time.sleep(0.02)
+    gone.close()
+    deadline = time.monotonic() + 10
+    while (status := record(server, 0.1)[0]) == 409 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert status == 200
 
 
 def test_an_engine_that_dies_ends_its_profile(server: Server) -> None:

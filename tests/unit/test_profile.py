@@ -117,6 +117,19 @@ def test_a_trace_is_what_viewers_read(trace: TraceFile) -> None:
     assert (linear["ts"], linear["dur"]) == (100.3, 500.0)
 
 
+def test_a_full_trace_ends_where_it_adds_up() -> None:
+    timed = [("execute", 0, 50), ("schedule", 50, 60), ("execute", 60, 200), ("step", 0, 300)]
+    rows = (0, 10, 30, 30), (0, 30, 45, 45), (0, 70, 80, 80)
+    kernels = Traced(["linear"], [spans(*rows), spans(*rows[:2], (0, 75, 90, 90))], True)
+    made = Profile("engine", 7, 0, 400, timed, {}, {}, isa="scalar", kernels=kernels)
+    trace = trace_file([made])
+    (engine,) = trace.otherData.processes
+    assert engine.cut and engine.seconds == 80 / 1e9
+    drawn = [(e.name, e.tid) for e in trace.traceEvents if e.ph == "X"]
+    assert drawn == [("execute", 0), ("schedule", 0), *[("linear", 0)] * 3, *[("linear", 1)] * 2]
+    assert round(1e9 * account(trace, engine).spent["linear"].seconds) == 20 + 15 + 10
+
+
 def test_every_nanosecond_is_counted_once(trace: TraceFile) -> None:
     front, engine = trace.otherData.processes
     found = account(trace, engine)

@@ -152,7 +152,7 @@ def show(trace: TraceFile, limits: HostLimits | None) -> None:
         say(f"\n{engine.name}, {found.busy:.3f} s of work in {found.seconds:.3f} s")
         _kernels(found, limits)
         _calls(found)
-        cut = "; the trace is cut, it got too long" if engine.cut else ""
+        cut = "; then the trace was full" if engine.cut else ""
         say(f"accounted for: {100 * found.share:.1f} % of the time of work{cut}\n")
         _memory(engine)
     front = next(p for p in trace.otherData.processes if not p.isa)

@@ -117,6 +117,7 @@ class EngineLink:
             if not asked.done():
                 reason = "the engine ended while it was profiled"
                 asked.set_exception(EngineFailed(reason, code="engine_error"))
+                asked.exception()  # who asked may be gone
         if self._writer is not None:
             self._writer.close()
         else:

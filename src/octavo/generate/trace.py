@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from octavo.backends.base import TRACED, Traced
-from octavo.engine.profiler import Profile
+from octavo.engine.profiler import MOST_CALLS, Profile
 
 SHORTEST_WAIT = 1000  # ns: a shorter one is no span of its own
 WAIT = "wait for threads"
@@ -36,7 +36,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
 class TracedProcess(msgspec.Struct, frozen=True, kw_only=True):
     """began: microseconds since the trace began. isa, threads: of an engine's kernels. memory:
     bytes. stacks: Python frames from the outermost, joined by `;`, and how often they were seen,
-    every `interval` seconds. cut: spans are missing, for there were too many."""
+    every `interval` seconds. cut: it ends before the profile did, for there were too many spans."""
 
     name: str
     pid: int
@@ -67,16 +67,35 @@ class TraceFile(msgspec.Struct, frozen=True):
 def trace_file(profiles: Sequence[Profile]) -> TraceFile:
     """One trace of all that was profiled."""
     zero = min(p.began for p in profiles)
-    events = [event for p in profiles for event in _events(p, zero)]
-    return TraceFile(events, Rest([_process(p, zero) for p in profiles]))
+    kept = [_added_up(p) for p in profiles]
+    events = [event for p in kept for event in _events(p, zero)]
+    cut = [p is not q for p, q in zip(profiles, kept, strict=True)]
+    return TraceFile(events, Rest([_process(*each, zero) for each in zip(kept, cut, strict=True)]))
 
 
-def _process(p: Profile, zero: int) -> TracedProcess:
+def _added_up(p: Profile) -> Profile:
+    """A profile until one of its lists was full: what came after would not add up."""
+    ends = []
+    if len(p.timed) == MOST_CALLS:
+        ends.append(p.timed[-1][2])
+    if p.kernels is not None and p.kernels.full:
+        longest = max(p.kernels.threads, key=len)
+        ends.append(int(np.frombuffer(longest, TRACED)["end"][-1]))
+    if not ends:
+        return p
+    end, kernels = min(ends), p.kernels
+    if kernels is not None:
+        rows = [np.frombuffer(data, TRACED) for data in kernels.threads]
+        kernels = kernels._replace(threads=[r[r["end"] <= end].tobytes() for r in rows])
+    timed = [call for call in p.timed if call[2] <= end]
+    return msgspec.structs.replace(p, ended=end, timed=timed, kernels=kernels)
+
+
+def _process(p: Profile, cut: bool, zero: int) -> TracedProcess:
     return TracedProcess(
         name=p.name, pid=p.pid, began=(p.began - zero) / 1000, seconds=(p.ended - p.began) / 1e9,
         isa=p.isa, threads=len(p.kernels.threads) if p.kernels else 1,
-        cut=p.kernels is not None and p.kernels.full, memory=p.memory, interval=p.interval,
-        stacks=p.stacks,
+        cut=cut, memory=p.memory, interval=p.interval, stacks=p.stacks,
     )  # fmt: skip
 
 
