@@ -76,6 +76,7 @@ std::vector<std::vector<SampleTuple>> step(Model& model, Ints ids, Ints position
 // whether spans are missing. Ends the recording.
 std::tuple<std::vector<std::string>, std::vector<nb::bytes>, bool> take_trace(Model& model) {
   struct Row { int64_t name, begin, worked, end; double bytes, operations, executed; };
+  const char* of_steps[] = {"plan", "wake threads", "sample", "join threads"};  // Trace::Phase
   std::map<std::pair<const Op*, int32_t>, int64_t> known;
   std::vector<std::string> names;
   std::vector<nb::bytes> threads;
@@ -85,9 +86,7 @@ std::tuple<std::vector<std::string>, std::vector<nb::bytes>, bool> take_trace(Mo
     for (const Trace::Span& s : trace->spans(thread)) {
       const auto [name, added] = known.try_emplace({s.op, s.phase}, int64_t(names.size()));
       if (added)
-        names.push_back(s.op               ? s.op->name(s.phase)
-                : s.phase == Trace::SAMPLE ? "sample"
-                                           : "plan");
+        names.push_back(s.op ? s.op->name(s.phase) : of_steps[s.phase]);
       rows.push_back({name->second, s.begin, s.worked, s.end, s.cost.bytes, s.cost.operations,
           s.cost.executed});
     }

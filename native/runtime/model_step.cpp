@@ -148,7 +148,8 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
   if (trace) trace->mark(0, nullptr, Trace::PLAN, 0, {});
   team_->run([&](int thread, Work& work) {
     work.set_timed(thread, trace);
-    if (trace) trace->begin(thread);
+    if (trace && thread) trace->begin(thread);
+    if (trace && !thread) trace->mark(0, nullptr, Trace::WAKE, 0, {});
     for (auto* list : {&prologue_, &ops_}) {
       const size_t first = list == &ops_ ? size_t(step.first_op) : 0,
                    last = list == &ops_ ? std::min(size_t(step.last_op), list->size())
@@ -181,6 +182,7 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
     });
     if (trace) trace->mark(thread, nullptr, Trace::SAMPLE, work.done(thread), {});
   });
+  if (trace) trace->mark(0, nullptr, Trace::JOIN, 0, {});
   profile_.mark([] { return std::string("sample"); });
   profile_.end();
   return samples;

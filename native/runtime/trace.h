@@ -31,7 +31,8 @@ class Op;
 
 class Trace {
  public:
-  enum Phase : int32_t { PLAN = -1, SAMPLE = -2 };  // of a step, beside those of operations
+  // Of a step, beside those of operations. WAKE, JOIN: until threads run, and until all are through.
+  enum Phase : int32_t { PLAN, WAKE, SAMPLE, JOIN };
   struct Span {
     const Op* op;
     int32_t phase;

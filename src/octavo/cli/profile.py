@@ -61,7 +61,7 @@ def profile(
 
     from octavo.errors import UsageError
 
-    if (model is None) == (server is None) and model is None:
+    if model is None and server is None:
         raise UsageError("name a model, or a server", "octavo profile smollm2")
     if server is not None and (file is not None or prompt is not None):
         raise UsageError("--server is profiled with the requests that it has, none of its own")
@@ -113,8 +113,7 @@ def _run(
     import uvloop
 
     from octavo.bench.accounting import engines_of
-    from octavo.bench.kernels import measure_limits
-    from octavo.bench.profile import profile_request
+    from octavo.bench.profile import host_limits, profile_request
     from octavo.checkpoint.hub import locate
     from octavo.engine.plan import make_plan
     from octavo.server.source import ModelOptions, ModelSource
@@ -129,7 +128,7 @@ def _run(
     )
     trace = uvloop.run(profile_request(source, body))
     (engine,) = engines_of(trace)
-    return trace, measure_limits(engine.isa, engine.threads)
+    return trace, host_limits(engine)
 
 
 def _stacks(trace: TraceFile) -> list[tuple[str, int]]:

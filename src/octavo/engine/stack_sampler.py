@@ -13,6 +13,7 @@ from collections import Counter
 from types import FrameType
 
 SECONDS = 0.01  # between looks
+CLOCKS = "octavo.engine.call_timer"  # which stand around the calls that are timed
 
 
 class StackSampler:
@@ -42,6 +43,7 @@ def _stack(frame: FrameType | None) -> tuple[str, ...]:
     names = []
     while frame is not None:
         module = frame.f_globals.get("__name__", "?")
-        names.append(f"{module}:{frame.f_code.co_qualname}")
+        if module != CLOCKS:
+            names.append(f"{module}:{frame.f_code.co_qualname}")
         frame = frame.f_back
     return tuple(reversed(names))
