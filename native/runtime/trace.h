@@ -31,7 +31,7 @@ class Op;
 
 class Trace {
  public:
-  // Of a step, beside those of operations. WAKE, JOIN: until threads run, and until all are through.
+  // Of a step, beside those of operations. WAKE: until threads run; JOIN: until all are through.
   enum Phase : int32_t { PLAN, WAKE, SAMPLE, JOIN };
   struct Span {
     const Op* op;
