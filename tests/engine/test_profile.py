@@ -19,6 +19,7 @@ from octavo.engine.plan import make_plan
 from octavo.engine.profiler import EngineProfiler, engine_calls
 from octavo.engine.request import Request, SamplingParams
 from octavo.generate.trace import Event, trace_file
+from tests.families import FAMILIES, save_family
 from tests.small_models import Small, save_hf
 
 LENGTH, LAYERS, THREADS = 24, Small().layers, 2
@@ -114,6 +115,21 @@ def test_what_kernels_read_is_what_there_is(folder: Path) -> None:
     attention = rows[(label == "attention") & (step == step[-1])]
     keys = 40 + LENGTH - 1
     assert attention["operations"].tolist() == [4.0 * small.head_dim * small.heads * keys] * LAYERS
+
+
+def test_experts_read_what_is_counted_elsewhere(tmp_path: Path) -> None:
+    save_family(FAMILIES["mixtral"], tmp_path)
+    opened = open_model(tmp_path)
+    plan = make_plan(opened.compiled, name="m", context=128, threads=THREADS)
+    executable = load_executable(opened, plan)
+    engine = make_engine(opened, executable, plan, TokenTable([], [], []))
+    executable.start_trace(50_000)
+    generate(engine, "experts")
+    names, threads, full = executable.take_trace()
+    rows = np.frombuffer(threads[0], TRACED)
+    of_experts = np.char.startswith(np.array(names)[rows["name"]], "experts")
+    assert not full
+    assert rows["bytes"][of_experts].sum() == executable.counters.expert_bytes > 0
 
 
 def test_a_trace_that_is_full_says_so(folder: Path) -> None:
