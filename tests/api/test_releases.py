@@ -19,8 +19,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from octavo.cli.experiment import experiment
 from octavo.cli.release import release
 from octavo.errors import OctavoError
+from octavo.gateway.config import ConfigFile, Pool
+from octavo.gateway.config import Server as GatewayServer
 from octavo.gateway.run import GatewayOptions, serve
-from octavo.gateway.upstream import parse_place
 from octavo.server.guard import Access
 from octavo.simulate.engine import Speed
 from octavo.simulate.server import Simulated, SimulatedServer
@@ -58,15 +59,16 @@ def url(sock: socket.socket) -> str:
 @asynccontextmanager
 async def gateway(database: str | None = None, **pools: ASGIApp) -> AsyncIterator[str]:
     """The address of one, with a server in each pool."""
-    servers, tasks, places, socks = [], [], [], [listening()]
+    servers, tasks, places, socks = [], [], {}, [listening()]
     for pool, app in pools.items():
         config = uvicorn.Config(app, log_level="critical", lifespan="off")
         servers.append(uvicorn.Server(config))
         socks.append(listening())
         tasks.append(asyncio.create_task(servers[-1].serve([socks[-1]])))
-        places.append(parse_place(f"{pool}={url(socks[-1])}"))
+        places[pool] = Pool(upstreams=(url(socks[-1]),))
     ready = asyncio.Event()
-    options = GatewayOptions(Access(admin_key=ADMIN), places, database=database, drain_timeout=2)
+    state = GatewayServer(database=database, drain_timeout=2)
+    options = GatewayOptions(Access(admin_key=ADMIN), ConfigFile(pools=places), state)
     serving = serve(options, socks[0], ready=lambda _: ready.set(), ended=lambda _: None)
     tasks.append(asyncio.create_task(serving))
     try:

@@ -4,23 +4,42 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.cli.access import keyring_of, url_of
+from octavo.cli.access import url_of
 from octavo.cli.options import POLICIES, Number, count
-from octavo.cli.screen import say
+from octavo.cli.screen import say, say_json
 
 if TYPE_CHECKING:
     from octavo.gateway.upstreams import Upstreams
     from octavo.server.exchange import Exchange
 
 
+class Hedge(Number):
+    """Seconds, or `p95`."""
+
+    def __init__(self) -> None:
+        super().__init__(0.01, 86_400)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == "p95" else super().convert(value, param, ctx)
+
+
 @click.command()
 @click.option(
+    "--config", "config_file", metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="All of this in YAML, and pools and models; read again on SIGHUP. See docs/gateway.md.",
+)  # fmt: skip
+@click.option("--check", is_flag=True, help="Only say what the configuration changes.")
+@click.option("--server", metavar="URL", help="With --check: at this gateway, which runs.")
+@click.option("--config-schema", is_flag=True, help="Print the JSON schema of the file.")
+@click.option(
     "--upstream", "upstreams", multiple=True, metavar="[POOL=]URL",
-    help="Server that answers: http://HOST:PORT (repeatable).",
+    help="Server that answers: http://HOST:PORT, or those of k8s://NAMESPACE/SERVICE:PORT "
+    "(repeatable).",
 )  # fmt: skip
 @click.option(
     "--fallback", "fallbacks", multiple=True, metavar="URL",
@@ -31,11 +50,11 @@ if TYPE_CHECKING:
     help="File with an upstream a line, looked at every second.",
 )  # fmt: skip
 @click.option(
-    "--upstream-dns", "names", multiple=True, metavar="URL",
+    "--upstream-dns", "dns", multiple=True, metavar="URL",
     help="Every address of the URL's name is an upstream; asked for every 5 seconds (repeatable).",
 )  # fmt: skip
 @click.option(
-    "--upstream-key", "key", envvar="OCTAVO_UPSTREAM_KEY",
+    "--upstream-key", envvar="OCTAVO_UPSTREAM_KEY",
     help="Key that upstreams want to see. [the client's, if the gateway needs none itself]",
 )  # fmt: skip
 @click.option(
@@ -43,7 +62,7 @@ if TYPE_CHECKING:
     help="How upstreams are chosen.",
 )  # fmt: skip
 @click.option(
-    "--max-inflight", "places", type=count(1, 1 << 16), default=256, show_default=True, metavar="N",
+    "--max-inflight", type=count(1, 1 << 16), default=256, show_default=True, metavar="N",
     help="Requests at an upstream at once; others wait at the gateway.",
 )  # fmt: skip
 @click.option(
@@ -55,25 +74,33 @@ if TYPE_CHECKING:
     help="Seconds that a request waits for an upstream.",
 )  # fmt: skip
 @click.option(
-    "--connect-timeout", "connect", type=Number(min=0.01), default=2, show_default=True,
+    "--connect-timeout", type=Number(min=0.01), default=2, show_default=True,
     metavar="SECONDS", help="Seconds to reach an upstream.",
 )  # fmt: skip
 @click.option(
-    "--first-token-timeout", "first", type=Number(min=0.01), default=120, show_default=True,
+    "--first-token-timeout", type=Number(min=0.01), default=120, show_default=True,
     metavar="SECONDS", help="Seconds until a stream begins.",
 )  # fmt: skip
 @click.option(
-    "--idle-timeout", "idle", type=Number(min=0.01), default=10, show_default=True,
+    "--idle-timeout", type=Number(min=0.01), default=10, show_default=True,
     metavar="SECONDS",
     help="Seconds between parts of a stream; three times that of servers other than Octavo.",
 )  # fmt: skip
 @click.option(
-    "--total-timeout", "total", type=Number(min=0.01), default=3600, show_default=True,
+    "--total-timeout", type=Number(min=0.01), default=3600, show_default=True,
     metavar="SECONDS", help="Seconds for an answer that is not streamed.",
 )  # fmt: skip
 @click.option(
-    "--probe-interval", "interval", type=Number(min=0.05), default=2, show_default=True,
+    "--probe-interval", type=Number(min=0.05), default=2, show_default=True,
     metavar="SECONDS", help="Seconds between probes of an upstream.",
+)  # fmt: skip
+@click.option(
+    "--hedge", type=Hedge(), metavar="SECONDS|p95",
+    help="Ask a second upstream after so long without a first byte. [never]",
+)  # fmt: skip
+@click.option(
+    "--response-cache", type=count(0, 1 << 40), default=0, show_default=True, metavar="BYTES",
+    help="Keep answers of requests with temperature 0 or a seed, of so many bytes together.",
 )  # fmt: skip
 @click.option("--host", default="127.0.0.1", show_default=True, envvar="OCTAVO_HOST",
               help="Address to listen on.")  # fmt: skip
@@ -86,14 +113,14 @@ if TYPE_CHECKING:
 @click.option("--admin-key", envvar="OCTAVO_ADMIN_KEY",
               help="Require this key to see and change upstreams.")  # fmt: skip
 @click.option(
-    "--keys", "key_file", type=click.Path(dir_okay=False, path_type=Path), envvar="OCTAVO_KEYS",
+    "--keys", type=click.Path(dir_okay=False), envvar="OCTAVO_KEYS",
     help="Require a key of this file, which octavo key writes.",
 )  # fmt: skip
 @click.option("--limits-url", metavar="URL", envvar="OCTAVO_LIMITS_URL",
               help="Valkey in which several gateways count limits together.")  # fmt: skip
-@click.option("--allowed-host", "hosts", multiple=True, metavar="NAME",
+@click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME",
               help="Name that clients may call this gateway by (repeatable).")  # fmt: skip
-@click.option("--cors-origin", "origins", multiple=True, metavar="ORIGIN",
+@click.option("--cors-origin", "cors_origins", multiple=True, metavar="ORIGIN",
               help="Web pages that may call this gateway (repeatable).")  # fmt: skip
 @click.option(
     "--database", metavar="URL", envvar="OCTAVO_DATABASE",
@@ -111,49 +138,41 @@ if TYPE_CHECKING:
               show_default=True, envvar="OCTAVO_LOG_FORMAT",
               help="Lines to read, or an object a line.")  # fmt: skip
 def gateway(
-    upstreams: tuple[str, ...], fallbacks: tuple[str, ...], file: Path | None,
-    names: tuple[str, ...], key: str | None, routing: str, places: int, max_queue: int,
-    queue_timeout: float, connect: float, first: float, idle: float, total: float,
-    interval: float, host: str, port: int, api_keys: tuple[str, ...], admin_key: str | None,
-    key_file: Path | None, limits_url: str | None, hosts: tuple[str, ...],
-    origins: tuple[str, ...], database: str | None, drain_timeout: int, log_level: str,
-    log_format: str,
-) -> None:  # fmt: skip
+    config_file: Path | None, check: bool, server: str | None, config_schema: bool, **given: Any
+) -> None:
     """Answer for any number of servers at one address: Octavo, vLLM, SGLang, llama.cpp, any that
     speaks OpenAI's API."""
 
+    from octavo.cli.asking import Gateway
+    from octavo.cli.gateway_config import access_of, configured, show_changes
     from octavo.errors import UsageError
     from octavo.gateway.extra import check_installed
 
+    if config_schema:
+        from octavo.gateway.config import schema
+
+        return say_json(schema())
+    if server is not None and not check:
+        raise UsageError("--server is compared with by --check", "--check")
     check_installed()
-    if not (upstreams or fallbacks or file or names or admin_key):
+    made = configured(config_file, given)
+    if check:
+        running = None if server is None else Gateway(server.rstrip("/"), given["admin_key"])
+        return show_changes(made, running)
+    access = access_of(made, given)
+    if not (made.config.pools or access.admin_key):
         raise UsageError("a gateway needs a server behind it", "--upstream http://127.0.0.1:8000")
-
-    from octavo.gateway.upstream import DEFAULT, FALLBACK, parse_place
-
-    named = [parse_place(text, DEFAULT, key) for text in upstreams]
-    named += [parse_place(text, FALLBACK, key) for text in fallbacks]
 
     import uvloop
 
-    from octavo.gateway.admission import QueueLimits
-    from octavo.gateway.health import HealthCheck
-    from octavo.gateway.run import GatewayOptions, serve, sources
-    from octavo.gateway.transport import Timeouts
-    from octavo.server.guard import Access
+    from octavo.gateway.run import GatewayOptions, serve
     from octavo.server.logs import logging_to
     from octavo.server.ports import bind
 
-    access = Access(host, api_keys, admin_key, hosts, origins, keyring_of(key_file, limits_url))
-    options = GatewayOptions(
-        access, named, file, names, key, routing, places, Timeouts(connect, first, idle, total),
-        QueueLimits(max_queue, queue_timeout), HealthCheck(interval), database, drain_timeout,
-    )  # fmt: skip
-    for find, _ in sources(options):
-        find()  # what is wrong with them is said before anything else
-    sock = bind(host, port)
-    screen = _Screen(url_of(host, sock.getsockname()[1]))
-    with logging_to(sys.stdout, log_level, log_format):
+    options = GatewayOptions(access, made.config, made.server, config_file, made.environ)
+    sock = bind(made.server.host, made.server.port)
+    screen = _Screen(url_of(made.server.host, sock.getsockname()[1]))
+    with logging_to(sys.stdout, made.server.log_level, made.server.log_format):
         uvloop.run(serve(options, sock, ready=screen.ready, ended=screen.count))
     screen.goodbye()
 

@@ -41,14 +41,14 @@ class NameBody(msgspec.Struct, kw_only=True):
 
 
 class Admin:
-    """Handlers that show upstreams and change them."""
+    """Handlers that show upstreams and change them. key: that upstreams want to see."""
 
     def __init__(
-        self, upstreams: Upstreams, health: Health, relay: Relay, admission: Admission,
-        key: str | None,
-    ) -> None:  # fmt: skip
+        self, upstreams: Upstreams, health: Health, relay: Relay, admission: Admission
+    ) -> None:
         self._upstreams, self._health, self._relay = upstreams, health, relay
-        self._admission, self._key = admission, key
+        self._admission = admission
+        self.key: str | None = None
         self._bodies = Bodies()
 
     def table(self) -> list[Endpoint]:
@@ -69,7 +69,7 @@ class Admin:
     async def add(self, request: Request) -> Response:
         body = await self._read(request, AddBody)
         try:
-            place = parse_place(body.upstream, key=body.key or self._key)
+            place = parse_place(body.upstream, key=body.key or self.key)
         except UsageError as e:
             raise InvalidValue(str(e).replace("--upstream", "upstream"), "upstream") from None
         return self._shown([self._health.add(place)])
@@ -98,9 +98,10 @@ class Admin:
         sender, one = principal(request.scope), exchange(request.scope)
         units = units_of(request, outline, sender, one)
         dealt = self._relay.traffic.deal(outline.model, units)
-        found = self._upstreams.explain(dealt.pool, outline.model, asked.ask)
+        pool = dealt.pools[0]
+        found = self._upstreams.explain(pool, outline.model, asked.ask)
         reply = {
-            "model": outline.model, "version": dealt.version, "pool": dealt.pool,
+            "model": outline.model, "version": dealt.version, "pool": pool,
             "prompt_tokens": asked.ask.tokens, "candidates": [asdict(c) for c in found],
         }  # fmt: skip
         return json_response(encode(reply))

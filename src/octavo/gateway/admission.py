@@ -7,15 +7,16 @@ import math
 import time
 from bisect import insort
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from octavo.errors import InvalidValue, Overloaded
 from octavo.gateway.body import Asked
 from octavo.gateway.errors import NoUpstream, UnknownModel
-from octavo.gateway.upstream import FALLBACK, Upstream
+from octavo.gateway.upstream import Upstream
 from octavo.gateway.upstreams import Lease, Upstreams
 
+Pools = tuple[str, ...]
 LATELY = 30.0  # seconds over which it is counted how many requests end
 
 
@@ -35,11 +36,14 @@ class _Waiting:
 
 
 class Admission:
-    """Gives requests upstreams: lower priorities first, then in order of arrival."""
+    """Gives requests upstreams: lower priorities first, then in order of arrival.
+
+    pools: of a request, the one that it is to go to and those for when nobody in that can.
+    """
 
     def __init__(self, upstreams: Upstreams, limits: QueueLimits) -> None:
-        self._upstreams, self._limits = upstreams, limits
-        self._lines: dict[tuple[str, str], list[_Waiting]] = {}  # by pool and model, in order
+        self._upstreams, self.limits = upstreams, limits
+        self._lines: dict[tuple[Pools, str], list[_Waiting]] = {}  # by pools and model, in order
         self._closed = False
         self._numbers = count()
         self._rate, self._at = 0.0, time.monotonic()  # requests that ended, a second
@@ -58,13 +62,12 @@ class Admission:
             raise InvalidValue(f"the request names no model; known models: {names}", "model")
         return models[0]
 
-    def candidates(self, asked: Asked, pool: str) -> list[Upstream]:
-        """Upstreams that may take a request of a pool now."""
+    def candidates(self, asked: Asked, pools: Pools) -> list[Upstream]:
+        """Upstreams that may take a request now."""
         model = asked.outline.model
-        return [up for up in self._up(pool) if model in up.models]
+        return [up for up in self._up(pools) if model in up.models]
 
-    def _up(self, pool: str) -> list[Upstream]:
-        pools = pool, FALLBACK
+    def _up(self, pools: Pools) -> list[Upstream]:
         return [up for up in self._upstreams if up.state == "up" and up.place.pool in pools]
 
     @property
@@ -105,56 +108,66 @@ class Admission:
         if line and not line[0].turn.done():
             line[0].turn.set_result(None)
 
-    def _look(self, asked: Asked, pool: str, barred: Collection[str]) -> Lease | None:
-        """A place in the pool, else where it falls back to, else at one that is barred; None: all
-        are busy or down. Raises UnknownModel for a model that nobody serves, once it is known."""
+    def _look(self, asked: Asked, pools: Pools, barred: Collection[str]) -> Lease | None:
+        """A place in the first of the pools that has one, else at one that is barred; None: all are
+        busy or down. Raises UnknownModel for a model that nobody serves, once it is known."""
         model, known = asked.outline.model or "", False
         for kept_out in (barred, ()) if barred else ((),):
-            for each in (pool, FALLBACK):
+            for each in pools:
                 found = self._upstreams.choose(each, model, asked.ask, kept_out)
                 if found.lease is not None:
                     return found.lease
                 known |= found.known
         states = {up.state for up in self._upstreams}
         if not known and "up" in states and "starting" not in states:
-            names = sorted({name for up in self._up(pool) for name in up.models})
-            raise UnknownModel(model, names, pool if model in self._upstreams.models else "")
+            names = sorted({name for up in self._up(pools) for name in up.models})
+            raise UnknownModel(model, names, pools[0] if model in self._upstreams.models else "")
         return None
 
-    async def place(self, asked: Asked, pool: str, barred: Collection[str] = ()) -> Lease:
+    def spare(self, asked: Asked, pools: Pools, barred: Collection[str]) -> Lease | None:
+        """An upstream of the first pool beside those that are barred, if one is free and nobody
+        waits."""
+        if self.waiting:
+            return None
+        ask = replace(asked.ask, session="")  # which stays where it is
+        return self._upstreams.choose(pools[0], asked.outline.model or "", ask, barred).lease
+
+    async def place(self, asked: Asked, pools: Pools, barred: Collection[str] = ()) -> Lease:
         """An upstream for a request, as soon as there is one. barred: rather others than these.
 
         Raises UnknownModel, NoUpstream if it would wait too long, and Overloaded at the end.
         """
         self._check_open()
-        key = pool, asked.outline.model or ""  # who waits for one pool is in no other's way
-        if not self._lines.get(key) and (lease := self._look(asked, pool, barred)) is not None:
+        key = pools, asked.outline.model or ""  # who waits for one pool is in no other's way
+        if not self._lines.get(key) and (lease := self._look(asked, pools, barred)) is not None:
             return lease
-        if (full := self.waiting) >= self._limits.requests:
+        if (full := self.waiting) >= self.limits.requests:
             raise NoUpstream(f"{full:,} requests wait already", "overloaded", self.retry_after)
         line = self._lines.setdefault(key, [])
         one = _Waiting(asked.priority, next(self._numbers), self._turn())
         insort(line, one)
         try:
-            return await self._wait(one, asked, pool, barred)
+            return await self._wait(one, asked, pools, barred)
         finally:
             line.remove(one)
             self._call(line)
             if not line:
                 self._lines.pop(key, None)
 
-    async def _wait(self, one: _Waiting, asked: Asked, pool: str, barred: Collection[str]) -> Lease:
+    async def _wait(
+        self, one: _Waiting, asked: Asked, pools: Pools, barred: Collection[str]
+    ) -> Lease:
         try:
-            async with asyncio.timeout(self._limits.seconds):
+            async with asyncio.timeout(self.limits.seconds):
                 while True:
                     await one.turn
                     self._check_open()
-                    if (lease := self._look(asked, pool, barred)) is not None:
+                    if (lease := self._look(asked, pools, barred)) is not None:
                         return lease
                     one.turn = self._turn()
         except TimeoutError:
-            seconds = self._limits.seconds
-            if self.candidates(asked, pool):
+            seconds = self.limits.seconds
+            if self.candidates(asked, pools):
                 text = f"every upstream was busy for {seconds:g} s"
                 raise NoUpstream(text, "overloaded", self.retry_after) from None
             text = f"no upstream answered for {seconds:g} s"

@@ -14,6 +14,7 @@ from octavo import __version__
 from octavo.errors import Overloaded
 from octavo.gateway.admin import Admin
 from octavo.gateway.admission import Admission
+from octavo.gateway.config_admin import ConfigAdmin
 from octavo.gateway.metrics import GatewayMetrics
 from octavo.gateway.relay import Relay
 from octavo.gateway.trials import Trials
@@ -92,8 +93,8 @@ class About:
 
 
 def create_app(
-    upstreams: Upstreams, relay: Relay, admin: Admin, trials: Trials, door: Door,
-    metrics: GatewayMetrics, access: Access, observe: Observer, running: Running,
+    upstreams: Upstreams, relay: Relay, admin: Admin, trials: Trials, configs: ConfigAdmin,
+    door: Door, metrics: GatewayMetrics, access: Access, observe: Observer, running: Running,
 ) -> ASGIApp:  # fmt: skip
     """The ASGI application, which calls `observe` with every exchange that has ended."""
     default, about = DIALECTS[0], About(upstreams, door, metrics)
@@ -108,6 +109,7 @@ def create_app(
         Endpoint("/v1/requests/{id}/cancel", "POST", answering(cancel(running))),
         *admin.table(),
         *trials.table(),
+        *configs.table(),
     ]
     table = [(one, default) for one in own]
 

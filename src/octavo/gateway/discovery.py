@@ -1,25 +1,60 @@
-"""Finds upstreams while serving: those of a file, and those that a name stands for."""
+"""Finds upstreams while serving: of a file, of a name, and how services of Kubernetes are named."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from octavo.errors import UsageError
-from octavo.gateway.health import Health
-from octavo.gateway.upstream import Place, Upstream, parse_place
+from octavo.gateway.upstream import DEFAULT, Place, parse_place
 
 LOG = logging.getLogger("octavo.gateway")
 LOOK = 1.0  # seconds between looks at a file
 ASK = 5.0  # seconds between questions for a name
+KUBERNETES = "k8s://"
 Find = Callable[[], list[Place]]
+Take = Callable[[list[Place]], None]
 
 
-def of_file(file: Path, key: str | None) -> Find:
+@dataclass(frozen=True)
+class Service:
+    """A service of Kubernetes. port: its name there, or the number that the pods listen on."""
+
+    namespace: str
+    name: str
+    port: str
+
+
+def parse_service(url: str) -> Service:
+    """What `k8s://NAMESPACE/SERVICE:PORT` names. Raises UsageError."""
+    found = re.fullmatch(r"k8s://([a-z0-9-]+)/([a-z0-9-]+):([a-z0-9-]+)", url.rstrip("/"))
+    if found is None:
+        raise UsageError(
+            f"{url!r} is not k8s://NAMESPACE/SERVICE:PORT", "--upstream k8s://llm/engines:8000"
+        )
+    return Service(*found.groups())
+
+
+class Source(Protocol):
+    """Says which upstreams there are."""
+
+    async def look(self) -> list[Place]:
+        """Those that there are now. Raises UsageError."""
+        ...
+
+    async def follow(self, take: Take) -> None:
+        """Tells of all of them whenever others are there than before, until it is cancelled."""
+        ...
+
+
+def of_file(file: Path, key: str | None, pool: str = DEFAULT) -> Find:
     """Reads a file with an upstream a line, `#` before comments."""
 
     def find() -> list[Place]:
@@ -29,14 +64,17 @@ def of_file(file: Path, key: str | None) -> Find:
             why = e.strerror if isinstance(e, OSError) else "it is not UTF-8"
             raise UsageError(f"--upstream-file {str(file)!r} cannot be read: {why}") from None
         texts = (line.partition("#")[0].strip() for line in lines)
-        return [parse_place(text, key=key) for text in texts if text]
+        try:
+            return [parse_place(text, pool, key) for text in texts if text]
+        except UsageError as e:
+            raise UsageError(str(e).replace("--upstream", f"{str(file)!r}:")) from None
 
     return find
 
 
-def of_name(text: str, key: str | None) -> Find:
+def of_name(text: str, key: str | None, pool: str = DEFAULT) -> Find:
     """Asks for the addresses of a URL's name: each is an upstream."""
-    place = parse_place(text, key=key)
+    place = parse_place(text, pool, key)
     parts = urlsplit(place.url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
 
@@ -52,31 +90,23 @@ def of_name(text: str, key: str | None) -> Find:
     return find
 
 
-class Follow:
-    """Keeps the upstreams as one source says: those that it names no longer are drained."""
+class Polled:
+    """A source that is looked at again and again. Where that fails, all stays as it is."""
 
-    def __init__(self, health: Health, find: Find, seconds: float) -> None:
-        self._health, self._find, self._seconds = health, find, seconds
-        self._mine: dict[str, Upstream] = {}
-        self._error = ""
+    def __init__(self, find: Find, seconds: float) -> None:
+        self._find, self._seconds = find, seconds
 
-    def take(self, places: list[Place]) -> None:
-        """Takes over what the source says now."""
-        named = {place.id: place for place in places}
-        for name in self._mine.keys() - named.keys():
-            self._health.retire(self._mine.pop(name))
-        for name, place in named.items():
-            if name not in self._mine or self._mine[name].place != place:
-                self._mine[name] = self._health.add(place)
+    async def look(self) -> list[Place]:
+        return await asyncio.to_thread(self._find)
 
-    async def run(self) -> None:
-        """Looks again and again. Where that fails, all stays as it is."""
+    async def follow(self, take: Take) -> None:
+        said = ""
         while True:
             await asyncio.sleep(self._seconds)
             try:
-                self.take(await asyncio.to_thread(self._find))
-                self._error = ""
+                take(await self.look())
+                said = ""
             except UsageError as e:
-                if str(e) != self._error:
+                if str(e) != said:
                     LOG.warning("%s; the upstreams stay as they are", e)
-                self._error = str(e)
+                said = str(e)

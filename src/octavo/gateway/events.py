@@ -8,7 +8,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Finished:
     """Numbers and names of a request. seconds: until its end; ttft: until its first byte; itl: mean
-    seconds between tokens. retries: before the first byte; failovers: after it."""
+    seconds between tokens. retries: before the first byte; failovers: after it. hedges:
+    second upstreams that were asked; hedge_won: one of them answered."""
 
     model: str
     version: str
@@ -22,3 +23,5 @@ class Finished:
     completion_tokens: int
     retries: int
     failovers: int
+    hedges: int = 0
+    hedge_won: bool = False

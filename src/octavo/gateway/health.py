@@ -39,7 +39,7 @@ class Health:
     """Probes every upstream, for as long as it is there."""
 
     def __init__(self, upstreams: Upstreams, transport: Transport, check: HealthCheck) -> None:
-        self._upstreams, self._transport, self._check = upstreams, transport, check
+        self._upstreams, self._transport, self.check = upstreams, transport, check
         self._tasks: dict[Upstream, asyncio.Task[None]] = {}
         self._asked: dict[Upstream, asyncio.Event] = {}
         self._retired: set[Upstream] = set()
@@ -84,26 +84,26 @@ class Health:
             except UpstreamFailed as e:
                 good = 0
                 upstream.misses += 1
-                if e.code == "upstream_down" or upstream.misses >= self._check.misses:
+                if e.code == "upstream_down" or upstream.misses >= self.check.misses:
                     self._upstreams.down(upstream, str(e))
             else:
                 good, upstream.misses = good + 1, 0
-                back = upstream.state != "down" or good >= self._check.returns
+                back = upstream.state != "down" or good >= self.check.returns
                 if upstream.state != "draining" and back:
                     self._upstreams.up(upstream, models, own)
             # one that is coming back is asked again soon, one that starts is not kept waiting
             soon = upstream.state == "starting" or (upstream.state == "down" and good)
-            pause = self._check.interval / (10 if soon else 1)
+            pause = self.check.interval / (10 if soon else 1)
             try:
                 async with asyncio.timeout(pause):
                     await asked.wait()
-                    await asyncio.sleep(self._check.interval / 10)
+                    await asyncio.sleep(self.check.interval / 10)
             except TimeoutError:
                 pass
 
     async def _probe(self, upstream: Upstream) -> tuple[tuple[str, ...], bool]:
         """The models of an upstream, and whether it is Octavo. Raises UpstreamFailed."""
-        timeout = self._check.timeout
+        timeout = self.check.timeout
         status, text = await self._transport.get(upstream, "/v1/models", timeout)
         if status != 200:
             hint = "; it wants a key (--upstream-key)" if status in (401, 403) else ""

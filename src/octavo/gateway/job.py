@@ -28,6 +28,8 @@ class Job:
     tries: int = 0  # that failed since the answer last went on
     failovers: int = 0
     retries: int = 0
+    hedges: int = 0  # second upstreams that were asked
+    hedge_won: bool = False
     lease: Lease | None = None
     tail: bytes = b""  # of what was passed on
     chunks: int = 0

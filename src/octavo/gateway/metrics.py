@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from prometheus_client import Counter
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from octavo.gateway.admission import Admission
 from octavo.gateway.events import Finished
+from octavo.gateway.response_cache import ResponseCache
 from octavo.gateway.upstreams import Upstreams
 from octavo.server.metrics import Metrics
 
@@ -45,6 +46,23 @@ def _gauge(name: str, text: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"octavo_upstream_{name}", text, labels=["replica"])
 
 
+class _CacheCollector(Collector):
+    """Reads the response cache when scraped."""
+
+    def __init__(self, cache: ResponseCache) -> None:
+        self._cache = cache
+
+    def collect(self) -> Iterator[Metric]:
+        cache = self._cache
+        asked = CounterMetricFamily(
+            "octavo_response_cache", "Requests whose answers may be kept", labels=["result"]
+        )
+        asked.add_metric(["hit"], cache.hits)
+        asked.add_metric(["miss"], cache.misses)
+        yield asked
+        yield GaugeMetricFamily("octavo_response_cache_bytes", "Of answers kept", cache.size)
+
+
 class GatewayMetrics(Metrics):
     """What every server measures, and what became of requests at upstreams."""
 
@@ -64,8 +82,19 @@ class GatewayMetrics(Metrics):
             registry=self.registry,
         )  # fmt: skip
 
+        self._hedges = Counter(
+            "octavo_upstream_hedges", "Requests that a second upstream got beside a slow one",
+            ["won"], registry=self.registry,
+        )  # fmt: skip
+
+    def watch(self, cache: ResponseCache) -> None:
+        """Tells of a response cache, too."""
+        self.registry.register(_CacheCollector(cache))
+
     def relayed(self, one: Finished) -> None:
         """Counts a request that has ended."""
         self._upstream.labels(one.replica, one.version, str(one.status)).inc()
         self._retries.inc(one.retries)
         self._failovers.inc(one.failovers)
+        if one.hedges:
+            self._hedges.labels("yes" if one.hedge_won else "no").inc(one.hedges)

@@ -7,11 +7,13 @@ import random
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.balance.hedge import Hedges
 from octavo.balance.retry import RETRYABLE, Backoff, RetryBudget
 from octavo.errors import RequestError
 from octavo.gateway.admission import Admission
@@ -31,7 +33,9 @@ from octavo.gateway.body import Asked, read_outline
 from octavo.gateway.errors import UpstreamFailed
 from octavo.gateway.events import Finished
 from octavo.gateway.health import Health
+from octavo.gateway.hedge import Begun, begin, first_good, good
 from octavo.gateway.job import Job
+from octavo.gateway.response_cache import ResponseCache, key_of
 from octavo.gateway.traffic import SESSION, Traffic, units_of
 from octavo.gateway.transport import Answer, Transport
 from octavo.gateway.upstreams import Lease
@@ -65,6 +69,7 @@ class Relay:
         self._passed_on = PASSED_ON[len(KEYS) :] if guarded else PASSED_ON
         self._bodies = Bodies()
         self._backoff = Backoff()
+        self.hedges, self.cache = Hedges(), ResponseCache()
         self._budget = RetryBudget(time.monotonic)
 
     async def answer(self, request: Request, path: str) -> Response:
@@ -89,9 +94,18 @@ class Relay:
         job = Job(asked, headers, dealt, Usage(began=one.began), asked.resume())
         one.usage = job.usage
         await self._reserve(request, job)
+        key = key_of(job) if self.cache.limit else None
+        if key is not None:
+            if (coming := self.cache.coming(key)) is not None:
+                await while_connected(request.receive, coming.wait())
+            if (kept := self.cache.take(key)) is not None:
+                one.model = outline.model
+                return kept.response()
+            if coming is None:  # else it is not kept, and the others do not wait for one another
+                one.at_end.append(self.cache.begin(key))
         one.at_end.append(lambda: self._ended(job, one))
         self._budget.request()
-        response = await self._run(job, request)
+        response = await self._run(job, request, key)
         response.headers.update(dealt.headers)
         return response
 
@@ -105,31 +119,35 @@ class Relay:
         meter = await account.take(job.asked.ask.tokens, job.asked.most_tokens)
         one.at_end.append(lambda: meter.settle(job.usage.computed))
 
-    async def _run(self, job: Job, request: Request) -> Response:
+    async def _run(self, job: Job, request: Request, key: bytes | None) -> Response:
         one = exchange(request.scope)
         answer = await while_connected(request.receive, self._first(job))
         lease, model = job.lease, job.asked.outline.model
         assert lease is not None
         one.model = model  # which is one that an upstream has
         if isinstance(answer, Response):
+            if key is not None:
+                self.cache.keep(key, answer)
             return answer
-        frames = self._frames(job, answer, one)
-        stream = EventStream(frames, answer[0].headers["content-type"])
+        frames, kind = self._frames(job, answer, one), answer[0].headers["content-type"]
+        if key is not None:
+            frames = self.cache.stream(key, frames, kind, lease.upstream.id)
+        stream = EventStream(frames, kind)
         stream.headers["x-replica"] = lease.upstream.id
         return stream
 
     # -- until something has come -----------------------------------------------------------------
 
-    async def _first(self, job: Job) -> Response | tuple[Answer, bytes]:
+    async def _first(self, job: Job) -> Begun:
         """A whole answer, or one that streams and its first bytes. Raises RequestError."""
         usage = job.usage
         while True:
             usage.submitted = usage.submitted or time.monotonic()
-            job.lease = lease = await self._admission.place(job.asked, job.dealt.pool, job.failed)
+            job.lease = lease = await self._admission.place(job.asked, job.dealt.pools, job.failed)
             usage.admitted = usage.first or time.monotonic()  # it has waited so long for a place
             refused, wish = None, None
             try:
-                found = await self._limited(job, lease)
+                found = await self._begun(job, lease)
                 if not isinstance(found, Response) or found.status_code not in RETRYABLE:
                     return found
                 refused, wish, error = found, wanted_wait(found), refusal(lease, found)
@@ -144,7 +162,51 @@ class Relay:
                 return refused
             raise error
 
-    async def _limited(self, job: Job, lease: Lease) -> Response | tuple[Answer, bytes]:
+    async def _begun(self, job: Job, lease: Lease) -> Begun:
+        """What an upstream answers, or another, if the first says nothing for a while."""
+        model, stream, began = job.asked.outline.model or "", job.asked.stream, time.monotonic()
+        seconds = None if job.follower is not None else self.hedges.seconds(model, stream)
+        if seconds is None:
+            found = await self._limited(job, lease)
+        else:
+            found = await self._hedged(job, lease, seconds)
+        if good(found):
+            self.hedges.seen(model, stream, time.monotonic() - began)
+        return found
+
+    async def _hedged(self, job: Job, lease: Lease, seconds: float) -> Begun:
+        first = begin(self._limited(job, lease), lease)
+        tries = [first]
+        try:
+            await asyncio.wait({first.task}, timeout=seconds)
+            if not first.task.done() and (other := self._spare(job, lease)) is not None:
+                job.hedges += 1
+                beside = replace(job, lease=other)
+                tries.append(begin(self._limited(beside, other), other))
+                if await first_good(tries) is tries[1]:
+                    tries.reverse()
+                    job.lease, job.follower, job.hedge_won = other, beside.follower, True
+            return await tries[0].task
+        except asyncio.CancelledError:
+            tries.append(first)
+            raise
+        finally:
+            for one in tries[1:]:
+                if await one.leave() is False:
+                    job.failed.add(one.lease.upstream.id)
+                    self._health.look(one.lease.upstream)
+
+    def _spare(self, job: Job, lease: Lease) -> Lease | None:
+        """Another upstream for a request, if there is one and the budget allows it."""
+        if self._budget.left < 1:
+            return None
+        barred = {lease.upstream.id, *job.failed}
+        found = self._admission.spare(job.asked, job.dealt.pools, barred)
+        if found is not None:
+            self._budget.retry()
+        return found
+
+    async def _limited(self, job: Job, lease: Lease) -> Begun:
         """What an upstream answers in time, and while it is not known to be down."""
         up, timeouts, loop = lease.upstream, self._transport.timeouts, asyncio.get_running_loop()
         seconds = timeouts.first if job.asked.stream else timeouts.total
@@ -169,7 +231,7 @@ class Relay:
             up.cut.add(found[0].cut)
         return found
 
-    async def _try(self, job: Job, lease: Lease) -> Response | tuple[Answer, bytes]:
+    async def _try(self, job: Job, lease: Lease) -> Begun:
         """What an upstream answers. Raises UpstreamFailed."""
         up, timeouts = lease.upstream, self._transport.timeouts
         own = up.own and job.resume is not None
@@ -221,7 +283,7 @@ class Relay:
         job.failed.add(lease.upstream.id)
         job.tries += 1
         others = any(
-            u.id not in job.failed for u in self._admission.candidates(job.asked, job.dealt.pool)
+            u.id not in job.failed for u in self._admission.candidates(job.asked, job.dealt.pools)
         )
         delay = self._backoff.delay(job.tries, random.random(), None if others else wish)
         if delay is None or (error.busy and not self._budget.retry()):
@@ -309,7 +371,7 @@ class Relay:
         if not await self._again(job, lease, error, None):
             raise error
         job.failovers += 1
-        able = self._admission.candidates(job.asked, job.dealt.pool)
+        able = self._admission.candidates(job.asked, job.dealt.pools)
         job.failed |= {up.id for up in able if not up.own}  # which would begin anew
         found = await self._first(job)
         if isinstance(found, Response):
@@ -328,7 +390,8 @@ class Relay:
             itl=None if usage.first is None or usage.last is None or job.tokens < 2
             else (usage.last - usage.first) / (job.tokens - 1),
             prompt_tokens=usage.prompt, completion_tokens=usage.completion,
-            retries=job.retries, failovers=job.failovers,
+            retries=job.retries, failovers=job.failovers, hedges=job.hedges,
+            hedge_won=job.hedge_won,
         )  # fmt: skip
         self._watch(told)
         batch = 0 if lease is None else lease.upstream.running

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from octavo.experiments.controller import Experiments
 from octavo.gateway.admin import Admin
-from octavo.gateway.admission import Admission, QueueLimits
+from octavo.gateway.admission import Admission
 from octavo.gateway.app import Door, create_app
-from octavo.gateway.discovery import ASK, LOOK, Find, Follow, of_file, of_name
+from octavo.gateway.config import ConfigFile, Server
+from octavo.gateway.config_admin import ConfigAdmin
+from octavo.gateway.config_history import ConfigHistory
+from octavo.gateway.control import Control, Parts, Started, limits_of, timeouts_of
 from octavo.gateway.health import Health, HealthCheck
 from octavo.gateway.metrics import GatewayMetrics
 from octavo.gateway.relay import Relay
 from octavo.gateway.state import kept_in
 from octavo.gateway.traffic import Traffic
-from octavo.gateway.transport import Timeouts, Transport
+from octavo.gateway.transport import Transport
 from octavo.gateway.trials import Trials
-from octavo.gateway.upstream import Place
 from octavo.gateway.upstreams import Upstreams
 from octavo.release.controller import Releases
 from octavo.server.exchange import Exchange, Observer, Running
@@ -33,27 +36,15 @@ FIRST_LOOK = 5.0  # seconds for an upstream to answer before the gateway says th
 
 @dataclass(frozen=True)
 class GatewayOptions:
-    """A gateway. places: requests at an upstream at once. key: that upstreams want to see."""
+    """A gateway. server: in place of what the configuration says of it. file: of the configuration,
+    which a signal has read again. environ: has the keys that it names."""
 
     access: Access
-    upstreams: Sequence[Place] = ()
+    config: ConfigFile
+    server: Server = Server()
     file: Path | None = None
-    names: Sequence[str] = ()  # whose addresses are upstreams
-    key: str | None = None
-    routing: str = "cost"
-    places: int = 256
-    timeouts: Timeouts = field(default_factory=Timeouts)
-    queue: QueueLimits = field(default_factory=QueueLimits)
-    health: HealthCheck = field(default_factory=HealthCheck)
-    database: str | None = None  # of releases and experiments; None: in memory
-    drain_timeout: int = 30
+    environ: Mapping[str, str] = field(default_factory=dict)
     write_timeout: float = 60
-
-
-def sources(options: GatewayOptions) -> list[tuple[Find, float]]:
-    """Where upstreams are looked for while serving, and how often."""
-    found = [] if options.file is None else [(of_file(options.file, options.key), LOOK)]
-    return found + [(of_name(name, options.key), ASK) for name in options.names]
 
 
 async def serve(
@@ -65,23 +56,24 @@ async def serve(
     ready: called once an upstream has answered, or none did for a while. ended: called with every
     exchange that has ended.
     """
-    async with kept_in(options.database) as kept:
+    async with kept_in(options.server.database) as kept:
         await _serve(options, sock, *kept, ready, ended)
 
 
 async def _serve(
     options: GatewayOptions, sock: socket.socket, releases: Releases, experiments: Experiments,
-    ready: Callable[[Upstreams], None], ended: Observer,
+    history: ConfigHistory, ready: Callable[[Upstreams], None], ended: Observer,
 ) -> None:  # fmt: skip
-    upstreams = Upstreams(options.routing, options.places)
-    transport = Transport(options.timeouts)
-    admission = Admission(upstreams, options.queue)
-    health = Health(upstreams, transport, options.health)
+    config = options.config
+    upstreams, transport = Upstreams(), Transport(timeouts_of(config))
+    admission = Admission(upstreams, limits_of(config))
+    health = Health(upstreams, transport, HealthCheck(config.probe_interval))
     metrics, keyring = GatewayMetrics(upstreams, admission), options.access.keyring
     access = options.access
     guarded = bool(access.api_keys or access.admin_key or keyring)
     traffic = Traffic(releases, experiments)
     relay = Relay(admission, transport, health, traffic, metrics.relayed, guarded)
+    metrics.watch(relay.cache)
     door, running = Door(upstreams, admission), Running()
 
     def observe(one: Exchange) -> None:
@@ -91,20 +83,20 @@ async def _serve(
             keyring.count(one)
         ended(one)
 
-    admin = Admin(upstreams, health, relay, admission, options.key)
-    trials = Trials(releases, experiments, upstreams)
+    admin = Admin(upstreams, health, relay, admission)
+    parts = Parts(upstreams, transport, admission, health, traffic, admin, relay)
+    control = Control(Started(config, options.environ, options.file), history, parts)
+    trials, configs = Trials(releases, experiments, upstreams), ConfigAdmin(control)
     app = create_app(
-        upstreams, relay, admin, trials, door, metrics, options.access, observe, running
+        upstreams, relay, admin, trials, configs, door, metrics, access, observe, running
     )
-    server = http_server(app, door, options.drain_timeout, options.write_timeout, observe, running)
+    seconds = options.server.drain_timeout
+    server = http_server(app, door, seconds, options.write_timeout, observe, running)
     tasks = [asyncio.create_task(server.serve([sock]))]
     try:
-        for place in options.upstreams:
-            health.add(place)
-        for find, seconds in sources(options):
-            follow = Follow(health, find, seconds)
-            follow.take(await asyncio.to_thread(find))
-            tasks.append(asyncio.create_task(follow.run()))
+        await control.start()
+        if options.file is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, control.on_signal)
         if keyring is not None:
             tasks.append(asyncio.create_task(keyring.watch()))
         tasks.append(asyncio.create_task(_tell(upstreams, ready)))
@@ -114,6 +106,7 @@ async def _serve(
         for task in tasks[1:]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await control.close()
         await health.close()
         await transport.close()
         if keyring is not None:

@@ -1,4 +1,4 @@
-"""What a gateway keeps: its releases and experiments, in a database."""
+"""What a gateway keeps: its releases, experiments and configurations, in a database."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from octavo.errors import OctavoError, place
 from octavo.experiments import controller as of_experiments
 from octavo.experiments.controller import Experiments
 from octavo.experiments.store import ExperimentStore
+from octavo.gateway.config_history import ConfigHistory
 from octavo.release import controller as of_releases
 from octavo.release.controller import Releases
 from octavo.release.database import DatabaseError, open_database
@@ -20,7 +21,9 @@ LOG = logging.getLogger("octavo.gateway")
 
 
 @asynccontextmanager
-async def kept_in(database: str | None) -> AsyncIterator[tuple[Releases, Experiments]]:
+async def kept_in(
+    database: str | None,
+) -> AsyncIterator[tuple[Releases, Experiments, ConfigHistory]]:
     """Releases and experiments as they go on; what was seen is written at the end. None: in memory.
     Raises OctavoError."""
     opened, end = await asyncio.to_thread(open_database, database), asyncio.Event()
@@ -31,7 +34,7 @@ async def kept_in(database: str | None) -> AsyncIterator[tuple[Releases, Experim
             asyncio.create_task(_keep(experiments, of_experiments.TICK, "experiments", end)),
         ]
         try:
-            yield releases, experiments
+            yield releases, experiments, ConfigHistory(opened)
         finally:
             end.set()
             await asyncio.gather(*tasks)

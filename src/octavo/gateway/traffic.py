@@ -15,14 +15,15 @@ from octavo.experiments.bodies import altered
 from octavo.experiments.controller import Chosen, Experiments
 from octavo.experiments.spec import Unit
 from octavo.gateway.body import Outline
+from octavo.gateway.config import Model
 from octavo.gateway.events import Finished
 from octavo.gateway.seen import Seen
-from octavo.gateway.upstream import DEFAULT
 from octavo.release.controller import Assigned, Releases
 from octavo.release.events import RequestEvent
 from octavo.server.exchange import Exchange
 from octavo.server.guard import Principal
 
+OTHER = Model()  # that are not named
 GONE = 499  # the status of requests whose clients have left
 SESSION, UNIT = "x-session-id", "x-experiment-unit"
 NOT_ASKED = (401, 403, 413, 429, GONE)  # says nothing of the version
@@ -30,16 +31,20 @@ NOT_ASKED = (401, 403, 413, 429, GONE)  # says nothing of the version
 
 @dataclass(frozen=True)
 class Dealt:
-    """Where a request goes. seen: reads the answer, if somebody wants to know of it."""
+    """Where a request goes. route: of its model; seen: reads the answer, if somebody wants to know
+    of it."""
 
     model: str
+    route: Model
     assigned: Assigned | None = None
     chosen: Chosen | None = None
     seen: Seen | None = None
 
     @property
-    def pool(self) -> str:
-        return DEFAULT if self.assigned is None else self.assigned.pool
+    def pools(self) -> tuple[str, ...]:
+        """That which it goes to, and those for when nobody in it can."""
+        own = self.route.pool if self.assigned is None else self.assigned.pool
+        return own, *self.route.fallback
 
     @property
     def version(self) -> str:
@@ -74,11 +79,12 @@ def units_of(
 
 
 class Traffic:
-    """clock: seconds since 1970, as the releases have it."""
+    """models: which pools serve them. clock: seconds since 1970, as the releases have it."""
 
     def __init__(
         self, releases: Releases, experiments: Experiments, clock: Callable[[], float] = time.time
     ) -> None:
+        self.models: Mapping[str, Model] = {}
         self._releases, self._experiments, self._clock = releases, experiments, clock
 
     def deal(self, model: str, units: Mapping[Unit, str]) -> Dealt:
@@ -90,7 +96,8 @@ class Traffic:
         unit = next(name for kind, name in units.items() if kind != "key" and name)
         assigned = self._releases.assign(model, unit)
         watched = chosen is not None or (assigned is not None and assigned.watched)
-        return Dealt(model, assigned, chosen, Seen() if watched else None)
+        route = self.models.get(model, OTHER)
+        return Dealt(model, route, assigned, chosen, Seen() if watched else None)
 
     def ended(self, dealt: Dealt, one: Finished, cached: int, batch: int) -> None:
         """A request has ended. cached: tokens of its prompt; batch: requests beside it."""

@@ -106,15 +106,19 @@ class Transport:
     """Connections to all upstreams."""
 
     def __init__(self, timeouts: Timeouts) -> None:
-        self.timeouts = timeouts
+        self.configure(timeouts)
         connector = aiohttp.TCPConnector(
             limit=0, keepalive_timeout=KEEP_ALIVE, ttl_dns_cache=5, enable_cleanup_closed=True
         )
-        limits = aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect)
         self._session = aiohttp.ClientSession(
-            connector=connector, timeout=limits, auto_decompress=False, skip_auto_headers=QUIET,
+            connector=connector, auto_decompress=False, skip_auto_headers=QUIET,
             cookie_jar=aiohttp.DummyCookieJar(), read_bufsize=1 << 18,
         )  # fmt: skip
+
+    def configure(self, timeouts: Timeouts) -> None:
+        """Requests that are sent from now on keep to these."""
+        self.timeouts = timeouts
+        self._limits = aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect)
 
     async def open(
         self, upstream: Upstream, path: str, headers: Mapping[str, str], body: bytes, idle: float
@@ -123,8 +127,9 @@ class Transport:
         data = io.BytesIO(body) if len(body) > LARGE else body
         try:
             response = await self._session.post(
-                upstream.place.url + path, data=data, headers=headers, allow_redirects=False
-            )
+                upstream.place.url + path, data=data, headers=headers, allow_redirects=False,
+                timeout=self._limits,
+            )  # fmt: skip
         except FAULTS as e:
             raise failed(upstream.id, e) from None
         return Answer(response, upstream.id, idle)
@@ -136,7 +141,9 @@ class Transport:
         try:
             async with (
                 asyncio.timeout(seconds),
-                self._session.get(upstream.place.url + path, headers=headers) as response,
+                self._session.get(
+                    upstream.place.url + path, headers=headers, timeout=self._limits
+                ) as response,
             ):
                 return response.status, await response.read()
         except FAULTS as e:

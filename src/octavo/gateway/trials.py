@@ -104,14 +104,14 @@ class Trials:
                 raise InvalidValue(
                     f"no upstream is in the pool {name[:64]!r}; pools: {known}", "canary"
                 )
-        return _said(_card(await asyncio.to_thread(self._releases.start, spec, _who(request))))
+        return _said(_card(await asyncio.to_thread(self._releases.start, spec, asker(request))))
 
     async def act(self, request: Request) -> Response:
         """Promotes, finishes, pauses, resumes or rolls back."""
         body, action = await self._read(request, ModelBody), request.path_params["action"]
         if action not in get_args(Action):
             raise InvalidValue(f"action is one of {', '.join(get_args(Action))}", "action")
-        who = _who(request)
+        who = asker(request)
         done = await asyncio.to_thread(self._releases.act, body.model, action, who)
         return _said(_card(done))
 
@@ -131,7 +131,7 @@ class Trials:
 
     async def start_experiment(self, request: Request) -> Response:
         spec = await self._spec(request, experiment_spec.convert)
-        await asyncio.to_thread(self._experiments.start, spec, _who(request))
+        await asyncio.to_thread(self._experiments.start, spec, asker(request))
         return _said({"id": spec.id, "started": True})
 
     async def report(self, request: Request) -> Response:
@@ -161,7 +161,7 @@ class Trials:
         body, id = await self._read(request, SharesBody), request.path_params["id"]
         shares = {name: weight / 100 for name, weight in body.weights.items()}
         try:
-            await asyncio.to_thread(self._experiments.change_shares, id, shares, _who(request))
+            await asyncio.to_thread(self._experiments.change_shares, id, shares, asker(request))
         except UsageError as e:
             raise InvalidValue(str(e), "weights") from None
         return _said({"id": id, "weights": body.weights})
@@ -169,7 +169,7 @@ class Trials:
     async def stop(self, request: Request) -> Response:
         require_admin(request.scope)
         id = request.path_params["id"]
-        await asyncio.to_thread(self._experiments.stop, id, _who(request))
+        await asyncio.to_thread(self._experiments.stop, id, asker(request))
         return _said({"id": id, "ended": True})
 
     async def feedback(self, request: Request) -> Response:
@@ -203,7 +203,8 @@ class Trials:
                 raise InvalidValue(str(e)) from None
 
 
-def _who(request: Request) -> str:
+def asker(request: Request) -> str:
+    """The name of who asks, as records have it."""
     account = principal(request.scope).account
     return "admin" if account is None else account.key.name
 

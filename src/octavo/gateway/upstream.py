@@ -30,13 +30,15 @@ class Place:
         return self.url.partition("://")[2]
 
 
+def split_pool(text: str, pool: str = DEFAULT) -> tuple[str, str]:
+    """Pool and URL of `[POOL=]URL`."""
+    named, found, url = text.rpartition("=")
+    return (named, url) if found and "://" not in named else (pool, text)
+
+
 def parse_place(text: str, pool: str = DEFAULT, key: str | None = None) -> Place:
     """The place that `[POOL=]URL` names; a URL may end in /v1. Raises UsageError."""
-    named, found, url = text.rpartition("=")
-    if found and "://" not in named:
-        pool = named
-    else:
-        url = text
+    pool, url = split_pool(text, pool)
     url = url.strip().rstrip("/").removesuffix("/v1")
     try:
         parts = urlsplit(url)

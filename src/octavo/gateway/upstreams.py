@@ -104,9 +104,19 @@ class Upstreams:
             self._withdraw(upstream, upstream.models)
             upstream.place = place
             self.changed(upstream)
+            self.freed()
         if upstream.state == "draining":
             upstream.state = "starting"
         return upstream
+
+    def configure(self, policy: str, places: int) -> None:
+        """Chooses so from now on. Another policy forgets sessions and sent prefixes."""
+        if policy != self._policy:
+            self._routers.clear()
+        self._policy, self._places = policy, places
+        for upstream in self:
+            self.changed(upstream)
+        self.freed()
 
     def remove(self, upstream: Upstream) -> None:
         """Forgets an upstream; its answers are cut."""

@@ -1,0 +1,121 @@
+"""Endpoints of the configuration: what is in force, what was, and another one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import asdict
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.errors import InvalidValue, RequestError, UsageError
+from octavo.gateway.admin import no_bounds
+from octavo.gateway.config import GatewayConfig, convert
+from octavo.gateway.control import Control
+from octavo.gateway.trials import asker
+from octavo.release.database import Conflict, DatabaseError
+from octavo.server.bodies import Bodies
+from octavo.server.endpoint import Endpoint
+from octavo.server.guard import require_admin
+from octavo.server.http import json_response
+from octavo.server.parsing import Fields, parse
+from octavo.server.runner import answering
+
+encode = msgspec.json.Encoder().encode
+T = TypeVar("T")
+
+
+class VersionBody(msgspec.Struct, kw_only=True):
+    version: int
+
+
+class Unusable(RequestError):
+    """The history cannot be read or written."""
+
+    status = 503
+
+
+class ConfigAdmin:
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._bodies = Bodies()
+
+    def table(self) -> list[Endpoint]:
+        found = [
+            Endpoint("/v1/gateway/config", "GET", self.show),
+            Endpoint("/v1/gateway/config", "POST", self.change, GatewayConfig),
+            Endpoint("/v1/gateway/config/history", "GET", self.history),
+            Endpoint("/v1/gateway/config/reload", "POST", self.reload),
+            Endpoint("/v1/gateway/config/rollback", "POST", self.rollback, VersionBody),
+        ]
+        return [Endpoint(e.path, e.method, answering(e.handler), e.body) for e in found]
+
+    async def show(self, request: Request) -> Response:
+        """What is in force, or `?version=N` of the history."""
+        require_admin(request.scope)
+        if (text := request.query_params.get("version")) is None:
+            applied, config = self._control.applied, self._control.config
+            about = {} if applied is None else asdict(applied)
+            return json_response(encode({**about, "config": config}))
+        if not text.isdecimal() or len(text) > 15:
+            raise InvalidValue("version is a number of the history", "version")
+        config = await self._kept(int(text))
+        return json_response(encode({"version": int(text), "config": config}))
+
+    async def history(self, request: Request) -> Response:
+        """All that are kept, the last first."""
+        require_admin(request.scope)
+        found = await _said(asyncio.to_thread(self._control.history.latest))
+        return json_response(encode({"configs": found}))
+
+    async def change(self, request: Request) -> Response:
+        """Puts a configuration in force; `?dry_run=true` only says what it would change."""
+        require_admin(request.scope)
+        async with self._bodies.whole(request) as body:
+            try:
+                config = convert(msgspec.json.decode(body), GatewayConfig)
+            except msgspec.DecodeError:
+                raise InvalidValue("the body is not valid JSON in UTF-8") from None
+            except UsageError as e:
+                raise InvalidValue(str(e)) from None
+        dry_run = request.query_params.get("dry_run") in ("true", "1")
+        return await self._apply(config, request, dry_run)
+
+    async def reload(self, request: Request) -> Response:
+        """Reads the file again, as SIGHUP does."""
+        require_admin(request.scope)
+        return await self._done(self._control.reload(asker(request)))
+
+    async def rollback(self, request: Request) -> Response:
+        """Puts one of the history in force again, as a version of its own."""
+        require_admin(request.scope)
+        async with self._bodies.whole(request) as body:
+            version = parse(body, VersionBody, Fields(), lambda _: no_bounds()).version
+        return await self._apply(await self._kept(version), request)
+
+    async def _kept(self, version: int) -> GatewayConfig:
+        return await _said(asyncio.to_thread(self._control.history.get, version))
+
+    async def _apply(
+        self, config: GatewayConfig, request: Request, dry_run: bool = False
+    ) -> Response:
+        return await self._done(self._control.apply(config, asker(request), dry_run), dry_run)
+
+    async def _done(self, work: Awaitable[list[str]], dry_run: bool = False) -> Response:
+        lines = await _said(work)
+        applied = self._control.applied
+        about = {} if dry_run or applied is None else asdict(applied)
+        return json_response(encode({"applied": not dry_run, "changes": lines, **about}))
+
+
+async def _said(work: Awaitable[T]) -> T:
+    """What comes of work, its errors as a client is told of them."""
+    try:
+        return await work
+    except UsageError as e:
+        raise InvalidValue(str(e)) from None
+    except (Conflict, DatabaseError) as e:
+        raise Unusable(f"the configuration stays as it is: {e}", None, "database") from None

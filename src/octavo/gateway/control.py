@@ -1,0 +1,124 @@
+"""Puts configurations in force: all of one at a moment, or nothing of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.errors import OctavoError, UsageError
+from octavo.gateway.admin import Admin
+from octavo.gateway.admission import Admission, QueueLimits
+from octavo.gateway.config import ConfigFile, GatewayConfig, changes, read_config
+from octavo.gateway.config_history import Applied, ConfigHistory
+from octavo.gateway.health import Health, HealthCheck
+from octavo.gateway.members import Members
+from octavo.gateway.relay import Relay
+from octavo.gateway.traffic import Traffic
+from octavo.gateway.transport import Timeouts, Transport
+from octavo.gateway.upstreams import Upstreams
+
+LOG = logging.getLogger("octavo.gateway")
+
+
+def timeouts_of(config: GatewayConfig) -> Timeouts:
+    return Timeouts(
+        config.connect_timeout, config.first_token_timeout, config.idle_timeout,
+        config.total_timeout,
+    )  # fmt: skip
+
+
+def limits_of(config: GatewayConfig) -> QueueLimits:
+    return QueueLimits(config.max_queue, config.queue_timeout)
+
+
+@dataclass(frozen=True)
+class Started:
+    """What a gateway was started with. file: that SIGHUP has read again; environ: has its keys."""
+
+    config: ConfigFile
+    environ: Mapping[str, str]
+    file: Path | None = None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What is told of a configuration."""
+
+    upstreams: Upstreams
+    transport: Transport
+    admission: Admission
+    health: Health
+    traffic: Traffic
+    admin: Admin
+    relay: Relay
+
+
+class Control:
+    """config: what is in force; applied: since when, and by whom."""
+
+    def __init__(self, started: Started, history: ConfigHistory, parts: Parts) -> None:
+        self.history = history
+        self.config = GatewayConfig()
+        self.applied: Applied | None = None
+        self._started, self._parts = started, parts
+        self._members = Members(parts.upstreams, parts.health)
+        self._one = asyncio.Lock()
+        self._reloading: asyncio.Task[None] | None = None  # which nobody else refers to
+
+    async def start(self) -> None:
+        """Puts in force what the gateway was started with. Raises OctavoError."""
+        await self.apply(self._started.config.running, "start")
+
+    async def apply(self, config: GatewayConfig, who: str, dry_run: bool = False) -> list[str]:
+        """Puts a configuration in force: what it changes. Raises OctavoError, and then all stays as
+        it was."""
+        async with self._one:
+            environ = self._started.environ
+            found = await self._members.find(config, environ)
+            key = config.key(None, environ)
+            lines = changes(self.config, config)
+            if dry_run:
+                return lines
+            self.applied = await asyncio.to_thread(self.history.put, config, who, time.time())
+            parts = self._parts
+            parts.transport.configure(timeouts_of(config))
+            parts.admission.limits = limits_of(config)
+            parts.health.check = HealthCheck(config.probe_interval)
+            parts.traffic.models = config.models
+            parts.admin.key, parts.relay.hedges.wait = key, config.hedge
+            parts.relay.cache.limit = config.response_cache
+            parts.upstreams.configure(config.routing, config.max_inflight)
+            self._members.swap(found)
+            self.config = config
+        if who != "start":
+            LOG.info("configuration %s of %s: %d changes", self.applied.version, who, len(lines))
+        return lines
+
+    async def reload(self, who: str) -> list[str]:
+        """Reads the file again. Raises OctavoError."""
+        if (file := self._started.file) is None:
+            raise UsageError("the gateway was started without --config FILE, which it could read")
+        new, old = await asyncio.to_thread(read_config, file), self._started.config
+        for name in new.server.__struct_fields__:
+            if getattr(new.server, name) != getattr(old.server, name):
+                raise UsageError(
+                    f"--config {str(file)!r}: server.{name} is only read at the start of a gateway"
+                )
+        return await self.apply(new.running, who)
+
+    def on_signal(self) -> None:
+        """SIGHUP was sent."""
+        self._reloading = asyncio.create_task(self._told())
+
+    async def _told(self) -> None:
+        try:
+            await self.reload("SIGHUP")
+        except OctavoError as e:
+            LOG.error("%s; the configuration stays as it is", e)
+
+    async def close(self) -> None:
+        await self._members.close()

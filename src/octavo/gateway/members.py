@@ -1,0 +1,108 @@
+"""The upstreams that a configuration names, and those that its sources find."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from octavo.gateway.config import GatewayConfig
+from octavo.gateway.discovery import (
+    ASK,
+    KUBERNETES,
+    LOOK,
+    Polled,
+    Source,
+    Take,
+    of_file,
+    of_name,
+    parse_service,
+)
+from octavo.gateway.health import Health
+from octavo.gateway.kubernetes import EndpointSlices, cluster_of
+from octavo.gateway.upstream import Place, Upstream
+from octavo.gateway.upstreams import Upstreams
+
+Name = tuple[str | None, ...]  # of a source: equal ones find the same
+
+
+def sources_of(config: GatewayConfig, environ: Mapping[str, str]) -> dict[Name, Source]:
+    """Where upstreams are looked for. Raises UsageError."""
+    found: dict[Name, Source] = {}
+    for pool, said in config.pools.items():
+        key = config.key(pool, environ)
+        if said.file is not None:
+            file = Polled(of_file(Path(said.file), key, pool), LOOK)
+            found["file", said.file, pool, key] = file
+        for url in said.dns:
+            found["dns", url, pool, key] = Polled(of_name(url, key, pool), ASK)
+        for one in said.addresses(KUBERNETES):
+            own = config.key(pool, environ, one.key)
+            slices = EndpointSlices(parse_service(one.url), cluster_of(environ), pool, own)
+            found["kubernetes", one.url, pool, own] = slices
+    return found
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a configuration names and finds. looked: by sources that are new."""
+
+    places: Sequence[Place]
+    sources: Mapping[Name, Source]
+    looked: Mapping[Name, list[Place]]
+
+
+class Members:
+    """Adds and drains upstreams as they come and go. Those that admins add are none of these."""
+
+    def __init__(self, upstreams: Upstreams, health: Health) -> None:
+        self._upstreams, self._health = upstreams, health
+        self._places: Sequence[Place] = ()
+        self._found: dict[Name, list[Place]] = {}  # by sources
+        self._tasks: dict[Name, asyncio.Task[None]] = {}
+        self._mine: dict[str, Upstream] = {}
+
+    async def find(self, config: GatewayConfig, environ: Mapping[str, str]) -> Found:
+        """What a configuration names and finds; nothing changes yet. Raises UsageError."""
+        places, sources = config.places(environ), sources_of(config, environ)
+        new = [name for name in sources if name not in self._found]
+        looked = await asyncio.gather(*(sources[name].look() for name in new))
+        return Found(places, sources, dict(zip(new, looked, strict=True)))
+
+    def swap(self, found: Found) -> None:
+        """These are the upstreams from now on; sources go on where they were there before."""
+        for name in self._found.keys() - found.sources.keys():
+            del self._found[name]
+            self._tasks.pop(name).cancel()
+        self._places = found.places
+        self._found |= found.looked
+        for name in found.looked:
+            follow = found.sources[name].follow(self._taker(name))
+            self._tasks[name] = asyncio.create_task(follow)
+        self._settle()
+
+    def _taker(self, name: Name) -> Take:
+        return partial(self._take, name)
+
+    def _take(self, name: Name, places: list[Place]) -> None:
+        self._found[name] = places
+        self._settle()
+
+    def _settle(self) -> None:
+        """Those that nobody names any longer are drained."""
+        wanted: dict[str, Place] = {}
+        for place in (*self._places, *(p for found in self._found.values() for p in found)):
+            wanted.setdefault(place.id, place)
+        for name in self._mine.keys() - wanted.keys():
+            if self._upstreams.get(name) is (upstream := self._mine.pop(name)):
+                self._health.retire(upstream)
+        for name, place in wanted.items():
+            if name not in self._mine or self._mine[name].place != place:
+                self._mine[name] = self._health.add(place)
+
+    async def close(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)

@@ -1,0 +1,155 @@
+"""The file of a gateway, a real process: reloads while streams run, bad files, history."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.server import Server, serving
+from tests.api.test_gateway import ADMIN, running, simulated, streamed, text, upstreams, wait
+
+KEYS = {"OCTAVO_ADMIN_KEY": "admin", "OCTAVO_UP": "up"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("config")
+
+
+@pytest.fixture(scope="module")
+def slow(folder: Path) -> Iterator[Server]:
+    with simulated(folder, "--step", "30") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def other(folder: Path) -> Iterator[Server]:
+    with simulated(folder) as server:
+        yield server
+
+
+def configured(file: Path, *pool: Server, **more: Any) -> dict[str, Any]:
+    """Writes a file, whose first pool has these servers."""
+    config = {
+        "pools": {"default": {"upstreams": [s.url for s in pool]}}, "probe_interval": 0.2,
+        "server": {"database": str(file.parent / "state.sqlite3")},
+    } | more  # fmt: skip
+    file.write_text(json.dumps(config))
+    return config
+
+
+def name(server: Server) -> str:
+    return server.url.partition("://")[2]
+
+
+def in_force(gateway: Server) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(gateway.get("/v1/gateway/config", ADMIN)[1])
+    return found
+
+
+def hang_up(gateway: Server, version: int) -> None:
+    """Sends SIGHUP, until that version is in force."""
+    os.kill(gateway.process.pid, signal.SIGHUP)
+    wait(lambda: in_force(gateway)["version"] == version, 10)
+
+
+@pytest.fixture
+def gateway(tmp_path: Path, slow: Server) -> Iterator[Server]:
+    configured(tmp_path / "gateway.yaml", slow)
+    arguments = ("--config", str(tmp_path / "gateway.yaml"))
+    with serving(*arguments, log=tmp_path / "log", does="gateway", env=KEYS) as server:
+        yield server
+
+
+def test_upstreams_change_while_streams_run_and_none_is_lost(
+    gateway: Server, tmp_path: Path, slow: Server, other: Server
+) -> None:
+    """One is added, one moves to another pool, one goes: its streams end where they are."""
+    file = tmp_path / "gateway.yaml"
+    expected = [text(other, f"c{i}", 60) for i in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        had = [pool.submit(streamed, gateway, f"c{i}", 60) for i in range(3)]
+        wait(lambda: running(gateway)[name(slow)] == 3)
+        configured(file, other, pools={"default": {"upstreams": [other.url]}, "next": {"upstreams": [slow.url]}}, max_inflight=7)  # fmt: skip
+        hang_up(gateway, 2)
+        assert {n: up["pool"] for n, up in upstreams(gateway).items()} == {name(slow): "next", name(other): "default"}  # fmt: skip
+        wait(lambda: upstreams(gateway)[name(other)]["state"] == "up")
+        had += [pool.submit(streamed, gateway, f"c{i}", 60) for i in range(3, 6)]
+        wait(lambda: running(gateway)[name(other)] + had[3].done() >= 1)
+        assert running(gateway)[name(slow)] == 3  # the new ones went to the other pool
+        configured(file, other, pools={"default": {"upstreams": [other.url]}})
+        hang_up(gateway, 3)
+        assert upstreams(gateway)[name(slow)]["state"] == "draining"
+        assert [answer.result() for answer in had] == expected
+    wait(lambda: list(upstreams(gateway)) == [name(other)])
+    assert gateway.metric("octavo_upstream_failovers_total") == 0
+    config = in_force(gateway)["config"]
+    assert config["max_inflight"] == 256 and list(config["pools"]) == ["default"]
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"max_inflight": 0}, "max_inflight: Expected `int` >= 1"),
+    ({"server": {"port": 1}}, "server.port is only read at the start"),
+    ({"upstream_key": "${OCTAVO_UNSET}"}, "OCTAVO_UNSET is not set"),
+    ({"pools": {"default": {"file": "/nowhere"}}}, "'/nowhere' cannot be read"),
+    ({"pools": {"default": {"dns": ["http://no.such.name.invalid"]}}}, "nobody knows this name"),
+]  # fmt: skip
+
+
+def test_a_bad_file_changes_nothing(gateway: Server, tmp_path: Path, slow: Server) -> None:
+    before = in_force(gateway)
+    for changed, says in WRONG:
+        configured(tmp_path / "gateway.yaml", slow, **changed)
+        status, body = gateway.post("/v1/gateway/config/reload", {}, ADMIN)
+        assert status == 400 and says in body["error"]["message"]
+    os.kill(gateway.process.pid, signal.SIGHUP)
+    wait(lambda: f"{says}; the configuration stays as it is" in gateway.log.read_text())
+    assert in_force(gateway) == before
+    assert text(gateway, "x") == text(slow, "x")
+
+
+def test_admins_change_it_and_go_back(gateway: Server, slow: Server, other: Server) -> None:
+    first = in_force(gateway)
+    assert (first["version"], first["who"]) == (1, "start")
+    second = first["config"] | {"pools": {"default": {"upstreams": [slow.url, other.url]}}, "models": {"simulated": {"pool": "default"}}}  # fmt: skip
+    tried = gateway.post("/v1/gateway/config?dry_run=true", second, ADMIN)[1]
+    line = f'+ pools.default.upstreams[{other.url}]: "{other.url}"'
+    assert tried == {"applied": False, "changes": ['+ models.simulated.fallback: ["fallback"]', '+ models.simulated.pool: "default"', line]}  # fmt: skip
+    assert in_force(gateway) == first and len(upstreams(gateway)) == 1
+    done = gateway.post("/v1/gateway/config", second, ADMIN)[1]
+    assert done["changes"] == tried["changes"] and (done["version"], done["who"]) == (2, "admin")
+    assert len(upstreams(gateway)) == 2
+    status, body = gateway.post("/v1/gateway/config", second | {"max_queue": -1}, ADMIN)
+    assert (status, body["error"]["message"]) == (400, "max_queue: Expected `int` >= 0")
+    back = gateway.post("/v1/gateway/config/rollback", {"version": 1}, ADMIN)[1]
+    assert (back["version"], back["hash"]) == (3, first["hash"])
+    history = json.loads(gateway.get("/v1/gateway/config/history", ADMIN)[1])["configs"]
+    assert [one["version"] for one in history] == [3, 2, 1]
+    kept = json.loads(gateway.get("/v1/gateway/config?version=2", ADMIN)[1])["config"]
+    assert len(kept["pools"]["default"]["upstreams"]) == 2
+    assert gateway.post("/v1/gateway/config/rollback", {"version": 9}, ADMIN)[0] == 404
+    assert gateway.get("/v1/gateway/config", {})[0] == 401
+    assert gateway.post("/v1/gateway/config", second, {})[0] == 401
+    wait(lambda: list(upstreams(gateway)) == [name(slow)])
+
+
+def test_a_file_is_compared_with_what_is_in_force(
+    gateway: Server, tmp_path: Path, slow: Server
+) -> None:
+    file = tmp_path / "new.yaml"
+    configured(file, slow, max_queue=3)
+    arguments = ("--config", str(file), "--check", "--server", gateway.url)
+    command = [sys.executable, "-P", "-m", "octavo.cli.main", "gateway", *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | KEYS, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "~ max_queue: 1024 -> 3\n")

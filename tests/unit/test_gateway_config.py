@@ -1,0 +1,166 @@
+"""A gateway's file: what is wrong with one, what differs between two, and those that were."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from octavo.cli.gateway import gateway
+from octavo.errors import UsageError
+from octavo.gateway.config import Address, GatewayConfig, Model, Pool, changes, read_yaml, schema
+from octavo.gateway.config_history import KEPT, ConfigHistory, NoSuchConfig, hash_of
+from octavo.gateway.members import sources_of
+from octavo.gateway.upstream import Place
+from octavo.release.database import open_database
+from tests import postgres
+
+TEXT = """
+server: {port: 9000, admin_key: "${OCTAVO_ADMIN}"}
+pools:
+  default: {upstreams: [http://a:1/v1, {url: http://b:2, key: "${OCTAVO_B}"}]}
+  next: {dns: [http://c:3], key: "${OCTAVO_NEXT}"}
+models: {m: {pool: next, fallback: [default]}}
+upstream_key: ${OCTAVO_ALL}
+max_inflight: 4
+"""
+ENVIRON = {"OCTAVO_B": "b", "OCTAVO_NEXT": "n", "OCTAVO_ALL": "all"}
+
+
+def test_a_file() -> None:
+    found = read_yaml(TEXT)
+    assert found.server.port == 9000 and found.max_inflight == 4
+    assert found.models == {"m": Model(pool="next", fallback=("default",))}
+    assert found.places(ENVIRON) == [
+        Place("http://a:1", "default", "all"), Place("http://b:2", "default", "b")
+    ]  # fmt: skip
+    assert found.key("next", ENVIRON) == "n"
+    assert read_yaml("").running == GatewayConfig()
+    with pytest.raises(UsageError, match="^OCTAVO_B is not set"):
+        found.places({"OCTAVO_ALL": "x"})
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("pools: [", "it is no YAML: expected the node content, but found '<stream end>', line 1"),
+        ("[]", "the configuration: Expected `object`, got `array`"),
+        ("routng: cost", "routng is no field of the configuration"),
+        ("pools: {a: {upstream: x}}", "pools.a.upstream is no field of the configuration"),
+        ("routing: fast", "routing: Invalid enum value 'fast'"),
+        ("max_inflight: 0", "max_inflight: Expected `int` >= 1"),
+        ("queue_timeout: soon", "queue_timeout: Expected `float`, got `str`"),
+        ("server: {port: 70000}", "server.port: Expected `int` <= 65535"),
+        ("upstream_key: sk-secret", "upstream_key: Expected a variable like ${OCTAVO_UPSTREAM_KEY}, so that no key is in the file"),
+        ("upstream_key: ${HOME}", "upstream_key: Expected a variable like ${OCTAVO_UPSTREAM_KEY}, so that no key is in the file"),
+        ("pools: {a: {upstreams: [ftp://x]}}", "pools.a: 'ftp://x' is no address of a server"),
+        ("pools: {a: {upstreams: [http://x]}, b: {upstreams: [http://x/v1]}}", "pools.b: x is in the pool a, too"),
+        ("models: {m: {pool: b}}", "models.m: no pool is named 'b'; pools: none"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_in_a_line_that_names_the_field(text: str, says: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        read_yaml(text)
+    assert str(raised.value) == says
+    assert "secret" not in str(raised.value)
+
+
+def test_where_upstreams_are_looked_for(tmp_path: Path) -> None:
+    """Equal sources have equal names, so that those of another configuration go on."""
+    text = "pools: {a: {upstreams: [k8s://llm/engines:http, http://x], dns: [http://y], file: z}}"
+    environ = ENVIRON | {"OCTAVO_KUBERNETES": "http://127.0.0.1:1"}
+    found = sources_of(read_yaml(text), environ)
+    assert list(found) == [
+        ("file", "z", "a", None), ("dns", "http://y", "a", None),
+        ("kubernetes", "k8s://llm/engines:http", "a", None),
+    ]  # fmt: skip
+    assert [place.id for place in read_yaml(text).places(environ)] == ["x"]
+    with pytest.raises(UsageError, match="k8s:// needs a pod of a cluster"):
+        sources_of(read_yaml(text), ENVIRON)
+    with pytest.raises(UsageError, match="is not k8s://NAMESPACE/SERVICE:PORT"):
+        read_yaml("pools: {a: {upstreams: [k8s://engines]}}")
+
+
+def test_the_schema_takes_what_is_read_and_refuses_what_is_not() -> None:
+    jsonschema.Draft202012Validator.check_schema(schema())
+    jsonschema.validate(yaml.SafeLoader(TEXT).get_single_data(), schema())
+    for wrong in ({"routng": "cost"}, {"max_inflight": 0}, {"upstream_key": "sk-secret"}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, schema())
+
+
+def test_changes_are_those_of_fields_and_single_upstreams() -> None:
+    old = GatewayConfig(
+        pools={"a": Pool(upstreams=("http://x", "http://y")), "b": Pool(dns=("http://w",))}
+    )
+    new = GatewayConfig(
+        pools={"a": Pool(upstreams=("http://y", Address("http://z", "${OCTAVO_Z}")))}, max_queue=5
+    )
+    assert changes(old, new) == [
+        "~ max_queue: 1024 -> 5",
+        '- pools.a.upstreams[http://x]: "http://x"',
+        '+ pools.a.upstreams[http://z]: {"url":"http://z","key":"${OCTAVO_Z}"}',
+        '- pools.b.dns[http://w]: "http://w"',
+    ]
+    assert changes(new, new) == []
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield str(tmp_path_factory.mktemp("state") / "state.sqlite3")
+    else:
+        with postgres.server() as found:
+            yield found
+
+
+def test_the_last_configurations_are_kept(url: str) -> None:
+    first, second = open_database(url), open_database(url)
+    history, other = ConfigHistory(first), ConfigHistory(second)
+    configs = [GatewayConfig(max_queue=n) for n in range(KEPT + 3)]
+    for at, config in enumerate(configs):
+        (history if at % 2 else other).put(config, "me", float(at))
+    assert history.put(configs[-1], "again", 1e9) == other.latest()[0]
+    kept = history.latest()
+    assert [one.version for one in kept] == list(range(KEPT + 3, 3, -1))
+    assert kept[0].hash == hash_of(configs[-1]) != kept[1].hash
+    assert history.get(4) == configs[3]
+    with pytest.raises(NoSuchConfig, match="no configuration 3 is kept"):
+        history.get(3)
+    first.close(), second.close()
+
+
+def test_what_is_kept_has_no_key(tmp_path: Path) -> None:
+    database = open_database(str(tmp_path / "state"))
+    config = read_yaml(TEXT).running
+    ConfigHistory(database).put(config, "me", 0)
+    with database.transaction() as db:
+        ((body,),) = db.execute("select body from gateway_configs")
+    assert json.loads(body)["pools"]["default"]["upstreams"][1]["key"] == "${OCTAVO_B}"
+    database.close()
+
+
+def run(*arguments: str) -> str:
+    """What the command says."""
+    try:
+        done = CliRunner().invoke(gateway, [*arguments, "--check"], catch_exceptions=False)
+    except UsageError as e:
+        return str(e)
+    return done.output
+
+
+def test_a_check_says_what_a_gateway_would_do(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text("pools: {a: {upstreams: [http://x]}}\nmax_queue: 3")
+    lines = ["~ max_queue: 1024 -> 3", '+ pools.a.upstreams[http://x]: "http://x"', ""]
+    assert run("--config", str(file)) == "\n".join(lines)
+    assert run("--upstream", "a=http://x", "--max-queue", "3") == "\n".join(lines)
+    assert run("--config", str(file), "--port", "1") == "\n".join(lines)  # of the server
+    refused = run("--config", str(file), "--max-queue", "3")
+    assert refused == "--max-queue is a field of the file of --config; write it there"
+    assert run("--upstream", "http://x", "--fallback", "http://x/v1") == "pools.fallback: x is in the pool default, too"  # fmt: skip
