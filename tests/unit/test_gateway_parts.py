@@ -14,9 +14,11 @@ from octavo.errors import InvalidValue, Overloaded, UsageError
 from octavo.gateway.admission import Admission, QueueLimits
 from octavo.gateway.body import Asked, read_outline
 from octavo.gateway.errors import NoUpstream, UnknownModel
-from octavo.gateway.upstream import Place, parse_place
+from octavo.gateway.upstream import DEFAULT, FALLBACK, Place, parse_place
 from octavo.gateway.upstreams import Upstreams
 from octavo.simulate.engine import Job, SimulatedEngine, Speed
+
+POOLS = (DEFAULT, FALLBACK)
 
 
 def asked(path: str = "/v1/completions", **fields: object) -> Asked:
@@ -78,10 +80,10 @@ def test_the_line_is_in_order_of_priority_then_of_arrival() -> None:
         upstreams = known("a", places=1)
         admission = Admission(upstreams, QueueLimits())
         served: list[str] = []
-        first = await admission.place(asked(), "default")
+        first = await admission.place(asked(), POOLS)
 
         async def wait(name: str, priority: int) -> None:
-            lease = await admission.place(asked(priority=priority), "default")
+            lease = await admission.place(asked(priority=priority), POOLS)
             served.append(name)
             lease.end(True)
 
@@ -102,21 +104,21 @@ def test_who_waits_in_vain_is_told_why() -> None:
     async def run() -> None:
         full = known("a", places=1)
         admission = Admission(full, QueueLimits(1, 0.02))
-        await admission.place(asked(), "default")
+        await admission.place(asked(), POOLS)
         with pytest.raises(NoUpstream, match="busy"):
-            await admission.place(asked(), "default")
+            await admission.place(asked(), POOLS)
         with pytest.raises(UnknownModel, match="known models: m"):
-            await admission.place(asked(model="n"), "default")
-        waiting = asyncio.create_task(admission.place(asked(), "default"))
+            await admission.place(asked(model="n"), POOLS)
+        waiting = asyncio.create_task(admission.place(asked(), POOLS))
         await asyncio.sleep(0)
         with pytest.raises(NoUpstream, match="1 requests wait already") as raised:
-            await admission.place(asked(), "default")
+            await admission.place(asked(), POOLS)
         assert raised.value.retry_after >= 0.5
         waiting.cancel()
         gone = known("a")
         gone.down(gone.get("a"), "it is gone")
         with pytest.raises(NoUpstream, match="no upstream answered"):
-            await Admission(gone, QueueLimits(1, 0.02)).place(asked(), "default")
+            await Admission(gone, QueueLimits(1, 0.02)).place(asked(), POOLS)
 
     asyncio.run(run())
 
@@ -127,9 +129,9 @@ def test_pools_fall_back() -> None:
         spare = upstreams.add(Place("http://b", "fallback"))
         upstreams.up(spare, ("m",), False)
         admission = Admission(upstreams, QueueLimits(1, 0.02))
-        assert (await admission.place(asked(), "default")).upstream.id == "a"
+        assert (await admission.place(asked(), POOLS)).upstream.id == "a"
         upstreams.down(upstreams.get("a"), "it is gone")
-        assert (await admission.place(asked(), "default")).upstream is spare
+        assert (await admission.place(asked(), POOLS)).upstream is spare
 
     asyncio.run(run())
 
@@ -143,13 +145,13 @@ def test_who_waits_for_one_pool_is_in_no_others_way() -> None:
         upstreams.up(canary, ("m", "n"), True)
         upstreams.down(canary, "it is gone")
         admission = Admission(upstreams, QueueLimits())
-        waiting = asyncio.create_task(admission.place(asked(), "next"))
+        waiting = asyncio.create_task(admission.place(asked(), ("next", FALLBACK)))
         await asyncio.sleep(0)
-        assert (await admission.place(asked(), "default")).upstream.id == "a"
+        assert (await admission.place(asked(), POOLS)).upstream.id == "a"
         upstreams.up(canary, ("m", "n"), True)
         assert (await waiting).upstream is canary
         with pytest.raises(UnknownModel, match="pool 'default' serves 'n'; known models: m"):
-            await admission.place(asked(model="n"), "default")
+            await admission.place(asked(model="n"), POOLS)
 
     asyncio.run(run())
 
@@ -157,14 +159,14 @@ def test_who_waits_for_one_pool_is_in_no_others_way() -> None:
 def test_at_the_end_nobody_waits() -> None:
     async def run() -> None:
         admission = Admission(known("a", places=1), QueueLimits())
-        await admission.place(asked(), "default")
-        waiting = [asyncio.create_task(admission.place(asked(), "default")) for _ in range(3)]
+        await admission.place(asked(), POOLS)
+        waiting = [asyncio.create_task(admission.place(asked(), POOLS)) for _ in range(3)]
         await asyncio.sleep(0)
         admission.close()
         ends = await asyncio.gather(*waiting, return_exceptions=True)
         assert [type(end) for end in ends] == [Overloaded] * 3 and not admission.waiting
         with pytest.raises(Overloaded, match="shutting down"):
-            await admission.place(asked(), "default")
+            await admission.place(asked(), POOLS)
 
     asyncio.run(run())
 
