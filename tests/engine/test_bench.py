@@ -105,7 +105,7 @@ def test_steps_that_are_faster_than_events() -> None:
     client = Metronome()
     requests = random_requests(100, 2, 7, 10)
     run = asyncio.run(run_requests(client, requests, lambda: client.native))
-    run = replace(run, prefilled=run.ended, settled=run.began)
+    run = replace(run, prefilled=run.ended, measured=run.began)
     assert run.decode_tps == pytest.approx(2 / (STEP + LOOP))
     assert run.overhead == pytest.approx(100 * (1 - NATIVE / (STEP + LOOP)))
 

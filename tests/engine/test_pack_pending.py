@@ -59,7 +59,7 @@ def generated(engine: Engine) -> list[int]:
     return tokens
 
 
-def test_steps_settle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_become_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step packs some more, until there is nothing left to do."""
     monkeypatch.setattr(executor, "PACKED_BYTES", 100_000)
     save_hf(replace(SMALL, dtype="bfloat16"), tmp_path)

@@ -45,9 +45,9 @@ def test_folding_keeps_logits(family: str, tmp_path: Path) -> None:
     checkpoint, program, wanted = opened(family, tmp_path)
     rng = np.random.default_rng(5)
 
-    def search(weights, inputs, settle):  # type: ignore[no-untyped-def]
+    def search(weights, inputs, foldable):  # type: ignore[no-untyped-def]
         assert all(w.shape[1] == inputs.width for w in weights) and inputs.tokens == len(IDS)
-        return settle(np.exp(rng.standard_normal(inputs.width)).astype(np.float32))
+        return foldable(np.exp(rng.standard_normal(inputs.width)).astype(np.float32))
 
     tokens = np.array([IDS], np.int32)
     scales = find_scales(program, wanted, tokens, tmp_path, search)
@@ -63,9 +63,9 @@ def test_statistics_are_those_of_the_model_as_it_is(tmp_path: Path) -> None:
     checkpoint, program, wanted = opened("llama", tmp_path)
     tokens = np.array([IDS, IDS[::-1]], np.int32)
 
-    def search(weights, inputs, settle):  # type: ignore[no-untyped-def]
+    def search(weights, inputs, foldable):  # type: ignore[no-untyped-def]
         hessian = inputs.gram.astype(np.float64) / inputs.tokens
-        return best_scales(weights, inputs.mean_abs, hessian, Grid(4, 32), settle)[1]
+        return best_scales(weights, inputs.mean_abs, hessian, Grid(4, 32), foldable)[1]
 
     first, again = (find_scales(program, wanted, tokens, tmp_path, search) for _ in range(2))
     assert first.keys() == again.keys() and 0 < len(first) <= 12

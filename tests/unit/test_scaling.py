@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octavo.compress.awq import Settle, balanced, best_scales
+from octavo.compress.awq import Foldable, balanced, best_scales
 from octavo.compress.clipping import clip_quantize, range_quantize
 from octavo.compress.folding import Producer, fold_rows, storable
 from octavo.compress.gptq import output_error
@@ -85,11 +85,11 @@ def test_heads_that_share_values_share_scales() -> None:
 
 
 def awq(
-    weights: list[np.ndarray], seen: InputStatistics, grid: Grid, settle: Settle
+    weights: list[np.ndarray], seen: InputStatistics, grid: Grid, foldable: Foldable
 ) -> tuple[np.ndarray | None, float]:
     """The scales found, and what outputs lose with them."""
     h = hessian(seen)
-    scales = best_scales(weights, seen.mean_abs, h, grid, settle)[1]
+    scales = best_scales(weights, seen.mean_abs, h, grid, foldable)[1]
     s = np.ones(COLUMNS, np.float32) if scales is None else scales
     values = [clip_quantize(w * s, h / np.outer(s, s), grid).values() / s for w in weights]
     return scales, output_error(np.concatenate(weights), np.concatenate(values), h)

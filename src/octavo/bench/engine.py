@@ -94,7 +94,7 @@ class Run:
     """Requests that ran together, each to its last token.
 
     times: of each. tokens: when each of all tokens was sampled, in order. began, prefilled, ended:
-    before, when it was seen that every request had a token, and after. settled: when native
+    before, when it was seen that every request had a token, and after. measured: when native
     counters were of the same step as the statistics for the first time after `prefilled`; `began`
     if they never were, because steps are shorter than an event takes.
     """
@@ -103,7 +103,7 @@ class Run:
     tokens: Sequence[float]
     began: Moment
     prefilled: Moment
-    settled: Moment
+    measured: Moment
     ended: Moment
 
     @property
@@ -128,10 +128,10 @@ class Run:
 
     @property
     def overhead(self) -> float:
-        """Percent of the time since `settled` that was not spent in native steps."""
-        known = self.settled.tokens - self.began.tokens
+        """Percent of the time since `measured` that was not spent in native steps."""
+        known = self.measured.tokens - self.began.tokens
         seconds = self.tokens[-1] - (self.tokens[known - 1] if known else self.admitted)
-        native = self.ended.native.seconds - self.settled.native.seconds
+        native = self.ended.native.seconds - self.measured.native.seconds
         return 100 * (1 - native / seconds) if seconds else 0.0
 
     @property
@@ -140,15 +140,15 @@ class Run:
 
     @property
     def expert_mb(self) -> float:
-        before, after = self.settled.native, self.ended.native
+        before, after = self.measured.native, self.ended.native
         steps = max(1, after.steps - before.steps)
         return (after.expert_bytes - before.expert_bytes) / steps / 1e6
 
     @property
     def phases(self) -> dict[str, float]:
-        """Percent of native time since `settled` by kind of operation. A step may have been under
+        """Percent of native time since `measured` by kind of operation. A step may have been under
         way then, so shares are of what was counted."""
-        before = self.settled.native.phases
+        before = self.measured.native.phases
         spent = {k: v - before.get(k, 0) for k, v in self.ended.native.phases.items()}
         total = max(sum(spent.values()), 1e-9)
         return {k: 100 * v / total for k, v in spent.items()}
@@ -165,14 +165,14 @@ async def run_requests(
     times: dict[str, Times] = {}
     tokens: list[float] = []
     prefilled: Moment | None = None
-    settled: Moment | None = None
+    measured: Moment | None = None
 
     def moment() -> Moment:
         stats, native = client.stats, counters()
         return Moment(stats["steps"], stats["generated_tokens"], stats["busy_us"] / 1e6, native)
 
     async def read(request: Request) -> None:
-        nonlocal prefilled, settled
+        nonlocal prefilled, measured
         async with aclosing(client.submit(request)) as events:
             async for event in events:
                 if isinstance(event, Ended) and (error := failure(event)):
@@ -180,11 +180,11 @@ async def run_requests(
                 if isinstance(event, Token):
                     times[request.id] = event.times
                     tokens.append(event.times.last_token)
-                    if settled is None and len(times) == len(requests):
+                    if measured is None and len(times) == len(requests):
                         now = moment()
                         prefilled = prefilled or now
                         if now.native.steps - began.native.steps == now.steps - began.steps:
-                            settled = now
+                            measured = now
 
     began = moment()
     await asyncio.gather(*map(read, requests))
@@ -192,7 +192,7 @@ async def run_requests(
         raise EngineFailed("a request ended without a token", code="engine_error")
     ended = moment()
     return Run(
-        list(times.values()), sorted(tokens), began, prefilled or ended, settled or began, ended
+        list(times.values()), sorted(tokens), began, prefilled or ended, measured or began, ended
     )
 
 

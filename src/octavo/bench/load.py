@@ -32,7 +32,7 @@ SHORT = 256  # context: the KV cache is not what is measured
 
 @dataclass(frozen=True)
 class LoadTime:
-    """Seconds; medians. nbytes: of the files. settle: from when steps can be computed to when all
+    """Seconds; medians. nbytes: of the files. packing: from when steps can be computed to when all
     weights are packed. peak, planned: bytes of the loading process, without the KV cache, which is
     not touched."""
 
@@ -40,7 +40,7 @@ class LoadTime:
     buffer_seconds: float
     memory_seconds: float
     load_seconds: float
-    settle_seconds: float
+    packing_seconds: float
     packed_seconds: float
     peak: int
     planned: int
@@ -88,8 +88,8 @@ def _load(path: Path, threads: int, packed: bool, cache: str) -> tuple[float, fl
     command = python_module(__name__, str(path), str(threads), str(int(packed)))
     environment = os.environ | {"OCTAVO_CACHE": cache}
     result = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    seconds, settle, peak, planned = json.loads(result.stdout)
-    return seconds, settle, peak, planned
+    seconds, packing, peak, planned = json.loads(result.stdout)
+    return seconds, packing, peak, planned
 
 
 def _child(path: str, threads: str, packed: str) -> None:
@@ -102,26 +102,26 @@ def _child(path: str, threads: str, packed: str) -> None:
     loaded = time.perf_counter()
     while executable.pack_pending():
         pass
-    settled = time.perf_counter()
+    packed_at = time.perf_counter()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     planned = plan.weights + plan.buffers + plan.process
-    print(json.dumps([loaded - began, settled - loaded, peak, planned]))
+    print(json.dumps([loaded - began, packed_at - loaded, peak, planned]))
 
 
 def bench_load(path: Path, repeats: int, threads: int | None) -> LoadTime:
     """Interleaved runs, after one that fills the page cache and writes the packed weights."""
     files, threads = open_checkpoint(path).sources, threads or usable_threads()
     _copy(files, threads, False)
-    buffer, fresh, loads, settles, packed = [], [], [], [], []
+    buffer, fresh, loads, packings, packed = [], [], [], [], []
     peak = planned = 0
     with tempfile.TemporaryDirectory() as cache:
         _load(path, threads, True, cache)
         for _ in range(repeats):
             buffer.append(_copy(files, threads, False))
             fresh.append(_copy(files, threads, True))
-            seconds, settle, most, planned = _load(path, threads, False, cache)
+            seconds, packing, most, planned = _load(path, threads, False, cache)
             loads.append(seconds)
-            settles.append(settle)
+            packings.append(packing)
             peak = max(peak, most)
             packed.append(_load(path, threads, True, cache)[0])
     return LoadTime(
@@ -129,7 +129,7 @@ def bench_load(path: Path, repeats: int, threads: int | None) -> LoadTime:
         buffer_seconds=statistics.median(buffer),
         memory_seconds=statistics.median(fresh),
         load_seconds=statistics.median(loads),
-        settle_seconds=statistics.median(settles),
+        packing_seconds=statistics.median(packings),
         packed_seconds=statistics.median(packed),
         peak=peak,
         planned=planned,

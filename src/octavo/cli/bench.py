@@ -277,7 +277,7 @@ def load(model: str, repeats: int, threads: int | None, json_file: Path | None) 
                 ("files to one buffer", t.buffer_seconds),
                 ("files to new memory", t.memory_seconds),
                 ("load", t.load_seconds),
-                ("packing after that", t.settle_seconds),
+                ("packing after that", t.packing_seconds),
                 ("load packed", t.packed_seconds),
             )
         ],

@@ -193,7 +193,7 @@ class Replicas:
                 refusals.append(e)
                 full.add(home.name)
             else:
-                return self._settle(stream, ask, home)
+                return self._assign(stream, ask, home)
         if not refusals:
             raise Overloaded("every replica is draining", code="loading")
         raise min(refusals, key=lambda e: e.retry_after or 0)
@@ -225,7 +225,7 @@ class Replicas:
         for home in self._homes.values():
             self._router.fleet.put(home.figures(mean))
 
-    def _settle(self, stream: Stream, ask: Ask, home: Home) -> None:
+    def _assign(self, stream: Stream, ask: Ask, home: Home) -> None:
         """Gives a stream to an engine. Raises RequestError."""
         home.client.adopt(stream)
         cached = self._router.index.match(ask.blocks).blocks(home.name) * BLOCK
@@ -268,7 +268,7 @@ class Replicas:
             other = self._choose(stream, ask, {home.name})
             if other is not None and other.client.ready:
                 self._release(stream)
-                self._settle(stream, ask, other)
+                self._assign(stream, ask, other)
 
     async def drain(self, name: str, seconds: float) -> None:
         """Keeps new requests from a replica, until `resume`. Returns when those that it had have

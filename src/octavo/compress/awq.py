@@ -21,11 +21,11 @@ from octavo.compress.grids import Grid
 ALPHAS = tuple(i / 10 for i in range(1, 7))
 ROWS = 64  # of each matrix, that exponents are tried on
 SMALLEST = np.float32(1e-4)  # of scales before they are balanced
-Settle = Callable[[F32], F32]
+Foldable = Callable[[F32], F32]
 
 
 def best_scales(
-    weights: Sequence[F32], mean_abs: F32, hessian: Hessian, grid: Grid, settle: Settle
+    weights: Sequence[F32], mean_abs: F32, hessian: Hessian, grid: Grid, foldable: Foldable
 ) -> tuple[float, F32 | None]:
     """The exponent and scales of least output error of some rows; None for none."""
     size = _relative_sizes(weights, grid.group or len(mean_abs))
@@ -36,7 +36,7 @@ def best_scales(
             wanted = _power(mean_abs, alpha)
             if by_size:
                 wanted = wanted / _power(size, 1 - alpha)
-            s = settle(balanced(wanted)) if alpha or by_size else np.ones_like(mean_abs)
+            s = foldable(balanced(wanted)) if alpha or by_size else np.ones_like(mean_abs)
             if not (np.isfinite(s).all() and (s > 0).all()):
                 continue
             lost = _lost(some, s, hessian, grid)

@@ -20,7 +20,7 @@ from octavo.backends.torch.spans import Spans
 from octavo.checkpoint.base import Checkpoint, Computed, Tensor, TensorType, tensor_bytes
 from octavo.checkpoint.dequantize import dequantize
 from octavo.checkpoint.progress import Advance
-from octavo.compress.awq import Settle
+from octavo.compress.awq import Foldable
 from octavo.compress.fit import F32
 from octavo.compress.folding import Producer, fold_rows, input_groups, storable
 from octavo.compress.grids import ScaleType, check_finite
@@ -31,7 +31,7 @@ from octavo.compress.writing import named
 from octavo.program import Program, Value, Weight
 
 _KINDS: dict[TensorType, ScaleType] = {TensorType.F16: "f16", TensorType.BF16: "bf16"}
-Search = Callable[[Sequence[F32], InputStatistics, Settle], F32 | None]
+Search = Callable[[Sequence[F32], InputStatistics, Foldable], F32 | None]
 Scales = Mapping[int, F32]  # of an input's features, by the number of its value
 
 
@@ -55,7 +55,7 @@ def find_scales(
             for x in spans.inputs(group.input):
                 inputs.update(x)
             weights = [_finite(w) for w in group.weights]
-            found = search(weights, inputs, _settle(producer))
+            found = search(weights, inputs, _taken_by(producer))
             if found is not None:
                 out[group.input.id] = found
             told(sum(w.tensor.nbytes for w in group.weights))
@@ -113,7 +113,7 @@ def _is_matrix(w: Weight) -> bool:
     return len(w.tensor.shape) == 2
 
 
-def _settle(producer: Producer) -> Settle:
+def _taken_by(producer: Producer) -> Foldable:
     """Scales wanted as scales that the producer takes."""
     first = producer.weights[0]
     if _is_matrix(first):

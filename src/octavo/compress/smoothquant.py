@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.compress.awq import Settle
+from octavo.compress.awq import Foldable
 from octavo.compress.clipping import range_quantize
 from octavo.compress.fit import F32, divide
 from octavo.compress.grids import Grid, Quantized, check_finite, quantize
@@ -53,11 +53,11 @@ def int8_inputs(x: F32, step: float | None = None) -> F32:
 
 def w8a8(
     weights: Sequence[F32], inputs: InputStatistics, activations: Activations,
-    settle: Settle | None,
+    foldable: Foldable | None,
 ) -> Int8Layers:  # fmt: skip
     """Rounds the `[outputs, inputs]` weights of layers that share an input to int8 for int8 inputs.
 
-    settle: as for `awq`; None for no SmoothQuant. Scales that lose more than none are not
+    foldable: as for `awq`; None for no SmoothQuant. Scales that lose more than none are not
     returned. Raises UsageError as `quantize` does.
     """
     for x in weights:
@@ -65,7 +65,7 @@ def w8a8(
     task = _Task(weights, inputs, activations == "static")
     plain_scale, plain, plain_error = task.made(None)
     found = Int8Layers(plain, None, None, plain_scale, plain_error, plain_error)
-    alpha, scales = (None, None) if settle is None else task.search(settle)
+    alpha, scales = (None, None) if foldable is None else task.search(foldable)
     if scales is not None:
         step, made, error = task.made(scales)
         if error < plain_error:
@@ -90,12 +90,12 @@ class _Task:
         self.wanted = [self.samples @ x.T for x in weights]
         self.energy = sum(float((y.astype(np.float64) ** 2).sum()) for y in self.wanted)
 
-    def search(self, settle: Settle) -> tuple[float | None, F32 | None]:
+    def search(self, foldable: Foldable) -> tuple[float | None, F32 | None]:
         """The exponent and scales of least error, weights on grids that span rows."""
         best = self.error([range_quantize(x, W8) for x in self.weights], None, self.step(None))
         found: tuple[float | None, F32 | None] = (None, None)
         for alpha in ALPHAS:
-            s = settle(smoothing_scales(self.weights, self.max_abs, alpha))
+            s = foldable(smoothing_scales(self.weights, self.max_abs, alpha))
             if not (np.isfinite(s).all() and (s > 0).all()):
                 continue
             error = self.error([range_quantize(x * s, W8) for x in self.weights], s, self.step(s))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.compress.awq import Settle, best_scales
+from octavo.compress.awq import Foldable, best_scales
 from octavo.compress.calibration import Finished
 from octavo.compress.clipping import clip_quantize
 from octavo.compress.fit import F32, Hessian
@@ -20,7 +20,7 @@ from octavo.compress.smoothquant import w8a8
 from octavo.compress.statistics import InputStatistics
 
 SENSITIVE = 5e-4  # share of the mean square of outputs
-Search = Callable[[Sequence[F32], InputStatistics, Settle], F32 | None]
+Search = Callable[[Sequence[F32], InputStatistics, Foldable], F32 | None]
 
 
 def _gptq(x: F32, hessian: Hessian, grid: Grid) -> Quantized:
@@ -99,9 +99,9 @@ class Importance:
 def search_of(method: Method, grid: Grid, activations: Activations | None) -> Search | None:
     """How a method finds scales of inputs to fold in before it rounds; None if it does not."""
     if method == "awq":
-        return lambda weights, inputs, settle: best_scales(
-            weights, inputs.mean_abs, inputs.gram, grid, settle
+        return lambda weights, inputs, foldable: best_scales(
+            weights, inputs.mean_abs, inputs.gram, grid, foldable
         )[1]
     if method == "smoothquant" and activations is not None:
-        return lambda weights, inputs, settle: w8a8(weights, inputs, activations, settle).scales
+        return lambda weights, inputs, foldable: w8a8(weights, inputs, activations, foldable).scales
     return None

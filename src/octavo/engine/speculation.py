@@ -20,7 +20,7 @@ from octavo.engine.lookahead import DraftWriter, Lookahead
 from octavo.engine.runner import Outcome
 from octavo.engine.scheduler import Draft, ScheduledSpan
 from octavo.engine.sequence import Sequence
-from octavo.engine.trees import Fork, forks, grow, settle, tally
+from octavo.engine.trees import Fork, forks, grow, keep_branch, tally
 
 MOST_ROWS = 64  # of a step that verifies drafts: one that computes a prompt has no time to spare
 LEEWAY = 0.01  # of its time that a request may lose by speculation
@@ -217,7 +217,7 @@ class Speculation:
         """Compares what was proposed with what was drawn, and keeps the branch that was."""
         for outcome in outcomes:
             sequence, draft = outcome.span.sequence, outcome.span.draft
-            settle(self._kv, outcome.span, outcome.branch)
+            keep_branch(self._kv, outcome.span, outcome.branch)
             record = self._records.get(sequence)
             if record is None or record.proposal is None:
                 continue
@@ -235,7 +235,7 @@ class Speculation:
     def drop(self, spans: list[ScheduledSpan]) -> None:
         """A step with drafts has failed."""
         for span in spans:
-            settle(self._kv, span, 0)
+            keep_branch(self._kv, span, 0)
 
     def took(self, outcomes: list[Outcome], seconds: float, steps: int) -> None:
         """Takes the time of a call that computed `steps` steps."""

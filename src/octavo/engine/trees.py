@@ -99,7 +99,7 @@ def tally(draft: Draft, branch: int, accepted: int) -> list[tuple[str, int, int]
     ]
 
 
-def settle(kv: KVCache, span: ScheduledSpan, branch: int) -> None:
+def keep_branch(kv: KVCache, span: ScheduledSpan, branch: int) -> None:
     """Gives a sequence the blocks of the branch that was drawn, and frees the others."""
     state, first = span.sequence.kv, span.start // BLOCK
     for number, blocks in enumerate(span.draft.tables, 1):

@@ -81,16 +81,16 @@ class Members:
         for name in found.looked:
             follow = found.sources[name].follow(self._taker(name))
             self._tasks[name] = asyncio.create_task(follow)
-        self._settle()
+        self._update()
 
     def _taker(self, name: Name) -> Take:
         return partial(self._take, name)
 
     def _take(self, name: Name, places: list[Place]) -> None:
         self._found[name] = places
-        self._settle()
+        self._update()
 
-    def _settle(self) -> None:
+    def _update(self) -> None:
         """Those that nobody names any longer are drained."""
         wanted: dict[str, Place] = {}
         for place in (*self._places, *(p for found in self._found.values() for p in found)):
