@@ -137,7 +137,7 @@ def sweep(server: Server) -> Sweep:
     out = Sweep(expected=canary(server), health=Health(server))
     front, engine = psutil.Process(server.process.pid), server.engine()
     assert out.health
-    for part in (CASES, CASES[::3]):  # what all have warmed up is the baseline of those that follow
+    for part in (CASES, *3 * [CASES[::3]]):  # what all have warmed up is the baseline of the others
         with beside(lambda: out.canaries.append(canary(server))), beside(out.health.probe):
             asyncio.run(send(server, part, out.answers))
         server.wait_idle()
@@ -198,8 +198,10 @@ def test_health_never_stalled(sweep: Sweep) -> None:
 
 
 def test_memory_is_back(sweep: Sweep) -> None:
+    """What is lost is lost each time; what an allocator keeps for a while comes back."""
     print([[m >> 20 for m in both] for both in sweep.memory])
-    assert sum(sweep.memory[1]) - sum(sweep.memory[0]) <= GROWTH
+    baseline, *later = map(sum, sweep.memory)
+    assert min(later) - baseline <= GROWTH
 
 
 # -- bodies of megabytes ---------------------------------------------------------------------------

@@ -94,10 +94,13 @@ def pid(pool: Replicas, name: str) -> int:
     return found
 
 
-async def begun(pool: Replicas, name: str) -> None:
-    """Waits until a replica has given some tokens."""
+async def begun(pool: Replicas, *names: str) -> str:
+    """Waits until one of some replicas has given some tokens; returns its name."""
     async with asyncio.timeout(60):
-        while not any(len(s.given) > 3 for s in engine(pool, name).streams):
+        while True:
+            for name in names:
+                if any(len(s.given) > 3 for s in engine(pool, name).streams):
+                    return name
             await asyncio.sleep(0.001)
 
 
@@ -254,13 +257,13 @@ def test_every_engine_has_the_adapters(folder: Path, tmp_path: Path) -> None:
             assert wanted[0] != plain
             assert {d.route.replica for d in decisions(pool)} == {"0", "1"}
             tasks = [asyncio.create_task(ask(pool, r)) for r in asked]
-            await begun(pool, "0")
-            os.kill(pid(pool, "0"), signal.SIGKILL)
+            killed = await begun(pool, "0", "1")
+            os.kill(pid(pool, killed), signal.SIGKILL)
             assert await asyncio.gather(*tasks) == wanted
             async with asyncio.timeout(60):
-                while pool.states["0"] != "up":
+                while pool.states[killed] != "up":
                     await asyncio.sleep(0.01)
-            assert engine(pool, "0").adapters == ["a"]
+            assert engine(pool, killed).adapters == ["a"]
             with pytest.raises(RequestError, match="loaded already"):
                 await pool.load_adapter("a", str(path))
             await pool.unload_adapter("a")
