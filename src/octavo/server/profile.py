@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.client.process import EngineProcessClient
-from octavo.client.replicas import engines
 from octavo.engine.profiler import Profile
 from octavo.errors import InvalidValue
 from octavo.generate.profile import Profiling
@@ -42,6 +41,8 @@ class ProfileRoute:
 
     async def record(self, request: Request) -> Response:
         """Answers with the trace after so many seconds; sooner if the client is gone."""
+        from octavo.client.replicas import engines  # not before somebody asks
+
         require_admin(request.scope)
         body = await self._bodies.read(request, ProfileBody, Fields(), self._registry.bounds)
         if not 0.1 <= body.seconds <= LONGEST:
