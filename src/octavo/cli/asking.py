@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 import msgspec
 
+from octavo.cli.http import NoAnswer, Refusal, send
 from octavo.errors import OctavoError, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,23 +30,14 @@ class Gateway:
 
     def ask(self, method: str, path: str, body: Any = None) -> bytes:
         """What it answers. Raises Refused, UsageError."""
-        headers = {"content-type": "application/json"}
-        if self.key is not None:
-            headers["authorization"] = f"Bearer {self.key}"
         data = None if body is None else msgspec.json.encode(body)
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            url = self.url.rstrip("/") + path
-            request = urllib.request.Request(url, data, headers, method=method)
-            with direct.open(request, timeout=WAIT) as response:
-                found: bytes = response.read()
-                return found
-        except urllib.error.HTTPError as e:
-            raise Refused(_message(e.read()) or f"the gateway answers {e.code}") from None
-        except (OSError, ValueError, HTTPException) as e:
+            return send(self.url.rstrip("/") + path, self.key, data, WAIT, method)
+        except Refusal as e:
+            raise Refused(e.message or f"the gateway answers {e.status}") from None
+        except NoAnswer as e:
             raise UsageError(
-                f"no gateway answers at {self.url}: {getattr(e, 'reason', e)}",
-                "--gateway http://127.0.0.1:8080",
+                f"no gateway answers at {self.url}: {e}", "--gateway http://127.0.0.1:8080"
             ) from None
 
     def object(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
@@ -70,13 +59,6 @@ def read_yaml(file: Path) -> Any:
         return yaml.SafeLoader(file.read_bytes()).get_single_data()
     except (yaml.YAMLError, ValueError, OSError) as e:  # ValueError: of days that there are not
         raise UsageError(f"{file} is no YAML: {e}", "octavo release start --help") from None
-
-
-def _message(body: bytes) -> str | None:
-    try:
-        return str(msgspec.json.decode(body)["error"]["message"])
-    except (msgspec.DecodeError, LookupError, TypeError):
-        return None
 
 
 def gateway_options(command: F) -> F:

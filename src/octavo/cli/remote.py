@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Callable
-from http.client import HTTPException
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from octavo.cli.http import NoAnswer, Refusal, send
 from octavo.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,8 +23,7 @@ class Remote:
 
     def __init__(self, url: str, key: str | None) -> None:
         self.url = url.rstrip("/") if "://" in url else f"http://{url.rstrip('/')}"
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._key = key
 
     def get(self, path: str) -> str:
         return self._ask(path, None, SECONDS).decode()
@@ -36,20 +33,17 @@ class Remote:
         return self._ask(path, json.dumps(body).encode(), seconds)
 
     def _ask(self, path: str, data: bytes | None, seconds: float) -> bytes:
-        request = urllib.request.Request(self.url + path, data, headers=self._headers)
         try:
-            with self._opener.open(request, timeout=seconds) as response:
-                return bytes(response.read())
-        except urllib.error.HTTPError as e:
-            e.close()
-            if e.code in (401, 403):
+            return send(self.url + path, self._key, data, seconds)
+        except Refusal as e:
+            if e.status in (401, 403):
                 raise UsageError(f"{self.url}{path} needs a key", "--api-key KEY") from None
             if data is not None:
-                raise UsageError(f"{self.url}{path}: {_reason(e)}") from None
-            raise UsageError(f"{self.url}{path} answers {e.code}", "octavo ps") from None
-        except (OSError, ValueError, HTTPException) as e:
-            reason = getattr(e, "reason", e)
-            raise UsageError(f"{self.url} does not answer: {reason}", "octavo ps") from None
+                why = e.message or f"answer {e.status}"
+                raise UsageError(f"{self.url}{path}: {why}") from None
+            raise UsageError(f"{self.url}{path} answers {e.status}", "octavo ps") from None
+        except NoAnswer as e:
+            raise UsageError(f"{self.url} does not answer: {e}", "octavo ps") from None
 
     def json(self, path: str) -> Any:
         return self._read(path, json.loads)
@@ -65,14 +59,6 @@ class Remote:
             return reader(text)
         except ValueError:
             raise UsageError(f"{self.url}{path} is none of Octavo", "octavo ps") from None
-
-
-def _reason(error: urllib.error.HTTPError) -> str:
-    """Why a server has refused a body."""
-    try:
-        return str(json.loads(error.read())["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"answer {error.code}"
 
 
 def the_server() -> str:

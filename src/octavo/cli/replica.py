@@ -29,32 +29,20 @@ def at_server(command: Any) -> Any:
 def ask(url: str, key: str | None, path: str, body: dict[str, Any] | None = None) -> list[Any]:
     """What a server lists. Raises UsageError with what it says to a refusal."""
     import json
-    import urllib.error
-    import urllib.request
-    from http.client import HTTPException
 
+    from octavo.cli.http import NoAnswer, Refusal, send
     from octavo.errors import UsageError
 
-    headers = {"Content-Type": "application/json"}
-    headers |= {"Authorization": f"Bearer {key}"} if key else {}
     data = None if body is None else json.dumps(body).encode()
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with direct.open(urllib.request.Request(url.rstrip("/") + path, data, headers)) as reply:
-            found = json.load(reply)["data"]
-            assert isinstance(found, list)
-            return found
-    except urllib.error.HTTPError as e:
-        text = e.read().decode(errors="replace")
-        try:
-            text = json.loads(text)["error"]["message"]
-        except (ValueError, KeyError, TypeError):
-            text = f"status {e.code}"
-        hint = ["--admin-key KEY"] if e.code in (401, 403) else []
-        raise UsageError(f"{url}: {text}", *hint) from None
-    except (OSError, ValueError, LookupError, TypeError, HTTPException) as e:
-        reason = getattr(e, "reason", e)
-        raise UsageError(f"no server answers at {url} ({reason})", "octavo ps") from None
+        found = json.loads(send(url.rstrip("/") + path, key, data, None))["data"]
+        assert isinstance(found, list)
+        return found
+    except Refusal as e:
+        hint = ["--admin-key KEY"] if e.status in (401, 403) else []
+        raise UsageError(f"{url}: {e.message or f'status {e.status}'}", *hint) from None
+    except (NoAnswer, ValueError, LookupError, TypeError) as e:
+        raise UsageError(f"no server answers at {url} ({e})", "octavo ps") from None
 
 
 def _show(found: list[Any], as_json: bool) -> None:
