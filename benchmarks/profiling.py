@@ -16,7 +16,8 @@ from octavo.backends.base import TRACED
 from octavo.checkpoint.hub import locate
 from octavo.engine.constraint import TokenTable
 from octavo.engine.engine import Engine
-from octavo.engine.loader import load_executable, make_engine, open_model
+from octavo.engine.loader import load_executable, make_engine
+from octavo.engine.open import open_model
 from octavo.engine.plan import make_plan
 from octavo.engine.profiler import EngineProfiler
 from octavo.engine.request import Request, SamplingParams

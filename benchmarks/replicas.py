@@ -20,7 +20,7 @@ from octavo.client.process import EngineProcessClient
 from octavo.client.replicas import Replicas
 from octavo.engine.constraint import TokenTable
 from octavo.engine.events import Token
-from octavo.engine.loader import open_model
+from octavo.engine.open import open_model
 from octavo.engine.plan import make_plan
 from octavo.engine.request import Request, SamplingParams
 

@@ -29,7 +29,8 @@ from PIL import Image
 from octavo import _native
 from octavo.backends.base import BLOCK, Span, StepInput
 from octavo.engine.encoder import ImageEncoder
-from octavo.engine.loader import load_executable, open_model
+from octavo.engine.loader import load_executable
+from octavo.engine.open import open_model
 from octavo.engine.plan import make_plan
 from octavo.models.vision import VisionModel
 from octavo.vision.decode import decode_image

@@ -6,7 +6,7 @@ import re
 import traceback
 from collections.abc import Mapping
 from copy import copy
-from pathlib import Path
+from os.path import basename
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -165,5 +165,5 @@ def place(error: BaseException) -> str:
     """The type of an unexpected error and where it came from, for a log: its text may hold a
     prompt's."""
     frames = traceback.extract_tb(error.__traceback__)[-1:]
-    where = "".join(f" in {f.name}, line {f.lineno} of {Path(f.filename).name}" for f in frames)
+    where = "".join(f" in {f.name}, line {f.lineno} of {basename(f.filename)}" for f in frames)
     return type(error).__name__ + where

@@ -21,7 +21,7 @@ from octavo.client.replay import MAX_AHEAD, Replay, Stream
 from octavo.client.spawned import ENGINE, Spawned, spawn
 from octavo.engine.constraint import TokenTable
 from octavo.engine.events import BeamText, Ended, Token
-from octavo.engine.loader import open_model
+from octavo.engine.open import open_model
 from octavo.engine.plan import make_plan
 from octavo.engine.request import BeamSearch, Request, SamplingParams
 from octavo.errors import EngineFailed, Overloaded, RequestError

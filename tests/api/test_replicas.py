@@ -25,7 +25,7 @@ from octavo.client.replicas import Replicas
 from octavo.client.routes import Decision
 from octavo.client.spawned import ENGINE
 from octavo.engine.constraint import TokenTable
-from octavo.engine.loader import open_model
+from octavo.engine.open import open_model
 from octavo.engine.plan import Plan, make_plan
 from octavo.engine.request import Request
 from octavo.errors import DoesNotFit, EngineFailed, InvalidValue, RequestError, UsageError

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from octavo import _native
 from octavo.backends.base import SamplingRow, Span, StepInput
-from octavo.engine import Request, SamplingParams
 from octavo.engine.admission import Admission
+from octavo.engine.request import Request, SamplingParams
 from octavo.engine.sampling_state import SamplingState
 from octavo.errors import RequestError
 from tests.conftest import Runner

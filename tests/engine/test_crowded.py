@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from octavo.engine import Engine, Request, SamplingParams
-from octavo.engine.loader import load_executable, open_model
+from octavo.engine.engine import Engine
+from octavo.engine.loader import load_executable
+from octavo.engine.open import open_model
 from octavo.engine.plan import make_plan
+from octavo.engine.request import Request, SamplingParams
 
 
 @pytest.fixture

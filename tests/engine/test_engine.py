@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from octavo.backends.base import BLOCK, Limits, Sample, StepInput
-from octavo.engine import Engine, Request, SamplingParams
 from octavo.engine.constraint import GrammarCompiler, TokenTable
+from octavo.engine.engine import Engine
 from octavo.engine.events import Ended, Mark, PromptLogprobs, Times, Token, TokenEvent, ends
-from octavo.engine.request import BeamSearch, Thinking, shown
+from octavo.engine.request import BeamSearch, Request, SamplingParams, Thinking, shown
 from octavo.errors import RequestError
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.engine import Engine, Request, SamplingParams
+from octavo.engine.engine import Engine
 from octavo.engine.events import Token
 from octavo.engine.policy import GENERATED, PROMPT, REMEMBERED, FairPolicy
+from octavo.engine.request import Request, SamplingParams
 from tests.engine.test_engine import Clock, Counting, engine
 
 BUDGET = 64

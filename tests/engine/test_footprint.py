@@ -13,7 +13,7 @@ from octavo.backends.base import Footprint, Limits, LoadOptions
 from octavo.backends.cpu.backend import CpuCompiled
 from octavo.backends.cpu.executor import CpuExecutable
 from octavo.checkpoint import Stored, Tensor
-from octavo.engine.loader import OpenModel, open_model
+from octavo.engine.open import OpenModel, open_model
 from tests.families import FAMILIES, save_family
 from tests.small_models import Small, save_gguf, save_hf
 

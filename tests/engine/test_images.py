@@ -18,13 +18,15 @@ import torch
 
 from octavo.backends.base import BLOCK
 from octavo.client.process import EngineProcessClient
-from octavo.engine import Engine, Request, SamplingParams
 from octavo.engine.constraint import TokenTable
+from octavo.engine.engine import Engine
 from octavo.engine.events import Ended, Token
 from octavo.engine.images import EncoderCache, ImageQueue
-from octavo.engine.loader import OpenModel, load_executable, load_images, open_model
+from octavo.engine.loader import load_executable, load_images
+from octavo.engine.open import OpenModel, open_model
 from octavo.engine.plan import Plan, make_plan
 from octavo.engine.policy import PROMPT, FairPolicy
+from octavo.engine.request import Request, SamplingParams
 from octavo.errors import RequestError
 from octavo.vision.image import ImageInput
 from tests.vision_models import PLACEHOLDER, VISION_FAMILIES, VisionFamily

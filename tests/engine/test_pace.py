@@ -9,10 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from octavo.backends.base import Sample, StepInput
-from octavo.engine import Engine, Request, SamplingParams
+from octavo.engine.engine import Engine
 from octavo.engine.events import Progress, Token, ends
 from octavo.engine.pace import EVEN, LEAST, OTHERS, OWN
 from octavo.engine.policy import FairPolicy
+from octavo.engine.request import Request, SamplingParams
 from tests.engine.test_engine import Clock, Counting, engine
 
 SMALL = (

@@ -11,11 +11,13 @@ import pytest
 from octavo import _native
 from octavo.backends.cpu import executor
 from octavo.backends.cpu.weights import deferred, weights_of
-from octavo.engine import Engine, Request, SamplingParams
 from octavo.engine.constraint import TokenTable
+from octavo.engine.engine import Engine
 from octavo.engine.events import Token
-from octavo.engine.loader import load_executable, make_engine, open_model
+from octavo.engine.loader import load_executable, make_engine
+from octavo.engine.open import open_model
 from octavo.engine.plan import make_plan
+from octavo.engine.request import Request, SamplingParams
 from tests.conftest import Runner
 from tests.small_models import Small, save_hf
 

@@ -10,11 +10,12 @@ import pytest
 
 from octavo import _native
 from octavo.checkpoint import Stored
-from octavo.engine import Request, SamplingParams
 from octavo.engine.constraint import TokenTable
 from octavo.engine.events import Token
-from octavo.engine.loader import load_executable, make_engine, open_model
+from octavo.engine.loader import load_executable, make_engine
+from octavo.engine.open import open_model
 from octavo.engine.plan import make_plan
+from octavo.engine.request import Request, SamplingParams
 from tests.small_models import Small, save_hf
 
 

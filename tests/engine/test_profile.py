@@ -14,7 +14,8 @@ from octavo.bench.accounting import account, nested, ticks
 from octavo.engine.constraint import TokenTable
 from octavo.engine.engine import Engine
 from octavo.engine.events import Token
-from octavo.engine.loader import load_executable, make_engine, open_model
+from octavo.engine.loader import load_executable, make_engine
+from octavo.engine.open import open_model
 from octavo.engine.plan import make_plan
 from octavo.engine.profiler import EngineProfiler, engine_calls
 from octavo.engine.request import Request, SamplingParams

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from octavo.backends.base import BLOCK, Sample, StepInput
-from octavo.engine import Engine, Request, SamplingParams
+from octavo.engine.engine import Engine
 from octavo.engine.events import BeamText, Ended, Token, TokenEvent
 from octavo.engine.kv import blocks_for
 from octavo.engine.policy import FairPolicy
-from octavo.engine.request import BeamSearch
+from octavo.engine.request import BeamSearch, Request, SamplingParams
 from octavo.engine.scheduler import ScheduledSpan
 from octavo.engine.sequence import Sequence
 from tests.engine.test_engine import Counting, engine, finish, request

@@ -13,10 +13,10 @@ import torch
 from octavo.backends.base import Limits, LoadOptions
 from octavo.backends.cpu import load, lower
 from octavo.checkpoint import open_checkpoint
-from octavo.engine import Engine, Request, SamplingParams, TokenEvent
 from octavo.engine.constraint import Constraint
-from octavo.engine.events import BeamText, Ended
-from octavo.engine.request import BeamSearch
+from octavo.engine.engine import Engine
+from octavo.engine.events import BeamText, Ended, TokenEvent
+from octavo.engine.request import BeamSearch, Request, SamplingParams
 from octavo.errors import RequestError
 from octavo.models import build_program
 from tests.small_models import Small, save_hf

@@ -18,8 +18,9 @@ from octavo.backends.cpu import load, lower
 from octavo.backends.torch.reference import Reference
 from octavo.checkpoint import open_checkpoint
 from octavo.checkpoint.pooling import Pooling, read_pooling
-from octavo.engine import Engine, Request, SamplingParams
+from octavo.engine.engine import Engine
 from octavo.engine.events import Pooled
+from octavo.engine.request import Request, SamplingParams
 from octavo.errors import OctavoError, RequestError, Unsupported
 from octavo.models import build_program
 from tests.parity.test_vocabularies import wordpiece

@@ -38,7 +38,7 @@ from octavo.compress.evaluation import (
 )
 from octavo.compress.report import page
 from octavo.compress.similarity import bleu4, rouge_l
-from octavo.engine.loader import open_model
+from octavo.engine.open import open_model
 from octavo.errors import OctavoError, UsageError
 from tests.conftest import Runner
 from tests.small_models import Small, save_gguf

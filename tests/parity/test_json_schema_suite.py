@@ -22,7 +22,7 @@ from octavo.checkpoint import open_checkpoint
 from octavo.checkpoint.hub import cache_folder
 from octavo.engine.constraint import Constraint, GrammarCompiler
 from octavo.errors import RequestError
-from octavo.generate.load import token_table
+from octavo.generate.served import token_table
 from octavo.text import Tokenizer, load_tokenizer
 from octavo.text.grammar import from_schema
 from tests.conftest import download

@@ -15,11 +15,13 @@ from safetensors.torch import load_file, save_file
 
 import octavo
 from octavo.checkpoint.adapter import read_adapter
-from octavo.engine import Engine, Request, SamplingParams
 from octavo.engine.constraint import TokenTable
+from octavo.engine.engine import Engine
 from octavo.engine.events import Token
-from octavo.engine.loader import load_engine, open_model
+from octavo.engine.loader import load_engine
+from octavo.engine.open import open_model
 from octavo.engine.plan import Plan, make_plan
+from octavo.engine.request import Request, SamplingParams
 from octavo.errors import OctavoError, RequestError
 from tests.small_models import Small, llama_writer, save_hf
 

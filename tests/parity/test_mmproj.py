@@ -22,7 +22,7 @@ from octavo.checkpoint.writer import NewTensor, write_gguf
 from octavo.cli.main import cli
 from octavo.compress.conversion import Conversion
 from octavo.engine.encoder import CompiledEncoder
-from octavo.engine.loader import open_model
+from octavo.engine.open import open_model
 from octavo.errors import CheckpointError, OctavoError, Unsupported, UsageError
 from octavo.models import build_vision
 from octavo.models.mmproj import with_mmproj

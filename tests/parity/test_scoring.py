@@ -12,8 +12,9 @@ import octavo
 from octavo.backends.base import Limits, LoadOptions
 from octavo.backends.cpu import load, lower
 from octavo.checkpoint import open_checkpoint
-from octavo.engine import Engine, Request, SamplingParams
+from octavo.engine.engine import Engine
 from octavo.engine.events import PromptLogprobs
+from octavo.engine.request import Request, SamplingParams
 from octavo.errors import RequestError
 from octavo.models import build_program
 from tests.small_models import Small, save_hf

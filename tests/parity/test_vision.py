@@ -20,7 +20,7 @@ from octavo.backends.torch.reference import Reference
 from octavo.checkpoint import Checkpoint, open_checkpoint
 from octavo.engine.encoder import CompiledEncoder, ImageEncoder, tower_step
 from octavo.engine.images import PlacedImage
-from octavo.engine.loader import open_model
+from octavo.engine.open import open_model
 from octavo.errors import CheckpointError, Unsupported
 from octavo.models import build_program, build_vision
 from octavo.models.images import Layout, Vision

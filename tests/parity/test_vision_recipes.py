@@ -20,7 +20,7 @@ from octavo.compress.beside import beside
 from octavo.compress.folder_view import as_folder
 from octavo.compress.recipe_file import read_recipe
 from octavo.engine.encoder import CompiledEncoder
-from octavo.engine.loader import open_model
+from octavo.engine.open import open_model
 from octavo.engine.plan import make_plan
 from octavo.errors import UsageError
 from octavo.models import build_vision

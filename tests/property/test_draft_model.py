@@ -15,17 +15,18 @@ from gguf import GGMLQuantizationType as Q
 from octavo.backends.base import Limits, LoadOptions, SamplingRow, StepInput
 from octavo.backends.cpu import CpuExecutable, load, lower
 from octavo.checkpoint import open_checkpoint
-from octavo.engine import Engine, Request, SamplingParams
 from octavo.engine.constraint import GrammarCompiler, TokenTable
 from octavo.engine.draft_model import DraftModel, Languages
+from octavo.engine.engine import Engine
 from octavo.engine.kv import KVState
 from octavo.engine.lookahead import DraftWriter
+from octavo.engine.request import Request, SamplingParams
 from octavo.engine.runner import DraftSpan, draft_input
 from octavo.engine.sampling_state import SamplingState
 from octavo.engine.self_draft import SelfDraft
 from octavo.engine.sequence import Sequence
 from octavo.engine.translation import Translation
-from octavo.generate.load import token_table
+from octavo.generate.served import token_table
 from octavo.models import build_program
 from octavo.text import load_tokenizer
 from octavo.text.grammar import HEADER

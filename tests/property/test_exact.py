@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from octavo.backends.base import Limits, LoadOptions
 from octavo.backends.cpu import CpuExecutable, load, lower
 from octavo.checkpoint import open_checkpoint
-from octavo.engine import Engine, Request, SamplingParams
+from octavo.engine.engine import Engine
 from octavo.engine.events import Token
+from octavo.engine.request import Request, SamplingParams
 from octavo.generate.load import ACTIVATIONS
 from octavo.models import build_program
 from tests.families import FAMILIES, save_family

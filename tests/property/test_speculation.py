@@ -11,12 +11,12 @@ import pytest
 from gguf import GGMLQuantizationType as Q
 
 from octavo.checkpoint import open_checkpoint
-from octavo.engine import Request, SamplingParams
 from octavo.engine.constraint import GrammarCompiler
 from octavo.engine.cost import StepTimes
 from octavo.engine.drafts import LONGEST_MATCH, MAX_DRAFT, DraftSource, Proposal, all_sources
+from octavo.engine.request import Request, SamplingParams
 from octavo.engine.sequence import Sequence
-from octavo.generate.load import token_table
+from octavo.generate.served import token_table
 from octavo.text import load_tokenizer
 from octavo.text.grammar import HEADER
 from tests.families import FAMILIES, save_family

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer as HfTokenizer
 
 from octavo.engine.events import Ended
 from octavo.generate.grammar_check import GrammarChecker
-from octavo.generate.load import token_table
 from octavo.generate.model import ServedModel
+from octavo.generate.served import token_table
 from octavo.text import ChatTemplate, Tokenizer
 from tests.unit.fake_models import Listener, ScriptedClient, fake_model, listening
 

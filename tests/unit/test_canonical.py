@@ -13,7 +13,7 @@ import pytest
 from octavo.checkpoint import open_checkpoint
 from octavo.engine.bitmask import mask_of, tokens_of
 from octavo.engine.constraint import Constraint, GrammarCompiler
-from octavo.generate.load import token_table
+from octavo.generate.served import token_table
 from octavo.text import Tokenizer, load_tokenizer
 from octavo.text.grammar import HEADER, from_choice, from_grammar, from_schema
 

@@ -14,7 +14,7 @@ from octavo.backends.base import TRACED, Traced
 from octavo.bench.accounting import Spent, account, nested
 from octavo.bench.kernels import HostLimits
 from octavo.engine.call_timer import CallTimer
-from octavo.engine.profiler import Profile, resident
+from octavo.engine.profile import Profile, resident
 from octavo.engine.stack_sampler import StackSampler
 from octavo.generate.trace import Event, TraceFile, trace_file
 

@@ -22,11 +22,12 @@ from octavo.client.in_process import InProcessClient
 from octavo.engine.constraint import GrammarCompiler, TokenTable
 from octavo.engine.events import Ended
 from octavo.engine.host import usable_threads
-from octavo.engine.loader import OpenModel, load_executable, make_engine, open_model
+from octavo.engine.loader import load_executable, make_engine
+from octavo.engine.open import OpenModel, open_model
 from octavo.engine.plan import make_plan
 from octavo.engine.request import BeamSearch, Request, SamplingParams
-from octavo.generate.load import token_table
 from octavo.generate.output import failure
+from octavo.generate.served import token_table
 from octavo.models.adapters import adapter_targets
 from octavo.program import Linear, Program
 from octavo.text import load_tokenizer

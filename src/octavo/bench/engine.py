@@ -24,7 +24,8 @@ from octavo.client.base import EngineClient
 from octavo.client.in_process import InProcessClient
 from octavo.engine.constraint import TokenTable
 from octavo.engine.events import Ended, Times, Token
-from octavo.engine.loader import load_executable, make_engine, open_model
+from octavo.engine.loader import load_executable, make_engine
+from octavo.engine.open import open_model
 from octavo.engine.plan import make_plan
 from octavo.engine.request import Request, SamplingParams
 from octavo.errors import EngineFailed

@@ -22,7 +22,8 @@ from pathlib import Path
 
 from octavo.checkpoint import open_checkpoint
 from octavo.engine.host import usable_threads
-from octavo.engine.loader import load_executable, open_model
+from octavo.engine.loader import load_executable
+from octavo.engine.open import open_model
 from octavo.engine.plan import make_plan
 from octavo.process import python_module
 

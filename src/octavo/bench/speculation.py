@@ -12,11 +12,12 @@ from typing import Any
 
 from octavo.client.in_process import InProcessClient
 from octavo.engine.events import Ended, Token
-from octavo.engine.loader import load_executable, make_engine, open_draft, open_model
+from octavo.engine.loader import load_executable, make_engine
+from octavo.engine.open import open_draft, open_model
 from octavo.engine.plan import make_plan
 from octavo.engine.request import Request, SamplingParams
-from octavo.generate.load import token_table
 from octavo.generate.output import failure
+from octavo.generate.served import token_table
 from octavo.text import ChatTemplate, load_tokenizer
 from octavo.text.chat import template_source
 from octavo.text.grammar import from_schema

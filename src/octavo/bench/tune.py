@@ -19,8 +19,9 @@ import numpy as np
 
 from octavo.backends.base import BLOCK, Executable, SamplingRow
 from octavo.bench.speculation import TABLE
-from octavo.engine.drafts import MAX_DRAFT
-from octavo.engine.loader import load_executable, open_model
+from octavo.engine.limits import MAX_DRAFT
+from octavo.engine.loader import load_executable
+from octavo.engine.open import open_model
 from octavo.engine.plan import make_plan
 from octavo.engine.runner import DraftSpan, draft_input
 from octavo.engine.tuned import Tuned, write_tuned

@@ -38,7 +38,7 @@ def plan(
     --memory may be more than this machine has, to plan for another.
     """
     from octavo.checkpoint.hub import locate
-    from octavo.engine.loader import open_draft, open_model
+    from octavo.engine.open import open_draft, open_model
     from octavo.engine.plan import make_plan
 
     located = locate(model, offline=offline)

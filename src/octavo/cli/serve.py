@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
@@ -29,7 +30,7 @@ from octavo.errors import UsageError
 if TYPE_CHECKING:
     from octavo.cli.served import Choice
     from octavo.client.spawned import Spawned
-    from octavo.engine.loader import OpenModel
+    from octavo.engine.open import OpenModel
     from octavo.engine.plan import Plan
     from octavo.server.registry import Registry
     from octavo.server.source import ModelOptions, NamedSource
@@ -240,6 +241,7 @@ def serve(
     if opens and not ui:
         raise UsageError("--open opens the page, which --no-ui leaves out")
     gc.disable()  # collections would look at all that is imported, again and again
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # others would spin, with nothing to do
     finds = models_dir is not None or on_demand
     spawned = _spawn(model, *(models or (() if finds else (DEMO,))))
 
@@ -294,6 +296,7 @@ def _until_signal(
             for _, source in named:
                 source.progress = lambda _: None
             screen.ready(models)
+            gc.freeze()  # what is imported stays; collections look at requests only
             gc.enable()
 
         uvloop.run(answering(ready=ready))
@@ -350,7 +353,7 @@ def _choice(
     from octavo.cli.served import Choice
     from octavo.client.load import QueueLimits
     from octavo.engine.host import available_memory
-    from octavo.engine.loader import open_draft
+    from octavo.engine.open import open_draft
     from octavo.engine.plan import parse_size
     from octavo.server.source import ModelOptions
 

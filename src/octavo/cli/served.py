@@ -10,7 +10,7 @@ from typing import Any
 from octavo.checkpoint.hub import Located, locate, locate_published, located_here, models_in
 from octavo.checkpoint.open import open_checkpoint
 from octavo.checkpoint.progress import ProgressBar
-from octavo.engine.loader import OpenModel
+from octavo.engine.open import OpenModel
 from octavo.engine.plan import Plan, Share, make_plan, memory_budget
 from octavo.errors import UsageError
 from octavo.models.mmproj import AUTO, NONE

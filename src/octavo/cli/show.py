@@ -15,7 +15,7 @@ from octavo.cli.screen import say, say_json, table
 if TYPE_CHECKING:
     from octavo.checkpoint.hub import Located
     from octavo.compress.evaluation import Summary
-    from octavo.engine.loader import OpenModel
+    from octavo.engine.open import OpenModel
     from octavo.program import Task
 
 TASKS = {"embed": "embeddings (/v1/embeddings)", "rank": "reranking (/v1/rerank)"}
@@ -31,7 +31,7 @@ def show(model: str, program: bool, offline: bool, mmproj: str, as_json: bool) -
     """Describe MODEL without loading it."""
     from octavo.checkpoint.hub import locate
     from octavo.compress.evaluation import read_quality
-    from octavo.engine.loader import open_model
+    from octavo.engine.open import open_model
     from octavo.errors import CheckpointError
     from octavo.program import listing
 

@@ -49,7 +49,8 @@ from octavo.engine.call_timer import Call
 from octavo.engine.constraint import TokenTable
 from octavo.engine.engine import Engine
 from octavo.engine.events import TokenEvent
-from octavo.engine.loader import OpenModel, load_executable, make_engine, open_model
+from octavo.engine.loader import load_executable, make_engine
+from octavo.engine.open import OpenModel, open_model
 from octavo.engine.plan import Plan
 from octavo.engine.profiler import EngineProfiler
 from octavo.engine.request import Request

@@ -21,7 +21,7 @@ from octavo.client.protocol import (
     frame,
 )
 from octavo.client.spawned import Spawned
-from octavo.engine.profiler import Profile
+from octavo.engine.profile import Profile
 from octavo.errors import EngineFailed
 
 

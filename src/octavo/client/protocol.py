@@ -11,7 +11,7 @@ from octavo.checkpoint.identity import FileState
 from octavo.engine.constraint import TokenTable
 from octavo.engine.events import TokenEvent
 from octavo.engine.plan import Plan
-from octavo.engine.profiler import Profile
+from octavo.engine.profile import Profile
 from octavo.engine.request import Request
 
 MAX_FRAME = 64 << 20

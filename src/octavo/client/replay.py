@@ -19,13 +19,11 @@ from itertools import count
 
 import msgspec
 
-from octavo.engine.drafts import MAX_DRAFT
-from octavo.engine.engine import MAX_MULTI_STEPS
 from octavo.engine.events import BeamText, Ended, PromptLogprobs, Token, TokenEvent, ends
+from octavo.engine.limits import MAX_AHEAD
 from octavo.engine.request import Request
 from octavo.errors import RequestError
 
-MAX_AHEAD = max(MAX_MULTI_STEPS, MAX_DRAFT + 1)  # tokens that one call may draw
 SUSPECT = 2  # doubt from which on a request runs alone
 FUTILE = 2  # times alone in an engine that was killed, without a token, after which it is the cause
 

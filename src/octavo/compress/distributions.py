@@ -13,7 +13,7 @@ import numpy.typing as npt
 from octavo.backends.base import BLOCK, Executable, Floats, Ints, Limits, LoadOptions, Span
 from octavo.backends.base import StepInput as Step
 from octavo.engine.host import available_memory
-from octavo.engine.loader import OpenModel
+from octavo.engine.open import OpenModel
 from octavo.engine.plan import cache_type, size
 from octavo.errors import DoesNotFit, OctavoError
 

@@ -23,7 +23,7 @@ from octavo.compress.evaluation import (
 from octavo.compress.serving import serve_both
 from octavo.compress.similarity import bleu4, rouge_l, sacrebleu
 from octavo.engine.host import usable_threads
-from octavo.engine.loader import OpenModel, open_model
+from octavo.engine.open import OpenModel, open_model
 from octavo.engine.plan import cache_type
 from octavo.errors import UsageError
 from octavo.generate.load import check_choices

@@ -19,7 +19,7 @@ from octavo.models.metadata import Metadata
 from octavo.models.rope import plain
 from octavo.models.rotation import hf_parameters
 from octavo.models.schemes import FOLDERS, Scheme
-from octavo.models.wrapped import TEXT
+from octavo.models.wrapped import language_model
 from octavo.program import Attention, Experts, Program, Rope, Route, Softcap
 
 
@@ -29,7 +29,7 @@ def gguf_parts(checkpoint: Checkpoint) -> tuple[Checkpoint, tuple[Counterpart, .
     Raises Unsupported for a model that no GGUF file can say here.
     """
     model_type = checkpoint.architecture
-    folder = TEXT[model_type](checkpoint) if model_type in TEXT else checkpoint
+    folder = language_model(checkpoint)
     program = build_program(folder)
     if folder.architecture not in FOLDERS:
         raise Unsupported(

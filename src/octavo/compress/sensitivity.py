@@ -25,7 +25,7 @@ from octavo.compress.distributions import Scorer, divergence
 from octavo.compress.evaluation import fingerprint
 from octavo.compress.grids import CHUNK, Grid, check_finite
 from octavo.compress.writing import named
-from octavo.engine.loader import OpenModel
+from octavo.engine.open import OpenModel
 from octavo.errors import CheckpointError
 from octavo.models import build_program
 

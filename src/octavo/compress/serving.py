@@ -17,7 +17,7 @@ from octavo.client.process import EngineProcessClient
 from octavo.compress.distributions import Precision
 from octavo.engine.constraint import TokenTable
 from octavo.engine.events import Times, Token
-from octavo.engine.loader import OpenModel
+from octavo.engine.open import OpenModel
 from octavo.engine.plan import Plan, make_plan
 from octavo.engine.request import Request, SamplingParams
 

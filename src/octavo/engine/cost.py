@@ -13,7 +13,8 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from octavo.engine.drafts import LONGEST_MATCH, MAX_DRAFT, Proposal
+from octavo.engine.drafts import LONGEST_MATCH, Proposal
+from octavo.engine.limits import MAX_DRAFT
 
 ROW = 0.08  # of a step's time that a row more takes, before that is measured
 NEWEST = 0.15  # weight of the latest time of a step

@@ -14,8 +14,9 @@ from weakref import WeakKeyDictionary
 
 from octavo.backends.base import BLOCK, Executable, Sample, SamplingRow
 from octavo.engine.blocks import BlockAllocator
-from octavo.engine.drafts import MAX_DRAFT, Proposal, written
+from octavo.engine.drafts import Proposal, written
 from octavo.engine.kv import KVCache, KVState
+from octavo.engine.limits import MAX_DRAFT
 from octavo.engine.prefix import PrefixIndex
 from octavo.engine.runner import DraftSpan, draft_input
 from octavo.engine.sequence import Sequence

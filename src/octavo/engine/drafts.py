@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from octavo.backends.base import Sample
+from octavo.engine.limits import MAX_DRAFT
 from octavo.engine.sequence import Sequence
 
-MAX_DRAFT = 15  # tokens verified in a step of one sequence, which are one more row each
 LONGEST_MATCH = 16  # tokens of context compared
 CHAIN = 8  # earlier occurrences looked at
 INDEXED = 1 << 13  # tokens that are searched, of a prompt its last, of a prediction its first

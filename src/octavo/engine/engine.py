@@ -15,6 +15,7 @@ from octavo.engine.events import Ended, Finish, Pooled, Progress, PromptLogprobs
 from octavo.engine.grammar_queue import GrammarQueue
 from octavo.engine.images import ImageQueue
 from octavo.engine.kv import KVCache, KVState
+from octavo.engine.limits import MAX_MULTI_STEPS
 from octavo.engine.lookahead import DraftWriter
 from octavo.engine.pace import Pace
 from octavo.engine.policy import FairPolicy, SchedulingPolicy
@@ -31,7 +32,6 @@ from octavo.engine.stats import EngineStats
 from octavo.errors import RequestError
 
 MULTI_STEP_SECONDS = 0.02
-MAX_MULTI_STEPS = 8
 COUNTS = ("steps", "prompt_tokens", "cached_tokens", "generated_tokens")
 ENCODE_SECONDS = 0.05  # of images between looks at what has come, while nothing else is to do
 NO_TOKEN_LEFT = "no token is left that may follow"

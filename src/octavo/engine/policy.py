@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from octavo.engine.sequence import Sequence
+if TYPE_CHECKING:
+    from octavo.engine.sequence import Sequence
 
 PROMPT, GENERATED = 1, 4  # what a token costs: a step of texts computes few, one of a prompt many
 REMEMBERED = 1024  # tenants whose work is kept while they have no sequence

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter
 from pathlib import Path
 from typing import Literal, TypedDict, Unpack
 
-from octavo.checkpoint import Checkpoint
 from octavo.checkpoint.hub import Located, locate, no_progress
-from octavo.checkpoint.pooling import read_pooling
 from octavo.checkpoint.progress import ProgressBar
-from octavo.client.base import EngineClient
 from octavo.client.in_process import InProcessClient
-from octavo.engine.constraint import TokenTable
-from octavo.engine.defaults import GenerationConfig, default_params
+from octavo.engine.defaults import GenerationConfig
 from octavo.engine.host import available_memory
-from octavo.engine.loader import OpenModel, load_engine, open_draft, open_model
+from octavo.engine.loader import load_engine
+from octavo.engine.open import OpenModel, open_draft, open_model
 from octavo.engine.plan import Plan, make_plan, parse_size
 from octavo.errors import UsageError
-from octavo.generate.grammar_check import GrammarChecker
-from octavo.generate.model import About, ServedModel
+from octavo.generate.model import ServedModel
 from octavo.generate.options import check_names
-from octavo.models.mmproj_folder import encoder_of
-from octavo.text import ChatTemplate, Tokenizer, load_tokenizer
+from octavo.generate.served import served_model, token_table
+from octavo.text import ChatTemplate, load_tokenizer
 from octavo.text.chat import template_source
-from octavo.vision.families import load_preprocessor
-from octavo.vision.preprocess import Preprocessor
 
 KV_DTYPES = ("auto", "bf16", "int8", "f32")
 ACTIVATIONS = ("auto", "int8", "int16")
@@ -74,12 +66,6 @@ class LoadOptions(TypedDict, total=False):
     mmproj: str
     vision_dtype: str
     loading: ProgressBar
-
-
-def token_table(tokenizer: Tokenizer) -> TokenTable:
-    """What an engine is told of a vocabulary."""
-    special = tokenizer.special
-    return TokenTable(tokenizer.grammar_bytes(), sorted(special.control), sorted(special.eos))
 
 
 def check_choices(options: LoadOptions) -> None:
@@ -142,53 +128,4 @@ def _plan(opened: OpenModel, located: Located, options: LoadOptions) -> Plan:
         encoder=opened.encoder,
         speculation=options.get("speculation", "auto"),
         draft=open_draft(locate(draft, offline=offline, progress=progress).path) if draft else None,
-    )
-
-
-def served_model(
-    opened: OpenModel, located: Located, tokenizer: Tokenizer, table: TokenTable,
-    template: ChatTemplate | None, client: EngineClient, context: int,
-    generation_config: GenerationConfig, name: str = "",
-) -> ServedModel:  # fmt: skip
-    """An open model with what computes its tokens. table: of the tokenizer. name: instead of the
-    model's own."""
-    name = name or located.name
-    return ServedModel(
-        name=name,
-        aliases=tuple(sorted({located.name, *located.aliases} - {name})),
-        tokenizer=tokenizer,
-        template=template,
-        client=client,
-        grammars=GrammarChecker(table, opened.vocabulary),
-        defaults=default_params(opened.checkpoint, located.sampling, generation_config),
-        vocabulary=opened.vocabulary,
-        context=context,
-        created=int(time.time()),
-        task=opened.task,
-        pooling=read_pooling(opened.checkpoint, not opened.program.causal),
-        about=_about(opened.checkpoint),
-        images=_preprocessor(opened, tokenizer),
-    )
-
-
-def _preprocessor(opened: OpenModel, tokenizer: Tokenizer) -> Preprocessor | None:
-    """How a model takes pictures, None for text only. Raises CheckpointError."""
-    if (vision := opened.vision) is None:
-        return None
-    return load_preprocessor(
-        encoder_of(opened.checkpoint), tokenizer, family=vision.family,
-        placeholder=vision.placeholder, tokens=vision.tokens, size=vision.size,
-    )  # fmt: skip
-
-
-def _about(checkpoint: Checkpoint) -> About:
-    held: Counter[str] = Counter()
-    for tensor in checkpoint.tensors.values():
-        held[tensor.type.name] += tensor.nbytes
-    return About(
-        checkpoint.format,
-        checkpoint.architecture,
-        checkpoint.parameters,
-        checkpoint.nbytes,
-        held.most_common(1)[0][0],
     )

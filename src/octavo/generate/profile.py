@@ -9,7 +9,7 @@ import msgspec
 
 from octavo.client.process import EngineProcessClient
 from octavo.engine.call_timer import Call
-from octavo.engine.profiler import Profile, Profiler
+from octavo.engine.profile import Profile, Profiler
 from octavo.errors import Overloaded, RequestError
 from octavo.generate.output import OutputProcessor
 

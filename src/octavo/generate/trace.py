@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from octavo.backends.base import TRACED, Traced
-from octavo.engine.profiler import MOST_CALLS, Profile
+from octavo.engine.profile import MOST_CALLS, Profile
 
 SHORTEST_WAIT = 1000  # ns: a shorter one is no span of its own
 WAIT = "wait for threads"

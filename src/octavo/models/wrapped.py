@@ -2,55 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from importlib import import_module
 
 from octavo.checkpoint import Checkpoint
-from octavo.errors import CheckpointError
-from octavo.models import gemma3, gemma3_vision, idefics3, llava, llava_next, qwen2_vl, qwen3_vl
 from octavo.models.images import Vision
 from octavo.models.metadata import Recorded
 from octavo.models.mmproj_folder import encoder_of
 from octavo.models.unread import refuse_unread
 from octavo.vision.normalize import FILES
 
-# Of the code that trained them.
-_UNUSED = frozenset(
-    "neftune_noise_alpha perceiver_config pixel_shuffle_factor qk_layer_norms use_resampler".split()
-)
-
-
-def _text_model(checkpoint: Checkpoint) -> Checkpoint:
-    outer, inner = checkpoint.metadata, checkpoint.metadata.get("text_config")
-    if not isinstance(inner, Mapping):
-        raise CheckpointError(f"{checkpoint.path.name}: no text_config")
-    tied = bool(inner.get("tie_word_embeddings") or outer.get("tie_word_embeddings"))
-    metadata = {k: v for k, v in inner.items() if k not in _UNUSED}
-    metadata = {"model_type": "llama"} | metadata | {"tie_word_embeddings": tied}
-    return replace(checkpoint, metadata=metadata)
-
-
-# By model_type.
-TEXT: dict[str, Callable[[Checkpoint], Checkpoint]] = {
-    "gemma3": gemma3.text_model,
-    "llava": _text_model,
-    "llava_next": _text_model,
-    "idefics3": _text_model,
-    "smolvlm": _text_model,
-    "qwen2_vl": qwen2_vl.text_model,
-    "qwen2_5_vl": qwen2_vl.text_model,
-    "qwen3_vl": qwen3_vl.text_model,
+# By model_type: modules of this package with a `text_model`, and those with a `vision`. They are
+# imported when a checkpoint needs them.
+TEXT = {
+    "gemma3": "gemma3",
+    "llava": "text_config",
+    "llava_next": "text_config",
+    "idefics3": "text_config",
+    "smolvlm": "text_config",
+    "qwen2_vl": "qwen2_vl",
+    "qwen2_5_vl": "qwen2_vl",
+    "qwen3_vl": "qwen3_vl",
 }
-VISION: dict[str, Callable[[Checkpoint, Recorded], Vision]] = {
-    "gemma3": gemma3_vision.vision,
-    "llava": llava.vision,
-    "llava_next": llava_next.vision,
-    "idefics3": idefics3.vision,
-    "smolvlm": idefics3.vision,
-    "qwen2_vl": qwen2_vl.vision,
-    "qwen2_5_vl": qwen2_vl.vision,
-    "qwen3_vl": qwen3_vl.vision,
+VISION = {
+    "gemma3": "gemma3_vision",
+    "llava": "llava",
+    "llava_next": "llava_next",
+    "idefics3": "idefics3",
+    "smolvlm": "idefics3",
+    "qwen2_vl": "qwen2_vl",
+    "qwen2_5_vl": "qwen2_vl",
+    "qwen3_vl": "qwen3_vl",
 }
+
+
+def language_model(checkpoint: Checkpoint) -> Checkpoint:
+    """A folder as that of its language model: itself, if it has nothing else. Raises
+    CheckpointError."""
+    name = TEXT.get(checkpoint.architecture)
+    if name is None:
+        return checkpoint
+    text: Checkpoint = import_module(f"octavo.models.{name}").text_model(checkpoint)
+    return text
 
 
 def build_vision(checkpoint: Checkpoint) -> Vision | None:
@@ -61,11 +53,12 @@ def build_vision(checkpoint: Checkpoint) -> Vision | None:
     family = None if checkpoint.format == "gguf" else VISION.get(checkpoint.architecture)
     if family is None or not any(name in checkpoint.files for name in FILES):
         return None
-    if family is qwen2_vl.vision:
-        checkpoint = qwen2_vl.nested(checkpoint)
+    module = import_module(f"octavo.models.{family}")
+    if family == "qwen2_vl":
+        checkpoint = module.nested(checkpoint)
     inner = ("text_config", "vision_config")
     metadata = Recorded({k: v for k, v in checkpoint.metadata.items() if k not in inner})
-    vision = family(checkpoint, metadata)
+    vision: Vision = module.vision(checkpoint, metadata)
     metadata.get("tie_word_embeddings")  # which the language model reads
     refuse_unread(checkpoint, metadata)
     return vision

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.client.process import EngineProcessClient
-from octavo.engine.profiler import Profile
+from octavo.engine.profile import Profile
 from octavo.errors import InvalidValue
 from octavo.generate.profile import Profiling
 from octavo.generate.trace import trace_file

@@ -19,11 +19,11 @@ from octavo.client.process import EngineProcessClient
 from octavo.client.spawned import Spawned
 from octavo.engine.constraint import TokenTable
 from octavo.engine.defaults import GenerationConfig
-from octavo.engine.loader import OpenModel, open_model
+from octavo.engine.open import OpenModel, open_model
 from octavo.engine.plan import Plan
 from octavo.errors import ModelChanged, ModelNotFound, RequestError, UsageError
-from octavo.generate.load import served_model, token_table
 from octavo.generate.model import ServedModel
+from octavo.generate.served import served_model, token_table
 from octavo.server.registry import Entry, Registry
 from octavo.server.sizes import Bounds
 from octavo.text import ChatTemplate, Tokenizer, load_tokenizer
