@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Iterator
@@ -155,6 +156,30 @@ def test_a_long_prompt_stalls_nobody(
         [b - a for n in names for a, b in zip(house.times[n], house.times[n][1:], strict=False)]
     )
     assert felt <= OWN * max(quiet, EVEN) + 2 * LEAST * cost[2]
+
+
+@pytest.mark.parametrize("cost", [SMALL, LARGE])
+def test_what_comes_together_begins_soon(cost: tuple[float, float, float]) -> None:
+    """Prompts of 32 requests fill steps, as if none of them had begun; later ones do not."""
+    house = House(cost)
+    names = [house.ask("", 100, 500) for _ in range(32)]
+    steps = 0
+    while not all(house.times[name][1:] for name in names):
+        house.step()
+        steps += 1
+    assert steps == 1 + math.ceil((32 * 100 - 512) / 256)  # half of a step, beside texts
+    for name in names[:8]:
+        house.engine.abort(name)
+    for _ in range(20):  # so that what so many texts take is known
+        house.step()
+    house.times[names[-1]] = house.times[names[-1]][-1:]
+    later = house.ask("", 400, 1)
+    while not house.times[later][1:]:
+        house.step()
+    quiet = cost[0] + 24 * cost[1]
+    times = house.times[names[-1]]
+    felt = [b - a for a, b in zip(times, times[1:], strict=False)]
+    assert max(felt) <= OWN * max(quiet, EVEN) + LEAST * cost[2]
 
 
 def test_parts_of_a_prompt_are_told() -> None:

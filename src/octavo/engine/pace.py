@@ -66,16 +66,18 @@ class StepBudget:
     """What a step may compute of each sequence.
 
     tokens: in all. waited: texts were left out of the last step for a prompt. company: others than
-    those running may come at any moment, so that no step is to be long. held: what is left out of
-    this step; pauses: texts for a prompt.
+    those running may come at any moment, so that no step is to be long. crowded: not all that came
+    have a place. held: what is left out of this step; pauses: texts for a prompt.
 
     The prompt of a tenant that had less work than others is computed before theirs, and before
-    texts of those that run more than it does: they wait a step, but never two in a row.
+    texts of those that run more than it does: they wait a step, but never two in a row. Where
+    nobody else comes and nobody waits for a place, prompts that came before a tenant's texts began
+    are not held back for these: all came together, and all begin sooner.
     """
 
     def __init__(
         self, pace: Pace, policy: SchedulingPolicy, running: list[Sequence], tokens: int,
-        waited: bool, company: bool,
+        waited: bool, company: bool, crowded: bool,
     ) -> None:  # fmt: skip
         self._pace, self._policy = pace, policy
         self._company = company
@@ -88,6 +90,8 @@ class StepBudget:
         self.held |= self._beyond_share([s for s in texts if s not in self.held])
         self._rows = Counter(s.request.tenant for s in texts if s not in self.held)
         self._texts = self._rows.total()
+        calm = not company and not crowded
+        self._began = min((s.times.first_token for s in texts), default=0.0) if calm else 0.0
         self._tokens = tokens // 2 if self._texts else tokens  # of prompts
         self.left = min(tokens, self._texts + self._tokens)
 
@@ -144,7 +148,7 @@ class StepBudget:
         if sequence is self._first:
             rows = rows | Counter(s.request.tenant for s in self.held if s.kv.pending == 1)
             own = others = OWN if self._at_once(sequence, rows) else HALF
-        if not rows:
+        if not rows or sequence.times.queued < self._began:
             return self._tokens
         factors = ((own if t == tenant else others, n) for t, n in rows.items())
         limit = min(factor * pace.alone(n) for factor, n in factors)

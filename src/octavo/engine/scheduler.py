@@ -199,8 +199,9 @@ class Scheduler:
         if len(tenants) > 1:
             self._accompanied = self._steps
         company = self._steps - self._accompanied < COMPANY
+        crowded = len(self.running) + len(self.waiting) > self._sequences
         budget = StepBudget(
-            self._pace, self._policy, self.running, self._budget, self._waited, company
+            self._pace, self._policy, self.running, self._budget, self._waited, company, crowded
         )
         self._waited = budget.pauses
         return budget
