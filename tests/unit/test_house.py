@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from octavo.models import ARCHITECTURES
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "octavo"
@@ -98,6 +102,21 @@ def test_core_does_not_import_heavy_packages() -> None:
                 [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             )
             assert not heavy & {n.split(".")[0] for n in names}, path
+
+
+def test_a_front_imports_no_engine_and_no_families() -> None:
+    """A server is ready sooner: an engine's process imports them, those of its model only."""
+    imports = "import sys, octavo.cli.served, octavo.server.run, octavo.server.app"
+    code = f"{imports}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = set(done.stdout.split())
+    assert {"octavo.server.app", "octavo.engine.plan", "octavo.models.registry"} <= modules
+    assert not modules & {
+        "octavo.engine.engine",
+        "octavo.engine.scheduler",
+        "octavo.client.replicas",
+    }
+    assert not modules & {f"octavo.models.{family}" for family in ARCHITECTURES.values()}
 
 
 def test_nothing_unpickles_or_evaluates() -> None:
