@@ -25,7 +25,7 @@ from octavo.compress.distributions import rows_at_once
 from octavo.compress.recipe_file import read_recipe
 from octavo.compress.recipes import GgufRecipe
 from octavo.compress.search import Budget, Search
-from octavo.compress.sensitivity import Encoded, Reference, matrices, opened
+from octavo.compress.sensitivity import Encoded, ReferenceLogits, matrices, opened
 from octavo.engine.host import usable_threads
 from octavo.text.tokenizer import load_tokenizer
 
@@ -81,7 +81,7 @@ def main() -> None:
         split("evaluation"), load_tokenizer(source), LENGTH, args.tokens // LENGTH
     )
     rows, threads = rows_at_once(opened(source).vocabulary), usable_threads()
-    reference = Reference.of(source, blocks, rows, threads)
+    reference = ReferenceLogits.of(source, blocks, rows, threads)
     lines, found = HEADER + "|---|---|---|---|---|---|---|\n", []
     for name, recipe in rules(source, args.types[0]).items():
         begin = time.perf_counter()

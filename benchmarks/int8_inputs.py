@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from octavo.backends.torch.reference import Inputs, Reference
+from octavo.backends.torch.reference import Reference, ReferenceInputs
 from octavo.checkpoint import Checkpoint, open_checkpoint
 from octavo.checkpoint.base import GROUPED
 from octavo.compress.data import split, token_blocks
@@ -56,7 +56,7 @@ class Int8Inputs(Reference):
         super().__init__(program)
         self.steps = steps
 
-    def run(self, op: Op, v: dict[int, Any], x: Inputs) -> torch.Tensor:
+    def run(self, op: Op, v: dict[int, Any], x: ReferenceInputs) -> torch.Tensor:
         if isinstance(op, Linear) and (name := whole(op.weight.tensor)[0]) in self.steps:
             held = int8_inputs(v[op.x.id].numpy(), self.steps[name])
             v = {op.x.id: torch.from_numpy(held)}

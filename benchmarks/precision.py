@@ -18,7 +18,7 @@ import numpy as np
 from peers.quality import Quality, save
 
 from octavo.backends import get_backend
-from octavo.backends.base import BLOCK, Executable, Limits, LoadOptions, Span, StepInput
+from octavo.backends.base import BLOCK, Executable, ProgramOptions, Span, StepInput, StepLimits
 from octavo.checkpoint import Checkpoint, open_checkpoint
 from octavo.checkpoint.hub import locate
 from octavo.engine.plan import cache_type
@@ -45,8 +45,8 @@ def load(checkpoint: Checkpoint, activations: str, kv_dtype: str, threads: int) 
     """With room for one document."""
     program = build_program(checkpoint)
     compiled = get_backend().compile(program)
-    options = LoadOptions(
-        Limits(DOCUMENT, DOCUMENT, DOCUMENT // BLOCK), threads, cache_type(program, kv_dtype),
+    options = ProgramOptions(
+        StepLimits(DOCUMENT, DOCUMENT, DOCUMENT // BLOCK), threads, cache_type(program, kv_dtype),
         activations=compiled.activations(activations),
     )  # fmt: skip
     return compiled.load(checkpoint, options)

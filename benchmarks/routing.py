@@ -25,7 +25,7 @@ from octavo.balance.cost import Ask
 from octavo.balance.prefix_index import SentPrefixes
 from octavo.balance.replica import Replica
 from octavo.balance.router import Router
-from octavo.simulate.engine import BLOCK, Job, SimulatedEngine, Speed
+from octavo.simulate.engine import BLOCK_TOKENS, SimulatedEngine, SimulatedRequest, Speed
 
 SPEED = Speed(prefill=2000, step=0.02, slots=16, chunk=512, cache=65_536)
 PREFIX, QUESTION, REPLY = 2048, 256, 64  # tokens
@@ -72,10 +72,10 @@ def prompts(replicas: int, seed: int) -> list[tuple[int, ...]]:
     """The blocks of every request's prompt."""
     draw, groups = random.Random(seed), range(GROUPS * replicas)
     shares = list(accumulate((g + 1) ** -SKEW for g in groups))
-    prefixes = [chain([g] * PREFIX, BLOCK) for g in groups]
+    prefixes = [chain([g] * PREFIX, BLOCK_TOKENS) for g in groups]
     made = []
     for i in range(REQUESTS * replicas):
-        own = chain([i] * QUESTION, BLOCK, "question")
+        own = chain([i] * QUESTION, BLOCK_TOKENS, "question")
         made.append((*prefixes[draw.choices(groups, cum_weights=shares)[0]], *own))
     return made
 
@@ -85,7 +85,7 @@ class Simulation:
 
     def __init__(self, way: str, replicas: int) -> None:
         policy, _, approximate = way.partition(", ")
-        self._sent = SentPrefixes(SPEED.cache // BLOCK) if approximate else None
+        self._sent = SentPrefixes(SPEED.cache // BLOCK_TOKENS) if approximate else None
         self._router = Router(policy, self._sent)
         self._servers = {str(i): Server(str(i)) for i in range(replicas)}
         for server in self._servers.values():
@@ -101,11 +101,11 @@ class Simulation:
         draw, now = random.Random(seed), 0.0
         for i, blocks in enumerate(made):
             now += draw.expovariate(rate) if rate < float("inf") else 0.0
-            self._at(now, Job(str(i), PREFIX + QUESTION, REPLY, blocks))
+            self._at(now, SimulatedRequest(str(i), PREFIX + QUESTION, REPLY, blocks))
         end = 0.0
         while self._heap:
             end, _, what = heapq.heappop(self._heap)
-            if isinstance(what, Job):
+            if isinstance(what, SimulatedRequest):
                 self._route(what, end)
             else:
                 what()  # type: ignore[operator]
@@ -115,9 +115,9 @@ class Simulation:
     def _at(self, when: float, what: object) -> None:
         heapq.heappush(self._heap, (when, next(self._serial), what))
 
-    def _route(self, job: Job, now: float) -> None:
+    def _route(self, job: SimulatedRequest, now: float) -> None:
         blocks = tuple(int(b) for b in job.blocks)  # type: ignore[call-overload]
-        route = self._router.choose(Ask(job.prompt, blocks, BLOCK, reply=REPLY))
+        route = self._router.choose(Ask(job.prompt, blocks, BLOCK_TOKENS, reply=REPLY))
         assert route is not None
         server = self._servers[route.replica]
         if self._sent is not None:
@@ -167,7 +167,7 @@ def decisions() -> None:
     replicas have the first half, and one all."""
     tokens = list(range(32_768))
     began = time.perf_counter()
-    blocks = chain(tokens, BLOCK)
+    blocks = chain(tokens, BLOCK_TOKENS)
     print(f"hashing {len(tokens):,} tokens: {1e6 * (time.perf_counter() - began):,.0f} µs")
     draw = random.Random(3)
     print(f"{'replicas':>8} {'p50 µs':>8} {'p99 µs':>8}   routes of prompts of 4,096 tokens")
@@ -180,7 +180,7 @@ def decisions() -> None:
         took = []
         for _ in range(300):
             began = time.perf_counter()
-            router.choose(Ask(4096, blocks[:256], BLOCK, reply=REPLY))
+            router.choose(Ask(4096, blocks[:256], BLOCK_TOKENS, reply=REPLY))
             took.append(time.perf_counter() - began)
         p50, p99 = (1e6 * statistics.quantiles(took, n=100)[i] for i in (49, 98))
         print(f"{replicas:8,} {p50:8.0f} {p99:8.0f}")

@@ -22,7 +22,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
-from octavo.backends.base import BLOCK, Limits, LoadOptions, Span, StepInput
+from octavo.backends.base import BLOCK, ProgramOptions, Span, StepInput, StepLimits
 from octavo.backends.cpu import CpuExecutable, load, lower
 from octavo.backends.cpu.activations import resolve
 from octavo.backends.cpu.executor import host_isa
@@ -163,10 +163,10 @@ class Runner:
         activations: str = "int16",
     ) -> None:
         self.program = build_program(open_checkpoint(path))
-        limits = Limits(tokens, tokens, blocks)
+        limits = StepLimits(tokens, tokens, blocks)
         self.executable: CpuExecutable = load(
             lower(self.program),
-            LoadOptions(
+            ProgramOptions(
                 limits,
                 threads,
                 cache_type(self.program, kv_dtype),

@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from octavo.server.adapters import LoadBody, UnloadBody
+from octavo.server.adapters import LoadAdapterBody, UnloadAdapterBody
 from octavo.server.dialects.openai.embeddings import Document, EmbeddingBody, RerankBody, ScoreBody
 from octavo.server.dialects.openai.messages import (
     CalledFunction,
@@ -52,8 +52,8 @@ ENDPOINTS: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     "/v1/embeddings": (EmbeddingBody, {"input": "hi"}),
     "/v1/rerank": (RerankBody, {"query": "hi", "documents": ["ho"]}),
     "/v1/score": (ScoreBody, {"text_1": "hi", "text_2": "ho"}),
-    "/v1/load_lora_adapter": (LoadBody, {"lora_name": "a", "lora_path": "a"}),
-    "/v1/unload_lora_adapter": (UnloadBody, {"lora_name": "a"}),
+    "/v1/load_lora_adapter": (LoadAdapterBody, {"lora_name": "a", "lora_path": "a"}),
+    "/v1/unload_lora_adapter": (UnloadAdapterBody, {"lora_name": "a"}),
 }
 CALL = {"function": {"name": "f", "arguments": "{}"}}
 OBJECTS: dict[type[msgspec.Struct], dict[str, Any]] = {

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from octavo.cli.experiment import experiment
 from octavo.cli.release import release
 from octavo.errors import OctavoError
-from octavo.gateway.config import ConfigFile, Pool
+from octavo.gateway.config import ConfigFile, UpstreamPool
 from octavo.gateway.config import Server as GatewayServer
 from octavo.gateway.run import GatewayOptions, serve
 from octavo.server.guard import Access
@@ -65,7 +65,7 @@ async def gateway(database: str | None = None, **pools: ASGIApp) -> AsyncIterato
         servers.append(uvicorn.Server(config))
         socks.append(listening())
         tasks.append(asyncio.create_task(servers[-1].serve([socks[-1]])))
-        places[pool] = Pool(upstreams=(url(socks[-1]),))
+        places[pool] = UpstreamPool(upstreams=(url(socks[-1]),))
     ready = asyncio.Event()
     state = GatewayServer(database=database, drain_timeout=2)
     options = GatewayOptions(Access(admin_key=ADMIN), ConfigFile(pools=places), state)

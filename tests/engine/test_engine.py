@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from octavo.backends.base import BLOCK, Limits, Sample, StepInput
+from octavo.backends.base import BLOCK, Sample, StepInput, StepLimits
 from octavo.engine.constraint import GrammarCompiler, TokenTable
 from octavo.engine.engine import Engine
 from octavo.engine.events import Ended, Mark, PromptLogprobs, Times, Token, TokenEvent, ends
@@ -24,7 +24,7 @@ class Counting:
     """Samples the position of each row; remembers what it was asked to compute."""
 
     def __init__(self, tokens: int = 64, selected: int = 8, blocks: int = 32) -> None:
-        self.limits = Limits(tokens, selected, blocks)
+        self.limits = StepLimits(tokens, selected, blocks)
         self.task, self.causal = "generate", True
         self.steps: list[StepInput] = []
         self.fail = False

@@ -19,7 +19,7 @@ from octavo.engine.open import open_model
 from octavo.engine.plan import make_plan
 from octavo.engine.profiler import EngineProfiler, engine_calls
 from octavo.engine.request import Request, SamplingParams
-from octavo.generate.trace import Event, trace_file
+from octavo.generate.trace import TraceEvent, trace_file
 from tests.families import FAMILIES, save_family
 from tests.small_models import Small, save_hf
 
@@ -78,7 +78,7 @@ def test_a_profile_accounts_for_its_steps(folder: Path) -> None:
     assert profile.isa == executable.kernels and not asdict(plan)["packed"]
 
 
-def covered(events: list[Event]) -> int:
+def covered(events: list[TraceEvent]) -> int:
     """Nanoseconds in which there is a span."""
     total = reached = 0
     for begin, end in sorted(map(ticks, events)):

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from octavo.backends.base import Limits, LoadOptions
+from octavo.backends.base import ProgramOptions, StepLimits
 from octavo.backends.cpu import load, lower
 from octavo.checkpoint import open_checkpoint
 from octavo.engine.constraint import Constraint
@@ -43,7 +43,7 @@ def model(folder: Path) -> torch.nn.Module:
 
 def engine(folder: Path, blocks: int = 256, selected: int = 32, **options: Any) -> Engine:
     program = build_program(open_checkpoint(folder))
-    executable = load(lower(program), LoadOptions(Limits(64, selected, blocks), 2, "f32"))
+    executable = load(lower(program), ProgramOptions(StepLimits(64, selected, blocks), 2, "f32"))
     return Engine(executable, program.vocabulary, 512, frozenset({EOS}), **options)
 
 

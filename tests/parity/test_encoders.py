@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import octavo
-from octavo.backends.base import BLOCK, Limits, LoadOptions
+from octavo.backends.base import BLOCK, ProgramOptions, StepLimits
 from octavo.backends.cpu import load, lower
 from octavo.backends.torch.reference import Reference
 from octavo.checkpoint import open_checkpoint
@@ -181,15 +181,15 @@ def test_cross_encoders(family: str, tmp_path: Path) -> None:
         llm.embed("w1")
 
 
-CHUNKS, WHOLE = Limits(64, 8, 64), Limits(1024, 1024, 128)
+CHUNKS, WHOLE = StepLimits(64, 8, 64), StepLimits(1024, 1024, 128)
 
 
 def pooled(
     folder: Path, texts: list[tuple[list[int], Any]], budget: int | None = None,
-    limits: Limits = CHUNKS,
+    limits: StepLimits = CHUNKS,
 ) -> list[np.ndarray]:  # fmt: skip
     program = build_program(open_checkpoint(folder))
-    executable = load(lower(program), LoadOptions(limits, 2, "f32"))
+    executable = load(lower(program), ProgramOptions(limits, 2, "f32"))
     context = limits.blocks * BLOCK
     engine = Engine(executable, program.vocabulary, context, frozenset({2}), budget=budget)
     for i, (ids, mode) in enumerate(texts):

@@ -10,7 +10,15 @@ import torch
 from gguf import GGMLQuantizationType as Q
 
 from octavo import _native
-from octavo.backends.base import BLOCK, Floats, Limits, LoadOptions, Span, StepInput, tree_spans
+from octavo.backends.base import (
+    BLOCK,
+    Floats,
+    ProgramOptions,
+    Span,
+    StepInput,
+    StepLimits,
+    tree_spans,
+)
 from octavo.backends.cpu import load, lower
 from octavo.backends.cpu.executor import block_bytes, footprint
 from octavo.backends.torch.reference import Reference
@@ -285,7 +293,7 @@ def test_what_is_not_declared_is_refused(tmp_path: Path) -> None:
     for given in ({"embeddings": {0: torch.zeros(32)}}, {"parents": [-1, 0]}):
         with pytest.raises(ValueError, match="no input"):
             reference.logits([1, 2], **given)
-    executable = load(lower(program), LoadOptions(Limits(16, 16, 4), 2, "f32"))
+    executable = load(lower(program), ProgramOptions(StepLimits(16, 16, 4), 2, "f32"))
     plain = StepInput(ints([1, 2]), ints([0, 1]), [Span(0, 2, 0, 0)], ints([0]), ints([0]))
     executable.step(plain)
     with pytest.raises(ValueError, match="no embeddings"):
@@ -324,7 +332,7 @@ def test_layers_of_different_heads(kv_dtype: str, tmp_path: Path) -> None:
     assert program.cache == (
         LayerCache(2, 16), LayerCache(0, 0), LayerCache(1, 32, 9), LayerCache(8, 8),
     )  # fmt: skip
-    lowered, options = lower(program), LoadOptions(Limits(512, 512, 40), 2, kv_dtype)
+    lowered, options = lower(program), ProgramOptions(StepLimits(512, 512, 40), 2, kv_dtype)
     each = [_native.cache_block_bytes(c.kv_heads, c.head_dim, kv_dtype) for c in program.cache]
     assert each[1] == 0 and block_bytes(lowered, kv_dtype) == sum(each)
     executable = load(lowered, options)

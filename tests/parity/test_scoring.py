@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import octavo
-from octavo.backends.base import Limits, LoadOptions
+from octavo.backends.base import ProgramOptions, StepLimits
 from octavo.backends.cpu import load, lower
 from octavo.checkpoint import open_checkpoint
 from octavo.engine.engine import Engine
@@ -25,7 +25,7 @@ def test_prompts_score_as_in_transformers(tmp_path: Path, budget: int | None) ->
     """fp32 weights and cache; 3 texts at once, in steps of few rows of logits."""
     model = save_hf(Small(), tmp_path)
     program = build_program(open_checkpoint(tmp_path))
-    options = LoadOptions(Limits(64, 6, 64), 2, "f32")
+    options = ProgramOptions(StepLimits(64, 6, 64), 2, "f32")
     e = Engine(load(lower(program), options), 320, 300, frozenset({2}), budget)
     rng = np.random.default_rng(2)
     prompts = [rng.integers(3, 320, n).tolist() for n in (90, 17, 1)]

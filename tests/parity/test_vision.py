@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from octavo.backends import get_backend
-from octavo.backends.base import BLOCK, Limits, LoadOptions, Span, StepInput
+from octavo.backends.base import BLOCK, ProgramOptions, Span, StepInput, StepLimits
 from octavo.backends.cpu import lower
 from octavo.backends.torch.reference import Reference
 from octavo.checkpoint import Checkpoint, open_checkpoint
@@ -399,7 +399,9 @@ def test_segments_and_coordinates(
     program, rng = vision.tower.program, np.random.default_rng(sum(lengths))
     compiled = get_backend().compile(program)
     tower = compiled.load(
-        open_checkpoint(folder), LoadOptions(Limits(640, 640, 64), 2, "f32"), lambda _: None
+        open_checkpoint(folder),
+        ProgramOptions(StepLimits(640, 640, 64), 2, "f32"),
+        lambda _: None,
     )
     parts = []
     for n in lengths:
@@ -432,7 +434,11 @@ def test_steps_without_sound_segments_are_refused(
     tower = (
         get_backend()
         .compile(vision.tower.program)
-        .load(open_checkpoint(folder), LoadOptions(Limits(64, 64, 8), 1, "f32"), lambda _: None)
+        .load(
+            open_checkpoint(folder),
+            ProgramOptions(StepLimits(64, 64, 8), 1, "f32"),
+            lambda _: None,
+        )
     )
     image = VISION_FAMILIES["qwen2_5_vl"].image(0)
     step = tower_step([vision.layout(image)], vision.patches(image))

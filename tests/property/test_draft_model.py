@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Q
 
-from octavo.backends.base import Limits, LoadOptions, SamplingRow, StepInput
+from octavo.backends.base import ProgramOptions, SamplingRow, StepInput, StepLimits
 from octavo.backends.cpu import CpuExecutable, load, lower
 from octavo.checkpoint import open_checkpoint
 from octavo.engine.constraint import GrammarCompiler, TokenTable
@@ -67,7 +67,7 @@ def draft_model(folder: Path, name: str, blocks: int = 400, beside: Any = None) 
     checkpoint = open_checkpoint(folder / f"{name}.gguf")
     program = build_program(checkpoint)
     threads = beside.threads if beside else 1
-    options = LoadOptions(Limits(64, 16, blocks), threads, "bf16", activations="auto")
+    options = ProgramOptions(StepLimits(64, 16, blocks), threads, "bf16", activations="auto")
     languages = None
     if program.vocabulary != VOCABULARY:
         own, target = table(folder / f"{name}.gguf"), table(folder / "target.gguf")

@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Q
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from octavo.backends.base import Limits, LoadOptions
+from octavo.backends.base import ProgramOptions, StepLimits
 from octavo.backends.cpu import CpuExecutable, load, lower
 from octavo.checkpoint import open_checkpoint
 from octavo.engine.engine import Engine
@@ -36,8 +36,8 @@ class Pool:
         self.executable = cache(self._executable)
 
     def _executable(self, blocks: int, threads: int, activations: str) -> CpuExecutable:
-        limits = Limits(256, 16, blocks)
-        options = LoadOptions(limits, threads, self.kv_dtype, activations=activations)
+        limits = StepLimits(256, 16, blocks)
+        options = ProgramOptions(limits, threads, self.kv_dtype, activations=activations)
         return load(self.lowered, options)
 
     def engine(

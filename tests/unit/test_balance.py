@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from octavo.balance.chain import chain, text_chain
 from octavo.balance.cost import Ask, cost
 from octavo.balance.policies import POLICIES, LeastCost, PrefixHash, Random
-from octavo.balance.prefix_index import PrefixIndex, SentPrefixes
+from octavo.balance.prefix_index import ReplicaPrefixes, SentPrefixes
 from octavo.balance.replica import Fleet, Replica
 from octavo.balance.router import Router, Sessions
 
@@ -63,7 +63,7 @@ STEPS = st.lists(
 def test_the_index_says_what_a_naive_one_does(
     steps: list[tuple[str, str, list[int]]], prompts: list[list[int]]
 ) -> None:
-    index, naive = PrefixIndex(), NaiveIndex()
+    index, naive = ReplicaPrefixes(), NaiveIndex()
     for kind, replica, blocks in steps:
         held = naive.held.setdefault(replica, set())
         if kind == "stored":
@@ -86,7 +86,7 @@ def test_the_index_says_what_a_naive_one_does(
 
 
 def test_the_index_is_bounded_and_leaves_nothing_behind() -> None:
-    index = PrefixIndex(limit=4)
+    index = ReplicaPrefixes(limit=4)
     index.stored("a", range(6))
     assert (len(index), index.held("a")) == (4, 4)
     assert index.match([0]).blocks("a") == 0
@@ -137,7 +137,7 @@ def test_the_least_cost_is_found_without_looking_at_every_replica(
     figures: list[tuple[int, int, int, float, str]], holders: list[tuple[int, int]], tokens: int,
     reply: int, barred: set[int],
 ) -> None:  # fmt: skip
-    fleet, index = Fleet(LeastCost().order), PrefixIndex()
+    fleet, index = Fleet(LeastCost().order), ReplicaPrefixes()
     for replica in fleet_of(figures):
         fleet.put(replace(replica, waiting_tokens=7))
         fleet.put(replica)
@@ -164,7 +164,7 @@ def test_few_of_many_replicas_are_looked_at() -> None:
             self.looked += 1
             return super()._better(*given)  # type: ignore[arg-type]
 
-    policy, index = Counting(), PrefixIndex()
+    policy, index = Counting(), ReplicaPrefixes()
     fleet = Fleet(policy.order)
     for i in range(4000):
         fleet.put(Replica(f"r{i}", "up", i % 7, 0, 100 * (i % 11), 32, 0.001, 0.02 + i % 7 / 1e3))
@@ -249,7 +249,7 @@ def test_random_is_as_its_seed() -> None:
 
     def some() -> list[str]:
         policy = Random(seed=5)
-        none = PrefixIndex().match(())
+        none = ReplicaPrefixes().match(())
         found = [policy.choose(fleet, Ask(), none, ()) for _ in range(50)]
         return [r.id for r in found if r]
 
@@ -303,5 +303,5 @@ def test_prefix_hash_without_blocks_still_chooses() -> None:
     policy = PrefixHash()
     fleet = Fleet(policy.order)
     fleet.put(Replica("a"))
-    found = policy.choose(fleet, Ask(5), PrefixIndex().match(()), ())
+    found = policy.choose(fleet, Ask(5), ReplicaPrefixes().match(()), ())
     assert found is not None and found.id == "a"

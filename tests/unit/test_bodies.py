@@ -14,7 +14,7 @@ from octavo.server.bodies import MAX_BODY, Bodies, TooLarge
 from octavo.server.exchange import Exchange
 from octavo.server.http import ClientGone
 from octavo.server.parsing import Fields
-from octavo.server.sizes import Bounds
+from octavo.server.sizes import SizeBounds
 
 
 class Text(msgspec.Struct):
@@ -36,7 +36,9 @@ def sent(*chunks: bytes, then: Callable[[], Awaitable[None]] | None = None) -> R
 
 
 def read(bodies: Bodies, request: Request) -> asyncio.Task[Text]:
-    return asyncio.ensure_future(bodies.read(request, Text, Fields(), lambda _: Bounds(100, 100)))
+    return asyncio.ensure_future(
+        bodies.read(request, Text, Fields(), lambda _: SizeBounds(100, 100))
+    )
 
 
 def test_all_bodies_together_have_a_limit() -> None:

@@ -17,11 +17,11 @@ import uvicorn
 import uvloop
 from starlette.types import Receive, Scope, Send
 
-from octavo.server.connection import Connection, Limits, watch
+from octavo.server.connection import Connection, ConnectionLimits, watch
 from octavo.server.dialects.openai.errors import error_body
 from octavo.server.exchange import Exchange
 
-QUICK = Limits(
+QUICK = ConnectionLimits(
     connections=20, head_seconds=0.5, body_idle_seconds=1.0, body_seconds=2.0, write_seconds=1.0,
     discarded=1 << 20,
 )  # fmt: skip
@@ -30,7 +30,7 @@ QUICK = Limits(
 class Backend:
     """Listens with a Connection; its application counts who is served and who has left."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self.exchanges: list[Exchange] = []
         self.running = self.gone = self.answered = 0
@@ -123,7 +123,7 @@ def until(condition: Callable[[], bool], seconds: float = 5) -> None:
 
 
 @contextmanager
-def backend(limits: Limits = QUICK) -> Iterator[Backend]:
+def backend(limits: ConnectionLimits = QUICK) -> Iterator[Backend]:
     one = Backend(limits)
     thread = threading.Thread(target=lambda: uvloop.run(one.serve()))
     thread.start()

@@ -18,7 +18,7 @@ from octavo.server import metric_table
 from octavo.server.alerts import ALERTS, PROCESS
 from octavo.server.deploy import DOCUMENTS
 from octavo.server.metric_table import TABLE
-from octavo.server.window import Window, read
+from octavo.server.window import ScrapeWindow, read
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy" / "alerts.yaml"
@@ -171,7 +171,7 @@ def scraped(series: dict[str, str], step: int) -> str:
 
 def raised(series: dict[str, str], first: int) -> set[str]:
     """What two scrapes say of a series, from a step to the last."""
-    window = Window(read(scraped(series, first)), read(scraped(series, STEPS)), 30.0 * (STEPS - first))  # fmt: skip
+    window = ScrapeWindow(read(scraped(series, first)), read(scraped(series, STEPS)), 30.0 * (STEPS - first))  # fmt: skip
     return {a.name for a in ALERTS if any(v > a.above for v in a.measured(window).values())}
 
 

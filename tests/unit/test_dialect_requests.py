@@ -25,7 +25,7 @@ from octavo.server.dialects.openai.requests import chat_request
 from octavo.server.dialects.openai.schemas import ChatBody
 from octavo.server.guard import Access
 from octavo.server.parsing import parse
-from octavo.server.sizes import Bounds
+from octavo.server.sizes import SizeBounds
 from octavo.text import Tokenizer, load_tokenizer
 from octavo.text.messages import ImagePart, TextPart
 from octavo.text.structure import JsonSchema, Structure
@@ -37,7 +37,9 @@ HI = [{"role": "user", "content": "hi"}]
 
 
 def body(kind: Any, dialect: Any, **fields: Any) -> Any:
-    return parse(msgspec.json.encode(fields), kind, dialect.fields, lambda _: Bounds(1000, 1000))
+    return parse(
+        msgspec.json.encode(fields), kind, dialect.fields, lambda _: SizeBounds(1000, 1000)
+    )
 
 
 def of_anthropic(**fields: Any) -> GenerationRequest:

@@ -19,10 +19,10 @@ from octavo.server.dialects.openai.items_writer import ItemsWriter
 from octavo.server.exchange import Exchange
 from octavo.server.guard import Access, Keys, Principal, Unauthorized, principal
 from octavo.server.keyring import Keyring
-from octavo.server.keys import Key, KeyFile, Limits, digest, salt_of
+from octavo.server.keys import Key, KeyFile, KeyLimits, digest, salt_of
 from octavo.server.loopback import Loopback
 from octavo.server.metrics import Metrics
-from octavo.server.store import Store, Stored
+from octavo.server.store import Store, StoredResponse
 from octavo.text import ChatTemplate, Tokenizer, load_tokenizer
 from tests.unit.asgi import scope
 from tests.unit.dialects import TEMPLATE
@@ -110,7 +110,7 @@ def served(
 
 
 @pytest.mark.parametrize("path", BODIES)
-@pytest.mark.parametrize("served", [(Limits(requests_per_minute=1), False)], indirect=True)
+@pytest.mark.parametrize("served", [(KeyLimits(requests_per_minute=1), False)], indirect=True)
 def test_limits_hold(served: Served, path: str) -> None:
     status, _, headers = served.ask(path, body(path))
     assert (status, headers["x-ratelimit-remaining-requests"]) == (200, "0")
@@ -120,7 +120,7 @@ def test_limits_hold(served: Served, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", BODIES)
-@pytest.mark.parametrize("served", [(Limits(), False)], indirect=True)
+@pytest.mark.parametrize("served", [(KeyLimits(), False)], indirect=True)
 def test_models_and_usage_are_those_of_the_key(served: Served, path: str) -> None:
     assert served.ask(path, body(path) | {"model": "bob"})[0] == 403
     assert served.ask(path, body(path))[0] == 200
@@ -131,7 +131,7 @@ def test_models_and_usage_are_those_of_the_key(served: Served, path: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "served", [(Limits(concurrent=1, tokens_per_minute=50), True)], indirect=True
+    "served", [(KeyLimits(concurrent=1, tokens_per_minute=50), True)], indirect=True
 )
 def test_a_response_in_the_background_is_a_request_that_runs(served: Served) -> None:
     asked = body("/v1/responses") | {"background": True, "max_output_tokens": 8}
@@ -149,7 +149,7 @@ def test_a_response_in_the_background_is_a_request_that_runs(served: Served) -> 
     assert made.usage.completion == 2
 
 
-@pytest.mark.parametrize("served", [(Limits(), False)], indirect=True)
+@pytest.mark.parametrize("served", [(KeyLimits(), False)], indirect=True)
 def test_an_error_in_the_background_ends_the_response(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +167,7 @@ def test_an_error_in_the_background_ends_the_response(
 
 def test_a_batch_keeps_to_the_limits_of_its_owner(tokenizer: Tokenizer, tmp_path: Path) -> None:
     file = KeyFile(tmp_path / "keys.db")
-    secret = file.create(Key("key", limits=Limits(requests_per_minute=1)))
+    secret = file.create(Key("key", limits=KeyLimits(requests_per_minute=1)))
     access, done = Access(keyring=Keyring(file)), list[Exchange]()
     salt, keys = salt_of(digest(secret.encode())), Keys(access)
     asked: Any = {"type": "http", "headers": [(b"authorization", f"Bearer {secret}".encode())]}
@@ -227,7 +227,7 @@ def test_a_socket_serves_no_key_that_is_revoked(tokenizer: Tokenizer, tmp_path: 
     assert sent[-1]["body"]["error"]["code"] == "invalid_api_key"
 
 
-@pytest.mark.parametrize("served", [(Limits(), False)], indirect=True)
+@pytest.mark.parametrize("served", [(KeyLimits(), False)], indirect=True)
 def test_a_response_in_the_background_has_an_end_whatever_happens(
     served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -244,7 +244,7 @@ def test_a_response_in_the_background_has_an_end_whatever_happens(
     assert "secret" not in caplog.text + json.dumps(made) and "ValueError" in caplog.text
 
 
-@pytest.mark.parametrize("served", [(Limits(), False)], indirect=True)
+@pytest.mark.parametrize("served", [(KeyLimits(), False)], indirect=True)
 def test_numbers_of_any_length_are_read(served: Served) -> None:
     for days in ("0", "3661", "00000130", "0" * 5 + "1" * 40, "1" * 5000):
         status, told, _ = served.ask(f"/v1/usage?days={days}")
@@ -257,7 +257,7 @@ def test_numbers_of_any_length_are_read(served: Served) -> None:
         assert (status, told["error"]["param"]) == (400, "limit")
 
 
-@pytest.mark.parametrize("served", [(Limits(), False)], indirect=True)
+@pytest.mark.parametrize("served", [(KeyLimits(), False)], indirect=True)
 def test_each_route_is_recorded_under_its_own_name(served: Served) -> None:
     id = served.ask("/v1/responses", body("/v1/responses"))[1]["id"]
     for path in (f"/v1/responses/{id}", f"/responses/{id}/input_items", "/v1/models/ann"):
@@ -296,13 +296,13 @@ def test_a_line_of_a_cancelled_batch_ends_as_if_its_client_had_left(
     assert [(one.status, one.code) for one in done] == [(499, None)]
 
 
-@pytest.mark.parametrize("served", [(Limits(), True)], indirect=True)
+@pytest.mark.parametrize("served", [(KeyLimits(), True)], indirect=True)
 def test_a_response_that_is_forgotten_stays_forgotten(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put, begun = Store.put, threading.Event()
 
-    def slowly(self: Store, owner: str, one: Stored) -> None:
+    def slowly(self: Store, owner: str, one: StoredResponse) -> None:
         if one.status == "in_progress":
             begun.set()
             time.sleep(0.2)

@@ -15,7 +15,7 @@ import pytest
 
 from octavo.checkpoint import open_checkpoint
 from octavo.checkpoint.progress import ProgressBar
-from octavo.server.dialect import Route
+from octavo.server.dialect import BodyRoute
 from octavo.server.dialects import DIALECTS, anthropic, llama_cpp, ollama, openai
 from octavo.server.dialects.anthropic.schemas import OutputConfig
 from octavo.server.dialects.ollama.schemas import Options
@@ -77,10 +77,10 @@ def rows() -> list[Row]:
     return out + [row._replace(path="/infill") for row in same]
 
 
-def routes() -> list[Route]:
+def routes() -> list[BodyRoute]:
     return [
         route for dialect in DIALECTS for route in dialect.routes
-        if isinstance(route, Route) and route.path not in ELSEWHERE
+        if isinstance(route, BodyRoute) and route.path not in ELSEWHERE
     ]  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def test_every_field_has_a_row() -> None:
     told = listed["/v1/messages"]
     assert {f"output_config.{name}" for name in get_type_hints(OutputConfig)} <= told
     for dialect in (openai.RESPONSES, anthropic.DIALECT, ollama.DIALECT, llama_cpp.DIALECT):
-        paths = [route.path for route in dialect.routes if isinstance(route, Route)]
+        paths = [route.path for route in dialect.routes if isinstance(route, BodyRoute)]
         assert dialect.fields.names <= set().union(*(listed[path] for path in paths))
 
 

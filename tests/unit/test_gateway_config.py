@@ -13,7 +13,15 @@ from click.testing import CliRunner
 
 from octavo.cli.gateway import gateway
 from octavo.errors import UsageError
-from octavo.gateway.config import Address, GatewayConfig, Model, Pool, changes, read_yaml, schema
+from octavo.gateway.config import (
+    Address,
+    GatewayConfig,
+    Model,
+    UpstreamPool,
+    changes,
+    read_yaml,
+    schema,
+)
 from octavo.gateway.config_history import KEPT, ConfigHistory, NoSuchConfig, hash_of
 from octavo.gateway.members import sources_of
 from octavo.gateway.upstream import Place
@@ -96,10 +104,14 @@ def test_the_schema_takes_what_is_read_and_refuses_what_is_not() -> None:
 
 def test_changes_are_those_of_fields_and_single_upstreams() -> None:
     old = GatewayConfig(
-        pools={"a": Pool(upstreams=("http://x", "http://y")), "b": Pool(dns=("http://w",))}
+        pools={
+            "a": UpstreamPool(upstreams=("http://x", "http://y")),
+            "b": UpstreamPool(dns=("http://w",)),
+        }
     )
     new = GatewayConfig(
-        pools={"a": Pool(upstreams=("http://y", Address("http://z", "${OCTAVO_Z}")))}, max_queue=5
+        pools={"a": UpstreamPool(upstreams=("http://y", Address("http://z", "${OCTAVO_Z}")))},
+        max_queue=5,
     )
     assert changes(old, new) == [
         "~ max_queue: 1024 -> 5",

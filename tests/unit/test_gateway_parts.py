@@ -11,19 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import InvalidValue, Overloaded, UsageError
-from octavo.gateway.admission import Admission, QueueLimits
-from octavo.gateway.body import Asked, read_outline
+from octavo.gateway.admission import UpstreamQueue, WaitLimits
+from octavo.gateway.body import Relayed, read_outline
 from octavo.gateway.errors import NoUpstream, UnknownModel
 from octavo.gateway.upstream import DEFAULT, FALLBACK, Place, parse_place
 from octavo.gateway.upstreams import Upstreams
-from octavo.simulate.engine import Job, SimulatedEngine, Speed
+from octavo.simulate.engine import SimulatedEngine, SimulatedRequest, Speed
 
 POOLS = (DEFAULT, FALLBACK)
 
 
-def asked(path: str = "/v1/completions", **fields: object) -> Asked:
+def asked(path: str = "/v1/completions", **fields: object) -> Relayed:
     body = json.dumps({"model": "m", "prompt": "x", "stream": True} | fields).encode()
-    return Asked(path, path, body, read_outline(body))
+    return Relayed(path, path, body, read_outline(body))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def known(*names: str, places: int = 256) -> Upstreams:
 def test_the_line_is_in_order_of_priority_then_of_arrival() -> None:
     async def run() -> list[str]:
         upstreams = known("a", places=1)
-        admission = Admission(upstreams, QueueLimits())
+        admission = UpstreamQueue(upstreams, WaitLimits())
         served: list[str] = []
         first = await admission.place(asked(), POOLS)
 
@@ -103,7 +103,7 @@ def test_the_line_is_in_order_of_priority_then_of_arrival() -> None:
 def test_who_waits_in_vain_is_told_why() -> None:
     async def run() -> None:
         full = known("a", places=1)
-        admission = Admission(full, QueueLimits(1, 0.02))
+        admission = UpstreamQueue(full, WaitLimits(1, 0.02))
         await admission.place(asked(), POOLS)
         with pytest.raises(NoUpstream, match="busy"):
             await admission.place(asked(), POOLS)
@@ -118,7 +118,7 @@ def test_who_waits_in_vain_is_told_why() -> None:
         gone = known("a")
         gone.down(gone.get("a"), "it is gone")
         with pytest.raises(NoUpstream, match="no upstream answered"):
-            await Admission(gone, QueueLimits(1, 0.02)).place(asked(), POOLS)
+            await UpstreamQueue(gone, WaitLimits(1, 0.02)).place(asked(), POOLS)
 
     asyncio.run(run())
 
@@ -128,7 +128,7 @@ def test_pools_fall_back() -> None:
         upstreams = known("a")
         spare = upstreams.add(Place("http://b", "fallback"))
         upstreams.up(spare, ("m",), False)
-        admission = Admission(upstreams, QueueLimits(1, 0.02))
+        admission = UpstreamQueue(upstreams, WaitLimits(1, 0.02))
         assert (await admission.place(asked(), POOLS)).upstream.id == "a"
         upstreams.down(upstreams.get("a"), "it is gone")
         assert (await admission.place(asked(), POOLS)).upstream is spare
@@ -144,7 +144,7 @@ def test_who_waits_for_one_pool_is_in_no_others_way() -> None:
         canary = upstreams.add(Place("http://b", "next"))
         upstreams.up(canary, ("m", "n"), True)
         upstreams.down(canary, "it is gone")
-        admission = Admission(upstreams, QueueLimits())
+        admission = UpstreamQueue(upstreams, WaitLimits())
         waiting = asyncio.create_task(admission.place(asked(), ("next", FALLBACK)))
         await asyncio.sleep(0)
         assert (await admission.place(asked(), POOLS)).upstream.id == "a"
@@ -158,7 +158,7 @@ def test_who_waits_for_one_pool_is_in_no_others_way() -> None:
 
 def test_at_the_end_nobody_waits() -> None:
     async def run() -> None:
-        admission = Admission(known("a", places=1), QueueLimits())
+        admission = UpstreamQueue(known("a", places=1), WaitLimits())
         await admission.place(asked(), POOLS)
         waiting = [asyncio.create_task(admission.place(asked(), POOLS)) for _ in range(3)]
         await asyncio.sleep(0)
@@ -215,7 +215,7 @@ def test_simulated_engines_are_deterministic_and_finish(seed: int) -> None:
         for i in range(12):
             prompt, output = drawn.randrange(1, 600), drawn.randrange(1, 9)
             blocks = [hash((drawn.randrange(2), j)) for j in range(prompt // 16)]
-            engine.submit(Job(str(i), prompt, output, blocks))
+            engine.submit(SimulatedRequest(str(i), prompt, output, blocks))
             wanted[str(i)] = output
         steps = []
         while engine.running or engine.waiting:
@@ -235,6 +235,6 @@ def test_a_simulated_prefix_is_computed_once() -> None:
     blocks = list(range(100))
     seconds = []
     for name in ("a", "b"):
-        engine.submit(Job(name, 1601, 1, blocks))
+        engine.submit(SimulatedRequest(name, 1601, 1, blocks))
         seconds.append(engine.step().seconds)
     assert seconds == [pytest.approx(1.611), pytest.approx(0.011)]

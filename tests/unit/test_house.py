@@ -91,6 +91,19 @@ def test_small_files_and_functions(path: Path) -> None:
             assert node.end_lineno - node.lineno < 60, node.name
 
 
+def test_a_class_name_means_one_thing() -> None:
+    """But for what APIs call the parts of their bodies and replies."""
+    homes: dict[str, list[str]] = {}
+    for path in MODULES:
+        parts = path.relative_to(SOURCE).parts
+        if parts[:2] in (("server", "dialects"), ("server", "replies.py")):
+            continue
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append("/".join(parts))
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
+
+
 def test_core_does_not_import_heavy_packages() -> None:
     heavy = {"torch", "transformers", "pydantic", "fastapi", "gguf", "safetensors"}
     for path in MODULES:

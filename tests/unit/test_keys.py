@@ -20,7 +20,7 @@ from octavo.errors import UsageError
 from octavo.server import keyring as keyring_module
 from octavo.server.guard import Access, guarded
 from octavo.server.keyring import Keyring
-from octavo.server.keys import Key, KeyFile, Limits, digest, today
+from octavo.server.keys import Key, KeyFile, KeyLimits, digest, today
 from octavo.server.limits import CHUNK, Account, RateLimited
 from octavo.text import Tokenizer, load_tokenizer
 from tests.unit.asgi import call, scope
@@ -48,12 +48,12 @@ class Now:
 
 
 def test_the_file_keeps_no_secret(file: KeyFile) -> None:
-    limits = Limits(60, 1000, 5000, 2)
+    limits = KeyLimits(60, 1000, 5000, 2)
     secret = file.create(Key("ann", "admin", limits, ("a", "org/b")))
     other = file.create(Key("bob"))
     ann, bob = file.keys()[digest(secret.encode())], file.keys()[digest(other.encode())]
     assert (ann.name, ann.role, ann.limits, ann.models) == ("ann", "admin", limits, ("a", "org/b"))
-    assert (bob.limits, bob.models) == (Limits(), ())
+    assert (bob.limits, bob.models) == (KeyLimits(), ())
     with pytest.raises(UsageError, match="there is a key called 'ann'"):
         file.create(Key("ann"))
     written = b"".join(f.read_bytes() for f in file.path.parent.iterdir())
@@ -84,7 +84,7 @@ def test_tokens_of_a_minute_are_exact() -> None:
     """A client that asks for all it can get, in requests of many sizes: over ten minutes it gets the
     limit to less than a hundredth, and in no minute more than that."""
     clock, rng, limit = Now(), random.Random(5), 6000
-    account = Account(Key("ann", limits=Limits(tokens_per_minute=limit)), clock=clock)
+    account = Account(Key("ann", limits=KeyLimits(tokens_per_minute=limit)), clock=clock)
     spent: list[tuple[float, int]] = []
     end = clock.now + 600
     while clock.now < end:
@@ -110,7 +110,7 @@ def test_tokens_of_a_minute_are_exact() -> None:
 
 def test_a_refused_client_may_come_when_it_was_told() -> None:
     clock = Now()
-    account = Account(Key("ann", limits=Limits(requests_per_minute=3)), clock=clock)
+    account = Account(Key("ann", limits=KeyLimits(requests_per_minute=3)), clock=clock)
     for _ in range(3):
         account.begin()
         clock.now += 1
@@ -127,7 +127,7 @@ def test_a_refused_client_may_come_when_it_was_told() -> None:
 
 def test_a_text_without_a_limit_ends_where_the_tokens_end() -> None:
     """No token more than the limit, however many run."""
-    account = Account(Key("ann", limits=Limits(tokens_per_minute=500)), clock=Now())
+    account = Account(Key("ann", limits=KeyLimits(tokens_per_minute=500)), clock=Now())
     meters = [account.reserve(30, None) for _ in range(3)]
     used = [30, 30, 30]
     running = {0, 1, 2}
@@ -145,7 +145,7 @@ def test_a_text_without_a_limit_ends_where_the_tokens_end() -> None:
 
 
 def test_tokens_of_a_day_and_requests_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    account = Account(Key("ann", limits=Limits(tokens_per_day=100, concurrent=2)), 60)
+    account = Account(Key("ann", limits=KeyLimits(tokens_per_day=100, concurrent=2)), 60)
     account.begin()
     account.begin()
     with pytest.raises(RateLimited, match="2 requests are running"):
@@ -201,8 +201,8 @@ def test_ten_thousand_keys_cost_no_request_more(file: KeyFile) -> None:
 @pytest.fixture
 def one(tokenizer: Tokenizer, file: KeyFile) -> Iterator[tuple[Listener, KeyFile, Keyring]]:
     for name, limits in (
-        ("plain", Limits()), ("few", Limits(requests_per_minute=2)),
-        ("tokens", Limits(tokens_per_minute=20)),
+        ("plain", KeyLimits()), ("few", KeyLimits(requests_per_minute=2)),
+        ("tokens", KeyLimits(tokens_per_minute=20)),
     ):  # fmt: skip
         secrets[name] = file.create(Key(name, limits=limits))
     secrets["root"] = file.create(Key("root", "admin"))
@@ -326,7 +326,7 @@ class Part(ScriptedClient):
 def test_a_prompt_that_is_given_up_is_charged_what_was_computed(
     tokenizer: Tokenizer, file: KeyFile, path: str, field: str
 ) -> None:
-    secret = file.create(Key("ann", limits=Limits(tokens_per_minute=100)))
+    secret = file.create(Key("ann", limits=KeyLimits(tokens_per_minute=100)))
     ring = Keyring(file)
     client = Part([])
     (account,) = ring._accounts.values()

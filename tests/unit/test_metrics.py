@@ -16,7 +16,7 @@ from octavo.server.exchange import Exchange
 from octavo.server.metric_table import MEMORY_STALL, TABLE, THROTTLED
 from octavo.server.metrics import Metrics
 from octavo.server.registry import Registry
-from octavo.server.window import ENGINE, Window, read
+from octavo.server.window import ENGINE, ScrapeWindow, read
 
 
 class Client:
@@ -81,7 +81,7 @@ def test_each_engine_of_a_model_has_its_own() -> None:
     models.add("b", cast(EngineClient, Client(None, running=5)))
     text = Metrics(models).render().decode()
     assert 'octavo_requests_running{model_name="a",replica="0"} 2.0' in text
-    window = Window({}, read(text), 1)
+    window = ScrapeWindow({}, read(text), 1)
     assert window.last("octavo_requests_running", ENGINE) == {"a/0": 2, "a/1": 3, "b": 5}
     assert window.last("octavo_requests_running") == {"a": 5, "b": 5}
     memory = window.last("octavo_engine_process_resident_memory_bytes", ENGINE)

@@ -34,7 +34,7 @@ from octavo.server.dialects.openai.requests import (
 from octavo.server.dialects.openai.responses import ResponseWriter
 from octavo.server.dialects.openai.schemas import FIELDS, ChatBody, CompletionBody, TokenizeBody
 from octavo.server.parsing import parse
-from octavo.server.sizes import Bounds
+from octavo.server.sizes import SizeBounds
 from octavo.text import CallDelta, Tokenizer, load_tokenizer
 from octavo.text.messages import Message, TextPart, Tool, ToolCall
 from octavo.text.structure import Grammar, JsonSchema, Regex, Structure
@@ -48,7 +48,7 @@ TOOL = {
 
 
 def body(kind: Any, **fields: Any) -> Any:
-    return parse(msgspec.json.encode(fields), kind, FIELDS, lambda _: Bounds(1000, 1000))
+    return parse(msgspec.json.encode(fields), kind, FIELDS, lambda _: SizeBounds(1000, 1000))
 
 
 def chat(**fields: Any) -> GenerationRequest:

@@ -23,7 +23,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from octavo.checkpoint import open_checkpoint
-from octavo.server.dialect import Route
+from octavo.server.dialect import BodyRoute
 from octavo.server.dialects import DIALECTS
 from octavo.server.guard import Access
 from octavo.server.openapi import document
@@ -76,7 +76,7 @@ def test_it_names_every_field(described: Any) -> None:
     schemas = described["components"]["schemas"]
     for dialect in DIALECTS:
         for route in dialect.routes:
-            if isinstance(route, Route):
+            if isinstance(route, BodyRoute):
                 body = described["paths"][route.path]["post"]["requestBody"]["content"]
                 name = body["application/json"]["schema"]["$ref"].rpartition("/")[2]
                 fields = {f.encode_name for f in msgspec.structs.fields(route.body)}

@@ -13,16 +13,16 @@ from octavo.server.sizes import (
     MAX_NESTED,
     SMALL,
     AtMost,
-    Bounds,
     Entries,
     Ids,
     Inputs,
     Mixed,
+    SizeBounds,
     Texts,
     check_nesting,
 )
 
-BOUNDS = Bounds(context=1000, vocabulary=500)
+BOUNDS = SizeBounds(context=1000, vocabulary=500)
 FIELDS = Fields(frozenset({"user"}), {"audio": (), "suffix": ("",)})
 
 
@@ -39,7 +39,7 @@ class Example(msgspec.Struct, kw_only=True):
 
 
 def read(data: bytes | dict[str, Any], asked: list[str | None] | None = None) -> Example:
-    def find(name: str | None) -> Bounds:
+    def find(name: str | None) -> SizeBounds:
         if asked is not None:
             asked.append(name)
         return BOUNDS

@@ -16,9 +16,9 @@ from octavo.engine.request import SamplingParams
 from octavo.errors import CheckpointError, OctavoError, Overloaded, RequestError
 from octavo.generate.model import ServedModel
 from octavo.server.models import model_cards
-from octavo.server.pool import Pool
-from octavo.server.registry import Lease, Registry
-from octavo.server.sizes import Bounds
+from octavo.server.pool import ModelPool
+from octavo.server.registry import ModelLease, Registry
+from octavo.server.sizes import SizeBounds
 
 
 class Client:
@@ -37,7 +37,7 @@ class Source:
     seconds: float = 0.0
     error: OctavoError | None = None
     created: int = 7
-    bounds: Bounds = Bounds(10, 100)
+    bounds: SizeBounds = SizeBounds(10, 100)
     adapters: dict[str, str] = field(default_factory=dict)
 
     async def load(self) -> ServedModel:
@@ -63,7 +63,7 @@ class House:
     def __init__(self, budget: int, names: str = "abc", keep_alive: float | None = None) -> None:
         self.log: list[str] = []
         self.models = Registry()
-        self.models.loader = self.pool = Pool(budget, keep_alive)
+        self.models.loader = self.pool = ModelPool(budget, keep_alive)
         self.sources = {n: Source(n, 10, self.log) for n in names}
         for name, source in self.sources.items():
             self.models.add(name, None, (f"org/{name}",), source)
@@ -274,7 +274,7 @@ def test_at_the_start_nobody_waits() -> None:
 def test_a_lease_is_given_back_once() -> None:
     async def test() -> None:
         house = House(10)
-        lease: Lease = await house.models.acquire("a")
+        lease: ModelLease = await house.models.acquire("a")
         lease.release()
         lease.release()
         assert lease.entry.users == 0

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from octavo.backends.base import TRACED, Traced
-from octavo.bench.accounting import Spent, account, nested
+from octavo.bench.accounting import SpanTime, account, nested
 from octavo.bench.kernels import HostLimits
 from octavo.engine.call_timer import CallTimer
 from octavo.engine.profile import Profile, resident
 from octavo.engine.stack_sampler import StackSampler
-from octavo.generate.trace import Event, TraceFile, trace_file
+from octavo.generate.trace import TraceEvent, TraceFile, trace_file
 
 STEP = 1_000_000  # ns
 
@@ -146,8 +146,8 @@ def test_every_nanosecond_is_counted_once(trace: TraceFile) -> None:
 
 
 def test_spans_that_cross_are_refused() -> None:
-    def span(begin: float, end: float) -> Event:
-        return Event("x", "X", 1, 0, "python", begin, end - begin)
+    def span(begin: float, end: float) -> TraceEvent:
+        return TraceEvent("x", "X", 1, 0, "python", begin, end - begin)
 
     assert [own for _, own in nested([span(0, 1), span(0.25, 0.5), span(1, 2)])] == [250, 750, 1000]
     with pytest.raises(ValueError, match="ends after"):
@@ -157,7 +157,7 @@ def test_spans_that_cross_are_refused() -> None:
 @pytest.mark.parametrize(("read", "computed", "share"), [(2e9, 0.0, 0.5), (0.0, 3e9, 0.75), (2e9, 3e9, 0.75)])  # fmt: skip
 def test_a_roof_is_memory_or_arithmetic(read: float, computed: float, share: float) -> None:
     limits = HostLimits("scalar", 1, read_gbs=4.0, registers_gops=4.0, widest_gops=4.0)
-    spent = Spent("kernel", seconds=1.0, bytes=read, executed=computed)
+    spent = SpanTime("kernel", seconds=1.0, bytes=read, executed=computed)
     assert spent.bound(limits) == share
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from octavo.backends.base import Limits, LoadOptions, Span, StepInput
+from octavo.backends.base import ProgramOptions, Span, StepInput, StepLimits
 from octavo.backends.cpu import load, lower
 from octavo.backends.torch.reference import Reference
 from octavo.checkpoint import open_checkpoint
@@ -135,7 +135,7 @@ def test_hidden_states_outlive_the_step(tmp_path: Path) -> None:
     program, value = stacked(tmp_path, "early")
     ids = [5, 9, 200, 31]
     expected = Reference(replace(program, output=value)).logits(ids).numpy()
-    executable = load(lower(program), LoadOptions(Limits(16, 16, 4), 2, "f32"))
+    executable = load(lower(program), ProgramOptions(StepLimits(16, 16, 4), 2, "f32"))
     rows = np.arange(4, dtype=np.int32)
     spans, table = [Span(0, 4, 0, 0)], np.zeros(1, np.int32)
     executable.step(StepInput(np.array(ids, np.int32), rows, spans, table, rows))

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from octavo.backends.base import Limits
+from octavo.backends.base import StepLimits
 from octavo.client.link import EngineLink
 from octavo.client.protocol import (
     EVENT_BYTES,
@@ -95,6 +95,8 @@ def test_messages_are_cut_wherever_they_arrive() -> None:
 
 
 def test_a_plan_arrives_as_it_was_sent() -> None:
-    plan = Plan(1, 2, 3, 4, 5, 6, 7, 8, "int8", "auto", Limits(9, 10, 11), adapters=12, packed=True)
+    plan = Plan(
+        1, 2, 3, 4, 5, 6, 7, 8, "int8", "auto", StepLimits(9, 10, 11), adapters=12, packed=True
+    )
     start, tokens = Start("model", plan), Vocabulary(TokenTable([b"a"], [], [2]))
     assert read(frame(start) + frame(tokens), ToEngine) == [start, tokens]

@@ -17,7 +17,7 @@ from octavo.generate.model import ServedModel
 from octavo.server.exchange import exchange
 from octavo.server.models import leased, model_cards
 from octavo.server.registry import NotFound, Registry
-from octavo.server.sizes import Bounds
+from octavo.server.sizes import SizeBounds
 from tests.unit.asgi import scope
 
 
@@ -66,7 +66,7 @@ def test_several_models_must_be_named() -> None:
     models = Registry()
     first, second = add(models, "a"), add(models, "b", "x/b", context=50)
     assert models.get("a") is first and models.get("x/b") is second
-    assert models.bounds("b") == Bounds(50, 500) and models.bounds("a") == Bounds(100, 1000)
+    assert models.bounds("b") == SizeBounds(50, 500) and models.bounds("a") == SizeBounds(100, 1000)
     error = refusal(models, None)
     assert (type(error), error.status, error.param) == (InvalidValue, 400, "model")
     assert str(error) == "model must be given; this server has 'a', 'b'"

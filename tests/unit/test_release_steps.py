@@ -16,14 +16,14 @@ from octavo.release import machine
 from octavo.release.guards import Figures
 from octavo.release.machine import NotNow, State, act, advance, arm, shares, start
 from octavo.release.spec import Guard, ReleaseSpec, convert, seconds
-from octavo.release.tally import BASELINE, CANARY, STABLE, Reading, Summary
+from octavo.release.tally import BASELINE, CANARY, STABLE, Reading, ReleaseSummary
 
 SPEC = ReleaseSpec(model="m", stable="old", canary="new", hold=60, max_hold=600, min_events=50)
 WELL = Reading("error_rate > 0.01", Figures(100, 0.0), -2.0, 5.0)
 
 
-def seen(canary: int, *readings: Reading) -> Summary:
-    return Summary(canary, 1000, readings or (WELL,))
+def seen(canary: int, *readings: Reading) -> ReleaseSummary:
+    return ReleaseSummary(canary, 1000, readings or (WELL,))
 
 
 def test_all_steps_then_promoted() -> None:

@@ -24,7 +24,7 @@ from octavo.release.database import Database, DatabaseError, open_database, plac
 from octavo.release.events import RequestEvent
 from octavo.release.machine import start
 from octavo.release.spec import Guard, ReleaseSpec
-from octavo.release.store import LEASE, NoRelease, ReleaseStore, Running
+from octavo.release.store import LEASE, AlreadyRuns, NoRelease, ReleaseStore
 from octavo.release.tally import CANARY, STABLE
 from tests import postgres
 
@@ -78,7 +78,7 @@ def test_a_release_is_kept_with_all_that_happened(database: Database) -> None:
         store.find("m")
     first = store.start(SPEC, start(5.0), "ann")
     assert store.find("m") == first and store.latest() == {"m": first}
-    with pytest.raises(Running):
+    with pytest.raises(AlreadyRuns):
         store.start(SPEC, start(6.0), "bob")
     ended = start(5.0).__class__("rolled_back", 0, 9.0, 5.0, 0, "rollback by bob")
     assert store.change(first, ended, "bob", ended.reason)
@@ -123,7 +123,7 @@ def test_many_begin_at_the_same_time(url: str) -> None:
         try:
             store.start(SPEC, start(1.0), name)
             found.append("release")
-        except Running:
+        except AlreadyRuns:
             pass
         database.close()
 

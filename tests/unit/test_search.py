@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType as Q
 from octavo.checkpoint import TensorType, open_checkpoint
 from octavo.compress.data import split, token_blocks
 from octavo.compress.search import Budget, best, search
-from octavo.compress.sensitivity import Encoded, Option, Reference, matrices, types_of
+from octavo.compress.sensitivity import Encoded, Option, ReferenceLogits, matrices, types_of
 from octavo.errors import OctavoError, UsageError
 from octavo.text import load_tokenizer
 from tests.small_models import Small, save_gguf
@@ -85,7 +85,7 @@ def kl(source: Path, made: Path, folder: Path) -> float:
     """Of a file from its source, measured as the search measures."""
     checkpoint = open_checkpoint(source)
     blocks = token_blocks(split("evaluation"), load_tokenizer(checkpoint), 128, 16)
-    return Reference.of(checkpoint, blocks, 128, 1).kl(open_checkpoint(made))
+    return ReferenceLogits.of(checkpoint, blocks, 128, 1).kl(open_checkpoint(made))
 
 
 def test_what_it_promises(model: Path, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_better_than_one_type_at_the_same_bytes(model: Path, tmp_path: Path) -> 
     encoded = Encoded(tmp_path / "encoded")
     uniform = encoded.mixed(source, dict.fromkeys(matrices(source), TensorType.Q5_0))
     blocks = token_blocks(split("evaluation"), load_tokenizer(source), 128, 16)
-    plain = Reference.of(source, blocks, 128, 1).kl(uniform)
+    plain = ReferenceLogits.of(source, blocks, 128, 1).kl(uniform)
     room = sum(uniform.tensors[n].nbytes for n in matrices(source))
     rest = model.stat().st_size - sum(t.nbytes for t in matrices(source).values())
     budget = Budget(room + rest + 64 * len(source.tensors) + 4096)
@@ -127,13 +127,13 @@ def test_measured_once(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     source, size = open_checkpoint(model), model.stat().st_size
     search(source, Budget(size // 3), tmp_path / "a.gguf", threads=1)
     measured: list[int] = []
-    kl_of = Reference.kl
+    kl_of = ReferenceLogits.kl
 
-    def counted(self: Reference, checkpoint: object) -> float:
+    def counted(self: ReferenceLogits, checkpoint: object) -> float:
         measured.append(len(self.blocks))
         return kl_of(self, checkpoint)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Reference, "kl", counted)
+    monkeypatch.setattr(ReferenceLogits, "kl", counted)
     search(source, Budget(size // 4), tmp_path / "b.gguf", threads=1)
     assert measured == [16] * 6  # mixes only
 

@@ -10,7 +10,7 @@ import pytest
 
 from octavo.checkpoint.hub import Located, no_progress
 from octavo.cli import served
-from octavo.cli.served import Choice
+from octavo.cli.served import ServedChoice
 from octavo.server.source import ModelOptions
 
 
@@ -28,7 +28,7 @@ def test_options_about_one_model_do_not_hold_for_those_fetched_later(
         mmproj=mmproj,
     )  # fmt: skip
     sizing = {"context": None, "draft": object(), "speculation": "draft"}
-    choice = Choice(like, sizing, None)
+    choice = ServedChoice(like, sizing, None)
     assert (found := choice.fetch("b", no_progress)) is not None
     options, source = found
     assert (options.name, options.chat_template, options.adapters) == ("b", None, ())

@@ -14,7 +14,7 @@ import pytest
 from valkey.asyncio import Valkey
 
 from octavo.errors import UsageError
-from octavo.server.keys import Key, Limits
+from octavo.server.keys import Key, KeyLimits
 from octavo.server.limits import CHUNK, Account, RateLimited
 from octavo.server.shared_limits import AWAY, SharedLimits, open_valkey
 from tests.api.server import free_port
@@ -52,7 +52,7 @@ class Now:
 class Servers:
     """Two servers that count in one place, with the account that a key has in each."""
 
-    def __init__(self, url: str, name: str, limits: Limits, clock: Callable[[], float]) -> None:
+    def __init__(self, url: str, name: str, limits: KeyLimits, clock: Callable[[], float]) -> None:
         self.shared = [SharedLimits(open_valkey(url), clock) for _ in range(2)]
         self.accounts = [Account(Key(name, limits=limits), 0, clock, one) for one in self.shared]
 
@@ -74,7 +74,7 @@ def test_tokens_of_a_minute_are_those_of_all_servers(url: str) -> None:
 
     async def test() -> None:
         clock, rng, limit = Now(), random.Random(5), 6000
-        servers = Servers(url, "tokens", Limits(tokens_per_minute=limit), clock)
+        servers = Servers(url, "tokens", KeyLimits(tokens_per_minute=limit), clock)
         spent: list[tuple[float, int]] = []
         end = clock.now + 360
         while clock.now < end:
@@ -103,7 +103,7 @@ def test_tokens_of_a_minute_are_those_of_all_servers(url: str) -> None:
 def test_at_the_same_moment_no_more_than_the_limit_is_granted(url: str) -> None:
     async def test() -> None:
         clock = Now()
-        servers = Servers(url, "requests", Limits(requests_per_minute=10), clock)
+        servers = Servers(url, "requests", KeyLimits(requests_per_minute=10), clock)
         asked = [account.enter() for _ in range(20) for account in servers.accounts]
         found = await asyncio.gather(*asked, return_exceptions=True)
         refused = [e for e in found if isinstance(e, RateLimited)]
@@ -126,7 +126,7 @@ def test_at_the_same_moment_no_more_than_the_limit_is_granted(url: str) -> None:
 
 def test_a_text_without_a_limit_overruns_by_a_chunk_at_most(url: str) -> None:
     async def test() -> None:
-        servers = Servers(url, "open", Limits(tokens_per_minute=500), Now())
+        servers = Servers(url, "open", KeyLimits(tokens_per_minute=500), Now())
         meters = [await account.take(30, None) for account in servers.accounts]
         used, running = [30, 30], {0, 1}
         while running:
@@ -141,7 +141,7 @@ def test_a_text_without_a_limit_overruns_by_a_chunk_at_most(url: str) -> None:
         for account in servers.accounts:
             assert account.held == 0
         await servers.close()
-        other = Servers(url, "open", Limits(tokens_per_minute=10_000), Now())
+        other = Servers(url, "open", KeyLimits(tokens_per_minute=10_000), Now())
         meter = await other.accounts[0].take(9_999 - sum(used), None)  # what was used is counted
         assert meter.reserved == 10_000 - sum(used)
         meter.settle(0)
@@ -152,7 +152,7 @@ def test_a_text_without_a_limit_overruns_by_a_chunk_at_most(url: str) -> None:
 
 def test_tokens_of_a_day(url: str) -> None:
     async def test() -> None:
-        servers = Servers(url, "day", Limits(tokens_per_day=100), Now())
+        servers = Servers(url, "day", KeyLimits(tokens_per_day=100), Now())
         one, two = servers.accounts
         meter = await one.take(60, 10)
         meter.settle(65)
@@ -167,7 +167,7 @@ def test_tokens_of_a_day(url: str) -> None:
 
 def test_what_a_request_was_granted_at_its_very_end_is_taken_back(url: str) -> None:
     async def test() -> None:
-        servers = Servers(url, "end", Limits(tokens_per_day=200), Now())
+        servers = Servers(url, "end", KeyLimits(tokens_per_day=200), Now())
         one, two = servers.accounts
         meter = await one.take(10, None)
         assert meter.covers(10 + CHUNK)  # which counts a further part
@@ -182,7 +182,7 @@ def test_what_a_request_was_granted_at_its_very_end_is_taken_back(url: str) -> N
 def test_without_the_server_each_keeps_its_own_limits(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         process = counter(port := free_port())
-        servers = Servers(f"redis://127.0.0.1:{port}", "away", Limits(3, 100), Now())
+        servers = Servers(f"redis://127.0.0.1:{port}", "away", KeyLimits(3, 100), Now())
         one, two = servers.accounts
         await one.enter()
         process.terminate()

@@ -22,7 +22,7 @@ NO_INTS: Ints = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StepLimits:
     """Sizes fixed at compile time: tokens of a step, rows with logits in it, KV blocks."""
 
     tokens: int
@@ -31,12 +31,12 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadOptions:
+class ProgramOptions:
     """How to load a program. packed: keep packed weights in a file and map them at the next start.
     adapter_bytes: what LoRA adapters may take together. activations: how inputs of quantized linear
     layers are rounded, as `Compiled.activations` gave it."""
 
-    limits: Limits
+    limits: StepLimits
     threads: int
     kv_dtype: str
     packed: bool = False
@@ -216,7 +216,7 @@ class Adapters(Protocol):
 class Executable(Protocol):
     """A compiled program with its weights and its KV cache of `limits.blocks` blocks."""
 
-    limits: Limits
+    limits: StepLimits
     task: Task
     causal: bool
 
@@ -335,12 +335,12 @@ class Compiled(Protocol):
         """Bytes of one KV block over all layers."""
         ...
 
-    def footprint(self, options: LoadOptions) -> Footprint:
+    def footprint(self, options: ProgramOptions) -> Footprint:
         """What `load` allocates with these options. Reads no weights."""
         ...
 
     def load(
-        self, checkpoint: Checkpoint, options: LoadOptions, progress: Advance = lambda _: None,
+        self, checkpoint: Checkpoint, options: ProgramOptions, progress: Advance = lambda _: None,
         beside: Executable | None = None,
     ) -> Executable:  # fmt: skip
         """Loads the weights; `checkpoint` is read until `pack_pending` returns False. beside: one

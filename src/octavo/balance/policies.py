@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from octavo.balance.chain import root
 from octavo.balance.cost import Ask, cost
-from octavo.balance.prefix_index import Match
+from octavo.balance.prefix_index import ReplicaMatch
 from octavo.balance.replica import Fleet, Replica
 
 FEW = 16  # replicas that are looked at one by one
@@ -21,7 +21,7 @@ class Policy(Protocol):
     def order(self, replica: Replica) -> tuple[Any, ...]: ...
 
     def choose(
-        self, fleet: Fleet, ask: Ask, match: Match, barred: Collection[str]
+        self, fleet: Fleet, ask: Ask, match: ReplicaMatch, barred: Collection[str]
     ) -> Replica | None:
         """A replica that is up and not barred; None if there is none."""
         ...
@@ -39,7 +39,7 @@ class LeastCost:
         return (replica.drain, replica.requests)
 
     def choose(
-        self, fleet: Fleet, ask: Ask, match: Match, barred: Collection[str]
+        self, fleet: Fleet, ask: Ask, match: ReplicaMatch, barred: Collection[str]
     ) -> Replica | None:
         best: tuple[float, int, str] | None = None
         for blocks, holders in (*match.levels, (0, 0)):
@@ -58,7 +58,7 @@ class LeastCost:
         return None if best is None else fleet[best[2]]
 
     def _better(
-        self, best: tuple[float, int, str] | None, replica: Replica, ask: Ask, match: Match
+        self, best: tuple[float, int, str] | None, replica: Replica, ask: Ask, match: ReplicaMatch
     ) -> tuple[float, int, str]:
         own = (cost(replica, ask, match.blocks(replica.id)).total, replica.requests, replica.id)
         return own if best is None else min(best, own)
@@ -71,7 +71,7 @@ class LeastLoad:
         return (replica.requests,)
 
     def choose(
-        self, fleet: Fleet, ask: Ask, match: Match, barred: Collection[str]
+        self, fleet: Fleet, ask: Ask, match: ReplicaMatch, barred: Collection[str]
     ) -> Replica | None:
         return next((r for r in fleet.in_order() if r.id not in barred), None)
 
@@ -86,7 +86,7 @@ class RoundRobin:
         return (replica.id,)
 
     def choose(
-        self, fleet: Fleet, ask: Ask, match: Match, barred: Collection[str]
+        self, fleet: Fleet, ask: Ask, match: ReplicaMatch, barred: Collection[str]
     ) -> Replica | None:
         start = fleet.place_after((self._last + "\0",))
         found = next((r for r in fleet.in_order(start) if r.id not in barred), None)
@@ -107,7 +107,7 @@ class PrefixHash:
         return (replica.id,)
 
     def choose(
-        self, fleet: Fleet, ask: Ask, match: Match, barred: Collection[str]
+        self, fleet: Fleet, ask: Ask, match: ReplicaMatch, barred: Collection[str]
     ) -> Replica | None:
         blocks = ask.blocks[: self._leading]
         key = blocks[-1] if blocks else ask.tokens
@@ -125,7 +125,7 @@ class Random:
         return (replica.id,)
 
     def choose(
-        self, fleet: Fleet, ask: Ask, match: Match, barred: Collection[str]
+        self, fleet: Fleet, ask: Ask, match: ReplicaMatch, barred: Collection[str]
     ) -> Replica | None:
         start = self._random.randrange(max(fleet.up, 1))
         return next((r for r in fleet.in_order(start) if r.id not in barred), None)

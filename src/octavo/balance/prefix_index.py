@@ -14,7 +14,7 @@ MOST_BLOCKS = 1 << 18  # of a replica: four million tokens in blocks of 16
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class ReplicaMatch:
     """The replicas that hold leading blocks of a prompt.
 
     levels: numbers of blocks with a bitmap of who holds that many at least, the most first.
@@ -45,7 +45,7 @@ class Match:
             holders ^= lowest
 
 
-class PrefixIndex:
+class ReplicaPrefixes:
     """Blocks as engines say that they store and remove them. limit: blocks of a replica, beyond
     which those stored longest ago are forgotten."""
 
@@ -92,7 +92,7 @@ class PrefixIndex:
             for block in self._held.pop(replica):
                 self._drop(block, 1 << slot)
 
-    def match(self, blocks: Sequence[int]) -> Match:
+    def match(self, blocks: Sequence[int]) -> ReplicaMatch:
         """Who holds how many of these blocks without a gap."""
         levels: list[tuple[int, int]] = []
         holders = -1
@@ -106,7 +106,7 @@ class PrefixIndex:
         else:
             if blocks:
                 levels.append((len(blocks), holders))
-        return Match(tuple(reversed(levels)), self._slots, self._names)
+        return ReplicaMatch(tuple(reversed(levels)), self._slots, self._names)
 
     def _slot(self, replica: str) -> int:
         if replica not in self._slots:
@@ -128,7 +128,7 @@ class PrefixIndex:
             del self._holders[block]
 
 
-class SentPrefixes(PrefixIndex):
+class SentPrefixes(ReplicaPrefixes):
     """What replicas that say nothing may hold: the blocks that they were sent last, `limit` each.
 
     Caches forget the ends of prompts before their beginnings, and so does this.

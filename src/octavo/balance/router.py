@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from octavo.balance.cost import Ask, Cost, cost
 from octavo.balance.policies import POLICIES, Policy
-from octavo.balance.prefix_index import PrefixIndex
+from octavo.balance.prefix_index import ReplicaPrefixes
 from octavo.balance.replica import Fleet, State
 
 MOST_SESSIONS = 1 << 16
@@ -50,7 +50,7 @@ class Sessions:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class RoutingDecision:
     """Where a request goes, and why: the name of the policy, or "session"."""
 
     replica: str
@@ -73,16 +73,16 @@ class Router:
     """Chooses replicas. policy: a name of `POLICIES`, or one; index: of the blocks they hold."""
 
     def __init__(
-        self, policy: str | Policy = "cost", index: PrefixIndex | None = None,
+        self, policy: str | Policy = "cost", index: ReplicaPrefixes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._name = policy if isinstance(policy, str) else type(policy).__name__
         self._policy = POLICIES[policy]() if isinstance(policy, str) else policy
-        self.index = PrefixIndex() if index is None else index
+        self.index = ReplicaPrefixes() if index is None else index
         self.fleet = Fleet(self._policy.order)
         self.sessions = Sessions(clock)
 
-    def choose(self, ask: Ask, barred: Collection[str] = ()) -> Route | None:
+    def choose(self, ask: Ask, barred: Collection[str] = ()) -> RoutingDecision | None:
         """The replica for a request, of those that are up and not barred; None: there is none."""
         match = self.index.match(ask.blocks)
         name, why = self.sessions.get(ask.session) if ask.session else "", "session"
@@ -93,7 +93,7 @@ class Router:
             name, why = found.id, self._name
         if ask.session:
             self.sessions.put(ask.session, name)
-        return Route(name, why, cost(self.fleet[name], ask, match.blocks(name)))
+        return RoutingDecision(name, why, cost(self.fleet[name], ask, match.blocks(name)))
 
     def remove(self, replica: str) -> None:
         """Forgets a replica and what it holds."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from octavo.bench.kernels import HostLimits
-from octavo.generate.trace import WAIT, Event, TracedProcess, TraceFile
+from octavo.generate.trace import WAIT, TracedProcess, TraceEvent, TraceFile
 
 IDLE = "wait for messages"  # of an engine without work
 # Spans that hold others. What is left of their own is not accounted for.
@@ -15,7 +15,7 @@ HOLDERS = frozenset({"step", "report", "compute", "execute", "handle message"})
 
 
 @dataclass
-class Spent:
+class SpanTime:
     """All spans of one name on one thread. seconds: within them; own: and within none of theirs;
     waited: of kernels, for other threads. The rest as in `TRACED`."""
 
@@ -35,13 +35,13 @@ class Spent:
 
 
 @dataclass(frozen=True)
-class Account:
+class ThreadTime:
     """Thread 0 of a process, over `seconds`; an engine has nothing to do for `idle` of them.
     spent: by the name of spans."""
 
     process: TracedProcess
     idle: float
-    spent: dict[str, Spent]
+    spent: dict[str, SpanTime]
 
     @property
     def seconds(self) -> float:
@@ -61,18 +61,18 @@ class Account:
         return self.known / self.busy if self.busy else 0.0
 
 
-def ticks(event: Event) -> tuple[int, int]:
+def ticks(event: TraceEvent) -> tuple[int, int]:
     """Beginning and end of a span in nanoseconds, as they were measured."""
     begin = round(1000 * event.ts)
     return begin, begin + round(1000 * (event.dur or 0.0))
 
 
-def nested(events: Iterable[Event]) -> Iterator[tuple[Event, int]]:
+def nested(events: Iterable[TraceEvent]) -> Iterator[tuple[TraceEvent, int]]:
     """Spans of one thread, each with the nanoseconds that it has for itself.
 
     Raises ValueError for spans that overlap without one being within the other.
     """
-    held: list[tuple[Event, int]] = []  # those that are open, and what their parts have taken
+    held: list[tuple[TraceEvent, int]] = []  # those that are open, and what their parts have taken
     timed = [(*ticks(e), e) for e in events]
     for begin, end, event in sorted(timed, key=lambda t: (t[0], -t[1])):
         while held and ticks(held[-1][0])[1] <= begin:
@@ -87,18 +87,18 @@ def nested(events: Iterable[Event]) -> Iterator[tuple[Event, int]]:
         yield _closed(held)
 
 
-def _closed(held: list[tuple[Event, int]]) -> tuple[Event, int]:
+def _closed(held: list[tuple[TraceEvent, int]]) -> tuple[TraceEvent, int]:
     event, taken = held.pop()
     begin, end = ticks(event)
     return event, end - begin - taken
 
 
-def account(trace: TraceFile, process: TracedProcess) -> Account:
+def account(trace: TraceFile, process: TracedProcess) -> ThreadTime:
     """What thread 0 of a process did."""
     spans = [e for e in trace.traceEvents if e.ph == "X" and (e.pid, e.tid) == (process.pid, 0)]
-    spent: dict[str, Spent] = {}
+    spent: dict[str, SpanTime] = {}
     for event, own in nested(spans):
-        one = spent.setdefault(event.name, Spent(event.cat))
+        one = spent.setdefault(event.name, SpanTime(event.cat))
         one.count += 1
         one.seconds += (event.dur or 0.0) / 1e6
         one.own += own / 1e9
@@ -107,10 +107,10 @@ def account(trace: TraceFile, process: TracedProcess) -> Account:
         one.executed += float(event.args.get("executed", 0))
     for name, seconds in _waits(spans).items():
         spent[name].waited += seconds
-    return Account(process, spent[IDLE].seconds if IDLE in spent else 0.0, spent)
+    return ThreadTime(process, spent[IDLE].seconds if IDLE in spent else 0.0, spent)
 
 
-def _waits(spans: list[Event]) -> dict[str, float]:
+def _waits(spans: list[TraceEvent]) -> dict[str, float]:
     """Seconds by the kernel that was waited in: both end at once."""
     ends = {ticks(e)[1]: e.name for e in spans if e.cat == "kernel"}
     out: defaultdict[str, float] = defaultdict(float)

@@ -44,7 +44,7 @@ SCHEMA = {
 
 
 @dataclass(frozen=True)
-class Cost:
+class MethodCost:
     """A way of decoding: milliseconds per step, and percent over its baseline (None: it is one).
 
     least: percent that reading the weights it adds takes by itself, at the host's speed.
@@ -184,14 +184,14 @@ def batch(
 
 def bench_decoding(
     path: Path, name: str, threads: int | None, repeats: int, show: Callable[[str], None]
-) -> list[Cost]:
+) -> list[MethodCost]:
     """Medians of `repeats` rounds in which all ways take turns."""
     tokenizer = load_tokenizer(open_model(path).checkpoint)
     table = token_table(tokenizer)
     model, plain = _load(path, name, threads, table, 0)
     lora_model, lora = _load(path, name, threads, table, LORA_ROOM)
 
-    async def work() -> list[Cost]:
+    async def work() -> list[MethodCost]:
         try:
             bytes_of = await load_adapters(lora_model, lora)
             ways = _ways(tokenizer.encode("Write a JSON object with a long title."), plain, lora)
@@ -226,7 +226,7 @@ def _ways(prompt: list[int], plain: EngineClient, lora: EngineClient) -> list[Wa
 
 async def _costs(
     ways: list[Way], bytes_of: dict[str, int], threads: int, repeats: int
-) -> list[Cost]:
+) -> list[MethodCost]:
     times: dict[str, list[float]] = {way.name: [] for way in ways}
     bandwidths = []  # bytes per millisecond
     for i in range(repeats + 1):
@@ -242,5 +242,5 @@ async def _costs(
         percent = 100 * (statistics.median(ratios) - 1) if way.baseline else None
         reading = bytes_of.get(way.adapters, 0) / statistics.median(bandwidths)
         least = 100 * reading / statistics.median(base)
-        out.append(Cost(way.name, statistics.median(own), percent, least))
+        out.append(MethodCost(way.name, statistics.median(own), percent, least))
     return out

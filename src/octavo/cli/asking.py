@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from octavo.cli.http import NoAnswer, Refusal, send
+from octavo.cli.http import HttpRefusal, NoAnswer, send
 from octavo.errors import OctavoError, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 WAIT = 30.0  # seconds for an answer
 
 
-class Refused(OctavoError):
+class GatewayRefused(OctavoError):
     """The gateway said no, and why."""
 
 
@@ -33,8 +33,8 @@ class Gateway:
         data = None if body is None else msgspec.json.encode(body)
         try:
             return send(self.url.rstrip("/") + path, self.key, data, WAIT, method)
-        except Refusal as e:
-            raise Refused(e.message or f"the gateway answers {e.status}") from None
+        except HttpRefusal as e:
+            raise GatewayRefused(e.message or f"the gateway answers {e.status}") from None
         except NoAnswer as e:
             raise UsageError(
                 f"no gateway answers at {self.url}: {e}", "--gateway http://127.0.0.1:8080"

@@ -13,7 +13,7 @@ from octavo.cli.screen import say, say_json, size, step_bar, table
 
 if TYPE_CHECKING:
     from octavo.checkpoint import Checkpoint
-    from octavo.compress.search import Found, Point
+    from octavo.compress.search import FoundMix, Point
 
 budget_options = together(
     click.option(
@@ -66,7 +66,7 @@ def search_mix(
         _explain(found, checkpoint.path.name, typed)
 
 
-def _explain(found: Found, name: str, typed: str) -> None:
+def _explain(found: FoundMix, name: str, typed: str) -> None:
     def row(p: Point) -> tuple[object, ...]:
         kinds = ", ".join(f"{n} {kind}" for kind, n in p.kinds.items())
         chosen = "<" if p == found.chosen else ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from octavo.cli.remote import Remote
 from octavo.server.alerts import ALERTS
 from octavo.server.timelines import CAUSES
-from octavo.server.window import Window
+from octavo.server.window import ScrapeWindow
 
 
 @dataclass(frozen=True)
@@ -24,17 +24,17 @@ class Finding:
     mitigation: str
 
 
-def look(server: Remote, seconds: float) -> Window:
+def look(server: Remote, seconds: float) -> ScrapeWindow:
     """What a server's metrics say: of the next `seconds`, or with 0 since its start."""
     first = server.metrics()
     if seconds:
         time.sleep(seconds)
-        return Window(first, server.metrics(), seconds)
-    started = Window({}, first, 1).last("process_start_time_seconds").get("", time.time())
-    return Window({}, first, max(time.time() - started, 1.0))
+        return ScrapeWindow(first, server.metrics(), seconds)
+    started = ScrapeWindow({}, first, 1).last("process_start_time_seconds").get("", time.time())
+    return ScrapeWindow({}, first, max(time.time() - started, 1.0))
 
 
-def findings(window: Window) -> list[Finding]:
+def findings(window: ScrapeWindow) -> list[Finding]:
     """What is beyond the bounds of the alerts."""
     return [
         Finding(alert.name, alert.severity, model, alert.said(value), alert.mitigation)

@@ -17,7 +17,7 @@ from octavo.cli.screen import say
 from octavo.errors import UsageError
 
 if TYPE_CHECKING:
-    from octavo.gateway.config import ConfigFile, Pool, Server
+    from octavo.gateway.config import ConfigFile, Server, UpstreamPool
     from octavo.server.guard import Access
 
 KEY = "OCTAVO_UPSTREAM_KEY"
@@ -68,9 +68,9 @@ def _said(name: str) -> bool:
     )
 
 
-def _pools(given: dict[str, Any]) -> dict[str, Pool]:
+def _pools(given: dict[str, Any]) -> dict[str, UpstreamPool]:
     """The pools that options name. Raises UsageError."""
-    from octavo.gateway.config import Pool
+    from octavo.gateway.config import UpstreamPool
     from octavo.gateway.discovery import KUBERNETES, parse_service
     from octavo.gateway.upstream import DEFAULT, FALLBACK, parse_place, split_pool
 
@@ -84,9 +84,12 @@ def _pools(given: dict[str, Any]) -> dict[str, Pool]:
                 url = parse_place(text, pool).url
             of_pool = pools.setdefault(named, {"upstreams": {}, "dns": {}})
             of_pool["dns" if field == "dns" else "upstreams"][url] = None
-    made = {n: Pool(upstreams=tuple(p["upstreams"]), dns=tuple(p["dns"])) for n, p in pools.items()}
+    made = {
+        n: UpstreamPool(upstreams=tuple(p["upstreams"]), dns=tuple(p["dns"]))
+        for n, p in pools.items()
+    }
     if given["file"] is not None:
-        found = made.get(DEFAULT, Pool())
+        found = made.get(DEFAULT, UpstreamPool())
         made[DEFAULT] = msgspec.structs.replace(found, file=str(given["file"]))
     return made
 

@@ -9,7 +9,7 @@ from http.client import HTTPException
 from typing import Any
 
 
-class Refusal(Exception):
+class HttpRefusal(Exception):
     """A server answered with an error. message: what it says to it, if it does."""
 
     def __init__(self, status: int, message: str | None) -> None:
@@ -34,7 +34,7 @@ def send(
         with direct.open(request, timeout=seconds) as response:
             return bytes(response.read())
     except urllib.error.HTTPError as e:
-        raise Refusal(e.code, _message(e.read())) from None
+        raise HttpRefusal(e.code, _message(e.read())) from None
     except (OSError, ValueError, HTTPException) as e:
         raise NoAnswer(getattr(e, "reason", e)) from None
 

@@ -39,9 +39,9 @@ def key() -> None:
 )  # fmt: skip
 def create(name: str, file: Path, role: Any, models: tuple[str, ...], **limits: int | None) -> None:
     """Make a key called NAME and print it: it is shown this once."""
-    from octavo.server.keys import Key, KeyFile, Limits
+    from octavo.server.keys import Key, KeyFile, KeyLimits
 
-    say(KeyFile(file).create(Key(name, role, Limits(**limits), models)))
+    say(KeyFile(file).create(Key(name, role, KeyLimits(**limits), models)))
 
 
 @key.command(name="list")

@@ -12,7 +12,7 @@ from octavo.cli.remote import Remote, key_option
 from octavo.cli.screen import progress_bar, say, size, table
 
 if TYPE_CHECKING:
-    from octavo.bench.accounting import Account, Spent
+    from octavo.bench.accounting import SpanTime, ThreadTime
     from octavo.bench.kernels import HostLimits
     from octavo.generate.trace import TracedProcess, TraceFile
 
@@ -160,7 +160,7 @@ def show(trace: TraceFile, limits: HostLimits | None) -> None:
         say(f"front: {detokenize.count} events to text in {1000 * detokenize.seconds:.1f} ms")
 
 
-def _kernels(found: Account, limits: HostLimits | None) -> None:
+def _kernels(found: ThreadTime, limits: HostLimits | None) -> None:
     kernels = [(name, s) for name, s in found.spent.items() if s.kind == "kernel"]
     kernels.sort(key=lambda item: -item[1].seconds)
     rows = [_kernel(name, s, found.busy, limits) for name, s in kernels[:ROWS]]
@@ -176,7 +176,7 @@ def _times(seconds: float, whole: float) -> tuple[str, str]:
     return f"{1000 * seconds:.1f}", f"{100 * seconds / whole:.1f}"
 
 
-def _kernel(name: str, s: Spent, busy: float, limits: HostLimits | None) -> tuple[object, ...]:
+def _kernel(name: str, s: SpanTime, busy: float, limits: HostLimits | None) -> tuple[object, ...]:
     rates = (f"{s.bytes / s.seconds / 1e9:.1f}", f"{s.operations / s.seconds / 1e9:.1f}")
     roof = f"{100 * s.bound(limits):.0f}" if limits is not None and s.bytes else "-"
     return (
@@ -185,7 +185,7 @@ def _kernel(name: str, s: Spent, busy: float, limits: HostLimits | None) -> tupl
     )  # fmt: skip
 
 
-def _calls(found: Account) -> None:
+def _calls(found: ThreadTime) -> None:
     """What the thread does beside kernels, by its own time."""
     from octavo.bench.accounting import HOLDERS, IDLE
 

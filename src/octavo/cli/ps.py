@@ -20,7 +20,7 @@ ENGINE = "octavo.client.engine_process"
 
 
 @dataclass(frozen=True)
-class Running:
+class RunningServer:
     """A server of this user, as the kernel knows it."""
 
     pid: int
@@ -60,7 +60,7 @@ def ps(as_json: bool) -> None:
         )
 
 
-def running() -> list[Running]:
+def running() -> list[RunningServer]:
     """Processes of this user whose command is `octavo serve`, from /proc: nothing to go stale."""
     from octavo.server.ports import listening_sockets
 
@@ -115,14 +115,14 @@ def _options(words: list[str]) -> dict[str, Any] | None:
     return None
 
 
-def _describe(folder: Path, model: str, sockets: dict[str, tuple[str, int]]) -> Running:
+def _describe(folder: Path, model: str, sockets: dict[str, tuple[str, int]]) -> RunningServer:
     links = [os.readlink(fd) for fd in (folder / "fd").iterdir()]
     address = next((sockets[link] for link in links if link in sockets), None)
     url = f"http://{address[0]}:{address[1]}" if address else ""
     started = int((folder / "stat").read_text().rpartition(")")[2].split()[19])
     ticks = os.sysconf("SC_CLK_TCK")
     seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - started / ticks
-    return Running(
+    return RunningServer(
         int(folder.name), model, url, _state(url), _resident(folder), int(seconds), _loaded(folder)
     )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from octavo.cli.http import NoAnswer, Refusal, send
+from octavo.cli.http import HttpRefusal, NoAnswer, send
 from octavo.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Remote:
     def _ask(self, path: str, data: bytes | None, seconds: float) -> bytes:
         try:
             return send(self.url + path, self._key, data, seconds)
-        except Refusal as e:
+        except HttpRefusal as e:
             if e.status in (401, 403):
                 raise UsageError(f"{self.url}{path} needs a key", "--api-key KEY") from None
             if data is not None:

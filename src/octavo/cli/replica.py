@@ -30,7 +30,7 @@ def ask(url: str, key: str | None, path: str, body: dict[str, Any] | None = None
     """What a server lists. Raises UsageError with what it says to a refusal."""
     import json
 
-    from octavo.cli.http import NoAnswer, Refusal, send
+    from octavo.cli.http import HttpRefusal, NoAnswer, send
     from octavo.errors import UsageError
 
     data = None if body is None else json.dumps(body).encode()
@@ -38,7 +38,7 @@ def ask(url: str, key: str | None, path: str, body: dict[str, Any] | None = None
         found = json.loads(send(url.rstrip("/") + path, key, data, None))["data"]
         assert isinstance(found, list)
         return found
-    except Refusal as e:
+    except HttpRefusal as e:
         hint = ["--admin-key KEY"] if e.status in (401, 403) else []
         raise UsageError(f"{url}: {e.message or f'status {e.status}'}", *hint) from None
     except (NoAnswer, ValueError, LookupError, TypeError) as e:

@@ -28,7 +28,7 @@ from octavo.cli.watching import Watching, watching_options
 from octavo.errors import UsageError
 
 if TYPE_CHECKING:
-    from octavo.cli.served import Choice
+    from octavo.cli.served import ServedChoice
     from octavo.client.spawned import Spawned
     from octavo.engine.open import OpenModel
     from octavo.engine.plan import Plan
@@ -346,11 +346,11 @@ def _choice(
     memory: str | None, context: int | None, threads: int | None, kv_dtype: str, activations: str,
     speculation: str, draft: str | None, mmproj: str, vision_dtype: str, replicas: int,
     routing: str,
-) -> Choice:  # fmt: skip
+) -> ServedChoice:  # fmt: skip
     """What is served, as the options about models say. Raises UsageError."""
     from octavo.checkpoint.hub import Located, locate
     from octavo.cli.options import parse_adapters
-    from octavo.cli.served import Choice
+    from octavo.cli.served import ServedChoice
     from octavo.client.load import QueueLimits
     from octavo.engine.host import available_memory
     from octavo.engine.open import open_draft
@@ -379,4 +379,4 @@ def _choice(
         "adapters": lora_bytes, "packed": packed_cache, "speculation": speculation,
         "draft": open_draft(small.path) if small else None, "replicas": replicas,
     }  # fmt: skip
-    return Choice(like, sizing, memory, models_dir, on_demand)
+    return ServedChoice(like, sizing, memory, models_dir, on_demand)

@@ -18,7 +18,7 @@ from octavo.server.source import ModelOptions, ModelSource, NamedSource
 
 
 @dataclass
-class Choice:
+class ServedChoice:
     """The models of a server. like: what all of them have in common; sizing: arguments of
     `make_plan`. folder: whose models are served; on_demand: those in the caches are."""
 

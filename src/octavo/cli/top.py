@@ -17,7 +17,7 @@ from octavo.cli.screen import grid, table
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from octavo.server.window import Series, Values, Window
+    from octavo.server.window import ScrapeWindow, Series, Values
 
 ROWS = 12  # of requests
 SPAN = 10  # scrapes that rates are of
@@ -51,7 +51,7 @@ class View:
 @key_option
 def top(server: str | None, interval: int, once: bool, key: str | None) -> None:
     """Watch SERVER, an address; without one, the server that runs on this machine."""
-    from octavo.server.window import Window
+    from octavo.server.window import ScrapeWindow
 
     remote = Remote(server or the_server(), key)
     looks: list[tuple[float, Series]] = [(time.monotonic(), remote.metrics())]
@@ -61,7 +61,7 @@ def top(server: str | None, interval: int, once: bool, key: str | None) -> None:
         looks.append((time.monotonic(), remote.metrics()))
         del looks[:-SPAN]
         (began, before), (ended, after) = looks[0], looks[-1]
-        window = Window(before, after, ended - began)
+        window = ScrapeWindow(before, after, ended - began)
         return View(_models(window), _requests(remote.json("/v1/requests")))
 
     if once or not sys.stdout.isatty():
@@ -87,7 +87,7 @@ def _live(view: Callable[[], View]) -> None:
             live.update(drawn(), refresh=True)
 
 
-def _models(w: Window) -> list[tuple[str, ...]]:
+def _models(w: ScrapeWindow) -> list[tuple[str, ...]]:
     """A row for each model."""
     running, waiting = w.last("octavo_requests_running"), w.last("octavo_requests_waiting")
     tokens, prompts = w.rate("octavo_generated_tokens_total"), w.rate("octavo_prompt_tokens_total")

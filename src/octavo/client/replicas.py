@@ -34,7 +34,7 @@ REPLY, NEWEST = 64.0, 0.1  # tokens of a reply before any has ended, and the wei
 
 
 @dataclass(frozen=True)
-class Times:
+class ReplicaTimes:
     """Seconds of a prompt's token, of a step and of an image; 0 before they are measured."""
 
     prompt_token: float
@@ -42,7 +42,7 @@ class Times:
     image: float
 
     @classmethod
-    def of(cls, stats: Mapping[str, int]) -> Times:
+    def of(cls, stats: Mapping[str, int]) -> ReplicaTimes:
         image = stats.get("image_us", 0) / 1e6 / max(stats.get("images_encoded", 0), 1)
         return cls(stats.get("prompt_token_ns", 0) / 1e9, stats.get("step_us", 0) / 1e6, image)
 
@@ -67,9 +67,9 @@ class Home:
             return "down"
         return "draining" if self.draining else "up"
 
-    def figures(self, others: Times) -> Replica:
+    def figures(self, others: ReplicaTimes) -> Replica:
         """As it is now. others: times that stand for those that are not measured yet."""
-        own = Times.of(self.client.stats)
+        own = ReplicaTimes.of(self.client.stats)
         count, measured = len(self.streams) + 1, max(self.client.stats.get("running", 0), 1)
         step = (own.step or others.step) * (1 + ROW * count) / (1 + ROW * measured)
         waiting = [n for s, (n, given) in self.streams.items() if len(s.given) == given]
@@ -221,7 +221,7 @@ class Replicas:
     def _measure(self) -> None:
         """Has the router know the replicas as they are; one that has not measured its times yet is
         taken to be as the others."""
-        mean = Times.of(self.stats)
+        mean = ReplicaTimes.of(self.stats)
         for home in self._homes.values():
             self._router.fleet.put(home.figures(mean))
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from octavo.balance.router import Candidate, Route
+from octavo.balance.router import Candidate, RoutingDecision
 
 KEPT = 256
 
@@ -18,7 +18,7 @@ class Decision:
 
     at: float
     tokens: int
-    route: Route
+    route: RoutingDecision
     candidates: Sequence[Candidate]
 
 
@@ -31,5 +31,5 @@ class Routes:
     def __iter__(self) -> Iterator[Decision]:
         return iter(list(self._kept))
 
-    def add(self, tokens: int, route: Route, candidates: Sequence[Candidate]) -> None:
+    def add(self, tokens: int, route: RoutingDecision, candidates: Sequence[Candidate]) -> None:
         self._kept.append(Decision(time.time(), tokens, route, candidates))

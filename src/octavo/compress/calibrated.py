@@ -13,7 +13,7 @@ from octavo import __version__
 from octavo.backends.base import Ints
 from octavo.checkpoint.base import Checkpoint, Tensor
 from octavo.checkpoint.progress import Advance
-from octavo.compress.calibration import Calibration, Step, check_torch, of_layers
+from octavo.compress.calibration import Calibration, LayerStep, check_torch, of_layers
 from octavo.compress.data import token_blocks
 from octavo.compress.fit import F32
 from octavo.compress.grids import Grid, Quantized, Scheme
@@ -71,7 +71,7 @@ class Task:
 
     @contextmanager
     def done(
-        self, step: Step, progress: Advance, say: Say, search: Search | None = None
+        self, step: LayerStep, progress: Advance, say: Say, search: Search | None = None
     ) -> Iterator[tuple[Calibration, Journal]]:
         """Goes through the layers that are left. search: finds scales to fold into the model first.
         The journal is let go of at the end."""

@@ -32,7 +32,7 @@ Notes = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedLayer:
     """A layer that is done: arrays to keep, what is to be said of it, and the weights that later
     inputs are computed with (None: as they were)."""
 
@@ -41,14 +41,14 @@ class Finished:
     weights: F32 | None = None
 
 
-class Step(Protocol):
+class LayerStep(Protocol):
     """What is done with each layer."""
 
-    def make(self, name: str, weights: F32, inputs: InputStatistics) -> Finished:
+    def make(self, name: str, weights: F32, inputs: InputStatistics) -> FinishedLayer:
         """Looks at a layer `[outputs, inputs]`. Raises UsageError for weights it cannot take."""
 
     def weights(self, name: str, arrays: Arrays) -> F32 | None:
-        """Those of `Finished`, from its arrays."""
+        """Those of `FinishedLayer`, from its arrays."""
 
 
 class Calibration:
@@ -56,7 +56,7 @@ class Calibration:
 
     def __init__(
         self, checkpoint: Checkpoint, program: Program, wanted: Mapping[str, Tensor],
-        tokens: npt.NDArray[np.int32], step: Step, journal: Journal,
+        tokens: npt.NDArray[np.int32], step: LayerStep, journal: Journal,
     ) -> None:  # fmt: skip
         """Torch is there: see `check_torch`."""
         self.checkpoint, self.wanted, self.step, self.journal = checkpoint, wanted, step, journal

@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from octavo.backends.base import BLOCK, Executable, Floats, Ints, Limits, LoadOptions, Span
+from octavo.backends.base import (
+    BLOCK,
+    Executable,
+    Floats,
+    Ints,
+    ProgramOptions,
+    Span,
+    StepLimits,
+)
 from octavo.backends.base import StepInput as Step
 from octavo.engine.host import available_memory
 from octavo.engine.open import OpenModel
@@ -60,8 +68,8 @@ class Scorer:
         self.name = model.checkpoint.path.name
         self._rows = rows
         self._table = np.arange((length + BLOCK - 1) // BLOCK, dtype=np.int32)
-        options = LoadOptions(
-            Limits(rows, rows, len(self._table)), threads,
+        options = ProgramOptions(
+            StepLimits(rows, rows, len(self._table)), threads,
             cache_type(model.program, precision.kv_dtype),
             activations=model.compiled.activations(precision.activations),
         )  # fmt: skip

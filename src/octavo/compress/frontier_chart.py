@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import ceil, floor, log10
 
-from octavo.compress.search import Found, Point
+from octavo.compress.search import FoundMix, Point
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM, RIGHT = 620, 360, 64, 24, 44, 24
 _STYLE = (
@@ -15,7 +15,7 @@ _STYLE = (
 )
 
 
-def chart(found: Found) -> bytes:
+def chart(found: FoundMix) -> bytes:
     """An SVG file, in UTF-8. Mixes that lose nothing lie below the axis' last power."""
     points = found.frontier
     lost = [p.kl for p in points if p.kl > 0] or [1e-6]

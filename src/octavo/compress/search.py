@@ -23,7 +23,7 @@ from octavo.compress.evaluation import weight_bytes
 from octavo.compress.sensitivity import (
     Encoded,
     Option,
-    Reference,
+    ReferenceLogits,
     made_of,
     matrices,
     opened,
@@ -54,7 +54,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundMix:
     """The mix for a budget, written to `output`. cache: bytes of the KV cache that the budget
     holds too. frontier: measured mixes, the smallest first, the chosen one among them."""
 
@@ -78,7 +78,7 @@ class Budget:
 def search(
     checkpoint: Checkpoint, budget: Budget, output: Path, *, data: Path | None = None,
     threads: int | None = None, progress: ProgressBar = no_progress,
-) -> Found:  # fmt: skip
+) -> FoundMix:  # fmt: skip
     """Writes the GGUF file of a GGUF model that loses least within a budget.
 
     Each matrix is measured alone, on calibration text (and never again, as long as the model is the
@@ -138,7 +138,7 @@ class Search:
                 f"--budget {-(-needed // 10**6)}MB",
             )
 
-    def run(self, encoded: Encoded, data: Path | None, progress: ProgressBar) -> Found:
+    def run(self, encoded: Encoded, data: Path | None, progress: ProgressBar) -> FoundMix:
         model = opened(self.checkpoint)
         tokenizer, rows = load_tokenizer(self.checkpoint), rows_at_once(model.vocabulary)
         length = min(LENGTH, model.program.context)
@@ -154,7 +154,7 @@ class Search:
             lost = sensitivities(self.checkpoint, calibration, rows, self.threads, advance)
         choices = {n: options(t, lost[n]) for n, t in units.items()}
         text = blocks("evaluation", checked)
-        reference = Reference.of(self.checkpoint, text, rows, self.threads)
+        reference = ReferenceLogits.of(self.checkpoint, text, rows, self.threads)
         room = self.budget.nbytes - self.cache - self.fixed
         rooms = [*_rooms(choices), room]
         points = {}
@@ -166,9 +166,11 @@ class Search:
         self._check(points[room], points)
         self._write(best(choices, room), encoded)
         frontier = tuple(points[each] for each in sorted(points))
-        return Found(self.output, points[room], self.cache, frontier)
+        return FoundMix(self.output, points[room], self.cache, frontier)
 
-    def _point(self, mix: Mapping[str, Option], encoded: Encoded, reference: Reference) -> Point:
+    def _point(
+        self, mix: Mapping[str, Option], encoded: Encoded, reference: ReferenceLogits
+    ) -> Point:
         changed = encoded.mixed(self.checkpoint, self._changes(mix))
         kinds = Counter(o.type.name for o in mix.values())
         nbytes = self.fixed + sum(o.nbytes for o in mix.values())

@@ -92,7 +92,7 @@ def opened(checkpoint: Checkpoint) -> OpenModel:
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceLogits:
     """The model itself on some text: logits of every token predicted, by block."""
 
     blocks: Ints
@@ -101,7 +101,7 @@ class Reference:
     threads: int
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, blocks: Ints, rows: int, threads: int) -> Reference:
+    def of(cls, checkpoint: Checkpoint, blocks: Ints, rows: int, threads: int) -> ReferenceLogits:
         scorer = Scorer(opened(checkpoint), rows, blocks.shape[1], threads)
         return cls(blocks, [scorer.whole(block) for block in blocks], rows, threads)
 
@@ -125,10 +125,10 @@ def sensitivities(
     it again. progress: told of every matrix. Raises CacheError.
     """
     found = _read(file := _file(checkpoint, blocks))
-    reference: Reference | None = None
+    reference: ReferenceLogits | None = None
     for name, tensor in matrices(checkpoint).items():
         if name not in found:
-            reference = reference or Reference.of(checkpoint, blocks, rows, threads)
+            reference = reference or ReferenceLogits.of(checkpoint, blocks, rows, threads)
             changed = {**checkpoint.tensors, name: _rough(tensor)}
             found[name] = reference.kl(replace(checkpoint, tensors=changed))
             _keep(file, found)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.compress.awq import Foldable, best_scales
-from octavo.compress.calibration import Finished
+from octavo.compress.calibration import FinishedLayer
 from octavo.compress.clipping import clip_quantize
 from octavo.compress.fit import F32, Hessian
 from octavo.compress.gptq import Outputs, gptq
@@ -56,7 +56,7 @@ class RoundLayers:
     method: Method
     activations: Activations | None = None
 
-    def make(self, name: str, weights: F32, inputs: InputStatistics) -> Finished:
+    def make(self, name: str, weights: F32, inputs: InputStatistics) -> FinishedLayer:
         grid, hessian = grid_of(self.schemes, name), inputs.gram
         step = np.zeros(0, np.float32)
         if self.activations is None:
@@ -64,7 +64,7 @@ class RoundLayers:
         else:
             found = w8a8([weights], inputs, self.activations, None)
             if found.error > SENSITIVE:
-                return Finished({}, {})
+                return FinishedLayer({}, {})
             plain = found.weights[0]
             step = np.array([s for s in (found.input_scale,) if s is not None], np.float32)
         outputs = Outputs(weights, hessian)
@@ -75,7 +75,7 @@ class RoundLayers:
             q, error, method = plain, plain_error, "rtn"
         arrays: Arrays = {"codes": q.codes, "scales": q.scales, "zeros": q.zeros, "step": step}
         notes = {"method": method, "error": error, "plain": plain_error}
-        return Finished(arrays, notes, q.values())
+        return FinishedLayer(arrays, notes, q.values())
 
     def weights(self, name: str, arrays: Arrays) -> F32:
         return self.quantized(name, arrays).values()
@@ -89,8 +89,8 @@ class RoundLayers:
 class Importance:
     """Looks at inputs and changes nothing: the mean square of each feature."""
 
-    def make(self, name: str, weights: F32, inputs: InputStatistics) -> Finished:
-        return Finished({"importance": inputs.mean_square}, {})
+    def make(self, name: str, weights: F32, inputs: InputStatistics) -> FinishedLayer:
+        return FinishedLayer({"importance": inputs.mean_square}, {})
 
     def weights(self, name: str, arrays: Arrays) -> None:
         return None

@@ -17,7 +17,7 @@ from octavo.engine.request import BeamSearch
 from octavo.engine.sequence import Sequence
 
 
-class Choice(NamedTuple):
+class BeamToken(NamedTuple):
     """A token of a beam with its log-probability and its alternatives."""
 
     token: int
@@ -30,7 +30,7 @@ class Hypothesis:
     """A finished text."""
 
     score: float
-    choices: tuple[Choice, ...]
+    choices: tuple[BeamToken, ...]
     finish: Finish
 
 
@@ -41,14 +41,14 @@ class Beam:
 
     sequence: Sequence
     score: float = 0.0
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[BeamToken, ...] = ()
     candidates: Sample | None = None
 
 
 class Continuation(NamedTuple):
     beam: Beam
     score: float
-    choice: Choice
+    choice: BeamToken
 
 
 @dataclass(eq=False, slots=True)
@@ -104,7 +104,9 @@ class BeamGroup:
             assert beam.candidates is not None
             top = beam.candidates.alternatives
             for token, logprob in top:
-                every.append(Continuation(beam, beam.score + logprob, Choice(token, logprob, top)))
+                every.append(
+                    Continuation(beam, beam.score + logprob, BeamToken(token, logprob, top))
+                )
         every.sort(key=lambda c: -c.score)
         return every[: self.candidates]
 

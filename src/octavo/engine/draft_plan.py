@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from octavo.backends.base import Compiled, Footprint, LoadOptions
+from octavo.backends.base import Compiled, Footprint, ProgramOptions
 from octavo.checkpoint.identity import FileState
 
 
@@ -32,16 +32,16 @@ class CompiledDraft:
     compiled: Compiled
     files: dict[str, FileState]
 
-    def footprint(self, options: LoadOptions) -> Footprint:
+    def footprint(self, options: ProgramOptions) -> Footprint:
         """What it allocates beside a target with these options, without its cache."""
         return self.compiled.footprint(self.options(options))
 
-    def options(self, target: LoadOptions) -> LoadOptions:
+    def options(self, target: ProgramOptions) -> ProgramOptions:
         """How it is loaded: like the target, without adapters."""
         activations = self.compiled.activations("auto")
         return replace(target, adapter_bytes=0, activations=activations)
 
-    def plan(self, options: LoadOptions, size: Footprint) -> DraftPlan:
+    def plan(self, options: ProgramOptions, size: Footprint) -> DraftPlan:
         """options: of the target, with the blocks of its cache, of which it has as many."""
         block = self.compiled.block_bytes(options.kv_dtype)
         return DraftPlan(

@@ -14,10 +14,10 @@ from octavo.backends.base import (
     Compiled,
     Executable,
     Floats,
-    Limits,
-    LoadOptions,
+    ProgramOptions,
     Span,
     StepInput,
+    StepLimits,
 )
 from octavo.checkpoint import Checkpoint
 from octavo.checkpoint.progress import Advance
@@ -163,14 +163,14 @@ class CompiledEncoder:
         count = max(1, BATCH_ROWS // rows)
         return count * rows, count * spans, count * tokens
 
-    def _options(self, threads: int) -> tuple[LoadOptions, LoadOptions]:
+    def _options(self, threads: int) -> tuple[ProgramOptions, ProgramOptions]:
         """Of the tower and of each projector."""
         rows, spans, tokens = self._sizes
         blocks = rows // BLOCK + spans
         activations = self.tower.activations(self.dtype)
         return (
-            LoadOptions(Limits(rows, rows, blocks), threads, "f32", activations=activations),
-            LoadOptions(Limits(tokens, tokens, 1), threads, "f32"),
+            ProgramOptions(StepLimits(rows, rows, blocks), threads, "f32", activations=activations),
+            ProgramOptions(StepLimits(tokens, tokens, 1), threads, "f32"),
         )
 
     def footprint(self, threads: int) -> int:

@@ -51,7 +51,7 @@ class DraftWriter(Protocol):
         ...
 
 
-class Cost(NamedTuple):
+class DraftCost(NamedTuple):
     """Seconds to catch up, and for each token after that."""
 
     once: float
@@ -73,13 +73,13 @@ class Lookahead:
         self._spent = 0.0  # seconds in steps
         self._tried = 0.0  # of those, to see whether it pays
 
-    def cost(self, sequences: list[Sequence], plain: float) -> Cost:
+    def cost(self, sequences: list[Sequence], plain: float) -> DraftCost:
         """What it takes to write after each sequence. plain: seconds of a step of the target."""
         each = self._times.plain(len(sequences)) or GUESS * plain
         late = sum(map(self.writer.lag, sequences))
-        return Cost(late * (BATCHED * each if self._each is None else self._each), each)
+        return DraftCost(late * (BATCHED * each if self._each is None else self._each), each)
 
-    def trial(self, cost: Cost) -> int:
+    def trial(self, cost: DraftCost) -> int:
         """How many tokens to write though it does not seem to pay."""
         seconds = cost.once + TRIAL * cost.each
         if self._tried + seconds > TRIED * self._spent:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from octavo.backends.base import BLOCK, Compiled, Footprint, Limits, LoadOptions
+from octavo.backends.base import BLOCK, Compiled, Footprint, ProgramOptions, StepLimits
 from octavo.engine.draft_plan import CompiledDraft, DraftPlan
 from octavo.engine.encoder import CompiledEncoder
 from octavo.engine.host import host_memory, usable_threads
@@ -40,7 +40,7 @@ class Plan:
     threads: int
     kv_dtype: str
     activations: str
-    limits: Limits
+    limits: StepLimits
     adapters: int = 0  # bytes that LoRA adapters may take
     encoder: int = 0  # weights and buffers of what encodes images
     image_cache: int = 0  # bytes of images' embeddings that are kept
@@ -50,8 +50,8 @@ class Plan:
     vision_dtype: str = "auto"  # of what encodes images
 
     @property
-    def load_options(self) -> LoadOptions:
-        return LoadOptions(
+    def load_options(self) -> ProgramOptions:
+        return ProgramOptions(
             self.limits, self.threads, self.kv_dtype, self.packed, self.adapters, self.activations
         )
 
@@ -140,8 +140,8 @@ def make_plan(
             compiled, name, available, budget, context or own, threads, activations, packed,
             replicas,
         )  # fmt: skip
-    sizes = Limits(STEP_TOKENS, SEQUENCES, 0)
-    options = LoadOptions(sizes, threads, kv_dtype, packed, activations=activations)
+    sizes = StepLimits(STEP_TOKENS, SEQUENCES, 0)
+    options = ProgramOptions(sizes, threads, kv_dtype, packed, activations=activations)
     fixed, block = compiled.footprint(options), compiled.block_bytes(kv_dtype)
     images = (encoder.footprint(threads), encoder.cache_bytes) if encoder else (0, 0)
     beside = draft.footprint(options) if draft else Footprint(0, 0, 0)
@@ -228,8 +228,8 @@ def _encoder_plan(
     """Encoders compute whole texts in one step, in fp32, and keep nothing for the next."""
     own = compiled.program.context
     tokens = max(STEP_TOKENS, context)
-    limits = Limits(tokens, tokens, 4 * tokens // BLOCK)
-    options = LoadOptions(limits, threads, "f32", packed, activations=activations)
+    limits = StepLimits(tokens, tokens, 4 * tokens // BLOCK)
+    options = ProgramOptions(limits, threads, "f32", packed, activations=activations)
     size_of = compiled.footprint(options)
     total = size_of.weights + size_of.buffers + size_of.cache + PROCESS + PAGES
     if total > budget:

@@ -11,7 +11,7 @@ from octavo.experiments.analysis import half_width
 
 
 @dataclass(frozen=True)
-class Plan:
+class SamplePlan:
     """units: of all variants together. fixed: as many as one look at the end would need."""
 
     effect: float
@@ -25,7 +25,7 @@ class Plan:
 def plan(
     mean: float, deviation: float, effect: float, alpha: float = 0.05, power: float = 0.8,
     share: float = 0.5, explained: float = 0.0, per_day: float | None = None,
-) -> Plan:  # fmt: skip
+) -> SamplePlan:  # fmt: skip
     """Units for finding a change of a metric by `effect` (0.05: 5 %) of its mean.
 
     deviation: its standard deviation between units. share: of the smaller variant, of two.
@@ -51,10 +51,10 @@ def plan(
         middle = (low + high) // 2
         low, high = (low, middle) if found(middle) else (middle, high)
     days = high / per_day if per_day else None
-    return Plan(effect, alpha, power, high, fixed, days)
+    return SamplePlan(effect, alpha, power, high, fixed, days)
 
 
-def rate_plan(rate: float, effect: float, **more: float | None) -> Plan:
+def rate_plan(rate: float, effect: float, **more: float | None) -> SamplePlan:
     """The same for a rate, like that of thumbs up."""
     if not 0 < rate < 1:
         raise UsageError(f"a rate lies between 0 and 1, not {rate:g}")

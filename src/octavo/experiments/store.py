@@ -13,7 +13,7 @@ from octavo.experiments.spec import ExperimentSpec
 from octavo.experiments.totals import Key, Total
 from octavo.release.assignment import Allocation, Range
 from octavo.release.database import Conflict, Database
-from octavo.release.store import AuditEntry, Running, audit
+from octavo.release.store import AlreadyRuns, AuditEntry, audit
 
 
 class NoExperiment(RequestError):
@@ -46,7 +46,9 @@ class ExperimentStore:
                 )
                 audit(db, AuditEntry(now, spec.id, who, "start", encoded[0]))
         except Conflict:
-            raise Running(f"there was an experiment {spec.id!r}; take another name", "id") from None
+            raise AlreadyRuns(
+                f"there was an experiment {spec.id!r}; take another name", "id"
+            ) from None
         return found
 
     def all(self) -> list[Experiment]:

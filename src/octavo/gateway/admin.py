@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.errors import InvalidValue, UsageError
-from octavo.gateway.admission import Admission
-from octavo.gateway.body import Asked, read_outline
+from octavo.gateway.admission import UpstreamQueue
+from octavo.gateway.body import Relayed, read_outline
 from octavo.gateway.health import Health
 from octavo.gateway.relay import Relay
 from octavo.gateway.traffic import SESSION, units_of
@@ -44,7 +44,7 @@ class Admin:
     """Handlers that show upstreams and change them. key: that upstreams want to see."""
 
     def __init__(
-        self, upstreams: Upstreams, health: Health, relay: Relay, admission: Admission
+        self, upstreams: Upstreams, health: Health, relay: Relay, admission: UpstreamQueue
     ) -> None:
         self._upstreams, self._health, self._relay = upstreams, health, relay
         self._admission = admission
@@ -94,7 +94,7 @@ class Admin:
         outline.model = outline.model or self._admission.only_model
         salt = principal(request.scope).salt
         session = request.headers.get(SESSION, "")
-        asked = Asked("", "", body, outline, salt, session)
+        asked = Relayed("", "", body, outline, salt, session)
         sender, one = principal(request.scope), exchange(request.scope)
         units = units_of(request, outline, sender, one)
         dealt = self._relay.traffic.deal(outline.model, units)

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from octavo.errors import InvalidValue, Overloaded
-from octavo.gateway.body import Asked
+from octavo.gateway.body import Relayed
 from octavo.gateway.errors import NoUpstream, UnknownModel
 from octavo.gateway.upstream import Upstream
-from octavo.gateway.upstreams import Lease, Upstreams
+from octavo.gateway.upstreams import UpstreamLease, Upstreams
 
 Pools = tuple[str, ...]
 LATELY = 30.0  # seconds over which it is counted how many requests end
 
 
 @dataclass(frozen=True)
-class QueueLimits:
+class WaitLimits:
     """requests: that wait at most. seconds: each of them at most."""
 
     requests: int = 1024
@@ -35,13 +35,13 @@ class _Waiting:
     turn: asyncio.Future[None] = field(compare=False)
 
 
-class Admission:
+class UpstreamQueue:
     """Gives requests upstreams: lower priorities first, then in order of arrival.
 
     pools: of a request, the one that it is to go to and those for when nobody in that can.
     """
 
-    def __init__(self, upstreams: Upstreams, limits: QueueLimits) -> None:
+    def __init__(self, upstreams: Upstreams, limits: WaitLimits) -> None:
         self._upstreams, self.limits = upstreams, limits
         self._lines: dict[tuple[Pools, str], list[_Waiting]] = {}  # by pools and model, in order
         self._closed = False
@@ -62,7 +62,7 @@ class Admission:
             raise InvalidValue(f"the request names no model; known models: {names}", "model")
         return models[0]
 
-    def candidates(self, asked: Asked, pools: Pools) -> list[Upstream]:
+    def candidates(self, asked: Relayed, pools: Pools) -> list[Upstream]:
         """Upstreams that may take a request now."""
         model = asked.outline.model
         return [up for up in self._up(pools) if model in up.models]
@@ -108,7 +108,7 @@ class Admission:
         if line and not line[0].turn.done():
             line[0].turn.set_result(None)
 
-    def _look(self, asked: Asked, pools: Pools, barred: Collection[str]) -> Lease | None:
+    def _look(self, asked: Relayed, pools: Pools, barred: Collection[str]) -> UpstreamLease | None:
         """A place in the first of the pools that has one, else at one that is barred; None: all are
         busy or down. Raises UnknownModel for a model that nobody serves, once it is known."""
         model, known = asked.outline.model or "", False
@@ -124,7 +124,7 @@ class Admission:
             raise UnknownModel(model, names, pools[0] if model in self._upstreams.models else "")
         return None
 
-    def spare(self, asked: Asked, pools: Pools, barred: Collection[str]) -> Lease | None:
+    def spare(self, asked: Relayed, pools: Pools, barred: Collection[str]) -> UpstreamLease | None:
         """An upstream of the first pool beside those that are barred, if one is free and nobody
         waits."""
         if self.waiting:
@@ -132,7 +132,9 @@ class Admission:
         ask = replace(asked.ask, session="")  # which stays where it is
         return self._upstreams.choose(pools[0], asked.outline.model or "", ask, barred).lease
 
-    async def place(self, asked: Asked, pools: Pools, barred: Collection[str] = ()) -> Lease:
+    async def place(
+        self, asked: Relayed, pools: Pools, barred: Collection[str] = ()
+    ) -> UpstreamLease:
         """An upstream for a request, as soon as there is one. barred: rather others than these.
 
         Raises UnknownModel, NoUpstream if it would wait too long, and Overloaded at the end.
@@ -155,8 +157,8 @@ class Admission:
                 self._lines.pop(key, None)
 
     async def _wait(
-        self, one: _Waiting, asked: Asked, pools: Pools, barred: Collection[str]
-    ) -> Lease:
+        self, one: _Waiting, asked: Relayed, pools: Pools, barred: Collection[str]
+    ) -> UpstreamLease:
         try:
             async with asyncio.timeout(self.limits.seconds):
                 while True:

@@ -10,9 +10,9 @@ from starlette.responses import Response
 from octavo.errors import RequestError
 from octavo.gateway.body import RESUMABLE
 from octavo.gateway.errors import UpstreamFailed
-from octavo.gateway.job import Job
+from octavo.gateway.job import RelayJob
 from octavo.gateway.transport import Answer
-from octavo.gateway.upstreams import Lease
+from octavo.gateway.upstreams import UpstreamLease
 from octavo.generate.reply import Usage
 from octavo.server.resume import Spent
 
@@ -43,7 +43,7 @@ def check_stream(answer: Answer, data: bytes) -> None:
     answer.check()
 
 
-def refusal(lease: Lease, response: Response) -> UpstreamFailed:
+def refusal(lease: UpstreamLease, response: Response) -> UpstreamFailed:
     """What an answer that may be tried elsewhere says of an upstream: 5xx that it fails."""
     text = f"upstream {lease.upstream.id} answers {response.status_code}"
     busy = response.status_code not in (500, 502)
@@ -89,7 +89,7 @@ def is_final(rest: bytes) -> bool:
         return False
 
 
-def streamed(job: Job) -> Spent | None:
+def streamed(job: RelayJob) -> Spent | None:
     """The tokens of a stream that has ended, about; None if its end is missing."""
     if job.asked.path in RESUMABLE and DONE not in job.tail[-64:]:
         return None
@@ -101,7 +101,7 @@ def count(usage: Usage, spent: Spent) -> None:
     usage.reached, usage.reused = {0: spent.prompt_tokens}, {0: spent.cached_tokens}
 
 
-def failure(job: Job, error: RequestError) -> bytes:
+def failure(job: RelayJob, error: RequestError) -> bytes:
     """The end of a stream that cannot go on."""
     said = {"message": str(error), "type": "upstream_error", "param": None, "code": error.code}
     body = msgspec.json.encode({"type": "error", "error": said})

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 from octavo import __version__
 from octavo.errors import Overloaded
 from octavo.gateway.admin import Admin
-from octavo.gateway.admission import Admission
+from octavo.gateway.admission import UpstreamQueue
 from octavo.gateway.config_admin import ConfigAdmin
 from octavo.gateway.metrics import GatewayMetrics
 from octavo.gateway.relay import Relay
@@ -39,7 +39,7 @@ PASSED = (GenerateRoute, EmbedRoute, ScoreRoute, TextRoute)
 class Door:
     """What the gateway serves, as long as it is open."""
 
-    def __init__(self, upstreams: Upstreams, admission: Admission) -> None:
+    def __init__(self, upstreams: Upstreams, admission: UpstreamQueue) -> None:
         self._upstreams, self._admission = upstreams, admission
         self.draining = False
 
@@ -56,7 +56,7 @@ class Door:
                 cut("was left: the gateway is shutting down")
 
 
-class About:
+class AboutGateway:
     """Handlers that tell about the gateway."""
 
     def __init__(self, upstreams: Upstreams, door: Door, metrics: GatewayMetrics) -> None:
@@ -97,7 +97,7 @@ def create_app(
     door: Door, metrics: GatewayMetrics, access: Access, observe: Observer, running: Running,
 ) -> ASGIApp:  # fmt: skip
     """The ASGI application, which calls `observe` with every exchange that has ended."""
-    default, about = DIALECTS[0], About(upstreams, door, metrics)
+    default, about = DIALECTS[0], AboutGateway(upstreams, door, metrics)
     own = [
         Endpoint("/health", "GET", about.ready),
         Endpoint("/health/ready", "GET", about.ready),

@@ -15,7 +15,7 @@ from octavo.balance.cost import Ask
 from octavo.errors import InvalidValue
 from octavo.server.resume import Resume
 
-BLOCK = 512  # bytes of text that prefixes are compared by
+PREFIX_BYTES = 512  # bytes of text that prefixes are compared by
 TOKEN = 4  # bytes of text, about
 RESUMABLE = {"/v1/chat/completions": "chatcmpl-", "/v1/completions": "cmpl-"}
 
@@ -49,7 +49,7 @@ def _number(raw: Raw, otherwise: int | None) -> int | None:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Relayed:
     """A request as it is passed on. path: the route's; target: with what it was asked for."""
 
     path: str
@@ -78,8 +78,8 @@ class Asked:
         """What routing has to know of it."""
         outline = self.outline
         text = bytes(outline.messages or outline.prompt or outline.input)
-        blocks = text_chain(text, BLOCK, self.salt)
-        return Ask(len(text) // TOKEN + 1, blocks, BLOCK // TOKEN, 0, self.session)
+        blocks = text_chain(text, PREFIX_BYTES, self.salt)
+        return Ask(len(text) // TOKEN + 1, blocks, PREFIX_BYTES // TOKEN, 0, self.session)
 
     def resume(self) -> Resume | None:
         """How its stream begins at a server that can go on with another's; None: it cannot."""

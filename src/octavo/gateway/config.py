@@ -46,7 +46,7 @@ class Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: Key | None = None
 
 
-class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class UpstreamPool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Upstreams that serve the same. file: names one a line; dns: every address of such a URL's
     name is one; key: that they want to see, in place of the gateway's `upstream_key`."""
 
@@ -71,7 +71,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """All that may change while a gateway serves. Models that are not named go to `default`."""
 
-    pools: dict[str, Pool] = {}
+    pools: dict[str, UpstreamPool] = {}
     models: dict[str, Model] = {}
     upstream_key: Key | None = None
     routing: Routing = "cost"
@@ -176,7 +176,7 @@ def read_yaml(text: str | bytes) -> ConfigFile:
 def convert(value: Any, kind: type[Of]) -> Of:
     """A configuration of what was decoded. Raises UsageError, which names the field."""
     if isinstance(value, dict):
-        for section, one in (("pools", Pool), ("models", Model)):
+        for section, one in (("pools", UpstreamPool), ("models", Model)):
             if isinstance(entries := value.get(section), dict):
                 for name, entry in entries.items():
                     _convert(entry, one, f"{section}.{name}")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from octavo.errors import OctavoError, UsageError
 from octavo.gateway.admin import Admin
-from octavo.gateway.admission import Admission, QueueLimits
+from octavo.gateway.admission import UpstreamQueue, WaitLimits
 from octavo.gateway.config import ConfigFile, GatewayConfig, changes, read_config
 from octavo.gateway.config_history import Applied, ConfigHistory
 from octavo.gateway.health import Health, HealthCheck
@@ -31,8 +31,8 @@ def timeouts_of(config: GatewayConfig) -> Timeouts:
     )  # fmt: skip
 
 
-def limits_of(config: GatewayConfig) -> QueueLimits:
-    return QueueLimits(config.max_queue, config.queue_timeout)
+def limits_of(config: GatewayConfig) -> WaitLimits:
+    return WaitLimits(config.max_queue, config.queue_timeout)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Parts:
 
     upstreams: Upstreams
     transport: Transport
-    admission: Admission
+    admission: UpstreamQueue
     health: Health
     traffic: Traffic
     admin: Admin

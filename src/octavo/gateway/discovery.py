@@ -42,7 +42,7 @@ def parse_service(url: str) -> Service:
     return Service(*found.groups())
 
 
-class Source(Protocol):
+class UpstreamSource(Protocol):
     """Says which upstreams there are."""
 
     async def look(self) -> list[Place]:

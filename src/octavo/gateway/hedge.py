@@ -12,7 +12,7 @@ from starlette.responses import Response
 from octavo.balance.retry import RETRYABLE
 from octavo.gateway.errors import UpstreamFailed
 from octavo.gateway.transport import Answer
-from octavo.gateway.upstreams import Lease
+from octavo.gateway.upstreams import UpstreamLease
 
 Begun = Response | tuple[Answer, bytes]  # a whole answer, or one that streams and its first bytes
 
@@ -27,7 +27,7 @@ class Try:
     """A request at an upstream."""
 
     task: asyncio.Task[Begun]
-    lease: Lease
+    lease: UpstreamLease
 
     @property
     def good(self) -> bool:
@@ -57,7 +57,7 @@ def found_busy(found: Begun) -> bool:
     return isinstance(found, Response) and found.status_code not in (500, 502, 504)
 
 
-def begin(work: Coroutine[Any, Any, Begun], lease: Lease) -> Try:
+def begin(work: Coroutine[Any, Any, Begun], lease: UpstreamLease) -> Try:
     return Try(asyncio.create_task(work), lease)
 
 

@@ -6,19 +6,19 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from octavo.gateway.body import Asked
+from octavo.gateway.body import Relayed
 from octavo.gateway.errors import NoUpstream
 from octavo.gateway.traffic import Dealt
-from octavo.gateway.upstreams import Lease
+from octavo.gateway.upstreams import UpstreamLease
 from octavo.generate.reply import Usage
 from octavo.server.resume import Follower, Resume, asking
 
 
 @dataclass
-class Job:
+class RelayJob:
     """A request on its way: where it may go, and what became of it so far."""
 
-    asked: Asked
+    asked: Relayed
     headers: dict[str, str]
     dealt: Dealt
     usage: Usage
@@ -30,7 +30,7 @@ class Job:
     retries: int = 0
     hedges: int = 0  # second upstreams that were asked
     hedge_won: bool = False
-    lease: Lease | None = None
+    lease: UpstreamLease | None = None
     tail: bytes = b""  # of what was passed on
     chunks: int = 0
 

@@ -14,8 +14,8 @@ from octavo.gateway.discovery import (
     KUBERNETES,
     LOOK,
     Polled,
-    Source,
     Take,
+    UpstreamSource,
     of_file,
     of_name,
     parse_service,
@@ -28,9 +28,9 @@ from octavo.gateway.upstreams import Upstreams
 Name = tuple[str | None, ...]  # of a source: equal ones find the same
 
 
-def sources_of(config: GatewayConfig, environ: Mapping[str, str]) -> dict[Name, Source]:
+def sources_of(config: GatewayConfig, environ: Mapping[str, str]) -> dict[Name, UpstreamSource]:
     """Where upstreams are looked for. Raises UsageError."""
-    found: dict[Name, Source] = {}
+    found: dict[Name, UpstreamSource] = {}
     for pool, said in config.pools.items():
         key = config.key(pool, environ)
         if said.file is not None:
@@ -50,7 +50,7 @@ class Found:
     """What a configuration names and finds. looked: by sources that are new."""
 
     places: Sequence[Place]
-    sources: Mapping[Name, Source]
+    sources: Mapping[Name, UpstreamSource]
     looked: Mapping[Name, list[Place]]
 
 

@@ -8,7 +8,7 @@ from prometheus_client import Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from octavo.gateway.admission import Admission
+from octavo.gateway.admission import UpstreamQueue
 from octavo.gateway.events import Finished
 from octavo.gateway.response_cache import ResponseCache
 from octavo.gateway.upstreams import Upstreams
@@ -20,7 +20,7 @@ STATES = ("starting", "up", "draining", "down")
 class _UpstreamCollector(Collector):
     """Reads what is known of every upstream when scraped."""
 
-    def __init__(self, upstreams: Upstreams, admission: Admission) -> None:
+    def __init__(self, upstreams: Upstreams, admission: UpstreamQueue) -> None:
         self._upstreams, self._admission = upstreams, admission
 
     def collect(self) -> Iterator[Metric]:
@@ -66,7 +66,7 @@ class _CacheCollector(Collector):
 class GatewayMetrics(Metrics):
     """What every server measures, and what became of requests at upstreams."""
 
-    def __init__(self, upstreams: Upstreams, admission: Admission) -> None:
+    def __init__(self, upstreams: Upstreams, admission: UpstreamQueue) -> None:
         super().__init__()
         self.registry.register(_UpstreamCollector(upstreams, admission))
         self._upstream = Counter(

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from octavo.balance.hedge import Hedges
 from octavo.balance.retry import RETRYABLE, Backoff, RetryBudget
 from octavo.errors import RequestError
-from octavo.gateway.admission import Admission
+from octavo.gateway.admission import UpstreamQueue
 from octavo.gateway.answers import (
     STREAMS,
     check_stream,
@@ -29,16 +29,16 @@ from octavo.gateway.answers import (
     streamed,
     wanted_wait,
 )
-from octavo.gateway.body import Asked, read_outline
+from octavo.gateway.body import Relayed, read_outline
 from octavo.gateway.errors import UpstreamFailed
 from octavo.gateway.events import Finished
 from octavo.gateway.health import Health
 from octavo.gateway.hedge import Begun, begin, first_good, good
-from octavo.gateway.job import Job
+from octavo.gateway.job import RelayJob
 from octavo.gateway.response_cache import ResponseCache, key_of
 from octavo.gateway.traffic import SESSION, Traffic, units_of
 from octavo.gateway.transport import Answer, Transport
-from octavo.gateway.upstreams import Lease
+from octavo.gateway.upstreams import UpstreamLease
 from octavo.generate.reply import Usage
 from octavo.server.bodies import Bodies
 from octavo.server.exchange import Exchange, exchange
@@ -60,7 +60,7 @@ class Relay:
     request that has ended. guarded: keys are the gateway's own, and no business of upstreams."""
 
     def __init__(
-        self, admission: Admission, transport: Transport, health: Health, traffic: Traffic,
+        self, admission: UpstreamQueue, transport: Transport, health: Health, traffic: Traffic,
         watch: Callable[[Finished], None], guarded: bool,
     ) -> None:  # fmt: skip
         self.traffic = traffic
@@ -90,8 +90,8 @@ class Relay:
         headers["x-request-id"] = one.id
         target = path + (f"?{request.url.query}" if request.url.query else "")
         session = request.headers.get(SESSION, "")
-        asked = Asked(path, target, body, outline, sender.salt, session)
-        job = Job(asked, headers, dealt, Usage(began=one.began), asked.resume())
+        asked = Relayed(path, target, body, outline, sender.salt, session)
+        job = RelayJob(asked, headers, dealt, Usage(began=one.began), asked.resume())
         one.usage = job.usage
         await self._reserve(request, job)
         key = key_of(job) if self.cache.limit else None
@@ -109,7 +109,7 @@ class Relay:
         response.headers.update(dealt.headers)
         return response
 
-    async def _reserve(self, request: Request, job: Job) -> None:
+    async def _reserve(self, request: Request, job: RelayJob) -> None:
         """Takes the request, and the tokens it may use, from its sender's account."""
         if (account := principal(request.scope).account) is None:
             return
@@ -119,7 +119,7 @@ class Relay:
         meter = await account.take(job.asked.ask.tokens, job.asked.most_tokens)
         one.at_end.append(lambda: meter.settle(job.usage.computed))
 
-    async def _run(self, job: Job, request: Request, key: bytes | None) -> Response:
+    async def _run(self, job: RelayJob, request: Request, key: bytes | None) -> Response:
         one = exchange(request.scope)
         answer = await while_connected(request.receive, self._first(job))
         lease, model = job.lease, job.asked.outline.model
@@ -138,7 +138,7 @@ class Relay:
 
     # -- until something has come -----------------------------------------------------------------
 
-    async def _first(self, job: Job) -> Begun:
+    async def _first(self, job: RelayJob) -> Begun:
         """A whole answer, or one that streams and its first bytes. Raises RequestError."""
         usage = job.usage
         while True:
@@ -162,7 +162,7 @@ class Relay:
                 return refused
             raise error
 
-    async def _begun(self, job: Job, lease: Lease) -> Begun:
+    async def _begun(self, job: RelayJob, lease: UpstreamLease) -> Begun:
         """What an upstream answers, or another, if the first says nothing for a while."""
         model, stream, began = job.asked.outline.model or "", job.asked.stream, time.monotonic()
         seconds = None if job.follower is not None else self.hedges.seconds(model, stream)
@@ -174,7 +174,7 @@ class Relay:
             self.hedges.seen(model, stream, time.monotonic() - began)
         return found
 
-    async def _hedged(self, job: Job, lease: Lease, seconds: float) -> Begun:
+    async def _hedged(self, job: RelayJob, lease: UpstreamLease, seconds: float) -> Begun:
         first = begin(self._limited(job, lease), lease)
         tries = [first]
         try:
@@ -196,7 +196,7 @@ class Relay:
                     job.failed.add(one.lease.upstream.id)
                     self._health.look(one.lease.upstream)
 
-    def _spare(self, job: Job, lease: Lease) -> Lease | None:
+    def _spare(self, job: RelayJob, lease: UpstreamLease) -> UpstreamLease | None:
         """Another upstream for a request, if there is one and the budget allows it."""
         if self._budget.left < 1:
             return None
@@ -206,7 +206,7 @@ class Relay:
             self._budget.retry()
         return found
 
-    async def _limited(self, job: Job, lease: Lease) -> Begun:
+    async def _limited(self, job: RelayJob, lease: UpstreamLease) -> Begun:
         """What an upstream answers in time, and while it is not known to be down."""
         up, timeouts, loop = lease.upstream, self._transport.timeouts, asyncio.get_running_loop()
         seconds = timeouts.first if job.asked.stream else timeouts.total
@@ -231,7 +231,7 @@ class Relay:
             up.cut.add(found[0].cut)
         return found
 
-    async def _try(self, job: Job, lease: Lease) -> Begun:
+    async def _try(self, job: RelayJob, lease: UpstreamLease) -> Begun:
         """What an upstream answers. Raises UpstreamFailed."""
         up, timeouts = lease.upstream, self._transport.timeouts
         own = up.own and job.resume is not None
@@ -254,7 +254,7 @@ class Relay:
             answer.close()
             raise
 
-    def _whole(self, job: Job, lease: Lease, answer: Answer, body: bytes) -> Response:
+    def _whole(self, job: RelayJob, lease: UpstreamLease, answer: Answer, body: bytes) -> Response:
         """An answer that has come as a whole."""
         answer.close()
         if answer.status == 200:
@@ -271,7 +271,7 @@ class Relay:
         return Response(body, answer.status, headers, answer.headers.get("content-type"))
 
     async def _again(
-        self, job: Job, lease: Lease, error: UpstreamFailed, wish: float | None
+        self, job: RelayJob, lease: UpstreamLease, error: UpstreamFailed, wish: float | None
     ) -> bool:
         """Whether to try again after a failure, once it is time to.
 
@@ -295,7 +295,7 @@ class Relay:
     # -- streams ----------------------------------------------------------------------------------
 
     async def _frames(
-        self, job: Job, first: tuple[Answer, bytes], one: Exchange
+        self, job: RelayJob, first: tuple[Answer, bytes], one: Exchange
     ) -> AsyncGenerator[bytes, None]:
         """The bytes of a stream, whoever gives them."""
         answer, data = first
@@ -331,7 +331,9 @@ class Relay:
                 yield failure(job, last)
                 return
 
-    async def _pass_on(self, job: Job, answer: Answer, data: bytes) -> AsyncGenerator[bytes, None]:
+    async def _pass_on(
+        self, job: RelayJob, answer: Answer, data: bytes
+    ) -> AsyncGenerator[bytes, None]:
         """The rest of an answer. Raises UpstreamFailed if it is not complete."""
         usage, follower, held = job.usage, job.follower, b""
         while data:
@@ -363,7 +365,7 @@ class Relay:
         count(usage, spent)
 
     async def _elsewhere(
-        self, job: Job, lease: Lease, error: UpstreamFailed
+        self, job: RelayJob, lease: UpstreamLease, error: UpstreamFailed
     ) -> tuple[Answer, bytes]:
         """The rest of a stream that broke off, of another upstream. Raises RequestError."""
         assert job.follower is not None
@@ -378,7 +380,7 @@ class Relay:
             raise UpstreamFailed(f"{error}; another answers {found.status_code}")
         return found
 
-    def _ended(self, job: Job, one: Exchange) -> None:
+    def _ended(self, job: RelayJob, one: Exchange) -> None:
         """Tells of a request that has ended."""
         self._admission.ended()
         usage, lease = job.usage, job.lease

@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Raw
 from starlette.responses import Response
 
-from octavo.gateway.body import Asked
-from octavo.gateway.job import Job
+from octavo.gateway.body import Relayed
+from octavo.gateway.job import RelayJob
 from octavo.server.http import STREAM_HEADERS
 
 NOT_ASKED = ("x-request-id", "traceparent", "x-slo-ttft-ms")  # change nothing in an answer
@@ -42,7 +42,7 @@ def deterministic(body: bytes) -> bool:
         return False
 
 
-def key_of(job: Job) -> bytes | None:
+def key_of(job: RelayJob) -> bytes | None:
     """Equal for requests with equal answers; None for what is not kept: what may be answered in
     other words, and requests that a release or an experiment learns from."""
     asked = job.asked
@@ -54,13 +54,13 @@ def key_of(job: Job) -> bytes | None:
     return blake2b(msgspec.msgpack.encode((about, asked.body)), digest_size=32).digest()
 
 
-def _complete(asked: Asked) -> bool:
+def _complete(asked: Relayed) -> bool:
     """Whether it can be told that an answer is."""
     return not asked.stream or asked.path in STREAMED
 
 
 @dataclass(frozen=True)
-class Kept:
+class CachedAnswer:
     body: bytes
     headers: Mapping[str, str]
     until: float
@@ -78,7 +78,7 @@ class ResponseCache:
 
     def __init__(self, limit: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit, self._clock = limit, clock
-        self._kept: OrderedDict[bytes, Kept] = OrderedDict()
+        self._kept: OrderedDict[bytes, CachedAnswer] = OrderedDict()
         self._coming: dict[bytes, asyncio.Event] = {}
         self.size = self.hits = self.misses = 0
 
@@ -95,7 +95,7 @@ class ResponseCache:
         """What is set when somebody else's request of this kind has ended."""
         return None if key in self._kept else self._coming.get(key)
 
-    def take(self, key: bytes) -> Kept | None:
+    def take(self, key: bytes) -> CachedAnswer | None:
         """The answer that is kept."""
         found = self._kept.get(key)
         if found is not None and found.until < self._clock():
@@ -121,7 +121,7 @@ class ResponseCache:
 
     def put(self, key: bytes, body: bytes, headers: Mapping[str, str]) -> None:
         """Keeps an answer, unless it alone is more than a quarter of what may be kept."""
-        one = Kept(body, headers, self._clock() + SECONDS)
+        one = CachedAnswer(body, headers, self._clock() + SECONDS)
         if one.size <= self._limit // 4:
             self._drop(key)
             self._kept[key] = one

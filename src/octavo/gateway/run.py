@@ -11,7 +11,7 @@ from pathlib import Path
 
 from octavo.experiments.controller import Experiments
 from octavo.gateway.admin import Admin
-from octavo.gateway.admission import Admission
+from octavo.gateway.admission import UpstreamQueue
 from octavo.gateway.app import Door, create_app
 from octavo.gateway.config import ConfigFile, Server
 from octavo.gateway.config_admin import ConfigAdmin
@@ -66,7 +66,7 @@ async def _serve(
 ) -> None:  # fmt: skip
     config = options.config
     upstreams, transport = Upstreams(), Transport(timeouts_of(config))
-    admission = Admission(upstreams, limits_of(config))
+    admission = UpstreamQueue(upstreams, limits_of(config))
     health = Health(upstreams, transport, HealthCheck(config.probe_interval))
     metrics, keyring = GatewayMetrics(upstreams, admission), options.access.keyring
     access = options.access

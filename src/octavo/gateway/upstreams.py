@@ -18,7 +18,7 @@ MEASURED = 64  # tokens of a prompt that tells how fast prompts are computed
 MOST_SENT = 1 << 16  # blocks of prompts that are remembered of each upstream
 
 
-class Lease:
+class UpstreamLease:
     """A request at an upstream, from before it is sent until its end; `end` may be called twice."""
 
     def __init__(self, upstreams: Upstreams, upstream: Upstream, ask: Ask) -> None:
@@ -69,10 +69,10 @@ class Lease:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Selection:
     """What became of looking for an upstream. known: somebody serves the model."""
 
-    lease: Lease | None
+    lease: UpstreamLease | None
     known: bool = True
 
 
@@ -191,11 +191,11 @@ class Upstreams:
         """Every model that can be asked for, with one who serves it."""
         return {model: up for up in self if up.state == "up" for model in up.models}
 
-    def choose(self, pool: str, model: str, ask: Ask, barred: Collection[str] = ()) -> Choice:
+    def choose(self, pool: str, model: str, ask: Ask, barred: Collection[str] = ()) -> Selection:
         """The upstream of a pool for a request. barred: not these."""
         router = self._routers.get((pool, model))
         if router is None:
-            return Choice(None, known=False)
+            return Selection(None, known=False)
         broken = self._broken()
         route = router.choose(ask, {*barred, *self._full, *broken})
         busy = (n for n in self._full - {*barred, *broken} if n in router.fleet)
@@ -203,14 +203,14 @@ class Upstreams:
         if route is None and not full:
             route = router.choose(ask, {*barred, *self._full})  # rather one that fails than none
         if route is None:
-            return Choice(None)
+            return Selection(None)
         upstream = self._all[route.replica]
         upstream.breaker.begin()
         if isinstance(router.index, SentPrefixes):
             router.index.sent(upstream.id, ask.blocks)
-        lease = Lease(self, upstream, ask)
+        lease = UpstreamLease(self, upstream, ask)
         self.changed(upstream)
-        return Choice(lease)
+        return Selection(lease)
 
     def explain(self, pool: str, model: str, ask: Ask) -> list[Candidate]:
         """What a request costs at every upstream of a pool."""

@@ -12,7 +12,7 @@ import msgspec
 
 from octavo.engine.constraint import TokenTable
 from octavo.errors import Overloaded, RequestError, engine_closed
-from octavo.generate.grammar_worker import Verdict, Vocabulary
+from octavo.generate.grammar_worker import GrammarVocabulary, Verdict
 from octavo.sandbox.worker import PATIENCE, TooCostly, WorkerPool
 from octavo.text.structure import Structure
 
@@ -30,7 +30,7 @@ class GrammarChecker:
     """
 
     def __init__(self, table: TokenTable, vocabulary: int, seconds: float = SECONDS) -> None:
-        self._vocabulary = Vocabulary(table, vocabulary)
+        self._vocabulary = GrammarVocabulary(table, vocabulary)
         self._seconds = seconds
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
         self._characters = 0

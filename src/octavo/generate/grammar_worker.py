@@ -14,7 +14,7 @@ from octavo.text.grammar import from_choice
 from octavo.text.structure import Structure
 
 
-class Vocabulary(msgspec.Struct, frozen=True):
+class GrammarVocabulary(msgspec.Struct, frozen=True):
     """What the worker is started with. size: tokens of the model."""
 
     table: TokenTable
@@ -31,7 +31,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def prepare(about: bytes) -> Handler:
-    vocabulary = msgspec.msgpack.decode(about, type=Vocabulary)
+    vocabulary = msgspec.msgpack.decode(about, type=GrammarVocabulary)
     compiler = GrammarCompiler(vocabulary.table, vocabulary.size)
     compiler.check(from_choice(["a"]))  # reads the vocabulary
 

@@ -19,7 +19,7 @@ WAIT = "wait for threads"
 Kind = Literal["python", "kernel", "wait", "__metadata"]
 
 
-class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+class TraceEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     """A span (`X`) of a thread, or the name of a process or thread (`M`). args: of kernels the
     bytes, operations and byte operations that they take, over all threads."""
 
@@ -59,7 +59,7 @@ class Rest(msgspec.Struct, frozen=True):
 class TraceFile(msgspec.Struct, frozen=True):
     """What the file holds."""
 
-    traceEvents: list[Event]
+    traceEvents: list[TraceEvent]
     otherData: Rest
     displayTimeUnit: Literal["ms", "ns"] = "ms"
 
@@ -99,9 +99,11 @@ def _process(p: Profile, cut: bool, zero: int) -> TracedProcess:
     )  # fmt: skip
 
 
-def _events(p: Profile, zero: int) -> Iterator[Event]:
-    yield Event("process_name", "M", p.pid, 0, "__metadata", args={"name": f"octavo {p.name}"})
-    yield Event("thread_name", "M", p.pid, 0, "__metadata", args={"name": f"{p.name}, thread 0"})
+def _events(p: Profile, zero: int) -> Iterator[TraceEvent]:
+    yield TraceEvent("process_name", "M", p.pid, 0, "__metadata", args={"name": f"octavo {p.name}"})
+    yield TraceEvent(
+        "thread_name", "M", p.pid, 0, "__metadata", args={"name": f"{p.name}, thread 0"}
+    )
     for label, began, ended in p.timed:
         yield _span(label, p.pid, 0, "python", began - zero, ended - zero)
     if p.kernels is not None:
@@ -110,15 +112,15 @@ def _events(p: Profile, zero: int) -> Iterator[Event]:
 
 def _span(
     name: str, pid: int, thread: int, kind: Kind, began: int, ended: int, **args: float | str
-) -> Event:
-    return Event(name, "X", pid, thread, kind, began / 1000, (ended - began) / 1000, args)
+) -> TraceEvent:
+    return TraceEvent(name, "X", pid, thread, kind, began / 1000, (ended - began) / 1000, args)
 
 
-def _kernels(traced: Traced, pid: int, zero: int) -> Iterator[Event]:
+def _kernels(traced: Traced, pid: int, zero: int) -> Iterator[TraceEvent]:
     for thread, data in enumerate(traced.threads):
         if thread:
             name: dict[str, float | str] = {"name": f"thread {thread}"}
-            yield Event("thread_name", "M", pid, thread, "__metadata", args=name)
+            yield TraceEvent("thread_name", "M", pid, thread, "__metadata", args=name)
         for name_, begin, worked, end, *cost in np.frombuffer(data, TRACED).tolist():
             args: dict[str, Any] = {}
             if cost[1]:

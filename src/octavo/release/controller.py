@@ -18,7 +18,7 @@ from octavo.release.events import RequestEvent
 from octavo.release.machine import ENDED, Action
 from octavo.release.spec import ReleaseSpec
 from octavo.release.store import AuditEntry, NoRelease, Release, ReleaseStore
-from octavo.release.tally import BASELINE, CANARY, Key, Rows, Summary, Tally
+from octavo.release.tally import BASELINE, CANARY, Key, ReleaseSummary, Rows, Tally
 
 TICK = 0.25  # seconds between two looks
 LEASE = "releases"  # its name
@@ -41,7 +41,7 @@ class Status:
     """A release with what all gateways have seen of it, and what happened to it."""
 
     release: Release
-    seen: Summary
+    seen: ReleaseSummary
     shares: dict[str, float]
     trail: list[AuditEntry]
 
@@ -135,7 +135,7 @@ class Releases:
             return False
         return self._store.change(release, state, "octavo", state.reason)
 
-    def _seen(self, release: Release) -> Summary:
+    def _seen(self, release: Release) -> ReleaseSummary:
         return Tally(release.spec).read(self._store.sums(release.id))
 
     def _adopt(self, latest: dict[str, Release]) -> None:

@@ -45,7 +45,7 @@ class Conflict(OctavoError):
     """Somebody else wrote it first."""
 
 
-class Connection(Protocol):
+class DatabaseConnection(Protocol):
     def execute(self, sql: str, values: Sequence[Any] = ()) -> list[Row]: ...
 
     def many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None: ...
@@ -92,7 +92,7 @@ class SQLite:
         self._db.executemany(sql, rows)
 
     @contextmanager
-    def transaction(self) -> Iterator[Connection]:
+    def transaction(self) -> Iterator[DatabaseConnection]:
         with self._lock:
             try:
                 self._db.execute("begin immediate")
@@ -134,7 +134,7 @@ class PostgreSQL:
             cursor.executemany(sql.replace("?", "%s"), rows)
 
     @contextmanager
-    def transaction(self) -> Iterator[Connection]:
+    def transaction(self) -> Iterator[DatabaseConnection]:
         wrong = self._module.errors
         with self._lock:
             try:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from octavo.errors import RequestError
 from octavo.release.spec import ReleaseSpec
-from octavo.release.tally import BASELINE, CANARY, STABLE, Reading, Summary
+from octavo.release.tally import BASELINE, CANARY, STABLE, Reading, ReleaseSummary
 
 Phase = Literal["running", "paused", "promoted", "rolled_back"]
 Action = Literal["promote", "finish", "pause", "resume", "rollback"]
@@ -37,7 +37,7 @@ def start(now: float) -> State:
     return State("running", 0, now, now)
 
 
-def advance(spec: ReleaseSpec, state: State, seen: Summary, now: float) -> State:
+def advance(spec: ReleaseSpec, state: State, seen: ReleaseSummary, now: float) -> State:
     """What the release does next; the same state if that is nothing."""
     if state.phase in ENDED:
         return state

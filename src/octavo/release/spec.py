@@ -50,7 +50,7 @@ def part(value: str | float, name: str) -> float:
     return found
 
 
-class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ReleaseStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """weight: the canary's share of the requests, in percent. hold: for at least so long."""
 
     weight: str | float
@@ -139,7 +139,7 @@ class ReleaseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     stable: str
     canary: str
     baseline: str | None = None
-    steps: tuple[Step | float | str, ...] = STEPS
+    steps: tuple[ReleaseStep | float | str, ...] = STEPS
     guards: tuple[Guard, ...] = GUARDS
     alpha: Small = 0.01
     hold: Seconds = "5m"
@@ -151,7 +151,7 @@ class ReleaseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     @property
     def plan(self) -> tuple[tuple[float, float], ...]:
         """Each step's share and the seconds it holds."""
-        steps = [s if isinstance(s, Step) else Step(s) for s in self.steps]
+        steps = [s if isinstance(s, ReleaseStep) else ReleaseStep(s) for s in self.steps]
         hold = self.hold
         return tuple((s.share, seconds(hold if s.hold is None else s.hold, "hold")) for s in steps)
 

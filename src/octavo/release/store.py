@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from octavo.errors import RequestError
-from octavo.release.database import Conflict, Connection, Database
+from octavo.release.database import Conflict, Database, DatabaseConnection
 from octavo.release.machine import ENDED, State
 from octavo.release.spec import ReleaseSpec
 from octavo.release.tally import Rows, add
@@ -22,7 +22,7 @@ class NoRelease(RequestError):
     status = 404
 
 
-class Running(RequestError):
+class AlreadyRuns(RequestError):
     """There is one already."""
 
     status = 409
@@ -66,7 +66,7 @@ class ReleaseStore:
                 )
                 audit(db, AuditEntry(state.since, found.id, who, "start", encoded[0]))
         except Conflict:
-            raise Running(f"{spec.model!r} has a release that has not ended", "model") from None
+            raise AlreadyRuns(f"{spec.model!r} has a release that has not ended", "model") from None
         return found
 
     def latest(self) -> dict[str, Release]:
@@ -151,7 +151,7 @@ class ReleaseStore:
         return [AuditEntry(*row) for row in rows]
 
 
-def audit(db: Connection, entry: AuditEntry) -> None:
+def audit(db: DatabaseConnection, entry: AuditEntry) -> None:
     """Adds to the audit trail, in the transaction of what is recorded."""
     row = (entry.at, entry.subject, entry.who, entry.what, entry.detail)
     db.execute("insert into audit values (?, ?, ?, ?, ?, ?)", (secrets.token_hex(8), *row))

@@ -41,7 +41,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Summary:
+class ReleaseSummary:
     """What a release has seen. canary, other: events, of what it is compared with too."""
 
     canary: int
@@ -83,7 +83,7 @@ class Tally:
                 test.observe(row[part], event, canary, self._shares[event.step])
         return key
 
-    def read(self, rows: Rows) -> Summary:
+    def read(self, rows: Rows) -> ReleaseSummary:
         keys = sorted(rows)
         if not keys:
             rows, keys = {(0, 0): np.zeros(self.size)}, [(0, 0)]
@@ -94,7 +94,7 @@ class Tally:
             for test, p, title, needed in parts
         )
         canary, other = map(int, sums[:, :2].sum(axis=0))
-        return Summary(canary, other, readings)
+        return ReleaseSummary(canary, other, readings)
 
 
 def add(rows: Rows, more: Rows) -> None:

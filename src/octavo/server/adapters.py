@@ -21,7 +21,7 @@ NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 encode = msgspec.json.Encoder().encode
 
 
-class LoadBody(msgspec.Struct, kw_only=True):
+class LoadAdapterBody(msgspec.Struct, kw_only=True):
     """model: whose adapter it is; may be left out where one model is served."""
 
     lora_name: str
@@ -29,7 +29,7 @@ class LoadBody(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
-class UnloadBody(msgspec.Struct, kw_only=True):
+class UnloadAdapterBody(msgspec.Struct, kw_only=True):
     lora_name: str
 
 
@@ -71,7 +71,7 @@ class AdapterRoutes:
         return path
 
     async def load(self, request: Request) -> Response:
-        body = await self._body(request, LoadBody)
+        body = await self._body(request, LoadAdapterBody)
         if not NAME.fullmatch(body.lora_name) or self._registry.taken(body.lora_name):
             raise InvalidValue(
                 "lora_name has 1 to 64 letters, digits, '_', '.' and '-', and is no model's name",
@@ -83,7 +83,7 @@ class AdapterRoutes:
         return json_response(encode({"status": "loaded", "model": body.lora_name}))
 
     async def unload(self, request: Request) -> Response:
-        body = await self._body(request, UnloadBody)
+        body = await self._body(request, UnloadAdapterBody)
         client = self._registry.adapter_client(body.lora_name)
         await client.unload_adapter(body.lora_name)
         return json_response(encode({"status": "unloaded", "model": body.lora_name}))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from octavo.server.window import ENGINE, Values, Window, share, total
+from octavo.server.window import ENGINE, ScrapeWindow, Values, share, total
 
 PROCESS = "octavo_engine_process"
 FIRST, GAPS = "gen_ai_server_time_to_first_token_seconds", "octavo_inter_token_seconds"
@@ -35,7 +35,7 @@ class Alert:
     unit: Literal["s", "%", "/s", "MB/h", "x", ""]
     meaning: str
     mitigation: str
-    measured: Callable[[Window], Values]
+    measured: Callable[[ScrapeWindow], Values]
 
     @property
     def expr(self) -> str:
@@ -62,48 +62,48 @@ def _all(name: str, where: str = "") -> str:
     return f"sum(rate({name}{where}[5m]))"
 
 
-def _errors(w: Window) -> Values:
+def _errors(w: ScrapeWindow) -> Values:
     statuses = w.increase(REQUESTS, "status")
     failed = sum(v for k, v in statuses.items() if k.startswith("5") and k != "503")
     return share(total([failed]), total(statuses.values()))
 
 
-def _refused(w: Window) -> Values:
+def _refused(w: ScrapeWindow) -> Values:
     return share(w.increase(REFUSED, ""), w.increase(REQUESTS, ""))
 
 
-def _kv(w: Window, *states: str) -> Values:
+def _kv(w: ScrapeWindow, *states: str) -> Values:
     """The share of an engine's blocks that are so."""
     name = "octavo_kv_blocks"
     return share(w.last(name, ENGINE, state=states), w.last(name, ENGINE))
 
 
-def _starved(w: Window) -> Values:
+def _starved(w: ScrapeWindow) -> Values:
     found, room = share(w.increase(CACHED, ENGINE), w.increase(PROMPT, ENGINE)), _kv(w, *SPARE)
     return {engine: 1 - hits for engine, hits in found.items() if room.get(engine, 1) < 0.1}
 
 
-def _small(w: Window) -> Values:
+def _small(w: ScrapeWindow) -> Values:
     batch = share(w.increase(GENERATED, ENGINE), w.increase(STEPS, ENGINE))
     return share(w.last(RUNNING, ENGINE), batch)
 
 
-def _idle(w: Window) -> Values:
+def _idle(w: ScrapeWindow) -> Values:
     busy = w.rate("octavo_engine_busy_seconds_total", ENGINE)
     waiting = w.last("octavo_requests_waiting", ENGINE)
     return {engine: n for engine, n in waiting.items() if busy.get(engine, 0.0) < 0.5}
 
 
-def _stalled(w: Window) -> Values:
+def _stalled(w: ScrapeWindow) -> Values:
     if not w.before:
         return {}  # only two looks can tell
     steps = w.increase(STEPS, ENGINE)
     return {engine: n for engine, n in w.last(RUNNING, ENGINE).items() if not steps.get(engine)}
 
 
-def _growth(w: Window) -> Values:
+def _growth(w: ScrapeWindow) -> Values:
     name = f"{PROCESS}_resident_memory_bytes"
-    before = Window({}, w.before, 1).last(name, ENGINE)
+    before = ScrapeWindow({}, w.before, 1).last(name, ENGINE)
     if w.seconds < 60:
         return {}  # too short to tell a leak from a request
     now = w.last(name, ENGINE)
@@ -231,7 +231,7 @@ RESOURCES = (
           "More requests at a time explain a part; else the processor is slower: throttled, hot, "
           "or shared",
           lambda w: share(w.last("octavo_step_seconds", ENGINE),
-                          Window({}, w.before, 1).last("octavo_step_seconds", ENGINE))),
+                          ScrapeWindow({}, w.before, 1).last("octavo_step_seconds", ENGINE))),
     Alert("OctavoDraftsLose", "warning",
           f"{_by('octavo_speculation_lost_seconds_total')} / "
           f"{_by('octavo_engine_busy_seconds_total')}",

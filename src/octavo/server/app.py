@@ -90,7 +90,7 @@ def fixed(make: Callable[[], bytes], media_type: str) -> Handler:
     return handler
 
 
-class About:
+class AboutServer:
     """Handlers that tell about the server."""
 
     def __init__(self, registry: Registry, metrics: Metrics) -> None:
@@ -123,7 +123,7 @@ def endpoints(dialects: tuple[Dialect, ...]) -> frozenset[str]:
 
 
 def _about(registry: Registry, metrics: Metrics) -> list[Endpoint]:
-    about = About(registry, metrics)
+    about = AboutServer(registry, metrics)
     return [
         Endpoint("/health", "GET", about.ready, answer=replies.Health),
         Endpoint("/health/ready", "GET", about.ready, answer=replies.Health),
@@ -148,18 +148,28 @@ def _control(
         Endpoint("/v1/requests/{id}", "GET", requests.show, answer=Timeline),
         Endpoint("/v1/requests/{id}/cancel", "POST", cancel(timelines.running)),
         Endpoint("/v1/usage", "GET", UsageRoute(access.keyring).show),
-        Endpoint("/v1/models/load", "POST", served.load, models.LoadBody, answer=replies.Loaded),
         Endpoint(
-            "/v1/models/unload", "POST", served.unload, models.UnloadBody, answer=replies.Loaded
+            "/v1/models/load", "POST", served.load, models.LoadModelBody, answer=replies.Loaded
         ),
         Endpoint(
-            "/v1/load_lora_adapter", "POST", lora.load, adapters.LoadBody, answer=replies.Adapter
+            "/v1/models/unload",
+            "POST",
+            served.unload,
+            models.UnloadModelBody,
+            answer=replies.Loaded,
+        ),
+        Endpoint(
+            "/v1/load_lora_adapter",
+            "POST",
+            lora.load,
+            adapters.LoadAdapterBody,
+            answer=replies.Adapter,
         ),
         Endpoint(
             "/v1/unload_lora_adapter",
             "POST",
             lora.unload,
-            adapters.UnloadBody,
+            adapters.UnloadAdapterBody,
             answer=replies.Adapter,
         ),
     ]

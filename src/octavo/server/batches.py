@@ -37,7 +37,7 @@ from octavo.server.loopback import Loopback
 from octavo.server.paging import page
 from octavo.server.parsing import Fields
 from octavo.server.runner import answering
-from octavo.server.sizes import AtMost, Bounds
+from octavo.server.sizes import AtMost, SizeBounds
 from octavo.server.store import Object, Store
 
 LOG = logging.getLogger("octavo.server")
@@ -110,7 +110,7 @@ class Batches:
         ]
 
     async def _create(self, request: Request, bodies: Bodies) -> Response:
-        body = await bodies.read(request, BatchBody, Fields(), lambda _: Bounds(0, 0))
+        body = await bodies.read(request, BatchBody, Fields(), lambda _: SizeBounds(0, 0))
         owner = principal(request.scope).salt
         if len(self._running) >= MOST_BATCHES:
             raise Overloaded(f"{MOST_BATCHES} batches are worked on", code="overloaded")

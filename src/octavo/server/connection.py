@@ -31,7 +31,7 @@ PROBES = (0.05, 0.2, 1, 5, 20, 60, 120)  # seconds between them
 
 
 @dataclass(frozen=True)
-class Limits:
+class ConnectionLimits:
     """Limits of one client. Sizes in bytes, times in seconds."""
 
     connections: int
@@ -73,7 +73,7 @@ class Connection(HttpToolsProtocol):
     cycle: Any
 
     def __init__(
-        self, *, limits: Limits, observe: Observer, error_body: ErrorBody, **uvicorn: Any
+        self, *, limits: ConnectionLimits, observe: Observer, error_body: ErrorBody, **uvicorn: Any
     ) -> None:
         super().__init__(**uvicorn)
         self._error_body = error_body

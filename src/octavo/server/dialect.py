@@ -54,7 +54,7 @@ class ResponseWriter(Protocol):
 
 
 @dataclass(frozen=True)
-class Route:
+class BodyRoute:
     """A path with the body it takes. Bodies have a field `model`, which may be None.
 
     names: what errors call the fields of this body where a neutral request has other names.
@@ -68,7 +68,7 @@ class Route:
 
 
 @dataclass(frozen=True)
-class GenerateRoute(Route):
+class GenerateRoute(BodyRoute):
     """Generates text: the request that a body asks for, and the writer of the response.
 
     nothing: the response of a body that asks for no text.
@@ -91,7 +91,7 @@ class KeptWriter(ResponseWriter, Protocol):
 
 
 @dataclass(frozen=True)
-class StoredRoute(Route):
+class StoredRoute(BodyRoute):
     """Generates text that is kept, and continues what was kept. See `server/stored.py`.
 
     Bodies also have `previous_response_id`, `store` and `background`. prefix: of ids. request: what
@@ -109,7 +109,7 @@ class StoredRoute(Route):
 
 
 @dataclass(frozen=True)
-class EmbedRoute(Route):
+class EmbedRoute(BodyRoute):
     """Computes a vector for each text of a body."""
 
     inputs: Callable[[Any], Sequence[str | list[int]]]
@@ -117,7 +117,7 @@ class EmbedRoute(Route):
 
 
 @dataclass(frozen=True)
-class ScoreRoute(Route):
+class ScoreRoute(BodyRoute):
     """Computes how well the texts of each pair of a body match."""
 
     pairs: Callable[[Any], Sequence[tuple[str, str]]]
@@ -125,7 +125,7 @@ class ScoreRoute(Route):
 
 
 @dataclass(frozen=True)
-class TextRoute(Route):
+class TextRoute(BodyRoute):
     """Needs no engine, only the model's tokenizer and template."""
 
     reply: Callable[[Any, ServedModel], bytes]
@@ -142,7 +142,7 @@ class ModelRoute:
 
 
 @dataclass(frozen=True)
-class Progress:
+class DownloadProgress:
     """Bytes of one step of a download."""
 
     done: int
@@ -150,12 +150,12 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class FetchRoute(Route):
+class FetchRoute(BodyRoute):
     """Fetches the model that a body names, for admins. line: says how far that is."""
 
     name: Callable[[Any], str | None]
     stream: Callable[[Any], bool]
-    line: Callable[[str, str, Progress | None], bytes]
+    line: Callable[[str, str, DownloadProgress | None], bytes]
     media_type: str = "application/x-ndjson"
 
 
@@ -199,7 +199,7 @@ class FixedRoute:
     media_type: str = "application/json"
 
 
-AnyRoute = Route | ModelRoute | ModelsRoute | FixedRoute | RefusedRoute
+AnyRoute = BodyRoute | ModelRoute | ModelsRoute | FixedRoute | RefusedRoute
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from octavo.checkpoint.progress import Advance, ProgressBar
 from octavo.errors import ModelNotFound, OctavoError, RequestError, UsageError
 from octavo.server.bodies import Bodies
-from octavo.server.dialect import Dialect, FetchRoute, Progress
+from octavo.server.dialect import Dialect, DownloadProgress, FetchRoute
 from octavo.server.exchange import exchange
 from octavo.server.guard import require_admin
 from octavo.server.http import EventStream, json_response, while_connected
@@ -71,9 +71,9 @@ class Fetching:
             exchange(request.scope).failed(e)
             yield request.scope["error_body"](e) + b"\n"
 
-    async def _steps(self, fetch: Fetch, name: str) -> AsyncGenerator[Progress, None]:
+    async def _steps(self, fetch: Fetch, name: str) -> AsyncGenerator[DownloadProgress, None]:
         """The progress of a model that is fetched, until it is served. Raises RequestError."""
-        told: asyncio.Queue[Progress | None] = asyncio.Queue()
+        told: asyncio.Queue[DownloadProgress | None] = asyncio.Queue()
         task = asyncio.create_task(self._add(fetch, name, reporting(told)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -126,7 +126,7 @@ def in_thread(work: Callable[[], NamedSource | None]) -> asyncio.Future[NamedSou
     return future
 
 
-def reporting(told: asyncio.Queue[Progress | None]) -> ProgressBar:
+def reporting(told: asyncio.Queue[DownloadProgress | None]) -> ProgressBar:
     """Reports to a queue from any thread, every EVERY seconds and at the end of each step."""
     loop, lock = asyncio.get_running_loop(), threading.Lock()
 
@@ -140,9 +140,9 @@ def reporting(told: asyncio.Queue[Progress | None]) -> ProgressBar:
                 done += count
                 if (now := time.monotonic()) - last >= EVERY:
                     last = now
-                    loop.call_soon_threadsafe(told.put_nowait, Progress(done, total))
+                    loop.call_soon_threadsafe(told.put_nowait, DownloadProgress(done, total))
 
         yield advance
-        loop.call_soon_threadsafe(told.put_nowait, Progress(done, total))
+        loop.call_soon_threadsafe(told.put_nowait, DownloadProgress(done, total))
 
     return bar

@@ -13,7 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from octavo.server.bodies import MAX_BODY
-from octavo.server.connection import Connection, Limits, connection_limit, watch
+from octavo.server.connection import Connection, ConnectionLimits, connection_limit, watch
 from octavo.server.exchange import Observer, Running
 
 KEEP_ALIVE = 30  # seconds between requests
@@ -100,7 +100,7 @@ def http_server(
     that are refused before."""
     from octavo.server.dialects import DIALECTS
 
-    limits = Limits(connection_limit(), write_seconds=write_timeout)
+    limits = ConnectionLimits(connection_limit(), write_seconds=write_timeout)
     connection = partial(
         Connection, limits=limits, observe=observe, error_body=DIALECTS[0].error_body
     )

@@ -42,7 +42,7 @@ class KeyFileError(OctavoError):
 
 
 @dataclass(frozen=True)
-class Limits:
+class KeyLimits:
     """What a key may use; None: as much as it likes. Tokens are those that were computed."""
 
     requests_per_minute: int | None = None
@@ -57,7 +57,7 @@ class Key:
 
     name: str
     role: Role = "user"
-    limits: Limits = Limits()
+    limits: KeyLimits = KeyLimits()
     models: tuple[str, ...] = ()
     created: int = 0
 
@@ -176,4 +176,4 @@ def _changed(connection: sqlite3.Connection) -> None:
 
 def _key(name: str, role: Role, created: int, *rest: Any) -> Key:
     *limits, models = rest
-    return Key(name, role, Limits(*limits), tuple(filter(None, models.split("\n"))), created)
+    return Key(name, role, KeyLimits(*limits), tuple(filter(None, models.split("\n"))), created)

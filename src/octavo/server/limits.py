@@ -39,7 +39,7 @@ class RateLimited(RequestError):
         self.retry_after = retry_after
 
 
-class Window:
+class RateWindow:
     """Amounts of the last minute, which together stay within a limit in every minute there is."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
@@ -150,7 +150,7 @@ class Account:
         self._shared = shared
         self.running = 0
         self.held = 0  # tokens that running requests have reserved
-        self._requests, self._tokens = Window(clock), Window(clock)
+        self._requests, self._tokens = RateWindow(clock), RateWindow(clock)
         self._day, self._day_used = today(), day_used
 
     def begin(self) -> None:
@@ -191,7 +191,7 @@ class Account:
         """A request that has begun ends."""
         self.running -= 1
 
-    def _refuse(self, what: str, window: Window, limit: int, over: int) -> None:
+    def _refuse(self, what: str, window: RateWindow, limit: int, over: int) -> None:
         if over > 0:
             late = 0.0 if self._shared is None else self._shared.late
             wait = min(window.wait(over), MINUTE) + late

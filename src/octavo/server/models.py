@@ -13,7 +13,7 @@ from octavo.server.exchange import exchange
 from octavo.server.guard import require_admin
 from octavo.server.http import json_response, while_connected
 from octavo.server.parsing import Fields
-from octavo.server.registry import Entry, Lease, Registry
+from octavo.server.registry import Entry, ModelLease, Registry
 
 encode = msgspec.json.Encoder().encode
 
@@ -36,22 +36,22 @@ def _cards(entry: Entry) -> list[ModelCard]:
     return [own, *adapters]
 
 
-async def leased(request: Request, registry: Registry, name: str | None) -> Lease:
+async def leased(request: Request, registry: Registry, name: str | None) -> ModelLease:
     """The use of a model until the exchange has ended. Raises RequestError, ClientGone."""
-    lease = Lease(registry.entry(name), name)
+    lease = ModelLease(registry.entry(name), name)
     exchange(request.scope).at_end.append(lease.release)  # before: it may end as it is granted
     await while_connected(request.receive, registry.grant(lease))
     return lease
 
 
-class LoadBody(msgspec.Struct, kw_only=True):
+class LoadModelBody(msgspec.Struct, kw_only=True):
     """pinned: whether the model may be unloaded for another from now on; None: as it was."""
 
     model: str
     pinned: bool | None = None
 
 
-class UnloadBody(msgspec.Struct, kw_only=True):
+class UnloadModelBody(msgspec.Struct, kw_only=True):
     model: str
 
 
@@ -64,7 +64,7 @@ class ModelRoutes:
 
     async def load(self, request: Request) -> Response:
         require_admin(request.scope)
-        body = await self._bodies.read(request, LoadBody, Fields(), self._registry.bounds)
+        body = await self._bodies.read(request, LoadModelBody, Fields(), self._registry.bounds)
         lease = await leased(request, self._registry, body.model)
         if body.pinned is not None:
             lease.entry.pinned = body.pinned
@@ -72,7 +72,7 @@ class ModelRoutes:
 
     async def unload(self, request: Request) -> Response:
         require_admin(request.scope)
-        body = await self._bodies.read(request, UnloadBody, Fields(), self._registry.bounds)
+        body = await self._bodies.read(request, UnloadModelBody, Fields(), self._registry.bounds)
         entry = self._registry.entry(body.model)
         if self._registry.loader is None or entry.source is None:
             raise InvalidValue(f"the model {entry.name!r} cannot be unloaded", "model")

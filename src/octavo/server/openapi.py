@@ -14,6 +14,7 @@ from octavo import __version__
 from octavo.server import replies
 from octavo.server.dialect import (
     AnyRoute,
+    BodyRoute,
     Dialect,
     FetchRoute,
     FixedRoute,
@@ -22,7 +23,6 @@ from octavo.server.dialect import (
     ModelsRoute,
     Object,
     RefusedRoute,
-    Route,
     StoredRoute,
 )
 from octavo.server.endpoint import Endpoint
@@ -171,7 +171,7 @@ def method_of(route: AnyRoute) -> str:
     """The method of a route's requests."""
     if isinstance(route, RefusedRoute):
         return route.method
-    return "POST" if isinstance(route, Route) else "GET"
+    return "POST" if isinstance(route, BodyRoute) else "GET"
 
 
 def _operations(

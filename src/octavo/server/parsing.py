@@ -12,10 +12,10 @@ import msgspec
 from msgspec import Raw
 
 from octavo.errors import InvalidValue, RequestError
-from octavo.server.sizes import SMALL, Bounds
+from octavo.server.sizes import SMALL, SizeBounds
 
 Body = TypeVar("Body", bound=msgspec.Struct)
-FindBounds = Callable[[str | None], Bounds]
+FindBounds = Callable[[str | None], SizeBounds]
 _AT = " - at `$"  # before the path of the field at fault, in what msgspec says
 _FIELD = re.compile(r"Object (contains unknown|missing required) field `(.*)`$", re.DOTALL)
 

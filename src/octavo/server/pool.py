@@ -13,13 +13,13 @@ import time
 from octavo.engine.plan import size
 from octavo.errors import DoesNotFit, OctavoError, Overloaded, RequestError
 from octavo.server.background import to_its_end
-from octavo.server.registry import Entry, Lease, unusable
+from octavo.server.registry import Entry, ModelLease, unusable
 
 LOG = logging.getLogger("octavo.server")
 LOOKS = 4  # for idle models, within the time that one may be idle
 
 
-class Pool:
+class ModelPool:
     """The loaded models of a server. budget: bytes for all of them. keep_alive: seconds after which
     an idle model is unloaded; None: only for another."""
 
@@ -39,7 +39,7 @@ class Pool:
         """Bytes of the budget that no model has."""
         return self._budget - sum(self._sizes.values())
 
-    async def admit(self, lease: Lease) -> None:
+    async def admit(self, lease: ModelLease) -> None:
         """Grants a lease once its model is loaded. Raises RequestError if it cannot be."""
         entry = lease.entry
         entry.waiting.append(lease)

@@ -19,7 +19,7 @@ from octavo.errors import (
     UsageError,
 )
 from octavo.generate.model import ServedModel
-from octavo.server.sizes import Bounds
+from octavo.server.sizes import SizeBounds
 
 LOG = logging.getLogger("octavo.server")
 State = Literal["unloaded", "loading", "ready", "unavailable"]
@@ -50,7 +50,7 @@ class Source(Protocol):
         ...
 
     @property
-    def bounds(self) -> Bounds:
+    def bounds(self) -> SizeBounds:
         """What limits the body of a request. May block. Raises OctavoError."""
         ...
 
@@ -85,7 +85,7 @@ class Entry:
     pinned: bool = False
     users: int = 0
     used: float = 0.0
-    waiting: list[Lease] = field(default_factory=list)
+    waiting: list[ModelLease] = field(default_factory=list)
     leaving: bool = False
     loading: bool = False
     idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -118,7 +118,7 @@ class Entry:
 
 
 @dataclass(eq=False)
-class Lease:
+class ModelLease:
     """The use of a model, which is not unloaded before it is given back."""
 
     entry: Entry
@@ -148,7 +148,7 @@ class Lease:
 class Loader(Protocol):
     """Loads models when they are wanted, and unloads others for them."""
 
-    async def admit(self, lease: Lease) -> None:
+    async def admit(self, lease: ModelLease) -> None:
         """Grants a lease once its model is loaded. Raises RequestError if it cannot be."""
         ...
 
@@ -225,13 +225,13 @@ class Registry:
         """
         return self.entry(name).called(name)
 
-    async def acquire(self, name: str | None) -> Lease:
+    async def acquire(self, name: str | None) -> ModelLease:
         """The use of a model, which is loaded first if it is not. Raises RequestError."""
-        lease = Lease(self.entry(name), name)
+        lease = ModelLease(self.entry(name), name)
         await self.grant(lease)
         return lease
 
-    async def grant(self, lease: Lease) -> None:
+    async def grant(self, lease: ModelLease) -> None:
         """Grants a lease once its model is loaded. Raises RequestError."""
         entry = lease.entry
         if entry.model is not None and not entry.leaving:
@@ -241,7 +241,7 @@ class Registry:
             raise Overloaded(f"the model {entry.name!r} is still loading", code="loading")
         await self.loader.admit(lease)
 
-    def bounds(self, name: str | None) -> Bounds:
+    def bounds(self, name: str | None) -> SizeBounds:
         """What limits the body of a request to a model. May block. Raises RequestError."""
         entry = self.entry(name)
         if entry.model is None and entry.source is not None and not self.starting:
@@ -250,7 +250,7 @@ class Registry:
             except OctavoError as e:
                 raise unusable(entry.name, e) from None
         model = entry.loaded
-        return Bounds(model.context, model.vocabulary)
+        return SizeBounds(model.context, model.vocabulary)
 
     def check_loaded(self) -> None:
         """Raises Overloaded unless some model is loaded, or can be when it is asked for."""

@@ -22,7 +22,7 @@ from octavo.server.guard import Access
 from octavo.server.http_server import http_server
 from octavo.server.logs import log_exchange
 from octavo.server.metrics import Metrics
-from octavo.server.pool import Pool
+from octavo.server.pool import ModelPool
 from octavo.server.registry import Registry
 from octavo.server.source import Fetch, NamedSource, add_source
 from octavo.server.store import Store
@@ -79,7 +79,7 @@ async def _find(models: Registry, find: Find) -> None:
         await asyncio.sleep(FIND_SECONDS)
 
 
-async def _load_first(models: Registry, pool: Pool, count: int) -> None:
+async def _load_first(models: Registry, pool: ModelPool, count: int) -> None:
     """Loads the models that are named, in order, while there is room. Raises OctavoError."""
     for entry in list(models)[:count]:
         if entry.pinned or await asyncio.to_thread(pool.has_room, entry):
@@ -109,7 +109,7 @@ async def _serve(
 ) -> None:  # fmt: skip
     models, batches, background = Registry(), Batches(store), Background()
     answered = Running()
-    models.loader = pool = Pool(wanted.budget, options.keep_alive)
+    models.loader = pool = ModelPool(wanted.budget, options.keep_alive)
     models.starting = True
     for each in wanted.sources:
         add_source(models, *each)

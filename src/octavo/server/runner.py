@@ -23,6 +23,7 @@ from octavo.generate.reply import Usage
 from octavo.server.bodies import Bodies
 from octavo.server.dialect import (
     AnyRoute,
+    BodyRoute,
     Dialect,
     EmbedRoute,
     FetchRoute,
@@ -33,7 +34,6 @@ from octavo.server.dialect import (
     Names,
     RefusedRoute,
     ResponseWriter,
-    Route,
     ScoreRoute,
     TextRoute,
 )
@@ -51,7 +51,7 @@ from octavo.server.http import (
 from octavo.server.models import leased, model_cards
 from octavo.server.registry import Registry
 from octavo.server.resume import Spent, Teller, ended
-from octavo.server.sizes import Bounds
+from octavo.server.sizes import SizeBounds
 
 FEW = 64  # tokens with log-probabilities whose JSON is made on the event loop
 PATIENCE = 10.0  # seconds between signs of life
@@ -98,7 +98,7 @@ class Runner:
         self._registry.check_loaded()
         called = dialect.model_name
 
-        def bounds(name: str | None) -> Bounds:
+        def bounds(name: str | None) -> SizeBounds:
             return self._registry.bounds(called(name))
 
         body: Any = await self._bodies.read(request, kind, dialect.fields, bounds)
@@ -110,7 +110,7 @@ class Runner:
             one.at_end.append(sender.account.end)
         return body, (await leased(request, self._registry, name)).model
 
-    async def _run(self, dialect: Dialect, route: Route, request: Request) -> Response:
+    async def _run(self, dialect: Dialect, route: BodyRoute, request: Request) -> Response:
         body, served = await self.read(dialect, route.body, request)
         names = {"adapter": "model", **route.names(body)}  # a body names an adapter as its model
         try:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
 from octavo.errors import UsageError
-from octavo.server.keys import DAY, Key, Limits, today
+from octavo.server.keys import DAY, Key, KeyLimits, today
 from octavo.server.limits import MINUTE, Account, Meter, RateLimited, out_of
 
 LOG = logging.getLogger("octavo.server")
@@ -73,7 +73,7 @@ class SharedLimits:
         meter.more = lambda wanted: self._later(turn, self._more(key, meter, taken, wanted))
         meter.settled = lambda used: self._later(turn, self._settle(taken, used))
 
-    async def _tokens(self, name: str, limits: Limits, wanted: int, least: int) -> list[Grant]:
+    async def _tokens(self, name: str, limits: KeyLimits, wanted: int, least: int) -> list[Grant]:
         taken = []
         if limits.tokens_per_minute is not None:
             limit = limits.tokens_per_minute

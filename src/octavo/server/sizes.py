@@ -21,7 +21,7 @@ TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+"')
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class SizeBounds:
     """The properties of a model that limit the sizes of fields."""
 
     context: int
@@ -34,7 +34,7 @@ class AtMost:
 
     size: int
 
-    def check(self, text: bytes, name: str, bounds: Bounds) -> None:
+    def check(self, text: bytes, name: str, bounds: SizeBounds) -> None:
         if len(text) > self.size:
             raise InvalidValue(f"{name} has {len(text):,} bytes; {self.size:,} at most", name)
         check_nesting([text], name)
@@ -47,7 +47,7 @@ class Entries:
     key: bytes
     most: int
 
-    def check(self, text: bytes, name: str, bounds: Bounds) -> None:
+    def check(self, text: bytes, name: str, bounds: SizeBounds) -> None:
         # A text that is a key's name counts too, hence twice as many.
         if text.count(b'"%b"' % self.key) > 2 * self.most:
             raise InvalidValue(f"{name} has over {self.most:,} with {self.key.decode()}", name)
@@ -59,7 +59,7 @@ class Ids:
 
     most: int = 0
 
-    def check(self, text: bytes, name: str, bounds: Bounds) -> None:
+    def check(self, text: bytes, name: str, bounds: SizeBounds) -> None:
         most, count = self.most or bounds.vocabulary, text.count(b",") + 1
         if count > most:
             raise InvalidValue(f"{name} has {count:,} entries; {most:,} at most", name)
@@ -71,7 +71,7 @@ class Texts:
 
     most: int
 
-    def check(self, text: bytes, name: str, bounds: Bounds) -> None:
+    def check(self, text: bytes, name: str, bounds: SizeBounds) -> None:
         count = text.count(b'"') - text.count(b'\\"')  # quotes that are no part of a text
         if not text.startswith(b'"') and count > 4 * self.most:
             raise InvalidValue(f"{name} has over {self.most:,} entries", name)
@@ -83,7 +83,7 @@ class Inputs:
 
     most: int
 
-    def check(self, text: bytes, name: str, bounds: Bounds) -> None:
+    def check(self, text: bytes, name: str, bounds: SizeBounds) -> None:
         head = text[:64].translate(None, b" \t\r\n")[:2]
         if head == b'["':
             Texts(self.most).check(text, name, bounds)
@@ -105,7 +105,7 @@ class Mixed:
 
     most: int
 
-    def check(self, text: bytes, name: str, bounds: Bounds) -> None:
+    def check(self, text: bytes, name: str, bounds: SizeBounds) -> None:
         outside = TEXT.sub(b"", text)
         lists, entries = outside.count(b"[") - 1, outside.count(b",") + 1
         if lists > self.most:

@@ -19,7 +19,7 @@ MAX_ID = 64
 encode = msgspec.json.Encoder().encode
 
 
-class Asked(msgspec.Struct, forbid_unknown_fields=True):
+class SocketMessage(msgspec.Struct, forbid_unknown_fields=True):
     """A message of a client: a request under an id of its own, or the end of one."""
 
     id: str
@@ -28,7 +28,7 @@ class Asked(msgspec.Struct, forbid_unknown_fields=True):
     cancel: bool = False
 
 
-class Running(NamedTuple):
+class SocketRequest(NamedTuple):
     """A request of a socket. gone: set when nobody waits for its answer any longer."""
 
     task: asyncio.Task[None]
@@ -50,7 +50,7 @@ class Sockets:
     async def serve(self, socket: WebSocket) -> None:
         """Answers messages until the socket is closed, which ends what still runs."""
         await socket.accept()
-        running: dict[str, Running] = {}
+        running: dict[str, SocketRequest] = {}
         try:
             while True:
                 await self._take(socket, await _text(socket), running)
@@ -62,7 +62,7 @@ class Sockets:
             tasks = [one.task for one in running.values()]
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _take(self, socket: WebSocket, text: str, running: dict[str, Running]) -> None:
+    async def _take(self, socket: WebSocket, text: str, running: dict[str, SocketRequest]) -> None:
         """Begins or ends a request."""
         id = None
         try:
@@ -80,10 +80,10 @@ class Sockets:
         except RequestError as e:
             return await _send(socket, id, status=e.status, body=msgspec.Raw(self._error_body(e)))
         gone = asyncio.Event()
-        running[id] = Running(asyncio.create_task(self._answer(socket, asked, gone)), gone)
+        running[id] = SocketRequest(asyncio.create_task(self._answer(socket, asked, gone)), gone)
         running[id].task.add_done_callback(lambda _: running.pop(asked.id, None))
 
-    async def _answer(self, socket: WebSocket, asked: Asked, gone: asyncio.Event) -> None:
+    async def _answer(self, socket: WebSocket, asked: SocketMessage, gone: asyncio.Event) -> None:
         """Sends the answer of one request, in chunks if it is streamed, and its end."""
         whole = bytearray()
 
@@ -111,10 +111,10 @@ async def _text(socket: WebSocket) -> str:
     return text if text is not None else bytes(message["bytes"]).decode("utf-8", "replace")
 
 
-def _read(text: str) -> Asked:
+def _read(text: str) -> SocketMessage:
     """A message. Raises InvalidValue."""
     try:
-        asked = msgspec.json.decode(text, type=Asked)
+        asked = msgspec.json.decode(text, type=SocketMessage)
     except (msgspec.DecodeError, RecursionError) as e:
         raise InvalidValue(f"a message is an object with id, path and body: {e}") from None
     if not 1 <= len(asked.id) <= MAX_ID:

@@ -25,7 +25,7 @@ from octavo.errors import ModelChanged, ModelNotFound, RequestError, UsageError
 from octavo.generate.model import ServedModel
 from octavo.generate.served import served_model, token_table
 from octavo.server.registry import Entry, Registry
-from octavo.server.sizes import Bounds
+from octavo.server.sizes import SizeBounds
 from octavo.text import ChatTemplate, Tokenizer, load_tokenizer
 from octavo.text.chat import template_source
 
@@ -112,9 +112,9 @@ class ModelSource:
         return self._options.replicas * self.planned()[1].total
 
     @property
-    def bounds(self) -> Bounds:
+    def bounds(self) -> SizeBounds:
         opened, plan = self.planned()
-        return Bounds(plan.context, opened.vocabulary)
+        return SizeBounds(plan.context, opened.vocabulary)
 
     def _front(self) -> _Front:
         opened, plan = self.planned()

@@ -37,7 +37,7 @@ class NotStored(RequestError):
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredResponse:
     """A response as it is kept: its input items and itself, as JSON."""
 
     id: str
@@ -86,7 +86,7 @@ class Store:
         with self._lock, self._db:
             yield self._db
 
-    def put(self, owner: str, one: Stored) -> None:
+    def put(self, owner: str, one: StoredResponse) -> None:
         """Keeps a response, in place of one with its id."""
         size = len(one.input) + len(one.response)
         with self._write() as db:
@@ -111,7 +111,7 @@ class Store:
         self._total -= sum(size for (size,) in rows)
         return len(rows)
 
-    def get(self, owner: str, id: str) -> Stored:
+    def get(self, owner: str, id: str) -> StoredResponse:
         """A response. Raises NotStored."""
         with self._lock:
             row = self._db.execute(
@@ -120,7 +120,7 @@ class Store:
             ).fetchone()  # fmt: skip
         if row is None:
             raise NotStored(f"no response {id[:64]!r} is stored", "id", "response_not_found")
-        return Stored(*row)
+        return StoredResponse(*row)
 
     def delete(self, owner: str, id: str) -> None:
         """Forgets a response. Raises NotStored."""
@@ -128,9 +128,9 @@ class Store:
             if not self._forget(db, "id = ? AND owner = ?", (id, owner)):
                 raise NotStored(f"no response {id[:64]!r} is stored", "id", "response_not_found")
 
-    def turns(self, owner: str, last: str | None) -> list[Stored]:
+    def turns(self, owner: str, last: str | None) -> list[StoredResponse]:
         """A response and all before it, the first first. Raises InvalidValue."""
-        name, out = "previous_response_id", list[Stored]()
+        name, out = "previous_response_id", list[StoredResponse]()
         while last is not None:
             try:
                 one = self.get(owner, last)
@@ -142,14 +142,14 @@ class Store:
             last = one.previous
         return out[::-1]
 
-    def unfinished(self) -> list[tuple[str, Stored]]:
+    def unfinished(self) -> list[tuple[str, StoredResponse]]:
         """Responses with their owners that an earlier server did not finish."""
         with self._lock:
             rows = self._db.execute(
                 "SELECT owner, id, status, previous, input, response FROM responses "
                 "WHERE status IN ('queued', 'in_progress')"
             ).fetchall()
-        return [(owner, Stored(*rest)) for owner, *rest in rows]
+        return [(owner, StoredResponse(*rest)) for owner, *rest in rows]
 
     # -- objects ------------------------------------------------------------------------------
 

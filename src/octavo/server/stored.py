@@ -24,7 +24,7 @@ from octavo.server.guard import principal
 from octavo.server.http import ClientGone, cancellable, json_response, silence, while_connected
 from octavo.server.paging import page
 from octavo.server.runner import Runner, answering
-from octavo.server.store import Store, Stored
+from octavo.server.store import Store, StoredResponse
 
 LOG = logging.getLogger("octavo.server")
 encode = msgspec.json.Encoder().encode
@@ -130,7 +130,7 @@ class StoredResponses:
                                "unsupported_parameter")  # fmt: skip
         return json_response((await self._find(request)).response)
 
-    async def _find(self, request: Request) -> Stored:
+    async def _find(self, request: Request) -> StoredResponse:
         owner, id = principal(request.scope).salt, request.path_params["id"]
         return await asyncio.to_thread(self._store.get, owner, id)
 
@@ -154,18 +154,18 @@ class StoredResponses:
     async def input(self, request: Request) -> Response:
         """The items that a response answers, the latest first."""
         one = await self._find(request)
-        items: list[Object] = Stored.decode(one.input)
+        items: list[Object] = StoredResponse.decode(one.input)
         return json_response(encode(page(items[::-1], request.query_params)))
 
 
-def _stored(response: Object, given: bytes) -> Stored:
-    return Stored(
+def _stored(response: Object, given: bytes) -> StoredResponse:
+    return StoredResponse(
         response["id"], response["status"], response["previous_response_id"], given,
         encode(response),
     )  # fmt: skip
 
 
-def _items(turn: Stored) -> list[Object]:
+def _items(turn: StoredResponse) -> list[Object]:
     """What was said in a turn: its input and its output."""
-    said: list[Object] = Stored.decode(turn.input)
+    said: list[Object] = StoredResponse.decode(turn.input)
     return said + list(turn.fields["output"])

@@ -21,7 +21,7 @@ def read(text: str) -> Series:
 
 
 @dataclass(frozen=True)
-class Window:
+class ScrapeWindow:
     """Two scrapes, and the seconds between them. before: {} for the start of the server.
 
     Values are sums of what is alike in the labels `by`.

@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-BLOCK = 16  # tokens of a block of the prefix cache
+BLOCK_TOKENS = 16  # tokens of a block of the prefix cache
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Job:
+class SimulatedRequest:
     """A request. prompt: its tokens; blocks: a hash for each whole block of them, chained, as in
     prefix caches; output: tokens that it will generate."""
 
@@ -39,14 +39,14 @@ class Job:
 
 @dataclass
 class _Running:
-    job: Job
+    job: SimulatedRequest
     left: int  # tokens of the prompt to compute
     cached: int
     given: int = 0
 
 
 @dataclass(frozen=True)
-class Step:
+class SimulatedStep:
     """What a step took and gave. tokens: ids of the jobs that got one. finished: those that got
     their last. cached: of the jobs that began, tokens found in the prefix cache. stored, removed:
     blocks of the prefix cache."""
@@ -64,7 +64,7 @@ class SimulatedEngine:
 
     def __init__(self, speed: Speed | None = None) -> None:
         self.speed = speed or Speed()
-        self._waiting: deque[Job] = deque()
+        self._waiting: deque[SimulatedRequest] = deque()
         self._running: dict[str, _Running] = {}
         self._cache: OrderedDict[Hashable, None] = OrderedDict()
 
@@ -81,7 +81,7 @@ class SimulatedEngine:
         """Tokens of prompts that are still to be computed, as far as is known."""
         return sum(j.prompt for j in self._waiting) + sum(r.left for r in self._running.values())
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: SimulatedRequest) -> None:
         self._waiting.append(job)
 
     def abort(self, job: str) -> None:
@@ -93,9 +93,9 @@ class SimulatedEngine:
         """Leading blocks that the prefix cache holds."""
         return next((i for i, b in enumerate(blocks) if b not in self._cache), len(blocks))
 
-    def step(self) -> Step:
+    def step(self) -> SimulatedStep:
         """Computes a token of every running job whose prompt is done, and a chunk of prompts."""
-        done = Step()
+        done = SimulatedStep()
         while self._waiting and len(self._running) < self.speed.slots:
             self._begin(self._waiting.popleft(), done)
         if not self._running:
@@ -116,18 +116,20 @@ class SimulatedEngine:
                 del self._running[one.job.id]
         computed = self.speed.chunk - budget
         seconds = self.speed.step + computed / self.speed.prefill
-        return Step(seconds, done.tokens, done.finished, done.cached, done.stored, done.removed)
+        return SimulatedStep(
+            seconds, done.tokens, done.finished, done.cached, done.stored, done.removed
+        )
 
-    def _begin(self, job: Job, done: Step) -> None:
-        found = min(self.cached(job.blocks) * BLOCK, job.prompt - 1)  # one token is computed
+    def _begin(self, job: SimulatedRequest, done: SimulatedStep) -> None:
+        found = min(self.cached(job.blocks) * BLOCK_TOKENS, job.prompt - 1)  # one token is computed
         done.cached[job.id] = found
         self._running[job.id] = _Running(job, job.prompt - found, found)
 
-    def _keep(self, blocks: Sequence[Hashable], done: Step) -> None:
+    def _keep(self, blocks: Sequence[Hashable], done: SimulatedStep) -> None:
         for block in blocks:
             if block not in self._cache:
                 done.stored.append(block)
             self._cache[block] = None
             self._cache.move_to_end(block)
-        while len(self._cache) * BLOCK > self.speed.cache:
+        while len(self._cache) * BLOCK_TOKENS > self.speed.cache:
             done.removed.append(self._cache.popitem(last=False)[0])

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from octavo.balance.chain import text_chain
 from octavo.server.http import ClientGone, while_connected
 from octavo.server.resume import Resume, Spent, ended, told
-from octavo.simulate.engine import BLOCK, Job, SimulatedEngine, Speed
+from octavo.simulate.engine import BLOCK_TOKENS, SimulatedEngine, SimulatedRequest, Speed
 
 WORDS = (
     "a about all and as at be but by can do each for from go have he how if in into is it know "
@@ -56,9 +56,9 @@ class _Running:
     async def run(self, prompt: bytes, tokens: int) -> Streamed:
         """Numbers of tokens as they are computed, and before the first the tokens found cached."""
         name, queue = next(self._names), asyncio.Queue[int]()
-        blocks = text_chain(prompt, BLOCK * TOKEN)
+        blocks = text_chain(prompt, BLOCK_TOKENS * TOKEN)
         self._queues[name] = queue
-        self.engine.submit(Job(name, len(prompt) // TOKEN + 1, tokens, blocks))
+        self.engine.submit(SimulatedRequest(name, len(prompt) // TOKEN + 1, tokens, blocks))
         if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._steps())
         try:
@@ -86,7 +86,7 @@ class _Running:
             self._queues[name].put_nowait(number)
 
 
-class Answer:
+class SimulatedAnswer:
     """The answer to a body."""
 
     def __init__(self, simulated: Simulated, chat: bool, body: dict[str, Any]) -> None:
@@ -157,7 +157,7 @@ class SimulatedServer:
             return await _reply(send, 404, b'{"error":{"message":"there is no such route"}}')
         try:
             body = json.loads(await Request(scope, receive).body())
-            answer = Answer(self._simulated, path == "/v1/chat/completions", body)
+            answer = SimulatedAnswer(self._simulated, path == "/v1/chat/completions", body)
         except (ValueError, TypeError, AttributeError):
             return await _reply(send, 400, b'{"error":{"message":"the body is no such request"}}')
         try:
@@ -169,7 +169,7 @@ class SimulatedServer:
         engine = self._running.engine
         return json.dumps({"running": engine.running, "waiting": engine.waiting}).encode()
 
-    async def _answer(self, answer: Answer, send: Send) -> None:
+    async def _answer(self, answer: SimulatedAnswer, send: Send) -> None:
         had = 0 if answer.resume is None else len(answer.resume.tokens)
         async with aclosing(self._running.run(answer.prompt, answer.tokens - had)) as tokens:
             cached = await anext(tokens)

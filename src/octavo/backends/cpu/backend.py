@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo import _native
-from octavo.backends.base import Executable, Footprint, LoadOptions, PackedMatrices
+from octavo.backends.base import Executable, Footprint, PackedMatrices, ProgramOptions
 from octavo.backends.cpu.activations import resolve
 from octavo.backends.cpu.adapters import LoadedAdapters
 from octavo.backends.cpu.executor import CpuExecutable, block_bytes, footprint, host_isa, load
@@ -42,11 +42,11 @@ class CpuCompiled:
     def block_bytes(self, kv_dtype: str) -> int:
         return block_bytes(self.lowered, kv_dtype)
 
-    def footprint(self, options: LoadOptions) -> Footprint:
+    def footprint(self, options: ProgramOptions) -> Footprint:
         return footprint(self.lowered, options)
 
     def load(
-        self, checkpoint: Checkpoint, options: LoadOptions, progress: Advance = lambda _: None,
+        self, checkpoint: Checkpoint, options: ProgramOptions, progress: Advance = lambda _: None,
         beside: Executable | None = None,
     ) -> CpuExecutable:  # fmt: skip
         file = packed_file(checkpoint) if options.packed else None

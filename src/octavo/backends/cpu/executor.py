@@ -12,10 +12,10 @@ from octavo.backends.base import (
     Counters,
     Floats,
     Footprint,
-    Limits,
-    LoadOptions,
+    ProgramOptions,
     Sample,
     StepInput,
+    StepLimits,
     Traced,
 )
 from octavo.backends.cpu.adapters import LoadedAdapters
@@ -38,7 +38,7 @@ class CpuExecutable:
     """A program in the native runtime."""
 
     def __init__(
-        self, model: _native.Model, limits: Limits, program: Program, output: int, hidden: int,
+        self, model: _native.Model, limits: StepLimits, program: Program, output: int, hidden: int,
         taps: list[int], matrices: dict[str, int], pauses: list[int], parts: list[range],
     ) -> None:  # fmt: skip
         self.model = model
@@ -155,7 +155,7 @@ def host_isa() -> str:
 
 
 def _record(
-    lowered: Lowered, model: _native.Model, options: LoadOptions, progress: Advance
+    lowered: Lowered, model: _native.Model, options: ProgramOptions, progress: Advance
 ) -> Recorder:
     """Records everything that takes weights or buffers."""
     recorder = Recorder(
@@ -167,7 +167,7 @@ def _record(
     return recorder
 
 
-def footprint(lowered: Lowered, options: LoadOptions) -> Footprint:
+def footprint(lowered: Lowered, options: ProgramOptions) -> Footprint:
     """What `load` allocates, by recording into a model that only counts. Reads no weights."""
     limits = options.limits
     model = _native.Model(host_isa(), options.threads, limits.tokens, limits.selected)
@@ -185,7 +185,7 @@ def block_bytes(lowered: Lowered, kv_dtype: str) -> int:
 
 def load(
     lowered: Lowered,
-    options: LoadOptions,
+    options: ProgramOptions,
     progress: Advance = lambda _: None,
     file: Path | None = None,
     beside: CpuExecutable | None = None,

@@ -44,7 +44,7 @@ Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)
-class Inputs:
+class ReferenceInputs:
     """A step's inputs. index: what tables are looked up by. visible: [token, other token] where
     the first sees the second, if attention is causal. embeddings: rows that replace those of the
     tokens `embedding_rows`. selected: the tokens whose results are wanted. coordinates: `[axes,
@@ -109,7 +109,7 @@ class Reference:
         positions, visible = tree(parents or list(range(-1, len(ids) - 1)))
         for token, more in enumerate(reach or ()):
             visible[token, token : token + more + 1] = True
-        x = Inputs(
+        x = ReferenceInputs(
             {
                 "ids": torch.tensor(ids),
                 "positions": positions,
@@ -128,7 +128,7 @@ class Reference:
         self.tapped = [values[value.id] for value in self.program.taps]
         return values[self.program.output.id]
 
-    def run(self, op: Op, v: dict[int, Tensor], x: Inputs) -> Tensor:
+    def run(self, op: Op, v: dict[int, Tensor], x: ReferenceInputs) -> Tensor:
         match op:
             case Embed():
                 out = self.weight(op.table)[x.index[op.index] + op.offset] * op.scale
@@ -221,7 +221,7 @@ def activate(x: Tensor, kind: str) -> Tensor:
     return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 
-def rope(x: Tensor, inputs: Inputs, op: Rope) -> Tensor:
+def rope(x: Tensor, inputs: ReferenceInputs, op: Rope) -> Tensor:
     """Turns pairs of the first features of `[T, heads * D]` by position * frequency."""
     x = x.unflatten(1, (op.heads, -1))
     at = inputs.positions[:, None]
@@ -250,7 +250,7 @@ def tree(parents: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, x: Inputs, op: Attention, sinks: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, x: ReferenceInputs, op: Attention, sinks: Tensor | None
 ) -> Tensor:
     """softmax(q k^T * scale, capped, masked) v, heads apart."""
     q = q.unflatten(1, (op.heads, -1)).transpose(0, 1)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from octavo.backends.torch.reference import Inputs, Reference, tree
+from octavo.backends.torch.reference import Reference, ReferenceInputs, tree
 from octavo.checkpoint import Tensor
 from octavo.checkpoint.dequantize import dequantize
 from octavo.program import Embed, Experts, Program, Value
@@ -24,7 +24,7 @@ MEMORY = 64 << 20  # bytes of values that are held; others lie in a file
 TABLE_ROWS = 4096  # of an embedding table that are read at a time
 
 
-class Kept:
+class KeptValues:
     """Values of every sequence that are still to be read, those beyond `memory` bytes in a file
     without a name in `folder`."""
 
@@ -84,7 +84,7 @@ class Spans:
     ) -> None:  # fmt: skip
         self.program, self.tokens = program, torch.from_numpy(tokens.astype(np.int64))
         self._read = read
-        self._kept = Kept(folder, memory)
+        self._kept = KeptValues(folder, memory)
         self._last = {v.id: i for i, op in enumerate(program.ops) for v in op.inputs}
         self._alive: set[int] = set()
         length = tokens.shape[1]
@@ -118,10 +118,10 @@ class Spans:
                 self._kept.put(i, sequence, values[i])
         self._alive = after
 
-    def _inputs(self, sequence: int) -> Inputs:
+    def _inputs(self, sequence: int) -> ReferenceInputs:
         none = torch.zeros(0)
         index = {"ids": self.tokens[sequence], "positions": self._positions}
-        return Inputs(index, self._visible, self._positions, none, none.long())  # type: ignore[arg-type]
+        return ReferenceInputs(index, self._visible, self._positions, none, none.long())  # type: ignore[arg-type]
 
     def _index(self, op: Embed, sequence: int) -> torch.Tensor:
         """The rows of a table that a sequence looks up."""

@@ -14,7 +14,7 @@ from octavo.errors import RequestError
 from octavo.generate.model import ServedModel
 from octavo.generate.prepare import PreparedRequest
 from octavo.generate.reply import TextDelta, Usage, call_arguments
-from octavo.server.dialect import Progress
+from octavo.server.dialect import DownloadProgress
 from octavo.server.dialects.blocks import Block, Blocks, blocks
 from octavo.server.dialects.ollama.schemas import ChatBody, EmbedBody, EmbeddingsBody, GenerateBody
 from octavo.server.dialects.openai.responses import chat_logprobs
@@ -61,7 +61,7 @@ def embeddings_reply(
     return encode({"embedding": served.pooling.finish(vector).tolist()})
 
 
-def pull_line(status: str, name: str, progress: Progress | None) -> bytes:
+def pull_line(status: str, name: str, progress: DownloadProgress | None) -> bytes:
     """How far a model is that is being fetched."""
     line: dict[str, Any] = {"status": status}
     if progress is not None:
