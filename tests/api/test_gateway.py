@@ -254,6 +254,27 @@ def test_admins_alone_see_upstreams(gateway: Server) -> None:
     assert status == 404 and "there are: 127.0.0.1:" in body["error"]["message"]
 
 
+def test_a_drained_upstream_is_used_again(gateway: Server, folder: Path) -> None:
+    with simulated(folder) as second, behind(gateway, second.url) as name:
+        for action, state in (("drain", "draining"), ("resume", "up")):
+            assert gateway.post(f"/v1/upstreams/{action}", {"upstream": name}, ADMIN)[0] == 200
+            wait(lambda state=state: upstreams(gateway)[name]["state"] == state)
+
+
+def test_the_page_and_what_is_served(gateway: Server, folder: Path, good: Server) -> None:
+    browser = ADMIN | {"accept": "text/html"}
+    assert "<title>Octavo</title>" in gateway.get("/", browser)[1]
+    paths = json.loads(gateway.get("/openapi.json", {})[1])["paths"]
+    assert {"/v1/releases", "/v1/messages"} <= paths.keys() and "/v1/batches" not in paths
+    text(gateway, "Hello", 4)
+    recent = json.loads(gateway.get("/v1/requests", ADMIN)[1])["recent"]
+    assert recent[0]["completion_tokens"] == 4
+    assert gateway.get("/v1/requests", {})[0] == 401
+    arguments = ("--upstream", good.url, "--no-ui")
+    with serving(*arguments, log=folder / "bare.log", does="gateway") as bare:
+        assert [bare.get(path, browser)[0] for path in ("/", "/ui/app.js")] == [404, 404]
+
+
 def test_requests_wait_for_a_place_and_are_turned_away_in_time(folder: Path, good: Server) -> None:
     """One place, one that waits: the third gets 503 at once, with a time that is true."""
     arguments = ("--upstream", good.url, *QUICK, "--max-inflight", "1", "--max-queue", "1",

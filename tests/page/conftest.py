@@ -122,6 +122,12 @@ def settled(page: Page) -> None:
     page.get_by_role("button", name="Send", exact=True).wait_for()
 
 
+def faults(page: Page) -> list[str]:
+    """What axe, which was loaded, finds wrong with the page as it is."""
+    run = "() => axe.run().then(r => r.violations.map(v => [v.impact, v.id, v.nodes[0].html]))"
+    return [f"{i}: {id} {html}" for i, id, html in page.evaluate(run) if i != "minor"]
+
+
 @pytest.fixture(scope="session")
 def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The accessibility checker, from the package that carries it."""

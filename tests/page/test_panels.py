@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.api.server import Server
-from tests.page.conftest import ADMIN, KEY, Watched, replying, say, settled
+from tests.page.conftest import ADMIN, KEY, Watched, faults, replying, say, settled
 
 HEADERS = {"authorization": f"Bearer {ADMIN}"}
 PROMPT = "Once upon a time"
@@ -209,11 +209,7 @@ def test_axe_finds_no_fault(visit: Callable[..., Watched], axe: str, scheme: str
     page = visitor.open()
     page.evaluate(axe)
 
-    def faults() -> list[str]:
-        run = "() => axe.run().then(r => r.violations.map(v => [v.impact, v.id, v.nodes[0].html]))"
-        return [f"{i}: {id} {html}" for i, id, html in page.evaluate(run) if i != "minor"]
-
-    assert faults() == []
+    assert faults(page) == []
     replying(page, {"reasoning_content": "hm"}, {"content": "# A\n\n```c\nint x; // y\n```\n\n|a|b|\n|-|-|\n|1|2|"})  # fmt: skip
     say(page, "Hello")
     settled(page)
@@ -221,14 +217,14 @@ def test_axe_finds_no_fault(visit: Callable[..., Watched], axe: str, scheme: str
     page.get_by_text("More", exact=True).click()
     page.get_by_text("Thoughts", exact=True).click()
     page.get_by_role("button", name="Edit").click()
-    assert faults() == []
+    assert faults(page) == []
     play(page, Temperature="1")
     complete(page)
-    assert faults() == []
+    assert faults(page) == []
     page.locator(".token").first.click()
-    assert faults() == []
+    assert faults(page) == []
     page.keyboard.press("Escape")
     page.get_by_role("link", name="Dashboard").click()
     page.get_by_role("heading", name="Models").wait_for()
-    assert faults() == []
+    assert faults(page) == []
     visitor.check()

@@ -399,9 +399,7 @@ def test_segments_and_coordinates(
     program, rng = vision.tower.program, np.random.default_rng(sum(lengths))
     compiled = get_backend().compile(program)
     tower = compiled.load(
-        open_checkpoint(folder),
-        ProgramOptions(StepLimits(640, 640, 64), 2, "f32"),
-        lambda _: None,
+        open_checkpoint(folder), ProgramOptions(StepLimits(640, 640, 64), 2, "f32"), lambda _: None
     )
     parts = []
     for n in lengths:
@@ -435,9 +433,7 @@ def test_steps_without_sound_segments_are_refused(
         get_backend()
         .compile(vision.tower.program)
         .load(
-            open_checkpoint(folder),
-            ProgramOptions(StepLimits(64, 64, 8), 1, "f32"),
-            lambda _: None,
+            open_checkpoint(folder), ProgramOptions(StepLimits(64, 64, 8), 1, "f32"), lambda _: None
         )
     )
     image = VISION_FAMILIES["qwen2_5_vl"].image(0)

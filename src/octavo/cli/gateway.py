@@ -137,6 +137,7 @@ class Hedge(Number):
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text",
               show_default=True, envvar="OCTAVO_LOG_FORMAT",
               help="Lines to read, or an object a line.")  # fmt: skip
+@click.option("--no-ui", "ui", flag_value=False, default=True, help="Leave out the page at /.")
 def gateway(
     config_file: Path | None, check: bool, server: str | None, config_schema: bool, **given: Any
 ) -> None:
@@ -171,7 +172,7 @@ def gateway(
 
     options = GatewayOptions(access, made.config, made.server, config_file, made.environ)
     sock = bind(made.server.host, made.server.port)
-    screen = _Screen(url_of(made.server.host, sock.getsockname()[1]))
+    screen = _Screen(url_of(made.server.host, sock.getsockname()[1]), made.server.ui)
     with logging_to(sys.stdout, made.server.log_level, made.server.log_format):
         uvloop.run(serve(options, sock, ready=screen.ready, ended=screen.count))
     screen.goodbye()
@@ -180,8 +181,8 @@ def gateway(
 class _Screen:
     """What the terminal shows of a gateway."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, url: str, ui: bool) -> None:
+        self._url, self._ui = url, ui
         self.requests = self.errors = 0
 
     def ready(self, upstreams: Upstreams) -> None:
@@ -191,6 +192,7 @@ class _Screen:
         for up in upstreams:
             what = ", ".join(up.models) if up.state == "up" else up.reason or "has not answered yet"
             lines.append(f"  {up.state:9} {up.place.url}   {what}")
+        lines += [f"  page      {self._url}/"] if self._ui else []
         lines += [f"  API       {self._url}/v1", f"  metrics   {self._url}/metrics"]
         if not any(up.state == "up" for up in upstreams):
             lines.append("  no upstream answers yet; requests wait for one (--queue-timeout)")

@@ -10,15 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from octavo.backends.base import (
-    BLOCK,
-    Executable,
-    Floats,
-    Ints,
-    ProgramOptions,
-    Span,
-    StepLimits,
-)
+from octavo.backends.base import BLOCK, Executable, Floats, Ints, ProgramOptions, Span, StepLimits
 from octavo.backends.base import StepInput as Step
 from octavo.engine.host import available_memory
 from octavo.engine.open import OpenModel

@@ -56,6 +56,7 @@ class Admin:
             Endpoint("/v1/upstreams", "GET", self.show),
             Endpoint("/v1/upstreams", "POST", self.add, AddBody),
             Endpoint("/v1/upstreams/drain", "POST", self.drain, NameBody),
+            Endpoint("/v1/upstreams/resume", "POST", self.resume, NameBody),
             Endpoint("/v1/upstreams/remove", "POST", self.remove, NameBody),
             Endpoint("/v1/route/explain", "POST", self.explain),
         ]
@@ -75,10 +76,15 @@ class Admin:
         return self._shown([self._health.add(place)])
 
     async def drain(self, request: Request) -> Response:
-        """An upstream gets nothing new; adding it again takes that back."""
+        """An upstream gets nothing new."""
         upstream = self._named(await self._read(request, NameBody))
         self._upstreams.drain(upstream)
         return self._shown([upstream])
+
+    async def resume(self, request: Request) -> Response:
+        """A drained upstream gets requests again, once it has answered."""
+        upstream = self._named(await self._read(request, NameBody))
+        return self._shown([self._health.add(upstream.place)])
 
     async def remove(self, request: Request) -> Response:
         """An upstream is gone at once; its streams go on elsewhere where they can."""

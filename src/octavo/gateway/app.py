@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -19,21 +20,32 @@ from octavo.gateway.metrics import GatewayMetrics
 from octavo.gateway.relay import Relay
 from octavo.gateway.trials import Trials
 from octavo.gateway.upstreams import Upstreams
-from octavo.server.app import routing, starlette
+from octavo.server import page
+from octavo.server.app import described, routing, starlette
 from octavo.server.cancel import cancel
-from octavo.server.dialect import EmbedRoute, GenerateRoute, ScoreRoute, TextRoute
+from octavo.server.dialect import Dialect, EmbedRoute, GenerateRoute, ScoreRoute, TextRoute
 from octavo.server.dialects import DIALECTS
 from octavo.server.endpoint import Endpoint
-from octavo.server.exchange import OTHER, Observer, Running
+from octavo.server.exchange import OTHER, Observer
 from octavo.server.exchanges import ExchangeMiddleware, RouteLabel
-from octavo.server.guard import Access, guarded
+from octavo.server.guard import PAGE, Access, guarded
 from octavo.server.http import json_response
 from octavo.server.idempotency import Idempotency
+from octavo.server.requests import RequestRoutes, Requests
 from octavo.server.runner import answering
+from octavo.server.timelines import Timeline, Timelines
 from octavo.server.usage import UsageRoute
 
 encode = msgspec.json.Encoder().encode
 PASSED = (GenerateRoute, EmbedRoute, ScoreRoute, TextRoute)
+
+
+def _passed_of(dialect: Dialect) -> Dialect:
+    """What is passed on of a dialect."""
+    return replace(dialect, routes=tuple(r for r in dialect.routes if isinstance(r, PASSED)))
+
+
+PASSED_DIALECTS = tuple(map(_passed_of, DIALECTS))
 
 
 class Door:
@@ -94,10 +106,13 @@ class AboutGateway:
 
 def create_app(
     upstreams: Upstreams, relay: Relay, admin: Admin, trials: Trials, configs: ConfigAdmin,
-    door: Door, metrics: GatewayMetrics, access: Access, observe: Observer, running: Running,
+    door: Door, metrics: GatewayMetrics, access: Access, observe: Observer, timelines: Timelines,
+    ui: bool,
 ) -> ASGIApp:  # fmt: skip
-    """The ASGI application, which calls `observe` with every exchange that has ended."""
+    """The ASGI application, which calls `observe` with every exchange that has ended. timelines: of
+    requests; its `running` is kept true. ui: whether browsers get the page."""
     default, about = DIALECTS[0], AboutGateway(upstreams, door, metrics)
+    requests, running = RequestRoutes(timelines), timelines.running
     own = [
         Endpoint("/health", "GET", about.ready),
         Endpoint("/health/ready", "GET", about.ready),
@@ -106,19 +121,22 @@ def create_app(
         Endpoint("/version", "GET", about.version),
         Endpoint("/v1/models", "GET", about.models),
         Endpoint("/v1/usage", "GET", answering(UsageRoute(access.keyring).show)),
+        Endpoint("/v1/requests", "GET", answering(requests.list), answer=Requests),
+        Endpoint("/v1/requests/{id}", "GET", answering(requests.show), answer=Timeline),
         Endpoint("/v1/requests/{id}/cancel", "POST", answering(cancel(running))),
         *admin.table(),
         *trials.table(),
         *configs.table(),
     ]
+    own += described(PASSED_DIALECTS, own)
     table = [(one, default) for one in own]
-
-    for dialect in DIALECTS:
+    for dialect in PASSED_DIALECTS:
         for route in dialect.routes:
-            if isinstance(route, PASSED):
-                passed = answering(partial(_passed, relay, door, route.path))
-                table.append((Endpoint(route.path, "POST", passed), dialect))
+            passed = answering(partial(_passed, relay, door, route.path))
+            table.append((Endpoint(route.path, "POST", passed), dialect))
     routes, paths = routing(table)
+    paths[PAGE] = RouteLabel(PAGE, default.error_body)
+    routes = [*(page.ROUTES if ui else ()), *routes]
     app = guarded(Idempotency(starlette(routes)), access)
     return ExchangeMiddleware(app, paths, RouteLabel(OTHER, default.error_body), observe, running)
 

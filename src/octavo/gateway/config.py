@@ -37,6 +37,7 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     drain_timeout: Annotated[int, Meta(ge=0, le=86_400)] = 30
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
+    ui: bool = True
 
 
 class Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -30,6 +30,7 @@ from octavo.server.exchange import Exchange, Observer, Running
 from octavo.server.guard import Access
 from octavo.server.http_server import http_server
 from octavo.server.logs import log_exchange
+from octavo.server.timelines import Timelines
 
 FIRST_LOOK = 5.0  # seconds for an upstream to answer before the gateway says that it is ready
 
@@ -74,10 +75,11 @@ async def _serve(
     traffic = Traffic(releases, experiments)
     relay = Relay(admission, transport, health, traffic, metrics.relayed, guarded)
     metrics.watch(relay.cache)
-    door, running = Door(upstreams, admission), Running()
+    door, timelines = Door(upstreams, admission), Timelines(Running(), metrics.slow)
 
     def observe(one: Exchange) -> None:
         metrics.finished(one)
+        timelines.add(one)
         log_exchange(one)
         if keyring is not None:
             keyring.count(one)
@@ -88,10 +90,11 @@ async def _serve(
     control = Control(Started(config, options.environ, options.file), history, parts)
     trials, configs = Trials(releases, experiments, upstreams), ConfigAdmin(control)
     app = create_app(
-        upstreams, relay, admin, trials, configs, door, metrics, access, observe, running
-    )
+        upstreams, relay, admin, trials, configs, door, metrics, access, observe, timelines,
+        options.server.ui,
+    )  # fmt: skip
     seconds = options.server.drain_timeout
-    server = http_server(app, door, seconds, options.write_timeout, observe, running)
+    server = http_server(app, door, seconds, options.write_timeout, observe, timelines.running)
     tasks = [asyncio.create_task(server.serve([sock]))]
     try:
         await control.start()

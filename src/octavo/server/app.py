@@ -40,7 +40,7 @@ from octavo.server.endpoint import Endpoint, Handler
 from octavo.server.exchange import OTHER, Observer, Running, Watcher
 from octavo.server.exchanges import ExchangeMiddleware, InternalError, RouteLabel
 from octavo.server.fetching import Fetching
-from octavo.server.guard import Access, Keys, guarded
+from octavo.server.guard import PAGE, Access, Keys, guarded
 from octavo.server.http import error_response, json_response
 from octavo.server.idempotency import Idempotency
 from octavo.server.loopback import Loopback
@@ -114,6 +114,13 @@ class AboutServer:
 
     async def version(self, request: Request) -> Response:
         return json_response(encode({"version": __version__}))
+
+
+def described(dialects: tuple[Dialect, ...], own: list[Endpoint]) -> list[Endpoint]:
+    """What says which endpoints there are, to programs and to people."""
+    made = fixed(functools.partial(document, dialects, tuple(own)), JSON)
+    docs = fixed(DOCS.read_bytes, "text/html; charset=utf-8")
+    return [Endpoint("/openapi.json", "GET", made), Endpoint("/docs", "GET", docs)]
 
 
 def endpoints(dialects: tuple[Dialect, ...]) -> frozenset[str]:
@@ -220,16 +227,14 @@ def create_app(
         batches.loopback, batches.endpoints = loopback, endpoints(dialects)
         batches.sender = owner
         own += batches.table(bodies)
-    described = fixed(functools.partial(document, dialects, tuple(own)), JSON)
-    docs = fixed(DOCS.read_bytes, "text/html; charset=utf-8")
-    own += [Endpoint("/openapi.json", "GET", described), Endpoint("/docs", "GET", docs)]
+    own += described(dialects, own)
     table = [(one, default) for one in own]
     kept = None if store is None else (store, background or Background())
     table += [(one, d) for d in dialects for one in _spoken(d, runner, kept)]
     sockets = Sockets(loopback, default.error_body, owner)
     routes, paths = routing(table)
     routes = [WebSocketRoute("/v1/ws", sockets.serve), *(page.ROUTES if ui else ()), *routes]
-    paths |= {path: RouteLabel(path, default.error_body) for path in ("/v1/ws", "/ui/")}
+    paths |= {path: RouteLabel(path, default.error_body) for path in ("/v1/ws", PAGE)}
     app = starlette(routes)
     other = RouteLabel(OTHER, default.error_body)
     loopback.app = ExchangeMiddleware(app, paths, other, observe, running)

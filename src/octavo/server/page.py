@@ -16,6 +16,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
+from octavo.server.guard import PAGE
+
 FOLDER = Path(__file__).with_name("ui")
 INDEX = "index.html"
 TYPES = {
@@ -91,5 +93,5 @@ class _Browsers(Route):
 
 ROUTES: tuple[BaseRoute, ...] = (
     _Browsers("/", send, methods=["GET"]),
-    Route("/ui/{name:path}", send, methods=["GET"]),
+    Route(f"{PAGE}{{name:path}}", send, methods=["GET"]),
 )

@@ -93,3 +93,31 @@ export function download(name, text, type) {
   h("a", { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
+
+/** Makes an element look like another, in place where they are alike: what has the focus, or is being pressed, stays. */
+export function patch(old, fresh) {
+  if (old.nodeName !== fresh.nodeName || old.dataset?.key !== fresh.dataset?.key) return old.replaceWith(fresh);
+  if (old.nodeType === Node.TEXT_NODE) {
+    if (old.data !== fresh.data) old.data = fresh.data;
+    return;
+  }
+  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
+  for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  const [had, has] = [[...old.childNodes], [...fresh.childNodes]];
+  has.forEach((child, i) => (i < had.length ? patch(had[i], child) : old.append(child)));
+  had.slice(has.length).forEach((child) => child.remove());
+}
+
+/** Asks before something that cannot be undone. True if it is wanted. */
+export function confirmed(question, help, action) {
+  return new Promise((resolve) => {
+    let sure = false;
+    const dialog = h("dialog", { "aria-labelledby": "sure-title", onclose: () => (dialog.remove(), resolve(sure)) },
+      h("form", { method: "dialog", onsubmit: () => (sure = true) },
+        h("h2", { id: "sure-title" }, question),
+        h("p", { class: "help" }, help),
+        h("div", { class: "row" }, h("button", { type: "button", class: "quiet", onclick: () => dialog.close() }, "Cancel"), h("button", { class: "primary", type: "submit" }, action))));
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}

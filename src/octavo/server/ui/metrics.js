@@ -22,11 +22,11 @@ export function sum({ samples }, name, labels = {}) {
   return found?.length ? found.reduce((total, { value }) => total + value, 0) : null;
 }
 
-/** How much a counter grew a second. An engine that was restarted counts from 0 again. */
-export function rate(now, before, name) {
-  const [to, from] = [sum(now, name), sum(before, name)];
-  if (to == null || from == null || now.time === before.time) return null;
-  return Math.max(0, to - from) / (now.time - before.time);
+/** How much a counter grew a second. An engine that was restarted counts from 0 again, as one does that is new. */
+export function rate(now, before, name, labels = {}) {
+  const [to, from] = [sum(now, name, labels), sum(before, name, labels)];
+  if (to == null || now.time === before.time) return null;
+  return Math.max(0, to - (from ?? 0)) / (now.time - before.time);
 }
 
 /** The mean of what a histogram took in between. */

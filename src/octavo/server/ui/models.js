@@ -43,7 +43,7 @@ export class ModelMenu {
   }
 
   fill(models) {
-    this.element.replaceChildren(...models.map(({ id, state }) => h("option", { value: id }, state === "ready" ? id : `${id} (${state})`)));
+    this.element.replaceChildren(...models.map(({ id, state }) => h("option", { value: id }, !state || state === "ready" ? id : `${id} (${state})`)));
     this.choose(this.#wanted);
   }
 }
