@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gguf import GGMLQuantizationType
 
-from octavo.server.keys import Key, KeyFile, KeyLimits
+from octavo.server.keys import Key, KeyLimits, KeyStore
 from tests.api.server import free_port, serving
 from tests.small_models import Small, save_gguf
 from tests.unit.test_shared_limits import counter
@@ -17,14 +17,14 @@ from tests.unit.test_shared_limits import counter
 def test_two_servers_are_one_to_a_key(tmp_path: Path) -> None:
     """Ten requests a minute and 300 tokens are for both together."""
     save_gguf(Small(), tmp_path / "m.gguf", GGMLQuantizationType.Q8_0)
-    file = KeyFile(tmp_path / "keys.db")
+    file = KeyStore(str(tmp_path / "keys.db"))
     few = {"Authorization": "Bearer " + file.create(Key("few", limits=KeyLimits(10)))}
     little = file.create(Key("little", limits=KeyLimits(tokens_per_minute=300)))
     little = {"Authorization": "Bearer " + little}
     process = counter(port := free_port())
     options = [
         "--keys",
-        str(file.path),
+        str(tmp_path / "keys.db"),
         "--limits-url",
         f"redis://127.0.0.1:{port}",
         "--memory",

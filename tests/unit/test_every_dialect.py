@@ -19,7 +19,7 @@ from octavo.server.dialects.openai.items_writer import ItemsWriter
 from octavo.server.exchange import Exchange
 from octavo.server.guard import Access, Keys, Principal, Unauthorized, principal
 from octavo.server.keyring import Keyring
-from octavo.server.keys import Key, KeyFile, KeyLimits, digest, salt_of
+from octavo.server.keys import Key, KeyLimits, KeyStore, digest, salt_of
 from octavo.server.loopback import Loopback
 from octavo.server.metrics import Metrics
 from octavo.server.store import Store, StoredResponse
@@ -61,7 +61,7 @@ def tokenizer(smollm2: Path) -> Tokenizer:
 class Served:
     """A model that begins a text, and goes on for ever if it hangs, for one key with limits."""
 
-    def __init__(self, listener: Listener, file: KeyFile, ring: Keyring, secret: str) -> None:
+    def __init__(self, listener: Listener, file: KeyStore, ring: Keyring, secret: str) -> None:
         self.listener, self.file, self.ring, self.secret = listener, file, ring, secret
         self.account = ring._accounts["key"]
         self.entry = listener.models.entry("ann")
@@ -96,7 +96,7 @@ def served(
     tokenizer: Tokenizer, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Served]:
     limits, hang = request.param
-    file = KeyFile(tmp_path / "keys.db")
+    file = KeyStore(str(tmp_path / "keys.db"))
     secret = file.create(Key("key", limits=limits, models=("ann",)))
     ring = Keyring(file)
     client = ScriptedClient(tokenizer.encode("Once upon", add_bos=False), hang=hang)
@@ -166,7 +166,7 @@ def test_an_error_in_the_background_ends_the_response(
 
 
 def test_a_batch_keeps_to_the_limits_of_its_owner(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    file = KeyFile(tmp_path / "keys.db")
+    file = KeyStore(str(tmp_path / "keys.db"))
     secret = file.create(Key("key", limits=KeyLimits(requests_per_minute=1)))
     access, done = Access(keyring=Keyring(file)), list[Exchange]()
     salt, keys = salt_of(digest(secret.encode())), Keys(access)
@@ -192,7 +192,7 @@ def test_a_batch_keeps_to_the_limits_of_its_owner(tokenizer: Tokenizer, tmp_path
 
 
 def test_a_socket_serves_no_key_that_is_revoked(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    file = KeyFile(tmp_path / "keys.db")
+    file = KeyStore(str(tmp_path / "keys.db"))
     secret = file.create(Key("key"))
     ring, done, sent = Keyring(file), list[Exchange](), list[Any]()
     models = registry(fake_model(tokenizer, "ann"))

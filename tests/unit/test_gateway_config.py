@@ -12,6 +12,7 @@ import yaml
 from click.testing import CliRunner
 
 from octavo.cli.gateway import gateway
+from octavo.database import open_database
 from octavo.errors import UsageError
 from octavo.gateway.config import (
     Address,
@@ -22,10 +23,9 @@ from octavo.gateway.config import (
     read_yaml,
     schema,
 )
-from octavo.gateway.config_history import KEPT, ConfigHistory, NoSuchConfig, hash_of
+from octavo.gateway.config_history import KEPT, TABLES, ConfigHistory, NoSuchConfig, hash_of
 from octavo.gateway.members import sources_of
 from octavo.gateway.upstream import Place
-from octavo.release.database import open_database
 from tests import postgres
 
 TEXT = """
@@ -132,7 +132,7 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def test_the_last_configurations_are_kept(url: str) -> None:
-    first, second = open_database(url), open_database(url)
+    first, second = open_database(url, TABLES), open_database(url, TABLES)
     history, other = ConfigHistory(first), ConfigHistory(second)
     configs = [GatewayConfig(max_queue=n) for n in range(KEPT + 3)]
     for at, config in enumerate(configs):
@@ -148,7 +148,7 @@ def test_the_last_configurations_are_kept(url: str) -> None:
 
 
 def test_what_is_kept_has_no_key(tmp_path: Path) -> None:
-    database = open_database(str(tmp_path / "state"))
+    database = open_database(str(tmp_path / "state"), TABLES)
     config = read_yaml(TEXT).running
     ConfigHistory(database).put(config, "me", 0)
     with database.transaction() as db:

@@ -34,6 +34,7 @@ LAYERS = [
     "models",
     "program",
     "checkpoint",
+    "database",
     "errors",
     "process",
 ]

@@ -1,4 +1,5 @@
-"""Keys of users: a file that changes while it is read, limits that hold to the token, usage."""
+"""Keys of users: kept in SQLite and in PostgreSQL, changed while they are read; limits that hold to
+the token; usage."""
 
 from __future__ import annotations
 
@@ -8,21 +9,26 @@ import json
 import random
 import time
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import closing
 from pathlib import Path
+from threading import Thread
 from typing import cast
 
+import psycopg
 import pytest
 
 from octavo.checkpoint import open_checkpoint
+from octavo.database import DatabaseError
 from octavo.engine.events import Progress, TokenEvent
 from octavo.engine.request import Request
 from octavo.errors import UsageError
 from octavo.server import keyring as keyring_module
 from octavo.server.guard import Access, guarded
 from octavo.server.keyring import Keyring
-from octavo.server.keys import Key, KeyFile, KeyLimits, digest, today
+from octavo.server.keys import Key, KeyLimits, KeyStore, digest, today
 from octavo.server.limits import CHUNK, Account, RateLimited
 from octavo.text import Tokenizer, load_tokenizer
+from tests import postgres
 from tests.unit.asgi import call, scope
 from tests.unit.fake_models import Listener, ScriptedClient, fake_model, listening
 
@@ -33,8 +39,31 @@ def tokenizer(smollm2: Path) -> Tokenizer:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> KeyFile:
-    return KeyFile(tmp_path / "keys.db")
+def file(tmp_path: Path) -> Iterator[KeyStore]:
+    with closing(KeyStore(str(tmp_path / "keys.db"))) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def postgres_url() -> Iterator[str]:
+    with postgres.server() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return str(tmp_path / "keys.db")
+    found: str = request.getfixturevalue("postgres_url")
+    with psycopg.connect(found) as db:
+        db.execute("drop table if exists keys, usage, key_changes")
+    return found
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[KeyStore]:
+    with closing(KeyStore(url)) as found:
+        yield found
 
 
 class Now:
@@ -47,35 +76,45 @@ class Now:
         return self.now
 
 
-def test_the_file_keeps_no_secret(file: KeyFile) -> None:
-    limits = KeyLimits(60, 1000, 5000, 2)
-    secret = file.create(Key("ann", "admin", limits, ("a", "org/b")))
-    other = file.create(Key("bob"))
-    ann, bob = file.keys()[digest(secret.encode())], file.keys()[digest(other.encode())]
+def test_no_secret_is_kept(store: KeyStore, url: str, tmp_path: Path) -> None:
+    limits = KeyLimits(60, 1000, 5_000_000_000, 2)
+    secret = store.create(Key("ann", "admin", limits, ("a", "org/b")))
+    other = store.create(Key("bob"))
+    ann, bob = store.keys()[digest(secret.encode())], store.keys()[digest(other.encode())]
     assert (ann.name, ann.role, ann.limits, ann.models) == ("ann", "admin", limits, ("a", "org/b"))
     assert (bob.limits, bob.models) == (KeyLimits(), ())
     with pytest.raises(UsageError, match="there is a key called 'ann'"):
-        file.create(Key("ann"))
-    written = b"".join(f.read_bytes() for f in file.path.parent.iterdir())
-    assert secret.encode() not in written and secret[3:].encode() not in written
-    assert file.path.stat().st_mode & 0o777 == 0o600
-    file.revoke("ann")
-    assert [k.name for k in file.keys().values()] == ["bob"]
+        store.create(Key("ann"))
+    if url.startswith("postgresql"):
+        with psycopg.connect(url) as db:
+            written = repr(db.execute("select * from keys").fetchall()).encode()
+    else:
+        written = b"".join(f.read_bytes() for f in tmp_path.iterdir())
+    assert b"ann" in written and secret.encode() not in written
+    assert secret[3:].encode() not in written
+    store.revoke("ann")
+    assert [k.name for k in store.keys().values()] == ["bob"]
     with pytest.raises(UsageError, match="no key is called 'ann'"):
-        file.revoke("ann")
+        store.revoke("ann")
 
 
-def test_changes_are_noticed(file: KeyFile) -> None:
-    first = file.create(Key("ann"))
-    ring = Keyring(file)
+def test_the_file_is_its_owners(file: KeyStore, tmp_path: Path) -> None:
+    assert (tmp_path / "keys.db").stat().st_mode & 0o777 == 0o600
+
+
+def test_changes_are_noticed(store: KeyStore, url: str) -> None:
+    """By a server, when a command of another process changes them."""
+    first = store.create(Key("ann"))
+    ring = Keyring(store)
     account = ring.find(digest(first.encode()))
     assert account is not None and account.key.name == "ann"
-    second = file.create(Key("bob"))
-    assert ring.find(digest(second.encode())) is None
-    ring.save()
-    assert ring.find(digest(second.encode())) is not None
-    assert ring.find(digest(first.encode())) is account  # with all it has used
-    file.revoke("ann")
+    with closing(KeyStore(url)) as command:
+        second = command.create(Key("bob"))
+        assert ring.find(digest(second.encode())) is None
+        ring.save()
+        assert ring.find(digest(second.encode())) is not None
+        assert ring.find(digest(first.encode())) is account  # with all it has used
+        command.revoke("ann")
     ring.save()
     assert ring.find(digest(first.encode())) is None
 
@@ -160,20 +199,42 @@ def test_tokens_of_a_day_and_requests_at_once(monkeypatch: pytest.MonkeyPatch) -
     assert account.reserve(1, 1).reserved == 2
 
 
-def test_usage_is_recorded(file: KeyFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    file.create(Key("ann"))
-    file.count([(today(), "ann", "m", 1, 10, 4, 5), (today() - 40, "ann", "m", 1, 1, 0, 1)])
-    file.count([(today(), "ann", "m", 2, 20, 0, 5), (today(), "bob", "m", 1, 1, 0, 0)])
-    ann, bob = file.usage()
+def test_usage_is_recorded(store: KeyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.create(Key("ann"))
+    store.count([(today(), "ann", "m", 1, 10, 4, 5), (today() - 40, "ann", "m", 1, 1, 0, 1)])
+    store.count([(today(), "ann", "m", 2, 20, 0, 5), (today(), "bob", "m", 1, 1, 0, 0)])
+    ann, bob = store.usage()
     assert (ann.key, ann.requests, ann.prompt, ann.cached, ann.completion) == ("ann", 3, 30, 4, 10)
-    assert (bob.key, bob.prompt) == ("bob", 1) and file.usage(30, "bob") == [bob]
-    assert len(file.usage(60)) == 3
-    assert file.tokens_today() == {"ann": 36, "bob": 1}
-    ring = Keyring(file)
+    assert (bob.key, bob.prompt) == ("bob", 1) and store.usage(30, "bob") == [bob]
+    assert len(store.usage(60)) == 3
+    assert store.tokens_today() == {"ann": 36, "bob": 1}
+    ring = Keyring(store)
     assert [a._day_used for a in ring._known.values()] == [36]
 
 
-def test_ten_thousand_keys_cost_no_request_more(file: KeyFile) -> None:
+def test_servers_count_together(url: str) -> None:
+    """Each row is what all have counted, however they meet."""
+    stores = [KeyStore(url) for _ in range(4)]
+    names = [f"k{n}" for n in range(20)]
+
+    def count(store: KeyStore, order: list[str]) -> None:
+        for _ in range(10):
+            store.count([(today(), name, "m", 1, 3, 1, 2) for name in order])
+
+    threads = [
+        Thread(target=count, args=(store, names[n:] + names[:n])) for n, store in enumerate(stores)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {(u.requests, u.prompt, u.completion) for u in stores[0].usage()} == {(40, 120, 80)}
+    assert stores[0].tokens_today() == dict.fromkeys(names, 160)
+    for store in stores:
+        store.close()
+
+
+def test_ten_thousand_keys_cost_no_request_more(file: KeyStore) -> None:
     secret = file.create(Key("ann"))
     few = Keyring(file)
     keys = file.keys()
@@ -199,7 +260,7 @@ def test_ten_thousand_keys_cost_no_request_more(file: KeyFile) -> None:
 
 
 @pytest.fixture
-def one(tokenizer: Tokenizer, file: KeyFile) -> Iterator[tuple[Listener, KeyFile, Keyring]]:
+def one(tokenizer: Tokenizer, file: KeyStore) -> Iterator[tuple[Listener, KeyStore, Keyring]]:
     for name, limits in (
         ("plain", KeyLimits()), ("few", KeyLimits(requests_per_minute=2)),
         ("tokens", KeyLimits(tokens_per_minute=20)),
@@ -220,7 +281,7 @@ def headers(name: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {secrets[name]}"}
 
 
-def test_a_server_with_keys(one: tuple[Listener, KeyFile, Keyring]) -> None:
+def test_a_server_with_keys(one: tuple[Listener, KeyStore, Keyring]) -> None:
     server, file, ring = one
     body = {"model": "red", "prompt": "hi", "max_tokens": 4}
 
@@ -257,7 +318,7 @@ def test_a_server_with_keys(one: tuple[Listener, KeyFile, Keyring]) -> None:
     assert not [s for s in secrets.values() if s in log]
 
 
-def test_what_is_left_is_told(one: tuple[Listener, KeyFile, Keyring]) -> None:
+def test_what_is_left_is_told(one: tuple[Listener, KeyStore, Keyring]) -> None:
     server, _, _ = one
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
     for left in ("19", "18"):
@@ -275,7 +336,7 @@ def test_what_is_left_is_told(one: tuple[Listener, KeyFile, Keyring]) -> None:
     connection.close()
 
 
-def test_a_stream_ends_with_the_tokens(one: tuple[Listener, KeyFile, Keyring]) -> None:
+def test_a_stream_ends_with_the_tokens(one: tuple[Listener, KeyStore, Keyring]) -> None:
     """A request that names no limit takes what there is, and says that it was cut."""
     server, _, ring = one
     client = cast(ScriptedClient, server.models.entry("red").client)
@@ -290,15 +351,15 @@ def test_a_stream_ends_with_the_tokens(one: tuple[Listener, KeyFile, Keyring]) -
     assert usage["total_tokens"] == 20 and account.room(1) == 0 and account.held == 0
 
 
-def test_a_file_that_cannot_be_written_loses_nothing(
-    file: KeyFile, monkeypatch: pytest.MonkeyPatch
+def test_what_cannot_be_written_is_not_lost(
+    file: KeyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file.create(Key("ann"))
     ring = Keyring(file)
     ring._used[(today(), "ann", "m")] = keyring_module.Counter(requests=1, prompt=2)
 
     def broken(rows: object) -> None:
-        raise keyring_module.KeyFileError("full")
+        raise DatabaseError("full")
 
     with monkeypatch.context() as patch:
         patch.setattr(file, "count", broken)
@@ -324,7 +385,7 @@ class Part(ScriptedClient):
     ("path", "field"), [("/v1/completions", "prompt"), ("/v1/embeddings", "input")]
 )
 def test_a_prompt_that_is_given_up_is_charged_what_was_computed(
-    tokenizer: Tokenizer, file: KeyFile, path: str, field: str
+    tokenizer: Tokenizer, file: KeyStore, path: str, field: str
 ) -> None:
     secret = file.create(Key("ann", limits=KeyLimits(tokens_per_minute=100)))
     ring = Keyring(file)

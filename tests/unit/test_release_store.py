@@ -14,13 +14,13 @@ import numpy as np
 import psycopg
 import pytest
 
+from octavo.database import Database, DatabaseError, open_database, place
 from octavo.errors import UsageError
 from octavo.experiments.controller import Experiments
 from octavo.experiments.spec import ExperimentSpec, Variant
 from octavo.experiments.store import ExperimentStore, NoExperiment
-from octavo.gateway.state import kept_in
+from octavo.gateway.state import TABLES, kept_in
 from octavo.release.controller import Assigned, Releases
-from octavo.release.database import Database, DatabaseError, open_database, place
 from octavo.release.events import RequestEvent
 from octavo.release.machine import start
 from octavo.release.spec import Guard, ReleaseSpec
@@ -29,7 +29,6 @@ from octavo.release.tally import CANARY, STABLE
 from tests import postgres
 
 SPEC = ReleaseSpec(model="m", stable="old", canary="new", hold=60, warmup=0, min_events=10)
-TABLES = "releases, sums, experiments, units, audit, configs, leases"
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +43,14 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path / 'state.sqlite3'}"
     found: str = request.getfixturevalue("postgres_url")
     with psycopg.connect(found) as db:
-        db.execute(f"drop table if exists {TABLES}")
+        db.execute("drop schema public cascade")
+        db.execute("create schema public")
     return found
 
 
 @pytest.fixture
 def database(url: str) -> Iterator[Database]:
-    found = open_database(url)
+    found = open_database(url, TABLES)
     yield found
     found.close()
 
@@ -116,7 +116,7 @@ def test_many_begin_at_the_same_time(url: str) -> None:
     found: list[str] = []
 
     def begin(name: str) -> None:
-        database = open_database(url)
+        database = open_database(url, TABLES)
         store = ReleaseStore(database)
         if store.lease("x", name, 1.0):
             found.append("lease")
@@ -159,7 +159,7 @@ async def test_two_gateways_agree(url: str) -> None:
     """Each serves half; together they have seen enough. One ends, the other goes on, and a third
     knows all of it."""
     clock = Now()
-    databases = [open_database(url) for _ in range(3)]
+    databases = [open_database(url, TABLES) for _ in range(3)]
     one, two = (Releases(ReleaseStore(d), clock) for d in databases[:2])
     assert one.assign("m", "ann") is None
     one.start(msgspec.structs.replace(SPEC, steps=(50, 100), hold=300.0), "ann")
@@ -235,7 +235,7 @@ def spec(**weights: float) -> ExperimentSpec:
 
 @in_loop
 async def test_experiments_of_two_gateways(url: str) -> None:
-    databases = [open_database(url) for _ in range(2)]
+    databases = [open_database(url, TABLES) for _ in range(2)]
     one, two = (Experiments(ExperimentStore(d), Now()) for d in databases)
     one.start(spec(a=50, b=10), "ann")
     await one.tick()
@@ -276,7 +276,7 @@ async def test_experiments_of_two_gateways(url: str) -> None:
 @in_loop
 async def test_a_database_that_is_away_costs_nothing(tmp_path: Path) -> None:
     """Requests go on, nothing that was seen is lost, and the next look catches up."""
-    database = open_database(str(tmp_path / "state.sqlite3"))
+    database = open_database(str(tmp_path / "state.sqlite3"), TABLES)
     gateway, clock = Releases(ReleaseStore(database), Now()), Now()
     gateway.start(SPEC, "ann")
     await gateway.tick()
@@ -314,7 +314,7 @@ async def test_all_that_was_seen_is_there_after_the_end(tmp_path: Path) -> None:
                 event = RequestEvent(assigned.arm, time.time(), ttft=0.1)
                 experiments.observe(chosen, event)
                 releases.observe("m", assigned, event)
-    database = open_database(url)
+    database = open_database(url, TABLES)
     totals = ExperimentStore(database).totals("e")
     assert sum(one.count for key, one in totals.items() if key[2] == "ttft") == 200
     seen = Releases(ReleaseStore(database)).status("m").seen
@@ -323,14 +323,45 @@ async def test_all_that_was_seen_is_there_after_the_end(tmp_path: Path) -> None:
 
 
 def test_addresses(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="neither SQLite nor PostgreSQL"):
-        open_database("mysql://root:secret@host/db")
-    with pytest.raises(DatabaseError) as quoted:
-        open_database("postgresql://ann:secret@[bad/x")
-    assert "secret" not in str(quoted.value)
+    with pytest.raises(UsageError, match="mysql://host/db is neither SQLite nor PostgreSQL"):
+        open_database("mysql://root:secret@host/db", ())
     with pytest.raises(DatabaseError, match="cannot be used"):
-        open_database(str(tmp_path))
-    with pytest.raises(DatabaseError, match=r"^postgresql://127.0.0.1/x cannot be used") as caught:
-        open_database("postgresql://ann:secret@127.0.0.1:1/x")
+        open_database(str(tmp_path), ())
+    with pytest.raises(
+        DatabaseError, match=r"^postgresql://127.0.0.1:1/x cannot be used"
+    ) as caught:
+        open_database("postgresql://ann:secret@127.0.0.1:1/x", ())
+    assert "secret" not in str(caught.value) and "\n" not in str(caught.value)
+    assert caught.value.suggestions == ("pg_isready -d postgresql://127.0.0.1:1/x",)
+
+
+@pytest.mark.parametrize(
+    "who", ["zoe:secret", "z@oe:se/cret", "z/oe:secret", "zoe:s#ecret", "zoe:sec?ret", "zoe:s@cret"]
+)
+def test_no_password_is_told(who: str) -> None:
+    url = f"postgresql://{who}@h:99999/db"
+    assert place(url) == "postgresql://" + "h:99999/db" * (who == "zoe:secret")
+    with pytest.raises((UsageError, DatabaseError)) as caught:
+        open_database(url, ())
+    told = " ".join((str(caught.value), *caught.value.suggestions))
+    assert not [part for part in ("secret", "cret", "ecret", "sec?", "oe") if part in told]
+
+
+@pytest.mark.parametrize("url", ["postgresql://a:secret%zz@h/db", "postgresql://a:secret@[bad/x"])
+def test_what_is_no_url(url: str) -> None:
+    with pytest.raises(UsageError, match="no URL that PostgreSQL knows") as caught:
+        open_database(url, ())
     assert "secret" not in str(caught.value)
-    assert place("postgresql://ann:secret@host/db") == "postgresql://host/db"
+
+
+def test_a_file_is_the_one_that_was_opened(tmp_path: Path) -> None:
+    """What another process would not see is not written, nor what it wrote missed."""
+    first, second = (open_database(str(tmp_path / name), ()) for name in "ab")
+    second.close()
+    (tmp_path / "b").replace(tmp_path / "a")
+    with pytest.raises(DatabaseError, match="a is not the file"), first.transaction():
+        pass
+    (tmp_path / "a").unlink()
+    with pytest.raises(DatabaseError, match="No such file"), first.transaction():
+        pass
+    first.close()

@@ -113,8 +113,8 @@ class Hedge(Number):
 @click.option("--admin-key", envvar="OCTAVO_ADMIN_KEY",
               help="Require this key to see and change upstreams.")  # fmt: skip
 @click.option(
-    "--keys", type=click.Path(dir_okay=False), envvar="OCTAVO_KEYS",
-    help="Require a key of this file, which octavo key writes.",
+    "--keys", metavar="FILE|URL", envvar="OCTAVO_KEYS",
+    help="Require a key of this file or postgresql:// database, which octavo key writes.",
 )  # fmt: skip
 @click.option("--limits-url", metavar="URL", envvar="OCTAVO_LIMITS_URL",
               help="Valkey in which several gateways count limits together.")  # fmt: skip

@@ -102,7 +102,7 @@ def access_of(made: Configured, given: dict[str, Any]) -> Access:
     server, environ = made.server, made.environ
     keys = given["api_keys"] or tuple(secret(k, environ) or "" for k in server.api_keys)
     admin = given["admin_key"] or secret(server.admin_key, environ)
-    ring = keyring_of(Path(server.keys) if server.keys else None, server.limits_url)
+    ring = keyring_of(server.keys or None, server.limits_url)
     return Access(server.host, keys, admin, server.allowed_hosts, server.cors_origins, ring)
 
 

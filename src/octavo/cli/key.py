@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,8 +14,8 @@ if TYPE_CHECKING:
     from octavo.server.keys import Key
 
 keys_option = click.option(
-    "--keys", "file", type=click.Path(dir_okay=False, path_type=Path), required=True,
-    envvar="OCTAVO_KEYS", help="File with the keys, which octavo serve --keys reads.",
+    "--keys", metavar="FILE|URL", required=True, envvar="OCTAVO_KEYS",
+    help="SQLite file or postgresql:// database with the keys, which octavo serve --keys reads.",
 )  # fmt: skip
 
 
@@ -37,21 +36,21 @@ def key() -> None:
     "--model", "models", multiple=True, metavar="MODEL",
     help="The only model that the key may use (repeatable). [all]",
 )  # fmt: skip
-def create(name: str, file: Path, role: Any, models: tuple[str, ...], **limits: int | None) -> None:
+def create(name: str, keys: str, role: Any, models: tuple[str, ...], **limits: int | None) -> None:
     """Make a key called NAME and print it: it is shown this once."""
-    from octavo.server.keys import Key, KeyFile, KeyLimits
+    from octavo.server.keys import Key, KeyLimits, KeyStore
 
-    say(KeyFile(file).create(Key(name, role, KeyLimits(**limits), models)))
+    say(KeyStore(keys).create(Key(name, role, KeyLimits(**limits), models)))
 
 
 @key.command(name="list")
 @keys_option
 @json_flag
-def list_keys(file: Path, as_json: bool) -> None:
+def list_keys(keys: str, as_json: bool) -> None:
     """List the keys: names, roles and limits."""
-    from octavo.server.keys import KeyFile
+    from octavo.server.keys import KeyStore
 
-    found = list(KeyFile(file).keys().values())
+    found = list(KeyStore(keys).keys().values())
     if as_json:
         say_json([asdict(each) for each in found])
     else:
@@ -67,11 +66,11 @@ def _limits(key: Key) -> str:
 @key.command()
 @click.argument("name")
 @keys_option
-def revoke(name: str, file: Path) -> None:
+def revoke(name: str, keys: str) -> None:
     """Delete the key called NAME. What it has used stays on record."""
-    from octavo.server.keys import KeyFile
+    from octavo.server.keys import KeyStore
 
-    KeyFile(file).revoke(name)
+    KeyStore(keys).revoke(name)
     say(f"revoked {name}")
 
 
@@ -79,11 +78,11 @@ def revoke(name: str, file: Path) -> None:
 @keys_option
 @click.option("--days", type=count(1, 3660), default=30, show_default=True, metavar="N")
 @json_flag
-def usage(file: Path, days: int, as_json: bool) -> None:
+def usage(keys: str, days: int, as_json: bool) -> None:
     """Show what each key has used: requests and tokens a day (UTC) and model."""
-    from octavo.server.keys import KeyFile
+    from octavo.server.keys import KeyStore
 
-    found = [asdict(each) for each in KeyFile(file).usage(days)]
+    found = [asdict(each) for each in KeyStore(keys).usage(days)]
     if as_json:
         return say_json(found)
     columns = ("day", "key", "model", "requests", "prompt", "cached", "completion")

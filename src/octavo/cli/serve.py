@@ -100,10 +100,9 @@ DEMO = "smollm2"
 )
 @click.option(
     "--keys",
-    "key_file",
-    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE|URL",
     envvar="OCTAVO_KEYS",
-    help="Require a key of this file, which octavo key writes.",
+    help="Require a key of this file or postgresql:// database, which octavo key writes.",
 )
 @click.option(
     "--limits-url",
@@ -228,7 +227,7 @@ DEMO = "smollm2"
 def serve(
     models: tuple[str, ...], models_dir: Path | None, on_demand: bool, keep_alive: str,
     pinned: tuple[str, ...], aliases: tuple[str, ...], host: str, port: int,
-    api_keys: tuple[str, ...], admin_key: str | None, key_file: Path | None,
+    api_keys: tuple[str, ...], admin_key: str | None, keys: str | None,
     limits_url: str | None, watching: Watching, hosts: tuple[str, ...], origins: tuple[str, ...],
     domains: tuple[str, ...], drain_timeout: int, write_timeout: int, log_level: str,
     log_format: str, lora_dir: Path | None, offline: bool, data: Path | None, opens: bool,
@@ -253,7 +252,7 @@ def serve(
     from octavo.server.run import Models, ServeOptions
     from octavo.server.run import serve as serve_http
 
-    access = Access(host, api_keys, admin_key, hosts, origins, keyring_of(key_file, limits_url))
+    access = Access(host, api_keys, admin_key, hosts, origins, keyring_of(keys, limits_url))
     alive, who, media = parse_seconds(keep_alive), watching.open(), MediaPolicy(domains=domains)
     sock = bind(host, port)
     models = models or (() if finds else _demo())

@@ -8,12 +8,22 @@ from typing import Any
 
 import msgspec
 
+from octavo.database import Conflict, Database
 from octavo.errors import RequestError, UsageError
 from octavo.experiments.spec import ExperimentSpec
 from octavo.experiments.totals import Key, Total
 from octavo.release.assignment import Allocation, Range
-from octavo.release.database import Conflict, Database
 from octavo.release.store import AlreadyRuns, AuditEntry, audit
+
+# Beside those of releases.
+TABLES = (
+    "create table if not exists experiments (id text primary key,"
+    " created double precision not null, ended bigint not null, version bigint not null,"
+    " spec text not null, allocation text not null)",
+    "create table if not exists units (experiment text not null, variant text not null,"
+    " unit text not null, name text not null, count double precision not null,"
+    " total double precision not null, primary key (experiment, variant, unit, name))",
+)
 
 
 class NoExperiment(RequestError):

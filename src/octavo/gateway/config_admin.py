@@ -11,12 +11,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.database import Conflict, DatabaseError
 from octavo.errors import InvalidValue, RequestError, UsageError
 from octavo.gateway.admin import no_bounds
 from octavo.gateway.config import GatewayConfig, convert
 from octavo.gateway.control import Control
 from octavo.gateway.trials import asker
-from octavo.release.database import Conflict, DatabaseError
 from octavo.server.bodies import Bodies
 from octavo.server.endpoint import Endpoint
 from octavo.server.guard import require_admin

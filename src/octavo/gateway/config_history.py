@@ -7,15 +7,15 @@ from hashlib import sha256
 
 import msgspec
 
+from octavo.database import Conflict, Database
 from octavo.errors import RequestError
 from octavo.gateway.config import GatewayConfig, convert
-from octavo.release.database import Conflict, Database
 
 KEPT = 100  # of the latest
 TRIES = 5  # beside other gateways that write at the same time
-TABLE = (
+TABLES = (
     "create table if not exists gateway_configs (version bigint primary key,"
-    " at double precision not null, who text not null, hash text not null, body text not null)"
+    " at double precision not null, who text not null, hash text not null, body text not null)",
 )
 
 
@@ -47,11 +47,6 @@ class ConfigHistory:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        try:
-            with database.transaction() as db:
-                db.execute(TABLE)
-        except Conflict:  # another gateway has made it at this moment
-            pass
 
     def put(self, config: GatewayConfig, who: str, now: float) -> Applied:
         """Keeps what is in force from now on, unless it is the last one again."""

@@ -7,16 +7,20 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+from octavo.database import DatabaseError, open_database
 from octavo.errors import OctavoError, place
 from octavo.experiments import controller as of_experiments
+from octavo.experiments import store as experiment_store
 from octavo.experiments.controller import Experiments
 from octavo.experiments.store import ExperimentStore
+from octavo.gateway import config_history
 from octavo.gateway.config_history import ConfigHistory
 from octavo.release import controller as of_releases
+from octavo.release import store as release_store
 from octavo.release.controller import Releases
-from octavo.release.database import DatabaseError, open_database
 from octavo.release.store import ReleaseStore
 
+TABLES = (*release_store.TABLES, *experiment_store.TABLES, *config_history.TABLES)
 LOG = logging.getLogger("octavo.gateway")
 
 
@@ -26,7 +30,7 @@ async def kept_in(
 ) -> AsyncIterator[tuple[Releases, Experiments, ConfigHistory]]:
     """Releases and experiments as they go on; what was seen is written at the end. None: in memory.
     Raises OctavoError."""
-    opened, end = await asyncio.to_thread(open_database, database), asyncio.Event()
+    opened, end = await asyncio.to_thread(open_database, database, TABLES), asyncio.Event()
     try:
         releases, experiments = Releases(ReleaseStore(opened)), Experiments(ExperimentStore(opened))
         tasks = [

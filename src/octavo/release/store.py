@@ -9,12 +9,25 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from octavo.database import Conflict, Database, DatabaseConnection
 from octavo.errors import RequestError
-from octavo.release.database import Conflict, Database, DatabaseConnection
 from octavo.release.machine import ENDED, State
 from octavo.release.spec import ReleaseSpec
 from octavo.release.tally import Rows, add
 
+TABLES = (
+    "create table if not exists releases (id text primary key, model text not null,"
+    " created double precision not null, ended bigint not null, version bigint not null,"
+    " spec text not null, state text not null)",
+    "create unique index if not exists one_release on releases (model) where ended = 0",
+    "create table if not exists sums (release text not null, gateway text not null,"
+    " step bigint not null, part bigint not null, numbers bytea not null,"
+    " primary key (release, gateway, step, part))",
+    "create table if not exists audit (id text primary key, at double precision not null,"
+    " subject text not null, who text not null, what text not null, detail text not null)",
+    "create table if not exists leases (name text primary key, owner text not null,"
+    " until double precision not null)",
+)
 LEASE = 10.0  # seconds for which who decides about releases need not ask
 
 

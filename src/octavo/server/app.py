@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.routing import BaseRoute, Match, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
 from octavo import __version__
@@ -56,7 +56,7 @@ from octavo.server.source import Fetch
 from octavo.server.store import Store
 from octavo.server.stored import StoredResponses
 from octavo.server.timelines import Timeline, Timelines
-from octavo.server.usage import UsageRoute
+from octavo.server.usage import QUERY, UsageRoute
 
 encode = msgspec.json.Encoder().encode
 JSON = "application/json"
@@ -76,7 +76,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         return error_response(InternalError(), request.scope)
     response = error_response(HTTPError(error.status_code), request.scope)
-    response.headers.update(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        routes = [one for one in request.app.routes if isinstance(one, Route)]
+        asked = next(one for one in routes if one.matches(request.scope)[0] != Match.NONE)
+        same = (one.methods or () for one in routes if one.path == asked.path)
+        allowed = sorted(set().union(*same))
+        response.headers["allow"] = ", ".join(allowed)
     return response
 
 
@@ -154,7 +159,7 @@ def _control(
         Endpoint("/v1/requests", "GET", requests.list, answer=Requests),
         Endpoint("/v1/requests/{id}", "GET", requests.show, answer=Timeline),
         Endpoint("/v1/requests/{id}/cancel", "POST", cancel(timelines.running)),
-        Endpoint("/v1/usage", "GET", UsageRoute(access.keyring).show),
+        Endpoint("/v1/usage", "GET", UsageRoute(access.keyring).show, query=QUERY),
         Endpoint(
             "/v1/models/load", "POST", served.load, models.LoadModelBody, answer=replies.Loaded
         ),

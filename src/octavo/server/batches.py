@@ -30,11 +30,11 @@ from octavo.server.batch import (
 from octavo.server.bodies import Bodies
 from octavo.server.endpoint import Endpoint, Handler
 from octavo.server.exchanges import described
-from octavo.server.files import Files
+from octavo.server.files import FORM, QUERY, Files
 from octavo.server.guard import Principal, principal
 from octavo.server.http import json_response
 from octavo.server.loopback import Loopback
-from octavo.server.paging import page
+from octavo.server.paging import asked, page
 from octavo.server.parsing import Fields
 from octavo.server.runner import answering
 from octavo.server.sizes import AtMost, SizeBounds
@@ -94,17 +94,19 @@ class Batches:
             return await self._create(request, bodies)
 
         entries: list[tuple[str, str, Handler, Any]] = [
-            ("/v1/batches", "GET", self._list, replies.Batches),
             ("/v1/batches/{id}", "GET", self._get, replies.Batch),
             ("/v1/batches/{id}/cancel", "POST", self._cancel, replies.Batch),
-            ("/v1/files", "POST", files.upload, replies.File),
-            ("/v1/files", "GET", files.list, replies.Files),
             ("/v1/files/{id}", "GET", files.get, replies.File),
             ("/v1/files/{id}", "DELETE", files.delete, replies.Deleted),
         ]  # fmt: skip
         binary, content = "application/octet-stream", answering(files.content)
         return [
             Endpoint("/v1/batches", "POST", answering(create), BatchBody, answer=replies.Batch),
+            Endpoint(
+                "/v1/batches", "GET", answering(self._list), answer=replies.Batches, query=asked()
+            ),
+            Endpoint("/v1/files", "POST", answering(files.upload), answer=replies.File, form=FORM),
+            Endpoint("/v1/files", "GET", answering(files.list), answer=replies.Files, query=QUERY),
             Endpoint("/v1/files/{id}/content", "GET", content, media=binary, answer=str),
             *(Endpoint(path, m, answering(made), answer=kind) for path, m, made, kind in entries),
         ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -15,7 +15,8 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True)
 class Endpoint:
-    """body: the JSON that it takes. media, answer: the media type and the type of what it says."""
+    """body: the JSON that it takes. media, answer: the media type and the type of what it says.
+    query, form: JSON Schemas of what its URL and its multipart body may have, by name."""
 
     path: str
     method: str
@@ -23,3 +24,5 @@ class Endpoint:
     body: type[msgspec.Struct] | None = None
     media: str = "application/json"
     answer: Any = dict[str, Any]
+    query: Mapping[str, Any] = field(default_factory=dict)
+    form: Mapping[str, Any] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from octavo.server.bodies import TooLarge
 from octavo.server.exchange import exchange
 from octavo.server.guard import principal
 from octavo.server.http import ClientGone, json_response
-from octavo.server.paging import page
+from octavo.server.paging import asked, page
 from octavo.server.store import Object, Store
 
 MAX_FILE = 256 << 20
@@ -28,6 +28,8 @@ LEAST = 4096  # bytes that a file counts
 MAX_NAME = 256
 MOST_LISTED = 10_000
 encode = msgspec.json.Encoder().encode
+FORM = {"file": {"type": "string", "format": "binary"}, "purpose": {"const": "batch"}}
+QUERY = asked(MOST_LISTED, purpose={"type": "string"})
 
 
 class Files:

@@ -1,4 +1,4 @@
-"""The keys that a server knows, as their file says now, and what is counted for them."""
+"""The keys that a server knows, as they are kept now, and what is counted for them."""
 
 from __future__ import annotations
 
@@ -6,29 +6,31 @@ import asyncio
 import logging
 from collections import Counter
 
+from octavo.database import DatabaseError
 from octavo.server.exchange import Exchange
-from octavo.server.keys import Key, KeyFile, KeyFileError, salt_of, today
+from octavo.server.keys import Key, KeyStore, salt_of, today
 from octavo.server.limits import Account, Shared
 
 LOG = logging.getLogger("octavo.server")
-LOOK = 1.0  # seconds between looks at the file
+LOOK = 1.0  # seconds between looks at what is kept
 Row = tuple[int, str, str]  # day, key, model
 
 
 class Keyring:
-    """Accounts by the digests of keys. Raises KeyFileError if the file cannot be read now.
+    """Accounts by the digests of keys. Raises DatabaseError if the keys cannot be read now.
 
     shared: counts what is used together with other servers.
     """
 
-    def __init__(self, file: KeyFile, shared: Shared | None = None) -> None:
-        self.file = file
+    def __init__(self, store: KeyStore, shared: Shared | None = None) -> None:
+        self.store = store
         self._shared = shared
-        self._version = file.version()
+        self._version = store.version()
         self._accounts: dict[str, Account] = {}  # of all keys there were, by name
         self._known: dict[bytes, Account] = {}
         self._used: dict[Row, Counter[str]] = {}
-        self._take(file.keys(), file.tokens_today())
+        self._away = False
+        self._take(store.keys(), store.tokens_today())
 
     def _take(self, keys: dict[bytes, Key], used: dict[str, int]) -> None:
         known = {}
@@ -49,7 +51,7 @@ class Keyring:
         return self._owners.get(salt)
 
     def count(self, one: Exchange) -> None:
-        """Counts what an exchange has used, if a key of the file has sent it."""
+        """Counts what an exchange has used, if one of its keys has sent it."""
         if one.key is None or one.usage is None or one.model is None:
             return
         row = self._used.setdefault((today(), one.key, one.model), Counter())
@@ -59,21 +61,30 @@ class Keyring:
         row["completion"] += one.usage.completion
 
     def save(self) -> None:
-        """Writes what was counted, and reads the keys if they have changed. May block."""
+        """Writes what was counted, and reads the keys if they have changed. May block.
+
+        While the keys cannot be read, those that are known stay, and so does what was counted.
+        """
         used, self._used = self._used, {}
         names = ("requests", "prompt", "cached", "completion")
         try:
             if used:
-                self.file.count([(*row, *(c[n] for n in names)) for row, c in used.items()])
+                self.store.count([(*row, *(c[n] for n in names)) for row, c in used.items()])
                 used = {}
-            if (version := self.file.version()) != self._version:
-                keys, today_used = self.file.keys(), self.file.tokens_today()
+            if (version := self.store.version()) != self._version:
+                keys, today_used = self.store.keys(), self.store.tokens_today()
                 self._take(keys, today_used)
                 self._version = version
-        except KeyFileError as e:
-            LOG.error("%s", e)
+        except DatabaseError as e:
+            if not self._away:
+                LOG.error("the keys stay as they were: %s", e)
+            self._away = True
             for row, counts in used.items():
                 self._used.setdefault(row, Counter()).update(counts)
+        else:
+            if self._away:
+                LOG.warning("the keys are read again")
+            self._away = False
 
     async def watch(self) -> None:
         """Saves once a second, for ever."""
@@ -84,5 +95,6 @@ class Keyring:
     async def close(self) -> None:
         """Saves for the last time."""
         self.save()
+        self.store.close()
         if self._shared is not None:
             await self._shared.close()

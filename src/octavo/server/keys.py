@@ -1,44 +1,41 @@
-"""API keys with names, roles and limits, and what each has used, in one SQLite file.
+"""API keys with names, roles and limits, and what each has used, in an SQLite file or PostgreSQL.
 
-Keys are stored as SHA-256 digests. Commands write the file while servers read it.
+Keys are stored as SHA-256 digests. Commands write them while servers read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-import sqlite3
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from octavo.errors import OctavoError, UsageError
+from octavo.database import Conflict, open_database
+from octavo.errors import UsageError
 
 Role = Literal["user", "admin"]
 DAY = 86_400
-WAIT = 5.0  # seconds for another process to finish writing
-_TABLES = """
-create table if not exists keys (
-  digest blob primary key, name text unique not null, role text not null, created integer not null,
-  requests_per_minute integer, tokens_per_minute integer, tokens_per_day integer,
-  concurrent integer, models text not null);
-create table if not exists usage (
-  day integer not null, key text not null, model text not null, requests integer not null,
-  prompt integer not null, cached integer not null, completion integer not null,
-  primary key (day, key, model));
-"""
-_COUNT = """
-insert into usage values (?, ?, ?, ?, ?, ?, ?) on conflict (day, key, model) do update set
-  requests = requests + excluded.requests, prompt = prompt + excluded.prompt,
-  cached = cached + excluded.cached, completion = completion + excluded.completion
-"""
-
-
-class KeyFileError(OctavoError):
-    """The file with the keys cannot be read or written."""
+TABLES = (
+    "create table if not exists keys (digest bytea primary key, name text unique not null,"
+    " role text not null, created bigint not null, requests_per_minute bigint,"
+    " tokens_per_minute bigint, tokens_per_day bigint, concurrent bigint, models text not null)",
+    "create table if not exists usage (day bigint not null, key text not null,"
+    " model text not null, requests bigint not null, prompt bigint not null,"
+    " cached bigint not null, completion bigint not null, primary key (day, key, model))",
+    "create table if not exists key_changes (what text primary key, count bigint not null)",
+)
+_COUNT = (
+    "insert into usage values (?, ?, ?, ?, ?, ?, ?) on conflict (day, key, model) do update set"
+    " requests = usage.requests + excluded.requests, prompt = usage.prompt + excluded.prompt,"
+    " cached = usage.cached + excluded.cached,"
+    " completion = usage.completion + excluded.completion"
+)
+_CHANGED = (
+    "insert into key_changes values ('keys', 1)"
+    " on conflict (what) do update set count = key_changes.count + 1"
+)
 
 
 @dataclass(frozen=True)
@@ -90,27 +87,17 @@ def today() -> int:
     return int(time.time()) // DAY
 
 
-class KeyFile:
-    """The file. Each use opens it, so that any thread may. Raises KeyFileError."""
+class KeyStore:
+    """The keys of a file, or of a PostgreSQL server by its URL. Any thread may use it.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Raises DatabaseError; for a URL that says neither, UsageError.
+    """
 
-    @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.touch(0o600)
-            connection = sqlite3.connect(self.path, timeout=WAIT)
-            try:
-                connection.execute("pragma journal_mode = wal")
-                connection.executescript(_TABLES)
-                with connection:
-                    yield connection
-            finally:
-                connection.close()
-        except (sqlite3.Error, OSError) as e:
-            raise KeyFileError(f"{self.path.name} cannot be used: {e}") from None
+    def __init__(self, url: str) -> None:
+        self._database = open_database(url, TABLES)
+
+    def close(self) -> None:
+        self._database.close()
 
     def create(self, key: Key) -> str:
         """Adds a key and gives its secret, which is not kept. UsageError: the name is taken."""
@@ -121,57 +108,53 @@ class KeyFile:
             limits.requests_per_minute, limits.tokens_per_minute, limits.tokens_per_day,
             limits.concurrent, "\n".join(key.models),
         )  # fmt: skip
-        with self._open() as connection:
-            taken = connection.execute("select 1 from keys where name = ?", (key.name,)).fetchone()
-            if taken is not None:
-                raise UsageError(f"there is a key called {key.name!r}", "octavo key list")
-            connection.execute("insert into keys values (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
-            _changed(connection)
+        try:
+            with self._database.transaction() as db:
+                db.execute("insert into keys values (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+                db.execute(_CHANGED)
+        except Conflict:
+            raise UsageError(f"there is a key called {key.name!r}", "octavo key list") from None
         return secret
 
     def revoke(self, name: str) -> None:
         """Deletes a key; what it has used stays. Raises UsageError if there is none."""
-        with self._open() as connection:
-            if not connection.execute("delete from keys where name = ?", (name,)).rowcount:
+        with self._database.transaction() as db:
+            if not db.execute("delete from keys where name = ? returning name", (name,)):
                 raise UsageError(f"no key is called {name!r}", "octavo key list")
-            _changed(connection)
+            db.execute(_CHANGED)
 
     def version(self) -> int:
         """A number that grows when keys come or go."""
-        with self._open() as connection:
-            return int(connection.execute("pragma user_version").fetchone()[0])
+        with self._database.transaction() as db:
+            rows = db.execute("select count from key_changes where what = 'keys'")
+        return int(rows[0][0]) if rows else 0
 
     def keys(self) -> dict[bytes, Key]:
         """Every key, by the digest of its secret."""
-        with self._open() as connection:
-            rows = connection.execute("select * from keys order by name").fetchall()
+        with self._database.transaction() as db:
+            rows = db.execute("select * from keys order by name")
         return {row[0]: _key(*row[1:]) for row in rows}
 
     def count(self, used: Iterable[tuple[Any, ...]]) -> None:
         """Adds to what was used: rows of day, key, model, requests, prompt, cached, completion."""
-        with self._open() as connection:
-            connection.executemany(_COUNT, used)
+        with self._database.transaction() as db:
+            db.many(_COUNT, sorted(used))  # in one order: servers never wait for each other
 
     def usage(self, days: int = 30, key: str | None = None) -> list[Used]:
         """What was used in the last days, of one key or of all."""
-        asked = (
-            "select * from usage where day > ? and (? is null or key = ?) order by day, key, model"
-        )
-        with self._open() as connection:
-            rows = connection.execute(asked, (today() - days, key, key)).fetchall()
+        whose, values = ("", ()) if key is None else (" and key = ?", (key,))
+        asked = f"select * from usage where day > ?{whose} order by day, key, model"
+        with self._database.transaction() as db:
+            rows = db.execute(asked, (today() - days, *values))
         return [Used(time.strftime("%Y-%m-%d", time.gmtime(r[0] * DAY)), *r[1:]) for r in rows]
 
     def tokens_today(self) -> dict[str, int]:
         """Tokens computed today, by key."""
-        total = "sum(prompt - cached + completion)"
-        asked = f"select key, {total} from usage where day = ? group by key"
-        with self._open() as connection:
-            return dict(connection.execute(asked, (today(),)).fetchall())
-
-
-def _changed(connection: sqlite3.Connection) -> None:
-    version = connection.execute("pragma user_version").fetchone()[0]
-    connection.execute(f"pragma user_version = {int(version) + 1}")
+        asked = (
+            "select key, sum(prompt - cached + completion) from usage where day = ? group by key"
+        )
+        with self._database.transaction() as db:
+            return {key: int(tokens) for key, tokens in db.execute(asked, (today(),))}
 
 
 def _key(name: str, role: Role, created: int, *rest: Any) -> Key:

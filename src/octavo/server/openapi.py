@@ -26,6 +26,7 @@ from octavo.server.dialect import (
     StoredRoute,
 )
 from octavo.server.endpoint import Endpoint
+from octavo.server.paging import asked
 from octavo.server.parsing import Fields
 
 REFUSALS = ("400", "401", "403", "404", "408", "413", "429", "431", "500", "503")
@@ -75,7 +76,14 @@ class Schemas:
 
     @_schema.register
     def _(self, kind: inspect.UnionType) -> Object:
-        return {"anyOf": [self._schema(t) for t in kind.types]}
+        structs = [t for t in kind.types if isinstance(t, inspect.StructType)]
+        tags = [t.tag_field for t in structs[:1]] if len(structs) > 1 else []  # tells them apart
+        return {
+            "anyOf": [
+                self._schema(t) | ({"required": tags} if tags and t in structs else {})
+                for t in kind.types
+            ]
+        }
 
     @_schema.register
     def _(self, kind: inspect.ListType) -> Object:
@@ -83,9 +91,9 @@ class Schemas:
 
     @_schema.register
     def _(self, kind: inspect.TupleType) -> Object:
-        items = [self._schema(t) for t in kind.item_types]
-        count = len(items)
-        return {"type": "array", "prefixItems": items, "minItems": count, "maxItems": count}
+        items = {"anyOf": [self._schema(t) for t in kind.item_types]}
+        count = len(kind.item_types)
+        return {"type": "array", "items": items, "minItems": count, "maxItems": count}
 
     @_schema.register
     def _(self, kind: inspect.DictType) -> Object:
@@ -117,7 +125,7 @@ class Schemas:
         """An object with the fields of a struct and `more`, and no others."""
         tagged = {} if kind.tag_field is None else {kind.tag_field: {"const": kind.tag}}
         fields = {f.encode_name: self._schema(f.type) for f in kind.fields}
-        required = [*tagged, *(f.encode_name for f in kind.fields if f.required)]
+        required = [f.encode_name for f in kind.fields if f.required]
         return {
             "type": "object", "properties": {**(more or {}), **tagged, **fields},
             "required": required, "additionalProperties": False,
@@ -189,8 +197,7 @@ def _operations(
         return [(path, method, made | {"deprecated": True, "description": route.reason})]
     if isinstance(route, ModelRoute):
         made = _operation(path, "get", _answer(schemas, route.answer), error)
-        wanted = {"name": "model", "in": "query", "schema": {"type": "string"}}
-        return [(path, "get", made | {"parameters": [wanted]})]
+        return [(path, "get", _asking(made, {"model": {"type": "string"}}))]
     if isinstance(route, ModelsRoute):
         return [(path, "get", _operation(path, "get", _answer(schemas, route.answer), error))]
     content = _answer(schemas, route.answer)
@@ -207,15 +214,33 @@ def _operations(
             (one, "get", kept), (one, "delete", replies.Deleted), (one + "/cancel", "post", kept),
             (one + "/input_items", "get", replies.Items),
         ):  # fmt: skip
-            out.append((each, method, _operation(each, method, _answer(schemas, kind), error)))
+            made = _operation(each, method, _answer(schemas, kind), error)
+            query = asked() if kind is replies.Items else {}
+            out.append((each, method, _asking(made, query)))
     return out
 
 
 def _own(schemas: Schemas, one: Endpoint, error: str) -> Object:
     """The operation of an endpoint of the server itself."""
     content = _answer(schemas, one.answer, one.media)
-    made = _operation(one.path, one.method.lower(), content, error)
-    return made if one.body is None else made | {"requestBody": _body(schemas, one.body, Fields())}
+    made = _asking(_operation(one.path, one.method.lower(), content, error), one.query)
+    if one.form:
+        form = {
+            "type": "object", "properties": dict(one.form), "required": [*one.form],
+            "additionalProperties": False,
+        }  # fmt: skip
+        content = {"multipart/form-data": {"schema": form}}
+        made["requestBody"] = {"required": True, "content": content}
+    if one.body is not None:
+        made["requestBody"] = _body(schemas, one.body, Fields())
+    return made
+
+
+def _asking(operation: Object, query: Mapping[str, Object]) -> Object:
+    """The operation with what its URL may ask."""
+    more = [{"name": name, "in": "query", "schema": schema} for name, schema in query.items()]
+    found = operation.get("parameters", []) + more
+    return operation | {"parameters": found} if found else operation
 
 
 def document(dialects: Sequence[Dialect], own: Iterable[Endpoint] = ()) -> bytes:

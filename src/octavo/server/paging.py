@@ -7,9 +7,17 @@ from typing import Any
 
 from octavo.errors import InvalidValue
 
+MOST = 100  # objects a page, of most lists
+
+
+def asked(most: int = MOST, **more: Any) -> dict[str, Any]:
+    """JSON Schemas of what a query may have."""
+    limit = {"type": "integer", "minimum": 1, "maximum": most}
+    return {"limit": limit, "order": {"enum": ["asc", "desc"]}, "after": {"type": "string"}} | more
+
 
 def page(
-    latest_first: list[dict[str, Any]], query: Mapping[str, str], limit: int = 20, most: int = 100
+    latest_first: list[dict[str, Any]], query: Mapping[str, str], limit: int = 20, most: int = MOST
 ) -> dict[str, Any]:
     """The part of a list that a query asks for.
 

@@ -8,17 +8,19 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.errors import InvalidValue, RequestError
+from octavo.database import DatabaseError
+from octavo.errors import InvalidValue, Overloaded, RequestError
 from octavo.server.guard import principal
 from octavo.server.http import json_response
 from octavo.server.keyring import Keyring
 
 MOST_DAYS = 3660
+QUERY = {"days": {"type": "integer", "minimum": 1, "maximum": MOST_DAYS}}
 encode = msgspec.json.Encoder().encode
 
 
 class UsageRoute:
-    """A key sees what it has used itself, an admin what all have. keyring: None without a file."""
+    """A key sees what it has used itself, an admin what all have. keyring: None without keys."""
 
     def __init__(self, keyring: Keyring | None) -> None:
         self._keyring = keyring
@@ -32,5 +34,8 @@ class UsageRoute:
         sender = principal(request.scope)
         key = None if sender.admin else sender.account.key.name if sender.account else ""
         await asyncio.to_thread(ring.save)
-        found = await asyncio.to_thread(ring.file.usage, int(days), key)
+        try:
+            found = await asyncio.to_thread(ring.store.usage, int(days), key)
+        except DatabaseError:  # the log says why
+            raise Overloaded("what keys have used cannot be read now") from None
         return json_response(encode({"object": "list", "data": found}))

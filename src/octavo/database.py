@@ -1,40 +1,24 @@
-"""An SQLite file, or a PostgreSQL server by its URL: the same SQL for both."""
+"""An SQLite file, or a PostgreSQL server by its URL: the same SQL for both.
+
+Both know the types text, bytea, bigint and double precision: SQLite goes by parts of their names.
+"""
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 from octavo.errors import OctavoError, UsageError
 
-WAIT = 5  # seconds for another gateway to finish writing, and for a server to answer
+WAIT = 5  # seconds for another process to finish writing, and for a server to answer
+AMBIGUOUS = frozenset("@/?#")  # in a name or a password: where does it end?
+EXAMPLE = "postgresql://USER@HOST:5432/DATABASE"
 Row = tuple[Any, ...]
-
-# Both know these types: SQLite goes by parts of their names.
-SCHEMA = (
-    "create table if not exists releases (id text primary key, model text not null,"
-    " created double precision not null, ended bigint not null, version bigint not null,"
-    " spec text not null, state text not null)",
-    "create unique index if not exists one_release on releases (model) where ended = 0",
-    "create table if not exists sums (release text not null, gateway text not null,"
-    " step bigint not null, part bigint not null, numbers bytea not null,"
-    " primary key (release, gateway, step, part))",
-    "create table if not exists experiments (id text primary key,"
-    " created double precision not null, ended bigint not null, version bigint not null,"
-    " spec text not null, allocation text not null)",
-    "create table if not exists units (experiment text not null, variant text not null,"
-    " unit text not null, name text not null, count double precision not null,"
-    " total double precision not null, primary key (experiment, variant, unit, name))",
-    "create table if not exists audit (id text primary key, at double precision not null,"
-    " subject text not null, who text not null, what text not null, detail text not null)",
-    "create table if not exists leases (name text primary key, owner text not null,"
-    " until double precision not null)",
-)
 
 
 class DatabaseError(OctavoError):
@@ -55,7 +39,7 @@ class Database(Protocol):
     """All of it may be called from any thread."""
 
     def transaction(self) -> Any:
-        """A context with a Connection: all that is done in it, or nothing. Raises DatabaseError,
+        """A context with a DatabaseConnection: all that is done in it, or nothing. Raises DatabaseError,
         Conflict for a key that is there already."""
         ...
 
@@ -65,7 +49,8 @@ class Database(Protocol):
 class SQLite:
     """A file, which several processes may use at a time; None: memory, which ends with this one."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, tables: Sequence[str]) -> None:
+        self._path = path
         self._name = "memory" if path is None else path.name
         self._lock = threading.Lock()
         with ExitStack() as undo:
@@ -80,9 +65,11 @@ class SQLite:
                 self._db.isolation_level = None
                 self._db.execute("pragma journal_mode = wal")
                 self._db.execute("pragma synchronous = normal")
+                for table in tables:
+                    self._db.execute(table)
+                self._file = path and path.stat().st_ino
             except (sqlite3.Error, OSError) as e:
                 raise DatabaseError(f"{path} cannot be used: {e}") from None
-            _create(self)
             undo.pop_all()
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
@@ -95,12 +82,14 @@ class SQLite:
     def transaction(self) -> Iterator[DatabaseConnection]:
         with self._lock:
             try:
+                if self._path is not None and self._path.stat().st_ino != self._file:
+                    raise DatabaseError(f"{self._name} is not the file that was opened")
                 self._db.execute("begin immediate")
                 with self._db:
                     yield self
             except sqlite3.IntegrityError as e:
                 raise Conflict(str(e)) from None
-            except sqlite3.Error as e:
+            except (sqlite3.Error, OSError) as e:
                 raise DatabaseError(f"{self._name} cannot be used: {e}") from None
 
     def close(self) -> None:
@@ -110,20 +99,42 @@ class SQLite:
 class PostgreSQL:
     """A server. A connection that is lost is opened again by the next transaction."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, tables: Sequence[str]) -> None:
         try:
             import psycopg
         except ImportError:
             raise UsageError(
                 "PostgreSQL needs a client", 'pip install "octavo[postgresql]"'
             ) from None
-        self._module, self._url = psycopg, url
+        try:  # what it says of such a URL would quote it
+            psycopg.conninfo.conninfo_to_dict(url)
+            sound = not set(url.partition("://")[2].rpartition("@")[0]) & AMBIGUOUS
+        except psycopg.ProgrammingError:
+            sound = False
+        if not sound:
+            raise UsageError(
+                f"{place(url)} is no URL that PostgreSQL knows: in names and passwords"
+                " @ / ? # % are written %40 %2F %3F %23 %25", EXAMPLE,
+            )  # fmt: skip
+        self._module, self._url, self._tables = psycopg, url, tables
         self._lock = threading.Lock()
         self._db: Any = None
+        with self.transaction():
+            pass
+
+    def _open(self) -> Any:
+        wrong = self._module.errors
         with ExitStack() as undo:
-            undo.callback(self.close)
-            _create(self)
+            db = self._module.connect(
+                self._url, connect_timeout=WAIT, tcp_user_timeout=1000 * WAIT, autocommit=True
+            )
+            undo.callback(db.close)
+            for table in self._tables:
+                # Two may begin at the same time: the other has made it.
+                with suppress(wrong.UniqueViolation, wrong.DuplicateObject, wrong.DuplicateTable):
+                    db.execute(table)
             undo.pop_all()
+        return db
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
         done = self._db.execute(sql.replace("?", "%s"), values)
@@ -135,50 +146,41 @@ class PostgreSQL:
 
     @contextmanager
     def transaction(self) -> Iterator[DatabaseConnection]:
-        wrong = self._module.errors
         with self._lock:
             try:
                 if self._db is None or self._db.closed:
-                    self._db = self._module.connect(
-                        self._url, connect_timeout=WAIT, autocommit=True
-                    )
+                    self._db = self._open()
                 with self._db.transaction():
                     yield self
-            except (wrong.UniqueViolation, wrong.DuplicateObject, wrong.DuplicateTable) as e:
+            except self._module.errors.UniqueViolation as e:
                 raise Conflict(str(e)) from None
             except self._module.Error as e:
-                why = str(e).replace(self._url, place(self._url))  # of which it may quote all
-                raise DatabaseError(f"{place(self._url)} cannot be used: {why}") from None
+                where, why = place(self._url), " ".join(str(e).split())
+                raise DatabaseError(
+                    f"{where} cannot be used: {why}", f"pg_isready -d {where}"
+                ) from None
 
     def close(self) -> None:
         if self._db is not None:
             self._db.close()
 
 
-def _create(database: Database) -> None:
-    for table in SCHEMA:
-        with suppress(Conflict), database.transaction() as db:
-            db.execute(table)  # two that begin at the same time: the other has made it
-
-
 def place(url: str) -> str:
-    """A URL without its password."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return url.partition("://")[0] + "://"
-    return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
+    """A URL without names and passwords; no more than its scheme if they cannot be told apart."""
+    scheme, _, rest = url.partition("://")
+    who, _, where = rest.rpartition("@")
+    return f"{scheme}://" + ("" if set(who) & AMBIGUOUS else re.split("[?#]", where)[0])
 
 
-def open_database(url: str | None) -> Database:
-    """`postgresql://USER:PASSWORD@HOST/NAME`, `sqlite:///PATH`, or a path; None: in memory. Raises
-    OctavoError."""
+def open_database(url: str | None, tables: Sequence[str]) -> Database:
+    """`postgresql://USER:PASSWORD@HOST/NAME`, `sqlite:///PATH`, or a path; None: in memory. tables:
+    SQL that makes what is not there. Raises OctavoError."""
     if url is None:
-        return SQLite(None)
+        return SQLite(None, tables)
     scheme, separator, rest = url.partition("://")
     if scheme in ("postgresql", "postgres"):
-        return PostgreSQL(url)
+        return PostgreSQL(url, tables)
     if separator and scheme != "sqlite":
-        raise UsageError(f"--database {place(url)!r} is neither SQLite nor PostgreSQL",
-                         "--database sqlite:///octavo-gateway.sqlite3")  # fmt: skip
-    return SQLite(Path(rest.removeprefix("/") if separator else url))
+        raise UsageError(f"{place(url)} is neither SQLite nor PostgreSQL",
+                         "sqlite:///octavo.sqlite3", EXAMPLE)  # fmt: skip
+    return SQLite(Path(rest.removeprefix("/") if separator else url), tables)
