@@ -39,7 +39,7 @@ class Database(Protocol):
     """All of it may be called from any thread."""
 
     def transaction(self) -> Any:
-        """A context with a DatabaseConnection: all that is done in it, or nothing. Raises DatabaseError,
+        """A context with a connection: all that is done in it, or nothing. Raises DatabaseError,
         Conflict for a key that is there already."""
         ...
 
