@@ -20,7 +20,7 @@ from octavo.vision.qwen2_vl import Qwen2VLPreprocessor
 
 MEAN, STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
 VOCABULARY = 320
-PLACEHOLDER = 300
+PLACEHOLDER, VIDEO = 300, 301
 TEXT: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024,
@@ -119,6 +119,12 @@ class VisionFamily:
             return model(input_ids=torch.tensor([ids]), **given).logits[0].numpy()
 
 
+def frames(seed: int, count: int) -> list[Image.Image]:
+    """Frames of noise that is shifted, of a shape as a picture's."""
+    image = np.asarray(picture(seed))
+    return [Image.fromarray(np.roll(image, i, axis=1)) for i in range(count)]
+
+
 PICTURES = [(40, 24), (19, 70), (1, 40), (64, 64), (90, 3), (33, 9), (7, 7)]  # width and height
 
 
@@ -155,7 +161,7 @@ def _qwen(version: str, tower: dict[str, Any], text: dict[str, Any] | None = Non
             "text_config": TEXT
             | {"model_type": f"{version}_text", "rope_parameters": QWEN_ROPE}
             | (text or {}),
-            "image_token_id": PLACEHOLDER, "video_token_id": 301, "vision_start_token_id": 302,
+            "image_token_id": PLACEHOLDER, "video_token_id": VIDEO, "vision_start_token_id": 302,
             "vision_end_token_id": 303,
         },
         QWEN_TOKENS,

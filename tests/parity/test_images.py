@@ -288,9 +288,9 @@ def test_conversations(family: str) -> None:
             add_generation_prompt=True,
         )["input_ids"]  # fmt: skip
         messages = read_messages(turns)
-        seen = [preprocessor(p.source, "auto", p.at) for m in messages for p in m.images]
+        seen = [preprocessor(p.source, "auto", p.at) for m in messages for p in m.media]
         ids = template.encode(
-            messages, placeholder=preprocessor.placeholder, images=[s.text for s in seen]
+            messages, placeholders=[preprocessor.placeholder], media=[s.text for s in seen]
         )
         assert ids == list(np.ravel(wanted))
         filled = sum(image.tokens for s in seen for image in s.images)

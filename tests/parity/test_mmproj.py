@@ -316,7 +316,7 @@ def test_templates_of_text_show_pictures_as_lines(pairs: dict[str, tuple[Path, P
     picture = {"type": "image", "image": b""}
     content = [picture, {"type": "text", "text": "Is <image> it?"}, picture]
     messages = read_messages([{"role": "user", "content": content}])
-    ids = template.encode(messages, placeholder="<image>", images=["<image>" * 2, "<image>" * 3])
+    ids = template.encode(messages, placeholders=["<image>"], media=["<image>" * 2, "<image>" * 3])
     assert ids.count(PLACEHOLDER) == 5  # what a message writes stays text
     said = tokenizer.decode([i for i in ids if i != PLACEHOLDER])
     assert said == "user: \nIs <image> it?\n;"

@@ -21,7 +21,7 @@ from PIL import Image
 
 from octavo.errors import RequestError
 from octavo.generate.fetch import fetch, is_public
-from octavo.generate.media import MediaPolicy, read_images
+from octavo.generate.media import MediaPolicy, read_media
 from octavo.text.messages import read_messages
 from octavo.vision.llava import LlavaPreprocessor
 from octavo.vision.resize import Framing
@@ -42,7 +42,7 @@ def data_url(data: bytes, media_type: str = "image/png") -> str:
 
 def read(*urls: Any, policy: MediaPolicy | None = None, model: Any = MODEL) -> list[Any]:
     parts = [{"type": "image_url", "image_url": url} for url in urls]
-    return read_images(read_messages([{"role": "user", "content": parts}]), model, policy)
+    return read_media(read_messages([{"role": "user", "content": parts}]), model, policy)
 
 
 def refused(url: Any, policy: MediaPolicy | None = None) -> RequestError:
@@ -66,7 +66,7 @@ def test_pictures_in_python(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(file())
     parts = [{"type": "image", "image": v} for v in (path, file(), Image.open(io.BytesIO(file())))]
-    found = read_images(read_messages([{"role": "user", "content": parts}]), MODEL)
+    found = read_media(read_messages([{"role": "user", "content": parts}]), MODEL)
     assert len({f.images[0].digest for f in found}) == 1 and len(found) == 3
 
 

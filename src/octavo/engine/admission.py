@@ -87,8 +87,9 @@ class Admission:
         end = 0
         for image, offset in zip(request.images, request.image_offsets, strict=True):
             self.vision.check(image)
+            token = self.vision.placeholder if image.time is None else self.vision.video
             placeholders = request.prompt[offset : offset + image.tokens] if offset >= end else []
-            if placeholders != [self.vision.placeholder] * image.tokens:
+            if placeholders != [token] * image.tokens:
                 raise _invalid("an image is not where its placeholders are", "images")
             end = offset + image.tokens
 

@@ -67,7 +67,7 @@ def rotary_positions(images: Sequence[PlacedImage], start: int, count: int) -> l
     """Where tokens [start, start + count) of a prompt with these images are, for rotations."""
     at = list(range(start, start + count))
     for image in images:
-        if image.shift and image.end < start + count:
+        if image.end < start + count:
             first = max(image.end, start)
             at[first - start :] = range(first + image.shift, start + count + image.shift)
     return at

@@ -12,6 +12,7 @@ from octavo.errors import RequestError
 from octavo.generate.grammar_check import GrammarChecker
 from octavo.program import Task
 from octavo.text import ChatTemplate, Tokenizer
+from octavo.vision.clip import VideoPreprocessor
 from octavo.vision.preprocess import Preprocessor
 
 Capability = Literal["generate", "chat", "embed", "rank"]
@@ -33,9 +34,9 @@ class ServedModel:
     """A model under its public name.
 
     client: computes its tokens. grammars: checks constraints before that. defaults: sampling
-    parameters of requests that name none. context: most tokens of a sequence. images: how it takes
-    pictures, None for text only. adapter: the LoRA adapter that goes by this name. about: what its
-    files say.
+    parameters of requests that name none. context: most tokens of a sequence. images, videos: how
+    it takes these, None if it does not. adapter: the LoRA adapter that goes by this name. about:
+    what its files say.
     """
 
     name: str
@@ -51,6 +52,7 @@ class ServedModel:
     task: Task
     pooling: Pooling
     images: Preprocessor | None = None
+    videos: VideoPreprocessor | None = None
     adapter: str = ""
     about: About = About()
 
@@ -73,6 +75,11 @@ class ServedModel:
                 "model",
                 "no_chat_template",
             )
+
+    @property
+    def placeholders(self) -> list[str]:
+        """What its chat template writes for a picture and for a video."""
+        return [p.placeholder for p in (self.images, self.videos) if p is not None]
 
     @property
     def chat_template(self) -> ChatTemplate:

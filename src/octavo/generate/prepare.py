@@ -24,7 +24,7 @@ from octavo.engine.request import (
 )
 from octavo.errors import InvalidValue, RequestError
 from octavo.generate.lengths import check_length, check_texts, fitting
-from octavo.generate.media import read_images
+from octavo.generate.media import read_media
 from octavo.generate.model import ServedModel
 from octavo.generate.options import typed
 from octavo.generate.output import ReplyFormat
@@ -180,8 +180,8 @@ def _completion(
 
 def _chat(request: GenerationRequest, model: ServedModel, n: int, made: int) -> PreparedRequest:
     template = model.chat_template
-    if request.pictures is None:
-        request = replace(request, pictures=read_images(request.messages or (), model))
+    if request.media is None:
+        request = replace(request, media=read_media(request.messages or (), model))
     ids = encode_chat(request, model)
     use = _tool_use(request)
     sampling = fitting(request, [ids], model)
@@ -207,7 +207,7 @@ def _chat(request: GenerationRequest, model: ServedModel, n: int, made: int) -> 
     if request.thinking_budget is not None:
         params = _bounded(params, request.thinking_budget, model, thinking)
     style = template.style if use is not None else None
-    images = [image for p in request.pictures or () for image in p.images]
+    images = [image for p in request.media or () for image in p.images]
     return PreparedRequest(
         model=model, prompts=[ids], params=params, n=n, made=made,
         images=images, image_offsets=_image_offsets(ids, images, model), echo=request.echo,
@@ -238,9 +238,9 @@ def render_chat(request: GenerationRequest, model: ServedModel) -> Written:
         )
     _check_tools(request.tools)
     check_texts((m.text for m in messages), model, "messages")
-    pictures, seen = request.pictures, model.images
-    if pictures is None:
-        pictures = read_images(messages, model)
+    media = request.media
+    if media is None:
+        media = read_media(messages, model)
     options = _checked_options({**request.template_options, **request.required_options})
     for name in request.required_options:
         if name not in template.variables:
@@ -249,7 +249,7 @@ def render_chat(request: GenerationRequest, model: ServedModel) -> Written:
     return template.write(
         messages, request.tools, options,
         generation=request.add_generation_prompt, continued=request.continue_final_message,
-        placeholder=seen.placeholder if seen else "", images=[p.text for p in pictures],
+        placeholders=model.placeholders, media=[p.text for p in media],
     )  # fmt: skip
 
 
@@ -267,8 +267,9 @@ def _image_offsets(ids: list[int], images: Sequence[ImageInput], model: ServedMo
     """Where the tokens of each image begin."""
     offsets, at = [], 0
     for image in images:
-        assert model.images is not None
-        at = ids.index(model.images.token, at)
+        kind = model.images if image.time is None else model.videos
+        assert kind is not None
+        at = ids.index(kind.token, at)
         offsets.append(at)
         at += image.tokens
     return offsets

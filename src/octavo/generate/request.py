@@ -71,7 +71,7 @@ class GenerationRequest:
 
     messages: the conversation; else `prompts`, each text or token ids. parse_special: names of
     control tokens in `prompts` stand for these tokens, and ids may be mixed with texts. infill: the
-    prompts are followed by a gap. pictures: of the messages, once they have been read (see
+    prompts are followed by a gap. media: of the messages, once it has been read (see
     `generate.media`). tools: the functions the model is told of; tool_choice: "none", "auto",
     "required" or a NamedTool; parallel_tool_calls: whether a reply may hold several calls.
     sampling: overrides of the model's defaults, or whole
@@ -91,7 +91,7 @@ class GenerationRequest:
     """
 
     messages: Sequence[Message] | None = None
-    pictures: Sequence[Processed] | None = None
+    media: Sequence[Processed] | None = None
     prompts: Sequence[str | list[int]] | Sequence[str | list[int | str]] = ()
     parse_special: bool = False
     infill: Infill | None = None

@@ -16,6 +16,7 @@ from octavo.generate.grammar_check import GrammarChecker
 from octavo.generate.model import About, ServedModel
 from octavo.models.mmproj_folder import encoder_of
 from octavo.text import ChatTemplate, Tokenizer
+from octavo.vision.clip import VideoPreprocessor
 from octavo.vision.preprocess import Preprocessor
 
 
@@ -48,6 +49,7 @@ def served_model(
         pooling=read_pooling(opened.checkpoint, not opened.program.causal),
         about=_about(opened.checkpoint),
         images=_preprocessor(opened, tokenizer),
+        videos=_video_preprocessor(opened, tokenizer),
     )
 
 
@@ -60,6 +62,18 @@ def _preprocessor(opened: OpenModel, tokenizer: Tokenizer) -> Preprocessor | Non
     return load_preprocessor(
         encoder_of(opened.checkpoint), tokenizer, family=vision.family,
         placeholder=vision.placeholder, tokens=vision.tokens, size=vision.size,
+    )  # fmt: skip
+
+
+def _video_preprocessor(opened: OpenModel, tokenizer: Tokenizer) -> VideoPreprocessor | None:
+    """How a model takes videos, None if it does not. Raises CheckpointError."""
+    if (vision := opened.vision) is None or vision.video is None:
+        return None
+    from octavo.vision.video_families import load_video_preprocessor
+
+    return load_video_preprocessor(
+        encoder_of(opened.checkpoint), tokenizer, family=vision.family, placeholder=vision.video,
+        tokens=vision.tokens, size=vision.size,
     )  # fmt: skip
 
 

@@ -1,8 +1,9 @@
-"""Images in their own proportions: a grid of patches, squares of which become tokens."""
+"""Images in their own proportions: a grid of patches, squares of which become tokens. So do a
+video's frames, as many at a time as a patch is made of."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import isqrt
 
@@ -33,14 +34,16 @@ class GridTower:
 
 @dataclass(frozen=True)
 class GridVision:
-    """A Vision whose images keep their proportions. tokens: most of an image. table: of a square
-    grid of positions, which is fitted to an image's; it lies beside each patch's pixels."""
+    """A Vision whose images keep their proportions. video: the placeholder of frames. tokens: most
+    of an image. table: of a square grid of positions, which is fitted to an image's; it lies beside
+    each patch's pixels."""
 
     family: str
     tower: GridTower
     projectors: tuple[Program, ...]
     normalization: Normalization
     placeholder: int
+    video: int
     tokens: int
     mutual: bool = False
     table: Tensor | None = None
@@ -56,11 +59,12 @@ class GridVision:
 
     def check(self, image: ImageInput) -> None:
         tiles, height, width, _ = image.shape
-        rest = height % self.size or width % self.size or len(image.pixels) != 3 * height * width
-        if tiles != 1 or not height * width or rest:
+        frames = 1 if image.time is None else self.tower.frames
+        rest = height % self.size or width % self.size or not height * width
+        if tiles != frames or rest or len(image.pixels) != 3 * tiles * height * width:
             raise RequestError(
                 f"an image is {list(image.shape)}; this model takes whole multiples of {self.size} "
-                "pixels", "images", "invalid_value",
+                f"pixels, {frames} at a time", "images", "invalid_value",
             )  # fmt: skip
         tokens = height * width // self.size**2
         if image.tokens != tokens or tokens > self.tokens:
@@ -74,17 +78,25 @@ class GridVision:
         return image.shape[1] // self.size, image.shape[2] // self.size
 
     def layout(self, image: ImageInput) -> Layout:
-        return _layout(*self._grid(image), self.tower.merge, self.tower.window)
+        (down, across), time = self._grid(image), image.time or 0
+        layout = _layout(down, across, self.tower.merge, self.tower.window)
+        if image.time is None:
+            return layout
+        assert layout.places is not None
+        places = layout.places + np.array([[time], [0], [0]], np.int32)
+        advance = max(time + 1, layout.advance) if image.last else 0
+        return replace(layout, places=places, advance=advance)
 
     def patches(self, image: ImageInput) -> Floats:
         """`[rows, 3 * frames * patch * patch]`: features by channel, picture, row and column; then
         those of the position."""
         t, (down, across) = self.tower, self._grid(image)
-        pixels = self.normalization(image.array[0])
-        cut = pixels.reshape(down, t.merge, t.patch, across, t.merge, t.patch, 3)
-        cut = cut.transpose(0, 3, 1, 4, 6, 2, 5).reshape(down * across, t.merge**2, 3, 1, -1)
+        pixels, tiles = self.normalization(image.array), image.shape[0]
+        cut = pixels.reshape(tiles, down, t.merge, t.patch, across, t.merge, t.patch, 3)
+        cut = cut.transpose(1, 4, 2, 5, 7, 0, 3, 6).reshape(down * across, t.merge**2, 3, tiles, -1)
         ordered = cut[_order(down, across, t.window)]
-        rows = np.repeat(ordered, t.frames, axis=3).reshape(down * across * t.merge**2, -1)
+        rows = np.repeat(ordered, t.frames // tiles, axis=3)
+        rows = rows.reshape(down * across * t.merge**2, -1)
         if self.table is None:
             return rows
         places = self.layout(image).coordinates

@@ -46,7 +46,8 @@ class Tower(Protocol):
 class Vision(Protocol):
     """How one family encodes images.
 
-    family: its model_type. placeholder: the token whose embeddings an image's take the place of.
+    family: its model_type. placeholder: the token whose embeddings an image's take the place of;
+    video: the one of a video's frames, None if it takes no videos.
     mutual: an image's tokens see each other, also later ones. size: pixels a side of a tile, or of
     a token where images keep their proportions. tokens: placeholders of a tile, or at most of such
     an image. projectors: of the tower's output and of each of its taps; what they give for a token
@@ -58,6 +59,9 @@ class Vision(Protocol):
 
     @property
     def placeholder(self) -> int: ...
+
+    @property
+    def video(self) -> int | None: ...
 
     @property
     def mutual(self) -> bool: ...

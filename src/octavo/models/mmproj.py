@@ -10,11 +10,13 @@ from octavo.checkpoint.folders import mmproj_files
 from octavo.errors import CheckpointError, OctavoError, UsageError
 from octavo.models.metadata import Metadata
 from octavo.models.mmproj_folder import encoder_of
+from octavo.models.mmproj_qwen import KINDS
 from octavo.models.mmproj_tensors import projector_of
 
 AUTO, NONE = "auto", "none"
 ARCHITECTURE = "clip"
-_LANGUAGE = {"idefics3": "llama", "gemma3": "gemma3"}  # the one architecture that it is made for
+# The one architecture that a projector is made for
+_LANGUAGE = {"idefics3": "llama", "gemma3": "gemma3"} | {n: k.language for n, k in KINDS.items()}
 
 
 def with_mmproj(checkpoint: Checkpoint, mmproj: str = AUTO) -> Checkpoint:
@@ -78,4 +80,4 @@ def _width(model: Checkpoint) -> int:
         )
     if kind == "gemma3":
         return m.tensor("mm.input_projection.weight").shape[-1]
-    return m.tensor("mm.2.weight" if kind == "mlp" else "mm.model.fc.weight").shape[0]
+    return m.tensor("mm.model.fc.weight" if kind == "idefics3" else "mm.2.weight").shape[0]

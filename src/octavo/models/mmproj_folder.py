@@ -13,6 +13,7 @@ from octavo.checkpoint import Checkpoint
 from octavo.checkpoint.files import MemoryFile
 from octavo.errors import CheckpointError, Unsupported
 from octavo.models.metadata import Metadata, Recorded
+from octavo.models.mmproj_qwen import KINDS, qwen_config, qwen_settings, qwen_tensors
 from octavo.models.mmproj_tensors import CLASS, encoder_tensors, projector_of
 
 # How pictures are prepared, as the folder's preprocessor says it: written by `octavo convert`.
@@ -33,11 +34,16 @@ def encoder_of(model: Checkpoint) -> Checkpoint:
     seen = Recorded(mmproj.metadata)
     m = Metadata(replace(mmproj, metadata=seen))
     kind = projector_of(mmproj)
-    vision = _vision_config(mmproj, m)
-    config: dict[str, Any] = {"vision_config": vision, **_OUTER[kind](model, mmproj, m, vision)}
-    settings = mmproj.metadata.get(SETTINGS) or json.dumps(_settings(kind, mmproj, m))
+    if kind in KINDS:
+        config = qwen_config(mmproj, m, kind) | _qwen_tokens(model)
+        settings = json.dumps(qwen_settings(mmproj, m, kind))
+        tensors = qwen_tensors(mmproj, kind)
+    else:
+        vision = _vision_config(mmproj, m)
+        config = {"vision_config": vision, **_OUTER[kind](model, mmproj, m, vision)}
+        settings = mmproj.metadata.get(SETTINGS) or json.dumps(_settings(kind, mmproj, m))
+        tensors = encoder_tensors(mmproj, kind, vision)
     _refuse_unread(mmproj, seen)
-    tensors = encoder_tensors(mmproj, kind, vision)
     file = MemoryFile("preprocessor_config.json", str(settings).encode)
     return replace(
         mmproj, format="hf", metadata=config, tensors=tensors, files={file.name: file}
@@ -99,6 +105,12 @@ def _gemma3(
         "boi_token_index": _token(model, "<start_of_image>"),
         "eoi_token_index": _token(model, "<end_of_image>"),
     }  # fmt: skip
+
+
+def _qwen_tokens(model: Checkpoint) -> dict[str, Any]:
+    names = {"image_token_id": "image_pad", "video_token_id": "video_pad"}
+    names |= {f"vision_{part}_token_id": f"vision_{part}" for part in ("start", "end")}
+    return {key: _token(model, f"<|{name}|>") for key, name in names.items()}
 
 
 _Outer = Callable[[Checkpoint, Checkpoint, Metadata, dict[str, Any]], dict[str, Any]]

@@ -11,6 +11,7 @@ import numpy as np
 from octavo.checkpoint import Checkpoint, Computed, Tensor, TensorType
 from octavo.checkpoint.base import FLOATS
 from octavo.errors import CheckpointError, Unsupported
+from octavo.models.mmproj_qwen import KINDS
 
 PREFIX = "vision_tower.vision_model."
 _BLOCK, _LAYER = "v.blk.{}.", "encoder.layers.{}."
@@ -98,10 +99,10 @@ def _without_one(tensor: Tensor) -> Tensor:
 def projector_of(m: Checkpoint) -> str:
     """The projector's type. Raises Unsupported."""
     kind = m.metadata.get("clip.projector_type", "")
-    known = isinstance(kind, str) and kind in PROJECTORS
+    known = isinstance(kind, str) and (kind in PROJECTORS or kind in KINDS)
     if not known or not m.metadata.get("clip.has_vision_encoder", True):
         raise Unsupported(
             f"{m.path.name}: clip.projector_type is {str(kind)[:40]!r}",
-            f"supported: {', '.join(PROJECTORS)}",
+            f"supported: {', '.join([*PROJECTORS, *KINDS])}",
         )
     return str(kind)

@@ -19,10 +19,10 @@ from octavo.models.qwen_tower import (
     PATCHES,
     QwenTower,
     attention,
-    image_token,
     linear,
     most_rows,
     most_tokens,
+    placeholders,
     projector,
     read_tower,
     tower_builder,
@@ -127,6 +127,6 @@ def vision(checkpoint: Checkpoint, m: Recorded) -> GridVision:
     return GridVision(
         family, GridTower(program, c.patch, c.merge, c.frames, window),
         (projector(checkpoint, c, mlp + "0", mlp + "2"),),
-        Normalization.of(processor_settings(checkpoint), name), image_token(m, name),
+        Normalization.of(processor_settings(checkpoint), name), *placeholders(m, name),
         most_tokens(checkpoint, c),
     )  # fmt: skip

@@ -17,10 +17,10 @@ from octavo.models.qwen_tower import (
     PATCHES,
     QwenTower,
     attention,
-    image_token,
     linear,
     most_rows,
     most_tokens,
+    placeholders,
     projector,
     read_tower,
     tower_builder,
@@ -44,8 +44,9 @@ def text_model(checkpoint: Checkpoint) -> Checkpoint:
 def build(checkpoint: Checkpoint, context: int | None = None) -> Program:
     """The forward pass of a Qwen3-VL language model. Raises CheckpointError or Unsupported."""
     d = Decoder(checkpoint)
-    rotation, activation, deep = d.rotation(context), d.activation("silu"), d.meta.get(DEEP) or ()
-    if not isinstance(deep, list | tuple) or len(deep) > d.config.layers:
+    rotation, activation = d.rotation(context), d.activation("silu")
+    deep = range(d.meta.get("n_deepstack_layers") or 0) if d.gguf else d.meta.get(DEEP) or ()
+    if not isinstance(deep, list | tuple | range) or len(deep) > d.config.layers:
         raise d.meta.bad(DEEP, deep)
     x = d.embed()
     for i in range(d.config.layers):
@@ -97,5 +98,5 @@ def vision(checkpoint: Checkpoint, m: Recorded) -> GridVision:
     return GridVision(
         "qwen3_vl", GridTower(_tower(checkpoint, c, list(deep)), c.patch, c.merge, c.frames),
         tuple(projectors), Normalization.of(processor_settings(checkpoint), name),
-        image_token(m, name), most_tokens(checkpoint, c), table=table,
+        *placeholders(m, name), most_tokens(checkpoint, c), table=table,
     )  # fmt: skip

@@ -20,7 +20,7 @@ from octavo.vision.qwen2_vl import pixel_limits
 CHANNELS = 3
 EPS = 1e-6
 THETA = 10000.0
-IMAGE_TOKEN = 151655  # transformers' default
+IMAGE_TOKEN, VIDEO_TOKEN = 151655, 151656  # transformers' defaults
 PATCHES = "patch_embed.proj"
 
 
@@ -135,6 +135,9 @@ def most_tokens(checkpoint: Checkpoint, c: QwenTower) -> int:
     return max(1, min(MOST_TOKENS, longest // (c.patch * c.merge) ** 2))
 
 
-def image_token(m: Recorded, name: str) -> int:
-    """Raises CheckpointError."""
-    return token_id(m, name, "image_token_id", default=IMAGE_TOKEN)
+def placeholders(m: Recorded, name: str) -> tuple[int, int]:
+    """The tokens of pictures and of a video's frames. Raises CheckpointError."""
+    return (
+        token_id(m, name, "image_token_id", default=IMAGE_TOKEN),
+        token_id(m, name, "video_token_id", default=VIDEO_TOKEN),
+    )

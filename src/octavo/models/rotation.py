@@ -20,6 +20,7 @@ PARAMETERS = (
     "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor",
     "long_factor", "low_freq_factor", "high_freq_factor", "finetuned",
 )  # fmt: skip
+TURNING = ("qwen3vl",)  # architectures of GGUF whose axes take turns
 GGUF_PARAMETERS = {
     "factor": "rope.scaling.factor", "attention_factor": "rope.scaling.attn_factor",
     "beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow",
@@ -140,4 +141,9 @@ def from_gguf(checkpoint: Checkpoint, m: Metadata, head_dim: int, context: int) 
             raise CheckpointError(f"{name}: rope_freqs.weight is not positive")
         pairs = zip(rotation.frequencies, divisors, strict=True)
         rotation = replace(rotation, frequencies=tuple(f / float(d) for f, d in pairs))
+    if (sections := m.get("rope.dimension_sections")) is not None:
+        given = list(sections)[:3] if isinstance(sections, list | tuple) else sections
+        turns = checkpoint.architecture in TURNING
+        parameters = {"mrope_section": given, "mrope_interleaved": turns}
+        rotation = replace(rotation, axes=_axes(parameters, width // 2, name))
     return rotation

@@ -39,6 +39,10 @@ class VisionModel:
     arrangement: Arrangement | None = None
 
     @property
+    def video(self) -> None:
+        return None
+
+    @property
     def projectors(self) -> tuple[Program, ...]:
         return (self.projector,)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -121,13 +122,13 @@ class ChatTemplate:
         *,
         generation: bool = True,
         continued: bool = False,
-        placeholder: str = "",
-        images: Sequence[str] = (),
+        placeholders: Sequence[str] = (),
+        media: Sequence[str] = (),
     ) -> list[int]:
         """Token ids of a conversation: those of what `write` makes of it."""
         written = self.write(
             messages, tools, options, generation=generation, continued=continued,
-            placeholder=placeholder, images=images,
+            placeholders=placeholders, media=media,
         )  # fmt: skip
         return self._tokenizer.encode_rendered(written.text, written.escape)
 
@@ -139,16 +140,16 @@ class ChatTemplate:
         *,
         generation: bool = True,
         continued: bool = False,
-        placeholder: str = "",
-        images: Sequence[str] = (),
+        placeholders: Sequence[str] = (),
+        media: Sequence[str] = (),
     ) -> Written:
         """A conversation as text.
 
         options: further variables for the template. generation: open the assistant's reply at the
         end. continued: leave out the end of the last message, so that it can be continued.
-        placeholder: what the template writes for a picture, and `images` what is put there instead;
-        content goes to such a template in parts. One that takes only text shows a picture as a line
-        of its own. Raises RequestError.
+        placeholders: what the template writes for a picture and for a video, and `media` what is
+        put there instead; content goes to such a template in parts. One that takes only text shows
+        each as a line of its own. Raises RequestError.
         Control tokens written by the template count; the same characters in a message stay text.
         Tools, calls and their results are written as text where the template knows nothing of them.
         """
@@ -157,21 +158,21 @@ class ChatTemplate:
             extra["tools"] = [tool_variables(t) for t in tools] or None
         else:
             messages = without_tools(messages, tools, self.style)
-        parts = bool(placeholder) and self._takes_parts
+        parts = bool(placeholders) and self._takes_parts
         given = [[message_variables(m, parts) for m in messages], extra]
         everything = _json(given, ensure_ascii=False)
         unused = [c for c in ESCAPES if c not in everything]
         if len(unused) < 2:
             raise RequestError("the messages use every Unicode noncharacter", "messages")
         escape, mark = unused[:2]
-        if placeholder and not parts:
-            placeholder, given[0] = mark, [message_variables(m, mark=mark) for m in messages]
+        if placeholders and not parts:
+            placeholders, given[0] = (mark,), [message_variables(m, mark=mark) for m in messages]
         shielded, extra = _map_text(given, lambda s: self._tokenizer.shield(s, escape))
         text = self._render(shielded, extra)
         if continued:
             text = _left_open(text, _last_text(shielded[-1].get("content", "")))
-        if placeholder:
-            text = _with_images(text, placeholder, images)
+        if placeholders:
+            text = _with_media(text, placeholders, media)
         return Written(text, escape)
 
     def thinking(self, ids: list[int]) -> bool:
@@ -188,16 +189,17 @@ def _json(value: Any, ensure_ascii: bool = True) -> str:
         raise RequestError("the messages nest too deeply", "messages", "invalid_value") from None
 
 
-def _with_images(text: str, placeholder: str, images: Sequence[str]) -> str:
-    """The rendered text with its pictures. A message cannot write a placeholder: it is shielded."""
-    between = text.split(placeholder)
-    if len(between) != len(images) + 1:
+def _with_media(text: str, placeholders: Sequence[str], media: Sequence[str]) -> str:
+    """The rendered text with its pictures and videos. A message cannot write a placeholder: it is
+    shielded."""
+    between = re.split("|".join(map(re.escape, placeholders)), text)
+    if len(between) != len(media) + 1:
         raise RequestError(
-            f"the chat template shows {len(between) - 1} of {len(images)} images", "messages",
-            "invalid_value",
+            f"the chat template shows {len(between) - 1} of {len(media)} images and videos",
+            "messages", "invalid_value",
         )  # fmt: skip
-    rest = zip(images, between[1:], strict=True)
-    return between[0] + "".join(image + after for image, after in rest)
+    rest = zip(media, between[1:], strict=True)
+    return between[0] + "".join(shown + after for shown, after in rest)
 
 
 def _last_text(content: Any) -> str:

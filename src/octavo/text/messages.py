@@ -11,6 +11,7 @@ from octavo.errors import InvalidValue, RequestError
 
 JsonObject = dict[str, Any]
 IMAGES = ("image_url", "image")  # parts that hold pictures; the second is Python's
+VIDEOS = ("video_url", "video")  # a URL of a file; also a list of frames
 
 
 class TextPart(msgspec.Struct, frozen=True, tag="text"):
@@ -30,7 +31,20 @@ class ImagePart(msgspec.Struct, frozen=True, tag="image"):
     at: str
 
 
-Part = TextPart | ImagePart  # the kinds of content that messages may hold
+class VideoPart(msgspec.Struct, frozen=True, tag="video"):
+    """A video in a message, not looked at yet.
+
+    source: a URL, {"url"}, or a list of its frames, each as an ImagePart has it; in Python also a
+    file's bytes or its Path. fps: frames a second that are shown, and that a list has. at: the
+    field it came in.
+    """
+
+    source: Any
+    at: str
+    fps: Any = None
+
+
+Part = TextPart | ImagePart | VideoPart  # the kinds of content that messages may hold
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -63,9 +77,9 @@ class Message(msgspec.Struct, frozen=True):
         return "".join(p.text for p in self.content or () if isinstance(p, TextPart))
 
     @property
-    def images(self) -> list[ImagePart]:
-        """The pictures, in their order."""
-        return [p for p in self.content or () if isinstance(p, ImagePart)]
+    def media(self) -> list[ImagePart | VideoPart]:
+        """The pictures and videos, in their order."""
+        return [p for p in self.content or () if not isinstance(p, TextPart)]
 
 
 class Tool(msgspec.Struct, frozen=True):
@@ -148,6 +162,8 @@ def _part(at: str, given: Any) -> Part:
     kind = given.get("type") if isinstance(given, dict) else type(given).__name__
     if kind in IMAGES and isinstance(given, dict):
         return ImagePart(given.get(kind), f"{at}.{kind}")
+    if kind in VIDEOS and isinstance(given, dict):
+        return VideoPart(given.get(kind), f"{at}.{kind}", given.get("fps"))
     if kind not in ("text", "refusal") or not isinstance(given.get(kind), str):
         raise text_only(at, kind)
     return TextPart(given[kind])
@@ -202,19 +218,21 @@ def message_variables(message: Message, parts: bool = False, mark: str = "") -> 
     """A message as templates take it: OpenAI's keys, and no key without a value.
 
     parts: content is a list of parts, as templates for pictures read it, else it is text. mark: a
-    line of that text which stands for a picture.
+    line of that text which stands for a picture or a video.
     """
     calls = [
         ({} if c.id is None else {"id": c.id}) | {"type": "function", "function": call_variables(c)}
         for c in message.tool_calls
     ]
     content: Any = message.text
-    if mark and message.images:
+    if mark and message.media:
         lines = (p.text if isinstance(p, TextPart) else mark for p in message.content or ())
         content = "\n".join(lines)
     if parts:
         content = [
-            {"type": "text", "text": p.text} if isinstance(p, TextPart) else {"type": "image"}
+            {"type": "text", "text": p.text}
+            if isinstance(p, TextPart)
+            else {"type": "video" if isinstance(p, VideoPart) else "image"}
             for p in message.content or ()
         ]
     values = {

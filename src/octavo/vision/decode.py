@@ -21,7 +21,7 @@ ORIENTATION = 0x0112  # of EXIF
 def decode_image(data: bytes, at: str) -> Image:
     """The upright picture in a file (PNG, JPEG, WebP or GIF), in RGB as reference processors
     convert it: transparency lies over white. Raises RequestError naming `at`."""
-    opened = _opened(data, at)
+    opened = open_image(data, at)
     width, height = opened.size
     check_area(width, height, at)
     if getattr(opened, "is_animated", False):
@@ -29,7 +29,7 @@ def decode_image(data: bytes, at: str) -> Image:
     try:
         opened.load()
     except Exception as e:  # plugins raise whatever they run into, with addresses in it
-        raise _broken(at) from e
+        raise broken_file(at) from e
     return to_rgb(upright(opened))
 
 
@@ -41,12 +41,14 @@ def check_area(width: int, height: int, at: str) -> None:
         )
 
 
-def _broken(at: str) -> InvalidValue:
+def broken_file(at: str) -> InvalidValue:
+    """The refusal of a file that cannot be decoded."""
     return InvalidValue(f"{at} is a damaged or truncated image file", at)
 
 
-def _opened(data: bytes, at: str) -> ImageFile:
-    """The file with its header read. The first bytes alone say which format it is."""
+def open_image(data: bytes, at: str, formats: str = "PNG, JPEG, WebP or GIF") -> ImageFile:
+    """The file with its header read. The first bytes alone say which format it is. formats: those
+    that are wanted. Raises RequestError naming `at`."""
     from PIL.GifImagePlugin import GifImageFile
     from PIL.JpegImagePlugin import JpegImageFile
     from PIL.PngImagePlugin import PngImageFile
@@ -63,11 +65,11 @@ def _opened(data: bytes, at: str) -> ImageFile:
         kind = WebPImageFile
         check_area(*_webp_size(data), at)  # its plugin allocates the picture at once
     if kind is None:
-        raise InvalidValue(f"{at} is no PNG, JPEG, WebP or GIF file", at)
+        raise InvalidValue(f"{at} is no {formats} file", at)
     try:
         opened: ImageFile = kind(io.BytesIO(data))
     except Exception as e:
-        raise _broken(at) from e
+        raise broken_file(at) from e
     return opened
 
 

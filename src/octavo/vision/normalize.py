@@ -17,6 +17,7 @@ from octavo.vision.image import Pixels
 
 Floats = npt.NDArray[np.float32]
 FILES = ("processor_config.json", "preprocessor_config.json")
+VIDEO_FILE = "video_preprocessor_config.json"
 
 
 def processor_settings(checkpoint: Checkpoint) -> Mapping[str, Any]:
@@ -31,6 +32,18 @@ def processor_settings(checkpoint: Checkpoint) -> Mapping[str, Any]:
         f"{checkpoint.path.name}: no preprocessor_config.json says how images are prepared",
         "download the model's files again",
     )
+
+
+def video_settings(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """How a folder's reference processor treats videos: as images, if it says nothing else. Raises
+    CheckpointError."""
+    if (path := checkpoint.files.get(FILES[0])) is not None:
+        found = read_json(path).get("video_processor")
+        if isinstance(found, dict):
+            return found
+    if (path := checkpoint.files.get(VIDEO_FILE)) is not None:
+        return read_json(path)
+    return processor_settings(checkpoint)
 
 
 def _numbers(settings: Mapping[str, Any], key: str, name: str, count: int = 3) -> list[float]:

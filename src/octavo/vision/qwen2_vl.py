@@ -21,7 +21,9 @@ MOST_PIXELS = 1 << 30
 STEEPEST = 200  # longer to shorter side
 
 
-def pixel_limits(settings: Mapping[str, Any]) -> tuple[int, int]:
+def pixel_limits(
+    settings: Mapping[str, Any], defaults: tuple[int, int] = (SHORTEST, LONGEST)
+) -> tuple[int, int]:
     """The fewest and the most pixels of a picture, from a processor's settings. Raises
     CheckpointError."""
     size = settings.get("size") or {}
@@ -29,7 +31,7 @@ def pixel_limits(settings: Mapping[str, Any]) -> tuple[int, int]:
         raise CheckpointError(f"size of the image processor is {str(size)[:40]}")
     found = []
     for older, newer, default in (
-        ("min_pixels", "shortest_edge", SHORTEST), ("max_pixels", "longest_edge", LONGEST),
+        ("min_pixels", "shortest_edge", defaults[0]), ("max_pixels", "longest_edge", defaults[1]),
     ):  # fmt: skip
         given = settings.get(older)
         given = size.get(newer, size.get(older)) if given is None else given
@@ -53,8 +55,9 @@ class Qwen2VLPreprocessor:
 
     def __call__(self, image: Image, detail: Detail, at: str) -> Processed:
         most = min(LOW_TOKENS, self.most) if detail == "low" else self.most
-        size = (image.height, image.width)
-        height, width = self._size(*size, min(self.longest, most * self.side**2), at)
+        size, longest = (image.height, image.width), min(self.longest, most * self.side**2)
+        check_proportions(*size, at)
+        height, width = fitted(*size, self.side, self.shortest, longest)
         tokens = height * width // self.side**2
         if tokens > self.most:
             raise InvalidValue(
@@ -64,23 +67,30 @@ class Qwen2VLPreprocessor:
         pixels = tiles([resized(image, (height, width), self.resample, at)])
         return Processed(self.placeholder * tokens, (ImageInput.of(pixels, size, tokens),))
 
-    def _size(self, height: int, width: int, longest: int, at: str) -> Size:
-        """Height and width in whole tokens, with about the same proportions. Raises
-        InvalidValue."""
-        side = self.side
-        if max(height, width) > STEEPEST * min(height, width):
-            raise InvalidValue(
-                f"{at} has {width:,} x {height:,} pixels; one side is up to {STEEPEST} times as "
-                "long as the other", at,
-            )  # fmt: skip
-        # Python rounds halves to even, as the reference does.
-        down, across = round(height / side) * side, round(width / side) * side
-        if down * across > longest:
-            scale = math.sqrt(height * width / longest)
-            down = max(side, math.floor(height / scale / side) * side)
-            across = max(side, math.floor(width / scale / side) * side)
-        elif down * across < self.shortest:
-            scale = math.sqrt(self.shortest / (height * width))
-            down = math.ceil(height * scale / side) * side
-            across = math.ceil(width * scale / side) * side
-        return down, across
+
+def check_proportions(height: int, width: int, at: str) -> None:
+    """Raises InvalidValue for lines."""
+    if max(height, width) > STEEPEST * min(height, width):
+        raise InvalidValue(
+            f"{at} has {width:,} x {height:,} pixels; one side is up to {STEEPEST} times as "
+            "long as the other", at,
+        )  # fmt: skip
+
+
+def fitted(
+    height: int, width: int, side: int, shortest: int, longest: int, frames: int = 1, even: int = 1
+) -> Size:
+    """Height and width in whole tokens of `side` pixels, with about the same proportions, and from
+    `shortest` to `longest` pixels. frames: which have these pixels together, counted as `even`
+    frames before they are scaled."""
+    # Python rounds halves to even, as the reference does.
+    down, across = round(height / side) * side, round(width / side) * side
+    if even * down * across > longest:
+        scale = math.sqrt(frames * height * width / longest)
+        down = max(side, math.floor(height / scale / side) * side)
+        across = max(side, math.floor(width / scale / side) * side)
+    elif even * down * across < shortest:
+        scale = math.sqrt(shortest / (frames * height * width))
+        down = math.ceil(height * scale / side) * side
+        across = math.ceil(width * scale / side) * side
+    return down, across

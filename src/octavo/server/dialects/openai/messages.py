@@ -25,13 +25,19 @@ class ImageUrl(msgspec.Struct, forbid_unknown_fields=True):
     detail: str | None = None
 
 
+class VideoUrl(msgspec.Struct, forbid_unknown_fields=True):
+    url: str
+
+
 class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
     type: str
     text: str | None = None
     refusal: str | None = None
     image_url: ImageUrl | str | None = None
     input_audio: Raw = Raw()
-    video_url: Raw = Raw()
+    video_url: VideoUrl | str | None = None
+    video: list[str] | str | None = None
+    fps: float | None = None
     file: Raw = Raw()
     annotations: Raw = Raw()
     cache_control: Raw = Raw()
@@ -137,7 +143,8 @@ def _fields(at: str, m: Message) -> dict[str, Any]:
         raise InvalidValue(f"{at} answers no tool_call_id", f"{at}.tool_call_id")
     parts = content if isinstance(content, str) else [
         {"type": p.type, "text": p.text, "refusal": p.refusal,
-         "image_url": msgspec.to_builtins(p.image_url)}
+         "image_url": msgspec.to_builtins(p.image_url),
+         "video_url": msgspec.to_builtins(p.video_url), "video": p.video, "fps": p.fps}
         for p in content
     ]  # fmt: skip
     calls = [
