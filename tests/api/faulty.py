@@ -23,11 +23,13 @@ def chunk(text: str) -> bytes:
 
 
 class Faulty:
-    """posts: requests that came for an answer. left: was set once a client closed its side."""
+    """posts: requests that came for an answer; asked: the last. left: was set once a client closed
+    its side."""
 
     def __init__(self, behaviour: Behaviour, models: bytes | None) -> None:
         self.behaviour, self.models = behaviour, models
         self.posts = 0
+        self.asked = b""
         self.left = threading.Event()
         self.over = threading.Event()
         self.url = ""
@@ -41,6 +43,7 @@ class Faulty:
                 head += data
             if head.startswith(b"POST"):
                 self.posts += 1
+                self.asked = _whole(connection, head)
                 self.behaviour(connection, self)
             elif self.models is None:
                 self.over.wait()
@@ -48,10 +51,20 @@ class Faulty:
                 connection.sendall(HEAD + b"application/json\r\n\r\n" + self.models)
 
 
+def _whole(connection: socket.socket, data: bytes) -> bytes:
+    """A request with all of its body, of which the beginning has come."""
+    head, _, _ = data.partition(b"\r\n\r\n")
+    lines = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
+    size = len(head) + 4 + int(lines.get(b"content-length", b"0"))
+    while len(data) < size and (more := connection.recv(65536)):
+        data += more
+    return data
+
+
 @contextmanager
-def faulty(behaviour: Behaviour, healthy: bool = True) -> Iterator[Faulty]:
+def faulty(behaviour: Behaviour, healthy: bool = True, owner: str = "somebody") -> Iterator[Faulty]:
     """healthy: it says which models it has; else it takes connections and says nothing."""
-    card = {"id": "simulated", "object": "model", "created": 0, "owned_by": "somebody"}
+    card = {"id": "simulated", "object": "model", "created": 0, "owned_by": owner}
     models = json.dumps({"object": "list", "data": [card]}).encode() if healthy else None
     one = Faulty(behaviour, models)
 
@@ -127,3 +140,36 @@ def goes_on_and_on(connection: socket.socket, one: Faulty) -> None:
             connection.sendall(chunk(" more"))
     except OSError:
         one.left.set()
+
+
+def never_closes(tells: bool) -> Behaviour:
+    """Says all of an answer, and nothing of the end of its body. tells: of tokens, as Octavo does."""
+    tokens = b": tokens [1]\n\n" if tells else b""
+    usage = b': usage {"prompt_tokens":1,"completion_tokens":2}\n\n' if tells else b""
+
+    def answer(connection: socket.socket, one: Faulty) -> None:
+        said = chunk(" one") + tokens + chunk(" two") + b"data: [DONE]\n\n" + usage
+        connection.sendall(SSE[:-2] + b"content-length: 100000\r\n\r\n" + said)
+        one.over.wait(0.5)
+        resets(connection, one)
+
+    return answer
+
+
+def proxy(port: int, parts: int, spoil: Behaviour, size: int = 65536) -> Behaviour:
+    """What the server at a port answers, up to so many parts of the stream, then a fault. size: of
+    what is sent at a time."""
+
+    def answer(connection: socket.socket, one: Faulty) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        had = 0
+        with socket.create_connection(("127.0.0.1", port)) as behind:
+            behind.sendall(one.asked.replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
+            while data := behind.recv(65536):
+                for start in range(0, len(data), size):
+                    connection.sendall(data[start : start + size])
+                had += data.count(b": tokens ")
+                if had >= parts:
+                    return spoil(connection, one)
+
+    return answer

@@ -185,6 +185,19 @@ def test_a_stream_in_single_bytes(gateway: Server, good: Server) -> None:
         assert streamed(gateway, "x") == " one two"
 
 
+def test_what_breaks_after_its_end_is_whole(gateway: Server, good: Server) -> None:
+    """The end of the stream has come, that of the connection is a reset: nothing is said twice."""
+    name = good.url.partition("://")[2]
+    for owner in ("octavo", "somebody"):
+        fault = faulty.never_closes(owner == "octavo")
+        with faulty.faulty(fault, owner=owner) as bad, behind(gateway, bad.url):
+            gateway.post("/v1/upstreams/drain", {"upstream": name}, ADMIN)
+            assert streamed(gateway, "x") == " one two"
+            gateway.post("/v1/upstreams", {"upstream": good.url}, ADMIN)
+            wait(lambda: upstreams(gateway)[name]["state"] == "up")
+            assert bad.posts == 1
+
+
 def test_a_client_that_leaves_is_felt_upstream(gateway: Server, good: Server) -> None:
     with foreign(gateway, good, faulty.goes_on_and_on) as endless:
         body = json.dumps({"model": "simulated", "prompt": "x", "stream": True}).encode()

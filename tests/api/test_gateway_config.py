@@ -13,9 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from tests.api.server import Server, serving
-from tests.api.test_gateway import ADMIN, running, simulated, streamed, text, upstreams, wait
+from octavo.cli.config import config
+from octavo.errors import OctavoError
+from octavo.gateway.config import GatewayConfig, convert, read_config
+from tests.api.server import Server, free_port, serving
+from tests.api.test_gateway import (
+    ADMIN,
+    client,
+    running,
+    simulated,
+    streamed,
+    text,
+    upstreams,
+    wait,
+)
 
 KEYS = {"OCTAVO_ADMIN_KEY": "admin", "OCTAVO_UP": "up"}
 
@@ -153,3 +166,59 @@ def test_a_file_is_compared_with_what_is_in_force(
         command, capture_output=True, text=True, env=os.environ | KEYS, timeout=60
     )
     assert (done.returncode, done.stdout) == (0, "~ max_queue: 1024 -> 3\n")
+
+
+def test_commands_show_the_history_and_go_back(
+    gateway: Server, tmp_path: Path, slow: Server
+) -> None:
+    def do(*words: str) -> str:
+        options = ["--gateway", gateway.url, "--admin-key", "admin"]
+        return CliRunner().invoke(config, [*words, *options], catch_exceptions=False).output
+
+    first = in_force(gateway)["config"]
+    gateway.post("/v1/gateway/config", first | {"max_queue": 7}, ADMIN)
+    rows = [line.split() for line in do("list").splitlines()[1:]]
+    assert [(row[0], row[-2]) for row in rows] == [("*", "admin"), ("1", "start")]
+    assert json.loads(do("show"))["max_queue"] == 7
+    shown = do("show", "1")
+    assert json.loads(shown) == first
+    assert do("rollback", "1") == "~ max_queue: 7 -> 1024\nconfiguration 3 is in force\n"
+    assert in_force(gateway)["config"] == first
+    assert json.loads(do("list", "--json"))["configs"][0]["version"] == 3
+    with pytest.raises(OctavoError, match="no configuration 9 is kept"):
+        do("rollback", "9")
+    (tmp_path / "shown.yaml").write_text(shown)
+    assert read_config(tmp_path / "shown.yaml").running == convert(first, GatewayConfig)
+
+
+def test_a_prepared_answer_when_nobody_answers(tmp_path: Path, other: Server) -> None:
+    """Marked, never for what upstreams refuse, and counted as the error that it hides."""
+    said = "We are busy. Please ask again in a minute."
+    dead, model = {"upstreams": [f"http://127.0.0.1:{free_port()}"]}, {"prepared_answer": said}
+    file, log = tmp_path / "gateway.yaml", tmp_path / "log"
+    configured(file, pools={"default": dead}, models={"simulated": model}, queue_timeout=0.5)
+    gateway = Server("--config", str(file), log=log, does="gateway", env=KEYS)
+    try:
+        wait(lambda: gateway.get("/health/live")[0] == 200)
+        asked = client(gateway)
+        chat: Any = {"model": "simulated", "messages": [{"role": "user", "content": "hi"}]}
+        raw = asked.chat.completions.with_raw_response.create(**chat)
+        assert raw.headers["x-fallback"] == "prepared"
+        assert raw.parse().choices[0].message.content == said
+        chunks = list(asked.chat.completions.create(**chat, stream=True))
+        assert "".join(c.choices[0].delta.content or "" for c in chunks) == said
+        assert chunks[-1].choices[0].finish_reason == "stop"
+        assert text(gateway, "x") == streamed(gateway, "x") == said
+        assert gateway.metric("octavo_gateway_prepared_total") == 4
+        assert gateway.metric("octavo_upstream_requests_total", status="503") == 4
+        for path, body in (("/v1/embeddings", {"input": "x"}), ("/v1/completions", {"model": "o"})):
+            assert gateway.post(path, {"model": "simulated"} | body)[0] == 503
+        configured(file, other, models={"simulated": model}, queue_timeout=0.5)
+        hang_up(gateway, 2)
+        wait(lambda: gateway.get("/health/ready")[0] == 200)
+        assert text(gateway, "x") == text(other, "x")
+        many = {"model": "simulated", "prompt": "x", "max_tokens": "many"}
+        assert gateway.post("/v1/completions", many)[0] == 400
+        assert gateway.metric("octavo_gateway_prepared_total") == 4
+    finally:
+        gateway.stop()

@@ -23,8 +23,10 @@ from octavo.gateway.config import (
     read_yaml,
     schema,
 )
-from octavo.gateway.config_history import KEPT, TABLES, ConfigHistory, NoSuchConfig, hash_of
+from octavo.gateway.config_history import KEPT, ConfigHistory, NoSuchConfig, hash_of
+from octavo.gateway.kept import SECONDS, KeptResponses
 from octavo.gateway.members import sources_of
+from octavo.gateway.state import TABLES
 from octavo.gateway.upstream import Place
 from tests import postgres
 
@@ -144,6 +146,20 @@ def test_the_last_configurations_are_kept(url: str) -> None:
     assert history.get(4) == configs[3]
     with pytest.raises(NoSuchConfig, match="no configuration 3 is kept"):
         history.get(3)
+    first.close(), second.close()
+
+
+def test_who_keeps_a_response_is_known_to_all_gateways(url: str) -> None:
+    first, second, now = open_database(url, TABLES), open_database(url, TABLES), [0.0]
+    kept, other = KeptResponses(first, lambda: now[0]), KeptResponses(second, lambda: now[0])
+    kept.put("a", "anna", "x:1"), kept.put("b", "anna", "x:1"), other.put("b", "anna", "x:2")
+    assert [other.find(id, "anna") for id in "abc"] == ["x:1", "x:2", None]
+    assert other.find("a", "other") is None
+    other.forget("b")
+    assert kept.find("b", "anna") is None
+    now[0] = SECONDS + 1
+    kept.put("c", "anna", "x:1")
+    assert [other.find(id, "anna") for id in "ac"] == [None, "x:1"]
     first.close(), second.close()
 
 

@@ -301,7 +301,8 @@ async def test_all_that_was_seen_is_there_after_the_end(tmp_path: Path) -> None:
     """What a gateway saw last is written at its end, once."""
     url = str(tmp_path / "state.sqlite3")
     for _ in range(2):
-        async with kept_in(url) as (releases, experiments, _):
+        async with kept_in(url) as state:
+            releases, experiments = state.releases, state.experiments
             if not experiments.all():
                 experiments.start(spec(a=50, b=50), "ann")
                 releases.start(SPEC, "ann")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from octavo.checkpoint import open_checkpoint
@@ -128,6 +129,16 @@ def test_a_follower_passes_on_what_it_can() -> None:
     end = b"data: [DONE]\n\n" + ended(Spent(3, 4))
     assert follower.feed(told([3]) + end) == b"data: b\n\ndata: [DONE]\n\n"
     assert follower.tokens == [1, 2, 3] and follower.spent == Spent(3, 4)
+
+
+def test_a_follower_passes_on_what_came_before_nonsense() -> None:
+    follower = Follower([])
+    assert (
+        follower.feed(b"data: a\n\n" + told([1]) + b"data: b\n\n: tokens [2,\n\n") == b"data: a\n\n"
+    )
+    assert follower.tokens == [1]
+    with pytest.raises(msgspec.MsgspecError):
+        follower.feed(b"x")
 
 
 def test_a_body_that_asks() -> None:

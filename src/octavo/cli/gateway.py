@@ -128,6 +128,10 @@ class Hedge(Number):
     "same one agree. [in memory]",
 )  # fmt: skip
 @click.option(
+    "--data-dir", "data", type=click.Path(file_okay=False), envvar="OCTAVO_DATA_DIR",
+    help="Folder that keeps files and batches. [one that ends with the gateway]",
+)  # fmt: skip
+@click.option(
     "--drain-timeout", type=count(0, 86_400), default=30, show_default=True, metavar="SECONDS",
     help="Seconds given to running requests at the end.",
 )  # fmt: skip

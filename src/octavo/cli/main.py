@@ -34,6 +34,7 @@ COMMANDS = {
     "show": ("octavo.cli.show", "Describe a model; --program lists its operations."),
     "release": ("octavo.cli.release", "Bring a new version of a model in, step by step."),
     "experiment": ("octavo.cli.experiment", "Compare variants of a model on real requests."),
+    "config": ("octavo.cli.config", "Show the configurations of a gateway, and go back to one."),
     "plan": ("octavo.cli.plan", "Say how much memory a model takes, before loading it."),
     "quantize": ("octavo.cli.quantize", "Make a model small, as a new file or folder."),
     "evaluate": ("octavo.cli.evaluate", "Measure what a smaller model has lost."),

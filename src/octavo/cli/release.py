@@ -11,7 +11,7 @@ import click
 
 from octavo.cli.asking import Gateway, gateway_options, read_yaml
 from octavo.cli.options import count, json_flag
-from octavo.cli.screen import say, say_json, table
+from octavo.cli.screen import say, say_json, table, utc
 from octavo.errors import UsageError
 
 
@@ -97,17 +97,11 @@ def _show(found: dict[str, Any]) -> None:
     say()
     for r in found["audit"]:
         detail = "" if r["what"] == "start" else r["detail"]
-        say(f"{_time(r['at'])}  {r['who']}: {r['what']}  {detail}".rstrip())
+        say(f"{utc(r['at'])}  {r['who']}: {r['what']}  {detail}".rstrip())
 
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
-
-
-def _time(at: float) -> str:
-    from datetime import UTC, datetime
-
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _act(model: str, action: str, url: str, admin_key: str | None) -> None:

@@ -29,6 +29,13 @@ def size(nbytes: int) -> str:
     return f"{nbytes / 1e6:,.1f} MB" if nbytes >= 1e6 else f"{nbytes / 1e3:,.1f} kB"
 
 
+def utc(at: float) -> str:
+    """Seconds since 1970, as a date."""
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
 def say_json(value: Any) -> None:
     """Prints a value as JSON, indented, in ASCII."""
     import json

@@ -43,7 +43,8 @@ class UpstreamQueue:
 
     def __init__(self, upstreams: Upstreams, limits: WaitLimits) -> None:
         self._upstreams, self.limits = upstreams, limits
-        self._lines: dict[tuple[Pools, str], list[_Waiting]] = {}  # by pools and model, in order
+        # By pools, model and keeper; in order.
+        self._lines: dict[tuple[Pools, str, str], list[_Waiting]] = {}
         self._closed = False
         self._numbers = count()
         self._rate, self._at = 0.0, time.monotonic()  # requests that ended, a second
@@ -65,7 +66,8 @@ class UpstreamQueue:
     def candidates(self, asked: Relayed, pools: Pools) -> list[Upstream]:
         """Upstreams that may take a request now."""
         model = asked.outline.model
-        return [up for up in self._up(pools) if model in up.models]
+        up = [self._upstreams.get(asked.keeper)] if asked.keeper else self._up(pools)
+        return [one for one in up if one is not None and one.state == "up" and model in one.models]
 
     def _up(self, pools: Pools) -> list[Upstream]:
         return [up for up in self._upstreams if up.state == "up" and up.place.pool in pools]
@@ -112,7 +114,10 @@ class UpstreamQueue:
         """A place in the first of the pools that has one, else at one that is barred; None: all are
         busy or down. Raises UnknownModel for a model that nobody serves, once it is known."""
         model, known = asked.outline.model or "", False
-        for kept_out in (barred, ()) if barred else ((),):
+        passes: tuple[Collection[str], ...] = (barred, ()) if barred else ((),)
+        if (keeper := self._upstreams.get(asked.keeper)) is not None:
+            passes = ({up.id for up in self._upstreams if up is not keeper},)
+        for kept_out in passes:
             for each in pools:
                 found = self._upstreams.choose(each, model, asked.ask, kept_out)
                 if found.lease is not None:
@@ -127,7 +132,7 @@ class UpstreamQueue:
     def spare(self, asked: Relayed, pools: Pools, barred: Collection[str]) -> UpstreamLease | None:
         """An upstream of the first pool beside those that are barred, if one is free and nobody
         waits."""
-        if self.waiting:
+        if self.waiting or asked.keeper:
             return None
         ask = replace(asked.ask, session="")  # which stays where it is
         return self._upstreams.choose(pools[0], asked.outline.model or "", ask, barred).lease
@@ -140,7 +145,8 @@ class UpstreamQueue:
         Raises UnknownModel, NoUpstream if it would wait too long, and Overloaded at the end.
         """
         self._check_open()
-        key = pools, asked.outline.model or ""  # who waits for one pool is in no other's way
+        # Who waits for one pool, or one upstream, is in no other's way.
+        key = pools, asked.outline.model or "", asked.keeper
         if not self._lines.get(key) and (lease := self._look(asked, pools, barred)) is not None:
             return lease
         if (full := self.waiting) >= self.limits.requests:

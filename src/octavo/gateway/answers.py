@@ -8,7 +8,7 @@ import msgspec
 from starlette.responses import Response
 
 from octavo.errors import RequestError
-from octavo.gateway.body import RESUMABLE
+from octavo.gateway.body import RESPONSES, RESUMABLE
 from octavo.gateway.errors import UpstreamFailed
 from octavo.gateway.job import RelayJob
 from octavo.gateway.transport import Answer
@@ -18,6 +18,7 @@ from octavo.server.resume import Spent
 
 STREAMS = ("text/event-stream", "application/x-ndjson")
 DONE = b"[DONE]"
+LAST = ("response.completed", "response.incomplete", "response.failed", "error")
 ELSEWHERE = ("engine_error", "engine_failed", "engine_closed", "internal_error", "shutting_down")
 
 
@@ -58,14 +59,40 @@ def wanted_wait(response: Response) -> float | None:
     return None
 
 
-class _Whole(msgspec.Struct):
-    usage: Spent | None = None
+class _Usage(msgspec.Struct, frozen=True):
+    """Anthropic's messages and OpenAI's responses have other names for the same."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+    @property
+    def spent(self) -> Spent:
+        prompt = self.prompt_tokens or self.input_tokens
+        return Spent(prompt, self.completion_tokens or self.output_tokens, self.cached_tokens)
+
+
+class _Whole(msgspec.Struct, frozen=True):
+    usage: _Usage | None = None
+
+    @property
+    def spent(self) -> Spent:
+        return (self.usage or _Usage()).spent
+
+
+class _Last(msgspec.Struct):
+    """The last event of a response."""
+
+    type: str
+    response: _Whole = _Whole()
 
 
 def read_spent(body: bytes, who: str) -> Spent:
     """The tokens that an answer says it took. Raises UpstreamFailed for what is no JSON."""
     try:
-        return msgspec.json.decode(body, type=_Whole).usage or Spent()
+        return msgspec.json.decode(body, type=_Whole).spent
     except msgspec.ValidationError:
         return Spent()  # of another dialect
     except msgspec.DecodeError:
@@ -91,9 +118,30 @@ def is_final(rest: bytes) -> bool:
 
 def streamed(job: RelayJob) -> Spent | None:
     """The tokens of a stream that has ended, about; None if its end is missing."""
-    if job.asked.path in RESUMABLE and DONE not in job.tail[-64:]:
+    done = DONE in job.tail[-64:]
+    if job.asked.path == RESPONSES and not done:  # which some end without it
+        return _response_spent(job.tail)
+    if job.asked.path in RESUMABLE and not done:
         return None
     return Spent(job.asked.ask.tokens, job.chunks)
+
+
+def complete(job: RelayJob) -> bool:
+    """Whether the end of a stream has been passed on, where that can be told: what fails after it
+    is no fault."""
+    if job.follower is not None:
+        return job.follower.spent is not None
+    return job.asked.path in (RESPONSES, *RESUMABLE) and streamed(job) is not None
+
+
+def _response_spent(tail: bytes) -> Spent | None:
+    """What the last event of a response says of its tokens; None if it is not the last."""
+    try:
+        data = tail.rpartition(b"data: ")[2].partition(b"\n")[0]
+        last = msgspec.json.decode(data, type=_Last)
+    except msgspec.MsgspecError:
+        return None
+    return last.response.spent if last.type in LAST else None
 
 
 def count(usage: Usage, spent: Spent) -> None:

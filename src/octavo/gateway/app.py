@@ -3,36 +3,39 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import WebSocketRoute
 from starlette.types import ASGIApp
 
 from octavo import __version__
 from octavo.errors import Overloaded
-from octavo.gateway.admin import Admin
 from octavo.gateway.admission import UpstreamQueue
-from octavo.gateway.config_admin import ConfigAdmin
 from octavo.gateway.metrics import GatewayMetrics
 from octavo.gateway.relay import Relay
-from octavo.gateway.trials import Trials
 from octavo.gateway.upstreams import Upstreams
 from octavo.server import page
-from octavo.server.app import described, routing, starlette
+from octavo.server.app import described, endpoints, routing, starlette
+from octavo.server.batches import Batches
+from octavo.server.bodies import Bodies
 from octavo.server.cancel import cancel
 from octavo.server.dialect import Dialect, EmbedRoute, GenerateRoute, ScoreRoute, TextRoute
 from octavo.server.dialects import DIALECTS
 from octavo.server.endpoint import Endpoint
 from octavo.server.exchange import OTHER, Observer
 from octavo.server.exchanges import ExchangeMiddleware, RouteLabel
-from octavo.server.guard import PAGE, Access, guarded
+from octavo.server.guard import PAGE, Access, Keys, guarded
 from octavo.server.http import json_response
 from octavo.server.idempotency import Idempotency
+from octavo.server.loopback import Loopback
 from octavo.server.requests import RequestRoutes, Requests
 from octavo.server.runner import answering
+from octavo.server.sockets import Sockets
 from octavo.server.timelines import Timeline, Timelines
 from octavo.server.usage import UsageRoute
 
@@ -105,14 +108,16 @@ class AboutGateway:
 
 
 def create_app(
-    upstreams: Upstreams, relay: Relay, admin: Admin, trials: Trials, configs: ConfigAdmin,
-    door: Door, metrics: GatewayMetrics, access: Access, observe: Observer, timelines: Timelines,
-    ui: bool,
+    upstreams: Upstreams, relay: Relay, door: Door, metrics: GatewayMetrics, batches: Batches,
+    more: Sequence[Endpoint], access: Access, observe: Observer, timelines: Timelines, ui: bool,
 ) -> ASGIApp:  # fmt: skip
-    """The ASGI application, which calls `observe` with every exchange that has ended. timelines: of
+    """The ASGI application, which calls `observe` with every exchange that has ended. Messages of
+    sockets and lines of batches take the way of other requests. more: endpoints. timelines: of
     requests; its `running` is kept true. ui: whether browsers get the page."""
     default, about = DIALECTS[0], AboutGateway(upstreams, door, metrics)
     requests, running = RequestRoutes(timelines), timelines.running
+    loopback, owner = Loopback(), Keys(access).owner
+    batches.loopback, batches.endpoints, batches.sender = loopback, endpoints(DIALECTS), owner
     own = [
         Endpoint("/health", "GET", about.ready),
         Endpoint("/health/ready", "GET", about.ready),
@@ -124,9 +129,8 @@ def create_app(
         Endpoint("/v1/requests", "GET", answering(requests.list), answer=Requests),
         Endpoint("/v1/requests/{id}", "GET", answering(requests.show), answer=Timeline),
         Endpoint("/v1/requests/{id}/cancel", "POST", answering(cancel(running))),
-        *admin.table(),
-        *trials.table(),
-        *configs.table(),
+        *batches.table(Bodies()),
+        *more,
     ]
     own += described(PASSED_DIALECTS, own)
     table = [(one, default) for one in own]
@@ -135,10 +139,12 @@ def create_app(
             passed = answering(partial(_passed, relay, door, route.path))
             table.append((Endpoint(route.path, "POST", passed), dialect))
     routes, paths = routing(table)
-    paths[PAGE] = RouteLabel(PAGE, default.error_body)
-    routes = [*(page.ROUTES if ui else ()), *routes]
-    app = guarded(Idempotency(starlette(routes)), access)
-    return ExchangeMiddleware(app, paths, RouteLabel(OTHER, default.error_body), observe, running)
+    sockets = Sockets(loopback, default.error_body, owner)
+    paths |= {path: RouteLabel(path, default.error_body) for path in ("/v1/ws", PAGE)}
+    sides = [WebSocketRoute("/v1/ws", sockets.serve), *(page.ROUTES if ui else ())]
+    app, other = starlette([*sides, *routes]), RouteLabel(OTHER, default.error_body)
+    loopback.app = ExchangeMiddleware(app, paths, other, observe, running)
+    return ExchangeMiddleware(guarded(Idempotency(app), access), paths, other, observe, running)
 
 
 async def _passed(relay: Relay, door: Door, path: str, request: Request) -> Response:

@@ -17,6 +17,7 @@ from octavo.server.resume import Resume
 
 PREFIX_BYTES = 512  # bytes of text that prefixes are compared by
 TOKEN = 4  # bytes of text, about
+RESPONSES = "/v1/responses"
 RESUMABLE = {"/v1/chat/completions": "chatcmpl-", "/v1/completions": "cmpl-"}
 
 
@@ -36,9 +37,21 @@ class Outline(msgspec.Struct):
     resume: Raw = Raw()
     max_tokens: Raw = Raw()
     max_completion_tokens: Raw = Raw()
+    max_output_tokens: Raw = Raw()
+    previous_response_id: Raw = Raw()
     messages: Raw = Raw()
     prompt: Raw = Raw()
     input: Raw = Raw()
+
+    @property
+    def previous(self) -> str | None:
+        """The id of the response that it follows. Raises InvalidValue."""
+        if bytes(self.previous_response_id) in (b"", b"null"):
+            return None
+        try:
+            return msgspec.json.decode(self.previous_response_id, type=str)
+        except msgspec.MsgspecError:
+            raise InvalidValue("previous_response_id is a string", "previous_response_id") from None
 
 
 def _number(raw: Raw, otherwise: int | None) -> int | None:
@@ -50,7 +63,8 @@ def _number(raw: Raw, otherwise: int | None) -> int | None:
 
 @dataclass(frozen=True)
 class Relayed:
-    """A request as it is passed on. path: the route's; target: with what it was asked for."""
+    """A request as it is passed on. path: the route's; target: with what it was asked for. keeper:
+    the only upstream that can answer it, "" for any."""
 
     path: str
     target: str
@@ -58,6 +72,7 @@ class Relayed:
     outline: Outline
     salt: str = ""
     session: str = ""
+    keeper: str = ""
 
     @property
     def stream(self) -> bool:
@@ -71,7 +86,8 @@ class Relayed:
     def most_tokens(self) -> int | None:
         """Tokens of the answer at most, if it says."""
         outline = self.outline
-        return _number(outline.max_completion_tokens, _number(outline.max_tokens, None))
+        named = outline.max_completion_tokens or outline.max_output_tokens
+        return _number(named, _number(outline.max_tokens, None))
 
     @cached_property
     def ask(self) -> Ask:

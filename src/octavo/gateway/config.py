@@ -34,6 +34,7 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     database: str | None = None
+    data: str | None = None
     drain_timeout: Annotated[int, Meta(ge=0, le=86_400)] = 30
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
@@ -63,10 +64,12 @@ class UpstreamPool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """pool: that serves a model; fallback: pools for when nobody in it can, in order."""
+    """pool: that serves a model; fallback: pools for when nobody in it can, in order;
+    prepared_answer: a text for when nobody in any can."""
 
     pool: str = DEFAULT
     fallback: tuple[str, ...] = (FALLBACK,)
+    prepared_answer: Annotated[str, Meta(min_length=1, max_length=1 << 16)] | None = None
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

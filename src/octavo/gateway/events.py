@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Numbers and names of a request. seconds: until its end; ttft: until its first byte; itl: mean
-    seconds between tokens. retries: before the first byte; failovers: after it. hedges:
-    second upstreams that were asked; hedge_won: one of them answered."""
+    """Numbers and names of a request. replica, pool: who answered, "" for nobody. seconds: until
+    its end; ttft: until its first byte; itl: mean seconds between tokens. retries: before the first
+    byte; failovers: after it. hedges: second upstreams that were asked; hedge_won: one of them
+    answered. prepared: the client got a prepared answer in place of an error of this status."""
 
     model: str
     version: str
     replica: str
+    pool: str
     status: int
     code: str | None
     seconds: float
@@ -25,3 +27,4 @@ class Finished:
     failovers: int
     hedges: int = 0
     hedge_won: bool = False
+    prepared: bool = False

@@ -5,12 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import msgspec
+from starlette.responses import Response
+from starlette.types import Scope
 
+from octavo.balance.retry import RETRYABLE
 from octavo.gateway.body import Relayed
 from octavo.gateway.errors import NoUpstream
+from octavo.gateway.events import Finished
+from octavo.gateway.prepared import prepared
 from octavo.gateway.traffic import Dealt
 from octavo.gateway.upstreams import UpstreamLease
 from octavo.generate.reply import Usage
+from octavo.server.exchange import Exchange, exchange
+from octavo.server.guard import principal
 from octavo.server.resume import Follower, Resume, asking
 
 
@@ -30,6 +37,7 @@ class RelayJob:
     retries: int = 0
     hedges: int = 0  # second upstreams that were asked
     hedge_won: bool = False
+    spared: int | None = None  # the status of an error that a prepared answer came for
     lease: UpstreamLease | None = None
     tail: bytes = b""  # of what was passed on
     chunks: int = 0
@@ -55,6 +63,32 @@ class RelayJob:
         else:
             self.follower = None
 
+    def spare(self, status: int) -> Response | None:
+        """What the configuration has its model say in place of this status of an error."""
+        text = self.dealt.route.prepared_answer
+        if text is None or status not in RETRYABLE:
+            return None
+        found = prepared(self.asked, text)
+        self.spared = None if found is None else status
+        return found
+
+    def finished(self, one: Exchange) -> Finished:
+        """What is told of it once its exchange has ended."""
+        usage, lease = self.usage, self.lease
+        return Finished(
+            model=one.model or "", version=self.dealt.version,
+            replica="" if lease is None else lease.upstream.id,
+            pool="" if lease is None else lease.upstream.place.pool,
+            status=self.spared or one.status,
+            code=one.code, seconds=one.seconds,
+            ttft=None if usage.first is None else usage.first - one.began,
+            itl=None if usage.first is None or usage.last is None or self.tokens < 2
+            else (usage.last - usage.first) / (self.tokens - 1),
+            prompt_tokens=usage.prompt, completion_tokens=usage.completion,
+            retries=self.retries, failovers=self.failovers, hedges=self.hedges,
+            hedge_won=self.hedge_won, prepared=self.spared is not None,
+        )  # fmt: skip
+
     def pass_on(self, data: bytes) -> None:
         """Part of a stream goes to the client."""
         if self.dealt.seen is not None:
@@ -63,3 +97,14 @@ class RelayJob:
     @property
     def tokens(self) -> int:
         return self.chunks if self.follower is None else len(self.follower.tokens)
+
+
+async def reserve(scope: Scope, job: RelayJob) -> None:
+    """Takes the request, and the tokens it may use, from its sender's account."""
+    if (account := principal(scope).account) is None:
+        return
+    one = exchange(scope)
+    await account.enter()
+    one.at_end.append(account.end)
+    meter = await account.take(job.asked.ask.tokens, job.asked.most_tokens)
+    one.at_end.append(lambda: meter.settle(job.usage.computed))

@@ -87,6 +87,11 @@ class GatewayMetrics(Metrics):
             ["won"], registry=self.registry,
         )  # fmt: skip
 
+        self._prepared = Counter(
+            "octavo_gateway_prepared", "Prepared answers given when no upstream had one",
+            registry=self.registry,
+        )  # fmt: skip
+
     def watch(self, cache: ResponseCache) -> None:
         """Tells of a response cache, too."""
         self.registry.register(_CacheCollector(cache))
@@ -95,6 +100,7 @@ class GatewayMetrics(Metrics):
         """Counts a request that has ended."""
         self._upstream.labels(one.replica, one.version, str(one.status)).inc()
         self._retries.inc(one.retries)
+        self._prepared.inc(one.prepared)
         self._failovers.inc(one.failovers)
         if one.hedges:
             self._hedges.labels("yes" if one.hedge_won else "no").inc(one.hedges)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -20,6 +20,7 @@ from octavo.gateway.admission import UpstreamQueue
 from octavo.gateway.answers import (
     STREAMS,
     check_stream,
+    complete,
     count,
     events,
     failure,
@@ -30,14 +31,16 @@ from octavo.gateway.answers import (
     wanted_wait,
 )
 from octavo.gateway.body import Relayed, read_outline
-from octavo.gateway.errors import UpstreamFailed
+from octavo.gateway.errors import NoUpstream, UpstreamFailed
 from octavo.gateway.events import Finished
+from octavo.gateway.headers import back, onward, with_key
 from octavo.gateway.health import Health
 from octavo.gateway.hedge import Begun, begin, first_good, good
-from octavo.gateway.job import RelayJob
+from octavo.gateway.job import RelayJob, reserve
 from octavo.gateway.response_cache import ResponseCache, key_of
 from octavo.gateway.traffic import SESSION, Traffic, units_of
 from octavo.gateway.transport import Answer, Transport
+from octavo.gateway.upstream import Upstream
 from octavo.gateway.upstreams import UpstreamLease
 from octavo.generate.reply import Usage
 from octavo.server.bodies import Bodies
@@ -46,12 +49,7 @@ from octavo.server.guard import principal
 from octavo.server.http import EventStream, while_connected
 from octavo.server.resume import Follower
 
-KEYS = ("authorization", "x-api-key")
-PASSED_ON = (
-    *KEYS, "content-type", "accept", "traceparent", "anthropic-version", "anthropic-beta",
-    "x-slo-ttft-ms",
-)  # fmt: skip
-PASSED_BACK = ("retry-after", "retry-after-ms", "x-should-retry")
+Keeper = Callable[[str], Awaitable[Upstream]]  # of a response, by its id
 JSON = "application/json"
 
 
@@ -66,14 +64,19 @@ class Relay:
         self.traffic = traffic
         self._admission, self._transport, self._health = admission, transport, health
         self._watch = watch
-        self._passed_on = PASSED_ON[len(KEYS) :] if guarded else PASSED_ON
+        self._guarded = guarded
         self._bodies = Bodies()
         self._backoff = Backoff()
         self.hedges, self.cache = Hedges(), ResponseCache()
         self._budget = RetryBudget(time.monotonic)
 
-    async def answer(self, request: Request, path: str) -> Response:
-        """The answer of an upstream. path: the route's. Raises RequestError, ClientGone."""
+    def onward(self, request: Request) -> dict[str, str]:
+        """The headers of a request that upstreams get."""
+        return onward(request.headers, exchange(request.scope).id, self._guarded)
+
+    async def answer(self, request: Request, path: str, keeper: Keeper | None = None) -> Response:
+        """The answer of an upstream. path: the route's. keeper: finds who has what the request
+        follows. Raises RequestError, ClientGone."""
         async with self._bodies.whole(request) as body:
             outline = read_outline(body)
         one, sender = exchange(request.scope), principal(request.scope)
@@ -86,14 +89,18 @@ class Relay:
             body = dealt.body(body)
             outline = read_outline(body)
             outline.model = dealt.model
-        headers = {k: v for k in self._passed_on if (v := request.headers.get(k)) is not None}
-        headers["x-request-id"] = one.id
+        at = None
+        if keeper is not None and (previous := outline.previous) is not None:
+            at = await keeper(previous)
+        if at is not None:
+            dealt = dealt.kept_in(at.place.pool)
         target = path + (f"?{request.url.query}" if request.url.query else "")
         session = request.headers.get(SESSION, "")
-        asked = Relayed(path, target, body, outline, sender.salt, session)
-        job = RelayJob(asked, headers, dealt, Usage(began=one.began), asked.resume())
+        name = "" if at is None else at.id
+        asked = Relayed(path, target, body, outline, sender.salt, session, name)
+        job = RelayJob(asked, self.onward(request), dealt, Usage(began=one.began), asked.resume())
         one.usage = job.usage
-        await self._reserve(request, job)
+        await reserve(request.scope, job)
         key = key_of(job) if self.cache.limit else None
         if key is not None:
             if (coming := self.cache.coming(key)) is not None:
@@ -106,26 +113,24 @@ class Relay:
         one.at_end.append(lambda: self._ended(job, one))
         self._budget.request()
         response = await self._run(job, request, key)
-        response.headers.update(dealt.headers)
+        pool = "" if job.lease is None else job.lease.upstream.place.pool
+        response.headers.update(dealt.headers(pool))
         return response
-
-    async def _reserve(self, request: Request, job: RelayJob) -> None:
-        """Takes the request, and the tokens it may use, from its sender's account."""
-        if (account := principal(request.scope).account) is None:
-            return
-        one = exchange(request.scope)
-        await account.enter()
-        one.at_end.append(account.end)
-        meter = await account.take(job.asked.ask.tokens, job.asked.most_tokens)
-        one.at_end.append(lambda: meter.settle(job.usage.computed))
 
     async def _run(self, job: RelayJob, request: Request, key: bytes | None) -> Response:
         one = exchange(request.scope)
-        answer = await while_connected(request.receive, self._first(job))
-        lease, model = job.lease, job.asked.outline.model
+        try:
+            answer = await while_connected(request.receive, self._first(job))
+        except (UpstreamFailed, NoUpstream) as e:
+            if (spare := job.spare(e.status)) is None:
+                raise
+            return spare
+        lease = job.lease
         assert lease is not None
-        one.model = model  # which is one that an upstream has
+        one.model = job.asked.outline.model  # which is one that an upstream has
         if isinstance(answer, Response):
+            if (spare := job.spare(answer.status_code)) is not None:
+                return spare
             if key is not None:
                 self.cache.keep(key, answer)
             return answer
@@ -238,10 +243,7 @@ class Relay:
         job.follow(own)
         streams = job.asked.stream
         idle = timeouts.idle if own else timeouts.foreign if streams else timeouts.total
-        headers = job.headers
-        if up.place.key is not None:
-            headers = {k: v for k, v in headers.items() if k not in KEYS}
-            headers["authorization"] = f"Bearer {up.place.key}"
+        headers = with_key(job.headers, up)
         answer = await self._transport.open(up, job.asked.target, headers, job.body, idle)
         try:
             if answer.status == 200 and answer.media_type in STREAMS:
@@ -266,8 +268,7 @@ class Relay:
             lease.end(True)
         elif answer.status not in RETRYABLE:
             lease.end(None if answer.status < 500 else False)
-        headers = {k: v for k in PASSED_BACK if (v := answer.headers.get(k)) is not None}
-        headers["x-replica"] = lease.upstream.id
+        headers = back(answer.headers, lease.upstream)
         return Response(body, answer.status, headers, answer.headers.get("content-type"))
 
     async def _again(
@@ -354,7 +355,12 @@ class Relay:
                 if ready:
                     job.pass_on(ready)
                     yield ready
-            data = await answer.read()
+            try:
+                data = await answer.read()
+            except UpstreamFailed:
+                if not complete(job):
+                    raise
+                break
         spent = streamed(job) if follower is None else follower.spent
         if spent is None and follower is not None and is_final(follower.rest):
             yield follower.rest
@@ -373,6 +379,8 @@ class Relay:
         if not await self._again(job, lease, error, None):
             raise error
         job.failovers += 1
+        if job.tokens:  # of weights that only its pool is known to have
+            job.dealt = replace(job.dealt, only=lease.upstream.place.pool)
         able = self._admission.candidates(job.asked, job.dealt.pools)
         job.failed |= {up.id for up in able if not up.own}  # which would begin anew
         found = await self._first(job)
@@ -383,18 +391,8 @@ class Relay:
     def _ended(self, job: RelayJob, one: Exchange) -> None:
         """Tells of a request that has ended."""
         self._admission.ended()
-        usage, lease = job.usage, job.lease
-        told = Finished(
-            model=one.model or "", version=job.dealt.version,
-            replica="" if lease is None else lease.upstream.id, status=one.status,
-            code=one.code, seconds=one.seconds,
-            ttft=None if usage.first is None else usage.first - one.began,
-            itl=None if usage.first is None or usage.last is None or job.tokens < 2
-            else (usage.last - usage.first) / (job.tokens - 1),
-            prompt_tokens=usage.prompt, completion_tokens=usage.completion,
-            retries=job.retries, failovers=job.failovers, hedges=job.hedges,
-            hedge_won=job.hedge_won,
-        )  # fmt: skip
+        told = job.finished(one)
         self._watch(told)
-        batch = 0 if lease is None else lease.upstream.running
-        self.traffic.ended(job.dealt, told, sum(usage.reused.values()), batch)
+        batch = 0 if job.lease is None else job.lease.upstream.running
+        down = not self._admission.candidates(job.asked, job.dealt.pools[:1])
+        self.traffic.ended(job.dealt, told, sum(job.usage.reused.values()), batch, down)

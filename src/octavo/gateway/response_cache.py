@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Raw
 from starlette.responses import Response
 
-from octavo.gateway.body import Relayed
+from octavo.gateway.body import RESPONSES, Relayed
 from octavo.gateway.job import RelayJob
 from octavo.server.http import STREAM_HEADERS
 
@@ -55,8 +55,8 @@ def key_of(job: RelayJob) -> bytes | None:
 
 
 def _complete(asked: Relayed) -> bool:
-    """Whether it can be told that an answer is."""
-    return not asked.stream or asked.path in STREAMED
+    """Whether it can be told that an answer is, and nobody else has it."""
+    return asked.path in STREAMED or not (asked.stream or asked.path == RESPONSES)
 
 
 @dataclass(frozen=True)

@@ -6,30 +6,31 @@ import asyncio
 import signal
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from octavo.experiments.controller import Experiments
 from octavo.gateway.admin import Admin
 from octavo.gateway.admission import UpstreamQueue
 from octavo.gateway.app import Door, create_app
 from octavo.gateway.config import ConfigFile, Server
 from octavo.gateway.config_admin import ConfigAdmin
-from octavo.gateway.config_history import ConfigHistory
 from octavo.gateway.control import Control, Parts, Started, limits_of, timeouts_of
 from octavo.gateway.health import Health, HealthCheck
 from octavo.gateway.metrics import GatewayMetrics
 from octavo.gateway.relay import Relay
-from octavo.gateway.state import kept_in
+from octavo.gateway.responses import Responses
+from octavo.gateway.state import GatewayState, kept_in
 from octavo.gateway.traffic import Traffic
 from octavo.gateway.transport import Transport
 from octavo.gateway.trials import Trials
 from octavo.gateway.upstreams import Upstreams
-from octavo.release.controller import Releases
+from octavo.server.batches import Batches
 from octavo.server.exchange import Exchange, Observer, Running
 from octavo.server.guard import Access
 from octavo.server.http_server import http_server
 from octavo.server.logs import log_exchange
+from octavo.server.store import Store
 from octavo.server.timelines import Timelines
 
 FIRST_LOOK = 5.0  # seconds for an upstream to answer before the gateway says that it is ready
@@ -57,13 +58,15 @@ async def serve(
     ready: called once an upstream has answered, or none did for a while. ended: called with every
     exchange that has ended.
     """
-    async with kept_in(options.server.database) as kept:
-        await _serve(options, sock, *kept, ready, ended)
+    data = options.server.data
+    with closing(Store(None if data is None else Path(data))) as store:
+        async with kept_in(options.server.database) as state:
+            await _serve(options, sock, state, Batches(store), ready, ended)
 
 
 async def _serve(
-    options: GatewayOptions, sock: socket.socket, releases: Releases, experiments: Experiments,
-    history: ConfigHistory, ready: Callable[[Upstreams], None], ended: Observer,
+    options: GatewayOptions, sock: socket.socket, state: GatewayState, batches: Batches,
+    ready: Callable[[Upstreams], None], ended: Observer,
 ) -> None:  # fmt: skip
     config = options.config
     upstreams, transport = Upstreams(), Transport(timeouts_of(config))
@@ -72,7 +75,7 @@ async def _serve(
     metrics, keyring = GatewayMetrics(upstreams, admission), options.access.keyring
     access = options.access
     guarded = bool(access.api_keys or access.admin_key or keyring)
-    traffic = Traffic(releases, experiments)
+    traffic = Traffic(state.releases, state.experiments)
     relay = Relay(admission, transport, health, traffic, metrics.relayed, guarded)
     metrics.watch(relay.cache)
     door, timelines = Door(upstreams, admission), Timelines(Running(), metrics.slow)
@@ -87,10 +90,12 @@ async def _serve(
 
     admin = Admin(upstreams, health, relay, admission)
     parts = Parts(upstreams, transport, admission, health, traffic, admin, relay)
-    control = Control(Started(config, options.environ, options.file), history, parts)
-    trials, configs = Trials(releases, experiments, upstreams), ConfigAdmin(control)
+    control = Control(Started(config, options.environ, options.file), state.history, parts)
+    trials, configs = Trials(state.releases, state.experiments, upstreams), ConfigAdmin(control)
+    responses = Responses(state.kept, relay, upstreams, transport, health, door.check_open)
+    more = [e for each in (admin, trials, configs, responses) for e in each.table()]
     app = create_app(
-        upstreams, relay, admin, trials, configs, door, metrics, access, observe, timelines,
+        upstreams, relay, door, metrics, batches, more, access, observe, timelines,
         options.server.ui,
     )  # fmt: skip
     seconds = options.server.drain_timeout
@@ -103,11 +108,13 @@ async def _serve(
         if keyring is not None:
             tasks.append(asyncio.create_task(keyring.watch()))
         tasks.append(asyncio.create_task(_tell(upstreams, ready)))
+        batches.resume()
         await tasks[0]
     finally:
         server.should_exit = True
         for task in tasks[1:]:
             task.cancel()
+        await batches.close()
         await asyncio.gather(*tasks, return_exceptions=True)
         await control.close()
         await health.close()

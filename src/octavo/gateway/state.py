@@ -1,4 +1,5 @@
-"""What a gateway keeps: its releases, experiments and configurations, in a database."""
+"""What a gateway keeps in a database: releases, experiments, configurations, and who keeps which
+response."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 
 from octavo.database import DatabaseError, open_database
 from octavo.errors import OctavoError, place
@@ -14,20 +16,29 @@ from octavo.experiments import store as experiment_store
 from octavo.experiments.controller import Experiments
 from octavo.experiments.store import ExperimentStore
 from octavo.gateway import config_history
+from octavo.gateway import kept as responses
 from octavo.gateway.config_history import ConfigHistory
 from octavo.release import controller as of_releases
 from octavo.release import store as release_store
 from octavo.release.controller import Releases
 from octavo.release.store import ReleaseStore
 
-TABLES = (*release_store.TABLES, *experiment_store.TABLES, *config_history.TABLES)
+TABLES = (
+    *release_store.TABLES, *experiment_store.TABLES, *config_history.TABLES, *responses.TABLES,
+)  # fmt: skip
 LOG = logging.getLogger("octavo.gateway")
 
 
+@dataclass(frozen=True)
+class GatewayState:
+    releases: Releases
+    experiments: Experiments
+    history: ConfigHistory
+    kept: responses.KeptResponses
+
+
 @asynccontextmanager
-async def kept_in(
-    database: str | None,
-) -> AsyncIterator[tuple[Releases, Experiments, ConfigHistory]]:
+async def kept_in(database: str | None) -> AsyncIterator[GatewayState]:
     """Releases and experiments as they go on; what was seen is written at the end. None: in memory.
     Raises OctavoError."""
     opened, end = await asyncio.to_thread(open_database, database, TABLES), asyncio.Event()
@@ -38,7 +49,9 @@ async def kept_in(
             asyncio.create_task(_keep(experiments, of_experiments.TICK, "experiments", end)),
         ]
         try:
-            yield releases, experiments, ConfigHistory(opened)
+            yield GatewayState(
+                releases, experiments, ConfigHistory(opened), responses.KeptResponses(opened)
+            )
         finally:
             end.set()
             await asyncio.gather(*tasks)

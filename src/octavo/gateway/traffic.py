@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 from starlette.requests import Request
@@ -20,6 +20,7 @@ from octavo.gateway.events import Finished
 from octavo.gateway.seen import Seen
 from octavo.release.controller import Assigned, Releases
 from octavo.release.events import RequestEvent
+from octavo.release.tally import STABLE
 from octavo.server.exchange import Exchange
 from octavo.server.guard import Principal
 
@@ -39,22 +40,35 @@ class Dealt:
     assigned: Assigned | None = None
     chosen: Chosen | None = None
     seen: Seen | None = None
+    only: str = ""  # the pool that can answer it, where no other can
 
     @property
     def pools(self) -> tuple[str, ...]:
-        """That which it goes to, and those for when nobody in it can."""
-        own = self.route.pool if self.assigned is None else self.assigned.pool
-        return own, *self.route.fallback
+        """That which it goes to, and those for when nobody in it can: first the old version's."""
+        if self.only:
+            return (self.only,)
+        if (assigned := self.assigned) is None:
+            return self.route.pool, *self.route.fallback
+        old = (assigned.stable,) if assigned.watched and assigned.stable != assigned.pool else ()
+        return assigned.pool, *old, *self.route.fallback
+
+    def kept_in(self, pool: str) -> Dealt:
+        """The same for a request that only an upstream of this pool can answer. If that is another
+        version, nobody learns from it."""
+        same = pool == self.pools[0]
+        assigned, seen = (self.assigned, self.seen) if same else (None, None)
+        return replace(self, only=pool, assigned=assigned, seen=seen)
 
     @property
     def version(self) -> str:
         """What a release calls who answers, "" where there was none."""
         return "" if self.assigned is None else self.assigned.arm
 
-    @property
-    def headers(self) -> dict[str, str]:
-        """What the client is told of it."""
+    def headers(self, pool: str) -> dict[str, str]:
+        """What the client is told of it. pool: who answers."""
         found = {} if self.assigned is None else {"x-version": self.version}
+        if self.assigned is not None and pool == self.assigned.stable != self.assigned.pool:
+            found = {"x-version": STABLE}
         return found if self.chosen is None else found | {"x-variant": self.chosen.name}
 
     def body(self, body: bytes) -> bytes:
@@ -99,14 +113,19 @@ class Traffic:
         route = self.models.get(model, OTHER)
         return Dealt(model, route, assigned, chosen, Seen() if watched else None)
 
-    def ended(self, dealt: Dealt, one: Finished, cached: int, batch: int) -> None:
-        """A request has ended. cached: tokens of its prompt; batch: requests beside it."""
+    def ended(self, dealt: Dealt, one: Finished, cached: int, batch: int, down: bool) -> None:
+        """A request has ended. cached: tokens of its prompt; batch: requests beside it. down: none
+        of its version's upstreams is up."""
         if dealt.seen is None or one.status in NOT_ASKED or one.code == "shutting_down":
             return
-        assigned, seen, good = dealt.assigned, dealt.seen, one.status == 200
+        assigned, seen = dealt.assigned, dealt.seen
+        elsewhere = assigned is not None and one.pool not in ("", assigned.pool)
+        if elsewhere and not (one.retries or down):
+            return  # its version had no place, which is no fault of it
+        good = one.status == 200 and not elsewhere
         event = RequestEvent(
             arm=dealt.version, at=self._clock(),
-            step=0 if assigned is None else assigned.step, failed=one.status >= 500,
+            step=0 if assigned is None else assigned.step, failed=one.status >= 500 or elsewhere,
             refused=400 <= one.status < 500, ttft=one.ttft if good else None,
             itl=one.itl if good else None, tokens=one.completion_tokens,
             empty=good and seen.empty, repeating=good and seen.repeating,

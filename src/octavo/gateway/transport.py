@@ -121,14 +121,15 @@ class Transport:
         self._limits = aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect)
 
     async def open(
-        self, upstream: Upstream, path: str, headers: Mapping[str, str], body: bytes, idle: float
-    ) -> Answer:
+        self, upstream: Upstream, path: str, headers: Mapping[str, str], body: bytes, idle: float,
+        method: str = "POST",
+    ) -> Answer:  # fmt: skip
         """Sends a request; its answer, once its headers have come. Raises UpstreamFailed."""
         data = io.BytesIO(body) if len(body) > LARGE else body
         try:
-            response = await self._session.post(
-                upstream.place.url + path, data=data, headers=headers, allow_redirects=False,
-                timeout=self._limits,
+            response = await self._session.request(
+                method, upstream.place.url + path, data=data or None, headers=headers,
+                allow_redirects=False, timeout=self._limits,
             )  # fmt: skip
         except FAULTS as e:
             raise failed(upstream.id, e) from None

@@ -26,14 +26,15 @@ LEASE = "releases"  # its name
 
 @dataclass(frozen=True)
 class Assigned:
-    """Where a request goes, and what its event has to say of it. watched: the release goes on, so
-    that somebody wants to know."""
+    """Where a request goes, and what its event has to say of it. stable: the pool of the old
+    version. watched: the release goes on, so that somebody wants to know."""
 
     release: str
     pool: str
     arm: str
     step: int
     watched: bool
+    stable: str
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ class Releases:
         spec, state = release.spec, release.state
         arm = machine.arm(spec, state, bucket(release.id, unit) / BUCKETS)
         pool = {CANARY: spec.canary, BASELINE: spec.baseline}.get(arm) or spec.stable
-        return Assigned(release.id, pool, arm, state.step, state.phase not in ENDED)
+        watched = state.phase not in ENDED
+        return Assigned(release.id, pool, arm, state.step, watched, spec.stable)
 
     def observe(self, model: str, assigned: Assigned, event: RequestEvent) -> None:
         """A request that was assigned has ended."""

@@ -99,7 +99,7 @@ class EventStream(Response):
     def __init__(self, frames: AsyncGenerator[bytes, None], media_type: str) -> None:
         super().__init__(None, 200, STREAM_HEADERS, media_type)
         del self.headers["content-length"]
-        self._frames = frames
+        self.frames = frames
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -111,7 +111,7 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pump(self, send: Send) -> None:
-        async with aclosing(self._frames) as frames:
+        async with aclosing(self.frames) as frames:
             async for frame in frames:
                 await send({"type": "http.response.body", "body": frame, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

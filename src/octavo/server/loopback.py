@@ -7,7 +7,7 @@ passed already.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from starlette.types import ASGIApp, Message
@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message
 from octavo.errors import InvalidValue
 from octavo.server.guard import Principal
 
+Headers = Iterable[tuple[bytes, bytes]]
 # status, media type, bytes, whether more will come
 Part = Callable[[int, str, bytes, bool], Awaitable[None]]
 
@@ -29,8 +30,9 @@ class Loopback:
     app: ASGIApp
 
     async def stream(
-        self, path: str, body: bytes, sender: Principal, part: Part, gone: asyncio.Event
-    ) -> None:
+        self, path: str, body: bytes, sender: Principal, part: Part, gone: asyncio.Event,
+        headers: Headers = (),
+    ) -> None:  # fmt: skip
         """Posts a body, and calls `part` with each part of the answer, until the sender is gone."""
         scope: dict[str, Any] = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
@@ -39,6 +41,7 @@ class Loopback:
             "headers": [
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode()),
+                *headers,
             ],
         }  # fmt: skip
         unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]

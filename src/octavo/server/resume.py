@@ -96,7 +96,13 @@ class Follower:
             start, self._seen = self._seen, end + len(END)
             if self._held[start : start + 2] != b": ":
                 continue
-            ours = self._take(bytes(self._held[start:end]))
+            try:
+                ours = self._take(bytes(self._held[start:end]))
+            except msgspec.MsgspecError:
+                if not ready:
+                    raise
+                self._seen = start  # it is raised once what came before has been passed on
+                return bytes(ready)
             if ours or not start:  # another comment is a sign of life
                 ready += self._held[: start if ours else self._seen]
                 del self._held[: self._seen]

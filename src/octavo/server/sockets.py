@@ -16,6 +16,8 @@ from octavo.server.loopback import Loopback
 
 MOST_RUNNING = 64  # requests of one socket
 MAX_ID = 64
+# Headers of the socket that go for each of its requests.
+FOR_ALL = (b"authorization", b"x-api-key", b"x-session-id", b"x-experiment-unit")
 encode = msgspec.json.Encoder().encode
 
 
@@ -98,7 +100,8 @@ class Sockets:
                 await _send(socket, asked.id, status=status, chunk=msgspec.Raw(chunk))
 
         sender = principal(socket.scope)
-        await self._loopback.stream(asked.path or "", bytes(asked.body), sender, part, gone)
+        said = [(k, v) for k, v in socket.scope["headers"] if k in FOR_ALL]
+        await self._loopback.stream(asked.path or "", bytes(asked.body), sender, part, gone, said)
         end = {"cancelled": True} if gone.is_set() else {"done": True}
         await _send(socket, asked.id, **end)
 

@@ -1,0 +1,51 @@
+"""octavo config."""
+
+from __future__ import annotations
+
+import click
+
+from octavo.cli.asking import Gateway, gateway_options
+from octavo.cli.options import count, json_flag
+from octavo.cli.screen import say, say_json, table, utc
+
+
+@click.group()
+def config() -> None:
+    """Show the configurations that a gateway has had, and go back to one."""
+
+
+@config.command("list")
+@gateway_options
+@json_flag
+def list_(url: str, admin_key: str | None, as_json: bool) -> None:
+    """List the configurations that are kept, the latest first; * is in force."""
+    gateway = Gateway(url, admin_key)
+    found = gateway.object("GET", "/v1/gateway/config/history")
+    if as_json:
+        return say_json(found)
+    now = gateway.object("GET", "/v1/gateway/config")["version"]
+    rows = [
+        ("*" if c["version"] == now else "", c["version"], utc(c["at"]), c["who"], c["hash"])
+        for c in found["configs"]
+    ]
+    table(rows, ("", "version", "since", "by", "hash"), right=(1,))
+
+
+@config.command()
+@click.argument("version", type=count(1), required=False)
+@gateway_options
+def show(version: int | None, url: str, admin_key: str | None) -> None:
+    """Show configuration VERSION, or that which is in force, as JSON, which --config takes."""
+    path = "/v1/gateway/config" + (f"?version={version}" if version is not None else "")
+    say_json(Gateway(url, admin_key).object("GET", path)["config"])
+
+
+@config.command()
+@click.argument("version", type=count(1))
+@gateway_options
+def rollback(version: int, url: str, admin_key: str | None) -> None:
+    """Put configuration VERSION in force again, as a new one."""
+    body = {"version": version}
+    done = Gateway(url, admin_key).object("POST", "/v1/gateway/config/rollback", body)
+    say("\n".join(done["changes"]) or "the gateway has this configuration")
+    say(f"configuration {done['version']} is in force")

@@ -1,0 +1,35 @@
+"""Headers that are passed on to upstreams and back to clients; others are not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from octavo.gateway.upstream import Upstream
+
+KEYS = ("authorization", "x-api-key")
+PASSED_ON = (
+    "content-type", "accept", "traceparent", "anthropic-version", "anthropic-beta",
+    "x-slo-ttft-ms",
+)  # fmt: skip
+PASSED_BACK = ("retry-after", "retry-after-ms", "x-should-retry")
+
+
+def onward(given: Mapping[str, str], id: str, guarded: bool) -> dict[str, str]:
+    """What upstreams hear of a request. guarded: keys are the gateway's own, and no business of
+    theirs."""
+    names = PASSED_ON if guarded else KEYS + PASSED_ON
+    return {k: v for k in names if (v := given.get(k)) is not None} | {"x-request-id": id}
+
+
+def with_key(headers: dict[str, str], upstream: Upstream) -> dict[str, str]:
+    """The headers with the key that an upstream wants to see, if it wants one of its own."""
+    if (key := upstream.place.key) is None:
+        return headers
+    kept = {k: v for k, v in headers.items() if k not in KEYS}
+    return kept | {"authorization": f"Bearer {key}"}
+
+
+def back(given: Mapping[str, str], upstream: Upstream) -> dict[str, str]:
+    """What clients hear of an answer."""
+    found = {k: v for k in PASSED_BACK if (v := given.get(k)) is not None}
+    return found | {"x-replica": upstream.id}
