@@ -84,6 +84,9 @@ def test_each_engine_of_a_model_has_its_own() -> None:
     window = ScrapeWindow({}, read(text), 1)
     assert window.last("octavo_requests_running", ENGINE) == {"a/0": 2, "a/1": 3, "b": 5}
     assert window.last("octavo_requests_running") == {"a": 5, "b": 5}
+    idle = read(text.replace('replica="1"} 3.0', 'replica="1"} 0.0'))
+    looks = ScrapeWindow({}, read(text), 3, between=(idle, idle))
+    assert looks.mean("octavo_requests_running", ENGINE) == {"a/0": 2, "a/1": 1, "b": 5}
     memory = window.last("octavo_engine_process_resident_memory_bytes", ENGINE)
     assert set(memory) == {"a/0", "a/1"} and memory["a/0"] != memory["a/1"]
     shown = {row[0]: row[1:] for row in _models(window)}

@@ -12,6 +12,8 @@ from octavo.server.alerts import ALERTS
 from octavo.server.timelines import CAUSES
 from octavo.server.window import ScrapeWindow
 
+FEW = 0.05  # of the last requests, which may be slow by chance
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -24,12 +26,15 @@ class Finding:
     mitigation: str
 
 
-def look(server: Remote, seconds: float) -> ScrapeWindow:
+def look(server: Remote, seconds: int) -> ScrapeWindow:
     """What a server's metrics say: of the next `seconds`, or with 0 since its start."""
     first = server.metrics()
     if seconds:
-        time.sleep(seconds)
-        return ScrapeWindow(first, server.metrics(), seconds)
+        looks = []
+        for _ in range(seconds):
+            time.sleep(1)
+            looks.append(server.metrics())
+        return ScrapeWindow(first, looks[-1], seconds, tuple(looks[:-1]))
     started = ScrapeWindow({}, first, 1).last("process_start_time_seconds").get("", time.time())
     return ScrapeWindow({}, first, max(time.time() - started, 1.0))
 
@@ -49,8 +54,11 @@ def slow(server: Remote) -> Iterator[Finding]:
     lines = server.json("/v1/requests")
     causes = Counter((line["model"], line["cause"]) for line in lines["recent"] if line["cause"])
     for (model, cause), count in causes.most_common():
+        if count <= FEW * len(lines["recent"]):
+            return
         text = f"{count} of the last {len(lines['recent'])} requests were slow: {CAUSES[cause]}"
-        worst = next((w["id"] for w in lines["worst"] if w["cause"] == cause), None)
+        listed = [*lines["worst"], *lines["recent"]]
+        worst = next(w["id"] for w in listed if (w["model"], w["cause"]) == (model, cause))
         yield Finding(
             "slow_requests", "warning", model, text, f"see {server.url}/v1/requests/{worst}"
         )

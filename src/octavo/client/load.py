@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from octavo.client.replay import Stream
+from octavo.engine.plan import Plan
 from octavo.engine.policy import service_class
 from octavo.errors import Overloaded
 
@@ -18,6 +19,15 @@ SHARES = (1.25, 1.0, 0.75)  # of a queue that requests of P0, P1 and P2 may fill
 LIGHT = 1.25  # the same for a tenant that has less than an equal share of what is in flight
 TOO_LATE = "deadline_exceeded"
 SOONEST = 0.05  # seconds after which a client is told to come again, at least
+
+
+def known(stats: Mapping[str, int], streams: int, plan: Plan, restarts: int) -> dict[str, int]:
+    """An engine's latest counts, and what the front knows: requests in flight, which an engine that
+    has stopped has not counted, bytes of KV blocks, and how often it was replaced."""
+    cache = plan.cache + (plan.draft.cache if plan.draft else 0)
+    waiting = max(stats.get("waiting", 0), streams - stats.get("running", 0))
+    kv = stats.get("blocks_reached", 0) * cache // max(1, plan.limits.blocks)
+    return {**stats, "waiting": waiting, "kv_bytes": kv, "restarts": restarts}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from octavo.checkpoint.identity import FileState, check_unchanged
 from octavo.client.adapter_table import Adapter, AdapterTable
 from octavo.client.base import Overseer
 from octavo.client.link import EngineLink
-from octavo.client.load import DEFAULT_QUEUE, Load, QueueLimits
+from octavo.client.load import DEFAULT_QUEUE, Load, QueueLimits, known
 from octavo.client.protocol import (
     Abort,
     Adapted,
@@ -107,8 +107,8 @@ class EngineProcessClient:
 
     @property
     def stats(self) -> dict[str, int]:
-        """The engine's latest counts, and how often it was replaced."""
-        return self._stats | {"restarts": self.restarts}
+        """The engine's latest counts, and what only the front knows."""
+        return known(self._stats, len(self._replay.streams), self._plan, self.restarts)
 
     # -- life -----------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from octavo.engine.events import TokenEvent
 from octavo.engine.request import Request
 from octavo.errors import InvalidValue, Overloaded, RequestError
 
-MEANS = ("step_us", "prompt_token_ns")  # stats that are no sums
+MEANS = ("step_us", "slowdown_permille", "prompt_token_ns")  # stats that are no sums
 REPLY, NEWEST = 64.0, 0.1  # tokens of a reply before any has ended, and the weight of the latest
 
 

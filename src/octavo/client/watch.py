@@ -19,13 +19,15 @@ STUCK = 300  # looks in a row between which no operation of a step has begun
 async def watch(link: EngineLink, busy: Callable[[], bool]) -> str:
     """Why a process has to be killed: a signal has stopped it, or it does not get on with its work.
 
-    Looks are counted: a front that was held up itself has not looked.
+    Looks are counted: a front that was held up itself has not looked. What is stopped again and
+    again, as cpulimit does, gets on.
     """
     stopped = still = signs = 0
     while True:
         await asyncio.sleep(TICK)
-        stopped = stopped + 1 if link.stopped else 0
-        still = still + 1 if busy() and link.signs == signs else 0
+        got_on = link.signs != signs
+        stopped = stopped + 1 if link.stopped and not got_on else 0
+        still = still + 1 if busy() and not got_on else 0
         signs = link.signs
         if stopped >= STOPPED or still >= STUCK:
             return STOP if stopped >= STOPPED else "stuck"

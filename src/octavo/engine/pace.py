@@ -12,6 +12,7 @@ from collections import Counter
 from octavo.engine.cost import OUTLIER, StepTimes
 from octavo.engine.policy import SchedulingPolicy
 from octavo.engine.sequence import Sequence
+from octavo.engine.slowdown import Slowdown
 
 OWN, OTHERS = 2.5, 1.5  # times what a tenant's texts take alone that a step with them takes: with
 # prompts of its own, and with what others want
@@ -28,6 +29,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._texts = StepTimes()
+        self._slowdown = Slowdown()
         self.last = math.inf  # of the last step
         self.token = 0.0  # of a prompt's token
         self.prompt_token = 0.0  # of the same with all that was computed beside it
@@ -39,6 +41,7 @@ class Pace:
         prompt = sum(lengths) - texts
         beside = prompt * self.token
         if not prompt or (texts and 0 < beside < seconds / 2):
+            self._slowdown.record(texts, seconds - beside, now)
             return self._texts.record(texts, seconds - beside, now)
         if prompt < MANY:
             return
@@ -51,6 +54,14 @@ class Pace:
     def seconds(self, texts: int, prompt: int = 0) -> float:
         """What a step takes; 0 before any was measured."""
         return (self._texts.plain(texts) or 0.0) + prompt * self.token
+
+    def stats(self, texts: int) -> dict[str, int]:
+        """Of EngineStats, where so many texts run."""
+        return {
+            "step_us": int(1e6 * self.seconds(max(1, texts))),
+            "slowdown_permille": int(1e3 * self._slowdown.times),
+            "prompt_token_ns": int(1e9 * self.prompt_token),
+        }
 
     def alone(self, texts: int) -> float:
         """What so many texts take for a token, if nothing is beside them."""

@@ -11,9 +11,10 @@ class EngineStats:
 
     drafted, accepted: tokens of drafts by source (`octavo.engine.drafts`, `draft_model`,
     `self_draft`). speculation_lost_us: microseconds that drafts took more, to be written and
-    verified, than plain steps would have for what was drawn.
+    verified, than plain steps would have for what was drawn. blocks_reached: that were ever used.
     step_us: what a step without prompts takes now; prompt_token_ns: what a token of a prompt takes,
-    with all that is computed beside it; 0 before that was measured.
+    with all that is computed beside it; 0 before that was measured. slowdown_permille: of what
+    steps usually take.
     """
 
     running: int
@@ -21,6 +22,7 @@ class EngineStats:
     blocks: int
     blocks_free: int
     blocks_cached: int
+    blocks_reached: int
     steps: int
     busy_us: int
     prompt_tokens: int
@@ -28,6 +30,7 @@ class EngineStats:
     generated_tokens: int
     preemptions: int
     step_us: int = 0
+    slowdown_permille: int = 1000
     prompt_token_ns: int = 0
     images_encoded: int = 0
     image_hits: int = 0  # images whose embeddings were kept from before

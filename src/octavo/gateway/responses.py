@@ -49,8 +49,8 @@ class Responses:
     """The handlers. check_open: raises Overloaded once nothing new is taken."""
 
     def __init__(
-        self, kept: KeptResponses, relay: Relay, upstreams: Upstreams, transport: Transport, health: Health,
-        check_open: Callable[[], None],
+        self, kept: KeptResponses, relay: Relay, upstreams: Upstreams, transport: Transport,
+        health: Health, check_open: Callable[[], None],
     ) -> None:  # fmt: skip
         self._kept, self._relay, self._upstreams = kept, relay, upstreams
         self._transport, self._health, self._check_open = transport, health, check_open

@@ -1,7 +1,12 @@
-"""What can go wrong, how metrics show it, and what to do: for Prometheus and `octavo doctor`."""
+"""What can go wrong, how metrics show it, and what to do: for Prometheus and `octavo doctor`.
+
+Queries keep the labels `job` and `instance`: an alert is about one server, which the others that
+the same Prometheus scrapes neither hide nor accuse.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -9,17 +14,30 @@ from typing import Literal
 from octavo.server.window import ENGINE, ScrapeWindow, Values, share, total
 
 PROCESS = "octavo_engine_process"
+CPU_WAIT = "octavo_engine_cpu_wait_seconds_total"
+FELT = 0.05  # seconds a second that threads wait, below which nobody notices
 FIRST, GAPS = "gen_ai_server_time_to_first_token_seconds", "octavo_inter_token_seconds"
 QUEUE = "octavo_request_queue_time_seconds"
 REQUESTS, FINISHED = "octavo_requests_total", "octavo_request_finished_total"
 PROMPT, CACHED = "octavo_prompt_tokens_total", "octavo_cached_tokens_total"
 GENERATED, STEPS = "octavo_generated_tokens_total", "octavo_steps_total"
-RUNNING = "octavo_requests_running"
+PREEMPTIONS = "octavo_preemptions_total"
+BUSY = "octavo_engine_busy_seconds_total"
+RUNNING, WAITING = "octavo_requests_running", "octavo_requests_waiting"
 REFUSED = "octavo_refused_requests_total"
 BROKEN = '{status=~"5..",status!="503"}'
-SPARE = ("free", "cached")  # KV blocks that no request holds
 CUT = '{finished_reason="length"}'
-KV = "sum without (state) (octavo_kv_blocks)"  # of each engine
+# The share of an engine's KV blocks that no request holds.
+ROOM = (
+    'sum without (state) (avg_over_time(octavo_kv_blocks{state=~"free|cached"}[5m])) / '
+    "sum without (state) (octavo_kv_blocks)"
+)
+LITTLE = 0.25  # of the blocks
+# Memory that an engine is meant to take as it is used.
+MEANT = ("octavo_kv_touched_bytes", "octavo_image_cache_bytes")
+SERVER = "job, instance"  # labels that Prometheus gives
+HOUR = 3600
+TIMES = re.compile(rf"\b(\d+m|{HOUR})\b")  # in a query: [5m], offset 35m, * 3600
 
 
 @dataclass(frozen=True)
@@ -37,9 +55,9 @@ class Alert:
     mitigation: str
     measured: Callable[[ScrapeWindow], Values]
 
-    @property
-    def expr(self) -> str:
-        return f"({self.value}) > {self.above:g}"
+    def expr(self, faster: int = 1) -> str:
+        """The query of the rule, with times so many times shorter."""
+        return f"({TIMES.sub(lambda m: shorter(m[0], faster), self.value)}) > {self.above:g}"
 
     def said(self, value: float) -> str:
         """The meaning, with the value."""
@@ -50,16 +68,33 @@ class Alert:
         return self.meaning.replace("{}", number)
 
 
+def shorter(time: str, times: int) -> str:
+    """Minutes, or a number of seconds, so many times shorter: 5m, 60 -> 5s."""
+    if times == 1:
+        return time
+    return f"{60 * int(time[:-1]) // times}s" if time[-1] == "m" else str(int(time) // times)
+
+
 def _p95(name: str, by: str) -> str:
-    return f"histogram_quantile(0.95, sum by (le, {by}) (rate({name}_bucket[5m])))"
+    return f"histogram_quantile(0.95, sum by (le, {SERVER}, {by}) (rate({name}_bucket[5m])))"
 
 
 def _by(name: str, where: str = "") -> str:
-    return f"sum by (model_name) (rate({name}{where}[5m]))"
+    return f"sum by ({SERVER}, model_name) (rate({name}{where}[5m]))"
 
 
 def _all(name: str, where: str = "") -> str:
-    return f"sum(rate({name}{where}[5m]))"
+    return f"sum by ({SERVER}) (rate({name}{where}[5m]))"
+
+
+def _grows(process: str, *meant: str) -> str:
+    """By how much memory grows in an hour, of a process that has been there for longer than is
+    looked at: one that starts grows."""
+    grown = " - ".join(
+        f"deriv({name}[30m])" for name in (f"{process}_resident_memory_bytes", *meant)
+    )
+    started = f"{process}_start_time_seconds"
+    return f"({grown}) * {HOUR} and {started} == {started} offset 35m"
 
 
 def _errors(w: ScrapeWindow) -> Values:
@@ -72,15 +107,20 @@ def _refused(w: ScrapeWindow) -> Values:
     return share(w.increase(REFUSED, ""), w.increase(REQUESTS, ""))
 
 
-def _kv(w: ScrapeWindow, *states: str) -> Values:
-    """The share of an engine's blocks that are so."""
+def _room(w: ScrapeWindow) -> Values:
+    """The share of an engine's blocks that no request holds."""
     name = "octavo_kv_blocks"
-    return share(w.last(name, ENGINE, state=states), w.last(name, ENGINE))
+    return share(w.mean(name, ENGINE, state=("free", "cached")), w.mean(name, ENGINE))
+
+
+def _full(w: ScrapeWindow) -> Values:
+    waiting = w.mean(WAITING, ENGINE)
+    return {e: 1 - room for e, room in _room(w).items() if waiting.get(e, 0) >= 1}
 
 
 def _starved(w: ScrapeWindow) -> Values:
-    found, room = share(w.increase(CACHED, ENGINE), w.increase(PROMPT, ENGINE)), _kv(w, *SPARE)
-    return {engine: 1 - hits for engine, hits in found.items() if room.get(engine, 1) < 0.1}
+    found, room = share(w.increase(CACHED, ENGINE), w.increase(PROMPT, ENGINE)), _room(w)
+    return {engine: 1 - hits for engine, hits in found.items() if room.get(engine, 1) < LITTLE}
 
 
 def _small(w: ScrapeWindow) -> Values:
@@ -88,26 +128,45 @@ def _small(w: ScrapeWindow) -> Values:
     return share(w.last(RUNNING, ENGINE), batch)
 
 
+def _contended(w: ScrapeWindow) -> Values:
+    felt = {e: n for e, n in w.rate(CPU_WAIT).items() if n > FELT}
+    found = share(felt, w.rate(f"{PROCESS}_cpu_seconds_total"))
+    return {e: n for e, n in found.items() if n}
+
+
 def _idle(w: ScrapeWindow) -> Values:
-    busy = w.rate("octavo_engine_busy_seconds_total", ENGINE)
-    waiting = w.last("octavo_requests_waiting", ENGINE)
-    return {engine: n for engine, n in waiting.items() if busy.get(engine, 0.0) < 0.5}
+    busy = w.rate(BUSY, ENGINE)
+    waiting = w.last(WAITING, ENGINE)
+    steps = w.increase(STEPS, ENGINE)  # with none it is stalled
+    return {e: n for e, n in waiting.items() if busy.get(e, 0.0) < 0.5 and steps.get(e)}
 
 
 def _stalled(w: ScrapeWindow) -> Values:
     if not w.before:
         return {}  # only two looks can tell
-    steps = w.increase(STEPS, ENGINE)
-    return {engine: n for engine, n in w.last(RUNNING, ENGINE).items() if not steps.get(engine)}
+    steps, waiting = w.increase(STEPS, ENGINE), w.last(WAITING, ENGINE)
+    running = w.last(RUNNING, ENGINE)
+    return {e: n + waiting.get(e, 0) for e, n in running.items() if not steps.get(e)}
 
 
-def _growth(w: ScrapeWindow) -> Values:
-    name = f"{PROCESS}_resident_memory_bytes"
-    before = ScrapeWindow({}, w.before, 1).last(name, ENGINE)
+def _growth(w: ScrapeWindow, process: str, *meant: str) -> Values:
     if w.seconds < 60:
         return {}  # too short to tell a leak from a request
-    now = w.last(name, ENGINE)
-    return {e: (v - before[e]) / w.seconds * 3600 for e, v in now.items() if e in before}
+    then = ScrapeWindow({}, w.before, 1)
+    started = f"{process}_start_time_seconds"
+    before, now = then.last(started, ENGINE), w.last(started, ENGINE)
+    lived = {e for e, start in now.items() if before.get(e) == start}
+    grown = dict.fromkeys(lived, 0.0)
+    for name, sign in ((f"{process}_resident_memory_bytes", 1), *((m, -1) for m in meant)):
+        first, last = then.last(name, ENGINE), w.last(name, ENGINE)
+        for e in lived:
+            grown[e] += sign * (last.get(e, 0.0) - first.get(e, 0.0))
+    return {e: v / w.seconds * 3600 for e, v in grown.items()}
+
+
+def _slower(w: ScrapeWindow) -> Values:
+    steps = w.increase(STEPS, ENGINE)
+    return {e: n for e, n in w.last("octavo_step_slowdown", ENGINE).items() if steps.get(e)}
 
 
 LATENCY = (
@@ -141,14 +200,15 @@ FAILURE = (
           "The log names the place of each; send it with octavo doctor's report",
           _errors),
     Alert("OctavoEngineRestarted", "critical",
-          "sum by (model_name) (increase(octavo_engine_restarts_total[15m]))", 0, "0m", "",
+          f"sum by ({SERVER}, model_name) (increase(octavo_engine_restarts_total[15m]))",
+          0, "0m", "",
           "The engine was started again {} times",
           "The log says what it died of; killed (9) is the kernel's, for memory: lower --memory or "
           "--context",
           lambda w: w.increase("octavo_engine_restarts_total")),
     Alert("OctavoEngineStalled", "critical",
-          f"{RUNNING} unless rate({STEPS}[2m]) > 0", 0, "2m", "",
-          "{} requests run, and no step was computed",
+          f"{RUNNING} + {WAITING} unless rate({STEPS}[2m]) > 0", 0, "2m", "",
+          "{} requests run or wait, and no step was computed",
           "The server replaces an engine that is stuck after 300 s; look at the processor time of "
           "the engine: none means that it waits for the disk or was stopped",
           _stalled),
@@ -168,11 +228,11 @@ FAILURE = (
 )  # fmt: skip
 RESOURCES = (
     Alert("OctavoKvFull", "warning",
-          f'sum without (state) (octavo_kv_blocks{{state="held"}}) / {KV}',
-          0.95, "5m", "%", "Running requests hold {} of the KV blocks",
+          f"(1 - {ROOM}) and avg_over_time({WAITING}[5m]) >= 1",
+          1 - LITTLE, "5m", "%", "Running requests hold {} of the KV blocks, and others wait",
           "More memory (--memory), --kv-dtype int8, a shorter --context, or fewer requests at a "
           "time",
-          lambda w: _kv(w, "held")),
+          _full),
     Alert("OctavoSmallBatches", "warning",
           f"{RUNNING} / (rate({GENERATED}[5m]) / rate({STEPS}[5m]))",
           8, "5m", "x", "There are {} as many requests as a step computes tokens for",
@@ -180,28 +240,31 @@ RESOURCES = (
           "octavo_grammar_compile_seconds_total; shorter prompts, or fewer at a time",
           _small),
     Alert("OctavoIdleEngine", "warning",
-          "octavo_requests_waiting unless rate(octavo_engine_busy_seconds_total[5m]) > 0.5",
+          f"{WAITING} and rate({STEPS}[5m]) > 0 unless rate({BUSY}[5m]) > 0.5",
           0, "5m", "", "{} requests wait while the engine computes less than half of the time",
           "They wait for KV blocks, images or grammars, not for the processor: more memory "
           "(--memory), or see what /v1/requests says they are at",
           _idle),
-    Alert("OctavoPreempting", "warning", "rate(octavo_preemptions_total[5m])", 0.1, "5m", "/s",
+    Alert("OctavoPreempting", "warning", f"rate({PREEMPTIONS}[5m])", 0.1, "5m", "/s",
           "Requests lose their blocks to others {}",
           "More memory for KV blocks (--memory, --kv-dtype int8), or fewer requests at a time",
-          lambda w: w.rate("octavo_preemptions_total", ENGINE)),
+          lambda w: w.rate(PREEMPTIONS, ENGINE)),
     Alert("OctavoCacheStarved", "warning",
-          f"(1 - rate({CACHED}[5m]) / rate({PROMPT}[5m])) and "
-          f'(sum without (state) (octavo_kv_blocks{{state=~"{"|".join(SPARE)}"}}) / {KV} < 0.1)',
-          0.9, "15m", "%", "{} of the tokens of prompts are not in the prefix cache: it is small",
+          f"(1 - rate({CACHED}[5m]) / rate({PROMPT}[5m])) and ({ROOM} < {LITTLE})",
+          0.9, "10m", "%", "{} of the tokens of prompts are not in the prefix cache: it is small",
           "Running requests leave prefixes no room: more memory (--memory, --kv-dtype int8), or "
           "fewer requests at a time",
           _starved),
-    Alert("OctavoMemoryGrows", "warning",
-          f"deriv({PROCESS}_resident_memory_bytes[30m]) * 3600", 256e6, "30m", "MB/h",
-          "The engine grows by {}",
-          "Its KV blocks and caches are bounded by --memory and touched as they are used; growth "
-          "beyond that is a leak: send octavo doctor's report",
-          _growth),
+    Alert("OctavoMemoryGrows", "warning", _grows(PROCESS, *MEANT), 256e6, "10m", "MB/h",
+          "The engine grows by {}, beside KV blocks and images that it keeps",
+          "What it keeps is bounded by --memory and not counted; growth beyond that is a leak: "
+          "send octavo doctor's report",
+          lambda w: _growth(w, PROCESS, *MEANT)),
+    Alert("OctavoServerMemoryGrows", "warning",
+          f"({_grows('process')}) and on ({SERVER}) octavo_build_info", 256e6, "10m", "MB/h",
+          "The server, without its engines, grows by {}",
+          "A leak, unless ever more requests are in flight: send octavo doctor's report",
+          lambda w: _growth(w, "process")),
     Alert("OctavoMemoryPressure", "critical", "rate(octavo_host_memory_stall_seconds_total[5m])",
           0.1, "5m", "%", "{} of the time something on the host waited for memory",
           "Weights are read from disk again and again: lower --memory or free some; the rest of "
@@ -213,32 +276,29 @@ RESOURCES = (
           "for KV blocks, or no --packed-cache",
           lambda w: w.rate("octavo_engine_major_faults_total", ENGINE)),
     Alert("OctavoCpuContended", "warning",
-          f"{_by('octavo_engine_cpu_wait_seconds_total')} / "
-          f"{_by(PROCESS + '_cpu_seconds_total')}",
+          f"({_by(CPU_WAIT)} > {FELT}) / {_by(PROCESS + '_cpu_seconds_total')}",
           0.2, "5m", "s",
           "Threads of the engine wait {} for a processor for each second that they have one",
           "Other processes use the cores: move them, or give the server fewer --threads than there "
           "are cores free",
-          lambda w: share(w.increase("octavo_engine_cpu_wait_seconds_total"),
-                          w.increase(f"{PROCESS}_cpu_seconds_total"))),
+          _contended),
     Alert("OctavoCpuThrottled", "warning", "rate(octavo_host_cpu_throttled_seconds_total[5m])",
           0.05, "5m", "%", "The control group's limit stopped the server for {} of the time",
           "Raise the container's limit on processors, or set --threads to it",
           lambda w: w.rate("octavo_host_cpu_throttled_seconds_total")),
     Alert("OctavoSlowSteps", "warning",
-          "octavo_step_seconds / (avg_over_time(octavo_step_seconds[1h] offset 10m) > 0)",
-          2, "10m", "x", "A step takes {} what it took an hour ago",
-          "More requests at a time explain a part; else the processor is slower: throttled, hot, "
-          "or shared",
-          lambda w: share(w.last("octavo_step_seconds", ENGINE),
-                          ScrapeWindow({}, w.before, 1).last("octavo_step_seconds", ENGINE))),
+          f"octavo_step_slowdown and rate({STEPS}[5m]) > 0",
+          2, "10m", "x", "A step takes {} what one of as many requests usually took",
+          "Much longer texts explain a part. Else the processor is slower: shared with others "
+          "where OctavoCpuContended says so, hot or throttled; octavo bench kernels compares",
+          _slower),
     Alert("OctavoDraftsLose", "warning",
           f"{_by('octavo_speculation_lost_seconds_total')} / "
-          f"{_by('octavo_engine_busy_seconds_total')}",
+          f"{_by(BUSY)}",
           0.1, "15m", "%", "Rejected drafts take {} of the engine's time",
           "octavo tune finds what pays; --speculation off ends it",
           lambda w: share(w.increase("octavo_speculation_lost_seconds_total"),
-                          w.increase("octavo_engine_busy_seconds_total"))),
+                          w.increase(BUSY))),
 )  # fmt: skip
 GROUPS = {"latency": LATENCY, "failure": FAILURE, "resources": RESOURCES}
 ALERTS = tuple(alert for group in GROUPS.values() for alert in group)

@@ -100,10 +100,12 @@ LATENCY = (
 
 ENGINE = (
     _stats("requests_running", "gauge", "requests", "Requests that are computed", "running"),
-    _stats("requests_waiting", "gauge", "requests", "Requests in the engine's queue", "waiting"),
+    _stats("requests_waiting", "gauge", "requests", "Requests that the engine has not begun",
+           "waiting"),
     Metric("octavo_kv_blocks", "gauge", "blocks", (*MODEL, "state"),
            "KV blocks: held by running requests, cached for prefixes, free", (),
            {s: f"blocks_{s}" for s in ("free", "cached", "held")}),
+    _stats("kv_touched_bytes", "gauge", "bytes", "KV blocks that were ever used", "kv_bytes"),
     _stats("prompt_tokens", "counter", "tokens", "Tokens of prompts submitted", "prompt_tokens"),
     _stats("cached_tokens", "counter", "tokens", "Of these, found in the prefix cache",
            "cached_tokens"),
@@ -114,6 +116,9 @@ ENGINE = (
     _stats("engine_busy_seconds", "counter", "seconds", "Time in steps", "busy_us", 1e6),
     _stats("step_seconds", "gauge", "seconds", "What a step without prompts takes now", "step_us",
            1e6),
+    _stats("step_slowdown", "gauge", "times",
+           "What steps take now, times what those of as many requests took in the last hours",
+           "slowdown_permille", 1e3),
     _stats("prompt_token_seconds", "gauge", "seconds",
            "What a prompt token takes now, with all beside it", "prompt_token_ns", 1e9),
     _drafts("verified_draft_tokens", "drafted", "Tokens of drafts that steps verified, by source"),

@@ -22,7 +22,8 @@ def read(text: str) -> Series:
 
 @dataclass(frozen=True)
 class ScrapeWindow:
-    """Two scrapes, and the seconds between them. before: {} for the start of the server.
+    """Two scrapes, and the seconds between them. before: {} for the start of the server. between:
+    scrapes of which gauges are told the mean, beside the last.
 
     Values are sums of what is alike in the labels `by`.
     """
@@ -30,6 +31,7 @@ class ScrapeWindow:
     before: Series
     after: Series
     seconds: float
+    between: tuple[Series, ...] = ()
 
     def _sum(
         self, name: str, by: str, value: Callable[[Key], float], where: dict[str, tuple[str, ...]]
@@ -45,6 +47,13 @@ class ScrapeWindow:
     def last(self, name: str, by: str = "model_name", **where: tuple[str, ...]) -> Values:
         """Gauges as they are now."""
         return self._sum(name, by, lambda key: self.after[key], where)
+
+    def mean(self, name: str, by: str = "model_name", **where: tuple[str, ...]) -> Values:
+        """Gauges as they were on average."""
+        looks = [
+            ScrapeWindow({}, one, 0).last(name, by, **where) for one in (*self.between, self.after)
+        ]
+        return {k: sum(look.get(k, 0.0) for look in looks) / len(looks) for k in looks[-1]}
 
     def increase(self, name: str, by: str = "model_name", **where: tuple[str, ...]) -> Values:
         """By how much counters have grown; one that is smaller than before began again."""
