@@ -22,6 +22,7 @@ from octavo.server.dialects.openai.messages import (
     Tool,
     ToolCall,
     ToolChoice,
+    VideoUrl,
 )
 from octavo.server.dialects.openai.schemas import (
     FIELDS,
@@ -60,6 +61,7 @@ OBJECTS: dict[type[msgspec.Struct], dict[str, Any]] = {
     Message: {"role": "assistant", "content": "ho", "tool_calls": [CALL]},
     ContentPart: {"type": "text", "text": "a"},
     ImageUrl: {"url": "data:,"},
+    VideoUrl: {"url": "data:,"},
     Prediction: {"type": "content", "content": "ho"},
     TextPart: {"type": "text", "text": "a"},
     ToolCall: CALL,

@@ -278,7 +278,7 @@ def test_the_page_and_what_is_served(gateway: Server, folder: Path, good: Server
     browser = ADMIN | {"accept": "text/html"}
     assert "<title>Octavo</title>" in gateway.get("/", browser)[1]
     paths = json.loads(gateway.get("/openapi.json", {})[1])["paths"]
-    assert {"/v1/releases", "/v1/messages"} <= paths.keys() and "/v1/batches" not in paths
+    assert {"/v1/releases", "/v1/messages"} <= paths.keys() and "/v1/load_lora_adapter" not in paths
     text(gateway, "Hello", 4)
     recent = json.loads(gateway.get("/v1/requests", ADMIN)[1])["recent"]
     assert recent[0]["completion_tokens"] == 4

@@ -14,7 +14,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from octavo.server.keys import Key, KeyFile
+from octavo.server.keys import Key, KeyStore
 from tests.api.server import Server, serving
 
 ADMIN = {"Authorization": "Bearer admin"}
@@ -134,7 +134,7 @@ def test_batches_are_spread_and_belong_to_a_key(
 ) -> None:
     """Files and batches are the gateway's own, over a restart, and nobody else's."""
     keys, data = tmp_path / "keys", str(tmp_path / "data")
-    anna, other = (KeyFile(keys).create(Key(name)) for name in ("anna", "other"))
+    anna, other = (KeyStore(str(keys)).create(Key(name)) for name in ("anna", "other"))
     options = ("--keys", str(keys), "--data-dir", data)
     expected = {str(i): text(simulated[0], f"p{i}") for i in range(40)}
     with before(simulated, tmp_path / "gateway", *options) as gateway:

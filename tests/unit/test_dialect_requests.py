@@ -127,7 +127,7 @@ def test_pictures() -> None:
     assert said.content == (TextPart("See:"), ImagePart(url, "messages[0].content[1].source"))
     by_url = [{"type": "image", "source": {"type": "url", "url": "https://a.example/b.png"}}]
     (said,) = of_anthropic(messages=[{"role": "user", "content": by_url}]).messages or ()
-    assert [p.source for p in said.images] == ["https://a.example/b.png"]
+    assert [p.source for p in said.media] == ["https://a.example/b.png"]
     (said,) = (
         of_ollama(messages=[{"role": "user", "content": "See:", "images": ["aGk="]}]).messages or ()
     )

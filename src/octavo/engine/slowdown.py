@@ -23,6 +23,7 @@ class Slowdown:
 
     def record(self, texts: int, seconds: float, now: float) -> None:
         """Takes a step that ended now."""
+        seconds = max(seconds, 1e-9)
         usual, count, when = self._usual.get(texts, (seconds, 0, now))
         if count >= ENOUGH:
             factor = min(seconds / usual, OUTLIER * self.times)
