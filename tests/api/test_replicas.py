@@ -21,7 +21,7 @@ from click.testing import CliRunner
 
 from octavo.cli.replica import replica, route
 from octavo.client.process import EngineProcessClient
-from octavo.client.replicas import Replicas
+from octavo.client.replicas import Replicas, ReplicaTimes
 from octavo.client.routes import Decision
 from octavo.client.spawned import ENGINE
 from octavo.engine.constraint import TokenTable
@@ -195,7 +195,10 @@ def decisions(pool: Replicas) -> list[Decision]:
     return list(pool.routes)
 
 
-def test_requests_go_where_their_prefix_is(folder: Path) -> None:
+def test_requests_go_where_their_prefix_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of engines that take the same times: an engine that others slow down may cost more than it."""
+    same = ReplicaTimes(0.001, 0.001, 0.0)
+    monkeypatch.setattr(ReplicaTimes, "of", staticmethod(lambda stats: same))
     prefixes = [[30 + i] * 96 for i in range(4)]
 
     async def run() -> None:
