@@ -7,7 +7,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -163,16 +163,18 @@ def behind(server: Server, prefix: str) -> Iterator[str]:
             assert self.path.startswith(prefix + "/"), self.path
             inner = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            inner.request(self.command, self.path.removeprefix(prefix), body, dict(self.headers))
-            answer = inner.getresponse()
-            self.send_response(answer.status)
-            for name, value in answer.getheaders():
-                if name not in ("transfer-encoding", "connection"):
-                    self.send_header(name, value)
-            self.end_headers()
-            while data := answer.read1(1 << 16):
-                self.wfile.write(data)
-            inner.close()
+            with closing(inner):
+                inner.request(
+                    self.command, self.path.removeprefix(prefix), body, dict(self.headers)
+                )
+                with inner.getresponse() as answer, suppress(ConnectionError):  # left by the page
+                    self.send_response(answer.status)
+                    for name, value in answer.getheaders():
+                        if name not in ("transfer-encoding", "connection"):
+                            self.send_header(name, value)
+                    self.end_headers()
+                    while data := answer.read1(1 << 16):
+                        self.wfile.write(data)
 
         do_POST = do_GET
 
