@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from octavo.errors import InvalidValue
 from octavo.vision.clip import Clip
-from octavo.vision.decode import broken_file, check_area, open_image, to_rgb
+from octavo.vision.decode import ImageFileBytes, broken_file, check_area, open_image, to_rgb
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -28,8 +28,8 @@ def decode_animation(data: bytes, at: str, wanted: float | None = None) -> Clip:
     width, height = opened.size
     check_area(width, height, at)
     try:
-        seconds = list(_durations(opened.format or "", data))
-    except IndexError as e:
+        seconds = list(_durations(opened.format or "", ImageFileBytes(data)))
+    except (IndexError, OSError) as e:
         raise broken_file(at) from e
     check_frames(len(seconds), width, height, at)
     count = max(1, len(seconds))
@@ -58,57 +58,64 @@ def check_frames(count: int, width: int, height: int, at: str) -> None:
         )  # fmt: skip
 
 
-def _durations(kind: str, data: bytes) -> Iterator[float]:
-    """Seconds of each frame. Raises IndexError for a truncated file."""
+def _durations(kind: str, file: ImageFileBytes) -> Iterator[float]:
+    """Seconds of each frame. Raises IndexError for a truncated file, OSError for too many parts."""
     if kind == "GIF":
-        yield from _gif_durations(data)
+        yield from _gif_durations(file)
     elif kind == "WEBP":
-        for name, at in _riff_chunks(data):
+        for name in _riff_chunks(file):
             if name == b"ANMF":
-                yield int.from_bytes(data[at + 12 : at + 15], "little") / 1000
+                yield int.from_bytes(file.read(15)[12:], "little") / 1000
     elif kind == "PNG":
-        for name, at in _png_chunks(data):
+        for name in _png_chunks(file):
             if name == b"fcTL":
-                above, below = (int.from_bytes(data[i : i + 2]) for i in (at + 20, at + 22))
+                control = file.read(24)
+                above, below = (int.from_bytes(control[i : i + 2]) for i in (20, 22))
                 yield above / (below or 100)
 
 
-def _riff_chunks(data: bytes) -> Iterator[tuple[bytes, int]]:
-    """Names of the chunks of a WebP file, and where what they hold begins."""
-    at = 12
-    while at + 8 <= len(data):
-        length = int.from_bytes(data[at + 4 : at + 8], "little")
-        yield data[at : at + 4], at + 8
-        at += 8 + length + length % 2
+def _riff_chunks(file: ImageFileBytes) -> Iterator[bytes]:
+    """Names of the chunks of a WebP file, which stands where what they hold begins."""
+    file.seek(12)
+    while len(head := file.read(8)) == 8:
+        length = int.from_bytes(head[4:], "little")
+        end = file.tell() + length + length % 2
+        yield head[:4]
+        file.seek(end)
 
 
-def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int]]:
+def _png_chunks(file: ImageFileBytes) -> Iterator[bytes]:
     """Likewise of a PNG file."""
-    at = 8
-    while at + 8 <= len(data):
-        yield data[at + 4 : at + 8], at + 8
-        at += 12 + int.from_bytes(data[at : at + 4])
+    file.seek(8)
+    while len(head := file.read(8)) == 8:
+        end = file.tell() + int.from_bytes(head[:4]) + 4
+        yield head[4:]
+        file.seek(end)
 
 
-def _gif_durations(data: bytes) -> Iterator[float]:
-    def table(flags: int) -> int:
-        """Bytes of a table of colors."""
-        return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
+def _gif_durations(file: ImageFileBytes) -> Iterator[float]:
+    def skip_table(flags: int) -> None:
+        """To the end of a table of colors."""
+        if flags & 0x80:
+            file.seek(3 << ((flags & 7) + 1), 1)
 
-    def end(at: int) -> int:
-        """Behind the blocks that begin here."""
-        while size := data[at]:
-            at += size + 1
-        return at + 1
+    def skip_blocks() -> None:
+        while size := file.read(1)[0]:
+            file.seek(size, 1)
 
-    at, hundredths = 13 + table(data[10]), 0
-    while at < len(data):
-        if data[at] == 0x21:  # an extension, of which one says how long the next frame lasts
-            if data[at + 1] == 0xF9:
-                hundredths = int.from_bytes(data[at + 4 : at + 6], "little")
-            at = end(at + 2)
-        elif data[at] == 0x2C:
-            at = end(at + 11 + table(data[at + 9]))
+    skip_table(file.read(13)[10])
+    hundredths = 0
+    while kind := file.read(1):
+        if kind == b"\x21":  # an extension, of which one says how long the next frame lasts
+            if file.read(1) == b"\xf9":
+                control = file.read(5)
+                hundredths = int.from_bytes(control[2:4], "little")
+                file.seek(-5, 1)
+            skip_blocks()
+        elif kind == b"\x2c":
+            skip_table(file.read(9)[8])
+            file.seek(1, 1)
+            skip_blocks()
             yield hundredths / 100
             hundredths = 0
         else:

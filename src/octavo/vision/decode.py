@@ -18,6 +18,27 @@ MAX_PIXELS = 24 << 20  # of a file, and of what it is resized to: 4 bytes each w
 ORIENTATION = 0x0112  # of EXIF
 
 
+class ImageFileBytes(io.BytesIO):
+    """A file in memory that may be read in few pieces only, else OSError: Pillow goes through
+    headers in Python, and one of millions of tiny parts would keep a processor for seconds."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self._left = most_pieces(len(data))
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._left -= 1
+        if self._left < 0:
+            raise OSError("the file has too many parts")
+        return super().read(size)
+
+
+def most_pieces(size: int) -> int:
+    """Reads that a file of `size` bytes may take: twice those of blocks of 255 bytes, as GIF files
+    have, and the heads of 4,096 frames."""
+    return (1 << 16) + size // 64
+
+
 def decode_image(data: bytes, at: str) -> Image:
     """The upright picture in a file (PNG, JPEG, WebP or GIF), in RGB as reference processors
     convert it: transparency lies over white. Raises RequestError naming `at`."""
@@ -67,7 +88,7 @@ def open_image(data: bytes, at: str, formats: str = "PNG, JPEG, WebP or GIF") ->
     if kind is None:
         raise InvalidValue(f"{at} is no {formats} file", at)
     try:
-        opened: ImageFile = kind(io.BytesIO(data))
+        opened: ImageFile = kind(ImageFileBytes(data))
     except Exception as e:
         raise broken_file(at) from e
     return opened
