@@ -12,7 +12,7 @@ import pytest
 from octavo.backends.base import Sample, StepInput
 from octavo.engine.engine import Engine
 from octavo.engine.events import Progress, Token, ends
-from octavo.engine.pace import EVEN, LEAST, OTHERS, OWN
+from octavo.engine.pace import EVEN, LEAST, OTHERS, OWN, Pace
 from octavo.engine.policy import FairPolicy
 from octavo.engine.request import Request, SamplingParams
 from tests.engine.test_engine import Clock, Counting, engine
@@ -22,6 +22,7 @@ SMALL = (
     0.0006,
     0.00025,
 )  # seconds of a step, of a text and of a prompt's token: SmolLM2-135M
+SLOW = (0.004, 0.001, 0.0007)  # the same on two cores without AMX
 LARGE = (0.15, 0.02, 0.01)  # of a model of 3 billion parameters
 
 
@@ -115,7 +116,7 @@ def visits(house: House, prompt: int, tokens: int = 40, count: int = 24) -> tupl
     return statistics.median(firsts), p99([g for name in names for g in house.gaps(name)])
 
 
-@pytest.mark.parametrize(("cost", "prompt"), [(SMALL, 100), (SMALL, 150), (LARGE, 100)])
+@pytest.mark.parametrize(("cost", "prompt"), [(SMALL, 100), (SMALL, 150), (SLOW, 100), (LARGE, 100)])
 def test_a_flood_is_hardly_felt(cost: tuple[float, float, float], prompt: int) -> None:
     """By a tenant that asks one thing after the other: 200 requests of another change its time to the
     first token by half at most, and its time between tokens too, but for what nobody sees."""
@@ -180,6 +181,26 @@ def test_what_comes_together_begins_soon(cost: tuple[float, float, float]) -> No
     times = house.times[names[-1]]
     felt = [b - a for a, b in zip(times, times[1:], strict=False)]
     assert max(felt) <= OWN * max(quiet, EVEN) + LEAST * cost[2]
+
+
+def test_a_step_that_was_held_up_is_forgotten() -> None:
+    """Also where it made what prompts take look so long that only small parts of them are computed."""
+    pace, now = Pace(), 0.0
+
+    def took(lengths: list[int], seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        pace.took(lengths, seconds, now)
+
+    for _ in range(8):
+        took([1] * 20, 0.024)
+        took([100], 0.074)
+    for _ in range(4):
+        took([100], 1.0)
+    assert pace.token > 2 * 0.0007
+    for _ in range(40):
+        took([9], 0.0103)
+    assert abs(pace.token - 0.0007) < 0.0002
 
 
 def test_parts_of_a_prompt_are_told() -> None:

@@ -17,6 +17,7 @@ from octavo.engine.slowdown import Slowdown
 OWN, OTHERS = 2.5, 1.5  # times what a tenant's texts take alone that a step with them takes: with
 # prompts of its own, and with what others want
 HALF = OWN / 2  # for each of two steps in which texts get one token
+ONCE = 6.0  # where the whole prompt of who has less is computed, and the others' texts wait for it
 EVEN = 0.02  # seconds between tokens below which nobody's texts are slowed: they come in bursts
 COMPANY = 1.25 * EVEN  # seconds of a step with prompts of its own, where others may come any moment
 LEAST = 4  # tokens of a prompt that a step computes, however long that takes
@@ -33,6 +34,9 @@ class Pace:
         self.last = math.inf  # of the last step
         self.token = 0.0  # of a prompt's token
         self.prompt_token = 0.0  # of the same with all that was computed beside it
+        self._computed = 0  # tokens of prompts since those were measured,
+        self._seconds = 0.0  # of their steps,
+        self._alone = 0.0  # and without the texts beside them
 
     def took(self, lengths: list[int], seconds: float, now: float) -> None:
         """Takes the time of a step that ended now, of spans of these lengths."""
@@ -43,13 +47,18 @@ class Pace:
         if not prompt or (texts and 0 < beside < seconds / 2):
             self._slowdown.record(texts, seconds - beside, now)
             return self._texts.record(texts, seconds - beside, now)
-        if prompt < MANY:
+        self._computed += prompt
+        self._seconds += seconds
+        self._alone += max(0.0, seconds - self.seconds(max(texts, 1)))
+        if self._computed < MANY:
             return
-        each = max(0.0, seconds - self.seconds(max(texts, 1))) / prompt
+        each = self._alone / self._computed
         known = self.token or each
         self.token = known + NEWEST * (min(each, OUTLIER * known) - known)
-        known = self.prompt_token or seconds / prompt
-        self.prompt_token = known + NEWEST * (seconds / prompt - known)
+        each = self._seconds / self._computed
+        known = self.prompt_token or each
+        self.prompt_token = known + NEWEST * (each - known)
+        self._computed, self._seconds, self._alone = 0, 0.0, 0.0
 
     def seconds(self, texts: int, prompt: int = 0) -> float:
         """What a step takes; 0 before any was measured."""
@@ -63,9 +72,14 @@ class Pace:
             "prompt_token_ns": int(1e9 * self.prompt_token),
         }
 
-    def alone(self, texts: int) -> float:
-        """What so many texts take for a token, if nothing is beside them."""
-        return max(self.seconds(texts), EVEN)
+    def own(self, texts: int, times: float) -> float:
+        """Seconds of a step in which so many texts take so many times what they take alone, for
+        what their tenant wants."""
+        return times * max(self.seconds(texts), EVEN)
+
+    def others(self, texts: int, times: float) -> float:
+        """Likewise for what others want: it is felt as soon as it is longer than EVEN."""
+        return max(times * self.seconds(texts), EVEN)
 
     def fitting(self, seconds: float, texts: int, most: int) -> int:
         """Tokens of prompts that fit in so long a step beside texts, `most` at most."""
@@ -130,7 +144,7 @@ class StepBudget:
         rows = Counter(s.request.tenant for s in texts)
         if len(rows) < 2:
             return set()
-        limit = OTHERS * self._pace.alone(min(rows.values())) - LEAST * self._pace.token
+        limit = self._pace.others(min(rows.values()), OTHERS) - LEAST * self._pace.token
         most = max(rows.values())
         while most > min(rows.values()):
             if self._pace.seconds(sum(min(n, most) for n in rows.values())) <= limit:
@@ -158,18 +172,19 @@ class StepBudget:
         rows, own, others = self._rows, self._own, self._others
         if sequence is self._first:
             rows = rows | Counter(s.request.tenant for s in self.held if s.kv.pending == 1)
-            own = others = OWN if self._at_once(sequence, rows) else HALF
+            own = others = ONCE if self._at_once(sequence, rows) else HALF
         if not rows or sequence.times.queued < self._began:
             return self._tokens
-        factors = ((own if t == tenant else others, n) for t, n in rows.items())
-        limit = min(factor * pace.alone(n) for factor, n in factors)
+        limit = min(
+            pace.own(n, own) if t == tenant else pace.others(n, others) for t, n in rows.items()
+        )
         if self._company and sequence is not self._first and pace.seconds(self._texts) < COMPANY:
             limit = min(limit, COMPANY)
         return min(self._tokens, max(LEAST, pace.fitting(limit, self._texts, self._tokens)))
 
     def _at_once(self, sequence: Sequence, rows: Counter[str]) -> bool:
         """Whether a prompt can be computed in one step of bearable length."""
-        longest = OWN * min((self._pace.alone(n) for n in rows.values()), default=math.inf)
+        longest = min((self._pace.others(n, ONCE) for n in rows.values()), default=math.inf)
         kv = sequence.kv
         new = kv.computed == (kv.cached or 0)
         return new and self._pace.seconds(self._texts or 1, kv.pending) <= longest
