@@ -116,7 +116,9 @@ def visits(house: House, prompt: int, tokens: int = 40, count: int = 24) -> tupl
     return statistics.median(firsts), p99([g for name in names for g in house.gaps(name)])
 
 
-@pytest.mark.parametrize(("cost", "prompt"), [(SMALL, 100), (SMALL, 150), (SLOW, 100), (LARGE, 100)])
+@pytest.mark.parametrize(
+    ("cost", "prompt"), [(SMALL, 100), (SMALL, 150), (SLOW, 100), (LARGE, 100)]
+)
 def test_a_flood_is_hardly_felt(cost: tuple[float, float, float], prompt: int) -> None:
     """By a tenant that asks one thing after the other: 200 requests of another change its time to the
     first token by half at most, and its time between tokens too, but for what nobody sees."""
@@ -194,6 +196,7 @@ def test_a_step_that_was_held_up_is_forgotten() -> None:
 
     for _ in range(8):
         took([1] * 20, 0.024)
+        took([1], 0.005)
         took([100], 0.074)
     for _ in range(4):
         took([100], 1.0)
