@@ -41,7 +41,9 @@ def server(smollm2: object, folder: Path) -> Iterator[Server]:
 
 
 def client_of(server: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0)
+    return openai.OpenAI(
+        base_url=server.url + "/v1", api_key="x", max_retries=0, _strict_response_validation=True
+    )
 
 
 @pytest.fixture(scope="module")
