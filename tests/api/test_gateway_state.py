@@ -45,7 +45,13 @@ def before(upstreams: list[Server], log: Path, *arguments: str) -> Iterator[Serv
 
 
 def client(server: Server, key: str = "x") -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=60)
+    return openai.OpenAI(
+        base_url=f"{server.url}/v1",
+        api_key=key,
+        max_retries=0,
+        timeout=60,
+        _strict_response_validation=True,
+    )
 
 
 def made(asked: openai.OpenAI, text: str, **fields: Any) -> Any:
