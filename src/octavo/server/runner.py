@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -20,6 +21,7 @@ from octavo.generate.media import MediaReader
 from octavo.generate.model import ServedModel
 from octavo.generate.prepare import PreparedRequest, prepare
 from octavo.generate.reply import Usage
+from octavo.server import patience
 from octavo.server.bodies import Bodies
 from octavo.server.dialect import (
     AnyRoute,
@@ -54,9 +56,7 @@ from octavo.server.resume import Spent, Teller, ended
 from octavo.server.sizes import SizeBounds
 
 FEW = 64  # tokens with log-probabilities whose JSON is made on the event loop
-PATIENCE = 10.0  # seconds between signs of life
 TTFT = "x-slo-ttft-ms"
-COMMENT = b": waiting\n\n"  # which clients of event streams skip
 Keep = Callable[[Any], Awaitable[None]]  # of a writer that has written all
 
 
@@ -89,7 +89,10 @@ class Runner:
             return answering(lambda request: _fixed(route))
         if isinstance(route, ModelsRoute):
             return answering(lambda request: self._models(route, request))
-        return answering(lambda request: self._run(dialect, route, request))
+        handler = answering(lambda request: self._run(dialect, route, request))
+        if isinstance(route, GenerateRoute) and _of_events(route.writer):
+            return patience.patient(handler, dialect.error_event)
+        return handler
 
     async def read(
         self, dialect: Dialect, kind: type[Any], request: Request
@@ -104,6 +107,7 @@ class Runner:
         body: Any = await self._bodies.read(request, kind, dialect.fields, bounds)
         name, one, sender = called(body.model), exchange(request.scope), principal(request.scope)
         one.model = self._registry.entry(name).name
+        one.stream_awaited = getattr(body, "stream", None) is True
         sender.check_model(name or one.model)
         if sender.account is not None:
             await sender.account.enter()
@@ -239,21 +243,23 @@ async def _stream(
     keep: Keep | None,
 ) -> Response:  # fmt: skip
     """Streams. The status is sent with the first text, so that refusals keep theirs; after PATIENCE
-    seconds without one it is sent, and comments, so that nobody takes the connection for dead."""
+    seconds without one it is sent, and comments."""
 
     written = _written(job, usage, writer)
 
     async def begun() -> bytes:
         return await anext(written)
 
-    first = asyncio.create_task(begun())
-    patience = PATIENCE if writer.media_type.startswith("text/event-stream") else None
+    first, one = asyncio.create_task(begun()), exchange(request.scope)
+    one.stream_awaited = False
+    left = max(0.0, patience.PATIENCE - (time.monotonic() - one.began))
     try:
-        await while_connected(request.receive, asyncio.wait({first}, timeout=patience))
+        wait = asyncio.wait({first}, timeout=left if _of_events(writer) else None)
+        await while_connected(request.receive, wait)
         if first.done():
             first.result()
     except BaseException:
-        await _stop(first)
+        await patience.stop(first)
         await written.aclose()
         raise
 
@@ -261,11 +267,11 @@ async def _stream(
         try:
             async with aclosing(written) as rest:
                 try:
-                    while not first.done():
-                        yield COMMENT
-                        await asyncio.wait({first}, timeout=PATIENCE)
+                    async with aclosing(patience.comments(first)) as waiting:
+                        async for comment in waiting:
+                            yield comment
                 finally:
-                    await _stop(first)
+                    await patience.stop(first)
                 yield first.result()
                 async for chunks in rest:
                     yield chunks
@@ -277,7 +283,7 @@ async def _stream(
             yield end
         except RequestError as e:
             error = e.renamed(names)
-            exchange(request.scope).failed(error)
+            one.failed(error)
             yield writer.failure(error)
 
     return EventStream(frames(), writer.media_type)
@@ -304,10 +310,8 @@ async def _written(
                 yield chunks
 
 
-async def _stop(task: asyncio.Task[bytes]) -> None:
-    """Ends a task, if it has not ended."""
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+def _of_events(writer: Any) -> bool:
+    return str(writer.media_type).startswith(patience.EVENTS)
 
 
 def answering(handler: Handler) -> Handler:
