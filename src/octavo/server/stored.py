@@ -127,7 +127,7 @@ class StoredResponses:
         return json_response(encode(queued))
 
     async def get(self, request: Request) -> Response:
-        if request.query_params.get("stream") == "true":
+        if request.query_params.get("stream", "false") != "false":
             raise RequestError("a stored response cannot be streamed", "stream",
                                "unsupported_parameter")  # fmt: skip
         return json_response((await self._find(request)).response)
