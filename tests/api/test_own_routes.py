@@ -148,6 +148,21 @@ def test_every_field_has_a_row(server: Server) -> None:
     assert found == {(row.method, row.path, row.field) for row in rows()}
 
 
+def test_each_header_is_taken_and_refused(server: Server) -> None:
+    text = PAGE.read_text().partition("## Which headers may")[2].partition("\n## ")[0]
+    found = re.findall(r"\| `([\w-]+)` \| `([^`]+)` \| (?:`(.+?)` )?\|", text)
+    assert len(found) == 6
+    for name, taken, refused in found:
+        keys = {} if name in ("Authorization", "x-api-key") else ADMIN
+        body = json.dumps(LINE["body"]).encode()
+        assert server.call("POST", "/v1/completions", body, keys | {name: taken})[0] == 200
+        if refused:
+            status, reply = server.post("/v1/completions", body, keys | {name: refused})
+            told = reply["error"]
+            wrong = (401, "invalid_api_key") if not keys else (400, name.lower())
+            assert (status, told["param"] or told["code"]) == wrong
+
+
 def test_every_field_of_what_a_socket_says(server: Server) -> None:
     """Each comes, with a value like the example's, and no other."""
     text = PAGE.read_text().partition("## WebSocket\n")[2].partition("\n## ")[0]
