@@ -18,7 +18,7 @@ from octavo.server import patience
 from octavo.server.registry import ModelLease
 from octavo.text import load_tokenizer
 from tests.unit.dialects import scripted, speaking
-from tests.unit.fake_models import Listener
+from tests.unit.fake_models import Listener, ScriptedClient
 
 COMMENT = patience.COMMENT.decode()
 HI = [{"role": "user", "content": "hi"}]
@@ -105,3 +105,21 @@ def test_who_leaves_waits_for_nothing(late: tuple[Listener, Loading]) -> None:
         assert time.monotonic() < began + 5
         time.sleep(0.005)
     assert [one.status for one in server.exchanges] == [499]
+
+
+def test_deadlines_count_from_the_arrival(late: tuple[Listener, Loading]) -> None:
+    """Loading takes of the time, and ends with it."""
+    server, loading = late
+    client = server.models.entry("ann").client
+    assert isinstance(client, ScriptedClient)
+    loading.seconds = 0.3
+    asked = {"model": "ann", "prompt": "hi", "timeout": 30}
+    assert server.ask("/v1/completions", asked, **{"x-slo-ttft-ms": "9000"})[0] == 200
+    (request,) = client.requests
+    assert request.timeout is not None and request.timeout <= 29.7
+    assert request.ttft is not None and request.ttft <= 8.7
+    loading.seconds = 30
+    began = time.monotonic()
+    status, reply = server.json("/v1/completions", asked | {"timeout": 0.2})
+    assert (status, reply["error"]["code"]) == (500, "deadline_exceeded")
+    assert 0.2 <= time.monotonic() - began < 10 and len(client.requests) == 1

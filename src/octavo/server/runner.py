@@ -13,12 +13,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.engine.request import MAX_TIMEOUT
+from octavo.engine.request import MAX_TIMEOUT, MIN_TIMEOUT
 from octavo.errors import InvalidValue, RequestError
 from octavo.generate.choices import generate, generate_whole
 from octavo.generate.embed import count, encode_inputs, encode_pairs, pool, score
 from octavo.generate.media import MediaReader
 from octavo.generate.model import ServedModel
+from octavo.generate.output import too_late
 from octavo.generate.prepare import PreparedRequest, prepare
 from octavo.generate.reply import Usage
 from octavo.server import patience
@@ -40,7 +41,7 @@ from octavo.server.dialect import (
     TextRoute,
 )
 from octavo.server.endpoint import Handler
-from octavo.server.exchange import exchange
+from octavo.server.exchange import Exchange, exchange
 from octavo.server.fetching import Fetching
 from octavo.server.guard import principal
 from octavo.server.http import (
@@ -112,7 +113,13 @@ class Runner:
         if sender.account is not None:
             await sender.account.enter()
             one.at_end.append(sender.account.end)
-        return body, (await leased(request, self._registry, name)).model
+        wanted = getattr(body, "timeout", None)
+        known = wanted is not None and MIN_TIMEOUT <= wanted <= MAX_TIMEOUT  # others are refused
+        try:
+            async with asyncio.timeout(_left(one, wanted) if known else None):
+                return body, (await leased(request, self._registry, name)).model
+        except TimeoutError:
+            raise too_late() from None
 
     async def _run(self, dialect: Dialect, route: BodyRoute, request: Request) -> Response:
         body, served = await self.read(dialect, route.body, request)
@@ -205,6 +212,7 @@ class Runner:
         asked = replace(asked, salt=salt, tenant=salt, ttft=_wanted(request))
         asked = await while_connected(request.receive, self._media.read(asked, served))
         job = await asyncio.to_thread(prepare, asked, served)
+        job = replace(job, timeout=_left(one, job.timeout), ttft=_left(one, job.ttft))
         usage = Usage(prompt=job.prompt_tokens, images=job.image_tokens, began=one.began)
         one.usage = usage
         one.operation = "text_completion" if asked.messages is None else "chat"
@@ -228,6 +236,13 @@ def _wanted(request: Request) -> float | None:
     if not text.isdecimal() or len(text) > 8 or not 1 <= int(text) <= 1000 * MAX_TIMEOUT:
         raise InvalidValue(f"{TTFT} is a number of milliseconds, a day at most", TTFT)
     return int(text) / 1000
+
+
+def _left(one: Exchange, seconds: float | None) -> float | None:
+    """What is left of the time that a request has from its arrival."""
+    if seconds is None:
+        return None
+    return max(MIN_TIMEOUT, round(seconds - (time.monotonic() - one.began), 3))
 
 
 async def _reserve(request: Request, usage: Usage, completion: int | None) -> None:
