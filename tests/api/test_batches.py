@@ -41,7 +41,9 @@ def server(smollm2: object, folder: Path) -> Iterator[Server]:
 
 
 def client_of(server: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0)
+    return openai.OpenAI(
+        base_url=server.url + "/v1", api_key="x", max_retries=0, _strict_response_validation=True
+    )
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +95,28 @@ def test_a_batch(client: openai.OpenAI, server: Server) -> None:
         and "stream" in errors["r8"]["error"]["message"]
     )
     assert [b.id for b in client.batches.list()] == [begun.id]
+    server.wait_idle()
+
+
+def answering(i: int, **more: Any) -> str:
+    """A line that asks for a response."""
+    asked = {"input": f"Count to {i}.", "temperature": 0, "max_output_tokens": 6}
+    request = {"custom_id": f"s{i}", "url": "/v1/responses", "body": asked | more}
+    return json.dumps(request) + "\n"
+
+
+def test_a_batch_of_responses(client: openai.OpenAI, server: Server) -> None:
+    """They are stored as any others, and may follow others."""
+    first = client.responses.create(model="smollm2", input="Hello.", max_output_tokens=6)
+    text = answering(1) + answering(2, store=False) + answering(3, previous_response_id=first.id)
+    done = wait(client, begin(client, text, "/v1/responses").id, "completed")
+    made = {id: r["response"]["body"] for id, r in results(client, done.output_file_id).items()}
+    texts = {id: one["output"][0]["content"][0]["text"] for id, one in made.items()}
+    assert texts["s1"] == said(server.post(CHAT, body(1))[1])
+    assert made["s3"]["usage"]["input_tokens"] > made["s1"]["usage"]["input_tokens"] + 6
+    assert client.responses.retrieve(made["s1"]["id"]).output_text == texts["s1"]
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(made["s2"]["id"])
     server.wait_idle()
 
 
@@ -199,7 +223,9 @@ def test_the_command(smollm2: object, tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     wanted = [line(i) for i in range(5)]
     other = {"custom_id": "m", "url": "/v1/messages", "body": body(1)}
-    source.write_text("".join(wanted) + json.dumps(other) + "\n" + line(9, temperature=99))
+    source.write_text(
+        "".join(wanted) + json.dumps(other) + "\n" + line(9, temperature=99) + answering(1)
+    )
 
     def run() -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "octavo.cli.main", "batch", str(source), str(target)]
@@ -209,17 +235,18 @@ def test_the_command(smollm2: object, tmp_path: Path) -> None:
 
     first = run()
     assert first.returncode == 0, first.stderr
-    assert "7 requests, 7 answered now, 1 of them with an error" in first.stdout
+    assert "8 requests, 8 answered now, 1 of them with an error" in first.stdout
     made = {r["custom_id"]: r for r in map(json.loads, target.read_text().splitlines())}
-    assert len(made) == 7 and made["r9"]["response"]["status_code"] == 400
+    assert len(made) == 8 and made["r9"]["response"]["status_code"] == 400
     text = made["m"]["response"]["body"]["content"][0]["text"]
     assert text == said(made["r1"]["response"]["body"])
+    assert text == made["s1"]["response"]["body"]["output"][0]["content"][0]["text"]
     kept = target.read_bytes().splitlines(keepends=True)[:4]
     target.write_bytes(b"".join(kept) + b'{"cus')
     second = run()
-    assert "7 requests, 3 answered now" in second.stdout
+    assert "8 requests, 4 answered now" in second.stdout
     lines = target.read_bytes().splitlines(keepends=True)
-    assert lines[:4] == kept and len(lines) == 7
+    assert lines[:4] == kept and len(lines) == 8
     assert {json.loads(each)["custom_id"] for each in lines} == made.keys()
     assert "all answered" in run().stdout
     source.write_text("{")

@@ -23,12 +23,7 @@ def events(text: str) -> list[Any]:
 
 def chat(schema: Any, stop: list[str]) -> tuple[str, Any]:
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-    return "/v1/chat/completions", {
-        "messages": SAY,
-        "response_format": form,
-        "max_tokens": MOST,
-        "stop": stop,
-    }
+    return "/v1/chat/completions", {"messages": SAY, "response_format": form, "stop": stop}
 
 
 def chat_text(text: str, stream: bool) -> str:
@@ -38,12 +33,7 @@ def chat_text(text: str, stream: bool) -> str:
 
 
 def completions(schema: Any, stop: list[str]) -> tuple[str, Any]:
-    outputs = {"json": schema}
-    return "/v1/completions", {
-        "structured_outputs": outputs,
-        "max_tokens": MOST,
-        "stop": stop,
-    }
+    return "/v1/completions", {"structured_outputs": {"json": schema}, "stop": stop}
 
 
 def completions_text(text: str, stream: bool) -> str:
@@ -64,7 +54,7 @@ def responses_text(text: str, stream: bool) -> str:
 
 def anthropic(schema: Any, stop: list[str]) -> tuple[str, Any]:
     form = {"format": {"type": "json_schema", "schema": schema}}
-    body = {"messages": SAY, "max_tokens": MOST, "output_config": form, "stop_sequences": stop}
+    body = {"messages": SAY, "output_config": form, "stop_sequences": stop}
     return "/v1/messages", body
 
 
@@ -108,10 +98,19 @@ DIALECTS: dict[str, tuple[Ask, Callable[[str, bool], str]]] = {
 }  # fmt: skip
 
 
-def said(server: Server, name: str, schema: Any, stop: list[str], stream: bool) -> str:
+LIMITS = {"responses": "max_output_tokens", "llama.cpp": "n_predict"}  # names of max_tokens
+
+
+def said(
+    server: Server, name: str, schema: Any, stop: list[str], stream: bool, limit: int = MOST
+) -> str:
     """What a dialect says. Those of plain prompts are given the chat's."""
     ask, read = DIALECTS[name]
     path, body = ask(schema, stop)
+    if name.startswith("ollama"):
+        body["options"]["num_predict"] = limit
+    else:
+        body[LIMITS.get(name, "max_tokens")] = limit
     if name == "completions":
         body["prompt"] = server.post("/tokenize", {"messages": SAY})[1]["tokens"]
     if name == "llama.cpp":
@@ -128,6 +127,19 @@ def test_a_text_is_the_same_in_every_dialect(server: Server, name: str) -> None:
     made = {said(server, each, schema, [], stream) for each in DIALECTS for stream in (False, True)}
     (only,) = made
     assert json.loads(only) == TEXTS[name]
+
+
+@pytest.mark.parametrize("name", ["family", "cjk", "math"])
+def test_a_cut_shows_no_half_character(server: Server, name: str) -> None:
+    """Wherever it is, every dialect shows the same whole characters."""
+    schema = {"const": TEXTS[name]}
+    whole, lengths = said(server, "chat", schema, [], False), []
+    for limit in range(1, 13):
+        ways = [(each, stream) for each in DIALECTS for stream in (False, True)]
+        (made,) = {said(server, each, schema, [], stream, limit) for each, stream in ways}
+        assert whole.startswith(made)
+        lengths.append(len(made))
+    assert lengths == sorted(lengths) and 3 < len(set(lengths)) < 12  # some tokens are no character
 
 
 @pytest.mark.parametrize("text", ["aaSTOPbb", "日本STOP語é"])

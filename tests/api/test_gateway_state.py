@@ -45,13 +45,31 @@ def before(upstreams: list[Server], log: Path, *arguments: str) -> Iterator[Serv
 
 
 def client(server: Server, key: str = "x") -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=60)
+    return openai.OpenAI(
+        base_url=f"{server.url}/v1",
+        api_key=key,
+        max_retries=0,
+        timeout=60,
+        _strict_response_validation=True,
+    )
 
 
 def made(asked: openai.OpenAI, text: str, **fields: Any) -> Any:
     return asked.responses.create(
         model="smollm2", input=text, temperature=0, max_output_tokens=8, **fields
     )
+
+
+def completed(asked: openai.OpenAI, text: bytes, endpoint: Any) -> Any:
+    """A batch of these lines, once it is."""
+    given = asked.files.create(file=("in.jsonl", text), purpose="batch")
+    batch = asked.batches.create(input_file_id=given.id, endpoint=endpoint, completion_window="24h")
+    deadline = time.monotonic() + 30
+    while batch.status != "completed":
+        assert time.monotonic() < deadline and batch.status != "failed", batch
+        time.sleep(0.05)
+        batch = asked.batches.retrieve(batch.id)
+    return batch
 
 
 def test_responses_are_found_at_who_keeps_them(
@@ -80,6 +98,15 @@ def test_responses_are_found_at_who_keeps_them(
                 items = asked.responses.input_items.list(turns[0].id).data
                 assert [item.content[0].text for item in items] == ["Why?"]  # type: ignore[union-attr,index]
             assert len(keepers) == 2
+            follows = {"input": "Why?", "previous_response_id": first.id, "max_output_tokens": 8}
+            line = {
+                "custom_id": "a",
+                "url": "/v1/responses",
+                "body": follows | {"model": "smollm2"},
+            }
+            batch = completed(asked, json.dumps(line).encode(), "/v1/responses")
+            reply = json.loads(asked.files.content(batch.output_file_id).text)["response"]["body"]
+            assert asked.responses.retrieve(reply["id"]).output_text == turns[0].output_text
             assert asked.responses.cancel(began.id).id == began.id
             asked.responses.delete(firsts[0].id)
             for gone in (firsts[0].id, "resp_unknown"):
@@ -139,15 +166,7 @@ def test_batches_are_spread_and_belong_to_a_key(
     expected = {str(i): text(simulated[0], f"p{i}") for i in range(40)}
     with before(simulated, tmp_path / "gateway", *options) as gateway:
         asked = client(gateway, anna)
-        given = asked.files.create(file=("in.jsonl", lines(40)), purpose="batch")
-        batch = asked.batches.create(
-            input_file_id=given.id, endpoint="/v1/completions", completion_window="24h"
-        )
-        deadline = time.monotonic() + 30
-        while batch.status != "completed":
-            assert time.monotonic() < deadline and batch.status != "failed", batch
-            time.sleep(0.05)
-            batch = asked.batches.retrieve(batch.id)
+        batch = completed(asked, lines(40), "/v1/completions")
         gateway.headers = {"Authorization": f"Bearer {anna}"}
         for up in simulated:
             name = up.url.partition("://")[2]
@@ -157,7 +176,7 @@ def test_batches_are_spread_and_belong_to_a_key(
         assert [one.id for one in asked.batches.list()] == [batch.id]
         assert list(others.batches.list()) == list(others.files.list()) == []
         with pytest.raises(openai.NotFoundError):
-            others.files.content(given.id)
+            others.files.content(batch.input_file_id)
         out = asked.files.content(str(batch.output_file_id)).text.splitlines()
         replies = {one["custom_id"]: one["response"]["body"] for one in map(json.loads, out)}
         assert {id: body["choices"][0]["text"] for id, body in replies.items()} == expected

@@ -173,3 +173,23 @@ def test_a_folder_is_served_as_it_is(folder: Path, tmp_path: Path) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.1)
         assert complete(one, "late", [1, 2, 3])[0] == 200
+
+
+def test_what_the_caches_hold_is_served_on_demand(folder: Path, tmp_path: Path) -> None:
+    """A model comes when it is named and leaves for another; one that is pinned stays."""
+    for name in "bc":
+        cached = tmp_path / "hub" / f"models--org--{name}"
+        (cached / "snapshots" / "0").mkdir(parents=True)
+        (cached / "snapshots" / "0" / "model-Q8_0.gguf").symlink_to(folder / f"{name}.gguf")
+        (cached / "refs").mkdir()
+        (cached / "refs" / "main").write_text("0")
+    options = ["--on-demand", "--pin", "a", "--offline", "--memory", f"{BUDGET}MiB"]
+    env = {"HF_HOME": str(tmp_path), "OCTAVO_CACHE": str(tmp_path / "octavo")}
+    with serving(str(folder / "a.gguf"), *options, log=tmp_path / "log", env=env) as one:
+        assert {"a": "ready", "org/b": "unloaded", "org/c": "unloaded"}.items() <= states(
+            one
+        ).items()
+        for name, other in (("org/b", "org/c"), ("org/c", "org/b")):
+            assert complete(one, name, [1, 2, 3])[0] == 200
+            now = states(one)
+            assert (now["a"], now[name], now[other]) == ("ready", "ready", "unloaded")

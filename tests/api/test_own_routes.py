@@ -11,9 +11,11 @@ from urllib.parse import urlencode
 
 import pytest
 from gguf import GGMLQuantizationType
+from websockets.sync.client import connect
 
 from octavo.server.dialect import BodyRoute
 from octavo.server.dialects import DIALECTS
+from octavo.server.sockets import SocketMessage
 from tests.api.server import Server, serving
 from tests.parity.test_lora import make_adapter
 from tests.small_models import Small, save_gguf
@@ -33,6 +35,7 @@ BESIDE: dict[str, dict[str, Any]] = {
         "input_file_id": "FILE", "endpoint": "/v1/completions", "completion_window": "24h",
     },
     "/v1/files": {"file": json.dumps(LINE), "purpose": "batch"},
+    "/v1/ws": {"id": "a", "path": "/v1/completions", "body": LINE["body"]},
 }  # fmt: skip
 
 
@@ -46,7 +49,7 @@ class Row(NamedTuple):
 
 def rows() -> list[Row]:
     cell = r"`([^`]+)`"
-    pattern = rf"\| `(GET|POST) (/v1/\S+)` \| {cell} \| {cell} \| (?:`(.+?)` )?\|"
+    pattern = rf"\| `(GET|POST|WS) (/\S+)` \| {cell} \| {cell} \| (?:`(.+?)` )?\|"
     found = re.findall(pattern, PAGE.read_text())
     return [Row(m, path, field, json.loads(taken), no) for m, path, field, taken, no in found]
 
@@ -55,18 +58,35 @@ def rows() -> list[Row]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("own")
     save_gguf(Small(), folder / "m.gguf", GGMLQuantizationType.Q8_0)
+    (folder / "template").write_text("{{ messages[0].content }}")
     make_adapter(folder / "adapters" / "first", 1, modules={"self_attn.q_proj": (64, 64)})
     options = (
         "--memory", "600MiB", "--context", "64", "--replicas", "2", "--admin-key", "root",
         "--keys", str(folder / "keys"), "--data-dir", str(folder / "data"),
         "--lora-dir", str(folder / "adapters"), "--lora-memory", "8MiB",
+        "--chat-template", str(folder / "template"),
     )  # fmt: skip
     with serving(str(folder / "m.gguf"), *options, log=folder / "log") as one:
         one.headers = ADMIN
         yield one
 
 
+def said(server: Server, *messages: Any) -> list[Any]:
+    """What comes from a socket until the first answer has ended."""
+    url, out = f"ws://127.0.0.1:{server.port}/v1/ws", list[Any]()
+    with connect(url, additional_headers=ADMIN, proxy=None) as socket:
+        for message in messages:
+            socket.send(json.dumps(message))
+        while not out or not {"done", "cancelled"} & out[-1].keys() and out[-1]["status"] == 200:
+            out.append(json.loads(socket.recv(20)))
+    return out
+
+
 def send(server: Server, method: str, path: str, values: dict[str, Any]) -> tuple[int, str]:
+    if method == "WS":
+        begun = [BESIDE[path]] if values.get("cancel") is True else []
+        told = said(server, *begun, values)
+        return told[0].get("status", 200), json.dumps(told[0].get("body"))
     if method == "GET":
         return server.call(method, f"{path}?{urlencode(values)}", None, ADMIN)
     if path != "/v1/files":
@@ -85,14 +105,18 @@ def test_each_field_is_taken_and_refused(server: Server) -> None:
     ids = {"FILE": json.loads(send(server, "POST", "/v1/files", BESIDE["/v1/files"])[1])["id"]}
     batch = BESIDE["/v1/batches"] | {"input_file_id": ids["FILE"]}
     ids["BATCH"] = json.loads(send(server, "POST", "/v1/batches", batch)[1])["id"]
+    asked = {"input": "a", "max_output_tokens": 1}
+    made = json.loads(send(server, "POST", "/v1/responses", asked)[1])["id"]
+    listed = server.get(f"/v1/responses/{made}/input_items")[1]
+    ids["ITEM"] = json.loads(listed)["data"][0]["id"]
 
     def ask(row: Row, value: Any) -> tuple[int, str]:
-        values = dict(BESIDE.get(row.path, {})) if row.method == "POST" else {}
+        values = dict(BESIDE.get(row.path, {})) if row.method != "GET" else {}
         if row.path == "/v1/load_lora_adapter":
             values["lora_name"] = f"{row.field}-{len(value)}"  # not one that is taken
         values[row.field] = value
         filled = {k: ids.get(v, v) if isinstance(v, str) else v for k, v in values.items()}
-        return send(server, row.method, row.path, filled)
+        return send(server, row.method, row.path.replace("{id}", made), filled)
 
     for row in rows():
         status, text = ask(row, row.taken)
@@ -100,7 +124,7 @@ def test_each_field_is_taken_and_refused(server: Server) -> None:
     for row in filter(lambda row: row.refused, rows()):
         status, text = ask(row, json.loads(row.refused))
         told = json.loads(text)["error"]
-        assert 400 <= status < 500 and row.field in f"{told['message']} {told['param']}", (
+        assert 400 <= status < 500 and row.field in f"{told['message']} {told.get('param')}", (
             row,
             told,
         )
@@ -120,8 +144,34 @@ def test_every_field_has_a_row(server: Server) -> None:
                     "properties"
                 ]
             found |= {(method.upper(), path, field) for field in fields if path not in spoken}
-    of_dialects = {("GET", "/props", "model"), ("GET", "/slots", "model")}
-    of_dialects |= {
-        ("GET", "/v1/responses/{id}/input_items", field) for field in ("limit", "order", "after")
-    }
-    assert found - of_dialects == {(row.method, row.path, row.field) for row in rows()}
+    found |= {("WS", "/v1/ws", field) for field in SocketMessage.__struct_fields__}
+    assert found == {(row.method, row.path, row.field) for row in rows()}
+
+
+def test_each_header_is_taken_and_refused(server: Server) -> None:
+    text = PAGE.read_text().partition("## Which headers may")[2].partition("\n## ")[0]
+    found = re.findall(r"\| `([\w-]+)` \| `([^`]+)` \| (?:`(.+?)` )?\|", text)
+    assert len(found) == 6
+    for name, taken, refused in found:
+        keys = {} if name in ("Authorization", "x-api-key") else ADMIN
+        body = json.dumps(LINE["body"]).encode()
+        assert server.call("POST", "/v1/completions", body, keys | {name: taken})[0] == 200
+        if refused:
+            status, reply = server.post("/v1/completions", body, keys | {name: refused})
+            told = reply["error"]
+            wrong = (401, "invalid_api_key") if not keys else (400, name.lower())
+            assert (status, told["param"] or told["code"]) == wrong
+
+
+def test_every_field_of_what_a_socket_says(server: Server) -> None:
+    """Each comes, with a value like the example's, and no other."""
+    text = PAGE.read_text().partition("## WebSocket\n")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"\| `(\w+)` \| `([^`]+)` \|", text))
+    whole, stream = BESIDE["/v1/ws"], {"prompt": "a", "stream": True}
+    came = [*said(server, whole), *said(server, whole | {"body": stream})]
+    came += [*said(server, whole, {"id": "a", "cancel": True}), *said(server, [])]
+    assert {name for one in came for name in one} == rows.keys()
+    for name, example in rows.items():
+        kinds = {type(one[name]) for one in came if name in one}
+        assert type(json.loads(example)) in kinds and (len(kinds) == 1 or name == "id")
+    assert came[-1]["id"] is None and came[-1]["status"] == 400

@@ -85,6 +85,11 @@ def chat(**changes: Any) -> dict[str, Any]:
     return {"messages": messages, "max_tokens": 4, "temperature": 0, "ignore_eos": True} | changes
 
 
+def says(text: str) -> dict[str, Any]:
+    """A request whose reply is a text."""
+    return {"prompt": "a", "structured_outputs": {"choice": [text]}, "max_tokens": 20}
+
+
 def test_every_answer_leaves_one_line(told: Server) -> None:
     before = len(lines(told, 0))
     header = {"x-secret": SECRET, "authorization": f"Bearer {SECRET}"}
@@ -99,9 +104,12 @@ def test_every_answer_leaves_one_line(told: Server) -> None:
         ("/tokenize", {"prompt": SECRET}, 200, None),
         (f"/{SECRET}", {}, 404, None),
         ("/v1/models", {}, 405, None),
+        ("/v1/completions", says(SECRET), 200, None),
     ]
     for path, body, status, _ in asked:
-        assert told.call("POST", path, json.dumps(body).encode(), header)[0] == status
+        made, text = told.call("POST", path, json.dumps(body).encode(), header)
+        assert made == status
+    assert json.loads(text)["choices"][0]["text"] == SECRET
     for path in ("/health", "/health/live", "/metrics"):  # said at level debug only
         assert told.get(path)[0] == 200
     with socket.create_connection(("127.0.0.1", told.port)) as sock:

@@ -34,7 +34,12 @@ def server(smollm2: object, folder: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0) as one:
+    with openai.OpenAI(
+        base_url=server.url + "/v1",
+        api_key="x",
+        max_retries=0,
+        _strict_response_validation=True,
+    ) as one:
         yield one
 
 

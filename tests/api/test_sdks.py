@@ -20,7 +20,9 @@ SCHEMA = {
 
 def of_openai(server: Server) -> str:
     """What the same prompt is answered by the API that all others are compared with."""
-    client = openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0)
+    client = openai.OpenAI(
+        base_url=server.url + "/v1", api_key="x", max_retries=0, _strict_response_validation=True
+    )
     reply = client.chat.completions.create(
         model="smollm2",
         messages=HI,
@@ -32,7 +34,9 @@ def of_openai(server: Server) -> str:
 
 
 def test_anthropic(server: Server) -> None:
-    client = anthropic.Anthropic(base_url=server.url, api_key="x", max_retries=0)
+    client = anthropic.Anthropic(
+        base_url=server.url, api_key="x", max_retries=0, _strict_response_validation=True
+    )
     asked: dict[str, Any] = {"model": "smollm2", "max_tokens": 24, "messages": HI}
     made = client.messages.create(**asked)
     (block,) = made.content

@@ -133,6 +133,14 @@ def test_what_is_wrong(server: Server) -> None:
     server.wait_idle()
 
 
+def test_headers_are_those_of_each_request(server: Server) -> None:
+    with opened(server, **{"x-slo-ttft-ms": "soon"}) as socket:
+        for id in "ab":
+            ask(socket, id, "/v1/chat/completions", CHAT)
+            (said, _) = told(socket, id)[id]
+            assert (said["status"], said["body"]["error"]["param"]) == (400, "x-slo-ttft-ms")
+
+
 def test_who_may_open_one(server: Server) -> None:
     for headers, status in (
         ({"Authorization": "Bearer no"}, 401), ({"Origin": "https://elsewhere.example"}, 403),

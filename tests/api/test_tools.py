@@ -43,7 +43,9 @@ ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 @pytest.fixture
 def client(server: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    return openai.OpenAI(
+        base_url=server.url + "/v1", api_key="none", max_retries=0, _strict_response_validation=True
+    )
 
 
 def valid(call: Any) -> dict[str, Any]:

@@ -104,4 +104,7 @@ def test_decoders_embed_too(server: Server) -> None:
     first = server.post("/v1/embeddings", body)[1]["data"]
     assert first == server.post("/v1/embeddings", body)[1]["data"]
     assert len(first[0]["embedding"]) == 576
+    ids = [server.post("/tokenize", {"prompt": text})[1]["tokens"] for text in body["input"]]
+    assert first == server.post("/v1/embeddings", body | {"input": ids})[1]["data"]
+    assert first[:1] == server.post("/v1/embeddings", body | {"input": ids[0]})[1]["data"]
     server.wait_idle()

@@ -18,7 +18,9 @@ from typing import Any
 
 from tests.clients import ASKED, HI, SHORT
 
-PYTHON = ("openai", "litellm", "langchain", "instructor", "pydantic_ai", "llama_index")
+PYTHON = (
+    "openai", "anthropic", "ollama", "litellm", "langchain", "instructor", "pydantic_ai", "llama_index"
+)  # fmt: skip
 SOON = 3.0  # seconds, in which a request ends whose client has left; all of it takes longer
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "clients.md"

@@ -2,12 +2,10 @@
 
     python -m tests.clients.sdk_suites FOLDER
 
-FOLDER holds the unpacked source distributions, of openai 3.3.0 and anthropic 2.12.0, which have to be
-installed beside pytest-asyncio, httpx2, inline-snapshot and http-snapshot; litellm, of `.ci/clients`,
-wants an older openai, so that they are not run there. The tests call each method with every parameter there
-is and check the types of what comes back strictly. Model names that they use are aliases of the demo
-model. `sdk_misses.txt` says which fail, and why; another failure is an error here, and so is a test
-that passes though it is listed.
+FOLDER holds their unpacked source distributions, as `.ci/clients` fetches them. The tests call each
+method with every parameter there is and check the types of what comes back strictly. Model names that
+they use are aliases of the demo model. `sdk_misses.txt` says which fail, and why; another failure is
+an error here, and so is a test that passes though it is listed.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from octavo.checkpoint import open_checkpoint
-from octavo.server import runner
+from octavo.server import patience
 from octavo.server.guard import Access
 from octavo.text import Tokenizer, load_tokenizer
 from tests.unit.fake_models import Listener, ScriptedClient, fake_model, listening
@@ -87,7 +87,7 @@ def test_a_request_is_cancelled_by_its_name(silent: tuple[Listener, ScriptedClie
 def test_a_stream_that_waits_shows_signs_of_life(
     silent: tuple[Listener, ScriptedClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "PATIENCE", 0.05)
+    monkeypatch.setattr(patience, "PATIENCE", 0.05)
     listener, client = silent
     asking = Asking(listener, "waits", stream=True)
     until(listener, client, 1)
@@ -110,7 +110,7 @@ def test_late_texts_follow_the_comments(
             async for event in super().submit(request):
                 yield event
 
-    monkeypatch.setattr(runner, "PATIENCE", 0.05)
+    monkeypatch.setattr(patience, "PATIENCE", 0.05)
     said = tokenizer.encode("late but here", add_bos=False)
     with listening(fake_model(tokenizer, "m", client=Slow(said))) as listener:
         status, text = listener.ask("/v1/completions", {"prompt": "hi", "stream": True})

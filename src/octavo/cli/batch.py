@@ -71,10 +71,13 @@ async def _run(served: ServedModel, left: list[Line], target: Path) -> int:
     from octavo.server.loopback import Loopback
     from octavo.server.metrics import Metrics
     from octavo.server.registry import Registry
+    from octavo.server.store import Store
 
-    models, loopback, failed = Registry(), Loopback(), 0
+    models, loopback, store, failed = Registry(), Loopback(), Store(), 0
     models.add(served.name, served.client, served.aliases).model = served
-    create_app(models, Metrics(models), Access(), lambda one: None, loopback=loopback)
+    create_app(
+        models, Metrics(models), Access(), lambda one: None, store=store, loopback=loopback
+    )  # fmt: skip
     sender = Principal()
     try:
         with target.open("ab") as file, counting(None, len(left)) as advance:
@@ -89,4 +92,5 @@ async def _run(served: ServedModel, left: list[Line], target: Path) -> int:
             await run_lines(left, lambda p, body: loopback.whole(p, body, sender), write)
     finally:
         await served.close()
+        store.close()
     return failed

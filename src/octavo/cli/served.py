@@ -106,7 +106,8 @@ class ServedChoice:
                 **sizing,
             )  # fmt: skip
         context = sizing["context"]
-        share = Share(self.budget, self.budget // self._count)
+        found = self.finds or self._fetched  # such a model has a share, too
+        share = Share(self.budget, self.budget // (self._count + found))
         return make_plan(
             opened.compiled, name=options.name, share=share, encoder=opened.encoder,
             **sizing | {"context": context and min(context, opened.program.context)},

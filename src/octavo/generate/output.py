@@ -34,10 +34,14 @@ class ReplyFormat:
         return ReplyParser(self.tools, self.reasoning, self.thinking)
 
 
+def too_late() -> EngineFailed:
+    return EngineFailed("the request's deadline passed", "timeout", "deadline_exceeded")
+
+
 def failure(event: Ended) -> RequestError | None:
     """The error that a request ended with, if it did. It names the engine's fields."""
     if event.finish == "deadline":
-        return EngineFailed("the request's deadline passed", "timeout", "deadline_exceeded")
+        return too_late()
     if event.finish == "refused":
         return RequestError(event.error or "", event.param, event.code)
     if event.finish == "error":

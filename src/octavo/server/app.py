@@ -130,7 +130,7 @@ def described(dialects: tuple[Dialect, ...], own: list[Endpoint]) -> list[Endpoi
 
 def endpoints(dialects: tuple[Dialect, ...]) -> frozenset[str]:
     """The paths of what computes something of a body."""
-    kinds = (GenerateRoute, EmbedRoute, ScoreRoute)
+    kinds = (GenerateRoute, StoredRoute, EmbedRoute, ScoreRoute)
     return frozenset(r.path for d in dialects for r in d.routes if isinstance(r, kinds))
 
 

@@ -202,12 +202,17 @@ class FixedRoute:
 AnyRoute = BodyRoute | ModelRoute | ModelsRoute | FixedRoute | RefusedRoute
 
 
+def error_event(body: bytes) -> bytes:
+    return b"event: error\ndata: %b\n\n" % body
+
+
 @dataclass(frozen=True)
 class Dialect:
     """An API that the server speaks. fields: what any body may have besides its own fields.
 
     model_name: a model's own name, of what clients call it. name, error_schema: of the dialect and
-    of its errors, for the OpenAPI document.
+    of its errors, for the OpenAPI document. error_event: how an event stream without any text tells
+    the JSON of an error, and ends.
     """
 
     fields: Fields
@@ -216,3 +221,4 @@ class Dialect:
     model_name: Callable[[str | None], str | None] = lambda name: name
     name: str = "other"
     error_schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})
+    error_event: Callable[[bytes], bytes] = error_event

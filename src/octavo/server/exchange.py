@@ -33,6 +33,7 @@ class Exchange:
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     operation: str = "other"  # as OpenTelemetry's conventions for generative AI call it
     key: str | None = None  # the name of the sender's key
+    stream_awaited: bool = False  # a stream is wanted, and its text is not begun
     replayed: bool = False  # answered as the same request was before
     began: float = field(default_factory=time.monotonic)
     streamed: float | None = None  # when the first bytes after its first token were sent

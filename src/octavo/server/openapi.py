@@ -210,12 +210,13 @@ def _operations(
     out = [(path, "post", made)]
     if isinstance(route, StoredRoute):
         one, kept = path + "/{id}", route.answer
-        for each, method, kind in (
-            (one, "get", kept), (one, "delete", replies.Deleted), (one + "/cancel", "post", kept),
-            (one + "/input_items", "get", replies.Items),
+        whole: Object = {"stream": {"const": "false"}}
+        for each, method, kind, query in (
+            (one, "get", kept, whole), (one, "delete", replies.Deleted, {}),
+            (one + "/cancel", "post", kept, {}),
+            (one + "/input_items", "get", replies.Items, asked()),
         ):  # fmt: skip
             made = _operation(each, method, _answer(schemas, kind), error)
-            query = asked() if kind is replies.Items else {}
             out.append((each, method, _asking(made, query)))
     return out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -12,14 +13,16 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.engine.request import MAX_TIMEOUT
+from octavo.engine.request import MAX_TIMEOUT, MIN_TIMEOUT
 from octavo.errors import InvalidValue, RequestError
 from octavo.generate.choices import generate, generate_whole
 from octavo.generate.embed import count, encode_inputs, encode_pairs, pool, score
 from octavo.generate.media import MediaReader
 from octavo.generate.model import ServedModel
+from octavo.generate.output import too_late
 from octavo.generate.prepare import PreparedRequest, prepare
 from octavo.generate.reply import Usage
+from octavo.server import patience
 from octavo.server.bodies import Bodies
 from octavo.server.dialect import (
     AnyRoute,
@@ -38,7 +41,7 @@ from octavo.server.dialect import (
     TextRoute,
 )
 from octavo.server.endpoint import Handler
-from octavo.server.exchange import exchange
+from octavo.server.exchange import Exchange, exchange
 from octavo.server.fetching import Fetching
 from octavo.server.guard import principal
 from octavo.server.http import (
@@ -54,9 +57,7 @@ from octavo.server.resume import Spent, Teller, ended
 from octavo.server.sizes import SizeBounds
 
 FEW = 64  # tokens with log-probabilities whose JSON is made on the event loop
-PATIENCE = 10.0  # seconds between signs of life
 TTFT = "x-slo-ttft-ms"
-COMMENT = b": waiting\n\n"  # which clients of event streams skip
 Keep = Callable[[Any], Awaitable[None]]  # of a writer that has written all
 
 
@@ -89,7 +90,10 @@ class Runner:
             return answering(lambda request: _fixed(route))
         if isinstance(route, ModelsRoute):
             return answering(lambda request: self._models(route, request))
-        return answering(lambda request: self._run(dialect, route, request))
+        handler = answering(lambda request: self._run(dialect, route, request))
+        if isinstance(route, GenerateRoute) and _of_events(route.writer):
+            return patience.patient(handler, dialect.error_event)
+        return handler
 
     async def read(
         self, dialect: Dialect, kind: type[Any], request: Request
@@ -104,11 +108,18 @@ class Runner:
         body: Any = await self._bodies.read(request, kind, dialect.fields, bounds)
         name, one, sender = called(body.model), exchange(request.scope), principal(request.scope)
         one.model = self._registry.entry(name).name
+        one.stream_awaited = getattr(body, "stream", None) is True
         sender.check_model(name or one.model)
         if sender.account is not None:
             await sender.account.enter()
             one.at_end.append(sender.account.end)
-        return body, (await leased(request, self._registry, name)).model
+        wanted = getattr(body, "timeout", None)
+        known = wanted is not None and MIN_TIMEOUT <= wanted <= MAX_TIMEOUT  # others are refused
+        try:
+            async with asyncio.timeout(_left(one, wanted) if known else None):
+                return body, (await leased(request, self._registry, name)).model
+        except TimeoutError:
+            raise too_late() from None
 
     async def _run(self, dialect: Dialect, route: BodyRoute, request: Request) -> Response:
         body, served = await self.read(dialect, route.body, request)
@@ -201,6 +212,7 @@ class Runner:
         asked = replace(asked, salt=salt, tenant=salt, ttft=_wanted(request))
         asked = await while_connected(request.receive, self._media.read(asked, served))
         job = await asyncio.to_thread(prepare, asked, served)
+        job = replace(job, timeout=_left(one, job.timeout), ttft=_left(one, job.ttft))
         usage = Usage(prompt=job.prompt_tokens, images=job.image_tokens, began=one.began)
         one.usage = usage
         one.operation = "text_completion" if asked.messages is None else "chat"
@@ -226,6 +238,13 @@ def _wanted(request: Request) -> float | None:
     return int(text) / 1000
 
 
+def _left(one: Exchange, seconds: float | None) -> float | None:
+    """What is left of the time that a request has from its arrival."""
+    if seconds is None:
+        return None
+    return max(MIN_TIMEOUT, round(seconds - (time.monotonic() - one.began), 3))
+
+
 async def _reserve(request: Request, usage: Usage, completion: int | None) -> None:
     """Reserves tokens of the sender's account until the exchange ends. Raises RateLimited."""
     if (account := principal(request.scope).account) is not None:
@@ -239,21 +258,23 @@ async def _stream(
     keep: Keep | None,
 ) -> Response:  # fmt: skip
     """Streams. The status is sent with the first text, so that refusals keep theirs; after PATIENCE
-    seconds without one it is sent, and comments, so that nobody takes the connection for dead."""
+    seconds without one it is sent, and comments."""
 
     written = _written(job, usage, writer)
 
     async def begun() -> bytes:
         return await anext(written)
 
-    first = asyncio.create_task(begun())
-    patience = PATIENCE if writer.media_type.startswith("text/event-stream") else None
+    first, one = asyncio.create_task(begun()), exchange(request.scope)
+    one.stream_awaited = False
+    left = max(0.0, patience.PATIENCE - (time.monotonic() - one.began))
     try:
-        await while_connected(request.receive, asyncio.wait({first}, timeout=patience))
+        wait = asyncio.wait({first}, timeout=left if _of_events(writer) else None)
+        await while_connected(request.receive, wait)
         if first.done():
             first.result()
     except BaseException:
-        await _stop(first)
+        await patience.stop(first)
         await written.aclose()
         raise
 
@@ -261,11 +282,11 @@ async def _stream(
         try:
             async with aclosing(written) as rest:
                 try:
-                    while not first.done():
-                        yield COMMENT
-                        await asyncio.wait({first}, timeout=PATIENCE)
+                    async with aclosing(patience.comments(first)) as waiting:
+                        async for comment in waiting:
+                            yield comment
                 finally:
-                    await _stop(first)
+                    await patience.stop(first)
                 yield first.result()
                 async for chunks in rest:
                     yield chunks
@@ -277,7 +298,7 @@ async def _stream(
             yield end
         except RequestError as e:
             error = e.renamed(names)
-            exchange(request.scope).failed(error)
+            one.failed(error)
             yield writer.failure(error)
 
     return EventStream(frames(), writer.media_type)
@@ -304,10 +325,8 @@ async def _written(
                 yield chunks
 
 
-async def _stop(task: asyncio.Task[bytes]) -> None:
-    """Ends a task, if it has not ended."""
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+def _of_events(writer: Any) -> bool:
+    return str(writer.media_type).startswith(patience.EVENTS)
 
 
 def answering(handler: Handler) -> Handler:

@@ -17,7 +17,9 @@ from octavo.server.loopback import Loopback
 MOST_RUNNING = 64  # requests of one socket
 MAX_ID = 64
 # Headers of the socket that go for each of its requests.
-FOR_ALL = (b"authorization", b"x-api-key", b"x-session-id", b"x-experiment-unit")
+FOR_ALL = (
+    b"authorization", b"x-api-key", b"x-session-id", b"x-experiment-unit", b"x-slo-ttft-ms",
+)  # fmt: skip
 encode = msgspec.json.Encoder().encode
 
 

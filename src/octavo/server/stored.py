@@ -23,6 +23,7 @@ from octavo.server.exchanges import internal
 from octavo.server.guard import principal
 from octavo.server.http import ClientGone, cancellable, json_response, silence, while_connected
 from octavo.server.paging import page
+from octavo.server.patience import patient
 from octavo.server.runner import Runner, answering
 from octavo.server.store import Store, StoredResponse
 
@@ -47,12 +48,13 @@ class StoredResponses:
     def table(self) -> list[Endpoint]:
         path = self._route.path
         entries = [
-            (path, "POST", self.create), (f"{path}/{{id}}", "GET", self.get),
-            (f"{path}/{{id}}", "DELETE", self.delete),
+            (f"{path}/{{id}}", "GET", self.get), (f"{path}/{{id}}", "DELETE", self.delete),
             (f"{path}/{{id}}/cancel", "POST", self.cancel),
             (f"{path}/{{id}}/input_items", "GET", self.input),
         ]  # fmt: skip
-        return [Endpoint(path, method, answering(handler)) for path, method, handler in entries]
+        create = patient(answering(self.create), self._dialect.error_event)
+        table = [Endpoint(path, "POST", create)]
+        return table + [Endpoint(path, method, answering(made)) for path, method, made in entries]
 
     async def create(self, request: Request) -> Response:
         stored = self._route
@@ -125,7 +127,7 @@ class StoredResponses:
         return json_response(encode(queued))
 
     async def get(self, request: Request) -> Response:
-        if request.query_params.get("stream") == "true":
+        if request.query_params.get("stream", "false") != "false":
             raise RequestError("a stored response cannot be streamed", "stream",
                                "unsupported_parameter")  # fmt: skip
         return json_response((await self._find(request)).response)

@@ -12,6 +12,7 @@ from octavo.errors import RequestError
 from octavo.generate.model import ServedModel
 from octavo.generate.prepare import PreparedRequest, encode_chat
 from octavo.generate.reply import TextDelta, Usage, call_arguments
+from octavo.server.dialect import error_event
 from octavo.server.dialects.anthropic.errors import error_body
 from octavo.server.dialects.anthropic.requests import count_request
 from octavo.server.dialects.anthropic.schemas import CountBody, MessagesBody
@@ -113,7 +114,7 @@ class MessageWriter:
         return ended + event("message_stop")
 
     def failure(self, error: RequestError) -> bytes:
-        return b"event: error\ndata: %b\n\n" % error_body(error)
+        return error_event(error_body(error))
 
     def whole(self, choices: Sequence[Sequence[TextDelta]]) -> bytes:
         """The message of a request that does not stream."""

@@ -120,6 +120,10 @@ def _role(body: ChatBody) -> str:
     return "assistant" if body.add_generation_prompt else (body.messages or [])[-1].role
 
 
+def error_event(body: bytes) -> bytes:
+    return b"data: " + body + b"\n\n" + DONE
+
+
 class ResponseWriter:
     """Writes the response of a chat or a completion, which differ only here. See `dialect`."""
 
@@ -232,7 +236,7 @@ class ResponseWriter:
         return last + DONE
 
     def failure(self, error: RequestError) -> bytes:
-        return b"data: " + error_body(error) + b"\n\n" + DONE
+        return error_event(error_body(error))
 
     def whole(self, choices: Sequence[Sequence[TextDelta]]) -> bytes:
         """The response of a request that does not stream."""

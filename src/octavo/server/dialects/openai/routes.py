@@ -14,7 +14,7 @@ from octavo.server.dialect import (
 from octavo.server.dialects.openai import embeddings, items, items_writer, replies, requests
 from octavo.server.dialects.openai.errors import SCHEMA, error_body
 from octavo.server.dialects.openai.models import model_card, model_list
-from octavo.server.dialects.openai.responses import ResponseWriter
+from octavo.server.dialects.openai.responses import ResponseWriter, error_event
 from octavo.server.dialects.openai.schemas import (
     FIELDS,
     ChatBody,
@@ -57,6 +57,7 @@ DIALECT = Dialect(
     ),
     name="openai",
     error_schema=SCHEMA,
+    error_event=error_event,
 )  # fmt: skip
 
 RESPONSES = Dialect(
