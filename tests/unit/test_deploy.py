@@ -220,7 +220,7 @@ def test_alerts_ask_for_metrics_that_exist() -> None:
         assert rule["annotations"]["mitigation"] and rule["labels"]["severity"]
 
 
-@pytest.mark.parametrize("path", ["server/ui/dashboard.js", "cli/top.py", "cli/diagnosis.py"])
+@pytest.mark.parametrize("path", ["server/ui/dashboard.js", "server/ui/tiles.js", "cli/top.py", "cli/diagnosis.py"])  # fmt: skip
 def test_who_looks_at_metrics_asks_for_those_that_exist(path: str) -> None:
     text = (ROOT / "src/octavo" / path).read_text()
     asked = named(text)

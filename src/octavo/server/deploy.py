@@ -12,7 +12,8 @@ from octavo.server.timelines import CAUSES
 
 INTRO = """# Metrics
 
-`GET /metrics` of a server, in Prometheus' text format. This page,
+`GET /metrics` of a server, in Prometheus' text format; of a gateway too, which has its own in place
+of those of engines. This page,
 [the dashboard](../deploy/grafana.json) and [the rules](../deploy/alerts.yaml) are written by
 `octavo metrics`. Names and labels are bounded: no label has a value that a client chose.
 Those of engines have a label `replica` where a model has several: alerts look at each engine,
