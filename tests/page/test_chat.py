@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,12 @@ def test_a_reply_streams_and_is_kept(page: Page, server: Server) -> None:
     with page.expect_download() as saved:
         page.get_by_role("button", name="Markdown").click()
     assert saved.value.path().read_text() == f"# {QUESTION}\n\n## You\n\n{QUESTION}\n\n## Model\n\n{wanted}\n"  # fmt: skip
+    page.get_by_role("button", name="Export this chat").click()
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="JSON").click()
+    whole = json.loads(saved.value.path().read_text())
+    assert [m["text"] for m in whole["messages"]] == [QUESTION, wanted]
+    assert whole["leaf"] == whole["messages"][1]["id"] and whole["settings"]["system"] == ""
 
 
 def test_stop(page: Page, server: Server) -> None:
@@ -99,6 +107,10 @@ def test_edit_regenerate_and_branches(page: Page) -> None:
 def test_settings_are_sent(page: Page) -> None:
     sent = replying(page, {"content": "Yes."})
     page.get_by_role("button", name="Settings of this chat").click()
+    fields = page.get_by_role("region", name="Settings of this chat").locator("input")
+    expect(fields).to_have_count(10)
+    for each in fields.all():
+        expect(each).to_have_accessible_description(re.compile(r"\w+ \w+"))
     setting(page, "System prompt", "Be brief.")
     setting(page, "Temperature", "0.5")
     page.get_by_text("More", exact=True).click()
@@ -166,6 +178,32 @@ def test_images(page: Page, tmp_path: Path) -> None:
     settled(page)
     expect(last(page).locator(".text")).to_have_text("red")
     expect(page.get_by_alt_text("Image 1 of the message")).to_be_visible()
+
+
+BRING = """([bytes, how]) => {
+  const brought = new DataTransfer();
+  brought.items.add(new File([new Uint8Array(bytes)], "a.png", { type: "image/png" }));
+  const event = how === "drop" ? new DragEvent(how, { dataTransfer: brought, bubbles: true })
+    : new ClipboardEvent(how, { clipboardData: brought, bubbles: true });
+  document.querySelector(".composer textarea").dispatchEvent(event);
+}"""
+
+
+def test_images_are_pasted_dropped_and_taken_away(page: Page) -> None:
+    sent = replying(page, {"content": "Yes."})
+    colours = {"paste": "red", "drop": "blue"}
+    for how, colour in colours.items():
+        picture = drawing(("circle", colour, (60, 40, 140, 120)))
+        page.evaluate(BRING, [list(picture), how])
+        expect(page.get_by_alt_text("Image 1", exact=True)).to_be_visible()
+    expect(page.get_by_alt_text("Image 2", exact=True)).to_be_visible()
+    page.get_by_role("button", name="Remove image 1").click()
+    say(page, "Which colour?")
+    settled(page)
+    image, text = sent[0]["messages"][0]["content"]
+    assert text == {"type": "text", "text": "Which colour?"}
+    head, _, data = image["image_url"]["url"].partition(",")
+    assert (head, base64.b64decode(data)) == ("data:image/png;base64", picture)
 
 
 def test_markdown(page: Page) -> None:

@@ -16,6 +16,7 @@ from gguf import GGUFValueType
 from octavo.backends.cpu.executor import host_isa
 from octavo.backends.cpu.packed import packed_file
 from octavo.checkpoint import open_checkpoint
+from octavo.engine.host import usable_threads
 from octavo.errors import CheckpointError, RequestError, printable
 from tests.api.server import serving
 from tests.small_models import Small, save_gguf, save_hf, write_config
@@ -276,7 +277,10 @@ def test_json(smollm2: Path, tmp_path: Path) -> None:
 
 
 def test_ps(smollm2: Path, tmp_path: Path) -> None:
-    with serving("smollm2", "--name", "my model", "--offline", log=tmp_path / "log") as s:
+    """And a doctor, who sees that one of these servers was given too many threads."""
+    cores = usable_threads()
+    many = ("--threads", str(cores + 1))
+    with serving("smollm2", "--name", "my model", "--offline", *many, log=tmp_path / "log") as s:
         (found,) = [
             r for r in json.loads(octavo("ps", "--json").stdout) if r["pid"] == s.process.pid
         ]
@@ -285,6 +289,11 @@ def test_ps(smollm2: Path, tmp_path: Path) -> None:
         assert re.search(
             rf"{s.process.pid}  my model +my model +{s.url} +ready", octavo("ps").stdout
         )
+        named = {
+            f["name"]: f for f in json.loads(octavo("doctor", s.url, "--json").stdout)["findings"]
+        }
+        said = named["threads"]["meaning"], named["threads"]["mitigation"]
+        assert said == (f"{cores + 1} threads on {cores} processors wait for each other", f"--threads {cores}")  # fmt: skip
     assert all(r["pid"] != s.process.pid for r in json.loads(octavo("ps", "--json").stdout))
 
 
