@@ -212,6 +212,18 @@ def test_the_dashboard_asks_for_metrics_that_exist() -> None:
     assert len({p["id"] for p in board["panels"]}) == len(board["panels"])
 
 
+def test_prometheus_reads_the_queries_of_the_dashboard(tmp_path: Path) -> None:
+    """With what Grafana puts in place of its variables."""
+    board: Any = json.loads((ROOT / "deploy" / "grafana.json").read_text())
+    asked = [t["expr"] for p in board["panels"] for t in p.get("targets", ())]
+    told = [e.replace("$__rate_interval", "1m").replace("$model", ".*") for e in asked]
+    assert not any("$" in query for query in told)
+    rules = [{"record": f"panel:{i}", "expr": query} for i, query in enumerate(told)]
+    path = tmp_path / "panels.yaml"
+    path.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
+    promtool("check", "rules", str(path))
+
+
 def test_alerts_ask_for_metrics_that_exist() -> None:
     groups = yaml.safe_load(RULES.read_text())["groups"]
     for rule in (rule for group in groups for rule in group["rules"]):
