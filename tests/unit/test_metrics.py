@@ -170,6 +170,7 @@ def test_every_metric_is_in_the_table_with_its_labels() -> None:
     metrics.finished(finished(usage=usage))
     metrics.finished(finished(status=503, code="overloaded", model=None))
     metrics.slow("a", "queue")
+    metrics.spiked("a", "kv_cache")
     of_hosts = {MEMORY_STALL.name, THROTTLED.name}  # where the kernel tells
     there = told_as_in_the_table(metrics, [m for m in TABLE if m not in GATEWAY])
     assert there | of_hosts == {m.name for m in TABLE if m not in GATEWAY}

@@ -30,6 +30,7 @@ from octavo.server.exchange import Exchange, Observer, Running
 from octavo.server.guard import Access
 from octavo.server.http_server import http_server
 from octavo.server.logs import log_exchange
+from octavo.server.memory_spikes import MemorySpikes
 from octavo.server.store import Store
 from octavo.server.timelines import Timelines
 
@@ -79,10 +80,12 @@ async def _serve(
     relay = Relay(admission, transport, health, traffic, metrics.relayed, guarded)
     metrics.watch(relay.cache)
     door, timelines = Door(upstreams, admission), Timelines(Running(), metrics.slow)
+    memory = MemorySpikes((), timelines.running, timelines.spikes, metrics.spiked)
 
     def observe(one: Exchange) -> None:
         metrics.finished(one)
         timelines.add(one)
+        memory.ended(one)
         log_exchange(one)
         if keyring is not None:
             keyring.count(one)
@@ -100,7 +103,7 @@ async def _serve(
     )  # fmt: skip
     seconds = options.server.drain_timeout
     server = http_server(app, door, seconds, options.write_timeout, observe, timelines.running)
-    tasks = [asyncio.create_task(server.serve([sock]))]
+    tasks = [*map(asyncio.create_task, (server.serve([sock]), memory.watch()))]
     try:
         await control.start()
         if options.file is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from octavo.server.alerts import ALERTS, GROUPS, Alert, shorter
+from octavo.server.memory_spikes import MEMORY_CAUSES
 from octavo.server.metric_table import SECTIONS, Metric
 from octavo.server.timelines import CAUSES
 
@@ -42,6 +43,9 @@ def _causes() -> Iterator[str]:
     yield "## Causes\n\nThe `cause` of `octavo_slow_requests_total` and of a time line.\n"
     yield "| cause | what held the request up |\n|---|---|"
     yield from (f"| `{cause}` | {meaning} |" for cause, meaning in CAUSES.items())
+    yield "\nThat of `octavo_memory_spikes_total`.\n"
+    yield "| cause | when the process grew |\n|---|---|"
+    yield from (f"| `{cause}` | {meaning} |" for cause, meaning in MEMORY_CAUSES.items())
     yield ""
 
 

@@ -25,7 +25,7 @@ def family(metric: known.Metric, *labels: str) -> Family:
     return kind(metric.name, metric.meaning, labels=[*metric.labels, *labels])
 
 
-def _engines(models: Iterable[Entry]) -> Iterator[tuple[str, str, EngineClient]]:
+def engines_of(models: Iterable[Entry]) -> Iterator[tuple[str, str, EngineClient]]:
     """The engines of loaded models, each with the names of model and replica, which is empty for a
     model's only engine."""
     from octavo.client.replicas import engines  # not before the first scrape
@@ -52,7 +52,7 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         families = [family(metric, "replica") for metric in known.ENGINE]
-        for model, replica, client in _engines(self._models):
+        for model, replica, client in engines_of(self._models):
             stats = dict(client.stats)
             stats["blocks_held"] = (
                 stats.get("blocks", 0) - stats.get("blocks_free", 0) - stats.get("blocks_cached", 0)
@@ -80,7 +80,7 @@ class ProcessesCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
         faults, wait = family(known.FAULTS, "replica"), family(known.CPU_WAIT, "replica")
-        for model, replica, client in _engines(self._models):
+        for model, replica, client in engines_of(self._models):
             if (pid := client.pid) is None:
                 continue
             labels = {"model_name": model, "replica": replica}

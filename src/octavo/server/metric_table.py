@@ -154,6 +154,9 @@ CPU_WAIT = Metric("octavo_engine_cpu_wait_seconds", "counter", "seconds", MODEL,
                   "Time that threads of the engine could run and had no processor")  # fmt: skip
 MEMORY_STALL = Metric("octavo_host_memory_stall_seconds", "counter", "seconds", (),
                       "Time in which something on this host waited for memory (PSI)")  # fmt: skip
+SPIKES = Metric("octavo_memory_spikes", "counter", "spikes", (*MODEL, "cause"),
+                "Times that an engine, or the server (no model), grew far within seconds, by what "
+                "took it")  # fmt: skip
 THROTTLED = Metric("octavo_host_cpu_throttled_seconds", "counter", "seconds", (),
                    "Time for which the control group's limit stopped the server")  # fmt: skip
 BUILD = Metric("octavo_build", "info", "", ("version", "python"), "What is running")
@@ -162,7 +165,7 @@ PROCESSES = (
       for name, kind, unit, text in _PROCESS),
     *(Metric(f"octavo_engine_process_{name}", kind, unit, MODEL,  # type: ignore[arg-type]
              f"{text} of the engine") for name, kind, unit, text in _PROCESS),
-    FAULTS, CPU_WAIT, MEMORY_STALL, THROTTLED, BUILD,
+    SPIKES, FAULTS, CPU_WAIT, MEMORY_STALL, THROTTLED, BUILD,
     Metric("python", "info", "", ("implementation", "major", "minor", "patchlevel", "version"),
            "The interpreter"),
     Metric("python_gc_objects_collected", "counter", "objects", ("generation",),
