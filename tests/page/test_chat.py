@@ -13,14 +13,9 @@ from playwright.sync_api import Page, expect
 
 from tests.api.server import Server
 from tests.api.test_images import drawing
-from tests.page.conftest import Watched, replying, say, settled
+from tests.page.conftest import ENDLESS, Watched, replying, say, settled
 
 QUESTION = "What is the capital of France?"
-ENDLESS = """() => {
-  const whole = window.fetch, more = { ignore_eos: true, max_tokens: 4000 };
-  window.fetch = (url, asked) => whole(url, asked.body
-    ? { ...asked, body: JSON.stringify({ ...JSON.parse(asked.body), ...more }) } : asked);
-}"""
 TOOL = {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}
 
 
@@ -278,6 +273,34 @@ def test_errors_are_told(page: Page) -> None:
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
+def test_tools_that_are_no_json_are_not_sent(page: Page) -> None:
+    sent = replying(page, {"content": "Yes."})
+    page.get_by_role("button", name="Settings of this chat").click()
+    page.get_by_text("More", exact=True).click()
+    setting(page, "Tools", "{")
+    say(page, "Hello")
+    expect(page.locator("#toasts")).to_contain_text("Tools are no JSON")
+    expect(page.get_by_role("textbox", name="Message", exact=True)).to_have_value("Hello")
+    assert sent == []
+
+
+def test_the_theme_is_the_systems_or_ones_own(visit: Callable[..., Watched]) -> None:
+    visitor = visit(color_scheme="dark")
+    page = visitor.open()
+    shade = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(shade)
+    page.get_by_role("button", name="Theme: as the system’s").click()
+    expect(page.get_by_role("button", name="Theme: light")).to_be_visible()
+    light = page.evaluate(shade)
+    page.reload()
+    page.get_by_role("button", name="Theme: light").click()
+    assert page.evaluate(shade) == dark != light
+    page.get_by_role("button", name="Theme: dark").click()
+    page.emulate_media(color_scheme="light")
+    assert page.evaluate(shade) == light
+    visitor.check()
+
+
 def test_on_a_phone(visit: Callable[..., Watched]) -> None:
     visitor = visit(viewport={"width": 360, "height": 700}, has_touch=True, is_mobile=True)
     page = visitor.open()
@@ -306,6 +329,7 @@ def test_by_keyboard(page: Page) -> None:
     page.keyboard.press("Enter")
     settled(page)
     expect(page.get_by_role("article", name="You").locator(".text")).to_have_text("Hello\nthere")
+    expect(page.locator(".chat [role=status]")).to_have_text("The reply is complete.")  # said aloud
     page.keyboard.press("Control+Shift+O")
     expect(page.get_by_role("article")).to_have_count(0)
     expect(page.get_by_role("textbox", name="Message", exact=True)).to_be_focused()

@@ -129,7 +129,7 @@ def test_a_release_is_led_from_the_page(dashboard: Page, gateway: Server, axe: s
 
 
 def test_a_release_that_fails_is_watched_and_then_rolled_back(
-    visit: Callable[..., Watched], tmp_path: Path
+    visit: Callable[..., Watched], tmp_path: Path, axe: str
 ) -> None:
     """By itself: its upstream answers nothing but errors; clients hear the old version."""
     with faulty.faulty(faulty.page("502 Bad Gateway")) as bad:
@@ -148,6 +148,8 @@ def test_a_release_that_fails_is_watched_and_then_rolled_back(
             expect(card.locator("h3")).to_contain_text("running")
             half = float(guard.locator("progress").get_attribute("value") or 0)
             assert 0.5 <= half < 1
+            page.evaluate(axe)
+            assert faults(page) == []
             post(gateway, "/v1/completions", {"model": "simulated", "prompt": "Hello again"})
             expect(guard.locator(".state.down")).to_have_text("worse")
             expect(guard.locator("progress")).to_have_attribute("value", "1")
@@ -155,7 +157,7 @@ def test_a_release_that_fails_is_watched_and_then_rolled_back(
             expect(card).to_contain_text("has 0 % of the requests")
             expect(card).to_contain_text("error_rate > 0.01")
             expect(card.get_by_role("button")).to_have_count(0)
-            assert bad.posts == 2
+            assert bad.posts == 2 and faults(page) == []
             visitor.check(gateway.url)
 
 

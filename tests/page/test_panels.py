@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.api.server import Server
-from tests.page.conftest import ADMIN, KEY, Watched, faults, replying, say, settled
+from tests.page.conftest import ADMIN, ENDLESS, KEY, Watched, faults, replying, say, settled
 
 HEADERS = {"authorization": f"Bearer {ADMIN}"}
 PROMPT = "Once upon a time"
@@ -101,6 +101,17 @@ def test_rules_are_kept_to(page: Page) -> None:
     rule.fill("{")
     page.get_by_role("button", name="Complete", exact=True).click()
     expect(page.get_by_role("alert")).to_contain_text("The schema is no JSON")
+
+
+def test_a_completion_is_stopped(page: Page, server: Server) -> None:
+    play(page, Length="8000")
+    page.evaluate(ENDLESS)
+    page.get_by_role("button", name="Complete", exact=True).click()
+    page.locator(".token").nth(20).wait_for()
+    page.get_by_role("button", name="Stop", exact=True).click()
+    expect(page.locator(".result .note").first).to_have_text("Stopped.")
+    server.headers = HEADERS
+    server.wait_idle()
 
 
 def test_two_models_have_one_seed(page: Page) -> None:

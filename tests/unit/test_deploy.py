@@ -72,6 +72,9 @@ HEALTHY = {
     f"octavo_engine_major_faults_total{M}": UP, f"octavo_step_slowdown{M}": f"1.1x{STEPS}",
     f"octavo_speculation_lost_seconds_total{M}": f"0+0.1x{STEPS}",
     f"octavo_engine_busy_seconds_total{M}": f"0+20x{STEPS}",
+    'octavo_upstream_state{replica="u",state="down"}': SAME,
+    'octavo_upstream_state{replica="u",state="up"}': f"1x{STEPS}",
+    'octavo_upstream_breaker_open{replica="u"}': SAME,
 }  # fmt: skip
 # What is different where something is wrong.
 FAULTS: dict[str, dict[str, str]] = {
@@ -97,6 +100,8 @@ FAULTS: dict[str, dict[str, str]] = {
     "OctavoCpuThrottled": {"octavo_host_cpu_throttled_seconds_total": f"0+9x{STEPS}"},
     "OctavoSlowSteps": {f"octavo_step_slowdown{M}": f"1.1x{STEPS - 40} 5x40"},
     "OctavoDraftsLose": {f"octavo_speculation_lost_seconds_total{M}": f"0+9x{STEPS}"},
+    "OctavoUpstreamDown": {'octavo_upstream_state{replica="u",state="down"}': f"1x{STEPS}"},
+    "OctavoUpstreamFailing": {'octavo_upstream_breaker_open{replica="u"}': f"1x{STEPS}"},
 }  # fmt: skip
 
 

@@ -31,7 +31,7 @@ class _UpstreamCollector(Collector):
         for up in self._upstreams:
             for each in STATES:
                 state.add_metric([up.id, each], up.state == each)
-            opened.add_metric([up.id], up.breaker.state == "open")
+            opened.add_metric([up.id], up.breaker.state != "closed")
             running.add_metric([up.id], up.running)
             waiting.add_metric([up.id], up.waiting)
         yield from (state, opened, running, waiting, line)

@@ -180,7 +180,7 @@ UPSTREAMS = (
     Metric("octavo_upstream_state", "gauge", "", (*UPSTREAM, "state"),
            "1 for the state that an upstream is in: starting, up, draining, down"),
     Metric("octavo_upstream_breaker_open", "gauge", "", UPSTREAM,
-           "1 while an upstream gets nothing because it fails"),
+           "1 from when an upstream has failed too often until a request to it succeeds"),
     Metric("octavo_upstream_requests_running", "gauge", "requests", UPSTREAM,
            "Requests at an upstream that have a first token"),
     Metric("octavo_upstream_requests_waiting", "gauge", "requests", UPSTREAM,
