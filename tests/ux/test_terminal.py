@@ -277,7 +277,7 @@ def test_json(smollm2: Path, tmp_path: Path) -> None:
 
 
 def test_ps(smollm2: Path, tmp_path: Path) -> None:
-    """And a doctor, who sees that one of these servers was given too many threads."""
+    """And `octavo top`, and a doctor, who sees that one of these servers was given too many threads."""
     cores = usable_threads()
     many = ("--threads", str(cores + 1))
     with serving("smollm2", "--name", "my model", "--offline", *many, log=tmp_path / "log") as s:
@@ -289,6 +289,11 @@ def test_ps(smollm2: Path, tmp_path: Path) -> None:
         assert re.search(
             rf"{s.process.pid}  my model +my model +{s.url} +ready", octavo("ps").stdout
         )
+        live = Terminal("top", s.url, columns=140)
+        shown = live.wait_for("my model") + live.wait_for("my model")  # of two looks
+        assert "waiting" in shown and "tok/s" in shown
+        live.type("\x03")
+        assert live.end() == 130 and live.seen.count("\x1b[?1049l") == 1  # it leaves its own screen
         named = {
             f["name"]: f for f in json.loads(octavo("doctor", s.url, "--json").stdout)["findings"]
         }
