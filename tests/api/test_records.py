@@ -29,6 +29,7 @@ from tests.api.server import Server, serving
 
 SECRET = "CANARY-secret"
 MODEL = ("model_name", "smollm2")
+SOON = {"OTEL_BSP_SCHEDULE_DELAY": "50"}  # ms until spans are sent
 
 
 class Collector(BaseHTTPRequestHandler):
@@ -50,18 +51,25 @@ class Collector(BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def told(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def collector() -> Iterator[str]:
+    """Its address."""
+    listening = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
+    threading.Thread(target=listening.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{listening.server_port}"
+    listening.shutdown()
+    listening.server_close()
+
+
+@pytest.fixture(scope="module")
+def told(
+    smollm2: Path, collector: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("told")
-    collector = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
-    threading.Thread(target=collector.serve_forever, daemon=True).start()
-    watched = "--otlp", f"http://127.0.0.1:{collector.server_port}", "--log-requests", str(folder / "requests")  # fmt: skip
+    watched = "--otlp", collector, "--log-requests", str(folder / "requests")
     with serving(
-        "smollm2", "--offline", "--log-format", "json", *watched, log=folder / "log",
-        env={"OTEL_BSP_SCHEDULE_DELAY": "50"},
-    ) as s:  # fmt: skip
+        "smollm2", "--offline", "--log-format", "json", *watched, log=folder / "log", env=SOON
+    ) as s:
         yield s
-    collector.shutdown()
-    collector.server_close()
 
 
 def lines(server: Server, count: int) -> list[dict[str, Any]]:
@@ -226,6 +234,30 @@ def test_a_request_is_the_same_in_its_time_line_its_trace_and_the_log(told: Serv
     listed = json.loads(told.get("/v1/requests")[1])
     assert listed["recent"][0] == line and listed["running"] == []
     assert told.get("/v1/requests/nobody")[0] == 404
+
+
+def test_a_trace_goes_through_a_gateway(told: Server, collector: str, tmp_path: Path) -> None:
+    """The server's span is within the gateway's, which is within the client's."""
+    requests = tmp_path / "requests"
+    watched = "--upstream", told.url, "--otlp", collector, "--log-requests", str(requests)
+    with serving(*watched, log=tmp_path / "log", env=SOON, does="gateway") as gateway:
+        own = {"x-request-id": "through", "traceparent": f"00-{'12' * 16}-{'34' * 8}-01"}
+        body = json.dumps({"prompt": SECRET, "max_tokens": 4}).encode()
+        assert gateway.call("POST", "/v1/completions", body, own)[0] == 200
+        whole: dict[str, Span] = {}  # by those that they are in
+        deadline = time.monotonic() + 20
+        while len(whole) < 2:
+            assert time.monotonic() < deadline
+            span = Collector.spans.get(timeout=20)
+            if span.trace_id.hex() == "12" * 16 and span.name == "text_completion smollm2":
+                whole[span.parent_span_id.hex()] = span
+    outer = whole.pop("34" * 8)
+    (inner,) = whole.values()
+    assert inner.parent_span_id == outer.span_id
+    assert outer.start_time_unix_nano < inner.start_time_unix_nano
+    (line,) = map(json.loads, requests.read_text().splitlines())
+    assert (line["id"], line["status"], line["completion_tokens"]) == ("through", 200, 4)
+    assert SECRET not in requests.read_text()
 
 
 def octavo(*words: str) -> subprocess.CompletedProcess[str]:

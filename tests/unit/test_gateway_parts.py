@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from octavo.errors import InvalidValue, Overloaded, UsageError
 from octavo.gateway.admission import UpstreamQueue, WaitLimits
-from octavo.gateway.body import Relayed, read_outline
+from octavo.gateway.app import PASSED_DIALECTS
+from octavo.gateway.body import OPERATIONS, RESPONSES, Relayed, read_outline
 from octavo.gateway.errors import NoUpstream, UnknownModel
 from octavo.gateway.headers import onward
 from octavo.gateway.upstream import DEFAULT, FALLBACK, Place, parse_place
@@ -67,6 +68,14 @@ def test_equal_beginnings_are_equal_blocks() -> None:
     assert one.ask.blocks[:2] == two.ask.blocks[:2] != ()
     assert one.ask.blocks != two.ask.blocks
     assert one.ask.tokens == 501
+
+
+def test_operations_have_the_names_of_the_servers() -> None:
+    routes = {route.path for dialect in PASSED_DIALECTS for route in dialect.routes}
+    named = {path for paths in OPERATIONS.values() for path in paths}
+    silent = {path for path in routes if path.endswith(("tokenize", "count_tokens", "apply-template", "show"))}  # fmt: skip
+    assert routes | {RESPONSES} == named | silent and not named & silent
+    assert asked("/v1/messages").operation == "chat" and asked("/tokenize").operation == "other"
 
 
 def test_traces_go_on_at_upstreams() -> None:
