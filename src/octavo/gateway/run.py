@@ -84,9 +84,9 @@ async def _serve(
     door, timelines = Door(upstreams, admission), Timelines(Running(), metrics.slow)
     memory = MemorySpikes((), timelines.running, timelines.spikes, metrics.spiked)
 
-    observers = [metrics.finished, timelines.add, memory.ended, log_exchange]
+    observers = [metrics.finished, timelines.add, memory.ended, log_exchange, ended]
     observers += [keyring.count] if keyring is not None else []
-    observers += [*(watcher.observe for watcher in options.watchers), ended]
+    observers += [watcher.observe for watcher in options.watchers]
 
     def observe(one: Exchange) -> None:
         for each in observers:
