@@ -191,6 +191,8 @@ def test_histograms_count_requests(told: Server) -> None:
 
 
 def test_build_and_processes(told: Server) -> None:
+    rule = {"structured_outputs": {"grammar": 'root ::= "yes" | "no"'}}
+    assert told.post("/v1/chat/completions", chat() | rule)[0] == 200
     found = samples(told)
     (build,) = [dict(labels) for name, labels in found if name == "octavo_build_info"]
     assert build["version"] == json.loads(told.get("/version")[1])["version"]
@@ -198,6 +200,10 @@ def test_build_and_processes(told: Server) -> None:
     for name, labels in (("process", frozenset()), ("octavo_engine_process", frozenset({MODEL}))):
         assert found[f"{name}_resident_memory_bytes", labels] > 1 << 20
         assert found[f"{name}_open_fds", labels] > 3
+    for worker in ("templates", "grammars"):
+        labels = frozenset({("worker", worker)})
+        assert found["octavo_worker_process_resident_memory_bytes", labels] > 1 << 20
+        assert found["octavo_worker_process_cpu_seconds_total", labels] > 0
     engine = found["octavo_engine_process_resident_memory_bytes", frozenset({MODEL})]
     assert engine > 50 << 20
     assert [name for name, _ in found if name == "python_info"]

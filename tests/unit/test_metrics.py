@@ -20,7 +20,7 @@ from octavo.gateway.upstream import Place
 from octavo.gateway.upstreams import Upstreams
 from octavo.generate.reply import Usage
 from octavo.server.exchange import Exchange
-from octavo.server.metric_table import GATEWAY, MEMORY_STALL, TABLE, THROTTLED, Metric
+from octavo.server.metric_table import GATEWAY, MEMORY_STALL, TABLE, THROTTLED, WORKERS, Metric
 from octavo.server.metrics import Metrics
 from octavo.server.registry import Registry
 from octavo.server.window import ENGINE, ScrapeWindow, read
@@ -171,7 +171,7 @@ def test_every_metric_is_in_the_table_with_its_labels() -> None:
     metrics.finished(finished(status=503, code="overloaded", model=None))
     metrics.slow("a", "queue")
     metrics.spiked("a", "kv_cache")
-    of_hosts = {MEMORY_STALL.name, THROTTLED.name}  # where the kernel tells
+    of_hosts = {m.name for m in (MEMORY_STALL, THROTTLED, *WORKERS)}  # where there are such
     there = told_as_in_the_table(metrics, [m for m in TABLE if m not in GATEWAY])
     assert there | of_hosts == {m.name for m in TABLE if m not in GATEWAY}
 

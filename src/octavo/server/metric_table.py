@@ -154,6 +154,13 @@ CPU_WAIT = Metric("octavo_engine_cpu_wait_seconds", "counter", "seconds", MODEL,
                   "Time that threads of the engine could run and had no processor")  # fmt: skip
 MEMORY_STALL = Metric("octavo_host_memory_stall_seconds", "counter", "seconds", (),
                       "Time in which something on this host waited for memory (PSI)")  # fmt: skip
+WORKER = ("worker",)  # templates, grammars
+WORKERS = (
+    Metric("octavo_worker_process_cpu_seconds", "counter", "seconds", WORKER,
+           "Processor time of what renders templates, and of what checks grammars"),
+    Metric("octavo_worker_process_resident_memory_bytes", "gauge", "bytes", WORKER,
+           "Resident memory of these"),
+)  # fmt: skip
 SPIKES = Metric("octavo_memory_spikes", "counter", "spikes", (*MODEL, "cause"),
                 "Times that an engine, or the server (no model), grew far within seconds, by what "
                 "took it")  # fmt: skip
@@ -165,7 +172,7 @@ PROCESSES = (
       for name, kind, unit, text in _PROCESS),
     *(Metric(f"octavo_engine_process_{name}", kind, unit, MODEL,  # type: ignore[arg-type]
              f"{text} of the engine") for name, kind, unit, text in _PROCESS),
-    SPIKES, FAULTS, CPU_WAIT, MEMORY_STALL, THROTTLED, BUILD,
+    *WORKERS, SPIKES, FAULTS, CPU_WAIT, MEMORY_STALL, THROTTLED, BUILD,
     Metric("python", "info", "", ("implementation", "major", "minor", "patchlevel", "version"),
            "The interpreter"),
     Metric("python_gc_objects_collected", "counter", "objects", ("generation",),
