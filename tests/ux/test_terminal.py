@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -274,6 +275,21 @@ def test_json(smollm2: Path, tmp_path: Path) -> None:
         "kv_dtype", "activations", "matrices", "encoder", "image_cache", "draft", "vision_dtype",
     }  # fmt: skip
     assert json.loads(octavo("ls", "--architectures", "--json").stdout).count("llama") == 1
+
+
+def test_a_server_says_where_its_page_is_and_opens_it(smollm2: Path, tmp_path: Path) -> None:
+    opened, program = tmp_path / "opened", tmp_path / "xdg-open"
+    os.mkfifo(opened)
+    program.write_text(f'#!/bin/sh\necho "$1" > "{opened}"\n')
+    program.chmod(0o700)
+    env = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    log = tmp_path / "log"
+    with serving("smollm2", "--offline", "--open", log=log, env=env) as s:
+        assert opened.read_text() == f"{s.url}\n"
+        assert f"  page      {s.url}/\n" in log.read_text()
+    with serving("smollm2", "--offline", "--no-ui", log=log) as s:
+        assert "<html" not in s.get("/", {"accept": "text/html"})[1]
+        assert "page  " not in log.read_text()
 
 
 def test_ps(smollm2: Path, tmp_path: Path) -> None:
