@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ import pytest
 from tests.api import faulty
 from tests.api.faulty import Faulty
 from tests.api.server import Server, free_port, serving
+from tests.terminal import OCTAVO
 
 ADMIN = {"Authorization": "Bearer admin"}
 QUICK = (
@@ -138,6 +140,24 @@ def test_one_that_fails_gets_nothing_for_a_while(gateway: Server, good: Server) 
             text(gateway, f"b{i}")
         assert upstreams(gateway)[name]["breaker"] != "closed"
         assert bad.posts <= 7
+
+
+def test_a_doctor_names_what_is_down_and_what_fails(gateway: Server, good: Server) -> None:
+    def named() -> dict[str, str]:
+        words = ["doctor", gateway.url, "--json", "--api-key", "admin"]
+        done = subprocess.run([*OCTAVO, *words], capture_output=True, text=True, timeout=60)
+        found = {f["name"]: f["meaning"] for f in json.loads(done.stdout)["findings"]}
+        return {name: said for name, said in found.items() if "Upstream" in name}
+
+    assert named() == {}
+    with behind(gateway, f"http://127.0.0.1:{free_port()}", "down"):
+        assert named() == {"OctavoUpstreamDown": "1 upstreams of the gateway do not answer"}
+    with faulty.faulty(faulty.page("502 Bad Gateway")) as bad, behind(gateway, bad.url) as name:
+        while upstreams(gateway)[name]["breaker"] == "closed":
+            text(gateway, "Hello")
+        assert named() == {
+            "OctavoUpstreamFailing": "1 upstreams of the gateway get next to nothing, because requests to them failed"
+        }  # fmt: skip
 
 
 def test_one_that_takes_connections_and_says_nothing_is_never_asked(gateway: Server) -> None:

@@ -80,14 +80,12 @@ def test_responses_are_found_at_who_keeps_them(
     database = ("--database", str(tmp_path / "gateway.sqlite3"))
     with serving("smollm2", "--offline", log=tmp_path / "second") as second:
         behind, log = [server, second], tmp_path / "gateway"
-        with before(behind, log, *database) as gateway:
-            asked = client(gateway)
+        with before(behind, log, *database) as gateway, client(gateway) as asked:
             firsts = [made(asked, f"Tell me about {i}.") for i in range(2)]
             *_, last = made(asked, "Say hello.", stream=True)
             firsts.append(last.response)
             began = made(asked, "Say more.", background=True, store=True)
-        with before(behind, log, *database) as gateway:
-            asked = client(gateway)
+        with before(behind, log, *database) as gateway, client(gateway) as asked:
             keepers = set()
             for first in firsts:
                 assert asked.responses.retrieve(first.id) == first
@@ -121,8 +119,10 @@ def test_responses_are_found_at_who_keeps_them(
 def test_what_a_lost_upstream_kept_is_said_to_be_away(server: Server, tmp_path: Path) -> None:
     with serving("smollm2", "--offline", log=tmp_path / "second") as second:
         arguments = ("--queue-timeout", "1", "--admin-key", "admin")
-        with before([server, second], tmp_path / "gateway", *arguments) as gateway:
-            asked = client(gateway)
+        with (
+            before([server, second], tmp_path / "gateway", *arguments) as gateway,
+            client(gateway) as asked,
+        ):
             kept: dict[str, str] = {}
             for i in range(2):
                 raw = asked.responses.with_raw_response.create(
@@ -152,8 +152,9 @@ def lines(number: int) -> bytes:
 
 
 def text(server: Server, prompt: str, tokens: int = 8) -> str:
-    asked = client(server).completions
-    return asked.create(model="simulated", prompt=prompt, max_tokens=tokens).choices[0].text
+    with client(server) as asked:
+        reply = asked.completions.create(model="simulated", prompt=prompt, max_tokens=tokens)
+    return reply.choices[0].text
 
 
 def test_batches_are_spread_and_belong_to_a_key(
@@ -164,15 +165,20 @@ def test_batches_are_spread_and_belong_to_a_key(
     anna, other = (KeyStore(str(keys)).create(Key(name)) for name in ("anna", "other"))
     options = ("--keys", str(keys), "--data-dir", data)
     expected = {str(i): text(simulated[0], f"p{i}") for i in range(40)}
-    with before(simulated, tmp_path / "gateway", *options) as gateway:
-        asked = client(gateway, anna)
+    with (
+        before(simulated, tmp_path / "gateway", *options) as gateway,
+        client(gateway, anna) as asked,
+    ):
         batch = completed(asked, lines(40), "/v1/completions")
         gateway.headers = {"Authorization": f"Bearer {anna}"}
         for up in simulated:
             name = up.url.partition("://")[2]
             assert gateway.metric("octavo_upstream_requests_total", replica=name) >= 10
-    with before(simulated, tmp_path / "gateway", *options) as gateway:
-        asked, others = client(gateway, anna), client(gateway, other)
+    with (
+        before(simulated, tmp_path / "gateway", *options) as gateway,
+        client(gateway, anna) as asked,
+        client(gateway, other) as others,
+    ):
         assert [one.id for one in asked.batches.list()] == [batch.id]
         assert list(others.batches.list()) == list(others.files.list()) == []
         with pytest.raises(openai.NotFoundError):

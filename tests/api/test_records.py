@@ -29,6 +29,7 @@ from tests.api.server import Server, serving
 
 SECRET = "CANARY-secret"
 MODEL = ("model_name", "smollm2")
+SOON = {"OTEL_BSP_SCHEDULE_DELAY": "50"}  # ms until spans are sent
 
 
 class Collector(BaseHTTPRequestHandler):
@@ -50,18 +51,25 @@ class Collector(BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def told(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def collector() -> Iterator[str]:
+    """Its address."""
+    listening = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
+    threading.Thread(target=listening.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{listening.server_port}"
+    listening.shutdown()
+    listening.server_close()
+
+
+@pytest.fixture(scope="module")
+def told(
+    smollm2: Path, collector: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("told")
-    collector = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
-    threading.Thread(target=collector.serve_forever, daemon=True).start()
-    watched = "--otlp", f"http://127.0.0.1:{collector.server_port}", "--log-requests", str(folder / "requests")  # fmt: skip
+    watched = "--otlp", collector, "--log-requests", str(folder / "requests")
     with serving(
-        "smollm2", "--offline", "--log-format", "json", *watched, log=folder / "log",
-        env={"OTEL_BSP_SCHEDULE_DELAY": "50"},
-    ) as s:  # fmt: skip
+        "smollm2", "--offline", "--log-format", "json", *watched, log=folder / "log", env=SOON
+    ) as s:
         yield s
-    collector.shutdown()
-    collector.server_close()
 
 
 def lines(server: Server, count: int) -> list[dict[str, Any]]:
@@ -191,6 +199,8 @@ def test_histograms_count_requests(told: Server) -> None:
 
 
 def test_build_and_processes(told: Server) -> None:
+    rule = {"structured_outputs": {"grammar": 'root ::= "yes" | "no"'}}
+    assert told.post("/v1/chat/completions", chat() | rule)[0] == 200
     found = samples(told)
     (build,) = [dict(labels) for name, labels in found if name == "octavo_build_info"]
     assert build["version"] == json.loads(told.get("/version")[1])["version"]
@@ -198,6 +208,10 @@ def test_build_and_processes(told: Server) -> None:
     for name, labels in (("process", frozenset()), ("octavo_engine_process", frozenset({MODEL}))):
         assert found[f"{name}_resident_memory_bytes", labels] > 1 << 20
         assert found[f"{name}_open_fds", labels] > 3
+    for worker in ("templates", "grammars"):
+        labels = frozenset({("worker", worker)})
+        assert found["octavo_worker_process_resident_memory_bytes", labels] > 1 << 20
+        assert found["octavo_worker_process_cpu_seconds_total", labels] > 0
     engine = found["octavo_engine_process_resident_memory_bytes", frozenset({MODEL})]
     assert engine > 50 << 20
     assert [name for name, _ in found if name == "python_info"]
@@ -234,6 +248,30 @@ def test_a_request_is_the_same_in_its_time_line_its_trace_and_the_log(told: Serv
     listed = json.loads(told.get("/v1/requests")[1])
     assert listed["recent"][0] == line and listed["running"] == []
     assert told.get("/v1/requests/nobody")[0] == 404
+
+
+def test_a_trace_goes_through_a_gateway(told: Server, collector: str, tmp_path: Path) -> None:
+    """The server's span is within the gateway's, which is within the client's."""
+    requests = tmp_path / "requests"
+    watched = "--upstream", told.url, "--otlp", collector, "--log-requests", str(requests)
+    with serving(*watched, log=tmp_path / "log", env=SOON, does="gateway") as gateway:
+        own = {"x-request-id": "through", "traceparent": f"00-{'12' * 16}-{'34' * 8}-01"}
+        body = json.dumps({"prompt": SECRET, "max_tokens": 4}).encode()
+        assert gateway.call("POST", "/v1/completions", body, own)[0] == 200
+        whole: dict[str, Span] = {}  # by those that they are in
+        deadline = time.monotonic() + 20
+        while len(whole) < 2:
+            assert time.monotonic() < deadline
+            span = Collector.spans.get(timeout=20)
+            if span.trace_id.hex() == "12" * 16 and span.name == "text_completion smollm2":
+                whole[span.parent_span_id.hex()] = span
+    outer = whole.pop("34" * 8)
+    (inner,) = whole.values()
+    assert inner.parent_span_id == outer.span_id
+    assert outer.start_time_unix_nano < inner.start_time_unix_nano
+    (line,) = map(json.loads, requests.read_text().splitlines())
+    assert (line["id"], line["status"], line["completion_tokens"]) == ("through", 200, 4)
+    assert SECRET not in requests.read_text()
 
 
 def octavo(*words: str) -> subprocess.CompletedProcess[str]:

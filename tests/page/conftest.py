@@ -22,6 +22,11 @@ FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run -
 --disable-background-networking --disable-component-update""".split()
 SECONDS = 60  # until a step of a test is given up
 AXE = "axe-core-4.14.1"
+ENDLESS = """() => {
+  const whole = window.fetch, more = { ignore_eos: true, max_tokens: 4000 };
+  window.fetch = (url, asked) => whole(url, asked.body
+    ? { ...asked, body: JSON.stringify({ ...JSON.parse(asked.body), ...more }) } : asked);
+}"""
 expect.set_options(timeout=1000 * SECONDS)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,9 @@ from playwright.sync_api import Page, expect
 
 from tests.api.server import Server
 from tests.api.test_images import drawing
-from tests.page.conftest import Watched, replying, say, settled
+from tests.page.conftest import ENDLESS, Watched, replying, say, settled
 
 QUESTION = "What is the capital of France?"
-ENDLESS = """() => {
-  const whole = window.fetch, more = { ignore_eos: true, max_tokens: 4000 };
-  window.fetch = (url, asked) => whole(url, asked.body
-    ? { ...asked, body: JSON.stringify({ ...JSON.parse(asked.body), ...more }) } : asked);
-}"""
 TOOL = {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}
 
 
@@ -45,6 +42,12 @@ def test_a_reply_streams_and_is_kept(page: Page, server: Server) -> None:
     with page.expect_download() as saved:
         page.get_by_role("button", name="Markdown").click()
     assert saved.value.path().read_text() == f"# {QUESTION}\n\n## You\n\n{QUESTION}\n\n## Model\n\n{wanted}\n"  # fmt: skip
+    page.get_by_role("button", name="Export this chat").click()
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="JSON").click()
+    whole = json.loads(saved.value.path().read_text())
+    assert [m["text"] for m in whole["messages"]] == [QUESTION, wanted]
+    assert whole["leaf"] == whole["messages"][1]["id"] and whole["settings"]["system"] == ""
 
 
 def test_stop(page: Page, server: Server) -> None:
@@ -99,6 +102,10 @@ def test_edit_regenerate_and_branches(page: Page) -> None:
 def test_settings_are_sent(page: Page) -> None:
     sent = replying(page, {"content": "Yes."})
     page.get_by_role("button", name="Settings of this chat").click()
+    fields = page.get_by_role("region", name="Settings of this chat").locator("input")
+    expect(fields).to_have_count(10)
+    for each in fields.all():
+        expect(each).to_have_accessible_description(re.compile(r"\w+ \w+"))
     setting(page, "System prompt", "Be brief.")
     setting(page, "Temperature", "0.5")
     page.get_by_text("More", exact=True).click()
@@ -166,6 +173,32 @@ def test_images(page: Page, tmp_path: Path) -> None:
     settled(page)
     expect(last(page).locator(".text")).to_have_text("red")
     expect(page.get_by_alt_text("Image 1 of the message")).to_be_visible()
+
+
+BRING = """([bytes, how]) => {
+  const brought = new DataTransfer();
+  brought.items.add(new File([new Uint8Array(bytes)], "a.png", { type: "image/png" }));
+  const event = how === "drop" ? new DragEvent(how, { dataTransfer: brought, bubbles: true })
+    : new ClipboardEvent(how, { clipboardData: brought, bubbles: true });
+  document.querySelector(".composer textarea").dispatchEvent(event);
+}"""
+
+
+def test_images_are_pasted_dropped_and_taken_away(page: Page) -> None:
+    sent = replying(page, {"content": "Yes."})
+    colours = {"paste": "red", "drop": "blue"}
+    for how, colour in colours.items():
+        picture = drawing(("circle", colour, (60, 40, 140, 120)))
+        page.evaluate(BRING, [list(picture), how])
+        expect(page.get_by_alt_text("Image 1", exact=True)).to_be_visible()
+    expect(page.get_by_alt_text("Image 2", exact=True)).to_be_visible()
+    page.get_by_role("button", name="Remove image 1").click()
+    say(page, "Which colour?")
+    settled(page)
+    image, text = sent[0]["messages"][0]["content"]
+    assert text == {"type": "text", "text": "Which colour?"}
+    head, _, data = image["image_url"]["url"].partition(",")
+    assert (head, base64.b64decode(data)) == ("data:image/png;base64", picture)
 
 
 def test_markdown(page: Page) -> None:
@@ -240,6 +273,34 @@ def test_errors_are_told(page: Page) -> None:
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
+def test_tools_that_are_no_json_are_not_sent(page: Page) -> None:
+    sent = replying(page, {"content": "Yes."})
+    page.get_by_role("button", name="Settings of this chat").click()
+    page.get_by_text("More", exact=True).click()
+    setting(page, "Tools", "{")
+    say(page, "Hello")
+    expect(page.locator("#toasts")).to_contain_text("Tools are no JSON")
+    expect(page.get_by_role("textbox", name="Message", exact=True)).to_have_value("Hello")
+    assert sent == []
+
+
+def test_the_theme_is_the_systems_or_ones_own(visit: Callable[..., Watched]) -> None:
+    visitor = visit(color_scheme="dark")
+    page = visitor.open()
+    shade = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(shade)
+    page.get_by_role("button", name="Theme: as the system’s").click()
+    expect(page.get_by_role("button", name="Theme: light")).to_be_visible()
+    light = page.evaluate(shade)
+    page.reload()
+    page.get_by_role("button", name="Theme: light").click()
+    assert page.evaluate(shade) == dark != light
+    page.get_by_role("button", name="Theme: dark").click()
+    page.emulate_media(color_scheme="light")
+    assert page.evaluate(shade) == light
+    visitor.check()
+
+
 def test_on_a_phone(visit: Callable[..., Watched]) -> None:
     visitor = visit(viewport={"width": 360, "height": 700}, has_touch=True, is_mobile=True)
     page = visitor.open()
@@ -268,6 +329,7 @@ def test_by_keyboard(page: Page) -> None:
     page.keyboard.press("Enter")
     settled(page)
     expect(page.get_by_role("article", name="You").locator(".text")).to_have_text("Hello\nthere")
+    expect(page.locator(".chat [role=status]")).to_have_text("The reply is complete.")  # said aloud
     page.keyboard.press("Control+Shift+O")
     expect(page.get_by_role("article")).to_have_count(0)
     expect(page.get_by_role("textbox", name="Message", exact=True)).to_be_focused()

@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
+from tests.api import faulty
 from tests.api.server import Server, serving
 from tests.page.conftest import ADMIN, Watched, faults, say, settled
 
 HEADERS = {"authorization": f"Bearer {ADMIN}"}
 GUARDS = [{"metric": "error_rate", "max": 0.01}, {"metric": "itl_mean", "worse_than_baseline": 1}]
 RELEASE = {"model": "m", "stable": "default", "canary": "next", "hold": "1h", "guards": GUARDS}
+SERIOUS = [{"metric": "error_rate", "max": 0.01, "alpha": 0.006}]  # one error of one: watched
+FAILING = {"model": "simulated", "stable": "default", "canary": "bad", "steps": [100], "guards": SERIOUS}  # fmt: skip
 VARIANTS = {"a": {"weight": 50}, "b": {"weight": 50, "set": {"temperature": 0.3}}}
 EXPERIMENT = {"id": "cooler", "model": "m", "control": "a", "variants": VARIANTS}
 
@@ -123,6 +126,39 @@ def test_a_release_is_led_from_the_page(dashboard: Page, gateway: Server, axe: s
     press(dashboard, "Roll back")
     expect(card.locator("h3")).to_contain_text("rolled back")
     expect(card.get_by_role("button")).to_have_count(0)
+
+
+def test_a_release_that_fails_is_watched_and_then_rolled_back(
+    visit: Callable[..., Watched], tmp_path: Path, axe: str
+) -> None:
+    """By itself: its upstream answers nothing but errors; clients hear the old version."""
+    with faulty.faulty(faulty.page("502 Bad Gateway")) as bad:
+        places = ("--upstream", f"bad={bad.url}", "--admin-key", ADMIN)
+        with simulated_gateway(tmp_path, "simulated", *places) as gateway:
+            visitor = visit()
+            page = visitor.open("#dashboard", url=gateway.url)
+            post(gateway, "/v1/releases", FAILING)
+            card = page.get_by_role("article", name="Release of simulated")
+            expect(card).to_contain_text("bad in place of default has 100 % of the requests")
+            guard = card.locator("tbody tr")
+            expect(guard.locator(".state")).to_have_text("nothing seen yet")
+            post(gateway, "/v1/completions", {"model": "simulated", "prompt": "Hello"})
+            expect(guard.locator(".state.draining")).to_have_text("watched")
+            expect(guard).to_contain_text("100.00 % of 1")
+            expect(card.locator("h3")).to_contain_text("running")
+            half = float(guard.locator("progress").get_attribute("value") or 0)
+            assert 0.5 <= half < 1
+            page.evaluate(axe)
+            assert faults(page) == []
+            post(gateway, "/v1/completions", {"model": "simulated", "prompt": "Hello again"})
+            expect(guard.locator(".state.down")).to_have_text("worse")
+            expect(guard.locator("progress")).to_have_attribute("value", "1")
+            expect(card.locator("h3")).to_contain_text("rolled back")
+            expect(card).to_contain_text("has 0 % of the requests")
+            expect(card).to_contain_text("error_rate > 0.01")
+            expect(card.get_by_role("button")).to_have_count(0)
+            assert bad.posts == 2 and faults(page) == []
+            visitor.check(gateway.url)
 
 
 def test_an_experiment_is_read_and_stopped(dashboard: Page, gateway: Server) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -14,10 +15,11 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.api.server import Server
-from tests.page.conftest import ADMIN, KEY, Watched, faults, replying, say, settled
+from tests.page.conftest import ADMIN, ENDLESS, KEY, Watched, faults, replying, say, settled
 
 HEADERS = {"authorization": f"Bearer {ADMIN}"}
 PROMPT = "Once upon a time"
+WARM = (0.9, 0.6, 0.3, 0.1, 0.0)  # the least likelihood of each colour
 
 
 def play(page: Page, **numbers: str) -> None:
@@ -47,16 +49,30 @@ def completion(server: Server, **changes: object) -> str:
     return str(reply["choices"][0]["text"])
 
 
+def likelihoods(server: Server) -> tuple[list[float], list[dict[str, float]]]:
+    """The logarithms of what the tokens of the completion had, and the likeliest at each place."""
+    body = {"model": "smollm2", "prompt": PROMPT, "temperature": 0, "max_tokens": 12, "logprobs": 5}
+    found = server.post("/v1/completions", body, HEADERS)[1]["choices"][0]["logprobs"]
+    return found["token_logprobs"], found["top_logprobs"]
+
+
 def test_alternatives_are_gone_on_from(page: Page, server: Server) -> None:
     play(page)
-    complete(page)
+    page.get_by_label("Prompt", exact=True).press("Control+Enter")
+    written(page)
     expect(page.locator(".token")).to_have_count(12)
     assert "".join(page.locator(".token").all_text_contents()) == completion(server)
+    each, tops = likelihoods(server)
+    warm = [next(i for i, p in enumerate(WARM) if math.exp(logprob) >= p) for logprob in each]
+    shown = page.locator(".token").evaluate_all("all => all.map(each => each.className)")
+    assert shown == [f"token heat-{heat}" for heat in warm] and len(set(warm)) > 1
     page.locator(".token").nth(3).focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
     card = page.get_by_role("dialog", name="What else could have come")
     expect(card.get_by_role("button")).to_have_count(5)
+    names = [text.replace("·", " ") for text in card.locator("code").all_inner_texts()]
+    assert names == sorted(tops[4], key=lambda name: -tops[4][name])
     kept = "".join(page.locator(".token").all_text_contents()[:4])
     chosen = card.get_by_role("button").nth(1)
     kept += chosen.locator("code").inner_text().replace("·", " ")
@@ -85,6 +101,17 @@ def test_rules_are_kept_to(page: Page) -> None:
     rule.fill("{")
     page.get_by_role("button", name="Complete", exact=True).click()
     expect(page.get_by_role("alert")).to_contain_text("The schema is no JSON")
+
+
+def test_a_completion_is_stopped(page: Page, server: Server) -> None:
+    play(page, Length="8000")
+    page.evaluate(ENDLESS)
+    page.get_by_role("button", name="Complete", exact=True).click()
+    page.locator(".token").nth(20).wait_for()
+    page.get_by_role("button", name="Stop", exact=True).click()
+    expect(page.locator(".result .note").first).to_have_text("Stopped.")
+    server.headers = HEADERS
+    server.wait_idle()
 
 
 def test_two_models_have_one_seed(page: Page) -> None:
@@ -123,6 +150,12 @@ def test_the_dashboard_moves_and_cancels(page: Page, server: Server) -> None:
     asking.join()
     assert answers[0][0] == 499
     expect(tile.locator(".now")).to_have_text("0running")
+    figures = {
+        "Time to the first token": r"\dm?s", "Time between tokens": r"\dm?s", "KV cache": r"\d%",
+        "Prompt tokens from the cache": r"\d%",
+    }  # fmt: skip
+    for name, figure in figures.items():
+        expect(page.get_by_role("article", name=name).locator(".now")).to_have_text(re.compile(figure))  # fmt: skip
     memory = page.get_by_role("article", name="Memory").locator(".now").inner_text()
     assert float(memory.rstrip("GMB").strip()) > 0
 

@@ -72,6 +72,9 @@ HEALTHY = {
     f"octavo_engine_major_faults_total{M}": UP, f"octavo_step_slowdown{M}": f"1.1x{STEPS}",
     f"octavo_speculation_lost_seconds_total{M}": f"0+0.1x{STEPS}",
     f"octavo_engine_busy_seconds_total{M}": f"0+20x{STEPS}",
+    'octavo_upstream_state{replica="u",state="down"}': SAME,
+    'octavo_upstream_state{replica="u",state="up"}': f"1x{STEPS}",
+    'octavo_upstream_breaker_open{replica="u"}': SAME,
 }  # fmt: skip
 # What is different where something is wrong.
 FAULTS: dict[str, dict[str, str]] = {
@@ -97,6 +100,8 @@ FAULTS: dict[str, dict[str, str]] = {
     "OctavoCpuThrottled": {"octavo_host_cpu_throttled_seconds_total": f"0+9x{STEPS}"},
     "OctavoSlowSteps": {f"octavo_step_slowdown{M}": f"1.1x{STEPS - 40} 5x40"},
     "OctavoDraftsLose": {f"octavo_speculation_lost_seconds_total{M}": f"0+9x{STEPS}"},
+    "OctavoUpstreamDown": {'octavo_upstream_state{replica="u",state="down"}': f"1x{STEPS}"},
+    "OctavoUpstreamFailing": {'octavo_upstream_breaker_open{replica="u"}': f"1x{STEPS}"},
 }  # fmt: skip
 
 
@@ -212,6 +217,18 @@ def test_the_dashboard_asks_for_metrics_that_exist() -> None:
     assert len({p["id"] for p in board["panels"]}) == len(board["panels"])
 
 
+def test_prometheus_reads_the_queries_of_the_dashboard(tmp_path: Path) -> None:
+    """With what Grafana puts in place of its variables."""
+    board: Any = json.loads((ROOT / "deploy" / "grafana.json").read_text())
+    asked = [t["expr"] for p in board["panels"] for t in p.get("targets", ())]
+    told = [e.replace("$__rate_interval", "1m").replace("$model", ".*") for e in asked]
+    assert not any("$" in query for query in told)
+    rules = [{"record": f"panel:{i}", "expr": query} for i, query in enumerate(told)]
+    path = tmp_path / "panels.yaml"
+    path.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
+    promtool("check", "rules", str(path))
+
+
 def test_alerts_ask_for_metrics_that_exist() -> None:
     groups = yaml.safe_load(RULES.read_text())["groups"]
     for rule in (rule for group in groups for rule in group["rules"]):
@@ -220,7 +237,7 @@ def test_alerts_ask_for_metrics_that_exist() -> None:
         assert rule["annotations"]["mitigation"] and rule["labels"]["severity"]
 
 
-@pytest.mark.parametrize("path", ["server/ui/dashboard.js", "cli/top.py", "cli/diagnosis.py"])
+@pytest.mark.parametrize("path", ["server/ui/dashboard.js", "server/ui/tiles.js", "cli/top.py", "cli/diagnosis.py"])  # fmt: skip
 def test_who_looks_at_metrics_asks_for_those_that_exist(path: str) -> None:
     text = (ROOT / "src/octavo" / path).read_text()
     asked = named(text)

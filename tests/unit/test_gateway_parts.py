@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from octavo.errors import InvalidValue, Overloaded, UsageError
 from octavo.gateway.admission import UpstreamQueue, WaitLimits
-from octavo.gateway.body import Relayed, read_outline
+from octavo.gateway.app import PASSED_DIALECTS
+from octavo.gateway.body import OPERATIONS, RESPONSES, Relayed, read_outline
 from octavo.gateway.errors import NoUpstream, UnknownModel
+from octavo.gateway.headers import onward
 from octavo.gateway.upstream import DEFAULT, FALLBACK, Place, parse_place
 from octavo.gateway.upstreams import Upstreams
 from octavo.simulate.engine import SimulatedEngine, SimulatedRequest, Speed
@@ -66,6 +68,21 @@ def test_equal_beginnings_are_equal_blocks() -> None:
     assert one.ask.blocks[:2] == two.ask.blocks[:2] != ()
     assert one.ask.blocks != two.ask.blocks
     assert one.ask.tokens == 501
+
+
+def test_operations_have_the_names_of_the_servers() -> None:
+    routes = {route.path for dialect in PASSED_DIALECTS for route in dialect.routes}
+    named = {path for paths in OPERATIONS.values() for path in paths}
+    silent = {path for path in routes if path.endswith(("tokenize", "count_tokens", "apply-template", "show"))}  # fmt: skip
+    assert routes | {RESPONSES} == named | silent and not named & silent
+    assert asked("/v1/messages").operation == "chat" and asked("/tokenize").operation == "other"
+
+
+def test_traces_go_on_at_upstreams() -> None:
+    """And keys only where they are not the gateway's own."""
+    given = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01", "authorization": "Bearer k", "x": "y"}
+    assert onward(given, "id", guarded=True) == {"traceparent": given["traceparent"], "x-request-id": "id"}  # fmt: skip
+    assert onward(given, "id", guarded=False).items() > {("authorization", "Bearer k")}
 
 
 def known(*names: str, places: int = 256) -> Upstreams:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any, cast
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,9 +12,15 @@ from octavo.cli.top import _models
 from octavo.client.base import EngineClient
 from octavo.client.process import EngineProcessClient
 from octavo.client.replicas import Replicas
+from octavo.gateway.admission import UpstreamQueue, WaitLimits
+from octavo.gateway.events import Finished
+from octavo.gateway.metrics import GatewayMetrics
+from octavo.gateway.response_cache import ResponseCache
+from octavo.gateway.upstream import Place
+from octavo.gateway.upstreams import Upstreams
 from octavo.generate.reply import Usage
 from octavo.server.exchange import Exchange
-from octavo.server.metric_table import MEMORY_STALL, TABLE, THROTTLED
+from octavo.server.metric_table import GATEWAY, MEMORY_STALL, TABLE, THROTTLED, WORKERS, Metric
 from octavo.server.metrics import Metrics
 from octavo.server.registry import Registry
 from octavo.server.window import ENGINE, ScrapeWindow, read
@@ -163,11 +170,35 @@ def test_every_metric_is_in_the_table_with_its_labels() -> None:
     metrics.finished(finished(usage=usage))
     metrics.finished(finished(status=503, code="overloaded", model=None))
     metrics.slow("a", "queue")
-    found = {f.name: f for f in text_string_to_metric_families(metrics.render().decode())}
-    told = {m.exposed.removesuffix("_total"): m for m in TABLE}
-    of_hosts = {MEMORY_STALL.name, THROTTLED.name}  # where the kernel tells
-    assert set(found) | of_hosts == set(told)
-    for name, one in found.items():
+    metrics.spiked("a", "kv_cache")
+    of_hosts = {m.name for m in (MEMORY_STALL, THROTTLED, *WORKERS)}  # where there are such
+    there = told_as_in_the_table(metrics, [m for m in TABLE if m not in GATEWAY])
+    assert there | of_hosts == {m.name for m in TABLE if m not in GATEWAY}
+
+
+def test_every_metric_of_a_gateway_is_in_the_table_with_its_labels() -> None:
+    upstreams = Upstreams()
+    upstreams.add(Place("http://a:1"))
+    metrics = GatewayMetrics(upstreams, UpstreamQueue(upstreams, WaitLimits()))
+    metrics.watch(ResponseCache())
+    one = Finished("m", "canary", "a:1", "", 200, None, 1.0, 0.5, 0.01, 5, 3, retries=1, failovers=2, hedges=1)  # fmt: skip
+    metrics.relayed(one)
+    assert told_as_in_the_table(metrics, GATEWAY) == {m.name for m in GATEWAY}
+    found = samples(metrics)
+    assert found["octavo_upstream_requests_total", "a:1", "200", "canary"] == 1
+    assert found["octavo_upstream_failovers_total",] == 2
+    assert found["octavo_upstream_hedges_total", "no"] == 1
+
+
+def told_as_in_the_table(metrics: Metrics, table: Iterable[Metric]) -> set[str]:
+    """The names in this part of the table that are told, each with its labels and kind."""
+    families = text_string_to_metric_families(metrics.render().decode())
+    found = {f.name: f for f in families if f.samples}
+    there = [m for m in table if m.exposed.removesuffix("_total") in found]
+    for metric in there:
+        one = found[metric.exposed.removesuffix("_total")]
         labels = {label for s in one.samples for label in s.labels} - {"le"}
-        kind = told[name].kind.replace("info", "gauge")
-        assert (labels, one.type) == (set(told[name].labels), kind)
+        kind = metric.kind.replace("info", "gauge")
+        assert (labels, one.type) == (set(metric.labels), kind), metric.name
+    assert set(found) <= {m.exposed.removesuffix("_total") for m in TABLE}
+    return {m.name for m in there}

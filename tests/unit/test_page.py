@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import http.client
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 from click.testing import CliRunner
 
 from octavo.checkpoint import open_checkpoint
-from octavo.cli.ready import Screen
 from octavo.cli.serve import serve
 from octavo.server import page
 from octavo.server.app import create_app
@@ -116,17 +114,6 @@ def test_it_can_be_left_out() -> None:
     (_, root), (missing, _) = (call(app, each) for each in asked.values())
     assert root["body"] == b"Ollama is running"
     assert missing["status"] == 404
-
-
-def test_it_is_opened_once_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what the desktop opens addresses with."""
-    opened, program = tmp_path / "opened", tmp_path / "xdg-open"
-    os.mkfifo(opened)
-    program.write_text(f'#!/bin/sh\necho "$1" > "{opened}"\n')
-    program.chmod(0o700)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    Screen("http://127.0.0.1:1", 1, {}, {}, 1, True, True).ready(Registry())
-    assert opened.read_text() == "http://127.0.0.1:1\n"
 
 
 def test_what_is_left_out_is_not_opened() -> None:

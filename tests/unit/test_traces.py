@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,6 +87,21 @@ def test_a_trace_has_a_span_for_each_phase_and_they_add_up(
     assert whole.name == "text_completion red"
     assert whole.attributes["gen_ai.request.model"] == "red"
     assert whole.attributes["http.route"] == "/v1/completions"
+
+
+def test_an_answer_names_its_span(traced: Listener, spans: InMemorySpanExporter) -> None:
+    asked = http.client.HTTPConnection("127.0.0.1", traced.port, timeout=20)
+    body = json.dumps({"prompt": "hi", "max_tokens": 3})
+    asked.request("POST", "/v1/completions", body, {"traceparent": PARENT})
+    answer = asked.getresponse()
+    answer.read()
+    asked.close()
+    deadline = time.monotonic() + 10
+    while not (sent := spans.get_finished_spans()):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert sent[0].context is not None
+    assert answer.getheader("traceparent") == f"00-{'ab' * 16}-{sent[0].context.span_id:016x}-01"
 
 
 def test_what_is_not_sampled_is_not_sent(traced: Listener, spans: InMemorySpanExporter) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -16,6 +17,7 @@ from gguf import GGUFValueType
 from octavo.backends.cpu.executor import host_isa
 from octavo.backends.cpu.packed import packed_file
 from octavo.checkpoint import open_checkpoint
+from octavo.engine.host import usable_threads
 from octavo.errors import CheckpointError, RequestError, printable
 from tests.api.server import serving
 from tests.small_models import Small, save_gguf, save_hf, write_config
@@ -275,8 +277,26 @@ def test_json(smollm2: Path, tmp_path: Path) -> None:
     assert json.loads(octavo("ls", "--architectures", "--json").stdout).count("llama") == 1
 
 
+def test_a_server_says_where_its_page_is_and_opens_it(smollm2: Path, tmp_path: Path) -> None:
+    opened, program = tmp_path / "opened", tmp_path / "xdg-open"
+    os.mkfifo(opened)
+    program.write_text(f'#!/bin/sh\necho "$1" > "{opened}"\n')
+    program.chmod(0o700)
+    env = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    log = tmp_path / "log"
+    with serving("smollm2", "--offline", "--open", log=log, env=env) as s:
+        assert opened.read_text() == f"{s.url}\n"
+        assert f"  page      {s.url}/\n" in log.read_text()
+    with serving("smollm2", "--offline", "--no-ui", log=log) as s:
+        assert "<html" not in s.get("/", {"accept": "text/html"})[1]
+        assert "page  " not in log.read_text()
+
+
 def test_ps(smollm2: Path, tmp_path: Path) -> None:
-    with serving("smollm2", "--name", "my model", "--offline", log=tmp_path / "log") as s:
+    """And `octavo top`, and a doctor, who sees that one of these servers was given too many threads."""
+    cores = usable_threads()
+    many = ("--threads", str(cores + 1))
+    with serving("smollm2", "--name", "my model", "--offline", *many, log=tmp_path / "log") as s:
         (found,) = [
             r for r in json.loads(octavo("ps", "--json").stdout) if r["pid"] == s.process.pid
         ]
@@ -285,6 +305,16 @@ def test_ps(smollm2: Path, tmp_path: Path) -> None:
         assert re.search(
             rf"{s.process.pid}  my model +my model +{s.url} +ready", octavo("ps").stdout
         )
+        live = Terminal("top", s.url, columns=140)
+        shown = live.wait_for("my model") + live.wait_for("my model")  # of two looks
+        assert "waiting" in shown and "tok/s" in shown
+        live.type("\x03")
+        assert live.end() == 130 and live.seen.count("\x1b[?1049l") == 1  # it leaves its own screen
+        named = {
+            f["name"]: f for f in json.loads(octavo("doctor", s.url, "--json").stdout)["findings"]
+        }
+        said = named["threads"]["meaning"], named["threads"]["mitigation"]
+        assert said == (f"{cores + 1} threads on {cores} processors wait for each other", f"--threads {cores}")  # fmt: skip
     assert all(r["pid"] != s.process.pid for r in json.loads(octavo("ps", "--json").stdout))
 
 

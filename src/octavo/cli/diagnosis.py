@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from octavo.cli.remote import Remote
 from octavo.server.alerts import ALERTS
@@ -49,9 +50,10 @@ def findings(window: ScrapeWindow) -> list[Finding]:
     ]
 
 
-def slow(server: Remote) -> Iterator[Finding]:
-    """What the last requests that were slow were held up by."""
+def lately(server: Remote) -> Iterator[Finding]:
+    """What the last requests that were slow were held up by, and what grew for no known reason."""
     lines = server.json("/v1/requests")
+    yield from _spikes(lines["spikes"])
     causes = Counter((line["model"], line["cause"]) for line in lines["recent"] if line["cause"])
     for (model, cause), count in causes.most_common():
         if count <= FEW * len(lines["recent"]):
@@ -62,6 +64,17 @@ def slow(server: Remote) -> Iterator[Finding]:
         yield Finding(
             "slow_requests", "warning", model, text, f"see {server.url}/v1/requests/{worst}"
         )
+
+
+def _spikes(spikes: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Processes that grew far within seconds, of nothing that takes memory as it should."""
+    for one in spikes:
+        if one["cause"] == "unknown":
+            who = "the engine" if one["model"] else "the server"
+            grown = f"{who} grew by {one['bytes'] / 1e6:.0f} MB within {one['seconds']:.0f} s"
+            ran = ", ".join(one["requests"]) or "nothing"
+            todo = f"see what ran ({ran}) in /v1/requests; send octavo doctor's report"
+            yield Finding("memory_spike", "warning", one["model"], grown, todo)
 
 
 def threads(url: str) -> Iterator[Finding]:

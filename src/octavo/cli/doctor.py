@@ -56,10 +56,10 @@ def doctor(server: str | None, seconds: int, key: str | None, as_json: bool) -> 
 
 def _examine(server: Remote, seconds: int, as_json: bool) -> bool:
     """Prints what is wrong with a server. Returns True if nothing is. Raises UsageError."""
-    from octavo.cli.diagnosis import findings, look, slow, threads
+    from octavo.cli.diagnosis import findings, lately, look, threads
 
     window = look(server, seconds)
-    found = [*findings(window), *slow(server), *threads(server.url)]
+    found = [*findings(window), *lately(server), *threads(server.url)]
     if as_json:
         say_json(
             {

@@ -11,6 +11,7 @@ import click
 from octavo.cli.access import url_of
 from octavo.cli.options import POLICIES, Number, count
 from octavo.cli.screen import say, say_json
+from octavo.cli.watching import Watching, watching_options
 
 if TYPE_CHECKING:
     from octavo.gateway.upstreams import Upstreams
@@ -142,9 +143,11 @@ class Hedge(Number):
               show_default=True, envvar="OCTAVO_LOG_FORMAT",
               help="Lines to read, or an object a line.")  # fmt: skip
 @click.option("--no-ui", "ui", flag_value=False, default=True, help="Leave out the page at /.")
+@watching_options
 def gateway(
-    config_file: Path | None, check: bool, server: str | None, config_schema: bool, **given: Any
-) -> None:
+    config_file: Path | None, check: bool, server: str | None, config_schema: bool,
+    watching: Watching, **given: Any,
+) -> None:  # fmt: skip
     """Answer for any number of servers at one address: Octavo, vLLM, SGLang, llama.cpp, any that
     speaks OpenAI's API."""
 
@@ -174,7 +177,9 @@ def gateway(
     from octavo.server.logs import logging_to
     from octavo.server.ports import bind
 
-    options = GatewayOptions(access, made.config, made.server, config_file, made.environ)
+    options = GatewayOptions(
+        access, made.config, made.server, config_file, made.environ, watchers=watching.open()
+    )
     sock = bind(made.server.host, made.server.port)
     screen = _Screen(url_of(made.server.host, sock.getsockname()[1]), made.server.ui)
     with logging_to(sys.stdout, made.server.log_level, made.server.log_format):

@@ -27,7 +27,7 @@ from octavo.server.cancel import cancel
 from octavo.server.dialect import Dialect, EmbedRoute, GenerateRoute, ScoreRoute, TextRoute
 from octavo.server.dialects import DIALECTS
 from octavo.server.endpoint import Endpoint
-from octavo.server.exchange import OTHER, Observer
+from octavo.server.exchange import OTHER, Observer, Watcher
 from octavo.server.exchanges import ExchangeMiddleware, RouteLabel
 from octavo.server.guard import PAGE, Access, Keys, guarded
 from octavo.server.http import json_response
@@ -110,10 +110,12 @@ class AboutGateway:
 def create_app(
     upstreams: Upstreams, relay: Relay, door: Door, metrics: GatewayMetrics, batches: Batches,
     more: Sequence[Endpoint], access: Access, observe: Observer, timelines: Timelines, ui: bool,
+    watchers: Sequence[Watcher] = (),
 ) -> ASGIApp:  # fmt: skip
     """The ASGI application, which calls `observe` with every exchange that has ended. Messages of
     sockets and lines of batches take the way of other requests. more: endpoints. timelines: of
-    requests; its `running` is kept true. ui: whether browsers get the page."""
+    requests; its `running` is kept true. ui: whether browsers get the page. watchers: see each
+    request."""
     default, about = DIALECTS[0], AboutGateway(upstreams, door, metrics)
     requests, running = RequestRoutes(timelines), timelines.running
     loopback, owner = Loopback(), Keys(access).owner
@@ -144,7 +146,10 @@ def create_app(
     sides = [WebSocketRoute("/v1/ws", sockets.serve), *(page.ROUTES if ui else ())]
     app, other = starlette([*sides, *routes]), RouteLabel(OTHER, default.error_body)
     loopback.app = ExchangeMiddleware(app, paths, other, observe, running)
-    return ExchangeMiddleware(guarded(Idempotency(app), access), paths, other, observe, running)
+    watched = guarded(Idempotency(app), access)
+    for watcher in watchers:
+        watched = watcher.wrap(watched)
+    return ExchangeMiddleware(watched, paths, other, observe, running)
 
 
 async def _passed(relay: Relay, door: Door, path: str, request: Request) -> Response:

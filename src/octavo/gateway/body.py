@@ -18,6 +18,12 @@ from octavo.server.resume import Resume
 PREFIX_BYTES = 512  # bytes of text that prefixes are compared by
 TOKEN = 4  # bytes of text, about
 RESPONSES = "/v1/responses"
+OPERATIONS = {  # of routes, as the server calls them
+    "chat": ("/v1/chat/completions", "/v1/messages", RESPONSES, "/api/chat"),
+    "text_completion": ("/v1/completions", "/api/generate", "/completion", "/infill"),
+    "embeddings": ("/v1/embeddings", "/api/embed", "/api/embeddings"),
+    "rerank": ("/v1/rerank", "/v1/score"),
+}
 RESUMABLE = {"/v1/chat/completions": "chatcmpl-", "/v1/completions": "cmpl-"}
 
 
@@ -81,6 +87,11 @@ class Relayed:
     @property
     def priority(self) -> int:
         return _number(self.outline.priority, 0) or 0
+
+    @property
+    def operation(self) -> str:
+        """As OpenTelemetry's conventions for generative AI call it."""
+        return next((name for name, paths in OPERATIONS.items() if self.path in paths), "other")
 
     @property
     def most_tokens(self) -> int | None:

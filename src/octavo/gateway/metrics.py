@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client import Counter
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from octavo.gateway.admission import UpstreamQueue
 from octavo.gateway.events import Finished
 from octavo.gateway.response_cache import ResponseCache
 from octavo.gateway.upstreams import Upstreams
+from octavo.server.engine_metrics import family
+from octavo.server.metric_table import METRICS, UPSTREAMS
 from octavo.server.metrics import Metrics
 
 STATES = ("starting", "up", "draining", "down")
@@ -24,26 +25,16 @@ class _UpstreamCollector(Collector):
         self._upstreams, self._admission = upstreams, admission
 
     def collect(self) -> Iterator[Metric]:
-        state = GaugeMetricFamily(
-            "octavo_upstream_state", "1 for the state that an upstream is in",
-            labels=["replica", "state"],
-        )  # fmt: skip
-        opened = _gauge("breaker_open", "1 while an upstream gets nothing because it fails")
-        running = _gauge("requests_running", "Requests at an upstream that have a first token")
-        waiting = _gauge("requests_waiting", "Requests at an upstream that have none yet")
-        line = GaugeMetricFamily("octavo_gateway_waiting", "Requests that wait for an upstream")
+        state, opened, running, waiting = map(family, UPSTREAMS)
+        line = family(METRICS["octavo_gateway_waiting"])
         line.add_metric([], self._admission.waiting)
         for up in self._upstreams:
             for each in STATES:
                 state.add_metric([up.id, each], up.state == each)
-            opened.add_metric([up.id], up.breaker.state == "open")
+            opened.add_metric([up.id], up.breaker.state != "closed")
             running.add_metric([up.id], up.running)
             waiting.add_metric([up.id], up.waiting)
         yield from (state, opened, running, waiting, line)
-
-
-def _gauge(name: str, text: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"octavo_upstream_{name}", text, labels=["replica"])
 
 
 class _CacheCollector(Collector):
@@ -54,13 +45,12 @@ class _CacheCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         cache = self._cache
-        asked = CounterMetricFamily(
-            "octavo_response_cache", "Requests whose answers may be kept", labels=["result"]
-        )
+        asked = family(METRICS["octavo_response_cache"])
         asked.add_metric(["hit"], cache.hits)
         asked.add_metric(["miss"], cache.misses)
-        yield asked
-        yield GaugeMetricFamily("octavo_response_cache_bytes", "Of answers kept", cache.size)
+        kept = family(METRICS["octavo_response_cache_bytes"])
+        kept.add_metric([], cache.size)
+        yield from (asked, kept)
 
 
 class GatewayMetrics(Metrics):
@@ -69,28 +59,11 @@ class GatewayMetrics(Metrics):
     def __init__(self, upstreams: Upstreams, admission: UpstreamQueue) -> None:
         super().__init__()
         self.registry.register(_UpstreamCollector(upstreams, admission))
-        self._upstream = Counter(
-            "octavo_upstream_requests", "Requests by who answered last, and how",
-            ["replica", "version", "status"], registry=self.registry,
-        )  # fmt: skip
-        self._retries = Counter(
-            "octavo_upstream_retries", "Requests sent again before their first byte",
-            registry=self.registry,
-        )  # fmt: skip
-        self._failovers = Counter(
-            "octavo_upstream_failovers", "Streams that went on at another upstream",
-            registry=self.registry,
-        )  # fmt: skip
-
-        self._hedges = Counter(
-            "octavo_upstream_hedges", "Requests that a second upstream got beside a slow one",
-            ["won"], registry=self.registry,
-        )  # fmt: skip
-
-        self._prepared = Counter(
-            "octavo_gateway_prepared", "Prepared answers given when no upstream had one",
-            registry=self.registry,
-        )  # fmt: skip
+        self._upstream = self._counter("octavo_upstream_requests")
+        self._retries = self._counter("octavo_upstream_retries")
+        self._failovers = self._counter("octavo_upstream_failovers")
+        self._hedges = self._counter("octavo_upstream_hedges")
+        self._prepared = self._counter("octavo_gateway_prepared")
 
     def watch(self, cache: ResponseCache) -> None:
         """Tells of a response cache, too."""

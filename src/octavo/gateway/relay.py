@@ -99,7 +99,7 @@ class Relay:
         name = "" if at is None else at.id
         asked = Relayed(path, target, body, outline, sender.salt, session, name)
         job = RelayJob(asked, self.onward(request), dealt, Usage(began=one.began), asked.resume())
-        one.usage = job.usage
+        one.usage, one.operation = job.usage, asked.operation
         await reserve(request.scope, job)
         key = key_of(job) if self.cache.limit else None
         if key is not None:

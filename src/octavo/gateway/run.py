@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,10 +26,11 @@ from octavo.gateway.transport import Transport
 from octavo.gateway.trials import Trials
 from octavo.gateway.upstreams import Upstreams
 from octavo.server.batches import Batches
-from octavo.server.exchange import Exchange, Observer, Running
+from octavo.server.exchange import Exchange, Observer, Running, Watcher
 from octavo.server.guard import Access
 from octavo.server.http_server import http_server
 from octavo.server.logs import log_exchange
+from octavo.server.memory_spikes import MemorySpikes
 from octavo.server.store import Store
 from octavo.server.timelines import Timelines
 
@@ -39,7 +40,8 @@ FIRST_LOOK = 5.0  # seconds for an upstream to answer before the gateway says th
 @dataclass(frozen=True)
 class GatewayOptions:
     """A gateway. server: in place of what the configuration says of it. file: of the configuration,
-    which a signal has read again. environ: has the keys that it names."""
+    which a signal has read again. environ: has the keys that it names. watchers: see each request,
+    and are closed in the end."""
 
     access: Access
     config: ConfigFile
@@ -47,6 +49,7 @@ class GatewayOptions:
     file: Path | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
     write_timeout: float = 60
+    watchers: Sequence[Watcher] = ()
 
 
 async def serve(
@@ -79,14 +82,15 @@ async def _serve(
     relay = Relay(admission, transport, health, traffic, metrics.relayed, guarded)
     metrics.watch(relay.cache)
     door, timelines = Door(upstreams, admission), Timelines(Running(), metrics.slow)
+    memory = MemorySpikes((), timelines.running, timelines.spikes, metrics.spiked)
+
+    observers = [metrics.finished, timelines.add, memory.ended, log_exchange, ended]
+    observers += [keyring.count] if keyring is not None else []
+    observers += [watcher.observe for watcher in options.watchers]
 
     def observe(one: Exchange) -> None:
-        metrics.finished(one)
-        timelines.add(one)
-        log_exchange(one)
-        if keyring is not None:
-            keyring.count(one)
-        ended(one)
+        for each in observers:
+            each(one)
 
     admin = Admin(upstreams, health, relay, admission)
     parts = Parts(upstreams, transport, admission, health, traffic, admin, relay)
@@ -96,11 +100,11 @@ async def _serve(
     more = [e for each in (admin, trials, configs, responses) for e in each.table()]
     app = create_app(
         upstreams, relay, door, metrics, batches, more, access, observe, timelines,
-        options.server.ui,
+        options.server.ui, options.watchers,
     )  # fmt: skip
     seconds = options.server.drain_timeout
     server = http_server(app, door, seconds, options.write_timeout, observe, timelines.running)
-    tasks = [asyncio.create_task(server.serve([sock]))]
+    tasks = [*map(asyncio.create_task, (server.serve([sock]), memory.watch()))]
     try:
         await control.start()
         if options.file is not None:
@@ -121,6 +125,8 @@ async def _serve(
         await transport.close()
         if keyring is not None:
             await keyring.close()
+        for watcher in options.watchers:
+            await asyncio.to_thread(watcher.close)
 
 
 async def _tell(upstreams: Upstreams, ready: Callable[[Upstreams], None]) -> None:

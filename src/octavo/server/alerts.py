@@ -300,5 +300,18 @@ RESOURCES = (
           lambda w: share(w.increase("octavo_speculation_lost_seconds_total"),
                           w.increase(BUSY))),
 )  # fmt: skip
-GROUPS = {"latency": LATENCY, "failure": FAILURE, "resources": RESOURCES}
+GATEWAY = (
+    Alert("OctavoUpstreamDown", "critical",
+          f'sum by ({SERVER}) (octavo_upstream_state{{state="down"}})', 0, "2m", "",
+          "{} upstreams of the gateway do not answer",
+          "GET /v1/upstreams says which, and why; others have its requests meanwhile",
+          lambda w: w.last("octavo_upstream_state", "", state=("down",))),
+    Alert("OctavoUpstreamFailing", "critical",
+          f"sum by ({SERVER}) (octavo_upstream_breaker_open)", 0, "2m", "",
+          "{} upstreams of the gateway get next to nothing, because requests to them failed",
+          "See octavo_upstream_requests_total by replica and status, and the log of the server: "
+          "octavo doctor takes its address, too",
+          lambda w: w.last("octavo_upstream_breaker_open", "")),
+)  # fmt: skip
+GROUPS = {"latency": LATENCY, "failure": FAILURE, "resources": RESOURCES, "gateway": GATEWAY}
 ALERTS = tuple(alert for group in GROUPS.values() for alert in group)

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from octavo.server.alerts import ALERTS, GROUPS, Alert, shorter
+from octavo.server.memory_spikes import MEMORY_CAUSES
 from octavo.server.metric_table import SECTIONS, Metric
 from octavo.server.timelines import CAUSES
 
 INTRO = """# Metrics
 
-`GET /metrics` of a server, in Prometheus' text format. This page,
+`GET /metrics` of a server, in Prometheus' text format; of a gateway too, which has its own in place
+of those of engines. This page,
 [the dashboard](../deploy/grafana.json) and [the rules](../deploy/alerts.yaml) are written by
 `octavo metrics`. Names and labels are bounded: no label has a value that a client chose.
 Those of engines have a label `replica` where a model has several: alerts look at each engine,
@@ -41,6 +43,9 @@ def _causes() -> Iterator[str]:
     yield "## Causes\n\nThe `cause` of `octavo_slow_requests_total` and of a time line.\n"
     yield "| cause | what held the request up |\n|---|---|"
     yield from (f"| `{cause}` | {meaning} |" for cause, meaning in CAUSES.items())
+    yield "\nThat of `octavo_memory_spikes_total`.\n"
+    yield "| cause | when the process grew |\n|---|---|"
+    yield from (f"| `{cause}` | {meaning} |" for cause, meaning in MEMORY_CAUSES.items())
     yield ""
 
 

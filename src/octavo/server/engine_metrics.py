@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -16,6 +17,7 @@ from octavo.server import metric_table as known
 from octavo.server.registry import Entry
 
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+WORKERS = {"octavo.sandbox.templates": "templates", "octavo.generate.grammar_worker": "grammars"}
 Family = CounterMetricFamily | GaugeMetricFamily
 
 
@@ -25,7 +27,7 @@ def family(metric: known.Metric, *labels: str) -> Family:
     return kind(metric.name, metric.meaning, labels=[*metric.labels, *labels])
 
 
-def _engines(models: Iterable[Entry]) -> Iterator[tuple[str, str, EngineClient]]:
+def engines_of(models: Iterable[Entry]) -> Iterator[tuple[str, str, EngineClient]]:
     """The engines of loaded models, each with the names of model and replica, which is empty for a
     model's only engine."""
     from octavo.client.replicas import engines  # not before the first scrape
@@ -52,7 +54,7 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         families = [family(metric, "replica") for metric in known.ENGINE]
-        for model, replica, client in _engines(self._models):
+        for model, replica, client in engines_of(self._models):
             stats = dict(client.stats)
             stats["blocks_held"] = (
                 stats.get("blocks", 0) - stats.get("blocks_free", 0) - stats.get("blocks_cached", 0)
@@ -80,7 +82,7 @@ class ProcessesCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
         faults, wait = family(known.FAULTS, "replica"), family(known.CPU_WAIT, "replica")
-        for model, replica, client in _engines(self._models):
+        for model, replica, client in engines_of(self._models):
             if (pid := client.pid) is None:
                 continue
             labels = {"model_name": model, "replica": replica}
@@ -93,11 +95,39 @@ class ProcessesCollector(Collector):
                 faults.add_metric([model, replica], major_faults(PROC / str(pid)))
                 wait.add_metric([model, replica], cpu_wait(PROC / str(pid)))
         yield from map(_without_empty, (*families.values(), faults, wait))
+        yield from _workers()
         for host, seconds in ((known.MEMORY_STALL, memory_stall()), (known.THROTTLED, throttled())):
             if seconds is not None:
                 told = family(host)
                 told.add_metric([], seconds)
                 yield told
+
+
+def _workers() -> Iterator[Metric]:
+    """Processor time and memory of the server's other processes, the sums of those of one kind."""
+    spent: dict[str, list[float]] = {}
+    for worker, process in workers():
+        with suppress(OSError):  # it has ended meanwhile
+            ticks = (process / "stat").read_text().rpartition(")")[2].split()[11:13]
+            pages = (process / "statm").read_text().split()[1]
+            both = spent.setdefault(worker, [0.0, 0.0])
+            both[0] += sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+            both[1] += int(pages) * os.sysconf("SC_PAGE_SIZE")
+    for i, metric in enumerate(known.WORKERS):
+        told = family(metric)
+        for worker, both in spent.items():
+            told.add_metric([worker], both[i])
+        yield told
+
+
+def workers() -> Iterator[tuple[str, Path]]:
+    """Children of this process that work for all models, with what they do."""
+    for each in (PROC / "self").glob("task/*/children"):
+        with suppress(OSError):
+            for pid in each.read_text().split():
+                words = (PROC / pid / "cmdline").read_text().split("\0")
+                if (worker := next(filter(None, map(WORKERS.get, words)), None)) is not None:
+                    yield worker, PROC / pid
 
 
 def major_faults(process: Path) -> int:

@@ -1,7 +1,7 @@
-"""Every metric of a server, once: name, kind, unit, labels and meaning.
+"""Every metric of a server and of a gateway, once: name, kind, unit, labels and meaning.
 
-`server/metrics.py` fills them, `octavo metrics` writes docs/metrics.md, the Grafana dashboard and
-the Prometheus rules of them.
+`server/metrics.py` and `gateway/metrics.py` fill them, `octavo metrics` writes docs/metrics.md, the
+Grafana dashboard and the Prometheus rules of them.
 """
 
 from __future__ import annotations
@@ -154,6 +154,16 @@ CPU_WAIT = Metric("octavo_engine_cpu_wait_seconds", "counter", "seconds", MODEL,
                   "Time that threads of the engine could run and had no processor")  # fmt: skip
 MEMORY_STALL = Metric("octavo_host_memory_stall_seconds", "counter", "seconds", (),
                       "Time in which something on this host waited for memory (PSI)")  # fmt: skip
+WORKER = ("worker",)  # templates, grammars
+WORKERS = (
+    Metric("octavo_worker_process_cpu_seconds", "counter", "seconds", WORKER,
+           "Processor time of what renders templates, and of what checks grammars"),
+    Metric("octavo_worker_process_resident_memory_bytes", "gauge", "bytes", WORKER,
+           "Resident memory of these"),
+)  # fmt: skip
+SPIKES = Metric("octavo_memory_spikes", "counter", "spikes", (*MODEL, "cause"),
+                "Times that an engine, or the server (no model), grew far within seconds, by what "
+                "took it")  # fmt: skip
 THROTTLED = Metric("octavo_host_cpu_throttled_seconds", "counter", "seconds", (),
                    "Time for which the control group's limit stopped the server")  # fmt: skip
 BUILD = Metric("octavo_build", "info", "", ("version", "python"), "What is running")
@@ -162,7 +172,7 @@ PROCESSES = (
       for name, kind, unit, text in _PROCESS),
     *(Metric(f"octavo_engine_process_{name}", kind, unit, MODEL,  # type: ignore[arg-type]
              f"{text} of the engine") for name, kind, unit, text in _PROCESS),
-    FAULTS, CPU_WAIT, MEMORY_STALL, THROTTLED, BUILD,
+    *WORKERS, SPIKES, FAULTS, CPU_WAIT, MEMORY_STALL, THROTTLED, BUILD,
     Metric("python", "info", "", ("implementation", "major", "minor", "patchlevel", "version"),
            "The interpreter"),
     Metric("python_gc_objects_collected", "counter", "objects", ("generation",),
@@ -172,8 +182,39 @@ PROCESSES = (
     Metric("python_gc_collections", "counter", "collections", ("generation",), "Its runs"),
 )  # fmt: skip
 
+UPSTREAM = ("replica",)
+UPSTREAMS = (
+    Metric("octavo_upstream_state", "gauge", "", (*UPSTREAM, "state"),
+           "1 for the state that an upstream is in: starting, up, draining, down"),
+    Metric("octavo_upstream_breaker_open", "gauge", "", UPSTREAM,
+           "1 from when an upstream has failed too often until a request to it succeeds"),
+    Metric("octavo_upstream_requests_running", "gauge", "requests", UPSTREAM,
+           "Requests at an upstream that have a first token"),
+    Metric("octavo_upstream_requests_waiting", "gauge", "requests", UPSTREAM,
+           "Requests at an upstream that have none yet"),
+)  # fmt: skip
+GATEWAY = (
+    *UPSTREAMS,
+    Metric("octavo_gateway_waiting", "gauge", "requests", (),
+           "Requests that wait for an upstream"),
+    Metric("octavo_upstream_requests", "counter", "requests", (*UPSTREAM, "version", "status"),
+           "Requests by who answered last, and how"),
+    Metric("octavo_upstream_retries", "counter", "requests", (),
+           "Requests sent again before their first byte"),
+    Metric("octavo_upstream_failovers", "counter", "streams", (),
+           "Streams that went on at another upstream"),
+    Metric("octavo_upstream_hedges", "counter", "requests", ("won",),
+           "Requests that a second upstream got beside a slow one"),
+    Metric("octavo_gateway_prepared", "counter", "answers", (),
+           "Prepared answers given when no upstream had one"),
+    Metric("octavo_response_cache", "counter", "requests", ("result",),
+           "Requests whose answers may be kept: hit, miss"),
+    Metric("octavo_response_cache_bytes", "gauge", "bytes", (), "Answers that are kept"),
+)  # fmt: skip
+
 SECTIONS = {
     "Requests": REQUESTS, "Latency": LATENCY, "Engine": ENGINE, "Processes": PROCESSES,
+    "Gateway": GATEWAY,
 }  # fmt: skip
 TABLE = tuple(metric for section in SECTIONS.values() for metric in section)
 METRICS = {metric.name: metric for metric in TABLE}

@@ -73,6 +73,7 @@ class Metrics:
         self._tokens = self._counter("octavo_tokens")
         self._signs = self._counter("octavo_answer_signs")
         self._slow = self._counter("octavo_slow_requests")
+        self._spikes = self._counter("octavo_memory_spikes")
         self._first = self._histogram("gen_ai_server_time_to_first_token_seconds")
         self._each = self._histogram("gen_ai_server_time_per_output_token_seconds")
         self._whole = self._histogram("gen_ai_server_request_duration_seconds")
@@ -131,6 +132,10 @@ class Metrics:
     def slow(self, model: str, cause: str) -> None:
         """Counts a request that was far slower than those before it."""
         self._slow.labels(model, cause).inc()
+
+    def spiked(self, model: str, cause: str) -> None:
+        """Counts a spike of memory of a model's engine, or with "" of the server."""
+        self._spikes.labels(model, cause).inc()
 
     def render(self) -> bytes:
         return bytes(generate_latest(self.registry))

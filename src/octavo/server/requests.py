@@ -12,6 +12,7 @@ from starlette.responses import Response
 from octavo.server.exchange import Exchange, exchange
 from octavo.server.guard import require_admin
 from octavo.server.http import json_response
+from octavo.server.memory_spikes import MEMORY_CAUSES, MemorySpike
 from octavo.server.registry import NotFound
 from octavo.server.timelines import CAUSES, Timeline, Timelines
 
@@ -32,13 +33,16 @@ class InFlight(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Requests(msgspec.Struct, frozen=True, kw_only=True):
-    """causes: what the words mean that say why a request was slow."""
+    """causes: what the words mean that say why a request was slow; memory_causes: why a process
+    grew."""
 
     object: Literal["list"] = "list"
     running: list[InFlight]
     recent: list[Timeline]
     worst: list[Timeline]
+    spikes: list[MemorySpike]
     causes: dict[str, str]
+    memory_causes: dict[str, str]
 
 
 def in_flight(one: Exchange, now: float) -> InFlight:
@@ -66,7 +70,10 @@ class RequestRoutes:
         scopes = [scope for each in self._timelines.running.values() for scope in each]
         running = [in_flight(one, now) for one in map(exchange, scopes) if one is not own]
         recent, worst = [*self._timelines.recent][::-1], self._timelines.worst
-        told = Requests(running=running, recent=recent, worst=worst, causes=CAUSES)
+        told = Requests(
+            running=running, recent=recent, worst=worst, spikes=[*self._timelines.spikes][::-1],
+            causes=CAUSES, memory_causes=MEMORY_CAUSES,
+        )  # fmt: skip
         return json_response(encode(told))
 
     async def show(self, request: Request) -> Response:

@@ -21,6 +21,7 @@ from octavo.server.exchange import Exchange, Observer, Running, Watcher
 from octavo.server.guard import Access
 from octavo.server.http_server import http_server
 from octavo.server.logs import log_exchange
+from octavo.server.memory_spikes import MemorySpikes
 from octavo.server.metrics import Metrics
 from octavo.server.pool import ModelPool
 from octavo.server.registry import Registry
@@ -115,7 +116,8 @@ async def _serve(
         add_source(models, *each)
     metrics, keyring = Metrics(models), options.access.keyring
     timelines = Timelines(answered, metrics.slow)
-    observers = [metrics.finished, timelines.add, log_exchange, ended]
+    memory = MemorySpikes(models, answered, timelines.spikes, metrics.spiked)
+    observers = [metrics.finished, timelines.add, memory.ended, log_exchange, ended]
     observers += [keyring.count] if keyring is not None else []
     observers += [watcher.observe for watcher in options.watchers]
 
@@ -133,7 +135,7 @@ async def _serve(
         app, models, options.drain_timeout, options.write_timeout, observe, answered
     )
     running = asyncio.create_task(server.serve([sock]))
-    tasks = [running, starting, asyncio.create_task(pool.expire())]
+    tasks = [running, starting, *map(asyncio.create_task, (pool.expire(), memory.watch()))]
     if keyring is not None:
         tasks.append(asyncio.create_task(keyring.watch()))
     if wanted.find is not None:

@@ -10,6 +10,7 @@ import msgspec
 
 from octavo.generate.reply import Usage
 from octavo.server.exchange import Exchange, Running, exchange
+from octavo.server.memory_spikes import KEPT, MemorySpike
 from octavo.server.phases import moments, phases
 
 RECENT, WORST = 256, 32  # time lines that are kept
@@ -104,7 +105,8 @@ class Norms:
 class Timelines:
     """A ring of the last time lines, and the worst.
 
-    running: requests in flight. slow: is told of each that was slow, by model and cause.
+    running: requests in flight. slow: is told of each that was slow, by model and cause. spikes:
+    the last of memory, whoever finds them.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class Timelines:
     ) -> None:
         self.running = running
         self.recent: deque[Timeline] = deque(maxlen=RECENT)
+        self.spikes: deque[MemorySpike] = deque(maxlen=KEPT)
         self._parts: deque[tuple[str, float]] = deque(maxlen=PARTS)  # of prompts, by model
         self._worst: list[tuple[float, Timeline]] = []
         self._norms: dict[str, Norms] = {}

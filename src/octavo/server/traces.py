@@ -64,13 +64,15 @@ class Traces:
         self._begun: dict[int, Trace] = {}  # of requests in flight, by their exchanges
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
-        """Reads `traceparent` of each request, and sends its own with the response."""
+        """Reads `traceparent` of each request, and sends its own with the response, and on to who
+        answers where this is a gateway."""
 
         async def traced(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http":
                 return await app(scope, receive, send)
             trace = Trace.of(Headers(scope=scope).get("traceparent"))
             self._begun[id(exchange(scope))] = trace
+            MutableHeaders(scope=scope)["traceparent"] = trace.traceparent
 
             async def sent(message: Message) -> None:
                 if message["type"] == "http.response.start":
