@@ -15,11 +15,11 @@ from tests.unit.test_shared_limits import counter
 
 
 def test_two_servers_are_one_to_a_key(tmp_path: Path) -> None:
-    """Ten requests a minute and 300 tokens are for both together."""
+    """Ten requests a minute and 1,500 tokens, to 2 %, are for both together."""
     save_gguf(Small(), tmp_path / "m.gguf", GGMLQuantizationType.Q8_0)
     file = KeyStore(str(tmp_path / "keys.db"))
     few = {"Authorization": "Bearer " + file.create(Key("few", limits=KeyLimits(10)))}
-    little = file.create(Key("little", limits=KeyLimits(tokens_per_minute=300)))
+    little = file.create(Key("little", limits=KeyLimits(tokens_per_minute=1500)))
     little = {"Authorization": "Bearer " + little}
     process = counter(port := free_port())
     options = [
@@ -51,7 +51,7 @@ def test_two_servers_are_one_to_a_key(tmp_path: Path) -> None:
                         spent += (
                             usage["total_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
                         )
-            assert 300 - 2 * 30 < spent <= 300  # of requests of 30 tokens, as many as fit
+            assert 0.98 * 1500 <= spent <= 1500
     finally:
         process.terminate()
         process.communicate()
