@@ -1,6 +1,6 @@
 """What metrics, traces and the request log cost, and whether they say what clients see.
 
-python benchmarks/observe.py [MODEL] [--rounds 6] [--streams 4] [--tokens 64] [--threads 1]
+python benchmarks/observe.py [MODEL] [--rounds 20] [--streams 8] [--tokens 160] [--threads 1]
 
 Rounds on a server that nobody looks at and on one with traces, a request log and a scrape every five
 seconds take turns, so that what else the machine does is felt by both.
@@ -219,9 +219,9 @@ def work() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="smollm2")
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--streams", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     work()
