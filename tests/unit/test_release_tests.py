@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from octavo.release import betting, moments
 from octavo.release.answers import repeating
+from octavo.release.divergence import token_kl
 from octavo.release.events import RequestEvent
 from octavo.release.guards import ShareTest, make_test
 from octavo.release.spec import Guard, ReleaseSpec
@@ -157,3 +158,20 @@ def test_latencies_do_not_count_while_caches_are_cold() -> None:
 )
 def test_answers_that_go_in_circles(words: str, found: bool) -> None:
     assert repeating(words.split()) is found
+
+
+@given(st.data(), st.integers(2, 40), st.integers(1, 20))
+def test_what_versions_tell_of_tokens_is_no_more_than_they_differ(
+    data: Any, size: int, told: int
+) -> None:
+    """The divergence of the likeliest tokens is at most that of all, and all of it if all are told."""
+    weights = st.lists(st.floats(1e-3, 1), min_size=size, max_size=size)
+    old, new = (np.log(w / w.sum()) for w in (np.array(data.draw(weights)) for _ in range(2)))
+    true = float((np.exp(old) * (old - new)).sum())
+
+    def top(logs: Any, count: int) -> dict[int, float]:
+        return {int(t): float(logs[t]) for t in np.argsort(logs)[-count:]}
+
+    assert 0 <= token_kl(top(old, told), top(new, told)) <= true + 1e-9
+    assert token_kl(top(old, size), top(new, size)) == pytest.approx(true, abs=1e-9)
+    assert token_kl(top(old, told), top(old, told)) == 0

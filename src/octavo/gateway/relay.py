@@ -395,4 +395,5 @@ class Relay:
         self._watch(told)
         batch = 0 if job.lease is None else job.lease.upstream.running
         down = not self._admission.candidates(job.asked, job.dealt.pools[:1])
-        self.traffic.ended(job.dealt, told, sum(job.usage.reused.values()), batch, down)
+        cached = sum(job.usage.reused.values())
+        self.traffic.ended(job.dealt, job.asked, told, cached, batch, down)

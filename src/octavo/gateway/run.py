@@ -20,6 +20,7 @@ from octavo.gateway.health import Health, HealthCheck
 from octavo.gateway.metrics import GatewayMetrics
 from octavo.gateway.relay import Relay
 from octavo.gateway.responses import Responses
+from octavo.gateway.shadow import Shadow
 from octavo.gateway.state import GatewayState, kept_in
 from octavo.gateway.traffic import Traffic
 from octavo.gateway.transport import Transport
@@ -75,10 +76,10 @@ async def _serve(
     upstreams, transport = Upstreams(), Transport(timeouts_of(config))
     admission = UpstreamQueue(upstreams, limits_of(config))
     health = Health(upstreams, transport, HealthCheck(config.probe_interval))
-    metrics, keyring = GatewayMetrics(upstreams, admission), options.access.keyring
-    access = options.access
+    metrics, access = GatewayMetrics(upstreams, admission), options.access
+    shadow, keyring = Shadow(state.releases, admission, transport), access.keyring
     guarded = bool(access.api_keys or access.admin_key or keyring)
-    traffic = Traffic(state.releases, state.experiments)
+    traffic = Traffic(state.releases, state.experiments, shadow)
     relay = Relay(admission, transport, health, traffic, metrics.relayed, guarded)
     metrics.watch(relay.cache)
     door, timelines = Door(upstreams, admission), Timelines(Running(), metrics.slow)
@@ -120,7 +121,7 @@ async def _serve(
             task.cancel()
         await batches.close()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await control.close()
+        await asyncio.gather(control.close(), shadow.close())
         await health.close()
         await transport.close()
         if keyring is not None:

@@ -14,10 +14,11 @@ from starlette.requests import Request
 from octavo.experiments.bodies import altered
 from octavo.experiments.controller import Chosen, Experiments
 from octavo.experiments.spec import Unit
-from octavo.gateway.body import Outline
+from octavo.gateway.body import Outline, Relayed
 from octavo.gateway.config import Model
 from octavo.gateway.events import Finished
 from octavo.gateway.seen import Seen
+from octavo.gateway.shadow import Shadow
 from octavo.release.controller import Assigned, Releases
 from octavo.release.events import RequestEvent
 from octavo.release.tally import STABLE
@@ -93,13 +94,16 @@ def units_of(
 
 
 class Traffic:
-    """models: which pools serve them. clock: seconds since 1970, as the releases have it."""
+    """models: which pools serve them. shadow: compares versions. clock: seconds since 1970, as the
+    releases have it."""
 
     def __init__(
-        self, releases: Releases, experiments: Experiments, clock: Callable[[], float] = time.time
-    ) -> None:
+        self, releases: Releases, experiments: Experiments, shadow: Shadow,
+        clock: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
         self.models: Mapping[str, Model] = {}
         self._releases, self._experiments, self._clock = releases, experiments, clock
+        self._shadow = shadow
 
     def deal(self, model: str, units: Mapping[Unit, str]) -> Dealt:
         """Where a request for a model goes. units: who sends it, the most lasting first."""
@@ -113,7 +117,9 @@ class Traffic:
         route = self.models.get(model, OTHER)
         return Dealt(model, route, assigned, chosen, Seen() if watched else None)
 
-    def ended(self, dealt: Dealt, one: Finished, cached: int, batch: int, down: bool) -> None:
+    def ended(
+        self, dealt: Dealt, asked: Relayed, one: Finished, cached: int, batch: int, down: bool
+    ) -> None:
         """A request has ended. cached: tokens of its prompt; batch: requests beside it. down: none
         of its version's upstreams is up."""
         if dealt.seen is None or one.status in NOT_ASKED or one.code == "shutting_down":
@@ -133,5 +139,7 @@ class Traffic:
         )  # fmt: skip
         if assigned is not None and assigned.watched:
             self._releases.observe(dealt.model, assigned, event)
+            if good and assigned.shadow:
+                self._shadow.answered(asked, dealt.model, assigned)
         if dealt.chosen is not None:
             self._experiments.observe(dealt.chosen, event)

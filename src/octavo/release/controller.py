@@ -26,8 +26,9 @@ LEASE = "releases"  # its name
 
 @dataclass(frozen=True)
 class Assigned:
-    """Where a request goes, and what its event has to say of it. stable: the pool of the old
-    version. watched: the release goes on, so that somebody wants to know."""
+    """Where a request goes, and what its event has to say of it. stable, canary: the pools of both
+    versions. watched: the release goes on, so that somebody wants to know. shadow: of the requests
+    like this one, the part whose answers the canary is shown."""
 
     release: str
     pool: str
@@ -35,6 +36,8 @@ class Assigned:
     step: int
     watched: bool
     stable: str
+    canary: str
+    shadow: float
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,10 @@ class Releases:
         arm = machine.arm(spec, state, bucket(release.id, unit) / BUCKETS)
         pool = {CANARY: spec.canary, BASELINE: spec.baseline}.get(arm) or spec.stable
         watched = state.phase not in ENDED
-        return Assigned(release.id, pool, arm, state.step, watched, spec.stable)
+        shadow = spec.shadowed if watched and arm != CANARY else 0.0
+        return Assigned(
+            release.id, pool, arm, state.step, watched, spec.stable, spec.canary, shadow
+        )
 
     def observe(self, model: str, assigned: Assigned, event: RequestEvent) -> None:
         """A request that was assigned has ended."""

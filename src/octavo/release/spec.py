@@ -132,7 +132,8 @@ class ReleaseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     baseline: a pool of the old version, of the canary's size, which it is compared with. alpha: how
     likely a sound version may be rolled back, all guards together. warmup: for which latencies do
     not count, as caches are cold. min_events: of the canary, before a step may end. max_hold: how
-    long a step may go on undecided.
+    long a step may go on undecided. shadow: part of the old version's answers that the canary is
+    shown, for a guard shadow_kl.
     """
 
     model: str
@@ -147,6 +148,7 @@ class ReleaseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     warmup: Seconds = "90s"
     min_events: Annotated[int, Meta(ge=0, le=10**9)] = 100
     on_inconclusive: Literal["pause", "rollback"] = "pause"
+    shadow: str | float = 0
 
     @property
     def plan(self) -> tuple[tuple[float, float], ...]:
@@ -158,6 +160,10 @@ class ReleaseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     @property
     def warm(self) -> float:
         return seconds(self.warmup, "warmup")
+
+    @property
+    def shadowed(self) -> float:
+        return part(self.shadow, "shadow")
 
     @property
     def patience(self) -> float:
@@ -187,6 +193,13 @@ class ReleaseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise UsageError(
                 f"the guards' alphas are more than the release's {self.alpha:g} together",
                 f"alpha: {sum(g.alpha or self.alpha / 10 for g in self.guards):.3g}",
+            )
+        if not 0 <= self.shadowed <= 1:
+            raise UsageError(f"shadow: {self.shadow!r} is no part of all answers", "shadow: 2%")
+        if self.shadowed and not any(g.metric == "shadow_kl" for g in self.guards):
+            raise UsageError(
+                "shadow needs a guard that tells from when on versions differ too much",
+                "guards: [{metric: shadow_kl, max: 0.03}]",
             )
         _ = self.warm, self.patience
         return self
