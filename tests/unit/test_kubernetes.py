@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import certifi
 import pytest
+import trustme
 from aiohttp import web
 
 from octavo.errors import UsageError
@@ -87,21 +88,27 @@ class Following:
 
 
 @asynccontextmanager
-async def serving(account: Path | None = None) -> AsyncIterator[Following]:
+async def serving(
+    account: Path | None = None, secure: ssl.SSLContext | None = None
+) -> AsyncIterator[Following]:
     api, app = ApiServer(), web.Application()
     app.router.add_get(PATH, api.answer)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=secure)
     await site.start()
     port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
-    yield Following(api, EndpointSlices(SERVICE, Cluster(f"http://127.0.0.1:{port}", account), "next", "key"))  # fmt: skip
+    url = f"{'http' if secure is None else 'https'}://127.0.0.1:{port}"
+    yield Following(api, EndpointSlices(SERVICE, Cluster(url, account), "next", "key"))
     await runner.cleanup()
 
 
-def in_loop(test: Callable[[Following], Any], account: Path | None = None) -> None:
+def in_loop(
+    test: Callable[[Following], Any], account: Path | None = None,
+    secure: ssl.SSLContext | None = None,
+) -> None:  # fmt: skip
     async def run() -> None:
-        async with serving(account) as one:
+        async with serving(account, secure) as one:
             await test(one)
 
     asyncio.run(run())
@@ -166,16 +173,23 @@ def test_a_watch_goes_on_where_it_was() -> None:
     in_loop(test)
 
 
-def test_the_token_is_read_for_each_request(tmp_path: Path) -> None:
-    (tmp_path / "ca.crt").write_text(Path(certifi.where()).read_text())
+def test_an_api_server_of_the_clusters_authority_gets_the_token_as_it_is(tmp_path: Path) -> None:
+    """Over TLS, as within a pod; a server that another authority vouches for gets nothing."""
+    authority, secure = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(secure)
 
     async def test(one: Following) -> None:
+        one.api.items = [slice_of("a", 1, endpoint("10.0.0.1"))]
+        authority.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
         for token in ("one", "two"):
             (tmp_path / "token").write_text(f"{token}\n")
+            assert [place.url for place in await one.source.look()] == ["http://10.0.0.1:8000"]
+        trustme.CA().cert_pem.write_to_path(str(tmp_path / "ca.crt"))
+        with pytest.raises(UsageError, match="has no certificate that the cluster's authority"):
             await one.source.look()
         assert one.api.keys == ["Bearer one", "Bearer two"]
 
-    in_loop(test, tmp_path)
+    in_loop(test, tmp_path, secure)
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,11 @@ class EndpointSlices:
     def _failed(self, error: BaseException) -> UsageError:
         if isinstance(error, msgspec.MsgspecError):
             return UsageError(f"{self._name}: the API server sends no EndpointSlices")
+        if isinstance(error, aiohttp.ClientConnectorCertificateError):
+            return UsageError(
+                f"{self._name}: the API server at {self._cluster.url} has no certificate that the "
+                "cluster's authority vouches for"
+            )
         return UsageError(
             f"{self._name}: the API server at {self._cluster.url} does not answer "
             f"({type(error).__name__})"
