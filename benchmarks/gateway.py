@@ -3,7 +3,8 @@
     python benchmarks/gateway.py [--streams 1 32] [--rounds 3] [--body 4096] [--peer NAME=COMMAND]
 
 The upstream says 64 chunks, 5 ms apart, and costs next to nothing. Ways take turns within each
-round, so that what else the machine does is felt by all of them. A peer is any proxy: `{port}` and
+round, so that what else the machine does is felt by all of them. "bytes alone" passes on what comes
+and reads none of it: what sockets and the event loop cost anybody. A peer is any proxy: `{port}` and
 `{upstream}` in its command are replaced, for example
 
     --peer "vllm-router=vllm-router --port {port} --worker-urls {upstream} --policy random"
@@ -21,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import psutil
@@ -88,9 +90,38 @@ class Upstream(asyncio.Protocol):
         asyncio.get_running_loop().call_later(max(due - time.monotonic(), 0), self._say, number + 1)
 
 
-async def upstream(port: int, owner: bytes) -> None:
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Upstream(owner), "127.0.0.1", port)
+class Splice(asyncio.Protocol):
+    """Passes bytes on to the other side, each side of a connection."""
+
+    def __init__(self, other: Splice | None = None, port: int = 0) -> None:
+        self._other, self._port = other, port
+        self._early = bytearray()
+        self.transport: asyncio.BaseTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        if self._other is None:
+            self._task = asyncio.get_running_loop().create_task(self._connect())
+
+    async def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        there, other = await loop.create_connection(lambda: Splice(self), "127.0.0.1", self._port)
+        there.write(self._early)
+        self._other = other
+
+    def data_received(self, data: bytes) -> None:
+        if self._other is None:
+            self._early += data
+        else:
+            self._other.transport.write(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._other is not None and self._other.transport is not None:
+            self._other.transport.close()
+
+
+async def listen(port: int, protocol: Callable[[], asyncio.Protocol]) -> None:
+    server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", port)
     await server.serve_forever()
 
 
@@ -195,12 +226,18 @@ def main() -> None:
     parser.add_argument("--body", type=int, default=4096, help="bytes of a request")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND")
     parser.add_argument("--upstream", metavar="PORT:OWNER", help=argparse.SUPPRESS)
+    parser.add_argument("--splice", metavar="PORT:PORT", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.upstream:
         import uvloop
 
         port, _, owner = options.upstream.partition(":")
-        return uvloop.run(upstream(int(port), owner.encode()))
+        return uvloop.run(listen(int(port), lambda: Upstream(owner.encode())))
+    if options.splice:
+        import uvloop
+
+        port, _, there = options.splice.partition(":")
+        return uvloop.run(listen(int(port), lambda: Splice(port=int(there))))
     ways = []
     try:
         for owner in ("somebody", "octavo"):
@@ -214,6 +251,9 @@ def main() -> None:
             )
             wait_for(port)
         direct, own = ways
+        port = free_port()
+        splice = [sys.executable, __file__, "--splice", f"{port}:{own.port}"]
+        ways.append(Way("bytes alone", port, start(splice)))
         gateway = [sys.executable, "-P", "-m", "octavo.cli.main", "gateway", "--log-level", "error"]
         for name, behind in (("gateway", direct), ("gateway, resumable", own)):
             port = free_port()
