@@ -100,10 +100,11 @@ def _words(folder: Path) -> list[str]:
 
 
 def _options(words: list[str]) -> dict[str, Any] | None:
-    """The parameters of `octavo serve` on a command line; None on others."""
+    """The parameters of `octavo serve` on a command line; None on others, as that of `timeout`."""
     from octavo.cli.serve import serve
 
-    for i, word in enumerate(words[:4]):
+    scripts = Path(words[0]).name.startswith("python") if words else False
+    for i, word in enumerate(words[: 4 if scripts else 1]):
         if Path(word).name == "octavo" or word == "octavo.cli.main":
             rest = [w for w in words[i + 1 :] if w != "--debug"]
             if rest[:1] != ["serve"]:
