@@ -55,11 +55,6 @@ class Breaker:
         return self.state == "closed" or (self.state == "half-open" and not self._probing)
 
     @property
-    def retry_after(self) -> float:
-        """Seconds until a request may be sent, 0 for now."""
-        return 0.0 if self._opened is None else max(0.0, self._opened + self._pause - self._clock())
-
-    @property
     def ratio(self) -> float:
         """The share of failures of late."""
         self._decay()
