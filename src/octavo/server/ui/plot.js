@@ -37,7 +37,7 @@ export class Plot {
     const axis = { stroke: faint, font, ticks: { show: false }, grid: { stroke: grid, width: 1 } };
     const colours = [strong, weak];
     this.chart = new uPlot({
-      width: this.element.clientWidth || 300, height: 110, legend: { show: false }, cursor: { show: false }, padding: [6, 4, 0, 0],
+      width: this.element.clientWidth || 300, height: 110, legend: { show: false }, cursor: { show: false }, padding: [6, 28, 0, 0],
       scales: { x: { range: (_, first, last) => [Math.min(first, last - LEAST), last] }, y: { range: (_, least, most) => [0, Math.max(most, 1) * 1.1] } },
       axes: [{ ...axis, space: 90, size: 20, grid: { show: false }, values: (_, ticks) => ticks.map(clock) }, { ...axis, size: 42, space: 34, gap: 4, values: (_, ticks) => ticks.map(short) }],
       series: [{}, ...this.lines.map((label, i) => ({ label, stroke: colours[i], width: i ? 1.25 : 2, points: { show: false }, fill: i ? undefined : strong.replace("rgb(", "rgba(").replace(")", ", 0.09)") }))],
