@@ -72,7 +72,8 @@ def watched() -> Iterator[Watched]:
         ({"kv_bytes": BIG // 2}, "kv_cache"),
         ({"kv_bytes": BIG // 2, "images_encoded": 1}, "kv_cache"),
         ({"kv_bytes": BIG // 8, "images_encoded": 1}, "images"),
-        ({"grammars_compiled": 3}, "grammars"),
+        ({"grammars_compiled": 3, "prepared": 9}, "grammars"),
+        ({"prepared": 9}, "preparation"),
         ({}, "unknown"),
     ],
 )

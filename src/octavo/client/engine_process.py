@@ -258,7 +258,10 @@ class EngineProcess:
                 continue
             if messages or busy:
                 self.report()
-            settled = not (self._engine.has_work or self._engine.pack_pending())
+            preparing = not self._engine.has_work and self._engine.pack_pending()
+            if preparing:
+                self._tell(self._engine, [])
+            settled = not (self._engine.has_work or preparing)
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ from octavo.engine.stats import EngineStats
 from octavo.errors import RequestError
 
 MULTI_STEP_SECONDS = 0.02
-COUNTS = ("steps", "prompt_tokens", "cached_tokens", "generated_tokens")
+COUNTS = ("steps", "prompt_tokens", "cached_tokens", "generated_tokens", "prepared")
 ENCODE_SECONDS = 0.05  # of images between looks at what has come, while nothing else is to do
 NO_TOKEN_LEFT = "no token is left that may follow"
 
@@ -166,14 +166,14 @@ class Engine:
         return len(self._requests) > 0
 
     def pack_pending(self) -> bool:
-        """Does work left over from loading and prefaults KV blocks. Returns True if more remains.
-
-        To be called while idle; each step does a little of it too.
-        """
+        """Does work left over from loading and prefaults KV blocks, as steps do a little, too.
+        Returns True if more remains. To be called while idle."""
         images = self._images
         packing = self._executable.pack_pending() or (images and images.encoder.pack_pending())
         packing = packing or self._executable.prefault_kv(self._allocator.reached, idle=True)
-        return bool(packing or self._speculation.prepare(idle=True))
+        more = bool(packing or self._speculation.prepare(idle=True))
+        self._counts["prepared"] += more
+        return more
 
     def step(self) -> list[TokenEvent]:
         """Computes one step, or a few in one call; returns what they produced."""
@@ -212,7 +212,7 @@ class Engine:
             self._pace.took([s.length for s in spans], (done - now) / steps, done)
         self._speculation.compare(outcomes)
         events = self._commit_all(outcomes, steps)
-        self._executable.pack_pending()
+        self._counts["prepared"] += self._executable.pack_pending()
         self._executable.prefault_kv(self._allocator.reached, idle=False)
         self._speculation.prepare(idle=False)
         ended = time.perf_counter()

@@ -12,6 +12,7 @@ class EngineStats:
     drafted, accepted: tokens of drafts by source (`octavo.engine.drafts`, `draft_model`,
     `self_draft`). speculation_lost_us: microseconds that drafts took more, to be written and
     verified, than plain steps would have for what was drawn. blocks_reached: that were ever used.
+    prepared: parts of weights and of KV blocks that were written to memory ahead of their use.
     step_us: what a step without prompts takes now; prompt_token_ns: what a token of a prompt takes,
     with all that is computed beside it; 0 before that was measured. slowdown_permille: of what
     steps usually take.
@@ -28,6 +29,7 @@ class EngineStats:
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
+    prepared: int
     preemptions: int
     step_us: int = 0
     slowdown_permille: int = 1000

@@ -29,6 +29,7 @@ MEMORY_CAUSES = {
     "images": "images were encoded",
     "adapters": "an adapter was loaded",
     "grammars": "a grammar was compiled",
+    "preparation": "weights and KV blocks were written ahead of their use",
     "unknown": "nothing of that happened",
 }
 
@@ -122,6 +123,7 @@ class MemorySpikes:
                 done = {
                     "images": stats.get("images_encoded", 0), "adapters": len(client.adapters),
                     "grammars": stats.get("grammars_compiled", 0),
+                    "preparation": stats.get("prepared", 0),
                 }  # fmt: skip
                 yield name, client.pid, {"kv_cache": stats.get("kv_bytes", 0)}, done
 
