@@ -209,7 +209,7 @@ def test_a_prepared_answer_when_nobody_answers(tmp_path: Path, other: Server) ->
         assert "".join(c.choices[0].delta.content or "" for c in chunks) == said
         assert chunks[-1].choices[0].finish_reason == "stop"
         assert text(gateway, "x") == streamed(gateway, "x") == said
-        assert gateway.metric("octavo_gateway_prepared_total") == 4
+        wait(lambda: gateway.metric("octavo_gateway_prepared_total") == 4)  # counted once sent
         assert gateway.metric("octavo_upstream_requests_total", status="503") == 4
         for path, body in (("/v1/embeddings", {"input": "x"}), ("/v1/completions", {"model": "o"})):
             assert gateway.post(path, {"model": "simulated"} | body)[0] == 503

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.api.server import Server, serving
+from tests.api.test_gateway import wait
 
 SCHEMA = {
     "type": "object", "properties": {"words": {"type": "array", "items": {"type": "string"}}},
@@ -49,11 +50,9 @@ def test_texts_go_on_bit_equal(server: Server, tmp_path: Path) -> None:
                 expected = list(pool.map(lambda call: said(server, call), CALLS))
                 answers = [pool.submit(said, gateway, call) for call in CALLS]
                 name = second.url.partition("://")[2]
-                deadline = time.monotonic() + 20
-                while gateway.metric("octavo_upstream_requests_running", replica=name) < 2:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.02)
+                running = partial(gateway.metric, "octavo_upstream_requests_running", replica=name)
+                wait(lambda: running() >= 2)
                 second.stop(signal.SIGKILL)
                 assert [a.result() for a in answers] == expected
-            assert gateway.metric("octavo_upstream_failovers_total") >= 2
+            wait(lambda: gateway.metric("octavo_upstream_failovers_total") >= 2)
     server.wait_idle()

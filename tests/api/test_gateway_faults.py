@@ -81,7 +81,7 @@ def test_a_stream_that_an_upstream_spoils_goes_on(
         expected = [text(good, f"spoilt {i}", 60) for i in range(2)]
         assert [streamed(gateway, f"spoilt {i}", 60) for i in range(2)] == expected
         assert bad.posts >= 1
-    assert gateway.metric("octavo_upstream_failovers_total") > before
+    wait(lambda: gateway.metric("octavo_upstream_failovers_total") > before)
     at_rest(gateway)
 
 

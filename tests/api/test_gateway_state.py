@@ -16,6 +16,7 @@ from websockets.sync.client import connect
 
 from octavo.server.keys import Key, KeyStore
 from tests.api.server import Server, serving
+from tests.api.test_gateway import wait
 
 ADMIN = {"Authorization": "Bearer admin"}
 BATCH = "/v1/completions"
@@ -215,7 +216,7 @@ def test_requests_of_a_socket_go_where_others_go(simulated: list[Server], tmp_pa
                     for name in names:
                         assert gateway.metric("octavo_upstream_requests_running", replica=name) == 2
                     gateway.post("/v1/upstreams/remove", {"upstream": names[0]}, ADMIN)
-            assert gateway.metric("octavo_upstream_failovers_total") == 2
+            wait(lambda: gateway.metric("octavo_upstream_failovers_total") == 2)
             socket.send(json.dumps({"id": "x", "path": "/v1/nothing", "body": {}}))
             assert json.loads(socket.recv(20))["status"] == 404
     for i, parts in enumerate(said.values()):
