@@ -1,21 +1,26 @@
 """What images cost: preparing them, encoding them, and the way to the first token.
 
     python benchmarks/vision.py preprocessing
-    python benchmarks/vision.py encoder --threads 2
+    python benchmarks/vision.py encoder --threads 2 [--llama-cpp PYTHON]
     python benchmarks/vision.py first-token --threads 2
 
 By turns in one process: octavo, then transformers (its processors with Pillow, its models with torch
 in bf16), and again; medians, and the median of each turn's ratio. Preparing is counted in time of its
 thread, so that others on the machine disturb it little. The encoder has the shape of
-CLIP-L/14-336 and random weights. Needs torch and transformers.
+CLIP-L/14-336 and random weights. Needs torch and transformers; for llama.cpp, a Python that has
+llama-cpp-python, whose turns are in a process of its own.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -26,6 +31,7 @@ import click
 import numpy as np
 from PIL import Image
 
+import octavo
 from octavo import _native
 from octavo.backends.base import BLOCK, Span, StepInput
 from octavo.engine.encoder import ImageEncoder
@@ -51,7 +57,8 @@ TEXT = {
     "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
     "tie_word_embeddings": True, "max_position_embeddings": 2048,
 }  # fmt: skip
-IMAGE_TOKEN = 7
+IMAGE_TOKEN = 3  # as in the vocabulary that is borrowed from the model that ships with octavo
+TOKENIZER = Path(octavo.__file__).parent / "assets" / "tiny_vlm"
 PROMPT = 32  # tokens of text beside the image
 
 
@@ -153,49 +160,83 @@ def _normalization(settings: Any) -> Normalization:
 @click.option("--threads", default=2, show_default=True)
 @click.option("--layers", default=24, show_default=True)
 @click.option("--rounds", default=5, show_default=True)
-@click.option("--images", default=1, show_default=True)
-def encoder(threads: int, layers: int, rounds: int, images: int) -> None:
+@click.option("--llama-cpp", metavar="PYTHON", help="Beside llama-cpp-python, too.")
+def encoder(threads: int, layers: int, rounds: int, llama_cpp: str | None) -> None:
     """CLIP-L/14-336 with its projector, beside transformers and torch in bf16."""
     import torch
 
     torch.set_num_threads(threads)
-    small = TEXT | {"num_hidden_layers": 1, "vocab_size": 64}
-    with TemporaryDirectory() as folder:
-        model = save(Path(folder), layers, small)
-        ours = {dtype: load(Path(folder), threads, dtype)[0] for dtype in ("auto", "int8")}
+    small = TEXT | {"num_hidden_layers": 1, "vocab_size": vocabulary()}
+    with TemporaryDirectory() as name, ExitStack() as peers:
+        folder = Path(name) / "folder"
+        model = save(folder, layers, small)
+        others = [peers.enter_context(peer(llama_cpp, folder, threads))] if llama_cpp else []
+        ours = {dtype: load(folder, threads, dtype)[0] for dtype in ("auto", "int8")}
         for each in ours.values():
             while each.pack_pending():
                 pass
         vision = ours["auto"].vision
         pixels = np.random.default_rng(1).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
-        given = [ImageInput.of(pixels[None], (SIDE, SIDE), TOKENS) for _ in range(images)]
+        given = ImageInput.of(pixels[None], (SIDE, SIDE), TOKENS)
         values = vision.normalization(pixels).transpose(2, 0, 1)
-        tensor = torch.from_numpy(np.stack([values] * images)).bfloat16()
+        tensor = torch.from_numpy(np.ascontiguousarray(values))[None].bfloat16()
 
         def run(each: ImageEncoder) -> np.ndarray:
-            found: list[np.ndarray] = []
-            for first in range(0, images, each.batch):
-                each.begin(given[first : first + each.batch])
-                found += each.run(3600.0) or []
-            return found[0]
+            each.begin([given])
+            (found,) = each.run(3600.0) or []
+            return found
 
         def theirs() -> torch.Tensor:
             with torch.inference_mode():
                 return model.get_image_features(pixel_values=tensor).pooler_output[0]
 
-        times = by_turns(rounds, *(lambda e=e: run(e) for e in ours.values()), theirs)
+        runs = [partial(run, each) for each in ours.values()]
+        *mine, torchs = by_turns(rounds, *runs, *others, theirs)
         wide = model.float()
         with torch.inference_mode():
             exact = wide.get_image_features(pixel_values=tensor.float()).pooler_output[0].numpy()
         half = theirs_error(model, tensor, exact)
-    click.echo(f"{_native.isas()[0]}, {threads} threads, {layers} layers, {images} images a run")
-    click.echo(f"torch bf16    {median(times[2]) / images:8.1f} ms an image, error {half:.1e}")
-    for (dtype, each), mine in zip(ours.items(), times, strict=False):
-        error = relative(run(each), exact)
+        errors = [relative(run(each), exact) for each in ours.values()]
+    click.echo(f"{_native.isas()[0]}, {threads} threads, {layers} layers")
+    click.echo(f"torch bf16    {median(torchs):8.1f} ms an image, error {half:.1e}")
+    llama = mine.pop() if others else []
+    if llama:
+        click.echo(f"llama.cpp     {median(llama):8.1f} ms an image")
+    for dtype, error, each in zip(ours, errors, mine, strict=True):
+        beside = f", {ratio(each, llama):.2f} to llama.cpp" if llama else ""
         click.echo(
-            f"octavo {dtype:6} {median(mine) / images:8.1f} ms an image, error {error:.1e}, "
-            f"ratio {ratio(mine, times[2]):.2f}"
+            f"octavo {dtype:6} {median(each):8.1f} ms an image, error {error:.1e}, "
+            f"ratio {ratio(each, torchs):.2f}{beside}"
         )
+
+
+def vocabulary() -> int:
+    return int(json.loads((TOKENIZER / "config.json").read_text())["text_config"]["vocab_size"])
+
+
+@contextmanager
+def peer(python: str, folder: Path, threads: int) -> Iterator[Callable[[], object]]:
+    """What encodes a picture by llama.cpp, from the folder as a GGUF file with its mmproj."""
+    for file in TOKENIZER.glob("*token*"):
+        shutil.copy(file, folder)
+    model = folder.parent / "clip.gguf"
+    subprocess.run(
+        [sys.executable, "-m", "octavo.cli.main", "convert", folder, "--output", model],
+        check=True, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    script = Path(__file__).parent / "peers" / "llama_cpp_vision.py"
+    command = [python, script, model, model.with_name("mmproj-clip.gguf"), str(threads)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as p:
+        assert p.stdin is not None and p.stdout is not None
+        ask, told = p.stdin, p.stdout
+
+        def encode() -> None:
+            ask.write("\n")
+            ask.flush()
+            if told.readline() != "done\n":
+                raise SystemExit("llama.cpp's process has ended")
+
+        yield encode
 
 
 def relative(found: np.ndarray, exact: np.ndarray) -> float:

@@ -114,6 +114,7 @@ NB_MODULE(_native, m) {
       .def_rw("scaled", &ActForms::scaled)
       .def_rw("threshold", &ActForms::threshold)
       .def_rw("bf16", &ActForms::bf16)
+      .def_rw("remainder", &ActForms::remainder)
       .def_rw("f32", &ActForms::f32);
   keyword_struct<Model::Part>(m, "LinearPart")
       .def_rw("matrix", &Model::Part::matrix)

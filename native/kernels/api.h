@@ -94,7 +94,9 @@ struct Act {
   // scale.
   uint8_t* wide;
   float threshold;    // a `scaled` group is wide where its largest value exceeds as many rms of x
-  uint16_t* bf16;     // [rows][2k]      x rounded to bf16, then the remainder rounded to bf16
+  uint16_t* bf16;     // x rounded to bf16, then, if `remainder`, what is left rounded to bf16; rows
+                      //                 are `bf16_stride` apart
+  bool remainder;
   float* f32;         // [rows][k]
   // forms that only adapters read: left out where a step has none that do
   bool adapted_bf16, adapted_f32;
@@ -102,6 +104,12 @@ struct Act {
 
 // Whether groups have scales of their own.
 INLINE bool scaled(const Act& a) { return a.wide; }
+
+// From a row of bf16 to the next: a line more than its values, for rows that are a power of two
+// apart would fall into the same few lines of the cache.
+INLINE size_t bf16_stride(const Act& a) {
+  return (size_t)(a.remainder ? 2 : 1) * a.k + LINE / sizeof(uint16_t);
+}
 
 INLINE size_t tiled(int row, int group, int groups) {
   return ((size_t)(row / ROW_TILE) * groups + group) * ROW_TILE + row % ROW_TILE;

@@ -11,10 +11,11 @@
 namespace octavo {
 
 // Digits of a row with the sums that fixed point needs or with those of grouped floats, digits of
-// groups with scales of their own (`threshold` as in Act), or floats.
+// groups with scales of their own (`threshold` as in Act), or floats (`remainder` as in Act).
 struct ActForms {
   bool fixed, grouped, scaled, bf16, f32;
   float threshold = 0;
+  bool remainder = true;
   bool digits() const { return fixed || grouped || scaled; }
 };
 
@@ -30,7 +31,7 @@ inline Act allocate_act(Arena& arena, int rows, int width, ActForms forms,
   Act a{};
   a.k = int(k);
   a.adapted_bf16 = adapted_bf16, a.adapted_f32 = adapted_f32;
-  a.threshold = forms.threshold;
+  a.threshold = forms.threshold, a.remainder = forms.remainder;
   if (forms.digits()) {
     a.q = arena.allocate<int8_t>(m * 2 * k);
     a.scale = arena.allocate<float>(forms.scaled ? m * k / 32 : m);
@@ -48,7 +49,7 @@ inline Act allocate_act(Arena& arena, int rows, int width, ActForms forms,
     a.neg16_high = arena.allocate<int32_t>(m * k / 16);
     a.wide = arena.allocate<uint8_t>(m * k / 32);
   }
-  if (forms.bf16) a.bf16 = arena.allocate<uint16_t>(m * 2 * k);
+  if (forms.bf16) a.bf16 = arena.allocate<uint16_t>(m * bf16_stride(a));
   if (forms.f32) a.f32 = arena.allocate<float>(m * k);
   return a;
 }
@@ -69,7 +70,7 @@ inline Act from_row(const Act& a, int row) {
   if (a.sum) b.sum += n / 32, b.neg16 += n / 16;
   if (a.neg32) b.neg32 += n / 32;
   if (scaled(a)) b.neg16_high += n / 16, b.wide += n / 32;
-  if (a.bf16) b.bf16 += 2 * n;
+  if (a.bf16) b.bf16 += size_t(row) * bf16_stride(a);
   if (a.f32) b.f32 += n;
   return b;
 }

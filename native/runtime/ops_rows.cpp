@@ -178,8 +178,8 @@ void LowRankOp::run(Context& c, int, int thread, Work& work) {
       const LowRank* lr = run.adapter->find(matrices_[size_t(i % parts)]);
       if (!lr) continue;
       Act rows{};
-      rows.k = act.k;
-      rows.bf16 = act.bf16 + size_t(run.first) * 2 * size_t(act.k);
+      rows.k = act.k, rows.remainder = act.remainder;
+      rows.bf16 = act.bf16 + size_t(run.first) * bf16_stride(act);
       rows.f32 = act.f32 + size_t(run.first) * size_t(act.k);
       float* out = c.projected(i % parts, run.first);
       const LinearArgs args{

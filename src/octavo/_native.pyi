@@ -30,6 +30,7 @@ def linear(
     x: Floats,
     tile: int,
     threshold: float | None = None,
+    remainder: bool = True,
 ) -> Floats: ...
 def attend(
     isa: str,
@@ -70,7 +71,7 @@ class Forms:
 
     def __init__(
         self, *, fixed: bool, grouped: bool, scaled: bool, bf16: bool, f32: bool,
-        threshold: float = 0.0,
+        threshold: float = 0.0, remainder: bool = True,
     ) -> None: ...  # fmt: skip
 
 class LinearPart:

@@ -160,6 +160,20 @@ def test_linear(kind: TensorType, isa: str, rows: int, blocks: int, tokens: int,
     assert (np.abs(y - x @ w.T) <= bound + 1e-30).all()
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("cols", [64, 576, 4096])
+def test_bf16_inputs_without_remainders(cols: int, isa: str) -> None:
+    """They give what values give that bf16 has, whose remainders are zero."""
+    raw, kind = random_blocks(TensorType.BF16, 40, cols, cols), gguf.GGMLQuantizationType.BF16
+    x = np.random.default_rng(cols).standard_normal((19, cols)).astype(np.float32)
+    half = gguf.quants.dequantize(gguf.quants.quantize(x, kind), kind)
+    given = isa, int(TensorType.BF16), 0, raw, 40, cols
+    rounded = _native.linear(*given, half, 19)
+    assert not np.array_equal(_native.linear(*given, x, 19), rounded)
+    for tile in (1, 4, 19):
+        assert np.array_equal(_native.linear(*given, x, tile, remainder=False), rounded)
+
+
 def uneven(tokens: int, cols: int, seed: int) -> np.ndarray:
     """Rows in which some groups of 32 are much larger than others, and some are zero."""
     rng = np.random.default_rng(seed)

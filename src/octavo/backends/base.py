@@ -34,7 +34,8 @@ class StepLimits:
 class ProgramOptions:
     """How to load a program. packed: keep packed weights in a file and map them at the next start.
     adapter_bytes: what LoRA adapters may take together. activations: how inputs of quantized linear
-    layers are rounded, as `Compiled.activations` gave it."""
+    layers are rounded, as `Compiled.activations` gave it. bf16_inputs: layers with bf16 weights
+    read bf16, too, not a bf16 value and a remainder."""
 
     limits: StepLimits
     threads: int
@@ -42,6 +43,7 @@ class ProgramOptions:
     packed: bool = False
     adapter_bytes: int = 0
     activations: str = "int16"
+    bf16_inputs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

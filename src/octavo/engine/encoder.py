@@ -166,10 +166,10 @@ class CompiledEncoder:
     def _options(self, threads: int) -> tuple[ProgramOptions, ProgramOptions]:
         """Of the tower and of each projector."""
         rows, spans, tokens = self._sizes
-        blocks = rows // BLOCK + spans
+        limits = StepLimits(rows, rows, rows // BLOCK + spans)
         activations = self.tower.activations(self.dtype)
         return (
-            ProgramOptions(StepLimits(rows, rows, blocks), threads, "f32", activations=activations),
+            ProgramOptions(limits, threads, "f32", activations=activations, bf16_inputs=True),
             ProgramOptions(StepLimits(tokens, tokens, 1), threads, "f32"),
         )
 

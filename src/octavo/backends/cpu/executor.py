@@ -159,8 +159,9 @@ def _record(
 ) -> Recorder:
     """Records everything that takes weights or buffers."""
     recorder = Recorder(
-        lowered, model, progress, defer=not options.packed, activations=options.activations
-    )
+        lowered, model, progress, defer=not options.packed, activations=options.activations,
+        remainder=not options.bf16_inputs,
+    )  # fmt: skip
     layers = [(layer.kv_heads, layer.head_dim) for layer in lowered.program.cache]
     partials = options.limits.tokens + SPARE_PARTIALS
     model.allocate_cache(layers, options.limits.blocks, options.kv_dtype, partials)

@@ -48,17 +48,6 @@ def _rotation(rope: Rope) -> Rotation:
     return rope.frequencies, rope.factor, rope.axes
 
 
-def _native_forms(forms: Forms, activations: str, head: bool = False) -> _native.Forms:
-    """The forms, digits as the setting wants them. head: of the input that the head reads."""
-    limit = threshold(activations, head)
-    if limit is None:
-        return _native.Forms(**forms._asdict(), scaled=False)
-    return _native.Forms(
-        fixed=False, grouped=False, scaled=forms.fixed or forms.grouped, bf16=forms.bf16,
-        f32=forms.f32, threshold=limit,
-    )  # fmt: skip
-
-
 class ExpertShape(NamedTuple):
     """Of the rows that a layer of experts gathers: layers of one shape share them."""
 
@@ -91,14 +80,15 @@ class Recorder:
     """Writes a lowered program into a native model, with its weights if the model needs them.
 
     defer: some matrices may stay as they are stored until `pack_pending` has packed them.
-    activations: as in LoadOptions.
+    activations: as in ProgramOptions. remainder: bf16 inputs have one.
     """
 
     def __init__(
         self, lowered: Lowered, model: _native.Model, progress: Advance, defer: bool,
-        activations: str,
+        activations: str, remainder: bool,
     ) -> None:  # fmt: skip
-        self.lowered, self.model, self.activations = lowered, model, activations
+        self.lowered, self.model = lowered, model
+        self._activations, self._remainder = activations, remainder
         if lowered.adapters:
             model.allow_adapters()
         matrices, vectors = weights_of(lowered)
@@ -149,11 +139,18 @@ class Recorder:
     def plain_vector(self, weight: Weight | None) -> int:
         return -1 if weight is None else self.vector[weight.tensor.name, 0.0]
 
+    def _forms(self, forms: Forms, head: bool = False) -> _native.Forms:
+        """The forms, digits as the setting wants them. head: of the input that the head reads."""
+        limit = threshold(self._activations, head)
+        if limit is None:
+            return _native.Forms(**forms._asdict(), scaled=False, remainder=self._remainder)
+        return _native.Forms(
+            fixed=False, grouped=False, scaled=forms.fixed or forms.grouped, bf16=forms.bf16,
+            f32=forms.f32, threshold=limit, remainder=self._remainder,
+        )  # fmt: skip
+
     def _add_act(self, shape: ActShape) -> int:
-        forms, adapted = (
-            _native_forms(x, self.activations, head=shape.selected)
-            for x in (shape.forms, shape.adapted)
-        )
+        forms, adapted = (self._forms(x, head=shape.selected) for x in (shape.forms, shape.adapted))
         return self.model.add_act(
             selected=shape.selected, width=shape.width, forms=forms, adapted=adapted,
             apart=shape.per_thread,
@@ -214,8 +211,8 @@ class Recorder:
         if shape not in self.expert_rows:
             self.expert_rows[shape] = self.model.add_expert_rows(
                 experts=shape.experts, used=shape.used, hidden=shape.hidden, ffn=shape.ffn,
-                inputs=_native_forms(shape.inputs, self.activations),
-                between=_native_forms(shape.between, self.activations),
+                inputs=self._forms(shape.inputs),
+                between=self._forms(shape.between),
             )  # fmt: skip
         none = (None, None, None)
         parts = [
