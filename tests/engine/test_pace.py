@@ -6,13 +6,15 @@ import math
 import random
 import statistics
 from collections.abc import Iterator
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from octavo.backends.base import Sample, StepInput
 from octavo.engine.engine import Engine
 from octavo.engine.events import Progress, Token, ends
-from octavo.engine.pace import EVEN, LEAST, OTHERS, OWN, Pace
+from octavo.engine.pace import EVEN, LEAST, OTHERS, OWN, Pace, StepBudget
 from octavo.engine.policy import FairPolicy
 from octavo.engine.request import Request, SamplingParams
 from tests.engine.test_engine import Clock, Counting, engine
@@ -183,6 +185,29 @@ def test_what_comes_together_begins_soon(cost: tuple[float, float, float]) -> No
     times = house.times[names[-1]]
     felt = [b - a for a, b in zip(times, times[1:], strict=False)]
     assert max(felt) <= OWN * max(quiet, EVEN) + LEAST * cost[2]
+
+
+def test_who_waited_for_an_image_did_not_come_together_with_a_later_text() -> None:
+    """It is held back for the text, however long ago it came."""
+    pace = Pace()
+    for now in range(40):
+        pace.took([1], 0.010, now)
+        pace.took([1, 64], 0.010 + 64 * 0.001, now + 0.5)
+
+    def sequence(pending: int, queued: float, first_token: float, *images: object) -> Any:
+        out = MagicMock(images=images)
+        out.request.tenant, out.kv.pending = "", pending
+        out.times.queued, out.times.first_token = queued, first_token
+        return out
+
+    text = sequence(1, 2.0, 3.0)
+    rooms = []
+    for images in ((), ("picture",)):
+        prompt = sequence(600, 1.0, 0.0, *images)
+        budget = StepBudget(pace, MagicMock(), [text, prompt], 512, False, False, False)
+        rooms.append(budget.room(prompt))
+    whole, part = rooms
+    assert whole == 256 and part == pytest.approx((OWN * EVEN - 0.010) / 0.001, abs=1)
 
 
 def test_a_step_that_was_held_up_is_forgotten() -> None:

@@ -97,7 +97,8 @@ class StepBudget:
     The prompt of a tenant that had less work than others is computed before theirs, and before
     texts of those that run more than it does: they wait a step, but never two in a row. Where
     nobody else comes and nobody waits for a place, prompts that came before a tenant's texts began
-    are not held back for these: all came together, and all begin sooner.
+    are not held back for these: all came together, and all begin sooner. Those with images waited
+    for their encoder, and are.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class StepBudget:
         if sequence is self._first:
             rows = rows | Counter(s.request.tenant for s in self.held if s.kv.pending == 1)
             own = others = ONCE if self._at_once(sequence, rows) else HALF
-        if not rows or sequence.times.queued < self._began:
+        if not rows or (sequence.times.queued < self._began and not sequence.images):
             return self._tokens
         limit = min(
             pace.own(n, own) if t == tenant else pace.others(n, others) for t, n in rows.items()
