@@ -18,7 +18,7 @@ OWN, OTHERS = 2.5, 1.5  # times what a tenant's texts take alone that a step wit
 # prompts of its own, and with what others want
 HALF = OWN / 2  # for each of two steps in which texts get one token
 ONCE = 6.0  # where the whole prompt of who has less is computed, and the others' texts wait for it
-EVEN = 0.016  # seconds between tokens below which nobody's texts are slowed: they come in bursts
+EVEN = 0.013  # seconds between tokens below which nobody's texts are slowed: they come in bursts
 COMPANY = 1.25 * EVEN  # seconds of a step with prompts of its own, where others may come any moment
 LEAST = 4  # tokens of a prompt that a step computes, however long that takes
 MANY = 16  # whose time says what each of many takes
