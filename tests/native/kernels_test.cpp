@@ -38,14 +38,14 @@ struct Input {
         rows(size_t(tokens + ROW_TILE - 1) / ROW_TILE * ROW_TILE) {
     const size_t n = rows * size_t(k);
     q.resize(2 * n / 64), scale.resize(scaled ? n / 32 : rows), sum.resize(n / 32),
-        neg16.resize(n / 16), bf16.resize(2 * n), f32.resize(n);
+        neg16.resize(n / 16), f32.resize(n), bf16.resize(rows * bf16_stride(act()));
     if (scaled) neg16_high.resize(n / 16), wide.resize(n / 32);
     for (auto* x : {&neg32, &neg_high, &neg_low}) x->resize(n / 32);
   }
   Act act() {
     return {k, q.data()->digits, scale.data(), neg_high.data(), neg_low.data(), sum.data(), neg32.data(),
         neg16.data(), neg16_high.data(), wide.empty() ? nullptr : wide.data(), 2.5f, bf16.data(),
-        f32.data(), false, false};
+        true, f32.data(), false, false};
   }
 };
 
@@ -100,7 +100,8 @@ void check(Storage type, const char* name, size_t n, size_t k, int tokens, bool 
             memcpy(&f, &u, 4);
             return double(f);
           };
-          x = widen(size_t(2 * t * padded) + i) + widen(size_t((2 * t + 1) * padded) + i);
+          const size_t at = size_t(t) * bf16_stride(act) + i;
+          x = widen(at) + widen(at + size_t(padded));
         } else {
           const int8_t* q = input.q.data()->digits + digits(t, g, padded / GROUP) + i % GROUP;
           const size_t at = scaled ? tiled(t, g, padded / GROUP) : size_t(t);

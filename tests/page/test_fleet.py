@@ -137,6 +137,8 @@ def test_a_release_that_fails_is_watched_and_then_rolled_back(
         with simulated_gateway(tmp_path, "simulated", *places) as gateway:
             visitor = visit()
             page = visitor.open("#dashboard", url=gateway.url)
+            # before it has answered once, the old version takes what it cannot
+            expect(page.get_by_role("row", name=re.compile(" bad up simulated "))).to_be_visible()
             post(gateway, "/v1/releases", FAILING)
             card = page.get_by_role("article", name="Release of simulated")
             expect(card).to_contain_text("bad in place of default has 100 % of the requests")

@@ -229,13 +229,14 @@ def test_a_tower_stored_in_int8(tmp_path: Path) -> None:
     plain = open_checkpoint(tmp_path)
     vision = build_vision(plain)
     assert vision is not None
-    before = CompiledEncoder.of(vision).footprint(2)
+    options = ProgramOptions(StepLimits(32, 32, 4), 2, "f32")
+    before = CompiledEncoder.of(vision).tower.footprint(options).weights
     values = quantize_folder(tmp_path, WRITERS["ct-int8"], lambda n: "encoder.layers" in n)
     assert len(values) == 18
     checkpoint = open_checkpoint(tmp_path)
     vision = build_vision(checkpoint)
     assert vision is not None
-    assert CompiledEncoder.of(vision).footprint(2) < before
+    assert CompiledEncoder.of(vision).tower.footprint(options).weights < before
     exact = reference_embeddings(vision, family.image(8)).numpy()
     for dtype, most in (("auto", NOISE), ("int8", NOISE * 12**0.5)):
         error = np.linalg.norm(encoded(checkpoint, family.image(8), dtype) - exact)
