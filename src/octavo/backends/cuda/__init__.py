@@ -1,0 +1,1 @@
+"""Execution on an NVIDIA GPU: torch for memory, streams and graphs, Triton for kernels."""

@@ -1,0 +1,50 @@
+"""The numbers that results depend on: how sums are cut, whatever shares a step.
+
+A sum over features or keys is the ascending sum of slices, each summed from nothing. Slices depend
+on a weight's shape or on positions alone, so that a row's bits do not depend on its neighbours, on
+how a prompt was cut, or on which program computed a slice. Everything else about a kernel (warps,
+stages, tokens of a tile) may be tuned freely.
+"""
+
+from __future__ import annotations
+
+TILE = 64  # packed weights are padded to it in both directions
+QUERY_TILE = 64  # rows of a query tile: heads that share keys, times tokens
+KEY_TILE = 64  # keys of a step of the online softmax, counted from position 0
+SOFTMAX_SLICE = 512  # keys whose softmax is computed from nothing, counted from position 0
+PARTIAL_TOKENS = 64  # rows up to which the slices of a linear layer are stored apart
+PAIR_BLOCK = 16  # rows of one expert that are computed together
+SPLIT_TOKENS = 4  # rows of a query group up to which its slices may be computed apart
+
+# Rows that steps are padded to: one CUDA graph each.
+PADDED = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048)
+
+_PROGRAMS = 256  # tiles times slices that keep every multiprocessor busy
+_NARROWEST, _WIDEST = 256, 4096
+
+
+def up(n: int, multiple: int = TILE) -> int:
+    """n rounded up to a multiple."""
+    return -(-n // multiple) * multiple
+
+
+def slice_width(n: int, k: int) -> int:
+    """Features of a slice of a linear layer with weights `[n, k]`: a multiple of 64."""
+    wanted = max(1, -(-_PROGRAMS // -(-n // TILE)))
+    return min(max(up(-(-k // wanted)), _NARROWEST), _WIDEST)
+
+
+def slices(n: int, k: int) -> int:
+    """Slices of a linear layer with weights `[n, k]`."""
+    return -(-up(k) // slice_width(n, k))
+
+
+def group_tokens(heads: int, kv_heads: int) -> int:
+    """Tokens of a query tile: each has a row for every head that shares its keys."""
+    return max(1, QUERY_TILE // (heads // kv_heads))
+
+
+def padded(rows: int) -> int:
+    """Rows that a step of so many is computed with: beyond the largest size, a multiple of it."""
+    fitting = [size for size in PADDED if size >= rows]
+    return fitting[0] if fitting else up(rows, PADDED[-1])
