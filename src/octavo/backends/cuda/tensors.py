@@ -28,7 +28,7 @@ class Matrix(NamedTuple):
     table: Tensor | None = None
 
 
-class Rows(NamedTuple):
+class StepRows(NamedTuple):
     """A step's tokens, int32. Padded rows have key -1 and see nothing.
 
     given: row of the step's embeddings, or -1. table: offset of the sequence's block table in
