@@ -72,7 +72,9 @@ def profile(
         trace = _ask(Remote(server, key), seconds, model)
     else:
         assert model is not None
-        trace, limits = _run(model, _body(file, prompt), offline, mmproj, vision_dtype, device, sizes)
+        trace, limits = _run(
+            model, _body(file, prompt), offline, mmproj, vision_dtype, device, sizes
+        )
     output.write_bytes(msgspec.json.encode(trace))
     if stacks is not None:
         stacks.write_text("".join(f"{s} {n}\n" for s, n in _stacks(trace)))

@@ -22,6 +22,8 @@ from octavo.checkpoint.progress import Advance
 from octavo.errors import Unsupported
 from octavo.program import Program
 
+ON_CPU = ("--device cpu",)
+
 
 @dataclass(frozen=True)
 class CudaCompiled:
@@ -43,12 +45,14 @@ class CudaCompiled:
             bits = t.bits if isinstance(t, Grouped) else 8 * t.type.block[1] // t.type.block[0]
             sizes = len(spec.tensors), spec.stored, spec.nbytes
             groups.setdefault((t.type, bits), []).append(sizes)
-        out = [PackedMatrices(*k, *map(sum, zip(*sizes, strict=True))) for k, sizes in groups.items()]
+        out = [
+            PackedMatrices(*k, *map(sum, zip(*sizes, strict=True))) for k, sizes in groups.items()
+        ]
         return sorted(out, key=lambda k: -k.packed)
 
     def activations(self, asked: str) -> str:
         if asked in ("int8", "int16"):
-            raise Unsupported(f"--activations {asked} on a GPU, whose layers read bf16")
+            raise Unsupported(f"--activations {asked} on a GPU, whose layers read bf16", *ON_CPU)
         return "bf16"
 
     @property
@@ -61,7 +65,7 @@ class CudaCompiled:
 
     def kv_dtype(self, asked: str) -> str:
         if asked not in ("auto", "bf16"):
-            raise Unsupported(f"--kv-dtype {asked} on a GPU, which caches bf16")
+            raise Unsupported(f"--kv-dtype {asked} on a GPU, which caches bf16", *ON_CPU)
         return "bf16"
 
     def block_bytes(self, kv_dtype: str) -> int:
@@ -74,6 +78,8 @@ class CudaCompiled:
         self, checkpoint: Checkpoint, options: ProgramOptions, progress: Advance = lambda _: None,
         beside: Executable | None = None,
     ) -> Executable:  # fmt: skip
+        if options.packed:
+            raise Unsupported("packed weights kept on disk (--packed-cache) on a GPU", *ON_CPU)
         from octavo.backends.cuda.device import torch_device
         from octavo.backends.cuda.executable import CudaExecutable
         from octavo.backends.cuda.placed import Placed
@@ -96,7 +102,7 @@ class CudaBackend:
 
     def compile(self, program: Program, adapters: bool = False) -> CudaCompiled:
         if adapters:
-            raise Unsupported("LoRA adapters on a GPU")
+            raise Unsupported("LoRA adapters on a GPU", *ON_CPU)
         return CudaCompiled(lower(program), self.number)
 
     def packed_files(self, folder: Path) -> list[Path]:

@@ -7,7 +7,6 @@ from typing import Any, Literal, NamedTuple
 
 from octavo.program import Weight
 
-
 BufferKind = Literal["stream", "act", "query", "sums", "ids", "order", "owner"]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from octavo.backends.cuda.constants import TILE, up
+from octavo.backends.cuda.constants import TILE
 from octavo.backends.cuda.formats import Array, DType, MatrixSpec
 from octavo.backends.cuda.launches import VectorRef
 from octavo.backends.cuda.tensors import Matrix
@@ -40,7 +40,7 @@ def pack(spec: MatrixSpec, device: torch.device) -> Matrix:
 
 def _fill(tensors: tuple[Tensor, ...], arrays: dict[str, torch.Tensor]) -> None:
     """Writes the rows of all tensors, one after the other."""
-    if arrays["codes"].dtype is torch.bfloat16:
+    if arrays.keys() == {"codes"}:  # floats
         at = 0
         for tensor in tensors:
             for begin in range(0, tensor.shape[0], ROWS):
@@ -103,5 +103,3 @@ def pack_vector(ref: VectorRef, array: Array, device: torch.device) -> torch.Ten
     values = [w.tensor.vector() + np.float32(w.offset) for w in ref.weights]
     found = torch.from_numpy(np.ascontiguousarray(np.concatenate(values), np.float32))
     return found.reshape(array.shape).to(device)
-
-

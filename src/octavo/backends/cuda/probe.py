@@ -53,7 +53,9 @@ def check_torch() -> None:
     try:
         found = version("torch")
     except PackageNotFoundError:
-        raise DeviceUnusable("computing on a GPU takes PyTorch, which is missing", INSTALL) from None
+        raise DeviceUnusable(
+            "computing on a GPU takes PyTorch, which is missing", INSTALL
+        ) from None
     numbers = tuple(int(n) for n in re.findall(r"\d+", found)[:2])
     if numbers < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
@@ -61,7 +63,9 @@ def check_torch() -> None:
     try:
         version("triton")
     except PackageNotFoundError:
-        raise DeviceUnusable(f"PyTorch {found} is built without CUDA (no triton)", INSTALL) from None
+        raise DeviceUnusable(
+            f"PyTorch {found} is built without CUDA (no triton)", INSTALL
+        ) from None
 
 
 def find_gpu(number: int, library: str = "libcuda.so.1") -> Gpu:
@@ -69,7 +73,9 @@ def find_gpu(number: int, library: str = "libcuda.so.1") -> Gpu:
     try:
         driver = ctypes.CDLL(library)
     except OSError:
-        raise DeviceUnusable("there is no NVIDIA driver here (libcuda.so.1)", "--device cpu") from None
+        raise DeviceUnusable(
+            "there is no NVIDIA driver here (libcuda.so.1)", "--device cpu"
+        ) from None
     if (code := driver.cuInit(0)) != 0:
         what = "finds no GPU" if code == 100 else f"does not start (error {code})"
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")

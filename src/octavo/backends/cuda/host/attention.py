@@ -51,29 +51,39 @@ def copy_slots(kv: Tensor, pairs: Tensor) -> None:
     kv[target // BLOCK, :, :, target % BLOCK] = kv[source // BLOCK, :, :, source % BLOCK]
 
 
-def build_work(rows: StepRows, work: Work, *, tokens: int, window: int, slots: int) -> None:
-    groups: list[list[int]] = []
-    for t, (table, key) in enumerate(zip(rows.table.tolist(), rows.key.tolist(), strict=True)):
-        if key < 0:
-            continue
-        first, last = int(rows.first[t]), int(rows.last[t])
+def seen(rows: StepRows, window: int) -> list[tuple[int, int, int]]:
+    """Of each row its table, the first key that it sees and the end of them."""
+    out = []
+    for table, key, first, last in zip(
+        *(a.tolist() for a in (rows.table, rows.key, rows.first, rows.last)), strict=True
+    ):
         if window:
             first, last = max(first, key - window + 1), min(last, key + window)
+        out.append((table, first, last if key >= 0 else first))
+    return out
+
+
+def build_work(rows: StepRows, work: Work, *, tokens: int, window: int, slots: int) -> None:
+    groups: list[list[int]] = []
+    keys = rows.key.tolist()
+    for t, (key, (table, first, last)) in enumerate(zip(keys, seen(rows, window), strict=True)):
+        if key < 0:
+            continue
         g = groups[-1] if groups else None
         follows = g is not None and g[0] + g[1] == t and g[2] == table
-        if g is not None and follows and int(rows.key[t - 1]) + 1 == key and g[1] < tokens:
+        if g is not None and follows and keys[t - 1] + 1 == key and g[1] < tokens:
             g[1], g[3], g[4] = g[1] + 1, min(g[3], first), max(g[4], last)
         else:
             groups.append([t, 1, table, first, last, -1, 0, 0])
     items: list[list[int]] = []
     used = 0
     for number, g in enumerate(groups):
-        seen = range(g[3] // SOFTMAX_SLICE, (g[4] - 1) // SOFTMAX_SLICE + 1)
-        if len(seen) == 1 or g[1] > SPLIT_TOKENS or used + len(seen) > slots:
+        slices = range(g[3] // SOFTMAX_SLICE, (g[4] - 1) // SOFTMAX_SLICE + 1)
+        if len(slices) == 1 or g[1] > SPLIT_TOKENS or used + len(slices) > slots:
             items.append([number, -1])
         else:
-            g[5], used = used, used + len(seen)
-            items += [[number, s] for s in seen]
+            g[5], used = used, used + len(slices)
+            items += [[number, s] for s in slices]
     for out, found in ((work.groups, groups), (work.items, items)):
         if found:
             out[: len(found)] = torch.tensor(found, dtype=torch.int32)
@@ -86,23 +96,20 @@ def attention(
 ) -> None:  # fmt: skip
     """Each row and head by itself, whatever the work list says; slices in fp64, results rounded."""
     width = q.shape[1]
-    for t, key in enumerate(rows.key.tolist()):
-        first, last = int(rows.first[t]), int(rows.last[t])
-        if key < 0 or first >= last:
+    queries = q.double().unflatten(1, (kv_heads, heads // kv_heads, -1))
+    for t, (table, first, last) in enumerate(seen(rows, window)):
+        if first >= last:
             act[t, :width] = 0
             continue
-        if window:
-            first, last = max(first, key - window + 1), min(last, key + window)
-        query = q[t].double().view(kv_heads, heads // kv_heads, -1)
         state = None
         for at in range(first // SOFTMAX_SLICE * SOFTMAX_SLICE, last, SOFTMAX_SLICE):
-            table = int(rows.table[t]) + at // BLOCK
-            blocks = rows.tables[table : table + -(-(min(last, at + SOFTMAX_SLICE) - at) // BLOCK)]
-            keys, values = kv[blocks.long()].double().permute(1, 2, 0, 3, 4).flatten(2, 3)
-            scores = query @ keys.transpose(1, 2) * scale
+            end = min(last, at + SOFTMAX_SLICE)
+            blocks = rows.tables[table + at // BLOCK : table - (-end // BLOCK)].long()
+            keys, values = kv[blocks].double().permute(1, 2, 0, 3, 4).flatten(2, 3)
+            scores = queries[t] @ keys.transpose(1, 2) * scale
             scores = softcap * torch.tanh(scores / softcap) if softcap else scores
-            j = torch.arange(at, at + keys.shape[1])
-            scores = scores.masked_fill((j < first) | (j >= last), -torch.inf)
+            scores[..., : max(0, first - at)] = -torch.inf
+            scores[..., end - at :] = -torch.inf
             found = softmax_slice(scores, values)
             state = found if state is None else merged(state, found)
         assert state is not None

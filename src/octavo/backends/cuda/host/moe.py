@@ -9,9 +9,7 @@ from octavo.backends.cuda.constants import PAIR_BLOCK, up
 from octavo.backends.cuda.host.rows import gated, put, summed
 
 
-def route(
-    x: Tensor, bias: Tensor | None, ids: Tensor, weights: Tensor, *, normalize: bool
-) -> None:
+def route(x: Tensor, bias: Tensor | None, ids: Tensor, weights: Tensor, *, normalize: bool) -> None:
     p = summed(x, bias).double().softmax(-1).float()
     k = ids.shape[1]
     best = p.argsort(dim=-1, descending=True, stable=True)[:, :k].sort(-1).values
