@@ -256,9 +256,9 @@ def _encoder_plan(
         )
     return Plan(
         weights=size_of.weights, buffers=size_of.buffers, cache=size_of.cache,
-        block=compiled.block_bytes(kv_dtype), available=available, context=context, model_context=own,
-        threads=threads, kv_dtype=kv_dtype, activations=activations, limits=limits, packed=packed,
-        device=compiled.device, process=process,
+        block=compiled.block_bytes(kv_dtype), available=available, context=context,
+        model_context=own, threads=threads, kv_dtype=kv_dtype, activations=activations,
+        limits=limits, packed=packed, device=compiled.device, process=process,
     )  # fmt: skip
 
 

@@ -48,8 +48,8 @@ class LoadOptions(TypedDict, total=False):
     `draft`, "auto" both, "self" those of the model without some layers (`octavo tune`), "off" none.
     mmproj: the file with the image encoder of a .gguf model, "auto" for one beside it, "none".
     vision_dtype: "int8" rounds the image encoder's layers and their inputs to 8 bits, "auto" leaves
-    it as it is stored. device: what computes, "cpu", "cuda" (a GPU), "cuda:1", or "auto", a GPU where
-    one can be used. loading: opens a progress bar, given what it is for and how many bytes.
+    it as it is stored. device: what computes, "cpu", "cuda" (a GPU), "cuda:1", or "auto", a GPU
+    where one can be used. loading: opens a progress bar, given what it is for and how many bytes.
     """
 
     memory: str | None

@@ -1,4 +1,4 @@
-"""A program as launches: operations by name, with what they read and write named, not yet placed."""
+"""A program as launches: operations with what they read and write by name, not yet placed."""
 
 from __future__ import annotations
 

@@ -91,11 +91,12 @@ class _Lowering:
     def lower(self) -> Launches:
         p = self.out.program
         results = {v.id: v for v in (p.output, p.hidden, *p.taps)}
-        for self._op, op in enumerate(self._ops):
+        for number, op in enumerate(self._ops):
+            self._op = number
             self.out.starts.append(len(self.out.launches))
             self.place(op)
-            for number in [n for n in results if n in self._sums or n in self._streams]:
-                self.out.results[number] = self.stream(results.pop(number))
+            for value in [v for v in results.values() if self.made(v)]:
+                self.out.results[value.id] = self.stream(results.pop(value.id))
         self.out.starts.append(len(self.out.launches))
         if results:
             raise Unsupported(
@@ -103,6 +104,9 @@ class _Lowering:
                 "computed inside a fused operation"
             )
         return self.out
+
+    def made(self, value: Value) -> bool:
+        return value.id in self._sums or value.id in self._streams
 
     def emit(self, name: str, *args: Any, **options: Any) -> None:
         self.out.launches.append(Launch(name, args, options, self._op))

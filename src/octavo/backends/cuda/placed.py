@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from octavo.backends.base import BLOCK
 from octavo.backends.cuda.device import operations
+from octavo.backends.cuda.formats import MatrixSpec
 from octavo.backends.cuda.graphs import Call
 from octavo.backends.cuda.inputs import StepBlock, StepSize
 from octavo.backends.cuda.launches import (
@@ -25,19 +27,22 @@ from octavo.backends.cuda.launches import (
 )
 from octavo.backends.cuda.memory import DeviceMemory, array_of
 from octavo.backends.cuda.pack import TYPES, allocate, pack, pack_vector
-from octavo.backends.cuda.tensors import Work
+from octavo.backends.cuda.tensors import Matrix, Work
 from octavo.checkpoint.progress import Advance
 
 
 class Placed:
-    """Weights, buffers and cache, all of `memory`. Raises nothing that planning does not."""
+    """Weights, buffers and cache, all of `memory`. packed: makes a matrix on the device."""
 
-    def __init__(self, memory: DeviceMemory, device: torch.device, progress: Advance) -> None:
+    def __init__(
+        self, memory: DeviceMemory, device: torch.device, progress: Advance,
+        packed: Callable[[MatrixSpec, torch.device], Matrix] = pack,
+    ) -> None:  # fmt: skip
         self.memory, self.device = memory, device
         self._functions = operations(device)
         self.matrices = []
         for spec in memory.launches.matrices:
-            self.matrices.append(pack(spec, device))
+            self.matrices.append(packed(spec, device))
             progress(spec.stored)
         self._vectors = {r: pack_vector(r, a, device) for r, a in memory.vectors.items()}
         self._numbers = {

@@ -1,7 +1,7 @@
 """Linear layers: slices of features, each summed from nothing, then added in ascending order.
 
-A slice is summed in fp64, where products of bf16 are exact, and rounded to fp32 once: whatever order
-a library adds in, a row's result does not depend on the others.
+A slice is summed in fp64, where products of bf16 are exact, and rounded to fp32 once: whatever
+order a library adds in, a row's result does not depend on the others.
 """
 
 from __future__ import annotations
