@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,24 +47,26 @@ def has_driver() -> bool:
     return any(path.exists() for path in CONTROL)
 
 
+def installed(package: str) -> str | None:
+    """The version of an installed package; None if there is none."""
+    from importlib.metadata import PackageNotFoundError, version  # 10 ms that CPUs need not take
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 def check_torch() -> None:
     """Raises DeviceUnusable unless a PyTorch that drives GPUs is installed; imports none."""
-    try:
-        found = version("torch")
-    except PackageNotFoundError:
-        raise DeviceUnusable(
-            "computing on a GPU takes PyTorch, which is missing", INSTALL
-        ) from None
-    numbers = tuple(int(n) for n in re.findall(r"\d+", found)[:2])
-    if numbers < OLDEST_TORCH:
+    found = installed("torch")
+    if found is None:
+        raise DeviceUnusable("computing on a GPU takes PyTorch, which is missing", INSTALL)
+    if tuple(int(n) for n in re.findall(r"\d+", found)[:2]) < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
         raise DeviceUnusable(f"PyTorch {found} is too old for this: {oldest} or later", INSTALL)
-    try:
-        version("triton")
-    except PackageNotFoundError:
-        raise DeviceUnusable(
-            f"PyTorch {found} is built without CUDA (no triton)", INSTALL
-        ) from None
+    if "+cpu" in found or installed("triton") is None:
+        raise DeviceUnusable(f"PyTorch {found} is built without CUDA", INSTALL)
 
 
 def find_gpu(number: int, library: str = "libcuda.so.1") -> Gpu:
