@@ -76,14 +76,16 @@ def build_work(rows: StepRows, work: Work, *, tokens: int, window: int, slots: i
         else:
             groups.append([t, 1, table, first, last, -1, 0, 0])
     items: list[list[int]] = []
-    used = 0
+    wanted = used = 0
     for number, g in enumerate(groups):
         slices = range(g[3] // SOFTMAX_SLICE, (g[4] - 1) // SOFTMAX_SLICE + 1)
-        if len(slices) == 1 or g[1] > SPLIT_TOKENS or used + len(slices) > slots:
-            items.append([number, -1])
-        else:
-            g[5], used = used, used + len(slices)
+        more = len(slices) if len(slices) > 1 and g[1] <= SPLIT_TOKENS else 0
+        wanted += more
+        if more and wanted <= slots:
+            g[5], used = wanted - more, used + more
             items += [[number, s] for s in slices]
+        else:
+            items.append([number, -1])
     for out, found in ((work.groups, groups), (work.items, items)):
         if found:
             out[: len(found)] = torch.tensor(found, dtype=torch.int32)

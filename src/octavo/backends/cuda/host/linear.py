@@ -40,8 +40,7 @@ def _codes(w: Matrix) -> Tensor:
     """Codes `[N, K]`."""
     tiles = w.codes
     if w.kind in ("int4", "table4"):
-        halves = tiles.unflatten(-1, (2, 16))
-        tiles = torch.stack([halves & 15, halves >> 4], dim=-2).flatten(-3)
+        tiles = torch.cat([tiles & 15, tiles >> 4], dim=-1)
     return tiles.transpose(1, 2).reshape(tiles.shape[0] * TILE, -1)
 
 
