@@ -15,11 +15,16 @@ import torch
 from gguf import GGMLQuantizationType as Q
 
 from octavo.backends.torch.reference import Reference
+from octavo.checkpoint import open_checkpoint
+from octavo.engine.encoder import CompiledEncoder
+from octavo.models import build_vision
 from octavo.program import Program
 from tests.cuda.loaded import load, logits, open_program, without_rounding
 from tests.families import FAMILIES, VOCABULARY, save_family
+from tests.parity.test_vision import encoded_logits, given_images, prompts, reference_embeddings
 from tests.quantized_models import WRITERS, quantize_folder
 from tests.small_models import GGUF_TYPES, K_TYPES, Small, save_gguf
+from tests.vision_models import VISION_FAMILIES
 
 LENGTH = 90  # past every window
 EXACT = 2e-4  # of the largest logit
@@ -90,3 +95,26 @@ def test_quantized_folders(
     program = open_program(tmp_path)
     without_rounding(monkeypatch)
     check_exact(*compare(program, tmp_path, 40))
+
+
+@pytest.mark.parametrize("name", sorted(VISION_FAMILIES))
+def test_images(name: str, host: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Towers, projectors and prompts with images, as the engine computes them."""
+    family = VISION_FAMILIES[name]
+    family.save(tmp_path)
+    without_rounding(monkeypatch)
+    checkpoint = open_checkpoint(tmp_path)
+    program, vision = open_program(tmp_path), build_vision(checkpoint)
+    assert vision is not None
+    encoder = CompiledEncoder.of(vision, device="cuda:0").load(checkpoint, 1, lambda _: None)
+    ids, seeds, offsets = prompts(family)[2]
+    images, given = [family.image(seed) for seed in seeds], {}
+    for image, offset in zip(images, offsets, strict=True):
+        rows = reference_embeddings(vision, image)
+        given |= {offset + i: row for i, row in enumerate(rows)}
+    reach, places = given_images(vision, ids, images, offsets)
+    more = {} if places is None else {"coordinates": places}
+    expected = Reference(program).logits(ids, embeddings=given, reach=reach.tolist(), **more)
+    executable = load(program, tmp_path, tokens=512, blocks=64)
+    got = encoded_logits(executable, encoder, ids, images, offsets)
+    check_exact(expected, torch.from_numpy(got))
