@@ -9,13 +9,15 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from octavo.backends import get_backend, resolve_device
 from octavo.backends.base import ProgramOptions, StepLimits
 from octavo.backends.cuda import probe
+from octavo.backends.cuda.device import check_room, torch_device
 from octavo.cli.plan import plan
-from octavo.errors import DeviceUnusable, Unsupported, UsageError
+from octavo.errors import DeviceUnusable, DoesNotFit, Unsupported, UsageError
 from tests.cuda.loaded import load, open_program, prompt
 from tests.families import FAMILIES, save_family
 
@@ -179,3 +181,19 @@ def test_steps_are_prompts(llama: Path, host: None) -> None:
     for first, last in zip([0, *executable.pauses], executable.pauses, strict=False):
         executable.run(step, first, last)
     assert executable.logits(3).tolist() == expected
+
+
+def test_a_gpu_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1 << 30, 24 << 30))
+    gpu = torch.device("cuda", 0)
+    check_room(gpu, 1 << 30)
+    said = r"the model takes 2,048 MiB of the GPU's memory; 1,024 of 24,576 MiB are free"
+    with pytest.raises(DoesNotFit, match=said):
+        check_room(gpu, 2 << 30)
+
+
+def test_pytorch_that_cannot_use_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(probe.HOST, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceUnusable, match=r"cannot use the GPU: the driver is too old for CUDA"):
+        torch_device(0)

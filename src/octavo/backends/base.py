@@ -54,6 +54,10 @@ class Footprint:
     buffers: int
     cache: int
 
+    @property
+    def total(self) -> int:
+        return self.weights + self.buffers + self.cache
+
 
 class DeviceBytes(NamedTuple):
     """Memory of a device: all of it, and what a process takes beside programs."""

@@ -66,7 +66,7 @@ class Scorer:
             activations=model.compiled.activations(precision.activations),
         )  # fmt: skip
         footprint = model.compiled.footprint(options)
-        needed = footprint.weights + footprint.buffers + footprint.cache
+        needed = footprint.total
         if needed > (available := available_memory()):
             raise DoesNotFit(
                 f"{self.name} takes {size(needed)} to be measured; {size(available)} are available"

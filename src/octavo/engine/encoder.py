@@ -178,7 +178,7 @@ class CompiledEncoder:
         tower, projector = self._options(threads)
         sizes = [self.tower.footprint(tower)]
         sizes += [compiled.footprint(projector) for compiled in self.projectors]
-        return sum(size.weights + size.buffers + size.cache for size in sizes)
+        return sum(size.total for size in sizes)
 
     def load(self, checkpoint: Checkpoint, threads: int, progress: Advance) -> ImageEncoder:
         """Loads the weights; `checkpoint` is read until `pack_pending` returns False."""

@@ -247,7 +247,8 @@ def _encoder_plan(
     kv_dtype = compiled.kv_dtype("f32" if compiled.device == "cpu" else "auto")
     options = ProgramOptions(limits, threads, kv_dtype, packed, activations=activations)
     size_of = compiled.footprint(options)
-    total = size_of.weights + size_of.buffers + size_of.cache + (process := _process(compiled))
+    process = _process(compiled)
+    total = size_of.total + process
     if total > budget:
         raise DoesNotFit(
             f"{name} does not fit: weights, buffers and process {size(total)} > {size(budget)}"

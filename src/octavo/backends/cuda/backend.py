@@ -80,13 +80,15 @@ class CudaCompiled:
     ) -> Executable:  # fmt: skip
         if options.packed:
             raise Unsupported("packed weights kept on disk (--packed-cache) on a GPU", *ON_CPU)
-        from octavo.backends.cuda.device import torch_device
+        from octavo.backends.cuda.device import check_room, current, kernels_of, torch_device
         from octavo.backends.cuda.executable import CudaExecutable
         from octavo.backends.cuda.placed import Placed
 
         device = torch_device(self.number)
-        placed = Placed(DeviceMemory(self.launches, options.limits), device, progress)
-        return CudaExecutable(placed, device.type)
+        memory = DeviceMemory(self.launches, options.limits)
+        check_room(device, memory.footprint.total)
+        with current(device):
+            return CudaExecutable(Placed(memory, device, progress), kernels_of(device))
 
 
 @dataclass(frozen=True)

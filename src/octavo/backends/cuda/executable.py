@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -18,7 +17,7 @@ from octavo.backends.base import (
     StepInput,
     Traced,
 )
-from octavo.backends.cuda.device import wait
+from octavo.backends.cuda.device import current, wait
 from octavo.backends.cuda.graphs import Call, replay_on
 from octavo.backends.cuda.inputs import StepSize, step_size
 from octavo.backends.cuda.placed import Placed
@@ -47,7 +46,6 @@ class CudaExecutable:
         self._size = StepSize(1, 1, 0)  # of the last step
         self._begun = self._steps = 0
         self._seconds = 0.0
-        self._phases: Counter[str] = Counter()
 
     @property
     def operations(self) -> int:
@@ -55,7 +53,7 @@ class CudaExecutable:
 
     @property
     def counters(self) -> Counters:
-        return Counters(self._steps, self._seconds, dict(self._phases), 0)
+        return Counters(self._steps, self._seconds, {}, 0)
 
     def start_trace(self, spans: int) -> None:
         raise RequestError("operations on this device are not traced yet")
@@ -75,11 +73,12 @@ class CudaExecutable:
 
     def step(self, step: StepInput) -> list[Sample]:
         begin = time.perf_counter()
-        self._send(step)
-        calls = self.calls(self._size)
-        self._begun += len(calls)
-        self._replay.run(self._size, calls)
-        samples = self._sample(step.sampling)
+        with current(self.placed.device):
+            self._send(step)
+            calls = self.calls(self._size)
+            self._begun += len(calls)
+            self._replay.run(self._size, calls)
+            samples = self._sample(step.sampling)
         self._steps += 1
         self._seconds += time.perf_counter() - begin
         return samples
@@ -91,13 +90,14 @@ class CudaExecutable:
         return self._sampler.sample(self._result(self.program.output), rows)
 
     def run(self, step: StepInput, first: int, last: int) -> None:
-        if first == 0:
-            self._send(step)
-        calls = self.calls(self._size)[first:last]
-        self._begun += len(calls)
-        for call in calls:
-            call()
-        wait(self.placed.device)
+        with current(self.placed.device):
+            if first == 0:
+                self._send(step)
+            calls = self.calls(self._size)[first:last]
+            self._begun += len(calls)
+            for call in calls:
+                call()
+            wait(self.placed.device)
 
     def decode(
         self, step: StepInput, steps: int, ends: list[list[int]], brief: bool = False
