@@ -46,10 +46,8 @@ class StepBlock:
     def rows(self, tokens: int) -> StepRows:
         """The arrays of a step of so many padded rows."""
         v = self._views
-        names = ("ids", "positions", "types", "given", "table", "key", "first", "last")
-        return StepRows(
-            *(v[name][:tokens] for name in names), v["coordinates"][:, :tokens], v["tables"]
-        )
+        own = {n: v[n][:tokens] for n in StepRows._fields if n not in ("coordinates", "tables")}
+        return StepRows(**own, coordinates=v["coordinates"][:, :tokens], tables=v["tables"])
 
     def select(self, count: int) -> torch.Tensor:
         return self._views["select"][:count]
