@@ -24,13 +24,11 @@ def both(name: str, *args: Any, **named: Any) -> tuple[Args, Args]:
 
 
 def assert_close(expected: Tensor, got: Tensor, bound: float = 0.0) -> None:
-    """Equal within a relative bound; bf16 within a unit more, as the interpreter rounds up."""
-    if expected.dtype is torch.bfloat16:
-        bound += 2.0**-7
-    difference = (expected.double() - got.double()).abs()
-    assert bool((difference <= bound * expected.double().abs() + bound * 1e-3).all()), (
-        difference.max()
-    )
+    """Equal but for `bound` of 1 and of the value; of bf16 a unit more, as the interpreter rounds
+    up."""
+    difference, size = (expected.double() - got.double()).abs(), expected.double().abs()
+    unit = 2.0**-7 if expected.dtype is torch.bfloat16 else 0.0
+    assert bool((difference <= bound * (1 + size) + unit * size).all()), difference.max()
 
 
 def whole(*shape: int, most: int = 3) -> Tensor:

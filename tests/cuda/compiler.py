@@ -63,7 +63,8 @@ def measure(fn: JITFunction, args: tuple[Any, ...], named: dict[str, Any]) -> di
             [DISASSEMBLER, "-c", file.name], capture_output=True, text=True, check=True
         ).stdout
     counts = {name: len(re.findall(rf"\b{name}\b", listing)) for name in COUNTED}
-    return {"kernel": fn.__name__, "shared": kernel.metadata.shared, **counts}
+    width = constants.get("D")  # of attention: features of a head
+    return {"kernel": fn.__name__, "width": width, "shared": kernel.metadata.shared, **counts}
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.backends.cuda import kernels
+from octavo.backends.cuda import host, kernels
 from octavo.backends.cuda.constants import group_tokens
 from octavo.backends.cuda.tensors import StepRows, Work
 from tests.cuda.both import assert_close, both, empty_act, step_rows, whole
@@ -56,21 +56,21 @@ def test_rope_kv(interleaved: bool, pairs: int, norm: bool, bias: bool, parts: i
     frequencies = 10000.0 ** -(torch.arange(pairs) / 12)
     axes = torch.arange(pairs, dtype=torch.int32) % 2
     kv = cache(rows, kv_heads)
-    host, ours = both(
+    plain, ours = both(
         "rope_kv", q, k, v, *biases, *norms, frequencies, axes, rows,
         torch.zeros(8, heads * DIM, dtype=torch.bfloat16), kv, heads=heads, kv_heads=kv_heads,
         eps=1e-6, factor=1.25, interleaved=interleaved,
     )  # fmt: skip
-    assert_close(host[11], ours[11], 1e-3)
-    assert torch.equal(host[12].isnan(), ours[12].isnan())
-    assert_close(host[12].nan_to_num(), ours[12].nan_to_num(), 1e-3)
+    assert_close(plain[11], ours[11], 1e-3)
+    assert torch.equal(plain[12].isnan(), ours[12].isnan())
+    assert_close(plain[12].nan_to_num(), ours[12].nan_to_num(), 1e-3)
 
 
 def test_copy_slots() -> None:
     kv = torch.randn(4, 2, 2, 3, 16, DIM).bfloat16()[:, 1]
     pairs = torch.tensor([[3, 40], [-1, 5], [17, 63], [-1, -1]], dtype=torch.int32)
-    host, ours = both("copy_slots", kv, pairs)
-    assert torch.equal(host[0], ours[0])
+    plain, ours = both("copy_slots", kv, pairs)
+    assert torch.equal(plain[0], ours[0])
     assert torch.equal(ours[0][2, :, :, 8], kv[0, :, :, 3])
 
 
@@ -87,8 +87,8 @@ def test_build_work(spans: list[tuple[int, int]], slots: int, window: int) -> No
     rows = step_rows(spans, blocks=120, padded=3)
     size = len(rows.key) + slots
     lists = Work(*(torch.full(s, -9, dtype=torch.int32) for s in ((size, 8), (size, 2), (4,))))
-    host, ours = both("build_work", rows, lists, tokens=16, window=window, slots=slots)
-    for expected, got in zip(host[1], ours[1], strict=True):
+    plain, ours = both("build_work", rows, lists, tokens=16, window=window, slots=slots)
+    for expected, got in zip(plain[1], ours[1], strict=True):
         assert torch.equal(expected, got)
 
 
@@ -107,12 +107,13 @@ def attend(
         q.bfloat16(), kv, rows, work(rows, heads, kv_heads, window, slots), scratch,
         torch.randn(heads) if sinks else None, empty_act(tokens, heads * dim) + 7,
     )  # fmt: skip
-    host, ours = both("attention", *given, **settings)
-    unsplit = given[6].clone()
+    expected, ours, unsplit = (given[6].clone() for _ in range(3))
+    host.attention(given[0], kv.nan_to_num(), *given[2:6], expected, **settings)
+    kernels.attention(*given[:6], ours, **settings)
     kernels.attention(
         *given[:3], work(rows, heads, kv_heads, window, 0), *given[4:6], unsplit, **settings
     )
-    return host[6], ours[6], unsplit
+    return expected, ours, unsplit
 
 
 CASES = {
@@ -130,10 +131,10 @@ CASES = {
 def test_attention(name: str) -> None:
     given, named = CASES[name]
     rows = step_rows(**given)
-    host, ours, unsplit = attend(rows, **named)
+    plain, ours, unsplit = attend(rows, **named)
     assert torch.equal(ours, unsplit)
     assert (
-        host.float() - ours.float()
+        plain.float() - ours.float()
     ).abs().max() <= 3 * 2.0**-6  # values up to 3: p and result rounded
 
 
@@ -141,9 +142,9 @@ def test_attention(name: str) -> None:
 def test_masks(name: str) -> None:
     """Means of whole numbers: a key too many or too few would show."""
     given, named = CASES[name]
-    host, ours, unsplit = attend(step_rows(**given), flat=True, **named)
+    plain, ours, unsplit = attend(step_rows(**given), flat=True, **named)
     assert torch.equal(ours, unsplit)
-    assert_close(host, ours)
+    assert_close(plain, ours)
 
 
 def test_segments_and_images() -> None:
@@ -151,8 +152,8 @@ def test_segments_and_images() -> None:
     rows = step_rows([(0, 20)])
     first = torch.tensor([0] * 9 + [9] * 11, dtype=torch.int32)
     last = torch.tensor([9] * 9 + [20] * 11, dtype=torch.int32)
-    host, ours, _ = attend(rows._replace(first=first, last=last), flat=True)
-    assert_close(host, ours)
+    plain, ours, _ = attend(rows._replace(first=first, last=last), flat=True)
+    assert_close(plain, ours)
 
 
 def test_what_a_group_shares_does_not_show() -> None:

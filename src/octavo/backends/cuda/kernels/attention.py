@@ -30,11 +30,11 @@ def _shares(m, other):
 @triton.jit
 def _finish(m, l, sink, SINKS: tl.constexpr):  # noqa: E741
     """What the row's output is multiplied by: its sum, and the sink's share of it."""
+    own = 1.0
     if SINKS:
         _, own, theirs = _shares(m, sink)
-        return tl.where(l > 0, own / tl.fma(l, own, theirs), 0.0)
-    else:
-        return tl.where(l > 0, 1.0 / l, 0.0)
+        l = tl.fma(l, own, theirs)  # noqa: E741
+    return own / tl.where(l > 0, l, 1.0)
 
 
 @triton.jit
