@@ -1,0 +1,184 @@
+"""Attention over blocks of keys: one kernel for prefill and decoding.
+
+Keys are taken in tiles of 64 with an online softmax that begins anew every 512 positions; those
+slices are merged in their order. A query tile is all heads that share keys, times tokens. What a
+row does not see is an exact nothing to it, so its bits do not depend on the tile's other rows, nor
+on who computes a slice.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from octavo.backends.base import BLOCK as KV_BLOCK
+from octavo.backends.cuda.constants import KEY_TILE, QUERY_TILE, SOFTMAX_SLICE
+from octavo.backends.cuda.kernels.common import dot, tanh
+from octavo.backends.cuda.kernels.configs import ATTENTION_PROGRAMS, attention_config
+
+LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _shares(m, other):
+    """The larger maximum and what sums relative to either are multiplied by. -inf: of nothing."""
+    new = tl.maximum(m, other)
+    safe = tl.where(new == float("-inf"), 0.0, new)
+    return new, tl.exp2(m - safe), tl.exp2(other - safe)
+
+
+@triton.jit
+def _finish(m, l, sink, SINKS: tl.constexpr):  # noqa: E741
+    """What the row's output is multiplied by: its sum, and the sink's share of it."""
+    own = 1.0
+    if SINKS:
+        _, own, theirs = _shares(m, sink)
+        l = tl.fma(l, own, theirs)  # noqa: E741
+    return own / tl.where(l > 0, l, 1.0)
+
+
+@triton.jit
+def _slice(
+    q, kv, kv_block, tables, low, high, begin, end, tile, last, scale, cap,
+    M: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr,
+    BLOCK: tl.constexpr, HALF: tl.constexpr, CAPPED: tl.constexpr,
+):  # fmt: skip
+    """acc, m, l of tiles [tile, last), computed from nothing. Row i sees keys [begin, end)[i]."""
+    d = tl.arange(0, D)
+    m = tl.full((M,), float("-inf"), tl.float32)
+    l = tl.zeros((M,), tl.float32)  # noqa: E741
+    acc = tl.zeros((M, D), tl.float32)
+    for number in range(tile, last):
+        j = number * KEYS + tl.arange(0, KEYS)
+        stored = (j >= low) & (j < high)
+        block = tl.load(tables + j // BLOCK, stored, other=0).to(tl.int64)
+        place = kv + block * kv_block + j % BLOCK * DIM
+        k = tl.load(place[None, :] + d[:, None], stored[None, :] & (d < DIM)[:, None], other=0.0)
+        v = tl.load(
+            place[:, None] + HALF + d[None, :], stored[:, None] & (d < DIM)[None, :], other=0.0
+        )
+        s = dot(q, k, tl.zeros((M, KEYS), tl.float32)) * scale
+        if CAPPED:
+            s = cap * tanh(s)
+        seen = (j[None, :] >= begin[:, None]) & (j[None, :] < end[:, None])
+        s = tl.where(seen, s, float("-inf"))
+        new, keep, _ = _shares(m, tl.max(s, 1))
+        p = tl.exp2(s - tl.where(new == float("-inf"), 0.0, new)[:, None])
+        l = tl.fma(l, keep, tl.sum(p, 1))  # noqa: E741
+        acc = dot(p.to(tl.bfloat16), v, acc * keep[:, None])
+        m = new
+    return acc, m, l
+
+
+@triton.jit
+def _attention(
+    q, kv, key, first, last, tables, groups, items, counts, scratch, sinks, act, q_row, kv_block,
+    act_row, window, scale, cap,
+    HEADS: tl.constexpr, SHARED: tl.constexpr, M: tl.constexpr, KEYS: tl.constexpr,
+    SLICE: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    HALF: tl.constexpr, SPLIT: tl.constexpr, CAPPED: tl.constexpr, LOG2_E: tl.constexpr,
+):  # fmt: skip
+    """Items of the work list, one after the other, of one key head. SHARED: heads that share it."""
+    kv_head = tl.program_id(1)
+    token, head = tl.arange(0, M) // SHARED, kv_head * SHARED + tl.arange(0, M) % SHARED
+    d = tl.arange(0, D)
+    kv += kv_head * (BLOCK * DIM)
+    for item in range(tl.program_id(0), tl.load(counts + 1), tl.num_programs(0)):
+        group = groups + tl.load(items + 2 * item) * 8
+        only = tl.load(items + 2 * item + 1)
+        rows, low, high = tl.load(group + 1), tl.load(group + 3), tl.load(group + 4)
+        mine = token < rows
+        row = tl.load(group) + token
+        wanted = mine[:, None] & (d < DIM)[None, :]
+        place = row.to(tl.int64) * q_row + head * DIM
+        query = tl.load(q + place[:, None] + d[None, :], wanted, other=0.0)
+        at = tl.load(key + row, mine, other=0)
+        begin, end = tl.load(first + row, mine, other=0), tl.load(last + row, mine, other=0)
+        if window > 0:
+            begin, end = tl.maximum(begin, at - window + 1), tl.minimum(end, at + window)
+        table = tables + tl.load(group + 2)
+        whole = only < 0
+        total = tl.zeros((M, D), tl.float32)
+        m, l = tl.full((M,), float("-inf"), tl.float32), tl.zeros((M,), tl.float32)  # noqa: E741
+        for s in range(
+            tl.where(whole, low // SLICE, only), tl.where(whole, (high - 1) // SLICE, only) + 1
+        ):
+            acc, own_m, own_l = _slice(
+                query, kv, kv_block, table, low, high, begin, end,
+                tl.maximum(low, s * SLICE) // KEYS,
+                tl.cdiv(tl.minimum(high, (s + 1) * SLICE), KEYS), scale, cap,
+                M, KEYS, DIM, D, BLOCK, HALF, CAPPED,
+            )  # fmt: skip
+            m, before, added = _shares(m, own_m)
+            l = tl.fma(l, before, own_l * added)  # noqa: E741
+            total = tl.fma(total, before[:, None], acc * added[:, None])
+        if whole:
+            sink = m
+            if sinks is not None:
+                sink = tl.load(sinks + head, mine, other=0.0) * LOG2_E
+            total = total * _finish(m, l, sink, sinks is not None)[:, None]
+            out = act + row.to(tl.int64) * act_row + head * DIM
+            tl.store(out[:, None] + d[None, :], total.to(tl.bfloat16), wanted)
+        else:
+            slot = tl.load(group + 5) + only - low // SLICE
+            part = scratch + ((slot.to(tl.int64) * SPLIT + token) * HEADS + head) * (DIM + 2)
+            tl.store(part[:, None] + d[None, :], total, wanted)
+            tl.store(part + DIM, m, mine)
+            tl.store(part + DIM + 1, l, mine)
+
+
+@triton.jit
+def _merge(
+    key, groups, counts, scratch, sinks, act, tokens, act_row,
+    HEADS: tl.constexpr, SLICE: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr,
+    SPLIT: tl.constexpr, LOG2_E: tl.constexpr,
+):  # fmt: skip
+    """Slices of split groups, ascending; 0 for padded rows. One head."""
+    head = tl.program_id(1)
+    d = tl.arange(0, D)
+    for t in range(tl.program_id(0), tokens, tl.num_programs(0)):
+        out = act + tl.cast(t, tl.int64) * act_row + head * DIM + d
+        tl.store(out, tl.zeros((D,), tl.bfloat16), (d < DIM) & (tl.load(key + t) < 0))
+    for g in range(tl.program_id(0), tl.load(counts), tl.num_programs(0)):
+        group = groups + g * 8
+        slot, low = tl.load(group + 5), tl.load(group + 3)
+        slices = (tl.load(group + 4) - 1) // SLICE - low // SLICE + 1
+        for r in range(0, tl.where(slot < 0, 0, tl.load(group + 1))):
+            total, m, l = tl.zeros((D,), tl.float32), float("-inf"), 0.0  # noqa: E741
+            for s in range(0, slices):
+                place = (tl.cast(slot + s, tl.int64) * SPLIT + r) * HEADS + head
+                part = scratch + place * (DIM + 2)
+                acc = tl.load(part + d, d < DIM, other=0.0)
+                m, before, added = _shares(m, tl.load(part + DIM))
+                l = tl.fma(l, before, tl.load(part + DIM + 1) * added)  # noqa: E741
+                total = tl.fma(total, before, acc * added)
+            sink = m
+            if sinks is not None:
+                sink = tl.load(sinks + head) * LOG2_E
+            total = total * _finish(m, l, sink, sinks is not None)
+            out = act + tl.cast(tl.load(group) + r, tl.int64) * act_row + head * DIM + d
+            tl.store(out, total.to(tl.bfloat16), d < DIM)
+
+
+def attention(
+    q, kv, rows, work, scratch, sinks, act, *, heads, kv_heads, scale, window, softcap
+):  # fmt: skip
+    """act = softmax(q k^T scale, capped) v over the keys that each row sees."""
+    tokens, dim, shared = q.shape[0], kv.shape[-1], heads // kv_heads
+    block = max(16, triton.next_power_of_2(dim))
+    m = max(QUERY_TILE, triton.next_power_of_2(shared))
+    programs = max(1, ATTENTION_PROGRAMS // kv_heads)
+    warps, stages = attention_config(block)
+    scaled, cap = (scale / softcap, softcap * LOG2_E) if softcap > 0 else (scale * LOG2_E, 0.0)
+    _attention[(min(programs, work.items.shape[0]), kv_heads)](
+        q, kv, rows.key, rows.first, rows.last, rows.tables, work.groups, work.items, work.counts,
+        scratch, sinks, act, q.stride(0), kv.stride(0), act.stride(0), window,
+        scaled, cap, HEADS=heads, SHARED=shared, M=m, KEYS=KEY_TILE, SLICE=SOFTMAX_SLICE, DIM=dim,
+        D=block, BLOCK=KV_BLOCK, HALF=kv.stride(1), SPLIT=scratch.shape[1],
+        CAPPED=softcap > 0, LOG2_E=LOG2_E, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    _merge[(min(programs, tokens), heads)](
+        rows.key, work.groups, work.counts, scratch, sinks, act, tokens, act.stride(0),
+        HEADS=heads, SLICE=SOFTMAX_SLICE, DIM=dim, D=block, SPLIT=scratch.shape[1], LOG2_E=LOG2_E,
+        num_warps=1,
+    )  # fmt: skip

@@ -1,0 +1,40 @@
+"""Every kernel in the shapes of models, compiled for an H100: tensor cores where there are products,
+everything in registers, and no more shared memory than a multiprocessor gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PRODUCTS = {"_linear", "_expert_linear", "_attention"}
+SHARED = 227 * 1024
+
+
+@pytest.mark.parametrize("group", ["linear", "attention", "rope", "rows", "experts"])
+def test_compiled(group: str) -> None:
+    """In a process of its own: this one interprets kernels."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.cuda.compiler", group],
+        cwd=ROOT, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert found
+    for kernel in found:
+        assert kernel["shared"] <= SHARED, kernel
+        assert (kernel["LDL"], kernel["STL"]) <= spilled(kernel), kernel
+        assert (kernel["HGMMA"] > 0) == (kernel["kernel"] in PRODUCTS), kernel
+        assert kernel["HMMA"] == 0, kernel
+
+
+def spilled(kernel: dict[str, object]) -> tuple[int, int]:
+    """Heads of 256 features keep the sum over slices, which is touched once in 512 keys, partly in
+    local memory: both accumulators take half of all registers."""
+    return (40, 40) if kernel["kernel"] == "_attention" and kernel["width"] == 256 else (0, 0)

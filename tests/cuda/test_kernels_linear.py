@@ -1,0 +1,63 @@
+"""Linear layers by kernels: exact on small whole numbers, so slices, tiles and codes are right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from octavo.backends.cuda import kernels
+from octavo.backends.cuda.constants import PARTIAL_TOKENS, slices
+from octavo.backends.cuda.tensors import Matrix
+from tests.cuda.both import act, bf16, both, coded, whole
+
+FORMATS = [
+    ("int4", 32, False), ("int4", 16, True), ("int4", 128, True), ("int8", 32, False),
+    ("int8", 16, True), ("table4", 32, False), ("fp8", 128, False),
+]  # fmt: skip
+
+
+def weights(kind: str, n: int, k: int, group: int = 0, minima: bool = False) -> Matrix:
+    return bf16(n, k) if kind == "bf16" else coded(kind, n, k, group, minima)
+
+
+@pytest.mark.parametrize("tokens", [1, 24, 96])
+@pytest.mark.parametrize(("n", "k"), [(100, 600), (130, 300), (64, 64)])
+def test_slices(tokens: int, n: int, k: int) -> None:
+    w = bf16(n, k)
+    parts = slices(n, k) if tokens <= PARTIAL_TOKENS else 1
+    storage = torch.full((parts, tokens, n + 5), 77.0)
+    host, ours = both("linear", act(whole(tokens, k)), w, storage[:, :, :n])
+    assert torch.equal(host[2], ours[2])
+    assert bool((ours[2].as_strided(storage.shape, storage.stride())[:, :, n:] == 77).all())
+
+
+@pytest.mark.parametrize("tokens", [3, 80])
+@pytest.mark.parametrize(("kind", "group", "minima"), FORMATS)
+def test_codes(kind: str, group: int, minima: bool, tokens: int) -> None:
+    n, k = 70, 320
+    w = coded(kind, n, k, group, minima)
+    parts = slices(n, k) if tokens <= PARTIAL_TOKENS else 1
+    x = act(whole(tokens, k))
+    host, ours = both("linear", x, w, torch.zeros(parts, tokens, n))
+    assert torch.equal(host[2], ours[2])
+    assert bool(host[2].any())
+
+
+def test_every_code() -> None:
+    """Each of 16 or 256 codes, multiplied with 1; 0x7f of fp8 is 480."""
+    for kind in ("int4", "table4", "int8", "fp8"):
+        w = coded(kind, 64, 64, 32)
+        codes = torch.arange(64 * w.codes.shape[-1]).reshape(w.codes.shape).to(torch.uint8)
+        table = torch.linspace(-1, 1, 16).pow(3) if kind == "table4" else None
+        w = w._replace(codes=codes, table=table, scales=torch.full_like(w.scales, 0.75))
+        host, ours = both("linear", act(torch.eye(64)), w, torch.zeros(1, 64, 64))
+        difference = (host[2] - ours[2]).abs()  # the interpreter rounds bf16 up
+        assert bool((difference <= host[2].abs() * 2.0**-7).all()), kind
+
+
+def test_many_tokens_add_the_slices_of_few() -> None:
+    w, x = bf16(90, 700), act(whole(128, 700))
+    few, many = torch.zeros(slices(90, 700), 32, 90), torch.zeros(1, 128, 90)
+    kernels.linear(x[:32], w, few)
+    kernels.linear(x, w, many)
+    assert torch.equal(many[0, :32], few.sum(0))
