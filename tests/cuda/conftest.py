@@ -12,7 +12,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 if importlib.util.find_spec("triton") is None:  # CPU builds of torch do not bring it
     collect_ignore_glob = ["test_kernels_*.py", "test_compile.py"]
 
-from tests.cuda.loaded import on_host  # noqa: E402
+from tests.cuda.loaded import on_host
 
 
 @pytest.fixture
