@@ -40,6 +40,19 @@ def resolve_device(asked: str, what_if: bool = False) -> str:
     return f"cuda:{number}"
 
 
+def describe_gpu() -> str:
+    """The first GPU, or why none can be used."""
+    from octavo.backends.cuda.probe import has_driver, usable_gpu
+
+    if not has_driver():
+        return "none"
+    try:
+        gpu = usable_gpu(0)
+    except DeviceUnusable as e:
+        return f"not usable: {e}"
+    return f"{gpu.name}, {gpu.memory >> 30} GiB"
+
+
 def _number(device: str) -> int:
     """Of the GPU that "cuda" or "cuda:1" names. Raises UsageError."""
     name, colon, number = device.partition(":")
