@@ -82,6 +82,15 @@ class StepBlock:
         used = self._tables + len(step.block_tables)
         self._device[:used].copy_(self._host[:used], non_blocking=True)
 
+    def advance(self, drawn: torch.Tensor) -> None:
+        """Makes the step that follows one of a token for each of several sequences, on the device:
+        of the tokens that were drawn."""
+        count = len(drawn)
+        self._views["ids"][:count] = drawn
+        for name in ("positions", "key", "last"):
+            self._views[name][:count] += 1
+        self._views["coordinates"][:, :count] += 1
+
     def _spans(self, step: StepInput, causal: bool) -> None:
         """Where rows lie in the cache, and what they see there."""
         a = self._arrays
