@@ -165,9 +165,9 @@ def test_plans_without_a_gpu(llama: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_planning_imports_no_torch(llama: Path) -> None:
     code = (
-        "import sys; from octavo.cli.main import main\n"
-        f"try: main(['plan', {str(llama)!r}, '--device', 'cuda', '--memory', '24GiB'])\n"
-        "except SystemExit: print(*sorted(sys.modules))"
+        "import sys; from octavo.cli.plan import plan\n"
+        f"plan([{str(llama)!r}, '--device', 'cuda', '--memory', '24GiB'], standalone_mode=False)\n"
+        "print(*sorted(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules = set(done.stdout.split())
