@@ -18,10 +18,10 @@ from octavo.backends.base import (
     Traced,
 )
 from octavo.backends.cuda.device import current, wait
+from octavo.backends.cuda.drawn import DrawnTokens
 from octavo.backends.cuda.graphs import Call, replay_on
 from octavo.backends.cuda.inputs import StepSize, step_size
 from octavo.backends.cuda.placed import Placed
-from octavo.backends.cuda.reading import Reading
 from octavo.backends.cuda.sampling import Sampler, likeliest
 from octavo.errors import RequestError, Unsupported
 from octavo.program import Value
@@ -124,7 +124,7 @@ class CudaExecutable:
         with current(self.placed.device):
             self._send(step)
             calls = self.calls(self._size)
-            reading = Reading(steps, count, self.placed.device)
+            reading = DrawnTokens(steps, count, self.placed.device)
             for i in range(steps):
                 self._begun += len(calls)
                 self._replay.run(self._size, calls)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-class Reading:
+class DrawnTokens:
     """Tokens `[steps, rows]`, a row of them copied after each step."""
 
     def __init__(self, steps: int, rows: int, device: torch.device) -> None:
