@@ -38,7 +38,7 @@ def test_a_server_gives_what_python_gives(
     params = SamplingParams(max_tokens=8, temperature=0.8, seed=3, ignore_eos=True)
     with LLM(str(small), device="cuda", memory="400MiB", context=128) as llm:
         expected = [c.text for c in llm.generate(prompts, params)]
-    assert steps > 8
+    assert steps >= 8
     arguments = (str(small), "--device", "cuda", "--memory", "400MiB", "--context", "128")
     with serving(*arguments, log=tmp_path / "log", env={HOST: "torch"}) as server:
         body = {"max_tokens": 8, "temperature": 0.8, "seed": 3, "ignore_eos": True}
