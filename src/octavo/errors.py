@@ -65,6 +65,12 @@ class DoesNotFit(OctavoError):
     exit_code = 4
 
 
+class DeviceUnusable(OctavoError):
+    """What was asked for to compute on is missing, too old, or does not answer."""
+
+    exit_code = 6
+
+
 class PortTaken(OctavoError):
     exit_code = 5
 

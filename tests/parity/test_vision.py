@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from octavo.backends import get_backend
-from octavo.backends.base import BLOCK, ProgramOptions, Span, StepInput, StepLimits
+from octavo.backends.base import BLOCK, Executable, ProgramOptions, Span, StepInput, StepLimits
 from octavo.backends.cpu import lower
 from octavo.backends.torch.reference import Reference
 from octavo.checkpoint import Checkpoint, open_checkpoint
@@ -130,8 +130,8 @@ def test_reference(name: str, saved: dict[str, tuple[Path, torch.nn.Module]]) ->
         assert np.abs(got - expected).max() < 2e-3
 
 
-def cpu_logits(
-    runner: Runner, encoder: ImageEncoder, ids: list[int], images: list[ImageInput],
+def encoded_logits(
+    executable: Executable, encoder: ImageEncoder, ids: list[int], images: list[ImageInput],
     offsets: list[int],
 ) -> np.ndarray:  # fmt: skip
     """As an engine computes them: images in batches, then the prompt in one step."""
@@ -149,8 +149,8 @@ def cpu_logits(
         embeddings=np.concatenate(embeddings), embedding_rows=np.array(rows, np.int32), reach=reach,
         coordinates=places,
     )  # fmt: skip
-    runner.executable.step(step)
-    return runner.executable.logits(n)
+    executable.step(step)
+    return executable.logits(n)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -164,7 +164,7 @@ def test_cpu(name: str, saved: dict[str, tuple[Path, torch.nn.Module]]) -> None:
     divergence, same, total = 0.0, 0, 0
     for ids, seeds, offsets in prompts(family)[1:]:
         images = [family.image(seed) for seed in seeds]
-        got = torch.from_numpy(cpu_logits(runner, encoder, ids, images, offsets))
+        got = torch.from_numpy(encoded_logits(runner.executable, encoder, ids, images, offsets))
         expected = torch.from_numpy(family.logits(model, ids, seeds))
         p, q = got.log_softmax(-1), expected.log_softmax(-1)
         divergence += float((q.exp() * (q - p)).sum())
@@ -184,7 +184,7 @@ def test_half_precision(tmp_path: Path) -> None:
     encoder = CompiledEncoder.of(vision).load(checkpoint, 2, lambda _: None)
     ids, seeds, offsets = prompts(family)[1]
     images = [family.image(seed) for seed in seeds]
-    got = cpu_logits(Runner(tmp_path), encoder, ids, images, offsets)
+    got = encoded_logits(Runner(tmp_path).executable, encoder, ids, images, offsets)
     expected = family.logits(model, ids, seeds)
     assert (got.argmax(-1) == expected.argmax(-1)).mean() >= 0.97
     assert np.abs(got - expected).max() < 0.1

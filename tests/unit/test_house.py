@@ -108,7 +108,7 @@ def test_a_class_name_means_one_thing() -> None:
 def test_core_does_not_import_heavy_packages() -> None:
     heavy = {"torch", "transformers", "pydantic", "fastapi", "gguf", "safetensors"}
     for path in MODULES:
-        if "torch" in path.relative_to(SOURCE).parts:
+        if {"torch", "cuda"} & set(path.relative_to(SOURCE).parts):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
@@ -168,7 +168,9 @@ def test_backends_are_reached_through_their_interface(path: Path) -> None:
     """No room above knows a backend by name, or native code; `bench` measures both."""
     for name in full_names(path):
         assert name != "octavo._native", path
-        assert not name.startswith(("octavo.backends.cpu", "octavo.backends.torch")), path
+        assert not name.startswith(
+            tuple(f"octavo.backends.{b}" for b in ("cpu", "cuda", "torch"))
+        ), path
 
 
 @pytest.mark.parametrize("folder", ["bench", "server", "generate"])

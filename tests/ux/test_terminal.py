@@ -268,11 +268,12 @@ def test_json(smollm2: Path, tmp_path: Path) -> None:
     plan = json.loads(octavo("plan", "smollm2", "--context", "512", "--json").stdout)
     parts = ("weights", "buffers", "kv_cache", "process")
     assert sum(plan[p] for p in parts) == plan["total"] and plan["context"] == 512
-    assert plan["encoder"] == plan["image_cache"] == 0
+    assert plan["encoder"] == plan["image_cache"] == 0 and plan["device"] == "cpu"
     assert plan["activations"] == ("int16" if host_isa() == "amx" else "auto")
     assert set(plan) == {
         *parts, "model", "total", "available", "model_context", "context", "capacity", "threads",
         "kv_dtype", "activations", "matrices", "encoder", "image_cache", "draft", "vision_dtype",
+        "device",
     }  # fmt: skip
     assert json.loads(octavo("ls", "--architectures", "--json").stdout).count("llama") == 1
 

@@ -54,6 +54,17 @@ class Footprint:
     buffers: int
     cache: int
 
+    @property
+    def total(self) -> int:
+        return self.weights + self.buffers + self.cache
+
+
+class DeviceBytes(NamedTuple):
+    """Memory of a device: all of it, and what a process takes beside programs."""
+
+    total: int
+    process: int
+
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrices:
@@ -331,6 +342,21 @@ class Compiled(Protocol):
         """How inputs of quantized linear layers are rounded on this host if "auto", "int8" or
         "int16" is asked for: by groups with one digit ("int8"), with a second where it matters
         ("auto"), or by rows with two ("int16")."""
+        ...
+
+    def kv_dtype(self, asked: str) -> str:
+        """What keys and values are cached as if that is asked for; "auto": as the program wants
+        them, or what suits it. Raises Unsupported."""
+        ...
+
+    @property
+    def device(self) -> str:
+        """What it is compiled for: "cpu", or "cuda:" and a number."""
+        ...
+
+    @property
+    def device_memory(self) -> DeviceBytes | None:
+        """Of a device with memory of its own; None for the host's. Raises DeviceUnusable."""
         ...
 
     def block_bytes(self, kv_dtype: str) -> int:

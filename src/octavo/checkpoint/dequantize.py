@@ -89,12 +89,16 @@ def _q5_k(b: U8) -> F32:
     return _k_values(b, _q5_k_codes(b))
 
 
-def _q6_k(b: U8) -> F32:
+def _q6_bits(b: U8) -> U8:
     low = b[:, :128].reshape(-1, 2, 1, 64)
     low = np.concatenate([low & 15, low >> 4], axis=2).reshape(-1, 2, 4, 32)
     shift = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
     high = b[:, 128:192].reshape(-1, 2, 1, 32) >> shift & 3
-    q = (low | high << 4).reshape(-1, 16, 16).astype(np.float32) - 32
+    return np.asarray((low | high << 4).reshape(-1, 16, 16), np.uint8)
+
+
+def _q6_k(b: U8) -> F32:
+    q = _q6_bits(b).astype(np.float32) - 32
     scale = np.ascontiguousarray(b[:, 192:208]).view(np.int8).astype(np.float32)
     return ((_half(b, 208) * scale)[:, :, None] * q).reshape(-1, 256)
 
@@ -111,15 +115,21 @@ def _q2_k(b: U8) -> F32:
     return (d[:, :, None] * q - m[:, :, None]).reshape(-1, 256)
 
 
-def _q3_k(b: U8) -> F32:
+def _q3_bits(b: U8) -> tuple[U8, F32]:
+    """Codes and scales."""
     low, s = _q2_bits(b[:, 32:96]), b[:, 96:108]
     bits = np.unpackbits(b[:, :32], axis=1, bitorder="little").reshape(-1, 32, 8)
     high = bits.transpose(0, 2, 1).reshape(-1, 16, 16)
     shift = np.array([0, 2, 4, 6], np.uint8).reshape(1, 4, 1)
     top = (s[:, None, 8:] >> shift & 3).reshape(-1, 16)
     scale = (np.concatenate([s[:, :8] & 15, s[:, :8] >> 4], axis=1) | top << 4).astype(np.float32)
+    return np.asarray(low | high << 2, np.uint8), scale
+
+
+def _q3_k(b: U8) -> F32:
+    codes, scale = _q3_bits(b)
     d = _half(b, 108) * (scale - 32)
-    q = (low | high << 2).astype(np.float32) - 4
+    q = codes.astype(np.float32) - 4
     return np.asarray(d[:, :, None] * q, np.float32).reshape(-1, 256)
 
 
@@ -183,6 +193,48 @@ def block_codes(tensor: Tensor) -> tuple[TensorType, Codes] | None:
     rows, columns = tensor.shape
     minima = None if c.minima is None else c.minima.reshape(rows, -1)
     return kind, Codes(c.codes.reshape(rows, columns), c.scales.reshape(rows, -1), minima)
+
+
+def _q6_k_codes(b: U8) -> Codes:
+    scale = np.ascontiguousarray(b[:, 192:208]).view(np.int8).astype(np.float32)
+    return Codes(_q6_bits(b) + np.uint8(96), _half(b, 208) * scale)
+
+
+def _q3_k_codes(b: U8) -> Codes:
+    q, scale = _q3_bits(b)
+    return Codes(q + np.uint8(4), _half(b, 108) * (scale - 32))
+
+
+def _q2_k_codes(b: U8) -> Codes:
+    scale, minimum = (b[:, :16] & 15).astype(np.float32), (b[:, :16] >> 4).astype(np.float32)
+    return Codes(_q2_bits(b[:, 16:80]), _half(b, 80) * scale, -(_half(b, 82) * minimum))
+
+
+def _iq4_nl_codes(b: U8) -> Codes:
+    return Codes(_nibbles(b[:, 2:]), _half(b, 0), table=IQ4_NL_VALUES)
+
+
+def _mxfp4_codes(b: U8) -> Codes:
+    scale = np.ldexp(np.float32(1), b[:, :1].astype(np.int32) - 128).astype(np.float32)
+    return Codes(_nibbles(b[:, 1:]), scale, table=MXFP4_VALUES)
+
+
+_UNEVEN: dict[TensorType, Callable[[U8], Codes]] = {
+    TensorType.Q6_K: _q6_k_codes,  # as INT8
+    TensorType.Q3_K: _q3_k_codes,  # as INT4
+    TensorType.Q2_K: _q2_k_codes,  # as INT4_MIN
+    TensorType.IQ4_NL: _iq4_nl_codes,  # as TABLE4
+    TensorType.MXFP4: _mxfp4_codes,
+}
+
+
+def uneven_codes(tensor: Tensor) -> Codes:
+    """A matrix of the other blocks as codes: in groups of 16 columns (Q6_K as INT8, Q3_K as INT4,
+    Q2_K as INT4_MIN), or with a table and groups of 32."""
+    c = _UNEVEN[tensor.type](tensor.raw().reshape(-1, tensor.type.block[1]))
+    rows, columns = tensor.shape
+    minima = None if c.minima is None else c.minima.reshape(rows, -1)
+    return Codes(c.codes.reshape(rows, columns), c.scales.reshape(rows, -1), minima, c.table)
 
 
 def dequantize(tensor: Tensor) -> F32:

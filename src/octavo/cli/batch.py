@@ -28,7 +28,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 def batch(
     source: Path, target: Path, model: str, memory: str | None, context: int | None,
     threads: int | None, kv_dtype: str, activations: str, mmproj: str,
-    vision_dtype: str, offline: bool,
+    vision_dtype: str, device: str, offline: bool,
 ) -> None:  # fmt: skip
     """Answer the requests in IN, a JSON object a line, as OpenAI's batches have them.
 
@@ -55,8 +55,8 @@ def batch(
         return say(f"{len(lines)} requests, all answered in {target}")
     served = load(
         model, memory=memory, context=context, threads=threads, kv_dtype=kv_dtype,
-        activations=activations, mmproj=mmproj, vision_dtype=vision_dtype, offline=offline,
-        loading=progress_bar,
+        activations=activations, mmproj=mmproj, vision_dtype=vision_dtype, device=device,
+        offline=offline, loading=progress_bar,
     )  # fmt: skip
     failed = asyncio.run(_run(served, left, target))
     say(f"{len(lines)} requests, {len(left)} answered now, {failed} of them with an error")

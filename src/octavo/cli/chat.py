@@ -132,7 +132,7 @@ class Session:
 def chat(
     model: str, prompt: str | None, system: str | None, images: tuple[str, ...], history: bool,
     memory: str | None, context: int | None, threads: int | None, kv_dtype: str, activations: str,
-    mmproj: str, vision_dtype: str, offline: bool, draft: str | None, **given: Any,
+    mmproj: str, vision_dtype: str, device: str, offline: bool, draft: str | None, **given: Any,
 ) -> None:  # fmt: skip
     """Talk to MODEL (the demo model if none is named).
 
@@ -147,8 +147,8 @@ def chat(
         raise UsageError("there is nothing to answer: the prompt is empty", "--prompt Hello")
     llm = LLM(
         model, memory=memory, context=context, threads=threads, kv_dtype=kv_dtype,
-        activations=activations, mmproj=mmproj, vision_dtype=vision_dtype, offline=offline,
-        draft=draft, loading=progress_bar,
+        activations=activations, mmproj=mmproj, vision_dtype=vision_dtype, device=device,
+        offline=offline, draft=draft, loading=progress_bar,
     )  # fmt: skip
     if llm.task != "generate":
         raise Unsupported(

@@ -20,7 +20,7 @@ from octavo.cli.screen import progress_bar, say
 def generate(
     model: str, prompt: str | None, memory: str | None, context: int | None,
     threads: int | None, kv_dtype: str, activations: str, mmproj: str,
-    vision_dtype: str, offline: bool, draft: str | None, **given: Any,
+    vision_dtype: str, device: str, offline: bool, draft: str | None, **given: Any,
 ) -> None:  # fmt: skip
     """Continue a prompt with MODEL, without its chat template.
 
@@ -32,8 +32,8 @@ def generate(
     text = sys.stdin.read() if prompt is None else prompt
     llm = LLM(
         model, memory=memory, context=context, threads=threads, kv_dtype=kv_dtype,
-        activations=activations, mmproj=mmproj, vision_dtype=vision_dtype, offline=offline,
-        draft=draft, loading=progress_bar,
+        activations=activations, mmproj=mmproj, vision_dtype=vision_dtype, device=device,
+        offline=offline, draft=draft, loading=progress_bar,
     )  # fmt: skip
     params = sampled(SamplingParams(max_tokens=128, temperature=0), given)
     for piece in llm.stream(llm.tokenizer.encode(text), params):

@@ -102,6 +102,11 @@ mmproj_option = click.option(
     help="Image encoder of a .gguf model; none: text only. [mmproj*.gguf beside it]",
 )  # fmt: skip
 
+device_option = click.option(
+    "--device", metavar="DEVICE", default="auto", envvar="OCTAVO_DEVICE",
+    help="What computes: cpu, cuda (a GPU), cuda:1. [a GPU where one can be used]",
+)  # fmt: skip
+
 vision_dtype_option = click.option(
     "--vision-dtype", type=click.Choice(["auto", "int8"]), default="auto",
     envvar="OCTAVO_VISION_DTYPE",
@@ -138,6 +143,7 @@ sizing = together(
     activations_option,
     mmproj_option,
     vision_dtype_option,
+    device_option,
     click.option(
         "--offline", is_flag=True, envvar="OCTAVO_OFFLINE",
         help="Use only models that are already here.",

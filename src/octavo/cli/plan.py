@@ -31,22 +31,25 @@ def plan(
     activations: str,
     mmproj: str,
     vision_dtype: str,
+    device: str,
     offline: bool,
 ) -> None:
     """Print the memory MODEL would take, without loading it.
 
     --memory may be more than this machine has, to plan for another.
     """
+    from octavo.backends import resolve_device
     from octavo.checkpoint.hub import locate
     from octavo.engine.open import open_draft, open_model
     from octavo.engine.plan import make_plan
 
     located = locate(model, offline=offline)
-    opened = open_model(located.path, mmproj=mmproj, vision_dtype=vision_dtype)
+    device = resolve_device(device, what_if=True)
+    opened = open_model(located.path, mmproj=mmproj, vision_dtype=vision_dtype, device=device)
     p = make_plan(
         opened.compiled, name=located.name, memory=memory, context=context, threads=threads,
         kv_dtype=kv_dtype, activations=activations, what_if=True, encoder=opened.encoder,
-        draft=open_draft(locate(draft, offline=offline).path) if draft else None,
+        draft=open_draft(locate(draft, offline=offline).path, device) if draft else None,
     )  # fmt: skip
     matrices = opened.compiled.matrices
     if as_json:
@@ -59,6 +62,7 @@ def _record(name: str, p: Plan, matrices: list[PackedMatrices]) -> dict[str, obj
     """The plan as JSON. The names are stable."""
     return {
         "model": name,
+        "device": p.device,
         "weights": p.weights,
         "buffers": p.buffers,
         "kv_cache": p.cache,
@@ -105,6 +109,7 @@ def _print(p: Plan, matrices: list[PackedMatrices]) -> None:
     over = " (more than there is)" if p.total > p.available else ""
     table(
         [
+            ("device", p.device, ""),
             ("weights", size(p.weights), ""),
             ("buffers", size(p.buffers), ""),
             ("KV cache", size(p.cache), ""),

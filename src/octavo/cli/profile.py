@@ -50,7 +50,7 @@ ANSWER = 60.0  # seconds that a server gets to write a trace, beyond those that 
 def profile(
     model: str | None, file: Path | None, prompt: str | None, output: Path, stacks: Path | None,
     server: str | None, seconds: float, key: str | None, offline: bool, mmproj: str,
-    vision_dtype: str, **sizes: Any,
+    vision_dtype: str, device: str, **sizes: Any,
 ) -> None:  # fmt: skip
     """Say where the time of a request to MODEL goes, kernel by kernel, and draw it.
 
@@ -72,7 +72,9 @@ def profile(
         trace = _ask(Remote(server, key), seconds, model)
     else:
         assert model is not None
-        trace, limits = _run(model, _body(file, prompt), offline, mmproj, vision_dtype, sizes)
+        trace, limits = _run(
+            model, _body(file, prompt), offline, mmproj, vision_dtype, device, sizes
+        )
     output.write_bytes(msgspec.json.encode(trace))
     if stacks is not None:
         stacks.write_text("".join(f"{s} {n}\n" for s, n in _stacks(trace)))
@@ -107,11 +109,12 @@ def _body(file: Path | None, prompt: str | None) -> dict[str, Any]:
 
 def _run(
     model: str, body: dict[str, Any], offline: bool, mmproj: str, vision_dtype: str,
-    sizes: dict[str, Any],
+    device: str, sizes: dict[str, Any],
 ) -> tuple[TraceFile, HostLimits]:  # fmt: skip
     """The trace of a request to a model, and what the host can do. Raises OctavoError."""
     import uvloop
 
+    from octavo.backends import resolve_device
     from octavo.bench.accounting import engines_of
     from octavo.bench.profile import host_limits, profile_request
     from octavo.checkpoint.hub import locate
@@ -119,7 +122,10 @@ def _run(
     from octavo.server.source import ModelOptions, ModelSource
 
     located = locate(model, offline=offline, progress=progress_bar)
-    options = ModelOptions(located, located.name, mmproj=mmproj, vision_dtype=vision_dtype)
+    options = ModelOptions(
+        located, located.name, mmproj=mmproj, vision_dtype=vision_dtype,
+        device=resolve_device(device),
+    )  # fmt: skip
     source = ModelSource(
         options,
         lambda opened: make_plan(

@@ -343,10 +343,11 @@ def _choice(
     loras: tuple[str, ...],
     lora_memory: str | None, packed_cache: bool, generation_config: Literal["auto", "none"],
     memory: str | None, context: int | None, threads: int | None, kv_dtype: str, activations: str,
-    speculation: str, draft: str | None, mmproj: str, vision_dtype: str, replicas: int,
-    routing: str,
+    speculation: str, draft: str | None, mmproj: str, vision_dtype: str, device: str,
+    replicas: int, routing: str,
 ) -> ServedChoice:  # fmt: skip
     """What is served, as the options about models say. Raises UsageError."""
+    from octavo.backends import resolve_device
     from octavo.checkpoint.hub import Located, locate
     from octavo.cli.options import parse_adapters
     from octavo.cli.served import ServedChoice
@@ -370,12 +371,13 @@ def _choice(
     like = ModelOptions(
         Located(Path(), ""), name or "", (), template, QueueLimits(max_queue, max_queue_tokens),
         parse_adapters(loras), lora_bytes > 0, generation_config, mmproj=mmproj,
-        vision_dtype=vision_dtype, replicas=replicas, routing=routing,
+        vision_dtype=vision_dtype, device=resolve_device(device), replicas=replicas,
+        routing=routing,
     )  # fmt: skip
     small = locate(draft, offline=offline, progress=progress_bar) if draft else None
     sizing = {
         "context": context, "threads": threads, "kv_dtype": kv_dtype, "activations": activations,
         "adapters": lora_bytes, "packed": packed_cache, "speculation": speculation,
-        "draft": open_draft(small.path) if small else None, "replicas": replicas,
+        "draft": open_draft(small.path, like.device) if small else None, "replicas": replicas,
     }  # fmt: skip
     return ServedChoice(like, sizing, memory, models_dir, on_demand)

@@ -117,7 +117,12 @@ class EngineProcess:
         """Loads the model. Raises OctavoError."""
         plan = message.plan
         model = open_model(
-            Path(message.path), plan.adapters > 0, plan.context, message.mmproj, plan.vision_dtype
+            Path(message.path),
+            plan.adapters > 0,
+            plan.context,
+            message.mmproj,
+            plan.vision_dtype,
+            plan.device,
         )
         check_unchanged(message.files)
         executable = load_executable(model, plan, lambda n: self.send(Loading(n)))

@@ -14,7 +14,7 @@ from octavo.backends.base import BLOCK, Executable, Floats, Ints, ProgramOptions
 from octavo.backends.base import StepInput as Step
 from octavo.engine.host import available_memory
 from octavo.engine.open import OpenModel
-from octavo.engine.plan import cache_type, size
+from octavo.engine.plan import size
 from octavo.errors import DoesNotFit, OctavoError
 
 LOGITS = 64 << 20  # bytes of logits that a model gives at a time
@@ -62,11 +62,11 @@ class Scorer:
         self._table = np.arange((length + BLOCK - 1) // BLOCK, dtype=np.int32)
         options = ProgramOptions(
             StepLimits(rows, rows, len(self._table)), threads,
-            cache_type(model.program, precision.kv_dtype),
+            model.compiled.kv_dtype(precision.kv_dtype),
             activations=model.compiled.activations(precision.activations),
         )  # fmt: skip
         footprint = model.compiled.footprint(options)
-        needed = footprint.weights + footprint.buffers + footprint.cache
+        needed = footprint.total
         if needed > (available := available_memory()):
             raise DoesNotFit(
                 f"{self.name} takes {size(needed)} to be measured; {size(available)} are available"

@@ -24,7 +24,6 @@ from octavo.compress.serving import serve_both
 from octavo.compress.similarity import bleu4, rouge_l, sacrebleu
 from octavo.engine.host import usable_threads
 from octavo.engine.open import OpenModel, open_model
-from octavo.engine.plan import cache_type
 from octavo.errors import UsageError
 from octavo.generate.load import check_choices
 from octavo.text import Tokenizer, load_tokenizer
@@ -82,7 +81,7 @@ def evaluate(
     return Evaluation(
         model=located[0].name, weights=fingerprint(a.checkpoint), against=located[1].name,
         data=described(text), activations=a.compiled.activations(activations),
-        kv_dtype=cache_type(a.program, kv_dtype),
+        kv_dtype=a.compiled.kv_dtype(kv_dtype),
         bleu4=bleu4(outputs, references), rouge_l=rouge_l(outputs, references),
         identical=sum(map(list.__eq__, x.outputs, y.outputs)) / len(prompts),
         bytes=Pair(weight_bytes(a.checkpoint), weight_bytes(b.checkpoint)),

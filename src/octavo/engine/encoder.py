@@ -142,13 +142,13 @@ class CompiledEncoder:
     dtype: str = "auto"
 
     @classmethod
-    def of(cls, vision: Vision, dtype: str = "auto") -> CompiledEncoder:
+    def of(cls, vision: Vision, dtype: str = "auto", device: str = "cpu") -> CompiledEncoder:
         """dtype: "int8" for a tower whose layers and their inputs are rounded to 8 bits, "auto" as
-        it is stored. Raises Unsupported."""
+        it is stored. device: see `get_backend`. Raises Unsupported."""
         tower = vision.tower.program
         tower = in_int8(tower) if dtype == "int8" else tower
-        projectors = tuple(_compile(projector) for projector in vision.projectors)
-        return cls(vision, _compile(tower), projectors, dtype)
+        projectors = tuple(_compile(projector, device) for projector in vision.projectors)
+        return cls(vision, _compile(tower, device), projectors, dtype)
 
     @property
     def cache_bytes(self) -> int:
@@ -178,7 +178,7 @@ class CompiledEncoder:
         tower, projector = self._options(threads)
         sizes = [self.tower.footprint(tower)]
         sizes += [compiled.footprint(projector) for compiled in self.projectors]
-        return sum(size.weights + size.buffers + size.cache for size in sizes)
+        return sum(size.total for size in sizes)
 
     def load(self, checkpoint: Checkpoint, threads: int, progress: Advance) -> ImageEncoder:
         """Loads the weights; `checkpoint` is read until `pack_pending` returns False."""
@@ -188,5 +188,5 @@ class CompiledEncoder:
         return ImageEncoder(self.vision, loaded, projectors)
 
 
-def _compile(program: Program) -> Compiled:
-    return get_backend().compile(program)
+def _compile(program: Program, device: str) -> Compiled:
+    return get_backend(device).compile(program)

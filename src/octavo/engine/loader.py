@@ -68,7 +68,7 @@ def _load_draft(
 ) -> DraftModel:
     from octavo.text import load_tokenizer  # engines know tokens, and need no tokenizer else
 
-    opened = open_model(Path(planned.path), mmproj=NONE)
+    opened = open_model(Path(planned.path), mmproj=NONE, device=plan.device)
     check_unchanged(planned.files)
     draft = CompiledDraft(opened.checkpoint.path, opened.compiled, planned.files)
     tokenizer = load_tokenizer(opened.checkpoint)

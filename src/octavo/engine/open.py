@@ -51,11 +51,12 @@ class OpenModel:
 
 def open_model(
     path: Path, adapters: bool = False, context: int | None = None, mmproj: str = AUTO,
-    vision_dtype: str = "auto",
+    vision_dtype: str = "auto", device: str = "cpu",
 ) -> OpenModel:  # fmt: skip
     """Reads headers only; `adapters`: whether LoRA adapters may be loaded; `context`: the longest
     sequence to come, by which models with two sets of rotations choose theirs; `mmproj`: the file
-    of a GGUF model's image encoder (see `with_mmproj`); `vision_dtype`: see `CompiledEncoder.of`.
+    of a GGUF model's image encoder (see `with_mmproj`); `vision_dtype`: see `CompiledEncoder.of`;
+    `device`: see `get_backend`.
 
     Raises ModelNotFound, CheckpointError or Unsupported.
     """
@@ -64,8 +65,8 @@ def open_model(
     vision = build_vision(checkpoint)
     if vision is not None:
         _check_width(checkpoint, program, vision)
-    encoder = None if vision is None else CompiledEncoder.of(vision, vision_dtype)
-    return OpenModel(checkpoint, get_backend().compile(program, adapters), encoder)
+    encoder = None if vision is None else CompiledEncoder.of(vision, vision_dtype, device)
+    return OpenModel(checkpoint, get_backend(device).compile(program, adapters), encoder)
 
 
 def _check_width(checkpoint: Checkpoint, program: Program, vision: Vision) -> None:
@@ -79,10 +80,10 @@ def _check_width(checkpoint: Checkpoint, program: Program, vision: Vision) -> No
         )
 
 
-def open_draft(path: Path) -> CompiledDraft:
+def open_draft(path: Path, device: str = "cpu") -> CompiledDraft:
     """Reads the headers of a draft model. Raises ModelNotFound, CheckpointError, Unsupported or
     UsageError."""
-    opened = open_model(path, mmproj=NONE)  # images are not shown to it
+    opened = open_model(path, mmproj=NONE, device=device)  # images are not shown to it
     if opened.task != "generate" or not opened.program.causal:
         raise UsageError(f"--draft {path.name} generates no text", "--draft smollm2")
     return CompiledDraft(path, opened.compiled, dict(opened.checkpoint.states))

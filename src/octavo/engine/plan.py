@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from octavo.backends.base import BLOCK, Compiled, Footprint, ProgramOptions, StepLimits
+from octavo.backends.base import BLOCK, Compiled, DeviceBytes, Footprint, ProgramOptions, StepLimits
 from octavo.engine.draft_plan import CompiledDraft, DraftPlan
 from octavo.engine.encoder import CompiledEncoder
 from octavo.engine.host import host_memory, usable_threads
 from octavo.errors import DoesNotFit, UsageError
-from octavo.program import Experts, Program
+from octavo.program import Program
 
 GIB, MIB = 1 << 30, 1 << 20
 STEP_TOKENS = 512  # tokens a step computes: prefill in pieces this long, half of it beside decoding
 SEQUENCES = 32  # requests computed together
+DEVICE_SHARE = 0.9  # of a GPU's memory, when no amount is named
 DEFAULT_SHARE = 0.8  # of the memory available, when no amount is named
 DEFAULT_CACHE = GIB  # KV cache when memory is plentiful, unless one context needs more
 SMALLEST_CONTEXT = 256
@@ -48,16 +49,14 @@ class Plan:
     speculation: str = "auto"
     draft: DraftPlan | None = None
     vision_dtype: str = "auto"  # of what encodes images
+    device: str = "cpu"
+    process: int = PROCESS + PAGES  # beside what is counted above
 
     @property
     def load_options(self) -> ProgramOptions:
         return ProgramOptions(
             self.limits, self.threads, self.kv_dtype, self.packed, self.adapters, self.activations
         )
-
-    @property
-    def process(self) -> int:
-        return PROCESS + PAGES
 
     @property
     def total(self) -> int:
@@ -103,16 +102,6 @@ def parse_size(text: str, available: int, option: str = "--memory") -> int:
     return int(value)
 
 
-def cache_type(program: Program, asked: str = "auto") -> str:
-    """What keys and values are cached as, unless it was asked for: what the checkpoint says, else
-    bf16, and fp32 where experts are routed to, because a router close to a tie makes another expert
-    of the cache's rounding."""
-    asked = program.kv_dtype if asked == "auto" else asked
-    if asked != "auto":
-        return asked
-    return "f32" if any(isinstance(op, Experts) for op in program.ops) else "bf16"
-
-
 def make_plan(
     compiled: Compiled, *, name: str, memory: str | None = None, context: int | None = None,
     threads: int | None = None, kv_dtype: str = "auto", activations: str = "auto",
@@ -128,9 +117,9 @@ def make_plan(
     fills `share.each`. draft: writes drafts; has as many blocks. replicas: engines of the model,
     which divide memory and threads; the plan is each one's. Raises DoesNotFit or UsageError.
     """
-    kv_dtype = cache_type(compiled.program, kv_dtype)
+    kv_dtype = compiled.kv_dtype(kv_dtype)
     activations = compiled.activations(activations)
-    available, budget = memory_budget(memory, what_if)
+    available, budget = memory_budget(memory, what_if, compiled.device_memory)
     threads, own = usable_threads() if threads is None else threads, compiled.program.context
     _check_asked(threads, context, own)
     budget, threads, share = _divided(replicas, budget, threads, share)
@@ -147,12 +136,14 @@ def make_plan(
     beside = draft.footprint(options) if draft else Footprint(0, 0, 0)
     each = block + (draft.compiled.block_bytes(kv_dtype) if draft else 0)
     loaded = fixed.weights + fixed.buffers + beside.weights + beside.buffers
-    held = loaded + adapters + sum(images) + PROCESS + PAGES
+    process = _process(compiled)
+    held = loaded + adapters + sum(images) + process
     left, wanted = budget - held, context or own
     needed = (wanted + BLOCK - 1) // BLOCK * each
     if left < needed and (context is not None or left < SMALLEST_CONTEXT // BLOCK * each):
         raise _refusal(name, held, needed, budget, wanted, left, each, replicas)
-    cache = left if memory else min(left, max(DEFAULT_CACHE, needed))
+    own_memory = compiled.device_memory is not None  # which nothing else wants
+    cache = left if memory or own_memory else min(left, max(DEFAULT_CACHE, needed))
     if share is not None:
         cache = min(cache, share.cache(left, needed, context is not None))
     blocks = cache // each
@@ -164,6 +155,7 @@ def make_plan(
         limits=options.limits, adapters=adapters, encoder=images[0], image_cache=images[1],
         packed=packed, draft=draft.plan(options, beside) if draft else None,
         speculation=speculation, vision_dtype=encoder.dtype if encoder else "auto",
+        device=compiled.device, process=process,
     )  # fmt: skip
 
 
@@ -205,8 +197,13 @@ def _check_speculation(program: Program, speculation: str, draft: CompiledDraft 
         raise UsageError(f"--draft {draft.path.name} is for models that generate text")
 
 
-def memory_budget(asked: str | None, what_if: bool = False) -> tuple[int, int]:
-    """Bytes available, and those to plan with. Raises DoesNotFit for more than there are."""
+def memory_budget(
+    asked: str | None, what_if: bool = False, device: DeviceBytes | None = None
+) -> tuple[int, int]:
+    """Bytes available, on a device if it has memory of its own, and those to plan with. Raises
+    DoesNotFit for more than there are."""
+    if device is not None:
+        return _device_budget(asked, what_if, device.total)
     host = host_memory()
     if asked is None:
         return host.available, int(host.available * DEFAULT_SHARE)
@@ -221,6 +218,24 @@ def memory_budget(asked: str | None, what_if: bool = False) -> tuple[int, int]:
     return host.available, budget
 
 
+def _device_budget(asked: str | None, what_if: bool, total: int) -> tuple[int, int]:
+    if asked is None and not total:
+        raise UsageError("there is no GPU here to plan for: name its memory", "--memory 80GiB")
+    budget = int(total * DEVICE_SHARE) if asked is None else parse_size(asked, total)
+    if budget > total and not what_if:
+        raise DoesNotFit(
+            f"--memory {asked} is more than the {size(total)} that the GPU has",
+            f"--memory {int(total * DEVICE_SHARE) // MIB}MiB",
+        )
+    return total, budget
+
+
+def _process(compiled: Compiled) -> int:
+    """Bytes that a process takes beside programs, where they lie."""
+    device = compiled.device_memory
+    return PROCESS + PAGES if device is None else device.process
+
+
 def _encoder_plan(
     compiled: Compiled, name: str, available: int, budget: int, context: int, threads: int,
     activations: str, packed: bool, replicas: int,
@@ -229,9 +244,11 @@ def _encoder_plan(
     own = compiled.program.context
     tokens = max(STEP_TOKENS, context)
     limits = StepLimits(tokens, tokens, 4 * tokens // BLOCK)
-    options = ProgramOptions(limits, threads, "f32", packed, activations=activations)
+    kv_dtype = compiled.kv_dtype("f32" if compiled.device == "cpu" else "auto")
+    options = ProgramOptions(limits, threads, kv_dtype, packed, activations=activations)
     size_of = compiled.footprint(options)
-    total = size_of.weights + size_of.buffers + size_of.cache + PROCESS + PAGES
+    process = _process(compiled)
+    total = size_of.total + process
     if total > budget:
         raise DoesNotFit(
             f"{name} does not fit: weights, buffers and process {size(total)} > {size(budget)}"
@@ -240,8 +257,9 @@ def _encoder_plan(
         )
     return Plan(
         weights=size_of.weights, buffers=size_of.buffers, cache=size_of.cache,
-        block=compiled.block_bytes("f32"), available=available, context=context, model_context=own,
-        threads=threads, kv_dtype="f32", activations=activations, limits=limits, packed=packed,
+        block=compiled.block_bytes(kv_dtype), available=available, context=context,
+        model_context=own, threads=threads, kv_dtype=kv_dtype, activations=activations,
+        limits=limits, packed=packed, device=compiled.device, process=process,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, TypedDict, Unpack
 
+from octavo.backends import resolve_device
 from octavo.checkpoint.hub import Located, locate, no_progress
 from octavo.checkpoint.progress import ProgressBar
 from octavo.client.in_process import InProcessClient
@@ -47,7 +48,8 @@ class LoadOptions(TypedDict, total=False):
     `draft`, "auto" both, "self" those of the model without some layers (`octavo tune`), "off" none.
     mmproj: the file with the image encoder of a .gguf model, "auto" for one beside it, "none".
     vision_dtype: "int8" rounds the image encoder's layers and their inputs to 8 bits, "auto" leaves
-    it as it is stored. loading: opens a progress bar, given what it is for and how many bytes.
+    it as it is stored. device: what computes, "cpu", "cuda" (a GPU), "cuda:1", or "auto", a GPU
+    where one can be used. loading: opens a progress bar, given what it is for and how many bytes.
     """
 
     memory: str | None
@@ -65,6 +67,7 @@ class LoadOptions(TypedDict, total=False):
     draft: str | None
     mmproj: str
     vision_dtype: str
+    device: str
     loading: ProgressBar
 
 
@@ -85,14 +88,15 @@ def load(model: str, **options: Unpack[LoadOptions]) -> ServedModel:
     loading, adapters = options.get("loading", no_progress), options.get("adapters")
     located = locate(model, offline=options.get("offline", False), progress=loading)
     mmproj, vision_dtype = options.get("mmproj", "auto"), options.get("vision_dtype", "auto")
-    opened = open_model(located.path, adapters is not None, None, mmproj, vision_dtype)
+    device = resolve_device(options.get("device", "auto"))
+    opened = open_model(located.path, adapters is not None, None, mmproj, vision_dtype, device)
     tokenizer = load_tokenizer(opened.checkpoint)
     table = token_table(tokenizer)
     source = options.get("chat_template") or template_source(opened.checkpoint)
     template = ChatTemplate(source, tokenizer) if source else None
-    plan = _plan(opened, located, options)
+    plan = _plan(opened, located, options, device)
     opened = open_model(
-        located.path, adapters is not None, plan.context, opened.mmproj, vision_dtype
+        located.path, adapters is not None, plan.context, opened.mmproj, vision_dtype, device
     )
     with loading("Loading", opened.checkpoint.nbytes) as advance:
         client = InProcessClient(load_engine(opened, plan, table, advance))
@@ -110,7 +114,7 @@ def load(model: str, **options: Unpack[LoadOptions]) -> ServedModel:
         raise
 
 
-def _plan(opened: OpenModel, located: Located, options: LoadOptions) -> Plan:
+def _plan(opened: OpenModel, located: Located, options: LoadOptions, device: str) -> Plan:
     """The plan of a model. Raises OctavoError."""
     adapters, draft = options.get("adapters"), options.get("draft")
     lora = parse_size(options.get("lora_memory", "256MiB"), available_memory())
@@ -127,5 +131,7 @@ def _plan(opened: OpenModel, located: Located, options: LoadOptions) -> Plan:
         adapters=lora if adapters is not None else 0,
         encoder=opened.encoder,
         speculation=options.get("speculation", "auto"),
-        draft=open_draft(locate(draft, offline=offline, progress=progress).path) if draft else None,
+        draft=open_draft(locate(draft, offline=offline, progress=progress).path, device)
+        if draft
+        else None,
     )

@@ -52,6 +52,7 @@ class ModelOptions:
     pinned: bool = False
     mmproj: str = "auto"  # the file with a GGUF model's image encoder
     vision_dtype: str = "auto"
+    device: str = "cpu"  # what computes
     replicas: int = 1  # engines
     routing: str = "cost"  # how one of them is chosen
 
@@ -102,8 +103,9 @@ class ModelSource:
             if self._planned is None:
                 o = self._options
                 opened = open_model(
-                    o.located.path, o.lora, mmproj=o.mmproj, vision_dtype=o.vision_dtype
-                )
+                    o.located.path, o.lora, mmproj=o.mmproj, vision_dtype=o.vision_dtype,
+                    device=o.device,
+                )  # fmt: skip
                 self._planned = opened, self._make_plan(opened)
             return self._planned
 

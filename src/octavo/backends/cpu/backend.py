@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo import _native
-from octavo.backends.base import Executable, Footprint, PackedMatrices, ProgramOptions
+from octavo.backends.base import DeviceBytes, Executable, Footprint, PackedMatrices, ProgramOptions
 from octavo.backends.cpu.activations import resolve
 from octavo.backends.cpu.adapters import LoadedAdapters
 from octavo.backends.cpu.executor import CpuExecutable, block_bytes, footprint, host_isa, load
@@ -15,7 +15,17 @@ from octavo.backends.cpu.packed import packed_below, packed_file
 from octavo.backends.cpu.weights import packed_matrices
 from octavo.checkpoint import Checkpoint
 from octavo.checkpoint.progress import Advance
-from octavo.program import Program
+from octavo.program import Experts, Program
+
+
+def cache_type(program: Program, asked: str = "auto") -> str:
+    """What keys and values are cached as, unless it was asked for: what the checkpoint says, else
+    bf16, and fp32 where experts are routed to, because a router close to a tie makes another expert
+    of the cache's rounding."""
+    asked = program.kv_dtype if asked == "auto" else asked
+    if asked != "auto":
+        return asked
+    return "f32" if any(isinstance(op, Experts) for op in program.ops) else "bf16"
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,17 @@ class CpuCompiled:
 
     def activations(self, asked: str) -> str:
         return resolve(asked, self.program, host_isa())
+
+    def kv_dtype(self, asked: str) -> str:
+        return cache_type(self.program, asked)
+
+    @property
+    def device(self) -> str:
+        return "cpu"
+
+    @property
+    def device_memory(self) -> DeviceBytes | None:
+        return None
 
     def block_bytes(self, kv_dtype: str) -> int:
         return block_bytes(self.lowered, kv_dtype)

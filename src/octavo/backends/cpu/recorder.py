@@ -10,25 +10,25 @@ import numpy.typing as npt
 from octavo import _native
 from octavo.backends.cpu.activations import threshold
 from octavo.backends.cpu.lower import ActShape, Forms, Lowered, forms
-from octavo.backends.cpu.ops import (
+from octavo.backends.cpu.weights import deferred, weights_of
+from octavo.backends.fused import (
     AddOp,
     AttentionOp,
     EmbedOp,
     EmitOp,
     ExpertsOp,
     FeaturesOp,
+    FusedOp,
     GatedOp,
     GluOp,
     InjectOp,
     LayerNormOp,
     LinearOp,
-    NativeOp,
     NormOp,
     RouteOp,
     SelectOp,
     SoftcapOp,
 )
-from octavo.backends.cpu.weights import deferred, weights_of
 from octavo.checkpoint.progress import Advance
 from octavo.program import Experts, Linear, RmsNorm, Rope, Route, Value, Weight
 
@@ -156,7 +156,7 @@ class Recorder:
             apart=shape.per_thread,
         )  # fmt: skip
 
-    def record(self, native: NativeOp) -> None:
+    def record(self, native: FusedOp) -> None:
         model, buffer, act = self.model, self.buffer, self.act
         match native:
             case EmbedOp(op):

@@ -48,3 +48,8 @@ def padded(rows: int) -> int:
     """Rows that a step of so many is computed with: beyond the largest size, a multiple of it."""
     fitting = [size for size in PADDED if size >= rows]
     return fitting[0] if fitting else up(rows, PADDED[-1])
+
+
+def places(pairs: int, experts: int) -> int:
+    """Places that pairs of rows and experts need at most: each expert's begin a block."""
+    return up(pairs, PAIR_BLOCK) + PAIR_BLOCK * min(experts, pairs)

@@ -14,7 +14,7 @@ class Matrix(NamedTuple):
     """Weights `[n, k]` on the device, padded to tiles of 64; experts have a leading dimension.
 
     kind: "bf16" (codes are `[N, K]`), "int4" and "table4" (`[N/64, K/64, 64, 32]` bytes of two
-    codes, 16 columns apart), "int8" and "fp8" (`[N/64, K/64, 64, 64]`). group: columns that share a
+    codes, 32 columns apart), "int8" and "fp8" (`[N/64, K/64, 64, 64]`). group: columns that share a
     scale, 0 for bf16. scales, minima: `[groups, N]`. table: the 16 values of "table4".
     """
 
@@ -28,7 +28,7 @@ class Matrix(NamedTuple):
     table: Tensor | None = None
 
 
-class Rows(NamedTuple):
+class StepRows(NamedTuple):
     """A step's tokens, int32. Padded rows have key -1 and see nothing.
 
     given: row of the step's embeddings, or -1. table: offset of the sequence's block table in

@@ -1,4 +1,4 @@
-"""What programs are lowered to: one class for each operation of the native runtime."""
+"""What programs are fused to: one class for each operation that backends compute."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ class AttentionOp:
         return Effects((self.q, self.k, self.op.v), act=self.op.out, per_thread=True)
 
 
-NativeOp = (
+FusedOp = (
     EmbedOp | FeaturesOp | InjectOp | SelectOp | LayerNormOp | NormOp | AddOp | SoftcapOp
     | EmitOp | RouteOp | ExpertsOp | LinearOp | GatedOp | GluOp | AttentionOp
 )  # fmt: skip

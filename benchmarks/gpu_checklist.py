@@ -1,0 +1,366 @@
+"""What a GPU shows first: limits, bits, memory errors, speed. A JSON line for each thing found.
+
+python benchmarks/gpu_checklist.py --list
+python benchmarks/gpu_checklist.py bits --random llama-1b --out bits.jsonl
+python benchmarks/gpu_checklist.py speed --random llama-8b --format q4_0 --out q4.jsonl --svg q4.svg
+
+Each piece takes less than nine minutes. Weights are random and made on the device, so nothing has to
+be brought there. `--random tiny --device cpu` runs the same code with the operations in torch.
+Speeds are medians of steps, compared with the device's nominal limits and with copies measured here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from octavo.backends.base import BLOCK, SamplingRow, Span, StepInput, StepLimits
+from octavo.backends.cuda.device import operations, wait
+from octavo.backends.cuda.executable import CudaExecutable
+from octavo.backends.cuda.formats import MatrixSpec
+from octavo.backends.cuda.inputs import StepSize
+from octavo.backends.cuda.lower import lower
+from octavo.backends.cuda.memory import DeviceMemory
+from octavo.backends.cuda.pack import allocate
+from octavo.backends.cuda.placed import Placed
+from octavo.backends.cuda.tensors import Matrix
+from octavo.checkpoint import Checkpoint, TensorType
+from octavo.checkpoint.base import Computed
+from octavo.models import build_program
+
+NOMINAL = {"H100": 3.35e12, "H200": 4.8e12}  # bytes a second, of the SXM boards
+Line = dict[str, Any]
+
+
+class Shape(NamedTuple):
+    """Of a llama: width, feed-forward width, layers, heads, KV heads, vocabulary."""
+
+    hidden: int
+    ffn: int
+    layers: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+
+SHAPES = {
+    "tiny": Shape(64, 96, 2, 4, 2, 320),
+    "llama-1b": Shape(2048, 8192, 16, 32, 8, 128_256),
+    "llama-8b": Shape(4096, 14336, 32, 32, 8, 128_256),
+}
+FORMATS = {"bf16": TensorType.BF16, "q4_0": TensorType.Q4_0, "q8_0": TensorType.Q8_0}
+
+
+def checkpoint_of(s: Shape, format: str) -> Checkpoint:
+    """A llama without a file: vectors are ones, matrices are never read."""
+    shapes = {
+        "model.embed_tokens.weight": (s.vocabulary, s.hidden),
+        "model.norm.weight": (s.hidden,),
+    }
+    for i in range(s.layers):
+        at = f"model.layers.{i}."
+        keys = s.kv_heads * s.head_dim
+        shapes |= {
+            f"{at}input_layernorm.weight": (s.hidden,),
+            f"{at}post_attention_layernorm.weight": (s.hidden,),
+            f"{at}self_attn.q_proj.weight": (s.hidden, s.hidden),
+            f"{at}self_attn.k_proj.weight": (keys, s.hidden),
+            f"{at}self_attn.v_proj.weight": (keys, s.hidden),
+            f"{at}self_attn.o_proj.weight": (s.hidden, s.hidden),
+            f"{at}mlp.gate_proj.weight": (s.ffn, s.hidden),
+            f"{at}mlp.up_proj.weight": (s.ffn, s.hidden),
+            f"{at}mlp.down_proj.weight": (s.hidden, s.ffn),
+        }
+    tensors = {}
+    for name, shape in shapes.items():
+        kind = TensorType.F32 if len(shape) == 1 else FORMATS[format]
+        ones = np.ones(shape if len(shape) == 1 else (0,), np.float32)
+        tensors[name] = Computed(name, kind, shape, 0, lambda ones=ones: ones)
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": s.hidden,
+        "intermediate_size": s.ffn, "num_hidden_layers": s.layers,
+        "num_attention_heads": s.heads, "num_key_value_heads": s.kv_heads,
+        "vocab_size": s.vocabulary, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0, "tie_word_embeddings": True, "hidden_act": "silu",
+    }  # fmt: skip
+    return Checkpoint(Path("random"), "hf", config, tensors)
+
+
+def random_matrix(spec: MatrixSpec, device: torch.device) -> Matrix:
+    """Weights that keep the scale of what passes through them, made on the device."""
+    arrays = {name: allocate(array, device) for name, array in spec.arrays.items()}
+    codes, n, k = arrays["codes"], spec.n, spec.k
+    deviation = k**-0.5
+    if spec.form.kind == "bf16":
+        codes[:n, :k].normal_(0, deviation)
+    else:
+        codes.random_(0, 256)
+        middle = 4.6 if spec.form.kind == "int4" else 74.0  # deviation of even codes
+        arrays["scales"][: -(-k // spec.form.group), :n] = deviation / middle
+    return Matrix(spec.form.kind, n, k, spec.form.group, **arrays)
+
+
+class Model:
+    """A random model on a device."""
+
+    def __init__(self, name: str, format: str, device: torch.device, blocks: int) -> None:
+        self.shape, self.device = SHAPES[name], device
+        torch.manual_seed(1)
+        program = build_program(checkpoint_of(self.shape, format))
+        self.memory = DeviceMemory(lower(program), StepLimits(self.most, 256, blocks))
+        placed = Placed(self.memory, device, lambda _: None, random_matrix)
+        self.executable = CudaExecutable(placed, device.type)
+        self.weights = self.memory.footprint.weights
+        self.token = self.memory.cache.nbytes // blocks // BLOCK  # bytes of KV of a token
+
+    @property
+    def most(self) -> int:
+        return 512 if self.shape.hidden < 256 else 2048
+
+    def step(self, spans: list[tuple[list[int], int, list[int]]]) -> StepInput:
+        """Tokens, their first position and their blocks, of several sequences; the last row of
+        each is drawn greedily."""
+        ids: list[int] = []
+        positions: list[int] = []
+        tables: list[int] = []
+        layout = []
+        for tokens, start, blocks in spans:
+            layout.append(Span(len(ids), len(tokens), start, len(tables)))
+            ids += tokens
+            positions += range(start, start + len(tokens))
+            tables += blocks
+        last = [s.first + s.length - 1 for s in layout]
+        a = (np.array(x, np.int32) for x in (ids, positions, tables, last))
+        given, at, table, select = a
+        rows = [SamplingRow()] * len(spans)
+        return StepInput(given, at, layout, table, select, rows, all_logits=True)
+
+    def blocks(self, sequence: int, length: int) -> list[int]:
+        """Blocks of a sequence of so many tokens; of all sequences one after the other."""
+        each = -(-length // BLOCK)
+        return list(range(sequence * each, (sequence + 1) * each))
+
+    def ids(self, seed: int, count: int) -> list[int]:
+        found: list[int] = (
+            np.random.default_rng(seed).integers(3, self.shape.vocabulary, count).tolist()
+        )
+        return found
+
+
+def seconds(device: torch.device, work: Callable[[], None], rounds: int = 20) -> float:
+    """Median seconds of a piece of work, after three that do not count."""
+    taken = []
+    for i in range(rounds + 3):
+        wait(device)
+        begin = time.perf_counter()
+        work()
+        wait(device)
+        taken += [time.perf_counter() - begin] * (i >= 3)
+    return statistics.median(taken)
+
+
+def limits(a: argparse.Namespace, device: torch.device) -> Iterator[Line]:
+    """Versions, copies and products: what the device gives."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    found = {p: version(p) for p in ("torch", "octavo")}
+    yield {"item": "versions", "device": name, **found}
+    size = (1 << 30) if device.type == "cuda" else 1 << 20
+    source = torch.empty(size, dtype=torch.uint8, device=device).random_()
+    target = torch.empty_like(source)
+    took = seconds(device, lambda: target.copy_(source))
+    yield {"item": "copy", "bytes_per_second": 2 * size / took}
+    n = 8192 if device.type == "cuda" else 64
+    x, y = (torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(2))
+    took = seconds(device, lambda: torch.mm(x, y))
+    yield {"item": "product", "flops": 2 * n**3 / took}
+
+
+def bits(a: argparse.Namespace, device: torch.device) -> Iterator[Line]:
+    """Equal bits: rows of linear layers, chunks of prompts, sequences alone and together, graphs."""
+    model = Model(a.random, a.format, device, 2048)
+    yield from linear_rows(model)
+    yield from chunks(model)
+    yield from together(model)
+
+
+def linear_rows(model: Model) -> Iterator[Line]:
+    """A row's sums alone and among others, of every shape of matrix."""
+    functions, device = operations(model.device), model.device
+    counts = (1, 7, 16, 64, 513) if model.shape.hidden >= 256 else (1, 7, 80)
+    seen = set()
+    for w in model.executable.placed.matrices:
+        if (w.n, w.k) in seen:
+            continue
+        seen.add((w.n, w.k))
+        wide = w.codes.shape[-1] if w.kind == "bf16" else w.codes.shape[1] * 64
+        x = torch.randn(counts[-1], wide, device=device).bfloat16()
+        x[:, w.k :] = 0
+        expected = None
+        for count in reversed(counts):
+            out = torch.empty(1, count, w.n, device=device)
+            functions.linear(x[:count].contiguous(), w, out)
+            expected = out[0] if expected is None else expected
+            same = torch.equal(out[0], expected[:count])
+            yield {"item": "linear", "shape": [w.n, w.k], "rows": count, "same": same}
+
+
+def chunks(model: Model) -> Iterator[Line]:
+    """The last logits of prompts, however they are cut."""
+    small = model.shape.hidden < 256
+    for length in (1, 511, 513) if small else (1, 511, 512, 513, 4097):
+        ids, table = model.ids(length, length), model.blocks(0, length)
+        found = {}
+        for cut in (length, 512, 17) if length < 1000 else (2048, 512, 100):
+            for at in range(0, length, cut):
+                model.executable.step(model.step([(ids[at : at + cut], at, table)]))
+            found[cut] = model.executable.logits(1)
+        same = all(np.array_equal(x, found[min(found)]) for x in found.values())
+        yield {"item": "chunks", "length": length, "cuts": list(found), "same": same}
+
+
+def together(model: Model) -> Iterator[Line]:
+    """Sequences alone, together, and beside another's prompt; calls against graphs."""
+    count, length = (4, 40) if model.shape.hidden < 256 else (32, 600)
+    own = [model.ids(i, length) for i in range(count)]
+    tables = [model.blocks(i, length + BLOCK) for i in range(count + 1)]
+    step, executable = model.step, model.executable
+    alone = []
+    for ids, table in zip(own, tables, strict=False):
+        executable.step(step([(ids, 0, table)]))
+        executable.step(step([([5], length, table)]))
+        alone.append(executable.logits(1)[0])
+    decoding = [([5], length, table) for table in tables[:count]]
+    for round in range(3):  # by calls, captured, replayed
+        executable.step(step(decoding))
+        same = np.array_equal(executable.logits(count), np.array(alone))
+        yield {"item": "together", "sequences": count, "round": round, "same": same}
+    beside = (model.ids(99, length), 0, tables[count])
+    executable.step(step([*decoding, beside]))
+    same = np.array_equal(executable.logits(count), np.array(alone))
+    yield {"item": "beside a prompt", "sequences": count, "same": same}
+
+
+def memcheck(a: argparse.Namespace, device: torch.device) -> Iterator[Line]:
+    """A tiny model's bits under compute-sanitizer."""
+    tool = shutil.which("compute-sanitizer")
+    if tool is None:
+        yield {"item": "memcheck", "skipped": "there is no compute-sanitizer"}
+        return
+    command = [tool, "--tool", "memcheck", "--error-exitcode", "9", sys.executable, __file__]
+    done = subprocess.run([*command, "bits", "--random", "tiny"], capture_output=True, text=True)
+    yield {"item": "memcheck", "clean": done.returncode == 0, "tail": done.stdout[-500:]}
+
+
+def speed(a: argparse.Namespace, device: torch.device) -> Iterator[Line]:
+    """Milliseconds of a decoding step and tokens a second of a prompt, and the share of limits."""
+    small = a.random == "tiny"
+    context, batches = (64, (1, 4)) if small else (1024, (1, 16, 64, 256))
+    blocks = batches[-1] * (context // BLOCK + 1)
+    begin = time.perf_counter()
+    model = Model(a.random, a.format, device, blocks)
+    yield {"item": "made", "seconds": time.perf_counter() - begin, "weights": model.weights}
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    nominal = next((v for k, v in NOMINAL.items() if k in name), None)
+    for batch in batches:
+        spans = [([5], context, model.blocks(i, context + BLOCK)) for i in range(batch)]
+        step = model.step(spans)
+        took = seconds(device, lambda step=step: model.executable.step(step))
+        read = model.weights + batch * context * model.token
+        yield {
+            "item": "decode", "model": a.random, "format": a.format, "batch": batch,
+            "context": context, "ms": took * 1e3, "tokens_per_second": batch / took,
+            "bytes_per_second": read / took, "share": read / took / nominal if nominal else None,
+        }  # fmt: skip
+    for length in (64,) if small else (512, 2048):
+        step = model.step([(model.ids(1, length), 0, model.blocks(0, length))])
+        took = seconds(device, lambda step=step: model.executable.step(step), 5)
+        flops = 2 * sum(m.n * m.k for m in model.executable.placed.matrices[1:]) * length
+        yield {
+            "item": "prefill", "model": a.random, "format": a.format, "tokens": length,
+            "ms": took * 1e3, "tokens_per_second": length / took, "flops": flops / took,
+        }  # fmt: skip
+
+
+def kernels(a: argparse.Namespace, device: torch.device) -> Iterator[Line]:
+    """Microseconds of each operation of one decoding step, launched one at a time."""
+    model = Model(a.random, a.format, device, 512)
+    model.executable.step(model.step([([5], 100, model.blocks(0, 128))]))
+    calls = model.executable.calls(StepSize(1, 1, 0))
+    taken: dict[str, list[float]] = {}
+    for call in calls:
+        name = getattr(getattr(call, "func", None), "__name__", "")
+        if name:
+            taken.setdefault(name, []).append(seconds(device, call, 5) * 1e6)
+    for name, each in sorted(taken.items(), key=lambda x: -sum(x[1])):
+        yield {"item": "kernel", "name": name, "launches": len(each), "microseconds": sum(each)}
+
+
+PIECES = {f.__name__: f for f in (limits, bits, memcheck, speed, kernels)}
+
+
+def chart(lines: list[Line]) -> str:
+    """Bars of what decoding reaches of the memory's bandwidth."""
+    found = [line for line in lines if line["item"] == "decode"]
+    most = max((line["bytes_per_second"] for line in found), default=1.0)
+    bars = []
+    for i, line in enumerate(found):
+        y, width = 30 + 24 * i, 400 * line["bytes_per_second"] / most
+        share = f", {line['share']:.0%} of the limit" if line["share"] else ""
+        text = f"{line['batch']} streams: {line['ms']:.2f} ms{share}"
+        bars.append(f'<rect x="8" y="{y}" width="{width:.0f}" height="18" fill="#9bd"/>')
+        bars.append(f'<text x="14" y="{y + 13}" font-size="12">{text}</text>')
+    height = 40 + 24 * len(found)
+    title = f"{found[0]['model']} {found[0]['format']}: decoding" if found else "no speeds"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="420" height="{height}" '
+        f'font-family="sans-serif"><text x="8" y="18" font-size="14">{title}</text>'
+        f"{''.join(bars)}</svg>\n"
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs pieces. 1 if bits differ or memory errors were found."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("pieces", nargs="*", help=f"of {', '.join(PIECES)}; all if none is named")
+    parser.add_argument("--list", action="store_true", help="what each piece does")
+    parser.add_argument("--random", choices=SHAPES, default="llama-1b")
+    parser.add_argument("--format", choices=FORMATS, default="bf16")
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--svg", type=Path)
+    a = parser.parse_args(argv)
+    if a.list:
+        for name, piece in PIECES.items():
+            print(f"{name:10} {(piece.__doc__ or '').splitlines()[0]}")
+        return 0
+    lines: list[Line] = []
+    for name in a.pieces or PIECES:
+        for line in PIECES[name](a, torch.device(a.device)):
+            lines.append(line)
+            print(json.dumps(line), flush=True)
+    if a.out:
+        a.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if a.svg:
+        a.svg.write_text(chart(lines))
+    wrong = [line for line in lines if line.get("same") is False or line.get("clean") is False]
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
