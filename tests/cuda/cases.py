@@ -119,6 +119,14 @@ def rows() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "give", lambda: kernels.give(empty(4, 8192), ints(8), empty(8, 2048), first=0, add=True)
     yield "select", lambda: kernels.select(empty(8, 2048), ints(4), empty(4, 2048), act(4, 2048))
     masks = empty(4, 16032, dtype=torch.uint8)
+    columns = [
+        empty(4),
+        empty(4),
+        empty(4),
+        ints(4),
+        *(empty(4, dtype=torch.int64) for _ in range(2)),
+    ]
+    yield "draw", lambda: kernels.draw(empty(4, 128256), masks, *columns, ints(4))
     yield "argmax", lambda: kernels.argmax(empty(4, 128256), masks, ints(4))
 
 

@@ -23,7 +23,7 @@ from tests.cuda.cases import GROUPS
 
 TYPES = {
     torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16",
-    torch.float64: "*fp64", torch.int32: "*i32", torch.uint8: "*u8",
+    torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8",
 }  # fmt: skip
 DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
 COUNTED = ("HGMMA", "HMMA", "LDL", "STL")

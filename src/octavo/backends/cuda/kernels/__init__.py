@@ -1,6 +1,7 @@
 """The operations of the CUDA backend as Triton kernels; `host` has their meaning in plain torch."""
 
 from octavo.backends.cuda.kernels.attention import attention
+from octavo.backends.cuda.kernels.draw import draw
 from octavo.backends.cuda.kernels.embed import embed, give, select
 from octavo.backends.cuda.kernels.glu import combine, glu, permute
 from octavo.backends.cuda.kernels.head import argmax
@@ -24,6 +25,7 @@ __all__ = [
     "build_work",
     "combine",
     "copy_slots",
+    "draw",
     "embed",
     "expert_glu",
     "expert_linear",

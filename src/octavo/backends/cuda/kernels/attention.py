@@ -168,7 +168,7 @@ def attention(
     block = max(16, triton.next_power_of_2(dim))
     m = max(QUERY_TILE, triton.next_power_of_2(shared))
     programs = max(1, ATTENTION_PROGRAMS // kv_heads)
-    warps, stages = attention_config(block)
+    warps, stages = attention_config(block, m)
     scaled, cap = (scale / softcap, softcap * LOG2_E) if softcap > 0 else (scale * LOG2_E, 0.0)
     _attention[(min(programs, work.items.shape[0]), kv_heads)](
         q, kv, rows.key, rows.first, rows.last, rows.tables, work.groups, work.items, work.counts,

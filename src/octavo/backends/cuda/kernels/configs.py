@@ -17,7 +17,7 @@ def linear_config(kind: str, tokens: int) -> tuple[int, int, int, int]:
 ATTENTION_PROGRAMS = 264  # that walk the work list: two for each multiprocessor of an H200
 
 
-def attention_config(dim: int) -> tuple[int, int]:
-    """(warps, stages) of attention with heads of `dim` features. Sums of a row of scores are made
-    across lanes, so nothing else may decide."""
-    return (4 if dim < 128 else 8), (2 if dim > 128 else 3)
+def attention_config(dim: int, rows: int) -> tuple[int, int]:
+    """(warps, stages) of attention with heads of `dim` features and so many rows of a query tile.
+    Sums of a row of scores are made across lanes, so only what the model fixes may decide."""
+    return (4 if dim * rows < 128 * 64 else 8), (2 if dim > 128 else 3)
