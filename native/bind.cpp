@@ -106,6 +106,7 @@ NB_MODULE(_native, m) {
   m.attr("WIDEST_HEAD") = WIDEST_HEAD;
   m.attr("LAYOUT_VERSION") = LAYOUT_VERSION;
   bind_kernels(m);
+  bind_pictures(m);
 
   // What recordings are made of; -1 stands for absent.
   keyword_struct<ActForms>(m, "Forms")

@@ -25,6 +25,7 @@ using namespace nb::literals;
 using namespace octavo;
 
 void bind_kernels(nb::module_& m);  // kernels and the sampler by themselves
+void bind_pictures(nb::module_& m);
 
 namespace {
 

@@ -107,8 +107,8 @@ class VisionFamily:
             if self.model_type.startswith("qwen"):
                 given["mm_token_type_ids"] = torch.tensor([[int(i == PLACEHOLDER) for i in ids]])
         elif images:
-            normalize = Normalization(1 / 255, MEAN, STD)
-            pixels = torch.from_numpy(np.concatenate([normalize(i.array) for i in images]))
+            how = Normalization(1 / 255, MEAN, STD)
+            pixels = torch.from_numpy(np.concatenate([normalized(i.array, how) for i in images]))
             pixels = pixels.permute(0, 3, 1, 2).contiguous()
             given["pixel_values"] = (
                 pixels[None] if self.model_type in ("idefics3", "smolvlm") else pixels
@@ -117,6 +117,12 @@ class VisionFamily:
             given["token_type_ids"] = torch.tensor([[int(i == PLACEHOLDER) for i in ids]])
         with torch.inference_mode():
             return model(input_ids=torch.tensor([ids]), **given).logits[0].numpy()
+
+
+def normalized(pixels: np.ndarray, how: Normalization) -> np.ndarray:
+    """Pixels `[..., 3]` as an encoder takes them, in the arithmetic of transformers."""
+    values = np.multiply(pixels, how.scale, dtype=np.float64).astype(np.float32)
+    return (values - np.array(how.mean, np.float32)) / np.array(how.std, np.float32)
 
 
 def frames(seed: int, count: int) -> list[Image.Image]:

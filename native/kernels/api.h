@@ -160,6 +160,17 @@ struct AttendArgs {
   float* out[ATTEND_ROWS];       // and weighted values [head_dim]
 };
 
+constexpr int WEIGHT_BITS = 22;   // of weights of pixels, which are integers
+constexpr int RESIZED_ROWS = 4;   // of pixels, resized together
+constexpr int READ_BEYOND = 16;   // bytes behind a row of pixels that are read, whatever they are
+
+// What makes each of `size` pixels: `count` pixels from `first` on, times weights, of which there
+// are `stride` a pixel, a multiple of 4, the rest of them zero.
+struct Taps {
+  int size, stride;
+  const int32_t *first, *count, *weights;
+};
+
 struct Kernels {
   const char* name;
   void (*linear[FORMATS])(const LinearArgs&, int panel_begin, int panel_end);
@@ -190,6 +201,11 @@ struct Kernels {
   uint64_t (*read)(const uint8_t* p, size_t bytes);
   double (*multiply_registers)(long rounds, int32_t* sink);
   double (*multiply)(long rounds, int32_t* sink);
+  // Rows of RGB to rows of another width, and bytes of several rows to one row.
+  void (*resize_across)(const uint8_t* const rows[RESIZED_ROWS], const Taps& taps,
+      uint8_t* const out[RESIZED_ROWS]);
+  void (*resize_down)(const uint8_t* rows, size_t stride, const int32_t* weights, int count,
+      size_t bytes, uint8_t* out);  // weights: as many as Taps has
 };
 
 const Kernels* kernels_amx();

@@ -14,6 +14,7 @@ namespace amx {
 #include "attention.inc"
 #include "attention_registers.inc"
 #include "limits.inc"
+#include "resize.inc"
 #include "amx.h"
 #include "amx_linear.inc"
 #include "amx_attention.inc"

@@ -14,6 +14,7 @@ namespace avx512vnni {
 #include "attention.inc"
 #include "attention_registers.inc"
 #include "limits.inc"
+#include "resize.inc"
 #include "table.inc"
 }  // namespace avx512vnni
 }  // namespace

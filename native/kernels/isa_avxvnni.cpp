@@ -14,6 +14,7 @@ namespace avxvnni {
 #include "attention.inc"
 #include "attention_registers.inc"
 #include "limits.inc"
+#include "resize.inc"
 #include "table.inc"
 }  // namespace avxvnni
 }  // namespace

@@ -14,6 +14,7 @@ namespace neon {
 #include "attention.inc"
 #include "attention_registers.inc"
 #include "limits.inc"
+#include "resize.inc"
 #include "table.inc"
 }  // namespace neon
 }  // namespace

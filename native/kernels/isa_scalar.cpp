@@ -15,6 +15,7 @@ namespace scalar {
 #include "attention.inc"
 #include "attention_registers.inc"
 #include "limits.inc"
+#include "resize.inc"
 #include "table.inc"
 }  // namespace scalar
 }  // namespace

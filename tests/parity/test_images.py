@@ -37,6 +37,7 @@ from octavo.vision.normalize import Normalization
 from octavo.vision.preprocess import Preprocessor
 from octavo.vision.qwen2_vl import Qwen2VLPreprocessor, pixel_limits
 from octavo.vision.resize import Framing
+from tests.vision_models import normalized
 
 SHAPES = [
     (64, 64),
@@ -62,17 +63,14 @@ def picture(width: int, height: int, mode: str = "RGB") -> Image.Image:
     return image.convert(mode)
 
 
-def normalized(pixels: np.ndarray, processor: Any) -> np.ndarray:
-    """What an encoder makes of our pixels, channels first."""
-    values = Normalization.of(
-        {
-            "rescale_factor": 1 / 255,
-            "image_mean": list(processor.image_mean),
-            "image_std": list(processor.image_std),
-        },
-        "",
-    )(pixels)
-    return values.transpose(0, 3, 1, 2)
+def channels_first(pixels: np.ndarray, processor: Any) -> np.ndarray:
+    """What an encoder makes of our pixels."""
+    settings = {
+        "rescale_factor": 1 / 255,
+        "image_mean": list(processor.image_mean),
+        "image_std": list(processor.image_std),
+    }
+    return normalized(pixels, Normalization.of(settings, "")).transpose(0, 3, 1, 2)
 
 
 FRAMES: dict[str, dict[str, Any]] = {
@@ -89,16 +87,16 @@ FRAMES: dict[str, dict[str, Any]] = {
 def test_clip_pixels(frame: str, size: tuple[int, int]) -> None:
     processor = CLIPImageProcessorPil(**FRAMES[frame])
     wanted = processor(picture(*size), return_tensors="np")["pixel_values"]
-    ours = np.asarray(Framing.of(processor.to_dict())(picture(*size), ""))[None]
-    assert np.array_equal(normalized(ours, processor), wanted)
+    ours = Framing.of(processor.to_dict())(picture(*size), "")[None]
+    assert np.array_equal(channels_first(ours, processor), wanted)
 
 
 @pytest.mark.parametrize("size", SHAPES, ids=str)
 def test_llava_padding(size: tuple[int, int]) -> None:
     processor = LlavaImageProcessorPil(do_pad=True, size={"shortest_edge": 56}, crop_size=56)
     wanted = processor(picture(*size), return_tensors="np")["pixel_values"]
-    ours = np.asarray(Framing.of(processor.to_dict())(picture(*size), ""))[None]
-    assert np.array_equal(normalized(ours, processor), wanted)
+    ours = Framing.of(processor.to_dict())(picture(*size), "")[None]
+    assert np.array_equal(channels_first(ours, processor), wanted)
 
 
 def words(*more: str) -> PreTrainedTokenizerFast:
@@ -306,7 +304,7 @@ def test_idefics3_pixels(size: tuple[int, int], splits: bool) -> None:
     wanted = images(picture(*size), do_image_splitting=splits, return_tensors="np")["pixel_values"]
     made = preprocessor(picture(*size), "high" if splits else "low", "")
     ours = np.concatenate([image.array for image in made.images])
-    assert np.array_equal(normalized(ours, images), wanted[0])
+    assert np.array_equal(channels_first(ours, images), wanted[0])
 
 
 @pytest.mark.parametrize("size", SHAPES, ids=str)
@@ -314,7 +312,7 @@ def test_gemma3_pixels(size: tuple[int, int]) -> None:
     processor, preprocessor = gemma3()
     wanted = processor.image_processor(picture(*size), return_tensors="np")["pixel_values"]
     (image,) = preprocessor(picture(*size), "auto", "").images
-    assert np.array_equal(normalized(image.array, processor.image_processor), wanted)
+    assert np.array_equal(channels_first(image.array, processor.image_processor), wanted)
 
 
 @pytest.mark.parametrize("size", SHAPES, ids=str)
@@ -322,7 +320,7 @@ def test_llava_next_pixels(size: tuple[int, int]) -> None:
     processor, preprocessor = llava_next()
     wanted = processor.image_processor(picture(*size), return_tensors="np")["pixel_values"]
     (image,) = preprocessor(picture(*size), "auto", "").images
-    assert np.array_equal(normalized(image.array, processor.image_processor), wanted[0])
+    assert np.array_equal(channels_first(image.array, processor.image_processor), wanted[0])
     (low,) = preprocessor(picture(*size), "low", "").images
     assert np.array_equal(low.array[0], image.array[0]) and low.tokens == 50
 
@@ -342,7 +340,7 @@ def test_qwen2_vl_pixels(size: tuple[int, int]) -> None:
     (image,) = preprocessor(picture(*size), "high", "").images
     grid = [1, image.shape[1] // 4, image.shape[2] // 4]
     assert wanted["image_grid_thw"].tolist() == [grid]
-    ours = patches(normalized(image.array, processor.image_processor), 4)
+    ours = patches(channels_first(image.array, processor.image_processor), 4)
     assert np.array_equal(ours, wanted["pixel_values"])
 
 

@@ -19,7 +19,7 @@ from octavo.vision.clip import Clip
 from octavo.vision.normalize import Normalization
 from octavo.vision.qwen_video import Qwen2VideoPreprocessor, Qwen3VideoPreprocessor, QwenFrames
 from tests.api.test_images import write_text_files
-from tests.vision_models import MEAN, STD, VIDEO, VISION_FAMILIES, frames
+from tests.vision_models import MEAN, STD, VIDEO, VISION_FAMILIES, frames, normalized
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 SIDE = 8
@@ -146,7 +146,7 @@ def test_pixels(count: int, reference: dict[str, Any]) -> None:
     assert {image.shape for image in made} == {(2, down * 4, across * 4, 3)}
     vision = GRID
     rows = [vision.patches(image) for image in made]
-    values = [Normalization(1 / 255, MEAN, STD)(image.array) for image in made]
+    values = [normalized(image.array, Normalization(1 / 255, MEAN, STD)) for image in made]
     video = torch.from_numpy(np.concatenate(values)[:count]).permute(0, 3, 1, 2)[None].contiguous()
     patchify = reference["qwen2_vl"].Qwen2VLVideoProcessor.patchify
     wanted, t, h, w = patchify(None, video, patch_size=4, merge_size=2, temporal_patch_size=2)

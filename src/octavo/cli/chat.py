@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def reply(llm: LLM, conversation: Conversation, params: SamplingParams) -> Iterator[str]:
     """The reply to the last message as it comes. Raises RequestError."""
-    if not conversation.has_images:
+    if not conversation.has_media:
         yield from llm.stream(llm.encode_chat(conversation.messages), params)
         return
     for delta in llm.stream_chat(conversation.messages, params):
@@ -123,6 +123,13 @@ class Session:
     help="A picture that goes with the first message (repeatable).",
 )
 @click.option(
+    "--video",
+    "videos",
+    multiple=True,
+    metavar="FILE",
+    help="A video that goes with it: GIF, WebP or PNG; with octavo[video] MP4, MOV, WebM or MKV.",
+)
+@click.option(
     "--history/--no-history", default=True, envvar="OCTAVO_HISTORY",
     help="Keep what is typed for the next time. [yes]",
 )  # fmt: skip
@@ -130,9 +137,10 @@ class Session:
 @draft_option
 @sizing
 def chat(
-    model: str, prompt: str | None, system: str | None, images: tuple[str, ...], history: bool,
-    memory: str | None, context: int | None, threads: int | None, kv_dtype: str, activations: str,
-    mmproj: str, vision_dtype: str, device: str, offline: bool, draft: str | None, **given: Any,
+    model: str, prompt: str | None, system: str | None, images: tuple[str, ...],
+    videos: tuple[str, ...], history: bool, memory: str | None, context: int | None,
+    threads: int | None, kv_dtype: str, activations: str, mmproj: str, vision_dtype: str,
+    device: str, offline: bool, draft: str | None, **given: Any,
 ) -> None:  # fmt: skip
     """Talk to MODEL (the demo model if none is named).
 
@@ -161,9 +169,13 @@ def chat(
         )
     if images and llm.model.images is None:
         raise UsageError(f"--image: {llm.name} takes text only", f"octavo show {model}")
+    if videos and llm.model.videos is None:
+        raise UsageError(f"--video: {llm.name} takes no videos", f"octavo show {model}")
     session = Session(llm, sampled(llm.defaults, given), system)
     for file in images:
         session.conversation.show(file)
+    for file in videos:
+        session.conversation.show(file, "video")
     if prompt is None:
         session.loop(LineEditor(history))
         return

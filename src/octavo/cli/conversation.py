@@ -16,11 +16,12 @@ HELP = '''/help            this
 /undo            take back the last message and its answer
 /regen           answer the last message again
 /image FILE      show a picture with the next message
+/video FILE      show a video with it
 /save FILE       write the conversation as JSON
 /exit            leave (or Ctrl-D)
 """              begins and ends a message of several lines
 Ctrl-C           stops the answer, not the program'''
-COMMANDS = ("/help", "/system", "/clear", "/undo", "/regen", "/image", "/save", "/exit")
+COMMANDS = ("/help", "/system", "/clear", "/undo", "/regen", "/image", "/video", "/save", "/exit")
 
 
 class Conversation:
@@ -28,7 +29,7 @@ class Conversation:
 
     def __init__(self, system: str | None = None) -> None:
         self.messages = _opening(system)
-        self._shown: list[dict[str, Any]] = []  # pictures for the next message
+        self._shown: list[dict[str, Any]] = []  # pictures and videos for the next message
 
     @property
     def system(self) -> str | None:
@@ -36,16 +37,17 @@ class Conversation:
         return first[0]["content"] if first and first[0]["role"] == "system" else None
 
     @property
-    def has_images(self) -> bool:
+    def has_media(self) -> bool:
         return any(isinstance(m["content"], list) for m in self.messages)
 
-    def show(self, file: str) -> str:
-        """Adds a picture to the next message. Raises UsageError for a file that cannot be read."""
-        self._shown.append(picture(file))
+    def show(self, file: str, kind: str = "image") -> str:
+        """Adds a picture, or a "video", to the next message. Raises UsageError for a file that
+        cannot be read."""
+        self._shown.append(medium(file, kind))
         return f"{Path(file).name} goes with the next message"
 
     def ask(self, text: str) -> None:
-        """A message, with the pictures that were shown for it."""
+        """A message, with what was shown for it."""
         asked = [*self._shown, {"type": "text", "text": text}] if self._shown else text
         self.messages.append({"role": "user", "content": asked})
         self._shown = []
@@ -78,8 +80,8 @@ class Conversation:
             return f"the conversation starts again ({gone} messages dropped{kept})"
         if word == "/undo":
             return "took back the last message" if self.undo() else "there is nothing to take back"
-        if word == "/image":
-            return self._show(rest)
+        if word in ("/image", "/video"):
+            return self._show(rest, word[1:])
         if word == "/save":
             return self._save(rest)
         close = difflib.get_close_matches(word, COMMANDS, 1)
@@ -98,11 +100,12 @@ class Conversation:
         gone = self._restart(text)
         return f"system message set; the conversation starts again ({gone} messages dropped)"
 
-    def _show(self, file: str) -> str:
+    def _show(self, file: str, kind: str) -> str:
         if not file:
-            return "name a file: /image drawing.png"
+            example = "drawing.png" if kind == "image" else "clip.mp4"
+            return f"name a file: /{kind} {example}"
         try:
-            return self.show(file)
+            return self.show(file, kind)
         except UsageError as e:
             return f"error: {e}"
 
@@ -119,12 +122,12 @@ class Conversation:
         return f"saved {len(self.messages)} messages to {path}"
 
 
-def picture(file: str) -> dict[str, Any]:
+def medium(file: str, kind: str) -> dict[str, Any]:
     """A file as a part of a message. Raises UsageError unless it can be read."""
     try:
         path = Path(file).expanduser()
         with path.open("rb"):
-            return {"type": "image", "image": path}
+            return {"type": kind, kind: path}
     except (OSError, RuntimeError, ValueError) as e:
         raise UsageError(f"cannot read {file}: {getattr(e, 'strerror', None) or e}") from None
 

@@ -10,6 +10,7 @@ from octavo.generate.sources import decoded, load_source, split_data_url
 from octavo.text.messages import VideoPart
 from octavo.vision.animation import decode_animation
 from octavo.vision.clip import Clip, VideoPreprocessor
+from octavo.vision.movie import decode_movie, movie_format
 from octavo.vision.preprocess import Processed
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def read_video(
     data = load_source(source, domains, at, "video")
     if not isinstance(data, bytes):
         raise InvalidValue(f"{at} holds no video: {type(source).__name__}", at)
-    return videos(decode_animation(data, at, rate), at)
+    clip = decode_movie if movie_format(data) else decode_animation
+    return videos(clip(data, at, rate), at)
 
 
 def _listed(frames: Sequence[Any], rate: float | None, still: Still, most: int, at: str) -> Clip:

@@ -90,18 +90,16 @@ class GridVision:
     def patches(self, image: ImageInput) -> Floats:
         """`[rows, 3 * frames * patch * patch]`: features by channel, picture, row and column; then
         those of the position."""
-        t, (down, across) = self.tower, self._grid(image)
-        pixels, tiles = self.normalization(image.array), image.shape[0]
-        cut = pixels.reshape(tiles, down, t.merge, t.patch, across, t.merge, t.patch, 3)
-        cut = cut.transpose(1, 4, 2, 5, 7, 0, 3, 6).reshape(down * across, t.merge**2, 3, tiles, -1)
-        ordered = cut[_order(down, across, t.window)]
-        rows = np.repeat(ordered, t.frames // tiles, axis=3)
-        rows = rows.reshape(down * across * t.merge**2, -1)
-        if self.table is None:
-            return rows
+        t, (tiles, height, width, _) = self.tower, image.shape
         places = self.layout(image).coordinates
         assert places is not None
-        sides = (down * t.merge, across * t.merge)
+        first = (places[0] * width + places[1]) * t.patch
+        rows = self.normalization.patches(
+            image.array, first, t.patch, t.frames, height if tiles > 1 else 0
+        )
+        if self.table is None:
+            return rows
+        sides = (height // t.patch, width // t.patch)
         return np.concatenate([rows, _fitted(self.table.vector(), places, sides)], axis=1)
 
     def merged(self, image: ImageInput, states: Floats) -> Floats:

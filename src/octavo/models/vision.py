@@ -88,13 +88,12 @@ class VisionModel:
 
     def patches(self, image: ImageInput) -> Floats:
         """`[rows, 3 * patch * patch]`: features by channel, row and column."""
-        c, tiles = self.tower.config, image.shape[0]
-        used = c.side * c.patch  # what a convolution without padding reaches
-        pixels = self.normalization(image.array[:, :used, :used])
-        cut = pixels.reshape(tiles, c.side, c.patch, c.side, c.patch, 3).transpose(0, 1, 3, 5, 2, 4)
-        out = np.zeros((tiles, self.rows, 3 * c.patch**2), np.float32)
-        out[:, self.tower.leading :] = cut.reshape(tiles, c.side**2, -1)
-        return out.reshape(tiles * self.rows, -1)
+        c, (tiles, height, width, _) = self.tower.config, image.shape
+        tile, row, column = np.ogrid[:tiles, : c.side, : c.side]
+        first = np.full((tiles, self.rows), -1, np.int32)
+        places = (tile * height + row * c.patch) * width + column * c.patch
+        first[:, self.tower.leading :] = places.reshape(tiles, -1)
+        return self.normalization.patches(image.array, first.ravel(), c.patch)
 
     def merged(self, image: ImageInput, states: Floats) -> Floats:
         tiles = states.reshape(image.shape[0], self.rows, -1)

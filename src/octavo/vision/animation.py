@@ -15,15 +15,12 @@ if TYPE_CHECKING:
 
 MOST_FRAMES = 4096  # of a file
 MOST_PIXELS = 1 << 30  # of all its frames: each is decoded to get at the next
-MATROSKA = b"\x1aE\xdf\xa3"
 SHORTEST, USUAL = 0.02, 0.1  # seconds: what lasts less is shown for the usual time, as browsers do
 
 
 def decode_animation(data: bytes, at: str, wanted: float | None = None) -> Clip:
     """The video in a GIF, WebP or PNG file; a still picture is one of one frame. wanted: frames a
     second that are shown. Raises RequestError naming `at`."""
-    if data[4:8] == b"ftyp" or data.startswith(MATROSKA):
-        raise InvalidValue(f"{at} is an MP4, MOV, WebM or MKV file: send its frames as a list", at)
     opened = open_image(data, at, "GIF, WebP, PNG or JPEG")
     width, height = opened.size
     check_area(width, height, at)

@@ -62,9 +62,9 @@ def check_area(width: int, height: int, at: str) -> None:
         )
 
 
-def broken_file(at: str) -> InvalidValue:
+def broken_file(at: str, kind: str = "image") -> InvalidValue:
     """The refusal of a file that cannot be decoded."""
-    return InvalidValue(f"{at} is a damaged or truncated image file", at)
+    return InvalidValue(f"{at} is a damaged or truncated {kind} file", at)
 
 
 def open_image(data: bytes, at: str, formats: str = "PNG, JPEG, WebP or GIF") -> ImageFile:

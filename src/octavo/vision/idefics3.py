@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.vision.image import ImageInput
+from octavo.vision.image import ImageInput, Pixels
 from octavo.vision.preprocess import Detail, Processed
-from octavo.vision.resize import Size, resized, tiles
+from octavo.vision.resize import Size, cut, resized
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -33,16 +33,16 @@ class Idefics3Preprocessor:
 
     def __call__(self, image: Image, detail: Detail, at: str) -> Processed:
         size, side = (image.height, image.width), self.side
-        if self.longest:
-            image = resized(image, self._within(size), self.resample, at)
+        pixels = resized(image, self._within(size) if self.longest else size, self.resample, at)
+        parts: list[Pixels] = []
+        rows = columns = 0
         if detail == "high" or (detail == "auto" and self.splits):
-            image = resized(image, self._whole_tiles(image), self.resample, at)
-            parts, rows, columns = self._cut(image)
-        else:
-            parts, rows, columns = [], 0, 0
-        if image.size != (side, side):
-            image = resized(image, (side, side), self.resample, at)
-        made = [ImageInput.of(tiles([part]), size, self.tokens) for part in [*parts, image]]
+            pixels = resized(pixels, self._whole_tiles(pixels), self.resample, at)
+            if pixels.shape[:2] != (side, side):
+                rows, columns = pixels.shape[0] // side, pixels.shape[1] // side
+                parts = cut(pixels, side)
+        parts.append(resized(pixels, (side, side), self.resample, at))
+        made = [ImageInput.of(part[None], size, self.tokens) for part in parts]
         return Processed(self._text(rows, columns), tuple(made))
 
     def _within(self, size: Size) -> Size:
@@ -63,9 +63,9 @@ class Idefics3Preprocessor:
             height, width = LARGEST, int(LARGEST * aspect)
         return max(height, 1), max(width, 1)
 
-    def _whole_tiles(self, image: Image) -> Size:
+    def _whole_tiles(self, pixels: Pixels) -> Size:
         """The size in whole tiles that is next to a picture's."""
-        width, height = image.size
+        height, width = pixels.shape[:2]
         aspect, side = width / height, self.side
         if width >= height:
             width = math.ceil(width / side) * side
@@ -74,15 +74,6 @@ class Idefics3Preprocessor:
             height = math.ceil(height / side) * side
             width = math.ceil(int(height * aspect) / side) * side
         return height, width
-
-    def _cut(self, image: Image) -> tuple[list[Image], int, int]:
-        """Tiles by rows, and how many rows and columns there are; none of a picture of one tile."""
-        side = self.side
-        rows, columns = image.height // side, image.width // side
-        if rows * columns == 1:
-            return [], 0, 0
-        boxes = [(c * side, r * side) for r in range(rows) for c in range(columns)]
-        return [image.crop((x, y, x + side, y + side)) for x, y in boxes], rows, columns
 
     def _text(self, rows: int, columns: int) -> str:
         seen = self.placeholder * self.tokens

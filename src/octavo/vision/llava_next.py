@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from octavo.errors import CheckpointError
-from octavo.vision.image import ImageInput
+from octavo.vision.image import ImageInput, Pixels
 from octavo.vision.preprocess import Detail, Processed
-from octavo.vision.resize import Size, number, resized, tiles
+from octavo.vision.resize import Size, cut, number, resized
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -106,13 +108,11 @@ class LlavaNextPreprocessor:
         if detail != "low":
             parts += self._cut(image, self.tiling.shape(size), at)
             tokens = self.tiling.counts(size)[1]
-        made = ImageInput.of(tiles(parts), size, tokens)
+        made = ImageInput.of(np.stack(parts), size, tokens)
         return Processed(self.placeholder * tokens, (made,))
 
-    def _cut(self, image: Image, shape: Size, at: str) -> list[Image]:
+    def _cut(self, image: Image, shape: Size, at: str) -> list[Pixels]:
         """The picture in the middle of its tiles, on black."""
-        from PIL import Image as library
-
         side = self.tiling.size
         down, across = shape[0] * side, shape[1] * side
         by_width, by_height = across / image.width, down / image.height
@@ -120,8 +120,8 @@ class LlavaNextPreprocessor:
             height, width = min(math.ceil(image.height * by_width), down), across
         else:
             height, width = down, min(math.ceil(image.width * by_height), across)
-        whole = library.new("RGB", (across, down))
+        whole = np.zeros((down, across, 3), np.uint8)
+        top, left = (down - height) // 2, (across - width) // 2
         fitted = resized(image, (height, width), self.resample, at)
-        whole.paste(fitted, ((across - width) // 2, (down - height) // 2))
-        corners = [(x, y) for y in range(0, down, side) for x in range(0, across, side)]
-        return [whole.crop((x, y, x + side, y + side)) for x, y in corners]
+        whole[top : top + height, left : left + width] = fitted
+        return cut(whole, side)

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from octavo import _native
 from octavo.checkpoint import Checkpoint
 from octavo.checkpoint.files import read_json
 from octavo.errors import CheckpointError
 from octavo.vision.image import Pixels
 
 Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int32]
 FILES = ("processor_config.json", "preprocessor_config.json")
 VIDEO_FILE = "video_preprocessor_config.json"
 
@@ -77,13 +79,22 @@ class Normalization:
             raise CheckpointError(f"{name}: image_std is {str(std)[:40]}, rescale_factor {scale}")
         return cls(scale, tuple(mean), tuple(std))
 
-    def __call__(self, pixels: Pixels) -> Floats:
-        """`[..., width, 3]` as fp32."""
-        lines = pixels.reshape(-1, 3 * pixels.shape[-2])
-        values = np.multiply(lines, self.scale, dtype=np.float64).astype(np.float32)
-        mean, std = (
-            np.tile(np.array(v, np.float32), pixels.shape[-2]) for v in (self.mean, self.std)
-        )
-        values -= mean
-        values /= std
-        return values.reshape(pixels.shape)
+    @property
+    def table(self) -> Floats:
+        """`[3, 256]`: what the bytes of each channel become."""
+        values = (np.arange(256) * self.scale).astype(np.float32)
+        mean, std = (np.array(v, np.float32)[:, None] for v in (self.mean, self.std))
+        return (values - mean) / std
+
+    def patches(
+        self, pixels: Pixels, first: Ints, side: int, frames: int = 1, apart: int = 0
+    ) -> Floats:
+        """Normalized squares, `[len(first), 3 * frames * side * side]` by channel, picture, line
+        and column.
+
+        pixels: `[pictures, height, width, 3]`. first: a square's first pixel, counted by lines of
+        all pictures; below zero for one of zeros. side: its pixels a side. frames: pictures that it
+        is in, `apart` lines from one to the next; 0: the same again.
+        """
+        lines = pixels.reshape(-1, *pixels.shape[2:])
+        return _native.cut_patches(lines, first, side, frames, apart, self.table)

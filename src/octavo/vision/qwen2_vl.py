@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.errors import CheckpointError, InvalidValue
 from octavo.vision.image import ImageInput
 from octavo.vision.preprocess import Detail, Processed
-from octavo.vision.resize import Size, number, resized, tiles
+from octavo.vision.resize import Size, number, resized
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -64,7 +64,7 @@ class Qwen2VLPreprocessor:
                 f"{at} has {image.width:,} x {image.height:,} pixels, which fill {tokens:,} "
                 f"tokens; {self.most:,} at most", at,
             )  # fmt: skip
-        pixels = tiles([resized(image, (height, width), self.resample, at)])
+        pixels = resized(image, (height, width), self.resample, at)[None]
         return Processed(self.placeholder * tokens, (ImageInput.of(pixels, size, tokens),))
 
 

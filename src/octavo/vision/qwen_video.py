@@ -81,7 +81,7 @@ class QwenFrames:
                     f"{at}: frame {number} has {image.width:,} x {image.height:,} pixels, the "
                     f"first {before[1]:,} x {before[0]:,}", at,
                 )  # fmt: skip
-            made.append(np.asarray(resized(image, (height, width), self.resample, at)))
+            made.append(resized(image, (height, width), self.resample, at))
         made += [made[-1]] * (whole - len(made))
         return [np.stack(made[i : i + self.depth]) for i in range(0, whole, self.depth)], before
 
