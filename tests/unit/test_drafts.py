@@ -8,7 +8,7 @@ import pytest
 
 from octavo.backends.base import Sample
 from octavo.engine.blocks import BlockAllocator
-from octavo.engine.cost import LEAST_GAIN, ROW, Acceptance, CostModel, StepTimes
+from octavo.engine.cost import LEAST_GAIN, MOST_ROW, ROW, Acceptance, CostModel, StepTimes
 from octavo.engine.drafts import (
     INDEXED,
     LONGEST_MATCH,
@@ -219,18 +219,40 @@ def test_times_between_and_beyond_those_measured() -> None:
     times = StepTimes()
     assert times.plain(1) is None
     times.record(1, 1.0, 0.0)
-    assert times.estimate(9, 1, 0.0) == pytest.approx(1 + 8 * ROW)
-    times.record(3, 2.0, 0.0)
-    times.record(7, 4.0, 0.0)
-    assert times.estimate(5, 1, 0.0) == pytest.approx(3.0)
-    assert times.estimate(3, 1, 0.0) == pytest.approx(2.0)
-    assert times.estimate(3, 1, 1e6) == pytest.approx(1 + 2 * ROW)  # long ago: it is tried again
+    assert times.estimate(9, 1, 0.0) == pytest.approx((1 + 9 * ROW) / (1 + ROW))
+    times.record(3, 1.5, 0.0)  # three quarters for all, a quarter for each row
+    times.record(7, 2.5, 0.0)
+    assert times.estimate(5, 1, 0.0) == pytest.approx(2.0)
+    assert times.estimate(3, 1, 0.0) == pytest.approx(1.5)
+    assert times.plain(2) == pytest.approx(1.25)
+    assert times.estimate(15, 1, 0.0) == pytest.approx(4.5)
+    long_ago = (1 + 3 * ROW) / (1 + ROW)
+    assert times.estimate(3, 1, 1e6) == pytest.approx(long_ago)  # it is tried again
     times.record(3, 1e9, 0.0)  # one that was held up
-    assert times.estimate(3, 1, 0.0) < 2.5
-    assert times.plain(2) == pytest.approx((1 + 2 * ROW) / (1 + ROW))
-    supposed = times.plain(12)
+    assert times.estimate(3, 1, 0.0) < 2
     times.record(12, 1e9, 0.0)  # the first was held up
-    assert supposed is not None and times.estimate(12, 1, 0.0) == pytest.approx(2 * supposed)
+    assert times.estimate(12, 1, 0.0) == pytest.approx(5.0)
+    times.record(31, 1e9, 0.0)
+    most = (1 + 31 * MOST_ROW) / (1 + 12 * MOST_ROW)
+    assert times.estimate(31, 1, 0.0) == pytest.approx(5.0 * most)
+
+
+@pytest.mark.parametrize("row", [0.0, 0.05, 0.3, 0.9])
+def test_what_a_row_takes_is_learned_from_any_two_steps(row: float) -> None:
+    """Where arithmetic is what takes time, deep drafts are not tried to find that out."""
+    times = StepTimes()
+    for rows in (2, 4):
+        times.record(rows, 1 + row * rows, 0.0)
+    for rows in (1, 3, 8, 16, 40):
+        assert times.plain(rows) == pytest.approx(1 + row * rows)
+    assert times.estimate(16, 2, 0.0) == pytest.approx(1 + row * 16)
+
+
+def test_a_first_row_that_was_held_up_does_not_end_likely_drafts() -> None:
+    policy = CostModel()
+    policy.times.record(1, 1.0, 0.0)
+    policy.times.record(2, 50.0, 0.0)
+    assert policy.depths([[0.9, 0.85, 0.8]], 1, 15, 0.0, 1) != [0]
 
 
 def test_a_draft_model_writes_as_much_as_gives_most_tokens_a_second() -> None:
