@@ -342,3 +342,33 @@ def test_a_draft_model_that_does_not_pay_is_hardly_asked() -> None:
         index.free(one.kv.blocks)
     assert 0 < drafting < 0.01 * writer.now
     assert 20 < writer.asked < 200
+
+
+class Numbers:
+    """A grammar of tokens below 10."""
+
+    complete = False
+
+    def allowed(self, tokens: list[int]) -> int:
+        return next((i for i, t in enumerate(tokens) if t >= 10), len(tokens))
+
+
+@pytest.mark.parametrize("found, legal", [([5, 6, 70, 8], [5, 6]), ([70, 5], []), ([5], [5])])
+def test_of_what_is_found_only_what_a_grammar_allows_is_proposed_and_judged(
+    found: list[int], legal: list[int]
+) -> None:
+    class Found(Lookup):
+        def propose(self, sequence: Sequence) -> Proposal | None:
+            return Proposal("lookup", found, 4)
+
+    policy = CostModel()
+    policy.times.record(1, 1.0, 0.0)
+    kv = KVCache(PrefixIndex(BlockAllocator(8)), lambda a, b: None)
+    speculation = Speculation(kv, 32, policy, [Found()], clock=lambda: 0.0)
+    one = sequence([1, 2, 3], [4])
+    one.sampling.constraint = Numbers()  # type: ignore[assignment]
+    span = ScheduledSpan(one, 3, 1, True, NOTHING, NOTHING)
+    chances = speculation._propose(one)
+    assert len(chances) == len(legal)
+    speculation.compare([Outcome(span, [], [Sample(t, 0.0, [], []) for t in [*legal, 9]], None)])
+    assert speculation._known.chance("lookup", 4) >= 0.55  # what it forbids is no mistake

@@ -146,6 +146,12 @@ class SamplingState:
             return []
         return self.constraint.forced_run
 
+    def legal(self, draft: list[int]) -> list[int]:
+        """The first tokens of a draft, up to one that the grammar does not allow."""
+        if self.constraint is None or self.may_leave_grammar:
+            return draft
+        return draft[: self.constraint.allowed(draft)]
+
     def rows_after(self, draft: list[int]) -> list[SamplingRow]:
         """How to sample after each token of a draft, were it drawn; the first of them that may not
         come or ends the text and those after it have none."""

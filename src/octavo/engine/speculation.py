@@ -144,7 +144,7 @@ class Speculation:
             record = self._records[sequence] = _Record(Acceptance(self._known))
         record.proposal, record.others, best = None, [], 0.0
         for source in self._sources:
-            if (proposal := source.propose(sequence)) is not None:
+            if (proposal := _legal(source.propose(sequence), sequence)) is not None:
                 chance = record.acceptance.chance(proposal.source, proposal.match)
                 if chance > best:
                     proposal, record.proposal, best = record.proposal, proposal, chance
@@ -292,6 +292,14 @@ class Speculation:
 def _left(sequence: Sequence) -> int:
     """Most tokens of a draft: the last token of a sequence is drawn after them."""
     return max(0, sequence.limit - len(sequence.kv.tokens) - 1)
+
+
+def _legal(proposal: Proposal | None, sequence: Sequence) -> Proposal | None:
+    """What the grammar allows of a proposal: what can be drawn says how often it is right."""
+    if proposal is None or sequence.sampling.constraint is None:
+        return proposal
+    tokens = sequence.sampling.legal(proposal.tokens)
+    return proposal._replace(tokens=tokens) if tokens else None
 
 
 def _decodes(span: ScheduledSpan) -> bool:
