@@ -29,7 +29,7 @@ from octavo.engine.runner import Outcome
 from octavo.engine.sampling_state import SamplingState
 from octavo.engine.scheduler import NOTHING, ScheduledSpan
 from octavo.engine.sequence import Sequence
-from octavo.engine.speculation import Speculation
+from octavo.engine.speculation import GRACE, LEEWAY, Speculation
 
 
 def sequence(prompt: list[int], reply: list[int], salt: str = "", **fields: object) -> Sequence:
@@ -372,3 +372,45 @@ def test_of_what_is_found_only_what_a_grammar_allows_is_proposed_and_judged(
     assert len(chances) == len(legal)
     speculation.compare([Outcome(span, [], [Sample(t, 0.0, [], []) for t in [*legal, 9]], None)])
     assert speculation._known.chance("lookup", 4) >= 0.55  # what it forbids is no mistake
+
+
+@pytest.mark.parametrize("row", [0.03, 0.15, 0.5])
+@pytest.mark.parametrize("steps", [40, 400])
+def test_what_always_looks_likely_and_is_wrong_costs_next_to_nothing(
+    row: float, steps: int
+) -> None:
+    """No more than LEEWAY of its time and GRACE of a step: the worst text for speculation."""
+
+    class Certain(Lookup):
+        def propose(self, sequence: Sequence) -> Proposal | None:
+            return Proposal("lookup", [7] * MAX_DRAFT, LONGEST_MATCH)
+
+    policy, kv = CostModel(), KVCache(PrefixIndex(BlockAllocator(8)), lambda a, b: None)
+    times = {rows: (1 + row * rows) / (1 + row) for rows in range(1, MAX_DRAFT + 2)}
+    for rows, seconds in times.items():
+        policy.times.record(rows, seconds, 0.0)
+    speculation = Speculation(kv, 32, policy, [Certain()], clock=lambda: 0.0)
+    speculation._known.compare = lambda *_: None  # type: ignore[method-assign]  # nothing is learned
+    one, drafted, lost = sequence([1, 2, 3], [4]), 0, 0.0
+    for step in range(1, steps + 1):
+        (span,) = speculation.draft([ScheduledSpan(one, 3, 1, True, NOTHING, NOTHING)])
+        outcome = Outcome(span, [], [Sample(5, 0.0, [], [])], None)
+        speculation.compare([outcome])
+        speculation.took([outcome], times[1 + len(span.draft.tokens)], 1)
+        drafted += len(span.draft.tokens)
+        lost += times[1 + len(span.draft.tokens)] - 1
+        assert lost <= LEEWAY * (step + lost) + GRACE + 1e-9
+    assert drafted  # it was tried
+
+
+def test_what_a_grammar_forces_is_verified_whatever_it_costs() -> None:
+    policy, kv = CostModel(), KVCache(PrefixIndex(BlockAllocator(8)), lambda a, b: None)
+    policy.times.record(1, 1.0, 0.0)
+    speculation = Speculation(kv, 32, policy, [], clock=lambda: 0.0)
+    one = sequence([1, 2, 3], [4])
+    speculation._propose(one)
+    speculation._records[one].balance = -5.0
+    assert speculation._affordable(one, [1.0, 1.0, 0.9], 1, 1) == [1.0, 1.0]
+    assert speculation._affordable(one, [0.9, 0.8], 1, 1) == []
+    speculation._records[one].balance = 0.3
+    assert speculation._affordable(one, [0.9] * MAX_DRAFT, 1, 1) == [0.9] * 4  # of 0.2 / 1.2 each

@@ -23,7 +23,8 @@ from octavo.engine.sequence import Sequence
 from octavo.engine.trees import Fork, forks, grow, keep_branch, tally
 
 MOST_ROWS = 64  # of a step that verifies drafts: one that computes a prompt has no time to spare
-LEEWAY = 0.01  # of its time that a request may lose by speculation
+LEEWAY = 0.01  # of its time that a request may lose by speculation,
+GRACE = 0.5  # and so much of a step beyond, so that it can begin
 
 
 class DepthPolicy(Protocol):
@@ -47,7 +48,8 @@ class DepthPolicy(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Record:
-    """What is known of one sequence. balance: seconds that speculation has won, of `spent`."""
+    """What is known of one sequence. balance: seconds that speculation has won, of `spent`, which
+    are its share of its steps."""
 
     acceptance: Acceptance
     proposal: Proposal | None = None
@@ -56,9 +58,9 @@ class _Record:
     spent: float = 0.0
 
     @property
-    def overdrawn(self) -> bool:
-        """True if speculation has cost the request more than it may."""
-        return self.balance < -LEEWAY * self.spent
+    def allowance(self) -> float:
+        """Seconds that speculation may lose now, but for what it begins with."""
+        return self.balance + LEEWAY * self.spent
 
 
 @dataclass(slots=True)
@@ -113,6 +115,10 @@ class Speculation:
         chances = [self._propose(s.sequence) for s in spans]
         if self._ahead is not None:
             self._write(self._ahead, [s.sequence for s in spans], chances, rows, room)
+        chances = [
+            self._affordable(s.sequence, c, rows, len(spans))
+            for s, c in zip(spans, chances, strict=True)
+        ]
         if not any(chances):
             return spans
         found = self._forks(spans, chances)
@@ -136,8 +142,7 @@ class Speculation:
         return out
 
     def _propose(self, sequence: Sequence) -> list[float]:
-        """Takes the likeliest proposal for a sequence; gives the chances of its tokens, none if
-        speculation has cost the request more than it may."""
+        """Takes the likeliest proposal for a sequence; gives the chances of its tokens."""
         if not sequence.request.params.speculates:
             return []
         if (record := self._records.get(sequence)) is None:
@@ -150,9 +155,22 @@ class Speculation:
                     proposal, record.proposal, best = record.proposal, proposal, chance
                 if proposal is not None:
                     record.others.append(proposal)
-        if record.proposal is None or record.overdrawn:
+        if record.proposal is None:
             return []
         return record.acceptance.chances(record.proposal)[: _left(sequence)]
+
+    def _affordable(
+        self, sequence: Sequence, chances: list[float], rows: int, streams: int
+    ) -> list[float]:
+        """The chances of as many tokens as may all be wrong, so that no text makes requests lose
+        more than a little; those that a grammar forces are right."""
+        if not chances or self._policy is None or (plain := self._policy.times.plain(rows)) is None:
+            return chances
+        most = self._records[sequence].allowance + GRACE * plain / streams
+        times, now, count = self._policy.times, self._clock(), chances.count(1.0)
+        while count < len(chances) and times.estimate(rows + count + 1, rows, now) - plain <= most:
+            count += 1
+        return chances[:count]
 
     def _write(
         self, ahead: Lookahead, sequences: list[Sequence], chances: list[list[float]], rows: int,
@@ -191,7 +209,7 @@ class Speculation:
     def _served(self, writer: DraftWriter, sequence: Sequence) -> bool:
         """True if drafts may be written for a sequence."""
         record = self._records.get(sequence)
-        if record is None or record.overdrawn or not _left(sequence):
+        if record is None or record.allowance < 0 or not _left(sequence):
             return False
         return sequence.request.params.speculates and writer.serves(sequence)
 
@@ -251,7 +269,7 @@ class Speculation:
             self._ahead.spent(seconds)
         for span in spans:
             if (record := self._records.get(span.sequence)) is not None:
-                record.spent += seconds
+                record.spent += seconds / len(spans)
         if plain is None or not (drafted or self._wrote):
             return
         # By mean times: how long this one step took says more of what else the host does.
