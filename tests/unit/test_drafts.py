@@ -8,7 +8,7 @@ import pytest
 
 from octavo.backends.base import Sample
 from octavo.engine.blocks import BlockAllocator
-from octavo.engine.cost import LEAST_GAIN, MOST_ROW, ROW, Acceptance, CostModel, StepTimes
+from octavo.engine.cost import GRACE, LEAST_GAIN, MOST_ROW, ROW, Acceptance, CostModel, StepTimes
 from octavo.engine.drafts import (
     INDEXED,
     LONGEST_MATCH,
@@ -29,7 +29,7 @@ from octavo.engine.runner import Outcome
 from octavo.engine.sampling_state import SamplingState
 from octavo.engine.scheduler import NOTHING, ScheduledSpan
 from octavo.engine.sequence import Sequence
-from octavo.engine.speculation import GRACE, LEEWAY, Speculation
+from octavo.engine.speculation import LEEWAY, Speculation
 
 
 def sequence(prompt: list[int], reply: list[int], salt: str = "", **fields: object) -> Sequence:
@@ -404,13 +404,11 @@ def test_what_always_looks_likely_and_is_wrong_costs_next_to_nothing(
 
 
 def test_what_a_grammar_forces_is_verified_whatever_it_costs() -> None:
-    policy, kv = CostModel(), KVCache(PrefixIndex(BlockAllocator(8)), lambda a, b: None)
+    policy = CostModel()
+    assert policy.affordable([0.9], 1, 0.0, 1, 0.0) == [0.9]  # no step was measured yet
     policy.times.record(1, 1.0, 0.0)
-    speculation = Speculation(kv, 32, policy, [], clock=lambda: 0.0)
-    one = sequence([1, 2, 3], [4])
-    speculation._propose(one)
-    speculation._records[one].balance = -5.0
-    assert speculation._affordable(one, [1.0, 1.0, 0.9], 1, 1) == [1.0, 1.0]
-    assert speculation._affordable(one, [0.9, 0.8], 1, 1) == []
-    speculation._records[one].balance = 0.3
-    assert speculation._affordable(one, [0.9] * MAX_DRAFT, 1, 1) == [0.9] * 4  # of 0.2 / 1.2 each
+    assert policy.affordable([1.0, 1.0, 0.9], 1, 0.0, 1, -5.0) == [1.0, 1.0]
+    assert policy.affordable([0.9, 0.8], 1, 0.0, 1, -5.0) == []
+    assert policy.affordable([0.9] * 9, 1, 0.0, 1, 0.0) == [0.9] * 3  # of 0.2 / 1.2 each
+    assert policy.affordable([0.9] * 9, 1, 0.0, 3, 0.0) == [0.9]  # beside two others
+    assert policy.affordable([0.9] * 9, 1, 0.0, 1, 0.51) == [0.9] * 6

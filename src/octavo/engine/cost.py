@@ -22,6 +22,7 @@ NEWEST = 0.15  # weight of the latest time of a step
 OUTLIER = 2.0  # times what is known: a longer step was held up by something else
 TRUST = 20.0  # seconds after which half of a measured time is believed
 ROW_TRUST = 100.0  # the same for what a row takes, which all times tell of
+GRACE = 0.5  # of a step that a request may lose before drafts have brought it anything
 LEAST_GAIN = 1.1  # tokens a second, against those of plain steps: chances are guesses
 PRIOR = {2: 0.25, 3: 0.4, 4: 0.55, 6: 0.7, 9: 0.8, LONGEST_MATCH: 0.9}  # by least match
 _CLASSES = [max(m for m in PRIOR if m <= max(match, 2)) for match in range(LONGEST_MATCH + 1)]
@@ -209,6 +210,25 @@ class CostModel:
         for i in self._best(chances, rows, room, now, streams)[1]:
             out[i] += 1
         return out
+
+    def affordable(
+        self, chances: list[float], rows: int, now: float, streams: int, allowance: float
+    ) -> list[float]:
+        """Of the tokens of a proposal those that may all be wrong, so that no text makes a request
+        lose more than a little; what a grammar forces is right.
+
+        chances, rows, streams: see `depths`. allowance: seconds that speculation may lose, but for
+        what it begins with.
+        """
+        if (plain := self.times.plain(rows)) is None:
+            return chances
+        most, count = allowance + GRACE * plain / streams, chances.count(1.0)
+        while (
+            count < len(chances)
+            and self.times.estimate(rows + count + 1, rows, now) <= most + plain
+        ):
+            count += 1
+        return chances[:count]
 
     def ahead(
         self, likely: list[float], chances: list[list[float]], rows: int, room: int, now: float,

@@ -23,8 +23,7 @@ from octavo.engine.sequence import Sequence
 from octavo.engine.trees import Fork, forks, grow, keep_branch, tally
 
 MOST_ROWS = 64  # of a step that verifies drafts: one that computes a prompt has no time to spare
-LEEWAY = 0.01  # of its time that a request may lose by speculation,
-GRACE = 0.5  # and so much of a step beyond, so that it can begin
+LEEWAY = 0.01  # of its time that a request may lose by speculation, beyond what it begins with
 
 
 class DepthPolicy(Protocol):
@@ -36,6 +35,12 @@ class DepthPolicy(Protocol):
         self, chances: list[list[float]], rows: int, room: int, now: float, streams: int
     ) -> list[int]:
         """See `CostModel.depths`."""
+        ...
+
+    def affordable(
+        self, chances: list[float], rows: int, now: float, streams: int, allowance: float
+    ) -> list[float]:
+        """See `CostModel.affordable`."""
         ...
 
     def ahead(
@@ -115,15 +120,16 @@ class Speculation:
         chances = [self._propose(s.sequence) for s in spans]
         if self._ahead is not None:
             self._write(self._ahead, [s.sequence for s in spans], chances, rows, room)
-        chances = [
-            self._affordable(s.sequence, c, rows, len(spans))
-            for s, c in zip(spans, chances, strict=True)
-        ]
         if not any(chances):
             return spans
+        now, streams = self._clock(), len(spans)
+        for i, span in enumerate(spans):
+            if chances[i]:
+                allowance = self._records[span.sequence].allowance
+                chances[i] = self._policy.affordable(chances[i], rows, now, streams, allowance)
         found = self._forks(spans, chances)
         each = [*chances, *(f.chances for f in found)]
-        depths = self._policy.depths(each, rows, room, self._clock(), len(spans))
+        depths = self._policy.depths(each, rows, room, now, streams)
         out = []
         for i, (span, depth) in enumerate(zip(spans, depths, strict=False)):
             further = zip(found, depths[len(spans) :], strict=True)
@@ -158,19 +164,6 @@ class Speculation:
         if record.proposal is None:
             return []
         return record.acceptance.chances(record.proposal)[: _left(sequence)]
-
-    def _affordable(
-        self, sequence: Sequence, chances: list[float], rows: int, streams: int
-    ) -> list[float]:
-        """The chances of as many tokens as may all be wrong, so that no text makes requests lose
-        more than a little; those that a grammar forces are right."""
-        if not chances or self._policy is None or (plain := self._policy.times.plain(rows)) is None:
-            return chances
-        most = self._records[sequence].allowance + GRACE * plain / streams
-        times, now, count = self._policy.times, self._clock(), chances.count(1.0)
-        while count < len(chances) and times.estimate(rows + count + 1, rows, now) - plain <= most:
-            count += 1
-        return chances[:count]
 
     def _write(
         self, ahead: Lookahead, sequences: list[Sequence], chances: list[list[float]], rows: int,
