@@ -7,6 +7,7 @@ import random
 import pytest
 
 from octavo.backends.base import Sample
+from octavo.engine.bitmask import Mask, mask_of, words_for
 from octavo.engine.blocks import BlockAllocator
 from octavo.engine.cost import GRACE, LEAST_GAIN, MOST_ROW, ROW, Acceptance, CostModel, StepTimes
 from octavo.engine.drafts import (
@@ -412,3 +413,39 @@ def test_what_a_grammar_forces_is_verified_whatever_it_costs() -> None:
     assert policy.affordable([0.9] * 9, 1, 0.0, 1, 0.0) == [0.9] * 3  # of 0.2 / 1.2 each
     assert policy.affordable([0.9] * 9, 1, 0.0, 3, 0.0) == [0.9]  # beside two others
     assert policy.affordable([0.9] * 9, 1, 0.0, 1, 0.51) == [0.9] * 6
+
+
+class Alternating:
+    """A grammar of zeros and ones; after a 1 comes a 0."""
+
+    complete = finished = False
+
+    def __init__(self, last: int = 0) -> None:
+        self.last = last
+
+    def fork(self) -> Alternating:
+        return Alternating(self.last)
+
+    def allows(self, token: int) -> bool:
+        return token == 0 or (token == 1 and self.last == 0)
+
+    def push(self, token: int) -> None:
+        self.last = token
+
+    def mask(self) -> Mask:
+        return mask_of([0] if self.last else [0, 1], words_for(99))
+
+    def narrow(self, mask: Mask) -> Mask:
+        return mask
+
+
+def test_a_draft_ends_before_what_needs_no_step() -> None:
+    def rows(draft: list[int], logprobs: int | None) -> int:
+        params = SamplingParams(grammar="", logprobs=logprobs)
+        state = SamplingState(params, [5], 1, 99, constraint=Alternating())  # type: ignore[arg-type]
+        return len(state.rows_after(draft))
+
+    assert rows([0, 0, 1, 0, 0], None) == 2  # the 1 is drawn after them, the 0 after it is forced
+    assert rows([1, 0, 0], None) == 0
+    assert rows([0, 0, 1, 0, 0], 0) == 5  # a step for each whose log-probability is wanted
+    assert rows([0, 7, 0], 0) == 1
