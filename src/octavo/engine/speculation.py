@@ -123,10 +123,10 @@ class Speculation:
         if not any(chances):
             return spans
         now, streams = self._clock(), len(spans)
-        for i, span in enumerate(spans):
-            if chances[i]:
-                allowance = self._records[span.sequence].allowance
-                chances[i] = self._policy.affordable(chances[i], rows, now, streams, allowance)
+        chances = [
+            self._affordable(s.sequence, c, rows, streams)
+            for s, c in zip(spans, chances, strict=True)
+        ]
         found = self._forks(spans, chances)
         each = [*chances, *(f.chances for f in found)]
         depths = self._policy.depths(each, rows, room, now, streams)
@@ -165,6 +165,16 @@ class Speculation:
             return []
         return record.acceptance.chances(record.proposal)[: _left(sequence)]
 
+    def _affordable(
+        self, sequence: Sequence, chances: list[float], rows: int, streams: int
+    ) -> list[float]:
+        """The chances of those tokens that may be verified, as the policy says."""
+        if not chances:
+            return chances
+        assert self._policy is not None
+        allowance = self._records[sequence].allowance
+        return self._policy.affordable(chances, rows, self._clock(), streams, allowance)
+
     def _write(
         self, ahead: Lookahead, sequences: list[Sequence], chances: list[list[float]], rows: int,
         room: int,
@@ -173,7 +183,11 @@ class Speculation:
         was found."""
         writer, now, policy = ahead.writer, self._clock(), self._policy
         assert policy is not None
-        served = [(i, s) for i, s in enumerate(sequences) if self._served(writer, s)]
+        served = [
+            (i, s)
+            for i, s in enumerate(sequences)
+            if self._served(writer, s) and self._affordable(s, [0.0], rows, len(sequences))
+        ]
         if not served or (plain := policy.times.plain(rows)) is None:
             return
         asked = [s for _, s in served[:room]]
@@ -202,7 +216,7 @@ class Speculation:
     def _served(self, writer: DraftWriter, sequence: Sequence) -> bool:
         """True if drafts may be written for a sequence."""
         record = self._records.get(sequence)
-        if record is None or record.allowance < 0 or not _left(sequence):
+        if record is None or not _left(sequence):
             return False
         return sequence.request.params.speculates and writer.serves(sequence)
 
@@ -257,7 +271,8 @@ class Speculation:
         if rows + drafted > MOST_ROWS:
             return
         now, plain = self._clock(), times.plain(rows)
-        times.record(rows + drafted, (seconds - self._written) / steps, now)
+        if rows == len(spans):  # else some have no results, as runs that a grammar forced
+            times.record(rows + drafted, (seconds - self._written) / steps, now)
         if self._ahead is not None:
             self._ahead.spent(seconds)
         for span in spans:
