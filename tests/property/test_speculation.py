@@ -44,6 +44,9 @@ class AnyDepths:
             room -= out[-1]
         return out
 
+    def affordable(self, chances: list[float], *_: object) -> list[float]:
+        return chances
+
     def ahead(
         self, likely: list[float], chances: list[list[float]], rows: int, room: int, now: float,
         cost: Callable[[int], float],

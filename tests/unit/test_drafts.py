@@ -7,8 +7,9 @@ import random
 import pytest
 
 from octavo.backends.base import Sample
+from octavo.engine.bitmask import Mask, mask_of, words_for
 from octavo.engine.blocks import BlockAllocator
-from octavo.engine.cost import LEAST_GAIN, ROW, Acceptance, CostModel, StepTimes
+from octavo.engine.cost import GRACE, LEAST_GAIN, MOST_ROW, ROW, Acceptance, CostModel, StepTimes
 from octavo.engine.drafts import (
     INDEXED,
     LONGEST_MATCH,
@@ -29,7 +30,7 @@ from octavo.engine.runner import Outcome
 from octavo.engine.sampling_state import SamplingState
 from octavo.engine.scheduler import NOTHING, ScheduledSpan
 from octavo.engine.sequence import Sequence
-from octavo.engine.speculation import Speculation
+from octavo.engine.speculation import LEEWAY, Speculation
 
 
 def sequence(prompt: list[int], reply: list[int], salt: str = "", **fields: object) -> Sequence:
@@ -219,18 +220,40 @@ def test_times_between_and_beyond_those_measured() -> None:
     times = StepTimes()
     assert times.plain(1) is None
     times.record(1, 1.0, 0.0)
-    assert times.estimate(9, 1, 0.0) == pytest.approx(1 + 8 * ROW)
-    times.record(3, 2.0, 0.0)
-    times.record(7, 4.0, 0.0)
-    assert times.estimate(5, 1, 0.0) == pytest.approx(3.0)
-    assert times.estimate(3, 1, 0.0) == pytest.approx(2.0)
-    assert times.estimate(3, 1, 1e6) == pytest.approx(1 + 2 * ROW)  # long ago: it is tried again
+    assert times.estimate(9, 1, 0.0) == pytest.approx((1 + 9 * ROW) / (1 + ROW))
+    times.record(3, 1.5, 0.0)  # three quarters for all, a quarter for each row
+    times.record(7, 2.5, 0.0)
+    assert times.estimate(5, 1, 0.0) == pytest.approx(2.0)
+    assert times.estimate(3, 1, 0.0) == pytest.approx(1.5)
+    assert times.plain(2) == pytest.approx(1.25)
+    assert times.estimate(15, 1, 0.0) == pytest.approx(4.5)
+    long_ago = (1 + 3 * ROW) / (1 + ROW)
+    assert times.estimate(3, 1, 1e6) == pytest.approx(long_ago)  # it is tried again
     times.record(3, 1e9, 0.0)  # one that was held up
-    assert times.estimate(3, 1, 0.0) < 2.5
-    assert times.plain(2) == pytest.approx((1 + 2 * ROW) / (1 + ROW))
-    supposed = times.plain(12)
+    assert times.estimate(3, 1, 0.0) < 2
     times.record(12, 1e9, 0.0)  # the first was held up
-    assert supposed is not None and times.estimate(12, 1, 0.0) == pytest.approx(2 * supposed)
+    assert times.estimate(12, 1, 0.0) == pytest.approx(5.0)
+    times.record(31, 1e9, 0.0)
+    most = (1 + 31 * MOST_ROW) / (1 + 12 * MOST_ROW)
+    assert times.estimate(31, 1, 0.0) == pytest.approx(5.0 * most)
+
+
+@pytest.mark.parametrize("row", [0.0, 0.05, 0.3, 0.9])
+def test_what_a_row_takes_is_learned_from_any_two_steps(row: float) -> None:
+    """Where arithmetic is what takes time, deep drafts are not tried to find that out."""
+    times = StepTimes()
+    for rows in (2, 4):
+        times.record(rows, 1 + row * rows, 0.0)
+    for rows in (1, 3, 8, 16, 40):
+        assert times.plain(rows) == pytest.approx(1 + row * rows)
+    assert times.estimate(16, 2, 0.0) == pytest.approx(1 + row * 16)
+
+
+def test_a_first_row_that_was_held_up_does_not_end_likely_drafts() -> None:
+    policy = CostModel()
+    policy.times.record(1, 1.0, 0.0)
+    policy.times.record(2, 50.0, 0.0)
+    assert policy.depths([[0.9, 0.85, 0.8]], 1, 15, 0.0, 1) != [0]
 
 
 def test_a_draft_model_writes_as_much_as_gives_most_tokens_a_second() -> None:
@@ -320,3 +343,109 @@ def test_a_draft_model_that_does_not_pay_is_hardly_asked() -> None:
         index.free(one.kv.blocks)
     assert 0 < drafting < 0.01 * writer.now
     assert 20 < writer.asked < 200
+
+
+class Numbers:
+    """A grammar of tokens below 10."""
+
+    complete = False
+
+    def allowed(self, tokens: list[int]) -> int:
+        return next((i for i, t in enumerate(tokens) if t >= 10), len(tokens))
+
+
+@pytest.mark.parametrize("found, legal", [([5, 6, 70, 8], [5, 6]), ([70, 5], []), ([5], [5])])
+def test_of_what_is_found_only_what_a_grammar_allows_is_proposed_and_judged(
+    found: list[int], legal: list[int]
+) -> None:
+    class Found(Lookup):
+        def propose(self, sequence: Sequence) -> Proposal | None:
+            return Proposal("lookup", found, 4)
+
+    policy = CostModel()
+    policy.times.record(1, 1.0, 0.0)
+    kv = KVCache(PrefixIndex(BlockAllocator(8)), lambda a, b: None)
+    speculation = Speculation(kv, 32, policy, [Found()], clock=lambda: 0.0)
+    one = sequence([1, 2, 3], [4])
+    one.sampling.constraint = Numbers()  # type: ignore[assignment]
+    span = ScheduledSpan(one, 3, 1, True, NOTHING, NOTHING)
+    chances = speculation._propose(one)
+    assert len(chances) == len(legal)
+    speculation.compare([Outcome(span, [], [Sample(t, 0.0, [], []) for t in [*legal, 9]], None)])
+    assert speculation._known.chance("lookup", 4) >= 0.55  # what it forbids is no mistake
+
+
+@pytest.mark.parametrize("row", [0.03, 0.15, 0.5])
+@pytest.mark.parametrize("steps", [40, 400])
+def test_what_always_looks_likely_and_is_wrong_costs_next_to_nothing(
+    row: float, steps: int
+) -> None:
+    """No more than LEEWAY of its time and GRACE of a step: the worst text for speculation."""
+
+    class Certain(Lookup):
+        def propose(self, sequence: Sequence) -> Proposal | None:
+            return Proposal("lookup", [7] * MAX_DRAFT, LONGEST_MATCH)
+
+    policy, kv = CostModel(), KVCache(PrefixIndex(BlockAllocator(8)), lambda a, b: None)
+    times = {rows: (1 + row * rows) / (1 + row) for rows in range(1, MAX_DRAFT + 2)}
+    for rows, seconds in times.items():
+        policy.times.record(rows, seconds, 0.0)
+    speculation = Speculation(kv, 32, policy, [Certain()], clock=lambda: 0.0)
+    speculation._known.compare = lambda *_: None  # type: ignore[method-assign]  # nothing is learned
+    one, drafted, lost = sequence([1, 2, 3], [4]), 0, 0.0
+    for step in range(1, steps + 1):
+        (span,) = speculation.draft([ScheduledSpan(one, 3, 1, True, NOTHING, NOTHING)])
+        outcome = Outcome(span, [], [Sample(5, 0.0, [], [])], None)
+        speculation.compare([outcome])
+        speculation.took([outcome], times[1 + len(span.draft.tokens)], 1)
+        drafted += len(span.draft.tokens)
+        lost += times[1 + len(span.draft.tokens)] - 1
+        assert lost <= LEEWAY * (step + lost) + GRACE + 1e-9
+    assert drafted  # it was tried
+
+
+def test_what_a_grammar_forces_is_verified_whatever_it_costs() -> None:
+    policy = CostModel()
+    assert policy.affordable([0.9], 1, 0.0, 1, 0.0) == [0.9]  # no step was measured yet
+    policy.times.record(1, 1.0, 0.0)
+    assert policy.affordable([1.0, 1.0, 0.9], 1, 0.0, 1, -5.0) == [1.0, 1.0]
+    assert policy.affordable([0.9, 0.8], 1, 0.0, 1, -5.0) == []
+    assert policy.affordable([0.9] * 9, 1, 0.0, 1, 0.0) == [0.9] * 3  # of 0.2 / 1.2 each
+    assert policy.affordable([0.9] * 9, 1, 0.0, 3, 0.0) == [0.9]  # beside two others
+    assert policy.affordable([0.9] * 9, 1, 0.0, 1, 0.51) == [0.9] * 6
+
+
+class Alternating:
+    """A grammar of zeros and ones; after a 1 comes a 0."""
+
+    complete = finished = False
+
+    def __init__(self, last: int = 0) -> None:
+        self.last = last
+
+    def fork(self) -> Alternating:
+        return Alternating(self.last)
+
+    def allows(self, token: int) -> bool:
+        return token == 0 or (token == 1 and self.last == 0)
+
+    def push(self, token: int) -> None:
+        self.last = token
+
+    def mask(self) -> Mask:
+        return mask_of([0] if self.last else [0, 1], words_for(99))
+
+    def narrow(self, mask: Mask) -> Mask:
+        return mask
+
+
+def test_a_draft_ends_before_what_needs_no_step() -> None:
+    def rows(draft: list[int], logprobs: int | None) -> int:
+        params = SamplingParams(grammar="", logprobs=logprobs)
+        state = SamplingState(params, [5], 1, 99, constraint=Alternating())  # type: ignore[arg-type]
+        return len(state.rows_after(draft))
+
+    assert rows([0, 0, 1, 0, 0], None) == 2  # the 1 is drawn after them, the 0 after it is forced
+    assert rows([1, 0, 0], None) == 0
+    assert rows([0, 0, 1, 0, 0], 0) == 5  # a step for each whose log-probability is wanted
+    assert rows([0, 7, 0], 0) == 1

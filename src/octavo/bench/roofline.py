@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from html import escape
 
 from octavo.bench.kernels import HostLimits, KernelTime
+from octavo.bench.svg import COLOURS, document, line, text
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 560, 80, 190, 40, 60
-COLOURS = "#1f77b4 #ff7f0e #2ca02c #d62728 #9467bd #8c564b #e377c2 #7f7f7f #bcbd22 #17becf".split()
 
 
 class _Axes:
@@ -28,31 +28,20 @@ class _Axes:
         return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start", size: int = 12) -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}">'
-        f"{escape(text)}</text>"
-    )
-
-
-def _line(x0: float, y0: float, x1: float, y1: float, style: str) -> str:
-    return f'<line x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}" {style}/>'
-
-
 def _grid(axes: _Axes) -> list[str]:
     out = []
     faint = 'stroke="#ddd"'
     for e in range(axes.x0, axes.x1 + 1):
         x = axes.x(10.0**e)
-        out.append(_line(x, TOP, x, HEIGHT - BOTTOM, faint))
-        out.append(_text(x, HEIGHT - BOTTOM + 18, f"{10.0**e:g}", "middle"))
+        out.append(line(x, TOP, x, HEIGHT - BOTTOM, faint))
+        out.append(text(x, HEIGHT - BOTTOM + 18, f"{10.0**e:g}", "middle"))
     for e in range(axes.y0, axes.y1 + 1):
         y = axes.y(10.0**e)
-        out.append(_line(LEFT, y, WIDTH - RIGHT, y, faint))
-        out.append(_text(LEFT - 6, y + 4, f"{10.0**e:g}", "end"))
+        out.append(line(LEFT, y, WIDTH - RIGHT, y, faint))
+        out.append(text(LEFT - 6, y + 4, f"{10.0**e:g}", "end"))
     middle = (LEFT + WIDTH - RIGHT) / 2
-    out.append(_text(middle, HEIGHT - 16, "operations executed per byte of weights", "middle"))
-    out.append(_text(LEFT, TOP - 12, "GOPS executed, all threads"))
+    out.append(text(middle, HEIGHT - 16, "operations executed per byte of weights", "middle"))
+    out.append(text(LEFT, TOP - 12, "GOPS executed, all threads"))
     return out
 
 
@@ -64,13 +53,13 @@ def _roofs(axes: _Axes, limits: HostLimits) -> list[str]:
         style = 'stroke="#333" stroke-width="1.5"'
         low = max(limits.read_gbs * left, 10.0**axes.y0)
         out.append(
-            _line(axes.x(low / limits.read_gbs), axes.y(low), axes.x(ridge), axes.y(peak), style)
+            line(axes.x(low / limits.read_gbs), axes.y(low), axes.x(ridge), axes.y(peak), style)
         )
-        out.append(_line(axes.x(ridge), axes.y(peak), axes.x(right), axes.y(peak), style))
-        out.append(_text(axes.x(right) + 6, axes.y(peak) + 4, f"{name} {peak:,.0f} GOPS"))
+        out.append(line(axes.x(ridge), axes.y(peak), axes.x(right), axes.y(peak), style))
+        out.append(text(axes.x(right) + 6, axes.y(peak) + 4, f"{name} {peak:,.0f} GOPS"))
         if limits.registers_gops == limits.widest_gops:
             break
-    out.append(_text(LEFT + 8, TOP + 16, f"memory {limits.read_gbs:.1f} GB/s"))
+    out.append(text(LEFT + 8, TOP + 16, f"memory {limits.read_gbs:.1f} GB/s"))
     return out
 
 
@@ -95,11 +84,7 @@ def roofline(limits: HostLimits, times: Sequence[KernelTime]) -> str:
     for i, name in enumerate(dict.fromkeys(t.kernel for t, _, _ in points)):
         y = TOP + 60 + 18 * i
         parts.append(f'<circle cx="{WIDTH - RIGHT + 20}" cy="{y}" r="4" fill="{colour[name]}"/>')
-        parts.append(_text(WIDTH - RIGHT + 30, y + 4, name))
+        parts.append(text(WIDTH - RIGHT + 30, y + 4, name))
     title = f"{limits.isa}, {limits.threads} threads"
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, 20, title, "middle", 14))
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
-        f'font-family="sans-serif"><rect width="100%" height="100%" fill="white"/>'
-        f"{''.join(parts)}</svg>\n"
-    )
+    parts.append(text((LEFT + WIDTH - RIGHT) / 2, 20, title, "middle", 14))
+    return document(WIDTH, HEIGHT, parts)

@@ -5,17 +5,27 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from octavo.backends.base import Executable
 from octavo.client.in_process import InProcessClient
+from octavo.engine.blocks import BlockAllocator
 from octavo.engine.events import Ended, Token
+from octavo.engine.kv import KVCache, KVState
+from octavo.engine.limits import MAX_DRAFT
 from octavo.engine.loader import load_executable, make_engine
 from octavo.engine.open import open_draft, open_model
 from octavo.engine.plan import make_plan
+from octavo.engine.prefix import PrefixIndex
 from octavo.engine.request import Request, SamplingParams
+from octavo.engine.runner import run
+from octavo.engine.sampling_state import SamplingState
+from octavo.engine.scheduler import Draft, ScheduledSpan
+from octavo.engine.sequence import Sequence as Running
 from octavo.generate.output import failure
 from octavo.generate.served import token_table
 from octavo.text import ChatTemplate, load_tokenizer
@@ -24,12 +34,14 @@ from octavo.text.grammar import from_schema
 from octavo.text.messages import message
 
 WAYS = ("off", "auto")
+CONTEXT, ROUNDS = 256, 9  # tokens of the sequence, and steps of each number of rows that are timed
 NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Ivo Jana Kai Lea Max Nora Otto Pia".split()
 CITIES = "Bern Oslo Rome Kiel Lyon Graz Cork Bari Nice Gent Linz Metz Pisa Riga Bonn York".split()
 TABLE = "\n".join(
     f"{i:03d},{name},{18 + 7 * i % 60},{city}"
     for i, (name, city) in enumerate(zip(NAMES, CITIES, strict=True))
 )
+PEOPLE = f"List the first people of this table as JSON:\n{TABLE}"
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -54,6 +66,7 @@ SCHEMA = {
 class Case:
     """Requests that run together: `streams` of a text, each of so many tokens at most.
 
+    logprobs: log-probabilities are asked for, so that tokens which a grammar forces need steps.
     digits: nothing else may be drawn, so that all pairs of tokens were there before.
     """
 
@@ -62,6 +75,7 @@ class Case:
     streams: int = 1
     tokens: int = 192
     schema: bool = False
+    logprobs: bool = False
     digits: bool = False
     temperature: float = 0.0
 
@@ -69,7 +83,8 @@ class Case:
 CASES = (
     Case("copy", f"Repeat this table line by line, without any change:\n{TABLE}"),
     Case("edit", f"Repeat this table, but write Paris in place of Rome:\n{TABLE}"),
-    Case("json", f"List the first people of this table as JSON:\n{TABLE}", schema=True),
+    Case("json", PEOPLE, schema=True),
+    Case("json logprobs", PEOPLE, schema=True, logprobs=True),
     Case("chat", "Tell me how a lighthouse works, in a few paragraphs.", temperature=0.8),
     Case("noise", "Tell me how a lighthouse works.", temperature=2.0),
     Case("digits", "Draw lots.", temperature=2.0, digits=True),
@@ -80,14 +95,16 @@ CASES = (
 
 @dataclass(frozen=True)
 class Saving:
-    """tps: tokens a second without and with. gain, cpu_gain: medians over rounds of the ratio of
-    both in time, and in processor time. step: tokens a stream gets in a step, with. drafted,
-    accepted: tokens, over all rounds."""
+    """tps: tokens a second without and with, after the first. Medians over rounds of the ratio of
+    both: gain, in the time of whole requests; writing, writing_cpu, in the time after the first
+    token, and its processor time. step: tokens a stream gets in a step, with. drafted, accepted:
+    tokens, over all rounds."""
 
     name: str
     tps: tuple[float, float]
     gain: float
-    cpu_gain: float
+    writing: float
+    writing_cpu: float
     step: float
     drafted: int
     accepted: int
@@ -95,30 +112,44 @@ class Saving:
 
 @dataclass(frozen=True)
 class _Run:
+    """seconds: of all; writing, writing_cpu: after the first token. tokens, logprobs: of each."""
+
     seconds: float
-    cpu: float
+    writing: float
+    writing_cpu: float
     tokens: list[list[int]]
+    logprobs: list[list[float]]
     stats: dict[str, int]
 
 
 async def _run(client: InProcessClient, requests: list[Request]) -> _Run:
     """Raises RequestError."""
 
-    async def read(request: Request) -> list[int]:
+    first: list[tuple[float, float]] = []
+
+    def clocks() -> tuple[float, float]:
+        return time.perf_counter(), time.process_time()
+
+    async def read(request: Request) -> list[Token]:
         out = []
         async with aclosing(client.submit(request)) as events:
             async for event in events:
                 if isinstance(event, Ended) and (error := failure(event)):
                     raise error
                 if isinstance(event, Token):
-                    out.append(event.token)
+                    if not first:
+                        first.append(clocks())
+                    out.append(event)
         return out
 
-    before = dict(client.stats)
-    wall, cpu = time.perf_counter(), time.process_time()
-    tokens = await asyncio.gather(*map(read, requests))
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    return _Run(wall, cpu, tokens, {k: v - before[k] for k, v in client.stats.items()})
+    before, (began, _) = dict(client.stats), clocks()
+    texts = await asyncio.gather(*map(read, requests))
+    wall, cpu = clocks()
+    return _Run(
+        wall - began, wall - first[0][0], cpu - first[0][1],
+        [[e.token for e in text] for text in texts], [[e.logprob for e in text] for text in texts],
+        {k: v - before[k] for k, v in client.stats.items()},
+    )  # fmt: skip
 
 
 def _requests(
@@ -129,6 +160,7 @@ def _requests(
         "max_tokens": case.tokens, "temperature": case.temperature, "ignore_eos": not case.schema,
         "grammar": from_schema(SCHEMA) if case.schema else None, "speculation": way,
         "allowed_token_ids": digits if case.digits else None,
+        "logprobs": 0 if case.logprobs else None,
     }  # fmt: skip
     return [
         Request(
@@ -140,11 +172,12 @@ def _requests(
 
 
 def bench_speculation(
-    path: Path, name: str, threads: int | None, repeats: int, names: frozenset[str],
+    path: Path, name: str, threads: int | None, repeats: int, cases: Sequence[Case],
     speculation: str = "auto", draft: Path | None = None,
-) -> list[Saving]:  # fmt: skip
-    """Measures the named cases, with drafts as `--speculation` says. draft: a model that writes
-    some. Raises ValueError if a text differs with speculation."""
+) -> tuple[list[Saving], dict[int, float]]:  # fmt: skip
+    """Measures some cases, with drafts as `--speculation` says, and the seconds of steps by
+    their rows. draft: a model that writes some. Raises ValueError if a text differs with
+    speculation."""
     model = open_model(path)
     tokenizer = load_tokenizer(model.checkpoint)
     source = template_source(model.checkpoint)
@@ -155,6 +188,7 @@ def bench_speculation(
     executable = load_executable(model, plan)
     while executable.pack_pending():
         pass
+    times = row_times(executable, model.vocabulary)
     client = InProcessClient(make_engine(model, executable, plan, token_table(tokenizer)))
     template = ChatTemplate(source, tokenizer) if source else None
 
@@ -167,19 +201,39 @@ def bench_speculation(
 
     async def work() -> list[Saving]:
         try:
-            return [
-                await _saving(client, c, encode(c.text), digits, repeats)
-                for c in CASES
-                if c.name in names
-            ]
+            return [await _saving(client, c, encode(c.text), digits, repeats) for c in cases]
         finally:
             await client.close()
 
     try:
-        return asyncio.run(work())
+        return asyncio.run(work()), times
     finally:
         if template is not None:
             template.close()
+
+
+def row_times(executable: Executable, vocabulary: int) -> dict[int, float]:
+    """Seconds of a step of one sequence by its rows, all of which have results; medians."""
+    kv = KVCache(PrefixIndex(BlockAllocator(executable.limits.blocks)), executable.copy_block)
+    prompt = [3 + i % (vocabulary - 3) for i in range(CONTEXT)]
+    request = Request(id="rows", prompt=prompt, params=SamplingParams(temperature=0.0))
+    state = KVState(list(prompt))
+    sampling = SamplingState(request.params, state.tokens, CONTEXT, vocabulary)
+    sequence = Running.of(request, 0, 0.0, 2 * CONTEXT, state, sampling, -1)
+    kv.admit(state, CONTEXT, prefix_caching=False)
+    kv.extend(state, CONTEXT + MAX_DRAFT)
+    run(executable, [ScheduledSpan.of(sequence, CONTEXT - 1)])
+    kv.advance(state, CONTEXT - 1)
+    times: dict[int, list[float]] = {rows: [] for rows in range(1, MAX_DRAFT + 2)}
+    for _ in range(ROUNDS):
+        for rows, found in times.items():
+            draft = prompt[: rows - 1]
+            span = ScheduledSpan.of(sequence, 1)
+            span = span._replace(draft=Draft(draft, sampling.rows_after(draft)))
+            began = time.perf_counter()
+            run(executable, [span])
+            found.append(time.perf_counter() - began)
+    return {rows: statistics.median(found) for rows, found in times.items()}
 
 
 async def _saving(
@@ -190,14 +244,20 @@ async def _saving(
         for way in WAYS if turn % 2 else WAYS[::-1]:
             params = _requests(case, prompt, digits, turn, way)
             runs[way].append(await _run(client, params))
-        if runs["off"][-1].tokens != runs["auto"][-1].tokens:
+        plain, drafted = runs["off"][-1], runs["auto"][-1]
+        if plain.tokens != drafted.tokens or (case.logprobs and plain.logprobs != drafted.logprobs):
             raise ValueError(f"{case.name}: the text differs")
     off, auto = runs["off"][1:], runs["auto"][1:]  # the first warm up
     count = [sum(map(len, r.tokens)) for r in auto]
     steps = sum(r.stats["steps"] for r in auto)
 
     def speed(found: list[_Run]) -> float:
-        return statistics.median(n / r.seconds for n, r in zip(count, found, strict=True))
+        pairs = zip(count, found, strict=True)
+        return statistics.median((n - case.streams) / r.writing for n, r in pairs)
+
+    def gain(seconds: Callable[[_Run], float]) -> float:
+        pairs = zip(off, auto, strict=True)
+        return statistics.median(seconds(a) / seconds(b) for a, b in pairs)
 
     def total(kind: str) -> int:
         return sum(v for r in auto for k, v in r.stats.items() if k.startswith(kind))
@@ -205,8 +265,9 @@ async def _saving(
     return Saving(
         name=case.name,
         tps=(speed(off), speed(auto)),
-        gain=statistics.median(a.seconds / b.seconds for a, b in zip(off, auto, strict=True)),
-        cpu_gain=statistics.median(a.cpu / b.cpu for a, b in zip(off, auto, strict=True)),
+        gain=gain(lambda r: r.seconds),
+        writing=gain(lambda r: r.writing),
+        writing_cpu=gain(lambda r: r.writing_cpu),
         step=sum(count) / steps / case.streams,
         drafted=total("drafted_"),
         accepted=total("accepted_"),

@@ -143,39 +143,50 @@ def decoding(model: str, threads: int | None, repeats: int, offline: bool) -> No
 @click.option("--cases", metavar="LIST", help="Kinds of text, separated by commas. [all]")
 @speculation_option
 @draft_option
+@click.option(
+    "--svg", type=click.Path(dir_okay=False, path_type=Path), help="Also draw when drafts pay here."
+)
 @click.option("--offline", is_flag=True)
 def speculation(
     model: str, threads: int | None, repeats: int, cases: str | None, speculation: str,
-    draft: str | None, offline: bool,
+    draft: str | None, svg: Path | None, offline: bool,
 ) -> None:  # fmt: skip
     """How much faster MODEL writes with speculative decoding, by kind of text."""
     from octavo.bench.speculation import CASES, bench_speculation
+    from octavo.bench.speculation_chart import chart
     from octavo.checkpoint.hub import locate
     from octavo.errors import UsageError
 
-    known = frozenset(c.name for c in CASES)
-    wanted = frozenset(cases.split(",")) if cases else known
-    if not wanted <= known:
+    known = {c.name: c for c in CASES}
+    wanted = cases.split(",") if cases else list(known)
+    if not known.keys() >= set(wanted):
         raise UsageError(f"--cases takes {', '.join(sorted(known))}", "--cases copy,chat")
     located = locate(model, offline=offline)
     small = locate(draft, offline=offline).path if draft else None
+    savings, times = bench_speculation(
+        located.path, located.name, threads, repeats, [known[name] for name in wanted], speculation,
+        small,
+    )  # fmt: skip
     rows = [
         (
-            s.name, f"{s.tps[0]:.0f}", f"{s.tps[1]:.0f}", f"{s.gain:.2f}", f"{s.cpu_gain:.2f}",
-            f"{s.step:.2f}", f"{s.accepted:,} of {s.drafted:,}",
+            s.name, f"{s.tps[0]:.0f}", f"{s.tps[1]:.0f}", f"{s.writing:.2f}",
+            f"{s.writing_cpu:.2f}", f"{s.gain:.2f}", f"{s.step:.2f}",
+            f"{s.accepted:,} of {s.drafted:,}",
         )
-        for s in bench_speculation(
-            located.path, located.name, threads, repeats, wanted, speculation, small
-        )
+        for s in savings
     ]  # fmt: skip
     table(
         rows,
         (
-            "", "tok/s without", "with", "gain", "gain in CPU time", "tokens a step",
+            "", "tok/s without", "with", "gain", "in CPU time", "prompt included", "tokens a step",
             "drafts accepted",
         ),
-        right=tuple(range(1, 7)),
+        right=tuple(range(1, 8)),
     )  # fmt: skip
+    steps = ", ".join(f"{rows} {1000 * seconds:.1f}" for rows, seconds in times.items())
+    say(f"ms of a step by rows: {steps}")
+    if svg:
+        svg.write_text(chart(located.name, times, savings))
 
 
 @bench.command()

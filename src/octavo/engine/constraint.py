@@ -107,7 +107,11 @@ class Constraint:
 
     def allows(self, token: int) -> bool:
         """True if `token` may come next."""
-        return bool(_call(self._matcher.validate_tokens, [token]) == 1)
+        return self.allowed([token]) == 1
+
+    def allowed(self, tokens: list[int]) -> int:
+        """How many of `tokens` may come next, one after the other."""
+        return int(_call(self._matcher.validate_tokens, tokens))
 
     def mask(self) -> Mask:
         """Tokens that may come next. Raises ValueError if the grammar becomes too costly."""

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
 
 from octavo.engine.drafts import LONGEST_MATCH, Proposal
 from octavo.engine.limits import MAX_DRAFT
 
-ROW = 0.08  # of a step's time that a row more takes, before that is measured
+ROW = 0.2  # what a row takes, of what a step takes without rows, before that is measured
+MOST_ROW = 1.0  # the most of it that is believed: what takes longer was held up
 NEWEST = 0.15  # weight of the latest time of a step
-OUTLIER = 2.0  # times the mean: a longer step was held up by something else
+OUTLIER = 2.0  # times what is known: a longer step was held up by something else
 TRUST = 20.0  # seconds after which half of a measured time is believed
+ROW_TRUST = 100.0  # the same for what a row takes, which all times tell of
+GRACE = 0.5  # of a step that a request may lose before drafts have brought it anything
 LEAST_GAIN = 1.1  # tokens a second, against those of plain steps: chances are guesses
 PRIOR = {2: 0.25, 3: 0.4, 4: 0.55, 6: 0.7, 9: 0.8, LONGEST_MATCH: 0.9}  # by least match
 _CLASSES = [max(m for m in PRIOR if m <= max(match, 2)) for match in range(LONGEST_MATCH + 1)]
@@ -32,33 +35,58 @@ BELIEVED = 0.7  # chance of any of them, before it is measured
 
 
 class StepTimes:
-    """Seconds of a step by the rows it computes."""
+    """Seconds of a step by the rows it computes.
+
+    Of rows that were not measured, a part that every step takes and one for each row are supposed,
+    whose ratio is learned from those that were: it is 0.1 where weights are what takes time, and
+    near 1 where arithmetic is.
+    """
 
     def __init__(self) -> None:
         self._mean: dict[int, float] = {}
         self._when: dict[int, float] = {}
         self._rows: list[int] = []  # that were measured, ascending
+        self._row: float | None = None  # what a row takes, of what a step takes without rows
+        self._learned = 0.0  # when that was
 
     def record(self, rows: int, seconds: float, now: float) -> None:
         """Takes the time of a step that ended now."""
         known = self._mean.get(rows)
         if known is None:
-            supposed = self.plain(rows)
-            self._rows.insert(bisect_left(self._rows, rows), rows)
-            self._mean[rows] = min(seconds, OUTLIER * (supposed or seconds))
+            if self._rows:
+                near = self._near(rows)
+                seconds = min(seconds, max(OUTLIER * self._mean[near], self._scaled(near, rows)))
+            insort(self._rows, rows)
+            self._mean[rows] = seconds
         else:
             self._mean[rows] += NEWEST * (min(seconds, OUTLIER * known) - known)
         self._when[rows] = now
+        self._learn(rows, now)
+
+    def _learn(self, rows: int, now: float) -> None:
+        """Learns what a row takes from the times of this step and of the smallest."""
+        least = self._rows[0]
+        if rows == least:
+            return
+        ratio = self._mean[rows] / self._mean[least]
+        fixed = rows - ratio * least
+        row = min(MOST_ROW, max(0.0, ratio - 1) / fixed) if fixed > 0 else MOST_ROW
+        self._row = row if self._row is None else self._row + NEWEST * (row - self._row)
+        self._learned = now
+
+    def _near(self, rows: int) -> int:
+        """The largest of the rows measured that is not larger, else the smallest."""
+        return self._rows[max(bisect_right(self._rows, rows) - 1, 0)]
+
+    def _scaled(self, near: int, rows: int, row: float = MOST_ROW) -> float:
+        """What `rows` rows take, if a row takes `row`, by the time of `near` rows."""
+        return self._mean[near] * (1 + row * rows) / (1 + row * near)
 
     def plain(self, rows: int) -> float | None:
         """The time of a step without drafts; None before any was measured."""
         if not self._rows:
             return None
-        if rows in self._mean:
-            return self._mean[rows]
-        at = bisect_left(self._rows, rows)
-        near = self._rows[max(at - 1, 0)]
-        return self._mean[near] * (1 + ROW * rows) / (1 + ROW * near)
+        return self._scaled(self._near(rows), rows, ROW if self._row is None else self._row)
 
     def estimate(self, rows: int, plain: int, now: float) -> float:
         """The time of a step of `rows` rows, of which `plain` are no drafts.
@@ -68,7 +96,10 @@ class StepTimes:
         """
         base = self.plain(plain)
         assert base is not None
-        supposed = base * (1 + ROW * (rows - plain))
+        row = ROW
+        if self._row is not None:
+            row += math.exp2((self._learned - now) / ROW_TRUST) * (self._row - ROW)
+        supposed = base * (1 + row * rows) / (1 + row * plain)
         at = bisect_left(self._rows, rows)
         above = self._rows[at] if at < len(self._rows) else None
         if above == rows:
@@ -179,6 +210,25 @@ class CostModel:
         for i in self._best(chances, rows, room, now, streams)[1]:
             out[i] += 1
         return out
+
+    def affordable(
+        self, chances: list[float], rows: int, now: float, streams: int, allowance: float
+    ) -> list[float]:
+        """Of the tokens of a proposal those that may all be wrong, so that no text makes a request
+        lose more than a little; what a grammar forces is right.
+
+        chances, rows, streams: see `depths`. allowance: seconds that speculation may lose, but for
+        what it begins with.
+        """
+        if (plain := self.times.plain(rows)) is None:
+            return chances
+        most, count = allowance + GRACE * plain / streams, chances.count(1.0)
+        while (
+            count < len(chances)
+            and self.times.estimate(rows + count + 1, rows, now) <= most + plain
+        ):
+            count += 1
+        return chances[:count]
 
     def ahead(
         self, likely: list[float], chances: list[list[float]], rows: int, room: int, now: float,

@@ -146,9 +146,16 @@ class SamplingState:
             return []
         return self.constraint.forced_run
 
+    def legal(self, draft: list[int]) -> list[int]:
+        """The first tokens of a draft, up to one that the grammar does not allow."""
+        if self.constraint is None or self.may_leave_grammar:
+            return draft
+        return draft[: self.constraint.allowed(draft)]
+
     def rows_after(self, draft: list[int]) -> list[SamplingRow]:
         """How to sample after each token of a draft, were it drawn; the first of them that may not
-        come or ends the text and those after it have none."""
+        come, ends the text or is followed by one that needs no step, and those after it have none.
+        """
         end = next((i for i, t in enumerate(draft) if t in self.stop_tokens), len(draft))
         if self.independent:
             row = self.row()
@@ -163,6 +170,8 @@ class SamplingState:
                 state.push(token)
                 if constraint is not None and constraint.finished:
                     break
+                if state.jump_forward() is not None:
+                    break  # the step would be saved anyway: nothing is won before the next choice
                 rows.append(state.row())
             except ValueError:  # the grammar has become too costly, as the step there will say
                 break

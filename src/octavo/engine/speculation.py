@@ -23,7 +23,7 @@ from octavo.engine.sequence import Sequence
 from octavo.engine.trees import Fork, forks, grow, keep_branch, tally
 
 MOST_ROWS = 64  # of a step that verifies drafts: one that computes a prompt has no time to spare
-LEEWAY = 0.01  # of its time that a request may lose by speculation
+LEEWAY = 0.01  # of its time that a request may lose by speculation, beyond what it begins with
 
 
 class DepthPolicy(Protocol):
@@ -37,6 +37,12 @@ class DepthPolicy(Protocol):
         """See `CostModel.depths`."""
         ...
 
+    def affordable(
+        self, chances: list[float], rows: int, now: float, streams: int, allowance: float
+    ) -> list[float]:
+        """See `CostModel.affordable`."""
+        ...
+
     def ahead(
         self, likely: list[float], chances: list[list[float]], rows: int, room: int, now: float,
         cost: Callable[[int], float],
@@ -47,7 +53,8 @@ class DepthPolicy(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Record:
-    """What is known of one sequence. balance: seconds that speculation has won, of `spent`."""
+    """What is known of one sequence. balance: seconds that speculation has won, of `spent`, which
+    are its share of its steps."""
 
     acceptance: Acceptance
     proposal: Proposal | None = None
@@ -56,9 +63,9 @@ class _Record:
     spent: float = 0.0
 
     @property
-    def overdrawn(self) -> bool:
-        """True if speculation has cost the request more than it may."""
-        return self.balance < -LEEWAY * self.spent
+    def allowance(self) -> float:
+        """Seconds that speculation may lose now, but for what it begins with."""
+        return self.balance + LEEWAY * self.spent
 
 
 @dataclass(slots=True)
@@ -115,9 +122,14 @@ class Speculation:
             self._write(self._ahead, [s.sequence for s in spans], chances, rows, room)
         if not any(chances):
             return spans
+        now, streams = self._clock(), len(spans)
+        chances = [
+            self._affordable(s.sequence, c, rows, streams)
+            for s, c in zip(spans, chances, strict=True)
+        ]
         found = self._forks(spans, chances)
         each = [*chances, *(f.chances for f in found)]
-        depths = self._policy.depths(each, rows, room, self._clock(), len(spans))
+        depths = self._policy.depths(each, rows, room, now, streams)
         out = []
         for i, (span, depth) in enumerate(zip(spans, depths, strict=False)):
             further = zip(found, depths[len(spans) :], strict=True)
@@ -136,23 +148,32 @@ class Speculation:
         return out
 
     def _propose(self, sequence: Sequence) -> list[float]:
-        """Takes the likeliest proposal for a sequence; gives the chances of its tokens, none if
-        speculation has cost the request more than it may."""
+        """Takes the likeliest proposal for a sequence; gives the chances of its tokens."""
         if not sequence.request.params.speculates:
             return []
         if (record := self._records.get(sequence)) is None:
             record = self._records[sequence] = _Record(Acceptance(self._known))
         record.proposal, record.others, best = None, [], 0.0
         for source in self._sources:
-            if (proposal := source.propose(sequence)) is not None:
+            if (proposal := _legal(source.propose(sequence), sequence)) is not None:
                 chance = record.acceptance.chance(proposal.source, proposal.match)
                 if chance > best:
                     proposal, record.proposal, best = record.proposal, proposal, chance
                 if proposal is not None:
                     record.others.append(proposal)
-        if record.proposal is None or record.overdrawn:
+        if record.proposal is None:
             return []
         return record.acceptance.chances(record.proposal)[: _left(sequence)]
+
+    def _affordable(
+        self, sequence: Sequence, chances: list[float], rows: int, streams: int
+    ) -> list[float]:
+        """The chances of those tokens that may be verified, as the policy says."""
+        if not chances:
+            return chances
+        assert self._policy is not None
+        allowance = self._records[sequence].allowance
+        return self._policy.affordable(chances, rows, self._clock(), streams, allowance)
 
     def _write(
         self, ahead: Lookahead, sequences: list[Sequence], chances: list[list[float]], rows: int,
@@ -162,7 +183,11 @@ class Speculation:
         was found."""
         writer, now, policy = ahead.writer, self._clock(), self._policy
         assert policy is not None
-        served = [(i, s) for i, s in enumerate(sequences) if self._served(writer, s)]
+        served = [
+            (i, s)
+            for i, s in enumerate(sequences)
+            if self._served(writer, s) and self._affordable(s, [0.0], rows, len(sequences))
+        ]
         if not served or (plain := policy.times.plain(rows)) is None:
             return
         asked = [s for _, s in served[:room]]
@@ -191,7 +216,7 @@ class Speculation:
     def _served(self, writer: DraftWriter, sequence: Sequence) -> bool:
         """True if drafts may be written for a sequence."""
         record = self._records.get(sequence)
-        if record is None or record.overdrawn or not _left(sequence):
+        if record is None or not _left(sequence):
             return False
         return sequence.request.params.speculates and writer.serves(sequence)
 
@@ -246,12 +271,13 @@ class Speculation:
         if rows + drafted > MOST_ROWS:
             return
         now, plain = self._clock(), times.plain(rows)
-        times.record(rows + drafted, (seconds - self._written) / steps, now)
+        if rows == len(spans):  # else some have no results, as runs that a grammar forced
+            times.record(rows + drafted, (seconds - self._written) / steps, now)
         if self._ahead is not None:
             self._ahead.spent(seconds)
         for span in spans:
             if (record := self._records.get(span.sequence)) is not None:
-                record.spent += seconds
+                record.spent += seconds / len(spans)
         if plain is None or not (drafted or self._wrote):
             return
         # By mean times: how long this one step took says more of what else the host does.
@@ -292,6 +318,14 @@ class Speculation:
 def _left(sequence: Sequence) -> int:
     """Most tokens of a draft: the last token of a sequence is drawn after them."""
     return max(0, sequence.limit - len(sequence.kv.tokens) - 1)
+
+
+def _legal(proposal: Proposal | None, sequence: Sequence) -> Proposal | None:
+    """What the grammar allows of a proposal: what can be drawn says how often it is right."""
+    if proposal is None or sequence.sampling.constraint is None:
+        return proposal
+    tokens = sequence.sampling.legal(proposal.tokens)
+    return proposal._replace(tokens=tokens) if tokens else None
 
 
 def _decodes(span: ScheduledSpan) -> bool:
