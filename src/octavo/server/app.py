@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from http import HTTPStatus
 from pathlib import Path
 
 import msgspec
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Match, Route, WebSocketRoute
+from starlette.routing import WebSocketRoute
 from starlette.types import ASGIApp
 
 from octavo import __version__
-from octavo.errors import RequestError
 from octavo.generate.media import MediaPolicy, MediaReader
 from octavo.generate.trace import TraceFile
 from octavo.server import adapters, models, page, replies
@@ -38,10 +33,10 @@ from octavo.server.dialect import (
 from octavo.server.dialects import DIALECTS
 from octavo.server.endpoint import Endpoint, Handler
 from octavo.server.exchange import OTHER, Observer, Running, Watcher
-from octavo.server.exchanges import ExchangeMiddleware, InternalError, RouteLabel
+from octavo.server.exchanges import ExchangeMiddleware, RouteLabel
 from octavo.server.fetching import Fetching
 from octavo.server.guard import PAGE, Access, Keys, guarded
-from octavo.server.http import error_response, json_response
+from octavo.server.http import json_response
 from octavo.server.idempotency import Idempotency
 from octavo.server.loopback import Loopback
 from octavo.server.metrics import Metrics
@@ -50,6 +45,7 @@ from octavo.server.profile import ProfileBody, ProfileRoute
 from octavo.server.registry import Registry
 from octavo.server.replicas import ReplicaRoutes
 from octavo.server.requests import RequestRoutes, Requests
+from octavo.server.routes import Routes, routing
 from octavo.server.runner import Runner, answering
 from octavo.server.sockets import Sockets
 from octavo.server.source import Fetch
@@ -61,28 +57,6 @@ from octavo.server.usage import QUERY, UsageRoute
 encode = msgspec.json.Encoder().encode
 JSON = "application/json"
 DOCS = Path(__file__).with_name("docs.html")
-
-
-class HTTPError(RequestError):
-    """What the router refuses."""
-
-    def __init__(self, status: int) -> None:
-        texts = {404: "there is no such route", 405: "the route does not take this method"}
-        super().__init__(texts.get(status, HTTPStatus(status).phrase))
-        self.status = status
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    if not isinstance(error, HTTPException):
-        return error_response(InternalError(), request.scope)
-    response = error_response(HTTPError(error.status_code), request.scope)
-    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        routes = [one for one in request.app.routes if isinstance(one, Route)]
-        asked = next(one for one in routes if one.matches(request.scope)[0] != Match.NONE)
-        same = (one.methods or () for one in routes if one.path == asked.path)
-        allowed = sorted(set().union(*same))
-        response.headers["allow"] = ", ".join(allowed)
-    return response
 
 
 def fixed(make: Callable[[], bytes], media_type: str) -> Handler:
@@ -240,32 +214,10 @@ def create_app(
     routes, paths = routing(table)
     routes = [WebSocketRoute("/v1/ws", sockets.serve), *(page.ROUTES if ui else ()), *routes]
     paths |= {path: RouteLabel(path, default.error_body) for path in ("/v1/ws", PAGE)}
-    app = starlette(routes)
+    app = Routes(routes)
     other = RouteLabel(OTHER, default.error_body)
     loopback.app = ExchangeMiddleware(app, paths, other, observe, running)
     watched = guarded(Idempotency(app), access)
     for watcher in watchers:
         watched = watcher.wrap(watched)
     return ExchangeMiddleware(watched, paths, other, observe, running)
-
-
-def starlette(routes: list[BaseRoute]) -> Starlette:
-    """The application of routes, whose errors are written as those of their dialects."""
-    return Starlette(
-        routes=routes, exception_handlers={HTTPException: _http_error, Exception: _http_error}
-    )
-
-
-def routing(
-    table: Iterable[tuple[Endpoint, Dialect]],
-) -> tuple[list[BaseRoute], dict[str, RouteLabel]]:
-    """Routes of endpoints, with and without `/v1`, and what is known of their paths."""
-    routes: list[BaseRoute] = []
-    paths: dict[str, RouteLabel] = {}
-    for one, dialect in table:
-        for spelled in dict.fromkeys((one.path, one.path.removeprefix("/v1"))):
-            routes.append(Route(spelled, one.handler, methods=[one.method]))
-            start, named, end = re.sub(r"\{[^}]*\}", "*", spelled).partition("*")
-            label = RouteLabel(one.path, dialect.error_body)
-            paths[start + named + end if end else start] = label
-    return routes, paths
