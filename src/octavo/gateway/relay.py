@@ -355,6 +355,8 @@ class Relay:
         self._admission.ended()
         told = job.finished(one)
         self._watch(told)
+        if job.dealt.seen is None:
+            return  # nobody compares versions
         batch = 0 if job.lease is None else job.lease.upstream.running
         down = not self._admission.candidates(job.asked, job.dealt.pools[:1])
         cached = sum(job.usage.reused.values())

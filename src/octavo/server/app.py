@@ -15,10 +15,10 @@ from starlette.responses import Response
 from starlette.routing import WebSocketRoute
 from starlette.types import ASGIApp
 
-from octavo import __version__
 from octavo.generate.media import MediaPolicy, MediaReader
 from octavo.generate.trace import TraceFile
 from octavo.server import adapters, models, page, replies
+from octavo.server.about import about
 from octavo.server.background import Background
 from octavo.server.batches import Batches
 from octavo.server.bodies import Bodies
@@ -69,30 +69,16 @@ def fixed(make: Callable[[], bytes], media_type: str) -> Handler:
     return handler
 
 
-class AboutServer:
-    """Handlers that tell about the server."""
-
-    def __init__(self, registry: Registry, metrics: Metrics) -> None:
-        self._registry = registry
-        self._metrics = metrics
-
-    async def live(self, request: Request) -> Response:
-        return json_response(b'{"status":"live"}')
-
-    async def ready(self, request: Request) -> Response:
+def _ready(registry: Registry) -> Handler:
+    async def ready(request: Request) -> Response:
         """200 while every model can take requests. Models are counted: names may need a key."""
-        ready, draining = self._registry.ready, self._registry.draining
+        ready, draining = registry.ready, registry.draining
         status = "ready" if ready else "draining" if draining else "not ready"
-        states = Counter(entry.state for entry in self._registry)
+        states = Counter(entry.state for entry in registry)
         body = {"status": status, "models": dict(sorted(states.items()))}
         return json_response(encode(body), 200 if ready else 503)
 
-    async def metrics(self, request: Request) -> Response:
-        text = "text/plain; version=0.0.4; charset=utf-8"
-        return Response(self._metrics.render(), media_type=text)
-
-    async def version(self, request: Request) -> Response:
-        return json_response(encode({"version": __version__}))
+    return ready
 
 
 def described(dialects: tuple[Dialect, ...], own: list[Endpoint]) -> list[Endpoint]:
@@ -106,17 +92,6 @@ def endpoints(dialects: tuple[Dialect, ...]) -> frozenset[str]:
     """The paths of what computes something of a body."""
     kinds = (GenerateRoute, StoredRoute, EmbedRoute, ScoreRoute)
     return frozenset(r.path for d in dialects for r in d.routes if isinstance(r, kinds))
-
-
-def _about(registry: Registry, metrics: Metrics) -> list[Endpoint]:
-    about = AboutServer(registry, metrics)
-    return [
-        Endpoint("/health", "GET", about.ready, answer=replies.Health),
-        Endpoint("/health/ready", "GET", about.ready, answer=replies.Health),
-        Endpoint("/health/live", "GET", about.live, answer=replies.Live),
-        Endpoint("/metrics", "GET", about.metrics, media="text/plain", answer=str),
-        Endpoint("/version", "GET", about.version, answer=replies.Version),
-    ]
 
 
 def _control(
@@ -198,7 +173,7 @@ def create_app(
     running = timelines.running
     runner = Runner(registry, bodies, MediaReader(media), Fetching(registry, bodies, fetch))
     own = [
-        *_about(registry, metrics),
+        *about(metrics, _ready(registry), replies.Health),
         *_control(registry, access, bodies, lora_folder, timelines),
     ]
     loopback, owner = loopback or Loopback(), Keys(access).owner
