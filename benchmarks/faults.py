@@ -64,6 +64,7 @@ class Bed:
     engines: dict[int, Process] = field(default_factory=dict)
     golden: list[str] = field(default_factory=list)
     tally: Tally = field(default_factory=Tally)
+    open: bool = False  # the gateway takes requests
 
     async def begin(self, engines: int) -> None:
         self.port, ports = free_port(), [free_port() for _ in range(engines)]
@@ -82,7 +83,6 @@ class Bed:
 
     def door(self) -> Process:
         named = [w for p in self.engines for w in ("--upstream", f"http://127.0.0.1:{p}")]
-        self.open = False
         return start("gateway", self.port, *named, *QUICK)
 
     def end(self) -> None:
@@ -174,7 +174,8 @@ class Bed:
             await self.replace(port, signal.SIGTERM)
 
     async def gone(self, number: int) -> None:
-        """The gateway is killed."""
+        """The gateway is killed, and another begins at its place."""
+        self.open = False
         self.gateway.kill()
         await asyncio.to_thread(self.gateway.wait)
         self.gateway = self.door()

@@ -34,7 +34,7 @@ from octavo.server.http import json_response
 from octavo.server.idempotency import Idempotency
 from octavo.server.loopback import Loopback
 from octavo.server.requests import RequestRoutes, Requests
-from octavo.server.routes import Routes, routing
+from octavo.server.routes import RouteTable, routing
 from octavo.server.runner import answering
 from octavo.server.sockets import Sockets
 from octavo.server.timelines import Timeline, Timelines
@@ -131,7 +131,7 @@ def create_app(
     sockets = Sockets(loopback, default.error_body, owner)
     paths |= {path: RouteLabel(path, default.error_body) for path in ("/v1/ws", PAGE)}
     sides = [WebSocketRoute("/v1/ws", sockets.serve), *(page.ROUTES if ui else ())]
-    app, other = Routes([*sides, *routes]), RouteLabel(OTHER, default.error_body)
+    app, other = RouteTable([*sides, *routes]), RouteLabel(OTHER, default.error_body)
     loopback.app = ExchangeMiddleware(app, paths, other, observe, running)
     watched = guarded(Idempotency(app), access)
     for watcher in watchers:

@@ -15,7 +15,7 @@ import httptools
 MOST_HELD = 1 << 18  # bytes that nobody has read yet, from which on no more are taken
 
 
-class NotHttp(Exception):
+class NotHttp(ConnectionError):
     """What comes is no answer of HTTP."""
 
 

@@ -45,7 +45,7 @@ from octavo.server.profile import ProfileBody, ProfileRoute
 from octavo.server.registry import Registry
 from octavo.server.replicas import ReplicaRoutes
 from octavo.server.requests import RequestRoutes, Requests
-from octavo.server.routes import Routes, routing
+from octavo.server.routes import RouteTable, routing
 from octavo.server.runner import Runner, answering
 from octavo.server.sockets import Sockets
 from octavo.server.source import Fetch
@@ -189,7 +189,7 @@ def create_app(
     routes, paths = routing(table)
     routes = [WebSocketRoute("/v1/ws", sockets.serve), *(page.ROUTES if ui else ()), *routes]
     paths |= {path: RouteLabel(path, default.error_body) for path in ("/v1/ws", PAGE)}
-    app = Routes(routes)
+    app = RouteTable(routes)
     other = RouteLabel(OTHER, default.error_body)
     loopback.app = ExchangeMiddleware(app, paths, other, observe, running)
     watched = guarded(Idempotency(app), access)

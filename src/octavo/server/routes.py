@@ -42,7 +42,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return response
 
 
-class Routes:
+class RouteTable:
     """The ASGI application of routes, whose errors are written as those of their dialects.
 
     Starlette matches one route after another, some 90 of them, and puts three layers around each
