@@ -1,13 +1,16 @@
 """What a gateway adds: time to the first chunk and processor time, beside going there directly.
 
-    python benchmarks/gateway.py [--streams 1 32] [--rounds 3] [--body 4096] [--peer NAME=COMMAND]
+    python benchmarks/gateway.py [--streams 1 32] [--rounds 3] [--body 4096] [--peer NAME=ENV]
 
 The upstream says 64 chunks, 5 ms apart, and costs next to nothing. Ways take turns within each
 round, so that what else the machine does is felt by all of them. "bytes alone" passes on what comes
-and reads none of it: what sockets and the event loop cost anybody. A peer is any proxy: `{port}` and
-`{upstream}` in its command are replaced, for example
+and reads none of it: what sockets and the event loop cost anybody. Peers are started from
+environments of their own, in which they have been installed (`peers/gateways.py`):
 
-    --peer "vllm-router=vllm-router --port {port} --worker-urls {upstream} --policy random"
+    python -m venv smg && smg/bin/pip install smg
+    python benchmarks/gateway.py --peer smg=smg --peer vllm-router=router --peer litellm=litellm
+
+Any other is named with its command, for example --peer "nginx=./start-nginx {port} {upstream}".
 """
 
 from __future__ import annotations
@@ -16,7 +19,6 @@ import argparse
 import asyncio
 import json
 import os
-import shlex
 import socket
 import statistics
 import subprocess
@@ -26,6 +28,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import psutil
+from peers.gateways import command as command_of
 
 CHUNKS, PAUSE = 64, 0.005
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -224,7 +227,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--body", type=int, default=4096, help="bytes of a request")
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=ENV")
     parser.add_argument("--upstream", metavar="PORT:OWNER", help=argparse.SUPPRESS)
     parser.add_argument("--splice", metavar="PORT:PORT", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -266,10 +269,10 @@ def main() -> None:
             ]
             ways.append(Way(name, port, start(command)))
         for peer in options.peer:
-            name, _, text = peer.partition("=")
+            name, _, how = peer.partition("=")
             port = free_port()
-            filled = text.format(port=port, upstream=f"http://127.0.0.1:{direct.port}")
-            ways.append(Way(name, port, start(shlex.split(filled))))
+            words = command_of(name, how, port, f"http://127.0.0.1:{direct.port}")
+            ways.append(Way(name, port, start(words)))
         for way in ways:
             wait_for(way.port)
         data = body(options.body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -206,6 +207,7 @@ class _Screen:
         if not any(up.state == "up" for up in upstreams):
             lines.append("  no upstream answers yet; requests wait for one (--queue-timeout)")
         say("\n".join([*lines, ""]))
+        gc.freeze()  # what is imported stays; collections look at requests only
 
     def count(self, one: Exchange) -> None:
         if one.usage is not None:

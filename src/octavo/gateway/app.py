@@ -13,14 +13,14 @@ from starlette.responses import Response
 from starlette.routing import WebSocketRoute
 from starlette.types import ASGIApp
 
-from octavo import __version__
 from octavo.errors import Overloaded
 from octavo.gateway.admission import UpstreamQueue
 from octavo.gateway.metrics import GatewayMetrics
 from octavo.gateway.relay import Relay
 from octavo.gateway.upstreams import Upstreams
 from octavo.server import page
-from octavo.server.app import described, endpoints, routing, starlette
+from octavo.server.about import about
+from octavo.server.app import described, endpoints
 from octavo.server.batches import Batches
 from octavo.server.bodies import Bodies
 from octavo.server.cancel import cancel
@@ -34,6 +34,7 @@ from octavo.server.http import json_response
 from octavo.server.idempotency import Idempotency
 from octavo.server.loopback import Loopback
 from octavo.server.requests import RequestRoutes, Requests
+from octavo.server.routes import RouteTable, routing
 from octavo.server.runner import answering
 from octavo.server.sockets import Sockets
 from octavo.server.timelines import Timeline, Timelines
@@ -74,11 +75,8 @@ class Door:
 class AboutGateway:
     """Handlers that tell about the gateway."""
 
-    def __init__(self, upstreams: Upstreams, door: Door, metrics: GatewayMetrics) -> None:
-        self._upstreams, self._door, self._metrics = upstreams, door, metrics
-
-    async def live(self, request: Request) -> Response:
-        return json_response(b'{"status":"live"}')
+    def __init__(self, upstreams: Upstreams, door: Door) -> None:
+        self._upstreams, self._door = upstreams, door
 
     async def ready(self, request: Request) -> Response:
         """200 while an upstream can take requests."""
@@ -87,13 +85,6 @@ class AboutGateway:
         status = "ready" if ready else "draining" if self._door.draining else "not ready"
         body = {"status": status, "upstreams": dict(sorted(states.items()))}
         return json_response(encode(body), 200 if ready else 503)
-
-    async def metrics(self, request: Request) -> Response:
-        text = "text/plain; version=0.0.4; charset=utf-8"
-        return Response(self._metrics.render(), media_type=text)
-
-    async def version(self, request: Request) -> Response:
-        return json_response(encode({"version": __version__}))
 
     async def models(self, request: Request) -> Response:
         """The models of all upstreams that are up."""
@@ -116,17 +107,13 @@ def create_app(
     sockets and lines of batches take the way of other requests. more: endpoints. timelines: of
     requests; its `running` is kept true. ui: whether browsers get the page. watchers: see each
     request."""
-    default, about = DIALECTS[0], AboutGateway(upstreams, door, metrics)
+    default, gateway = DIALECTS[0], AboutGateway(upstreams, door)
     requests, running = RequestRoutes(timelines), timelines.running
     loopback, owner = Loopback(), Keys(access).owner
     batches.loopback, batches.endpoints, batches.sender = loopback, endpoints(DIALECTS), owner
     own = [
-        Endpoint("/health", "GET", about.ready),
-        Endpoint("/health/ready", "GET", about.ready),
-        Endpoint("/health/live", "GET", about.live),
-        Endpoint("/metrics", "GET", about.metrics),
-        Endpoint("/version", "GET", about.version),
-        Endpoint("/v1/models", "GET", about.models),
+        *about(metrics, gateway.ready),
+        Endpoint("/v1/models", "GET", gateway.models),
         Endpoint("/v1/usage", "GET", answering(UsageRoute(access.keyring).show)),
         Endpoint("/v1/requests", "GET", answering(requests.list), answer=Requests),
         Endpoint("/v1/requests/{id}", "GET", answering(requests.show), answer=Timeline),
@@ -144,7 +131,7 @@ def create_app(
     sockets = Sockets(loopback, default.error_body, owner)
     paths |= {path: RouteLabel(path, default.error_body) for path in ("/v1/ws", PAGE)}
     sides = [WebSocketRoute("/v1/ws", sockets.serve), *(page.ROUTES if ui else ())]
-    app, other = starlette([*sides, *routes]), RouteLabel(OTHER, default.error_body)
+    app, other = RouteTable([*sides, *routes]), RouteLabel(OTHER, default.error_body)
     loopback.app = ExchangeMiddleware(app, paths, other, observe, running)
     watched = guarded(Idempotency(app), access)
     for watcher in watchers:

@@ -89,11 +89,6 @@ class RelayJob:
             hedge_won=self.hedge_won, prepared=self.spared is not None,
         )  # fmt: skip
 
-    def pass_on(self, data: bytes) -> None:
-        """Part of a stream goes to the client."""
-        if self.dealt.seen is not None:
-            self.dealt.seen.feed(data)
-
     @property
     def tokens(self) -> int:
         return self.chunks if self.follower is None else len(self.follower.tokens)

@@ -6,7 +6,6 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
 from dataclasses import replace
 
 import msgspec
@@ -20,14 +19,10 @@ from octavo.gateway.admission import UpstreamQueue
 from octavo.gateway.answers import (
     STREAMS,
     check_stream,
-    complete,
     count,
-    events,
     failure,
-    is_final,
     read_spent,
     refusal,
-    streamed,
     wanted_wait,
 )
 from octavo.gateway.body import Relayed, read_outline
@@ -37,6 +32,7 @@ from octavo.gateway.headers import back, onward, with_key
 from octavo.gateway.health import Health
 from octavo.gateway.hedge import Begun, begin, first_good, good
 from octavo.gateway.job import RelayJob, reserve
+from octavo.gateway.passage import Passage
 from octavo.gateway.response_cache import ResponseCache, key_of
 from octavo.gateway.traffic import SESSION, Traffic, units_of
 from octavo.gateway.transport import Answer, Transport
@@ -304,9 +300,13 @@ class Relay:
             lease = job.lease
             assert lease is not None
             try:
-                async with aclosing(self._pass_on(job, answer, data)) as passed:
-                    async for frame in passed:
-                        yield frame
+                passage = Passage(job, answer)
+                while data:
+                    if ready := passage.feed(data):
+                        yield ready
+                    data = await passage.read()
+                if rest := passage.end():
+                    yield rest
                 lease.end(True, job.tokens)
                 return
             except (UpstreamFailed, msgspec.MsgspecError) as e:
@@ -332,44 +332,6 @@ class Relay:
                 yield failure(job, last)
                 return
 
-    async def _pass_on(
-        self, job: RelayJob, answer: Answer, data: bytes
-    ) -> AsyncGenerator[bytes, None]:
-        """The rest of an answer. Raises UpstreamFailed if it is not complete."""
-        usage, follower, held = job.usage, job.follower, b""
-        while data:
-            usage.last = time.monotonic()
-            usage.first = usage.first or usage.last
-            if follower is not None:
-                before = len(follower.tokens)
-                data = follower.feed(data)
-                if len(follower.tokens) > before:
-                    job.tries = 0
-                if data:
-                    job.pass_on(data)
-                    yield data
-            else:
-                ready, held = events(held + data, answer.media_type)
-                job.chunks += 1
-                job.tail = ready or job.tail
-                if ready:
-                    job.pass_on(ready)
-                    yield ready
-            try:
-                data = await answer.read()
-            except UpstreamFailed:
-                if not complete(job):
-                    raise
-                break
-        spent = streamed(job) if follower is None else follower.spent
-        if spent is None and follower is not None and is_final(follower.rest):
-            yield follower.rest
-            return
-        if spent is None:
-            assert job.lease is not None
-            raise UpstreamFailed(f"upstream {job.lease.upstream.id} ended in the middle")
-        count(usage, spent)
-
     async def _elsewhere(
         self, job: RelayJob, lease: UpstreamLease, error: UpstreamFailed
     ) -> tuple[Answer, bytes]:
@@ -393,6 +355,8 @@ class Relay:
         self._admission.ended()
         told = job.finished(one)
         self._watch(told)
+        if job.dealt.seen is None:
+            return  # nobody compares versions
         batch = 0 if job.lease is None else job.lease.upstream.running
         down = not self._admission.candidates(job.asked, job.dealt.pools[:1])
         cached = sum(job.usage.reused.values())

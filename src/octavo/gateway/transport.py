@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import io
-from collections.abc import Mapping
+import socket
+import ssl
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
+from urllib.parse import SplitResult, quote, urlsplit
 
-import aiohttp
-
+from octavo.gateway.connection import UpstreamConnection, head_of
 from octavo.gateway.errors import UpstreamFailed
 from octavo.gateway.upstream import Upstream
 
 KEEP_ALIVE = 4.0  # seconds: uvicorn closes idle connections after 5
-LARGE = 1 << 19  # bytes of a body that is written in parts
 MOST_WHOLE = 256 << 20  # bytes of an answer that is not streamed
-QUIET = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")  # which clients send themselves
-FAULTS = (aiohttp.ClientError, OSError, TimeoutError)
+FAULTS = (OSError, TimeoutError, ValueError)  # no host, no certificate, no answer; no header
+SAFE = "/?&=%:+,;@!$'()*~-._[]"  # of a path and a query, as they are
 
 
 @dataclass(frozen=True)
@@ -35,31 +36,30 @@ class Timeouts:
 
 
 class Answer:
-    """The answer of an upstream, which is read to its end or closed."""
+    """The answer of an upstream, which is read to its end or closed. leave: is given the connection
+    then."""
 
-    def __init__(self, response: aiohttp.ClientResponse, who: str, idle: float) -> None:
-        self._response, self._content = response, response.content
+    def __init__(
+        self, connection: UpstreamConnection, who: str, idle: float,
+        leave: Callable[[UpstreamConnection], None],
+    ) -> None:  # fmt: skip
+        self.status, self.headers = connection.status, connection.headers
+        self._connection, self._leave = connection, leave
         self._who, self._idle = who, idle
         self._why: UpstreamFailed | None = None
+        self._closed = False
         self._loop = asyncio.get_running_loop()
-        self._last = self._loop.time()
         self._timer = self._loop.call_later(idle, self._look)
 
     @property
-    def status(self) -> int:
-        return self._response.status
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        return self._response.headers
-
-    @property
     def media_type(self) -> str:
-        return self._response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     def _look(self) -> None:
         """Cuts an answer that has paused too long."""
-        if (due := self._last + self._idle) <= self._loop.time():
+        connection, now = self._connection, self._loop.time()
+        due = now + self._idle if connection.held else connection.heard + self._idle
+        if due <= now:
             self.cut(f"said nothing for {self._idle:g} s", "upstream_timeout")
         else:
             self._timer = self._loop.call_at(due, self._look)
@@ -67,18 +67,21 @@ class Answer:
     def cut(self, why: str, code: str = "upstream_failed") -> None:
         """Whoever reads gets an error. Called from outside."""
         self._why = self._why or UpstreamFailed(f"upstream {self._who} {why}", code)
-        self._response.close()
+        if not self._closed:
+            self._connection.close()
 
     async def read(self) -> bytes:
         """What has come, b"" at the end. Raises UpstreamFailed."""
-        try:
-            data = await self._content.readany()
-        except FAULTS as e:
-            raise self._why or failed(self._who, e) from None
-        if self._why is not None and not data:
-            raise self._why
-        self._last = self._loop.time()
-        return data
+        connection = self._connection
+        while not connection.held:
+            if self._why is not None:
+                raise self._why
+            if connection.ended or self._closed:
+                return b""
+            if connection.error is not None:
+                raise failed(self._who, connection.error)
+            await connection.come()
+        return connection.take()
 
     async def whole(self) -> bytes:
         """All of it. Raises UpstreamFailed."""
@@ -96,10 +99,53 @@ class Answer:
 
     def close(self) -> None:
         """An answer that has not ended is broken off, which tells the upstream to stop."""
-        self._timer.cancel()
-        if not self._content.is_eof():
-            self._response.close()
-        self._response.release()
+        if not self._closed:
+            self._closed = True
+            self._timer.cancel()
+            self._leave(self._connection)
+
+
+class KeptConnections:
+    """Connections that are not in use, by where they go."""
+
+    def __init__(self) -> None:
+        self._idle: dict[str, list[tuple[UpstreamConnection, asyncio.TimerHandle]]] = {}
+
+    def take(self, place: str) -> UpstreamConnection | None:
+        """The one that was used last, if there is one that can be used again."""
+        while place in self._idle:
+            connection, timer = self._pop(place, -1)
+            timer.cancel()
+            if connection.usable:
+                return connection
+        return None
+
+    def give_back(self, place: str, connection: UpstreamConnection) -> None:
+        """Keeps a connection for a while, or closes one that cannot be used again."""
+        if not (connection.ended and connection.usable):
+            return connection.close()
+        timer = asyncio.get_running_loop().call_later(KEEP_ALIVE, self._expire, place)
+        self._idle.setdefault(place, []).append((connection, timer))
+
+    def _expire(self, place: str) -> None:
+        self._pop(place, 0)[0].close()  # that which has waited the longest
+
+    def _pop(self, place: str, at: int) -> tuple[UpstreamConnection, asyncio.TimerHandle]:
+        idle = self._idle[place]
+        found = idle.pop(at)
+        if not idle:
+            del self._idle[place]
+        return found
+
+    def close(self) -> None:
+        for place in list(self._idle):
+            while (connection := self.take(place)) is not None:
+                connection.close()
+
+
+@cache
+def _split(url: str) -> SplitResult:
+    return urlsplit(url)
 
 
 class Transport:
@@ -107,61 +153,73 @@ class Transport:
 
     def __init__(self, timeouts: Timeouts) -> None:
         self.configure(timeouts)
-        connector = aiohttp.TCPConnector(
-            limit=0, keepalive_timeout=KEEP_ALIVE, ttl_dns_cache=5, enable_cleanup_closed=True
-        )
-        self._session = aiohttp.ClientSession(
-            connector=connector, auto_decompress=False, skip_auto_headers=QUIET,
-            cookie_jar=aiohttp.DummyCookieJar(), read_bufsize=1 << 18,
-        )  # fmt: skip
+        self._kept = KeptConnections()
+        self._secure = ssl.create_default_context()
 
     def configure(self, timeouts: Timeouts) -> None:
         """Requests that are sent from now on keep to these."""
         self.timeouts = timeouts
-        self._limits = aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect)
 
     async def open(
         self, upstream: Upstream, path: str, headers: Mapping[str, str], body: bytes, idle: float,
         method: str = "POST",
     ) -> Answer:  # fmt: skip
         """Sends a request; its answer, once its headers have come. Raises UpstreamFailed."""
-        data = io.BytesIO(body) if len(body) > LARGE else body
+        url = _split(upstream.place.url)
+        place = f"{url.scheme}://{url.netloc}"
+        connection: UpstreamConnection | None = None
         try:
-            response = await self._session.request(
-                method, upstream.place.url + path, data=data or None, headers=headers,
-                allow_redirects=False, timeout=self._limits,
-            )  # fmt: skip
-        except FAULTS as e:
-            raise failed(upstream.id, e) from None
-        return Answer(response, upstream.id, idle)
+            target = quote(f"{url.path}{path}", SAFE)
+            head = head_of(method, target, {"host": url.netloc, **headers}, len(body))
+            connection = self._kept.take(place) or await self._connect(url)
+            connection.ask(head, body)
+            while not connection.status:
+                if connection.error is not None:
+                    raise connection.error
+                await connection.come()
+        except BaseException as e:
+            if connection is not None:
+                connection.close()
+            if isinstance(e, FAULTS):
+                raise failed(upstream.id, e, connection is None) from None
+            raise
+        return Answer(connection, upstream.id, idle, partial(self._kept.give_back, place))
+
+    async def _connect(self, url: SplitResult) -> UpstreamConnection:
+        secure = self._secure if url.scheme == "https" else None
+        port = url.port or (80 if secure is None else 443)
+        async with asyncio.timeout(self.timeouts.connect):
+            _, connection = await asyncio.get_running_loop().create_connection(
+                UpstreamConnection, url.hostname or "", port, ssl=secure
+            )
+        return connection
 
     async def get(self, upstream: Upstream, path: str, seconds: float) -> tuple[int, bytes]:
         """Status and body. Raises UpstreamFailed."""
         key = upstream.place.key
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         try:
-            async with (
-                asyncio.timeout(seconds),
-                self._session.get(
-                    upstream.place.url + path, headers=headers, timeout=self._limits
-                ) as response,
-            ):
-                return response.status, await response.read()
-        except FAULTS as e:
+            async with asyncio.timeout(seconds):
+                answer = await self.open(upstream, path, headers, b"", seconds, "GET")
+                try:
+                    return answer.status, await answer.whole()
+                finally:
+                    answer.close()
+        except TimeoutError as e:
             raise failed(upstream.id, e) from None
 
     async def close(self) -> None:
-        await self._session.close()
+        self._kept.close()
 
 
-def failed(who: str, error: BaseException) -> UpstreamFailed:
+def failed(who: str, error: BaseException, connecting: bool = False) -> UpstreamFailed:
     """What went wrong with an upstream, in words that say nothing of the request."""
-    if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientSSLError):
+    if isinstance(error, ssl.SSLError):
         return UpstreamFailed(f"upstream {who} has no certificate that is trusted")
-    if isinstance(error, aiohttp.ClientConnectorDNSError):
+    if isinstance(error, socket.gaierror):
         return UpstreamFailed(f"upstream {who} has a name that nobody knows")
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return UpstreamFailed(f"upstream {who} takes no connection", "upstream_down")
     if isinstance(error, TimeoutError):
         return UpstreamFailed(f"upstream {who} did not answer in time", "upstream_timeout", True)
+    if connecting and isinstance(error, OSError):
+        return UpstreamFailed(f"upstream {who} takes no connection", "upstream_down")
     return UpstreamFailed(f"upstream {who} broke the connection off")

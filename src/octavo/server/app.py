@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from http import HTTPStatus
 from pathlib import Path
 
 import msgspec
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Match, Route, WebSocketRoute
+from starlette.routing import WebSocketRoute
 from starlette.types import ASGIApp
 
-from octavo import __version__
-from octavo.errors import RequestError
 from octavo.generate.media import MediaPolicy, MediaReader
 from octavo.generate.trace import TraceFile
 from octavo.server import adapters, models, page, replies
+from octavo.server.about import about
 from octavo.server.background import Background
 from octavo.server.batches import Batches
 from octavo.server.bodies import Bodies
@@ -38,10 +33,10 @@ from octavo.server.dialect import (
 from octavo.server.dialects import DIALECTS
 from octavo.server.endpoint import Endpoint, Handler
 from octavo.server.exchange import OTHER, Observer, Running, Watcher
-from octavo.server.exchanges import ExchangeMiddleware, InternalError, RouteLabel
+from octavo.server.exchanges import ExchangeMiddleware, RouteLabel
 from octavo.server.fetching import Fetching
 from octavo.server.guard import PAGE, Access, Keys, guarded
-from octavo.server.http import error_response, json_response
+from octavo.server.http import json_response
 from octavo.server.idempotency import Idempotency
 from octavo.server.loopback import Loopback
 from octavo.server.metrics import Metrics
@@ -50,6 +45,7 @@ from octavo.server.profile import ProfileBody, ProfileRoute
 from octavo.server.registry import Registry
 from octavo.server.replicas import ReplicaRoutes
 from octavo.server.requests import RequestRoutes, Requests
+from octavo.server.routes import RouteTable, routing
 from octavo.server.runner import Runner, answering
 from octavo.server.sockets import Sockets
 from octavo.server.source import Fetch
@@ -63,28 +59,6 @@ JSON = "application/json"
 DOCS = Path(__file__).with_name("docs.html")
 
 
-class HTTPError(RequestError):
-    """What the router refuses."""
-
-    def __init__(self, status: int) -> None:
-        texts = {404: "there is no such route", 405: "the route does not take this method"}
-        super().__init__(texts.get(status, HTTPStatus(status).phrase))
-        self.status = status
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    if not isinstance(error, HTTPException):
-        return error_response(InternalError(), request.scope)
-    response = error_response(HTTPError(error.status_code), request.scope)
-    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        routes = [one for one in request.app.routes if isinstance(one, Route)]
-        asked = next(one for one in routes if one.matches(request.scope)[0] != Match.NONE)
-        same = (one.methods or () for one in routes if one.path == asked.path)
-        allowed = sorted(set().union(*same))
-        response.headers["allow"] = ", ".join(allowed)
-    return response
-
-
 def fixed(make: Callable[[], bytes], media_type: str) -> Handler:
     """A handler that says the same to everybody, made when it is asked for first."""
     made = functools.cache(make)
@@ -95,30 +69,16 @@ def fixed(make: Callable[[], bytes], media_type: str) -> Handler:
     return handler
 
 
-class AboutServer:
-    """Handlers that tell about the server."""
-
-    def __init__(self, registry: Registry, metrics: Metrics) -> None:
-        self._registry = registry
-        self._metrics = metrics
-
-    async def live(self, request: Request) -> Response:
-        return json_response(b'{"status":"live"}')
-
-    async def ready(self, request: Request) -> Response:
+def _ready(registry: Registry) -> Handler:
+    async def ready(request: Request) -> Response:
         """200 while every model can take requests. Models are counted: names may need a key."""
-        ready, draining = self._registry.ready, self._registry.draining
+        ready, draining = registry.ready, registry.draining
         status = "ready" if ready else "draining" if draining else "not ready"
-        states = Counter(entry.state for entry in self._registry)
+        states = Counter(entry.state for entry in registry)
         body = {"status": status, "models": dict(sorted(states.items()))}
         return json_response(encode(body), 200 if ready else 503)
 
-    async def metrics(self, request: Request) -> Response:
-        text = "text/plain; version=0.0.4; charset=utf-8"
-        return Response(self._metrics.render(), media_type=text)
-
-    async def version(self, request: Request) -> Response:
-        return json_response(encode({"version": __version__}))
+    return ready
 
 
 def described(dialects: tuple[Dialect, ...], own: list[Endpoint]) -> list[Endpoint]:
@@ -132,17 +92,6 @@ def endpoints(dialects: tuple[Dialect, ...]) -> frozenset[str]:
     """The paths of what computes something of a body."""
     kinds = (GenerateRoute, StoredRoute, EmbedRoute, ScoreRoute)
     return frozenset(r.path for d in dialects for r in d.routes if isinstance(r, kinds))
-
-
-def _about(registry: Registry, metrics: Metrics) -> list[Endpoint]:
-    about = AboutServer(registry, metrics)
-    return [
-        Endpoint("/health", "GET", about.ready, answer=replies.Health),
-        Endpoint("/health/ready", "GET", about.ready, answer=replies.Health),
-        Endpoint("/health/live", "GET", about.live, answer=replies.Live),
-        Endpoint("/metrics", "GET", about.metrics, media="text/plain", answer=str),
-        Endpoint("/version", "GET", about.version, answer=replies.Version),
-    ]
 
 
 def _control(
@@ -224,7 +173,7 @@ def create_app(
     running = timelines.running
     runner = Runner(registry, bodies, MediaReader(media), Fetching(registry, bodies, fetch))
     own = [
-        *_about(registry, metrics),
+        *about(metrics, _ready(registry), replies.Health),
         *_control(registry, access, bodies, lora_folder, timelines),
     ]
     loopback, owner = loopback or Loopback(), Keys(access).owner
@@ -240,32 +189,10 @@ def create_app(
     routes, paths = routing(table)
     routes = [WebSocketRoute("/v1/ws", sockets.serve), *(page.ROUTES if ui else ()), *routes]
     paths |= {path: RouteLabel(path, default.error_body) for path in ("/v1/ws", PAGE)}
-    app = starlette(routes)
+    app = RouteTable(routes)
     other = RouteLabel(OTHER, default.error_body)
     loopback.app = ExchangeMiddleware(app, paths, other, observe, running)
     watched = guarded(Idempotency(app), access)
     for watcher in watchers:
         watched = watcher.wrap(watched)
     return ExchangeMiddleware(watched, paths, other, observe, running)
-
-
-def starlette(routes: list[BaseRoute]) -> Starlette:
-    """The application of routes, whose errors are written as those of their dialects."""
-    return Starlette(
-        routes=routes, exception_handlers={HTTPException: _http_error, Exception: _http_error}
-    )
-
-
-def routing(
-    table: Iterable[tuple[Endpoint, Dialect]],
-) -> tuple[list[BaseRoute], dict[str, RouteLabel]]:
-    """Routes of endpoints, with and without `/v1`, and what is known of their paths."""
-    routes: list[BaseRoute] = []
-    paths: dict[str, RouteLabel] = {}
-    for one, dialect in table:
-        for spelled in dict.fromkeys((one.path, one.path.removeprefix("/v1"))):
-            routes.append(Route(spelled, one.handler, methods=[one.method]))
-            start, named, end = re.sub(r"\{[^}]*\}", "*", spelled).partition("*")
-            label = RouteLabel(one.path, dialect.error_body)
-            paths[start + named + end if end else start] = label
-    return routes, paths

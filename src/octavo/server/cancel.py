@@ -21,7 +21,7 @@ def cancel(running: Running) -> Handler:
             theirs = scope.get("principal")
             own = theirs is not None and (sender.admin or theirs.salt == sender.salt)
             if own and scope is not request.scope:
-                exchange(scope).cancelled.set()
+                exchange(scope).cancel()
                 found += 1
         if not found:
             raise NotFound("no request with this id is running", "id", "request_not_found")

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Scope
 
@@ -30,7 +30,8 @@ class Exchange:
     usage: Usage | None = None
     model: str | None = None  # the served model's name, once it is known
     id: str = field(default_factory=lambda: f"req_{secrets.token_hex(12)}")  # x-request-id
-    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    cancelled: bool = False
+    listeners: set[asyncio.Task[Any]] = field(default_factory=set)  # wait for what its client says
     operation: str = "other"  # as OpenTelemetry's conventions for generative AI call it
     key: str | None = None  # the name of the sender's key
     stream_awaited: bool = False  # a stream is wanted, and its text is not begun
@@ -58,6 +59,12 @@ class Exchange:
         if self.status in (499, 0):
             return "cancelled"
         return ("answered", "refused", "failed")[max(0, self.status // 100 - 3)]
+
+    def cancel(self) -> None:
+        """Ends it as if its client had left."""
+        self.cancelled = True
+        for task in self.listeners:
+            task.cancel()
 
     def finish(self) -> None:
         """The request has ended, whatever its status."""

@@ -7,7 +7,7 @@ import logging
 import re
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from octavo.server.http import cancellable, refuse
 
 REQUEST_ID = b"x-request-id"
 PLAIN = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
+BODIES = frozenset(("http.response.body", "websocket.http.response.body"))
+STARTS = frozenset(("http.response.start", "websocket.http.response.start"))
 LOG = logging.getLogger("octavo.server")
 
 
@@ -79,27 +81,25 @@ class ExchangeMiddleware:
         started = complete = False
         self._running.setdefault(one.id, []).append(scope)
 
-        async def counted(message: Message) -> None:
+        def counted(message: Message) -> Awaitable[None]:
             nonlocal started, complete
-            kind = message["type"].removeprefix("websocket.")
-            if kind == "http.response.start":
-                started, one.status = True, message["status"]
-                headers = [*message.get("headers", ()), (REQUEST_ID, one.id.encode())]
-                if (sender := scope.get("principal")) is not None and sender.account is not None:
-                    headers += sender.account.headers()
-                message = {**message, "headers": headers}
-            elif kind == "http.response.body":
+            kind = message["type"]
+            if kind in BODIES:
+                one.sent += len(message.get("body") or b"")
                 complete = not message.get("more_body", False)
                 if not complete and one.streamed is None and one.usage and one.usage.first:
                     one.streamed = time.monotonic()
-            elif kind == "accept":
+            elif kind in STARTS:
+                started, one.status = True, message["status"]
+                message = {**message, "headers": self._headers(message, one, scope)}
+            elif kind == "websocket.accept":
                 started, one.status = True, 101
-            elif kind == "close":
+            elif kind == "websocket.close":
                 started = complete = True
                 one.status = one.status or 403  # which a server makes of a close before an accept
-            one.sent += len(message.get("body") or message.get("bytes") or b"")
-            one.sent += len((message.get("text") or "").encode())
-            await send(message)
+            else:
+                one.sent += len(message.get("bytes") or (message.get("text") or "").encode())
+            return send(message)
 
         try:
             await self._app(scope, cancellable(receive, one, scope["type"]), counted)
@@ -120,6 +120,14 @@ class ExchangeMiddleware:
                 self._end(one, scope)
             else:
                 one.work.add_done_callback(lambda _: self._end(one, scope))
+
+    @staticmethod
+    def _headers(message: Message, one: Exchange, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """The headers of an answer, with what every answer says."""
+        headers = [*message.get("headers", ()), (REQUEST_ID, one.id.encode())]
+        if (sender := scope.get("principal")) is not None and sender.account is not None:
+            headers += sender.account.headers()
+        return headers
 
     def _end(self, one: Exchange, scope: Scope) -> None:
         if (sender := scope.get("principal")) is not None and sender.account is not None:

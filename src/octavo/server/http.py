@@ -61,31 +61,48 @@ def cancellable(receive: Receive, one: Exchange, kind: str = "http") -> Receive:
     """What a client sends; a request that is cancelled looks as if its client had left."""
 
     async def heard() -> Message:
-        said = asyncio.ensure_future(receive())
-        cancelled = asyncio.ensure_future(one.cancelled.wait())
+        task = current()
+        one.listeners.add(task)
         try:
-            await asyncio.wait({said, cancelled}, return_when=asyncio.FIRST_COMPLETED)
-            return said.result() if said.done() else {"type": f"{kind}.disconnect"}
+            if not one.cancelled:
+                return await receive()
+        except asyncio.CancelledError:
+            if not one.cancelled or task.uncancel():  # it is cancelled for another reason, too
+                raise
         finally:
-            for task in (said, cancelled):
-                task.cancel()
+            one.listeners.discard(task)
+        return {"type": f"{kind}.disconnect"}
 
     return heard
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, cancelled with ClientGone if the client disconnects first."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnect(receive))
+    task, gone = current(), asyncio.ensure_future(_disconnect(receive))
+    before, at_work, left = task.cancelling(), True, False
+
+    def leave(_: asyncio.Future[None]) -> None:
+        nonlocal left
+        if at_work:
+            left = task.cancel()
+
+    gone.add_done_callback(leave)
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        return task.result()
+        return await work
+    except asyncio.CancelledError:
+        if left and task.uncancel() <= before:
+            raise ClientGone from None
+        raise
     finally:
-        for t in (task, gone):
-            t.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        at_work = False
+        gone.cancel()
+
+
+def current() -> asyncio.Task[Any]:
+    """The task that runs."""
+    task = asyncio.current_task()
+    assert task is not None
+    return task
 
 
 async def _disconnect(receive: Receive) -> None:
@@ -107,7 +124,7 @@ class EventStream(Response):
             await while_connected(receive, self._pump(send))
         except ClientGone:
             exchange(scope).status = 499
-            if exchange(scope).cancelled.is_set():  # there is somebody to tell
+            if exchange(scope).cancelled:  # there is somebody to tell
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pump(self, send: Send) -> None:

@@ -43,6 +43,10 @@ class Spent(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
 
 
+read_tokens = msgspec.json.Decoder(list[int]).decode
+read_spent = msgspec.json.Decoder(Spent).decode
+
+
 def told(tokens: list[int]) -> bytes:
     """Says which tokens the chunks before came of."""
     return TOKENS + encode(tokens) + END
@@ -85,41 +89,41 @@ class Follower:
     def __init__(self, tokens: list[int]) -> None:
         self.tokens = tokens  # of all that was passed on
         self.spent: Spent | None = None  # once the stream is complete
-        self._held = bytearray()
+        self._held = b""
         self._seen = 0  # bytes of what is held that have been looked through
 
     def feed(self, data: bytes) -> bytes:
         """What can be passed on now. Raises msgspec.MsgspecError for what no server says."""
-        self._held += data
-        ready = bytearray()
-        while (end := self._held.find(END, self._seen)) >= 0:
-            start, self._seen = self._seen, end + len(END)
-            if self._held[start : start + 2] != b": ":
+        held = self._held + data if self._held else data
+        ready, begin, look = b"", 0, self._seen
+        while (end := held.find(END, look)) >= 0:
+            start, look = look, end + len(END)
+            if not held.startswith(b": ", start):
                 continue
             try:
-                ours = self._take(bytes(self._held[start:end]))
+                ours = self._take(held[start:end])
             except msgspec.MsgspecError:
                 if not ready:
                     raise
-                self._seen = start  # it is raised once what came before has been passed on
-                return bytes(ready)
-            if ours or not start:  # another comment is a sign of life
-                ready += self._held[: start if ours else self._seen]
-                del self._held[: self._seen]
-                self._seen = 0
-        return bytes(ready)
+                look = start  # it is raised once what came before has been passed on
+                break
+            if ours or start == begin:  # another comment is a sign of life
+                ready += held[begin : start if ours else look]
+                begin = look
+        self._held, self._seen = held[begin:], look - begin
+        return ready
 
     @property
     def rest(self) -> bytes:
         """What has come and cannot be passed on."""
-        return bytes(self._held)
+        return self._held
 
     def _take(self, comment: bytes) -> bool:
         """Whether a comment was one of these, whose news are taken over."""
         if comment.startswith(TOKENS):
-            self.tokens += msgspec.json.decode(comment[len(TOKENS) :], type=list[int])
+            self.tokens += read_tokens(comment[len(TOKENS) :])
         elif comment.startswith(USAGE):
-            self.spent = msgspec.json.decode(comment[len(USAGE) :], type=Spent)
+            self.spent = read_spent(comment[len(USAGE) :])
         else:
             return False
         return True

@@ -339,7 +339,7 @@ def answering(handler: Handler) -> Handler:
         except RequestError as e:
             return error_response(e, request.scope)
         except ClientGone:
-            if exchange(request.scope).cancelled.is_set():
+            if exchange(request.scope).cancelled:
                 return error_response(Cancelled(), request.scope)
             return Response(status_code=499)
 

@@ -1,0 +1,21 @@
+"""Commands of other gateways with one upstream behind them, which serves the model `m`."""
+
+from __future__ import annotations
+
+import shlex
+
+COMMANDS = {
+    "litellm": "litellm --host 127.0.0.1 --port {port} --model openai/m --alias m "
+    "--api_base {upstream}/v1 --telemetry False --num_workers 1",
+    "smg": "smg launch --host 127.0.0.1 --port {port} --worker-urls {upstream} "
+    "--policy round_robin --log-level error",
+    "vllm-router": "vllm-router --host 127.0.0.1 --port {port} --worker-urls {upstream} "
+    "--policy round_robin --log-level error",
+}
+
+
+def command(name: str, how: str, port: int, upstream: str) -> list[str]:
+    """The words that start a peer. how: the folder of an environment in which a known one is
+    installed, or the command of any, with {port} and {upstream}."""
+    text = how if "{port}" in how else f"{shlex.quote(how)}/bin/{COMMANDS[name]}"
+    return shlex.split(text.format(port=port, upstream=upstream))

@@ -1,0 +1,59 @@
+"""What of an answer that streams is passed on to its client, and whether its end is one."""
+
+from __future__ import annotations
+
+import time
+
+from octavo.gateway.answers import complete, count, events, is_final, streamed
+from octavo.gateway.errors import UpstreamFailed
+from octavo.gateway.job import RelayJob
+from octavo.gateway.transport import Answer
+
+
+class Passage:
+    """One upstream's part of a stream: of what can go on elsewhere up to the last token that is
+    known, of others whole events."""
+
+    def __init__(self, job: RelayJob, answer: Answer) -> None:
+        self._job, self._answer = job, answer
+        self._media, self._held = answer.media_type, b""
+
+    def feed(self, data: bytes) -> bytes:
+        """What can be passed on once this has come, maybe nothing. Raises MsgspecError."""
+        job, usage = self._job, self._job.usage
+        usage.last = time.monotonic()
+        if usage.first is None:
+            usage.first = usage.last
+        if (follower := job.follower) is not None:
+            before = len(follower.tokens)
+            ready = follower.feed(data)
+            if len(follower.tokens) > before:
+                job.tries = 0
+        else:
+            ready, self._held = events(self._held + data, self._media)
+            job.chunks += 1
+            job.tail = ready or job.tail
+        if ready and job.dealt.seen is not None:
+            job.dealt.seen.feed(ready)
+        return ready
+
+    async def read(self) -> bytes:
+        """More of the answer, b"" at its end. Raises UpstreamFailed."""
+        try:
+            return await self._answer.read()
+        except UpstreamFailed:
+            if not complete(self._job):
+                raise
+            return b""  # what fails after the end is no fault
+
+    def end(self) -> bytes:
+        """What is passed on at the end. Raises UpstreamFailed if that is missing."""
+        job = self._job
+        spent = streamed(job) if job.follower is None else job.follower.spent
+        if spent is None and job.follower is not None and is_final(job.follower.rest):
+            return job.follower.rest
+        if spent is None:
+            assert job.lease is not None
+            raise UpstreamFailed(f"upstream {job.lease.upstream.id} ended in the middle")
+        count(job.usage, spent)
+        return b""

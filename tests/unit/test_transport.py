@@ -1,0 +1,170 @@
+"""Connections to upstreams before a real socket: which answers they read, and which they keep."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from octavo.balance.breaker import Breaker
+from octavo.gateway.connection import MOST_HELD, head_of
+from octavo.gateway.errors import UpstreamFailed
+from octavo.gateway.transport import Timeouts, Transport
+from octavo.gateway.upstream import Place, Upstream
+
+OK = b"HTTP/1.1 200 OK\r\n"
+SIZED = OK + b"content-length: 3\r\n\r\nabc"
+CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n1\r\na\r\n2\r\nbc\r\n0\r\n\r\n"
+
+
+class Answering:
+    """A server that says the same bytes to every request. connections: how many were opened."""
+
+    def __init__(self, said: bytes, parts: int, closes: bool) -> None:
+        self._said, self._parts, self._closes = said, parts, closes
+        self.connections = 0
+        self.heads: list[bytes] = []
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while True:
+                self.heads.append(await reader.readuntil(b"\r\n\r\n"))
+                for start in range(0, len(self._said), self._parts):
+                    writer.write(self._said[start : start + self._parts])
+                    await writer.drain()
+                if self._closes:
+                    return
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        finally:
+            writer.close()
+
+
+def run(
+    said: bytes, does: Callable[[Transport, Upstream, Answering], Awaitable[object]],
+    parts: int = 1 << 20, closes: bool = False,
+) -> object:  # fmt: skip
+    async def test() -> object:
+        answering = Answering(said, parts, closes)
+        server = await asyncio.start_server(answering, "127.0.0.1", 0)
+        place = Place(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        transport = Transport(Timeouts(connect=2))
+        try:
+            return await does(transport, Upstream(place, Breaker(lambda: 0.0)), answering)
+        finally:
+            await transport.close()
+            server.close()
+
+    return asyncio.run(test())
+
+
+async def whole(transport: Transport, upstream: Upstream, path: str = "/x") -> bytes:
+    answer = await transport.open(upstream, path, {}, b"{}", 1)
+    try:
+        return await answer.whole()
+    finally:
+        answer.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "closes", "connections"),
+    [(SIZED, False, 1), (CHUNKED, False, 1), (b"HTTP/1.1 100 Continue\r\n\r\n" + SIZED, False, 1),
+     (OK + b"connection: close\r\ncontent-length: 3\r\n\r\nabc", False, 2),
+     (OK + b"\r\nabc", True, 2), (SIZED, True, 2)],
+    ids=["sized", "chunked", "continue", "close", "to-its-end", "closes-unsaid"],
+)  # fmt: skip
+@pytest.mark.parametrize("parts", [1, 1 << 20])
+def test_answers_are_read_and_sound_connections_kept(
+    said: bytes, closes: bool, connections: int, parts: int
+) -> None:
+    async def does(transport: Transport, upstream: Upstream, answering: Answering) -> None:
+        assert await whole(transport, upstream) == b"abc"
+        await asyncio.sleep(0.05)  # for a connection's end to come
+        assert await whole(transport, upstream) == b"abc"
+        assert answering.connections == connections
+
+    run(said, does, parts, closes)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"no HTTP at all\r\n\r\n", OK + b"content-length: 9\r\n\r\nabc", b"",
+     OK + b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n", OK + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
+     b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n"],
+    ids=["garbage", "short", "nothing", "no-last-chunk", "no-chunk", "upgrade"],
+)  # fmt: skip
+def test_what_is_no_whole_answer_is_an_error(said: bytes) -> None:
+    async def does(transport: Transport, upstream: Upstream, answering: Answering) -> None:
+        with pytest.raises(UpstreamFailed, match="broke the connection off"):
+            await whole(transport, upstream)
+
+    run(said, does, closes=True)
+
+
+def test_who_reads_slowly_slows_the_upstream_down_and_is_not_cut() -> None:
+    """More than is held, and a pause longer than the upstream may make: all of it comes."""
+    body = bytes(range(256)) * 16384  # 4 MiB
+
+    async def does(transport: Transport, upstream: Upstream, answering: Answering) -> None:
+        answer = await transport.open(upstream, "/x", {}, b"", 0.1, "GET")
+        first = await answer.read()
+        await asyncio.sleep(0.4)
+        second = await answer.read()
+        assert MOST_HELD < len(second) < 2 * MOST_HELD + (1 << 20)
+        assert first + second + await answer.whole() == body
+        answer.close()
+
+    run(OK + b"content-length: %d\r\n\r\n" % len(body) + body, does)
+
+
+def test_silence_is_cut_and_names_its_length() -> None:
+    async def does(transport: Transport, upstream: Upstream, answering: Answering) -> None:
+        answer = await transport.open(upstream, "/x", {}, b"", 0.1, "GET")
+        assert await answer.read() == b"abc"
+        with pytest.raises(UpstreamFailed, match=r"said nothing for 0\.1 s"):
+            await answer.read()
+        answer.close()
+
+    run(OK + b"content-length: 9\r\n\r\nabc", does)
+
+
+def test_an_answer_that_is_left_ends_its_connection() -> None:
+    async def does(transport: Transport, upstream: Upstream, answering: Answering) -> None:
+        answer = await transport.open(upstream, "/x", {}, b"", 1, "GET")
+        answer.close()
+        answer.close()
+        again = await transport.open(upstream, "/x", {}, b"", 1, "GET")
+        assert await again.read() == b"abc"
+        again.close()
+        assert answering.connections == 2
+
+    run(OK + b"content-length: 9\r\n\r\nabc", does)
+
+
+def test_a_head_is_one_request_whatever_it_names() -> None:
+    async def does(transport: Transport, upstream: Upstream, answering: Answering) -> None:
+        await whole(transport, upstream, "/v1/responses/a b\r\nx: y?q=1&r=%20")
+        wanted = b"POST /v1/responses/a%20b%0D%0Ax:%20y?q=1&r=%20 HTTP/1.1\r\n"
+        assert answering.heads[0].startswith(wanted)
+
+    run(SIZED, does)
+    for value in ("a\r\nb", "a\nb", "a\0b"):
+        with pytest.raises(ValueError, match="several lines"):
+            head_of("GET", "/", {"authorization": value}, 0)
+
+
+def test_who_takes_no_connection_is_down() -> None:
+    async def test() -> None:
+        transport = Transport(Timeouts(connect=2))
+        for url, code, says in (
+            ("http://127.0.0.1:1", "upstream_down", "takes no connection"),
+            ("http://nobody.invalid:1", "upstream_failed", "a name that nobody knows"),
+        ):
+            upstream = Upstream(Place(url), Breaker(lambda: 0.0))
+            with pytest.raises(UpstreamFailed, match=says) as raised:
+                await transport.open(upstream, "/x", {}, b"", 1)
+            assert raised.value.code == code
+
+    asyncio.run(test())
