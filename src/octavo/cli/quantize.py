@@ -121,6 +121,7 @@ def _show(r: Rounded, recipe: Recipe, as_json: bool, takes: str) -> None:
                 "output": str(r.output), "bytes_before": r.bytes_before,
                 "bytes_after": r.bytes_after, "bits_per_weight": round(r.bits, 3),
                 "tensors": dict(r.kinds), "group": r.group, "kept": list(r.kept),
+                "dynamic": list(r.dynamic),
                 "losses": [asdict(loss) for loss in r.losses], "resumed": r.resumed,
                 "learned": r.learned,
             }
@@ -131,6 +132,9 @@ def _show(r: Rounded, recipe: Recipe, as_json: bool, takes: str) -> None:
         say(f"  {name} stays as it is")
     if len(r.kept) > MOST_KEPT:
         say(f"  so do {len(r.kept) - MOST_KEPT} more; --json has them all")
+    if r.dynamic:
+        layers = "layer takes" if len(r.dynamic) == 1 else "layers take"
+        say(f"  {len(r.dynamic)} {layers} a scale a token: one for all tokens lost more")
     if r.group:
         say(f"  {r.group} columns share a scale{_instead(recipe, r.group)}")
     if r.losses:
