@@ -123,7 +123,7 @@ def _show(r: Rounded, recipe: Recipe, as_json: bool, takes: str) -> None:
                 "tensors": dict(r.kinds), "group": r.group, "kept": list(r.kept),
                 "dynamic": list(r.dynamic),
                 "losses": [asdict(loss) for loss in r.losses], "resumed": r.resumed,
-                "learned": r.learned,
+                "learned": r.learned, "reads": list(r.reads),
             }
         )  # fmt: skip
     for kind, count in sorted(r.kinds.items(), key=lambda item: -item[1]):
@@ -137,6 +137,12 @@ def _show(r: Rounded, recipe: Recipe, as_json: bool, takes: str) -> None:
         say(f"  {len(r.dynamic)} {layers} a scale a token: one for all tokens lost more")
     if r.group:
         say(f"  {r.group} columns share a scale{_instead(recipe, r.group)}")
+    if all(r.reads):
+        before, after = r.reads
+        say(
+            f"  a token reads {size(after)} of weights instead of {size(before)}: "
+            f"{before / after:.1f} times as fast, where memory is what it waits for"
+        )
     if r.losses:
         error, plain = (sum(getattr(x, n) for x in r.losses) for n in ("error", "plain"))
         share = error / plain if plain else 1

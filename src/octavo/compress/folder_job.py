@@ -34,6 +34,7 @@ from octavo.compress.grids import (
 from octavo.compress.jobs import Rounded, Say, weights_of
 from octavo.compress.layouts import Tensors
 from octavo.compress.packing import as_floats
+from octavo.compress.reading import reads
 from octavo.compress.recipes import Activations, FolderRecipe, Layout, check_rules
 from octavo.compress.writing import converted, module, named
 from octavo.errors import UsageError
@@ -160,20 +161,22 @@ class FolderJob:
         return self.checkpoint.nbytes + passes * sum(self.linear[n].nbytes for n in seen)
 
     def forecast(self) -> Rounded:
-        kinds, after = Counter[str](), 0
+        kinds, sizes = Counter[str](), dict[str, int]()
         for name, t in self.checkpoint.tensors.items():
             if name in self.schemes:
                 kinds[self.layout] += 1
                 parts = self._parts(name)
-                after += sum(tensor_bytes(p.type, p.shape, name) for p in parts.values())
+                sizes[name] = sum(tensor_bytes(p.type, p.shape, name) for p in parts.values())
             else:
                 kinds[self._float(t).name] += 1
-                after += tensor_bytes(self._float(t), t.shape, name)
+                sizes[name] = tensor_bytes(self._float(t), t.shape, name)
         groups = Counter(s.group for s in self.schemes.values() if isinstance(s, Grid))
+        group = groups.most_common(1)[0][0] if groups else 0
         return Rounded(
             self.checkpoint.path, self.output, dict(kinds), weights_of(self.checkpoint),
-            self.checkpoint.nbytes, after, groups.most_common(1)[0][0] if groups else 0,
+            self.checkpoint.nbytes, sum(sizes.values()), group,
             tuple(sorted(self.layers.keys() - self.schemes.keys())), tuple(sorted(self.dynamic)),
+            reads=reads(self.checkpoint, sizes),
         )  # fmt: skip
 
     @staticmethod

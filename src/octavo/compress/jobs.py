@@ -34,7 +34,8 @@ class Rounded:
     dynamic: layers whose tokens have a step each, as one for all lost too much. losses: of layers
     whose inputs were seen, in order; resumed: blocks that an earlier run has made; learned: nats a
     token between the distributions of next tokens of both models, on text that was held back,
-    before and after scales were learned."""
+    before and after scales were learned. reads: bytes of weights that a decoded token reads, before
+    and after; 0 where that is not known."""
 
     source: Path
     output: Path
@@ -48,6 +49,7 @@ class Rounded:
     losses: tuple[Loss, ...] = ()
     resumed: int = 0
     learned: tuple[float, float] | None = None
+    reads: tuple[int, int] = (0, 0)
 
     @property
     def bits(self) -> float:
