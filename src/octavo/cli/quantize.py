@@ -138,10 +138,10 @@ def _show(r: Rounded, recipe: Recipe, as_json: bool, takes: str) -> None:
     if r.group:
         say(f"  {r.group} columns share a scale{_instead(recipe, r.group)}")
     if all(r.reads):
-        before, after = r.reads
+        whole, read = r.reads
         say(
-            f"  a token reads {size(after)} of weights instead of {size(before)}: "
-            f"{before / after:.1f} times as fast, where memory is what it waits for"
+            f"  a token reads {size(read)} of weights instead of {size(whole)}: "
+            f"{whole / read:.1f} times as fast, where memory is what it waits for"
         )
     if r.losses:
         error, plain = (sum(getattr(x, n) for x in r.losses) for n in ("error", "plain"))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from octavo.checkpoint import Checkpoint
 from octavo.errors import OctavoError
 from octavo.models import build_program
-from octavo.program import Experts, Linear, Route
+from octavo.program import Experts, Linear, Route, Weight
 
 
 def reads(checkpoint: Checkpoint, sizes: Mapping[str, int]) -> tuple[int, int]:
@@ -29,6 +29,7 @@ def read_shares(checkpoint: Checkpoint) -> dict[str, float]:
         return {}
     chosen = {op.out: op.top_k for op in ops if isinstance(op, Route)}
     out: dict[str, float] = {}
+    weights: tuple[Weight, ...]
     for op in ops:
         if isinstance(op, Linear):
             weights, share = (op.weight,), 1.0
