@@ -14,7 +14,7 @@ def reads(checkpoint: Checkpoint, sizes: Mapping[str, int]) -> tuple[int, int]:
     """Bytes of weights that a decoded token reads: of the model, and of one whose tensors take
     `sizes`. 0 for models that Octavo cannot run."""
     shares, tensors = read_shares(checkpoint), checkpoint.tensors
-    shares = {n: share for n, share in shares.items() if n in sizes}  # of what is stored as it is used
+    shares = {n: share for n, share in shares.items() if n in sizes}  # of stored ones
     before = sum(share * tensors[n].nbytes for n, share in shares.items())
     return round(before), round(sum(share * sizes[n] for n, share in shares.items()))
 
