@@ -9,8 +9,8 @@ on text that it was not calibrated with. GGUF recipes take FOLDER as a GGUF file
 int8 inputs, losses are computed as config.json says (`int8_inputs.py`), speed and memory as Octavo
 serves them, with 16 bits. --peer adds what llm-compressor makes with the same tokens
 (installed under --work; reported with the reason where it cannot be), --also models made elsewhere.
---update puts the table where a Markdown file has `<!-- compare NAME -->` and `<!-- end -->`, NAME
-being the folder's.
+What --json holds already is not measured again. --update puts the table where a Markdown file has
+`<!-- compare NAME -->` and `<!-- end -->`, NAME being the folder's.
 """
 
 from __future__ import annotations
@@ -150,11 +150,12 @@ def main() -> None:
     args = parser.parse_args()
     calibrated.SEQUENCES = args.sequences
     args.work.mkdir(parents=True, exist_ok=True)
-    results: dict[str, dict[str, float]] = {}
+    known = args.json is not None and args.json.exists()
+    results: dict[str, dict[str, float]] = json.loads(args.json.read_text()) if known else {}
     jobs = [(Path(r).stem, made, r) for r in args.recipes]
     jobs += [(f"llm-compressor {m}", made_by_peer, m) for m in args.peer]
     jobs += [(p.stem, as_given, str(p)) for p in args.also]
-    for name, make, what in jobs:
+    for name, make, what in (job for job in jobs if job[0] not in results):
         try:
             output, minutes = make(args.model, what, args.work)
         except RuntimeError as e:

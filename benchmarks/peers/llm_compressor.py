@@ -9,6 +9,7 @@ import json
 import sys
 from typing import Any
 
+import torch
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from datasets import Dataset
 from llmcompressor import oneshot
@@ -20,6 +21,8 @@ from transformers import AutoModelForCausalLM
 
 def main() -> None:
     folder, method, tokens, output = sys.argv[1:]
+    if not torch.accelerator.is_available():  # which AWQ pins memory for, without asking
+        torch.Tensor.pin_memory = lambda self, *_: self
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
     with open(tokens) as file:
         ids = json.load(file)

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Q
+from safetensors import safe_open
 
 import octavo
 from octavo.backends.torch.reference import Reference
@@ -199,7 +200,13 @@ def test_no_layer_loses_more(recipe: Recipe, folder: Path, text: Path, tmp_path:
         loss.method in (recipe.name.split("-")[0], recipe.method, "rtn") for loss in done.losses
     )
     assert open_checkpoint(done.output).nbytes == done.bytes_after
-    assert done == replace(forecast, losses=done.losses, learned=done.learned)
+    assert bool(done.dynamic) <= (recipe.name == "w8a8")
+    size = forecast.bytes_after - 2 * len(done.dynamic)  # each step is one number of fp16
+    reads = forecast.reads[0], forecast.reads[1] - 2 * len(done.dynamic)
+    assert done == replace(
+        forecast, losses=done.losses, learned=done.learned, dynamic=done.dynamic, bytes_after=size,
+        reads=reads,
+    )  # fmt: skip
     ids = np.random.default_rng(0).integers(97, 104, 64).tolist()
     a, b = (Runner(p, kv_dtype="f32").logits(ids) for p in (folder, done.output))
     assert 0 < ((a - b) ** 2).mean() < (a**2).mean()  # nearer than zeros; others' are twice as far
@@ -450,6 +457,27 @@ def test_layers_that_int8_inputs_spoil_stay(gguf: Path, text: Path, tmp_path: Pa
     ).all()
     assert stays in b.metadata["quantization_config"]["ignore"]
     assert b.nbytes == done.bytes_after
+
+
+def test_one_step_where_it_loses_no_more(gguf: Path, text: Path, tmp_path: Path) -> None:
+    """Layers whose tokens differ much in size have a step for each; config.json says which, and
+    layers that share an input are alike."""
+    norm = "model.layers.1.post_attention_layernorm.weight"
+    source = save_changed(gguf, tmp_path / "one", lambda n, x: x * (0 if n == norm else 1))
+    done = quantized(source, "w8a8", tmp_path / "out", text)
+    made = open_checkpoint(done.output)
+    config = made.metadata["quantization_config"]["config_groups"].values()
+    steps = {g["input_activations"]["dynamic"]: g["targets"] for g in config}
+    with safe_open(next(iter(made.sources)), "np") as stored:
+        fixed = {n.removesuffix(".input_scale") for n in stored.keys() if "input_scale" in n}
+    dynamic = {n.removesuffix(".weight") for n in done.dynamic}
+    layers = {n.removesuffix(".weight") for n in (loss.name for loss in done.losses)}
+    assert dynamic and fixed and fixed == layers - dynamic
+    named = {is_dynamic: set(t) for is_dynamic, t in steps.items() if t != ["Linear"]}
+    assert named in ({True: dynamic}, {False: fixed})
+    for i in range(SMALL.layers):
+        alike = {f"model.layers.{i}.self_attn.{x}_proj" for x in "qkv"}
+        assert alike <= dynamic or alike <= fixed
 
 
 # -- odd input ----------------------------------------------------------------------------------

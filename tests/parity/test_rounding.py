@@ -227,6 +227,22 @@ def test_routers_stay_as_they_are(tmp_path: Path) -> None:
     assert any("o_proj" in name for name in job.layers)
 
 
+def test_what_a_token_reads(tmp_path: Path) -> None:
+    """All matrices but the table of embeddings, of experts those that tokens are routed to; as many
+    bytes as the forecast says are in what is made."""
+    family = FAMILIES["olmoe"]
+    save_family(family, tmp_path / "moe")
+    job = job_of(open_checkpoint(tmp_path / "moe"), RECIPES["int8-dynamic"], tmp_path / "out")
+    done = job.run()
+    of_all = family.settings["num_experts_per_tok"] / family.settings["num_experts"]
+    shares = {".experts.": of_all, "embed_tokens": 0.0, "norm": 0.0}
+    for path, told in zip((done.source, done.output), done.reads, strict=True):
+        read = 0.0
+        for name, t in open_checkpoint(path).tensors.items():
+            read += t.nbytes * next((s for part, s in shares.items() if part in name), 1.0)
+        assert told == round(read) > 0
+
+
 def test_weights_that_are_no_numbers(folder: Path, tmp_path: Path) -> None:
     """They are refused by name in every layout, and nothing is left behind."""
     from safetensors.torch import load_file, save_file

@@ -10,7 +10,7 @@ from octavo.compress.clipping import clip_quantize, range_quantize
 from octavo.compress.folding import Producer, fold_rows, storable
 from octavo.compress.gptq import output_error
 from octavo.compress.grids import Grid, quantize, rounded
-from octavo.compress.smoothquant import int8_inputs, smoothing_scales, w8a8
+from octavo.compress.smoothquant import STATIC, int8_inputs, smoothing_scales, w8a8
 from octavo.compress.statistics import InputStatistics
 from octavo.errors import UsageError
 
@@ -142,7 +142,6 @@ def test_smoothquant_loses_less(activations: str) -> None:
     smooth = w8a8(weights, seen, activations, as_it_is)
     assert plain.scales is None and plain.error == plain.plain_error == smooth.plain_error
     assert smooth.scales is not None and smooth.error < 0.8 * plain.error
-    assert (plain.input_scale is None) == (activations == "dynamic")
     wanted = np.concatenate([x @ w.T for w in weights], axis=1)
     made = np.concatenate(
         [int8_inputs(x / smooth.scales, smooth.input_scale) @ q.values().T for q in smooth.weights],
@@ -151,6 +150,22 @@ def test_smoothquant_loses_less(activations: str) -> None:
     assert ((made - wanted) ** 2).mean() / (wanted**2).mean() == pytest.approx(
         smooth.error, rel=0.3
     )
+
+
+def test_one_step_where_it_loses_no_more() -> None:
+    """Tokens that are as large as each other need no steps of their own; beside one that is much
+    larger they do."""
+    x, weights = inputs_of(256)[0], weights_of(32, 48)
+    x /= np.abs(x).max(1, keepdims=True)
+    alike, apart = InputStatistics(COLUMNS), InputStatistics(COLUMNS)
+    alike.update(x)
+    x[7] *= 30
+    apart.update(x)
+    for seen, one in ((alike, True), (apart, False)):
+        fixed, own = (w8a8(weights, seen, each, None) for each in ("static", "dynamic"))
+        assert own.input_scale is None and (fixed.input_scale is not None) == one
+        assert own.error <= fixed.error <= own.error * STATIC
+    assert fixed.error == own.error
 
 
 def test_inputs_as_int8() -> None:

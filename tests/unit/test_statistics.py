@@ -32,8 +32,21 @@ def test_sums() -> None:
 @pytest.mark.parametrize("size", [1, 100, 512, 4096, len(X)])
 def test_samples_do_not_depend_on_pieces(size: int) -> None:
     s = of([X[i : i + size] for i in range(0, len(X), size)])
-    assert MOST_SAMPLES // 2 <= len(s.samples) <= MOST_SAMPLES
-    assert (s.samples == X[::8]).all()
+    keys = np.arange(len(X)) * 0x9E3779B1 % 2**32
+    taken = keys <= np.sort(keys)[MOST_SAMPLES - 1]
+    assert len(s.samples) == MOST_SAMPLES and (s.samples == X[taken]).all()
+
+
+@pytest.mark.parametrize("length", [64, 96, 128, 512])
+def test_samples_are_in_no_step_with_sequences(length: int) -> None:
+    """Each place of sequences is among the samples as often as among all rows, but for the rounding
+    of a few."""
+    count = 16_384 // length
+    x = np.tile(np.arange(length, dtype=np.float32)[:, None], (count, 1))
+    s = InputStatistics(1)
+    s.update(x)
+    found = np.bincount(s.samples[:, 0].astype(int), minlength=length)
+    assert np.abs(found - MOST_SAMPLES / length).max() <= 4
 
 
 def test_few_tokens() -> None:

@@ -121,8 +121,9 @@ def _show(r: Rounded, recipe: Recipe, as_json: bool, takes: str) -> None:
                 "output": str(r.output), "bytes_before": r.bytes_before,
                 "bytes_after": r.bytes_after, "bits_per_weight": round(r.bits, 3),
                 "tensors": dict(r.kinds), "group": r.group, "kept": list(r.kept),
+                "dynamic": list(r.dynamic),
                 "losses": [asdict(loss) for loss in r.losses], "resumed": r.resumed,
-                "learned": r.learned,
+                "learned": r.learned, "reads": list(r.reads),
             }
         )  # fmt: skip
     for kind, count in sorted(r.kinds.items(), key=lambda item: -item[1]):
@@ -131,8 +132,17 @@ def _show(r: Rounded, recipe: Recipe, as_json: bool, takes: str) -> None:
         say(f"  {name} stays as it is")
     if len(r.kept) > MOST_KEPT:
         say(f"  so do {len(r.kept) - MOST_KEPT} more; --json has them all")
+    if r.dynamic:
+        layers = "layer takes" if len(r.dynamic) == 1 else "layers take"
+        say(f"  {len(r.dynamic)} {layers} a scale a token: one for all tokens lost more")
     if r.group:
         say(f"  {r.group} columns share a scale{_instead(recipe, r.group)}")
+    if all(r.reads):
+        whole, read = r.reads
+        say(
+            f"  a token reads {size(read)} of weights instead of {size(whole)}: "
+            f"{whole / read:.1f} times as fast, where memory is what it waits for"
+        )
     if r.losses:
         error, plain = (sum(getattr(x, n) for x in r.losses) for n in ("error", "plain"))
         share = error / plain if plain else 1

@@ -35,7 +35,8 @@ SCALES, LEARNED = "scales", "learned"  # of inputs and of weights, in the journa
 class Made:
     """Layers that are rounded. checkpoint: with the floats that belong to them; layer: a matrix,
     and the step of its inputs if that is fixed; output: where the model is to be written first;
-    kept: layers that turned out to lose too much."""
+    kept: layers that turned out to lose too much; dynamic: those whose tokens have a step each,
+    though the recipe would have one for all."""
 
     output: Path
     checkpoint: Checkpoint
@@ -43,6 +44,7 @@ class Made:
     losses: tuple[Loss, ...]
     resumed: int
     kept: frozenset[str]
+    dynamic: frozenset[str]
     learned: tuple[float, float] | None = None  # see Rounded
 
 
@@ -151,10 +153,14 @@ def layers_of(
             def layer(name: str) -> tuple[Quantized, float | None]:
                 return replace_scales(rounded(name)[0], learned[name]), None
 
-        made = {n for i in range(len(found.blocks)) for n in of_layers(journal.arrays(i))}
-        kept = frozenset(schemes.keys() - made)
+        arrays = [of_layers(journal.arrays(i)) for i in range(len(found.blocks))]
+        fixed = {name: bool(parts["step"].size) for each in arrays for name, parts in each.items()}
+        kept, static = frozenset(schemes.keys() - fixed), recipe.activations == "static"
+        dynamic = frozenset(n for n in fixed if static and not fixed[n])
         resumed = len(found.finished)
-        yield Made(journal.made, found.checkpoint, layer, tuple(losses), resumed, kept, gained)
+        yield Made(
+            journal.made, found.checkpoint, layer, tuple(losses), resumed, kept, dynamic, gained
+        )
 
 
 def _learned(

@@ -42,10 +42,11 @@ class FinishedLayer:
 
 
 class LayerStep(Protocol):
-    """What is done with each layer."""
+    """What is done with layers."""
 
-    def make(self, name: str, weights: F32, inputs: InputStatistics) -> FinishedLayer:
-        """Looks at a layer `[outputs, inputs]`. Raises UsageError for weights it cannot take."""
+    def make(self, layers: Mapping[str, F32], inputs: InputStatistics) -> dict[str, FinishedLayer]:
+        """Looks at layers `[outputs, inputs]` that share an input. Raises UsageError for weights it
+        cannot take."""
 
     def weights(self, name: str, arrays: Arrays) -> F32 | None:
         """Those of `FinishedLayer`, from its arrays."""
@@ -105,9 +106,8 @@ class Calibration:
                 self._drop_pages()
                 self._forget(at)
             inputs = self._inputs(group)
-            for name in group.layers:
-                with named(name):
-                    done = self.step.make(name, self._weights(name), inputs)
+            layers = {name: self._weights(name) for name in group.layers}
+            for name, done in self.step.make(layers, inputs).items():
                 self._change(name, done.weights)
                 kept |= {f"{name}/{part}": x for part, x in done.arrays.items()}
                 notes[name] = done.notes

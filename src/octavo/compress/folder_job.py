@@ -34,6 +34,7 @@ from octavo.compress.grids import (
 from octavo.compress.jobs import Rounded, Say, weights_of
 from octavo.compress.layouts import Tensors
 from octavo.compress.packing import as_floats
+from octavo.compress.reading import reads
 from octavo.compress.recipes import Activations, FolderRecipe, Layout, check_rules
 from octavo.compress.writing import converted, module, named
 from octavo.errors import UsageError
@@ -44,7 +45,7 @@ from octavo.program import Experts, Linear, Program, Route, Weight
 @dataclass(frozen=True)
 class FolderJob:
     """See Job. texts: what a calibrated method sees of layers' inputs; kept: layers that stay as
-    they are, whatever the recipe says."""
+    they are, whatever the recipe says; dynamic: whose inputs have a step a token."""
 
     checkpoint: Checkpoint
     recipe: FolderRecipe
@@ -52,6 +53,7 @@ class FolderJob:
     layout: Layout
     texts: Callable[[], Iterable[str]] = tuple
     kept: frozenset[str] = frozenset()
+    dynamic: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         """Raises UsageError for what cannot be rounded or stored so, and without the torch that a
@@ -143,7 +145,8 @@ class FolderJob:
         return {n: each for n, each in own.items() if each is not None}
 
     def _activations_of(self, name: str) -> Activations | None:
-        return "dynamic" if name in self.tower else self.recipe.activations
+        own = name in self.tower or name in self.dynamic
+        return "dynamic" if own else self.recipe.activations
 
     def _divides(self, name: str, scheme: Scheme) -> bool:
         if scheme == "fp8" or self._activations_of(name) is not None:  # bytes, in rows of any size
@@ -158,20 +161,22 @@ class FolderJob:
         return self.checkpoint.nbytes + passes * sum(self.linear[n].nbytes for n in seen)
 
     def forecast(self) -> Rounded:
-        kinds, after = Counter[str](), 0
+        kinds, sizes = Counter[str](), dict[str, int]()
         for name, t in self.checkpoint.tensors.items():
             if name in self.schemes:
                 kinds[self.layout] += 1
                 parts = self._parts(name)
-                after += sum(tensor_bytes(p.type, p.shape, name) for p in parts.values())
+                sizes[name] = sum(tensor_bytes(p.type, p.shape, name) for p in parts.values())
             else:
                 kinds[self._float(t).name] += 1
-                after += tensor_bytes(self._float(t), t.shape, name)
+                sizes[name] = tensor_bytes(self._float(t), t.shape, name)
         groups = Counter(s.group for s in self.schemes.values() if isinstance(s, Grid))
+        group = groups.most_common(1)[0][0] if groups else 0
         return Rounded(
             self.checkpoint.path, self.output, dict(kinds), weights_of(self.checkpoint),
-            self.checkpoint.nbytes, after, groups.most_common(1)[0][0] if groups else 0,
-            tuple(sorted(self.layers.keys() - self.schemes.keys())),
+            self.checkpoint.nbytes, sum(sizes.values()), group,
+            tuple(sorted(self.layers.keys() - self.schemes.keys())), tuple(sorted(self.dynamic)),
+            reads=reads(self.checkpoint, sizes),
         )  # fmt: skip
 
     @staticmethod
@@ -189,7 +194,7 @@ class FolderJob:
         wanted = {n: self.linear[n] for n in schemes}
         task = Task(self.checkpoint, wanted, self.texts, self.recipe, self.output)
         with layers_of(task, schemes, progress, say) as made:
-            job = replace(self, kept=made.kept) if made.kept else self
+            job = replace(self, kept=made.kept, dynamic=made.dynamic)
 
             def layer(name: str) -> Tensors:
                 if name in self.tower:

@@ -20,6 +20,7 @@ from octavo.compress.calibration import check_torch
 from octavo.compress.fit import F32
 from octavo.compress.groups import whole
 from octavo.compress.jobs import Rounded, Say, folder_name, weights_of
+from octavo.compress.reading import reads
 from octavo.compress.recipes import GgufRecipe, check_rules
 from octavo.compress.writing import converted, metadata_of
 from octavo.errors import UsageError
@@ -83,11 +84,11 @@ class GgufJob:
 
     def forecast(self) -> Rounded:
         tensors = self.checkpoint.tensors
-        after = sum(tensor_bytes(k, tensors[n].shape, n) for n, k in self.types.items())
+        sizes = {n: tensor_bytes(k, tensors[n].shape, n) for n, k in self.types.items()}
         kinds = Counter(k.name for k in self.types.values())
         return Rounded(
             self.checkpoint.path, self.output, dict(kinds), weights_of(self.checkpoint),
-            self.checkpoint.nbytes, after,
+            self.checkpoint.nbytes, sum(sizes.values()), reads=reads(self.checkpoint, sizes),
         )  # fmt: skip
 
     def run(self, progress: Advance = lambda _: None, say: Say = lambda _: None) -> Rounded:

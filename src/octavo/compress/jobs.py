@@ -31,9 +31,11 @@ class Rounded:
     """What a model becomes. kinds: tensors by what they are stored as; weights: how many numbers;
     group: columns that share a scale, where a folder's layers have them; kept: layers left as they
     are: by the recipe, because no group divides them, or as they are stored stacked or transposed.
-    losses: of layers whose inputs were seen, in order; resumed: blocks that an earlier run has
-    made; learned: nats a token between the distributions of next tokens of both models, on text
-    that was held back, before and after scales were learned."""
+    dynamic: layers whose tokens have a step each, as one for all lost too much. losses: of layers
+    whose inputs were seen, in order; resumed: blocks that an earlier run has made; learned: nats a
+    token between the distributions of next tokens of both models, on text that was held back,
+    before and after scales were learned. reads: bytes of weights that a decoded token reads, before
+    and after; 0 where that is not known."""
 
     source: Path
     output: Path
@@ -43,9 +45,11 @@ class Rounded:
     bytes_after: int
     group: int = 0
     kept: tuple[str, ...] = ()
+    dynamic: tuple[str, ...] = ()
     losses: tuple[Loss, ...] = ()
     resumed: int = 0
     learned: tuple[float, float] | None = None
+    reads: tuple[int, int] = (0, 0)
 
     @property
     def bits(self) -> float:

@@ -24,16 +24,17 @@ from octavo.compress.statistics import InputStatistics
 W8 = Grid(8, 0, True)
 LEVELS = np.float32(127)
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-SHARES = tuple(np.float32(1 - i / 20) for i in range(10))  # of the largest input that int8 spans
+SHARES = tuple(0.85**i for i in range(20))  # of the largest input of all that a step spans
 SAMPLES = 256  # inputs that errors are measured on
+STATIC = 1.25  # of what steps of tokens lose, that one step for all may lose
 SMALLEST = np.float32(1e-5)
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Layers:
     """Layers of one input as int8, a scale an output. weights: of columns times `scales`, None
-    where inputs stay as they are; input_scale: the step of inputs, None where each token has its
-    own; error: of outputs, as a share of their mean square; plain_error: that without scales."""
+    where inputs stay as they are; input_scale: the step of all inputs, None where tokens have
+    their own; error: of outputs, as a share of their mean square; plain_error: without scales."""
 
     weights: tuple[Quantized, ...]
     scales: F32 | None
@@ -57,8 +58,9 @@ def w8a8(
 ) -> Int8Layers:  # fmt: skip
     """Rounds the `[outputs, inputs]` weights of layers that share an input to int8 for int8 inputs.
 
-    foldable: as for `awq`; None for no SmoothQuant. Scales that lose more than none are not
-    returned. Raises UsageError as `quantize` does.
+    activations: static has one step for all tokens only where that loses at most `STATIC` times
+    what steps of their own do. foldable: as for `awq`; None for no SmoothQuant. Scales that lose
+    more than none are not returned. Raises UsageError as `quantize` does.
     """
     for x in weights:
         check_finite(x)
@@ -91,14 +93,14 @@ class _Task:
         self.energy = sum(float((y.astype(np.float64) ** 2).sum()) for y in self.wanted)
 
     def search(self, foldable: Foldable) -> tuple[float | None, F32 | None]:
-        """The exponent and scales of least error, weights on grids that span rows."""
-        best = self.error([range_quantize(x, W8) for x in self.weights], None, self.step(None))
+        """The exponent and scales of least error with grids that span rows and steps of tokens."""
+        best = self.error([range_quantize(x, W8) for x in self.weights], None, None)
         found: tuple[float | None, F32 | None] = (None, None)
         for alpha in ALPHAS:
             s = foldable(smoothing_scales(self.weights, self.max_abs, alpha))
             if not (np.isfinite(s).all() and (s > 0).all()):
                 continue
-            error = self.error([range_quantize(x * s, W8) for x in self.weights], s, self.step(s))
+            error = self.error([range_quantize(x * s, W8) for x in self.weights], s, None)
             if error < best:
                 best, found = error, (alpha, s)
         return found
@@ -107,18 +109,14 @@ class _Task:
         """The step of inputs, the rounded weights and their error with scales s."""
         made = tuple(quantize(x if s is None else x * s, W8) for x in self.weights)
         values = [q.values() for q in made]
-        step = self.step(s)
-        if step is not None:
-            steps = [step * float(share) for share in SHARES]
-            step = min(steps, key=lambda each: self.error(values, s, each))
-        return step, made, self.error(values, s, step)
-
-    def step(self, s: F32 | None) -> float | None:
-        """The static step that holds every input that was seen, if there is one."""
-        if not self.static:
-            return None
-        widest = float((self.max_abs if s is None else self.max_abs / s).max(initial=0))
-        return widest / float(LEVELS) if widest > 0 else 1.0
+        error = self.error(values, s, None)
+        if self.static:
+            widest = float((self.max_abs if s is None else self.max_abs / s).max(initial=0))
+            steps = [widest / float(LEVELS) * x for x in SHARES] if widest > 0 else [1.0]
+            fixed, step = min((self.error(values, s, each), each) for each in steps)
+            if fixed <= STATIC * error:
+                return step, made, fixed
+        return None, made, error
 
     def error(self, values: Sequence[F32], s: F32 | None, step: float | None) -> float:
         """What the samples' outputs lose, as a share of their mean square."""

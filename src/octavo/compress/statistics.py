@@ -11,6 +11,7 @@ from octavo.compress.fit import F32
 from octavo.errors import UsageError
 
 MOST_SAMPLES = 1024  # rows that are kept as they are
+SPREAD = np.uint32(0x9E3779B1)  # 2^32 by the golden ratio: multiples fall evenly on any interval
 
 
 @dataclass
@@ -18,8 +19,9 @@ class InputStatistics:
     """Sums over the inputs `[tokens, width]` that a linear layer has seen.
 
     gram: sum of x x^T, `[width, width]`. max_abs: the largest magnitude of each feature. samples:
-    some of the rows, evenly spaced over all of them, `MOST_SAMPLES` at most; which ones depends on
-    their number alone, not on how they came in pieces.
+    `MOST_SAMPLES` of the rows, in order, or all that there are; which ones depends on their number
+    alone, not on how they came in pieces. They lie evenly over all rows, but in no step with
+    sequences: first tokens, whose values are the largest, are no more frequent than among all.
     """
 
     width: int
@@ -28,13 +30,14 @@ class InputStatistics:
     max_abs: F32 = field(init=False)
     samples: F32 = field(init=False)
     _sum_abs: npt.NDArray[np.float64] = field(init=False)
-    _every: int = 1  # rows whose number it divides are samples
+    _keys: npt.NDArray[np.uint32] = field(init=False)  # of samples: rows with the least are taken
 
     def __post_init__(self) -> None:
         self.gram = np.zeros((self.width, self.width), np.float32)
         self.max_abs = np.zeros(self.width, np.float32)
         self.samples = np.zeros((0, self.width), np.float32)
         self._sum_abs = np.zeros(self.width, np.float64)
+        self._keys = np.zeros(0, np.uint32)
 
     def update(self, x: F32) -> None:
         """Counts some more inputs, `[rows, width]`. Raises UsageError for what is not finite."""
@@ -46,12 +49,18 @@ class InputStatistics:
         self.gram += x.T @ x
         self._sum_abs += magnitude.sum(axis=0, dtype=np.float64)
         self.max_abs = np.maximum(self.max_abs, magnitude.max(axis=0))
-        first = -self.tokens % self._every
-        self.samples = np.concatenate([self.samples, x[first :: self._every]])
-        while len(self.samples) > MOST_SAMPLES:
-            self.samples = self.samples[::2].copy()
-            self._every *= 2
+        self._sample(x)
         self.tokens += len(x)
+
+    def _sample(self, x: F32) -> None:
+        keys = np.arange(self.tokens, self.tokens + len(x), dtype=np.uint64).astype(np.uint32)
+        keys = np.concatenate([self._keys, keys * SPREAD])
+        taken = np.sort(np.argsort(keys)[:MOST_SAMPLES])
+        known = len(self._keys)
+        old, new = taken[taken < known], taken[taken >= known] - known
+        if len(new):
+            self.samples = np.concatenate([self.samples[old], x[new]])
+            self._keys = keys[taken]
 
     @property
     def mean_abs(self) -> F32:

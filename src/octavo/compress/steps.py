@@ -12,12 +12,13 @@ from octavo.compress.calibration import FinishedLayer
 from octavo.compress.clipping import clip_quantize
 from octavo.compress.fit import F32, Hessian
 from octavo.compress.gptq import Outputs, gptq
-from octavo.compress.grids import Grid, Quantized, Scheme, quantize
+from octavo.compress.grids import Grid, Quantized, Scheme, check_finite, quantize
 from octavo.compress.healing import heal
 from octavo.compress.journal import Arrays
 from octavo.compress.recipes import Activations, Method
 from octavo.compress.smoothquant import w8a8
 from octavo.compress.statistics import InputStatistics
+from octavo.compress.writing import named
 
 SENSITIVE = 5e-4  # share of the mean square of outputs
 Search = Callable[[Sequence[F32], InputStatistics, Foldable], F32 | None]
@@ -49,25 +50,33 @@ def grid_of(schemes: Mapping[str, Scheme], name: str) -> Grid:
 
 @dataclass(frozen=True)
 class RoundLayers:
-    """Rounds each layer by a method, or to the nearest where that loses less of the outputs. A
-    layer whose outputs lose more than `SENSITIVE` with int8 inputs stays as it is."""
+    """Rounds layers by a method, or to the nearest where that loses less of the outputs. With int8
+    inputs, those of one input are treated alike, as servers that compute them at once need it: they
+    stay as they are where outputs lose more than `SENSITIVE`."""
 
     schemes: Mapping[str, Scheme]
     method: Method
     activations: Activations | None = None
 
-    def make(self, name: str, weights: F32, inputs: InputStatistics) -> FinishedLayer:
-        grid, hessian = grid_of(self.schemes, name), inputs.gram
+    def make(self, layers: Mapping[str, F32], inputs: InputStatistics) -> dict[str, FinishedLayer]:
         step = np.zeros(0, np.float32)
-        if self.activations is None:
-            plain = quantize(weights, grid)
-        else:
-            found = w8a8([weights], inputs, self.activations, None)
+        if self.activations is not None:
+            for name, x in layers.items():
+                with named(name):
+                    check_finite(x)
+            found = w8a8(list(layers.values()), inputs, self.activations, None)
             if found.error > SENSITIVE:
-                return FinishedLayer({}, {})
-            plain = found.weights[0]
+                return {name: FinishedLayer({}, {}) for name in layers}
             step = np.array([s for s in (found.input_scale,) if s is not None], np.float32)
-        outputs = Outputs(weights, hessian)
+        out: dict[str, FinishedLayer] = {}
+        for name, x in layers.items():
+            with named(name):
+                out[name] = self._rounded(name, x, inputs.gram, step)
+        return out
+
+    def _rounded(self, name: str, weights: F32, hessian: Hessian, step: F32) -> FinishedLayer:
+        grid, outputs = grid_of(self.schemes, name), Outputs(weights, hessian)
+        plain = quantize(weights, grid)
         plain_error = outputs.error(plain.values())
         q = _ROUNDERS[self.method](weights, hessian, grid)
         error, method = outputs.error(q.values()), str(self.method)
@@ -89,8 +98,8 @@ class RoundLayers:
 class Importance:
     """Looks at inputs and changes nothing: the mean square of each feature."""
 
-    def make(self, name: str, weights: F32, inputs: InputStatistics) -> FinishedLayer:
-        return FinishedLayer({"importance": inputs.mean_square}, {})
+    def make(self, layers: Mapping[str, F32], inputs: InputStatistics) -> dict[str, FinishedLayer]:
+        return {name: FinishedLayer({"importance": inputs.mean_square}, {}) for name in layers}
 
     def weights(self, name: str, arrays: Arrays) -> None:
         return None
