@@ -7,25 +7,21 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from octavo.backends.base import Executable
+import numpy as np
+
+from octavo.backends.base import BLOCK, Executable, SamplingRow
 from octavo.client.in_process import InProcessClient
-from octavo.engine.blocks import BlockAllocator
 from octavo.engine.events import Ended, Token
-from octavo.engine.kv import KVCache, KVState
 from octavo.engine.limits import MAX_DRAFT
 from octavo.engine.loader import load_executable, make_engine
 from octavo.engine.open import open_draft, open_model
 from octavo.engine.plan import make_plan
-from octavo.engine.prefix import PrefixIndex
 from octavo.engine.request import Request, SamplingParams
-from octavo.engine.runner import run
-from octavo.engine.sampling_state import SamplingState
-from octavo.engine.scheduler import Draft, ScheduledSpan
-from octavo.engine.sequence import Sequence as Running
+from octavo.engine.runner import DraftSpan, draft_input
 from octavo.generate.output import failure
 from octavo.generate.served import token_table
 from octavo.text import ChatTemplate, load_tokenizer
@@ -34,6 +30,7 @@ from octavo.text.grammar import from_schema
 from octavo.text.messages import message
 
 WAYS = ("off", "auto")
+GREEDY = SamplingRow()
 CONTEXT, ROUNDS = 256, 9  # tokens of the sequence, and steps of each number of rows that are timed
 NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Ivo Jana Kai Lea Max Nora Otto Pia".split()
 CITIES = "Bern Oslo Rome Kiel Lyon Graz Cork Bari Nice Gent Linz Metz Pisa Riga Bonn York".split()
@@ -214,24 +211,17 @@ def bench_speculation(
 
 def row_times(executable: Executable, vocabulary: int) -> dict[int, float]:
     """Seconds of a step of one sequence by its rows, all of which have results; medians."""
-    kv = KVCache(PrefixIndex(BlockAllocator(executable.limits.blocks)), executable.copy_block)
-    prompt = [3 + i % (vocabulary - 3) for i in range(CONTEXT)]
-    request = Request(id="rows", prompt=prompt, params=SamplingParams(temperature=0.0))
-    state = KVState(list(prompt))
-    sampling = SamplingState(request.params, state.tokens, CONTEXT, vocabulary)
-    sequence = Running.of(request, 0, 0.0, 2 * CONTEXT, state, sampling, -1)
-    kv.admit(state, CONTEXT, prefix_caching=False)
-    kv.extend(state, CONTEXT + MAX_DRAFT)
-    run(executable, [ScheduledSpan.of(sequence, CONTEXT - 1)])
-    kv.advance(state, CONTEXT - 1)
+    blocks = list(range((CONTEXT + MAX_DRAFT) // BLOCK + 1))
+    tokens = [3 + i % (vocabulary - 3) for i in range(CONTEXT + MAX_DRAFT + 1)]
+    executable.step(draft_input([DraftSpan(blocks, 0, tokens[:CONTEXT], GREEDY)]))
     times: dict[int, list[float]] = {rows: [] for rows in range(1, MAX_DRAFT + 2)}
     for _ in range(ROUNDS):
         for rows, found in times.items():
-            draft = prompt[: rows - 1]
-            span = ScheduledSpan.of(sequence, 1)
-            span = span._replace(draft=Draft(draft, sampling.rows_after(draft)))
+            span = DraftSpan(blocks, CONTEXT, tokens[CONTEXT : CONTEXT + rows], GREEDY)
+            results = np.arange(rows, dtype=np.int32)
+            step = replace(draft_input([span]), logits_indices=results, sampling=[GREEDY] * rows)
             began = time.perf_counter()
-            run(executable, [span])
+            executable.step(step)
             found.append(time.perf_counter() - began)
     return {rows: statistics.median(found) for rows, found in times.items()}
 

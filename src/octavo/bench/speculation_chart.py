@@ -47,8 +47,8 @@ def chart(title: str, times: Mapping[int, float], savings: Sequence[Saving]) -> 
     for s in savings:
         right = s.accepted / s.drafted if s.drafted else 0.0
         note = escape(f"{s.name}: {s.accepted} of {s.drafted}, {s.writing:.2f}")
-        at = f'cx="{x(right):.1f}" cy="{y(s.writing):.1f}"'
-        parts.append(f'<circle {at} r="4" fill="#333"><title>{note}</title></circle>')
+        place = f'cx="{x(right):.1f}" cy="{y(s.writing):.1f}"'
+        parts.append(f'<circle {place} r="4" fill="#333"><title>{note}</title></circle>')
         parts.append(text(x(right) + 7, y(s.writing) - 5, s.name, size=11))
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(text(middle, HEIGHT - 16, "draft tokens that are drawn", "middle"))

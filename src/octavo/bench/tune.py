@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from octavo.backends.base import BLOCK, Executable, SamplingRow
-from octavo.bench.speculation import TABLE
+from octavo.backends.base import BLOCK, Executable
+from octavo.bench.speculation import GREEDY, TABLE
 from octavo.engine.limits import MAX_DRAFT
 from octavo.engine.loader import load_executable
 from octavo.engine.open import open_model
@@ -37,7 +37,6 @@ TEXTS = (
 WRITTEN = 32  # tokens of each text that are compared: rows of results of a step
 LEAST = 0.4  # of tokens that have to stay the same
 TIMED, REPEATS = 8, 5
-GREEDY = SamplingRow()
 StepBar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
