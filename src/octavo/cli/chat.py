@@ -139,7 +139,8 @@ class Session:
 def chat(
     model: str, prompt: str | None, system: str | None, images: tuple[str, ...],
     videos: tuple[str, ...], history: bool, memory: str | None, context: int | None,
-    threads: int | None, kv_dtype: str, activations: str, mmproj: str, vision_dtype: str, offline: bool, draft: str | None, **given: Any,
+    threads: int | None, kv_dtype: str, activations: str, mmproj: str, vision_dtype: str,
+    offline: bool, draft: str | None, **given: Any,
 ) -> None:  # fmt: skip
     """Talk to MODEL (the demo model if none is named).
 
