@@ -3,6 +3,7 @@
     python benchmarks/vision.py preprocessing
     python benchmarks/vision.py encoder --threads 2 [--llama-cpp PYTHON]
     python benchmarks/vision.py first-token --threads 2
+    python benchmarks/vision.py answers --llama-cpp PYTHON
 
 By turns in one process: octavo, then transformers (its processors with Pillow, its models with torch
 in bf16), and again; medians, and the median of each turn's ratio. Preparing is counted in time of its
@@ -19,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -221,10 +223,7 @@ def peer(python: str, folder: Path, threads: int) -> Iterator[Callable[[], objec
     for file in TOKENIZER.glob("*token*"):
         shutil.copy(file, folder)
     model = folder.parent / "clip.gguf"
-    subprocess.run(
-        [sys.executable, "-m", "octavo.cli.main", "convert", folder, "--output", model],
-        check=True, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+    convert(folder, model)
     script = Path(__file__).parent / "peers" / "llama_cpp_vision.py"
     command = [python, script, model, model.with_name("mmproj-clip.gguf"), str(threads)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as p:
@@ -240,6 +239,13 @@ def peer(python: str, folder: Path, threads: int) -> Iterator[Callable[[], objec
         yield encode
 
 
+def convert(folder: Path, model: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "octavo.cli.main", "convert", folder, "--output", model],
+        check=True, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
 def relative(found: np.ndarray, exact: np.ndarray) -> float:
     """The root of the mean squared difference, as a share."""
     return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
@@ -251,6 +257,53 @@ def theirs_error(model: Any, tensor: Any, exact: np.ndarray) -> float:
     with torch.inference_mode():
         found = model.bfloat16().get_image_features(pixel_values=tensor).pooler_output[0]
     return relative(found.float().numpy(), exact)
+
+
+@main.command()
+@click.option("--questions", default=60, show_default=True)
+@click.option("--llama-cpp", metavar="PYTHON", required=True)
+def answers(questions: int, llama_cpp: str) -> None:
+    """Greedy answers of the model that ships with octavo, as GGUF with its mmproj, beside
+    llama.cpp's: to the pair as it is, and to one whose table of positions lies as llama.cpp reads
+    it, the class token's last."""
+    import gguf
+
+    sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "tiny_vlm"))
+    from scenes import held_out
+
+    with TemporaryDirectory() as name:
+        model = Path(name) / "m.gguf"
+        convert(TOKENIZER, model)
+        encoder = model.with_name("mmproj-m.gguf")
+        moved = model.with_name("moved.gguf")
+        shutil.copy(encoder, moved)
+        (table,) = (
+            t for t in gguf.GGUFReader(moved, "r+").tensors if t.name == "v.position_embd.weight"
+        )
+        table.data[:] = np.roll(table.data, -1, axis=0)
+        llm = octavo.LLM(str(model), mmproj=str(encoder), threads=2)
+        params, ends = octavo.SamplingParams(temperature=0, max_tokens=12), {1}  # </s>
+        asked, mine = [], []
+        for file, question, _ in held_out(questions):
+            image = decode_image(file, "image")
+            content = [{"type": "image", "image": image}, {"type": "text", "text": question}]
+            messages = [{"role": "user", "content": content}]
+            mine.append([t for t in llm.chat(messages, params)[0].tokens if t not in ends])
+            asked.append(json.dumps({
+                "prompt": f"<s>USER: <__media__>\n{question}\nASSISTANT:\n", "most": 12,
+                "pixels": b64encode(image.tobytes()).decode(), "size": [image.height, image.width],
+            }))  # fmt: skip
+        for what, file in (("as it is", encoder), ("positions moved", moved)):
+            script = Path(__file__).parent / "peers" / "llama_cpp_answers.py"
+            told = subprocess.run(
+                [llama_cpp, script, model, file, "2"], input="\n".join(asked), text=True,
+                stdout=subprocess.PIPE, check=True,
+            )  # fmt: skip
+            theirs = [json.loads(line) for line in told.stdout.splitlines()]
+            others = [
+                i for i, pair in enumerate(zip(mine, theirs, strict=True)) if pair[0] != pair[1]
+            ]
+            click.echo(f"{what:16} {questions - len(others)} of {questions} equal; not: {others}")
 
 
 @main.command("first-token")

@@ -221,6 +221,7 @@ def test_image_in_a_conversation(tmp_path: Path) -> None:
     assert "cannot read" in conversation.command("/image", "nowhere.png")
     assert "name a file" in conversation.command("/image", "")
     assert "a.png goes with" in conversation.command("/image", str(tmp_path / "a.png"))
+    assert "name a file: /video clip.mp4" in conversation.command("/video", "")
     conversation.ask("first")
     conversation.ask("second")
     first, second = (m["content"] for m in conversation.messages)

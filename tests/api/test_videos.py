@@ -9,9 +9,11 @@ from typing import Any
 
 import openai
 import pytest
+from click.testing import CliRunner
 
 import octavo
-from octavo.errors import RequestError
+from octavo.cli.chat import chat
+from octavo.errors import RequestError, UsageError
 from tests.api.server import Server, serving
 from tests.api.test_images import CHAT, data_url, write_text_files
 from tests.unit.test_video_files import file_of, moving, saved
@@ -93,3 +95,18 @@ def test_a_template_without_videos(folder: Path, tmp_path: Path) -> None:
     with octavo.LLM(str(tmp_path / "m"), memory="1GiB", threads=1) as llm:
         with pytest.raises(RequestError, match="shows 0 of 1 images and videos"):
             llm.chat(asked({"type": "video", "video": FRAMES}))
+
+
+def test_chat_command(folder: Path, tmp_path: Path) -> None:
+    """--video FILE is what the same part answers in Python; models without videos say so."""
+    file = tmp_path / "a.png"
+    file.write_bytes(ANIMATION)
+    given = ["-p", "What moves?", "--temperature", "0", "--max-tokens", "12", "--video", str(file)]
+    found = CliRunner().invoke(chat, [str(folder), *given])
+    with octavo.LLM(str(folder), memory="1GiB", threads=1) as llm:
+        params = octavo.SamplingParams(temperature=0, max_tokens=12)
+        wanted = llm.chat(asked({"type": "video", "video": file}), params)[0].text
+    assert found.stdout.rstrip("\n") == wanted.rstrip("\n") and wanted
+    refused = CliRunner().invoke(chat, ["tiny-vlm", "--offline", *given])
+    assert isinstance(refused.exception, UsageError)
+    assert "--video: tiny-vlm takes no videos" in str(refused.exception)

@@ -188,6 +188,44 @@ void check_attention(KvType type, int head_dim, int keys, int rows) {
   }
 }
 
+// Both passes of resizing against plain sums, rows in exact allocations.
+void check_resizing(size_t size, int count) {
+  const Kernels* kernels = KERNELS();
+  const int stride = (count + 3) / 4 * 4, wide = int(size) + count;
+  std::vector<int32_t> weights(size * size_t(stride)), first(size), counts(size, count);
+  for (size_t i = 0; i < size; i++) {
+    first[i] = int32_t(rng() % size_t(wide - count + 1));
+    for (int t = 0; t < count; t++)
+      weights[i * size_t(stride) + size_t(t)] = int32_t(rng() % (3 << 21)) - (1 << 21);
+  }
+  auto byte = [](int64_t sum) {
+    return uint8_t(std::clamp<int64_t>((sum + (1 << (WEIGHT_BITS - 1))) >> WEIGHT_BITS, 0, 255));
+  };
+  const size_t bytes = 3 * size_t(wide);
+  std::vector<uint8_t> in(size_t(count) * bytes), down(bytes);
+  for (uint8_t& b : in) b = uint8_t(rng() % 256 / size_t(count));  // sums of 32 bits
+  kernels->resize_down(in.data(), bytes, weights.data(), count, bytes, down.data());
+  for (size_t i = 0; i < bytes; i++) {
+    int64_t sum = 0;
+    for (int t = 0; t < count; t++) sum += int64_t(in[size_t(t) * bytes + i]) * weights[size_t(t)];
+    if (down[i] != byte(sum)) fprintf(stderr, "resizing down, byte %zu differs\n", i), exit(1);
+  }
+  std::vector<uint8_t> row(bytes + READ_BEYOND), out(RESIZED_ROWS * 3 * size);
+  for (uint8_t& b : row) b = uint8_t(rng() % 256 / size_t(count));
+  const uint8_t* rows[RESIZED_ROWS];
+  uint8_t* made[RESIZED_ROWS];
+  for (size_t r = 0; r < RESIZED_ROWS; r++) rows[r] = row.data(), made[r] = &out[r * 3 * size];
+  kernels->resize_across(
+      rows, {int(size), stride, first.data(), counts.data(), weights.data()}, made);
+  for (size_t i = 0; i < out.size(); i++) {
+    const size_t x = i / 3 % size;
+    int64_t sum = 0;
+    for (size_t t = 0; t < size_t(count); t++)
+      sum += int64_t(row[3 * (size_t(first[x]) + t) + i % 3]) * weights[x * size_t(stride) + t];
+    if (out[i] != byte(sum)) fprintf(stderr, "resizing across, byte %zu differs\n", i), exit(1);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -209,5 +247,7 @@ int main() {
     for (int head_dim : {10, 64})
       for (int keys : {1, 16, 70, 256})
         for (int rows : {1, 3, 16}) check_attention(type, head_dim, keys, rows);
+  for (size_t size : {1, 7, 33})
+    for (int count : {1, 2, 5, 24}) check_resizing(size, count);
   puts("kernels: ok");
 }

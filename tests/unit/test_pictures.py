@@ -111,13 +111,13 @@ def test_patches(frames: int, apart: int) -> None:
 def test_what_cannot_be() -> None:
     pixels = noise(4, 5, 1)
     table = HOW.table
-    for given in (
+    for wrong in (
         ("", pixels, 0, 3, 3),
         ("", pixels, 3, 3, 6),
         ("", pixels[..., :2].copy(), 3, 3, 3),
     ):
         with pytest.raises(ValueError):
-            _native.resize_picture(*given)
+            _native.resize_picture(*wrong)
     for first, side, frames, apart in (
         (17, 1, 1, 0),
         (0, 5, 1, 0),
