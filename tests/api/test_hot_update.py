@@ -44,7 +44,7 @@ def asking(gateway: Server) -> Iterator[list[Answer]]:
     over = Event()
 
     def user(number: int) -> None:
-        while not over.is_set():
+        while not over.wait(0.25):  # two processors are to load a model, too
             answers.append(ask(gateway, PROMPTS[number], stream=len(answers) % 2 == 0))
 
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
