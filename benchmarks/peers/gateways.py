@@ -10,7 +10,7 @@ COMMANDS = {
     "smg": "smg launch --host 127.0.0.1 --port {port} --worker-urls {upstream} "
     "--policy round_robin",
     "vllm-router": "vllm-router --host 127.0.0.1 --port {port} --worker-urls {upstream} "
-    "--policy round_robin",
+    "--policy round_robin --prometheus-port 29002",
 }
 
 
