@@ -103,7 +103,7 @@ class Bed:
 
     async def until(self, port: int, state: str) -> None:
         """Waits for an engine to be in a state at the gateway, which may be starting."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while True:
                 with suppress(aiohttp.ClientError, AssertionError):
                     ups = (await self.admin("GET", "/v1/upstreams"))["upstreams"]

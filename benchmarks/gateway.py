@@ -273,8 +273,13 @@ def main() -> None:
             port = free_port()
             words = command_of(name, how, port, f"http://127.0.0.1:{direct.port}")
             ways.append(Way(name, port, start(words)))
-        for way in ways:
-            wait_for(way.port)
+        for way in list(ways):
+            try:
+                wait_for(way.port, 40)
+            except SystemExit as e:
+                print(f"{way.name} is left out: {e}")
+                way.process.kill()
+                ways.remove(way)
         data = body(options.body)
         for _ in range(options.rounds):
             for streams in options.streams:

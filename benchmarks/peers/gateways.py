@@ -8,9 +8,9 @@ COMMANDS = {
     "litellm": "litellm --host 127.0.0.1 --port {port} --model openai/m --alias m "
     "--api_base {upstream}/v1 --telemetry False --num_workers 1",
     "smg": "smg launch --host 127.0.0.1 --port {port} --worker-urls {upstream} "
-    "--policy round_robin --log-level error",
+    "--policy round_robin",
     "vllm-router": "vllm-router --host 127.0.0.1 --port {port} --worker-urls {upstream} "
-    "--policy round_robin --log-level error",
+    "--policy round_robin --prometheus-port 29002",
 }
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
+
+import pytest
+from gguf import GGUFReader
 
 from octavo.gateway.body import Relayed, read_outline
 from octavo.gateway.shadow import MOST_TOKENS, greedy
@@ -13,6 +17,16 @@ from tests.api.server import Server, serving
 
 ADMIN = {"Authorization": "Bearer admin"}
 GUARDS = [{"metric": "shadow_kl", "max": 0.03}]
+
+
+@pytest.fixture(scope="module")
+def worse(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model with one layer that hears its input louder."""
+    path = tmp_path_factory.mktemp("worse") / "worse.gguf"
+    shutil.copy(smollm2, path)
+    tensors = {one.name: one.data for one in GGUFReader(path, "r+").tensors}
+    tensors["blk.12.attn_norm.weight"][:] *= 1.5
+    return path
 
 
 def start(gateway: Server, canary: str, **more: Any) -> tuple[int, Any]:
