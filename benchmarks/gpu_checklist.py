@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,8 +91,8 @@ def checkpoint_of(s: Shape, format: str) -> Checkpoint:
     tensors = {}
     for name, shape in shapes.items():
         kind = TensorType.F32 if len(shape) == 1 else FORMATS[format]
-        ones = np.ones(shape if len(shape) == 1 else (0,), np.float32)
-        tensors[name] = Computed(name, kind, shape, 0, lambda ones=ones: ones)
+        ones = shape if len(shape) == 1 else (0,)
+        tensors[name] = Computed(name, kind, shape, 0, partial(np.ones, ones, np.float32))
     config = {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": s.hidden,
         "intermediate_size": s.ffn, "num_hidden_layers": s.layers,
@@ -163,7 +164,7 @@ class Model:
         return found
 
 
-def seconds(device: torch.device, work: Callable[[], None], rounds: int = 20) -> float:
+def seconds(device: torch.device, work: Callable[[], object], rounds: int = 20) -> float:
     """Median seconds of a piece of work, after three that do not count."""
     taken = []
     for i in range(rounds + 3):
@@ -280,7 +281,7 @@ def speed(a: argparse.Namespace, device: torch.device) -> Iterator[Line]:
     for batch in batches:
         spans = [([5], context, model.blocks(i, context + BLOCK)) for i in range(batch)]
         step = model.step(spans)
-        took = seconds(device, lambda step=step: model.executable.step(step))
+        took = seconds(device, partial(model.executable.step, step))
         read = model.weights + batch * context * model.token
         yield {
             "item": "decode", "model": a.random, "format": a.format, "batch": batch,
@@ -289,7 +290,7 @@ def speed(a: argparse.Namespace, device: torch.device) -> Iterator[Line]:
         }  # fmt: skip
     for length in (64,) if small else (512, 2048):
         step = model.step([(model.ids(1, length), 0, model.blocks(0, length))])
-        took = seconds(device, lambda step=step: model.executable.step(step), 5)
+        took = seconds(device, partial(model.executable.step, step), 5)
         flops = 2 * sum(m.n * m.k for m in model.executable.placed.matrices[1:]) * length
         yield {
             "item": "prefill", "model": a.random, "format": a.format, "tokens": length,

@@ -1,5 +1,5 @@
-"""Everything here computes without a GPU: kernels in Triton's interpreter, which must be asked for
-before they are imported."""
+"""Everything here computes without a GPU: in torch, or by kernels in Triton's interpreter, which
+must be asked for before they are imported."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import os
 
 import pytest
 
-from tests.cuda.loaded import on_host
-
 os.environ["TRITON_INTERPRET"] = "1"
 if importlib.util.find_spec("triton") is None:  # CPU builds of torch do not bring it
     collect_ignore_glob = ["test_kernels_*.py", "test_compile.py"]
+
+from tests.cuda.loaded import on_host
 
 
 @pytest.fixture

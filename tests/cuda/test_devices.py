@@ -12,7 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from octavo.backends import get_backend, resolve_device
+from octavo.backends import describe_gpu, get_backend, resolve_device
 from octavo.backends.base import ProgramOptions, StepLimits
 from octavo.backends.cuda import probe
 from octavo.backends.cuda.device import check_room, torch_device
@@ -27,6 +27,7 @@ MISSING = partial(probe.find_gpu, library="libnothing.so")
 def test_auto_is_the_cpu_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "CONTROL", (Path("/nonexistent"),))
     assert resolve_device("auto") == resolve_device("cpu") == "cpu"
+    assert describe_gpu() == "none"
 
 
 def test_auto_is_a_gpu_where_one_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -37,6 +38,7 @@ def test_auto_is_a_gpu_where_one_answers(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert resolve_device("auto") == "cuda:0"
     assert resolve_device("cuda:1") == "cuda:1"
     assert get_backend("cuda:1").kernels == ["sm_90"]
+    assert describe_gpu() == "some GPU, 80 GiB"
 
 
 def test_auto_is_the_cpu_where_no_gpu_answers(
@@ -45,6 +47,8 @@ def test_auto_is_the_cpu_where_no_gpu_answers(
     monkeypatch.setattr(probe, "CONTROL", (tmp_path,))
     monkeypatch.setattr(probe, "find_gpu", MISSING)
     assert resolve_device("auto") == "cpu"
+    monkeypatch.setattr(probe, "check_torch", lambda: None)
+    assert describe_gpu().startswith("not usable: there is no NVIDIA driver here")
 
 
 @pytest.mark.parametrize("asked", ["gpu", "cuda:", "cuda:x", "cuda:-1", "cudas", ""])
@@ -161,9 +165,9 @@ def test_plans_without_a_gpu(llama: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_planning_imports_no_torch(llama: Path) -> None:
     code = (
-        "import sys; from octavo.cli.main import main\n"
-        f"try: main(['plan', {str(llama)!r}, '--device', 'cuda', '--memory', '24GiB'])\n"
-        "except SystemExit: print(*sorted(sys.modules))"
+        "import sys; from octavo.cli.plan import plan\n"
+        f"plan([{str(llama)!r}, '--device', 'cuda', '--memory', '24GiB'], standalone_mode=False)\n"
+        "print(*sorted(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules = set(done.stdout.split())

@@ -13,7 +13,7 @@ from tests.cuda.loaded import load, logits, open_program
 from tests.families import FAMILIES, save_family
 from tests.small_models import Small, save_gguf
 
-CLOSE = 2e-2  # of the largest logit: bf16 rounds differently where fp32 sums do
+CLOSE = 6e-2  # of the largest logit: the interpreter stores bf16 up to a unit off, in every layer
 SMALL = {
     "q4_0": Small(heads=4, kv_heads=2, head_dim=16, layers=1),
     "q4_k": Small(heads=4, kv_heads=1, head_dim=64, hidden=256, ffn=256, layers=1),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.backends.base import Backend
+from octavo.backends.base import Backend, DeviceBytes
 from octavo.errors import DeviceUnusable, UsageError
 
 
@@ -38,6 +38,28 @@ def resolve_device(asked: str, what_if: bool = False) -> str:
             return "cpu"
         raise
     return f"cuda:{number}"
+
+
+def device_memory(device: str) -> DeviceBytes | None:
+    """Memory of a device that has its own, 0 bytes if it is not here; None for the CPU."""
+    if device == "cpu":
+        return None
+    from octavo.backends.cuda.probe import device_bytes
+
+    return device_bytes(_number(device))
+
+
+def describe_gpu() -> str:
+    """The first GPU, or why none can be used."""
+    from octavo.backends.cuda.probe import has_driver, usable_gpu
+
+    if not has_driver():
+        return "none"
+    try:
+        gpu = usable_gpu(0)
+    except DeviceUnusable as e:
+        return f"not usable: {e}"
+    return f"{gpu.name}, {gpu.memory >> 30} GiB"
 
 
 def _number(device: str) -> int:

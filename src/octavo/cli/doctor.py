@@ -80,7 +80,7 @@ def _examine(server: Remote, seconds: int, as_json: bool) -> bool:
 
 def _machine() -> None:
     """Prints what this machine is."""
-    from octavo.backends import get_backend
+    from octavo.backends import describe_gpu, get_backend
     from octavo.engine.host import usable_threads
 
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
@@ -93,6 +93,7 @@ def _machine() -> None:
             ("cpu", names.get("model name", platform.processor())),
             ("flags", " ".join(f for f in FLAGS if f in flags) or "none of note"),
             ("kernels", ", ".join(get_backend().kernels)),
+            ("gpu", describe_gpu()),
             ("threads", usable_threads()),
             ("memory", _memory()),
             ("huge pages", _huge_pages()),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from octavo.backends import device_memory
 from octavo.checkpoint.hub import Located, locate, locate_published, located_here, models_in
 from octavo.checkpoint.open import open_checkpoint
 from octavo.checkpoint.progress import ProgressBar
@@ -30,7 +31,7 @@ class ServedChoice:
     known: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.budget = memory_budget(self.memory)[1]
+        self.budget = memory_budget(self.memory, device=device_memory(self.like.device))[1]
         self._count = 1
         self._fetched = False  # a model has been, while serving
 

@@ -18,10 +18,11 @@ from octavo.backends.base import (
     Traced,
 )
 from octavo.backends.cuda.device import current, wait
+from octavo.backends.cuda.drawn import DrawnTokens
 from octavo.backends.cuda.graphs import Call, replay_on
 from octavo.backends.cuda.inputs import StepSize, step_size
 from octavo.backends.cuda.placed import Placed
-from octavo.backends.cuda.sampling import Sampler
+from octavo.backends.cuda.sampling import Sampler, likeliest
 from octavo.errors import RequestError, Unsupported
 from octavo.program import Value
 
@@ -102,6 +103,8 @@ class CudaExecutable:
     def decode(
         self, step: StepInput, steps: int, ends: list[list[int]], brief: bool = False
     ) -> list[list[Sample]]:
+        if steps > 1 and all(map(likeliest, step.sampling)):
+            return self._decode_likeliest(step, steps, ends)
         rounds = [self.step(step)]
         for _ in range(steps - 1):
             drawn = [sample.token for sample in rounds[-1]]
@@ -110,6 +113,38 @@ class CudaExecutable:
             step = following(step, drawn)
             rounds.append(self.step(step))
         return rounds
+
+    def _decode_likeliest(
+        self, step: StepInput, steps: int, ends: list[list[int]]
+    ) -> list[list[Sample]]:
+        """Steps that follow each other on the device. The host reads what one has drawn while the
+        next one runs; what runs after an end is forgotten, and computed again if wanted."""
+        begin, count = time.perf_counter(), len(step.ids)
+        rounds: list[list[Sample]] = []
+        with current(self.placed.device):
+            self._send(step)
+            calls = self.calls(self._size)
+            reading = DrawnTokens(steps, count, self.placed.device)
+            for i in range(steps):
+                self._begun += len(calls)
+                self._replay.run(self._size, calls)
+                drawn = self._sampler.draw(self._result(self.program.output)[:count])
+                reading.begin(i, drawn)
+                self.placed.block.advance(drawn)
+                if i and not self._keep(rounds, reading.end(i - 1), ends):
+                    break
+            else:
+                self._keep(rounds, reading.end(steps - 1), ends)
+            wait(self.placed.device)
+        self._steps += len(rounds)
+        self._seconds += time.perf_counter() - begin
+        return rounds
+
+    @staticmethod
+    def _keep(rounds: list[list[Sample]], drawn: list[int], ends: list[list[int]]) -> bool:
+        """Adds what a step has drawn; False if one of its ends is in it, or no token."""
+        rounds.append([Sample(token, 0.0, [], []) for token in drawn])
+        return not any(t < 0 or t in stop for t, stop in zip(drawn, ends, strict=True))
 
     def skip(self, parts: Collection[int]) -> None:
         if parts:

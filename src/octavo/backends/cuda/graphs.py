@@ -18,7 +18,7 @@ from octavo.backends.cuda.inputs import StepSize
 Call = Callable[[], None]
 
 
-class Replay(Protocol):
+class Replaying(Protocol):
     """Runs launch lists."""
 
     def run(self, size: StepSize, calls: list[Call]) -> None:
@@ -62,6 +62,6 @@ class Graphs:
         return graph
 
 
-def replay_on(device: torch.device) -> Replay:
+def replay_on(device: torch.device) -> Replaying:
     """What runs launch lists on a device."""
     return Graphs() if device.type == "cuda" else Calls()

@@ -46,10 +46,8 @@ class StepBlock:
     def rows(self, tokens: int) -> StepRows:
         """The arrays of a step of so many padded rows."""
         v = self._views
-        names = ("ids", "positions", "types", "given", "table", "key", "first", "last")
-        return StepRows(
-            *(v[name][:tokens] for name in names), v["coordinates"][:, :tokens], v["tables"]
-        )
+        own = {n: v[n][:tokens] for n in StepRows._fields if n not in ("coordinates", "tables")}
+        return StepRows(**own, coordinates=v["coordinates"][:, :tokens], tables=v["tables"])
 
     def select(self, count: int) -> torch.Tensor:
         return self._views["select"][:count]
@@ -83,6 +81,15 @@ class StepBlock:
             self.embeddings[: len(given)].copy_(self._given[: len(given)], non_blocking=True)
         used = self._tables + len(step.block_tables)
         self._device[:used].copy_(self._host[:used], non_blocking=True)
+
+    def advance(self, drawn: torch.Tensor) -> None:
+        """Makes the step that follows one of a token for each of several sequences, on the device:
+        of the tokens that were drawn."""
+        count = len(drawn)
+        self._views["ids"][:count] = drawn
+        for name in ("positions", "key", "last"):
+            self._views[name][:count] += 1
+        self._views["coordinates"][:, :count] += 1
 
     def _spans(self, step: StepInput, causal: bool) -> None:
         """Where rows lie in the cache, and what they see there."""

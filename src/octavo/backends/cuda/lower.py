@@ -197,8 +197,8 @@ class _Lowering:
                     residual = None if op.residual is None else self.stream(op.residual)
                     self._sums[part.out.id] = found._replace(residual=residual)
             case GatedOp(gate, up_, gated):
-                found = self.linear([gate] if up_ is None else [gate, up_])
-                self.glu(found[0], found[1] if up_ else None, gated.out, gated.activation)
+                both = self.linear([gate] if up_ is None else [gate, up_])
+                self.glu(both[0], both[1] if up_ else None, gated.out, gated.activation)
             case GluOp(glu):
                 self.glu(self.plain(glu.gate), self.plain(glu.up), glu.out, glu.activation)
             case AttentionOp():

@@ -82,10 +82,11 @@ def _floats(tensor: Tensor) -> torch.Tensor:
 def tiles(codes: npt.NDArray[np.uint8], nibbles: bool) -> npt.NDArray[np.uint8]:
     """Codes `[N, K]` as tiles of 64 x 64; nibbles: two to a byte, 32 columns apart."""
     n, k = codes.shape
-    out = codes.reshape(n // TILE, TILE, k // TILE, TILE).transpose(0, 2, 1, 3)
+    square = codes.reshape(n // TILE, TILE, k // TILE, TILE).transpose(0, 2, 1, 3)
+    out: npt.NDArray[np.uint8] = square
     if nibbles:
         half = TILE // 2
-        out = out[..., :half] | out[..., half:] << 4
+        out = square[..., :half] | square[..., half:] << np.uint8(4)
     return np.ascontiguousarray(out)
 
 

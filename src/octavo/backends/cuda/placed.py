@@ -121,8 +121,8 @@ class Placed:
         """A layer's keys and values `[blocks, 2, heads, 16, head_dim]`."""
         first, last = self.memory.layers[number : number + 2]
         layer = self.memory.launches.program.cache[number]
-        shape = (2, layer.kv_heads, BLOCK, layer.head_dim)
-        return self.cache[:, first:last].unflatten(1, shape)
+        shape = (len(self.cache), 2, layer.kv_heads, BLOCK, layer.head_dim)
+        return self.cache[:, first:last].view(shape)
 
     def _given(self, name: str, size: StepSize) -> Any:
         if name == "embeddings":

@@ -35,13 +35,18 @@ class Sampler:
         self._functions = operations(drawn.device)
         self._isa = _native.isas()[0]
 
+    def draw(self, logits: torch.Tensor) -> torch.Tensor:
+        """The likeliest token of each row, on the device."""
+        best = self._best[: len(logits)]
+        self._functions.argmax(logits, None, best)
+        return best
+
     def sample(self, logits: torch.Tensor, rows: list[SamplingRow]) -> list[Sample]:
         """A sample for each row."""
-        best = self._best[: len(rows)]
+        tokens: list[int] = []
         others = [i for i, row in enumerate(rows) if not likeliest(row)]
         if len(others) < len(rows):
-            self._functions.argmax(logits[: len(rows)], None, best)
-        tokens = best.tolist()
+            tokens = self.draw(logits[: len(rows)]).tolist()
         copied = dict(zip(others, logits[others].cpu().numpy(), strict=True)) if others else {}
         return [
             self._native(np.ascontiguousarray(copied[i]), row)

@@ -19,7 +19,7 @@ def rope_kv(
     eps: float, factor: float, interleaved: bool,
 ) -> None:  # fmt: skip
     def turned(x: Tensor, norm: Tensor | None, count: int) -> Tensor:
-        y = x.unflatten(1, (count, -1))
+        y = x.reshape(len(x), count, -1)
         y = y if norm is None else rms(y, norm, eps)
         return rotated(y, rows, frequencies, axes, factor, interleaved) if len(axes) else y
 
@@ -29,7 +29,8 @@ def rope_kv(
     place = rows.key[at].long()
     block = rows.tables[rows.table[at].long() + place // BLOCK].long()
     kv[block, 0, :, place % BLOCK] = keys[at].bfloat16()
-    kv[block, 1, :, place % BLOCK] = summed(v, v_bias).unflatten(1, (kv_heads, -1))[at].bfloat16()
+    values = summed(v, v_bias).reshape(len(keys), kv_heads, -1)
+    kv[block, 1, :, place % BLOCK] = values[at].bfloat16()
 
 
 def rotated(
@@ -98,7 +99,7 @@ def attention(
 ) -> None:  # fmt: skip
     """Each row and head by itself, whatever the work list says; slices in fp64, results rounded."""
     width = q.shape[1]
-    queries = q.double().unflatten(1, (kv_heads, heads // kv_heads, -1))
+    queries = q.double().reshape(len(q), kv_heads, heads // kv_heads, -1)
     for t, (table, first, last) in enumerate(seen(rows, window)):
         if first >= last:
             act[t, :width] = 0

@@ -94,7 +94,7 @@ def expert_linear(
 ) -> None:
     """out[pair] = x[pair // choices] times the weights of the pair's expert."""
     places = order.view(-1, PAIR_BLOCK)
-    for e in owner.unique().tolist():
+    for e in sorted(set(owner.tolist())):
         if e >= 0:
             pairs = places[owner == e].flatten().long()
             pairs = pairs[pairs >= 0]

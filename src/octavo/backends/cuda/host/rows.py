@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -99,7 +101,7 @@ def gated(gate: Tensor, up: Tensor | None, activation: str) -> Tensor:
     return y if up is None else y * up
 
 
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "tanh": torch.tanh,
     "relu": F.relu,

@@ -1,0 +1,60 @@
+"""`--device cuda` through the Python API and a real server, on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gguf import GGMLQuantizationType as Q
+
+from octavo import LLM, SamplingParams
+from octavo.backends.cuda.executable import CudaExecutable
+from octavo.backends.cuda.probe import HOST
+from octavo.errors import DeviceUnusable
+from tests.api.server import serving
+from tests.small_models import Small, save_gguf
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("small") / "small.gguf"
+    save_gguf(Small(layers=2), path, Q.Q4_0)
+    return path
+
+
+def test_a_server_gives_what_python_gives(
+    small: Path, tmp_path: Path, host: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = 0
+    computed = CudaExecutable.step
+
+    def counted(self: CudaExecutable, step: object) -> object:
+        nonlocal steps
+        steps += 1
+        return computed(self, step)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(CudaExecutable, "step", counted)
+    prompts = [[5, 6, 7], list(range(10, 50))]
+    params = SamplingParams(max_tokens=8, temperature=0.8, seed=3, ignore_eos=True)
+    with LLM(str(small), device="cuda", memory="400MiB", context=128) as llm:
+        expected = [c.text for c in llm.generate(prompts, params)]
+    assert steps >= 8
+    arguments = (str(small), "--device", "cuda", "--memory", "400MiB", "--context", "128")
+    with serving(*arguments, log=tmp_path / "log", env={HOST: "torch"}) as server:
+        body = {"max_tokens": 8, "temperature": 0.8, "seed": 3, "ignore_eos": True}
+        for ids, text in zip(prompts, expected, strict=True):
+            status, reply = server.post("/v1/completions", body | {"prompt": ids})
+            assert status == 200 and reply["choices"][0]["text"] == text
+    assert "kernels   host" in (tmp_path / "log").read_text()
+
+
+def test_without_a_gpu_it_is_refused(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from octavo.backends.cuda import probe
+
+    def missing(_: int) -> probe.Gpu:
+        raise DeviceUnusable("there is no NVIDIA driver here (libcuda.so.1)", "--device cpu")
+
+    monkeypatch.setattr(probe, "check_torch", lambda: None)
+    monkeypatch.setattr(probe, "find_gpu", missing)
+    with pytest.raises(DeviceUnusable, match="no NVIDIA driver"):
+        LLM(str(small), device="cuda")
