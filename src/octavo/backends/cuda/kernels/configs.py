@@ -20,5 +20,6 @@ ATTENTION_PROGRAMS = 264  # that walk the work list: two for each multiprocessor
 
 def attention_config(dim: int, rows: int) -> tuple[int, int]:
     """(warps, stages) of attention with heads of `dim` features and so many rows of a query tile.
-    Sums of a row of scores are made across lanes, so only what the model fixes may decide."""
-    return (4 if dim * rows < 128 * 64 else 8), (2 if dim > 128 else 3)
+    Sums of a row of scores are made across lanes, so only what the model fixes may decide. Four
+    warps hold 64 rows of scores once, eight hold them twice."""
+    return (4 if dim * rows <= 128 * 64 and rows <= 64 else 8), (2 if dim > 128 else 3)
