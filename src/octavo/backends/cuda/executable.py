@@ -22,7 +22,7 @@ from octavo.backends.cuda.drawn import DrawnTokens
 from octavo.backends.cuda.graphs import Call, replay_on
 from octavo.backends.cuda.inputs import StepSize, step_size
 from octavo.backends.cuda.placed import Placed
-from octavo.backends.cuda.sampling import Sampler, likeliest
+from octavo.backends.cuda.sampling import Sampler
 from octavo.errors import RequestError, Unsupported
 from octavo.program import Value
 
@@ -103,8 +103,8 @@ class CudaExecutable:
     def decode(
         self, step: StepInput, steps: int, ends: list[list[int]], brief: bool = False
     ) -> list[list[Sample]]:
-        if steps > 1 and all(map(likeliest, step.sampling)):
-            return self._decode_likeliest(step, steps, ends)
+        if steps > 1 and all(map(self._sampler.here, step.sampling)):
+            return self._decode_here(step, steps, ends)
         rounds = [self.step(step)]
         for _ in range(steps - 1):
             drawn = [sample.token for sample in rounds[-1]]
@@ -114,7 +114,7 @@ class CudaExecutable:
             rounds.append(self.step(step))
         return rounds
 
-    def _decode_likeliest(
+    def _decode_here(
         self, step: StepInput, steps: int, ends: list[list[int]]
     ) -> list[list[Sample]]:
         """Steps that follow each other on the device. The host reads what one has drawn while the
@@ -124,13 +124,16 @@ class CudaExecutable:
         with current(self.placed.device):
             self._send(step)
             calls = self.calls(self._size)
+            draws = self._sampler.parameters(step.sampling)
             reading = DrawnTokens(steps, count, self.placed.device)
             for i in range(steps):
                 self._begun += len(calls)
                 self._replay.run(self._size, calls)
-                drawn = self._sampler.draw(self._result(self.program.output)[:count])
+                drawn = self._sampler.draw(self._result(self.program.output)[:count], draws)
                 reading.begin(i, drawn)
                 self.placed.block.advance(drawn)
+                if draws is not None:
+                    draws.position.add_(1)
                 if i and not self._keep(rounds, reading.end(i - 1), ends):
                     break
             else:
