@@ -176,5 +176,5 @@ def draw(logits, masks, temperature, top_p, min_p, top_k, seed, position, out):
     _draw[(rows,)](
         logits, masks, temperature, top_p, min_p, top_k, seed, position, out, vocabulary,
         logits.stride(0), stride(masks), BLOCK=min(8192, triton.next_power_of_2(vocabulary)),
-        num_warps=8,
+        num_warps=16,
     )  # fmt: skip
