@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from octavo.checkpoint import open_checkpoint
+from octavo.engine.request import POSITIVE, RANGES
 from octavo.errors import InvalidValue
 from octavo.server.dialect import BodyRoute
 from octavo.server.dialects import DIALECTS
@@ -125,3 +126,55 @@ def test_lists_take_what_is_described(described: Any) -> None:
     valid = jsonschema.Draft202012Validator(told["limit"]).is_valid
     limits = (0, 1, 100, 101)
     assert [*map(taken, limits)] == [*map(valid, limits)] == [False, True, True, False]
+
+
+PLAIN = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"prompt": "hi"},
+    **BODIES,
+}
+
+
+def numbers(described: Any, path: str) -> dict[str, tuple[float, float]]:
+    """Fields of a body that are numbers with bounds: a step below and one above."""
+    body = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    name = body["schema"]["$ref"].rpartition("/")[2]
+    found = {}
+    for field, schema in described["components"]["schemas"][name]["properties"].items():
+        if "maximum" in schema and "anyOf" in schema:
+            low = schema.get("minimum", schema.get("exclusiveMinimum"))
+            step = 0.001 if {"type": "number"} in schema["anyOf"] else 1
+            found[field] = (low - step, schema["maximum"] + step)
+    return found
+
+
+def test_numbers_have_bounds(described: Any) -> None:
+    chat = numbers(described, "/v1/chat/completions")
+    assert set(RANGES) - {"logprobs", "seed"} < chat.keys()  # every seed is taken
+    assert all({"temperature", "top_p"} <= numbers(described, p).keys() for p in (
+        "/v1/completions", "/v1/responses", "/v1/messages", "/completion", "/infill",
+    ))  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PLAIN)
+def test_numbers_outside_their_bounds_are_refused(
+    server: Listener, described: Any, path: str
+) -> None:
+    needs: dict[str, dict[str, Any]] = {
+        "beam_width": {"use_beam_search": True}, "length_penalty": {"use_beam_search": True},
+    }  # fmt: skip
+    if path == "/v1/chat/completions":
+        needs["top_logprobs"] = {"logprobs": True}
+    for field, (below, above) in numbers(described, path).items():
+        for value in (below,) if field.startswith("max_") else (below, above):  # the context's
+            body = {**PLAIN[path], **needs.get(field, {}), field: value}
+            status, reply = server.json(path, body)
+            assert (status, reply["error"].get("param", field)) == (400, field)
+
+
+@pytest.mark.parametrize("field", sorted(RANGES.keys() - {"max_tokens", "min_tokens", "logprobs"}))
+def test_numbers_at_their_bounds_are_taken(server: Listener, field: str) -> None:
+    _, low, high = RANGES[field]
+    for value in (low + 1e-9 if field in POSITIVE else low, high):
+        body = {**PLAIN["/v1/completions"], field: value}
+        assert server.json("/v1/completions", body)[0] == 200

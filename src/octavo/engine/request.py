@@ -131,10 +131,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """Raises RequestError naming the first field with an invalid value."""
         if not all(isinstance(s, str) and s for s in self.stop_strings):
             raise RequestError("a stop string is empty, or no string", "stop", "invalid_value")
-        for name, kind, low, high in _RANGES:
+        for name, (kind, low, high) in RANGES.items():
             if (value := getattr(self, name)) is not None or name not in _OPTIONAL:
                 check_number(name, value, kind, low, high)
-        for name in ("top_p", "typical_p"):
+        for name in POSITIVE:
             if getattr(self, name) <= 0:
                 raise RequestError(f"{name} must be above 0", name, "invalid_value")
         if self.min_tokens > (self.max_tokens or MAX_INT32):
@@ -182,21 +182,22 @@ _NOT_WITH_BEAMS = (
     "stop thinking"
 ).split()
 _OPTIONAL = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
-_RANGES: tuple[tuple[str, type, float, float], ...] = (
-    ("max_tokens", int, 0, MAX_INT32),
-    ("min_tokens", int, 0, MAX_INT32),
-    ("typical_p", float, 0, 1),
-    ("prompt_logprobs", int, 0, MAX_LOGPROBS),
-    ("temperature", float, 0, 2),
-    ("top_p", float, 0, 1),
-    ("top_k", int, 0, MAX_INT32),
-    ("min_p", float, 0, 1),
-    ("seed", int, -(1 << 63), (1 << 63) - 1),
-    ("presence_penalty", float, -2, 2),
-    ("frequency_penalty", float, -2, 2),
-    ("repetition_penalty", float, 0.01, 10),  # by less, a logit could leave fp32
-    ("logprobs", int, 0, MAX_LOGPROBS),
-)
+RANGES: dict[str, tuple[type, float, float]] = {
+    "max_tokens": (int, 0, MAX_INT32),
+    "min_tokens": (int, 0, MAX_INT32),
+    "typical_p": (float, 0, 1),
+    "prompt_logprobs": (int, 0, MAX_LOGPROBS),
+    "temperature": (float, 0, 2),
+    "top_p": (float, 0, 1),
+    "top_k": (int, 0, MAX_INT32),
+    "min_p": (float, 0, 1),
+    "seed": (int, -(1 << 63), (1 << 63) - 1),
+    "presence_penalty": (float, -2, 2),
+    "frequency_penalty": (float, -2, 2),
+    "repetition_penalty": (float, 0.01, 10),  # by less, a logit could leave fp32
+    "logprobs": (int, 0, MAX_LOGPROBS),
+}
+POSITIVE = ("top_p", "typical_p")  # 0 is outside
 
 
 _LENGTHS = (

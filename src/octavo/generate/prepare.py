@@ -29,7 +29,7 @@ from octavo.generate.model import ServedModel
 from octavo.generate.options import typed
 from octavo.generate.output import ReplyFormat
 from octavo.generate.prompts import encode_prompts, filling
-from octavo.generate.request import GenerationRequest, NamedTool
+from octavo.generate.request import MAX_PRIORITY, GenerationRequest, NamedTool
 from octavo.generate.sampling import MAX_STOP_LENGTH, sampling_params
 from octavo.text import tools
 from octavo.text.chat import Written
@@ -104,7 +104,7 @@ class _ToolUse:
 
 def prepare(request: GenerationRequest, model: ServedModel) -> PreparedRequest:
     """A request made ready for an engine. Raises RequestError naming one of its fields."""
-    check_number("priority", request.priority, int, -1000, 1000)
+    check_number("priority", request.priority, int, -MAX_PRIORITY, MAX_PRIORITY)
     if request.timeout is not None:
         check_number("timeout", request.timeout, float, MIN_TIMEOUT, MAX_TIMEOUT)
     if model.adapter and model.adapter not in model.client.adapters:

@@ -14,6 +14,7 @@ from octavo.text.structure import JsonSchema, Structure
 from octavo.vision.preprocess import Processed
 
 Conversation = Sequence[Mapping[str, Any]]  # messages as dicts
+MAX_PRIORITY = 1000  # and the same below 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,7 +48,7 @@ class Schemas:
 
     @_schema.register
     def _(self, kind: inspect.Metadata) -> Object:
-        return self._schema(kind.type)
+        return self._schema(kind.type) | (kind.extra_json_schema or {})
 
     @_schema.register
     def _(self, kind: inspect.StrType) -> Object:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
+from octavo.server.bounds import entries, sampling
 from octavo.server.parsing import Fields
 from octavo.server.sizes import AtMost, Entries
 
@@ -127,7 +128,8 @@ class CountBody(msgspec.Struct, kw_only=True):
     """What a prompt consists of. None stands for the default."""
 
     messages: Annotated[
-        list[Message], Entries(b"role", MAX_MESSAGES), Entries(b"type", MAX_PARTS)
+        list[Message], entries(1, MAX_MESSAGES), Entries(b"role", MAX_MESSAGES),
+        Entries(b"type", MAX_PARTS),
     ]  # fmt: skip
     model: str | None = None
     system: str | list[Text] | None = None
@@ -140,7 +142,7 @@ class CountBody(msgspec.Struct, kw_only=True):
 class MessagesBody(CountBody, kw_only=True):
     max_tokens: Count
     stop_sequences: Annotated[list[str] | None, AtMost(32 * KIB)] = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
+    temperature: Annotated[float | None, sampling("temperature")] = None
+    top_k: Annotated[int | None, sampling("top_k")] = None
+    top_p: Annotated[float | None, sampling("top_p")] = None
     stream: bool | None = None

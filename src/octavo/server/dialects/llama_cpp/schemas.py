@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from octavo.server.bounds import sampling
 from octavo.server.dialects.openai.schemas import MAX_PROMPTS, Int
 from octavo.server.parsing import Fields
 from octavo.server.sizes import AtMost, Mixed, Texts
@@ -42,17 +43,17 @@ class Common(msgspec.Struct, kw_only=True):
     model: str | None = None
     n_predict: Int | None = None
     n_cmpl: Int | None = None
-    temperature: float | None = None
+    temperature: Annotated[float | None, sampling("temperature")] = None
     top_k: Int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
+    top_p: Annotated[float | None, sampling("top_p")] = None
+    min_p: Annotated[float | None, sampling("min_p")] = None
+    typical_p: Annotated[float | None, sampling("typical_p")] = None
     seed: Int | None = None
     stop: Annotated[str | list[str] | None, AtMost(32 * KIB)] = None
     repeat_penalty: float | None = None
     repeat_last_n: Literal[0, -1] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    presence_penalty: Annotated[float | None, sampling("presence_penalty")] = None
+    frequency_penalty: Annotated[float | None, sampling("frequency_penalty")] = None
     ignore_eos: bool | None = None
     logit_bias: Annotated[
         dict[str, float] | list[tuple[Int, float | bool]] | None, AtMost(128 * KIB)

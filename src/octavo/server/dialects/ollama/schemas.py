@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Raw
 
+from octavo.server.bounds import sampling
 from octavo.server.dialects.openai.messages import MAX_MESSAGES, Tool
 from octavo.server.dialects.openai.schemas import Int
 from octavo.server.parsing import Fields
@@ -25,16 +26,16 @@ class Options(msgspec.Struct, forbid_unknown_fields=True):
     """Parameters of one request. Those of type Raw are settings of a server here: no effect."""
 
     num_predict: Int | None = None
-    temperature: float | None = None
+    temperature: Annotated[float | None, sampling("temperature")] = None
     top_k: Int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
+    top_p: Annotated[float | None, sampling("top_p")] = None
+    min_p: Annotated[float | None, sampling("min_p")] = None
+    typical_p: Annotated[float | None, sampling("typical_p")] = None
     seed: Int | None = None
     stop: str | list[str] | None = None
     repeat_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    presence_penalty: Annotated[float | None, sampling("presence_penalty")] = None
+    frequency_penalty: Annotated[float | None, sampling("frequency_penalty")] = None
     repeat_last_n: Literal[0, -1] | None = None
     mirostat: Literal[0] | None = None
     tfs_z: Literal[1] | None = None

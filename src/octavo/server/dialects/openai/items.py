@@ -8,8 +8,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Raw
 
+from octavo.engine.request import MAX_INT32, MAX_LOGPROBS
 from octavo.errors import InvalidValue, RequestError
 from octavo.generate.request import GenerationRequest, NamedTool, Sampling, read_response_format
+from octavo.server.bounds import sampling, within
 from octavo.server.dialects.openai.messages import MAX_MESSAGES, MAX_PARTS
 from octavo.server.dialects.openai.requests import required_options
 from octavo.server.dialects.openai.schemas import KIB, Int, Verbosity
@@ -119,10 +121,10 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     parallel_tool_calls: bool | None = None
     text: Annotated[TextOptions | None, AtMost(1024 * KIB)] = None
     reasoning: Annotated[Reasoning | None, AtMost(4 * KIB)] = None
-    max_output_tokens: Int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_logprobs: Int | None = None
+    max_output_tokens: Annotated[Int | None, within(1, MAX_INT32)] = None
+    temperature: Annotated[float | None, sampling("temperature")] = None
+    top_p: Annotated[float | None, sampling("top_p")] = None
+    top_logprobs: Annotated[Int | None, within(0, MAX_LOGPROBS)] = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
         None
     )

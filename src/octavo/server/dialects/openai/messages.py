@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Raw
+from msgspec import Meta, Raw
 
 from octavo.errors import InvalidValue, RequestError
 from octavo.generate.request import NamedTool, read_tool_choice
+from octavo.server.bounds import one_of
 from octavo.server.sizes import check_nesting
 from octavo.text import messages as neutral
+from octavo.text.messages import IMAGES, VIDEOS
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1 << 15  # of all messages together
@@ -30,7 +32,7 @@ class VideoUrl(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
-    type: str
+    type: Annotated[str, one_of(("text", "refusal", *IMAGES, *VIDEOS))]
     text: str | None = None
     refusal: str | None = None
     image_url: ImageUrl | str | None = None
@@ -58,7 +60,7 @@ class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True):
-    role: str
+    role: Annotated[str, one_of(ROLES)]
     content: str | list[ContentPart] | None = None
     name: str | None = None
     refusal: str | None = None
@@ -66,8 +68,8 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
     reasoning: str | None = None  # vLLM's later name
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-    audio: Raw = Raw()
-    function_call: Raw = Raw()
+    audio: Annotated[Raw, one_of(())] = Raw()
+    function_call: Annotated[Raw, one_of(())] = Raw()
     annotations: Raw = Raw()
     parsed: Raw = Raw()
     cache_control: Raw = Raw()
@@ -75,6 +77,18 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _UNHEARD = ("audio", "function_call")
+_CONTENT = {"content": {"type": ["string", "array"]}}
+# All but the assistant's have content, and a tool's say which call they answer.
+AnyMessage = Annotated[
+    Message,
+    Meta(extra_json_schema={"anyOf": [
+        {"properties": {"role": {"const": "assistant"}}},
+        {"properties": {"role": {"enum": ["system", "developer", "user"]}, **_CONTENT},
+         "required": ["content"]},
+        {"properties": {"role": {"const": "tool"}, "tool_call_id": {"type": "string"}, **_CONTENT},
+         "required": ["content", "tool_call_id"]},
+    ]}),
+]  # fmt: skip
 
 
 class Function(msgspec.Struct, forbid_unknown_fields=True):
@@ -87,7 +101,7 @@ class Function(msgspec.Struct, forbid_unknown_fields=True):
 
 class Tool(msgspec.Struct, forbid_unknown_fields=True):
     function: Function
-    type: str = "function"
+    type: Annotated[str, one_of(("function",))] = "function"
     cache_control: Raw = Raw()
 
 
@@ -97,7 +111,7 @@ class NamedFunction(msgspec.Struct, forbid_unknown_fields=True):
 
 class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
     function: NamedFunction
-    type: str = "function"
+    type: Annotated[str, one_of(("function",))] = "function"
 
 
 def tools(given: list[Tool] | None) -> list[neutral.Tool]:

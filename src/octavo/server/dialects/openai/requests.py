@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from octavo.engine.request import BeamSearch
+from octavo.engine.request import MAX_INT32, MAX_LOGPROBS, BeamSearch, check_number
 from octavo.errors import InvalidValue
 from octavo.generate.request import (
     GenerationRequest,
@@ -18,6 +18,7 @@ from octavo.generate.request import (
 )
 from octavo.server.dialects.openai.messages import conversation, tool_choice, tools
 from octavo.server.dialects.openai.schemas import (
+    MAX_CHOICES,
     ChatBody,
     Common,
     CompletionBody,
@@ -29,7 +30,6 @@ from octavo.server.dialects.openai.schemas import (
 from octavo.text.structure import Choice, Grammar, JsonSchema, Regex, Structure
 from octavo.text.tools import ToolGrammar
 
-MAX_CHOICES = 128
 COMPLETION_TOKENS = 16  # of a completion that names no limit
 
 # Fields that bodies call as sampling parameters are called.
@@ -164,17 +164,21 @@ def _best_of(body: CompletionBody, n: int) -> int | None:
 
 def _chat_limits(body: ChatBody) -> tuple[int | None, int | None]:
     """(max_tokens, logprobs) of a chat request."""
-    limits = {body.max_tokens, body.max_completion_tokens} - {None}
-    if len(limits) > 1:
+    limits = {
+        name: limit
+        for name in ("max_tokens", "max_completion_tokens")
+        if (limit := getattr(body, name)) is not None
+    }
+    if len({*limits.values()}) > 1:
         raise InvalidValue("max_tokens and max_completion_tokens differ", "max_tokens")
-    if 0 in limits:
-        raise InvalidValue("max_tokens is 0; it must be 1 or more", "max_tokens")
+    for name, limit in limits.items():
+        check_number(name, limit, int, 1, MAX_INT32)
     top = body.top_logprobs
     if top is not None and not body.logprobs:
         raise InvalidValue("top_logprobs needs logprobs", "top_logprobs")
-    if top is not None and not 0 <= top <= 20:
-        raise InvalidValue(f"top_logprobs is {top}; it must be between 0 and 20", "top_logprobs")
-    return next(iter(limits), None), (top or 0) if body.logprobs else None
+    if top is not None:
+        check_number("top_logprobs", top, int, 0, MAX_LOGPROBS)
+    return next(iter(limits.values()), None), (top or 0) if body.logprobs else None
 
 
 def _structure(body: Common) -> Structure | None:

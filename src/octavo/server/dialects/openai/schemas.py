@@ -7,11 +7,21 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from octavo.engine.request import (
+    MAX_BEAMS,
+    MAX_INT32,
+    MAX_LOGPROBS,
+    MAX_TIMEOUT,
+    MIN_TIMEOUT,
+    SPECULATION,
+)
 from octavo.errors import InvalidValue
+from octavo.generate.request import MAX_PRIORITY
+from octavo.server.bounds import entries, one_of, sampling, within
 from octavo.server.dialects.openai.messages import (
     MAX_MESSAGES,
     MAX_PARTS,
-    Message,
+    AnyMessage,
     Tool,
     ToolChoice,
 )
@@ -20,6 +30,7 @@ from octavo.server.resume import Resume
 from octavo.server.sizes import AtMost, Entries, Ids, Inputs
 
 MAX_PROMPTS = 128
+MAX_CHOICES = 128
 KIB = 1 << 10
 
 FIELDS = Fields(
@@ -63,7 +74,7 @@ class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
 class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
     """OpenAI's; `schema` goes with json_object, as llama.cpp takes it."""
 
-    type: str
+    type: Annotated[str, one_of(("text", "json_object", "json_schema"))]
     json_schema: JsonSchema | None = None
     schema: Any = None
 
@@ -79,12 +90,12 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TextPart(msgspec.Struct, forbid_unknown_fields=True):
-    type: str
+    type: Annotated[str, one_of(("text",))]
     text: str
 
 
 class Prediction(msgspec.Struct, forbid_unknown_fields=True):
-    type: str
+    type: Annotated[str, one_of(("content",))]
     content: str | list[TextPart]
 
 
@@ -92,61 +103,65 @@ class Common(msgspec.Struct, kw_only=True):
     """Fields of both endpoints. None stands for the model's default."""
 
     model: str | None = None
-    max_tokens: Int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Int | None = None
-    min_p: float | None = None
+    max_tokens: Annotated[Int | None, sampling("max_tokens")] = None
+    temperature: Annotated[float | None, sampling("temperature")] = None
+    top_p: Annotated[float | None, sampling("top_p")] = None
+    top_k: Annotated[Int | None, sampling("top_k")] = None
+    min_p: Annotated[float | None, sampling("min_p")] = None
     seed: Int | None = None
     stop: Annotated[str | list[str] | None, AtMost(32 * KIB)] = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
+    presence_penalty: Annotated[float | None, sampling("presence_penalty")] = None
+    frequency_penalty: Annotated[float | None, sampling("frequency_penalty")] = None
+    repetition_penalty: Annotated[float | None, sampling("repetition_penalty")] = None
     logit_bias: Annotated[dict[str, Any] | None, AtMost(128 * KIB)] = None
-    n: Int | None = None
+    n: Annotated[Int | None, within(1, MAX_CHOICES)] = None
     stream: bool | None = None
     stream_options: Annotated[StreamOptions | None, AtMost(4 * KIB)] = None
     stop_token_ids: Annotated[list[Int] | None, Ids(4096)] = None
     ignore_eos: bool | None = None
-    timeout: float | None = None
-    priority: Int | None = None
-    typical_p: float | None = None
-    min_tokens: Int | None = None
+    timeout: Annotated[float | None, within(MIN_TIMEOUT, MAX_TIMEOUT)] = None
+    priority: Annotated[Int | None, within(-MAX_PRIORITY, MAX_PRIORITY)] = None
+    typical_p: Annotated[float | None, sampling("typical_p")] = None
+    min_tokens: Annotated[Int | None, sampling("min_tokens")] = None
     bad_words: Annotated[list[str] | None, AtMost(256 * KIB)] = None
     allowed_token_ids: Annotated[list[Int] | None, Ids()] = None
-    prompt_logprobs: Int | None = None
+    prompt_logprobs: Annotated[Int | None, sampling("prompt_logprobs")] = None
     response_format: Annotated[ResponseFormat | None, AtMost(1024 * KIB)] = None
     structured_outputs: Annotated[StructuredOutputs | None, AtMost(1024 * KIB)] = None
     use_beam_search: bool | None = None
-    beam_width: Int | None = None
-    length_penalty: float | None = None
-    early_stopping: bool | str | None = None
+    beam_width: Annotated[Int | None, within(1, MAX_BEAMS)] = None
+    length_penalty: Annotated[float | None, within(-10, 10)] = None
+    early_stopping: Annotated[bool | str | None, one_of((True, False, "never"))] = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     cache_salt: Annotated[str, Meta(min_length=1)] | None = None
-    speculation: str | None = None
+    speculation: Annotated[str | None, one_of(SPECULATION)] = None
     resume: Annotated[Resume | None, AtMost(2048 * KIB)] = None
 
 
 Messages = Annotated[
-    list[Message] | None, Entries(b"role", MAX_MESSAGES), Entries(b"type", MAX_PARTS)
+    list[AnyMessage] | None,
+    entries(1, MAX_MESSAGES),
+    Entries(b"role", MAX_MESSAGES),
+    Entries(b"type", MAX_PARTS),
 ]
 Tools = Annotated[list[Tool] | None, AtMost(1024 * KIB)]
 TemplateOptions = Annotated[dict[str, Any] | None, AtMost(64 * KIB)]
 
 
 class ChatBody(Common, kw_only=True):
-    messages: Messages
+    messages: Annotated[Messages, Meta(extra_json_schema={"type": "array"})]
     tools: Tools = None
     chat_template_kwargs: TemplateOptions = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    max_completion_tokens: Int | None = None
+    max_tokens: Annotated[Int | None, within(1, MAX_INT32)] = None
+    max_completion_tokens: Annotated[Int | None, within(1, MAX_INT32)] = None
     logprobs: bool | None = None
-    top_logprobs: Int | None = None
+    top_logprobs: Annotated[Int | None, within(0, MAX_LOGPROBS)] = None
     tool_choice: Annotated[str | ToolChoice | None, AtMost(4 * KIB)] = None
     parallel_tool_calls: bool | None = None
-    thinking_token_budget: Int | None = None
+    thinking_token_budget: Annotated[Int | None, within(0, MAX_INT32)] = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         None
     )
@@ -156,8 +171,8 @@ class ChatBody(Common, kw_only=True):
 
 class CompletionBody(Common, kw_only=True):
     prompt: Annotated[str | list[str | Int | list[Int]], Inputs(MAX_PROMPTS)]
-    logprobs: Int | None = None
-    best_of: Int | None = None
+    logprobs: Annotated[Int | None, sampling("logprobs")] = None
+    best_of: Annotated[Int | None, within(1, MAX_CHOICES)] = None
     echo: bool | None = None
     suffix: str | None = None
 
