@@ -72,7 +72,7 @@ def test_nothing_to_draw() -> None:
 def test_chunks() -> None:
     """Of a vocabulary that is read in pieces."""
     torch.manual_seed(6)
-    logits = torch.randn(2, 4096 * 2 + 500)
+    logits = torch.randn(2, 8192 + 500)
     rows = [
         SamplingRow(temperature=1.0, seed=9, position=i, top_k=k) for i, k in enumerate((0, 2000))
     ]

@@ -152,5 +152,5 @@ def draw(logits, masks, temperature, top_p, min_p, top_k, seed, position, out):
     _draw[(rows,)](
         logits, masks, temperature, top_p, min_p, top_k, seed, position, out, vocabulary,
         logits.stride(0), stride(masks), BLOCK=row_block(vocabulary),
-        num_warps=16,
+        num_warps=8,
     )  # fmt: skip

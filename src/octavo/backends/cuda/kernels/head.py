@@ -46,7 +46,7 @@ def _argmax(logits, masks, out, vocabulary, logits_row, mask_row, BLOCK: tl.cons
 
 def row_block(vocabulary):
     """Logits that are read together."""
-    return min(4096, triton.next_power_of_2(vocabulary))
+    return min(8192, triton.next_power_of_2(vocabulary))
 
 
 def argmax(logits, masks, out):
