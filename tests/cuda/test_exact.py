@@ -47,7 +47,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_nothing_but_the_request_matters(model: Model, seed: int, host: None) -> None:
     """Alone and step by step; together, in other chunks, from the prefix cache, preempted, several
     steps a call."""
-    requests = some_requests(seed, 5, 320, 90, 110)
+    requests = some_requests(seed, 4, 320, 60, 80)
     expected: dict[str, Output] = {}
     for r in requests:
         expected |= drive(model.engine(prefix_caching=False, multi_step=0.0), [r])

@@ -26,21 +26,32 @@ from tests.quantized_models import WRITERS, quantize_folder
 from tests.small_models import GGUF_TYPES, K_TYPES, Small, save_gguf
 from tests.vision_models import VISION_FAMILIES
 
-LENGTH = 90  # past every window
+LENGTH = 70  # past every window
 EXACT = 2e-4  # of the largest logit
 KL = 2e-3
 DECIDED = 0.05  # of the largest logit: rounding does not change the order of what is further apart
 
 
-def compare(
-    program: Program, path: Path, length: int = LENGTH
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits of the reference and of the backend, whose prompt comes in two steps."""
-    ids = np.random.default_rng(3).integers(3, VOCABULARY, length).tolist()
-    executable = load(program, path)
-    half = length // 2 + 1
+def tokens(length: int = LENGTH) -> list[int]:
+    found: list[int] = np.random.default_rng(3).integers(3, VOCABULARY, length).tolist()
+    return found
+
+
+def computed(program: Program, path: Path, ids: list[int]) -> torch.Tensor:
+    """Logits of a prompt that comes in two steps."""
+    executable = load(program, path, tokens=64)
+    half = len(ids) // 2 + 1
     found = [logits(executable, ids[:half]), logits(executable, ids[half:], half)]
-    return Reference(program).logits(ids), torch.from_numpy(np.concatenate(found))
+    return torch.from_numpy(np.concatenate(found))
+
+
+def check(program: Program, path: Path, ids: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With rounding and without."""
+    expected = Reference(program).logits(ids)
+    rounded = computed(program, path, ids)
+    without_rounding(monkeypatch)
+    check_exact(expected, computed(program, path, ids))
+    check_rounded(expected, rounded)
 
 
 def check_exact(expected: torch.Tensor, got: torch.Tensor) -> None:
@@ -67,10 +78,7 @@ def check_rounded(expected: torch.Tensor, got: torch.Tensor) -> None:
 def test_families(name: str, host: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_family(FAMILIES[name], tmp_path)
     program = open_program(tmp_path)
-    rounded = compare(program, tmp_path)
-    without_rounding(monkeypatch)
-    check_exact(*compare(program, tmp_path))
-    check_rounded(*rounded)
+    check(program, tmp_path, tokens(), monkeypatch)
 
 
 @pytest.mark.parametrize("kind", [*GGUF_TYPES, *K_TYPES], ids=lambda q: q.name)
@@ -78,10 +86,7 @@ def test_gguf_types(kind: Q, host: None, tmp_path: Path, monkeypatch: pytest.Mon
     path = tmp_path / "m.gguf"
     save_gguf(Small(heads=4, kv_heads=2, head_dim=64, hidden=256, ffn=512, layers=2), path, kind)
     program = open_program(path)
-    rounded = compare(program, path, 40)
-    without_rounding(monkeypatch)
-    check_exact(*compare(program, path, 40))
-    check_rounded(*rounded)
+    check(program, path, tokens(40), monkeypatch)
 
 
 @pytest.mark.parametrize("format", WRITERS)
@@ -94,7 +99,8 @@ def test_quantized_folders(
     quantize_folder(tmp_path, WRITERS[format], lambda name: "proj" in name)
     program = open_program(tmp_path)
     without_rounding(monkeypatch)
-    check_exact(*compare(program, tmp_path, 40))
+    ids = tokens(40)
+    check_exact(Reference(program).logits(ids), computed(program, tmp_path, ids))
 
 
 @pytest.mark.parametrize("name", sorted(VISION_FAMILIES))
