@@ -51,7 +51,8 @@ def specialize(fn: JITFunction, args: tuple[Any, ...], named: dict[str, Any]) ->
 
 
 def measure(fn: JITFunction, args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-    """Compiles one launch; instructions by name, and bytes of shared memory."""
+    """Compiles one launch; instructions by name, those with local memory among products (inner),
+    and bytes of shared memory."""
     options = {k: named.pop(k) for k in ("num_warps", "num_stages") if k in named}
     signature, constants, attributes = specialize(fn, args, named)
     source = ASTSource(fn=fn, signature=signature, constexprs=constants, attrs=attributes)
@@ -63,6 +64,8 @@ def measure(fn: JITFunction, args: tuple[Any, ...], named: dict[str, Any]) -> di
             [DISASSEMBLER, "-c", file.name], capture_output=True, text=True, check=True
         ).stdout
     counts = {name: len(re.findall(rf"\b{name}\b", listing)) for name in COUNTED}
+    products = re.findall(r"HGMMA.*HGMMA", listing, re.DOTALL)
+    counts["inner"] = len(re.findall(r"\b(?:LDL|STL)\b", "".join(products)))
     width = constants.get("D")  # of attention: features of a head
     return {"kernel": fn.__name__, "width": width, "shared": kernel.metadata.shared, **counts}
 

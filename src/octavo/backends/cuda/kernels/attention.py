@@ -28,13 +28,13 @@ def _shares(m, other):
 
 
 @triton.jit
-def _finish(m, l, sink, SINKS: tl.constexpr):  # noqa: E741
+def _finish(m, mass, sink, SINKS: tl.constexpr):
     """What the row's output is multiplied by: its sum, and the sink's share of it."""
     own = 1.0
     if SINKS:
         _, own, theirs = _shares(m, sink)
-        l = tl.fma(l, own, theirs)  # noqa: E741
-    return own / tl.where(l > 0, l, 1.0)
+        mass = tl.fma(mass, own, theirs)
+    return own / tl.where(mass > 0, mass, 1.0)
 
 
 @triton.jit
@@ -43,10 +43,10 @@ def _slice(
     M: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr,
     BLOCK: tl.constexpr, HALF: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """acc, m, l of tiles [tile, last), computed from nothing. Row i sees keys [begin, end)[i]."""
+    """acc, m, mass of tiles [tile, last), from nothing. Row i sees keys [begin, end)[i]."""
     d = tl.arange(0, D)
     m = tl.full((M,), float("-inf"), tl.float32)
-    l = tl.zeros((M,), tl.float32)  # noqa: E741
+    mass = tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, D), tl.float32)
     for number in range(tile, last):
         j = number * KEYS + tl.arange(0, KEYS)
@@ -64,10 +64,10 @@ def _slice(
         s = tl.where(seen, s, float("-inf"))
         new, keep, _ = _shares(m, tl.max(s, 1))
         p = tl.exp2(s - tl.where(new == float("-inf"), 0.0, new)[:, None])
-        l = tl.fma(l, keep, tl.sum(p, 1))  # noqa: E741
+        mass = tl.fma(mass, keep, tl.sum(p, 1))
         acc = dot(p.to(tl.bfloat16), v, acc * keep[:, None])
         m = new
-    return acc, m, l
+    return acc, m, mass
 
 
 @triton.jit
@@ -99,24 +99,24 @@ def _attention(
         table = tables + tl.load(group + 2)
         whole = only < 0
         total = tl.zeros((M, D), tl.float32)
-        m, l = tl.full((M,), float("-inf"), tl.float32), tl.zeros((M,), tl.float32)  # noqa: E741
+        m, mass = tl.full((M,), float("-inf"), tl.float32), tl.zeros((M,), tl.float32)
         for s in range(
             tl.where(whole, low // SLICE, only), tl.where(whole, (high - 1) // SLICE, only) + 1
         ):
-            acc, own_m, own_l = _slice(
+            acc, own_m, own_mass = _slice(
                 query, kv, kv_block, table, low, high, begin, end,
                 tl.maximum(low, s * SLICE) // KEYS,
                 tl.cdiv(tl.minimum(high, (s + 1) * SLICE), KEYS), scale, cap,
                 M, KEYS, DIM, D, BLOCK, HALF, CAPPED,
             )  # fmt: skip
             m, before, added = _shares(m, own_m)
-            l = tl.fma(l, before, own_l * added)  # noqa: E741
+            mass = tl.fma(mass, before, own_mass * added)
             total = tl.fma(total, before[:, None], acc * added[:, None])
         if whole:
             sink = m
             if sinks is not None:
                 sink = tl.load(sinks + head, mine, other=0.0) * LOG2_E
-            total = total * _finish(m, l, sink, sinks is not None)[:, None]
+            total = total * _finish(m, mass, sink, sinks is not None)[:, None]
             out = act + row.to(tl.int64) * act_row + head * DIM
             tl.store(out[:, None] + d[None, :], total.to(tl.bfloat16), wanted)
         else:
@@ -124,7 +124,7 @@ def _attention(
             part = scratch + ((slot.to(tl.int64) * SPLIT + token) * HEADS + head) * (DIM + 2)
             tl.store(part[:, None] + d[None, :], total, wanted)
             tl.store(part + DIM, m, mine)
-            tl.store(part + DIM + 1, l, mine)
+            tl.store(part + DIM + 1, mass, mine)
 
 
 @triton.jit
@@ -144,18 +144,18 @@ def _merge(
         slot, low = tl.load(group + 5), tl.load(group + 3)
         slices = (tl.load(group + 4) - 1) // SLICE - low // SLICE + 1
         for r in range(0, tl.where(slot < 0, 0, tl.load(group + 1))):
-            total, m, l = tl.zeros((D,), tl.float32), float("-inf"), 0.0  # noqa: E741
+            total, m, mass = tl.zeros((D,), tl.float32), float("-inf"), 0.0
             for s in range(0, slices):
                 place = (tl.cast(slot + s, tl.int64) * SPLIT + r) * HEADS + head
                 part = scratch + place * (DIM + 2)
                 acc = tl.load(part + d, d < DIM, other=0.0)
                 m, before, added = _shares(m, tl.load(part + DIM))
-                l = tl.fma(l, before, tl.load(part + DIM + 1) * added)  # noqa: E741
+                mass = tl.fma(mass, before, tl.load(part + DIM + 1) * added)
                 total = tl.fma(total, before, acc * added)
             sink = m
             if sinks is not None:
                 sink = tl.load(sinks + head) * LOG2_E
-            total = total * _finish(m, l, sink, sinks is not None)
+            total = total * _finish(m, mass, sink, sinks is not None)
             out = act + tl.cast(tl.load(group) + r, tl.int64) * act_row + head * DIM + d
             tl.store(out, total.to(tl.bfloat16), d < DIM)
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from octavo.backends.cuda.kernels.common import stride
-from octavo.backends.cuda.kernels.head import allowed
+from octavo.backends.cuda.kernels.head import peak, row_block, row_logits
 
 LEAST = tl.constexpr(-2147483648)
 MOST = tl.constexpr(2147483647)
@@ -25,17 +25,6 @@ def _ordered(bits):
 
 
 @triton.jit
-def _logits(logits, masks, at, vocabulary, BLOCK: tl.constexpr):
-    token = at + tl.arange(0, BLOCK)
-    inside = token < vocabulary
-    x = tl.load(logits + token, inside, other=float("-inf"))
-    x = tl.where(x == x, x, float("-inf"))
-    if masks is not None:
-        x = tl.where(allowed(masks, 0, 0, token, inside), x, float("-inf"))
-    return token, x
-
-
-@triton.jit
 def _mass(
     logits, masks, vocabulary, top, inverse, cut, cut_token, least,
     COUNT: tl.constexpr, BLOCK: tl.constexpr,
@@ -44,7 +33,7 @@ def _mass(
     `least` or more."""
     total = tl.zeros((1,), tl.float64)
     for at in range(0, vocabulary, BLOCK):
-        token, x = _logits(logits, masks, at, vocabulary, BLOCK)
+        token, x = row_logits(logits, masks, at, vocabulary, BLOCK)
         key = _ordered(x.to(tl.int32, bitcast=True))
         kept = (key > cut) | ((key == cut) & (token <= cut_token))
         part = tl.exp((x - top) * inverse)
@@ -76,7 +65,7 @@ def _reach(
     wanted = tl.maximum(1.0, tl.floor(parts) + 1.0 if STRICT else tl.ceil(parts))
     seen, place = tl.zeros((1,), tl.float64), tl.full((1,), -1, tl.int32)
     for at in range(0, vocabulary, BLOCK):  # of equals: the last that is wanted
-        token, x = _logits(logits, masks, at, vocabulary, BLOCK)
+        token, x = row_logits(logits, masks, at, vocabulary, BLOCK)
         same = (_ordered(x.to(tl.int32, bitcast=True)) == key) & (
             (key > cut) | (token <= cut_token)
         )
@@ -88,26 +77,13 @@ def _reach(
 
 
 @triton.jit
-def _peak(logits, masks, vocabulary, BLOCK: tl.constexpr):
-    """The largest logit, and the first token that has it; -1 if none may be drawn."""
-    best, found = tl.full((1,), float("-inf"), tl.float32), tl.full((1,), -1, tl.int32)
-    for at in range(0, vocabulary, BLOCK):
-        token, x = _logits(logits, masks, at, vocabulary, BLOCK)
-        top = tl.max(x, 0)
-        first = tl.min(tl.where(x == top, token, MOST), 0)
-        found = tl.where(top > best, first, found)
-        best = tl.maximum(best, top)
-    return tl.max(best, 0), tl.max(found, 0)
-
-
-@triton.jit
 def _in_order(logits, masks, vocabulary, top, inverse, u, BLOCK: tl.constexpr):
     """From all tokens, by the inverse of the distribution in order of their numbers."""
     target = u * _mass(logits, masks, vocabulary, top, inverse, LEAST, MOST, LEAST, False, BLOCK)
     before, last = tl.zeros((1,), tl.float64), tl.full((1,), -1, tl.int32)
     drawn = tl.full((1,), 2147483647, tl.int32)
     for at in range(0, vocabulary, BLOCK):
-        token, x = _logits(logits, masks, at, vocabulary, BLOCK)
+        token, x = row_logits(logits, masks, at, vocabulary, BLOCK)
         part = tl.exp((x - top) * inverse)
         mass = before + tl.cumsum(part.to(tl.float64), 0)
         drawn = tl.minimum(drawn, tl.min(tl.where((part > 0) & (mass > target), token, MOST), 0))
@@ -137,7 +113,7 @@ def _draw(
         masks += row.to(tl.int64) * mask_row
     temperature, k = tl.load(temperatures + row), tl.load(top_ks + row)
     top_p, min_p = tl.load(top_ps + row), tl.load(min_ps + row)
-    top, token = _peak(logits, masks, vocabulary, BLOCK)
+    top, token = peak(logits, masks, vocabulary, BLOCK)
     inverse = 1.0 / tl.where(temperature > 0, temperature, 1.0)
     if (token >= 0) & (temperature > 0) & (inverse <= LARGEST) & (top <= LARGEST):
         u = _uniform(tl.load(seeds + row), tl.load(positions + row))
@@ -175,6 +151,6 @@ def draw(logits, masks, temperature, top_p, min_p, top_k, seed, position, out):
     rows, vocabulary = logits.shape
     _draw[(rows,)](
         logits, masks, temperature, top_p, min_p, top_k, seed, position, out, vocabulary,
-        logits.stride(0), stride(masks), BLOCK=min(8192, triton.next_power_of_2(vocabulary)),
+        logits.stride(0), stride(masks), BLOCK=row_block(vocabulary),
         num_warps=8,
     )  # fmt: skip

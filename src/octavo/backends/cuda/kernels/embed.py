@@ -37,9 +37,9 @@ def _embed(
         else:
             code = tl.load(codes + (tile * TILE + row % TILE) * TILE + column, mask, other=0)
         group = at // GROUP * wide + row
-        s = tl.load(scales + group, mask, other=0.0).to(tl.float32)
-        minimum = tl.load(minima + group, mask, other=0.0).to(tl.float32) if MINIMUM else s
-        y = value(code, s, minimum, table, KIND, MINIMUM)
+        s = tl.load(scales + group, mask, other=0.0)
+        least = tl.load(minima + group, mask, other=0.0) if MINIMUM else s
+        y = value(code, s, least, table, KIND, MINIMUM)
     tl.store(out + t * out_row + at, y.to(tl.float32) * scale, mask)
 
 

@@ -13,59 +13,85 @@ import triton.language as tl
 from octavo.backends.cuda.constants import TILE, slice_width, up
 from octavo.backends.cuda.kernels.common import dot
 from octavo.backends.cuda.kernels.configs import linear_config
-from octavo.backends.cuda.kernels.unpack import scaled
+from octavo.backends.cuda.kernels.unpack import of_groups, value
 
 
 @triton.jit
-def step(
-    acc, w, scales, minima, table, rows, wide, codes_row, depth, x, t, t_mask, x_row, k,
-    KIND: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr, TILE: tl.constexpr,
+def _of_bf16(
+    w, rows, codes_row, x, t_mask, first, last,
+    BN: tl.constexpr, BT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """acc + the product of the weights `rows` and tokens `t` over columns [k, k + TILE)."""
+    """The product over tiles [first, last) of columns, from zero. x: of each token."""
+    acc = tl.zeros((BN, BT), tl.float32)
+    at = tl.arange(0, TILE)
+    for tile in range(first, last):
+        a = tl.load(w + (rows.to(tl.int64) * codes_row)[:, None] + (tile * TILE + at)[None, :])
+        b = tl.load(x + (tile * TILE + at)[:, None], t_mask[None, :], other=0.0)
+        acc = dot(a, b, acc)
+    return acc
+
+
+@triton.jit
+def _of_codes(
+    w, scales, minima, table, rows, wide, depth, x, t_mask, first, last,
+    KIND: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr, BN: tl.constexpr,
+    BT: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The same of codes, half a tile after the other. Scales are read a tile ahead."""
     HALF: tl.constexpr = TILE // 2
+    acc = tl.zeros((BN, BT), tl.float32)
     at = tl.arange(0, HALF)
-    if KIND == "bf16":
-        full = tl.arange(0, TILE)
-        a = tl.load(w + (rows.to(tl.int64) * codes_row)[:, None] + (k + full)[None, :])
-        b = tl.load(x + (t * x_row)[None, :] + (k + full)[:, None], t_mask[None, :], other=0.0)
-        return dot(a, b, acc)
-    else:
-        x0 = x + (t * x_row)[None, :] + (k + at)[:, None]
+    k = first * TILE
+    scale0 = of_groups(scales, rows, k, wide, GROUP, HALF)
+    scale1 = of_groups(scales, rows, k + HALF, wide, GROUP, HALF)
+    least0, least1 = scale0, scale1
+    if MINIMUM:
+        least0 = of_groups(minima, rows, k, wide, GROUP, HALF)
+        least1 = of_groups(minima, rows, k + HALF, wide, GROUP, HALF)
+    for tile in range(first, last):
+        k = tl.minimum(tile + 1, depth - 1) * TILE
+        next0 = of_groups(scales, rows, k, wide, GROUP, HALF)
+        next1 = of_groups(scales, rows, k + HALF, wide, GROUP, HALF)
+        lower0, lower1 = next0, next1
+        if MINIMUM:
+            lower0 = of_groups(minima, rows, k, wide, GROUP, HALF)
+            lower1 = of_groups(minima, rows, k + HALF, wide, GROUP, HALF)
+        x0 = x + (tile * TILE + at)[:, None]
         low = tl.load(x0, t_mask[None, :], other=0.0)
         high = tl.load(x0 + HALF, t_mask[None, :], other=0.0)
-        tile = (rows // TILE).to(tl.int64) * depth + k // TILE
+        place = (rows // TILE).to(tl.int64) * depth + tile
         if KIND == "int4" or KIND == "table4":
-            places = tile * (TILE * HALF) + rows % TILE * HALF
-            code = tl.load(w + places[:, None] + at[None, :])
-            first, second = code & 15, code >> 4
+            codes = w + (place * (TILE * HALF) + rows % TILE * HALF)[:, None] + at[None, :]
+            both = tl.load(codes)
+            code0, code1 = both & 15, both >> 4
         else:
-            places = tile * (TILE * TILE) + rows % TILE * TILE
-            first = tl.load(w + places[:, None] + at[None, :])
-            second = tl.load(w + places[:, None] + HALF + at[None, :])
-        a = scaled(first, scales, minima, table, rows, k, wide, KIND, MINIMUM, GROUP, HALF)
-        acc = dot(a, low, acc)
-        a = scaled(second, scales, minima, table, rows, k + HALF, wide, KIND, MINIMUM, GROUP, HALF)
-        return dot(a, high, acc)
+            codes = w + (place * (TILE * TILE) + rows % TILE * TILE)[:, None] + at[None, :]
+            code0, code1 = tl.load(codes), tl.load(codes + HALF)
+        acc = dot(value(code0, scale0, least0, table, KIND, MINIMUM), low, acc)
+        acc = dot(value(code1, scale1, least1, table, KIND, MINIMUM), high, acc)
+        scale0, scale1, least0, least1 = next0, next1, lower0, lower1
+    return acc
 
 
 @triton.jit
 def product(
-    w, scales, minima, table, own, wide, codes_row, depth, x, t, t_mask, x_row, first, last,
+    w, scales, minima, table, own, wide, codes_row, depth, x, t_mask, first, last,
     KIND: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr, SLICE: tl.constexpr,
     BN: tl.constexpr, BT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Weights `own` times tokens `t`: the sum of slices [first, last). depth: tiles along K."""
+    """Weights `own` times tokens at `x`: the sum of slices [first, last). depth: tiles along K."""
     rows = tl.minimum(own, wide - 1)  # the last tile may be half
     slice_tiles: tl.constexpr = SLICE // TILE
     total = tl.zeros((BN, BT), tl.float32)
     for s in range(first, last):
-        acc = tl.zeros((BN, BT), tl.float32)
-        for tile in range(s * slice_tiles, tl.minimum((s + 1) * slice_tiles, depth)):
-            acc = step(
-                acc, w, scales, minima, table, rows, wide, codes_row, depth, x, t, t_mask, x_row,
-                tile * TILE, KIND, GROUP, MINIMUM, TILE,
+        begin, end = s * slice_tiles, tl.minimum((s + 1) * slice_tiles, depth)
+        if KIND == "bf16":
+            total += _of_bf16(w, rows, codes_row, x, t_mask, begin, end, BN, BT, TILE)
+        else:
+            total += _of_codes(
+                w, scales, minima, table, rows, wide, depth, x, t_mask, begin, end,
+                KIND, GROUP, MINIMUM, BN, BT, TILE,
             )  # fmt: skip
-        total += acc
     return total
 
 
@@ -81,8 +107,8 @@ def _linear(
     first = 0 if WALK else tl.program_id(2)
     last = tl.cdiv(depth, SLICE // TILE) if WALK else first + 1
     total = product(
-        w, scales, minima, table, own, wide, codes_row, depth, x, t, t < tokens, x_row, first,
-        last, KIND, GROUP, MINIMUM, SLICE, BN, BT, TILE,
+        w, scales, minima, table, own, wide, codes_row, depth, x + (t * x_row)[None, :],
+        t < tokens, first, last, KIND, GROUP, MINIMUM, SLICE, BN, BT, TILE,
     )  # fmt: skip
     place = out + (t.to(tl.int64) * out_row)[None, :] + own[:, None]
     if not WALK:

@@ -94,8 +94,9 @@ def _expert_linear(
         if MINIMUM:
             minima += expert.to(tl.int64) * scales_expert
         total = product(
-            w, scales, minima, table, own, wide, codes_row, depth, x,
-            tl.maximum(pair, 0) // choices, mine, x_row, 0, tl.cdiv(depth, SLICE // TILE),
+            w, scales, minima, table, own, wide, codes_row, depth,
+            x + (tl.maximum(pair, 0) // choices * x_row)[None, :], mine, 0,
+            tl.cdiv(depth, SLICE // TILE),
             KIND, GROUP, MINIMUM, SLICE, BN, BT, TILE,
         )  # fmt: skip
         place = out + (pair.to(tl.int64) * out_row)[None, :] + own[:, None]

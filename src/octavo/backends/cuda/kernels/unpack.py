@@ -16,30 +16,24 @@ def _e4m3(code):
 @triton.jit
 def value(code, scale, minimum, table, KIND: tl.constexpr, MINIMUM: tl.constexpr):
     """The bf16 values of codes."""
-    code = code.to(tl.int32)
+    code, scale = code.to(tl.int32), scale.to(tl.float32)
     if KIND == "table4":
         y = scale * tl.load(table + code)
     elif KIND == "fp8":
         y = scale * _e4m3(code)
     elif MINIMUM:
-        y = tl.fma(scale, code.to(tl.float32), minimum)
+        y = tl.fma(scale, code.to(tl.float32), minimum.to(tl.float32))
     else:
         y = scale * (code - (8 if KIND == "int4" else 128)).to(tl.float32)
     return y.to(tl.bfloat16)
 
 
 @triton.jit
-def scaled(
-    code, scales, minima, table, rows, column, wide,
-    KIND: tl.constexpr, MINIMUM: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """The bf16 values of codes `[rows, WIDTH]` from `column` on, whose groups are apart by `wide`.
-    WIDTH is 32: a group is 16 columns, or holds all of them."""
+def of_groups(vectors, rows, column, wide, GROUP: tl.constexpr, WIDTH: tl.constexpr):
+    """Scales or minima of columns [column, column + WIDTH) as they are stored, for groups `wide`
+    apart. WIDTH is 32: a group holds all of them, or is 16 columns."""
     if GROUP == 16:
         at = (column + tl.arange(0, WIDTH)) // GROUP
-        places = at[None, :] * wide + rows[:, None]
+        return tl.load(vectors + at[None, :] * wide + rows[:, None])
     else:
-        places = (column // GROUP * wide + rows)[:, None]
-    scale = tl.load(scales + places).to(tl.float32)
-    minimum = tl.load(minima + places).to(tl.float32) if MINIMUM else scale
-    return value(code, scale, minimum, table, KIND, MINIMUM)
+        return tl.load(vectors + (column // GROUP * wide + rows)[:, None])
