@@ -10,6 +10,7 @@ import ctypes
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from program import run
 
@@ -85,7 +86,8 @@ def load(path: str) -> ctypes.c_void_p:
     L.llama_log_set(SILENT, ctypes.c_void_p(0))
     params = L.llama_model_default_params()
     # Without its AMX buffers: llama.cpp of llama-cpp-python 0.3.36 crashes in them on this model.
-    params.use_extra_bufts = False
+    # Elsewhere it has weights in the order that its kernels like best.
+    params.use_extra_bufts = "amx_int8" not in Path("/proc/cpuinfo").read_text()
     return L.llama_model_load_from_file(path.encode(), params)
 
 

@@ -2,7 +2,11 @@
 // told of it.
 #include <immintrin.h>
 
+#ifdef __AVXVNNI__
 constexpr int TOKEN_TILE = 4;
+#else
+constexpr int TOKEN_TILE = 16;
+#endif
 constexpr int FLOAT_TILE = 1;
 constexpr int PAIR = 1;
 constexpr int ATTEND_TILE = 4;  // sums of a tile of attention
@@ -240,21 +244,50 @@ template <bool WIDE> static inline VI b_dot(VI acc, VB w, const int8_t* a) {
   return {_mm256_dpbusd_avx_epi32(acc.a, w.a, x), _mm256_dpbusd_avx_epi32(acc.b, w.b, x)};
 }
 #else
-#define SHORT_SUMS  // sums of 16 bits: half as many instructions as with two widenings a line
+// Sums of 16 bits: half as many instructions as with two widenings a line. Registers are then few
+// for sums of whole rows, which lie in memory.
+#define SHORT_SUMS
 // in halves of 16 bits: sums over 2 of u8 weight * s8 activation, saturated
-static inline VI b_pairs(VB w, const int8_t* a) {
-  const __m256i x = _mm256_set1_epi32(*(const int32_t*)a);
+static inline VI b_pairs(VB w, __m256i x) {
   return {_mm256_maddubs_epi16(w.a, x), _mm256_maddubs_epi16(w.b, x)};
 }
+static inline __m256i b_repeat(const void* p) { return _mm256_set1_epi32(*(const int32_t*)p); }
 static inline VI i_add16(VI x, VI y) {
   // of the intrinsic GCC 12 makes a tree of sums, whose parts it keeps in memory
   asm("vpaddw %1, %0, %0" : "+x"(x.a) : "x"(y.a));
   asm("vpaddw %1, %0, %0" : "+x"(x.b) : "x"(y.b));
   return x;
 }
-// one line; weights up to 127
-template <bool WIDE> static inline VI b_dot(VI acc, VB w, const int8_t* a) {
-  return i_dot16(acc, b_pairs(w, a), i_set(0x00010001));
+// The even bytes of a line of codes, and the odd ones, as 16 bits.
+static inline VI b_even(VB x) {
+  const __m256i m = _mm256_set1_epi16(255);
+  return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
+}
+static inline VI b_odd(VB x) { return {_mm256_srli_epi16(x.a, 8), _mm256_srli_epi16(x.b, 8)}; }
+static inline VI i_dot16_repeated(VI acc, VI w, __m256i x) {
+  w = {_mm256_madd_epi16(w.a, x), _mm256_madd_epi16(w.b, x)};
+  asm("vpaddd %1, %0, %0" : "+x"(acc.a) : "x"(w.a));  // as in i_add16
+  asm("vpaddd %1, %0, %0" : "+x"(acc.b) : "x"(w.b));
+  return acc;
+}
+// A group's digits likewise, 16 even ones and 16 odd ones: those at `low` and, if they are asked
+// for, 256 times those at `high`.
+template <bool BOTH>
+static inline void b_widen(const int8_t* low, const int8_t* high, int16_t* out) {
+  const __m256i l = _mm256_load_si256((const __m256i*)low);
+  __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(l, 8), 8), odd = _mm256_srai_epi16(l, 8);
+  if constexpr (BOTH) {
+    const __m256i h = _mm256_load_si256((const __m256i*)high);
+    even = _mm256_add_epi16(even, _mm256_slli_epi16(h, 8));
+    odd = _mm256_add_epi16(odd, _mm256_and_si256(h, _mm256_set1_epi16((short)0xFF00)));
+  }
+  _mm256_store_si256((__m256i*)out, even);
+  _mm256_store_si256((__m256i*)out + 1, odd);
+}
+// Bit i: whether the ith of 16 bytes is other than zero.
+static inline unsigned b_nonzero(const uint8_t* p) {
+  const __m128i x = _mm_loadu_si128((const __m128i*)p);
+  return ~(unsigned)_mm_movemask_epi8(_mm_cmpeq_epi8(x, _mm_setzero_si128())) & 0xFFFF;
 }
 #endif
 

@@ -274,7 +274,7 @@ FUSED = [isa for isa in ISAS if isa != "scalar"]  # the portable path rounds pro
 
 @pytest.mark.parametrize("kind", DIGITAL, ids=lambda k: k.name)
 @pytest.mark.parametrize("tokens", [1, 3, 4, 8, 9, 33, 300])
-@pytest.mark.parametrize("threshold", [None, 1.5, np.inf])
+@pytest.mark.parametrize("threshold", [None, 0.0, 1.5, np.inf])
 def test_instruction_sets_agree(kind: TensorType, tokens: int, threshold: float | None) -> None:
     """Integer sums are exact, and floats folded in one order: tiles, wide and narrow registers agree."""
     cols = 3 * max(_block(kind), 64)
