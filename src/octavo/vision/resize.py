@@ -32,7 +32,9 @@ def resized(picture: Image | Pixels, size: Size, resample: int, at: str) -> Pixe
     if pixels.shape[:2] == size:
         return pixels
     if resample == NEAREST:
-        return np.asarray(library.fromarray(pixels).resize((size[1], size[0]), library.NEAREST))
+        return np.asarray(
+            library.fromarray(pixels).resize((size[1], size[0]), library.Resampling.NEAREST)
+        )
     return _native.resize_picture("", pixels, *size, resample)
 
 
