@@ -102,7 +102,7 @@ def ropes() -> Iterator[tuple[str, Callable[[], None]]]:
 
 def rows() -> Iterator[tuple[str, Callable[[], None]]]:
     """Norms, and what takes elements one by one."""
-    for width, parts in [(768, 1), (4096, 4), (8192, 2), (20480, 1)]:
+    for width, parts in [(768, 1), (4096, 4), (8192, 2), (16384, 1)]:
         x, y, v, a = empty(parts, 8, width), empty(8, width), empty(width), act(8, width)
         yield f"norm {width}", lambda x=x, y=y, v=v, a=a: kernels.add_norm(x, v, y, v, y, y, a, eps=1e-6)  # fmt: skip
         yield f"layer norm {width}", lambda x=x, y=y, v=v, a=a: kernels.add_layer_norm(x, v, y, v, v, y, None, a, eps=1e-6)  # fmt: skip
