@@ -132,7 +132,7 @@ class Model:
 
     @property
     def most(self) -> int:
-        return 512 if self.shape.hidden < 256 else 2048
+        return 1024 if self.shape.hidden < 256 else 2048
 
     def step(self, spans: list[tuple[list[int], int, list[int]]]) -> StepInput:
         """Tokens, their first position and their blocks, of several sequences; the last row of

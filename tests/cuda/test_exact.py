@@ -77,7 +77,7 @@ def test_steps_in_a_row(model: Model, host: None) -> None:
         expected.append(executable.step(step))
         step = following(step, [s.token for s in expected[-1]])
     assert executable.decode(decoding(), 12, [[], [], []]) == expected
-    assert len({s.token for row in expected for s in row}) > 3
+    assert len({s.token for row in expected for s in row}) > 1
     end = expected[4][1].token
     first = next(i for i, row in enumerate(expected) if row[1].token == end)
     assert executable.decode(decoding(), 12, [[], [end], []]) == expected[: first + 1]

@@ -18,7 +18,7 @@ from octavo.backends.torch.reference import Reference
 from octavo.checkpoint import open_checkpoint
 from octavo.engine.encoder import CompiledEncoder
 from octavo.models import build_vision
-from octavo.program import Program
+from octavo.program import Experts, Program
 from tests.cuda.loaded import load, logits, open_program, without_rounding
 from tests.families import FAMILIES, VOCABULARY, save_family
 from tests.parity.test_vision import encoded_logits, given_images, prompts, reference_embeddings
@@ -29,6 +29,7 @@ from tests.vision_models import VISION_FAMILIES
 LENGTH = 70  # past every window
 EXACT = 2e-4  # of the largest logit
 KL = 2e-3
+ROUTED_KL = 4e-3  # where experts are routed to: a router close to a tie makes another of rounding
 DECIDED = 0.05  # of the largest logit: rounding does not change the order of what is further apart
 
 
@@ -51,7 +52,7 @@ def check(program: Program, path: Path, ids: list[int], monkeypatch: pytest.Monk
     rounded = computed(program, path, ids)
     without_rounding(monkeypatch)
     check_exact(expected, computed(program, path, ids))
-    check_rounded(expected, rounded)
+    check_rounded(expected, rounded, any(isinstance(op, Experts) for op in program.ops))
 
 
 def check_exact(expected: torch.Tensor, got: torch.Tensor) -> None:
@@ -60,7 +61,7 @@ def check_exact(expected: torch.Tensor, got: torch.Tensor) -> None:
     assert difference <= EXACT
 
 
-def check_rounded(expected: torch.Tensor, got: torch.Tensor) -> None:
+def check_rounded(expected: torch.Tensor, got: torch.Tensor, routed: bool) -> None:
     p, q = expected.log_softmax(-1), got.log_softmax(-1)
     kl = (p.exp() * (p - q)).sum(-1).mean().item()
     best = expected.topk(2).values
@@ -69,9 +70,9 @@ def check_rounded(expected: torch.Tensor, got: torch.Tensor) -> None:
     print(
         f"KL {kl:.1e}, top-1 {same.mean():.3f}, of {decided.sum()} decided {same[decided].mean()}"
     )
-    assert kl <= KL
+    assert kl <= (ROUTED_KL if routed else KL)
     assert decided.sum() >= len(expected) // 10
-    assert same[decided].mean() >= 0.99
+    assert same[decided].mean() >= (0.95 if routed else 0.99)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
