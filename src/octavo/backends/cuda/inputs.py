@@ -10,7 +10,7 @@ import torch
 from octavo.backends.base import BLOCK, Ints, StepInput
 from octavo.backends.cuda.constants import padded, up
 from octavo.backends.cuda.formats import Array
-from octavo.backends.cuda.memory import ALIGNED
+from octavo.backends.cuda.memory import ALIGNED, SEGMENT
 from octavo.backends.cuda.pack import allocate
 from octavo.backends.cuda.tensors import StepRows
 from octavo.errors import RequestError
@@ -49,6 +49,11 @@ class StepBlock:
         own = {n: v[n][:tokens] for n in StepRows._fields if n not in ("coordinates", "tables")}
         return StepRows(**own, coordinates=v["coordinates"][:, :tokens], tables=v["tables"])
 
+    def segment_rows(self, tokens: int) -> StepRows:
+        """Likewise, where each row sees its segment alone."""
+        first, last = (self._views[name][:tokens] for name in SEGMENT)
+        return self.rows(tokens)._replace(first=first, last=last)
+
     def select(self, count: int) -> torch.Tensor:
         return self._views["select"][:count]
 
@@ -59,11 +64,8 @@ class StepBlock:
         """Writes a step and copies it. Raises RequestError for more KV
         writes than rows of the largest step."""
         a, count = self._arrays, len(step.ids)
-        for name in ("ids", "positions", "types", "table", "first", "last", "select"):
-            a[name].fill(0)
-        a["key"].fill(-1)
-        a["given"].fill(-1)
-        a["pairs"].fill(-1)
+        for name in a.keys() - {"coordinates", "tables"}:
+            a[name].fill(-1 if name in ("key", "given", "pairs") else 0)
         a["ids"][:count], a["positions"][:count] = step.ids, step.positions
         a["types"][: len(step.token_type_ids)] = step.token_type_ids
         a["coordinates"][:, :count] = (
@@ -103,12 +105,13 @@ class StepBlock:
             if causal:
                 reach = 0 if step.reach is None else step.reach[own]
                 a["last"][own] = key + 1 + reach
-            elif step.segments is not None:
+                continue
+            a["first"][own], a["last"][own] = span.position, span.position + span.length
+            if step.segments is not None and "segment_first" in a:
                 segments = step.segments[own]
-                a["first"][own] = span.position + np.searchsorted(segments, segments, "left")
-                a["last"][own] = span.position + np.searchsorted(segments, segments, "right")
-            else:
-                a["first"][own], a["last"][own] = span.position, span.position + span.length
+                first, last = (np.searchsorted(segments, segments, s) for s in ("left", "right"))
+                a["segment_first"][own] = span.position + first
+                a["segment_last"][own] = span.position + last
 
     def _pairs(self, step: StepInput, writes: Ints) -> None:
         """Places of rows whose keys and values are stored twice, and the second places."""

@@ -49,7 +49,8 @@ class VectorRef(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What a step gives: "rows", one of their arrays, "embeddings", "select", "pairs"."""
+    """What a step gives: "rows", those that see their segment alone ("segment_rows"), one of their
+    arrays, "embeddings", "select", "pairs"."""
 
     name: str
 
@@ -61,10 +62,11 @@ class CacheRef(NamedTuple):
 
 
 class WorkRef(NamedTuple):
-    """Attention's work list. tokens: of a query tile."""
+    """Attention's work list. tokens: of a query tile. segmented: rows see their segment alone."""
 
     tokens: int
     window: int
+    segmented: bool
 
 
 class ScratchRef(NamedTuple):

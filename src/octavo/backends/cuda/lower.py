@@ -279,7 +279,8 @@ class _Lowering:
         dim = a.q.width // a.heads
         frequencies = rope.frequencies if rope else ()
         axes = (rope.axes or (0,) * len(frequencies)) if rope else ()
-        q, cache, rows = self.buffer("query", a.q), CacheRef(a.layer), Given("rows")
+        q, cache = self.buffer("query", a.q), CacheRef(a.layer)
+        rows = Given("segment_rows" if a.segmented else "rows")
         self.emit(
             "rope_kv", *(s.x for s in parts), *(vector(s.bias) for s in parts),
             vector(op.q_norm.weight if op.q_norm else None),
@@ -289,7 +290,7 @@ class _Lowering:
             factor=rope.factor if rope else 1.0, interleaved=bool(rope and rope.interleaved),
         )  # fmt: skip
         self.emit("copy_slots", cache, Given("pairs"))
-        work = WorkRef(group_tokens(a.heads, a.kv_heads), a.window)
+        work = WorkRef(group_tokens(a.heads, a.kv_heads), a.window, a.segmented)
         if work not in self._work:
             self._work.add(work)
             self.emit("build_work", rows, work, tokens=work.tokens, window=work.window)

@@ -23,6 +23,7 @@ from octavo.backends.cuda.formats import Array, DType
 from octavo.backends.cuda.launches import Buffer, Numbers, ScratchRef, VectorRef, WorkRef
 from octavo.backends.cuda.lower import Launches
 
+SEGMENT = ("segment_first", "segment_last")  # the keys of a row's segment
 ALIGNED = 4  # numbers that arrays of a step's inputs begin at multiples of: 16 bytes
 SLOTS = 1024  # slices of attention that wait for others, at most
 _TYPES: dict[str, DType] = {
@@ -161,6 +162,8 @@ class DeviceMemory:
         program, tokens = self.launches.program, self.tokens
         axes = max((i.shape[0] for i in program.inputs if i.name == "coordinates"), default=1)
         names = ("ids", "positions", "types", "given", "table", "key", "first", "last")
+        if any(work.segmented for work in self.work):
+            names += SEGMENT
         out = {name: Array("i32", (tokens,)) for name in names}
         out["coordinates"] = Array("i32", (int(axes), tokens))
         out["select"] = Array("i32", (self.selected,))

@@ -131,6 +131,8 @@ class Placed:
             return self.block.select(size.selected)
         if name == "pairs":
             return self.block.pairs(size.pairs)
+        if name == "segment_rows":
+            return self.block.segment_rows(size.rows)
         rows = self.block.rows(size.rows)
         return rows if name == "rows" else getattr(rows, name)
 
