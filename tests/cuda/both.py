@@ -24,8 +24,8 @@ def both(name: str, *args: Any, **named: Any) -> tuple[Args, Args]:
 
 
 def assert_close(expected: Tensor, got: Tensor, bound: float = 0.0) -> None:
-    """Equal but for `bound` of 1 and of the value; of bf16 a unit more, as the interpreter rounds
-    up."""
+    """Equal but for `bound` of 1 and of the value; of bf16 a unit more: what lies close to the
+    middle of two is rounded to either."""
     difference, size = (expected.double() - got.double()).abs(), expected.double().abs()
     unit = 2.0**-7 if expected.dtype is torch.bfloat16 else 0.0
     assert bool((difference <= bound * (1 + size) + unit * size).all()), difference.max()

@@ -52,7 +52,7 @@ def test_combine(cap: float, full: bool) -> None:
     bias, residual = (torch.randn(WIDTH), stream()) if full else (None, None)
     host, ours = both("combine", x, bias, residual, stream(), empty_act(TOKENS, WIDTH), cap=cap)
     assert_close(host[3], ours[3], 1e-6)
-    assert_close(host[4], ours[4], 1e-6)
+    assert torch.equal(ours[4], act(ours[3]))
 
 
 ALONE = [kind for kind in get_args(Activation) if kind != "swiglu_clamped"]
@@ -71,6 +71,14 @@ def test_glu(activation: str) -> None:
     biases, out = torch.randn(2, WIDTH), empty_act(TOKENS, WIDTH) + 3
     host, ours = both("glu", gate, up_part, biases[0], biases[1], out, activation=activation)
     assert_close(host[4], ours[4], 1e-4)
+
+
+def test_rounding() -> None:
+    """To the nearest bf16, which has eight bits; of two as near, to the even one."""
+    numbers = torch.tensor([257, 258.5, 259, 383, 511, 513, 1027, -255.75, -515])
+    host, ours = both("combine", numbers[None, None], None, None, None, empty_act(1, 9), cap=0.0)
+    expected = [256, 258, 260, 384, 512, 512, 1024, -256, -516]
+    assert ours[4][0, :9].tolist() == host[4][0, :9].tolist() == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
