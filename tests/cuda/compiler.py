@@ -52,7 +52,7 @@ def specialize(fn: JITFunction, args: tuple[Any, ...], named: dict[str, Any]) ->
 
 def measure(fn: JITFunction, args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
     """Compiles one launch; instructions by name, those with local memory among products (inner),
-    and bytes of shared memory."""
+    how numbers become bf16, and bytes of shared memory."""
     options = {k: named.pop(k) for k in ("num_warps", "num_stages") if k in named}
     signature, constants, attributes = specialize(fn, args, named)
     source = ASTSource(fn=fn, signature=signature, constexprs=constants, attrs=attributes)
@@ -66,8 +66,10 @@ def measure(fn: JITFunction, args: tuple[Any, ...], named: dict[str, Any]) -> di
     counts = {name: len(re.findall(rf"\b{name}\b", listing)) for name in COUNTED}
     products = re.findall(r"HGMMA.*HGMMA", listing, re.DOTALL)
     counts["inner"] = len(re.findall(r"\b(?:LDL|STL)\b", "".join(products)))
+    rounds = sorted(set(re.findall(r"\bcvt\.(r\w)\.bf16", kernel.asm["ptx"])))
     width = constants.get("D")  # of attention: features of a head
-    return {"kernel": fn.__name__, "width": width, "shared": kernel.metadata.shared, **counts}
+    found = {"width": width, "rounds": rounds, "shared": kernel.metadata.shared}
+    return {"kernel": fn.__name__, **found, **counts}
 
 
 def main() -> None:

@@ -50,6 +50,7 @@ def test_compiled(group: str, compilers: dict[str, subprocess.Popen[str]]) -> No
         assert max(kernel["LDL"], kernel["STL"]) <= spilled(kernel), kernel
         assert (kernel["HGMMA"] > 0) == (kernel["kernel"] in PRODUCTS), kernel
         assert kernel["HMMA"] == 0, kernel
+    assert {mode for kernel in found for mode in kernel["rounds"]} == {"rn"}  # to nearest
 
 
 def spilled(kernel: dict[str, Any]) -> int:

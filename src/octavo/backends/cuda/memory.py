@@ -161,7 +161,7 @@ class DeviceMemory:
         """What a step sends to the device, int32 but for embeddings, in the order of one block."""
         program, tokens = self.launches.program, self.tokens
         axes = max((i.shape[0] for i in program.inputs if i.name == "coordinates"), default=1)
-        names = ("ids", "positions", "types", "given", "table", "key", "first", "last")
+        names = ["ids", "positions", "types", "given", "table", "key", "first", "last"]
         if any(work.segmented for work in self.work):
             names += SEGMENT
         out = {name: Array("i32", (tokens,)) for name in names}
