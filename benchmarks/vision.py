@@ -61,6 +61,7 @@ TEXT = {
 }  # fmt: skip
 IMAGE_TOKEN = 3  # as in the vocabulary that is borrowed from the model that ships with octavo
 TOKENIZER = Path(octavo.__file__).parent / "assets" / "tiny_vlm"
+SHIPPED_SIDE = 96  # of the pictures that its model sees
 PROMPT = 32  # tokens of text beside the image
 
 
@@ -264,10 +265,8 @@ def theirs_error(model: Any, tensor: Any, exact: np.ndarray) -> float:
 @click.option("--llama-cpp", metavar="PYTHON", required=True)
 def answers(questions: int, llama_cpp: str) -> None:
     """Greedy answers of the model that ships with octavo, as GGUF with its mmproj, beside
-    llama.cpp's: to the pair as it is, and to one whose table of positions lies as llama.cpp reads
-    it, the class token's last."""
-    import gguf
-
+    llama.cpp's: about pictures as they are, which both resize, and about the same in the encoder's
+    size, which neither does."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "tiny_vlm"))
     from scenes import held_out
 
@@ -275,35 +274,35 @@ def answers(questions: int, llama_cpp: str) -> None:
         model = Path(name) / "m.gguf"
         convert(TOKENIZER, model)
         encoder = model.with_name("mmproj-m.gguf")
-        moved = model.with_name("moved.gguf")
-        shutil.copy(encoder, moved)
-        (table,) = (
-            t for t in gguf.GGUFReader(moved, "r+").tensors if t.name == "v.position_embd.weight"
-        )
-        table.data[:] = np.roll(table.data, -1, axis=0)
         llm = octavo.LLM(str(model), mmproj=str(encoder), threads=2)
-        params, ends = octavo.SamplingParams(temperature=0, max_tokens=12), {1}  # </s>
-        asked, mine = [], []
-        for file, question, _ in held_out(questions):
-            image = decode_image(file, "image")
-            content = [{"type": "image", "image": image}, {"type": "text", "text": question}]
-            messages = [{"role": "user", "content": content}]
-            mine.append([t for t in llm.chat(messages, params)[0].tokens if t not in ends])
-            asked.append(json.dumps({
-                "prompt": f"<s>USER: <__media__>\n{question}\nASSISTANT:\n", "most": 12,
-                "pixels": b64encode(image.tobytes()).decode(), "size": [image.height, image.width],
-            }))  # fmt: skip
-        for what, file in (("as it is", encoder), ("positions moved", moved)):
+        for resized in (False, True):
+            asked, mine = [], []
+            for file, question, _ in held_out(questions):
+                image = decode_image(file, "image")
+                image = image.resize((SHIPPED_SIDE, SHIPPED_SIDE)) if resized else image
+                mine.append(said(llm, image, question))
+                asked.append(json.dumps({
+                    "prompt": f"<s>USER: <__media__>\n{question}\nASSISTANT:\n", "most": 12,
+                    "pixels": b64encode(image.tobytes()).decode(),
+                    "size": [image.height, image.width],
+                }))  # fmt: skip
             script = Path(__file__).parent / "peers" / "llama_cpp_answers.py"
             told = subprocess.run(
-                [llama_cpp, script, model, file, "2"], input="\n".join(asked), text=True,
+                [llama_cpp, script, model, encoder, "2"], input="\n".join(asked), text=True,
                 stdout=subprocess.PIPE, check=True,
             )  # fmt: skip
             theirs = [json.loads(line) for line in told.stdout.splitlines()]
-            others = [
-                i for i, pair in enumerate(zip(mine, theirs, strict=True)) if pair[0] != pair[1]
-            ]
-            click.echo(f"{what:16} {questions - len(others)} of {questions} equal; not: {others}")
+            equal = sum(a == b for a, b in zip(mine, theirs, strict=True))
+            what = f"{SHIPPED_SIDE} x {SHIPPED_SIDE}" if resized else "as they are"
+            click.echo(f"pictures {what}: {equal} of {questions} answers equal")
+
+
+def said(llm: octavo.LLM, image: Image.Image, question: str) -> list[int]:
+    """The tokens of an answer, the one that ends it left out."""
+    content = [{"type": "image", "image": image}, {"type": "text", "text": question}]
+    params = octavo.SamplingParams(temperature=0, max_tokens=12)
+    (answer,) = llm.chat([{"role": "user", "content": content}], params)
+    return [t for t in answer.tokens if t != 1]  # </s>
 
 
 @main.command("first-token")

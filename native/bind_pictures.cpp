@@ -58,7 +58,8 @@ auto rgb_pixels(const std::vector<nb::capsule>& parts, size_t width) {
 }
 
 // RGB to RGB of another height and width.
-auto resize_picture(const std::string& isa, Pixels pixels, size_t height, size_t width, int filter) {
+auto resize_picture(
+    const std::string& isa, Pixels pixels, size_t height, size_t width, int filter) {
   if (pixels.shape(2) != 3) throw std::invalid_argument("pixels are not RGB");
   auto result = new_pixels(height, width);
   nb::gil_scoped_release release;

@@ -73,7 +73,8 @@ struct Axis {
 };
 
 // Rows of `in` become rows of another width, RESIZED_ROWS at a time.
-void across(const Kernels& kernels, const uint8_t* in, Picture from, uint8_t* out, const Axis& axis) {
+void across(
+    const Kernels& kernels, const uint8_t* in, Picture from, uint8_t* out, const Axis& axis) {
   const Taps taps = axis.taps();
   const size_t bytes = 3 * from.width, wanted = 3 * size_t(taps.size), end = from.height * bytes;
   // Rows are read beyond their end: those at the end of the picture are read from here.

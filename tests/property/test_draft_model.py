@@ -102,7 +102,9 @@ def test_texts_and_log_probabilities_are_the_same(
     drafted, accepted = (
         (stats.drafted_self, stats.accepted_self) if name == "self" else (stats.drafted_draft, stats.accepted_draft)
     )  # fmt: skip
-    assert 0 <= accepted <= drafted and drafted > 0
+    # Where texts have drafts as well, those may be better each time.
+    verified = drafted + stats.drafted_lookup + stats.drafted_recent
+    assert 0 <= accepted <= drafted <= verified and verified > 0
     if isinstance(made, DraftModel):
         assert made.blocks_held == 0 and len(made._held) == 0
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trustme
 from aiohttp import web
 
 from octavo.errors import UsageError
+from octavo.gateway.config import GatewayConfig
 from octavo.gateway.discovery import Service, parse_service
 from octavo.gateway.kubernetes import Cluster, EndpointSlices, cluster_of
+from octavo.gateway.members import sources_of
 from octavo.gateway.upstream import Place
 
 PATH = "/apis/discovery.k8s.io/v1/namespaces/llm/endpointslices"
@@ -218,3 +222,13 @@ def test_where_a_cluster_is() -> None:
     for wrong in ("k8s://llm/engines", "k8s://engines:80", "k8s://a/b:80/v1", "k8s://A/b:1"):
         with pytest.raises(UsageError, match="is not k8s://NAMESPACE/SERVICE:PORT"):
             parse_service(wrong)
+
+
+def test_without_aiohttp_only_kubernetes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    monkeypatch.delitem(sys.modules, "octavo.gateway.kubernetes", raising=False)
+    pool = {"upstreams": ["http://127.0.0.1:1"]}
+    assert sources_of(msgspec.convert({"pools": {"p": pool}}, GatewayConfig), {}) == {}
+    pool = {"upstreams": ["k8s://llm/engines:8000"]}
+    with pytest.raises(UsageError, match=r"pip install 'octavo\[kubernetes\]'"):
+        sources_of(msgspec.convert({"pools": {"p": pool}}, GatewayConfig), {})

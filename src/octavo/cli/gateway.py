@@ -155,7 +155,6 @@ def gateway(
     from octavo.cli.asking import Gateway
     from octavo.cli.gateway_config import access_of, configured, show_changes
     from octavo.errors import UsageError
-    from octavo.gateway.extra import check_installed
 
     if config_schema:
         from octavo.gateway.config import schema
@@ -163,7 +162,6 @@ def gateway(
         return say_json(schema())
     if server is not None and not check:
         raise UsageError("--server is compared with by --check", "--check")
-    check_installed()
     made = configured(config_file, given)
     if check:
         running = None if server is None else Gateway(server.rstrip("/"), given["admin_key"])

@@ -103,8 +103,8 @@ mmproj_option = click.option(
 )  # fmt: skip
 
 device_option = click.option(
-    "--device", metavar="DEVICE", default="auto", envvar="OCTAVO_DEVICE",
-    help="What computes: cpu, cuda (a GPU), cuda:1. [a GPU where one can be used]",
+    "--device", metavar="DEVICE", default="cpu", show_default=True, envvar="OCTAVO_DEVICE",
+    help="What computes: cpu, cuda (a GPU; experimental), cuda:1, or auto: a GPU if one answers.",
 )  # fmt: skip
 
 vision_dtype_option = click.option(

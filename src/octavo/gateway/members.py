@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from octavo.errors import UsageError
 from octavo.gateway.config import GatewayConfig
 from octavo.gateway.discovery import (
     ASK,
@@ -21,7 +22,6 @@ from octavo.gateway.discovery import (
     parse_service,
 )
 from octavo.gateway.health import Health
-from octavo.gateway.kubernetes import EndpointSlices, cluster_of
 from octavo.gateway.upstream import Place, Upstream
 from octavo.gateway.upstreams import Upstreams
 
@@ -40,9 +40,18 @@ def sources_of(config: GatewayConfig, environ: Mapping[str, str]) -> dict[Name, 
             found["dns", url, pool, key] = Polled(of_name(url, key, pool), ASK)
         for one in said.addresses(KUBERNETES):
             own = config.key(pool, environ, one.key)
-            slices = EndpointSlices(parse_service(one.url), cluster_of(environ), pool, own)
-            found["kubernetes", one.url, pool, own] = slices
+            found["kubernetes", one.url, pool, own] = _of_service(one.url, environ, pool, own)
     return found
+
+
+def _of_service(url: str, environ: Mapping[str, str], pool: str, key: str | None) -> UpstreamSource:
+    try:
+        from octavo.gateway.kubernetes import EndpointSlices, cluster_of
+    except ModuleNotFoundError:
+        raise UsageError(
+            f"{url} needs aiohttp; install it: pip install 'octavo[kubernetes]'"
+        ) from None
+    return EndpointSlices(parse_service(url), cluster_of(environ), pool, key)
 
 
 @dataclass(frozen=True)

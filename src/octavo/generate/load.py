@@ -48,8 +48,9 @@ class LoadOptions(TypedDict, total=False):
     `draft`, "auto" both, "self" those of the model without some layers (`octavo tune`), "off" none.
     mmproj: the file with the image encoder of a .gguf model, "auto" for one beside it, "none".
     vision_dtype: "int8" rounds the image encoder's layers and their inputs to 8 bits, "auto" leaves
-    it as it is stored. device: what computes, "cpu", "cuda" (a GPU), "cuda:1", or "auto", a GPU
-    where one can be used. loading: opens a progress bar, given what it is for and how many bytes.
+    it as it is stored. device: what computes, "cpu" (the default), "cuda" (a GPU), "cuda:1", or
+    "auto", a GPU where one can be used. loading: opens a progress bar, given what it is for and how
+    many bytes.
     """
 
     memory: str | None
@@ -88,7 +89,7 @@ def load(model: str, **options: Unpack[LoadOptions]) -> ServedModel:
     loading, adapters = options.get("loading", no_progress), options.get("adapters")
     located = locate(model, offline=options.get("offline", False), progress=loading)
     mmproj, vision_dtype = options.get("mmproj", "auto"), options.get("vision_dtype", "auto")
-    device = resolve_device(options.get("device", "auto"))
+    device = resolve_device(options.get("device", "cpu"))
     opened = open_model(located.path, adapters is not None, None, mmproj, vision_dtype, device)
     tokenizer = load_tokenizer(opened.checkpoint)
     table = token_table(tokenizer)
