@@ -16,7 +16,7 @@ import pytest
 from octavo.checkpoint import open_checkpoint
 from octavo.server.app import create_app
 from octavo.server.dialects.openai.items_writer import ItemsWriter
-from octavo.server.exchange import Exchange
+from octavo.server.exchange import Exchange, exchange
 from octavo.server.guard import Access, Keys, Principal, Unauthorized, principal
 from octavo.server.keyring import Keyring
 from octavo.server.keys import Key, KeyLimits, KeyStore, digest, salt_of
@@ -84,6 +84,17 @@ class Served:
             time.sleep(0.005)
         return list(self.listener.exchanges)
 
+    def until_begun(self, id: str, tokens: int) -> None:
+        """Until a request that runs has so many tokens."""
+        deadline = time.monotonic() + 5
+        while True:
+            scopes = [s for each in self.listener.timelines.running.values() for s in each]
+            running = {one.id: one.usage for one in map(exchange, scopes)}
+            if (usage := running.get(id)) is not None and usage.completion == tokens:
+                return
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
     def until_idle(self) -> None:
         deadline = time.monotonic() + 5
         while self.entry.users or self.account.running or self.account.held:
@@ -141,6 +152,7 @@ def test_a_response_in_the_background_is_a_request_that_runs(served: Served) -> 
     assert served.account.held > 8 and not served.listener.exchanges
     status, told, _ = served.ask("/api/chat", body("/api/chat"))
     assert (status, told) == (429, {"error": "1 requests are running, which is the limit"})
+    served.until_begun("mine", 2)
     assert served.ask("/v1/requests/mine/cancel", {})[0] == 200
     served.until_idle()
     assert served.ask(f"/v1/responses/{queued['id']}")[1]["status"] == "cancelled"

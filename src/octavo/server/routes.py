@@ -61,7 +61,8 @@ class RouteTable:
                     self._exact.setdefault((method, one.path), one.endpoint)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        handler = self._exact.get((scope.get("method", ""), scope["path"]))
+        known = scope["type"] == "http"
+        handler = self._exact.get((scope["method"], scope["path"])) if known else None
         if handler is None:
             return await self._app(scope, receive, send)
         request = Request(scope, receive, send)
