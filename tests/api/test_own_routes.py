@@ -175,3 +175,12 @@ def test_every_field_of_what_a_socket_says(server: Server) -> None:
         kinds = {type(one[name]) for one in came if name in one}
         assert type(json.loads(example)) in kinds and (len(kinds) == 1 or name == "id")
     assert came[-1]["id"] is None and came[-1]["status"] == 400
+
+
+def test_a_form_of_too_many_fields_is_refused(server: Server) -> None:
+    field = '--X\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    form = {"Content-Type": "multipart/form-data; boundary=X"}
+    status, text = server.call("POST", "/v1/files", f"{field * 6}--X--\r\n".encode(), ADMIN | form)[
+        :2
+    ]
+    assert status == 400 and "no multipart form" in text

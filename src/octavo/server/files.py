@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 
@@ -71,7 +72,7 @@ class Files:
                     if name not in ("file", "purpose"):
                         raise InvalidValue(f"{name[:64]} is not supported here", name[:64])
                 made = await asyncio.to_thread(self._take, principal(request.scope).salt, given)
-        except HTTPException:
+        except (HTTPException, MultiPartException):
             raise InvalidValue("the body is no multipart form") from None
         except ClientDisconnect:
             raise ClientGone from None
