@@ -156,6 +156,13 @@ def test_numbers_have_bounds(described: Any) -> None:
     ))  # fmt: skip
 
 
+@pytest.mark.parametrize("field", sorted(RANGES.keys() - {"seed"}))
+def test_bounds_are_those_that_are_checked(described: Any, field: str) -> None:
+    kind, low, high = RANGES[field]
+    step = 0.001 if kind is float else 1
+    assert numbers(described, "/v1/completions")[field] == (low - step, high + step)
+
+
 @pytest.mark.parametrize("path", PLAIN)
 def test_numbers_outside_their_bounds_are_refused(
     server: Listener, described: Any, path: str

@@ -20,8 +20,11 @@ class NotHttp(ConnectionError):
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """status: of the answer, 0 until its headers have come; their names are in lower case. ended:
-    all of it has come. error: why nothing more will. heard: when something came."""
+    """Sends one request at a time to an upstream and holds what has come of its answer.
+
+    status: of the answer, 0 until its headers have come; their names are in lower case. ended: all
+    of it has come. error: why nothing more will. heard: when something came.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
