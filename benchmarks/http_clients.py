@@ -72,9 +72,11 @@ async def _ready(port: int) -> None:
     raise RuntimeError("the server is not ready after a minute")
 
 
-def over_http(model: str, clients: int, prompt: int, output: int) -> float:
+def over_http(
+    model: str, clients: int, prompt: int, output: int, python: str = sys.executable
+) -> float:
     port = free_port()
-    command = [sys.executable, "-m", "octavo.cli.main", "serve", model, "--offline", "--port", str(port)]  # fmt: skip
+    command = [python, "-m", "octavo.cli.main", "serve", model, "--offline", "--port", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         asyncio.run(_ready(port))

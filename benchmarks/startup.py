@@ -22,20 +22,11 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def first_token(model: str) -> float:
-    """Seconds; asks again every 10 ms until the server answers."""
+def first_token(model: str, python: str = sys.executable) -> float:
+    """Seconds; asks again every 10 ms until the server of `python`'s octavo answers."""
     port = free_port()
     began = time.perf_counter()
-    command = [
-        sys.executable,
-        "-m",
-        "octavo.cli.main",
-        "serve",
-        model,
-        "--offline",
-        "--port",
-        str(port),
-    ]
+    command = [python, "-m", "octavo.cli.main", "serve", model, "--offline", "--port", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     body = {"model": model, "prompt": "The capital of France is", "max_tokens": 1, "stream": True}
     request = urllib.request.Request(
