@@ -2,7 +2,8 @@
 
     python benchmarks/versions.py PYTHON [MODEL] [--cases engine,http,start,help] [--rounds 3]
 
-PYTHON is the interpreter of an environment that has the other version. The two take turns, and who
+PYTHON is the interpreter of an environment that has the other version, installed the same way: what an
+editable installation adds to the start counts. The two take turns, and who
 begins changes each round; a figure is the median of the ratios of each round. Above 1: this one is faster.
 """
 
