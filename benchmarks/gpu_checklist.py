@@ -41,6 +41,7 @@ from octavo.checkpoint import Checkpoint, TensorType
 from octavo.checkpoint.base import Computed
 from octavo.models import build_program
 
+BASELINE = Path(__file__).with_name("gpu_baseline.py")
 NOMINAL = {"H100": 3.35e12, "H200": 4.8e12}  # bytes a second, of the SXM boards
 Line = dict[str, Any]
 
@@ -312,7 +313,17 @@ def kernels(a: argparse.Namespace, device: torch.device) -> Iterator[Line]:
         yield {"item": "kernel", "name": name, "launches": len(each), "microseconds": sum(each)}
 
 
-PIECES = {f.__name__: f for f in (limits, bits, memcheck, speed, kernels)}
+def baseline(a: argparse.Namespace, device: torch.device) -> Iterator[Line]:
+    """What PyTorch's own operations reach on the same shape: decoding by batch, prompts by length."""
+    shape = ",".join(map(str, SHAPES[a.random]))
+    command = [sys.executable, str(BASELINE), shape, "--device", str(device)]
+    if a.random == "tiny":
+        command += ["--batches", "1,4", "--context", "64", "--prompts", "64"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    yield from map(json.loads, done.stdout.splitlines())
+
+
+PIECES = {f.__name__: f for f in (limits, bits, memcheck, speed, kernels, baseline)}
 
 
 def chart(lines: list[Line]) -> str:

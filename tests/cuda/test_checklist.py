@@ -11,7 +11,7 @@ from benchmarks.gpu_checklist import PIECES, main
 
 def test_all_pieces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, svg = tmp_path / "out.jsonl", tmp_path / "out.svg"
-    asked = ["limits", "bits", "speed", "kernels", "--random", "tiny", "--device", "cpu"]
+    asked = ["limits", "bits", "speed", "kernels", "baseline", "--random", "tiny", "--device", "cpu"]
     assert main([*asked, "--out", str(out), "--svg", str(svg)]) == 0
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     compared = [line["same"] for line in lines if "same" in line]
@@ -19,7 +19,7 @@ def test_all_pieces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     items = {line["item"] for line in lines}
     assert items == {
         "versions", "copy", "product", "linear", "chunks", "together", "beside a prompt", "made",
-        "decode", "prefill", "kernel",
+        "decode", "prefill", "kernel", "baseline decode", "baseline prefill",
     }  # fmt: skip
     assert svg.read_text().count("<rect") == 2
     capsys.readouterr()
