@@ -404,6 +404,16 @@ def test_what_always_looks_likely_and_is_wrong_costs_next_to_nothing(
     assert drafted  # it was tried
 
 
+def test_a_step_that_was_held_up_is_tried_again() -> None:
+    policy = CostModel()
+    policy.times.record(1, 1.0, 0.0)
+    policy.times.record(2, 9.0, 0.0)  # of which a step twice as long is believed
+    assert policy.affordable([0.9], 1, 0.0, 1, 0.0) == []
+    policy.times.record(1, 1.0, 20.0)
+    assert policy.affordable([0.9], 1, 20.0, 1, 0.0) == [0.9]
+    assert policy.depths([[0.9]], 1, 1, 20.0, 1) == [1]
+
+
 def test_what_a_grammar_forces_is_verified_whatever_it_costs() -> None:
     policy = CostModel()
     assert policy.affordable([0.9], 1, 0.0, 1, 0.0) == [0.9]  # no step was measured yet

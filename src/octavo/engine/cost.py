@@ -20,9 +20,10 @@ ROW = 0.2  # what a row takes, of what a step takes without rows, before that is
 MOST_ROW = 1.0  # the most of it that is believed: what takes longer was held up
 NEWEST = 0.15  # weight of the latest time of a step
 OUTLIER = 2.0  # times what is known: a longer step was held up by something else
-TRUST = 20.0  # seconds after which half of a measured time is believed
+TRUST = 5.0  # seconds after which half of a measured time is believed: trying it again costs little
 ROW_TRUST = 100.0  # the same for what a row takes, which all times tell of
-GRACE = 0.5  # of a step that a request may lose before drafts have brought it anything
+GRACE = 0.6  # of a step that a request may lose before drafts have brought it anything: a row
+# takes at most half of one where MOST_ROW is believed, and so can be tried always
 LEAST_GAIN = 1.1  # tokens a second, against those of plain steps: chances are guesses
 PRIOR = {2: 0.25, 3: 0.4, 4: 0.55, 6: 0.7, 9: 0.8, LONGEST_MATCH: 0.9}  # by least match
 _CLASSES = [max(m for m in PRIOR if m <= max(match, 2)) for match in range(LONGEST_MATCH + 1)]
