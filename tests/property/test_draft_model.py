@@ -321,5 +321,5 @@ def test_it_goes_on_as_if_it_had_written_nothing(folder: Path) -> None:
         for token in [*kept, rng.randrange(3, 250), *[rng.randrange(3, 250)] * (drawn == 4)]:
             one.append(token)
     assert right > 30
-    made.release(one)
+    made.free(one)
     assert made.blocks_held == 0

@@ -313,7 +313,7 @@ class Wrong:
         self.now += 0.1 * depth
         return [Proposal(self.name, [7] * depth, 0, [0.9] * depth) for _ in sequences]
 
-    def release(self, sequence: Sequence) -> None: ...
+    def free(self, sequence: Sequence) -> None: ...
 
     def prepare(self, idle: bool) -> bool:
         return False

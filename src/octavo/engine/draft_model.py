@@ -84,7 +84,7 @@ class DraftModel:
             return length - 1
         return max(0, length - held.seen + held.kv.pending - len(held.ahead) - 1)
 
-    def release(self, sequence: Sequence) -> None:
+    def free(self, sequence: Sequence) -> None:
         """Lets a sequence go; what was computed stays in the prefix cache."""
         if (held := self._held.pop(sequence, None)) is not None:
             self._kv.finish(held.kv)

@@ -80,7 +80,7 @@ class Engine:
         self._speculation = Speculation(kv, limits.selected, depths, sources, writer)
         self.scheduler = Scheduler(
             kv, policy or FairPolicy(), min(budget or limits.tokens, limits.tokens),
-            limits.selected, bidirectional, images, self._pace, self._speculation.release,
+            limits.selected, bidirectional, images, self._pace, self._speculation.free,
             clock,
         )  # fmt: skip
         self._admission = Admission(
@@ -146,7 +146,7 @@ class Engine:
         if request_id in self._requests:
             self._requests.free(request_id)
 
-    def _end(self, sequence: Sequence, finish: Finish) -> Ended:
+    def _finish(self, sequence: Sequence, finish: Finish) -> Ended:
         """Ends a request that gets no further token."""
         sequence = self._requests.free(sequence.id)
         return Ended(sequence.id, finish, None, sequence.cached, sequence.report())
@@ -178,10 +178,10 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """Computes one step, or a few in one call; returns what they produced."""
         events: list[TokenEvent] = [
-            self._end(s, "deadline") for s in self._requests.expired(self._clock())
+            self._finish(s, "deadline") for s in self._requests.expired(self._clock())
         ]
         events += self._begin_compiled()
-        events += [self._end(s, "length") for s in self._requests.complete()]
+        events += [self._finish(s, "length") for s in self._requests.complete()]
         began = time.perf_counter()
         if spans := self.scheduler.plan():
             events += self._run(spans)

@@ -42,7 +42,7 @@ class DraftWriter(Protocol):
         """Up to `depth` tokens after each; None for those it has to catch up with first."""
         ...
 
-    def release(self, sequence: Sequence) -> None:
+    def free(self, sequence: Sequence) -> None:
         """A sequence ends or is preempted."""
         ...
 
@@ -99,7 +99,7 @@ class Lookahead:
         except Exception as e:
             LOG.error("no drafts could be written: %s", place(e))
             for sequence in sequences:
-                self.writer.release(sequence)
+                self.writer.free(sequence)
             return [None] * len(sequences), self._clock() - began
         now = self._clock()
         seconds = now - began

@@ -31,7 +31,7 @@ class SelfDraft:
     def lag(self, sequence: Sequence) -> int:
         return 0
 
-    def release(self, sequence: Sequence) -> None: ...
+    def free(self, sequence: Sequence) -> None: ...
 
     def prepare(self, idle: bool) -> bool:
         return False

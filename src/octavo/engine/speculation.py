@@ -305,10 +305,10 @@ class Speculation:
             for source in self._sources:
                 source.finish(sequence)
 
-    def release(self, sequence: Sequence) -> None:
+    def free(self, sequence: Sequence) -> None:
         """A sequence holds no more blocks: it has ended, or is preempted."""
         if self._ahead is not None:
-            self._ahead.writer.release(sequence)
+            self._ahead.writer.free(sequence)
 
     def prepare(self, idle: bool) -> bool:
         """Does work left over from loading what writes drafts. Returns True if more remains."""
