@@ -11,7 +11,17 @@ from benchmarks.gpu_checklist import PIECES, main
 
 def test_all_pieces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, svg = tmp_path / "out.jsonl", tmp_path / "out.svg"
-    asked = ["limits", "bits", "speed", "kernels", "baseline", "--random", "tiny", "--device", "cpu"]
+    asked = [
+        "limits",
+        "bits",
+        "speed",
+        "kernels",
+        "baseline",
+        "--random",
+        "tiny",
+        "--device",
+        "cpu",
+    ]
     assert main([*asked, "--out", str(out), "--svg", str(svg)]) == 0
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     compared = [line["same"] for line in lines if "same" in line]
