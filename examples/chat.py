@@ -4,7 +4,7 @@ import os
 
 from openai import OpenAI
 
-url = os.environ.get("OCTAVO_URL", "http://127.0.0.1:8000")
+url = os.environ.get("OCTAVO_SERVER", "http://127.0.0.1:8000")
 client = OpenAI(base_url=f"{url}/v1", api_key="none")
 
 messages = [{"role": "user", "content": "What is the capital of France?"}]

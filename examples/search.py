@@ -5,7 +5,7 @@ import sys
 
 from openai import OpenAI
 
-url = os.environ.get("OCTAVO_URL", "http://127.0.0.1:8000")
+url = os.environ.get("OCTAVO_SERVER", "http://127.0.0.1:8000")
 client = OpenAI(base_url=f"{url}/v1", api_key="none")
 model = sys.argv[1] if len(sys.argv) > 1 else client.models.list().data[0].id
 

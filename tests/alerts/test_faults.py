@@ -31,7 +31,7 @@ LATE = {"OctavoOverloaded", "OctavoSlowFirstToken"}  # who waits is late
 
 def doctor(server: Server, seconds: int) -> dict[str, str]:
     """What `octavo doctor` names, with what it says of it."""
-    words = ["doctor", server.url, "--json", "--seconds", str(seconds)]
+    words = ["doctor", "--server", server.url, "--json", "--seconds", str(seconds)]
     command = [sys.executable, "-P", "-m", "octavo.cli.main", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 30)
     findings = json.loads(done.stdout)["findings"]

@@ -144,7 +144,7 @@ def test_one_that_fails_gets_nothing_for_a_while(gateway: Server, good: Server) 
 
 def test_a_doctor_names_what_is_down_and_what_fails(gateway: Server, good: Server) -> None:
     def named() -> dict[str, str]:
-        words = ["doctor", gateway.url, "--json", "--api-key", "admin"]
+        words = ["doctor", "--server", gateway.url, "--json", "--admin-key", "admin"]
         done = subprocess.run([*OCTAVO, *words], capture_output=True, text=True, timeout=60)
         found = {f["name"]: f["meaning"] for f in json.loads(done.stdout)["findings"]}
         return {name: said for name, said in found.items() if "Upstream" in name}

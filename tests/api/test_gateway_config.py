@@ -172,7 +172,7 @@ def test_commands_show_the_history_and_go_back(
     gateway: Server, tmp_path: Path, slow: Server
 ) -> None:
     def do(*words: str) -> str:
-        options = ["--gateway", gateway.url, "--admin-key", "admin"]
+        options = ["--server", gateway.url, "--admin-key", "admin"]
         return CliRunner().invoke(config, [*words, *options], catch_exceptions=False).output
 
     first = in_force(gateway)["config"]

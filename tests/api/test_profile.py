@@ -117,14 +117,14 @@ def test_the_command_shows_a_server(server: Server, tmp_path: Path) -> None:
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(complete, server)
         shown = CliRunner().invoke(
-            profile, [*arguments, "--api-key", "admin"], catch_exceptions=False
+            profile, [*arguments, "--admin-key", "admin"], catch_exceptions=False
         )
         answer.result()
     assert shown.exit_code == 0 and "accounted for:" in shown.output and "KV cache" in shown.output
     assert msgspec.json.decode(out.read_bytes(), type=TraceFile).traceEvents
     assert all(line.rpartition(" ")[2].isdigit() for line in stacks.read_text().splitlines())
-    with pytest.raises(UsageError, match="needs a key"):
-        CliRunner().invoke(profile, [*arguments, "--api-key", "user"], catch_exceptions=False)
+    with pytest.raises(UsageError, match="needs an admin's key"):
+        CliRunner().invoke(profile, [*arguments, "--admin-key", "user"], catch_exceptions=False)
 
 
 def test_the_command_profiles_a_request(smollm2: object, tmp_path: Path) -> None:

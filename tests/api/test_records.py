@@ -280,19 +280,19 @@ def octavo(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_top_and_doctor_look_at_a_server(told: Server) -> None:
-    seen = octavo("top", told.url, "--once")
+    seen = octavo("top", "--server", told.url, "--once")
     assert seen.returncode == 0, seen.stderr
     rows = seen.stdout.splitlines()
     assert (
         rows[0].split()[:3] == ["model", "running", "waiting"] and rows[1].split()[0] == "smollm2"
     )
-    said = octavo("doctor", told.url, "--json")
+    said = octavo("doctor", "--server", told.url, "--json")
     found = json.loads(said.stdout)
     assert found["server"] == told.url and said.returncode == bool(found["findings"])
     named = {each["name"] for each in found["findings"]}
     assert "OctavoCutAnswers" in named  # every answer of this file is
     assert all(each["mitigation"] for each in found["findings"])
-    nobody = octavo("doctor", "127.0.0.1:1")
+    nobody = octavo("doctor", "--server", "127.0.0.1:1")
     assert nobody.returncode == 2 and "does not answer" in nobody.stderr
 
 

@@ -238,7 +238,7 @@ class _Listening:
 
 def run(command: Any, at: str, *words: str) -> str:
     """What a command prints. Raises OctavoError."""
-    result = CliRunner().invoke(command, [*words, "--gateway", at, "--admin-key", ADMIN])
+    result = CliRunner().invoke(command, [*words, "--server", at, "--admin-key", ADMIN])
     if isinstance(result.exception, OctavoError):
         raise result.exception
     assert result.exit_code == 0, result.output

@@ -335,7 +335,7 @@ def test_a_server_loses_no_request_with_an_engine(server: Server) -> None:
 
 def test_admins_drain_and_restart_replicas(server: Server) -> None:
     def run(*words: str, key: str = "adm") -> tuple[int, str]:
-        done = CliRunner().invoke(replica, [*words, "--url", server.url, "--admin-key", key])
+        done = CliRunner().invoke(replica, [*words, "--server", server.url, "--admin-key", key])
         return done.exit_code, done.output + str(done.exception or "")
 
     assert server.get("/v1/replicas")[0] == 401
@@ -354,7 +354,7 @@ def test_admins_drain_and_restart_replicas(server: Server) -> None:
 
 def test_it_says_why_a_request_went_where_it_went(server: Server) -> None:
     said(server, 7)
-    words = ["explain", "--last", "1", "--url", server.url, "--admin-key", "adm", "--json"]
+    words = ["explain", "--last", "1", "--server", server.url, "--admin-key", "adm", "--json"]
     (made,) = json.loads(CliRunner().invoke(route, words).output)
     assert made["why"] == "cost" and made["prompt_tokens"] > 3
     costs = {c["replica"]: c["cost"] for c in made["candidates"]}

@@ -136,14 +136,12 @@ def terminal(browser: Browser) -> None:
     body = json.dumps({"prompt": STORY, "max_tokens": 3000, "ignore_eos": True}).encode()
     asked = threading.Thread(target=urllib.request.urlopen, args=(f"{LOCAL}/v1/completions", body))
     asked.start()
-    top = Terminal("top", LOCAL, "--once", columns=COLUMNS)
+    top = Terminal("top", "--server", LOCAL, "--once", columns=COLUMNS)
     top.end()
     asked.join()
     server.process.terminate()
     server.end()
-    shown += (
-        f"\n\n$ octavo chat -p '{QUESTION}'\n{chat.seen}\n$ octavo top {LOCAL} --once\n{top.seen}"
-    )
+    shown += f"\n\n$ octavo chat -p '{QUESTION}'\n{chat.seen}\n$ octavo top --server {LOCAL} --once\n{top.seen}"
     console = Console(record=True, file=io.StringIO(), width=COLUMNS)
     console.print(Text.from_ansi(CONTROLS.sub("", shown)))
     page = browser.new_page(device_scale_factor=1.5)

@@ -17,7 +17,7 @@ from octavo.errors import UsageError
         (b"SSH-2.0-OpenSSH_9.2\r\n", "does not answer: SSH-2.0-OpenSSH_9.2"),
         (b"HTTP/1.0 200 OK\r\n\r\n<html>\n", "/metrics is none of Octavo"),
         (b'HTTP/1.0 200 OK\r\n\r\n{"status":"ready"}\n', "/metrics is none of Octavo"),
-        (b"HTTP/1.0 403 Forbidden\r\n\r\n", "/metrics needs a key"),
+        (b"HTTP/1.0 403 Forbidden\r\n\r\n", "/metrics needs an admin's key"),
         (b"", "does not answer: Remote end closed connection without response"),
     ],
 )

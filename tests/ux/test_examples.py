@@ -43,7 +43,7 @@ def run(name: str, *arguments: str, url: str = "http://127.0.0.1:9") -> str:
     program = ["sh"] if path.suffix == ".sh" else [sys.executable]
     result = subprocess.run(
         [*program, str(path), *arguments], capture_output=True, text=True, timeout=120, check=False,
-        env={**os.environ, "OCTAVO_URL": url},
+        env={**os.environ, "OCTAVO_SERVER": url},
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     return result.stdout

@@ -306,13 +306,14 @@ def test_ps(smollm2: Path, tmp_path: Path) -> None:
         assert re.search(
             rf"{s.process.pid}  my model +my model +{s.url} +ready", octavo("ps").stdout
         )
-        live = Terminal("top", s.url, columns=140)
+        live = Terminal("top", "--server", s.url, columns=140)
         shown = live.wait_for("my model") + live.wait_for("my model")  # of two looks
         assert "waiting" in shown and "tok/s" in shown
         live.type("\x03")
         assert live.end() == 130 and live.seen.count("\x1b[?1049l") == 1  # it leaves its own screen
         named = {
-            f["name"]: f for f in json.loads(octavo("doctor", s.url, "--json").stdout)["findings"]
+            f["name"]: f
+            for f in json.loads(octavo("doctor", "--server", s.url, "--json").stdout)["findings"]
         }
         said = named["threads"]["meaning"], named["threads"]["mitigation"]
         assert said == (f"{cores + 1} threads on {cores} processors wait for each other", f"--threads {cores}")  # fmt: skip

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import click
 import msgspec
 
 from octavo.cli.http import HttpRefusal, NoAnswer, send
+from octavo.cli.options import together
+from octavo.cli.remote import admin_key_option, server_option
 from octavo.errors import OctavoError, UsageError
 
-F = TypeVar("F", bound=Callable[..., Any])
 WAIT = 30.0  # seconds for an answer
 
 
@@ -37,7 +36,7 @@ class Gateway:
             raise GatewayRefused(e.message or f"the gateway answers {e.status}") from None
         except NoAnswer as e:
             raise UsageError(
-                f"no gateway answers at {self.url}: {e}", "--gateway http://127.0.0.1:8080"
+                f"no gateway answers at {self.url}: {e}", "--server http://127.0.0.1:8080"
             ) from None
 
     def object(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
@@ -47,7 +46,7 @@ class Gateway:
         except msgspec.MsgspecError:
             raise UsageError(
                 f"{self.url} is no gateway: it answers {path} with no JSON object",
-                "--gateway http://127.0.0.1:8080",
+                "--server http://127.0.0.1:8080",
             ) from None
 
 
@@ -61,12 +60,10 @@ def read_yaml(file: Path) -> Any:
         raise UsageError(f"{file} is no YAML: {e}", "octavo release start --help") from None
 
 
-def gateway_options(command: F) -> F:
-    """--gateway and --admin-key, as the parameters `url` and `admin_key`."""
-    command = click.option(
-        "--admin-key", envvar="OCTAVO_ADMIN_KEY", help="Key that the gateway was given."
-    )(command)
-    return click.option(
-        "--gateway", "url", default="http://127.0.0.1:8080", show_default=True,
-        envvar="OCTAVO_GATEWAY", metavar="URL", help="Where octavo gateway listens.",
-    )(command)  # fmt: skip
+gateway_options = together(
+    server_option(
+        "Address of the gateway.", default="http://127.0.0.1:8080", show_default=True,
+        envvar="OCTAVO_SERVER",
+    ),
+    admin_key_option,
+)  # fmt: skip

@@ -23,7 +23,9 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     "source", metavar="IN", type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.argument("target", metavar="OUT", type=FILE)
-@click.option("--model", default="smollm2", show_default=True, help="What answers.")
+@click.option(
+    "--model", metavar="MODEL", default="smollm2", show_default=True, help="What answers."
+)
 @sizing
 def batch(
     source: Path, target: Path, model: str, memory: str | None, context: int | None,

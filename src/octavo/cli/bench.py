@@ -7,26 +7,32 @@ from pathlib import Path
 
 import click
 
+from octavo.cli.numbers import count
 from octavo.cli.options import (
     activations_option,
-    count,
     draft_option,
     kv_dtype_option,
     model_argument,
+    offline_option,
     speculation_option,
+    threads_option,
 )
 from octavo.cli.screen import say, table
 
 
 @click.group()
 def bench() -> None:
-    """Measure."""
+    """Measure speed on this machine: engine, kernels, loading, drafts, grammars."""
 
 
 @bench.command()
 @model_argument()
 @click.option(
-    "--batch", default="1,8,32", show_default=True, help="Batch sizes, separated by commas."
+    "--batch",
+    metavar="LIST",
+    default="1,8,32",
+    show_default=True,
+    help="Batch sizes, separated by commas.",
 )
 @click.option(
     "--prompt", type=count(), default=128, show_default=True, help="Prompt tokens of each request."
@@ -34,7 +40,7 @@ def bench() -> None:
 @click.option(
     "--output", type=count(), default=128, show_default=True, help="Tokens each request generates."
 )
-@click.option("--threads", type=count(1, 256), metavar="N", help="CPU threads. [all]")
+@threads_option
 @click.option(
     "--repeats",
     type=count(),
@@ -115,11 +121,11 @@ def _phases(phases: dict[str, float]) -> str:
 
 @bench.command()
 @model_argument()
-@click.option("--threads", type=count(1, 256), metavar="N", help="CPU threads. [all]")
+@threads_option
 @click.option(
     "--repeats", type=count(), default=5, show_default=True, help="Rounds in which all take turns."
 )
-@click.option("--offline", is_flag=True)
+@offline_option
 def decoding(model: str, threads: int | None, repeats: int, offline: bool) -> None:
     """What grammars, log-probabilities, adapters and beams add to a step of MODEL."""
     from octavo.bench.decoding import bench_decoding
@@ -136,7 +142,7 @@ def decoding(model: str, threads: int | None, repeats: int, offline: bool) -> No
 
 @bench.command()
 @model_argument()
-@click.option("--threads", type=count(1, 256), metavar="N", help="CPU threads. [all]")
+@threads_option
 @click.option(
     "--repeats", type=count(), default=5, show_default=True, help="Rounds in which both take turns."
 )
@@ -146,7 +152,7 @@ def decoding(model: str, threads: int | None, repeats: int, offline: bool) -> No
 @click.option(
     "--svg", type=click.Path(dir_okay=False, path_type=Path), help="Also draw when drafts pay here."
 )
-@click.option("--offline", is_flag=True)
+@offline_option
 def speculation(
     model: str, threads: int | None, repeats: int, cases: str | None, speculation: str,
     draft: str | None, svg: Path | None, offline: bool,
@@ -190,8 +196,8 @@ def speculation(
 
 
 @bench.command()
-@click.option("--isa", help="Instruction set. [the best of this host]")
-@click.option("--threads", type=count(1, 256), metavar="N", help="CPU threads. [all]")
+@click.option("--isa", metavar="NAME", help="Instruction set. [the best of this host]")
+@threads_option
 @click.option(
     "--formats", help="Stored formats, separated by commas, like Q4_1,BF16. [all]", metavar="LIST"
 )
@@ -263,10 +269,10 @@ def kernels(
 
 @bench.command()
 @model_argument(default="smollm2")
-@click.option("--repeats", type=count(), default=3, show_default=True)
 @click.option(
-    "--threads", type=count(1, 256), metavar="N", help="CPU threads. [all this process may use]"
+    "--repeats", type=count(), default=3, show_default=True, help="Loads; medians are reported."
 )
+@threads_option
 @click.option(
     "--json",
     "json_file",

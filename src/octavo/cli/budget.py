@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from octavo.cli.options import Number, count, together
+from octavo.cli.numbers import Number, count
+from octavo.cli.options import together
 from octavo.cli.screen import say, say_json, size, step_bar, table
 
 if TYPE_CHECKING:
@@ -21,14 +22,14 @@ budget_options = together(
         help="Instead of --recipe: the mix of types that loses least within these bytes.",
     ),
     click.option(
-        "--context", type=count(), metavar="N",
+        "--context", type=count(),
         help="The budget holds the KV cache of so many tokens, too.",
     ),
     click.option(
-        "--concurrency", type=count(), metavar="N", help="Sequences of that context. [1]"
+        "--concurrency", type=count(), help="Sequences of that context. [1]"
     ),
     click.option(
-        "--max-kl", type=Number(0), metavar="X", help="Most that the model may lose, nats a token."
+        "--max-kl", type=Number(0), help="Most that the model may lose, nats a token."
     ),
     click.option(
         "--chart", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",

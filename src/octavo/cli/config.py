@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from octavo.cli.asking import Gateway, gateway_options
-from octavo.cli.options import count, json_flag
+from octavo.cli.numbers import count
+from octavo.cli.options import json_flag
 from octavo.cli.screen import say, say_json, table, utc
 
 
@@ -17,9 +18,9 @@ def config() -> None:
 @config.command("list")
 @gateway_options
 @json_flag
-def list_(url: str, admin_key: str | None, as_json: bool) -> None:
+def list_(server: str, admin_key: str | None, as_json: bool) -> None:
     """List the configurations that are kept, the latest first; * is in force."""
-    gateway = Gateway(url, admin_key)
+    gateway = Gateway(server, admin_key)
     found = gateway.object("GET", "/v1/gateway/config/history")
     if as_json:
         return say_json(found)
@@ -34,18 +35,18 @@ def list_(url: str, admin_key: str | None, as_json: bool) -> None:
 @config.command()
 @click.argument("version", type=count(1), required=False)
 @gateway_options
-def show(version: int | None, url: str, admin_key: str | None) -> None:
+def show(version: int | None, server: str, admin_key: str | None) -> None:
     """Show configuration VERSION, or that which is in force, as JSON, which --config takes."""
     path = "/v1/gateway/config" + (f"?version={version}" if version is not None else "")
-    say_json(Gateway(url, admin_key).object("GET", path)["config"])
+    say_json(Gateway(server, admin_key).object("GET", path)["config"])
 
 
 @config.command()
 @click.argument("version", type=count(1))
 @gateway_options
-def rollback(version: int, url: str, admin_key: str | None) -> None:
+def rollback(version: int, server: str, admin_key: str | None) -> None:
     """Put configuration VERSION in force again, as a new one."""
     body = {"version": version}
-    done = Gateway(url, admin_key).object("POST", "/v1/gateway/config/rollback", body)
+    done = Gateway(server, admin_key).object("POST", "/v1/gateway/config/rollback", body)
     say("\n".join(done["changes"]) or "the gateway has this configuration")
     say(f"configuration {done['version']} is in force")

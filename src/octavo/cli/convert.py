@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.cli.options import json_flag, model_argument
+from octavo.cli.options import json_flag, model_argument, offline_option
 from octavo.cli.screen import progress_bar, say, say_json, size
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ WORST = 3  # tensors that are named
     help="Write what has become of each tensor, as JSON.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace the files that --output names.")
-@click.option("--offline", is_flag=True, envvar="OCTAVO_OFFLINE", help="Use only models here.")
+@offline_option
 @json_flag
 def convert(
     model: str, output: Path, format: str | None, report: Path | None, force: bool, offline: bool,

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import click
 
-from octavo.cli.options import count, json_flag
-from octavo.cli.remote import Remote, key_option
+from octavo.cli.numbers import count
+from octavo.cli.options import json_flag
+from octavo.cli.remote import Remote, admin_key_option, server_option
 from octavo.cli.screen import say, say_json, table
 
 PACKAGES = (
@@ -33,24 +34,24 @@ def _installed(package: str) -> str:
 
 
 @click.command()
-@click.argument("server", required=False)
+@server_option("Say what is wrong with this server.")
 @click.option(
     "--seconds",
     type=count(0, 3600),
+    metavar="SECONDS",
     default=0,
-    metavar="N",
-    help="Look at the server for so long. [at all since its start]",
+    help="Look at the server for so long, up to an hour. [at all since its start]",
 )
-@key_option
+@admin_key_option
 @json_flag
-def doctor(server: str | None, seconds: int, key: str | None, as_json: bool) -> None:
-    """Describe this machine, ready to paste into a report; or say what is wrong with SERVER.
+def doctor(server: str | None, seconds: int, admin_key: str | None, as_json: bool) -> None:
+    """Describe this machine, ready to paste into a report; or say what is wrong with a server.
 
-    SERVER is an address: octavo doctor http://127.0.0.1:8000. Exit code 1: something is wrong.
+    octavo doctor --server http://127.0.0.1:8000. Exit code 1: something is wrong.
     """
     if server is None:
         _machine()
-    elif not _examine(Remote(server, key), seconds, as_json):
+    elif not _examine(Remote(server, admin_key), seconds, as_json):
         sys.exit(1)
 
 

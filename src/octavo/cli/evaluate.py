@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from octavo.cli.numbers import Number, count
 from octavo.cli.options import (
     F,
-    Number,
     activations_option,
-    count,
     kv_dtype_option,
     model_argument,
+    offline_option,
+    threads_option,
     together,
 )
 from octavo.cli.screen import say, step_bar, table
@@ -26,13 +27,11 @@ _BOUNDS = (
     ("--max-kl", Number(0), "Most mean KL, nats a token."),
     ("--max-kl-p99", Number(0), "Most that the 99th percentile of KL may be."),
     ("--max-perplexity", Number(0), "Most percent that perplexity may be above --against's."),
-    ("--min-top1", Number(0, 1), "Least share of tokens with the same likeliest token."),
-    ("--min-bleu4", Number(0, 100), "Least BLEU-4 of greedy outputs."),
-    ("--min-choices", Number(0, 1), "Least share of multiple choices with the same answer."),
+    ("--min-top1", Number(0, 1), "Least share of tokens with the same likeliest token (0 to 1)."),
+    ("--min-bleu4", Number(0, 100), "Least BLEU-4 of greedy outputs (0 to 100)."),
+    ("--min-choices", Number(0, 1), "Least share of choices with the same answer (0 to 1)."),
 )  # fmt: skip
-_bounds = together(
-    *(click.option(name, type=kind, metavar="X", help=text) for name, kind, text in _BOUNDS)
-)
+_bounds = together(*(click.option(name, type=kind, help=text) for name, kind, text in _BOUNDS))
 
 
 def _file(name: str, text: str) -> Callable[[F], F]:
@@ -48,15 +47,23 @@ def _file(name: str, text: str) -> Callable[[F], F]:
     help="Text: .txt, .jsonl, a folder of them, or self: what --against writes. [Python's manual]",
 )  # fmt: skip
 @click.option(
-    "--tokens", type=count(256), default=16_384, show_default=True, help="How many to predict."
+    "--tokens",
+    type=count(256),
+    default=16_384,
+    show_default=True,
+    help="How many to predict (from 256).",
 )
 @click.option(
-    "--length", type=count(32), default=512, show_default=True, help="Tokens of a block of text."
+    "--length",
+    type=count(32),
+    default=512,
+    show_default=True,
+    help="Tokens of a block of text (from 32).",
 )
-@click.option("--threads", type=count(1, 256), metavar="N", help="CPU threads. [all]")
+@threads_option
 @activations_option
 @kv_dtype_option
-@click.option("--offline", is_flag=True, envvar="OCTAVO_OFFLINE", help="Use only models here.")
+@offline_option
 @click.option("--save", is_flag=True, help="Keep the figures beside MODEL, for `octavo show`.")
 @_file("json", "Also write the figures here.")
 @_file("html", "Also write a page with charts here.")

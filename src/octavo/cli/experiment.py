@@ -9,7 +9,8 @@ from urllib.parse import quote
 import click
 
 from octavo.cli.asking import Gateway, gateway_options, read_yaml
-from octavo.cli.options import Number, json_flag
+from octavo.cli.numbers import Number
+from octavo.cli.options import json_flag
 from octavo.cli.screen import say, say_json, table
 from octavo.errors import UsageError
 
@@ -20,9 +21,10 @@ def experiment() -> None:
 
 
 @experiment.command()
-@click.option("--rate", type=Number(0, 1), help="A rate as it is now, like that of thumbs up.")
-@click.option("--mean", type=Number(), help="Or the mean of another metric,")
-@click.option("--deviation", type=Number(0), help="and its standard deviation between units.")
+@click.option("--rate", type=Number(0, 1),
+              help="A rate as it is now (0 to 1), like that of thumbs up.")  # fmt: skip
+@click.option("--mean", type=Number(), help="Or the mean of another metric, with --deviation.")
+@click.option("--deviation", type=Number(0), help="Its standard deviation between units.")
 @click.option("--effect", type=Number(), required=True, help="Change to find: 0.05 is 5 %.")
 @click.option("--alpha", type=Number(0, 1), default=0.05, show_default=True,
               help="How likely a difference may be found that there is not.")  # fmt: skip
@@ -58,14 +60,14 @@ def plan(
 @experiment.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @gateway_options
-def start(file: Path, url: str, admin_key: str | None) -> None:
+def start(file: Path, server: str, admin_key: str | None) -> None:
     """Begin the experiment that FILE describes, in YAML; see docs/releases.md."""
     import msgspec
 
     from octavo.experiments.spec import convert
 
     spec = convert(read_yaml(file))
-    Gateway(url, admin_key).ask("POST", "/v1/experiments", msgspec.to_builtins(spec))
+    Gateway(server, admin_key).ask("POST", "/v1/experiments", msgspec.to_builtins(spec))
     say(
         f"{spec.id} has begun: {', '.join(f'{n} {v.weight:g} %' for n, v in spec.variants.items())}"
     )
@@ -77,9 +79,9 @@ def start(file: Path, url: str, admin_key: str | None) -> None:
               help="Write a page with plots to this file.")  # fmt: skip
 @gateway_options
 @json_flag
-def report(id: str, html: Path | None, url: str, admin_key: str | None, as_json: bool) -> None:
+def report(id: str, html: Path | None, server: str, admin_key: str | None, as_json: bool) -> None:
     """Show what the experiment ID says so far."""
-    gateway, path = Gateway(url, admin_key), f"/v1/experiments/{quote(id, safe='')}/report"
+    gateway, path = Gateway(server, admin_key), f"/v1/experiments/{quote(id, safe='')}/report"
     if html is not None:
         html.write_bytes(gateway.ask("GET", path + "?format=html"))
         return say(f"wrote {html}")
@@ -103,7 +105,7 @@ def report(id: str, html: Path | None, url: str, admin_key: str | None, as_json:
 @experiment.command()
 @click.argument("id")
 @gateway_options
-def stop(id: str, url: str, admin_key: str | None) -> None:
+def stop(id: str, server: str, admin_key: str | None) -> None:
     """End the experiment ID: everybody gets what they asked for again."""
-    Gateway(url, admin_key).ask("POST", f"/v1/experiments/{quote(id, safe='')}/stop", {})
+    Gateway(server, admin_key).ask("POST", f"/v1/experiments/{quote(id, safe='')}/stop", {})
     say(f"{id} has ended")

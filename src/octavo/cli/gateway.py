@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from octavo.cli.access import url_of
-from octavo.cli.options import POLICIES, Number, count
+from octavo.cli.numbers import Number, count
+from octavo.cli.options import POLICIES
+from octavo.cli.remote import server_option
 from octavo.cli.screen import say, say_json
 from octavo.cli.watching import Watching, watching_options
 
@@ -36,7 +38,7 @@ class Hedge(Number):
     help="All of this in YAML, and pools and models; read again on SIGHUP. See docs/gateway.md.",
 )  # fmt: skip
 @click.option("--check", is_flag=True, help="Only say what the configuration changes.")
-@click.option("--server", metavar="URL", help="With --check: at this gateway, which runs.")
+@server_option("With --check: at this gateway, which runs.")
 @click.option("--config-schema", is_flag=True, help="Print the JSON schema of the file.")
 @click.option(
     "--upstream", "upstreams", multiple=True, metavar="[POOL=]URL",
@@ -56,7 +58,7 @@ class Hedge(Number):
     help="Every address of the URL's name is an upstream; asked for every 5 seconds (repeatable).",
 )  # fmt: skip
 @click.option(
-    "--upstream-key", envvar="OCTAVO_UPSTREAM_KEY",
+    "--upstream-key", metavar="KEY", envvar="OCTAVO_UPSTREAM_KEY",
     help="Key that upstreams want to see. [the client's, if the gateway needs none itself]",
 )  # fmt: skip
 @click.option(
@@ -64,36 +66,36 @@ class Hedge(Number):
     help="How upstreams are chosen.",
 )  # fmt: skip
 @click.option(
-    "--max-inflight", type=count(1, 1 << 16), default=256, show_default=True, metavar="N",
+    "--max-inflight", type=count(1, 1 << 16), default=256, show_default=True,
     help="Requests at an upstream at once; others wait at the gateway.",
 )  # fmt: skip
 @click.option(
-    "--max-queue", type=count(0, 1 << 20), default=1024, show_default=True, metavar="N",
+    "--max-queue", type=count(0, 1 << 20), default=1024, show_default=True,
     help="Requests that wait before new ones get 503.",
 )  # fmt: skip
 @click.option(
-    "--queue-timeout", type=Number(min=0), default=30, show_default=True, metavar="SECONDS",
+    "--queue-timeout", type=Number(0), default=30, show_default=True, metavar="SECONDS",
     help="Seconds that a request waits for an upstream.",
 )  # fmt: skip
 @click.option(
-    "--connect-timeout", type=Number(min=0.01), default=2, show_default=True,
+    "--connect-timeout", type=Number(0.01), default=2, show_default=True,
     metavar="SECONDS", help="Seconds to reach an upstream.",
 )  # fmt: skip
 @click.option(
-    "--first-token-timeout", type=Number(min=0.01), default=120, show_default=True,
+    "--first-token-timeout", type=Number(0.01), default=120, show_default=True,
     metavar="SECONDS", help="Seconds until a stream begins.",
 )  # fmt: skip
 @click.option(
-    "--idle-timeout", type=Number(min=0.01), default=10, show_default=True,
+    "--idle-timeout", type=Number(0.01), default=10, show_default=True,
     metavar="SECONDS",
     help="Seconds between parts of a stream; three times that of servers other than Octavo.",
 )  # fmt: skip
 @click.option(
-    "--total-timeout", type=Number(min=0.01), default=3600, show_default=True,
+    "--total-timeout", type=Number(0.01), default=3600, show_default=True,
     metavar="SECONDS", help="Seconds for an answer that is not streamed.",
 )  # fmt: skip
 @click.option(
-    "--probe-interval", type=Number(min=0.05), default=2, show_default=True,
+    "--probe-interval", type=Number(0.05), default=2, show_default=True,
     metavar="SECONDS", help="Seconds between probes of an upstream.",
 )  # fmt: skip
 @click.option(
@@ -104,15 +106,15 @@ class Hedge(Number):
     "--response-cache", type=count(0, 1 << 40), default=0, show_default=True, metavar="BYTES",
     help="Keep answers of requests with temperature 0 or a seed, of so many bytes together.",
 )  # fmt: skip
-@click.option("--host", default="127.0.0.1", show_default=True, envvar="OCTAVO_HOST",
-              help="Address to listen on.")  # fmt: skip
+@click.option("--host", metavar="HOST", default="127.0.0.1", show_default=True,
+              envvar="OCTAVO_HOST", help="Address to listen on.")  # fmt: skip
 @click.option(
-    "--port", type=count(0, 65535), default=8080, show_default=True, metavar="N",
+    "--port", type=count(0, 65535), default=8080, show_default=True,
     envvar="OCTAVO_PORT", help="Port to listen on; 0 for any that is free.",
 )  # fmt: skip
-@click.option("--api-key", "api_keys", multiple=True, envvar="OCTAVO_API_KEY",
+@click.option("--api-key", "api_keys", metavar="KEY", multiple=True, envvar="OCTAVO_API_KEY",
               help="Require this key (repeatable).")  # fmt: skip
-@click.option("--admin-key", envvar="OCTAVO_ADMIN_KEY",
+@click.option("--admin-key", metavar="KEY", envvar="OCTAVO_ADMIN_KEY",
               help="Require this key to see and change upstreams.")  # fmt: skip
 @click.option(
     "--keys", metavar="FILE|URL", envvar="OCTAVO_KEYS",
@@ -130,7 +132,8 @@ class Hedge(Number):
     "same one agree. [in memory]",
 )  # fmt: skip
 @click.option(
-    "--data-dir", "data", type=click.Path(file_okay=False), envvar="OCTAVO_DATA_DIR",
+    "--data-dir", "data", type=click.Path(file_okay=False), metavar="FOLDER",
+    envvar="OCTAVO_DATA_DIR",
     help="Folder that keeps files and batches. [one that ends with the gateway]",
 )  # fmt: skip
 @click.option(

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.cli.options import count, json_flag
+from octavo.cli.numbers import count
+from octavo.cli.options import json_flag
 from octavo.cli.screen import say, say_json, table
 
 if TYPE_CHECKING:
@@ -27,11 +28,12 @@ def key() -> None:
 @key.command()
 @click.argument("name")
 @keys_option
-@click.option("--role", type=click.Choice(["user", "admin"]), default="user", show_default=True)
-@click.option("--requests-per-minute", type=count(), metavar="N")
-@click.option("--tokens-per-minute", type=count(), metavar="N")
-@click.option("--tokens-per-day", type=count(), metavar="N")
-@click.option("--concurrent", type=count(), metavar="N", help="Requests at the same time.")
+@click.option("--role", type=click.Choice(["user", "admin"]), default="user", show_default=True,
+              help="What the key may do; an admin may change the server.")  # fmt: skip
+@click.option("--requests-per-minute", type=count(), help="Requests in a minute. [no limit]")
+@click.option("--tokens-per-minute", type=count(), help="Tokens in a minute. [no limit]")
+@click.option("--tokens-per-day", type=count(), help="Tokens in a day. [no limit]")
+@click.option("--concurrent", type=count(), help="Requests at a time. [no limit]")
 @click.option(
     "--model", "models", multiple=True, metavar="MODEL",
     help="The only model that the key may use (repeatable). [all]",
@@ -76,7 +78,8 @@ def revoke(name: str, keys: str) -> None:
 
 @click.command()
 @keys_option
-@click.option("--days", type=count(1, 3660), default=30, show_default=True, metavar="N")
+@click.option("--days", type=count(1, 3660), default=30, show_default=True,
+              help="How many days, with today.")  # fmt: skip
 @json_flag
 def usage(keys: str, days: int, as_json: bool) -> None:
     """Show what each key has used: requests and tokens a day (UTC) and model."""

@@ -44,7 +44,7 @@ COMMANDS = {
     "doctor": ("octavo.cli.doctor", "Describe this machine, or say what is wrong with a server."),
     "profile": ("octavo.cli.profile", "Say where the time of a request goes, and draw it."),
     "tune": ("octavo.cli.tune", "Find what drafts of a model can do without."),
-    "bench": ("octavo.cli.bench", "Measure."),
+    "bench": ("octavo.cli.bench", "Measure speed on this machine."),
     "key": ("octavo.cli.key", "Create, list and revoke the API keys of a server."),
     "usage": ("octavo.cli.key", "Show what each API key has used."),
     "replica": ("octavo.cli.replica", "List, drain and restart the replicas of a server."),

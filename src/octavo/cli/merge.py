@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from octavo.cli.options import json_flag, model_argument
+from octavo.cli.options import json_flag, model_argument, offline_option
 from octavo.cli.screen import progress_bar, say, say_json
 
 
@@ -20,7 +20,7 @@ from octavo.cli.screen import progress_bar, say, say_json
     "--output", required=True, type=click.Path(path_type=Path), metavar="FOLDER",
     help="A new folder.",
 )  # fmt: skip
-@click.option("--offline", is_flag=True, envvar="OCTAVO_OFFLINE", help="Use only models here.")
+@offline_option
 @json_flag
 def merge(
     model: str, adapters: tuple[Path, ...], output: Path, offline: bool, as_json: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from octavo.cli.options import count
+from octavo.cli.numbers import count
 from octavo.cli.screen import say
 from octavo.errors import UsageError
 
@@ -15,8 +15,7 @@ from octavo.errors import UsageError
     "--faster",
     type=count(1, 60),
     default=1,
-    metavar="N",
-    help="Divide all times of the rules, to try them: 60 makes seconds of minutes. [1]",
+    help="Divide all times of the rules, to try them: 60, the most, makes seconds of minutes. [1]",
 )
 def metrics(document: str, faster: int) -> None:
     """Print what the metrics of a server mean: a page, rules for Prometheus, or a dashboard.

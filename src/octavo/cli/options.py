@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from octavo.cli.numbers import Number, count
 from octavo.cli.screen import say
 
 if TYPE_CHECKING:
@@ -17,25 +17,7 @@ if TYPE_CHECKING:
     from octavo.engine.request import SamplingParams
 
 F = TypeVar("F", bound=Callable[..., Any])
-MAX_COUNT = (1 << 31) - 1  # more than any number of tokens, requests or seconds that makes sense
 POLICIES = ("cost", "least-load", "round-robin", "prefix-hash", "random")  # of balance/policies.py
-
-
-class Number(click.FloatRange):
-    """A finite number within a range."""
-
-    name = "number"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value} is not a finite number.", param, ctx)
-        return number
-
-
-def count(low: int = 1, high: int = MAX_COUNT) -> click.IntRange:
-    """An integer within a range."""
-    return click.IntRange(low, high)
 
 
 def _complete_model(
@@ -85,6 +67,16 @@ def _few_cpus(ctx: click.Context, param: click.Parameter, threads: int | None) -
     return threads
 
 
+threads_option = click.option(
+    "--threads", type=count(1, 256), envvar="OCTAVO_THREADS", callback=_few_cpus,
+    help="CPU threads. [all this process may use]",
+)  # fmt: skip
+
+offline_option = click.option(
+    "--offline", is_flag=True, envvar="OCTAVO_OFFLINE",
+    help="Use only models that are already here.",
+)  # fmt: skip
+
 activations_option = click.option(
     "--activations", type=click.Choice(["auto", "int8", "int16"]), default="auto",
     envvar="OCTAVO_ACTIVATIONS",
@@ -131,29 +123,23 @@ sizing = together(
         help="Most memory to use: 8GiB, 75%. [80% of what is available]",
     ),
     click.option(
-        "--context", type=count(), metavar="N", envvar="OCTAVO_CONTEXT",
+        "--context", type=count(), envvar="OCTAVO_CONTEXT",
         help="Most tokens of a conversation. [the model's own, or what fits]",
     ),
-    click.option(
-        "--threads", type=count(1, 256), metavar="N", envvar="OCTAVO_THREADS",
-        callback=_few_cpus,
-        help="CPU threads. [all this process may use]",
-    ),
+    threads_option,
     kv_dtype_option,
     activations_option,
     mmproj_option,
     vision_dtype_option,
     device_option,
-    click.option(
-        "--offline", is_flag=True, envvar="OCTAVO_OFFLINE",
-        help="Use only models that are already here.",
-    ),
+    offline_option,
 )  # fmt: skip
 
 replica_options = together(
     click.option(
-        "--replicas", type=count(1, 64), metavar="N", default=1, show_default=True,
-        help="Engines of each model, which divide memory and threads; one may fail unnoticed.",
+        "--replicas", type=count(1, 64), default=1, show_default=True,
+        help="Engines of each model (1 to 64), which divide memory and threads; one may fail "
+        "unnoticed.",
     ),
     click.option(
         "--routing", default="cost", show_default=True,
@@ -164,16 +150,31 @@ replica_options = together(
 
 # The command gets those that were given, as keywords; `sampled` makes parameters of them.
 sampling = together(
-    click.option("--temperature", type=Number(0, 2), metavar="X", help="0: the likeliest token."),
-    click.option("--top-p", type=Number(0, 1, min_open=True), metavar="X"),
-    click.option("--top-k", type=count(0), metavar="N", help="0: all tokens."),
-    click.option("--min-p", type=Number(0, 1), metavar="X"),
+    click.option(
+        "--temperature", type=Number(0, 2),
+        help="How freely tokens are drawn (0 to 2). 0: always the likeliest.",
+    ),
+    click.option(
+        "--top-p", type=Number(0, 1, above=True),
+        help="Draw from the likeliest tokens whose probabilities add up to this. 1: from all.",
+    ),
+    click.option(
+        "--top-k", type=count(0), help="Draw from so many of the likeliest tokens. 0: from all."
+    ),
+    click.option(
+        "--min-p", type=Number(0, 1),
+        help="Least probability of a token, as a share of the likeliest's. 0: any.",
+    ),
     click.option(
         "--repeat-penalty", "--repetition-penalty", "repetition_penalty",
-        type=Number(0, 10, min_open=True), metavar="X", help="1: none.",
+        type=Number(0, 10, above=True),
+        help="How much less likely tokens become that were there before. 1: not at all.",
     ),
-    click.option("--seed", type=count(-(1 << 63), (1 << 63) - 1), metavar="N"),
-    click.option("--max-tokens", type=count(), metavar="N"),
+    click.option(
+        "--seed", type=count(-(1 << 63), (1 << 63) - 1),
+        help="The same seed draws the same tokens. [another each time]",
+    ),
+    click.option("--max-tokens", type=count(), help="Most tokens of the answer."),
 )  # fmt: skip
 
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.cli.options import Number, model_argument, sizing, speculation_option
-from octavo.cli.remote import Remote, key_option
+from octavo.cli.numbers import Number
+from octavo.cli.options import model_argument, sizing, speculation_option
+from octavo.cli.remote import Remote, admin_key_option, server_option
 from octavo.cli.screen import progress_bar, say, size, table
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ ANSWER = 60.0  # seconds that a server gets to write a trace, beyond those that 
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="JSON as POST /v1/chat/completions or /v1/completions takes it.",
 )
-@click.option("-p", "--prompt", help=f"Continue this text by 64 tokens. [{PROMPT}]")
+@click.option("-p", "--prompt", metavar="TEXT", help=f"Continue this text by 64 tokens. [{PROMPT}]")
 @click.option(
     "--output",
     type=FILE,
@@ -40,16 +41,21 @@ ANSWER = 60.0  # seconds that a server gets to write a trace, beyond those that 
     help="The trace, for ui.perfetto.dev.",
 )
 @click.option("--stacks", type=FILE, metavar="FILE", help="Python stacks, for speedscope.app.")
-@click.option("--server", metavar="URL", help="Profile a server that runs, instead of MODEL.")
+@server_option("Profile a server that runs, instead of MODEL.")
 @click.option(
-    "--seconds", type=Number(0.1, 60), default=5, show_default=True, help="How long, of a server."
+    "--seconds",
+    type=Number(0.1, 60),
+    metavar="SECONDS",
+    default=5,
+    show_default=True,
+    help="How long, of a server (0.1 to 60).",
 )
-@key_option
+@admin_key_option
 @speculation_option
 @sizing
 def profile(
     model: str | None, file: Path | None, prompt: str | None, output: Path, stacks: Path | None,
-    server: str | None, seconds: float, key: str | None, offline: bool, mmproj: str,
+    server: str | None, seconds: float, admin_key: str | None, offline: bool, mmproj: str,
     vision_dtype: str, device: str, **sizes: Any,
 ) -> None:  # fmt: skip
     """Say where the time of a request to MODEL goes, kernel by kernel, and draw it.
@@ -69,7 +75,7 @@ def profile(
         raise UsageError("--request and --prompt are two requests", "octavo profile smollm2")
     limits = None
     if server is not None:
-        trace = _ask(Remote(server, key), seconds, model)
+        trace = _ask(Remote(server, admin_key), seconds, model)
     else:
         assert model is not None
         trace, limits = _run(

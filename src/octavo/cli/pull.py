@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from octavo.cli.options import model_argument
+from octavo.cli.options import model_argument, offline_option
 from octavo.cli.screen import progress_bar, say
 
 
 @click.command()
 @model_argument()
-@click.option("--offline", is_flag=True, help="Only say where it is.")
+@offline_option
 def pull(model: str, offline: bool) -> None:
     """Fetch MODEL and print where it lies."""
     from octavo.checkpoint.hub import locate

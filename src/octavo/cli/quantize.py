@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from octavo.cli.budget import budget_options, search_mix
-from octavo.cli.options import json_flag, model_argument
+from octavo.cli.options import json_flag, model_argument, offline_option
 from octavo.cli.screen import progress_bar, say, say_json, size, table
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _list(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only say how large it would be.")
 @click.option("--force", is_flag=True, help="Replace the file that --output names.")
-@click.option("--offline", is_flag=True, envvar="OCTAVO_OFFLINE", help="Use only models here.")
+@offline_option
 @click.option(
     "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list,
     help="List the recipes.",

@@ -10,7 +10,8 @@ from urllib.parse import quote
 import click
 
 from octavo.cli.asking import Gateway, gateway_options, read_yaml
-from octavo.cli.options import count, json_flag
+from octavo.cli.numbers import count
+from octavo.cli.options import json_flag
 from octavo.cli.screen import say, say_json, table, utc
 from octavo.errors import UsageError
 
@@ -27,13 +28,13 @@ def release() -> None:
 @click.option("--baseline", metavar="POOL", help="Pool of the old version to compare with.")
 @click.option("--steps", metavar="PERCENTS", help="Its shares, one after another. [5,10,25,50,100]")
 @click.option("--hold", metavar="TIME", help="How long a step lasts at least. [5m]")
-@click.option("--min-events", type=count(0), metavar="N",
+@click.option("--min-events", type=count(0),
               help="Requests of the canary that a step needs. [100]")  # fmt: skip
 @click.option("--file", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="All of that, and guards, in YAML; see docs/releases.md.")  # fmt: skip
 @gateway_options
 def start(
-    model: str | None, steps: str | None, file: Path | None, url: str, admin_key: str | None,
+    model: str | None, steps: str | None, file: Path | None, server: str, admin_key: str | None,
     **options: Any,
 ) -> None:  # fmt: skip
     """Begin a release of MODEL."""
@@ -55,7 +56,7 @@ def start(
                 f"a release needs a {name}", "octavo release start MODEL --canary POOL"
             )
     spec = convert({"stable": "default"} | given)
-    done = Gateway(url, admin_key).object("POST", "/v1/releases", msgspec.to_builtins(spec))
+    done = Gateway(server, admin_key).object("POST", "/v1/releases", msgspec.to_builtins(spec))
     say(f"{done['id']}: {spec.canary} gets {spec.plan[0][0]:.3g} of the requests for {spec.model}")
 
 
@@ -63,9 +64,9 @@ def start(
 @click.argument("model", required=False)
 @gateway_options
 @json_flag
-def status(model: str | None, url: str, admin_key: str | None, as_json: bool) -> None:
+def status(model: str | None, server: str, admin_key: str | None, as_json: bool) -> None:
     """Show the release of MODEL and what its guards have seen, or all releases."""
-    gateway = Gateway(url, admin_key)
+    gateway = Gateway(server, admin_key)
     path = "/v1/releases" + (f"?model={quote(model, safe='')}" if model else "")
     found = gateway.object("GET", path)
     if as_json:
@@ -104,8 +105,8 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def _act(model: str, action: str, url: str, admin_key: str | None) -> None:
-    done = Gateway(url, admin_key).object("POST", f"/v1/releases/{action}", {"model": model})
+def _act(model: str, action: str, server: str, admin_key: str | None) -> None:
+    done = Gateway(server, admin_key).object("POST", f"/v1/releases/{action}", {"model": model})
     say(f"{done['model']}: {done['phase']}, step {done['step'] + 1}")
 
 
@@ -113,30 +114,30 @@ def _act(model: str, action: str, url: str, admin_key: str | None) -> None:
 @click.argument("model")
 @click.option("--full", is_flag=True, help="All requests now, and for good.")
 @gateway_options
-def promote(model: str, full: bool, url: str, admin_key: str | None) -> None:
-    """Go to the next step now, also from a pause."""
-    _act(model, "finish" if full else "promote", url, admin_key)
+def promote(model: str, full: bool, server: str, admin_key: str | None) -> None:
+    """Take MODEL's release to its next step now, also from a pause."""
+    _act(model, "finish" if full else "promote", server, admin_key)
 
 
 @release.command()
 @click.argument("model")
 @gateway_options
-def pause(model: str, url: str, admin_key: str | None) -> None:
-    """Stay at the present step; guards go on."""
-    _act(model, "pause", url, admin_key)
+def pause(model: str, server: str, admin_key: str | None) -> None:
+    """Keep MODEL's release at its present step; guards go on."""
+    _act(model, "pause", server, admin_key)
 
 
 @release.command()
 @click.argument("model")
 @gateway_options
-def resume(model: str, url: str, admin_key: str | None) -> None:
-    """Go on after a pause: the step begins anew."""
-    _act(model, "resume", url, admin_key)
+def resume(model: str, server: str, admin_key: str | None) -> None:
+    """Go on with MODEL's release after a pause: the step begins anew."""
+    _act(model, "resume", server, admin_key)
 
 
 @release.command()
 @click.argument("model")
 @gateway_options
-def rollback(model: str, url: str, admin_key: str | None) -> None:
-    """Give all requests to the old version at once."""
-    _act(model, "rollback", url, admin_key)
+def rollback(model: str, server: str, admin_key: str | None) -> None:
+    """Give all requests for MODEL to the old version at once."""
+    _act(model, "rollback", server, admin_key)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from octavo.cli.access import keyring_of, url_of
+from octavo.cli.numbers import count
 from octavo.cli.options import (
-    count,
     draft_option,
     models_argument,
     replica_options,
@@ -43,6 +43,7 @@ DEMO = "smollm2"
 @click.option(
     "--models-dir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="FOLDER",
     help="Also serve the models of this folder, each loaded when a request names it.",
 )
 @click.option(
@@ -72,6 +73,7 @@ DEMO = "smollm2"
 )
 @click.option(
     "--host",
+    metavar="HOST",
     default="127.0.0.1",
     show_default=True,
     envvar="OCTAVO_HOST",
@@ -82,7 +84,6 @@ DEMO = "smollm2"
     type=count(0, 65535),
     default=8000,
     show_default=True,
-    metavar="N",
     envvar="OCTAVO_PORT",
     help="Port to listen on; 0 for any that is free.",
 )
@@ -90,11 +91,13 @@ DEMO = "smollm2"
     "--api-key",
     "api_keys",
     multiple=True,
+    metavar="KEY",
     envvar="OCTAVO_API_KEY",
     help="Require this key (repeatable).",
 )
 @click.option(
     "--admin-key",
+    metavar="KEY",
     envvar="OCTAVO_ADMIN_KEY",
     help="Require this key to load and unload adapters.",
 )
@@ -124,7 +127,7 @@ DEMO = "smollm2"
     metavar="ORIGIN",
     help="Web pages that may call this server: https://app.example.com, * for all (repeatable).",
 )
-@click.option("--name", help="What clients call the model. [its own name]")
+@click.option("--name", metavar="NAME", help="What clients call the model. [its own name]")
 @click.option(
     "--chat-template",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -133,7 +136,6 @@ DEMO = "smollm2"
 @click.option(
     "--max-queue",
     type=count(1, 1 << 16),
-    metavar="N",
     default=256,
     show_default=True,
     help="Requests in flight before new ones get 503.",
@@ -141,7 +143,6 @@ DEMO = "smollm2"
 @click.option(
     "--max-queue-tokens",
     type=count(1, 1 << 31),
-    metavar="N",
     help="Tokens of prompts that wait before new ones get 503. [no limit]",
 )
 @click.option(
@@ -154,6 +155,8 @@ DEMO = "smollm2"
 )
 @click.option(
     "--write-timeout",
+    type=count(1, 86_400),
+    metavar="SECONDS",
     default=60,
     show_default=True,
     help="Seconds until a stream that is not read is ended.",
@@ -185,6 +188,7 @@ DEMO = "smollm2"
 @click.option(
     "--lora-dir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="FOLDER",
     help="Folder from which adapters may be loaded while serving.",
 )
 @click.option(
@@ -196,6 +200,7 @@ DEMO = "smollm2"
     "--data-dir",
     "data",
     type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
     envvar="OCTAVO_DATA_DIR",
     help="Folder that keeps stored responses. [one that ends with the server]",
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from octavo.cli.options import json_flag, mmproj_option, model_argument
+from octavo.cli.options import json_flag, mmproj_option, model_argument, offline_option
 from octavo.cli.screen import say, say_json, table
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ TASKS = {"embed": "embeddings (/v1/embeddings)", "rank": "reranking (/v1/rerank)
 @click.command()
 @model_argument()
 @click.option("--program", is_flag=True, help="List the operations of the forward pass.")
-@click.option("--offline", is_flag=True, help="Do not fetch anything.")
+@offline_option
 @mmproj_option
 @json_flag
 def show(model: str, program: bool, offline: bool, mmproj: str, as_json: bool) -> None:

@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import click
 
-from octavo.cli.options import Number, count
+from octavo.cli.numbers import Number, count
 from octavo.cli.screen import say
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
-    "--port", type=count(0, 65535), default=8000, show_default=True, metavar="N",
+    "--host", metavar="HOST", default="127.0.0.1", show_default=True, help="Address to listen on."
+)
+@click.option(
+    "--port", type=count(0, 65535), default=8000, show_default=True,
     help="Port to listen on; 0 for any that is free.",
 )  # fmt: skip
-@click.option("--name", default="simulated", show_default=True, help="What clients call the model.")
 @click.option(
-    "--prefill", type=Number(min=1), default=2000, show_default=True, metavar="N",
+    "--name",
+    metavar="NAME",
+    default="simulated",
+    show_default=True,
+    help="What clients call the model.",
+)
+@click.option(
+    "--prefill", type=Number(1), default=2000, show_default=True,
     help="Prompt tokens a second.",
 )  # fmt: skip
 @click.option(
-    "--step", type=Number(min=0), default=20, show_default=True, metavar="MS",
+    "--step", type=Number(0), default=20, show_default=True, metavar="MS",
     help="Milliseconds of a step, which gives every text a token.",
 )  # fmt: skip
 @click.option(
-    "--slots", type=count(), default=16, show_default=True, metavar="N",
+    "--slots", type=count(), default=16, show_default=True,
     help="Requests computed at once.",
 )  # fmt: skip
 @click.option(
-    "--cache", type=count(0), default=65_536, show_default=True, metavar="N",
+    "--cache", type=count(0), default=65_536, show_default=True,
     help="Tokens that the prefix cache holds.",
 )  # fmt: skip
 @click.option(

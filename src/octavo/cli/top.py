@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.cli.options import count
-from octavo.cli.remote import Remote, key_option, the_server
+from octavo.cli.numbers import count
+from octavo.cli.remote import find_server, server_options
 from octavo.cli.screen import grid, table
 
 if TYPE_CHECKING:
@@ -38,22 +38,21 @@ class View:
 
 
 @click.command()
-@click.argument("server", required=False)
 @click.option(
     "--interval",
     type=count(1, 3600),
     default=1,
     show_default=True,
     metavar="SECONDS",
-    help="Between looks.",
+    help="Time between looks.",
 )
 @click.option("--once", is_flag=True, help="Print one look, and end.")
-@key_option
-def top(server: str | None, interval: int, once: bool, key: str | None) -> None:
-    """Watch SERVER, an address; without one, the server that runs on this machine."""
+@server_options
+def top(server: str | None, interval: int, once: bool, admin_key: str | None) -> None:
+    """Watch a server: tokens, queue, memory, requests."""
     from octavo.server.window import ScrapeWindow
 
-    remote = Remote(server or the_server(), key)
+    remote = find_server(server, admin_key)
     looks: list[tuple[float, Series]] = [(time.monotonic(), remote.metrics())]
 
     def view() -> View:

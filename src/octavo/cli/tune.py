@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from octavo.cli.options import count, model_argument
+from octavo.cli.options import model_argument, offline_option, threads_option
 from octavo.cli.screen import say, step_bar
 
 
 @click.command()
 @model_argument()
-@click.option("--threads", type=count(1, 256), metavar="N", help="CPU threads. [all]")
-@click.option("--offline", is_flag=True)
+@threads_option
+@offline_option
 def tune(model: str, threads: int | None, offline: bool) -> None:
     """Find the layers of MODEL that drafts can do without, for serve --speculation self.
 

@@ -110,8 +110,8 @@ def _speed(usage: Usage) -> str:
         return f"{usage.prompt} tokens"
     first = f"ttft {1000 * (usage.first - usage.began):.0f} ms" if usage.first else "no token"
     speed = ""
-    if usage.first and usage.last and usage.completion > 1 and not usage.beam_width:
-        speed = f"  {(usage.completion - 1) / max(usage.last - usage.first, 1e-9):.0f} tok/s"
+    if usage.first and usage.last and usage.last > usage.first and not usage.beam_width:
+        speed = f"  {(usage.completion - 1) / (usage.last - usage.first):.0f} tok/s"
     return (
         f"{usage.prompt} → {usage.completion} tokens  {first}{speed}  "
         f"cache {usage.cached}/{usage.prompt}"

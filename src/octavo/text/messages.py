@@ -164,8 +164,13 @@ def _part(at: str, given: Any) -> Part:
         return ImagePart(given.get(kind), f"{at}.{kind}")
     if kind in VIDEOS and isinstance(given, dict):
         return VideoPart(given.get(kind), f"{at}.{kind}", given.get("fps"))
-    if kind not in ("text", "refusal") or not isinstance(given.get(kind), str):
-        raise text_only(at, kind)
+    if kind not in ("text", "refusal") or not isinstance(given, dict):
+        raise RequestError(
+            f"{at} is of type {str(kind)[:32]!r}; text, image_url and video_url are taken",
+            f"{at}.type", "unsupported_parameter",
+        )  # fmt: skip
+    if not isinstance(given.get(kind), str):
+        raise InvalidValue(f"{at}.{kind} is not a string", f"{at}.{kind}")
     return TextPart(given[kind])
 
 
