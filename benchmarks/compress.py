@@ -70,7 +70,8 @@ def measured(output: Path, model: Path, tokens: int) -> dict[str, float]:
     figures = {
         "bytes": found.bytes.a, "perplexity": found.perplexity.a, "kl": found.kl_mean,
         "nll_lost": found.nll.difference, "nll_error": found.nll.standard_error,
-        "top1": found.top1, "bleu4": found.bleu4, "peak_rss": found.peak_rss.a,
+        "top1": found.top1, "bleu4": found.bleu4, "bleu4_error": found.bleu4_error,
+        "peak_rss": found.peak_rss.a,
         "decoding": found.decode_tps.a / found.decode_tps.b,
         "prefill": found.prefill_tps.a / found.prefill_tps.b,
     }  # fmt: skip
@@ -130,8 +131,8 @@ def table(results: dict[str, dict[str, float]]) -> str:
         error = f"{r['nll_lost']:+.4f} ± {r['nll_error']:.4f}"
         lines.append(
             f"| {name} | {r['bytes'] / 1e6:.0f} | {r['perplexity']:.3f} | {error} | {share} | "
-            f"{r['kl']:.4f} | {r['top1']:.1%} | {r['bleu4']:.1f} | {r['decoding']:.2f} x | "
-            f"{r['prefill']:.2f} x | {r['peak_rss'] / 1e6:.0f} | {minutes} |\n"
+            f"{r['kl']:.4f} | {r['top1']:.1%} | {r['bleu4']:.1f} ± {r['bleu4_error']:.1f} | "
+            f"{r['decoding']:.2f} x | {r['prefill']:.2f} x | {r['peak_rss'] / 1e6:.0f} | {minutes} |\n"
         )
     return HEADER + "".join(lines)
 

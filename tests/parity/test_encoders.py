@@ -131,13 +131,14 @@ def _tokenizer(folder: Path, roberta: bool) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def small_encoder(folder: Path, family: str, head: bool, labels: int = 1) -> Any:
+def small_encoder(folder: Path, family: str, head: bool, labels: int = 1, **changes: Any) -> Any:
     import transformers as t
 
     torch.manual_seed(4)
     options: dict[str, Any] = {
         "vocab_size": 100, "hidden_size": 60, "num_hidden_layers": 3, "num_attention_heads": 3, "num_labels": labels,
         "intermediate_size": 100, "max_position_embeddings": 80, "pad_token_id": 1, "hidden_act": "gelu",
+        **changes,
     }  # fmt: skip
     name = {"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta"}[family]
     config = getattr(t, name + "Config")(**options)

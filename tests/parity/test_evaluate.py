@@ -7,6 +7,7 @@ import math
 import re
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
@@ -22,6 +23,7 @@ import octavo
 from octavo.checkpoint import TensorType, open_checkpoint
 from octavo.checkpoint.writer import NewTensor, write_gguf
 from octavo.compress.distributions import CHOICES, Precision, Scorer, _items, compare
+from octavo.compress.evaluate import _prompts
 from octavo.compress.evaluation import (
     KL_EDGES,
     Bounds,
@@ -37,7 +39,7 @@ from octavo.compress.evaluation import (
     to_json,
 )
 from octavo.compress.report import page
-from octavo.compress.similarity import bleu4, rouge_l
+from octavo.compress.similarity import bleu4, bleu4_error, rouge_l
 from octavo.engine.open import open_model
 from octavo.errors import OctavoError, UsageError
 from tests.conftest import Runner
@@ -63,9 +65,9 @@ def figures(**changes: Any) -> Evaluation:
     pairs, pair = Paired(2.0, 1.0, 1.0, 0.1), Pair(1.0, 2.0)
     e = Evaluation(
         model="m", weights="", against="b", data="text", tokens=10, blocks=2, length=6,
-        perplexity=pairs, nll=pairs, kl_mean=0.1, kl_p99=0.2, kl_max=0.3, top1=0.9, bleu4=50.0,
-        rouge_l=0.5, identical=0.5, choices=Choices(4, 1.0, 1.0, 1.0), bytes=pair,
-        load_seconds=pair, prefill_tps=pair, decode_tps=pair, peak_rss=pair,
+        perplexity=pairs, nll=pairs, kl_mean=0.1, kl_p99=0.2, kl_max=0.3, top1=0.9, outputs=4,
+        bleu4=50.0, bleu4_error=2.5, rouge_l=0.5, identical=0.5,
+        choices=Choices(4, 1.0, 1.0, 1.0), bytes=pair, load_seconds=pair, prefill_tps=pair, decode_tps=pair, peak_rss=pair,
         block_nll=(pair, pair), kl_histogram=(10, *[0] * len(KL_EDGES)), worst=(),
     )  # fmt: skip
     return replace(e, **changes)
@@ -202,6 +204,45 @@ def test_bleu_is_sacrebleu() -> None:
     assert bleu4(["a"], ["a"]) == 100.0
 
 
+def altered(seed: int, count: int) -> tuple[list[str], list[str]]:
+    """Texts of 40 words, and the same with a share of the words exchanged, another for each."""
+    rng, texts, references = np.random.default_rng(seed), [], []
+    for share in rng.beta(1, 3, count):
+        words = rng.integers(0, 1000, 40)
+        other = np.where(rng.random(40) < share, words + 1000, words)
+        references.append(" ".join(map(str, words)))
+        texts.append(" ".join(map(str, other)))
+    return texts, references
+
+
+def test_error_of_bleu_is_how_it_scatters() -> None:
+    """Over 100 draws of 32 texts: the mean of what each says of itself, and how they scatter."""
+    draws = [altered(seed, 32) for seed in range(100)]
+    scatter = np.std([bleu4(*draw) for draw in draws], ddof=1)
+    assert np.mean([bleu4_error(*draw) for draw in draws]) == pytest.approx(scatter, rel=0.2)
+    texts, references = draws[0]
+    assert bleu4_error(references, references) == 0
+    two, others = texts[:2], references[:2]
+    apart = [bleu4(two[i : i + 1], others[i : i + 1]) for i in range(2)]
+    assert bleu4_error(two, others) == pytest.approx(abs(apart[0] - apart[1]) / 2)
+
+
+@pytest.mark.parametrize(
+    ("count", "length", "expected"), [(8, 32, 16), (8, 37, 16), (15, 64, 30), (32, 512, 32), (200, 64, 32)]
+)  # fmt: skip
+def test_prompts_are_halves_of_blocks(count: int, length: int, expected: int) -> None:
+    """Sixteen or more, none twice, evenly of all blocks."""
+    blocks = np.arange(count * length, dtype=np.int32).reshape(count, length)
+    prompts = _prompts(blocks)
+    half = length // 2
+    assert len(prompts) == len({p[0] for p in prompts}) == expected
+    for first, *rest in prompts:
+        assert first % length in (0, half)
+        assert rest == list(range(first + 1, first + half))
+    of = Counter(p[0] // length for p in prompts)
+    assert len(of) == min(count, expected)
+
+
 # -- the whole ------------------------------------------------------------------------------------
 
 
@@ -210,7 +251,8 @@ def test_a_model_against_itself() -> None:
     assert (e.kl_mean, e.kl_p99, e.kl_max, e.top1) == (0, 0, 0, 1)
     assert (e.perplexity.difference, e.perplexity.standard_error) == (0, 0)
     assert (e.nll.difference, e.nll.standard_error) == (0, 0)
-    assert (e.bleu4, e.rouge_l, e.identical, e.choices.agreement) == (100, 1, 1, 1)
+    assert (e.bleu4, e.bleu4_error, e.rouge_l, e.identical) == (100, 0, 1, 1)
+    assert (e.outputs, e.choices.agreement) == (16, 1)
     assert e.bytes.a == e.bytes.b == open_checkpoint(octavo_path()).sources[0].stat().st_size
     assert (e.tokens, e.blocks, e.length) == (8 * 31, 8, 32)
     assert 2 < e.perplexity.a < 100
@@ -232,6 +274,7 @@ def evaluated(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
     file = tmp_path_factory.mktemp("json") / "e.json"
     result = command("evaluate", str(a), "--against", str(b), "--tokens", "1024", "--json", str(file))  # fmt: skip
     assert result.returncode == 0, result.stderr
+    assert re.search(r"BLEU-4 \d+\.\d ± \d+\.\d, ROUGE-L 0\.\d+, \d+% of 16 ident", result.stdout)
     assert re.search(r"1,016 tokens of Python's reference manual in 8 blocks of 128", result.stdout)
     return dict(json.loads(file.read_text()))
 
@@ -244,7 +287,8 @@ def test_json_for_scripts(evaluated: dict[str, Any], pair: tuple[Path, Path]) ->
     assert evaluated["tokens"] == 8 * 127
     assert 0 < evaluated["kl_mean"] < evaluated["kl_p99"] <= evaluated["kl_max"]
     assert 0.3 < evaluated["top1"] < 1
-    assert 0 <= evaluated["bleu4"] < 100
+    assert 0 <= evaluated["bleu4"] < 100 and evaluated["bleu4_error"] > 0
+    assert evaluated["outputs"] == 16
     assert len(evaluated["worst"]) == 20 and evaluated["worst"][0]["kl"] == evaluated["kl_max"]
 
 
@@ -407,4 +451,5 @@ def test_page_of_equal_models() -> None:
     e = figures(model="m<script>", bytes=nothing, load_seconds=nothing, block_nll=(nothing,) * 2)
     html = page(e).decode()
     check_page(html)
+    assert "<div>BLEU-4<b>50.0 ± 2.5</b>ROUGE-L 0.500, 50% of 4 texts identical</div>" in html
     assert "They differ nowhere." in html and "m&lt;script&gt; against b" in html

@@ -162,19 +162,25 @@ def _mxfp4(w: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     return {"blocks": blocks, "scales": scales}, values.flatten(2).transpose(1, 2)
 
 
-def test_gpt_oss_mxfp4(tmp_path: Path) -> None:
-    """A folder as gpt-oss is published: experts in MXFP4, the rest in floats."""
+def published_gpt_oss(folder: Path) -> torch.nn.Module:
+    """Saves a folder as gpt-oss is published, experts in MXFP4, the rest in floats; the same in
+    transformers."""
     from safetensors.torch import load_file
 
-    oracle = save_family(FAMILIES["gpt-oss"], tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
+    oracle = save_family(FAMILIES["gpt-oss"], folder)
+    tensors = load_file(folder / "model.safetensors")
     for name in [n for n in tensors if n.endswith(("gate_up_proj", "down_proj"))]:
         parts, values = _mxfp4(tensors.pop(name))
         tensors |= {f"{name}_{kind}": part for kind, part in parts.items()}
         with torch.no_grad():
             oracle.get_parameter(name).copy_(values)
-    save({n: t.contiguous() for n, t in tensors.items()}, tmp_path)
-    write_config(tmp_path, quantization_config={"quant_method": "mxfp4"})
+    save({n: t.contiguous() for n, t in tensors.items()}, folder)
+    write_config(folder, quantization_config={"quant_method": "mxfp4"})
+    return oracle
+
+
+def test_gpt_oss_mxfp4(tmp_path: Path) -> None:
+    oracle = published_gpt_oss(tmp_path)
     ids = np.random.default_rng(1).integers(3, VOCABULARY, 300).tolist()
     runner, d = Runner(tmp_path, kv_dtype="f32"), Divergence()
     expected = Reference(runner.program).logits(ids)

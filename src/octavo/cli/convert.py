@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from octavo.cli.next_step import say_next
 from octavo.cli.options import json_flag, model_argument, offline_option
 from octavo.cli.screen import progress_bar, say, say_json, size
 
@@ -95,4 +96,4 @@ def _show(r: Converted) -> None:
     say(f"{r.output} takes {size(r.bytes_after)} ({size(r.bytes_before)} before); {exact}")
     if r.mmproj is not None:
         say(f"the image encoder is {r.mmproj}")
-    say(f"try: octavo chat {r.output}")
+    say_next(r.output)

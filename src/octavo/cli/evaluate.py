@@ -112,7 +112,10 @@ def evaluate(
 
 def _show(e: Evaluation) -> None:
     p, n = e.perplexity, e.nll
-    alike = f"BLEU-4 {e.bleu4:.1f}, ROUGE-L {e.rouge_l:.3f}, {e.identical:.0%} identical"
+    alike = (
+        f"BLEU-4 {e.bleu4:.1f} ± {e.bleu4_error:.1f}, ROUGE-L {e.rouge_l:.3f}, "
+        f"{e.identical:.0%} of {e.outputs} identical"
+    )
     nats = f"{n.difference:+.4f} ± {n.standard_error:.4f}"
     rows: list[tuple[object, ...]] = [
         ("perplexity", f"{p.a:.4f}", f"{p.b:.4f}", _change(p.a, p.b)),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from octavo.cli.next_step import say_next
 from octavo.cli.options import json_flag, model_argument, offline_option
 from octavo.cli.screen import progress_bar, say, say_json
 
@@ -41,4 +42,4 @@ def merge(
         found = {"output": str(result.output), "adapters": [str(a) for a in result.adapters]}
         return say_json({**found, "layers": result.layers, "bytes": result.nbytes})
     say(f"{result.layers} layers have changed; {output} takes {result.nbytes / 1e6:,.1f} MB")
-    say(f"try: octavo chat {output}")
+    say_next(output)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from octavo.cli.budget import budget_options, search_mix
+from octavo.cli.next_step import say_next
 from octavo.cli.options import json_flag, model_argument, offline_option
 from octavo.cli.screen import progress_bar, say, say_json, size, table
 
@@ -102,7 +103,7 @@ def quantize(
         result = job.run(advance, lambda text: say(text, err=True))
     _show(result, found, as_json, "takes")
     if not as_json:
-        say(f"try: octavo chat {output}")
+        say_next(output)
 
 
 def _instead(recipe: Recipe, group: int) -> str:

@@ -21,7 +21,7 @@ from octavo.compress.evaluation import (
     weight_bytes,
 )
 from octavo.compress.serving import serve_both
-from octavo.compress.similarity import bleu4, rouge_l, sacrebleu
+from octavo.compress.similarity import bleu4, bleu4_error, rouge_l, sacrebleu
 from octavo.engine.host import usable_threads
 from octavo.engine.open import OpenModel, open_model
 from octavo.errors import UsageError
@@ -30,7 +30,7 @@ from octavo.text import Tokenizer, load_tokenizer
 
 TOKENS = 16_384
 LENGTH = 512
-OUTPUTS, OUTPUT = 16, 64  # texts that both continue, and by how many tokens
+OUTPUTS, OUTPUT = 32, 64  # texts that both continue at most, and by how many tokens
 FEW, SHORT = 8, 32  # blocks are halved, down to 32 tokens, until there are 8
 WORST, BEFORE = 20, 24  # tokens to show, and how many before each
 
@@ -72,17 +72,18 @@ def evaluate(
     blocks, tokenizer = _blocks(a, b, split("evaluation", text, located[1].path), tokens, length)
     precision = Precision(activations, kv_dtype)
     found = _distances(a, b, blocks, threads or usable_threads(), precision, progress)
-    half = blocks.shape[1] // 2
-    prompts = blocks[_spread(len(blocks), OUTPUTS), :half].tolist()
+    prompts = _prompts(blocks)
+    output = min(OUTPUT, len(prompts[0]))
     with progress("Continuing", len(prompts)) as advance:
-        served = serve_both((a, b), prompts, min(OUTPUT, half), threads, precision, advance)
+        served = serve_both((a, b), prompts, output, threads, precision, advance)
     x, y = served
     outputs, references = ([tokenizer.decode(ids) for ids in s.outputs] for s in served)
     return Evaluation(
         model=located[0].name, weights=fingerprint(a.checkpoint), against=located[1].name,
         data=described(text), activations=a.compiled.activations(activations),
         kv_dtype=a.compiled.kv_dtype(kv_dtype),
-        bleu4=bleu4(outputs, references), rouge_l=rouge_l(outputs, references),
+        outputs=len(outputs), bleu4=bleu4(outputs, references),
+        bleu4_error=bleu4_error(outputs, references), rouge_l=rouge_l(outputs, references),
         identical=sum(map(list.__eq__, x.outputs, y.outputs)) / len(prompts),
         bytes=Pair(weight_bytes(a.checkpoint), weight_bytes(b.checkpoint)),
         load_seconds=Pair(x.load_seconds, y.load_seconds),
@@ -140,10 +141,12 @@ def _distances(
         return compare(first, second, blocks, rows, advance)
 
 
-def _spread(total: int, most: int) -> list[int]:
-    """Up to `most` of the numbers below `total`, evenly."""
-    count = min(total, most)
-    return [k * total // count for k in range(count)]
+def _prompts(blocks: Ints) -> list[list[int]]:
+    """Up to OUTPUTS halves of blocks, evenly; FEW blocks have 16."""
+    half = blocks.shape[1] // 2
+    halves = blocks[:, : 2 * half].reshape(-1, half)
+    count = min(len(halves), OUTPUTS)
+    return [halves[k * len(halves) // count].tolist() for k in range(count)]
 
 
 def _worst(found: Distances, blocks: Ints, tokenizer: Tokenizer) -> Iterator[Worst]:

@@ -60,8 +60,9 @@ class Summary:
     weights: what A's files are known by. data: the text; tokens: how many of it were predicted, in
     `blocks` blocks of `length`. nll: nats a token. kl_mean, kl_p99: of KL(B || A), nats a token.
     top1: share of tokens of which both find the same likeliest. bleu4 (0 to 100), rouge_l (0 to 1):
-    of A's greedy outputs against B's; identical: share of them that are the same. bytes: of the
-    files with weights. peak_rss: bytes. activations, kv_dtype: what A computed with.
+    of A's greedy outputs against B's, `outputs` of each; bleu4_error: the standard error, by the
+    jackknife over outputs; identical: share of them that are the same. bytes: of the files with
+    weights. peak_rss: bytes. activations, kv_dtype: what A computed with.
     """
 
     model: str
@@ -77,7 +78,9 @@ class Summary:
     kl_p99: float
     kl_max: float
     top1: float
+    outputs: int
     bleu4: float
+    bleu4_error: float
     rouge_l: float
     identical: float
     choices: Choices

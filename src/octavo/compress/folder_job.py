@@ -76,7 +76,18 @@ class FolderJob:
             )
         check_rules(recipe, self.layers, self.checkpoint.tensors)
         if not self.schemes and recipe.kv is None:
+            if any(self._scheme_of(n) for n in self.linear if n not in self.kept):
+                raise UsageError(
+                    f"{recipe.name} rounds no layer of {name}: 32 divides the rows and columns of "
+                    "none",
+                    "--recipe int8-dynamic",
+                )
             raise UsageError(f"{recipe.name} rounds no layer of {name}: none fits, or all are kept")
+        if recipe.method == "distilled" and self.program.task != "generate":
+            raise UsageError(
+                f"{recipe.name} learns from next tokens, and {name} generates no text",
+                "--recipe healed-4",
+            )
         check_new(self.output)
         check_outside(self.output, self.checkpoint.path)
         if recipe.calibrated:

@@ -11,7 +11,7 @@ from shlex import quote
 
 import numpy as np
 
-from octavo.checkpoint.base import Checkpoint, Tensor, TensorType, tensor_bytes
+from octavo.checkpoint.base import FLOATS, Checkpoint, Tensor, TensorType, tensor_bytes
 from octavo.checkpoint.places import check_new_file
 from octavo.checkpoint.progress import Advance
 from octavo.checkpoint.writer import write_gguf
@@ -58,11 +58,16 @@ class GgufJob:
 
     @cached_property
     def types(self) -> dict[str, TensorType]:
-        """The type that each tensor gets."""
+        """The type that each tensor gets: one in blocks keeps its own where that is no larger."""
         tensors, architecture = self.checkpoint.tensors, self.checkpoint.architecture
         layers = int(self.checkpoint.metadata.get(f"{architecture}.block_count", 0))
         tied = "output.weight" not in tensors
-        return {n: self.recipe.type_of(n, t.shape, layers, tied) for n, t in tensors.items()}
+        wanted = {n: self.recipe.type_of(n, t.shape, layers, tied) for n, t in tensors.items()}
+
+        def kept(t: Tensor, kind: TensorType) -> bool:
+            return t.type not in FLOATS and t.nbytes <= tensor_bytes(kind, t.shape, t.name)
+
+        return {n: tensors[n].type if kept(tensors[n], k) else k for n, k in wanted.items()}
 
     @cached_property
     def measured(self) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from octavo.compress.jobs import Job, Rounded, folder_name
 from octavo.compress.recipe_file import find_recipe
 from octavo.compress.recipes import LAYOUTS, GgufRecipe, Recipe
 from octavo.errors import UsageError
+from octavo.models import build_program
 
 FORMATS = ("gguf", *LAYOUTS)
 
@@ -53,6 +54,8 @@ def job_of(
 def _texts(data: Path | None, checkpoint: Checkpoint) -> Callable[[], Iterable[str]]:
     """Text of one's own is read at once; a model writes its own only when it is asked for."""
     if data == SELF:
+        if build_program(checkpoint).task != "generate":
+            raise UsageError(f"{checkpoint.path.name} generates no text to look at", "--data FILE")
         return lambda: split("calibration", data, checkpoint.path)
     found = split("calibration", data)
     return lambda: found

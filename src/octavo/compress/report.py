@@ -67,7 +67,8 @@ def _figures(e: Evaluation) -> Iterable[tuple[str, str, str]]:
     yield "perplexity", f"{p.a / p.b - 1:+.2%}", detail
     yield "mean KL", f"{e.kl_mean:.4g}", f"99th percentile {e.kl_p99:.3g}"
     yield "same top-1", f"{e.top1:.2%}", "of tokens"
-    yield "BLEU-4", f"{e.bleu4:.1f}", f"ROUGE-L {e.rouge_l:.3f}, {e.identical:.0%} identical"
+    detail = f"ROUGE-L {e.rouge_l:.3f}, {e.identical:.0%} of {e.outputs} texts identical"
+    yield "BLEU-4", f"{e.bleu4:.1f} ± {e.bleu4_error:.1f}", detail
     c = e.choices
     yield "same choice", f"{c.agreement:.1%}", f"of {c.items}; right {c.a:.0%}, was {c.b:.0%}"
     yield "size", f"{e.bytes.a / 1e6:,.1f} MB", f"was {e.bytes.b / 1e6:,.1f} MB"
