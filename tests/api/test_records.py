@@ -23,6 +23,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from prometheus_client.parser import text_string_to_metric_families
 
+from octavo.generate.reply import Usage
 from octavo.server.exchange import Exchange
 from octavo.server.logs import log_exchange, logging_to
 from tests.api.server import Server, serving
@@ -306,11 +307,17 @@ def test_text_lines() -> None:
         log_exchange(one)
         one.route, one.status, one.code = "/v1/models", 500, "engine_failed"
         log_exchange(one)
+        one.route, one.status = "/v1/completions", 200
+        for last in (1.5, 2.0):  # both tokens at once, and one after the other
+            one.usage = Usage(3, completion=2, began=1.0, first=1.5, last=last)
+            log_exchange(one)
         logging.getLogger("octavo.engine").warning("the engine is started again")
     text = re.sub(r"\d\d:\d\d:\d\d", "T", out.getvalue())
     assert text == (
         "T  chat  POST 12 bytes  25 ms  404 model_not_found\n"
         "T  error  models  POST 12 bytes  25 ms  500 engine_failed\n"
+        "T  completions  3 → 2 tokens  ttft 500 ms  cache 0/3  200\n"
+        "T  completions  3 → 2 tokens  ttft 500 ms  2 tok/s  cache 0/3  200\n"
         "T  warning  the engine is started again\n"
     )
 

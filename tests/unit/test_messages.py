@@ -87,7 +87,7 @@ CALL = {"function": {"name": "f", "arguments": "[1]"}}
     ({"role": "user", "content": 5}, "messages[1].content"),
     ({"role": "user", "content": ["x"]}, "messages[1].content[0].type"),
     ({"role": "user", "content": [{"type": "input_audio"}]}, "messages[1].content[0].type"),
-    ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].type"),
+    ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].text"),
     ({"role": "user", "name": 5}, "messages[1].name"),
     ({"role": "assistant", "reasoning": 5}, "messages[1].reasoning"),
     ({"role": "user", "tool_calls": [CALL]}, "messages[1].tool_calls"),

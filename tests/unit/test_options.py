@@ -10,7 +10,7 @@ import click
 import pytest
 
 from octavo.cli.main import COMMANDS, cli
-from octavo.cli.numbers import Count, Number
+from octavo.cli.numbers import Count, Number, count
 
 ROOT = Path(__file__).parents[2]
 NUMBERS = {"N", "X", "SECONDS", "MS", "BYTES"}
@@ -89,3 +89,22 @@ def test_the_page_lists_the_variables() -> None:
     source = {v for f in (ROOT / "src").rglob("*.py") for v in variable.findall(f.read_text())}
     page = (ROOT / "docs" / "cli.md").read_text()
     assert set(variable.findall(page)) | {"OCTAVO_CUDA_HOST"} == source  # that one is for tests
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "said"),
+    [
+        (count(1, 256), "-1", "-1 is not a number from 1 to 256."),
+        (count(), "2147483648", "2147483648 is not a number from 1 to 2147483647."),
+        (count(), "2.5", "'2.5' is no whole number."),
+        (count(), "9" * 400, f"{'9' * 400} is not a number from 1 to 2147483647."),
+        (Number(0), "nan", "nan is not a number from 0."),
+        (Number(), "inf", "inf is not a finite number."),
+        (Number(0, 1, above=True), "0", "0 is not a number above 0 to 1."),
+        (Number(0, 1), "x", "'x' is no number."),
+    ],
+)
+def test_numbers_that_are_refused(kind: Number, value: str, said: str) -> None:
+    with pytest.raises(click.BadParameter) as e:
+        kind.convert(value, None, None)
+    assert e.value.message == said

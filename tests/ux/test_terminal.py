@@ -208,7 +208,7 @@ def test_ports_and_other_numbers_have_ranges() -> None:
         "engine smollm2 --prompt -1",
         "load --threads 999",
     ):
-        assert "is not in the range" in fails(2, "bench", *command.split())
+        assert "is not a number from" in fails(2, "bench", *command.split())
 
 
 def test_memory_that_is_not_there(smollm2: Path) -> None:
