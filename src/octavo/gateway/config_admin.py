@@ -106,8 +106,8 @@ class ConfigAdmin:
 
     async def _done(self, work: Awaitable[list[str]], dry_run: bool = False) -> Response:
         lines = await applied(work)
-        applied = self._control.applied
-        about = {} if dry_run or applied is None else asdict(applied)
+        latest = self._control.applied
+        about = {} if dry_run or latest is None else asdict(latest)
         return json_response(encode({"applied": not dry_run, "changes": lines, **about}))
 
 

@@ -124,8 +124,8 @@ async def _serve(
         await batches.close()
         await asyncio.gather(*tasks, return_exceptions=True)
         await updates.close()
-        await asyncio.gather(control.close(), shadow.close())
         await health.close()
+        await asyncio.gather(control.close(), shadow.close())
         await transport.close()
         if keyring is not None:
             await keyring.close()

@@ -72,7 +72,9 @@ class Updates:
             raise AlreadyRuns(f"{body.model[:64]!r} is being updated", "model")
         task = asyncio.create_task(self._update(body, asker(request), began))
         self._tasks[body.model] = task
-        return json_response(msgspec.json.encode(card(await asyncio.shield(began))))
+        task.add_done_callback(lambda _: began.cancel())  # if it has not heard by then
+        release = await asyncio.shield(began)
+        return json_response(msgspec.json.encode(card(release) | {"pool": release.spec.canary}))
 
     async def _update(self, body: UpdateBody, who: str, began: asyncio.Future[Release]) -> None:
         """The whole of an update. began: gets its release, or why there is none."""
