@@ -127,22 +127,21 @@ def test_updates_under_load_lose_nothing(gateway: Server, versions: list[Path]) 
         wait(lambda: gone([before]), 10)
     new = said(gateway, 0)[0]
     assert new != old and set(load.texts) == {old, new}
-    assert len(owned(gateway)) == 1
 
     with Load(gateway) as load:
         run(gateway, "update", "m", "--to", first, *QUICK)
         wait(lambda: pools(gateway) == {"default": first}, 40)
     assert set(load.texts) == {old, new} and said(gateway, 0)[0] == old
 
+    wait(lambda: len(owned(gateway)) == 1, 10)
     (kept,) = owned(gateway)
-    guards = '{"guards": [{"metric": "shadow_kl", "max": 0.01}], "steps": [1, 100]}'
     file = gateway.log.parent / "release.yaml"
-    file.write_text(guards)
-    run(gateway, "update", "m", "--to", second, "--file", str(file))
-    (tried,) = [p for p in owned(gateway) if p != kept]
-    told = {"model": "m", "kl": [1.0] * 20}
-    assert gateway.post("/v1/releases/shadow", told, ADMIN)[0] == 200
-    wait(lambda: "rolled_back" in run(gateway, "status", "m"), 10)
+    file.write_text("{steps: [1, 100], shadow: 100%, guards: [{metric: shadow_kl, max: 0.01}]}")
+    with Load(gateway) as load:
+        run(gateway, "update", "m", "--to", second, "--file", str(file))
+        (tried,) = [p for p in owned(gateway) if p != kept]
+        wait(lambda: "rolled_back" in run(gateway, "status", "m"), 20)
+    assert set(load.texts) <= {old, new}
     wait(lambda: gone([tried]), 20)
     assert owned(gateway) == [kept] and pools(gateway) == {"default": first}
     assert {said(gateway, n)[0] for n in range(8)} == {old}

@@ -14,15 +14,15 @@ from octavo.cli.options import count, json_flag, together
 from octavo.cli.screen import say, say_json, table, utc
 from octavo.errors import UsageError
 
-
 UPDATE = 3600.0  # seconds for the new version to be loaded
 spec_options = together(
-    click.option("--steps", metavar="PERCENTS", help="Its shares, one after another. [5,10,25,50,100]")
-    click.option("--hold", metavar="TIME", help="How long a step lasts at least. [5m]")
+    click.option("--steps", metavar="PERCENTS",
+                 help="Its shares, one after another. [5,10,25,50,100]"),
+    click.option("--hold", metavar="TIME", help="How long a step lasts at least. [5m]"),
     click.option("--min-events", type=count(0), metavar="N",
-                  help="Requests of the canary that a step needs. [100]")  # fmt: skip
+                  help="Requests of the canary that a step needs. [100]"),
     click.option("--file", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-                  help="All of that, and guards, in YAML; see docs/releases.md.")  # fmt: skip
+                  help="All of that, and guards, in YAML; see docs/releases.md."),
 )  # fmt: skip
 
 
@@ -83,6 +83,7 @@ def update(
     admin_key: str | None, **options: Any,
 ) -> None:  # fmt: skip
     """Replace MODEL, which a local pool of the gateway serves, by another one, in a release."""
+    to = str(Path(to).resolve()) if Path(to).exists() else to  # the gateway's folder is another
     body = {"model": model, "to": to, "memory": memory, "release": _given(file, steps, options)}
     done = Gateway(url, admin_key).object("POST", "/v1/releases/update", body, UPDATE)
     say(f"{done['id']}: pool {done['pool']} serves {to}; octavo release status {model}")

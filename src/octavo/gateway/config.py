@@ -64,8 +64,8 @@ class LocalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 class UpstreamPool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Upstreams that serve the same. file: names one a line; dns: every address of such a URL's
-    name is one; key: that they want to see, in place of the gateway's `upstream_key`. local: a model
-    whose servers the gateway starts itself."""
+    name is one; key: that they want to see, in place of the gateway's `upstream_key`; local: a
+    model whose servers the gateway starts itself."""
 
     upstreams: tuple[str | Address, ...] = ()
     file: str | None = None

@@ -35,7 +35,7 @@ PASSED = ("OCTAVO_CACHE", "OCTAVO_ISA")  # variables that are not about the gate
 
 
 class _Sizes(msgspec.Struct):
-    """What `octavo plan` says of a model. bytes: of the engine; least: without a KV cache."""
+    """What `octavo plan` says of a model, in bytes."""
 
     total: int
     kv_cache: int
@@ -104,7 +104,9 @@ class LocalServer:
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, name: str, spec: LocalModel, each: int, environ: dict[str, str]) -> LocalServer:  # fmt: skip
+    async def start(
+        cls, name: str, spec: LocalModel, each: int, environ: dict[str, str]
+    ) -> LocalServer:
         """Raises OSError."""
         command = python_module(
             COMMAND, "serve", f"--parent={os.getpid()}", "--host=127.0.0.1", "--port=0", "--no-ui",
