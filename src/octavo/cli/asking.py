@@ -27,11 +27,11 @@ class Gateway:
     url: str
     key: str | None
 
-    def ask(self, method: str, path: str, body: Any = None) -> bytes:
+    def ask(self, method: str, path: str, body: Any = None, seconds: float = WAIT) -> bytes:
         """What it answers. Raises Refused, UsageError."""
         data = None if body is None else msgspec.json.encode(body)
         try:
-            return send(self.url.rstrip("/") + path, self.key, data, WAIT, method)
+            return send(self.url.rstrip("/") + path, self.key, data, seconds, method)
         except HttpRefusal as e:
             raise GatewayRefused(e.message or f"the gateway answers {e.status}") from None
         except NoAnswer as e:
@@ -39,10 +39,12 @@ class Gateway:
                 f"no gateway answers at {self.url}: {e}", "--server http://127.0.0.1:8080"
             ) from None
 
-    def object(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+    def object(
+        self, method: str, path: str, body: Any = None, seconds: float = WAIT
+    ) -> dict[str, Any]:
         """The same, decoded."""
         try:
-            return msgspec.json.decode(self.ask(method, path, body), type=dict[str, Any])
+            return msgspec.json.decode(self.ask(method, path, body, seconds), type=dict[str, Any])
         except msgspec.MsgspecError:
             raise UsageError(
                 f"{self.url} is no gateway: it answers {path} with no JSON object",

@@ -11,9 +11,20 @@ import click
 
 from octavo.cli.asking import Gateway, gateway_options, read_yaml
 from octavo.cli.numbers import count
-from octavo.cli.options import json_flag
+from octavo.cli.options import json_flag, together
 from octavo.cli.screen import say, say_json, table, utc
 from octavo.errors import UsageError
+
+UPDATE = 3600.0  # seconds for the new version to be loaded
+spec_options = together(
+    click.option("--steps", metavar="PERCENTS",
+                 help="Its shares, one after another. [5,10,25,50,100]"),
+    click.option("--hold", metavar="TIME", help="How long a step lasts at least. [5m]"),
+    click.option("--min-events", type=count(0),
+                  help="Requests of the canary that a step needs. [100]"),
+    click.option("--file", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+                  help="All of that, and guards, in YAML; see docs/releases.md."),
+)  # fmt: skip
 
 
 @click.group()
@@ -26,12 +37,7 @@ def release() -> None:
 @click.option("--canary", metavar="POOL", help="Pool of upstreams with the new version.")
 @click.option("--stable", metavar="POOL", help="Pool with the old version. [default]")
 @click.option("--baseline", metavar="POOL", help="Pool of the old version to compare with.")
-@click.option("--steps", metavar="PERCENTS", help="Its shares, one after another. [5,10,25,50,100]")
-@click.option("--hold", metavar="TIME", help="How long a step lasts at least. [5m]")
-@click.option("--min-events", type=count(0),
-              help="Requests of the canary that a step needs. [100]")  # fmt: skip
-@click.option("--file", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="All of that, and guards, in YAML; see docs/releases.md.")  # fmt: skip
+@spec_options
 @gateway_options
 def start(
     model: str | None, steps: str | None, file: Path | None, server: str, admin_key: str | None,
@@ -42,14 +48,9 @@ def start(
 
     from octavo.release.spec import convert
 
-    given = {} if file is None else read_yaml(file)
-    if not isinstance(given, dict):
-        raise UsageError(f"{file} is no mapping", "octavo release start MODEL --canary POOL")
-    given |= {name: value for name, value in options.items() if value is not None}
+    given = _given(file, steps, options)
     if model is not None:
         given["model"] = model
-    if steps is not None:
-        given["steps"] = [step.strip() for step in steps.split(",")]
     for name in ("model", "canary"):
         if name not in given:
             raise UsageError(
@@ -58,6 +59,35 @@ def start(
     spec = convert({"stable": "default"} | given)
     done = Gateway(server, admin_key).object("POST", "/v1/releases", msgspec.to_builtins(spec))
     say(f"{done['id']}: {spec.canary} gets {spec.plan[0][0]:.3g} of the requests for {spec.model}")
+
+
+def _given(file: Path | None, steps: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    """What options say of a release, beside what a file does. Raises UsageError."""
+    given = {} if file is None else read_yaml(file)
+    if not isinstance(given, dict):
+        raise UsageError(f"{file} is no mapping", "octavo release start MODEL --canary POOL")
+    given |= {name: value for name, value in options.items() if value is not None}
+    if steps is not None:
+        given["steps"] = [step.strip() for step in steps.split(",")]
+    return given
+
+
+@release.command()
+@click.argument("model")
+@click.option("--to", required=True, metavar="MODEL", help="The new version.")
+@click.option("--memory", metavar="SIZE",
+              help="Most memory of each of its servers. [that of the old version's]")  # fmt: skip
+@spec_options
+@gateway_options
+def update(
+    model: str, to: str, memory: str | None, steps: str | None, file: Path | None, server: str,
+    admin_key: str | None, **options: Any,
+) -> None:  # fmt: skip
+    """Replace MODEL, which a local pool of the gateway serves, by another one, in a release."""
+    to = str(Path(to).resolve()) if Path(to).exists() else to  # the gateway's folder is another
+    body = {"model": model, "to": to, "memory": memory, "release": _given(file, steps, options)}
+    done = Gateway(server, admin_key).object("POST", "/v1/releases/update", body, UPDATE)
+    say(f"{done['id']}: pool {done['pool']} serves {to}; octavo release status {model}")
 
 
 @release.command()

@@ -26,6 +26,7 @@ from octavo.cli.ready import Screen
 from octavo.cli.screen import progress_bar, say
 from octavo.cli.watching import Watching, watching_options
 from octavo.errors import UsageError
+from octavo.process import die_with_parent
 
 if TYPE_CHECKING:
     from octavo.cli.served import ServedChoice
@@ -223,6 +224,7 @@ DEMO = "smollm2"
     metavar="HOST",
     help="Host from which images may be fetched by URL (repeatable). [none]",
 )
+@click.option("--parent", type=count(), hidden=True)  # who started it, with which it ends
 @click.option("--open", "opens", is_flag=True, help="Open the page in a browser, once it is there.")
 @click.option("--no-ui", "ui", flag_value=False, default=True, help="Leave out the page at /.")
 @speculation_option
@@ -236,12 +238,14 @@ def serve(
     limits_url: str | None, watching: Watching, hosts: tuple[str, ...], origins: tuple[str, ...],
     domains: tuple[str, ...], drain_timeout: int, write_timeout: int, log_level: str,
     log_format: str, lora_dir: Path | None, offline: bool, data: Path | None, opens: bool,
-    ui: bool, **model: Any,
+    ui: bool, parent: int | None, **model: Any,
 ) -> None:  # fmt: skip
     """Serve MODELS: demo names, Hugging Face ids (org/name[:quant]), folders or .gguf files.
 
     Several share the memory: those used least recently are unloaded for others.
     """
+    if parent is not None:
+        die_with_parent(parent)
     if opens and not ui:
         raise UsageError("--open opens the page, which --no-ui leaves out")
     gc.disable()  # collections would look at all that is imported, again and again

@@ -7,7 +7,6 @@ it if the front dies first.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import gc
 import logging
@@ -55,17 +54,10 @@ from octavo.engine.plan import Plan
 from octavo.engine.profiler import EngineProfiler
 from octavo.engine.request import Request
 from octavo.errors import ModelChanged, ModelNotFound, OctavoError, RequestError, place
+from octavo.process import die_with_parent
 
 LOG = logging.getLogger(__name__)
 BEAT = 1.0  # seconds
-PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent(parent: int) -> None:
-    """Asks the kernel to kill this process when its parent ends, however it ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit(0)
 
 
 class EngineProcess:

@@ -54,6 +54,10 @@ class UpstreamQueue:
     def waiting(self) -> int:
         return sum(map(len, self._lines.values()))
 
+    def waits_for(self, pool: str) -> bool:
+        """Whether a request waits that is to go to a pool."""
+        return any(pools[0] == pool for pools, _, _ in self._lines)
+
     @property
     def only_model(self) -> str:
         """The model of requests that name none. Raises InvalidValue if there are several."""

@@ -48,14 +48,30 @@ class Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: Key | None = None
 
 
+class LocalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A model that the gateway's own servers serve, and how: as options of `octavo serve`.
+    replicas: servers, each with so much memory and so many threads."""
+
+    model: Annotated[str, Meta(min_length=1)]
+    name: Annotated[str, Meta(min_length=1)] | None = None
+    replicas: Annotated[int, Meta(ge=1, le=64)] = 1
+    memory: str | None = None
+    context: Annotated[int, Meta(ge=1)] | None = None
+    threads: Annotated[int, Meta(ge=1, le=256)] | None = None
+    kv_dtype: Literal["auto", "bf16", "int8", "f32"] = "auto"
+    activations: Literal["auto", "int8", "int16"] = "auto"
+
+
 class UpstreamPool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Upstreams that serve the same. file: names one a line; dns: every address of such a URL's
-    name is one; key: that they want to see, in place of the gateway's `upstream_key`."""
+    name is one; key: that they want to see, in place of the gateway's `upstream_key`; local: a
+    model whose servers the gateway starts itself."""
 
     upstreams: tuple[str | Address, ...] = ()
     file: str | None = None
     dns: tuple[str, ...] = ()
     key: Key | None = None
+    local: LocalModel | None = None
 
     def addresses(self, scheme: str = "http") -> list[Address]:
         """Of `upstreams`; with another scheme those that are to be asked for."""

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.database import Conflict, DatabaseError
-from octavo.errors import InvalidValue, RequestError, UsageError
+from octavo.errors import DoesNotFit, InvalidValue, RequestError, UsageError
 from octavo.gateway.admin import no_bounds
 from octavo.gateway.config import GatewayConfig, convert
 from octavo.gateway.control import Control
@@ -68,7 +68,7 @@ class ConfigAdmin:
     async def history(self, request: Request) -> Response:
         """All that are kept, the last first."""
         require_admin(request.scope)
-        found = await _said(asyncio.to_thread(self._control.history.latest))
+        found = await applied(asyncio.to_thread(self._control.history.latest))
         return json_response(encode({"configs": found}))
 
     async def change(self, request: Request) -> Response:
@@ -97,7 +97,7 @@ class ConfigAdmin:
         return await self._apply(await self._kept(version), request)
 
     async def _kept(self, version: int) -> GatewayConfig:
-        return await _said(asyncio.to_thread(self._control.history.get, version))
+        return await applied(asyncio.to_thread(self._control.history.get, version))
 
     async def _apply(
         self, config: GatewayConfig, request: Request, dry_run: bool = False
@@ -105,17 +105,17 @@ class ConfigAdmin:
         return await self._done(self._control.apply(config, asker(request), dry_run), dry_run)
 
     async def _done(self, work: Awaitable[list[str]], dry_run: bool = False) -> Response:
-        lines = await _said(work)
-        applied = self._control.applied
-        about = {} if dry_run or applied is None else asdict(applied)
+        lines = await applied(work)
+        latest = self._control.applied
+        about = {} if dry_run or latest is None else asdict(latest)
         return json_response(encode({"applied": not dry_run, "changes": lines, **about}))
 
 
-async def _said(work: Awaitable[T]) -> T:
+async def applied(work: Awaitable[T]) -> T:
     """What comes of work, its errors as a client is told of them."""
     try:
         return await work
-    except UsageError as e:
-        raise InvalidValue(str(e)) from None
     except (Conflict, DatabaseError) as e:
         raise Unusable(f"the configuration stays as it is: {e}", None, "database") from None
+    except (UsageError, DoesNotFit) as e:
+        raise InvalidValue(str(e)) from None

@@ -66,8 +66,14 @@ class Control:
         self.applied: Applied | None = None
         self._started, self._parts = started, parts
         self._members = Members(parts.upstreams, parts.health)
+        self.local = self._members.local
+        parts.traffic.known = self._known
         self._one = asyncio.Lock()
         self._reloading: asyncio.Task[None] | None = None  # which nobody else refers to
+
+    def _known(self, pool: str) -> bool:
+        """Whether somebody can be in a pool."""
+        return pool in self.config.pools or self._parts.upstreams.has(pool)
 
     async def start(self) -> None:
         """Puts in force what the gateway was started with. Raises OctavoError."""

@@ -22,6 +22,7 @@ from octavo.gateway.discovery import (
     parse_service,
 )
 from octavo.gateway.health import Health
+from octavo.gateway.local import LocalPool, LocalServers
 from octavo.gateway.upstream import Place, Upstream
 from octavo.gateway.upstreams import Upstreams
 
@@ -68,6 +69,7 @@ class Members:
 
     def __init__(self, upstreams: Upstreams, health: Health) -> None:
         self._upstreams, self._health = upstreams, health
+        self.local = LocalServers(upstreams)
         self._places: Sequence[Place] = ()
         self._found: dict[Name, list[Place]] = {}  # by sources
         self._tasks: dict[Name, asyncio.Task[None]] = {}
@@ -75,10 +77,18 @@ class Members:
 
     async def find(self, config: GatewayConfig, environ: Mapping[str, str]) -> Found:
         """What a configuration names and finds; nothing changes yet. Raises UsageError."""
-        places, sources = config.places(environ), sources_of(config, environ)
+        places = config.places(environ)
+        sources = sources_of(config, environ) | self._local_pools(config)
         new = [name for name in sources if name not in self._found]
         looked = await asyncio.gather(*(sources[name].look() for name in new))
+        self.local.check([s for name in new if isinstance(s := sources[name], LocalPool)])
         return Found(places, sources, dict(zip(new, looked, strict=True)))
+
+    def _local_pools(self, config: GatewayConfig) -> dict[Name, UpstreamSource]:
+        return {
+            ("local", pool, repr(said.local)): LocalPool(self.local, pool, said.local)
+            for pool, said in config.pools.items() if said.local is not None
+        }  # fmt: skip
 
     def swap(self, found: Found) -> None:
         """These are the upstreams from now on; sources go on where they were there before."""
@@ -114,4 +124,6 @@ class Members:
     async def close(self) -> None:
         for task in self._tasks.values():
             task.cancel()
+        self.local.closing = True
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self.local.close()

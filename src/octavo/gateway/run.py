@@ -25,6 +25,7 @@ from octavo.gateway.state import GatewayState, kept_in
 from octavo.gateway.traffic import Traffic
 from octavo.gateway.transport import Transport
 from octavo.gateway.trials import Trials
+from octavo.gateway.updates import Updates
 from octavo.gateway.upstreams import Upstreams
 from octavo.server.batches import Batches
 from octavo.server.exchange import Exchange, Observer, Running, Watcher
@@ -98,7 +99,8 @@ async def _serve(
     control = Control(Started(config, options.environ, options.file), state.history, parts)
     trials, configs = Trials(state.releases, state.experiments, upstreams), ConfigAdmin(control)
     responses = Responses(state.kept, relay, upstreams, transport, health, door.check_open)
-    more = [e for each in (admin, trials, configs, responses) for e in each.table()]
+    updates = Updates(control, state.releases, upstreams, admission)
+    more = [e for each in (admin, updates, trials, configs, responses) for e in each.table()]
     app = create_app(
         upstreams, relay, door, metrics, batches, more, access, observe, timelines,
         options.server.ui, options.watchers,
@@ -121,8 +123,9 @@ async def _serve(
             task.cancel()
         await batches.close()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(control.close(), shadow.close())
+        await updates.close()
         await health.close()
+        await asyncio.gather(control.close(), shadow.close())
         await transport.close()
         if keyring is not None:
             await keyring.close()

@@ -94,14 +94,15 @@ def units_of(
 
 
 class Traffic:
-    """models: which pools serve them. shadow: compares versions. clock: seconds since 1970, as the
-    releases have it."""
+    """models: which pools serve them. known: whether there is such a pool. shadow: compares
+    versions. clock: seconds since 1970, as the releases have it."""
 
     def __init__(
         self, releases: Releases, experiments: Experiments, shadow: Shadow,
         clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self.models: Mapping[str, Model] = {}
+        self.known: Callable[[str], bool] = lambda pool: True
         self._releases, self._experiments, self._clock = releases, experiments, clock
         self._shadow = shadow
 
@@ -113,6 +114,10 @@ class Traffic:
         # Not by the key: most have one for all that they send, which would be one unit.
         unit = next(name for kind, name in units.items() if kind != "key" and name)
         assigned = self._releases.assign(model, unit)
+        if assigned is not None and not assigned.watched and not self.known(assigned.pool):
+            assigned = (
+                None  # the version that a release left is gone since: the model's pool counts
+            )
         watched = chosen is not None or (assigned is not None and assigned.watched)
         route = self.models.get(model, OTHER)
         return Dealt(model, route, assigned, chosen, Seen() if watched else None)

@@ -93,7 +93,7 @@ class Trials:
         if model := request.query_params.get("model"):
             return _said(_status(await asyncio.to_thread(self._releases.status, model)))
         latest = await asyncio.to_thread(self._releases.latest)
-        return _said({"releases": [_card(one) for one in latest.values()]})
+        return _said({"releases": [card(one) for one in latest.values()]})
 
     async def start_release(self, request: Request) -> Response:
         spec = await self._spec(request, release_spec.convert)
@@ -104,7 +104,7 @@ class Trials:
                 raise InvalidValue(
                     f"no upstream is in the pool {name[:64]!r}; pools: {known}", "canary"
                 )
-        return _said(_card(await asyncio.to_thread(self._releases.start, spec, asker(request))))
+        return _said(card(await asyncio.to_thread(self._releases.start, spec, asker(request))))
 
     async def act(self, request: Request) -> Response:
         """Promotes, finishes, pauses, resumes or rolls back."""
@@ -113,7 +113,7 @@ class Trials:
             raise InvalidValue(f"action is one of {', '.join(get_args(Action))}", "action")
         who = asker(request)
         done = await asyncio.to_thread(self._releases.act, body.model, action, who)
-        return _said(_card(done))
+        return _said(card(done))
 
     async def shadow(self, request: Request) -> Response:
         body = await self._read(request, ShadowBody)
@@ -213,12 +213,12 @@ def _said(value: Any) -> Response:
     return json_response(encode(value))
 
 
-def _card(one: Any) -> dict[str, Any]:
+def card(one: Any) -> dict[str, Any]:
     return {"id": one.id, "model": one.spec.model, "created": one.created, **asdict(one.state)}
 
 
 def _status(status: Status) -> dict[str, Any]:
-    return _card(status.release) | {
+    return card(status.release) | {
         "spec": status.release.spec, "shares": status.shares, "audit": status.trail,
         "requests": {"canary": status.seen.canary, "baseline": status.seen.other},
         "guards": [

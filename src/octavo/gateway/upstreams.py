@@ -96,6 +96,10 @@ class Upstreams:
     def get(self, name: str) -> Upstream | None:
         return self._all.get(name)
 
+    def has(self, pool: str) -> bool:
+        """Whether anybody is in a pool."""
+        return any(up.place.pool == pool for up in self._all.values())
+
     def add(self, place: Place) -> Upstream:
         """An upstream that is new, or known already: one in another pool or with another key from
         now on, or one that was drained and takes requests again."""

@@ -93,6 +93,11 @@ class Releases:
             release.id, pool, arm, state.step, watched, spec.stable, spec.canary, shadow
         )
 
+    def last(self, model: str) -> Release | None:
+        """The last release of a model, as this gateway knows it."""
+        local = self._local.get(model)
+        return None if local is None else local.release
+
     def observe(self, model: str, assigned: Assigned, event: RequestEvent) -> None:
         """A request that was assigned has ended."""
         local = self._local.get(model)

@@ -51,6 +51,11 @@ class Release:
     created: float
     version: int = 0
 
+    @property
+    def winner(self) -> str:
+        """The pool that serves the model once it has ended."""
+        return self.spec.canary if self.state.phase == "promoted" else self.spec.stable
+
 
 @dataclass(frozen=True)
 class AuditEntry:

@@ -1,0 +1,193 @@
+"""Changes a local model while it is used: a second pool, a release between both, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.errors import InvalidValue, OctavoError, UsageError
+from octavo.gateway.admission import UpstreamQueue
+from octavo.gateway.config import GatewayConfig, LocalModel, Model, UpstreamPool
+from octavo.gateway.config_admin import applied
+from octavo.gateway.control import Control
+from octavo.gateway.trials import asker, card
+from octavo.gateway.upstreams import Upstreams
+from octavo.release import spec as release_spec
+from octavo.release.controller import Releases
+from octavo.release.machine import ENDED
+from octavo.release.spec import ReleaseSpec
+from octavo.release.store import AlreadyRuns, Release
+from octavo.server.bodies import Bodies
+from octavo.server.endpoint import Endpoint
+from octavo.server.guard import require_admin
+from octavo.server.http import json_response
+from octavo.server.runner import answering
+
+LOG = logging.getLogger("octavo.gateway")
+NEXT = "-next"  # the pool beside one, by turns
+LOOK = 0.1  # seconds between looks
+SETTLED = 5.0  # seconds without a request, more than one waits between two tries
+
+
+class UpdateBody(msgspec.Struct, kw_only=True):
+    """to: the new version of a model that a local pool serves. memory: of each of its servers, if
+    not that of the old ones. release: its options, but for its pools."""
+
+    model: str
+    to: str
+    memory: str | None = None
+    release: dict[str, Any] = {}
+
+
+class Updates:
+    """Starts updates of local models, and removes the pool of who has lost."""
+
+    def __init__(
+        self, control: Control, releases: Releases, upstreams: Upstreams, admission: UpstreamQueue
+    ) -> None:
+        self._control, self._releases = control, releases
+        self._upstreams, self._admission = upstreams, admission
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by model
+        self._bodies = Bodies()
+
+    def table(self) -> list[Endpoint]:
+        return [Endpoint("/v1/releases/update", "POST", answering(self.update), UpdateBody)]
+
+    async def update(self, request: Request) -> Response:
+        """Begins the release of a new version of a local model, once its servers answer."""
+        require_admin(request.scope)
+        async with self._bodies.whole(request) as data:
+            try:
+                body = msgspec.json.decode(data, type=UpdateBody)
+            except msgspec.MsgspecError as e:
+                raise InvalidValue(f"the body is no update: {e}") from None
+        began: asyncio.Future[Release] = asyncio.get_running_loop().create_future()
+        running = self._tasks.get(body.model)
+        if running is not None and not running.done():
+            raise AlreadyRuns(f"{body.model[:64]!r} is being updated", "model")
+        task = asyncio.create_task(self._update(body, asker(request), began))
+        self._tasks[body.model] = task
+        task.add_done_callback(lambda _: began.cancel())  # if it has not heard by then
+        release = await asyncio.shield(began)
+        return json_response(msgspec.json.encode(card(release) | {"pool": release.spec.canary}))
+
+    async def _update(self, body: UpdateBody, who: str, began: asyncio.Future[Release]) -> None:
+        """The whole of an update. began: gets its release, or why there is none."""
+        try:
+            spec, local = self._planned(body)
+            await applied(self._control.apply(_with(self._control.config, spec.canary, local), who))
+            try:
+                await self._ready(spec, local)
+                release = await asyncio.to_thread(self._releases.start, spec, who)
+            except OctavoError:
+                await self._control.apply(_without(self._control.config, spec.canary), who)
+                raise
+        except Exception as e:
+            if not began.done():
+                began.set_exception(e)
+            return
+        if not began.done():
+            began.set_result(release)
+        try:
+            await self._ended(release, spec)
+        except OctavoError as e:
+            LOG.error("the update of %s cannot be ended: %s", spec.model, e)
+
+    def _planned(self, body: UpdateBody) -> tuple[ReleaseSpec, LocalModel]:
+        """The release and the new pool. Raises RequestError."""
+        pools, model = self._control.config.pools, body.model
+        last = self._releases.last(model)
+        if last is not None and last.state.phase not in ENDED:
+            raise AlreadyRuns(f"{model[:64]!r} has a release that has not ended", "model")
+        old = "" if last is None else last.winner
+        if old not in pools:
+            old = self._control.config.models.get(model, Model()).pool
+        served = old in pools and any(
+            model in up.models for up in self._upstreams if up.place.pool == old
+        )
+        local = pools[old].local if served else None
+        if local is None:
+            raise InvalidValue(
+                f"{model[:64]!r} is served by no local pool: it needs pools.{old}.local, or two "
+                "pools and octavo release start", "model",
+            )  # fmt: skip
+        new = old.removesuffix(NEXT) if old.endswith(NEXT) else old + NEXT
+        if new in pools:
+            raise InvalidValue(f"there is a pool {new!r}, where the new version would be", "model")
+        memory = body.memory or local.memory
+        changed = msgspec.structs.replace(local, model=body.to, name=model, memory=memory)
+        given = body.release | {"model": model, "stable": old, "canary": new}
+        try:
+            return release_spec.convert(given), changed
+        except UsageError as e:
+            raise InvalidValue(str(e), "release") from None
+
+    async def _ready(self, spec: ReleaseSpec, local: LocalModel) -> None:
+        """Until all servers of the new pool answer. Raises InvalidValue."""
+        while self._serving(spec) < local.replicas:
+            pool = self._control.local.pools.get(spec.canary)
+            if pool is not None and pool.reason:
+                raise InvalidValue(f"the new version does not start: {pool.reason}", "to")
+            if spec.canary not in self._control.config.pools:
+                raise InvalidValue(f"the pool {spec.canary!r} was removed meanwhile", "to")
+            await asyncio.sleep(LOOK)
+
+    def _serving(self, spec: ReleaseSpec) -> int:
+        up = [u for u in self._upstreams if u.place.pool == spec.canary and u.state == "up"]
+        return sum(spec.model in u.models for u in up)
+
+    async def _ended(self, release: Release, spec: ReleaseSpec) -> None:
+        """Removes the pool that lost, once the release has ended and nobody is served by it."""
+        while True:
+            last = self._releases.last(spec.model)
+            if last is not None and last.id == release.id and last.state.phase in ENDED:
+                break
+            await asyncio.sleep(LOOK)
+        lost = spec.stable if last.winner == spec.canary else spec.canary
+        await self._settled(lost)
+        LOG.info("%s is %s: pool %s ends", spec.model, last.state.phase.replace("_", " "), lost)
+        config = _without(self._control.config, lost)
+        if lost == spec.stable:
+            config = _moved(config, spec)
+        await self._control.apply(config, "octavo")
+
+    async def _settled(self, pool: str) -> None:
+        """Until no request has been in a pool, or waited for it, for some time."""
+        loop = asyncio.get_running_loop()
+        since = loop.time()
+        while loop.time() - since < SETTLED:
+            there = any(up.requests for up in self._upstreams if up.place.pool == pool)
+            if there or self._admission.waits_for(pool):
+                since = loop.time()
+            await asyncio.sleep(LOOK)
+
+    async def close(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+
+def _with(config: GatewayConfig, name: str, local: LocalModel) -> GatewayConfig:
+    pools = config.pools | {name: UpstreamPool(local=local)}
+    return msgspec.structs.replace(config, pools=pools)
+
+
+def _without(config: GatewayConfig, name: str) -> GatewayConfig:
+    pools = {n: pool for n, pool in config.pools.items() if n != name}
+    return msgspec.structs.replace(config, pools=pools)
+
+
+def _moved(config: GatewayConfig, spec: ReleaseSpec) -> GatewayConfig:
+    """With the new pool where models had the old one."""
+    models = {spec.model: Model(pool=spec.stable)} | config.models
+    for name, model in models.items():
+        pool, *fallback = (
+            spec.canary if each == spec.stable else each for each in (model.pool, *model.fallback)
+        )
+        models[name] = msgspec.structs.replace(model, pool=pool, fallback=tuple(fallback))
+    return msgspec.structs.replace(config, models=models)
