@@ -49,7 +49,14 @@ def gateway(tmp_path: Path, versions: list[Path]) -> Iterator[Server]:
 def owned(gateway: Server) -> list[psutil.Process]:
     """The servers of a gateway."""
     children = psutil.Process(gateway.process.pid).children()
-    return [c for c in children if "octavo.cli.main" in c.cmdline()]
+    return [c for c in children if serves(c)]
+
+
+def serves(process: psutil.Process) -> bool:
+    try:
+        return "octavo.cli.main" in process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):  # it has ended
+        return False
 
 
 def family(gateway: Server) -> list[psutil.Process]:

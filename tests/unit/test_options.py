@@ -31,7 +31,12 @@ def commands(group: click.Command, path: str) -> Iterator[tuple[str, click.Comma
 
 
 ALL = dict(commands(cli, "octavo"))
-PARAMETERS = {f"{path} {p.opts[0]}": (c, p) for path, c in ALL.items() for p in c.params}
+PARAMETERS = {
+    f"{path} {p.opts[0]}": (c, p)
+    for path, c in ALL.items()
+    for p in c.params
+    if not getattr(p, "hidden", False)  # for octavo's own processes
+}
 OPTIONS = {
     name: p for name, (_, p) in PARAMETERS.items() if isinstance(p, click.Option) and not p.is_flag
 }
