@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -76,8 +77,11 @@ class Control:
         return pool in self.config.pools or self._parts.upstreams.has(pool)
 
     async def start(self) -> None:
-        """Puts in force what the gateway was started with. Raises OctavoError."""
+        """Puts in force what the gateway was started with; SIGHUP reads its file again from now on.
+        Raises OctavoError."""
         await self.apply(self._started.config.running, "start")
+        if self._started.file is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_signal)
 
     async def apply(self, config: GatewayConfig, who: str, dry_run: bool = False) -> list[str]:
         """Puts a configuration in force: what it changes. Raises OctavoError, and then all stays as
@@ -116,7 +120,7 @@ class Control:
                 )
         return await self.apply(new.running, who)
 
-    def on_signal(self) -> None:
+    def _on_signal(self) -> None:
         """SIGHUP was sent."""
         self._reloading = asyncio.create_task(self._told())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -110,8 +109,6 @@ async def _serve(
     tasks = [*map(asyncio.create_task, (server.serve([sock]), memory.watch()))]
     try:
         await control.start()
-        if options.file is not None:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, control.on_signal)
         if keyring is not None:
             tasks.append(asyncio.create_task(keyring.watch()))
         tasks.append(asyncio.create_task(_tell(upstreams, ready)))
@@ -123,8 +120,7 @@ async def _serve(
             task.cancel()
         await batches.close()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await updates.close()
-        await health.close()
+        await asyncio.gather(updates.close(), health.close())
         await asyncio.gather(control.close(), shadow.close())
         await transport.close()
         if keyring is not None:
