@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +34,19 @@ def versions(small_gguf: Callable[..., Path]) -> list[Path]:
     return [small_gguf(Small(layers=n), Q.Q8_0) for n in (2, 3)]
 
 
-def configured(file: Path, **pools: Any) -> Path:
-    file.write_text(json.dumps({"pools": {n: {"local": p} for n, p in pools.items()}} | MORE))
-    return file
+@contextmanager
+def started(folder: Path, model: Path) -> Iterator[Server]:
+    """A gateway with one server of its own."""
+    file = folder / "gateway.yaml"
+    pool = {"local": FIRST | {"model": str(model)}}
+    file.write_text(json.dumps({"pools": {"default": pool}} | MORE))
+    with serving("--config", str(file), log=folder / "log", does="gateway", env=KEYS) as server:
+        yield server
 
 
-@pytest.fixture
-def gateway(tmp_path: Path, versions: list[Path]) -> Iterator[Server]:
-    file = configured(tmp_path / "gateway.yaml", default=FIRST | {"model": str(versions[0])})
-    arguments = ("--config", str(file))
-    with serving(*arguments, log=tmp_path / "log", does="gateway", env=KEYS) as server:
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory, versions: list[Path]) -> Iterator[Server]:
+    with started(tmp_path_factory.mktemp("gateway"), versions[0]) as server:
         yield server
 
 
@@ -67,18 +71,18 @@ def gone(processes: list[psutil.Process]) -> bool:
     return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
 
 
-def said(server: Server, number: int) -> tuple[str, str]:
-    """What a request is answered with, streamed if its number is odd, and by which version."""
+def said(server: Server, number: int) -> str:
+    """The text that a request is answered with, streamed if its number is odd."""
     stream = number % 2 == 1
-    body = {"model": "m", "prompt": [5, 6, 7], "max_tokens": 24, "temperature": 0, "ignore_eos": True,
+    body = {"model": "m", "prompt": "Once upon", "max_tokens": 24, "temperature": 0, "ignore_eos": True,
             "user": f"user-{number}", "stream": stream}  # fmt: skip
     status, text = server.call("POST", "/v1/completions", json.dumps(body).encode())
     assert status == 200, text
     if not stream:
-        return str(json.loads(text)["choices"][0]["text"]), text
+        return str(json.loads(text)["choices"][0]["text"])
     assert text.endswith("data: [DONE]\n\n"), text
     chunks = [json.loads(e[6:]) for e in text.split("\n\n")[:-2] if not e.startswith(":")]
-    return "".join(c["choices"][0]["text"] for c in chunks), text
+    return "".join(c["choices"][0]["text"] for c in chunks)
 
 
 class Load:
@@ -92,7 +96,7 @@ class Load:
     def _ask(self, client: int) -> None:
         number = client
         while not self._over.is_set():
-            self.texts.append(said(self._server, number)[0])
+            self.texts.append(said(self._server, number))
             number += self._clients + 1  # streamed and not, by turns
 
     def __enter__(self) -> Load:
@@ -126,19 +130,19 @@ def run(gateway: Server, *words: str) -> str:
 def test_updates_under_load_lose_nothing(gateway: Server, versions: list[Path]) -> None:
     """From the first version to the second and back, then one that its guard takes back."""
     first, second = map(str, versions)
-    old = said(gateway, 0)[0]
+    old = said(gateway, 0)
     (before,) = owned(gateway)
     with Load(gateway) as load:
         assert "default-next" in run(gateway, "update", "m", "--to", second, *QUICK)
         wait(lambda: pools(gateway) == {"default-next": second}, 40)
         wait(lambda: gone([before]), 10)
-    new = said(gateway, 0)[0]
+    new = said(gateway, 0)
     assert new != old and set(load.texts) == {old, new}
 
     with Load(gateway) as load:
         run(gateway, "update", "m", "--to", first, *QUICK)
         wait(lambda: pools(gateway) == {"default": first}, 40)
-    assert set(load.texts) == {old, new} and said(gateway, 0)[0] == old
+    assert set(load.texts) == {old, new} and said(gateway, 0) == old
 
     wait(lambda: len(owned(gateway)) == 1, 10)
     (kept,) = owned(gateway)
@@ -151,7 +155,7 @@ def test_updates_under_load_lose_nothing(gateway: Server, versions: list[Path]) 
     assert set(load.texts) <= {old, new}
     wait(lambda: gone([tried]), 20)
     assert owned(gateway) == [kept] and pools(gateway) == {"default": first}
-    assert {said(gateway, n)[0] for n in range(8)} == {old}
+    assert {said(gateway, n) for n in range(8)} == {old}
 
 
 def test_what_does_not_start_or_fit_changes_nothing(
@@ -171,19 +175,20 @@ def test_what_does_not_start_or_fit_changes_nothing(
 
 
 def test_a_killed_server_comes_back(gateway: Server) -> None:
-    text = said(gateway, 0)[0]
+    text = said(gateway, 0)
     (server,) = owned(gateway)
     with ThreadPoolExecutor(1) as pool:
         server.kill()
-        assert pool.submit(said, gateway, 1).result()[0] == text  # waits for the next
+        assert pool.submit(said, gateway, 1).result() == text  # waits for the next
     (second,) = owned(gateway)
     assert second != server
     assert "default/0 has ended" in gateway.log.read_text()
 
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGKILL])
-def test_nothing_outlives_a_gateway(gateway: Server, sig: int) -> None:
-    found = family(gateway)
-    assert len(found) >= 2
-    gateway.stop(sig)
-    wait(lambda: gone(found), 10)
+def test_nothing_outlives_a_gateway(versions: list[Path], tmp_path: Path, sig: int) -> None:
+    with started(tmp_path, versions[0]) as gateway:
+        found = family(gateway)
+        assert len(found) >= 2
+        gateway.stop(sig)
+        wait(lambda: gone(found), 10)
