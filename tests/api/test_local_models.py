@@ -7,9 +7,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -51,9 +50,12 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, versions: list[Path]) -> I
 
 
 def owned(gateway: Server) -> list[psutil.Process]:
-    """The servers of a gateway."""
-    children = psutil.Process(gateway.process.pid).children()
-    return [c for c in children if "octavo.cli.main" in c.cmdline()]
+    """The servers of a gateway, but for those that have just ended."""
+    found = []
+    for child in psutil.Process(gateway.process.pid).children():
+        with suppress(psutil.NoSuchProcess):
+            found += [child] * ("octavo.cli.main" in child.cmdline())
+    return found
 
 
 def family(gateway: Server) -> list[psutil.Process]:
