@@ -7,9 +7,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -51,16 +50,12 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, versions: list[Path]) -> I
 
 
 def owned(gateway: Server) -> list[psutil.Process]:
-    """The servers of a gateway."""
-    children = psutil.Process(gateway.process.pid).children()
-    return [c for c in children if serves(c)]
-
-
-def serves(process: psutil.Process) -> bool:
-    try:
-        return "octavo.cli.main" in process.cmdline()
-    except (psutil.NoSuchProcess, psutil.ZombieProcess):  # it has ended
-        return False
+    """The servers of a gateway, but for those that have just ended."""
+    found = []
+    for child in psutil.Process(gateway.process.pid).children():
+        with suppress(psutil.NoSuchProcess):
+            found += [child] * ("octavo.cli.main" in child.cmdline())
+    return found
 
 
 def family(gateway: Server) -> list[psutil.Process]:
@@ -119,7 +114,7 @@ def pools(gateway: Server) -> dict[str, str]:
 
 def run(gateway: Server, *words: str) -> str:
     """What `octavo release` prints. Raises OctavoError."""
-    command = [*words, "--server", gateway.url, "--admin-key", "admin"]
+    command = [*words, "--gateway", gateway.url, "--admin-key", "admin"]
     result = CliRunner().invoke(release, command)
     if isinstance(result.exception, OctavoError):
         raise result.exception

@@ -172,16 +172,18 @@ def test_promotion_and_rollback_under_load_drop_nothing(tmp_path: Path) -> None:
             client = Client(session, at)
             await client.ask()
             assert client.versions == {"stable": 1}  # which it knows after a restart
-        alone = {"default": pools["default"]}
-        async with gateway(str(tmp_path / "state.sqlite3"), **alone) as at, aiohttp.ClientSession() as session:  # fmt: skip
-            client = Client(session, at)
-            await client.ask()
-            assert (client.status, client.versions) == ({200: 1}, {"": 1})  # that pool is gone
 
     async def _is(client: Client, phase: str) -> bool:
         return await client.phase() == phase
 
+    async def alone() -> None:
+        async with gateway(str(tmp_path / "state.sqlite3"), default=sound()) as at, aiohttp.ClientSession() as session:  # fmt: skip
+            client = Client(session, at)
+            await client.ask()  # the pool that was left is gone: the model's own answers
+            assert (client.status, client.versions) == ({200: 1}, {"": 1})
+
     asyncio.run(test())
+    asyncio.run(alone())
 
 
 def test_an_experiment_alters_bodies_and_takes_feedback() -> None:
