@@ -67,7 +67,8 @@ def steps_of(checkpoint: Checkpoint) -> dict[str, float | None]:
     """The layers of a folder that take int8 inputs, and the steps that are stored."""
     config = checkpoint.metadata.get("quantization_config") or {}
     groups = config.get("config_groups", {}).values()
-    if not any((g.get("input_activations") or {}).get("num_bits") == 8 for g in groups):
+    inputs = [g.get("input_activations") or {} for g in groups]
+    if not any((i.get("num_bits"), i.get("type")) == (8, "int") for i in inputs):
         return {}
     steps: dict[str, float | None] = {
         n: None for n, t in checkpoint.tensors.items() if t.type in GROUPED
