@@ -114,7 +114,7 @@ def pools(gateway: Server) -> dict[str, str]:
 
 def run(gateway: Server, *words: str) -> str:
     """What `octavo release` prints. Raises OctavoError."""
-    command = [*words, "--gateway", gateway.url, "--admin-key", "admin"]
+    command = [*words, "--server", gateway.url, "--admin-key", "admin"]
     result = CliRunner().invoke(release, command)
     if isinstance(result.exception, OctavoError):
         raise result.exception
