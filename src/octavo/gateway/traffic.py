@@ -115,9 +115,7 @@ class Traffic:
         unit = next(name for kind, name in units.items() if kind != "key" and name)
         assigned = self._releases.assign(model, unit)
         if assigned is not None and not assigned.watched and not self.known(assigned.pool):
-            assigned = (
-                None  # the version that a release left is gone since: the model's pool counts
-            )
+            assigned = None  # what a release left is gone since: the model's own pool counts
         watched = chosen is not None or (assigned is not None and assigned.watched)
         route = self.models.get(model, OTHER)
         return Dealt(model, route, assigned, chosen, Seen() if watched else None)
