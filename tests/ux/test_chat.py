@@ -148,7 +148,7 @@ def test_values_out_of_range(option: tuple[str, str]) -> None:
 def test_a_value_out_of_range_is_one_line() -> None:
     text = fails(2, "chat", "--temperature", "nan")
     assert text == (
-        "error: Invalid value for '--temperature': nan is not a finite number.\n"
+        "error: Invalid value for '--temperature': nan is not a number from 0 to 2.\n"
         "  try: octavo chat --help\n"
     )
 
