@@ -95,7 +95,8 @@ struct Act {
   uint8_t* wide;
   float threshold;    // a `scaled` group is wide where its largest value exceeds as many rms of x
   uint16_t* bf16;     // x rounded to bf16, then, if `remainder`, what is left rounded to bf16; rows
-                      //                 are `bf16_stride` apart
+                      //                 are `bf16_stride` apart. Without bf16 dot products: as fp32
+                      //                 numbers, x itself if `remainder`
   bool remainder;
   float* f32;         // [rows][k]
   // forms that only adapters read: left out where a step has none that do
@@ -108,7 +109,7 @@ INLINE bool scaled(const Act& a) { return a.wide; }
 // From a row of bf16 to the next: a line more than its values, for rows that are a power of two
 // apart would fall into the same few lines of the cache.
 INLINE size_t bf16_stride(const Act& a) {
-  return (size_t)(a.remainder ? 2 : 1) * a.k + LINE / sizeof(uint16_t);
+  return 2 * (size_t)a.k + LINE / sizeof(uint16_t);
 }
 
 INLINE size_t tiled(int row, int group, int groups) {

@@ -7,7 +7,7 @@ constexpr int TOKEN_TILE = 4;
 #else
 constexpr int TOKEN_TILE = 16;
 #endif
-constexpr int FLOAT_TILE = 1;
+constexpr int FLOAT_TILE = 6, FLOAT_SUMS = 6;  // tokens of a tile of floats, sums in registers
 constexpr int PAIR = 1;
 constexpr int ATTEND_TILE = 4;  // sums of a tile of attention
 

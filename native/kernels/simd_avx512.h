@@ -7,7 +7,7 @@ constexpr int TOKEN_TILE = 8;
 // panels that share what is read of tokens whose groups have scales: a digit that is broadcast once
 // serves both
 constexpr int PAIR = 2;
-constexpr int FLOAT_TILE = 6;   // tokens per float tile: 4 accumulators each
+constexpr int FLOAT_TILE = 6, FLOAT_SUMS = 24;  // tokens of a tile of floats, sums in registers
 constexpr int ATTEND_TILE = 16;  // sums of a tile of attention
 
 struct VF { __m512 v; };
@@ -168,6 +168,7 @@ static inline VF h_odd(const uint16_t* line) {
 // h_dot: acc[lane] += x0 * y0 + x1 * y1 over bf16 pairs; y is broadcast. h_store rounds to nearest
 // even.
 #ifdef __AVX512BF16__
+#define BF16_DOT
 static inline VF h_dot(VF acc, const uint16_t* line, const uint16_t* pair) {
   return {_mm512_dpbf16_ps(acc.v, (__m512bh)_mm512_load_si512(line),
       (__m512bh)_mm512_set1_epi32(*(const int32_t*)pair))};

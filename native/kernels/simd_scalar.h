@@ -3,7 +3,7 @@
 #include <string.h>
 
 constexpr int TOKEN_TILE = 1;
-constexpr int FLOAT_TILE = 1;
+constexpr int FLOAT_TILE = 1, FLOAT_SUMS = 4;
 constexpr int PAIR = 1;
 constexpr int ATTEND_TILE = 4;  // sums of a tile of attention
 
