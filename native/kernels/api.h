@@ -106,8 +106,8 @@ struct Act {
 // Whether groups have scales of their own.
 INLINE bool scaled(const Act& a) { return a.wide; }
 
-// From a row of bf16 to the next: a line more than its values, for rows that are a power of two
-// apart would fall into the same few lines of the cache.
+// From a row of bf16 to the next, with room for all its forms: a line more than its values, for
+// rows that are a power of two apart would fall into the same few lines of the cache.
 INLINE size_t bf16_stride(const Act& a) {
   return 2 * (size_t)a.k + LINE / sizeof(uint16_t);
 }

@@ -286,6 +286,23 @@ def test_instruction_sets_agree(kind: TensorType, tokens: int, threshold: float 
     assert all(np.array_equal(first, y) for y in others)
 
 
+FLOATS = [kind for kind in PACKED if kind not in DIGITAL]
+ROUNDED_ONCE = [isa for isa in FUSED if isa not in ("avx512bf16", "amx")]  # no bf16 dot products
+
+
+@pytest.mark.parametrize("kind", FLOATS, ids=lambda k: k.name)
+@pytest.mark.parametrize("tokens", [1, 4, 9, 33])
+@pytest.mark.parametrize("cols", [64, 576])
+def test_instruction_sets_agree_about_floats(kind: TensorType, tokens: int, cols: int) -> None:
+    """Each output is the same sum in the same order, whatever tiles a set has."""
+    raw, group = random_blocks(kind, 50, cols, tokens), group_of(kind, tokens)
+    x = np.random.default_rng(tokens).standard_normal((tokens, cols)).astype(np.float32)
+    first, *others = (
+        _native.linear(i, int(kind), group, raw, 50, cols, x, tokens) for i in ROUNDED_ONCE
+    )
+    assert all(np.array_equal(first, y) for y in others)
+
+
 ONE = np.array(1, np.float16).tobytes()
 LARGEST_CODES = {
     # a block with a scale of 1, and what its codes stand for
