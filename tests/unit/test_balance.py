@@ -117,27 +117,21 @@ def test_what_was_sent_last_is_remembered_beginnings_longest() -> None:
 
 # -- the least cost ---------------------------------------------------------------------------
 
+NAMES = st.sampled_from([f"r{i}" for i in range(12)])
 FIGURES = st.builds(
-    Replica, st.sampled_from([f"r{i}" for i in range(40)]),
-    st.sampled_from(["up", "up", "up", "full", "draining", "down"]), st.integers(0, 40),
-    st.integers(0, 5), st.sampled_from([0, 100, 1000, 5000]), st.just(32),
-    st.sampled_from([0.0, 0.001, 0.002]) | st.floats(1e-6, 1e-2),
-    st.sampled_from([0.0, 0.02]) | st.floats(1e-4, 1e-1), st.sampled_from([0.0, 0.3]),
+    Replica, NAMES, st.sampled_from(["up", "up", "up", "full", "draining", "down"]),
+    st.integers(0, 40), st.integers(0, 5), st.sampled_from([0, 100, 1000]), st.just(32),
+    st.sampled_from([0.0, 0.001, 0.002, 0.00123]), st.sampled_from([0.0, 0.02, 0.0171]),
+    st.sampled_from([0.0, 0.3]),
 )  # fmt: skip
-EVENTS = st.lists(
-    st.one_of(
-        FIGURES,
-        st.tuples(st.sampled_from([f"r{i}" for i in range(40)]), st.integers(0, 20)),
-    ),
-    max_size=40,
-)
+EVENTS = st.lists(FIGURES | st.tuples(NAMES, st.integers(0, 20)), max_size=20)
 
 
-@settings(max_examples=200)
+@settings(max_examples=300, deadline=None)
 @given(
     EVENTS,
     st.builds(Ask, st.integers(0, 400), images=st.integers(0, 2), reply=st.sampled_from([0, 50])),
-    st.sets(st.sampled_from([f"r{i}" for i in range(45)]), max_size=4),
+    st.sets(NAMES, max_size=3),
 )
 def test_the_choice_is_that_of_looking_at_every_replica(
     events: list[Replica | tuple[str, int]], ask: Ask, barred: set[str]
