@@ -22,7 +22,7 @@ class NoAnswer(Exception):
 
 
 def send(url: str, key: str | None, data: bytes | None, seconds: float | None) -> bytes:
-    """What a server answers, asked without a proxy (data: posted). Raises HttpRefusal and NoAnswer."""
+    """What a server answers, asked without a proxy; data is posted. Raises both of the above."""
     headers = {"content-type": "application/json"} | (
         {"authorization": f"Bearer {key}"} if key else {}
     )
