@@ -19,13 +19,13 @@ T = TypeVar("T")
 READ, WAIT = 5.0, 30.0  # seconds for an answer that only says something, and for any
 
 
-class Refused(OctavoError):
+class ServerRefused(OctavoError):
     """The server said no, and why."""
 
 
 class Remote:
     """A server or a gateway. key: of an admin, where it has keys. Its methods raise UsageError for
-    what is none, and Refused."""
+    what is none, and ServerRefused."""
 
     def __init__(self, url: str, key: str | None) -> None:
         self.url = url.rstrip("/") if "://" in url else f"http://{url.rstrip('/')}"
@@ -45,7 +45,7 @@ class Remote:
                     f"{self.url}{path} needs an admin's key", "--admin-key KEY"
                 ) from None
             if e.message is not None:
-                raise Refused(e.message) from None
+                raise ServerRefused(e.message) from None
             raise UsageError(f"{self.url}{path}: it answers {e.status}", "octavo ps") from None
         except NoAnswer as e:
             raise UsageError(f"{self.url} does not answer: {e}", "octavo ps") from None
