@@ -181,7 +181,8 @@ def proxy(
             behind.sendall(one.asked.replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
             while data := behind.recv(65536):
                 for start in range(0, len(data), size):
-                    time.sleep(pause)
+                    if pause:
+                        time.sleep(pause)
                     connection.sendall(data[start : start + size])
                 had += data.count(b": tokens ")
                 if had >= parts:
