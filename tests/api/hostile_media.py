@@ -22,7 +22,8 @@ from typing import Any
 from PIL import Image
 
 from tests.api.test_images import drawing
-from tests.unit.test_media import URLS, animation, chunk, png, webp_header
+from tests.unit.test_fetch import URLS
+from tests.unit.test_media import animation, chunk, png, webp_header
 
 CHAT = "/v1/chat/completions"
 PART = "messages[0].content[0]"
@@ -146,6 +147,7 @@ OUTSIDE = "http://allowed.test"
 MARKDOWN = "look ![](http://127.0.0.1:{inside}/x) <img src='http://127.0.0.1:{inside}/y'> <image>"
 LARGE = "40,000 x 40,000 pixels"
 CASES = [
+    Case("S61", "name that is never looked up", lambda: by_url("http://hanging.test/circle.png"), 400, "took over 5 seconds"),
     Case("S61", "slow host", lambda: by_url(OUTSIDE + "/slow"), 400, "took over 5 seconds"),
     Case("S60", "addresses inside", lambda: by_url(*(u.replace("PORT", "{inside}") for u in URLS)), 400, AT),
     Case("S60", "allowed host that is inside", lambda: by_url("http://localhost:{inside}/"), 400, "localhost is no public host"),
