@@ -179,7 +179,7 @@ def refused_soon(data: bytes, refuse: Callable[[str], object]) -> None:
     """Without memory for pictures, and without a look at each of millions of parts."""
     url, process = data_url(data), psutil.Process()
     refuse(data_url(png(0, 1, 8, 2, b"")))  # Pillow is loaded
-    before, most = process.memory_info().rss, 50 * most_pieces(len(data))
+    before, most = process.memory_info().rss, 50 * most_pieces(data)
     assert calls(lambda: refuse(url)) < most
     assert process.memory_info().rss - before < 32 << 20
 
@@ -188,6 +188,18 @@ def refused_soon(data: bytes, refuse: Callable[[str], object]) -> None:
 def test_hostile_files(name: str) -> None:
     """Refused by what the header says."""
     refused_soon(HOSTILE[name](), refused)
+
+
+EXIF_PART = b"\xff\xe1\0\x28Exif\0\0" + bytes(32)
+PHOTOSHOP = b"\xff\xed\0\x1cPhotoshop 3.0\0" + b"8BIM\0\1\0\0\0\0\0\0"
+
+
+@pytest.mark.parametrize(("part", "most"), [(EXIF_PART, 64), (PHOTOSHOP, 4096)])
+def test_parts_of_jpeg_files(part: bytes, most: int) -> None:
+    """20 MB of them would keep Pillow for a minute, or for two seconds."""
+    whole = file("JPEG")
+    assert read(data_url(whole[:2] + part * most + whole[2:]))
+    assert "damaged" in str(refused(data_url(whole[:2] + part * (most + 1) + whole[2:])))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 4000), (4000, 1)], ids=str)
