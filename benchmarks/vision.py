@@ -282,8 +282,8 @@ def answers(questions: int, llama_cpp: str) -> None:
         encoder = model.with_name("mmproj-m.gguf")
         theirs, theirs_small = (told(llama_cpp, model, encoder, each) for each in (asked, small))
         llava_in_llama_cpp.roll_positions(TOKENIZER, behind)
-        llm = octavo.LLM(str(model), mmproj=str(encoder), threads=2)
-        rolled = octavo.LLM(str(behind), threads=2)
+        llm = octavo.LLM(str(model), mmproj=str(encoder), threads=1)
+        rolled = octavo.LLM(str(behind), threads=1)
         as_theirs = patch.object(
             VisionModel, "_merged", lambda _, states: llava_in_llama_cpp.kept(states)
         )
@@ -311,7 +311,7 @@ def told(python: str, model: Path, encoder: Path, asked: list[tuple[Image.Image,
     ]  # fmt: skip
     script = Path(__file__).parent / "peers" / "llama_cpp_answers.py"
     found = subprocess.run(
-        [python, script, model, encoder, "2"], input="\n".join(lines), text=True,
+        [python, script, model, encoder, "1"], input="\n".join(lines), text=True,
         stdout=subprocess.PIPE, check=True,
     )  # fmt: skip
     return [json.loads(line) for line in found.stdout.splitlines()]

@@ -95,7 +95,7 @@ def local(host: str) -> list[str]:
 
 def get(port: int, scheme: str = "http", resolve: Any = local, **changes: Any) -> bytes:
     """A file of a host on loopback, as if that were a public address."""
-    given = {"lookups": Lookups(resolve), "allowed": lambda _: True} | changes
+    given: Any = {"lookups": Lookups(resolve), "allowed": lambda _: True} | changes
     return Fetcher(("allowed.test",), **given).fetch(f"{scheme}://Allowed.test:{port}/a?b=1", AT)
 
 
