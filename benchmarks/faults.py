@@ -3,7 +3,7 @@
     python benchmarks/faults.py [--rows F02 F16] [--requests 800] [--clients 8] [--model MODEL]
 
 Rows are those of docs/gateway.md. Engines are `octavo simulate`, with --model MODEL `octavo serve`:
-real ones. Half of the requests are streamed; each answer is compared with what an engine alone said
+real ones, which F04 is about (a server's front process is killed, its engine has to go, too). Half of the requests are streamed; each answer is compared with what an engine alone said
 to the same before. Faults come while requests run, evenly among them. "lost": the answer is broken
 off or never came; "refused": an error of the API in its place, which a client may repeat. Exits
 with 1 if a text was wrong, or a request was lost that the row does not allow.
@@ -22,17 +22,22 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 from rolling import answered, free_port, start
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.api import faulty
 
 Process = subprocess.Popen[bytes]
-PROMPTS, TOKENS = 16, 32  # that are asked; of an answer
+Fault = Callable[[int], Awaitable[float | None]]
+PROMPTS, TOKENS = 16, 60  # that are asked; of an answer
+STEP = 0.01  # seconds of a token of a simulated engine
+STOPPED = 30.0  # seconds that an engine is stopped for
 QUICK = (
     "--probe-interval", "0.2", "--connect-timeout", "1", "--first-token-timeout", "5",
     "--idle-timeout", "2", "--queue-timeout", "60", "--routing", "round-robin",
@@ -43,13 +48,15 @@ ADMIN = {"authorization": "Bearer admin"}
 
 @dataclass
 class Tally:
-    """What became of requests. recovery: seconds from each fault until all was as before."""
+    """What became of requests. recovery: seconds from each fault until all was as before, or (F06)
+    the engine was left out. orphans: processes that a killed front has left behind."""
 
     done: int = 0
     lost: int = 0
     refused: int = 0
     wrong: int = 0
     faults: int = 0
+    orphans: int = 0
     recovery: list[float] = field(default_factory=list)
     said: str = ""  # of the first that was not answered
 
@@ -78,7 +85,7 @@ class Bed:
 
     def engine(self, port: int) -> Process:
         if self.model is None:
-            return start("simulate", port, "--step", "10")
+            return start("simulate", port, "--step", f"{1e3 * STEP:g}")
         return start("serve", port, self.model, "--name", "simulated")
 
     def door(self) -> Process:
@@ -146,15 +153,16 @@ class Bed:
                 tally.lost, tally.said = tally.lost + 1, tally.said or f"{type(e).__name__}: {e}"
             tally.done += 1
 
-    async def times(self, often: int, fault: Callable[[int], Awaitable[None]]) -> None:
-        """A fault so often, evenly among the requests, and how long each was felt."""
+    async def times(self, often: int, fault: Fault) -> None:
+        """A fault so often, evenly among the requests, and how long each was felt, which is until
+        it has returned unless it says so."""
         for i in range(often):
             while self.tally.done < (i + 0.5) * self.requests / often:
                 await asyncio.sleep(0.005)
             began = time.monotonic()
-            await fault(i)
+            felt = await fault(i)
             self.tally.faults += 1
-            self.tally.recovery.append(time.monotonic() - began)
+            self.tally.recovery.append(felt or time.monotonic() - began)
 
     # -- faults -----------------------------------------------------------------------------------
 
@@ -167,7 +175,33 @@ class Bed:
         await self.until(port, "up")
 
     async def killed(self, number: int) -> None:
-        await self.replace(list(self.engines)[number % len(self.engines)], signal.SIGKILL)
+        """An engine is killed; of a real server the process that computes, which it replaces."""
+        port = list(self.engines)[number % len(self.engines)]
+        if self.model is None:
+            return await self.replace(port, signal.SIGKILL)
+        old = self.computing(port)
+        old.kill()
+        async with asyncio.timeout(300):
+            while self.computing(port) in (old, None):
+                await asyncio.sleep(0.05)
+        await answered(self.session, f"http://127.0.0.1:{port}/health/ready")
+
+    def computing(self, port: int) -> psutil.Process | None:
+        """The process of a server that computes, if it has one now."""
+        for child in psutil.Process(self.engines[port].pid).children():
+            with suppress(psutil.Error):
+                if "octavo.client.engine_process" in child.cmdline():
+                    return child
+        return None
+
+    async def beheaded(self, number: int) -> None:
+        """The front process of a server is killed, and the server started again."""
+        port = list(self.engines)[number % len(self.engines)]
+        family = psutil.Process(self.engines[port].pid).children(recursive=True)
+        self.engines[port].kill()
+        _, left = await asyncio.to_thread(psutil.wait_procs, family, 5)
+        self.tally.orphans += len(left)
+        await self.replace(port, signal.SIGKILL)
 
     async def rolled(self, number: int) -> None:
         for port in self.engines:
@@ -182,39 +216,49 @@ class Bed:
         for port in self.engines:
             await self.until(port, "up")
 
-    async def stopped(self, number: int) -> None:
-        """An engine stops in the middle, and goes on once the gateway has noticed."""
-        port = list(self.engines)[0]
+    async def stopped(self, number: int) -> float:
+        """An engine stops in the middle and goes on later: seconds until it gets nothing."""
+        port, began = list(self.engines)[0], time.monotonic()
         self.engines[port].send_signal(signal.SIGSTOP)
         await self.until(port, "down")
-        await asyncio.sleep(1)
+        felt = time.monotonic() - began
+        await asyncio.sleep(STOPPED - felt)
         self.engines[port].send_signal(signal.SIGCONT)
         await self.until(port, "up")
+        return felt
 
 
 Row = Callable[[Bed], Awaitable[None]]
-SPOILT = {
-    "F16 cut": (faulty.closes, 65536), "F16 reset": (faulty.resets, 65536),
-    "F16 silence": (faulty.says_nothing, 65536), "F16 1-byte": (faulty.resets, 1),
+SPOILT = {  # after so many tokens, and bytes at a time
+    "F16 cut": (40, faulty.closes, 65536), "F16 reset": (40, faulty.resets, 65536),
+    "F16 silence": (20, faulty.says_nothing, 65536), "F16 frame": (40, faulty.no_frame, 65536),
+    "F16 event": (40, faulty.no_event, 65536), "F16 1-byte": (40, faulty.resets, 1),
 }  # fmt: skip
-PAGES = {"F16 html": faulty.page("502 Bad Gateway")}
-CANARIES = {
-    "F17 crash": faulty.closes, "F17 500": faulty.page("500 Internal Server Error"),
-    "F17 silent": faulty.says_nothing,
-}  # fmt: skip
+
+
+def half(port: int) -> faulty.Behaviour:
+    """Every second answer is 500."""
+    good, bad = faulty.proxy(port, 2 * TOKENS, faulty.closes), faulty.page("500 Internal Error")
+    return lambda connection, one: (bad if one.posts % 2 else good)(connection, one)
+
+
+CANARIES: dict[str, Callable[[int], faulty.Behaviour]] = {  # by the port of a good one
+    "F17 crash": lambda port: faulty.closes,
+    "F17 half": half,
+    "F17 slow": lambda port: faulty.proxy(port, 2 * TOKENS, faulty.closes, pause=9 * STEP),
+    "F17 silent": lambda port: faulty.says_nothing,
+}
 
 
 async def nothing(bed: Bed) -> None:
     pass
 
 
-def spoilt(fault: faulty.Behaviour | None, spoil: faulty.Behaviour | None, size: int) -> Row:
-    """A third upstream spoils each of its answers, after half of its tokens."""
+def spoilt(behaviour: Callable[[int], faulty.Behaviour]) -> Row:
+    """A third upstream spoils each of its answers."""
 
     async def row(bed: Bed) -> None:
-        port = list(bed.engines)[0]
-        behaviour = fault or faulty.proxy(port, TOKENS // 2, spoil, size)
-        with faulty.faulty(behaviour, owner="octavo") as bad:
+        with faulty.faulty(behaviour(list(bed.engines)[0]), owner="octavo") as bad:
             await bed.admin("POST", "/v1/upstreams", {"upstream": bad.url})
             while bed.tally.done < bed.requests:
                 await asyncio.sleep(0.05)
@@ -223,11 +267,11 @@ def spoilt(fault: faulty.Behaviour | None, spoil: faulty.Behaviour | None, size:
     return row
 
 
-def canary(fault: faulty.Behaviour) -> Row:
+def canary(fault: Callable[[int], faulty.Behaviour]) -> Row:
     """A release to a version that fails, from a quarter of the requests on."""
 
     async def row(bed: Bed) -> None:
-        with faulty.faulty(fault, owner="octavo") as bad:
+        with faulty.faulty(fault(list(bed.engines)[0]), owner="octavo") as bad:
             await bed.admin("POST", "/v1/upstreams", {"upstream": f"next={bad.url}"})
             await bed.until(int(bad.url.rpartition(":")[2]), "up")
             while bed.tally.done < bed.requests // 4:
@@ -237,6 +281,8 @@ def canary(fault: faulty.Behaviour) -> Row:
                      "hold": "1h", "max_hold": "2h"}  # fmt: skip
             await bed.admin("POST", "/v1/releases", given)
             while (await bed.admin("GET", model))["phase"] != "rolled_back":
+                if bed.tally.done >= bed.requests:
+                    raise SystemExit("the release was not rolled back: more --requests are needed")
                 await asyncio.sleep(0.02)
             bed.tally.recovery.append(time.monotonic() - began)
             bed.tally.faults = bad.posts
@@ -246,7 +292,19 @@ def canary(fault: faulty.Behaviour) -> Row:
     return row
 
 
-def often(times: int, fault: Callable[[Bed, int], Awaitable[None]]) -> Row:
+async def mismatched(bed: Bed) -> None:
+    """F17 too: a release to a version that serves another model is never given a request."""
+    with faulty.faulty(faulty.closes, owner="octavo", model="another") as bad:
+        await bed.admin("POST", "/v1/upstreams", {"upstream": f"next={bad.url}"})
+        await bed.until(int(bad.url.rpartition(":")[2]), "up")
+        given = {"model": "simulated", "stable": "default", "canary": "next", "steps": [25, 100]}
+        await bed.admin("POST", "/v1/releases", given)
+        while bed.tally.done < bed.requests:
+            await asyncio.sleep(0.05)
+        bed.tally.faults = bad.posts
+
+
+def often(times: int, fault: Callable[[Bed, int], Awaitable[float | None]]) -> Row:
     return lambda bed: bed.times(times, lambda number: fault(bed, number))
 
 
@@ -254,12 +312,17 @@ ROWS = {  # engines, what happens, and how many may be lost for each fault and c
     "F01": (2, nothing, 0),
     "F02": (2, often(10, Bed.killed), 0),
     "F03": (1, often(10, Bed.killed), 0),
+    "F04": (2, often(5, Bed.beheaded), 0),
     "F05": (2, often(5, Bed.gone), 1),
-    "F06": (2, often(2, Bed.stopped), 0),
-    "F07": (2, often(4, Bed.rolled), 0),
-    **{name: (2, spoilt(None, *how), 0) for name, how in SPOILT.items()},
-    **{name: (2, spoilt(how, None, 0), 0) for name, how in PAGES.items()},
+    "F06": (2, often(1, Bed.stopped), 0),
+    "F07": (2, often(10, Bed.rolled), 0),
+    **{
+        name: (2, spoilt(partial(faulty.proxy, parts=parts, spoil=how, size=size)), 0)
+        for name, (parts, how, size) in SPOILT.items()
+    },
+    "F16 html": (2, spoilt(lambda port: faulty.page("502 Bad Gateway")), 0),
     **{name: (2, canary(how), 0) for name, how in CANARIES.items()},
+    "F17 model": (2, mismatched, 0),
 }
 
 
@@ -278,11 +341,11 @@ async def measure(name: str, requests: int, clients: int, model: str | None) -> 
     worst = f"{max(tally.recovery):8.1f}" if tally.recovery else f"{'':8}"
     print(
         f"{name:<12}{tally.faults:7}{tally.done:10}{tally.lost:6}{tally.refused:9}{tally.wrong:7}"
-        f"{worst}{seconds:9.1f}", flush=True,
+        f"{tally.orphans:8}{worst}{seconds:9.1f}", flush=True,
     )  # fmt: skip
     if tally.said:
         print(f"  {tally.said[:200]}")
-    return not tally.wrong and tally.lost <= allowed * clients * tally.faults
+    return not (tally.wrong or tally.orphans) and tally.lost <= allowed * clients * tally.faults
 
 
 def main() -> None:
@@ -294,8 +357,10 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # children import no file of the current folder
     print(f"{'':<12}{'faults':>7}{'requests':>10}{'lost':>6}{'refused':>9}{'wrong':>7}"
-          f"{'worst s':>8}{'seconds':>9}")  # fmt: skip
+          f"{'orphans':>8}{'worst s':>8}{'seconds':>9}")  # fmt: skip
     named = [name for name in ROWS if name in options.rows or name[:3] in options.rows]
+    if options.model is None:
+        named = [name for name in named if name != "F04"]  # a simulated server is one process
     good = [
         asyncio.run(measure(name, options.requests, options.clients, options.model))
         for name in named

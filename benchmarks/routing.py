@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import json
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, count
 
 from octavo.balance.chain import chain
@@ -25,6 +27,9 @@ from octavo.balance.cost import Ask
 from octavo.balance.prefix_index import SentPrefixes
 from octavo.balance.replica import Replica
 from octavo.balance.router import Router
+from octavo.gateway.body import Relayed, read_outline
+from octavo.gateway.upstream import DEFAULT, Place
+from octavo.gateway.upstreams import Upstreams
 from octavo.simulate.engine import BLOCK_TOKENS, SimulatedEngine, SimulatedRequest, Speed
 
 SPEED = Speed(prefill=2000, step=0.02, slots=16, chunk=512, cache=65_536)
@@ -162,28 +167,72 @@ def compare(replicas: int, load: float) -> None:
         print(Simulation(way, replicas).run(made, load * most).line(way), flush=True)
 
 
+def spread(work: Sequence[Callable[[], object]]) -> str:
+    """Microseconds of processor time of each, p50 and p99."""
+    took = []
+    for one in work:
+        began = time.process_time()
+        one()
+        took.append(1e6 * (time.process_time() - began))
+    p50, p99 = (statistics.quantiles(took, n=100)[i] for i in (49, 98))
+    return f"{p50:8.0f} {p99:8.0f}"
+
+
+def engines_of(replicas: int, draw: random.Random) -> Router:
+    """Engines that tell what they hold: all have half of a prompt of 4,096 tokens, one has all."""
+    router, blocks = Router(), chain(range(4096), BLOCK_TOKENS)
+    for i in range(replicas):
+        router.index.stored(str(i), blocks[:128])
+        speed = draw.uniform(4e-4, 6e-4), draw.uniform(0.01, 0.03)
+        router.fleet.put(Replica(str(i), "up", i % 13, 0, draw.randrange(4000), 32, *speed))
+    router.index.stored("1", blocks)
+    return router
+
+
+def body(number: int) -> Ask:
+    """What is read of a body of 220 KB, half of which is the same in each."""
+    text = "word " * 22_000 + f"{number:04} " * 22_000
+    data = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
+    return Relayed("/v1/chat/completions", "", data, read_outline(data)).ask
+
+
+def upstreams_of(replicas: int, draw: random.Random) -> Upstreams:
+    """Upstreams of a gateway, a quarter of them idle, half of them with the beginning of bodies."""
+    upstreams, ask = Upstreams(), body(0)
+    for i in range(replicas):
+        one = upstreams.add(Place(f"http://replica{i}:8000"))
+        one.prompt_token, one.step = draw.uniform(4e-4, 6e-4), draw.uniform(0.01, 0.03)
+        one.waiting, one.running = i % 4, i % 13
+        one.waiting_tokens = one.waiting * draw.randrange(1, 1000)
+        upstreams.up(one, ("m",), True)
+        if i % 2:
+            lease = upstreams.choose(DEFAULT, "m", ask).lease
+            assert lease is not None and lease.upstream is one
+            lease.end()
+        upstreams.drain(one)  # for now, so that each is the only one in its turn
+    for one in upstreams:
+        upstreams.up(one, ("m",), True)
+    return upstreams
+
+
 def decisions() -> None:
-    """What a decision takes by the number of replicas: prompts of 32,768 tokens, of which all
-    replicas have the first half, and one all."""
-    tokens = list(range(32_768))
-    began = time.perf_counter()
-    blocks = chain(tokens, BLOCK_TOKENS)
-    print(f"hashing {len(tokens):,} tokens: {1e6 * (time.perf_counter() - began):,.0f} µs")
-    draw = random.Random(3)
-    print(f"{'replicas':>8} {'p50 µs':>8} {'p99 µs':>8}   routes of prompts of 4,096 tokens")
-    for replicas in (8, 64, 512, 4000):
-        router = Router()
-        for i in range(replicas):
-            router.index.stored(str(i), blocks[:128])
-            router.fleet.put(Replica(str(i), "up", i % 13, 0, draw.randrange(4000), 32, 5e-4, 0.02))
-        router.index.stored("3", blocks[:256])
-        took = []
-        for _ in range(300):
-            began = time.perf_counter()
-            router.choose(Ask(4096, blocks[:256], BLOCK_TOKENS, reply=REPLY))
-            took.append(time.perf_counter() - began)
-        p50, p99 = (1e6 * statistics.quantiles(took, n=100)[i] for i in (49, 98))
-        print(f"{replicas:8,} {p50:8.0f} {p99:8.0f}")
+    """What a decision takes by the number of replicas, in processor time."""
+    asks = [body(i) for i in range(1, 301)]
+    known = Ask(4096, chain(range(4096), BLOCK_TOKENS), BLOCK_TOKENS, reply=REPLY)
+    print("µs          engines, 4,096 tokens    gateway, 220 KB")
+    print(f"{'replicas':>8} {'p50':>11} {'p99':>8} {'p50':>11} {'p99':>8}")
+    for replicas in (2, 8, 64, 512, 4000):
+        draw = random.Random(3)
+        router, upstreams = engines_of(replicas, draw), upstreams_of(replicas, draw)
+
+        def gateway(ask: Ask, upstreams: Upstreams = upstreams) -> None:
+            lease = upstreams.choose(DEFAULT, "m", ask).lease
+            assert lease is not None
+            lease.end(True)
+
+        one = spread([partial(router.choose, known)] * len(asks))
+        two = spread([partial(gateway, ask) for ask in asks])
+        print(f"{replicas:8,}    {one}    {two}", flush=True)
 
 
 def main() -> None:

@@ -22,15 +22,17 @@ import sys
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import click
 import numpy as np
+from peers import llava_in_llama_cpp
 from PIL import Image
 
 import octavo
@@ -265,36 +267,54 @@ def theirs_error(model: Any, tensor: Any, exact: np.ndarray) -> float:
 @click.option("--llama-cpp", metavar="PYTHON", required=True)
 def answers(questions: int, llama_cpp: str) -> None:
     """Greedy answers of the model that ships with octavo, as GGUF with its mmproj, beside
-    llama.cpp's: about pictures as they are, which both resize, and about the same in the encoder's
-    size, which neither does."""
+    llama.cpp's: about pictures as they are, which both frame, and about the same in the encoder's
+    size, which neither does. Then with what llama.cpp does otherwise done here, too: pictures are
+    framed as there, and the class token lies behind the patches."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "tiny_vlm"))
     from scenes import held_out
 
+    asked = [(decode_image(file, "image"), text) for file, text, _ in held_out(questions)]
+    framed = [(llava_in_llama_cpp.square(image, SHIPPED_SIDE), text) for image, text in asked]
+    small = [(image.resize((SHIPPED_SIDE, SHIPPED_SIDE)), text) for image, text in asked]
     with TemporaryDirectory() as name:
-        model = Path(name) / "m.gguf"
+        model, behind = Path(name) / "m.gguf", Path(name) / "behind"
         convert(TOKENIZER, model)
         encoder = model.with_name("mmproj-m.gguf")
-        llm = octavo.LLM(str(model), mmproj=str(encoder), threads=2)
-        for resized in (False, True):
-            asked, mine = [], []
-            for file, question, _ in held_out(questions):
-                image = decode_image(file, "image")
-                image = image.resize((SHIPPED_SIDE, SHIPPED_SIDE)) if resized else image
-                mine.append(said(llm, image, question))
-                asked.append(json.dumps({
-                    "prompt": f"<s>USER: <__media__>\n{question}\nASSISTANT:\n", "most": 12,
-                    "pixels": b64encode(image.tobytes()).decode(),
-                    "size": [image.height, image.width],
-                }))  # fmt: skip
-            script = Path(__file__).parent / "peers" / "llama_cpp_answers.py"
-            told = subprocess.run(
-                [llama_cpp, script, model, encoder, "2"], input="\n".join(asked), text=True,
-                stdout=subprocess.PIPE, check=True,
-            )  # fmt: skip
-            theirs = [json.loads(line) for line in told.stdout.splitlines()]
-            equal = sum(a == b for a, b in zip(mine, theirs, strict=True))
-            what = f"{SHIPPED_SIDE} x {SHIPPED_SIDE}" if resized else "as they are"
+        theirs, theirs_small = (told(llama_cpp, model, encoder, each) for each in (asked, small))
+        llava_in_llama_cpp.roll_positions(TOKENIZER, behind)
+        llm = octavo.LLM(str(model), mmproj=str(encoder), threads=1)
+        rolled = octavo.LLM(str(behind), threads=1)
+        as_theirs = patch.object(
+            VisionModel, "_merged", lambda _, states: llava_in_llama_cpp.kept(states)
+        )
+        for what, given, wanted, own in (
+            ("as they are", asked, theirs, llm),
+            ("framed as by llama.cpp", framed, theirs, llm),
+            ("framed as by llama.cpp, class token behind", framed, theirs, rolled),
+            (f"{SHIPPED_SIDE} x {SHIPPED_SIDE}", small, theirs_small, llm),
+            (f"{SHIPPED_SIDE} x {SHIPPED_SIDE}, class token behind", small, theirs_small, rolled),
+        ):  # fmt: skip
+            with as_theirs if own is rolled else nullcontext():
+                mine = [said(own, *each) for each in given]
+            equal = sum(a == b for a, b in zip(mine, wanted, strict=True))
             click.echo(f"pictures {what}: {equal} of {questions} answers equal")
+
+
+def told(python: str, model: Path, encoder: Path, asked: list[tuple[Image.Image, str]]) -> list:
+    """llama.cpp's answers."""
+    lines = [
+        json.dumps({
+            "prompt": f"<s>USER: <__media__>\n{question}\nASSISTANT:\n", "most": 12,
+            "pixels": b64encode(image.tobytes()).decode(), "size": [image.height, image.width],
+        })
+        for image, question in asked
+    ]  # fmt: skip
+    script = Path(__file__).parent / "peers" / "llama_cpp_answers.py"
+    found = subprocess.run(
+        [python, script, model, encoder, "1"], input="\n".join(lines), text=True,
+        stdout=subprocess.PIPE, check=True,
+    )  # fmt: skip
+    return [json.loads(line) for line in found.stdout.splitlines()]
 
 
 def said(llm: octavo.LLM, image: Image.Image, question: str) -> list[int]:

@@ -62,9 +62,11 @@ def _whole(connection: socket.socket, data: bytes) -> bytes:
 
 
 @contextmanager
-def faulty(behaviour: Behaviour, healthy: bool = True, owner: str = "somebody") -> Iterator[Faulty]:
-    """healthy: it says which models it has; else it takes connections and says nothing."""
-    card = {"id": "simulated", "object": "model", "created": 0, "owned_by": owner}
+def faulty(
+    behaviour: Behaviour, healthy: bool = True, owner: str = "somebody", model: str = "simulated"
+) -> Iterator[Faulty]:
+    """healthy: it says which model it has; else it takes connections and says nothing."""
+    card = {"id": model, "object": "model", "created": 0, "owned_by": owner}
     models = json.dumps({"object": "list", "data": [card]}).encode() if healthy else None
     one = Faulty(behaviour, models)
 
@@ -103,6 +105,16 @@ def resets(connection: socket.socket, one: Faulty) -> None:
 
 def garbage(connection: socket.socket, one: Faulty) -> None:
     connection.sendall(SSE + b"\x00\x01 this is no event stream\n\n" * 4)
+
+
+def no_frame(connection: socket.socket, one: Faulty) -> None:
+    connection.sendall(b"zz\r\nno chunk of HTTP\r\n")
+    one.over.wait(5)
+
+
+def no_event(connection: socket.socket, one: Faulty) -> None:
+    connection.sendall(b"%x\r\n%s\r\n" % (17, b": tokens [1,\n\n!!!"))
+    one.over.wait(5)
 
 
 def page(status: str) -> Behaviour:
@@ -156,9 +168,11 @@ def never_closes(tells: bool) -> Behaviour:
     return answer
 
 
-def proxy(port: int, parts: int, spoil: Behaviour, size: int = 65536) -> Behaviour:
+def proxy(
+    port: int, parts: int, spoil: Behaviour, size: int = 65536, pause: float = 0.0
+) -> Behaviour:
     """What the server at a port answers, up to so many parts of the stream, then a fault. size: of
-    what is sent at a time."""
+    what is sent at a time. pause: seconds before each."""
 
     def answer(connection: socket.socket, one: Faulty) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -167,6 +181,8 @@ def proxy(port: int, parts: int, spoil: Behaviour, size: int = 65536) -> Behavio
             behind.sendall(one.asked.replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
             while data := behind.recv(65536):
                 for start in range(0, len(data), size):
+                    if pause:
+                        time.sleep(pause)
                     connection.sendall(data[start : start + size])
                 had += data.count(b": tokens ")
                 if had >= parts:

@@ -22,7 +22,8 @@ from typing import Any
 from PIL import Image
 
 from tests.api.test_images import drawing
-from tests.unit.test_media import URLS, animation, chunk, png, webp_header
+from tests.unit.test_fetch import URLS
+from tests.unit.test_media import EXIF_PART, animation, chunk, png, webp_header
 
 CHAT = "/v1/chat/completions"
 PART = "messages[0].content[0]"
@@ -146,6 +147,7 @@ OUTSIDE = "http://allowed.test"
 MARKDOWN = "look ![](http://127.0.0.1:{inside}/x) <img src='http://127.0.0.1:{inside}/y'> <image>"
 LARGE = "40,000 x 40,000 pixels"
 CASES = [
+    Case("S61", "name that is never looked up", lambda: by_url("http://hanging.test/circle.png"), 400, "took over 5 seconds"),
     Case("S61", "slow host", lambda: by_url(OUTSIDE + "/slow"), 400, "took over 5 seconds"),
     Case("S60", "addresses inside", lambda: by_url(*(u.replace("PORT", "{inside}") for u in URLS)), 400, AT),
     Case("S60", "allowed host that is inside", lambda: by_url("http://localhost:{inside}/"), 400, "localhost is no public host"),
@@ -164,7 +166,7 @@ CASES = [
     Case("S63", "inflating parts of a PNG", lambda: files(inflating(b"zTXt", b"a\0\0"), inflating(b"iCCP", b"a\0\0")), 400, BROKEN),
     Case("S63", "pixels beyond the last", lambda: files(inflating(b"IDAT", b"")), 200, ""),
     Case("S63", "10,000 frames", lambda: files(animation("GIF", 10_000)), 400, "is an animation"),
-    Case("S63", "millions of parts", lambda: files(b"\xff\xd8" + b"\xff\xfe\0\2" * (1 << 20), png(8, 8, 8, 2, chunk(b"aaAa", b"") * (1 << 18)), b"GIF89a\1\0\1" + bytes(1 << 22)), 400, BROKEN),
+    Case("S63", "millions of parts", lambda: files(b"\xff\xd8" + b"\xff\xfe\0\2" * (1 << 20), png(8, 8, 8, 2, chunk(b"aaAa", b"") * (1 << 18)), b"GIF89a\1\0\1" + bytes(1 << 22), b"\xff\xd8" + EXIF_PART * (1 << 17)), 400, BROKEN),
     Case("S63", "other formats", lambda: files(saved(circle(), "JPEG2000"), saved(circle(), "TIFF"), saved(circle(), "BMP"), saved(circle(), "ICO"), saved(circle(), "EPS"), saved(circle(), "PDF"), b"<svg xmlns='http://www.w3.org/2000/svg'/>"), 400, NO_FORMAT),
     Case("S63", "largest picture", lambda: files(plain(5016, 5016)), 200, "none"),
     Case("S63", "largest file in a body", lambda: files(noise(1400, 1400)), 200, ""),

@@ -143,6 +143,8 @@ def test_admins_change_it_and_go_back(gateway: Server, slow: Server, other: Serv
     assert len(upstreams(gateway)) == 2
     status, body = gateway.post("/v1/gateway/config", second | {"max_queue": -1}, ADMIN)
     assert (status, body["error"]["message"]) == (400, "max_queue: Expected `int` >= 0")
+    status, body = gateway.post("/v1/gateway/config?version=1", second, ADMIN)
+    assert (status, body["error"]["message"]) == (409, "version 2 of the configuration is in force, not 1: read it again")  # fmt: skip
     back = gateway.post("/v1/gateway/config/rollback", {"version": 1}, ADMIN)[1]
     assert (back["version"], back["hash"]) == (3, first["hash"])
     history = json.loads(gateway.get("/v1/gateway/config/history", ADMIN)[1])["configs"]

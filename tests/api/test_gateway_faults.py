@@ -55,20 +55,10 @@ def name(server: Server) -> str:
     return server.url.partition("://")[2]
 
 
-def no_frame(connection: socket.socket, one: faulty.Faulty) -> None:
-    connection.sendall(b"zz\r\nno chunk of HTTP\r\n")
-    one.over.wait(5)
-
-
-def no_event(connection: socket.socket, one: faulty.Faulty) -> None:
-    connection.sendall(b"%x\r\n%s\r\n" % (17, b": tokens [1,\n\n!!!"))
-    one.over.wait(5)
-
-
 @pytest.mark.parametrize(
     ("spoil", "size"),
     [(faulty.resets, 65536), (faulty.closes, 65536), (faulty.says_nothing, 65536),
-     (no_frame, 65536), (no_event, 65536), (faulty.resets, 1)],
+     (faulty.no_frame, 65536), (faulty.no_event, 65536), (faulty.resets, 1)],
     ids=["reset", "cut", "silence", "no-frame", "no-event", "single-bytes"],
 )  # fmt: skip
 def test_a_stream_that_an_upstream_spoils_goes_on(

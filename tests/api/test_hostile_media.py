@@ -25,7 +25,7 @@ from tests.api.test_images import ask, drawing, shown
 from tests.api.test_robust import prepared
 
 INTERNET = Path(__file__).parent / "internet"
-DOMAINS = ("allowed.test", "changing.test", "localhost")
+DOMAINS = ("allowed.test", "changing.test", "hanging.test", "localhost")
 OPENAI = (CHAT, "/v1/completions")
 WARM, ROUNDS = 2, 2
 # The allocator gives back what is freed: what a process has, it holds.

@@ -281,7 +281,7 @@ def test_commands(tmp_path: Path) -> None:
 
 
 def test_nobody_answers() -> None:
-    with pytest.raises(OctavoError, match="no gateway answers at http://127.0.0.1:1"):
+    with pytest.raises(OctavoError, match="http://127.0.0.1:1 does not answer"):
         run(release, "http://127.0.0.1:1", "status")
 
 

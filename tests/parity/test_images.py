@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,10 @@ from transformers import (
     LlavaNextProcessor,
     LlavaProcessor,
     PreTrainedTokenizerFast,
+    Qwen2_5_VLProcessor,
     Qwen2VLImageProcessorPil,
     Qwen2VLProcessor,
+    Qwen3VLProcessor,
 )
 
 from octavo.errors import InvalidValue
@@ -135,6 +138,7 @@ TEMPLATES = {
     "idefics3": "<|im_start|>{% for m in messages %}{{ m['role'].capitalize() + ':' }}" + PART.replace("IMAGE", "<image>") + "<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}",
     "gemma3": "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ m['role'] }}\n" + PART.replace("IMAGE", "<start_of_image>") + "<end_of_turn>\n{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}",
 }  # fmt: skip
+TEMPLATES |= dict.fromkeys(("qwen2_5_vl", "qwen3_vl"), TEMPLATES["qwen2_vl"])
 
 
 def llava() -> tuple[Any, Preprocessor]:
@@ -213,14 +217,26 @@ def llava_next() -> tuple[Any, Preprocessor]:
     return processor, LlavaNextPreprocessor("<image>", processor.image_token_id, tiling, 3)
 
 
-class QwenProcessor(Qwen2VLProcessor):
-    """Without the part for videos, whose class needs torchvision."""
+class WithoutVideos:
+    """A processor without the part for videos, whose class needs torchvision."""
 
     def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> None:
         assert argument_name != "video_processor" or argument is None
 
 
-def qwen2_vl() -> tuple[Any, Preprocessor]:
+class Qwen2VL(WithoutVideos, Qwen2VLProcessor):
+    pass
+
+
+class Qwen25VL(WithoutVideos, Qwen2_5_VLProcessor):
+    pass
+
+
+class Qwen3VL(WithoutVideos, Qwen3VLProcessor):
+    pass
+
+
+def qwen2_vl(kind: type = Qwen2VL) -> tuple[Any, Preprocessor]:
     theirs = words(
         "<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>", "<|im_start|>",
         "<|im_end|>",
@@ -228,7 +244,7 @@ def qwen2_vl() -> tuple[Any, Preprocessor]:
     images = Qwen2VLImageProcessorPil(
         patch_size=4, size={"shortest_edge": 256, "longest_edge": 64 * 40}
     )
-    processor = QwenProcessor(images, theirs, None)
+    processor = kind(images, theirs, None)
     limits = pixel_limits(images.to_dict())
     return processor, Qwen2VLPreprocessor(
         "<|image_pad|>", processor.image_token_id, 8, 40, *limits, 3
@@ -239,6 +255,8 @@ FAMILIES = {
     "llava": llava,
     "llava_next": llava_next,
     "qwen2_vl": qwen2_vl,
+    "qwen2_5_vl": partial(qwen2_vl, Qwen25VL),
+    "qwen3_vl": partial(qwen2_vl, Qwen3VL),
     "idefics3": idefics3,
     "gemma3": gemma3,
 }

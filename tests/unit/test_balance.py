@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from octavo.balance.chain import chain, text_chain
 from octavo.balance.cost import Ask, cost
-from octavo.balance.policies import POLICIES, LeastCost, PrefixHash, Random
-from octavo.balance.prefix_index import ReplicaPrefixes, SentPrefixes
-from octavo.balance.replica import Fleet, Replica
+from octavo.balance.policies import POLICIES, Random
+from octavo.balance.prefix_index import ReplicaMatch, ReplicaPrefixes, SentPrefixes
+from octavo.balance.replica import Replica
 from octavo.balance.router import Router, Sessions
 
 
@@ -81,8 +83,11 @@ def test_the_index_says_what_a_naive_one_does(
         match = index.match(prompt)
         expected = {r: naive.blocks(r, prompt) for r in REPLICAS}
         assert {r: match.blocks(r) for r in REPLICAS} == expected
-        for blocks, holders in match.levels:
-            assert set(match.replicas(holders)) == {r for r in REPLICAS if expected[r] >= blocks}
+        assert list(match.spread(float, slots_of(match)) + np.zeros(5)) == list(expected.values())
+
+
+def slots_of(match: ReplicaMatch) -> NDArray[np.int64]:
+    return np.array([match.slots.get(r, -1) for r in REPLICAS])
 
 
 def test_the_index_is_bounded_and_leaves_nothing_behind() -> None:
@@ -94,7 +99,7 @@ def test_the_index_is_bounded_and_leaves_nothing_behind() -> None:
     index.remove_replica("a")
     assert (len(index), index.held("a")) == (0, 0)
     index.stored("b", [7])  # which takes the place of "a"
-    assert list(index.match([7]).replicas(index.match([7]).levels[0][1])) == ["b"]
+    assert index.match([7]).slots == {"b": 0}
 
 
 def test_what_was_sent_last_is_remembered_beginnings_longest() -> None:
@@ -110,69 +115,44 @@ def test_what_was_sent_last_is_remembered_beginnings_longest() -> None:
     assert Router(index=empty).index is empty
 
 
-# -- the fleet --------------------------------------------------------------------------------
+# -- the least cost ---------------------------------------------------------------------------
 
-FIGURES = st.tuples(
-    st.integers(0, 40), st.integers(0, 5), st.sampled_from([0, 100, 1000, 5000]),
-    st.sampled_from([0.0, 0.001, 0.002]), st.sampled_from(["up", "up", "up", "draining", "down"]),
+NAMES = st.sampled_from([f"r{i}" for i in range(12)])
+FIGURES = st.builds(
+    Replica, NAMES, st.sampled_from(["up", "up", "up", "full", "draining", "down"]),
+    st.integers(0, 40), st.integers(0, 5), st.sampled_from([0, 100, 1000]), st.just(32),
+    st.sampled_from([0.0, 0.001, 0.002, 0.00123]), st.sampled_from([0.0, 0.02, 0.0171]),
+    st.sampled_from([0.0, 0.3]),
 )  # fmt: skip
+EVENTS = st.lists(FIGURES | st.tuples(NAMES, st.integers(0, 20)), max_size=20)
 
 
-def fleet_of(figures: list[tuple[int, int, int, float, str]]) -> list[Replica]:
-    return [
-        Replica(f"r{i}", state, running, waiting, tokens, 32, rate, 0.02 + running / 1e3)  # type: ignore[arg-type]
-        for i, (running, waiting, tokens, rate, state) in enumerate(figures)
-    ]
-
-
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(
-    st.lists(FIGURES, max_size=100),
-    st.lists(st.tuples(st.integers(0, 99), st.integers(1, 20)), max_size=200),
-    st.integers(1, 400),
-    st.sampled_from([0, 50]),
-    st.sets(st.integers(0, 99), max_size=4),
+    EVENTS,
+    st.builds(Ask, st.integers(0, 400), images=st.integers(0, 2), reply=st.sampled_from([0, 50])),
+    st.sets(NAMES, max_size=3),
 )
-def test_the_least_cost_is_found_without_looking_at_every_replica(
-    figures: list[tuple[int, int, int, float, str]], holders: list[tuple[int, int]], tokens: int,
-    reply: int, barred: set[int],
-) -> None:  # fmt: skip
-    fleet, index = Fleet(LeastCost().order), ReplicaPrefixes()
-    for replica in fleet_of(figures):
-        fleet.put(replace(replica, waiting_tokens=7))
-        fleet.put(replica)
-    blocks = tuple(range(20))
-    for number, count in holders:
-        index.stored(f"r{number}", blocks[:count])
-    ask, no = Ask(tokens, blocks[: tokens // 16], reply=reply), {f"r{i}" for i in barred}
-    match = index.match(ask.blocks)
-    able = [r for r in fleet if r.state == "up" and r.id not in no]
-    totals = [cost(r, ask, match.blocks(r.id)).total for r in able]
-    chosen = LeastCost().choose(fleet, ask, match, no)
-    found = [cost(chosen, ask, match.blocks(chosen.id)).total] if chosen else []
-    assert found == ([min(totals)] if totals else [])
-    assert all(r in able for r in ([chosen] if chosen else []))
-
-
-def test_few_of_many_replicas_are_looked_at() -> None:
-    """However many there are, and however many of them have a prefix."""
-
-    class Counting(LeastCost):
-        looked = 0
-
-        def _better(self, *given: object) -> tuple[float, int, str]:
-            self.looked += 1
-            return super()._better(*given)  # type: ignore[arg-type]
-
-    policy, index = Counting(), ReplicaPrefixes()
-    fleet = Fleet(policy.order)
-    for i in range(4000):
-        fleet.put(Replica(f"r{i}", "up", i % 7, 0, 100 * (i % 11), 32, 0.001, 0.02 + i % 7 / 1e3))
-        index.stored(f"r{i}", range(8 if i % 2 else 4))
-    index.stored("r123", range(16))
-    ask = Ask(320, tuple(range(20)), reply=64)
-    chosen = policy.choose(fleet, ask, index.match(ask.blocks), ())
-    assert chosen is not None and policy.looked < 100
+def test_the_choice_is_that_of_looking_at_every_replica(
+    events: list[Replica | tuple[str, int]], ask: Ask, barred: set[str]
+) -> None:
+    """Of equal costs, too. Events: a replica changes, holds so many blocks, or (0) is forgotten."""
+    router = Router()
+    ask = replace(ask, blocks=tuple(range(min(ask.tokens // 16, 20))))
+    for event in events:
+        if isinstance(event, Replica):
+            router.fleet.put(event)
+        elif event[1]:
+            router.index.stored(event[0], range(event[1]))
+        else:
+            router.remove(event[0])
+        decision = router.choose(ask, barred)
+        match = router.index.match(ask.blocks)
+        able = [r for r in router.fleet if r.state == "up" and r.id not in barred]
+        costs = [(cost(r, ask, match.blocks(r.id)), r.requests, r.id) for r in able]
+        least = min(costs, key=lambda c: (c[0].total, *c[1:]), default=None)
+        found = decision and (decision.cost, router.fleet[decision.replica].requests, decision.replica)  # fmt: skip
+        assert found == least
 
 
 def test_costs_are_milliseconds_of_what_is_left_to_do() -> None:
@@ -208,6 +188,7 @@ def chosen(router: Router, ask: Ask = ANY, barred: tuple[str, ...] = ()) -> str 
 def test_policies_take_replicas_that_are_up_and_not_barred(policy: str) -> None:
     router = router_of(policy, [Replica("a"), Replica("b", "draining"), Replica("c", "down")])
     router.fleet.put(Replica("d"))
+    router.fleet.put(Replica("e", "full"))
     assert {chosen(router, Ask(i, (i,))) for i in range(40)} <= {"a", "d"}
     assert chosen(router, barred=("a",)) == "d"
     assert chosen(router, barred=("a", "d")) is None
@@ -243,15 +224,11 @@ def test_prefix_hash_keeps_prompts_together_and_moves_few() -> None:
 
 
 def test_random_is_as_its_seed() -> None:
-    fleet = Fleet(Random().order)
-    for i in range(8):
-        fleet.put(Replica(f"r{i}"))
-
-    def some() -> list[str]:
-        policy = Random(seed=5)
-        none = ReplicaPrefixes().match(())
-        found = [policy.choose(fleet, Ask(), none, ()) for _ in range(50)]
-        return [r.id for r in found if r]
+    def some() -> list[str | None]:
+        router = Router(Random(seed=5))
+        for i in range(8):
+            router.fleet.put(Replica(f"r{i}"))
+        return [chosen(router) for _ in range(50)]
 
     assert some() == some() and len(set(some())) == 8
 
@@ -300,8 +277,4 @@ def test_sessions_are_forgotten_in_time_and_bounded() -> None:
 
 
 def test_prefix_hash_without_blocks_still_chooses() -> None:
-    policy = PrefixHash()
-    fleet = Fleet(policy.order)
-    fleet.put(Replica("a"))
-    found = policy.choose(fleet, Ask(5), ReplicaPrefixes().match(()), ())
-    assert found is not None and found.id == "a"
+    assert chosen(router_of("prefix-hash", [Replica("a")]), Ask(5)) == "a"

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import yaml
 
-from octavo.cli.asking import read_yaml
+from octavo.cli.yaml_file import read_yaml
 from octavo.errors import UsageError
 from octavo.release import machine
 from octavo.release.guards import Figures

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo.balance.replica import Replica
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.balance.prefix_index import ReplicaMatch
+from octavo.balance.replica import DRAIN, IMAGE, PROMPT_TOKEN, STEP, Fleet, Replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class Cost:
 
 def cost(replica: Replica, ask: Ask, blocks: int = 0) -> Cost:
     """The cost at a replica that has so many leading blocks. The last token is always computed."""
-    cached = min(blocks * ask.block, max(ask.tokens - 1, 0))
+    cached = _cached(ask, blocks)
     return Cost(
         1e3 * replica.drain,
         1e3 * (ask.tokens - cached) * replica.prompt_token,
@@ -49,3 +53,28 @@ def cost(replica: Replica, ask: Ask, blocks: int = 0) -> Cost:
         1e3 * ask.reply * replica.step,
         cached,
     )
+
+
+def _cached(ask: Ask, blocks: int) -> int:
+    return min(blocks * ask.block, max(ask.tokens - 1, 0))
+
+
+def totals(
+    fleet: Fleet, ask: Ask, match: ReplicaMatch, slots: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """`cost` of a match at every replica of a fleet: the same operations in the same order, so that
+    the totals are equal to the last bit. slots: theirs in the match."""
+
+    def prefill(blocks: int) -> float:
+        return 1e3 * (ask.tokens - _cached(ask, blocks))
+
+    def images(blocks: int) -> float:
+        return 1e3 * ask.images if _cached(ask, blocks) < ask.tokens - 1 else 0.0
+
+    table = fleet.table
+    total: NDArray[np.float64] = 1e3 * table[DRAIN]
+    total += match.spread(prefill, slots) * table[PROMPT_TOKEN]
+    if ask.images:
+        total += match.spread(images, slots) * table[IMAGE]
+    total += 1e3 * ask.reply * table[STEP]
+    return total

@@ -3,77 +3,53 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
-from dataclasses import replace
-from typing import Any, Protocol
+from bisect import bisect_right
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from octavo.balance.chain import root
-from octavo.balance.cost import Ask, cost
+from octavo.balance.cost import Ask, totals
 from octavo.balance.prefix_index import ReplicaMatch
-from octavo.balance.replica import Fleet, Replica
+from octavo.balance.replica import REQUESTS, Fleet
 
-FEW = 16  # replicas that are looked at one by one
+Able = NDArray[np.bool_]  # replicas that may be chosen: one at least
 
 
 class Policy(Protocol):
-    """Chooses among the replicas of a fleet that is kept in the policy's order."""
+    """Chooses among replicas."""
 
-    def order(self, replica: Replica) -> tuple[Any, ...]: ...
-
-    def choose(
-        self, fleet: Fleet, ask: Ask, match: ReplicaMatch, barred: Collection[str]
-    ) -> Replica | None:
-        """A replica that is up and not barred; None if there is none."""
+    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Able) -> int:
+        """The place in the fleet of one that is able."""
         ...
 
 
 class LeastCost:
-    """The least cost; of equal ones the one with the fewest requests, then the first by id.
+    """The least cost; of equal ones the one with the fewest requests, then the first by id."""
 
-    No replica costs less than the time until it begins with a prompt, plus what the fastest takes
-    for what nobody has of it and for a reply. Replicas are looked at in the order of that time, so
-    the search ends as soon as none can be better: with thousands of replicas as soon as with few.
-    """
+    def __init__(self) -> None:
+        self._known = -1, -1
+        self._slots: NDArray[np.int64] = np.empty(0, np.int64)
 
-    def order(self, replica: Replica) -> tuple[Any, ...]:
-        return (replica.drain, replica.requests)
+    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Able) -> int:
+        total = np.where(able, totals(fleet, ask, match, self._of(fleet, match)), np.inf)
+        least = np.flatnonzero(total == total.min())
+        return int(least[fleet.table[REQUESTS, least].argmin()])
 
-    def choose(
-        self, fleet: Fleet, ask: Ask, match: ReplicaMatch, barred: Collection[str]
-    ) -> Replica | None:
-        best: tuple[float, int, str] | None = None
-        for blocks, holders in (*match.levels, (0, 0)):
-            if holders and match.count(holders) <= FEW:
-                for name in match.replicas(holders):
-                    if name in fleet and fleet[name].state == "up" and name not in barred:
-                        best = self._better(best, fleet[name], ask, match)
-                continue
-            fastest = Replica("", prompt_token=fleet.fastest, step=fleet.lightest)
-            least = cost(fastest, replace(ask, images=0), blocks).total
-            for replica in fleet.in_order():
-                if best is not None and 1e3 * replica.drain + least >= best[0]:
-                    break
-                if replica.id not in barred:
-                    best = self._better(best, replica, ask, match)
-        return None if best is None else fleet[best[2]]
-
-    def _better(
-        self, best: tuple[float, int, str] | None, replica: Replica, ask: Ask, match: ReplicaMatch
-    ) -> tuple[float, int, str]:
-        own = (cost(replica, ask, match.blocks(replica.id)).total, replica.requests, replica.id)
-        return own if best is None else min(best, own)
+    def _of(self, fleet: Fleet, match: ReplicaMatch) -> NDArray[np.int64]:
+        """The slot of each replica in a match."""
+        if (known := (fleet.generation, match.generation)) != self._known:
+            self._known = known
+            self._slots = np.array([match.slots.get(name, -1) for name in fleet.ids], np.int64)
+        return self._slots
 
 
 class LeastLoad:
-    """The fewest requests in flight."""
+    """The fewest requests in flight, then the first by id."""
 
-    def order(self, replica: Replica) -> tuple[Any, ...]:
-        return (replica.requests,)
-
-    def choose(
-        self, fleet: Fleet, ask: Ask, match: ReplicaMatch, barred: Collection[str]
-    ) -> Replica | None:
-        return next((r for r in fleet.in_order() if r.id not in barred), None)
+    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Able) -> int:
+        return int(np.where(able, fleet.table[REQUESTS], np.inf).argmin())
 
 
 class RoundRobin:
@@ -82,16 +58,12 @@ class RoundRobin:
     def __init__(self) -> None:
         self._last = ""
 
-    def order(self, replica: Replica) -> tuple[Any, ...]:
-        return (replica.id,)
-
-    def choose(
-        self, fleet: Fleet, ask: Ask, match: ReplicaMatch, barred: Collection[str]
-    ) -> Replica | None:
-        start = fleet.place_after((self._last + "\0",))
-        found = next((r for r in fleet.in_order(start) if r.id not in barred), None)
-        self._last = self._last if found is None else found.id
-        return found
+    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Able) -> int:
+        places = np.flatnonzero(able)
+        after = np.searchsorted(places, bisect_right(fleet.ids, self._last))
+        place = int(places[after % len(places)])
+        self._last = fleet.ids[place]
+        return place
 
 
 class PrefixHash:
@@ -102,17 +74,16 @@ class PrefixHash:
         self._leading = leading
         self._roots: dict[str, int] = {}
 
-    def order(self, replica: Replica) -> tuple[Any, ...]:
-        self._roots.setdefault(replica.id, root(replica.id))
-        return (replica.id,)
-
-    def choose(
-        self, fleet: Fleet, ask: Ask, match: ReplicaMatch, barred: Collection[str]
-    ) -> Replica | None:
+    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Able) -> int:
         blocks = ask.blocks[: self._leading]
         key = blocks[-1] if blocks else ask.tokens
-        able = (r for r in fleet.in_order() if r.id not in barred)
-        return max(able, key=lambda r: hash((self._roots[r.id] ^ key,)), default=None)
+        places: list[int] = np.flatnonzero(able).tolist()
+        return max(places, key=lambda place: hash((self._root(fleet.ids[place]) ^ key,)))
+
+    def _root(self, replica: str) -> int:
+        if replica not in self._roots:
+            self._roots[replica] = root(replica)
+        return self._roots[replica]
 
 
 class Random:
@@ -121,14 +92,9 @@ class Random:
     def __init__(self, seed: int | None = None) -> None:
         self._random = random.Random(seed)
 
-    def order(self, replica: Replica) -> tuple[Any, ...]:
-        return (replica.id,)
-
-    def choose(
-        self, fleet: Fleet, ask: Ask, match: ReplicaMatch, barred: Collection[str]
-    ) -> Replica | None:
-        start = self._random.randrange(max(fleet.up, 1))
-        return next((r for r in fleet.in_order(start) if r.id not in barred), None)
+    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Able) -> int:
+        places = np.flatnonzero(able)
+        return int(places[self._random.randrange(len(places))])
 
 
 POLICIES: dict[str, type[Policy]] = {

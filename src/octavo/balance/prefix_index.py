@@ -1,14 +1,18 @@
 """Which replicas hold which prefixes: exactly, as engines tell, or as what they were sent suggests.
 
-Each block (`chain.py`) has a bitmap of the replicas that hold it, so a prompt is looked up in one
-pass over its blocks however many replicas there are.
+Each block (`chain.py`) has a bitmap of the replicas that hold it. Blocks that came and went
+together share one, so a prompt is looked up in one pass over its blocks however many replicas there
+are.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 MOST_BLOCKS = 1 << 18  # of a replica: four million tokens in blocks of 16
 
@@ -17,12 +21,14 @@ MOST_BLOCKS = 1 << 18  # of a replica: four million tokens in blocks of 16
 class ReplicaMatch:
     """The replicas that hold leading blocks of a prompt.
 
-    levels: numbers of blocks with a bitmap of who holds that many at least, the most first.
+    levels: numbers of blocks with a bitmap of who holds that many at least, the most first. slots:
+    of replicas in bitmaps; size: there are so many; generation: goes up when they change.
     """
 
     levels: tuple[tuple[int, int], ...]
     slots: dict[str, int]
-    names: list[str]
+    size: int
+    generation: int
 
     def blocks(self, replica: str) -> int:
         """Leading blocks that a replica holds."""
@@ -33,16 +39,19 @@ class ReplicaMatch:
                     return blocks
         return 0
 
-    @staticmethod
-    def count(holders: int) -> int:
-        return holders.bit_count()
-
-    def replicas(self, holders: int) -> Iterator[str]:
-        """The replicas of a bitmap."""
-        while holders:
-            lowest = holders & -holders
-            yield self.names[lowest.bit_length() - 1]
-            holders ^= lowest
+    def spread(
+        self, value: Callable[[int], float], slots: NDArray[np.int64]
+    ) -> NDArray[np.float64] | float:
+        """The value of the leading blocks that each of these slots holds; -1 is of a replica that
+        holds none."""
+        if not self.levels:
+            return value(0)
+        found, size = np.full(self.size + 1, value(0)), self.size // 8 + 1
+        for blocks, holders in reversed(self.levels):
+            bits = np.frombuffer(holders.to_bytes(size, "little"), np.uint8)
+            held = np.unpackbits(bits, count=self.size + 1, bitorder="little")
+            found[held.view(np.bool_)] = value(blocks)
+        return found[slots]
 
 
 class ReplicaPrefixes:
@@ -55,6 +64,7 @@ class ReplicaPrefixes:
         self._held: dict[str, OrderedDict[int, None]] = {}  # blocks by replica
         self._slots: dict[str, int] = {}
         self._names: list[str] = []  # by slot, "" where one is free
+        self._generation = 0
 
     def __len__(self) -> int:
         """Blocks that are known."""
@@ -66,38 +76,43 @@ class ReplicaPrefixes:
 
     def stored(self, replica: str, blocks: Iterable[int]) -> None:
         """A replica holds these blocks from now on."""
-        bit, held = 1 << self._slot(replica), self._held[replica]
+        bit, held, new = 1 << self._slot(replica), self._held[replica], []
         for block in blocks:
             if block in held:
                 held.move_to_end(block)
             else:
                 held[block] = None
-                self._holders[block] = self._holders.get(block, 0) | bit
-        while len(held) > self._limit:
-            self._drop(held.popitem(last=False)[0], bit)
+                new.append(block)
+        self._toggle(new, bit)
+        over = len(held) - self._limit
+        self._toggle([held.popitem(last=False)[0] for _ in range(over)], bit)
 
     def removed(self, replica: str, blocks: Iterable[int]) -> None:
         """A replica does not hold these blocks any more."""
-        held = self._held.get(replica)
-        for block in blocks if held else ():
-            if held and block in held:
+        if held := self._held.get(replica):
+            gone = [block for block in dict.fromkeys(blocks) if block in held]
+            for block in gone:
                 del held[block]
-                self._drop(block, 1 << self._slots[replica])
+            self._toggle(gone, 1 << self._slots[replica])
 
     def remove_replica(self, replica: str) -> None:
         """A replica holds nothing any more."""
         if replica in self._slots:
             slot = self._slots.pop(replica)
             self._names[slot] = ""
-            for block in self._held.pop(replica):
-                self._drop(block, 1 << slot)
+            self._generation += 1
+            self._toggle(self._held.pop(replica), 1 << slot)
 
     def match(self, blocks: Sequence[int]) -> ReplicaMatch:
         """Who holds how many of these blocks without a gap."""
         levels: list[tuple[int, int]] = []
-        holders = -1
+        holders, last = -1, None
         for i, block in enumerate(blocks):
-            left = holders & self._holders.get(block, 0)
+            found = self._holders.get(block, 0)
+            if found is last:
+                continue
+            last = found
+            left = holders & found
             if left != holders and i:
                 levels.append((i, holders))
             holders = left
@@ -106,7 +121,8 @@ class ReplicaPrefixes:
         else:
             if blocks:
                 levels.append((len(blocks), holders))
-        return ReplicaMatch(tuple(reversed(levels)), self._slots, self._names)
+        size = len(self._names)
+        return ReplicaMatch(tuple(reversed(levels)), self._slots, size, self._generation)
 
     def _slot(self, replica: str) -> int:
         if replica not in self._slots:
@@ -117,15 +133,22 @@ class ReplicaPrefixes:
                 slot = len(self._names)
                 self._names.append(replica)
             self._slots[replica] = slot
+            self._generation += 1
             self._held[replica] = OrderedDict()
         return self._slots[replica]
 
-    def _drop(self, block: int, bit: int) -> None:
-        left = self._holders[block] & ~bit
-        if left:
-            self._holders[block] = left
-        else:
-            del self._holders[block]
+    def _toggle(self, blocks: Iterable[int], bit: int) -> None:
+        """Adds a replica to the holders of blocks that it did not hold, or takes it from those that
+        it did. Blocks with the same bitmap go on sharing one."""
+        before, after = -1, -1
+        for block in blocks:
+            holders = self._holders.get(block, 0)
+            if holders is not before:
+                before, after = holders, holders ^ bit
+            if after:
+                self._holders[block] = after
+            else:
+                del self._holders[block]
 
 
 class SentPrefixes(ReplicaPrefixes):

@@ -1,14 +1,18 @@
-"""What is known of a replica, and replicas in an order of load."""
+"""What is known of a replica, and of all replicas as a table of numbers."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, get_args
 
-State = Literal["up", "draining", "down"]
-Order = Callable[["Replica"], tuple[Any, ...]]
+import numpy as np
+from numpy.typing import NDArray
+
+State = Literal["up", "full", "draining", "down"]
+STATES: tuple[State, ...] = get_args(State)
+STATE, REQUESTS, DRAIN, PROMPT_TOKEN, STEP, IMAGE = range(6)  # rows of a fleet's table
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +23,7 @@ class Replica:
     tokens of prompts to compute. places: requests that are computed together. prompt_token, step,
     image: seconds of a prompt's token, of a token of each text with one text more, and of an image,
     0 before they are measured. reply: tokens that a reply has. A draining replica finishes what it
-    has.
+    has; a full one takes requests again once one of its own has ended.
     """
 
     id: str
@@ -50,14 +54,17 @@ class Replica:
 
 
 class Fleet:
-    """Replicas by id. Those that are up are kept in an order; of equal ones the first by id."""
+    """Replicas in the order of their ids, each with a column of numbers in `table`: a decision
+    among thousands is a few operations on whole rows.
 
-    def __init__(self, order: Order) -> None:
-        self._order = order
+    generation: goes up when a replica comes or leaves.
+    """
+
+    def __init__(self) -> None:
         self._replicas: dict[str, Replica] = {}
-        self._keys: list[tuple[Any, ...]] = []  # each with its replica's id
-        self._prompt_tokens: list[float] = []  # seconds of those that are up, ascending
-        self._steps: list[float] = []
+        self.ids: list[str] = []
+        self.table: NDArray[np.float64] = np.empty((6, 0))
+        self.generation = 0
 
     def __len__(self) -> int:
         return len(self._replicas)
@@ -71,49 +78,32 @@ class Fleet:
     def __contains__(self, replica: str) -> bool:
         return replica in self._replicas
 
-    @property
-    def up(self) -> int:
-        """Replicas that take requests."""
-        return len(self._keys)
-
-    @property
-    def fastest(self) -> float:
-        """The least seconds that any replica takes for a token of a prompt."""
-        return self._prompt_tokens[0] if self._prompt_tokens else 0.0
-
-    @property
-    def lightest(self) -> float:
-        """The least seconds that any replica takes for a step."""
-        return self._steps[0] if self._steps else 0.0
+    def those(self, state: State, barred: Collection[str] = ()) -> NDArray[np.bool_]:
+        """Who is in a state and not barred."""
+        found: NDArray[np.bool_] = self.table[STATE] == STATES.index(state)
+        found[[self._place(name) for name in barred if name in self._replicas]] = False
+        return found
 
     def put(self, replica: Replica) -> None:
         """Adds a replica, or replaces what was known of it."""
-        self.remove(replica.id)
+        place = self._place(replica.id)
+        if replica.id not in self._replicas:
+            self.ids.insert(place, replica.id)
+            self.table = np.insert(self.table, place, 0.0, axis=1)
+            self.generation += 1
         self._replicas[replica.id] = replica
-        if replica.state == "up":
-            insort(self._keys, (*self._order(replica), replica.id))
-            insort(self._prompt_tokens, replica.prompt_token)
-            insort(self._steps, replica.step)
+        self.table[:, place] = (
+            STATES.index(replica.state), replica.requests, replica.drain, replica.prompt_token,
+            replica.step, replica.image,
+        )  # fmt: skip
 
     def remove(self, replica: str) -> None:
         """Forgets a replica, if it was known."""
-        old = self._replicas.pop(replica, None)
-        if old is not None and old.state == "up":
-            del self._keys[bisect_left(self._keys, (*self._order(old), replica))]
-            del self._prompt_tokens[bisect_left(self._prompt_tokens, old.prompt_token)]
-            del self._steps[bisect_left(self._steps, old.step)]
+        if self._replicas.pop(replica, None) is not None:
+            place = self._place(replica)
+            del self.ids[place]
+            self.table = np.delete(self.table, place, axis=1)
+            self.generation += 1
 
-    def at(self, place: int) -> Replica:
-        """The replica at a place of the order."""
-        return self._replicas[self._keys[place][-1]]
-
-    def place_after(self, key: tuple[Any, ...]) -> int:
-        """The place of the first replica that comes after a key, 0 where none does."""
-        place = bisect_left(self._keys, key)
-        return place if place < len(self._keys) else 0
-
-    def in_order(self, start: int = 0) -> Iterator[Replica]:
-        """Replicas that are up, from a place of the order on, all around."""
-        count = len(self._keys)
-        for i in range(count):
-            yield self.at((start + i) % count)
+    def _place(self, replica: str) -> int:
+        return bisect_left(self.ids, replica)

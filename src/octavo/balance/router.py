@@ -79,7 +79,7 @@ class Router:
         self._name = policy if isinstance(policy, str) else type(policy).__name__
         self._policy = POLICIES[policy]() if isinstance(policy, str) else policy
         self.index = ReplicaPrefixes() if index is None else index
-        self.fleet = Fleet(self._policy.order)
+        self.fleet = Fleet()
         self.sessions = Sessions(clock)
 
     def choose(self, ask: Ask, barred: Collection[str] = ()) -> RoutingDecision | None:
@@ -87,10 +87,11 @@ class Router:
         match = self.index.match(ask.blocks)
         name, why = self.sessions.get(ask.session) if ask.session else "", "session"
         if name not in self.fleet or self.fleet[name].state != "up" or name in barred:
-            found = self._policy.choose(self.fleet, ask, match, barred)
-            if found is None:
+            able = self.fleet.those("up", barred)
+            if not able.any():
                 return None
-            name, why = found.id, self._name
+            place = self._policy.choose(self.fleet, ask, match, able)
+            name, why = self.fleet.ids[place], self._name
         if ask.session:
             self.sessions.put(ask.session, name)
         return RoutingDecision(name, why, cost(self.fleet[name], ask, match.blocks(name)))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from octavo.cli.asking import Gateway, gateway_options
 from octavo.cli.numbers import count
 from octavo.cli.options import json_flag
+from octavo.cli.remote import Remote, gateway_options
 from octavo.cli.screen import say, say_json, table, utc
 
 
@@ -20,11 +20,11 @@ def config() -> None:
 @json_flag
 def list_(server: str, admin_key: str | None, as_json: bool) -> None:
     """List the configurations that are kept, the latest first; * is in force."""
-    gateway = Gateway(server, admin_key)
-    found = gateway.object("GET", "/v1/gateway/config/history")
+    gateway = Remote(server, admin_key)
+    found = gateway.object("/v1/gateway/config/history")
     if as_json:
         return say_json(found)
-    now = gateway.object("GET", "/v1/gateway/config")["version"]
+    now = gateway.object("/v1/gateway/config")["version"]
     rows = [
         ("*" if c["version"] == now else "", c["version"], utc(c["at"]), c["who"], c["hash"])
         for c in found["configs"]
@@ -38,7 +38,7 @@ def list_(server: str, admin_key: str | None, as_json: bool) -> None:
 def show(version: int | None, server: str, admin_key: str | None) -> None:
     """Show configuration VERSION, or that which is in force, as JSON, which --config takes."""
     path = "/v1/gateway/config" + (f"?version={version}" if version is not None else "")
-    say_json(Gateway(server, admin_key).object("GET", path)["config"])
+    say_json(Remote(server, admin_key).object(path)["config"])
 
 
 @config.command()
@@ -47,6 +47,6 @@ def show(version: int | None, server: str, admin_key: str | None) -> None:
 def rollback(version: int, server: str, admin_key: str | None) -> None:
     """Put configuration VERSION in force again, as a new one."""
     body = {"version": version}
-    done = Gateway(server, admin_key).object("POST", "/v1/gateway/config/rollback", body)
+    done = Remote(server, admin_key).object("/v1/gateway/config/rollback", body)
     say("\n".join(done["changes"]) or "the gateway has this configuration")
     say(f"configuration {done['version']} is in force")

@@ -8,10 +8,11 @@ from urllib.parse import quote
 
 import click
 
-from octavo.cli.asking import Gateway, gateway_options, read_yaml
 from octavo.cli.numbers import Number
 from octavo.cli.options import json_flag
+from octavo.cli.remote import Remote, gateway_options
 from octavo.cli.screen import say, say_json, table
+from octavo.cli.yaml_file import read_yaml
 from octavo.errors import UsageError
 
 
@@ -67,7 +68,7 @@ def start(file: Path, server: str, admin_key: str | None) -> None:
     from octavo.experiments.spec import convert
 
     spec = convert(read_yaml(file))
-    Gateway(server, admin_key).ask("POST", "/v1/experiments", msgspec.to_builtins(spec))
+    Remote(server, admin_key).ask("/v1/experiments", msgspec.to_builtins(spec))
     say(
         f"{spec.id} has begun: {', '.join(f'{n} {v.weight:g} %' for n, v in spec.variants.items())}"
     )
@@ -81,11 +82,11 @@ def start(file: Path, server: str, admin_key: str | None) -> None:
 @json_flag
 def report(id: str, html: Path | None, server: str, admin_key: str | None, as_json: bool) -> None:
     """Show what the experiment ID says so far."""
-    gateway, path = Gateway(server, admin_key), f"/v1/experiments/{quote(id, safe='')}/report"
+    gateway, path = Remote(server, admin_key), f"/v1/experiments/{quote(id, safe='')}/report"
     if html is not None:
-        html.write_bytes(gateway.ask("GET", path + "?format=html"))
+        html.write_bytes(gateway.ask(path + "?format=html"))
         return say(f"wrote {html}")
-    found = gateway.object("GET", path)
+    found = gateway.object(path)
     if as_json:
         return say_json(found)
     counts = ", ".join(f"{name} {n:,}" for name, n in found["mismatch"]["counts"].items())
@@ -107,5 +108,5 @@ def report(id: str, html: Path | None, server: str, admin_key: str | None, as_js
 @gateway_options
 def stop(id: str, server: str, admin_key: str | None) -> None:
     """End the experiment ID: everybody gets what they asked for again."""
-    Gateway(server, admin_key).ask("POST", f"/v1/experiments/{quote(id, safe='')}/stop", {})
+    Remote(server, admin_key).ask(f"/v1/experiments/{quote(id, safe='')}/stop", {})
     say(f"{id} has ended")

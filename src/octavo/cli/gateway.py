@@ -12,7 +12,7 @@ import click
 from octavo.cli.access import url_of
 from octavo.cli.numbers import Number, count
 from octavo.cli.options import POLICIES
-from octavo.cli.remote import server_option
+from octavo.cli.remote import Remote, server_option
 from octavo.cli.screen import say, say_json
 from octavo.cli.watching import Watching, watching_options
 
@@ -155,7 +155,6 @@ def gateway(
     """Answer for any number of servers at one address: Octavo, vLLM, SGLang, llama.cpp, any that
     speaks OpenAI's API."""
 
-    from octavo.cli.asking import Gateway
     from octavo.cli.gateway_config import access_of, configured, show_changes
     from octavo.errors import UsageError
 
@@ -167,7 +166,7 @@ def gateway(
         raise UsageError("--server is compared with by --check", "--check")
     made = configured(config_file, given)
     if check:
-        running = None if server is None else Gateway(server.rstrip("/"), given["admin_key"])
+        running = None if server is None else Remote(server, given["admin_key"])
         return show_changes(made, running)
     access = access_of(made, given)
     if not (made.config.pools or access.admin_key):

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from octavo.cli.access import keyring_of
-from octavo.cli.asking import Gateway
+from octavo.cli.remote import Remote
 from octavo.cli.screen import say
 from octavo.errors import UsageError
 
@@ -106,14 +106,14 @@ def access_of(made: Configured, given: dict[str, Any]) -> Access:
     return Access(server.host, keys, admin, server.allowed_hosts, server.cors_origins, ring)
 
 
-def show_changes(made: Configured, server: Gateway | None) -> None:
+def show_changes(made: Configured, server: Remote | None) -> None:
     """Says what a configuration would change at a gateway that runs, or what it is beside the
     defaults. Raises OctavoError."""
     from octavo.gateway.config import GatewayConfig, changes
 
     config = made.config.running
     if server is not None:
-        reply = server.object("POST", "/v1/gateway/config?dry_run=true", config)
+        reply = server.object("/v1/gateway/config?dry_run=true", config)
         lines, nothing = reply["changes"], "the gateway has this configuration"
     else:
         config.places(made.environ), config.key(None, made.environ)  # every key is there

@@ -95,7 +95,7 @@ def _ask(server: Remote, seconds: float, model: str | None) -> TraceFile:
     from octavo.generate.trace import TraceFile
 
     body = {"seconds": seconds} | ({"model": model} if model is not None else {})
-    return msgspec.json.decode(server.post("/v1/profile", body, seconds + ANSWER), type=TraceFile)
+    return msgspec.json.decode(server.ask("/v1/profile", body, seconds + ANSWER), type=TraceFile)
 
 
 def _body(file: Path | None, prompt: str | None) -> dict[str, Any]:

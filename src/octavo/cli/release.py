@@ -9,10 +9,11 @@ from urllib.parse import quote
 
 import click
 
-from octavo.cli.asking import Gateway, gateway_options, read_yaml
 from octavo.cli.numbers import count
 from octavo.cli.options import json_flag, together
+from octavo.cli.remote import Remote, gateway_options
 from octavo.cli.screen import say, say_json, table, utc
+from octavo.cli.yaml_file import read_yaml
 from octavo.errors import UsageError
 
 UPDATE = 3600.0  # seconds for the new version to be loaded
@@ -57,7 +58,7 @@ def start(
                 f"a release needs a {name}", "octavo release start MODEL --canary POOL"
             )
     spec = convert({"stable": "default"} | given)
-    done = Gateway(server, admin_key).object("POST", "/v1/releases", msgspec.to_builtins(spec))
+    done = Remote(server, admin_key).object("/v1/releases", msgspec.to_builtins(spec))
     say(f"{done['id']}: {spec.canary} gets {spec.plan[0][0]:.3g} of the requests for {spec.model}")
 
 
@@ -86,7 +87,7 @@ def update(
     """Replace MODEL, which a local pool of the gateway serves, by another one, in a release."""
     to = str(Path(to).resolve()) if Path(to).exists() else to  # the gateway's folder is another
     body = {"model": model, "to": to, "memory": memory, "release": _given(file, steps, options)}
-    done = Gateway(server, admin_key).object("POST", "/v1/releases/update", body, UPDATE)
+    done = Remote(server, admin_key).object("/v1/releases/update", body, UPDATE)
     say(f"{done['id']}: pool {done['pool']} serves {to}; octavo release status {model}")
 
 
@@ -96,9 +97,9 @@ def update(
 @json_flag
 def status(model: str | None, server: str, admin_key: str | None, as_json: bool) -> None:
     """Show the release of MODEL and what its guards have seen, or all releases."""
-    gateway = Gateway(server, admin_key)
+    gateway = Remote(server, admin_key)
     path = "/v1/releases" + (f"?model={quote(model, safe='')}" if model else "")
-    found = gateway.object("GET", path)
+    found = gateway.object(path)
     if as_json:
         say_json(found)
     elif model is not None:
@@ -136,7 +137,7 @@ def _number(value: float | None) -> str:
 
 
 def _act(model: str, action: str, server: str, admin_key: str | None) -> None:
-    done = Gateway(server, admin_key).object("POST", f"/v1/releases/{action}", {"model": model})
+    done = Remote(server, admin_key).object(f"/v1/releases/{action}", {"model": model})
     say(f"{done['model']}: {done['phase']}, step {done['step'] + 1}")
 
 

@@ -10,30 +10,33 @@ import click
 
 from octavo.cli.http import HttpRefusal, NoAnswer, send
 from octavo.cli.options import F, together
-from octavo.errors import UsageError
+from octavo.errors import OctavoError, UsageError
 
 if TYPE_CHECKING:
     from octavo.server.window import Series
 
 T = TypeVar("T")
-SECONDS = 5.0  # for an answer
+READ, WAIT = 5.0, 30.0  # seconds for an answer that only says something, and for any
+
+
+class ServerRefused(OctavoError):
+    """The server said no, and why."""
 
 
 class Remote:
-    """key: of an admin, where the server has keys. Raises UsageError for what does not answer."""
+    """A server or a gateway. key: of an admin, where it has keys. Its methods raise UsageError for
+    what is none, and ServerRefused."""
 
     def __init__(self, url: str, key: str | None) -> None:
         self.url = url.rstrip("/") if "://" in url else f"http://{url.rstrip('/')}"
         self._key = key
 
-    def get(self, path: str) -> str:
-        return self._ask(path, None, SECONDS).decode()
+    def ask(self, path: str, body: Any = None, seconds: float | None = WAIT) -> bytes:
+        """What is answered, within so many seconds if that is a number. body: is posted, if it is
+        not None."""
+        import msgspec
 
-    def post(self, path: str, body: Any, seconds: float | None) -> bytes:
-        """What is answered, within so many seconds if that is a number."""
-        return self._ask(path, json.dumps(body).encode(), seconds)
-
-    def _ask(self, path: str, data: bytes | None, seconds: float | None) -> bytes:
+        data = None if body is None else msgspec.json.encode(body)
         try:
             return send(self.url + path, self._key, data, seconds)
         except HttpRefusal as e:
@@ -41,28 +44,30 @@ class Remote:
                 raise UsageError(
                     f"{self.url}{path} needs an admin's key", "--admin-key KEY"
                 ) from None
-            why, hints = e.message, list[str]()
-            if why is None:
-                why, hints = f"it answers {e.status}", ["octavo ps"]
-            raise UsageError(f"{self.url}{path}: {why}", *hints) from None
+            if e.message is not None:
+                raise ServerRefused(e.message) from None
+            raise UsageError(f"{self.url}{path}: it answers {e.status}", "octavo ps") from None
         except NoAnswer as e:
             raise UsageError(f"{self.url} does not answer: {e}", "octavo ps") from None
 
     def json(self, path: str) -> Any:
-        return self._read(path, self.get(path), json.loads)
+        return self._read(path, self.ask(path, None, READ), json.loads)
+
+    def object(self, path: str, body: Any = None, seconds: float = WAIT) -> dict[str, Any]:
+        """A JSON object."""
+        return self._read(path, self.ask(path, body, seconds), lambda text: {**json.loads(text)})
 
     def listed(self, path: str, body: Any = None) -> list[Any]:
         """The `data` of a list, or of what a change lists when it is done."""
-        answer = self.get(path) if body is None else self.post(path, body, None).decode()
-        found: list[Any] = self._read(path, answer, lambda text: json.loads(text)["data"])
-        return found
+        answer = self.ask(path, body, READ if body is None else None)
+        return self._read(path, answer, lambda text: list(json.loads(text)["data"]))
 
     def metrics(self) -> Series:
         from octavo.server.window import read
 
-        return self._read("/metrics", self.get("/metrics"), read)
+        return self._read("/metrics", self.ask("/metrics", None, READ), lambda t: read(t.decode()))
 
-    def _read(self, path: str, answer: str, reader: Callable[[str], T]) -> T:
+    def _read(self, path: str, answer: bytes, reader: Callable[[bytes], T]) -> T:
         try:
             return reader(answer)
         except (ValueError, LookupError, TypeError):
@@ -102,3 +107,12 @@ server_options = together(
     server_option("Address of the server. [the one on this machine]", envvar="OCTAVO_SERVER"),
     admin_key_option,
 )
+
+# Of commands that are about a gateway.
+gateway_options = together(
+    server_option(
+        "Address of the gateway.", default="http://127.0.0.1:8080", show_default=True,
+        envvar="OCTAVO_SERVER",
+    ),
+    admin_key_option,
+)  # fmt: skip

@@ -254,6 +254,7 @@ def serve(
     spawned = _spawn(model, *(models or (() if finds else (DEMO,))))
 
     from octavo.cli.served import parse_aliases, parse_seconds
+    from octavo.generate.fetch import Fetcher
     from octavo.generate.media import MediaPolicy
     from octavo.server.guard import Access
     from octavo.server.logs import logging_to
@@ -262,7 +263,8 @@ def serve(
     from octavo.server.run import serve as serve_http
 
     access = Access(host, api_keys, admin_key, hosts, origins, keyring_of(keys, limits_url))
-    alive, who, media = parse_seconds(keep_alive), watching.open(), MediaPolicy(domains=domains)
+    alive, who = parse_seconds(keep_alive), watching.open()
+    media = MediaPolicy(fetcher=Fetcher(domains))
     sock = bind(host, port)
     models = models or (() if finds else _demo())
     choice = _choice(len(models), models_dir, on_demand, lora_dir, offline, **model)

@@ -127,8 +127,8 @@ class UpstreamQueue:
                 if found.lease is not None:
                     return found.lease
                 known |= found.known
-        states = {up.state for up in self._upstreams}
-        if not known and "up" in states and "starting" not in states:
+        states = set() if known else {up.state for up in self._upstreams}
+        if "up" in states and "starting" not in states:
             names = sorted({name for up in self._up(pools) for name in up.models})
             raise UnknownModel(model, names, pools[0] if model in self._upstreams.models else "")
         return None

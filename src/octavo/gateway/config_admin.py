@@ -56,14 +56,11 @@ class ConfigAdmin:
     async def show(self, request: Request) -> Response:
         """What is in force, or `?version=N` of the history."""
         require_admin(request.scope)
-        if (text := request.query_params.get("version")) is None:
+        if (version := _version(request)) is None:
             applied, config = self._control.applied, self._control.config
             about = {} if applied is None else asdict(applied)
             return json_response(encode({**about, "config": config}))
-        if not text.isdecimal() or len(text) > 15:
-            raise InvalidValue("version is a number of the history", "version")
-        config = await self._kept(int(text))
-        return json_response(encode({"version": int(text), "config": config}))
+        return json_response(encode({"version": version, "config": await self._kept(version)}))
 
     async def history(self, request: Request) -> Response:
         """All that are kept, the last first."""
@@ -72,7 +69,8 @@ class ConfigAdmin:
         return json_response(encode({"configs": found}))
 
     async def change(self, request: Request) -> Response:
-        """Puts a configuration in force; `?dry_run=true` only says what it would change."""
+        """Puts a configuration in force; `?dry_run=true` only says what it would change.
+        `?version=N`: only if that is the version in force, which it was made of."""
         require_admin(request.scope)
         async with self._bodies.whole(request) as body:
             try:
@@ -82,7 +80,9 @@ class ConfigAdmin:
             except UsageError as e:
                 raise InvalidValue(str(e)) from None
         dry_run = request.query_params.get("dry_run") in ("true", "1")
-        return await self._apply(config, request, dry_run)
+        made_of = _version(request)
+        work = self._control.apply(config, asker(request), dry_run, made_of)
+        return await self._done(work, dry_run)
 
     async def reload(self, request: Request) -> Response:
         """Reads the file again, as SIGHUP does."""
@@ -94,21 +94,26 @@ class ConfigAdmin:
         require_admin(request.scope)
         async with self._bodies.whole(request) as body:
             version = parse(body, VersionBody, Fields(), lambda _: no_bounds()).version
-        return await self._apply(await self._kept(version), request)
+        config = await self._kept(version)
+        return await self._done(self._control.apply(config, asker(request)))
 
     async def _kept(self, version: int) -> GatewayConfig:
         return await applied(asyncio.to_thread(self._control.history.get, version))
-
-    async def _apply(
-        self, config: GatewayConfig, request: Request, dry_run: bool = False
-    ) -> Response:
-        return await self._done(self._control.apply(config, asker(request), dry_run), dry_run)
 
     async def _done(self, work: Awaitable[list[str]], dry_run: bool = False) -> Response:
         lines = await applied(work)
         latest = self._control.applied
         about = {} if dry_run or latest is None else asdict(latest)
         return json_response(encode({"applied": not dry_run, "changes": lines, **about}))
+
+
+def _version(request: Request) -> int | None:
+    """`?version=N`, if it is there. Raises InvalidValue."""
+    if (text := request.query_params.get("version")) is None:
+        return None
+    if not text.isdecimal() or len(text) > 15:
+        raise InvalidValue("version is a number of the history", "version")
+    return int(text)
 
 
 async def applied(work: Awaitable[T]) -> T:

@@ -6,11 +6,11 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.errors import OctavoError, UsageError
+from octavo.errors import OctavoError, RequestError, UsageError
 from octavo.gateway.admin import Admin
 from octavo.gateway.admission import UpstreamQueue, WaitLimits
 from octavo.gateway.config import ConfigFile, GatewayConfig, changes, read_config
@@ -23,6 +23,12 @@ from octavo.gateway.transport import Timeouts, Transport
 from octavo.gateway.upstreams import Upstreams
 
 LOG = logging.getLogger("octavo.gateway")
+
+
+class ConfigChanged(RequestError):
+    """Somebody else has changed the configuration meanwhile."""
+
+    status = 409
 
 
 def timeouts_of(config: GatewayConfig) -> Timeouts:
@@ -83,27 +89,43 @@ class Control:
         if self._started.file is not None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_signal)
 
-    async def apply(self, config: GatewayConfig, who: str, dry_run: bool = False) -> list[str]:
-        """Puts a configuration in force: what it changes. Raises OctavoError, and then all stays as
-        it was."""
+    async def apply(
+        self, config: GatewayConfig, who: str, dry_run: bool = False, made_of: int | None = None
+    ) -> list[str]:
+        """Puts a configuration in force: what it changes. made_of: the version that has to be in
+        force. Raises OctavoError, and then all stays as it was."""
         async with self._one:
-            environ = self._started.environ
-            found = await self._members.find(config, environ)
-            key = config.key(None, environ)
-            lines = changes(self.config, config)
-            if dry_run:
-                return lines
-            self.applied = await asyncio.to_thread(self.history.put, config, who, time.time())
-            parts = self._parts
-            parts.transport.configure(timeouts_of(config))
-            parts.admission.limits = limits_of(config)
-            parts.health.check = HealthCheck(config.probe_interval)
-            parts.traffic.models = config.models
-            parts.admin.key, parts.relay.hedges.wait = key, config.hedge
-            parts.relay.cache.limit = config.response_cache
-            parts.upstreams.configure(config.routing, config.max_inflight)
-            self._members.swap(found)
-            self.config = config
+            now = None if self.applied is None else self.applied.version
+            if made_of not in (None, now):
+                raise ConfigChanged(
+                    f"version {now} of the configuration is in force, not {made_of}: read it again"
+                )
+            return await self._swap(config, who, dry_run)
+
+    async def edit(self, change: Callable[[GatewayConfig], GatewayConfig], who: str) -> list[str]:
+        """Puts in force what a change makes of what is; no other comes between. Raises OctavoError
+        as `apply` does."""
+        async with self._one:
+            return await self._swap(change(self.config), who, False)
+
+    async def _swap(self, config: GatewayConfig, who: str, dry_run: bool) -> list[str]:
+        environ = self._started.environ
+        found = await self._members.find(config, environ)
+        key = config.key(None, environ)
+        lines = changes(self.config, config)
+        if dry_run:
+            return lines
+        self.applied = await asyncio.to_thread(self.history.put, config, who, time.time())
+        parts = self._parts
+        parts.transport.configure(timeouts_of(config))
+        parts.admission.limits = limits_of(config)
+        parts.health.check = HealthCheck(config.probe_interval)
+        parts.traffic.models = config.models
+        parts.admin.key, parts.relay.hedges.wait = key, config.hedge
+        parts.relay.cache.limit = config.response_cache
+        parts.upstreams.configure(config.routing, config.max_inflight)
+        self._members.swap(found)
+        self.config = config
         if who != "start":
             LOG.info("configuration %s of %s: %d changes", self.applied.version, who, len(lines))
         return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -80,12 +81,12 @@ class Updates:
         """The whole of an update. began: gets its release, or why there is none."""
         try:
             spec, local = self._planned(body)
-            await applied(self._control.apply(_with(self._control.config, spec.canary, local), who))
+            await applied(self._control.edit(partial(_with, spec=spec, local=local), who))
             try:
                 await self._ready(spec, local)
                 release = await asyncio.to_thread(self._releases.start, spec, who)
             except OctavoError:
-                await self._control.apply(_without(self._control.config, spec.canary), who)
+                await self._control.edit(partial(_without, name=spec.canary), who)
                 raise
         except Exception as e:
             if not began.done():
@@ -151,10 +152,7 @@ class Updates:
         lost = spec.stable if last.winner == spec.canary else spec.canary
         await self._settled(lost)
         LOG.info("%s is %s: pool %s ends", spec.model, last.state.phase.replace("_", " "), lost)
-        config = _without(self._control.config, lost)
-        if lost == spec.stable:
-            config = _moved(config, spec)
-        await self._control.apply(config, "octavo")
+        await self._control.edit(partial(_decided, spec=spec, lost=lost), "octavo")
 
     async def _settled(self, pool: str) -> None:
         """Until no request has been in a pool, or waited for it, for some time."""
@@ -172,14 +170,30 @@ class Updates:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
 
-def _with(config: GatewayConfig, name: str, local: LocalModel) -> GatewayConfig:
-    pools = config.pools | {name: UpstreamPool(local=local)}
+# -- what becomes of the configuration that is in force then -------------------------------------
+
+
+def _with(config: GatewayConfig, spec: ReleaseSpec, local: LocalModel) -> GatewayConfig:
+    old = config.pools.get(spec.stable)
+    if old is None or old.local is None or spec.canary in config.pools:
+        raise InvalidValue(
+            f"the pools of {spec.model[:64]!r} were changed meanwhile; update it again", "model"
+        )
+    pools = config.pools | {spec.canary: UpstreamPool(local=local)}
     return msgspec.structs.replace(config, pools=pools)
 
 
 def _without(config: GatewayConfig, name: str) -> GatewayConfig:
     pools = {n: pool for n, pool in config.pools.items() if n != name}
     return msgspec.structs.replace(config, pools=pools)
+
+
+def _decided(config: GatewayConfig, spec: ReleaseSpec, lost: str) -> GatewayConfig:
+    won = spec.canary if lost == spec.stable else spec.stable
+    if won not in config.pools:
+        raise UsageError(f"pool {won!r}, which won, was removed meanwhile; pool {lost!r} stays")
+    config = _without(config, lost)
+    return _moved(config, spec) if lost == spec.stable else config
 
 
 def _moved(config: GatewayConfig, spec: ReleaseSpec) -> GatewayConfig:

@@ -8,7 +8,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from octavo.balance.breaker import Breaker
-from octavo.balance.replica import Replica
+from octavo.balance.replica import Replica, State
 from octavo.errors import UsageError
 
 UpstreamState = Literal["starting", "up", "draining", "down"]
@@ -92,9 +92,9 @@ class Upstream:
 
     def figures(self, places: int) -> Replica:
         """What routing has to know."""
-        state: Literal["up", "draining", "down"] = (
-            "down" if self.state == "starting" else self.state
-        )
+        state: State = "down" if self.state == "starting" else self.state
+        if state == "up" and self.requests >= places:
+            state = "full"
         return Replica(
             self.id, state, self.running, self.waiting, self.waiting_tokens, places,
             self.prompt_token, self.step,

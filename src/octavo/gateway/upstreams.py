@@ -86,7 +86,6 @@ class Upstreams:
         self._policy, self._places, self._clock = policy, places, clock
         self._all: dict[str, Upstream] = {}
         self._routers: dict[tuple[str, str], Router] = {}  # by pool and model
-        self._full: set[str] = set()  # ids of those that have enough to do
         self._tripped: dict[str, Upstream] = {}  # those whose breakers are not closed
         self.freed: Callable[[], None] = lambda: None
 
@@ -126,7 +125,6 @@ class Upstreams:
         """Forgets an upstream; its answers are cut."""
         if self._all.pop(upstream.id, None) is not None:
             self._withdraw(upstream, upstream.models)
-            self._full.discard(upstream.id)
             self._tripped.pop(upstream.id, None)
             self._cut(upstream, "was removed")
             upstream.state = "down"
@@ -170,9 +168,6 @@ class Upstreams:
     def changed(self, upstream: Upstream) -> None:
         """Takes over what is known of an upstream now."""
         if self._all.get(upstream.id) is upstream:  # one of that name may have come in its place
-            (self._full.add if upstream.requests >= self._places else self._full.discard)(
-                upstream.id
-            )
             if upstream.breaker.state == "closed":
                 self._tripped.pop(upstream.id, None)
             else:
@@ -200,12 +195,10 @@ class Upstreams:
         router = self._routers.get((pool, model))
         if router is None:
             return Selection(None, known=False)
-        broken = self._broken()
-        route = router.choose(ask, {*barred, *self._full, *broken})
-        busy = (n for n in self._full - {*barred, *broken} if n in router.fleet)
-        full = any(router.fleet[name].state == "up" for name in busy)
-        if route is None and not full:
-            route = router.choose(ask, {*barred, *self._full})  # rather one that fails than none
+        rather_not = {*barred, *self._broken()}
+        route = router.choose(ask, rather_not)
+        if route is None and not router.fleet.those("full", rather_not).any():
+            route = router.choose(ask, barred)  # rather one that fails than none
         if route is None:
             return Selection(None)
         upstream = self._all[route.replica]
@@ -221,4 +214,4 @@ class Upstreams:
         router = self._routers.get((pool, model))
         if router is None:
             return []
-        return router.explain(ask, {*self._full, *self._broken()})
+        return router.explain(ask, self._broken())

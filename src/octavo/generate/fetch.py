@@ -12,12 +12,13 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlsplit
 
 from octavo.errors import InvalidValue, RequestError
+from octavo.generate.lookup import Lookups
 
 SECONDS = 5.0  # for everything
 MAX_BYTES = 20 << 20
@@ -25,14 +26,6 @@ CHUNK = 1 << 16
 _URL = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[!-~]*)?", re.ASCII | re.IGNORECASE)
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _TARGET = re.compile(r"[^\\#]*")
-
-Resolve = Callable[[str, int], Sequence[str]]
-
-
-def resolve(host: str, port: int) -> Sequence[str]:
-    """Every address of a host. Raises OSError."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(address[0]) for *_, address in found]
 
 
 def is_public(address: str) -> bool:
@@ -56,38 +49,53 @@ class _Pinned(HTTPConnection):
         raise OSError("the connection was closed")
 
 
-def fetch(
-    url: str, domains: Sequence[str], at: str, *, resolve: Resolve = resolve,
-    allowed: Callable[[str], bool] = is_public, seconds: float = SECONDS,
-) -> bytes:  # fmt: skip
-    """The file behind a URL of one of `domains`. Raises RequestError naming `at`.
+class Fetcher:
+    """Fetches files from hosts of `domains`. allowed: which addresses may be connected to; seconds:
+    for a file, from the look-up of its host to its last byte."""
 
-    No redirect is followed. resolve: addresses of a host; allowed: which may be connected to.
-    """
-    host, port, secure, target = _parts(url, domains, at)
-    deadline = time.monotonic() + seconds
-    try:
-        addresses = list(resolve(host, port))
-        if not addresses or not all(map(allowed, addresses)):
-            raise InvalidValue(f"{at}: {host} is no public host", at)
-        with socket.create_connection((addresses[0], port), timeout=seconds) as plain:
-            # One byte at a time would outlast any timeout of single reads.
-            timer = threading.Timer(deadline - time.monotonic(), _cut, [plain])
-            timer.daemon = True
-            timer.start()
-            try:
+    def __init__(
+        self, domains: Sequence[str] = (), *, lookups: Lookups | None = None,
+        allowed: Callable[[str], bool] = is_public, seconds: float = SECONDS,
+    ) -> None:  # fmt: skip
+        self._domains, self._lookups = domains, lookups or Lookups()
+        self._allowed, self._seconds = allowed, seconds
+
+    def fetch(self, url: str, at: str) -> bytes:
+        """The file behind a URL. No redirect is followed. Raises RequestError naming `at`."""
+        host, port, secure, target = _parts(url, self._domains, at)
+        deadline = time.monotonic() + self._seconds
+        try:
+            addresses = self._lookups.find(host, self._seconds)
+            if not addresses or not all(map(self._allowed, addresses)):
+                raise InvalidValue(f"{at}: {host} is no public host", at)
+            with _connected(addresses[0], port, deadline) as plain:
                 sock = _secured(plain, host) if secure else plain
                 with closing(_Pinned(host, port, sock)) as connection:
                     data = _get(connection, target, at)
                 if time.monotonic() >= deadline:  # a body of no declared length ends when it is cut
                     raise TimeoutError
                 return data
-            finally:
-                timer.cancel()
-    except (OSError, HTTPException, ValueError) as e:
-        late = time.monotonic() >= deadline
-        why = f"took over {seconds:g} seconds" if late else "could not be fetched"
-        raise InvalidValue(f"{at}: the image {why}", at) from e
+        except (OSError, HTTPException, ValueError) as e:
+            late = isinstance(e, TimeoutError) or time.monotonic() >= deadline
+            why = f"took over {self._seconds:g} seconds" if late else "could not be fetched"
+            raise InvalidValue(f"{at}: the image {why}", at) from e
+
+
+@contextmanager
+def _connected(address: str, port: int, deadline: float) -> Iterator[socket.socket]:
+    """A connection that is cut at the deadline. Raises OSError."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    with socket.create_connection((address, port), timeout=left) as sock:
+        # One byte at a time would outlast any timeout of single reads.
+        timer = threading.Timer(deadline - time.monotonic(), _cut, [sock])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield sock
+        finally:
+            timer.cancel()
 
 
 def _parts(url: str, domains: Sequence[str], at: str) -> tuple[str, int, bool, str]:
@@ -113,7 +121,8 @@ def _parts(url: str, domains: Sequence[str], at: str) -> tuple[str, int, bool, s
 
 
 def _secured(sock: socket.socket, host: str) -> socket.socket:
-    return ssl.create_default_context().wrap_socket(sock, server_hostname=host)
+    """TLS over a copy of the socket: it takes what it is given away from who would cut it."""
+    return ssl.create_default_context().wrap_socket(sock.dup(), server_hostname=host)
 
 
 def _cut(sock: socket.socket) -> None:

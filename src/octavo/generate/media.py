@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import InvalidValue, RequestError
+from octavo.generate.fetch import Fetcher
 from octavo.generate.model import ServedModel
 from octavo.generate.request import GenerationRequest
 from octavo.generate.sources import load_source
@@ -28,11 +29,11 @@ THREADS = 2
 
 @dataclass(frozen=True)
 class MediaPolicy:
-    """images, videos: most of a request. domains: hosts that they may be fetched from."""
+    """images, videos: most of a request. fetcher: of those that are given by URL."""
 
     images: int = 16
     videos: int = 4
-    domains: tuple[str, ...] = ()
+    fetcher: Fetcher = field(default_factory=Fetcher)
 
 
 class MediaReader:
@@ -96,13 +97,13 @@ def _image(part: ImagePart, model: ServedModel, policy: MediaPolicy) -> Processe
 def _video(part: VideoPart, model: ServedModel, policy: MediaPolicy) -> Processed:
     assert model.videos is not None
     return read_video(
-        part, model.videos, policy.domains, lambda source, at: _still(source, policy, at)
+        part, model.videos, policy.fetcher, lambda source, at: _still(source, policy, at)
     )
 
 
 def _still(source: Any, policy: MediaPolicy, at: str) -> Image:
     """One picture, decoded. Raises RequestError."""
-    source = load_source(source, policy.domains, at)
+    source = load_source(source, policy.fetcher, at)
     if isinstance(source, bytes):
         return decode_image(source, at)
     if hasattr(source, "getbands"):  # a PIL.Image, whose package may not be here

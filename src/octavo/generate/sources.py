@@ -5,12 +5,11 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from octavo.errors import InvalidValue, RequestError
-from octavo.generate.fetch import MAX_BYTES, fetch
+from octavo.generate.fetch import MAX_BYTES, Fetcher
 
 _DATA_URL = re.compile(
     r"data:(image|video)/[\w.+-]{1,64}(;[\w.+-]{1,32}=[\w.+-]{1,64})*;base64",
@@ -18,7 +17,7 @@ _DATA_URL = re.compile(
 )
 
 
-def load_source(source: Any, domains: Sequence[str], at: str, kind: str = "image") -> Any:
+def load_source(source: Any, fetcher: Fetcher, at: str, kind: str = "image") -> Any:
     """What a URL or a path names, as bytes; else the source itself. kind: of what it is. Raises
     RequestError naming `at`."""
     if isinstance(source, Path):
@@ -33,7 +32,7 @@ def load_source(source: Any, domains: Sequence[str], at: str, kind: str = "image
             f"{at} is no URL of {kind} files; data:{kind}/...;base64,... is taken", at,
             "invalid_value",
         )  # fmt: skip
-    return fetch(source, domains, at)
+    return fetcher.fetch(source, at)
 
 
 def split_data_url(url: str, at: str, kind: str) -> tuple[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import InvalidValue, RequestError
+from octavo.generate.fetch import Fetcher
 from octavo.generate.sources import decoded, load_source, split_data_url
 from octavo.text.messages import VideoPart
 from octavo.vision.animation import decode_animation
@@ -24,7 +25,7 @@ Still = Callable[[Any, str], "Image"]
 
 
 def read_video(
-    part: VideoPart, videos: VideoPreprocessor, domains: Sequence[str], still: Still
+    part: VideoPart, videos: VideoPreprocessor, fetcher: Fetcher, still: Still
 ) -> Processed:
     """A video as a model takes it. still: decodes a picture; the second argument is the field it
     came in. Raises RequestError."""
@@ -42,7 +43,7 @@ def read_video(
             source = decoded(payload, at)
     if isinstance(source, list | tuple):
         return videos(_listed(source, rate, decode, videos.frames, at), at)
-    data = load_source(source, domains, at, "video")
+    data = load_source(source, fetcher, at, "video")
     if not isinstance(data, bytes):
         raise InvalidValue(f"{at} holds no video: {type(source).__name__}", at)
     clip = decode_movie if movie_format(data) else decode_animation

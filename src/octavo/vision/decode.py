@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MAX_PIXELS = 24 << 20  # of a file, and of what it is resized to: 4 bytes each while it is decoded
 ORIENTATION = 0x0112  # of EXIF
+# Parts of a JPEG file: Pillow copies the former together for each, and looks at all the latter.
+MOST_PARTS = {b"Exif\0\0": 64, b"8BIM": 4096}
 
 
 class ImageFileBytes(io.BytesIO):
@@ -24,7 +26,7 @@ class ImageFileBytes(io.BytesIO):
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
-        self._left = most_pieces(len(data))
+        self._left = most_pieces(data)
 
     def read(self, size: int | None = -1, /) -> bytes:
         self._left -= 1
@@ -33,10 +35,10 @@ class ImageFileBytes(io.BytesIO):
         return super().read(size)
 
 
-def most_pieces(size: int) -> int:
-    """Reads that a file of `size` bytes may take: twice those of blocks of 255 bytes, as GIF files
-    have, and the heads of 4,096 frames."""
-    return (1 << 16) + size // 64
+def most_pieces(data: bytes) -> int:
+    """Reads that a file may take: the heads of 4,096 frames, and twice those of blocks of 255 bytes
+    (GIF) or of 4 KiB."""
+    return (1 << 16) + len(data) // (64 if data.startswith(b"GIF") else 1024)
 
 
 def decode_image(data: bytes, at: str) -> Image:
@@ -87,6 +89,8 @@ def open_image(data: bytes, at: str, formats: str = "PNG, JPEG, WebP or GIF") ->
         check_area(*_webp_size(data), at)  # its plugin allocates the picture at once
     if kind is None:
         raise InvalidValue(f"{at} is no {formats} file", at)
+    if kind is JpegImageFile and any(data.count(p) > most for p, most in MOST_PARTS.items()):
+        raise broken_file(at)
     try:
         opened: ImageFile = kind(ImageFileBytes(data))
     except Exception as e:

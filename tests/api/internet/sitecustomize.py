@@ -1,9 +1,11 @@
 """Python imports this at its start: allowed.test has an address of the internet, which leads to the
-port OUTSIDE of this machine, and so has changing.test each first time that it is looked up."""
+port OUTSIDE of this machine, and so has changing.test each first time that it is looked up. The
+look-up of hanging.test never ends."""
 
 import itertools
 import os
 import socket
+import threading
 
 ADDRESS = "93.184.215.14"
 PLACES = {
@@ -14,6 +16,8 @@ getaddrinfo, create_connection = socket.getaddrinfo, socket.create_connection
 
 
 def resolved(host, port, *args, **options):  # type: ignore[no-untyped-def]
+    if host == "hanging.test":
+        threading.Event().wait()
     place = next(PLACES[host]) if host in PLACES else host
     return getaddrinfo(place, port, *args, **options)
 

@@ -41,7 +41,7 @@ def _finish(m, mass, sink, SINKS: tl.constexpr):
 def _slice(
     q, kv, kv_block, tables, low, high, begin, end, tile, last, scale, cap,
     M: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr,
-    BLOCK: tl.constexpr, HALF: tl.constexpr, CAPPED: tl.constexpr,
+    KV_BLOCK: tl.constexpr, HALF: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     """acc, m, mass of tiles [tile, last), from nothing. Row i sees keys [begin, end)[i]."""
     d = tl.arange(0, D)
@@ -51,8 +51,8 @@ def _slice(
     for number in range(tile, last):
         j = number * KEYS + tl.arange(0, KEYS)
         stored = (j >= low) & (j < high)
-        block = tl.load(tables + j // BLOCK, stored, other=0).to(tl.int64)
-        place = kv + block * kv_block + j % BLOCK * DIM
+        block = tl.load(tables + j // KV_BLOCK, stored, other=0).to(tl.int64)
+        place = kv + block * kv_block + j % KV_BLOCK * DIM
         k = tl.load(place[None, :] + d[:, None], stored[None, :] & (d < DIM)[:, None], other=0.0)
         v = tl.load(
             place[:, None] + HALF + d[None, :], stored[:, None] & (d < DIM)[None, :], other=0.0
@@ -75,14 +75,14 @@ def _attention(
     q, kv, key, first, last, tables, groups, items, counts, scratch, sinks, act, q_row, kv_block,
     act_row, window, scale, cap,
     HEADS: tl.constexpr, SHARED: tl.constexpr, M: tl.constexpr, KEYS: tl.constexpr,
-    SLICE: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    SLICE: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, KV_BLOCK: tl.constexpr,
     HALF: tl.constexpr, SPLIT: tl.constexpr, CAPPED: tl.constexpr, LOG2_E: tl.constexpr,
 ):  # fmt: skip
     """Items of the work list, one after the other, of one key head. SHARED: heads that share it."""
     kv_head = tl.program_id(1)
     token, head = tl.arange(0, M) // SHARED, kv_head * SHARED + tl.arange(0, M) % SHARED
     d = tl.arange(0, D)
-    kv += kv_head * (BLOCK * DIM)
+    kv += kv_head * (KV_BLOCK * DIM)
     for item in range(tl.program_id(0), tl.load(counts + 1), tl.num_programs(0)):
         group = groups + tl.load(items + 2 * item) * 8
         only = tl.load(items + 2 * item + 1)
@@ -107,7 +107,7 @@ def _attention(
                 query, kv, kv_block, table, low, high, begin, end,
                 tl.maximum(low, s * SLICE) // KEYS,
                 tl.cdiv(tl.minimum(high, (s + 1) * SLICE), KEYS), scale, cap,
-                M, KEYS, DIM, D, BLOCK, HALF, CAPPED,
+                M, KEYS, DIM, D, KV_BLOCK, HALF, CAPPED,
             )  # fmt: skip
             m, before, added = _shares(m, own_m)
             mass = tl.fma(mass, before, own_mass * added)
@@ -174,7 +174,7 @@ def attention(
         q, kv, rows.key, rows.first, rows.last, rows.tables, work.groups, work.items, work.counts,
         scratch, sinks, act, q.stride(0), kv.stride(0), act.stride(0), window,
         scaled, cap, HEADS=heads, SHARED=shared, M=m, KEYS=KEY_TILE, SLICE=SOFTMAX_SLICE, DIM=dim,
-        D=block, BLOCK=KV_BLOCK, HALF=kv.stride(1), SPLIT=scratch.shape[1],
+        D=block, KV_BLOCK=KV_BLOCK, HALF=kv.stride(1), SPLIT=scratch.shape[1],
         CAPPED=softcap > 0, LOG2_E=LOG2_E, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     _merge[(min(programs, tokens), heads)](

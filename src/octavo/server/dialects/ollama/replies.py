@@ -110,7 +110,7 @@ class Version(TypedDict):
     version: str
 
 
-class Progress(TypedDict):
+class PullProgress(TypedDict):
     status: str
     digest: NotRequired[str]
     total: NotRequired[int]

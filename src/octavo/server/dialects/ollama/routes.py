@@ -40,7 +40,7 @@ DIALECT = Dialect(
         FetchRoute(
             "/api/pull", schemas.PullBody, lambda body: body.model,
             lambda body: body.stream is not False, responses.pull_line,
-            answer=replies.Progress,
+            answer=replies.PullProgress,
         ),
         RefusedRoute("/api/delete", "DELETE", "models are deleted with: octavo rm MODEL"),
         RefusedRoute("/api/copy", "POST", "names are given with: octavo serve --alias NAME=MODEL"),

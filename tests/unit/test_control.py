@@ -1,0 +1,98 @@
+"""Changes of a gateway's configuration that come at the same time: none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import msgspec
+import pytest
+
+from octavo.errors import InvalidValue, UsageError
+from octavo.gateway.admin import Admin
+from octavo.gateway.admission import UpstreamQueue, WaitLimits
+from octavo.gateway.config import ConfigFile, GatewayConfig, LocalModel, Model, UpstreamPool
+from octavo.gateway.control import ConfigChanged, Control, Parts, Started
+from octavo.gateway.health import Health, HealthCheck
+from octavo.gateway.relay import Relay
+from octavo.gateway.shadow import Shadow
+from octavo.gateway.state import kept_in
+from octavo.gateway.traffic import Traffic
+from octavo.gateway.transport import Timeouts, Transport
+from octavo.gateway.updates import _decided, _with, _without
+from octavo.gateway.upstreams import Upstreams
+from octavo.release.spec import convert
+
+POOLS = {name: UpstreamPool() for name in ("default", "default-next", "other")}
+SPEC = convert({"model": "m", "stable": "default", "canary": "default-next"})
+
+
+@asynccontextmanager
+async def controlled() -> AsyncIterator[Control]:
+    """A control of these pools, which are empty, without a gateway around it."""
+    async with kept_in(None) as state:
+        upstreams, transport = Upstreams(), Transport(Timeouts())
+        queue = UpstreamQueue(upstreams, WaitLimits())
+        health = Health(upstreams, transport, HealthCheck())
+        shadow = Shadow(state.releases, queue, transport)
+        traffic = Traffic(state.releases, state.experiments, shadow)
+        relay = Relay(queue, transport, health, traffic, lambda _: None, False)
+        admin = Admin(upstreams, health, relay, queue)
+        parts = Parts(upstreams, transport, queue, health, traffic, admin, relay)
+        control = Control(Started(ConfigFile(pools=POOLS), {}), state.history, parts)
+        await control.start()
+        yield control
+        await control.close()
+        await health.close()
+        await shadow.close()
+
+
+def test_a_pool_that_is_removed_and_a_change_by_hand_are_both_in_force() -> None:
+    async def run() -> None:
+        async with controlled() as control:
+            hand = msgspec.structs.replace(control.config, max_inflight=7)
+            removed = control.edit(partial(_without, name="default"), "octavo")
+            await asyncio.gather(control.apply(hand, "admin"), removed)
+            assert control.config.max_inflight == 7
+            assert sorted(control.config.pools) == ["default-next", "other"]
+
+    asyncio.run(run())
+
+
+def test_a_change_of_what_is_in_force_no_longer_is_refused() -> None:
+    async def run() -> None:
+        async with controlled() as control:
+            hand = msgspec.structs.replace(control.config, max_inflight=7)
+            removed = control.edit(partial(_without, name="default"), "octavo")
+            late = control.apply(hand, "admin", made_of=1)
+            _, refused = await asyncio.gather(removed, late, return_exceptions=True)
+            assert str(refused) == (
+                "version 2 of the configuration is in force, not 1: read it again"
+            )
+            assert isinstance(refused, ConfigChanged) and refused.status == 409
+            assert sorted(control.config.pools) == ["default-next", "other"]
+            await control.apply(hand, "admin", made_of=2)
+            assert control.config == hand
+
+    asyncio.run(run())
+
+
+def test_the_pool_that_won_is_not_ended_with_the_other() -> None:
+    config = GatewayConfig(pools=POOLS)
+    won = _decided(config, SPEC, "default")
+    assert sorted(won.pools) == ["default-next", "other"]
+    assert won.models == {"m": Model(pool="default-next")}
+    assert sorted(_decided(config, SPEC, "default-next").pools) == ["default", "other"]
+    with pytest.raises(UsageError, match="^pool 'default-next', which won, was removed meanwhile"):
+        _decided(_without(config, "default-next"), SPEC, "default")
+
+
+def test_an_update_begins_with_the_pools_that_it_was_planned_for() -> None:
+    local = LocalModel(model="m")
+    planned = GatewayConfig(pools={"default": UpstreamPool(local=local)})
+    assert sorted(_with(planned, SPEC, local).pools) == ["default", "default-next"]
+    for pools in ({}, POOLS, {"default": UpstreamPool()}):
+        with pytest.raises(InvalidValue, match="the pools of 'm' were changed meanwhile"):
+            _with(GatewayConfig(pools=pools), SPEC, local)
