@@ -583,7 +583,7 @@ def test_a_full_disk(folder: Path, text: Path, tmp_path: Path) -> None:
 
 
 MEMORY = """
-import resource, sys
+import os, sys
 from pathlib import Path
 import numpy as np
 from octavo.backends.torch.spans import Spans
@@ -593,6 +593,7 @@ from octavo.compress.conversion import Conversion
 from octavo.compress.folder_job import FolderJob
 from octavo.compress.journal import Journal
 from octavo.compress.recipe_file import find_recipe
+from octavo.compress.serving import peak_rss
 from octavo.compress.steps import Importance
 
 folder, out, what = sys.argv[1:]
@@ -606,9 +607,9 @@ elif what == "quantize":
     run = FolderJob(c, find_recipe("kv-int8"), out, "compressed-tensors").run
 else:
     run = Conversion(c, out, "gguf").run
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_rss(os.getpid())  # ru_maxrss is also that of the process this one was forked from
 run()
-print(c.nbytes, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+print(c.nbytes, peak_rss(os.getpid()) - before)
 """
 
 
