@@ -4,7 +4,7 @@
 
 Writes a random Llama of 3 GB in bf16 under --work, of the shape that models of 1.5 billion weights
 have, rounds it by each recipe in a process of its own, and says what was resident there at most,
-mapped pages of files included. Needs 5 GB of disk, of which nothing is left.
+mapped pages of files included. Takes 5 GB of disk, and leaves nothing there.
 """
 
 from __future__ import annotations
