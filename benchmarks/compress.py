@@ -40,6 +40,7 @@ from octavo.text.tokenizer import load_tokenizer
 
 PEER = Path(__file__).parent / "peers" / "llm_compressor.py"
 PACKAGES = ["torch==2.13.0", "llmcompressor"]
+SPEEDS = ("decoding", "prefill")
 HEADER = """\
 | | MB | perplexity | NLL lost | of rounding's loss | KL | same top-1 | BLEU-4 | decoding | prefill | peak RSS, MB | CPU minutes |
 |---|---|---|---|---|---|---|---|---|---|---|---|
@@ -122,9 +123,10 @@ def run(command: Sequence[str]) -> None:
 
 
 def table(results: dict[str, dict[str, float]]) -> str:
-    """Markdown; the share of rounding's loss where it was measured."""
+    """Markdown; the share of rounding's loss and speeds where they were measured."""
     lines = []
     for name, r in results.items():
+        decoding, prefill = (f"{r[k]:.2f} x" if k in r else "" for k in SPEEDS)
         plain = results.get(f"rtn-{name.rpartition('-')[2]}", {}).get("nll_lost")
         share = f"{r['nll_lost'] / plain:.0%}" if plain else ""
         minutes = f"{r['minutes']:.1f}" if r["minutes"] else ""
@@ -132,7 +134,7 @@ def table(results: dict[str, dict[str, float]]) -> str:
         lines.append(
             f"| {name} | {r['bytes'] / 1e6:.0f} | {r['perplexity']:.3f} | {error} | {share} | "
             f"{r['kl']:.4f} | {r['top1']:.1%} | {r['bleu4']:.1f} ± {r['bleu4_error']:.1f} | "
-            f"{r['decoding']:.2f} x | {r['prefill']:.2f} x | {r['peak_rss'] / 1e6:.0f} | {minutes} |\n"
+            f"{decoding} | {prefill} | {r['peak_rss'] / 1e6:.0f} | {minutes} |\n"
         )
     return HEADER + "".join(lines)
 
@@ -146,6 +148,7 @@ def main() -> None:
     parser.add_argument("--also", nargs="*", default=[], type=Path, help="models made elsewhere")
     parser.add_argument("--tokens", type=int, default=16_384)
     parser.add_argument("--sequences", type=int, default=calibrated.SEQUENCES)
+    parser.add_argument("--no-speeds", action="store_true", help="of a machine that others use")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--update", type=Path)
     args = parser.parse_args()
@@ -162,7 +165,9 @@ def main() -> None:
         except RuntimeError as e:
             print(f"{name}: {e}", file=sys.stderr)
             continue
-        results[name] = measured(output, args.model, args.tokens) | {"minutes": minutes}
+        found = measured(output, args.model, args.tokens) | {"minutes": minutes}
+        left_out = SPEEDS if args.no_speeds else ()
+        results[name] = {k: v for k, v in found.items() if k not in left_out}
         print(name, results[name], flush=True)
         if args.json:
             args.json.write_text(json.dumps(results, indent=1))

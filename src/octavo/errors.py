@@ -156,6 +156,15 @@ class Overloaded(RequestError):
         self.retry_after = retry_after
 
 
+class DeadlineExceeded(RequestError):
+    """The time that the client gave the request has passed."""
+
+    status = 408
+
+    def __init__(self) -> None:
+        super().__init__("the request's deadline passed", "timeout", "deadline_exceeded")
+
+
 class EngineFailed(RequestError):
     """The engine could not finish the request; nothing was wrong with it."""
 

@@ -596,7 +596,7 @@ def early_stopping(a: Asking) -> None:
 @effect
 def timeout(a: Asking) -> None:
     status, reply = a.server.post(ROUTES[a.route], a.body(timeout=0.5, max_tokens=500, n=8))
-    assert (status, reply["error"]["code"]) == (500, "deadline_exceeded")
+    assert (status, reply["error"]["code"]) == (408, "deadline_exceeded")
 
 
 @effect

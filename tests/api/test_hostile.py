@@ -173,7 +173,7 @@ def test_answer(sweep: Sweep, case: Case) -> None:
         ".model" not in case.name and "model" in case.name and error["code"] == "model_not_found"
     )
     ahead = "others' work" in error["message"]  # known before it began: the others' in the crowd
-    assert status == ((503 if ahead else 500) if late else 404 if unknown else 400)
+    assert status == ((503 if ahead else 408) if late else 404 if unknown else 400)
     if case.wrong is not None:
         assert root(error["param"]) == case.wrong
     known = {*ENDPOINTS[case.route][0].__struct_fields__, *FIELDS.names, "no_such_field"}

@@ -88,6 +88,10 @@ def test_ollama(server: Server) -> None:
     said = client.generate("smollm2", "Once upon a", raw=True, options=greedy | {"seed": 1})
     assert said.response and said.eval_count == 24
     assert client.generate("smollm2").done_reason == "load"
+    assert client.chat("smollm2").done_reason == "load"
+    for wrong in (client.chat, client.generate):
+        with pytest.raises(ollama.ResponseError, match="frequency_penalty"):
+            wrong("smollm2", options={"frequency_penalty": 3})
     first, second = client.embed("smollm2", ["a king", "a queen"]).embeddings
     assert len(first) == len(second) == 576 and first != second
     assert sum(x * x for x in first) == pytest.approx(1, abs=1e-5)

@@ -21,7 +21,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.events import Ended, Finish, Pooled, PromptLogprobs, Times, Token, TokenEvent
 from octavo.engine.request import Request, SamplingParams
 from octavo.engine.stats import EngineStats
-from octavo.errors import EngineFailed, InvalidValue, Overloaded, RequestError
+from octavo.errors import DeadlineExceeded, EngineFailed, InvalidValue, Overloaded, RequestError
 from octavo.generate.choices import generate
 from octavo.generate.load import load
 from octavo.generate.model import ServedModel
@@ -151,7 +151,7 @@ def test_stop_strings_end_the_request(model: ServedModel) -> None:
 @pytest.mark.parametrize(
     ("finish", "kind", "param", "code"),
     [
-        ("deadline", EngineFailed, "timeout", "deadline_exceeded"),
+        ("deadline", DeadlineExceeded, "timeout", "deadline_exceeded"),
         ("refused", RequestError, "response_format", "constraint_failed"),
         ("error", EngineFailed, None, "engine_error"),
     ],

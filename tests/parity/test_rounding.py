@@ -23,8 +23,8 @@ from octavo.checkpoint import open_checkpoint
 from octavo.checkpoint.base import TensorType
 from octavo.checkpoint.dequantize import dequantize
 from octavo.compress.quantize import job_of
-from octavo.compress.recipe_file import builtin
-from octavo.compress.recipes import FolderRecipe, GgufRecipe, Layout
+from octavo.compress.recipe_file import builtin, read_recipe
+from octavo.compress.recipes import FolderRecipe, GgufRecipe, Layout, Recipe
 from octavo.errors import UsageError, WriteError
 from tests.conftest import Runner
 from tests.families import FAMILIES, save_family
@@ -145,11 +145,21 @@ def test_folders(recipe: FolderRecipe, layout: Layout, folder: Path, tmp_path: P
     ).read_bytes()
 
 
-def test_transformers_reads_what_we_write(folder: Path, tmp_path: Path) -> None:
-    """compressed-tensors, which transformers loads on a CPU: the logits of the weights we read."""
+SYMMETRIC = """
+formats: [compressed-tensors]
+weights: {bits: 4, group: 64, symmetric: true}
+"""
+
+
+@pytest.mark.parametrize(
+    "recipe", [RECIPES["rtn-8"], read_recipe(SYMMETRIC, "own")], ids=lambda r: r.name
+)
+def test_transformers_reads_what_we_write(recipe: Recipe, folder: Path, tmp_path: Path) -> None:
+    """compressed-tensors, which transformers loads on a CPU: the weights that we read, bit by bit,
+    and their logits."""
     from transformers import AutoModelForCausalLM
 
-    job = job_of(open_checkpoint(folder), RECIPES["rtn-8"], tmp_path / "out", "compressed-tensors")
+    job = job_of(open_checkpoint(folder), recipe, tmp_path / "out", "compressed-tensors")
     out = job.run().output
     theirs = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
     ours = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -158,6 +168,7 @@ def test_transformers_reads_what_we_write(folder: Path, tmp_path: Path) -> None:
         assert (theirs(ids).logits - ours(ids).logits).abs().max() > 1e-3
         for name in job.linear:
             values = torch.from_numpy(dequantize(made.tensors[name]).copy())
+            assert torch.equal(theirs.get_parameter(name), values)
             ours.get_parameter(name).copy_(values)
         assert (theirs(ids).logits - ours(ids).logits).abs().max() < 1e-4
 

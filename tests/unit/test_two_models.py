@@ -241,7 +241,7 @@ def test_vectors_and_scores(tokenizer: Tokenizer) -> None:
 def test_a_request_that_fails_after_some_text(tokenizer: Tokenizer, stream: bool) -> None:
     for finish, status, param, code in (
         ("refused", 400, "response_format", "constraint_failed"),
-        ("error", 500, None, "engine_error"), ("deadline", 500, "timeout", "deadline_exceeded"),
+        ("error", 500, None, "engine_error"), ("deadline", 408, "timeout", "deadline_exceeded"),
     ):  # fmt: skip
         ended = Ended("", finish, "too costly", param="grammar", code=code)  # type: ignore[arg-type]
         client = ScriptedClient(tokenizer.encode("some text", add_bos=False), ended)

@@ -275,6 +275,11 @@ class Checkpoint:
     def parameters(self) -> int:
         return sum(math.prod(t.shape) for t in self.tensors.values())
 
+    def drop_pages(self) -> None:
+        """Gives back the file pages that were read, which count as this process's memory."""
+        for mapped in self.maps:
+            mapped.madvise(mmap.MADV_DONTNEED)
+
     def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
         """A tensor by name. Raises CheckpointError if it is missing or not of `shape`."""
         if name not in self.tensors:

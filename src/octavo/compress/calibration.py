@@ -8,7 +8,6 @@ that continues it computes the same values, so that it makes the same bytes.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -89,7 +88,7 @@ class Calibration:
                 if i < max(left):
                     self._spans.run(at, block.end)
                 self._changed.clear()
-                self._drop_pages()
+                self.checkpoint.drop_pages()
                 progress(sum(self.wanted[n].nbytes for n in block.layers))
         except OSError as e:
             raise WriteError(f"cannot write {self.journal.folder}: {e.strerror or e}") from None
@@ -103,7 +102,7 @@ class Calibration:
             if group.at > at:
                 self._spans.run(at, group.at)
                 at = group.at
-                self._drop_pages()
+                self.checkpoint.drop_pages()
                 self._forget(at)
             inputs = self._inputs(group)
             layers = {name: self._weights(name) for name in group.layers}
@@ -118,11 +117,6 @@ class Calibration:
         """Lets go of weights that no operation from `at` on uses."""
         for name in [n for n in self._changed if self._last.get(n, at) < at]:
             del self._changed[name]
-
-    def _drop_pages(self) -> None:
-        """Gives back the checkpoint's pages, which count as this process's memory."""
-        for mapped in self.checkpoint.maps:
-            mapped.madvise(mmap.MADV_DONTNEED)
 
     def _weights(self, name: str) -> F32:
         return dequantize(self.checkpoint.tensors.get(name, self.wanted[name]))

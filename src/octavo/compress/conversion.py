@@ -19,7 +19,7 @@ import numpy as np
 from octavo.checkpoint.base import FLOATS, Checkpoint, TensorType, tensor_bytes
 from octavo.checkpoint.dequantize import decoded
 from octavo.checkpoint.places import check_new, check_new_file, check_outside
-from octavo.checkpoint.progress import Advance
+from octavo.checkpoint.progress import Advance, dropping_pages
 from octavo.checkpoint.quantized import quantization_of
 from octavo.checkpoint.writer import NewTensor, write_folder, write_gguf
 from octavo.compress import layouts, repack
@@ -114,7 +114,7 @@ class Conversion:
     def run(self, progress: Advance = lambda _: None) -> Converted:
         """Writes the model, whole or not at all. Raises WriteError, UsageError for weights that are
         no numbers."""
-        self._progress = progress
+        self._progress = dropping_pages(self._checkpoint, progress)
         self._moved.clear()
         self._write()
         written = {**self._tensors, **self._images}

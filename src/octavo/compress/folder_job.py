@@ -14,7 +14,7 @@ import numpy as np
 from octavo.checkpoint.base import FLOATS, Checkpoint, Tensor, TensorType, tensor_bytes
 from octavo.checkpoint.dequantize import dequantize
 from octavo.checkpoint.places import check_new, check_outside
-from octavo.checkpoint.progress import Advance
+from octavo.checkpoint.progress import Advance, dropping_pages
 from octavo.checkpoint.quantized import quantization_of
 from octavo.checkpoint.writer import NewTensor, write_folder
 from octavo.compress import layouts
@@ -198,6 +198,7 @@ class FolderJob:
     # -- doing it -----------------------------------------------------------------------------
 
     def run(self, progress: Advance = lambda _: None, say: Say = lambda _: None) -> Rounded:
+        progress = dropping_pages(self.checkpoint, progress)
         if not self.recipe.calibrated:
             self._write(self.output, self._round, self.checkpoint, progress)
             return self.forecast()

@@ -13,7 +13,7 @@ import numpy as np
 
 from octavo.checkpoint.base import FLOATS, Checkpoint, Tensor, TensorType, tensor_bytes
 from octavo.checkpoint.places import check_new_file
-from octavo.checkpoint.progress import Advance
+from octavo.checkpoint.progress import Advance, dropping_pages
 from octavo.checkpoint.writer import write_gguf
 from octavo.compress.calibrated import Task, importance_of
 from octavo.compress.calibration import check_torch
@@ -97,6 +97,7 @@ class GgufJob:
         )  # fmt: skip
 
     def run(self, progress: Advance = lambda _: None, say: Say = lambda _: None) -> Rounded:
+        progress = dropping_pages(self.checkpoint, progress)
         if self.texts is None:
             self._write(self.output, {}, progress)
             return self.forecast()

@@ -12,7 +12,7 @@ import numpy as np
 from octavo.checkpoint.adapter import LowRank, read_adapter
 from octavo.checkpoint.base import FLOATS, Checkpoint, TensorType, tensor_bytes
 from octavo.checkpoint.places import check_new, check_outside
-from octavo.checkpoint.progress import Advance
+from octavo.checkpoint.progress import Advance, dropping_pages
 from octavo.checkpoint.writer import NewTensor, write_folder
 from octavo.compress.beside import beside
 from octavo.compress.conversion import half_of, plain_config
@@ -62,6 +62,7 @@ class Merge:
         """Writes the model as a folder of floats, whole or not at all: in its own type, and what is
         quantized in 16 bits. Raises WriteError, UsageError for sums that are no numbers."""
         folder, half = self._folder, half_of(self._parts)
+        progress = dropping_pages(folder, progress)
         out: dict[str, NewTensor] = {}
         for part in self._parts:
             kind = part.type if part.type in FLOATS else half

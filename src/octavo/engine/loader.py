@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import mmap
 from pathlib import Path
 
 from octavo.backends.base import Executable
-from octavo.checkpoint import Checkpoint
 from octavo.checkpoint.identity import check_unchanged
-from octavo.checkpoint.progress import Advance
+from octavo.checkpoint.progress import Advance, dropping_pages
 from octavo.engine.constraint import GrammarCompiler, TokenTable
 from octavo.engine.cost import CostModel
 from octavo.engine.draft_model import DraftModel, Languages
@@ -25,19 +23,9 @@ from octavo.engine.tuned import read_tuned
 from octavo.models.mmproj import NONE
 
 
-def _drop_pages(checkpoint: Checkpoint) -> None:
-    """Gives back the file pages that packing has read."""
-    for file in checkpoint.maps:
-        file.madvise(mmap.MADV_DONTNEED)
-
-
 def load_executable(model: OpenModel, plan: Plan, progress: Advance = lambda _: None) -> Executable:
     """Packs the weights into memory; the file is needed until `pack_pending` is False."""
-
-    def packed(count: int) -> None:
-        _drop_pages(model.checkpoint)
-        progress(count)
-
+    packed = dropping_pages(model.checkpoint, progress)
     return model.compiled.load(model.checkpoint, plan.load_options, packed)
 
 
@@ -46,7 +34,7 @@ def load_images(model: OpenModel, plan: Plan) -> ImageQueue | None:
     if model.encoder is None or not plan.image_cache:
         return None
     encoder = model.encoder.load(
-        model.checkpoint, plan.threads, lambda _: _drop_pages(model.checkpoint)
+        model.checkpoint, plan.threads, lambda _: model.checkpoint.drop_pages()
     )
     return ImageQueue(encoder, plan.image_cache)
 
@@ -80,7 +68,7 @@ def _load_draft(
         languages = Languages(Translation(table, own), Translation(own, table), first)
     executable = opened.compiled.load(
         opened.checkpoint, draft.options(plan.load_options),
-        lambda _: _drop_pages(opened.checkpoint), beside,
+        lambda _: opened.checkpoint.drop_pages(), beside,
     )  # fmt: skip
     return DraftModel(executable, target.vocabulary, opened.program.context, languages)
 

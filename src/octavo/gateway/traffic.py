@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import msgspec
 from starlette.requests import Request
 
+from octavo.errors import DeadlineExceeded
 from octavo.experiments.bodies import altered
 from octavo.experiments.controller import Chosen, Experiments
 from octavo.experiments.spec import Unit
@@ -132,10 +133,12 @@ class Traffic:
         if elsewhere and not (one.retries or down):
             return  # its version had no place, which is no fault of it
         good = one.status == 200 and not elsewhere
+        late = one.status == DeadlineExceeded.status
         event = RequestEvent(
             arm=dealt.version, at=self._clock(),
-            step=0 if assigned is None else assigned.step, failed=one.status >= 500 or elsewhere,
-            refused=400 <= one.status < 500, ttft=one.ttft if good else None,
+            step=0 if assigned is None else assigned.step,
+            failed=one.status >= 500 or late or elsewhere,
+            refused=400 <= one.status < 500 and not late, ttft=one.ttft if good else None,
             itl=one.itl if good else None, tokens=one.completion_tokens,
             empty=good and seen.empty, repeating=good and seen.repeating,
             prompt_tokens=one.prompt_tokens, cached_tokens=cached, batch=batch,

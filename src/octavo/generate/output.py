@@ -14,7 +14,7 @@ from octavo.engine.events import (
     TokenEvent,
 )
 from octavo.engine.request import Request
-from octavo.errors import EngineFailed, RequestError
+from octavo.errors import DeadlineExceeded, EngineFailed, RequestError
 from octavo.generate.reply import TextDelta, TokenInfo, Usage
 from octavo.text import ReplyParser, TextStream, Tokenizer
 from octavo.text.tools import MARKERS, ToolFormat
@@ -34,14 +34,10 @@ class ReplyFormat:
         return ReplyParser(self.tools, self.reasoning, self.thinking)
 
 
-def too_late() -> EngineFailed:
-    return EngineFailed("the request's deadline passed", "timeout", "deadline_exceeded")
-
-
 def failure(event: Ended) -> RequestError | None:
     """The error that a request ended with, if it did. It names the engine's fields."""
     if event.finish == "deadline":
-        return too_late()
+        return DeadlineExceeded()
     if event.finish == "refused":
         return RequestError(event.error or "", event.param, event.code)
     if event.finish == "error":

@@ -14,12 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.engine.request import MAX_TIMEOUT, MIN_TIMEOUT
-from octavo.errors import InvalidValue, RequestError
+from octavo.errors import DeadlineExceeded, InvalidValue, RequestError
 from octavo.generate.choices import generate, generate_whole
 from octavo.generate.embed import count, encode_inputs, encode_pairs, pool, score
 from octavo.generate.media import MediaReader
 from octavo.generate.model import ServedModel
-from octavo.generate.output import too_late
 from octavo.generate.prepare import PreparedRequest, prepare
 from octavo.generate.reply import Usage
 from octavo.server import patience
@@ -119,7 +118,7 @@ class Runner:
             async with asyncio.timeout(_left(one, wanted) if known else None):
                 return body, (await leased(request, self._registry, name)).model
         except TimeoutError:
-            raise too_late() from None
+            raise DeadlineExceeded() from None
 
     async def _run(self, dialect: Dialect, route: BodyRoute, request: Request) -> Response:
         body, served = await self.read(dialect, route.body, request)

@@ -53,7 +53,7 @@ def chat_request(body: ChatBody) -> GenerationRequest:
         raise InvalidValue(
             f"messages has {len(said)} entries; {MAX_MESSAGES} at most are taken", "messages"
         )
-    continued = said[-1].role == "assistant" and not said[-1].tool_calls
+    continued = bool(said) and said[-1].role == "assistant" and not said[-1].tool_calls
     return GenerationRequest(
         messages=[_message(f"messages[{i}]", m) for i, m in enumerate(said)],
         tools=tools(body.tools),

@@ -14,8 +14,10 @@ from octavo.errors import RequestError
 from octavo.generate.model import ServedModel
 from octavo.generate.prepare import PreparedRequest
 from octavo.generate.reply import TextDelta, Usage, call_arguments
+from octavo.generate.sampling import sampling_params
 from octavo.server.dialect import DownloadProgress
 from octavo.server.dialects.blocks import Block, Blocks, blocks
+from octavo.server.dialects.ollama.requests import chat_request, generate_request
 from octavo.server.dialects.ollama.schemas import ChatBody, EmbedBody, EmbeddingsBody, GenerateBody
 from octavo.server.dialects.openai.responses import chat_logprobs
 
@@ -36,9 +38,12 @@ def rfc3339(seconds: float) -> str:
 
 
 def nothing(body: ChatBody | GenerateBody, served: ServedModel) -> bytes | None:
-    """The response of a body without anything to answer, which only has the model loaded."""
+    """The response of a body without anything to answer, which only has the model loaded. Raises
+    RequestError for what is wrong with the rest of it."""
     if body.messages if isinstance(body, ChatBody) else body.prompt:
         return None
+    asked = chat_request(body) if isinstance(body, ChatBody) else generate_request(body)
+    sampling_params(asked.sampling, served).check(served.vocabulary)
     empty: dict[str, Any] = {"response": ""}
     if isinstance(body, ChatBody):
         empty = {"message": {"role": "assistant", "content": ""}}

@@ -1,0 +1,44 @@
+"""docs/compression.md: what is said of a table is what the table says."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+PAGE = (Path(__file__).parents[2] / "docs" / "compression.md").read_text()
+WORDS = " ".join(PAGE.split())
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> dict[str, tuple[float, float]]:
+    """Perplexity and the NLL lost by recipe."""
+    table = PAGE.partition("<!-- compare smollm2 -->")[2].partition("<!-- end -->")[0]
+    rows = [[cell.strip() for cell in line.split("|")] for line in table.splitlines()]
+    return {r[1]: (float(r[3]), float(r[4].split()[0])) for r in rows if len(r) > 4 and "±" in r[4]}
+
+
+def test_what_methods_take_away(smollm2: dict[str, tuple[float, float]]) -> None:
+    """At 4 bits healing loses least, then GPTQ, AWQ and rounding to the nearest."""
+    lost = {name: nll for name, (_, nll) in smollm2.items()}
+    assert 0 < lost["healed-4"] < lost["gptq-4"] < lost["awq-4"] < lost["rtn-4"]
+    taken = {
+        n: round(100 * (1 - lost[f"{n}-4"] / lost["rtn-4"])) for n in ("gptq", "healed", "awq")
+    }
+    assert taken["gptq"] >= 30 and taken["healed"] >= 60
+    said = f"GPTQ takes away {taken['gptq']} % of what rounding to the nearest loses in 4 bits"
+    assert f"{said}, healing {taken['healed']} %, AWQ {taken['awq']} %." in WORDS
+
+
+def test_three_and_eight_bits(smollm2: dict[str, tuple[float, float]]) -> None:
+    original = float(re.findall(r"perplexity of the original: ([\d.]+)", WORDS)[-1])
+    times = {name: perplexity / original for name, (perplexity, _) in smollm2.items()}
+    assert times["rtn-3"] > 3 and times["gptq-3"] < 2
+    assert f"GPTQ makes it {times['gptq-3']:.2f} times as high" in WORDS
+    grown = {name: 100 * math.expm1(nll) for name, (_, nll) in smollm2.items()}
+    assert grown["rtn-8"] <= 0.1 and grown["w8a8"] <= 1
+    said = dict(re.findall(r"`([\w-]+)`(?: costs)? ([\d.]+)(?: ± [\d.]+)? %", WORDS))
+    for name in ("rtn-8", "w8a8", "int8-dynamic"):  # of figures with four digits
+        assert float(said[name]) == pytest.approx(grown[name], abs=0.05)
