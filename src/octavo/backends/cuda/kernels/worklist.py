@@ -19,7 +19,7 @@ def _smaller(a, b):
 
 
 @triton.jit
-def _runs(table, key, t, tokens, GROUP: tl.constexpr, KV_BLOCK: tl.constexpr):
+def _runs(table, key, t, tokens, GROUP: tl.constexpr, BLOCK: tl.constexpr):
     """Whether each row begins a group, and the rows of the group."""
     inside = t < tokens
     own, mine = tl.load(key + t, inside, other=-1), tl.load(table + t, inside, other=-1)
@@ -33,19 +33,19 @@ def _runs(table, key, t, tokens, GROUP: tl.constexpr, KV_BLOCK: tl.constexpr):
     following = tl.load(key + t + 1, t + 1 < tokens, other=-1)
     joined = tl.load(table + t + 1, t + 1 < tokens, other=-1) == mine
     goes_on = (following > 0) & joined & (following == own + 1) & ((t + 1 - run) % GROUP != 0)
-    end = tl.associative_scan(tl.where(goes_on, KV_BLOCK, t + 1), 0, _smaller, reverse=True)
+    end = tl.associative_scan(tl.where(goes_on, BLOCK, t + 1), 0, _smaller, reverse=True)
     return heads, tl.where(heads, end - t, 0)
 
 
 @triton.jit
 def _build_work(
     key, table, first, last, groups, items, counts, tokens, window, slots,
-    GROUP: tl.constexpr, KV_BLOCK: tl.constexpr, SLICE: tl.constexpr, SPLIT: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr, SLICE: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    t = tl.arange(0, KV_BLOCK)
-    heads, rows = _runs(table, key, t, tokens, GROUP, KV_BLOCK)
-    low = tl.full((KV_BLOCK,), 2147483647, tl.int32)
-    high = tl.zeros((KV_BLOCK,), tl.int32)
+    t = tl.arange(0, BLOCK)
+    heads, rows = _runs(table, key, t, tokens, GROUP, BLOCK)
+    low = tl.full((BLOCK,), 2147483647, tl.int32)
+    high = tl.zeros((BLOCK,), tl.int32)
     for j in range(0, tl.max(rows, 0)):
         mine = j < rows
         at = tl.load(key + t + j, mine, other=0)
@@ -68,8 +68,8 @@ def _build_work(
     tl.store(entry + 3, low, heads)
     tl.store(entry + 4, high, heads)
     tl.store(entry + 5, tl.where(split, taken - wanted, -1), heads)
-    tl.store(entry + 6, tl.zeros((KV_BLOCK,), tl.int32), heads)
-    tl.store(entry + 7, tl.zeros((KV_BLOCK,), tl.int32), heads)
+    tl.store(entry + 6, tl.zeros((BLOCK,), tl.int32), heads)
+    tl.store(entry + 7, tl.zeros((BLOCK,), tl.int32), heads)
     count = tl.where(split, slices, begun)
     item = tl.cumsum(count, 0) - count
     for s in range(0, tl.max(count, 0)):
@@ -88,6 +88,6 @@ def build_work(rows, work, *, tokens, window, slots):
     block = max(16, triton.next_power_of_2(count))
     _build_work[(1,)](
         rows.key, rows.table, rows.first, rows.last, work.groups, work.items, work.counts, count,
-        window, slots, GROUP=tokens, KV_BLOCK=block, SLICE=SOFTMAX_SLICE, SPLIT=SPLIT_TOKENS,
+        window, slots, GROUP=tokens, BLOCK=block, SLICE=SOFTMAX_SLICE, SPLIT=SPLIT_TOKENS,
         num_warps=8 if block > 256 else 4,
     )  # fmt: skip
