@@ -15,6 +15,7 @@ from octavo.cli.options import POLICIES
 from octavo.cli.remote import Remote, server_option
 from octavo.cli.screen import say, say_json
 from octavo.cli.watching import Watching, watching_options
+from octavo.process import unmap_freed_blocks
 
 if TYPE_CHECKING:
     from octavo.gateway.upstreams import Upstreams
@@ -183,6 +184,7 @@ def gateway(
     )
     sock = bind(made.server.host, made.server.port)
     screen = _Screen(url_of(made.server.host, sock.getsockname()[1]), made.server.ui)
+    unmap_freed_blocks()
     with logging_to(sys.stdout, made.server.log_level, made.server.log_format):
         uvloop.run(serve(options, sock, ready=screen.ready, ended=screen.count))
     screen.goodbye()

@@ -26,7 +26,7 @@ from octavo.cli.ready import Screen
 from octavo.cli.screen import progress_bar, say
 from octavo.cli.watching import Watching, watching_options
 from octavo.errors import UsageError
-from octavo.process import die_with_parent
+from octavo.process import die_with_parent, unmap_freed_blocks
 
 if TYPE_CHECKING:
     from octavo.cli.served import ServedChoice
@@ -309,6 +309,7 @@ def _until_signal(
             gc.freeze()  # what is imported stays; collections look at requests only
             gc.enable()
 
+        unmap_freed_blocks()
         uvloop.run(answering(ready=ready))
 
 
