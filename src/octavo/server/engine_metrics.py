@@ -38,14 +38,6 @@ def engines_of(models: Iterable[Entry]) -> Iterator[tuple[str, str, EngineClient
                 yield entry.name, replica, client
 
 
-def _without_empty(metric: Metric) -> Metric:
-    """A metric without labels that say nothing."""
-    metric.samples = [
-        s._replace(labels={k: v for k, v in s.labels.items() if v}) for s in metric.samples
-    ]
-    return metric
-
-
 class EngineCollector(Collector):
     """The latest counts of every engine."""
 
@@ -62,7 +54,7 @@ class EngineCollector(Collector):
             for metric, values in zip(known.ENGINE, families, strict=True):
                 for labels, value in _read(metric, stats):
                     values.add_metric([model, *labels, replica], value)
-        yield from map(_without_empty, families)
+        yield from families
 
 
 def _read(metric: known.Metric, stats: Mapping[str, int]) -> Iterator[tuple[list[str], float]]:
@@ -94,7 +86,7 @@ class ProcessesCollector(Collector):
             with suppress(OSError):  # it has ended meanwhile
                 faults.add_metric([model, replica], major_faults(PROC / str(pid)))
                 wait.add_metric([model, replica], cpu_wait(PROC / str(pid)))
-        yield from map(_without_empty, (*families.values(), faults, wait))
+        yield from (*families.values(), faults, wait)
         yield from _workers()
         for host, seconds in ((known.MEMORY_STALL, memory_stall()), (known.THROTTLED, throttled())):
             if seconds is not None:
@@ -122,10 +114,10 @@ def _workers() -> Iterator[Metric]:
 
 def workers() -> Iterator[tuple[str, Path]]:
     """Children of this process that work for all models, with what they do."""
-    for each in (PROC / "self").glob("task/*/children"):
-        with suppress(OSError):
-            for pid in each.read_text().split():
-                words = (PROC / pid / "cmdline").read_text().split("\0")
+    for children in of_threads(PROC / "self", "children"):
+        for pid in children.split():
+            with suppress(OSError):  # it has ended meanwhile
+                words = _text(f"{PROC}/{pid}/cmdline").split("\0")
                 if (worker := next(filter(None, map(WORKERS.get, words)), None)) is not None:
                     yield worker, PROC / pid
 
@@ -137,8 +129,19 @@ def major_faults(process: Path) -> int:
 
 def cpu_wait(process: Path) -> float:
     """Seconds that its threads waited for a processor. Raises OSError once it has ended."""
-    waits = [int(each.read_text().split()[1]) for each in process.glob("task/*/schedstat")]
-    return sum(waits) / 1e9
+    return sum(int(each.split()[1]) for each in of_threads(process, "schedstat")) / 1e9
+
+
+def of_threads(process: Path, name: str) -> Iterator[str]:
+    """What a file says of each thread of a process. Raises OSError once the process has ended."""
+    for thread in os.listdir(f"{process}/task"):
+        with suppress(OSError):  # it has ended meanwhile
+            yield _text(f"{process}/task/{thread}/{name}")
+
+
+def _text(path: str) -> str:
+    with open(path) as file:  # in a third of the time that Path.read_text takes
+        return file.read()
 
 
 def memory_stall() -> float | None:

@@ -15,7 +15,6 @@ from prometheus_client import (
     PlatformCollector,
     ProcessCollector,
     disable_created_metrics,
-    generate_latest,
 )
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
@@ -24,6 +23,7 @@ from octavo import __version__
 from octavo.generate.gaps import BOUNDS, Gaps
 from octavo.server.engine_metrics import EngineCollector, ProcessesCollector
 from octavo.server.exchange import Exchange
+from octavo.server.exposition import exposition
 from octavo.server.metric_table import BUILD, METRICS
 from octavo.server.phases import phases
 from octavo.server.registry import Entry
@@ -138,4 +138,4 @@ class Metrics:
         self._spikes.labels(model, cause).inc()
 
     def render(self) -> bytes:
-        return bytes(generate_latest(self.registry))
+        return exposition(self.registry.collect())
