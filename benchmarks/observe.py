@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import multiprocessing
 import socket
 import statistics
 import subprocess
@@ -22,6 +23,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -85,6 +87,13 @@ def get(port: int, path: str) -> str:
         return str(response.read().decode())
 
 
+def seconds(port: int, path: str) -> float:
+    """How long it takes to get something."""
+    began = time.perf_counter()
+    get(port, path)
+    return time.perf_counter() - began
+
+
 async def stream(port: int, id: str, tokens: int) -> list[float]:
     """When a request was sent, and when each piece of its text came."""
     body = json.dumps({
@@ -120,12 +129,11 @@ def cost(model: str, options: argparse.Namespace) -> None:
     scrapes: list[float] = []
 
     def scrape(port: int) -> None:
-        while True:
-            began = time.perf_counter()
-            get(port, "/metrics")
-            scrapes.append(time.perf_counter() - began)
-            if over.wait(5.0):
-                return
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as another:
+            while True:
+                scrapes.append(another.submit(seconds, port, "/metrics").result())
+                if over.wait(5.0):
+                    return
 
     own = ("--offline", "--threads", str(options.threads))
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:

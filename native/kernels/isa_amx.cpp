@@ -15,11 +15,12 @@ namespace amx {
 #include "attention_registers.inc"
 #include "limits.inc"
 #include "resize.inc"
+#define BASE kernels_avx512bf16
 #include "amx.h"
 #include "amx_linear.inc"
 #include "amx_attention.inc"
 #include "amx_limits.inc"
-#define LINEAR tile_linear
+#define LINEAR(FORMAT, NUMBER) tile_linear<FORMAT, NUMBER>
 #define LINEAR_BF16 bf16_linear
 #define ATTEND_BF16 Tiles<false>
 #define ATTEND_INT8 Tiles<true>
@@ -28,6 +29,6 @@ namespace amx {
 }  // namespace amx
 }  // namespace
 
-const Kernels* kernels_amx() { return &amx::TABLE; }
+const Kernels* kernels_amx() { return amx::table(); }
 
 }  // namespace octavo

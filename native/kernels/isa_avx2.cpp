@@ -19,6 +19,6 @@ namespace avx2 {
 }  // namespace avx2
 }  // namespace
 
-const Kernels* kernels_avx2() { return &avx2::TABLE; }
+const Kernels* kernels_avx2() { return avx2::table(); }
 
 }  // namespace octavo

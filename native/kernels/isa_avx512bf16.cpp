@@ -1,4 +1,4 @@
-// Kernels for avx512bf16; see simd_avx512.h for what they need.
+// Kernels for avx512bf16: those of avx512vnni, and products of bf16 values in one instruction.
 #include <immintrin.h>
 
 #include "api.h"
@@ -15,10 +15,11 @@ namespace avx512bf16 {
 #include "attention_registers.inc"
 #include "limits.inc"
 #include "resize.inc"
+#define BASE kernels_avx512vnni
 #include "table.inc"
 }  // namespace avx512bf16
 }  // namespace
 
-const Kernels* kernels_avx512bf16() { return &avx512bf16::TABLE; }
+const Kernels* kernels_avx512bf16() { return avx512bf16::table(); }
 
 }  // namespace octavo

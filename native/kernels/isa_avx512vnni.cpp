@@ -19,6 +19,6 @@ namespace avx512vnni {
 }  // namespace avx512vnni
 }  // namespace
 
-const Kernels* kernels_avx512vnni() { return &avx512vnni::TABLE; }
+const Kernels* kernels_avx512vnni() { return avx512vnni::table(); }
 
 }  // namespace octavo

@@ -19,6 +19,6 @@ namespace avxvnni {
 }  // namespace avxvnni
 }  // namespace
 
-const Kernels* kernels_avxvnni() { return &avxvnni::TABLE; }
+const Kernels* kernels_avxvnni() { return avxvnni::table(); }
 
 }  // namespace octavo

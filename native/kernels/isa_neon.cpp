@@ -19,6 +19,6 @@ namespace neon {
 }  // namespace neon
 }  // namespace
 
-const Kernels* kernels_neon() { return &neon::TABLE; }
+const Kernels* kernels_neon() { return neon::table(); }
 
 }  // namespace octavo

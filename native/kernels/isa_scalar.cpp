@@ -20,6 +20,6 @@ namespace scalar {
 }  // namespace scalar
 }  // namespace
 
-const Kernels* kernels_scalar() { return &scalar::TABLE; }
+const Kernels* kernels_scalar() { return scalar::table(); }
 
 }  // namespace octavo
