@@ -16,22 +16,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vllm_folder import convert
-
-# This folder's names must not hide packages.
-sys.path.pop(0)
-
 NGRAM = {
     "method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 5,
 }  # fmt: skip
 
 
-def counted(llm: Any) -> tuple[int, int]:
+def counted(llm: Any) -> list[int]:
     """Tokens drafted and accepted so far."""
     found = {m.name: getattr(m, "value", 0) for m in llm.get_metrics()}
-    return tuple(
-        int(found.get(f"vllm:spec_decode_num_{kind}_tokens", 0)) for kind in ("draft", "accepted")
-    )  # type: ignore[return-value]
+    names = [f"vllm:spec_decode_num_{kind}_tokens" for kind in ("draft", "accepted")]
+    return [int(found.get(name, 0)) for name in names]
 
 
 def seconds(llm: Any, ids: list[int], tokens: int) -> float:
@@ -43,35 +37,38 @@ def seconds(llm: Any, ids: list[int], tokens: int) -> float:
     return time.perf_counter() - began
 
 
-def rounds(path: str, threads: int, count: int, cases: dict[str, Any]) -> dict[str, list[Any]]:
-    os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{threads - 1}"
-    os.environ["HF_HUB_OFFLINE"] = "1"
+def rounds(folder: str, count: int, cases: dict[str, Any]) -> dict[str, list[Any]]:
     from vllm import LLM
 
-    with tempfile.TemporaryDirectory() as folder:
-        convert(Path(path), Path(folder))
-        common: dict[str, Any] = {
-            "dtype": "bfloat16", "skip_tokenizer_init": True, "enable_prefix_caching": False,
-            "max_model_len": 2048, "disable_log_stats": False,
-        }  # fmt: skip
-        ways = {
-            "vLLM": LLM(folder, **common),
-            "vLLM n-gram": LLM(folder, speculative_config=NGRAM, **common),
-        }
-        out: dict[str, list[Any]] = {name: [] for name in cases}
-        for name, (ids, tokens) in cases.items():
-            for turn in range(count + 1):
-                found = {}
-                for way, llm in ways.items():
-                    first, before = seconds(llm, ids, 1), counted(llm)
-                    writing = seconds(llm, ids, tokens) - first
-                    drafts = [b - a for a, b in zip(before, counted(llm), strict=True)]
-                    found[way] = [writing, tokens - 1, *drafts]
-                out[name] += [found] if turn else []  # the first warms up
+    common: dict[str, Any] = {
+        "dtype": "bfloat16", "skip_tokenizer_init": True, "enable_prefix_caching": False,
+        "max_model_len": 2048, "disable_log_stats": False,
+    }  # fmt: skip
+    ways = {
+        "vLLM": LLM(folder, **common),
+        "vLLM n-gram": LLM(folder, speculative_config=NGRAM, **common),
+    }
+    out: dict[str, list[Any]] = {name: [] for name in cases}
+    for name, (ids, tokens) in cases.items():
+        for turn in range(count + 1):
+            found = {}
+            for way, llm in ways.items():
+                first, before = seconds(llm, ids, 1), counted(llm)
+                writing = seconds(llm, ids, tokens) - first
+                drafts = [b - a for a, b in zip(before, counted(llm), strict=True)]
+                found[way] = [writing, tokens - 1, *drafts]
+            out[name] += [found] if turn else []  # the first warms up
     return out
 
 
 if __name__ == "__main__":
+    from vllm_folder import convert
+
+    sys.path.pop(0)  # this folder's names must not hide packages
     model, threads, count, cases = sys.argv[1:5]
-    print(json.dumps(rounds(model, int(threads), int(count), json.loads(cases))))
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{int(threads) - 1}"
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    with tempfile.TemporaryDirectory() as made:
+        convert(Path(model), Path(made))
+        print(json.dumps(rounds(made, int(count), json.loads(cases))))
