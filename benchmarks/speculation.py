@@ -2,16 +2,19 @@
 
     python benchmarks/speculation.py MODEL.gguf --work /tmp/peers --cases copy,edit,digits
     python benchmarks/speculation.py MODEL.gguf --work /tmp/peers --draft SMALL.gguf
+    python benchmarks/speculation.py MODEL.gguf --work /tmp/peers --vllm
 
 llama.cpp's programs `llama-speculative-simple` and `llama-lookup` are built from the source that
 llama-cpp-python brings, under --work (kept for the next time). All programs take turns in each
 round, greedy, with the same prompts and as many tokens. Speed is that after the prompt; a speed-up
-is the median over rounds of a program's ratio with and without drafts, of itself.
+is the median over rounds of a program's ratio with and without drafts, of itself. vLLM (installed
+under --work, too) takes its rounds before the others; its weights are those of the file in bf16.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import statistics
 import subprocess
@@ -22,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from octavo.bench.speculation import CASES, Case, bench_speculation
+from octavo.bench.speculation import CASES, CUE, Case, bench_speculation
 from octavo.checkpoint import open_checkpoint
 from octavo.text import ChatTemplate, load_tokenizer
 from octavo.text.chat import template_source
@@ -123,15 +126,48 @@ def octavo(model: str, threads: int, case: Case, draft: Path | None) -> dict[str
     return found
 
 
-def prompts(model: str, cases: list[Case]) -> dict[str, str]:
-    """By case: the text that all programs continue."""
+def vllm(
+    work: Path, model: str, threads: int, rounds: int, asked: dict[str, tuple[list[int], int]]
+) -> dict[str, list[dict[str, Run]]]:
+    """Its rounds by case. asked: ids of the prompt, and tokens to write."""
+    from compare import HERE, install
+
+    python, problem = install("vllm", work)
+    if problem:
+        print(f"no vLLM: {problem}")
+        return {name: [] for name in asked}
+    script = HERE / "peers" / "vllm_ngram.py"
+    command = [python, script, model, str(threads), str(rounds), json.dumps(asked)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {name: [vllm_round(r) for r in given] for name, given in found.items()}
+
+
+def vllm_round(given: dict[str, list[float]]) -> dict[str, Run]:
+    """Of a round's seconds, tokens, and tokens drafted and accepted, by way; without comes first."""
+    out: dict[str, Run] = {}
+    for way, (seconds, tokens, drafted, accepted) in given.items():
+        tps = tokens / seconds
+        plain = out["vLLM"].tps if out else tps
+        step = tokens / (tokens - accepted)
+        out[way] = Run(tps, tps / plain, step, int(drafted), int(accepted))
+    return out
+
+
+def prompts(model: str, cases: list[Case]) -> dict[str, tuple[str, list[int]]]:
+    """By case: the text that all programs continue, and its ids."""
     checkpoint = open_checkpoint(Path(model))
     tokenizer = load_tokenizer(checkpoint)
     if (source := template_source(checkpoint)) is None:
-        return {c.name: c.text for c in cases}
+        return {c.name: (c.text + CUE, tokenizer.encode(c.text + CUE)) for c in cases}
     template = ChatTemplate(source, tokenizer)
     try:
-        return {c.name: template.render([message("user", c.text)]) for c in cases}
+        out = {}
+        for c in cases:
+            said = [message("user", c.text)]
+            ids = template.encode(said, (), {}, generation=True, continued=False)
+            out[c.name] = template.render(said), ids
+        return out
     finally:
         template.close()
 
@@ -157,7 +193,10 @@ def main() -> None:
     parser.add_argument("model", help="GGUF file")
     parser.add_argument("--work", type=Path, required=True, help="folder of llama.cpp")
     parser.add_argument("--draft", type=Path, help="a smaller model of the same vocabulary")
-    parser.add_argument("--cases", default="copy,edit,chat", help="kinds of text")
+    parser.add_argument(
+        "--cases", default="copy,edit,summary,table edit,chat", help="kinds of text"
+    )
+    parser.add_argument("--vllm", action="store_true", help="vLLM's n-gram mode, too")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     a = parser.parse_args()
@@ -171,18 +210,23 @@ def main() -> None:
             SIMPLE,
             ("-md", str(a.draft), "--spec-type", "draft-simple"),
         )
+    others: dict[str, list[dict[str, Run]]] = {}
+    if a.vllm:
+        asked = {c.name: (texts[c.name][1], c.tokens) for c in cases}
+        others = vllm(a.work, a.model, a.threads, a.rounds, asked)
     for case in cases:
         rounds = []
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as prompt:
-            prompt.write(texts[case.name] + "\n")  # of which llama.cpp takes a line's end away
+            prompt.write(texts[case.name][0] + "\n")  # of which llama.cpp takes a line's end away
             prompt.flush()
             for _ in range(a.rounds):
-                others = llama_cpp(programs, a.model, a.threads, case, Path(prompt.name), ways)
-                rounds.append(octavo(a.model, a.threads, case, a.draft) | others)
+                peer = llama_cpp(programs, a.model, a.threads, case, Path(prompt.name), ways)
+                rounds.append(octavo(a.model, a.threads, case, a.draft) | peer)
         print(
             f"\n{case.name}\n\n| | tokens/s | speed-up | tokens a step | accepted |\n|---|---|---|---|---|"
         )
-        print("\n".join(summary(rounds)), flush=True)
+        rows = summary(rounds) + (summary(others[case.name]) if others.get(case.name) else [])
+        print("\n".join(rows), flush=True)
 
 
 if __name__ == "__main__":

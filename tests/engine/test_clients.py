@@ -19,7 +19,7 @@ from octavo.client.base import EngineClient
 from octavo.client.in_process import InProcessClient
 from octavo.engine.engine import Engine
 from octavo.engine.events import Ended, Finish, Pooled, PromptLogprobs, Times, Token, TokenEvent
-from octavo.engine.request import Request, SamplingParams
+from octavo.engine.request import BeamSearch, Request, SamplingParams
 from octavo.engine.stats import EngineStats
 from octavo.errors import DeadlineExceeded, EngineFailed, InvalidValue, Overloaded, RequestError
 from octavo.generate.choices import generate
@@ -27,7 +27,7 @@ from octavo.generate.load import load
 from octavo.generate.model import ServedModel
 from octavo.generate.prepare import encode_chat, prepare
 from octavo.generate.reply import TextDelta, Usage
-from octavo.generate.request import GenerationRequest
+from octavo.generate.request import GenerationRequest, Sampling
 from octavo.text.messages import Tool, message
 
 PROMPTS = ["The capital of France is", "Once upon a time", "One, two, three,", "def main():"]
@@ -242,6 +242,14 @@ def test_a_prediction_is_no_longer_than_a_reply_can_be(model: ServedModel) -> No
     ids = model.tokenizer.encode("a b c d e f g h i j k l m n", add_bos=False)
     asked = GenerationRequest(prompts=["a"], prediction="a b c d e f g h i j k l m n")
     assert prepare(asked, small).prediction == ids[:9] and len(ids) > 9
+
+
+def test_beams_have_no_prediction(model: ServedModel) -> None:
+    sampling = Sampling(temperature=0, beam=BeamSearch(width=2, n=2))
+    asked = GenerationRequest(prompts=["a"], n=2, sampling=sampling, prediction="b")
+    with pytest.raises(RequestError, match="exclude each other") as refused:
+        prepare(asked, model)
+    assert (refused.value.param, refused.value.code) == ("prediction", "unsupported_parameter")
 
 
 def test_tools_are_checked_once(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,22 @@ def test_texts_are_the_same_with_a_draft_model(pair: Path) -> None:
         assert 0 < stats.accepted_draft <= stats.drafted_draft and stats.drafted_lookup == 0
 
 
+def test_a_stop_string_ends_a_run_of_accepted_tokens(pair: Path) -> None:
+    params = octavo.SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    with large(pair, speculation="off") as llm:
+        whole = llm.generate(PROMPTS[0], params, progress=False)[0].text
+    with large(pair, draft=str(pair / "small.gguf"), speculation="draft") as llm:
+        for at in (40, 31, 20, 7):
+            stop = whole[at : at + 4]
+            params = octavo.SamplingParams(
+                temperature=0, max_tokens=60, ignore_eos=True, stop=[stop]
+            )
+            for _ in range(3):  # drafts begin when steps were measured
+                (done,) = llm.generate(PROMPTS[0], params, progress=False)
+                assert (done.text, done.finish_reason) == (whole[: whole.index(stop)], "stop")
+        assert llm.stats().accepted_draft > 0
+
+
 def test_the_server_has_a_draft_model(pair: Path, tmp_path: Path) -> None:
     arguments = (str(pair / "large.gguf"), "--draft", str(pair / "small.gguf"), "--memory", "400MiB", "--context", "512")  # fmt: skip
     with serving(*arguments, log=tmp_path / "log") as server:

@@ -19,6 +19,7 @@ import torch
 from octavo.backends.base import BLOCK
 from octavo.client.process import EngineProcessClient
 from octavo.engine.constraint import TokenTable
+from octavo.engine.drafts import Lookup
 from octavo.engine.engine import Engine
 from octavo.engine.events import Ended, Token
 from octavo.engine.images import EncoderCache, ImageQueue
@@ -27,8 +28,10 @@ from octavo.engine.open import OpenModel, open_model
 from octavo.engine.plan import Plan, make_plan
 from octavo.engine.policy import PROMPT, FairPolicy
 from octavo.engine.request import Request, SamplingParams
+from octavo.engine.self_draft import SelfDraft
 from octavo.errors import RequestError
 from octavo.vision.image import ImageInput
+from tests.property.test_speculation import AnyDepths, Knowing
 from tests.vision_models import PLACEHOLDER, VISION_FAMILIES, VisionFamily
 
 FAMILIES = ("llava", "gemma3", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -48,13 +51,18 @@ class Loaded:
         self.threads = threads
 
     def engine(
-        self, capacity: int = 1 << 20, blocks: int = 200, rows: int = 32, **options: Any
-    ) -> Engine:
+        self, capacity: int = 1 << 20, blocks: int = 200, rows: int = 32,
+        skip: list[int] | None = None, **options: Any,
+    ) -> Engine:  # fmt: skip
+        """skip: parts that drafts do without; None: the model writes none."""
         limits = replace(self.plan.limits, blocks=blocks, selected=rows)
         plan = replace(self.plan, limits=limits, image_cache=capacity)
         executable, images = load_executable(self.open, plan), load_images(self.open, plan)
         assert images is not None
-        return Engine(executable, 320, 1000, frozenset({2}), images=images, **options)
+        writer = SelfDraft(executable, skip) if skip is not None else None
+        return Engine(
+            executable, 320, 1000, frozenset({2}), images=images, writer=writer, **options
+        )
 
     def request(self, name: str, seeds: tuple[int, ...], text: int = 9, **more: Any) -> Request:
         """Text, images with a token between them, text."""
@@ -124,6 +132,28 @@ def test_exact_in_any_company(name: str, loaded: dict[str, Loaded]) -> None:
     sliced = m.engine()
     _encode_for(queue(sliced), 0.0)
     assert run(sliced, requests) == alone
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_drafts_after_images(
+    name: str, loaded: dict[str, Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found in texts with images or written without some layers, verified along chains and trees."""
+    monkeypatch.setattr("octavo.engine.speculation.LEEWAY", 1e9)
+    monkeypatch.setattr("octavo.engine.cost.LEAST_CHANCE", 0.0)
+    m = loaded[name]
+    params = SamplingParams(temperature=0, max_tokens=24, logprobs=0, ignore_eos=True)
+    requests = [
+        m.request("a", (1,), params=params), m.request("b", (2, 1), text=40, params=params), m.request("c", (), params=params),
+    ]  # fmt: skip
+    alone = {r.id: run(m.engine(), [r])[r.id] for r in requests}
+    known = {id: [(token, 0.0, [], None) for token, _ in result] for id, result in alone.items()}
+    given = [Knowing(known, 1, 0.3), Lookup()]
+    found = m.engine(multi_step=0.0, depths=AnyDepths(1), sources=given)
+    assert run(found, requests) == alone and run(found, requests) == alone
+    assert 0 < found.stats().accepted_lookup < found.stats().drafted_lookup
+    own = m.engine(skip=[1], multi_step=0.0, depths=AnyDepths(2), sources=[])
+    assert run(own, requests) == alone and own.stats().drafted_self > 0
 
 
 def _encode_for(images: ImageQueue, seconds: float) -> None:

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf import GGMLQuantizationType as Q
 
+from octavo.backends.cpu import CpuExecutable
 from octavo.checkpoint import open_checkpoint
 from octavo.engine.constraint import GrammarCompiler
 from octavo.engine.cost import StepTimes
+from octavo.engine.draft_model import DraftModel
 from octavo.engine.drafts import LONGEST_MATCH, MAX_DRAFT, DraftSource, Proposal, all_sources
 from octavo.engine.request import Request, SamplingParams
+from octavo.engine.self_draft import SelfDraft
 from octavo.engine.sequence import Sequence
+from octavo.generate.load import ACTIVATIONS
 from octavo.generate.served import token_table
 from octavo.text import load_tokenizer
 from octavo.text.grammar import HEADER
-from tests.families import FAMILIES, save_family
+from tests.conftest import real_text
 from tests.parity.test_lora import SMALL, engine, make_adapter
-from tests.property.test_exact import Output, Pool, alone, drive
-from tests.small_models import Small, save_gguf, save_hf
+from tests.property.test_exact import MATRIX, Output, Pool, alone, drive, made
+from tests.small_models import save_hf
 
 VOCABULARY = 320
 
@@ -80,24 +84,9 @@ class Knowing:
     def finish(self, sequence: Sequence) -> None: ...
 
 
-MODELS = ["llama", "llama-int8", "gemma3", "gpt-oss"]
-
-
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=MATRIX)
 def pool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pool:
-    folder = tmp_path_factory.mktemp("model")
-    if request.param == "gpt-oss":
-        save_family(FAMILIES["gpt-oss"], folder)
-        return Pool(folder)
-    if request.param == "gemma3":
-        save_hf(Small(family="gemma3", heads=4, kv_heads=2, layers=3, window=40), folder)
-        return Pool(folder)
-    return llama(folder, "int8" if request.param == "llama-int8" else "bf16")
-
-
-def llama(folder: Path, kv_dtype: str = "bf16") -> Pool:
-    save_gguf(Small(heads=6, kv_heads=2, head_dim=16), folder / "m.gguf", Q.Q4_1)
-    return Pool(folder / "m.gguf", kv_dtype)
+    return made(request.param, tmp_path_factory.mktemp("model"))
 
 
 def requests(seed: int, count: int) -> list[Request]:
@@ -131,24 +120,73 @@ def requests(seed: int, count: int) -> list[Request]:
     return out
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("sources", ["knowing", "all"])
-def test_texts_and_log_probabilities_are_the_same(pool: Pool, sources: str, seed: int) -> None:
-    asked = requests(seed, 8)
-    expected = alone(pool, asked)
-    rng = random.Random(seed)
-    given: list[DraftSource] = [Knowing(expected, seed, 0.1)] if sources == "knowing" else []
+def sources_of(
+    name: str, pool: Pool, executable: CpuExecutable, expected: dict[str, Output], rng: random.Random
+) -> dict[str, Any]:  # fmt: skip
+    """What an engine is given: sources that find drafts, and what writes some."""
+    if name == "found":
+        return {"sources": all_sources()}
+    if name == "known":
+        return {"sources": [Knowing(expected, rng.randrange(99), 0.1), *all_sources()]}
+    if name == "self":
+        skip = rng.sample(range(executable.parts), 1)
+        return {"sources": [], "writer": SelfDraft(executable, skip)}
+    own = pool.executable(rng.choice([9, 401]), executable.threads, "auto")
+    return {"writer": DraftModel(own, VOCABULARY, pool.lowered.program.context)}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("sources", ["found", "known", "draft", "self"])
+def test_texts_and_log_probabilities_are_the_same(
+    pool: Pool, sources: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chains and trees, where a source proposes two ways or a model has written a second best."""
+    monkeypatch.setattr("octavo.engine.speculation.LEEWAY", 1e9)  # no matter how long steps take
+    monkeypatch.setattr("octavo.engine.cost.LEAST_CHANCE", 0.0)  # nor how often drafts are wrong
+    asked, rng = requests(seed, 8), random.Random(seed)
+    blocks, threads, activations = rng.choice([45, 400]), rng.choice([1, 2]), ACTIVATIONS[seed]
+    expected = alone(pool, asked, activations)
+    given = sources_of(sources, pool, pool.executable(blocks, threads, activations), expected, rng)
     engine = pool.engine(
-        rng.choice([45, 400]), rng.choice([1, 2]), budget=rng.choice([19, 256]),
+        blocks, threads, activations, budget=rng.choice([19, 256]),
         prefix_caching=rng.random() < 0.5, multi_step=rng.choice([0.0, 10.0]),
-        depths=AnyDepths(seed), sources=given + all_sources(),
+        depths=AnyDepths(seed), **given,
     )  # fmt: skip
     assert drive(engine, rng.sample(asked, len(asked)), rng) == expected
     assert drive(engine, asked, rng) == expected  # and again, with what the cache and `recent` hold
-    stats = engine.stats()
-    accepted = stats.accepted_prediction + stats.accepted_lookup + stats.accepted_recent
-    drafted = stats.drafted_prediction + stats.drafted_lookup + stats.drafted_recent
-    assert 0 < accepted < drafted
+    stats = asdict(engine.stats())
+    names = [sources] if "writer" in given else ["lookup", "prediction", "recent"]
+    accepted, drafted = (sum(stats[f"{k}_{n}"] for n in names) for k in ("accepted", "drafted"))
+    # Without a part, a random model may be wrong each time.
+    assert (0 if sources == "self" else 1) <= accepted < drafted
+
+
+@pytest.mark.parametrize("sources", ["found", "self"])
+@pytest.mark.parametrize("name", ["smollm2", "gemma3"])
+def test_real_models(
+    name: str, sources: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.engine.speculation.LEEWAY", 1e9)
+    path: Path = request.getfixturevalue(name)
+    pool = Pool(path)
+    text = load_tokenizer(open_checkpoint(path)).encode(real_text(2000))
+    asked = [
+        Request(
+            id=f"{i}{temperature}", prompt=2 * text[50 * i : 50 * (i + 1)],
+            params=SamplingParams(
+                max_tokens=48, temperature=temperature, seed=i, logprobs=2, ignore_eos=True
+            ),
+        )
+        for i in range(3)
+        for temperature in (0.0, 0.7)
+    ]  # fmt: skip
+    expected, rng = alone(pool, asked), random.Random(1)
+    given = sources_of(sources, pool, pool.executable(400, 2, "auto"), expected, rng)
+    engine = pool.engine(depths=AnyDepths(1), **given)
+    assert drive(engine, asked, rng) == expected
+    stats = asdict(engine.stats())
+    kind = {"found": "lookup"}.get(sources, sources)
+    assert 0 < stats[f"accepted_{kind}"] < stats[f"drafted_{kind}"]
 
 
 def test_a_draft_that_is_right_takes_one_step(pool: Pool) -> None:
@@ -243,7 +281,7 @@ GRAMMARS = [
 def test_grammars(
     exits: bool, logprobs: int | None, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    pool = llama(tmp_path)
+    pool = made("llama", tmp_path)
     table = token_table(load_tokenizer(open_checkpoint(tmp_path / "m.gguf")))
     asked = [
         Request(

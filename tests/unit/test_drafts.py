@@ -28,7 +28,7 @@ from octavo.engine.prefix import PrefixIndex
 from octavo.engine.request import Request, SamplingParams
 from octavo.engine.runner import Outcome
 from octavo.engine.sampling_state import SamplingState
-from octavo.engine.scheduler import NOTHING, ScheduledSpan
+from octavo.engine.scheduler import NOTHING, Draft, ScheduledSpan
 from octavo.engine.sequence import Sequence
 from octavo.engine.speculation import LEEWAY, Speculation
 
@@ -402,6 +402,22 @@ def test_what_always_looks_likely_and_is_wrong_costs_next_to_nothing(
         lost += times[1 + len(span.draft.tokens)] - 1
         assert lost <= LEEWAY * (step + lost) + GRACE + 1e-9
     assert drafted  # it was tried
+    assert speculation.counts.lost == pytest.approx(lost)
+    assert speculation.stats()["speculation_lost_us"] == int(1e6 * speculation.counts.lost)
+
+
+def test_what_a_prediction_brought_is_counted() -> None:
+    kv = KVCache(PrefixIndex(BlockAllocator(8)), lambda a, b: None)
+    speculation = Speculation(kv, 32, CostModel(), [Predicted()], clock=lambda: 0.0)
+    one = sequence([1, 2, 3], [4], prediction=[4, 7, 8, 9])
+    for drawn, counted in (([7, 8, 5], (2, 1)), ([6], (2, 4)), ([7, 8, 9, 6], (5, 4))):
+        assert len(speculation._propose(one)) == 3
+        draft = Draft([7, 8, 9], [], ["prediction"])
+        span = ScheduledSpan(one, 3, 1, True, NOTHING, NOTHING, draft)
+        speculation.compare([Outcome(span, [], [Sample(t, 0.0, [], []) for t in drawn], None)])
+        assert one.predicted == counted
+    stats = speculation.stats()
+    assert (stats["accepted_prediction"], stats["drafted_prediction"]) == (5, 9)
 
 
 def test_a_step_that_was_held_up_is_tried_again() -> None:

@@ -45,6 +45,13 @@ def test_the_chart_has_a_curve_for_each_depth_and_a_dot_for_each_text() -> None:
     assert {"a & b", "noise <2>", "1 token", "15 tokens"} <= set(words)
 
 
+def test_vllm_is_measured_against_itself() -> None:
+    rounds = runpy.run_path(str(SCRIPT))["vllm_round"]
+    found = rounds({"vLLM": [4.0, 100, 0, 0], "vLLM n-gram": [2.0, 100, 90, 75]})
+    assert found["vLLM"] == (25.0, 1.0, 1.0, 0, 0)
+    assert found["vLLM n-gram"] == (50.0, 2.0, 4.0, 90, 75)
+
+
 def test_what_llama_cpp_prints_is_read() -> None:
     printed = (
         "0.04 I encoded   47 tokens in    1.091 seconds, speed:   43.073 t/s\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +32,8 @@ from octavo.text.messages import message
 
 WAYS = ("off", "auto")
 GREEDY = SamplingRow()
+CUE = "\n\nAnswer:\n"  # after texts for models without a chat template
+LOTS = 600  # digits that a request predicts
 CONTEXT, ROUNDS = 256, 9  # tokens of the sequence, and steps of each number of rows that are timed
 NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Ivo Jana Kai Lea Max Nora Otto Pia".split()
 CITIES = "Bern Oslo Rome Kiel Lyon Graz Cork Bari Nice Gent Linz Metz Pisa Riga Bonn York".split()
@@ -38,6 +41,16 @@ TABLE = "\n".join(
     f"{i:03d},{name},{18 + 7 * i % 60},{city}"
     for i, (name, city) in enumerate(zip(NAMES, CITIES, strict=True))
 )
+LIGHTHOUSE = (
+    "The lighthouse at Cape Marrow was built in 1871 by the Harbour Board. Its tower is 34 metres "
+    "high and made of grey granite. The lamp was first lit with whale oil, then with paraffin, and "
+    "since 1958 with electricity. Three keepers lived in the house beside the tower until the "
+    "light was made automatic in 1984. Today the house is a small museum, open from May to "
+    "September. Visitors may climb the 172 steps to the gallery, from where the islands can be "
+    "seen in clear weather."
+)
+QUOTE = "Quote the three most important sentences of this text, without any change"
+TYPOS = LIGHTHOUSE.replace("first", "frist").replace("clear", "claer")
 PEOPLE = f"List the first people of this table as JSON:\n{TABLE}"
 SCHEMA = {
     "type": "object",
@@ -64,7 +77,8 @@ class Case:
     """Requests that run together: `streams` of a text, each of so many tokens at most.
 
     logprobs: log-probabilities are asked for, so that tokens which a grammar forces need steps.
-    digits: nothing else may be drawn, so that all pairs of tokens were there before.
+    digits: nothing else may be drawn, so that all pairs of tokens were there before, also in what
+    the request predicts.
     """
 
     name: str
@@ -79,7 +93,9 @@ class Case:
 
 CASES = (
     Case("copy", f"Repeat this table line by line, without any change:\n{TABLE}"),
-    Case("edit", f"Repeat this table, but write Paris in place of Rome:\n{TABLE}"),
+    Case("edit", f"Correct the spelling of this text and write it again:\n\n{TYPOS}", tokens=112),
+    Case("summary", f"{QUOTE}:\n\n{LIGHTHOUSE}", tokens=104),
+    Case("table edit", f"Repeat this table, but write Paris in place of Rome:\n{TABLE}"),
     Case("json", PEOPLE, schema=True),
     Case("json logprobs", PEOPLE, schema=True, logprobs=True),
     Case("chat", "Tell me how a lighthouse works, in a few paragraphs.", temperature=0.8),
@@ -153,6 +169,7 @@ def _requests(
     case: Case, prompt: list[int], digits: list[int], turn: int, way: str
 ) -> list[Request]:
     """Each turn draws with other numbers. A salt of its own keeps it from the replies of others."""
+    lots = random.Random(turn).choices(digits, k=LOTS) if case.digits else []
     fields: dict[str, Any] = {
         "max_tokens": case.tokens, "temperature": case.temperature, "ignore_eos": not case.schema,
         "grammar": from_schema(SCHEMA) if case.schema else None, "speculation": way,
@@ -162,7 +179,7 @@ def _requests(
     return [
         Request(
             id=str(i), prompt=prompt, params=SamplingParams(seed=1000 * turn + i, **fields),
-            salt=f"{turn}{way}{i}",
+            salt=f"{turn}{way}{i}", prediction=lots,
         )
         for i in range(case.streams)
     ]  # fmt: skip
@@ -191,7 +208,7 @@ def bench_speculation(
 
     def encode(text: str) -> list[int]:
         if template is None:
-            return tokenizer.encode(text)
+            return tokenizer.encode(text + CUE)
         return template.encode([message("user", text)], (), {}, generation=True, continued=False)
 
     digits = sorted({t for d in "0123456789" for t in tokenizer.encode(d, add_bos=False)})

@@ -222,6 +222,9 @@ def _predicted(request: GenerationRequest, model: ServedModel) -> list[int]:
     """Ids of the predicted reply, as many as a reply can have. Raises RequestError."""
     if not (text := request.prediction):
         return []
+    if request.sampling.beam is not None:
+        told = "prediction and beam search exclude each other"
+        raise RequestError(told, "prediction", "unsupported_parameter")
     check_texts([text], model, "prediction")
     return model.tokenizer.encode(text, add_bos=False)[: model.context]
 
