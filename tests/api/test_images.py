@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ TEMPLATE = (
     "{% for p in m['content'] %}{{ '<image>' if p['type'] == 'image' else p['text'] }}{% endfor %}"
     "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
 )
+VIDEO_TOKENS = ("<video>", "<begin>", "<end>")
 VIDEO_TEMPLATE = TEMPLATE.replace(
     "else p['text']", "else '<begin><video><end>' if p['type'] == 'video' else p['text']"
 )
@@ -50,19 +51,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def write_text_files(folder: Path, video: bool = False) -> Tokenizer:
-    """A tokenizer of bytes with an image token, and with one for videos and two around them; and a
-    chat template."""
+def write_text_files(folder: Path, more: Sequence[str] = (), template: str = TEMPLATE) -> Tokenizer:
+    """A tokenizer of bytes with an image token, and with `more` behind it; and a chat template."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = ["<pad>", "<s>", "</s>", *letters, *(f"<unused_{i}>" for i in range(PLACEHOLDER - 259))]
     tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    more = ("<image>", "<video>", "<begin>", "<end>") if video else ("<image>",)
-    tokenizer.add_special_tokens([AddedToken(n, special=True) for n in (*names[:3], *more)])
+    special = (*names[:3], "<image>", *more)
+    tokenizer.add_special_tokens([AddedToken(n, special=True) for n in special])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
-    (folder / "chat_template.jinja").write_text(VIDEO_TEMPLATE if video else TEMPLATE)
+    (folder / "chat_template.jinja").write_text(template)
     return tokenizer
 
 

@@ -15,7 +15,7 @@ import octavo
 from octavo.cli.chat import chat
 from octavo.errors import RequestError, UsageError
 from tests.api.server import Server, serving
-from tests.api.test_images import CHAT, data_url, write_text_files
+from tests.api.test_images import CHAT, VIDEO_TEMPLATE, VIDEO_TOKENS, data_url, write_text_files
 from tests.unit.test_video_files import file_of, moving, saved
 from tests.vision_models import VISION_FAMILIES
 
@@ -27,7 +27,7 @@ ANIMATION = saved(moving(4), "PNG", 500)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "small-qwen"
     VISION_FAMILIES["qwen2_5_vl"].save(folder, "bfloat16")
-    write_text_files(folder, video=True)
+    write_text_files(folder, VIDEO_TOKENS, VIDEO_TEMPLATE)
     return folder
 
 

@@ -18,7 +18,7 @@ import octavo
 from octavo.vision.clip import Clip
 from octavo.vision.normalize import Normalization
 from octavo.vision.qwen_video import Qwen2VideoPreprocessor, Qwen3VideoPreprocessor, QwenFrames
-from tests.api.test_images import write_text_files
+from tests.api.test_images import VIDEO_TEMPLATE, VIDEO_TOKENS, write_text_files
 from tests.vision_models import MEAN, STD, VIDEO, VISION_FAMILIES, frames, normalized
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -273,7 +273,10 @@ def video_logits(
 def test_from_frames_to_the_answer(name: str, tmp_path: Path) -> None:
     """Log-probabilities after one video and after two are those of transformers."""
     family = VISION_FAMILIES[name]
-    model, tokenizer = family.save(tmp_path), write_text_files(tmp_path, video=True)
+    model, tokenizer = (
+        family.save(tmp_path),
+        write_text_files(tmp_path, VIDEO_TOKENS, VIDEO_TEMPLATE),
+    )
     params = octavo.SamplingParams(temperature=0, max_tokens=5, logprobs=0, ignore_eos=True)
     around = ("", "") if name == "qwen3_vl" else ("<begin>", "<end>")
     with octavo.LLM(str(tmp_path), memory="2GiB", threads=1, kv_dtype="f32") as llm:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 import threading
@@ -16,8 +17,10 @@ import trustme
 from octavo.errors import RequestError
 from octavo.generate.fetch import Fetcher, is_public
 from octavo.generate.lookup import Lookups
-from octavo.generate.media import MediaPolicy
-from tests.unit.test_media import AT, data_url, file, read, refused
+from octavo.generate.media import FETCHES, THREADS, MediaPolicy, MediaReader
+from octavo.generate.request import GenerationRequest
+from octavo.text.messages import read_messages
+from tests.unit.test_media import AT, MODEL, data_url, file, read, refused
 
 
 class Host:
@@ -159,6 +162,66 @@ def test_a_resolver_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
         thread.join()
     again = str(refused("http://allowed.test/a.png", policy))
     assert again == f"{AT}: the image could not be fetched" and len(asked) == 2
+
+
+class Waiting:
+    """A host on loopback with `most` visitors at a time, who are answered once it is `opened`."""
+
+    def __init__(self, answer: bytes, most: int) -> None:
+        self.opened, self.visitors = threading.Event(), threading.Semaphore(0)
+        self._socket, self._answer = socket.create_server(("127.0.0.1", 0)), answer
+        self.port = self._socket.getsockname()[1]
+        for _ in range(most):
+            threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            with connection:
+                connection.recv(4096)
+                self.visitors.release()
+                self.opened.wait()
+                connection.sendall(self._answer)
+
+    def close(self) -> None:
+        self.opened.set()
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def test_slow_hosts_hold_up_no_other_picture() -> None:
+    """A picture that is not fetched is read while as many fetches as there may be wait, and more
+    than those for their turn; these are read in their order once their host answers."""
+    slow = Waiting(response(file()), FETCHES)
+    fetcher = Fetcher(("allowed.test",), lookups=Lookups(local), allowed=lambda _: True, seconds=60)
+    reader, done = MediaReader(MediaPolicy(fetcher=fetcher)), []
+
+    async def read_one(name: str, url: str) -> list[Any]:
+        part = {"type": "image_url", "image_url": {"url": url, "detail": "auto"}}
+        messages = read_messages([{"role": "user", "content": [part]}])
+        found = await reader.read(GenerationRequest(messages=messages), MODEL)
+        done.append(name)
+        return [image.digest for p in found.media or () for image in p.images]
+
+    async def run() -> list[list[Any]]:
+        url = f"http://allowed.test:{slow.port}/"
+        late = [asyncio.create_task(read_one("fetched", url)) for _ in range(FETCHES + THREADS)]
+        for _ in range(FETCHES):
+            assert await asyncio.to_thread(slow.visitors.acquire, timeout=30)
+        own = [await read_one("sent", data_url(file())) for _ in range(THREADS)]
+        assert not slow.visitors.acquire(blocking=False)
+        slow.opened.set()
+        return own + await asyncio.gather(*late)
+
+    try:
+        digests = asyncio.run(run())
+    finally:
+        slow.close()
+    assert done == ["sent"] * THREADS + ["fetched"] * (FETCHES + THREADS)
+    assert digests == [digests[0]] * len(done) and len(digests[0]) == 1
 
 
 def test_more_than_was_declared(host: Any) -> None:

@@ -1,6 +1,7 @@
 """The pictures and videos of a conversation: where they come from, and what a model makes of them.
 
 Decoding takes long and much memory, so that few threads do it, and none of it on an event loop.
+Hosts may take long to answer, so that other threads wait for them.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from octavo.errors import InvalidValue, RequestError
 from octavo.generate.fetch import Fetcher
 from octavo.generate.model import ServedModel
 from octavo.generate.request import GenerationRequest
-from octavo.generate.sources import load_source
+from octavo.generate.sources import is_remote, load_source
 from octavo.generate.videos import read_video
 from octavo.text.messages import ImagePart, Message, VideoPart, text_only
 from octavo.vision.decode import decode_image, to_rgb, upright
@@ -24,7 +27,9 @@ from octavo.vision.preprocess import Processed, read_detail
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+Medium = ImagePart | VideoPart
 THREADS = 2
+FETCHES = 8  # at a time, each with a file of up to 20 MiB until it is decoded
 
 
 @dataclass(frozen=True)
@@ -41,30 +46,58 @@ class MediaReader:
 
     def __init__(self, policy: MediaPolicy | None = None) -> None:
         self._policy = policy or MediaPolicy()
-        self._threads = ThreadPoolExecutor(THREADS, "octavo-media")  # they start with the first
+        self._decoding = ThreadPoolExecutor(THREADS, "octavo-media")  # they start with the first
+        self._fetching = ThreadPoolExecutor(FETCHES, "octavo-fetch")
+        self._fetches = asyncio.Semaphore(FETCHES)
 
     async def read(self, request: GenerationRequest, model: ServedModel) -> GenerationRequest:
         """The request with its media ready for the model. Raises RequestError."""
-        messages = request.messages or ()
-        if not any(m.media for m in messages):
+        parts = _media_of(request.messages or ())
+        if not parts:
             return request
+        _check(parts, model, self._policy)
+        return replace(request, media=[await self._read(part, model) for part in parts])
+
+    async def _read(self, part: Medium, model: ServedModel) -> Processed:
+        url = _url(part)
+        if not is_remote(url):
+            return await self._decoded(part, model)
+        async with self._fetches:  # until it is decoded: few files are in memory
+            loop, fetch = asyncio.get_running_loop(), self._policy.fetcher.fetch
+            file = await loop.run_in_executor(self._fetching, fetch, url, part.at)
+            source = {**part.source, "url": file} if isinstance(part.source, Mapping) else file
+            return await self._decoded(msgspec.structs.replace(part, source=source), model)
+
+    async def _decoded(self, part: Medium, model: ServedModel) -> Processed:
         loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(self._threads, read_media, messages, model, self._policy)
-        return replace(request, media=await work)
+        return await loop.run_in_executor(self._decoding, _processed, part, model, self._policy)
 
 
 def read_media(
     messages: Sequence[Message], model: ServedModel, policy: MediaPolicy | None = None
 ) -> list[Processed]:
     """The pictures and videos of all messages, as a model takes them. Raises RequestError."""
-    parts, policy = [p for m in messages for p in m.media], policy or MediaPolicy()
-    if not parts:
-        return []
-    if model.images is None:
-        at, _, kind = parts[0].at.rpartition(".")
-        raise text_only(at, kind)
+    parts, policy = _media_of(messages), policy or MediaPolicy()
+    _check(parts, model, policy)
+    return [_processed(part, model, policy) for part in parts]
+
+
+def _media_of(messages: Sequence[Message]) -> list[Medium]:
+    return [part for message in messages for part in message.media]
+
+
+def _url(part: Medium) -> Any:
+    """What may be a URL."""
+    return part.source.get("url") if isinstance(part.source, Mapping) else part.source
+
+
+def _check(parts: Sequence[Medium], model: ServedModel, policy: MediaPolicy) -> None:
+    """Raises RequestError for kinds that the model does not take, and for too many."""
     images = [p for p in parts if isinstance(p, ImagePart)]
     videos = [p for p in parts if isinstance(p, VideoPart)]
+    if parts and model.images is None:
+        at, _, kind = parts[0].at.rpartition(".")
+        raise text_only(at, kind)
     if videos and model.videos is None:
         at, _, kind = videos[0].at.rpartition(".")
         raise RequestError(
@@ -73,25 +106,26 @@ def read_media(
         )  # fmt: skip
     _check_count(images, policy.images, "images")
     _check_count(videos, policy.videos, "videos")
-    return [
-        _video(part, model, policy) if isinstance(part, VideoPart) else _image(part, model, policy)
-        for part in parts
-    ]
 
 
-def _check_count(parts: Sequence[ImagePart | VideoPart], most: int, what: str) -> None:
+def _check_count(parts: Sequence[Medium], most: int, what: str) -> None:
     if len(parts) > most:
         at = parts[most].at
         raise InvalidValue(f"{at}: {len(parts):,} {what}; {most} at most", at)
 
 
+def _processed(part: Medium, model: ServedModel, policy: MediaPolicy) -> Processed:
+    """Raises RequestError."""
+    if isinstance(part, VideoPart):
+        return _video(part, model, policy)
+    return _image(part, model, policy)
+
+
 def _image(part: ImagePart, model: ServedModel, policy: MediaPolicy) -> Processed:
     assert model.images is not None
-    source, at, detail = part.source, part.at, None
-    if isinstance(part.source, Mapping):
-        source, detail = part.source.get("url"), part.source.get("detail")
-    level = read_detail(detail, model.images, at)
-    return model.images(_still(source, policy, at), level, at)
+    detail = part.source.get("detail") if isinstance(part.source, Mapping) else None
+    level = read_detail(detail, model.images, part.at)
+    return model.images(_still(_url(part), policy, part.at), level, part.at)
 
 
 def _video(part: VideoPart, model: ServedModel, policy: MediaPolicy) -> Processed:

@@ -17,6 +17,11 @@ _DATA_URL = re.compile(
 )
 
 
+def is_remote(source: Any) -> bool:
+    """Whether it is a URL of a file that would have to be fetched."""
+    return isinstance(source, str) and source[:4].lower() == "http"
+
+
 def load_source(source: Any, fetcher: Fetcher, at: str, kind: str = "image") -> Any:
     """What a URL or a path names, as bytes; else the source itself. kind: of what it is. Raises
     RequestError naming `at`."""
@@ -27,7 +32,7 @@ def load_source(source: Any, fetcher: Fetcher, at: str, kind: str = "image") -> 
     if source[:5].lower() == "data:":
         media_type, payload = split_data_url(source, at, kind)
         return decoded(payload, at)
-    if source[:4].lower() != "http":
+    if not is_remote(source):
         raise RequestError(
             f"{at} is no URL of {kind} files; data:{kind}/...;base64,... is taken", at,
             "invalid_value",

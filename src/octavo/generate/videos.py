@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.errors import InvalidValue, RequestError
 from octavo.generate.fetch import Fetcher
-from octavo.generate.sources import decoded, load_source, split_data_url
+from octavo.generate.sources import decoded, is_remote, load_source, split_data_url
 from octavo.text.messages import VideoPart
 from octavo.vision.animation import decode_animation
 from octavo.vision.clip import Clip, VideoPreprocessor
@@ -55,7 +55,7 @@ def _listed(frames: Sequence[Any], rate: float | None, still: Still, most: int, 
     if not 1 <= len(frames) <= most:
         raise InvalidValue(f"{at} has {len(frames):,} frames; 1 to {most:,} are taken", at)
     for number, frame in enumerate(frames):
-        if isinstance(frame, str) and frame[:4].lower() == "http":  # so many take too long
+        if is_remote(frame):  # so many take too long
             where = f"{at}[{number}]"
             raise InvalidValue(f"{where}: frames are not fetched; data:image/... is taken", where)
 
