@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from urllib.parse import SplitResult, quote, urlsplit
 
-from octavo.gateway.connection import UpstreamConnection, head_of
+from octavo.gateway.connection import Sink, UpstreamConnection, head_of
 from octavo.gateway.errors import UpstreamFailed
 from octavo.gateway.upstream import Upstream
 
@@ -70,8 +70,19 @@ class Answer:
         if not self._closed:
             self._connection.close()
 
-    async def read(self) -> bytes:
-        """What has come, b"" at the end. Raises UpstreamFailed."""
+    @property
+    def going(self) -> bool:
+        """It has not come to an end of any kind."""
+        connection = self._connection
+        return not (connection.ended or self._closed or connection.error or self._why)
+
+    def take(self) -> bytes:
+        """What has come since."""
+        return self._connection.take()
+
+    async def read(self, sink: Sink | None = None) -> bytes:
+        """What has come, b"" at the end. sink: may take it before. Raises UpstreamFailed, and what
+        `sink` raises."""
         connection = self._connection
         while not connection.held:
             if self._why is not None:
@@ -80,7 +91,7 @@ class Answer:
                 return b""
             if connection.error is not None:
                 raise failed(self._who, connection.error)
-            await connection.come()
+            await connection.come(sink)
         return connection.take()
 
     async def whole(self) -> bytes:
