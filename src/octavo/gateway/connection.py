@@ -61,8 +61,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport.writelines((head, body))
 
     def come(self, sink: Sink | None = None) -> asyncio.Future[None]:
-        """Is done once something has come, or nothing more will, or `sink` fails. sink: is called
-        before, and says whether it took what has come, so that this waits on."""
+        """Is done once something has come, or nothing more will. sink: is asked before, as long as
+        the answer goes on, and says whether it took what has come; what it raises is raised."""
         self._waiter, self._sink = self._loop.create_future(), sink
         return self._waiter
 
@@ -82,7 +82,8 @@ class UpstreamConnection(asyncio.Protocol):
         if (waiter := self._waiter) is None or waiter.done():
             return
         try:
-            if self._sink is None or not self._sink():
+            over = self._sink is None or self.ended or self.error is not None
+            if over or not self._sink():
                 waiter.set_result(None)
         except Exception as e:
             waiter.set_exception(e)

@@ -52,7 +52,7 @@ class Passage:
         """Writes what has come, in the midst of a stream, without waking who reads it: that takes
         longer than all the rest. Whether it did. Raises MsgspecError."""
         one, direct = self._one, self._direct
-        if one.streamed is None or direct is None or not (direct.open and self._answer.going):
+        if direct is None or one.streamed is None or not direct.open:
             return False
         if ready := self.feed(self._answer.take()):
             one.sent += len(ready)

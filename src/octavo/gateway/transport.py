@@ -37,7 +37,7 @@ class Timeouts:
 
 class Answer:
     """The answer of an upstream, which is read to its end or closed. leave: is given the connection
-    then."""
+    then. take: what has come that was not read."""
 
     def __init__(
         self, connection: UpstreamConnection, who: str, idle: float,
@@ -45,6 +45,7 @@ class Answer:
     ) -> None:  # fmt: skip
         self.status, self.headers = connection.status, connection.headers
         self._connection, self._leave = connection, leave
+        self.take = connection.take
         self._who, self._idle = who, idle
         self._why: UpstreamFailed | None = None
         self._closed = False
@@ -69,16 +70,6 @@ class Answer:
         self._why = self._why or UpstreamFailed(f"upstream {self._who} {why}", code)
         if not self._closed:
             self._connection.close()
-
-    @property
-    def going(self) -> bool:
-        """It has not come to an end of any kind."""
-        connection = self._connection
-        return not (connection.ended or self._closed or connection.error or self._why)
-
-    def take(self) -> bytes:
-        """What has come since."""
-        return self._connection.take()
 
     async def read(self, sink: Sink | None = None) -> bytes:
         """What has come, b"" at the end. sink: may take it before. Raises UpstreamFailed, and what

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 
 class DirectWriter:
-    """Writes parts of the answer to one request. It skips all layers between, so it is for answers
-    that have begun in chunks, and of which no layer wants to see what is sent."""
+    """Writes parts of the answer to one request with its transport's `write`. It skips all layers
+    between, so it is for answers that have begun, and that none of those wants to see."""
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
+    def __init__(self, cycle: RequestResponseCycle, write: Callable[[bytes], None]) -> None:
+        self._cycle, self._write = cycle, write
 
     @property
     def open(self) -> bool:
-        """A part can be written now: its client is there and keeps up."""
+        """A part can be written now: the answer is one in chunks, its client is there and keeps
+        up."""
         cycle = self._cycle
-        shut = cycle.flow.write_paused or cycle.disconnected or cycle.response_complete
-        return cycle.chunked_encoding is True and not shut
+        return cycle.chunked_encoding is True and not (
+            cycle.flow.write_paused or cycle.disconnected
+        )
 
     def write(self, data: bytes) -> None:
         """Writes a part, which is not empty."""
-        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self._write(b"%x\r\n%b\r\n" % (len(data), data))
