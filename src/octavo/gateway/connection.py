@@ -82,8 +82,8 @@ class UpstreamConnection(asyncio.Protocol):
         if (waiter := self._waiter) is None or waiter.done():
             return
         try:
-            over = self._sink is None or self.ended or self.error is not None
-            if over or not self._sink():
+            sink = None if self.ended or self.error is not None else self._sink
+            if sink is None or not sink():
                 waiter.set_result(None)
         except Exception as e:
             waiter.set_exception(e)

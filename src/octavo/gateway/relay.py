@@ -90,7 +90,8 @@ class Relay:
             at = await keeper(previous)
         if at is not None:
             dealt = dealt.kept_in(at.place.pool)
-        target = path + (f"?{request.url.query}" if request.url.query else "")
+        query = request.scope["query_string"].decode()
+        target = f"{path}?{query}" if query else path
         session = request.headers.get(SESSION, "")
         name = "" if at is None else at.id
         asked = Relayed(path, target, body, outline, sender.salt, session, name)
