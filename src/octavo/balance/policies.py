@@ -33,8 +33,6 @@ class LeastCost:
         self._slots: NDArray[np.int64] = np.empty(0, np.int64)
 
     def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Able) -> int:
-        if len(fleet) == 1:
-            return 0
         total = np.where(able, totals(fleet, ask, match, self._of(fleet, match)), np.inf)
         least = np.flatnonzero(total == total.min())
         return int(least[fleet.table[REQUESTS, least].argmin()])
