@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from octavo.gateway.upstreams import Upstreams
     from octavo.server.exchange import Exchange
 
-YOUNG = 10_000  # objects that make a collection: more than requests in flight have
-
 
 class Hedge(Number):
     """Seconds, or `p95`."""
@@ -212,7 +210,6 @@ class _Screen:
             lines.append("  no upstream answers yet; requests wait for one (--queue-timeout)")
         say("\n".join([*lines, ""]))
         gc.freeze()  # what is imported stays; collections look at requests only
-        gc.set_threshold(YOUNG)
 
     def count(self, one: Exchange) -> None:
         if one.usage is not None:
