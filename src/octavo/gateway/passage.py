@@ -49,8 +49,8 @@ class Passage:
             return b""  # what fails after the end is no fault
 
     def _pass_on(self) -> bool:
-        """Writes what has come, in the midst of a stream, without waking who reads it: that takes
-        longer than all the rest. Whether it did. Raises MsgspecError."""
+        """Writes what has come, in the midst of a stream, without waking the task that reads it:
+        whether it did. Raises MsgspecError."""
         one, direct = self._one, self._direct
         if direct is None or one.streamed is None or not direct.open:
             return False
