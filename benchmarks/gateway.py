@@ -1,10 +1,13 @@
 """What a gateway adds: time to the first chunk and processor time, beside going there directly.
 
-    python benchmarks/gateway.py [--streams 1 32] [--rounds 3] [--body 4096] [--peer NAME=ENV]
+    python benchmarks/gateway.py [--streams 1 32] [--rounds 3] [--body 4096] [--chunks 64]
+                                 [--peer NAME=ENV]
 
 The upstream says 64 chunks, 5 ms apart, and costs next to nothing. Ways take turns within each
 round, so that what else the machine does is felt by all of them. "bytes alone" passes on what comes
-and reads none of it: what sockets and the event loop cost anybody. Peers are started from
+and reads none of it: what sockets and the event loop cost anybody. "uvicorn alone" is an
+application of twenty lines that passes streams on and does nothing else. What a request costs once
+is in the figures for each chunk, the less the more chunks there are. Peers are started from
 environments of their own, in which they have been installed (`peers/gateways.py`):
 
     python -m venv smg && smg/bin/pip install smg
@@ -29,8 +32,9 @@ from dataclasses import dataclass, field
 
 import psutil
 from peers.gateways import command as command_of
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-CHUNKS, PAUSE = 64, 0.005
+PAUSE = 0.005  # seconds between chunks
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 MODELS = b'{"object":"list","data":[{"id":"m","object":"model","created":0,"owned_by":"%s"}]}'
 
@@ -49,11 +53,11 @@ def chunk(number: int, told: bool) -> bytes:
 class Upstream(asyncio.Protocol):
     """Answers every request with the same stream. owner: "octavo" for one that can be resumed."""
 
-    def __init__(self, owner: bytes) -> None:
+    def __init__(self, owner: bytes, chunks: int) -> None:
         self._told = owner == b"octavo"
         self._models = MODELS % owner
         self._data = bytearray()
-        self._chunks = [chunk(i, self._told) for i in range(CHUNKS)]
+        self._chunks = [chunk(i, self._told) for i in range(chunks)]
         end = b"data: [DONE]\n\n" + (b': usage {"prompt_tokens":1}\n\n' if self._told else b"")
         self._end = framed(end) + b"0\r\n\r\n"
 
@@ -86,7 +90,7 @@ class Upstream(asyncio.Protocol):
             self._transport.write(b"HTTP/1.1 200 OK\r\n" + kind + self._models)
 
     def _say(self, number: int) -> None:
-        if number == CHUNKS:
+        if number == len(self._chunks):
             return self._transport.write(self._end)
         self._transport.write(self._chunks[number])
         due = self._begun + (number + 1) * PAUSE
@@ -121,6 +125,38 @@ class Splice(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._other is not None and self._other.transport is not None:
             self._other.transport.close()
+
+
+def bare(there: int) -> ASGIApp:
+    """Passes on the streams of the server at a port, with connections that are used again."""
+    from octavo.gateway.connection import UpstreamConnection, head_of
+
+    idle: list[UpstreamConnection] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message["more_body"]
+        if not idle:
+            loop = asyncio.get_running_loop()
+            idle.append((await loop.create_connection(UpstreamConnection, "127.0.0.1", there))[1])
+        upstream = idle.pop()
+        upstream.ask(head_of("POST", scope["path"], {"host": "localhost"}, len(body)), body)
+        while not upstream.status:
+            await upstream.come()
+        headers = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        while upstream.held or not upstream.ended:
+            if upstream.held:
+                part = {"type": "http.response.body", "body": upstream.take(), "more_body": True}
+                await send(part)
+            else:
+                await upstream.come()
+        idle.append(upstream)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return app
 
 
 async def listen(port: int, protocol: Callable[[], asyncio.Protocol]) -> None:
@@ -169,22 +205,22 @@ class Way:
         return sum(sum(p.cpu_times()[:2]) for p in (one, *one.children(recursive=True)))
 
 
-async def load(way: Way, streams: int, requests: int, data: bytes) -> None:
+async def load(way: Way, streams: int, requests: int, data: bytes, chunks: int) -> None:
     """Requests, so many at once."""
     left = iter(range(requests))
     before = way.used()
     firsts: list[float] = []
 
     async def one(place: int) -> None:
-        await asyncio.sleep(place * CHUNKS * PAUSE / streams)  # they do not come together
+        await asyncio.sleep(place * chunks * PAUSE / streams)  # they do not come together
         for _ in left:
             first, seen = await ask(way.port, data)
-            assert seen == CHUNKS, seen
+            assert seen == chunks, seen
             firsts.append(first)
 
     await asyncio.gather(*(one(i) for i in range(streams)))
     way.firsts.setdefault(streams, []).extend(firsts)
-    way.cpu.setdefault(streams, []).append((way.used() - before) / (requests * CHUNKS))
+    way.cpu.setdefault(streams, []).append((way.used() - before) / (requests * chunks))
 
 
 def free_port() -> int:
@@ -227,36 +263,45 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--body", type=int, default=4096, help="bytes of a request")
+    parser.add_argument("--chunks", type=int, default=64, help="of a stream")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=ENV")
     parser.add_argument("--upstream", metavar="PORT:OWNER", help=argparse.SUPPRESS)
     parser.add_argument("--splice", metavar="PORT:PORT", help=argparse.SUPPRESS)
+    parser.add_argument("--bare", metavar="PORT:PORT", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.upstream:
         import uvloop
 
         port, _, owner = options.upstream.partition(":")
-        return uvloop.run(listen(int(port), lambda: Upstream(owner.encode())))
+        return uvloop.run(listen(int(port), lambda: Upstream(owner.encode(), options.chunks)))
     if options.splice:
         import uvloop
 
         port, _, there = options.splice.partition(":")
         return uvloop.run(listen(int(port), lambda: Splice(port=int(there))))
+    if options.bare:
+        import uvicorn
+
+        port, _, there = options.bare.partition(":")
+        return uvicorn.run(bare(int(there)), port=int(port), log_level="critical", lifespan="off")
     ways = []
     try:
+        upstream = [sys.executable, __file__, "--chunks", str(options.chunks), "--upstream"]
         for owner in ("somebody", "octavo"):
             port = free_port()
             ways.append(
                 Way(
                     f"direct ({owner})",
                     port,
-                    start([sys.executable, __file__, "--upstream", f"{port}:{owner}"]),
+                    start([*upstream, f"{port}:{owner}"]),
                 )
             )
             wait_for(port)
         direct, own = ways
-        port = free_port()
-        splice = [sys.executable, __file__, "--splice", f"{port}:{own.port}"]
-        ways.append(Way("bytes alone", port, start(splice)))
+        for name, option in (("bytes alone", "--splice"), ("uvicorn alone", "--bare")):
+            port = free_port()
+            command = [sys.executable, __file__, option, f"{port}:{direct.port}"]
+            ways.append(Way(name, port, start(command)))
         gateway = [sys.executable, "-P", "-m", "octavo.cli.main", "gateway", "--log-level", "error"]
         for name, behind in (("gateway", direct), ("gateway, resumable", own)):
             port = free_port()
@@ -283,9 +328,12 @@ def main() -> None:
         data = body(options.body)
         for _ in range(options.rounds):
             for streams in options.streams:
+                requests = 8 if streams == 1 else 4 * streams
                 for way in ways:
-                    asyncio.run(load(way, streams, 8 if streams == 1 else 4 * streams, data))
-        print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {options.body} bytes a body")
+                    asyncio.run(load(way, streams, requests, data, options.chunks))
+        print(
+            f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {options.body} bytes a body, {options.chunks} chunks"
+        )
         for streams in options.streams:
             for way in ways:
                 print(json.dumps(row(way, streams)))

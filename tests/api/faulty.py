@@ -22,6 +22,9 @@ def chunk(text: str) -> bytes:
     return f"data: {json.dumps(data)}\n\n".encode()
 
 
+FLOOD = chunk(" more") * 100_000 + b"data: [DONE]\n\n"  # more than sockets hold
+
+
 class Faulty:
     """posts: requests that came for an answer; asked: the last. left: was set once a client closed
     its side."""
@@ -152,6 +155,10 @@ def goes_on_and_on(connection: socket.socket, one: Faulty) -> None:
             connection.sendall(chunk(" more"))
     except OSError:
         one.left.set()
+
+
+def floods(connection: socket.socket, one: Faulty) -> None:
+    connection.sendall(SSE + FLOOD)
 
 
 def never_closes(tells: bool) -> Behaviour:

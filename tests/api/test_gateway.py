@@ -229,6 +229,15 @@ def test_a_client_that_leaves_is_felt_upstream(gateway: Server, good: Server) ->
         at_rest(gateway)
 
 
+def test_a_client_that_reads_late_misses_nothing(gateway: Server, good: Server) -> None:
+    with foreign(gateway, good, faulty.floods):
+        body = json.dumps({"model": "simulated", "prompt": "x", "stream": True}).encode()
+        request = urllib.request.Request(f"{gateway.url}/v1/completions", body)
+        with urllib.request.urlopen(request, timeout=60) as late:
+            time.sleep(0.5)
+            assert late.read() == faulty.FLOOD
+
+
 def running(gateway: Server) -> dict[str, int]:
     return {name: up["running"] for name, up in upstreams(gateway).items()}
 

@@ -123,8 +123,8 @@ def until(condition: Callable[[], bool], seconds: float = 5) -> None:
 
 
 @contextmanager
-def backend(limits: ConnectionLimits = QUICK) -> Iterator[Backend]:
-    one = Backend(limits)
+def backend(limits: ConnectionLimits = QUICK, made: type[Backend] = Backend) -> Iterator[Backend]:
+    one = made(limits)
     thread = threading.Thread(target=lambda: uvloop.run(one.serve()))
     thread.start()
     try:

@@ -7,11 +7,12 @@ part of an answer, which is most of what it takes to pass a part on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httptools
 
+Sink = Callable[[], bool]
 MOST_HELD = 1 << 18  # bytes that nobody has read yet, from which on no more are taken
 
 
@@ -41,6 +42,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._held = 0
         self._waiter: asyncio.Future[None] | None = None
+        self._sink: Sink | None = None
 
     @property
     def usable(self) -> bool:
@@ -58,9 +60,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._asked = True
         self._transport.writelines((head, body))
 
-    def come(self) -> asyncio.Future[None]:
-        """Is done once something has come, or nothing more will."""
-        self._waiter = self._loop.create_future()
+    def come(self, sink: Sink | None = None) -> asyncio.Future[None]:
+        """Is done once something has come, or nothing more will. sink: is asked before, as long as
+        the answer goes on, and says whether it took what has come; what it raises is raised."""
+        self._waiter, self._sink = self._loop.create_future(), sink
         return self._waiter
 
     def take(self) -> bytes:
@@ -76,10 +79,14 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.abort()
 
     def _wake(self) -> None:
-        if (waiter := self._waiter) is not None:
-            self._waiter = None
-            if not waiter.done():
+        if (waiter := self._waiter) is None or waiter.done():
+            return
+        try:
+            sink = None if self.ended or self.error is not None else self._sink
+            if sink is None or not sink():
                 waiter.set_result(None)
+        except Exception as e:
+            waiter.set_exception(e)
 
     # -- what the event loop says -----------------------------------------------------------------
 

@@ -8,15 +8,17 @@ from octavo.gateway.answers import complete, count, events, is_final, streamed
 from octavo.gateway.errors import UpstreamFailed
 from octavo.gateway.job import RelayJob
 from octavo.gateway.transport import Answer
+from octavo.server.exchange import Exchange
 
 
 class Passage:
     """One upstream's part of a stream: of what can go on elsewhere up to the last token that is
-    known, of others whole events."""
+    known, of others whole events. direct: nobody but its client reads what is passed on."""
 
-    def __init__(self, job: RelayJob, answer: Answer) -> None:
-        self._job, self._answer = job, answer
+    def __init__(self, job: RelayJob, answer: Answer, one: Exchange, direct: bool) -> None:
+        self._job, self._answer, self._one = job, answer, one
         self._media, self._held = answer.media_type, b""
+        self._direct = one.direct if direct else None
 
     def feed(self, data: bytes) -> bytes:
         """What can be passed on once this has come, maybe nothing. Raises MsgspecError."""
@@ -40,11 +42,22 @@ class Passage:
     async def read(self) -> bytes:
         """More of the answer, b"" at its end. Raises UpstreamFailed."""
         try:
-            return await self._answer.read()
+            return await self._answer.read(None if self._direct is None else self._pass_on)
         except UpstreamFailed:
             if not complete(self._job):
                 raise
             return b""  # what fails after the end is no fault
+
+    def _pass_on(self) -> bool:
+        """Writes what has come, in the midst of a stream, without waking the task that reads it:
+        whether it did. Raises MsgspecError."""
+        one, direct = self._one, self._direct
+        if direct is None or one.streamed is None or not direct.open:
+            return False
+        if ready := self.feed(self._answer.take()):
+            one.sent += len(ready)
+            direct.write(ready)
+        return True
 
     def end(self) -> bytes:
         """What is passed on at the end. Raises UpstreamFailed if that is missing."""

@@ -25,7 +25,7 @@ from octavo.gateway.answers import (
     refusal,
     wanted_wait,
 )
-from octavo.gateway.body import Relayed, read_outline
+from octavo.gateway.body import RESPONSES, Relayed, read_outline
 from octavo.gateway.errors import NoUpstream, UpstreamFailed
 from octavo.gateway.events import Finished
 from octavo.gateway.headers import back, onward, with_key
@@ -90,7 +90,8 @@ class Relay:
             at = await keeper(previous)
         if at is not None:
             dealt = dealt.kept_in(at.place.pool)
-        target = path + (f"?{request.url.query}" if request.url.query else "")
+        query = request.scope["query_string"].decode()
+        target = f"{path}?{query}" if query else path
         session = request.headers.get(SESSION, "")
         name = "" if at is None else at.id
         asked = Relayed(path, target, body, outline, sender.salt, session, name)
@@ -130,7 +131,8 @@ class Relay:
             if key is not None:
                 self.cache.keep(key, answer)
             return answer
-        frames, kind = self._frames(job, answer, one), answer[0].headers["content-type"]
+        direct = key is None and job.asked.path != RESPONSES  # else others read it, too
+        frames, kind = self._frames(job, answer, one, direct), answer[0].headers["content-type"]
         if key is not None:
             frames = self.cache.stream(key, frames, kind, lease.upstream.id)
         stream = EventStream(frames, kind)
@@ -292,15 +294,15 @@ class Relay:
     # -- streams ----------------------------------------------------------------------------------
 
     async def _frames(
-        self, job: RelayJob, first: tuple[Answer, bytes], one: Exchange
+        self, job: RelayJob, first: tuple[Answer, bytes], one: Exchange, direct: bool
     ) -> AsyncGenerator[bytes, None]:
-        """The bytes of a stream, whoever gives them."""
+        """The bytes of a stream, whoever gives them. direct: but for those that were written."""
         answer, data = first
         while True:
             lease = job.lease
             assert lease is not None
             try:
-                passage = Passage(job, answer)
+                passage = Passage(job, answer, one, direct)
                 while data:
                     if ready := passage.feed(data):
                         yield ready

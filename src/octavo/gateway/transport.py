@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from urllib.parse import SplitResult, quote, urlsplit
 
-from octavo.gateway.connection import UpstreamConnection, head_of
+from octavo.gateway.connection import Sink, UpstreamConnection, head_of
 from octavo.gateway.errors import UpstreamFailed
 from octavo.gateway.upstream import Upstream
 
@@ -37,7 +37,7 @@ class Timeouts:
 
 class Answer:
     """The answer of an upstream, which is read to its end or closed. leave: is given the connection
-    then."""
+    then. take: what has come that was not read."""
 
     def __init__(
         self, connection: UpstreamConnection, who: str, idle: float,
@@ -45,6 +45,7 @@ class Answer:
     ) -> None:  # fmt: skip
         self.status, self.headers = connection.status, connection.headers
         self._connection, self._leave = connection, leave
+        self.take = connection.take
         self._who, self._idle = who, idle
         self._why: UpstreamFailed | None = None
         self._closed = False
@@ -70,8 +71,9 @@ class Answer:
         if not self._closed:
             self._connection.close()
 
-    async def read(self) -> bytes:
-        """What has come, b"" at the end. Raises UpstreamFailed."""
+    async def read(self, sink: Sink | None = None) -> bytes:
+        """What has come, b"" at the end. sink: may take it before. Raises UpstreamFailed, and what
+        `sink` raises."""
         connection = self._connection
         while not connection.held:
             if self._why is not None:
@@ -80,7 +82,7 @@ class Answer:
                 return b""
             if connection.error is not None:
                 raise failed(self._who, connection.error)
-            await connection.come()
+            await connection.come(sink)
         return connection.take()
 
     async def whole(self) -> bytes:

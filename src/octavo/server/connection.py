@@ -16,10 +16,12 @@ from http import HTTPStatus
 from typing import Any, cast
 
 import httptools
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo.errors import RequestError
 from octavo.server.dialect import ErrorBody
+from octavo.server.direct import DirectWriter
 from octavo.server.exchange import Exchange, Observer
 from octavo.server.wire import Wire
 
@@ -243,6 +245,7 @@ class Connection(HttpToolsProtocol):
         except (httptools.HttpParserInvalidURLError, UnicodeError, AttributeError):
             raise Refusal(400, "the address cannot be read", "invalid_http") from None
         self._open = [c for c in self._open if not c.response_complete] + [self.cycle]
+        cast(Scope, self.scope)["direct"] = DirectWriter(self.cycle, self.transport.inner.write)
 
     def on_body(self, body: bytes) -> None:
         self._parsed += 1

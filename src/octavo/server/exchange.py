@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Scope
 
 from octavo.errors import RequestError
 from octavo.generate.reply import Usage
+from octavo.server.direct import DirectWriter
 
 OTHER = "other"  # the route of paths without one
 
@@ -41,6 +42,7 @@ class Exchange:
     ended: float = 0.0
     at_end: list[Callable[[], None]] = field(default_factory=list)  # gives back what it used
     work: asyncio.Task[None] | None = None  # goes on after the response, and is part of it
+    direct: DirectWriter | None = None  # of its stream, if no layer looks at what is sent
 
     @property
     def seconds(self) -> float:

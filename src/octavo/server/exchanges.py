@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.errors import Overloaded, RequestError
 from octavo.server.dialect import ErrorBody
+from octavo.server.direct import DirectWriter
 from octavo.server.exchange import Exchange, Observer, Running
 from octavo.server.http import cancellable, refuse
 
@@ -38,6 +39,42 @@ class RouteLabel:
 
     route: str
     error_body: ErrorBody
+
+
+class Sender:
+    """Sends the messages of an answer, and records in its exchange what is sent. direct: writes
+    parts of a stream to whoever gets them from here."""
+
+    def __init__(self, send: Send, scope: Scope, one: Exchange) -> None:
+        self._send, self._scope, self._one = send, scope, one
+        self.direct: DirectWriter | None = scope.get("direct")
+        self.started = self.complete = False
+
+    def __call__(self, message: Message) -> Awaitable[None]:
+        one, kind = self._one, message["type"]
+        if kind in BODIES:
+            one.sent += len(message.get("body") or b"")
+            self.complete = not message.get("more_body", False)
+            if not self.complete and one.streamed is None and one.usage and one.usage.first:
+                one.streamed = time.monotonic()
+        elif kind in STARTS:
+            self.started, one.status = True, message["status"]
+            message = {**message, "headers": self._headers(message)}
+        elif kind == "websocket.accept":
+            self.started, one.status = True, 101
+        elif kind == "websocket.close":
+            self.started = self.complete = True
+            one.status = one.status or 403  # which a server makes of a close before an accept
+        else:
+            one.sent += len(message.get("bytes") or (message.get("text") or "").encode())
+        return self._send(message)
+
+    def _headers(self, message: Message) -> list[tuple[bytes, bytes]]:
+        """The headers of an answer, with what every answer says."""
+        headers = [*message.get("headers", ()), (REQUEST_ID, self._one.id.encode())]
+        if (sender := self._scope.get("principal")) is not None and sender.account is not None:
+            headers += sender.account.headers()
+        return headers
 
 
 class ExchangeMiddleware:
@@ -78,41 +115,20 @@ class ExchangeMiddleware:
         if (given := _request_id(scope)) is not None:
             one.id = given
         scope["exchange"], scope["error_body"] = one, found.error_body
-        started = complete = False
         self._running.setdefault(one.id, []).append(scope)
-
-        def counted(message: Message) -> Awaitable[None]:
-            nonlocal started, complete
-            kind = message["type"]
-            if kind in BODIES:
-                one.sent += len(message.get("body") or b"")
-                complete = not message.get("more_body", False)
-                if not complete and one.streamed is None and one.usage and one.usage.first:
-                    one.streamed = time.monotonic()
-            elif kind in STARTS:
-                started, one.status = True, message["status"]
-                message = {**message, "headers": self._headers(message, one, scope)}
-            elif kind == "websocket.accept":
-                started, one.status = True, 101
-            elif kind == "websocket.close":
-                started = complete = True
-                one.status = one.status or 403  # which a server makes of a close before an accept
-            else:
-                one.sent += len(message.get("bytes") or (message.get("text") or "").encode())
-            return send(message)
-
+        sender = Sender(send, scope, one)
         try:
-            await self._app(scope, cancellable(receive, one, scope["type"]), counted)
+            await self._app(scope, cancellable(receive, one, scope["type"]), sender)
         except asyncio.CancelledError:
-            if not started:  # the end of the server does not wait for it any longer
+            if not sender.started:  # the end of the server does not wait for it any longer
                 late = Overloaded("the server is shutting down", code="shutting_down")
-                await refuse(late, scope, receive, counted)
+                await refuse(late, scope, receive, sender)
             raise
         except Exception as e:
             error = internal(e)
-            if not started:
-                await refuse(error, scope, receive, counted)
-            elif not complete:
+            if not sender.started:
+                await refuse(error, scope, receive, sender)
+            elif not sender.complete:
                 one.failed(error)
                 raise
         finally:
@@ -120,14 +136,6 @@ class ExchangeMiddleware:
                 self._end(one, scope)
             else:
                 one.work.add_done_callback(lambda _: self._end(one, scope))
-
-    @staticmethod
-    def _headers(message: Message, one: Exchange, scope: Scope) -> list[tuple[bytes, bytes]]:
-        """The headers of an answer, with what every answer says."""
-        headers = [*message.get("headers", ()), (REQUEST_ID, one.id.encode())]
-        if (sender := scope.get("principal")) is not None and sender.account is not None:
-            headers += sender.account.headers()
-        return headers
 
     def _end(self, one: Exchange, scope: Scope) -> None:
         if (sender := scope.get("principal")) is not None and sender.account is not None:

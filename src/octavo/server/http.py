@@ -119,6 +119,7 @@ class EventStream(Response):
         self.frames = frames
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange(scope).direct = getattr(send, "direct", None)
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             await while_connected(receive, self._pump(send))

@@ -9,25 +9,25 @@ BEGINNING = b"HTTP/1.1 "  # of every response
 
 
 class Wire:
-    """Writes to a transport. Bytes that were sent ahead are left out of the next write.
+    """Writes to a transport, `inner`. Bytes that were sent ahead are left out of the next write.
 
     A client that has closed its sending side may still read, or be gone. Only sending tells which:
     a host answers data for a closed socket with a reset.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
+        self.inner = transport
         self._ahead = 0
 
     def begin_answer(self) -> None:
         """Sends the next byte that every response begins with."""
         if self._ahead < len(BEGINNING):
-            self._transport.write(BEGINNING[self._ahead : self._ahead + 1])
+            self.inner.write(BEGINNING[self._ahead : self._ahead + 1])
             self._ahead += 1
 
     def write(self, data: bytes) -> None:
-        self._transport.write(data[self._ahead :])
+        self.inner.write(data[self._ahead :])
         self._ahead = 0
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
+        return getattr(self.inner, name)
