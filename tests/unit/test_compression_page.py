@@ -14,9 +14,13 @@ WORDS = " ".join(PAGE.split())
 
 @pytest.fixture(scope="module")
 def smollm2() -> dict[str, tuple[float, float]]:
+    return table("smollm2")
+
+
+def table(model: str) -> dict[str, tuple[float, float]]:
     """Perplexity and the NLL lost by recipe."""
-    table = PAGE.partition("<!-- compare smollm2 -->")[2].partition("<!-- end -->")[0]
-    rows = [[cell.strip() for cell in line.split("|")] for line in table.splitlines()]
+    text = PAGE.partition(f"<!-- compare {model} -->")[2].partition("<!-- end -->")[0]
+    rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
     return {r[1]: (float(r[3]), float(r[4].split()[0])) for r in rows if len(r) > 4 and "±" in r[4]}
 
 
@@ -40,5 +44,5 @@ def test_three_and_eight_bits(smollm2: dict[str, tuple[float, float]]) -> None:
     grown = {name: 100 * math.expm1(nll) for name, (_, nll) in smollm2.items()}
     assert grown["rtn-8"] <= 0.1 and grown["w8a8"] <= 1
     said = dict(re.findall(r"`([\w-]+)`(?: costs)? ([\d.]+)(?: ± [\d.]+)? %", WORDS))
-    for name in ("rtn-8", "w8a8", "int8-dynamic"):  # of figures with four digits
+    for name in ("rtn-8", "w8a8", "int8-dynamic", "fp8"):  # of figures with four digits
         assert float(said[name]) == pytest.approx(grown[name], abs=0.05)
