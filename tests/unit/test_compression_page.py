@@ -14,10 +14,27 @@ WORDS = " ".join(PAGE.split())
 
 @pytest.fixture(scope="module")
 def smollm2() -> dict[str, tuple[float, float]]:
+    return table("smollm2")
+
+
+def table(model: str) -> dict[str, tuple[float, float]]:
     """Perplexity and the NLL lost by recipe."""
-    table = PAGE.partition("<!-- compare smollm2 -->")[2].partition("<!-- end -->")[0]
-    rows = [[cell.strip() for cell in line.split("|")] for line in table.splitlines()]
+    text = PAGE.partition(f"<!-- compare {model} -->")[2].partition("<!-- end -->")[0]
+    rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
     return {r[1]: (float(r[3]), float(r[4].split()[0])) for r in rows if len(r) > 4 and "±" in r[4]}
+
+
+def perplexity(model: str) -> float:
+    """Of the original, as said above its table."""
+    before = WORDS.partition(f"<!-- compare {model} -->")[0]
+    return float(re.findall(r"perplexity of the original: ([\d.]+)", before)[-1])
+
+
+@pytest.mark.parametrize("model", ["smollm2", "gemma3-270m"])
+def test_losses_are_from_the_original(model: str) -> None:
+    found = {name: made / math.exp(lost) for name, (made, lost) in table(model).items()}
+    assert "rtn-4" in found
+    assert found == pytest.approx(dict.fromkeys(found, perplexity(model)), abs=0.01)
 
 
 def test_what_methods_take_away(smollm2: dict[str, tuple[float, float]]) -> None:
@@ -33,12 +50,12 @@ def test_what_methods_take_away(smollm2: dict[str, tuple[float, float]]) -> None
 
 
 def test_three_and_eight_bits(smollm2: dict[str, tuple[float, float]]) -> None:
-    original = float(re.findall(r"perplexity of the original: ([\d.]+)", WORDS)[-1])
-    times = {name: perplexity / original for name, (perplexity, _) in smollm2.items()}
+    original = perplexity("smollm2")
+    times = {name: made / original for name, (made, _) in smollm2.items()}
     assert times["rtn-3"] > 3 and times["gptq-3"] < 2
     assert f"GPTQ makes it {times['gptq-3']:.2f} times as high" in WORDS
     grown = {name: 100 * math.expm1(nll) for name, (_, nll) in smollm2.items()}
     assert grown["rtn-8"] <= 0.1 and grown["w8a8"] <= 1
     said = dict(re.findall(r"`([\w-]+)`(?: costs)? ([\d.]+)(?: ± [\d.]+)? %", WORDS))
-    for name in ("rtn-8", "w8a8", "int8-dynamic"):  # of figures with four digits
+    for name in ("rtn-8", "w8a8", "int8-dynamic", "fp8"):  # of figures with four digits
         assert float(said[name]) == pytest.approx(grown[name], abs=0.05)
