@@ -44,11 +44,14 @@ struct Buckets {
     return int(most > 0 ? most : 0);
   }
   // The first that reaches `least` together with those before it and `sum`, to which those are
-  // added; else the last.
+  // added; else the last that has any mass.
   int reach(double least, double& sum) const {
-    int b = 0;
-    while (b + 1 < COUNT && !(sum + sums[b] >= least)) sum += sums[b++];
-    return b;
+    int last = 0;
+    double others = sum;  // without the last
+    for (int b = 0; b < COUNT && !(sum >= least); b++)
+      if (sums[b] > 0) last = b, others = sum, sum += sums[b];
+    sum = others;
+    return last;
   }
 };
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from octavo import _native
@@ -157,6 +157,7 @@ def drawn(logits: np.ndarray, row: SamplingRow) -> tuple[int, bool]:
     rows, st.integers(1, 20_000), st.integers(0, 2**32 - 1), st.sampled_from([0.3, 1.5, 4.0]),
     st.sampled_from([0.5, 20.0, 1e6]), st.sampled_from([0.0, -50.0, -1e30, -np.inf]),
 )  # fmt: skip
+@example(SamplingRow(0.7, min_p=0.1, top_p=0.95, top_k=2), 9339, 0, 0.3, 0.5, 0.0)
 def test_draws_what_sorting_draws(
     row: SamplingRow, vocabulary: int, seed: int, width: float, steps: float, outlier: float
 ) -> None:
