@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+import uvloop
 from playwright.sync_api import Browser, sync_playwright
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -68,7 +69,7 @@ def listening(app: Starlette) -> Iterator[str]:
     sock = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve([sock])))
+    thread = threading.Thread(target=lambda: uvloop.run(server.serve([sock])))  # as octavo serve
     thread.start()
     try:
         yield f"http://127.0.0.1:{sock.getsockname()[1]}/"

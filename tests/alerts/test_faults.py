@@ -74,6 +74,14 @@ def settled(servers: list[Server]) -> None:
         time.sleep(0.5)
 
 
+def until_full(server: Server) -> None:
+    """Waits until requests hold nine of ten KV blocks: prompts are computed one after the other."""
+    deadline = time.monotonic() + 60
+    while server.metric("octavo_kv_blocks", state="held") < 0.9 * server.metric("octavo_kv_blocks"):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
 @dataclass
 class Watched:
     """Servers with a Prometheus, and threads in which a doctor looks at them meanwhile."""
@@ -154,6 +162,7 @@ def test_a_starved_cache(watched: Watched) -> None:
     long = {"max_tokens": 150, "temperature": 1, "stop": None}
     with asking(watched.small, 12, words=100, **long) as statuses:
         may = LATE | {"OctavoPreempting", "OctavoCutAnswers"}
+        until_full(watched.small)
         watched.named(watched.small, "OctavoKvFull", "OctavoCacheStarved", seconds=10, may=may)
     assert set(statuses) == {200}
 
