@@ -3,7 +3,7 @@
     python benchmarks/gateway.py [--streams 1 32] [--rounds 3] [--body 4096] [--chunks 64]
                                  [--peer NAME=ENV]
 
-The upstream says 64 chunks, 5 ms apart, and costs next to nothing. Ways take turns within each
+The upstream says so many chunks, 5 ms apart, and costs next to nothing. Ways take turns within each
 round, so that what else the machine does is felt by all of them. "bytes alone" passes on what comes
 and reads none of it: what sockets and the event loop cost anybody. "uvicorn alone" is an
 application of twenty lines that passes streams on and does nothing else. What a request costs once

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -18,6 +18,7 @@ VALUES = st.floats() | st.integers(-(1 << 60), 1 << 60) | st.sampled_from([math.
 
 
 @given(TEXTS, st.lists(VALUES, min_size=1, max_size=4), st.text())
+@example(['"', "\\", "\n"], [1e6], "a\\b\nc")  # all that is escaped
 def test_as_prometheus_writes_it(labels: list[str], values: list[float], meaning: str) -> None:
     registry = CollectorRegistry()
     gauge = Gauge("some_gauge", meaning, ("z", "a"), registry=registry)
