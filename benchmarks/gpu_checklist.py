@@ -31,7 +31,8 @@ from octavo.backends.base import BLOCK, SamplingRow, Span, StepInput, StepLimits
 from octavo.backends.cuda.device import operations, wait
 from octavo.backends.cuda.executable import CudaExecutable
 from octavo.backends.cuda.formats import MatrixSpec
-from octavo.backends.cuda.inputs import StepSize
+from octavo.backends.cuda.graphs import Call, Calls
+from octavo.backends.cuda.inputs import step_size
 from octavo.backends.cuda.lower import lower
 from octavo.backends.cuda.memory import DeviceMemory
 from octavo.backends.cuda.pack import allocate
@@ -165,6 +166,19 @@ class Model:
         return found
 
 
+def replayed(work: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """Work as a CUDA graph; itself on a CPU."""
+    if device.type != "cuda":
+        return work
+    work()
+    wait(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    replay: Callable[[], object] = graph.replay
+    return replay
+
+
 def seconds(device: torch.device, work: Callable[[], object], rounds: int = 20) -> float:
     """Median seconds of a piece of work, after three that do not count."""
     taken = []
@@ -276,18 +290,24 @@ def speed(a: argparse.Namespace, device: torch.device) -> Iterator[Line]:
     blocks = batches[-1] * (context // BLOCK + 1)
     begin = time.perf_counter()
     model = Model(a.random, a.format, device, blocks)
-    yield {"item": "made", "seconds": time.perf_counter() - begin, "weights": model.weights}
+    made = time.perf_counter() - begin
+    model.executable.step(model.step([([5], 0, [0])]))
+    first = time.perf_counter() - begin - made
+    yield {"item": "made", "seconds": made, "first_step": first, "weights": model.weights}
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     nominal = next((v for k, v in NOMINAL.items() if k in name), None)
     for batch in batches:
         spans = [([5], context, model.blocks(i, context + BLOCK)) for i in range(batch)]
         step = model.step(spans)
         took = seconds(device, partial(model.executable.step, step))
+        chained = partial(model.executable.decode, step, 16, [[]] * batch)
+        each = seconds(device, chained, 3) / 16
         read = model.weights + batch * context * model.token
         yield {
             "item": "decode", "model": a.random, "format": a.format, "batch": batch,
-            "context": context, "ms": took * 1e3, "tokens_per_second": batch / took,
-            "bytes_per_second": read / took, "share": read / took / nominal if nominal else None,
+            "context": context, "ms": each * 1e3, "ms_alone": took * 1e3,
+            "tokens_per_second": batch / each, "bytes_per_second": read / each,
+            "share": read / each / nominal if nominal else None,
         }  # fmt: skip
     for length in (64,) if small else (512, 2048):
         step = model.step([(model.ids(1, length), 0, model.blocks(0, length))])
@@ -299,18 +319,35 @@ def speed(a: argparse.Namespace, device: torch.device) -> Iterator[Line]:
         }  # fmt: skip
 
 
+def label(call: Call) -> str:
+    """The name of a launch; of linear layers with the shape of their weights. Empty: no launch."""
+    name: str = getattr(getattr(call, "func", None), "__name__", "")
+    w = call.args[1] if name == "linear" and isinstance(call, partial) else None
+    return f"{name} {w.n} x {w.k}" if isinstance(w, Matrix) else name
+
+
 def kernels(a: argparse.Namespace, device: torch.device) -> Iterator[Line]:
-    """Microseconds of each operation of one decoding step, launched one at a time."""
-    model = Model(a.random, a.format, device, 512)
-    model.executable.step(model.step([([5], 100, model.blocks(0, 128))]))
-    calls = model.executable.calls(StepSize(1, 1, 0))
-    taken: dict[str, list[float]] = {}
-    for call in calls:
-        name = getattr(getattr(call, "func", None), "__name__", "")
-        if name:
-            taken.setdefault(name, []).append(seconds(device, call, 5) * 1e6)
-    for name, each in sorted(taken.items(), key=lambda x: -sum(x[1])):
-        yield {"item": "kernel", "name": name, "launches": len(each), "microseconds": sum(each)}
+    """Microseconds of each operation in steps of decoding and of a prompt, in a graph of its own."""
+    small = a.random == "tiny"
+    context, prompt = (64, 64) if small else (1024, 2048)
+    model = Model(a.random, a.format, device, 64 * (context // BLOCK + 1))
+    decoding = [
+        [([5], context, model.blocks(i, context + BLOCK)) for i in range(batch)]
+        for batch in ((1, 4) if small else (1, 64))
+    ]
+    for spans in (*decoding, [(model.ids(1, prompt), 0, model.blocks(0, prompt))]):
+        step = model.step(spans)
+        model.executable.step(step)
+        groups: dict[str, list[Call]] = {}
+        for call in model.executable.calls(step_size(step)):
+            if name := label(call):
+                groups.setdefault(name, []).append(call)
+        for name, calls in groups.items():
+            took = seconds(device, replayed(partial(Calls().run, step_size(step), calls), device))
+            yield {
+                "item": "kernel", "rows": len(step.ids), "name": name, "launches": len(calls),
+                "microseconds": took * 1e6, "each": took * 1e6 / len(calls),
+            }  # fmt: skip
 
 
 def baseline(a: argparse.Namespace, device: torch.device) -> Iterator[Line]:

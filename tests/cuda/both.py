@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo.backends.cuda import host, kernels
+from octavo.backends.cuda import host
 from octavo.backends.cuda.constants import up
 from octavo.backends.cuda.tensors import Matrix, StepRows
+from tests.cuda.gpu import find_kernels
 
+kernels = find_kernels()
 Args = tuple[Any, ...]
 
 

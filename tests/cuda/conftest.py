@@ -8,15 +8,16 @@ import os
 
 import pytest
 
-os.environ["TRITON_INTERPRET"] = "1"
+from tests.cuda.gpu import GPU, on_host
+
+if not GPU:
+    os.environ["TRITON_INTERPRET"] = "1"
 if importlib.util.find_spec("triton") is None:  # CPU builds of torch do not bring it
     collect_ignore_glob = ["test_kernels_*.py", "test_compile.py"]
-else:
+elif not GPU:
     from tests.cuda.rounding import round_to_nearest
 
     round_to_nearest()
-
-from tests.cuda.loaded import on_host
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from octavo.backends.base import BLOCK, ProgramOptions, Span, StepInput, StepLim
 from octavo.backends.cuda import pack
 from octavo.backends.cuda.backend import CudaBackend
 from octavo.backends.cuda.executable import CudaExecutable
-from octavo.backends.cuda.probe import HOST
 from octavo.checkpoint import open_checkpoint
 from octavo.models import build_program
 from octavo.program import Program
@@ -44,11 +43,6 @@ def logits(executable: CudaExecutable, ids: list[int], start: int = 0) -> np.nda
     """Of all tokens."""
     executable.step(prompt(ids, start))
     return executable.logits(len(ids))
-
-
-def on_host(patch: pytest.MonkeyPatch) -> None:
-    """Computes by the host's operations."""
-    patch.setenv(HOST, "torch")
 
 
 def without_rounding(patch: pytest.MonkeyPatch) -> None:

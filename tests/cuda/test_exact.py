@@ -13,7 +13,8 @@ import pytest
 from octavo.backends.base import SamplingRow, Span, StepInput
 from octavo.backends.cuda.executable import following
 from octavo.engine.engine import Engine
-from tests.cuda.loaded import load, logits, on_host, open_program, prompt
+from tests.cuda.gpu import on_host
+from tests.cuda.loaded import load, logits, open_program, prompt
 from tests.families import FAMILIES, save_family
 from tests.property.test_exact import Output, drive, some_requests
 from tests.small_models import Small, save_hf

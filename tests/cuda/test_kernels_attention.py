@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.backends.cuda import host, kernels
+from octavo.backends.cuda import host
 from octavo.backends.cuda.constants import group_tokens
 from octavo.backends.cuda.tensors import StepRows, Work
-from tests.cuda.both import assert_close, both, empty_act, step_rows, whole
+from tests.cuda.both import assert_close, both, empty_act, kernels, step_rows, whole
 
 DIM = 24
 

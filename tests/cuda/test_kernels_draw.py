@@ -7,7 +7,7 @@ import torch
 
 from octavo import _native
 from octavo.backends.base import SamplingRow
-from octavo.backends.cuda import kernels
+from tests.cuda.both import kernels
 
 VOCABULARY = 300
 

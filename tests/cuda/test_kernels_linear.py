@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from octavo.backends.cuda import kernels
 from octavo.backends.cuda.constants import PARTIAL_TOKENS, slices
 from octavo.backends.cuda.tensors import Matrix
-from tests.cuda.both import act, bf16, both, coded, whole
+from tests.cuda.both import act, bf16, both, coded, kernels, whole
 
 FORMATS = [
     ("int4", 32, False), ("int4", 16, True), ("int4", 128, True), ("int8", 32, False),

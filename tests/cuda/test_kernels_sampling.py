@@ -8,8 +8,8 @@ import torch
 
 from octavo import _native
 from octavo.backends.base import SamplingRow
-from octavo.backends.cuda.probe import HOST
 from octavo.backends.cuda.sampling import Sampler
+from tests.cuda.gpu import DEVICE, interpreted
 
 ROWS = [
     SamplingRow(),
@@ -24,11 +24,12 @@ ROWS = [
 
 
 def test_mixed_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(HOST, "interpreter")
+    interpreted(monkeypatch)
     logits = torch.randn(len(ROWS), 320, generator=torch.Generator().manual_seed(2)) * 3
-    sampler = Sampler(torch.zeros(16, dtype=torch.int32))
+    placed = logits.to(DEVICE)
+    sampler = Sampler(torch.zeros(16, dtype=torch.int32, device=DEVICE))
     assert [sampler.here(row) for row in ROWS] == [True] * 4 + [False] * 4
-    found = sampler.sample(logits, ROWS)
+    found = sampler.sample(placed, ROWS)
     expected = [
         _native.sample(_native.isas()[0], np.ascontiguousarray(x.numpy()), row)
         for x, row in zip(logits, ROWS, strict=True)
@@ -36,4 +37,4 @@ def test_mixed_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [s.token for s in found] == [e[0] for e in expected]
     assert found[5].logprob == expected[5][1]
     for i, row in enumerate(ROWS):
-        assert sampler.sample(logits[i : i + 1], [row]) == [found[i]]
+        assert sampler.sample(placed[i : i + 1], [row]) == [found[i]]

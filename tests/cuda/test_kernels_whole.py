@@ -6,7 +6,6 @@ leaves of copies. So no difference adds up, nor tips a router, and limits are th
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -19,8 +18,8 @@ from gguf import GGMLQuantizationType as Q
 from torch import Tensor
 
 from octavo.backends.cuda import host, kernels
-from octavo.backends.cuda.probe import HOST
 from tests.cuda.both import assert_close
+from tests.cuda.gpu import interpreted, moved
 from tests.cuda.loaded import load, open_program, prompt
 from tests.families import FAMILIES, Family, save_family
 from tests.families import save_gguf as save_family_gguf
@@ -47,7 +46,7 @@ def tensors(name: str, args: tuple[Any, ...]) -> Iterator[Tensor]:
 
 def compare(call: partial[None]) -> str:
     """One launch by both; its name."""
-    name, args = call.func.__name__, copy.deepcopy(call.args)
+    name, args = call.func.__name__, moved(call.args, "cpu", {})
     assert call.func is getattr(kernels, name)
     call()
     getattr(host, name)(*args, **call.keywords)
@@ -55,13 +54,13 @@ def compare(call: partial[None]) -> str:
     if name == "attention":  # means of values by weights that the kernel rounds
         bound += BF16 * float(args[1][:, 1].abs().max())
     for expected, got in zip(tensors(name, args), tensors(name, call.args), strict=True):
-        assert_close(expected, got, bound if expected.is_floating_point() else 0.0)
+        assert_close(expected, got.cpu(), bound if expected.is_floating_point() else 0.0)
     return name
 
 
 def compare_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """A prompt in two parts; the operations it takes."""
-    monkeypatch.setenv(HOST, "interpreter")
+    interpreted(monkeypatch)
     executable = load(open_program(path), path, tokens=32, blocks=4)
     ids = np.random.default_rng(7).integers(3, 320, 30).tolist()
     found = set()
