@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.backends.cuda import kernels
-from octavo.backends.cuda.constants import PARTIAL_TOKENS, group_tokens, slices, up
+from octavo.backends.cuda.constants import PARTIAL_TOKENS, slices, up
 from octavo.backends.cuda.tensors import Matrix, StepRows, Work
 
 # kind, columns of a scale, whether codes have minima
@@ -61,16 +61,16 @@ def linears() -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 def attentions() -> Iterator[tuple[str, Callable[[], None]]]:
-    def call(heads: int, kv_heads: int, dim: int, window: int, softcap: float, sinks: bool) -> None:
+    def call(
+        heads: int, kv_heads: int, dim: int, window: int, softcap: float, sinks: bool, tokens: int
+    ) -> None:
         kv = empty(8, 2, kv_heads, 16, dim, dtype=torch.bfloat16)
-        work, rows = Work(ints(64, 8), ints(128, 2), ints(4)), step_rows(64)
-        kernels.build_work(
-            rows, work, tokens=group_tokens(heads, kv_heads), window=window, slots=64
-        )
+        work, rows = Work(ints(tokens, 8), ints(2 * tokens, 2), ints(4)), step_rows(tokens)
+        kernels.build_work(rows, work, shared=heads // kv_heads, window=window, slots=64)
         kernels.attention(
-            act(64, heads * dim), kv, rows, work, empty(64, 4, heads, dim + 2),
-            empty(heads) if sinks else None, act(64, heads * dim), heads=heads, kv_heads=kv_heads,
-            scale=0.1, window=window, softcap=softcap,
+            act(tokens, heads * dim), kv, rows, work, empty(64, 4, heads, dim + 2),
+            empty(heads) if sinks else None, act(tokens, heads * dim), heads=heads,
+            kv_heads=kv_heads, scale=0.1, window=window, softcap=softcap,
         )  # fmt: skip
 
     for case in [
@@ -78,7 +78,8 @@ def attentions() -> Iterator[tuple[str, Callable[[], None]]]:
         (16, 8, 256, 4096, 50.0, False), (16, 16, 72, 0, 0.0, False), (28, 4, 128, 0, 0.0, False),
         (32, 32, 96, 0, 0.0, False), (71, 1, 64, 0, 0.0, False),
     ]:  # fmt: skip
-        yield f"attention {case}", lambda a=case: call(*a)
+        for tokens in (1, 2048) if case[2] != 96 else (256,):
+            yield f"attention {case} {tokens}", lambda a=(*case, tokens): call(*a)
 
 
 def ropes() -> Iterator[tuple[str, Callable[[], None]]]:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from octavo.backends.cuda import host
-from octavo.backends.cuda.constants import group_tokens
 from octavo.backends.cuda.tensors import StepRows, Work
 from tests.cuda.both import assert_close, both, empty_act, kernels, step_rows, whole
 
@@ -34,7 +33,7 @@ def fill(kv: Tensor, rows: StepRows, value: Tensor | None = None) -> None:
 def work(rows: StepRows, heads: int, kv_heads: int, window: int, slots: int) -> Work:
     size = len(rows.key) + slots
     out = Work(*(torch.full(s, -9, dtype=torch.int32) for s in ((size, 8), (size, 2), (4,))))
-    kernels.build_work(rows, out, tokens=group_tokens(heads, kv_heads), window=window, slots=slots)
+    kernels.build_work(rows, out, shared=heads // kv_heads, window=window, slots=slots)
     return out
 
 
@@ -87,7 +86,7 @@ def test_build_work(spans: list[tuple[int, int]], slots: int, window: int) -> No
     rows = step_rows(spans, blocks=120, padded=3)
     size = len(rows.key) + slots
     lists = Work(*(torch.full(s, -9, dtype=torch.int32) for s in ((size, 8), (size, 2), (4,))))
-    plain, ours = both("build_work", rows, lists, tokens=16, window=window, slots=slots)
+    plain, ours = both("build_work", rows, lists, shared=1, window=window, slots=slots)
     for expected, got in zip(plain[1], ours[1], strict=True):
         assert torch.equal(expected, got)
 

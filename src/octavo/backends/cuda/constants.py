@@ -9,9 +9,8 @@ stages, tokens of a tile) may be tuned freely.
 from __future__ import annotations
 
 TILE = 64  # packed weights are padded to it in both directions
-QUERY_TILE = 64  # rows of a query tile: heads that share keys, times tokens
 KEY_TILE = 64  # keys of a step of the online softmax, counted from position 0
-SOFTMAX_SLICE = 512  # keys whose softmax is computed from nothing, counted from position 0
+SOFTMAX_SLICE = 256  # keys whose softmax is computed from nothing, counted from position 0
 PARTIAL_TOKENS = 64  # rows up to which the slices of a linear layer are stored apart
 PAIR_BLOCK = 16  # rows of one expert that are computed together
 SPLIT_TOKENS = 4  # rows of a query group up to which its slices may be computed apart
@@ -39,9 +38,15 @@ def slices(n: int, k: int) -> int:
     return -(-up(k) // slice_width(n, k))
 
 
-def group_tokens(heads: int, kv_heads: int) -> int:
-    """Tokens of a query tile: each has a row for every head that shares its keys."""
-    return max(1, QUERY_TILE // (heads // kv_heads))
+def query_columns(rows: int) -> int:
+    """Columns of a query tile, heads that share keys times tokens, in a step of so many rows: few
+    where there may be a sequence a row, so that decoding computes little of nothing."""
+    return 16 if rows <= 64 else 32
+
+
+def group_tokens(shared: int, rows: int) -> int:
+    """Tokens of a query tile: each has a column for every head that shares its keys."""
+    return max(1, query_columns(rows) // shared)
 
 
 def padded(rows: int) -> int:

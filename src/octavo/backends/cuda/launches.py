@@ -62,9 +62,10 @@ class CacheRef(NamedTuple):
 
 
 class WorkRef(NamedTuple):
-    """Attention's work list. tokens: of a query tile. segmented: rows see their segment alone."""
+    """Attention's work list. shared: heads that share keys. segmented: rows see their segment
+    alone."""
 
-    tokens: int
+    shared: int
     window: int
     segmented: bool
 

@@ -1,11 +1,11 @@
-"""Attention: keys and values into blocks, slices of 512 keys, merged in ascending order."""
+"""Attention: keys and values into blocks, slices of 256 keys, merged in ascending order."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from octavo.backends.cuda.constants import SOFTMAX_SLICE, SPLIT_TOKENS
+from octavo.backends.cuda.constants import SOFTMAX_SLICE, SPLIT_TOKENS, group_tokens
 from octavo.backends.cuda.host.rows import rms, summed
 from octavo.backends.cuda.tensors import StepRows, Work
 
@@ -64,7 +64,8 @@ def seen(rows: StepRows, window: int) -> list[tuple[int, int, int]]:
     return out
 
 
-def build_work(rows: StepRows, work: Work, *, tokens: int, window: int, slots: int) -> None:
+def build_work(rows: StepRows, work: Work, *, shared: int, window: int, slots: int) -> None:
+    tokens = group_tokens(shared, len(rows.key))
     groups: list[list[int]] = []
     keys = rows.key.tolist()
     for t, (key, (table, first, last)) in enumerate(zip(keys, seen(rows, window), strict=True)):

@@ -1,9 +1,9 @@
 """Attention over blocks of keys: one kernel for prefill and decoding.
 
-Keys are taken in tiles of 64 with an online softmax that begins anew every 512 positions; those
-slices are merged in their order. A query tile is all heads that share keys, times tokens. What a
-row does not see is an exact nothing to it, so its bits do not depend on the tile's other rows, nor
-on who computes a slice.
+Keys are taken in tiles of 64 with an online softmax that begins anew every 256 positions; those
+slices are merged in their order. Keys are operand A, queries the columns of B: all heads that share
+keys, times tokens. What a row does not see is an exact nothing to it, so its bits do not depend on
+the tile's other columns, on how many there are, nor on who computes a slice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from octavo.backends.base import BLOCK as KV_BLOCK
-from octavo.backends.cuda.constants import KEY_TILE, QUERY_TILE, SOFTMAX_SLICE
+from octavo.backends.cuda.constants import KEY_TILE, SOFTMAX_SLICE, query_columns
 from octavo.backends.cuda.kernels.common import dot, tanh
 from octavo.backends.cuda.kernels.configs import ATTENTION_PROGRAMS, attention_config
 
@@ -38,93 +38,93 @@ def _finish(m, mass, sink, SINKS: tl.constexpr):
 
 
 @triton.jit
-def _slice(
-    q, kv, kv_block, tables, low, high, begin, end, tile, last, scale, cap,
-    M: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr,
-    KV_BLOCK: tl.constexpr, HALF: tl.constexpr, CAPPED: tl.constexpr,
-):  # fmt: skip
-    """acc, m, mass of tiles [tile, last), from nothing. Row i sees keys [begin, end)[i]."""
-    d = tl.arange(0, D)
-    m = tl.full((M,), float("-inf"), tl.float32)
-    mass = tl.zeros((M,), tl.float32)
-    acc = tl.zeros((M, D), tl.float32)
-    for number in range(tile, last):
-        j = number * KEYS + tl.arange(0, KEYS)
-        stored = (j >= low) & (j < high)
-        block = tl.load(tables + j // KV_BLOCK, stored, other=0).to(tl.int64)
-        place = kv + block * kv_block + j % KV_BLOCK * DIM
-        k = tl.load(place[None, :] + d[:, None], stored[None, :] & (d < DIM)[:, None], other=0.0)
-        v = tl.load(
-            place[:, None] + HALF + d[None, :], stored[:, None] & (d < DIM)[None, :], other=0.0
-        )
-        s = dot(q, k, tl.zeros((M, KEYS), tl.float32)) * scale
-        if CAPPED:
-            s = cap * tanh(s)
-        seen = (j[None, :] >= begin[:, None]) & (j[None, :] < end[:, None])
-        s = tl.where(seen, s, float("-inf"))
-        new, keep, _ = _shares(m, tl.max(s, 1))
-        p = tl.exp2(s - tl.where(new == float("-inf"), 0.0, new)[:, None])
-        mass = tl.fma(mass, keep, tl.sum(p, 1))
-        acc = dot(p.to(tl.bfloat16), v, acc * keep[:, None])
-        m = new
-    return acc, m, mass
+def _block(tables, tile, low, high, KEYS: tl.constexpr, KV_BLOCK: tl.constexpr):
+    """The block of each key of a tile."""
+    j = tile * KEYS + tl.arange(0, KEYS)
+    return tl.load(tables + j // KV_BLOCK, (j >= low) & (j < high), other=0)
 
 
 @triton.jit
 def _attention(
     q, kv, key, first, last, tables, groups, items, counts, scratch, sinks, act, q_row, kv_block,
     act_row, window, scale, cap,
-    HEADS: tl.constexpr, SHARED: tl.constexpr, M: tl.constexpr, KEYS: tl.constexpr,
+    HEADS: tl.constexpr, SHARED: tl.constexpr, N: tl.constexpr, KEYS: tl.constexpr,
     SLICE: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, KV_BLOCK: tl.constexpr,
     HALF: tl.constexpr, SPLIT: tl.constexpr, CAPPED: tl.constexpr, LOG2_E: tl.constexpr,
 ):  # fmt: skip
-    """Items of the work list, one after the other, of one key head. SHARED: heads that share it."""
-    kv_head = tl.program_id(1)
-    token, head = tl.arange(0, M) // SHARED, kv_head * SHARED + tl.arange(0, M) % SHARED
+    """Items of the work list, one after the other, of up to N of the heads that share a key head.
+    N: columns of a query tile. Blocks of keys are looked up a tile ahead."""
+    PER: tl.constexpr = min(SHARED, N)
+    TILES: tl.constexpr = (SHARED + PER - 1) // PER
+    kv_head = tl.program_id(1) // TILES
+    token, own = tl.arange(0, N) // PER, tl.program_id(1) % TILES * PER + tl.arange(0, N) % PER
+    head = kv_head * SHARED + own
     d = tl.arange(0, D)
     kv += kv_head * (KV_BLOCK * DIM)
     for item in range(tl.program_id(0), tl.load(counts + 1), tl.num_programs(0)):
         group = groups + tl.load(items + 2 * item) * 8
         only = tl.load(items + 2 * item + 1)
         rows, low, high = tl.load(group + 1), tl.load(group + 3), tl.load(group + 4)
-        mine = token < rows
+        mine = (token < rows) & (own < SHARED)
         row = tl.load(group) + token
-        wanted = mine[:, None] & (d < DIM)[None, :]
+        wanted = mine[None, :] & (d < DIM)[:, None]
         place = row.to(tl.int64) * q_row + head * DIM
-        query = tl.load(q + place[:, None] + d[None, :], wanted, other=0.0)
+        query = tl.load(q + place[None, :] + d[:, None], wanted, other=0.0)
         at = tl.load(key + row, mine, other=0)
         begin, end = tl.load(first + row, mine, other=0), tl.load(last + row, mine, other=0)
         if window > 0:
             begin, end = tl.maximum(begin, at - window + 1), tl.minimum(end, at + window)
         table = tables + tl.load(group + 2)
         whole = only < 0
-        total = tl.zeros((M, D), tl.float32)
-        m, mass = tl.full((M,), float("-inf"), tl.float32), tl.zeros((M,), tl.float32)
-        for s in range(
-            tl.where(whole, low // SLICE, only), tl.where(whole, (high - 1) // SLICE, only) + 1
-        ):
-            acc, own_m, own_mass = _slice(
-                query, kv, kv_block, table, low, high, begin, end,
-                tl.maximum(low, s * SLICE) // KEYS,
-                tl.cdiv(tl.minimum(high, (s + 1) * SLICE), KEYS), scale, cap,
-                M, KEYS, DIM, D, KV_BLOCK, HALF, CAPPED,
-            )  # fmt: skip
-            m, before, added = _shares(m, own_m)
-            mass = tl.fma(mass, before, own_mass * added)
-            total = tl.fma(total, before[:, None], acc * added[:, None])
+        from_key = tl.where(whole, low, tl.maximum(low, only * SLICE))
+        to_key = tl.where(whole, high, tl.minimum(high, (only + 1) * SLICE))
+        tile, tiles = from_key // KEYS, tl.cdiv(to_key, KEYS)
+        m, mass = tl.full((N,), float("-inf"), tl.float32), tl.zeros((N,), tl.float32)
+        total_m, total_mass = m, mass
+        acc, total = tl.zeros((D, N), tl.float32), tl.zeros((D, N), tl.float32)
+        block = _block(table, tile, low, high, KEYS, KV_BLOCK)
+        for number in range(tile, tiles):
+            j = number * KEYS + tl.arange(0, KEYS)
+            stored = (j >= low) & (j < high)
+            rest = kv + block.to(tl.int64) * kv_block + j % KV_BLOCK * DIM
+            block = _block(table, number + 1, low, high, KEYS, KV_BLOCK)
+            places = rest[:, None] + d[None, :]
+            if DIM == D:
+                k = tl.load(places)
+                v = tl.load(places + HALF, stored[:, None], other=0.0)
+            else:
+                held = stored[:, None] & (d < DIM)[None, :]
+                k = tl.load(places, held, other=0.0)
+                v = tl.load(places + HALF, held, other=0.0)
+            s = dot(k, query, tl.zeros((KEYS, N), tl.float32)) * scale
+            if CAPPED:
+                s = cap * tanh(s)
+            seen = (j[:, None] >= begin[None, :]) & (j[:, None] < end[None, :])
+            s = tl.where(seen, s, float("-inf"))
+            new, keep, _ = _shares(m, tl.max(s, 0))
+            p = tl.exp2(s - tl.where(new == float("-inf"), 0.0, new)[None, :])
+            mass = tl.fma(mass, keep, tl.sum(p, 0))
+            acc = dot(tl.trans(v), p.to(tl.bfloat16), acc * keep[None, :])
+            m = new
+            if ((number + 1) % (SLICE // KEYS) == 0) | (number + 1 == tiles):  # a slice ends
+                total_m, before, added = _shares(total_m, m)
+                total_mass = tl.fma(total_mass, before, mass * added)
+                total = tl.fma(total, before[None, :], acc * added[None, :])
+                m, mass = tl.full((N,), float("-inf"), tl.float32), tl.zeros((N,), tl.float32)
+                acc = tl.zeros((D, N), tl.float32)
         if whole:
-            sink = m
+            sink = total_m
             if sinks is not None:
                 sink = tl.load(sinks + head, mine, other=0.0) * LOG2_E
-            total = total * _finish(m, mass, sink, sinks is not None)[:, None]
+            total = total * _finish(total_m, total_mass, sink, sinks is not None)[None, :]
             out = act + row.to(tl.int64) * act_row + head * DIM
-            tl.store(out[:, None] + d[None, :], total.to(tl.bfloat16), wanted)
+            tl.store(out[None, :] + d[:, None], total.to(tl.bfloat16), wanted)
         else:
             slot = tl.load(group + 5) + only - low // SLICE
             part = scratch + ((slot.to(tl.int64) * SPLIT + token) * HEADS + head) * (DIM + 2)
-            tl.store(part[:, None] + d[None, :], total, wanted)
-            tl.store(part + DIM, m, mine)
-            tl.store(part + DIM + 1, mass, mine)
+            tl.store(part[None, :] + d[:, None], total, wanted)
+            tl.store(part + DIM, total_m, mine)
+            tl.store(part + DIM + 1, total_mass, mine)
 
 
 @triton.jit
@@ -165,16 +165,17 @@ def attention(
 ):  # fmt: skip
     """act = softmax(q k^T scale, capped) v over the keys that each row sees."""
     tokens, dim, shared = q.shape[0], kv.shape[-1], heads // kv_heads
-    block = max(16, triton.next_power_of_2(dim))
-    m = max(QUERY_TILE, triton.next_power_of_2(shared))
-    programs = max(1, ATTENTION_PROGRAMS // kv_heads)
-    warps, stages = attention_config(block, m)
+    block = max(64, triton.next_power_of_2(dim))
+    columns = query_columns(tokens)
+    lists = kv_heads * triton.cdiv(shared, columns)
+    programs = max(1, ATTENTION_PROGRAMS // lists)
+    warps, stages = attention_config(block)
     scaled, cap = (scale / softcap, softcap * LOG2_E) if softcap > 0 else (scale * LOG2_E, 0.0)
-    _attention[(min(programs, work.items.shape[0]), kv_heads)](
+    _attention[(min(programs, work.items.shape[0]), lists)](
         q, kv, rows.key, rows.first, rows.last, rows.tables, work.groups, work.items, work.counts,
         scratch, sinks, act, q.stride(0), kv.stride(0), act.stride(0), window,
-        scaled, cap, HEADS=heads, SHARED=shared, M=m, KEYS=KEY_TILE, SLICE=SOFTMAX_SLICE, DIM=dim,
-        D=block, KV_BLOCK=KV_BLOCK, HALF=kv.stride(1), SPLIT=scratch.shape[1],
+        scaled, cap, HEADS=heads, SHARED=shared, N=columns, KEYS=KEY_TILE, SLICE=SOFTMAX_SLICE,
+        DIM=dim, D=block, KV_BLOCK=KV_BLOCK, HALF=kv.stride(1), SPLIT=scratch.shape[1],
         CAPPED=softcap > 0, LOG2_E=LOG2_E, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     _merge[(min(programs, tokens), heads)](

@@ -18,8 +18,7 @@ def linear_config(kind: str, tokens: int) -> tuple[int, int, int, int]:
 ATTENTION_PROGRAMS = 264  # that walk the work list: two for each multiprocessor of an H200
 
 
-def attention_config(dim: int, rows: int) -> tuple[int, int]:
-    """(warps, stages) of attention with heads of `dim` features and so many rows of a query tile.
-    Sums of a row of scores are made across lanes, so only what the model fixes may decide. Four
-    warps hold 64 rows of scores once, eight hold them twice."""
-    return (4 if dim * rows <= 128 * 64 and rows <= 64 else 8), (2 if dim > 128 else 3)
+def attention_config(dim: int) -> tuple[int, int]:
+    """(warps, stages) of attention with heads of `dim` features. Sums over keys are made across
+    warps, so only what the model fixes may decide the first."""
+    return (8, 2) if dim > 128 else (4, 3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo.backends.cuda.constants import SOFTMAX_SLICE, SPLIT_TOKENS
+from octavo.backends.cuda.constants import SOFTMAX_SLICE, SPLIT_TOKENS, group_tokens
 
 
 @triton.jit
@@ -82,12 +82,13 @@ def _build_work(
     tl.store(counts + 3, 0)
 
 
-def build_work(rows, work, *, tokens, window, slots):
-    """Groups of at most `tokens` rows and the items that attention computes of them."""
+def build_work(rows, work, *, shared, window, slots):
+    """Groups of rows that fill a query tile, of which each row has `shared` columns, and the items
+    that attention computes of them."""
     count = rows.key.shape[0]
     block = max(16, triton.next_power_of_2(count))
     _build_work[(1,)](
         rows.key, rows.table, rows.first, rows.last, work.groups, work.items, work.counts, count,
-        window, slots, GROUP=tokens, BLOCK=block, SLICE=SOFTMAX_SLICE, SPLIT=SPLIT_TOKENS,
+        window, slots, GROUP=group_tokens(shared, count), BLOCK=block, SLICE=SOFTMAX_SLICE, SPLIT=SPLIT_TOKENS,
         num_warps=8 if block > 256 else 4,
     )  # fmt: skip
