@@ -13,7 +13,7 @@ import triton.language as tl
 
 from octavo.backends.base import BLOCK as KV_BLOCK
 from octavo.backends.cuda.constants import KEY_TILE, SOFTMAX_SLICE, query_columns
-from octavo.backends.cuda.kernels.common import dot, tanh
+from octavo.backends.cuda.kernels.common import FOLLOWING, dot, follow, tanh
 from octavo.backends.cuda.kernels.configs import ATTENTION_PROGRAMS, attention_config
 
 LOG2_E = 1.4426950408889634
@@ -54,6 +54,7 @@ def _attention(
 ):  # fmt: skip
     """Items of the work list, one after the other, of up to N of the heads that share a key head.
     N: columns of a query tile. Blocks of keys are looked up a tile ahead."""
+    follow()
     PER: tl.constexpr = min(SHARED, N)
     TILES: tl.constexpr = (SHARED + PER - 1) // PER
     kv_head = tl.program_id(1) // TILES
@@ -134,6 +135,7 @@ def _merge(
     SPLIT: tl.constexpr, LOG2_E: tl.constexpr,
 ):  # fmt: skip
     """Slices of split groups, ascending; 0 for padded rows. One head."""
+    follow()
     head = tl.program_id(1)
     d = tl.arange(0, D)
     for t in range(tl.program_id(0), tokens, tl.num_programs(0)):
@@ -176,10 +178,10 @@ def attention(
         scratch, sinks, act, q.stride(0), kv.stride(0), act.stride(0), window,
         scaled, cap, HEADS=heads, SHARED=shared, N=columns, KEYS=KEY_TILE, SLICE=SOFTMAX_SLICE,
         DIM=dim, D=block, KV_BLOCK=KV_BLOCK, HALF=kv.stride(1), SPLIT=scratch.shape[1],
-        CAPPED=softcap > 0, LOG2_E=LOG2_E, num_warps=warps, num_stages=stages,
+        CAPPED=softcap > 0, LOG2_E=LOG2_E, num_warps=warps, num_stages=stages, **FOLLOWING,
     )  # fmt: skip
     _merge[(min(programs, tokens), heads)](
         rows.key, work.groups, work.counts, scratch, sinks, act, tokens, act.stride(0),
         HEADS=heads, SLICE=SOFTMAX_SLICE, DIM=dim, D=block, SPLIT=scratch.shape[1], LOG2_E=LOG2_E,
-        num_warps=1,
+        num_warps=1, **FOLLOWING,
     )  # fmt: skip

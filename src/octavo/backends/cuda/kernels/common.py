@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+def _hopper() -> bool:
+    """Whether kernels are compiled for a GPU of compute capability 9.0 or later."""
+    if INTERPRETED.value:
+        return False
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (9, 0)
+
+
+HOPPER = tl.constexpr(_hopper())
+FOLLOWING = {"launch_pdl": True} if HOPPER.value else {}  # of launches whose kernel calls `follow`
+
+
+@triton.jit
+def follow():
+    """Waits until the launch before has ended. Kernels begin with it: with programmatic dependent
+    launch (compute capability 9.0) they are started before."""
+    if HOPPER:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo.backends.cuda.kernels.common import stride
+from octavo.backends.cuda.kernels.common import FOLLOWING, follow, stride
 from octavo.backends.cuda.kernels.head import peak, row_block, row_logits
 
 LEAST = tl.constexpr(-2147483648)
@@ -107,6 +107,7 @@ def _draw(
     logits, masks, temperatures, top_ps, min_ps, top_ks, seeds, positions, out, vocabulary,
     logits_row, mask_row, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    follow()
     row = tl.program_id(0)
     logits += row.to(tl.int64) * logits_row
     if masks is not None:
@@ -152,5 +153,5 @@ def draw(logits, masks, temperature, top_p, min_p, top_k, seed, position, out):
     _draw[(rows,)](
         logits, masks, temperature, top_p, min_p, top_k, seed, position, out, vocabulary,
         logits.stride(0), stride(masks), BLOCK=row_block(vocabulary),
-        num_warps=8,
+        num_warps=8, **FOLLOWING,
     )  # fmt: skip

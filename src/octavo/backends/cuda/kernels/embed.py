@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from octavo.backends.cuda.constants import TILE, up
-from octavo.backends.cuda.kernels.common import stride
+from octavo.backends.cuda.kernels.common import FOLLOWING, follow, stride
 from octavo.backends.cuda.kernels.unpack import value
 
 BLOCK = 1024
@@ -19,6 +19,7 @@ def _embed(
     KIND: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr, TILE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    follow()
     t = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = at < width
@@ -47,6 +48,7 @@ def _embed(
 def _give(
     given, row, out, width, first, given_row, out_row, ADD: tl.constexpr, BLOCK: tl.constexpr
 ):
+    follow()
     t = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     source = tl.load(row + t).to(tl.int64)
@@ -60,6 +62,7 @@ def _give(
 
 @triton.jit
 def _select(x, index, out, act, width, x_row, out_row, act_row, BLOCK: tl.constexpr):
+    follow()
     s = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = at < width
@@ -77,7 +80,7 @@ def embed(table, index, out, *, scale, offset):
         table.codes, table.scales, table.minima, table.table, index, out, table.n, width,
         up(table.n), up(table.k) // TILE, table.codes.stride(0), out.stride(0), float(scale),
         offset, KIND=table.kind, GROUP=table.group, MINIMUM=table.minima is not None, TILE=TILE,
-        BLOCK=BLOCK,
+        BLOCK=BLOCK, **FOLLOWING,
     )  # fmt: skip
 
 
@@ -85,7 +88,16 @@ def give(given, row, out, *, first, add):
     """out[t] = columns of given[row[t]], or added to it; rows with -1 stay."""
     tokens, width = out.shape
     _give[(tokens, triton.cdiv(width, BLOCK))](
-        given, row, out, width, first, given.stride(0), out.stride(0), ADD=add, BLOCK=BLOCK
+        given,
+        row,
+        out,
+        width,
+        first,
+        given.stride(0),
+        out.stride(0),
+        ADD=add,
+        BLOCK=BLOCK,
+        **FOLLOWING,
     )
 
 
@@ -93,5 +105,5 @@ def select(x, index, out, act):
     """out, act = x[index]."""
     width = x.shape[1]
     _select[(index.shape[0], triton.cdiv(width, BLOCK))](
-        x, index, out, act, width, x.stride(0), stride(out), stride(act), BLOCK=BLOCK
+        x, index, out, act, width, x.stride(0), stride(out), stride(act), BLOCK=BLOCK, **FOLLOWING
     )

@@ -5,7 +5,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo.backends.cuda.kernels.common import activate, gated, stride, summed, tanh
+from octavo.backends.cuda.kernels.common import (
+    FOLLOWING,
+    activate,
+    follow,
+    gated,
+    stride,
+    summed,
+    tanh,
+)
 
 BLOCK = 1024
 
@@ -15,6 +23,7 @@ def _combine(
     x, bias, residual, out, act, width, x_part, x_row, residual_row, out_row, act_row, cap,
     PARTS: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    follow()
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = at < width
@@ -36,6 +45,7 @@ def _glu(
     gate, up, gate_bias, up_bias, act, width, gate_part, gate_row, up_part, up_row, act_row,
     GATE_PARTS: tl.constexpr, UP_PARTS: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    follow()
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = at < width
@@ -54,6 +64,7 @@ def _glu(
 
 @triton.jit
 def _permute(x, order, act, width, x_row, act_row, BLOCK: tl.constexpr):
+    follow()
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = at < width
@@ -66,7 +77,7 @@ def combine(x, bias, residual, out, act, *, cap):
     parts, rows, width = x.shape
     _combine[(rows, triton.cdiv(width, BLOCK))](
         x, bias, residual, out, act, width, x.stride(0), x.stride(1), stride(residual),
-        stride(out), stride(act), float(cap), PARTS=parts, CAPPED=cap > 0, BLOCK=BLOCK,
+        stride(out), stride(act), float(cap), PARTS=parts, CAPPED=cap > 0, BLOCK=BLOCK, **FOLLOWING,
     )  # fmt: skip
 
 
@@ -76,7 +87,7 @@ def glu(gate, up, gate_bias, up_bias, act, *, activation):
     _glu[(rows, triton.cdiv(width, BLOCK))](
         gate, up, gate_bias, up_bias, act, width, gate.stride(0), gate.stride(1), stride(up),
         stride(up, 1), act.stride(0), GATE_PARTS=parts, UP_PARTS=1 if up is None else up.shape[0],
-        KIND=activation, BLOCK=BLOCK,
+        KIND=activation, BLOCK=BLOCK, **FOLLOWING,
     )  # fmt: skip
 
 
@@ -84,5 +95,5 @@ def permute(x, order, act):
     """act[:, i] = x[:, order[i]]."""
     rows, width = x.shape[0], order.shape[0]
     _permute[(rows, triton.cdiv(width, BLOCK))](
-        x, order, act, width, x.stride(0), act.stride(0), BLOCK=BLOCK
+        x, order, act, width, x.stride(0), act.stride(0), BLOCK=BLOCK, **FOLLOWING
     )

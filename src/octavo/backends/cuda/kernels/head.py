@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo.backends.cuda.kernels.common import stride
+from octavo.backends.cuda.kernels.common import FOLLOWING, follow, stride
 
 
 @triton.jit
@@ -37,6 +37,7 @@ def peak(logits, masks, vocabulary, BLOCK: tl.constexpr):
 
 @triton.jit
 def _argmax(logits, masks, out, vocabulary, logits_row, mask_row, BLOCK: tl.constexpr):
+    follow()
     row = tl.program_id(0).to(tl.int64)
     if masks is not None:
         masks += row * mask_row
@@ -54,5 +55,5 @@ def argmax(logits, masks, out):
     rows, vocabulary = logits.shape
     _argmax[(rows,)](
         logits, masks, out, vocabulary, logits.stride(0), stride(masks),
-        BLOCK=row_block(vocabulary), num_warps=16,
+        BLOCK=row_block(vocabulary), num_warps=16, **FOLLOWING,
     )  # fmt: skip

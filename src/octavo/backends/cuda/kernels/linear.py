@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from octavo.backends.cuda.constants import TILE, slice_width, up
-from octavo.backends.cuda.kernels.common import dot
+from octavo.backends.cuda.kernels.common import FOLLOWING, dot, follow
 from octavo.backends.cuda.kernels.configs import linear_config
 from octavo.backends.cuda.kernels.unpack import of_groups, value
 
@@ -102,6 +102,7 @@ def _linear(
     WALK: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """One tile of the result: of one slice, or of all of them if WALK."""
+    follow()
     own = tl.program_id(0) * BN + tl.arange(0, BN)
     t = tl.program_id(1) * BT + tl.arange(0, BT)
     first = 0 if WALK else tl.program_id(2)
@@ -127,5 +128,5 @@ def linear(x, w, out):
         w.codes, w.scales, w.minima, w.table, x, out, w.n, up(w.n), depth, w.codes.stride(0),
         tokens, x.stride(0), out.stride(0), out.stride(1), KIND=w.kind, GROUP=w.group,
         MINIMUM=w.minima is not None, SLICE=width, WALK=walk, BN=bn, BT=bt, TILE=TILE,
-        num_warps=warps, num_stages=stages,
+        num_warps=warps, num_stages=stages, **FOLLOWING,
     )  # fmt: skip

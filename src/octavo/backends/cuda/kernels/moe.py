@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from octavo.backends.cuda.constants import PAIR_BLOCK, TILE, slice_width, up
-from octavo.backends.cuda.kernels.common import gated, stride, summed
+from octavo.backends.cuda.kernels.common import FOLLOWING, follow, gated, stride, summed
 from octavo.backends.cuda.kernels.linear import product
 
 BLOCK = 1024
@@ -17,6 +17,7 @@ def _route(
     x, bias, ids, weights, experts, x_part, x_row,
     PARTS: tl.constexpr, TOP: tl.constexpr, NORMALIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    follow()
     t = tl.program_id(0).to(tl.int64)
     e = tl.arange(0, BLOCK)
     real = e < experts
@@ -48,6 +49,7 @@ def _sort_pairs(
     CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The pairs of one expert, ascending; the program after the last fills the rest."""
+    follow()
     expert = tl.program_id(0)
     e = tl.arange(0, PADDED)
     counts = tl.zeros((PADDED,), tl.int32)
@@ -82,6 +84,7 @@ def _expert_linear(
     BN: tl.constexpr, BT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """One tile of the result for BT pairs of one expert."""
+    follow()
     block = tl.program_id(1)
     expert = tl.load(owner + block)
     if expert >= 0:
@@ -107,6 +110,7 @@ def _expert_linear(
 def _expert_glu(
     gate, up, ids, gate_bias, up_bias, act, width, act_row, KIND: tl.constexpr, BLOCK: tl.constexpr
 ):
+    follow()
     pair = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = at < width
@@ -125,6 +129,7 @@ def _expert_sum(
     x, ids, weights, bias, residual, out, width, residual_row, out_row,
     TOP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    follow()
     t = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = at < width
@@ -145,7 +150,7 @@ def route(x, bias, ids, weights, *, normalize):
     parts, rows, experts = x.shape
     _route[(rows,)](
         x, bias, ids, weights, experts, x.stride(0), x.stride(1), PARTS=parts, TOP=ids.shape[1],
-        NORMALIZE=normalize, BLOCK=triton.next_power_of_2(experts), num_warps=1,
+        NORMALIZE=normalize, BLOCK=triton.next_power_of_2(experts), num_warps=1, **FOLLOWING,
     )  # fmt: skip
 
 
@@ -155,7 +160,7 @@ def sort_pairs(ids, order, owner, *, experts):
     chunk = min(1024, max(16, triton.next_power_of_2(pairs)))
     _sort_pairs[(experts + 1,)](
         ids, order, owner, pairs, order.shape[0], EXPERTS=experts,
-        PADDED=triton.next_power_of_2(experts + 1), CHUNK=chunk, BLOCK=PAIR_BLOCK,
+        PADDED=triton.next_power_of_2(experts + 1), CHUNK=chunk, BLOCK=PAIR_BLOCK, **FOLLOWING,
     )  # fmt: skip
 
 
@@ -165,7 +170,7 @@ def expert_linear(x, w, order, owner, out, *, choices):
         w.codes, w.scales, w.minima, w.table, x, order, owner, out, w.n, up(w.n),
         up(w.k) // TILE, w.codes.stride(1), w.codes.stride(0), stride(w.scales), x.stride(0),
         out.stride(0), choices, KIND=w.kind, GROUP=w.group, MINIMUM=w.minima is not None,
-        SLICE=slice_width(w.n, w.k), BN=TILE, BT=PAIR_BLOCK, TILE=TILE, num_warps=4, num_stages=5,
+        SLICE=slice_width(w.n, w.k), BN=TILE, BT=PAIR_BLOCK, TILE=TILE, num_warps=4, num_stages=5, **FOLLOWING,
     )  # fmt: skip
 
 
@@ -173,7 +178,17 @@ def expert_glu(gate, up, ids, gate_bias, up_bias, act, *, activation):
     """act = activation(gate) * up, each with the bias of the pair's expert."""
     pairs, width = gate.shape
     _expert_glu[(pairs, triton.cdiv(width, BLOCK))](
-        gate, up, ids, gate_bias, up_bias, act, width, act.stride(0), KIND=activation, BLOCK=BLOCK
+        gate,
+        up,
+        ids,
+        gate_bias,
+        up_bias,
+        act,
+        width,
+        act.stride(0),
+        KIND=activation,
+        BLOCK=BLOCK,
+        **FOLLOWING,
     )
 
 
@@ -182,5 +197,5 @@ def expert_sum(x, ids, weights, bias, residual, out):
     rows, width = out.shape
     _expert_sum[(rows, triton.cdiv(width, BLOCK))](
         x, ids, weights, bias, residual, out, width, stride(residual), out.stride(0),
-        TOP=ids.shape[1], BLOCK=BLOCK,
+        TOP=ids.shape[1], BLOCK=BLOCK, **FOLLOWING,
     )  # fmt: skip

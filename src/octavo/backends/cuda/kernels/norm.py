@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo.backends.cuda.kernels.common import row_warps, stride, summed
+from octavo.backends.cuda.kernels.common import FOLLOWING, follow, row_warps, stride, summed
 
 
 @triton.jit
@@ -24,6 +24,7 @@ def _add_norm(
     total_row, norm_row, act_row, eps,
     PARTS: tl.constexpr, BLOCK: tl.constexpr, CENTERED: tl.constexpr,
 ):  # fmt: skip
+    follow()
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     mask = at < width
@@ -46,6 +47,7 @@ def _norm_add(
     x, bias, weight, residual, out, width, x_part, x_row, residual_row, out_row, eps,
     PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    follow()
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     mask = at < width
@@ -63,7 +65,7 @@ def _launch_add_norm(x, bias, residual, weight, shift, total, norm, act, eps, ce
         x, bias, residual, weight, shift, total, norm, act, width, x.stride(0), x.stride(1),
         stride(residual), stride(total), stride(norm), stride(act), eps,
         PARTS=parts, BLOCK=triton.next_power_of_2(width), CENTERED=centered,
-        num_warps=row_warps(width),
+        num_warps=row_warps(width), **FOLLOWING,
     )  # fmt: skip
 
 
@@ -83,5 +85,5 @@ def norm_add(x, bias, weight, residual, out, *, eps):
     _norm_add[(rows,)](
         x, bias, weight, residual, out, width, x.stride(0), x.stride(1), residual.stride(0),
         out.stride(0), eps, PARTS=parts, BLOCK=triton.next_power_of_2(width),
-        num_warps=row_warps(width),
+        num_warps=row_warps(width), **FOLLOWING,
     )  # fmt: skip

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from octavo.backends.base import BLOCK as KV_BLOCK
-from octavo.backends.cuda.kernels.common import stride, summed
+from octavo.backends.cuda.kernels.common import FOLLOWING, follow, stride, summed
 
 
 @triton.jit
@@ -76,6 +76,7 @@ def _rope_kv(
     BLOCK: tl.constexpr, KV_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One head of one token: a query's, a key's or a value's."""
+    follow()
     t = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     d = tl.arange(0, BLOCK)
@@ -107,6 +108,7 @@ def _rope_kv(
 def _copy_slots(
     kv, pairs, kv_block, kv_half, DIM: tl.constexpr, BLOCK: tl.constexpr, KV_BLOCK: tl.constexpr
 ):
+    follow()
     pair, head, half = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     source, target = tl.load(pairs + 2 * pair), tl.load(pairs + 2 * pair + 1)
     d = tl.arange(0, BLOCK)
@@ -129,7 +131,7 @@ def rope_kv(
         kv.stride(0), kv.stride(1), eps, factor, Q_PARTS=q.shape[0], K_PARTS=k.shape[0],
         V_PARTS=v.shape[0], HEADS=heads, KV_HEADS=kv_heads, PAIRS=frequencies.shape[0],
         INTERLEAVED=interleaved, DIM=dim, BLOCK=triton.next_power_of_2(dim), KV_BLOCK=KV_BLOCK,
-        num_warps=1,
+        num_warps=1, **FOLLOWING,
     )  # fmt: skip
 
 
@@ -138,5 +140,5 @@ def copy_slots(kv, pairs):
     dim = kv.shape[-1]
     _copy_slots[(pairs.shape[0], kv.shape[2], 2)](
         kv, pairs, kv.stride(0), kv.stride(1), DIM=dim, BLOCK=triton.next_power_of_2(dim),
-        KV_BLOCK=KV_BLOCK, num_warps=1,
+        KV_BLOCK=KV_BLOCK, num_warps=1, **FOLLOWING,
     )  # fmt: skip

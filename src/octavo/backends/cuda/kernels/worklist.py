@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from octavo.backends.cuda.constants import SOFTMAX_SLICE, SPLIT_TOKENS, group_tokens
+from octavo.backends.cuda.kernels.common import FOLLOWING, follow
 
 
 @triton.jit
@@ -42,6 +43,7 @@ def _build_work(
     key, table, first, last, groups, items, counts, tokens, window, slots,
     GROUP: tl.constexpr, BLOCK: tl.constexpr, SLICE: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
+    follow()
     t = tl.arange(0, BLOCK)
     heads, rows = _runs(table, key, t, tokens, GROUP, BLOCK)
     low = tl.full((BLOCK,), 2147483647, tl.int32)
@@ -90,5 +92,5 @@ def build_work(rows, work, *, shared, window, slots):
     _build_work[(1,)](
         rows.key, rows.table, rows.first, rows.last, work.groups, work.items, work.counts, count,
         window, slots, GROUP=group_tokens(shared, count), BLOCK=block, SLICE=SOFTMAX_SLICE, SPLIT=SPLIT_TOKENS,
-        num_warps=8 if block > 256 else 4,
+        num_warps=8 if block > 256 else 4, **FOLLOWING,
     )  # fmt: skip
