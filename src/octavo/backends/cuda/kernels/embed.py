@@ -88,22 +88,14 @@ def give(given, row, out, *, first, add):
     """out[t] = columns of given[row[t]], or added to it; rows with -1 stay."""
     tokens, width = out.shape
     _give[(tokens, triton.cdiv(width, BLOCK))](
-        given,
-        row,
-        out,
-        width,
-        first,
-        given.stride(0),
-        out.stride(0),
-        ADD=add,
-        BLOCK=BLOCK,
+        given, row, out, width, first, given.stride(0), out.stride(0), ADD=add, BLOCK=BLOCK,
         **FOLLOWING,
-    )
+    )  # fmt: skip
 
 
 def select(x, index, out, act):
     """out, act = x[index]."""
     width = x.shape[1]
     _select[(index.shape[0], triton.cdiv(width, BLOCK))](
-        x, index, out, act, width, x.stride(0), stride(out), stride(act), BLOCK=BLOCK, **FOLLOWING
-    )
+        x, index, out, act, width, x.stride(0), stride(out), stride(act), BLOCK=BLOCK, **FOLLOWING,
+    )  # fmt: skip

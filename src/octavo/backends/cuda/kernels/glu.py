@@ -95,5 +95,5 @@ def permute(x, order, act):
     """act[:, i] = x[:, order[i]]."""
     rows, width = x.shape[0], order.shape[0]
     _permute[(rows, triton.cdiv(width, BLOCK))](
-        x, order, act, width, x.stride(0), act.stride(0), BLOCK=BLOCK, **FOLLOWING
-    )
+        x, order, act, width, x.stride(0), act.stride(0), BLOCK=BLOCK, **FOLLOWING,
+    )  # fmt: skip

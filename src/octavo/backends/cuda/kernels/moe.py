@@ -170,7 +170,8 @@ def expert_linear(x, w, order, owner, out, *, choices):
         w.codes, w.scales, w.minima, w.table, x, order, owner, out, w.n, up(w.n),
         up(w.k) // TILE, w.codes.stride(1), w.codes.stride(0), stride(w.scales), x.stride(0),
         out.stride(0), choices, KIND=w.kind, GROUP=w.group, MINIMUM=w.minima is not None,
-        SLICE=slice_width(w.n, w.k), BN=TILE, BT=PAIR_BLOCK, TILE=TILE, num_warps=4, num_stages=5, **FOLLOWING,
+        SLICE=slice_width(w.n, w.k), BN=TILE, BT=PAIR_BLOCK, TILE=TILE, num_warps=4, num_stages=5,
+        **FOLLOWING,
     )  # fmt: skip
 
 
@@ -178,18 +179,9 @@ def expert_glu(gate, up, ids, gate_bias, up_bias, act, *, activation):
     """act = activation(gate) * up, each with the bias of the pair's expert."""
     pairs, width = gate.shape
     _expert_glu[(pairs, triton.cdiv(width, BLOCK))](
-        gate,
-        up,
-        ids,
-        gate_bias,
-        up_bias,
-        act,
-        width,
-        act.stride(0),
-        KIND=activation,
-        BLOCK=BLOCK,
+        gate, up, ids, gate_bias, up_bias, act, width, act.stride(0), KIND=activation, BLOCK=BLOCK,
         **FOLLOWING,
-    )
+    )  # fmt: skip
 
 
 def expert_sum(x, ids, weights, bias, residual, out):

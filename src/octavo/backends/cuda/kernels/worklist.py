@@ -91,6 +91,6 @@ def build_work(rows, work, *, shared, window, slots):
     block = max(16, triton.next_power_of_2(count))
     _build_work[(1,)](
         rows.key, rows.table, rows.first, rows.last, work.groups, work.items, work.counts, count,
-        window, slots, GROUP=group_tokens(shared, count), BLOCK=block, SLICE=SOFTMAX_SLICE, SPLIT=SPLIT_TOKENS,
-        num_warps=8 if block > 256 else 4, **FOLLOWING,
+        window, slots, GROUP=group_tokens(shared, count), BLOCK=block, SLICE=SOFTMAX_SLICE,
+        SPLIT=SPLIT_TOKENS, num_warps=8 if block > 256 else 4, **FOLLOWING,
     )  # fmt: skip
