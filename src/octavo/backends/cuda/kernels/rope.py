@@ -8,6 +8,8 @@ import triton.language as tl
 from octavo.backends.base import BLOCK as KV_BLOCK
 from octavo.backends.cuda.kernels.common import FOLLOWING, follow, stride, summed
 
+EACH = 4  # heads of a program
+
 
 @triton.jit
 def _turn(angle, factor):
@@ -29,25 +31,27 @@ def _turn(angle, factor):
 
 
 @triton.jit
-def _head(x, bias, at, row, mask, part, PARTS: tl.constexpr):
+def _heads(x, bias, at, row, mask, part, PARTS: tl.constexpr):
     y = summed(x, row + at, mask, part, PARTS)
     return y if bias is None else y + tl.load(bias + at, mask, other=0.0)
 
 
 @triton.jit
 def _turned(
-    x, bias, norm, frequencies, axes, coordinates, t, head, tokens, part, row, eps, factor,
+    x, bias, norm, frequencies, axes, coordinates, t, head, own, tokens, part, row, eps, factor,
     PARTS: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, DIM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A head of a query or key: normed and rotated. Each feature's partner is read again."""
+    """Heads `[head, feature]` of a query or key: normed and rotated. Each feature's partner is
+    read again."""
     d = tl.arange(0, BLOCK)
-    mask = d < DIM
-    y = _head(x, bias, head * DIM + d, row, mask, part, PARTS)
+    mask = own[:, None] & (d < DIM)[None, :]
+    first = (head * DIM)[:, None]
+    y = _heads(x, bias, first + d[None, :], row, mask, part, PARTS)
     scale = 1.0
     if norm is not None:
-        scale = 1.0 / tl.sqrt(tl.sum(y * y, 0) / DIM + eps)
-        y = y * scale * tl.load(norm + d, mask, other=0.0)
+        scale = (1.0 / tl.sqrt(tl.sum(y * y, 1) / DIM + eps))[:, None]
+        y = y * scale * tl.load(norm + d, d < DIM, other=0.0)[None, :]
     if PAIRS > 0:
         turned = d < 2 * PAIRS
         if INTERLEAVED:
@@ -56,13 +60,14 @@ def _turned(
             leads = d < PAIRS
             pair = tl.where(leads, d, d - PAIRS)
             other = tl.where(leads, d + PAIRS, d - PAIRS)
-        z = _head(x, bias, head * DIM + other, row, turned, part, PARTS)
+        z = _heads(x, bias, first + other[None, :], row, mask & turned[None, :], part, PARTS)
         if norm is not None:
-            z = z * scale * tl.load(norm + other, turned, other=0.0)
+            z = z * scale * tl.load(norm + other, turned, other=0.0)[None, :]
         axis = tl.load(axes + pair, turned, other=0)
         where = tl.load(coordinates + axis * tokens + t, turned, other=0).to(tl.float32)
         cos, sin = _turn(where * tl.load(frequencies + pair, turned, other=0.0), factor)
-        y = tl.where(turned, y * cos + tl.where(leads, -z, z) * sin, y)
+        z = tl.where(leads[None, :], -z, z)
+        y = tl.where(turned[None, :], y * cos[None, :] + z * sin[None, :], y)
     return y
 
 
@@ -73,34 +78,43 @@ def _rope_kv(
     kv_half, eps, factor,
     Q_PARTS: tl.constexpr, K_PARTS: tl.constexpr, V_PARTS: tl.constexpr, HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, DIM: tl.constexpr,
-    BLOCK: tl.constexpr, KV_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, KV_BLOCK: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
-    """One head of one token: a query's, a key's or a value's."""
+    """EACH heads of one token: queries, keys or values."""
     follow()
     t = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    first = tl.program_id(1) * EACH
+    queries: tl.constexpr = (HEADS + EACH - 1) // EACH * EACH
+    keys: tl.constexpr = (KV_HEADS + EACH - 1) // EACH * EACH
     d = tl.arange(0, BLOCK)
-    mask = d < DIM
-    if head < HEADS:
+    if first < queries:
+        head = first + tl.arange(0, EACH)
+        own = head < HEADS
         y = _turned(
-            q, q_bias, q_norm, frequencies, axes, coordinates, t, head, tokens, q_part, t * q_row,
-            eps, factor, Q_PARTS, PAIRS, INTERLEAVED, DIM, BLOCK,
+            q, q_bias, q_norm, frequencies, axes, coordinates, t, head, own, tokens, q_part,
+            t * q_row, eps, factor, Q_PARTS, PAIRS, INTERLEAVED, DIM, BLOCK,
         )  # fmt: skip
-        tl.store(out + t * out_row + head * DIM + d, y.to(tl.bfloat16), mask)
+        columns = (head * DIM)[:, None] + d[None, :]
+        mask = own[:, None] & (d < DIM)[None, :]
+        tl.store(out + t * out_row + columns, y.to(tl.bfloat16), mask)
     else:
         position = tl.load(key + t)
         at = tl.maximum(position, 0)
         block = tl.load(tables + tl.load(table + t) + at // KV_BLOCK).to(tl.int64)
-        mine = head - HEADS
-        if mine < KV_HEADS:
+        mine = first - queries
+        head = tl.where(mine < keys, mine, mine - keys) + tl.arange(0, EACH)
+        own = head < KV_HEADS
+        columns = (head * DIM)[:, None] + d[None, :]
+        mask = own[:, None] & (d < DIM)[None, :]
+        if mine < keys:
             y = _turned(
-                k, k_bias, k_norm, frequencies, axes, coordinates, t, mine, tokens, k_part,
+                k, k_bias, k_norm, frequencies, axes, coordinates, t, head, own, tokens, k_part,
                 t * k_row, eps, factor, K_PARTS, PAIRS, INTERLEAVED, DIM, BLOCK,
             )  # fmt: skip
         else:
-            y = _head(v, v_bias, (mine - KV_HEADS) * DIM + d, t * v_row, mask, v_part, V_PARTS)
-        half = (mine >= KV_HEADS).to(tl.int64) * kv_half
-        place = (mine % KV_HEADS * KV_BLOCK + at % KV_BLOCK) * DIM + d
+            y = _heads(v, v_bias, columns, t * v_row, mask, v_part, V_PARTS)
+        half = (mine >= keys).to(tl.int64) * kv_half
+        place = ((head * KV_BLOCK + at % KV_BLOCK) * DIM)[:, None] + d[None, :]
         tl.store(kv + block * kv_block + half + place, y.to(tl.bfloat16), mask & (position >= 0))
 
 
@@ -124,14 +138,15 @@ def rope_kv(
 ):  # fmt: skip
     """out = queries, normed and rotated; keys likewise, and values, to their places in kv."""
     tokens, dim = q.shape[1], kv.shape[-1]
-    _rope_kv[(tokens, heads + 2 * kv_heads)](
+    programs = triton.cdiv(heads, EACH) + 2 * triton.cdiv(kv_heads, EACH)
+    _rope_kv[(tokens, programs)](
         q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, frequencies, axes, rows.coordinates,
         rows.key, rows.table, rows.tables, out, kv, stride(rows.coordinates), q.stride(0),
         q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), out.stride(0),
         kv.stride(0), kv.stride(1), eps, factor, Q_PARTS=q.shape[0], K_PARTS=k.shape[0],
         V_PARTS=v.shape[0], HEADS=heads, KV_HEADS=kv_heads, PAIRS=frequencies.shape[0],
         INTERLEAVED=interleaved, DIM=dim, BLOCK=triton.next_power_of_2(dim), KV_BLOCK=KV_BLOCK,
-        num_warps=1, **FOLLOWING,
+        EACH=EACH, num_warps=4, **FOLLOWING,
     )  # fmt: skip
 
 
