@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo.backends.cuda import host
+from octavo.backends.cuda.device import operations, torch_device
 
 _route = host.route
 
@@ -41,11 +42,12 @@ class Routing:
             x: Tensor, bias: Tensor | None, ids: Tensor, weights: Tensor, *, normalize: bool
         ) -> None:
             everything = torch.zeros(x.shape[1:], dtype=torch.int32)
-            shares = torch.zeros(x.shape[1:])
-            _route(x, bias, everything, shares, normalize=False)
-            ids.copy_(next(left))
-            weights.copy_(shares.gather(1, ids.long()))
+            shares, taken = torch.zeros(x.shape[1:]), next(left)
+            bias = None if bias is None else bias.cpu()
+            _route(x.cpu(), bias, everything, shares, normalize=False)
+            ids.copy_(taken)
+            weights.copy_(shares.gather(1, taken.long()))
             if normalize:
                 weights.div_(weights.sum(1, keepdim=True))
 
-        patch.setattr(host, "route", route)
+        patch.setattr(operations(torch_device(0)), "route", route)
