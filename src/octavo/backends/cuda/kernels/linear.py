@@ -13,7 +13,9 @@ import triton.language as tl
 from octavo.backends.cuda.constants import TILE, slice_width, up
 from octavo.backends.cuda.kernels.common import dot
 from octavo.backends.cuda.kernels.configs import linear_config
+from octavo.backends.cuda.kernels.many import linear_many, takes, unpack
 from octavo.backends.cuda.kernels.unpack import of_groups, value
+from octavo.backends.cuda.tensors import Matrix
 
 
 @triton.jit
@@ -116,8 +118,15 @@ def _linear(
     tl.store(place, total, (t < tokens)[None, :] & (own < n)[:, None])
 
 
-def linear(x, w, out):
-    """out[p] = x w^T over slice p of the columns, or with one part the sum of all slices."""
+def linear(x, w, out, unpacked=None):
+    """out[p] = x w^T over slice p of the columns, or with one part the sum of all slices.
+    unpacked: room for the values of codes, which then are multiplied as bf16 weights are."""
+    if unpacked is not None:
+        unpack(w, unpacked)
+        w = Matrix("bf16", w.n, w.k, 0, unpacked)
+    if takes(x, w, out):
+        linear_many(x, w, out)
+        return
     tokens, parts = x.shape[0], out.shape[0]
     width = slice_width(w.n, w.k)
     depth = up(w.k) // TILE
