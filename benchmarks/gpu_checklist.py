@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from octavo.backends.base import BLOCK, SamplingRow, Span, StepInput, StepLimits
+from octavo.backends.cuda.constants import UNPACKED_TOKENS, up
 from octavo.backends.cuda.device import operations, wait
 from octavo.backends.cuda.executable import CudaExecutable
 from octavo.backends.cuda.formats import MatrixSpec
@@ -230,7 +231,9 @@ def linear_rows(model: Model) -> Iterator[Line]:
         expected = None
         for count in reversed(counts):
             out = torch.empty(1, count, w.n, device=device)
-            functions.linear(x[:count].contiguous(), w, out)
+            many = w.kind != "bf16" and count >= UNPACKED_TOKENS
+            room = torch.empty(up(w.n), wide, device=device).bfloat16() if many else None
+            functions.linear(x[:count].contiguous(), w, out, room)
             expected = out[0] if expected is None else expected
             same = torch.equal(out[0], expected[:count])
             yield {"item": "linear", "shape": [w.n, w.k], "rows": count, "same": same}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.backends.cuda import kernels
-from octavo.backends.cuda.constants import PARTIAL_TOKENS, slices, up
+from octavo.backends.cuda.constants import PARTIAL_TOKENS, UNPACKED_TOKENS, slices, up
 from octavo.backends.cuda.tensors import Matrix, StepRows, Work
 
 # kind, columns of a scale, whether codes have minima
@@ -47,15 +47,28 @@ def step_rows(tokens: int) -> StepRows:
 
 
 def linears() -> Iterator[tuple[str, Callable[[], None]]]:
-    def call(kind: str, group: int, minima: bool, tokens: int) -> None:
-        w = matrix(kind, group, minima, 4096, 4096)
+    def call(kind: str, group: int, minima: bool, tokens: int, n: int = 4096) -> None:
+        w = matrix(kind, group, minima, n, 4096)
         parts = slices(w.n, w.k) if tokens <= PARTIAL_TOKENS else 1
-        kernels.linear(act(tokens, w.k), w, empty(parts, tokens, w.n))
+        coded = kind != "bf16" and tokens >= UNPACKED_TOKENS
+        unpacked = empty(n, w.k, dtype=torch.bfloat16) if coded else None
+        kernels.linear(act(tokens, w.k), w, empty(parts, tokens, w.n), unpacked)
 
-    few = [(f, t) for f in FORMATS for t in ((1, 64, 96, 2048) if f in FORMATS[:2] else (1, 2048))]
+    few = [
+        (f, t)
+        for f in FORMATS
+        for t in ((1, 64, 96, 256, 2048) if f in FORMATS[:2] else (1, 256, 512))
+    ]
     for (kind, group, minima), tokens in few:
         name = f"linear {kind}/{group}{'+' * minima} {tokens}"
         yield name, lambda a=(kind, group, minima, tokens): call(*a)
+    for n, tokens in [(1024, 128), (4096, 128), (4096, 512)]:  # tiles of other sizes
+        yield f"linear of {n} {tokens}", lambda a=(n, tokens): call("bf16", 0, False, a[1], a[0])
+    codes = matrix("int4", 32, False, 4096, 4096)
+    yield "linear codes 512", lambda: kernels.linear(act(512, 4096), codes, empty(1, 512, 4096))
+    odd = empty(2048, 4100, dtype=torch.bfloat16)[:, :4096]  # rows that no descriptor can read
+    plain = matrix("bf16", 0, False, 4096, 4096)
+    yield "linear odd rows", lambda: kernels.linear(odd, plain, empty(1, 2048, 4096))
     wide = matrix("bf16", 0, False, 32768, 2048)
     yield "linear one slice", lambda: kernels.linear(act(256, 2048), wide, empty(1, 256, 32768))
 

@@ -18,6 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tests.cuda.cases import GROUPS
 
@@ -26,7 +27,7 @@ TYPES = {
     torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8",
 }  # fmt: skip
 DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
-COUNTED = ("HGMMA", "HMMA", "LDL", "STL")
+COUNTED = ("HGMMA", "HMMA", "UTMALDG", "LDL", "STL")
 
 
 def specialize(fn: JITFunction, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
@@ -38,6 +39,8 @@ def specialize(fn: JITFunction, args: tuple[Any, ...], named: dict[str, Any]) ->
         kind = "constexpr"
         if isinstance(value, torch.Tensor):
             kind = TYPES[value.dtype]
+        elif isinstance(value, TensorDescriptor):
+            kind = f"tensordesc<{TYPES[value.base.dtype][1:]}{value.block_shape}>"
         elif not parameter.is_constexpr and isinstance(value, float):
             kind = "fp32"
         elif not parameter.is_constexpr and isinstance(value, int) and value != 1:
@@ -67,7 +70,7 @@ def measure(fn: JITFunction, args: tuple[Any, ...], named: dict[str, Any]) -> di
     products = re.findall(r"HGMMA.*HGMMA", listing, re.DOTALL)
     counts["inner"] = len(re.findall(r"\b(?:LDL|STL)\b", "".join(products)))
     rounds = sorted(set(re.findall(r"\bcvt\.(r\w)\.bf16", kernel.asm["ptx"])))
-    width = constants.get("D")  # of attention: features of a head
+    width = constants.get("D", constants.get("BT"))  # features of a head, tokens of a tile
     found = {"width": width, "rounds": rounds, "shared": kernel.metadata.shared}
     return {"kernel": fn.__name__, **found, **counts}
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PRODUCTS = {"_linear", "_expert_linear", "_attention"}
+PRODUCTS = {"_linear", "_linear_many", "_expert_linear", "_attention"}
 SHARED = 227 * 1024
 
 
@@ -50,10 +50,13 @@ def test_compiled(group: str, compilers: dict[str, subprocess.Popen[str]]) -> No
         assert max(kernel["LDL"], kernel["STL"]) <= spilled(kernel), kernel
         assert (kernel["HGMMA"] > 0) == (kernel["kernel"] in PRODUCTS), kernel
         assert kernel["HMMA"] == 0, kernel
+        assert (kernel["UTMALDG"] > 0) == (kernel["kernel"] == "_linear_many"), kernel
     assert {mode for kernel in found for mode in kernel["rounds"]} == {"rn"}  # to nearest
 
 
 def spilled(kernel: dict[str, Any]) -> int:
-    """Registers that may lie in local memory: with wide heads, whose two accumulators leave few,
-    those of an item that are used before and after the loops over slices and keys."""
-    return 64 if kernel["kernel"] == "_attention" and kernel["width"] >= 128 else 0
+    """Registers that may lie in local memory, where two accumulators leave few: with wide heads
+    those of an item that are used before and after the loops over slices and keys; with 256 tokens
+    a part of the sum of slices, while one of them is computed."""
+    least = {"_attention": 128, "_linear_many": 256}.get(kernel["kernel"])
+    return 64 if least is not None and kernel["width"] >= least else 0

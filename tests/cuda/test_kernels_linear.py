@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from octavo.backends.cuda.constants import PARTIAL_TOKENS, slices
+from octavo.backends.cuda.constants import PARTIAL_TOKENS, slices, up
+from octavo.backends.cuda.kernels import many
+from octavo.backends.cuda.kernels.configs import TILES, Tile, many_tile
 from octavo.backends.cuda.tensors import Matrix
 from tests.cuda.both import act, bf16, both, coded, kernels, whole
 
@@ -59,3 +61,45 @@ def test_many_tokens_add_the_slices_of_few() -> None:
     kernels.linear(x[:32], w, few)
     kernels.linear(x, w, many)
     assert torch.equal(many[0, :32], few.sum(0))
+
+
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(("n", "k", "tokens"), [(200, 320, 300), (130, 700, 70)])
+def test_tiles(tile: Tile, n: int, k: int, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever computes it; with several tiles of tokens beside each other."""
+    monkeypatch.setattr(many, "many_tile", lambda *_: tile)
+    monkeypatch.setattr(many, "BESIDE", 2)
+    host, ours = both("linear", act(whole(tokens, k)), bf16(n, k), torch.zeros(1, tokens, n))
+    assert torch.equal(host[2], ours[2])
+
+
+def test_rows_that_no_descriptor_can_read() -> None:
+    n, k, tokens = 130, 704, 100
+    x, w = act(whole(tokens, k)), bf16(n, k)
+    assert many.described(x) and many.described(w.codes)
+    odd = torch.zeros(tokens, k + 4, dtype=torch.bfloat16)[:, :k]
+    odd.copy_(x)
+    assert not many.described(odd)
+    expected, found = torch.zeros(1, tokens, n), torch.zeros(1, tokens, n)
+    kernels.linear(x, w, expected)
+    kernels.linear(odd, w, found)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("kind", "group", "minima"), FORMATS)
+def test_codes_become_bf16(kind: str, group: int, minima: bool) -> None:
+    """The same values, and with them the same sums."""
+    n, k, tokens = 130, 320, 80
+    w, x = coded(kind, n, k, group, minima), act(whole(tokens, k))
+    unpacked = torch.full((up(n), up(k)), 77.0, dtype=torch.bfloat16)
+    host, ours = both("linear", x, w, torch.zeros(1, tokens, n), unpacked)
+    assert torch.equal(host[3], ours[3])
+    assert torch.equal(host[2], ours[2])
+    direct = torch.zeros(1, tokens, n)
+    kernels.linear(x, w, direct)
+    assert torch.equal(ours[2], direct)
+
+
+def test_the_tile_that_takes_the_fewest_waves() -> None:
+    found = [many_tile(n, t)[:2] for n, t in [(28672, 2048), (4096, 512), (4096, 256), (1024, 128)]]
+    assert found == [(128, 256), (128, 128), (64, 128), (64, 32)]

@@ -17,7 +17,7 @@ import pytest
 from gguf import GGMLQuantizationType as Q
 from torch import Tensor
 
-from octavo.backends.cuda import host, kernels
+from octavo.backends.cuda import host, kernels, memory
 from tests.cuda.both import assert_close
 from tests.cuda.gpu import interpreted, moved
 from tests.cuda.loaded import load, open_program, prompt
@@ -85,6 +85,14 @@ def test_formats(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     path = tmp_path / "m.gguf"
     save_gguf(SMALL[kind], path, getattr(Q, kind.upper()))
     assert {"embed", "rope_kv", "glu"} <= compare_all(path, monkeypatch)
+
+
+def test_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes that become bf16 first, as with many rows."""
+    monkeypatch.setattr(memory, "UNPACKED_TOKENS", 1)
+    path = tmp_path / "m.gguf"
+    save_gguf(SMALL["q4_0"], path, Q.Q4_0)
+    assert "linear" in compare_all(path, monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt2", "mixtral"])

@@ -7,15 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Q
 
 from octavo.backends.base import ProgramOptions, Span, StepInput, StepLimits, tree_spans
 from octavo.backends.cuda import constants
 from octavo.backends.cuda.backend import CudaBackend
 from octavo.backends.cuda.inputs import StepSize, step_size
+from octavo.backends.cuda.launches import UnpackedRef
 from octavo.backends.cuda.memory import DeviceMemory
 from octavo.backends.cuda.placed import Placed
-from tests.cuda.loaded import load, open_program, prompt
+from tests.cuda.loaded import load, logits, open_program, prompt
 from tests.families import FAMILIES, save_family
+from tests.small_models import Small, save_gguf
 
 SHAPES = [(1, 64), (64, 64), (320, 72), (4096, 4096), (28672, 4096), (128_256, 4096), (4096, 14336)]
 
@@ -33,6 +36,45 @@ def test_footprint_is_what_load_allocates(name: str, host: None, tmp_path: Path)
         planned = compiled.footprint(options)
         assert (planned.weights, planned.buffers, planned.cache) == placed.nbytes
         assert placed.nbytes[2] == limits.blocks * compiled.block_bytes("bf16")
+
+
+def test_room_for_unpacked_codes(host: None, tmp_path: Path) -> None:
+    """One place for all matrices that multiply every row, where steps can have that many; what it
+    is used for changes no bit."""
+    path = tmp_path / "m.gguf"
+    save_gguf(Small(heads=4, kv_heads=2, head_dim=16, layers=1), path, Q.Q4_0)
+    program = open_program(path)
+    few, many = (load(program, path, tokens=n).placed for n in (256, 512))
+    refs = [a for c in few.memory.launches.launches for a in c.args if isinstance(a, UnpackedRef)]
+    shapes = [few.memory.shape(ref) for ref in refs]
+    assert len(shapes) == 4  # not of the head, which multiplies selected rows
+    largest = max(n * k for n, k in shapes)
+    assert (few.memory.unpacked.nbytes, many.memory.unpacked.nbytes) == (0, 2 * largest)
+    for placed in (few, many):
+        footprint = placed.memory.footprint
+        assert placed.nbytes == (footprint.weights, footprint.buffers, footprint.cache)
+
+    def given(placed: Placed, rows: int) -> list[bool]:
+        calls = placed.calls(StepSize(rows, 8, 0))
+        linear = [c for c in calls if getattr(c, "func", _none).__name__ == "linear"]
+        return [c.args[3] is not None for c in linear]  # type: ignore[attr-defined]
+
+    assert given(few, 256) == given(many, 256) == [False] * 5
+    assert given(many, 512) == [True] * 4 + [False]
+
+
+def _none() -> None:
+    pass
+
+
+def test_long_prompts_have_the_bits_of_short_ones(host: None, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    save_gguf(Small(heads=4, kv_heads=2, head_dim=16, layers=1), path, Q.Q4_0)
+    executable = load(open_program(path), path, tokens=512, blocks=32)
+    ids = np.random.default_rng(3).integers(3, 320, 400).tolist()
+    whole = logits(executable, ids)
+    parts = [logits(executable, ids[at : at + 200], at) for at in (0, 200)]
+    assert np.array_equal(np.concatenate(parts), whole)
 
 
 def test_launches_do_not_depend_on_lengths(host: None, tmp_path: Path) -> None:

@@ -38,6 +38,12 @@ class MatrixRef(NamedTuple):
     number: int
 
 
+class UnpackedRef(NamedTuple):
+    """Where a matrix of codes lies in bf16 while it multiplies many rows: all have one place."""
+
+    number: int
+
+
 class VectorRef(NamedTuple):
     """fp32 vectors, one after the other if there are several; offset is added to each element."""
 

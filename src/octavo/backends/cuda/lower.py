@@ -23,6 +23,7 @@ from octavo.backends.cuda.launches import (
     MatrixRef,
     Numbers,
     ScratchRef,
+    UnpackedRef,
     VectorRef,
     WorkRef,
 )
@@ -261,7 +262,9 @@ class _Lowering:
             spec = self.out.matrices[ref.number]
             count = slices(spec.n, spec.k)
             buffer = self.buffer("sums", joined[0].out, spec.n, slices=count)
-            self.emit("linear", source, ref, buffer)
+            coded = spec.form.kind != "bf16" and not source.selected
+            unpacked = UnpackedRef(ref.number) if coded else None
+            self.emit("linear", source, ref, buffer, unpacked)
             first = 0
             for op in joined:
                 out.append(Sum(Columns(buffer, first, op.out.width), op.bias))

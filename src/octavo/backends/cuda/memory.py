@@ -15,12 +15,20 @@ from octavo.backends.cuda.constants import (
     PARTIAL_TOKENS,
     SOFTMAX_SLICE,
     SPLIT_TOKENS,
+    UNPACKED_TOKENS,
     padded,
     places,
     up,
 )
 from octavo.backends.cuda.formats import Array, DType
-from octavo.backends.cuda.launches import Buffer, Numbers, ScratchRef, VectorRef, WorkRef
+from octavo.backends.cuda.launches import (
+    Buffer,
+    Numbers,
+    ScratchRef,
+    UnpackedRef,
+    VectorRef,
+    WorkRef,
+)
 from octavo.backends.cuda.lower import Launches
 
 SEGMENT = ("segment_first", "segment_last")  # the keys of a row's segment
@@ -47,6 +55,11 @@ def array_of(buffer: Buffer, rows: int) -> Array:
 def parts(buffer: Buffer, rows: int) -> int:
     """Sums that a linear layer leaves of so many rows."""
     return buffer.slices if rows <= PARTIAL_TOKENS else 1
+
+
+def unpacks(rows: int) -> bool:
+    """Whether matrices of codes become bf16 before they multiply so many padded rows."""
+    return rows >= UNPACKED_TOKENS
 
 
 def _largest(buffer: Buffer, limit: int) -> Array:
@@ -151,6 +164,19 @@ class DeviceMemory:
             if isinstance(s, ScratchRef)
         }
 
+    @cached_property
+    def unpacked(self) -> Array:
+        """Room for the largest matrix of codes that multiplies all rows, if they can be many."""
+        found = (a for launch in self.launches.launches for a in launch.args)
+        sizes = [self.shape(ref) for ref in found if isinstance(ref, UnpackedRef)]
+        most = max((n * k for n, k in sizes), default=0)
+        return Array("bf16", (most if unpacks(self.tokens) else 0,))
+
+    def shape(self, ref: UnpackedRef) -> tuple[int, int]:
+        """Of a matrix in bf16, padded."""
+        spec = self.launches.matrices[ref.number]
+        return up(spec.n), up(spec.k)
+
     @property
     def table(self) -> int:
         """Blocks of the longest sequence."""
@@ -198,7 +224,8 @@ class DeviceMemory:
     def footprint(self) -> Footprint:
         weights = sum(spec.nbytes for spec in self.launches.matrices)
         weights += sum(a.nbytes for a in (*self.vectors.values(), *self.numbers.values()))
-        buffers = [*self.buffers, *self.scratch.values(), self.embeddings, self.drawn]
+        buffers = [*self.buffers, *self.scratch.values(), self.unpacked]
+        buffers += [self.embeddings, self.drawn]
         buffers += [a for arrays in self.work.values() for a in arrays.values()]
         inputs = sum(up(a.nbytes, 4 * ALIGNED) for a in self.inputs.values())
         return Footprint(weights, inputs + sum(a.nbytes for a in buffers), self.cache.nbytes)

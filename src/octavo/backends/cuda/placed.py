@@ -22,10 +22,11 @@ from octavo.backends.cuda.launches import (
     MatrixRef,
     Numbers,
     ScratchRef,
+    UnpackedRef,
     VectorRef,
     WorkRef,
 )
-from octavo.backends.cuda.memory import DeviceMemory, array_of
+from octavo.backends.cuda.memory import DeviceMemory, array_of, unpacks
 from octavo.backends.cuda.pack import TYPES, allocate, pack, pack_vector
 from octavo.backends.cuda.tensors import Matrix, Work
 from octavo.checkpoint.progress import Advance
@@ -56,6 +57,7 @@ class Placed:
             for w, arrays in memory.work.items()
         }
         self._scratch = {s: allocate(a, device) for s, a in memory.scratch.items()}
+        self._unpacked = allocate(memory.unpacked, device)
         self.drawn = allocate(memory.drawn, device)
         self.cache = allocate(memory.cache, device)
 
@@ -64,7 +66,8 @@ class Placed:
         """Bytes of weights, buffers and cache that were allocated."""
         weights = [t for m in self.matrices for t in m if isinstance(t, torch.Tensor)]
         weights += [*self._vectors.values(), *self._numbers.values()]
-        buffers = [*self._buffers, *self._scratch.values(), *self.block.memory, self.drawn]
+        buffers = [*self._buffers, *self._scratch.values(), *self.block.memory]
+        buffers += [self._unpacked, self.drawn]
         buffers += [t for work in self._work.values() for t in work]
         return bytes_of(weights), bytes_of(buffers), bytes_of([self.cache])
 
@@ -103,6 +106,8 @@ class Placed:
                 return self._work[arg]
             case ScratchRef():
                 return self._scratch[arg]
+            case UnpackedRef():
+                return self.unpacked(arg) if unpacks(size.rows) else None
             case Given(name):
                 return self._given(name, size)
         return arg
@@ -116,6 +121,11 @@ class Placed:
         for n in shape:
             count *= n
         return flat[:count].view(shape)
+
+    def unpacked(self, ref: UnpackedRef) -> torch.Tensor:
+        """Where a matrix of codes becomes one in bf16."""
+        n, k = self.memory.shape(ref)
+        return self._unpacked[: n * k].view(n, k)
 
     def layer(self, number: int) -> torch.Tensor:
         """A layer's keys and values `[blocks, 2, heads, 16, head_dim]`."""

@@ -63,8 +63,11 @@ def slice_sums(x: Tensor, w: Matrix) -> list[Tensor]:
     ]
 
 
-def linear(x: Tensor, w: Matrix, out: Tensor) -> None:
-    """out[p] = the product of slice p, or out[0] = their sum."""
+def linear(x: Tensor, w: Matrix, out: Tensor, unpacked: Tensor | None = None) -> None:
+    """out[p] = the product of slice p, or out[0] = their sum. unpacked: becomes the weights."""
+    if unpacked is not None:
+        unpacked.copy_(values(w))
+        w = Matrix("bf16", w.n, w.k, 0, unpacked)
     sums = slice_sums(x, w)
     if out.shape[0] == len(sums):
         for p, each in enumerate(sums):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
+
+AHEAD = 4  # tiles of weights that a program of a linear layer asks for before it may begin
 
 
 def linear_config(kind: str, tokens: int) -> tuple[int, int, int, int]:
@@ -13,6 +17,40 @@ def linear_config(kind: str, tokens: int) -> tuple[int, int, int, int]:
     if tokens <= 256:
         return 128, 64, 8 if kind != "bf16" else 4, 4
     return 128, 128, 8, 3
+
+
+class Tile(NamedTuple):
+    """Of many tokens. time: of a tile along all of K, where the largest takes 100."""
+
+    features: int
+    tokens: int
+    warps: int
+    stages: int
+    time: int
+
+
+MULTIPROCESSORS = 132  # of an H100 and of an H200
+# Measured with 2,048 tokens but for the last two. A larger tile reads less for what it multiplies,
+# and leaves less room beside it: the largest has a multiprocessor for itself.
+TILES = (
+    Tile(128, 256, 8, 4, 100),
+    Tile(128, 128, 8, 4, 58),
+    Tile(64, 128, 4, 4, 36),
+    Tile(64, 64, 4, 6, 20),
+    Tile(64, 32, 4, 8, 14),
+)
+
+
+def many_tile(n: int, tokens: int) -> Tile:
+    """The tile of `n` features and more than 64 tokens that takes the least time: tiles are
+    computed in waves of one for each multiprocessor, and the last wave takes as long as the others
+    however few are in it. The larger one, of equals."""
+
+    def taken(tile: Tile) -> int:
+        tiles = triton.cdiv(n, tile.features) * triton.cdiv(tokens, tile.tokens)
+        return int(triton.cdiv(tiles, MULTIPROCESSORS) * tile.time)
+
+    return min(TILES, key=taken)
 
 
 ATTENTION_PROGRAMS = 264  # that walk the work list: two for each multiprocessor of an H200

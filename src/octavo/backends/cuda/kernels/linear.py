@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from octavo.backends.cuda.constants import TILE, slice_width, up
-from octavo.backends.cuda.kernels.common import FOLLOWING, dot, follow
-from octavo.backends.cuda.kernels.configs import linear_config
+from octavo.backends.cuda.kernels.common import FOLLOWING, dot, follow, prefetch
+from octavo.backends.cuda.kernels.configs import AHEAD, linear_config
+from octavo.backends.cuda.kernels.many import linear_many, takes, unpack
 from octavo.backends.cuda.kernels.unpack import of_groups, value
+from octavo.backends.cuda.tensors import Matrix
 
 
 @triton.jit
@@ -99,9 +101,14 @@ def product(
 def _linear(
     w, scales, minima, table, x, out, n, wide, depth, codes_row, tokens, x_row, out_part, out_row,
     KIND: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr, SLICE: tl.constexpr,
-    WALK: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, TILE: tl.constexpr,
+    WALK: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, TILE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """One tile of the result: of one slice, or of all of them if WALK."""
+    """One tile of the result: of one slice, or of all of them if WALK. AHEAD: tiles of weights that
+    are asked for while the launch before still runs."""
+    if AHEAD > 0 and KIND == "bf16":
+        rows = tl.minimum(tl.program_id(0) * BN + tl.arange(0, BN), wide - 1).to(tl.int64)
+        columns = tl.minimum(tl.program_id(2) * SLICE + tl.arange(0, AHEAD) * TILE, codes_row - 1)
+        prefetch(w + (rows * codes_row)[:, None] + columns[None, :])
     follow()
     own = tl.program_id(0) * BN + tl.arange(0, BN)
     t = tl.program_id(1) * BT + tl.arange(0, BT)
@@ -117,8 +124,15 @@ def _linear(
     tl.store(place, total, (t < tokens)[None, :] & (own < n)[:, None])
 
 
-def linear(x, w, out):
-    """out[p] = x w^T over slice p of the columns, or with one part the sum of all slices."""
+def linear(x, w, out, unpacked=None):
+    """out[p] = x w^T over slice p of the columns, or with one part the sum of all slices.
+    unpacked: room for the values of codes, which then are multiplied as bf16 weights are."""
+    if unpacked is not None:
+        unpack(w, unpacked)
+        w = Matrix("bf16", w.n, w.k, 0, unpacked)
+    if takes(x, w, out):
+        linear_many(x, w, out)
+        return
     tokens, parts = x.shape[0], out.shape[0]
     width = slice_width(w.n, w.k)
     depth = up(w.k) // TILE
@@ -128,5 +142,5 @@ def linear(x, w, out):
         w.codes, w.scales, w.minima, w.table, x, out, w.n, up(w.n), depth, w.codes.stride(0),
         tokens, x.stride(0), out.stride(0), out.stride(1), KIND=w.kind, GROUP=w.group,
         MINIMUM=w.minima is not None, SLICE=width, WALK=walk, BN=bn, BT=bt, TILE=TILE,
-        num_warps=warps, num_stages=stages, **FOLLOWING,
+        AHEAD=AHEAD, num_warps=warps, num_stages=stages, **FOLLOWING,
     )  # fmt: skip
