@@ -12,9 +12,6 @@ from torch import Tensor
 from octavo.backends.cuda.constants import PAIR_BLOCK, TILE, slice_width
 from octavo.backends.cuda.tensors import Matrix
 
-ZERO = {"int4": 8.0, "int8": 128.0}
-
-
 def values(w: Matrix) -> Tensor:
     """The weights `[N, K]`, padded, as they are multiplied: bf16 values in fp32."""
     if w.kind == "bf16":
@@ -24,24 +21,35 @@ def values(w: Matrix) -> Tensor:
     group = torch.arange(columns) // w.group
     assert w.scales is not None
     scale = w.scales.float()[group].T
+    least = w.minima.float()[group].T if w.minima is not None else None
     if w.kind == "table4":
         assert w.table is not None
         x = scale * w.table[codes.long()]
     elif w.kind == "fp8":
         x = scale * e4m3(codes)
-    elif w.minima is not None:
-        x = scale * codes.float() + w.minima.float()[group].T
+    elif w.kind == "int4":
+        offset = -136.0 * scale if least is None else _fma(scale, -128.0, least)
+        x = _fma(128.0 * scale, 1 + codes / 128, offset)
+    elif least is not None:
+        x = _fma(scale, codes, least)
     else:
-        x = scale * (codes.float() - ZERO[w.kind])
+        x = scale * (codes.float() - 128.0)
     return x.bfloat16().float().reshape(rows, columns)
+
+
+def _fma(a: Tensor, b: Tensor | float, c: Tensor) -> Tensor:
+    """a b + c, rounded once."""
+    return (a.double() * b + c).float()
 
 
 def _codes(w: Matrix) -> Tensor:
     """Codes `[N, K]`."""
-    tiles = w.codes
+    down, along = w.codes.shape[:2]
+    halves = w.codes.reshape(down, along, -1, TILE // 16, 8, 4, 2, 2, 2, 2)
+    halves = halves.permute(0, 1, 2, 3, 8, 4, 6, 7, 5, 9).reshape(down, along, -1, TILE, TILE // 2)
     if w.kind in ("int4", "table4"):
-        tiles = torch.cat([tiles & 15, tiles >> 4], dim=-1)
-    return tiles.transpose(1, 2).reshape(tiles.shape[0] * TILE, -1)
+        halves = torch.cat([halves & 15, halves >> 4], dim=2)
+    return halves.permute(0, 3, 1, 2, 4).reshape(down * TILE, -1)
 
 
 def e4m3(codes: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import triton.language as tl
 from octavo.backends.cuda.constants import TILE, slice_width, up
 from octavo.backends.cuda.kernels.common import dot
 from octavo.backends.cuda.kernels.configs import linear_config
-from octavo.backends.cuda.kernels.unpack import of_groups, value
+from octavo.backends.cuda.kernels.unpack import factors, of_groups, operand, value
 
 
 @triton.jit
@@ -33,14 +33,19 @@ def _of_bf16(
 
 @triton.jit
 def _of_codes(
-    w, scales, minima, table, rows, wide, depth, x, t_mask, first, last,
+    w, scales, minima, table, row, rows, wide, depth, x, t_mask, first, last,
     KIND: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr, BN: tl.constexpr,
     BT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The same of codes, half a tile after the other. Scales are read a tile ahead."""
     HALF: tl.constexpr = TILE // 2
+    NIBBLES: tl.constexpr = KIND == "int4" or KIND == "table4"
+    BYTES: tl.constexpr = TILE * HALF if NIBBLES else TILE * TILE
     acc = tl.zeros((BN, BT), tl.float32)
-    at = tl.arange(0, HALF)
+    at = tl.arange(0, TILE)
+    lines = tl.arange(0, 2 * BN)  # of 16 bytes: what a thread takes
+    block = tl.minimum(row // TILE + lines // 128, wide // TILE - 1).to(tl.int64) * depth
+    codes = (w + block * BYTES + lines % 128 * 16)[:, None] + tl.arange(0, 16)[None, :]
     k = first * TILE
     scale0 = of_groups(scales, rows, k, wide, GROUP, HALF)
     scale1 = of_groups(scales, rows, k + HALF, wide, GROUP, HALF)
@@ -56,31 +61,30 @@ def _of_codes(
         if MINIMUM:
             lower0 = of_groups(minima, rows, k, wide, GROUP, HALF)
             lower1 = of_groups(minima, rows, k + HALF, wide, GROUP, HALF)
-        x0 = x + (tile * TILE + at)[:, None]
-        low = tl.load(x0, t_mask[None, :], other=0.0)
-        high = tl.load(x0 + HALF, t_mask[None, :], other=0.0)
-        place = (rows // TILE).to(tl.int64) * depth + tile
-        if KIND == "int4" or KIND == "table4":
-            codes = w + (place * (TILE * HALF) + rows % TILE * HALF)[:, None] + at[None, :]
-            both = tl.load(codes)
-            code0, code1 = both & 15, both >> 4
-        else:
-            codes = w + (place * (TILE * TILE) + rows % TILE * TILE)[:, None] + at[None, :]
-            code0, code1 = tl.load(codes), tl.load(codes + HALF)
-        acc = dot(value(code0, scale0, least0, table, KIND, MINIMUM), low, acc)
-        acc = dot(value(code1, scale1, least1, table, KIND, MINIMUM), high, acc)
+        b = tl.load(x + (tile * TILE + at)[:, None], t_mask[None, :], other=0.0)
+        step0, offset0 = factors(scale0, least0, KIND, MINIMUM)
+        step1, offset1 = factors(scale1, least1, KIND, MINIMUM)
+        code0 = operand(tl.load(codes + tile * BYTES), BN)
+        code1 = code0
+        if not NIBBLES:
+            code1 = operand(tl.load(codes + (tile * BYTES + TILE * HALF)), BN)
+        a = tl.join(
+            value(code0, step0, offset0, table, KIND, MINIMUM, False),
+            value(code1, step1, offset1, table, KIND, MINIMUM, NIBBLES),
+        )
+        acc = dot(a.permute(0, 2, 1).reshape(BN, TILE), b, acc)
         scale0, scale1, least0, least1 = next0, next1, lower0, lower1
     return acc
 
 
 @triton.jit
 def product(
-    w, scales, minima, table, own, wide, codes_row, depth, x, t_mask, first, last,
+    w, scales, minima, table, row, wide, codes_row, depth, x, t_mask, first, last,
     KIND: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr, SLICE: tl.constexpr,
     BN: tl.constexpr, BT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Weights `own` times tokens at `x`: the sum of slices [first, last). depth: tiles along K."""
-    rows = tl.minimum(own, wide - 1)  # the last tile may be half
+    """Weights from `row` on times tokens at `x`: the sum of slices [first, last). depth: tiles along K."""
+    rows = tl.minimum(row + tl.arange(0, BN), wide - 1)  # the last tile may be half
     slice_tiles: tl.constexpr = SLICE // TILE
     total = tl.zeros((BN, BT), tl.float32)
     for s in range(first, last):
@@ -89,7 +93,7 @@ def product(
             total += _of_bf16(w, rows, codes_row, x, t_mask, begin, end, BN, BT, TILE)
         else:
             total += _of_codes(
-                w, scales, minima, table, rows, wide, depth, x, t_mask, begin, end,
+                w, scales, minima, table, row, rows, wide, depth, x, t_mask, begin, end,
                 KIND, GROUP, MINIMUM, BN, BT, TILE,
             )  # fmt: skip
     return total
@@ -102,12 +106,13 @@ def _linear(
     WALK: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """One tile of the result: of one slice, or of all of them if WALK."""
-    own = tl.program_id(0) * BN + tl.arange(0, BN)
+    row = tl.program_id(0) * BN
+    own = row + tl.arange(0, BN)
     t = tl.program_id(1) * BT + tl.arange(0, BT)
     first = 0 if WALK else tl.program_id(2)
     last = tl.cdiv(depth, SLICE // TILE) if WALK else first + 1
     total = product(
-        w, scales, minima, table, own, wide, codes_row, depth, x + (t * x_row)[None, :],
+        w, scales, minima, table, row, wide, codes_row, depth, x + (t * x_row)[None, :],
         t < tokens, first, last, KIND, GROUP, MINIMUM, SLICE, BN, BT, TILE,
     )  # fmt: skip
     place = out + (t.to(tl.int64) * out_row)[None, :] + own[:, None]

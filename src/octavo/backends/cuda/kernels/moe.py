@@ -87,14 +87,15 @@ def _expert_linear(
     if expert >= 0:
         pair = tl.load(order + block * BT + tl.arange(0, BT))
         mine = pair >= 0
-        own = tl.program_id(0) * BN + tl.arange(0, BN)
+        row = tl.program_id(0) * BN
+        own = row + tl.arange(0, BN)
         w += expert.to(tl.int64) * codes_expert
         if scales is not None:
             scales += expert.to(tl.int64) * scales_expert
         if MINIMUM:
             minima += expert.to(tl.int64) * scales_expert
         total = product(
-            w, scales, minima, table, own, wide, codes_row, depth,
+            w, scales, minima, table, row, wide, codes_row, depth,
             x + (tl.maximum(pair, 0) // choices * x_row)[None, :], mine, 0,
             tl.cdiv(depth, SLICE // TILE),
             KIND, GROUP, MINIMUM, SLICE, BN, BT, TILE,
