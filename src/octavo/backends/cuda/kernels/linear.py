@@ -13,7 +13,7 @@ import triton.language as tl
 from octavo.backends.cuda.constants import TILE, slice_width, up
 from octavo.backends.cuda.kernels.common import dot
 from octavo.backends.cuda.kernels.configs import linear_config
-from octavo.backends.cuda.kernels.unpack import factors, of_groups, operand, value
+from octavo.backends.cuda.kernels.unpack import of_groups, operand, scaled
 
 
 @triton.jit
@@ -44,33 +44,34 @@ def _of_codes(
     acc = tl.zeros((BN, BT), tl.float32)
     at = tl.arange(0, TILE)
     lines = tl.arange(0, 2 * BN)  # of 16 bytes: what a thread takes
-    block = tl.minimum(row // TILE + lines // 128, wide // TILE - 1).to(tl.int64) * depth
+    block = row // TILE
+    if BN > TILE:
+        block = tl.minimum(block + lines // 128, wide // TILE - 1)
+    block = block.to(tl.int64) * depth
     codes = (w + block * BYTES + lines % 128 * 16)[:, None] + tl.arange(0, 16)[None, :]
     k = first * TILE
-    scale0 = of_groups(scales, rows, k, wide, GROUP, HALF)
-    scale1 = of_groups(scales, rows, k + HALF, wide, GROUP, HALF)
+    scale0 = of_groups(scales, rows, k, wide, GROUP)
+    scale1 = of_groups(scales, rows, k + HALF, wide, GROUP)
     least0, least1 = scale0, scale1
     if MINIMUM:
-        least0 = of_groups(minima, rows, k, wide, GROUP, HALF)
-        least1 = of_groups(minima, rows, k + HALF, wide, GROUP, HALF)
+        least0 = of_groups(minima, rows, k, wide, GROUP)
+        least1 = of_groups(minima, rows, k + HALF, wide, GROUP)
     for tile in range(first, last):
         k = tl.minimum(tile + 1, depth - 1) * TILE
-        next0 = of_groups(scales, rows, k, wide, GROUP, HALF)
-        next1 = of_groups(scales, rows, k + HALF, wide, GROUP, HALF)
+        next0 = of_groups(scales, rows, k, wide, GROUP)
+        next1 = of_groups(scales, rows, k + HALF, wide, GROUP)
         lower0, lower1 = next0, next1
         if MINIMUM:
-            lower0 = of_groups(minima, rows, k, wide, GROUP, HALF)
-            lower1 = of_groups(minima, rows, k + HALF, wide, GROUP, HALF)
+            lower0 = of_groups(minima, rows, k, wide, GROUP)
+            lower1 = of_groups(minima, rows, k + HALF, wide, GROUP)
         b = tl.load(x + (tile * TILE + at)[:, None], t_mask[None, :], other=0.0)
-        step0, offset0 = factors(scale0, least0, KIND, MINIMUM)
-        step1, offset1 = factors(scale1, least1, KIND, MINIMUM)
         code0 = operand(tl.load(codes + tile * BYTES), BN)
         code1 = code0
         if not NIBBLES:
             code1 = operand(tl.load(codes + (tile * BYTES + TILE * HALF)), BN)
         a = tl.join(
-            value(code0, step0, offset0, table, KIND, MINIMUM, False),
-            value(code1, step1, offset1, table, KIND, MINIMUM, NIBBLES),
+            scaled(code0, scale0, least0, table, KIND, MINIMUM, False),
+            scaled(code1, scale1, least1, table, KIND, MINIMUM, NIBBLES),
         )
         acc = dot(a.permute(0, 2, 1).reshape(BN, TILE), b, acc)
         scale0, scale1, least0, least1 = next0, next1, lower0, lower1
@@ -84,7 +85,9 @@ def product(
     BN: tl.constexpr, BT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Weights from `row` on times tokens at `x`: the sum of slices [first, last). depth: tiles along K."""
-    rows = tl.minimum(row + tl.arange(0, BN), wide - 1)  # the last tile may be half
+    rows = row + tl.arange(0, BN)
+    if BN > TILE:
+        rows = tl.minimum(rows, wide - 1)  # the last tile may be half
     slice_tiles: tl.constexpr = SLICE // TILE
     total = tl.zeros((BN, BT), tl.float32)
     for s in range(first, last):

@@ -32,6 +32,24 @@ and.b32 $0, a, 0x87F00000; and.b32 $1, b, 0x87F00000;
 and.b32 $2, c, 0x87F00000; and.b32 $3, d, 0x87F00000; }""")
 
 
+
+
+def _looked_up(shift: int) -> str:
+    """Sixteen codes' values: a lane holds one of the table, and gives it to those that ask."""
+    words = [
+        f"shr.u32 i, ${16 + j // 4}, {j % 4 * 8 + shift}; shfl.sync.idx.b32 ${j}, v, i, 0x101F, -1;"
+        for j in range(16)
+    ]
+    return "\n".join([
+        "{ .reg .b32 i, v; .reg .b64 p; mov.u32 i, %laneid; and.b32 i, i, 15;",
+        "mad.wide.u32 p, i, 4, $20; ld.global.nc.b32 v, [p];", *words, "}",
+    ])  # fmt: skip
+
+
+_TABLE_LOW, _TABLE_HIGH = tl.constexpr(_looked_up(0)), tl.constexpr(_looked_up(4))
+_TABLE_ARGS = tl.constexpr(",".join(["=r"] * 16 + ["r"] * 4 + ["l"] * 16))
+
+
 @triton.jit
 def _floats(bytes, ASM: tl.constexpr):
     return tl.inline_asm_elementwise(
@@ -51,12 +69,12 @@ def _one_and(bytes, HIGH: tl.constexpr):
 
 
 @triton.jit
-def _whole(bytes):
-    """Bytes as floats."""
+def _whole(bytes, ZERO: tl.constexpr):
+    """Bytes, less `zero`, as floats."""
     if INTERPRETED:
-        return bytes.to(tl.float32)
+        return bytes.to(tl.float32) - ZERO
     else:
-        return _floats(bytes, _BYTE) - 8388608.0
+        return _floats(bytes, _BYTE) - (8388608.0 + ZERO)
 
 
 @triton.jit
@@ -68,6 +86,18 @@ def _e4m3(bytes):
     else:
         bits = _floats(bytes, _FP8)
     return bits * 1.329227995784916e36  # 2^120
+
+
+@triton.jit
+def _entry(bytes, table, HIGH: tl.constexpr):
+    """What the table has for the low or the high four bits."""
+    if INTERPRETED:
+        return tl.load(table + (bytes >> 4 if HIGH else bytes & 15).to(tl.int32))
+    else:
+        ASM: tl.constexpr = _TABLE_HIGH if HIGH else _TABLE_LOW
+        return tl.inline_asm_elementwise(
+            ASM, _TABLE_ARGS, [bytes, table.to(tl.int64)], dtype=tl.float32, is_pure=True, pack=16
+        )
 
 
 @triton.jit
@@ -96,27 +126,38 @@ def factors(scale, minimum, KIND: tl.constexpr, MINIMUM: tl.constexpr):
 def value(bytes, step, offset, table, KIND: tl.constexpr, MINIMUM: tl.constexpr, HIGH: tl.constexpr):
     """The bf16 values of codes; HIGH: those in the high halves of bytes."""
     if KIND == "table4":
-        y = step * tl.load(table + (bytes >> 4 if HIGH else bytes & 15).to(tl.int32))
+        y = step * _entry(bytes, table, HIGH)
     elif KIND == "fp8":
         y = step * _e4m3(bytes)
     elif KIND == "int4":
         y = _fma(_one_and(bytes, HIGH), step, offset)
     elif MINIMUM:
-        y = _fma(_whole(bytes), step, offset)
+        y = _fma(_whole(bytes, 0.0), step, offset)
     else:
-        y = (_whole(bytes) - 128.0) * step
+        y = _whole(bytes, 128.0) * step
     return y.to(tl.bfloat16)
 
 
 @triton.jit
-def of_groups(vectors, rows, column, wide, GROUP: tl.constexpr, WIDTH: tl.constexpr):
-    """Scales or minima of columns [column, column + WIDTH) as they are stored, for groups `wide`
-    apart. WIDTH is 32: a group holds all of them, or is 16 columns."""
+def of_groups(vectors, rows, column, wide, GROUP: tl.constexpr):
+    """Scales or minima of columns [column, column + 32) as they are stored, for groups `wide`
+    apart: `[rows, 1]`, or `[rows, 2]` of groups of 16."""
+    at = vectors + column // GROUP * wide
     if GROUP == 16:
-        at = (column + tl.arange(0, WIDTH)) // GROUP
-        return tl.load(vectors + at[None, :] * wide + rows[:, None])
+        return tl.join(tl.load(at + rows), tl.load(at + wide + rows))
     else:
-        return tl.load(vectors + (column // GROUP * wide + rows)[:, None])
+        return tl.load(at + rows)[:, None]
+
+
+@triton.jit
+def scaled(bytes, scale, minimum, table, KIND: tl.constexpr, MINIMUM: tl.constexpr, HIGH: tl.constexpr):
+    """`value` of 32 columns `[rows, 32]`, with what `of_groups` gives."""
+    step, offset = factors(scale, minimum, KIND, MINIMUM)
+    groups: tl.constexpr = scale.shape[1]
+    rows: tl.constexpr = bytes.shape[0]
+    apart = bytes.reshape(rows, groups, 32 // groups)
+    y = value(apart, step[:, :, None], offset[:, :, None], table, KIND, MINIMUM, HIGH)
+    return y.reshape(rows, 32)
 
 
 @triton.jit
