@@ -49,21 +49,14 @@ def _of_codes(
         block = tl.minimum(block + lines // 128, wide // TILE - 1)
     block = block.to(tl.int64) * depth
     codes = (w + block * BYTES + lines % 128 * 16)[:, None] + tl.arange(0, 16)[None, :]
-    k = first * TILE
-    scale0 = of_groups(scales, rows, k, wide, GROUP)
-    scale1 = of_groups(scales, rows, k + HALF, wide, GROUP)
-    least0, least1 = scale0, scale1
-    if MINIMUM:
-        least0 = of_groups(minima, rows, k, wide, GROUP)
-        least1 = of_groups(minima, rows, k + HALF, wide, GROUP)
     for tile in range(first, last):
-        k = tl.minimum(tile + 1, depth - 1) * TILE
-        next0 = of_groups(scales, rows, k, wide, GROUP)
-        next1 = of_groups(scales, rows, k + HALF, wide, GROUP)
-        lower0, lower1 = next0, next1
+        k = tile * TILE
+        scale0 = of_groups(scales, rows, k, wide, GROUP)
+        scale1 = of_groups(scales, rows, k + HALF, wide, GROUP)
+        least0, least1 = scale0, scale1
         if MINIMUM:
-            lower0 = of_groups(minima, rows, k, wide, GROUP)
-            lower1 = of_groups(minima, rows, k + HALF, wide, GROUP)
+            least0 = of_groups(minima, rows, k, wide, GROUP)
+            least1 = of_groups(minima, rows, k + HALF, wide, GROUP)
         b = tl.load(x + (tile * TILE + at)[:, None], t_mask[None, :], other=0.0)
         code0 = operand(tl.load(codes + tile * BYTES), BN)
         code1 = code0
@@ -74,7 +67,6 @@ def _of_codes(
             scaled(code1, scale1, least1, table, KIND, MINIMUM, NIBBLES),
         )
         acc = dot(a.permute(0, 2, 1).reshape(BN, TILE), b, acc)
-        scale0, scale1, least0, least1 = next0, next1, lower0, lower1
     return acc
 
 

@@ -139,14 +139,21 @@ def value(bytes, step, offset, table, KIND: tl.constexpr, MINIMUM: tl.constexpr,
 
 
 @triton.jit
+def _of_rows(stored):
+    """Rows in order: stored are 0, 8, 1, 9, ... of each 16, for a thread has two."""
+    rows: tl.constexpr = stored.shape[0]
+    return stored.reshape(rows // 16, 8, 2).permute(0, 2, 1).reshape(rows)
+
+
+@triton.jit
 def of_groups(vectors, rows, column, wide, GROUP: tl.constexpr):
     """Scales or minima of columns [column, column + 32) as they are stored, for groups `wide`
     apart: `[rows, 1]`, or `[rows, 2]` of groups of 16."""
     at = vectors + column // GROUP * wide
     if GROUP == 16:
-        return tl.join(tl.load(at + rows), tl.load(at + wide + rows))
+        return tl.join(_of_rows(tl.load(at + rows)), _of_rows(tl.load(at + wide + rows)))
     else:
-        return tl.load(at + rows)[:, None]
+        return _of_rows(tl.load(at + rows))[:, None]
 
 
 @triton.jit
