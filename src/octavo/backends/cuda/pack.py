@@ -59,7 +59,7 @@ def _fill(tensors: tuple[Tensor, ...], arrays: dict[str, torch.Tensor]) -> None:
             parts = [part for c in found if (part := getattr(c, name)) is not None]
             numbers = np.zeros(arrays[name].shape[::-1], np.float32)
             _stack(numbers, parts)
-            arrays[name].copy_(torch.from_numpy(np.ascontiguousarray(numbers.T)))
+            arrays[name].copy_(torch.from_numpy(pairs(numbers)))
     if "table" in arrays and found[0].table is not None:
         arrays["table"].copy_(torch.from_numpy(np.array(found[0].table, np.float32)))
 
@@ -90,6 +90,13 @@ def tiles(codes: npt.NDArray[np.uint8], nibbles: bool) -> npt.NDArray[np.uint8]:
     apart = halves.reshape(len(halves), n // TILE, k // TILE, TILE // 16, 2, 8, 2, 2, 4, 2)
     stored = apart.transpose(1, 2, 0, 3, 5, 8, 6, 7, 4, 9)
     return np.ascontiguousarray(stored).reshape(n // TILE, k // TILE, TILE, -1)
+
+
+def pairs(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Scales `[N, groups]` as `[groups, N]`: of each 16 rows 0, 8, 1, 9, ..., as threads have two."""
+    n, groups = numbers.shape
+    apart = numbers.T.reshape(groups, n // 16, 2, 8).transpose(0, 1, 3, 2)
+    return np.ascontiguousarray(apart).reshape(groups, n)
 
 
 def codes_of(tensor: Tensor) -> Codes:

@@ -20,8 +20,8 @@ def values(w: Matrix) -> Tensor:
     rows, columns = codes.shape
     group = torch.arange(columns) // w.group
     assert w.scales is not None
-    scale = w.scales.float()[group].T
-    least = w.minima.float()[group].T if w.minima is not None else None
+    scale = _rows(w.scales)[:, group]
+    least = _rows(w.minima)[:, group] if w.minima is not None else None
     if w.kind == "table4":
         assert w.table is not None
         x = scale * w.table[codes.long()]
@@ -50,6 +50,12 @@ def _codes(w: Matrix) -> Tensor:
     if w.kind in ("int4", "table4"):
         halves = torch.cat([halves & 15, halves >> 4], dim=2)
     return halves.permute(0, 3, 1, 2, 4).reshape(down * TILE, -1)
+
+
+def _rows(stored: Tensor) -> Tensor:
+    """Scales or minima `[N, groups]`."""
+    groups, n = stored.shape
+    return stored.float().reshape(groups, n // 16, 8, 2).transpose(2, 3).reshape(groups, n).T
 
 
 def e4m3(codes: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from octavo.backends.cuda.constants import TILE, up
 from octavo.backends.cuda.kernels.common import stride
-from octavo.backends.cuda.kernels.unpack import factors, place_in_half, value
+from octavo.backends.cuda.kernels.unpack import factors, place_in_half, place_of_row, value
 
 BLOCK = 1024
 
@@ -37,7 +37,7 @@ def _embed(
         else:
             place += column // 32 * half
             code = tl.load(codes + tile * (2 * half) + place, mask, other=0)
-        group = at // GROUP * wide + row
+        group = at // GROUP * wide + place_of_row(row)
         s = tl.load(scales + group, mask, other=0.0)
         least = tl.load(minima + group, mask, other=0.0) if MINIMUM else s
         step, least = factors(s, least, KIND, MINIMUM)

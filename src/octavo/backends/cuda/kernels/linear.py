@@ -13,7 +13,7 @@ import triton.language as tl
 from octavo.backends.cuda.constants import TILE, slice_width, up
 from octavo.backends.cuda.kernels.common import dot
 from octavo.backends.cuda.kernels.configs import linear_config
-from octavo.backends.cuda.kernels.unpack import of_groups, operand, scaled
+from octavo.backends.cuda.kernels.unpack import columns, operand
 
 
 @triton.jit
@@ -34,47 +34,44 @@ def _of_bf16(
 @triton.jit
 def _of_codes(
     w, scales, minima, table, row, rows, wide, depth, x, t_mask, first, last,
-    KIND: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr, BN: tl.constexpr,
-    BT: tl.constexpr, TILE: tl.constexpr,
+    KIND: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr, ODD: tl.constexpr,
+    BN: tl.constexpr, BT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The same of codes, half a tile after the other. Scales are read a tile ahead."""
-    HALF: tl.constexpr = TILE // 2
-    NIBBLES: tl.constexpr = KIND == "int4" or KIND == "table4"
-    BYTES: tl.constexpr = TILE * HALF if NIBBLES else TILE * TILE
+    """The same of codes, a tile of bytes or two of nibbles at a time: 32 bytes of every thread.
+    ODD: there may be no second tile."""
+    TILES: tl.constexpr = 2 if KIND == "int4" or KIND == "table4" else 1
+    WIDTH: tl.constexpr = TILES * TILE
+    BYTES: tl.constexpr = TILE * TILE // TILES
     acc = tl.zeros((BN, BT), tl.float32)
-    at = tl.arange(0, TILE)
-    lines = tl.arange(0, 2 * BN)  # of 16 bytes: what a thread takes
+    at = tl.arange(0, WIDTH)
+    part = tl.arange(0, 4 * BN)  # 16 bytes of a thread, and 16 more
+    line = part % (2 * BN)
     block = row // TILE
     if BN > TILE:
-        block = tl.minimum(block + lines // 128, wide // TILE - 1)
-    block = block.to(tl.int64) * depth
-    codes = (w + block * BYTES + lines % 128 * 16)[:, None] + tl.arange(0, 16)[None, :]
-    for tile in range(first, last):
-        k = tile * TILE
-        scale0 = of_groups(scales, rows, k, wide, GROUP)
-        scale1 = of_groups(scales, rows, k + HALF, wide, GROUP)
-        least0, least1 = scale0, scale1
-        if MINIMUM:
-            least0 = of_groups(minima, rows, k, wide, GROUP)
-            least1 = of_groups(minima, rows, k + HALF, wide, GROUP)
-        b = tl.load(x + (tile * TILE + at)[:, None], t_mask[None, :], other=0.0)
-        code0 = operand(tl.load(codes + tile * BYTES), BN)
-        code1 = code0
-        if not NIBBLES:
-            code1 = operand(tl.load(codes + (tile * BYTES + TILE * HALF)), BN)
-        a = tl.join(
-            scaled(code0, scale0, least0, table, KIND, MINIMUM, False),
-            scaled(code1, scale1, least1, table, KIND, MINIMUM, NIBBLES),
-        )
-        acc = dot(a.permute(0, 2, 1).reshape(BN, TILE), b, acc)
+        block = tl.minimum(block + line // (2 * TILE), wide // TILE - 1)
+    place = block.to(tl.int64) * depth * BYTES + part // (2 * BN) * (TILE * TILE // 2)
+    codes = (w + place + line % (2 * TILE) * 16)[:, None] + tl.arange(0, 16)[None, :]
+    for tile in range(first, last, TILES):
+        x_mask, second = t_mask[None, :], None
+        if ODD and TILES == 2:
+            x_mask &= at[:, None] < (last - tile) * TILE
+            second = (part < (last - tile) * (2 * BN))[:, None]
+        b = tl.load(x + (tile * TILE + at)[:, None], x_mask, other=0.0)
+        bytes = tl.load(codes + tile * BYTES, second)
+        bytes0, bytes1 = tl.split(bytes.reshape(2, 2 * BN, 16).permute(1, 2, 0))
+        a = columns(
+            operand(bytes0, BN), operand(bytes1, BN), scales, minima, table, rows, tile * TILE,
+            wide, depth * TILE, KIND, GROUP, MINIMUM,
+        )  # fmt: skip
+        acc = dot(a, b, acc)
     return acc
 
 
 @triton.jit
 def product(
     w, scales, minima, table, row, wide, codes_row, depth, x, t_mask, first, last,
-    KIND: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr, SLICE: tl.constexpr,
-    BN: tl.constexpr, BT: tl.constexpr, TILE: tl.constexpr,
+    KIND: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr, ODD: tl.constexpr,
+    SLICE: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Weights from `row` on times tokens at `x`: the sum of slices [first, last). depth: tiles along K."""
     rows = row + tl.arange(0, BN)
@@ -89,7 +86,7 @@ def product(
         else:
             total += _of_codes(
                 w, scales, minima, table, row, rows, wide, depth, x, t_mask, begin, end,
-                KIND, GROUP, MINIMUM, BN, BT, TILE,
+                KIND, GROUP, MINIMUM, ODD, BN, BT, TILE,
             )  # fmt: skip
     return total
 
@@ -97,8 +94,8 @@ def product(
 @triton.jit
 def _linear(
     w, scales, minima, table, x, out, n, wide, depth, codes_row, tokens, x_row, out_part, out_row,
-    KIND: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr, SLICE: tl.constexpr,
-    WALK: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, TILE: tl.constexpr,
+    KIND: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr, ODD: tl.constexpr,
+    SLICE: tl.constexpr, WALK: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """One tile of the result: of one slice, or of all of them if WALK."""
     row = tl.program_id(0) * BN
@@ -108,12 +105,17 @@ def _linear(
     last = tl.cdiv(depth, SLICE // TILE) if WALK else first + 1
     total = product(
         w, scales, minima, table, row, wide, codes_row, depth, x + (t * x_row)[None, :],
-        t < tokens, first, last, KIND, GROUP, MINIMUM, SLICE, BN, BT, TILE,
+        t < tokens, first, last, KIND, GROUP, MINIMUM, ODD, SLICE, BN, BT, TILE,
     )  # fmt: skip
     place = out + (t.to(tl.int64) * out_row)[None, :] + own[:, None]
     if not WALK:
         place += first * out_part
     tl.store(place, total, (t < tokens)[None, :] & (own < n)[:, None])
+
+
+def odd(k, width):
+    """Whether a slice may have an odd number of tiles."""
+    return (up(k) // TILE % 2 or width // TILE % 2) == 1
 
 
 def linear(x, w, out):
@@ -126,6 +128,6 @@ def linear(x, w, out):
     _linear[(triton.cdiv(up(w.n), bn), triton.cdiv(tokens, bt), parts)](
         w.codes, w.scales, w.minima, w.table, x, out, w.n, up(w.n), depth, w.codes.stride(0),
         tokens, x.stride(0), out.stride(0), out.stride(1), KIND=w.kind, GROUP=w.group,
-        MINIMUM=w.minima is not None, SLICE=width, WALK=walk, BN=bn, BT=bt, TILE=TILE,
+        MINIMUM=w.minima is not None, ODD=odd(w.k, width), SLICE=width, WALK=walk, BN=bn, BT=bt, TILE=TILE,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip

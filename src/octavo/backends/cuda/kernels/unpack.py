@@ -157,14 +157,50 @@ def of_groups(vectors, rows, column, wide, GROUP: tl.constexpr):
 
 
 @triton.jit
-def scaled(bytes, scale, minimum, table, KIND: tl.constexpr, MINIMUM: tl.constexpr, HIGH: tl.constexpr):
-    """`value` of 32 columns `[rows, 32]`, with what `of_groups` gives."""
-    step, offset = factors(scale, minimum, KIND, MINIMUM)
+def _half(
+    bytes, scales, minima, table, rows, column, wide, KIND: tl.constexpr, GROUP: tl.constexpr,
+    MINIMUM: tl.constexpr, HIGH: tl.constexpr,
+):  # fmt: skip
+    """The bf16 values of 32 columns from `column` on, whose codes are `[rows, 32]`."""
+    scale = of_groups(scales, rows, column, wide, GROUP)
+    least = scale
+    if MINIMUM:
+        least = of_groups(minima, rows, column, wide, GROUP)
+    step, offset = factors(scale, least, KIND, MINIMUM)
     groups: tl.constexpr = scale.shape[1]
-    rows: tl.constexpr = bytes.shape[0]
-    apart = bytes.reshape(rows, groups, 32 // groups)
+    count: tl.constexpr = bytes.shape[0]
+    apart = bytes.reshape(count, groups, 32 // groups)
     y = value(apart, step[:, :, None], offset[:, :, None], table, KIND, MINIMUM, HIGH)
-    return y.reshape(rows, 32)
+    return y.reshape(count, 32)
+
+
+@triton.jit
+def columns(
+    bytes0, bytes1, scales, minima, table, rows, column, wide, end, KIND: tl.constexpr,
+    GROUP: tl.constexpr, MINIMUM: tl.constexpr,
+):  # fmt: skip
+    """The values of two halves of a tile, or of two tiles of nibbles, from `column` on."""
+    count: tl.constexpr = bytes0.shape[0]
+    apart: tl.constexpr = 32 if GROUP < 64 else 0  # or both halves have the same scale
+    if KIND == "int4" or KIND == "table4":
+        then = tl.minimum(column + 64, end - 64)  # of a tile that is missing, the one before
+        a = tl.join(
+            tl.join(
+                _half(bytes0, scales, minima, table, rows, column, wide, KIND, GROUP, MINIMUM, False),
+                _half(bytes0, scales, minima, table, rows, column + apart, wide, KIND, GROUP, MINIMUM, True),
+            ),
+            tl.join(
+                _half(bytes1, scales, minima, table, rows, then, wide, KIND, GROUP, MINIMUM, False),
+                _half(bytes1, scales, minima, table, rows, then + apart, wide, KIND, GROUP, MINIMUM, True),
+            ),
+        )
+        return a.permute(0, 3, 2, 1).reshape(count, 128)
+    else:
+        a = tl.join(
+            _half(bytes0, scales, minima, table, rows, column, wide, KIND, GROUP, MINIMUM, False),
+            _half(bytes1, scales, minima, table, rows, column + apart, wide, KIND, GROUP, MINIMUM, False),
+        )
+        return a.permute(0, 2, 1).reshape(count, 64)
 
 
 @triton.jit
@@ -179,3 +215,9 @@ def place_in_half(row, column):
     """Where half a tile has a row and a column: the same order."""
     line = (row // 16 * 8 + row % 8) * 4 + column % 8 // 2
     return line * 16 + column % 32 // 8 * 4 + row % 16 // 8 * 2 + column % 2
+
+
+@triton.jit
+def place_of_row(row):
+    """Where scales have a row."""
+    return row // 16 * 16 + row % 8 * 2 + row % 16 // 8
