@@ -49,7 +49,7 @@ def step_rows(tokens: int) -> StepRows:
 def linears() -> Iterator[tuple[str, Callable[[], None]]]:
     def call(kind: str, group: int, minima: bool, tokens: int) -> None:
         w = matrix(kind, group, minima, 4096, 4096)
-        parts = slices(w.n, w.k) if tokens <= PARTIAL_TOKENS else 1
+        parts = slices(kind, w.n, w.k) if tokens <= PARTIAL_TOKENS else 1
         kernels.linear(act(tokens, w.k), w, empty(parts, tokens, w.n))
 
     few = [(f, t) for f in FORMATS for t in ((1, 64, 96, 2048) if f in FORMATS[:2] else (1, 2048))]

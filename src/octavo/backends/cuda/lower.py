@@ -259,7 +259,7 @@ class _Lowering:
             joined = list(run)
             ref = self.matrix(*(op.weight for op in joined))
             spec = self.out.matrices[ref.number]
-            count = slices(spec.n, spec.k)
+            count = slices(spec.form.kind, spec.n, spec.k)
             buffer = self.buffer("sums", joined[0].out, spec.n, slices=count)
             self.emit("linear", source, ref, buffer)
             first = 0

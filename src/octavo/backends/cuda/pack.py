@@ -93,7 +93,7 @@ def tiles(codes: npt.NDArray[np.uint8], nibbles: bool) -> npt.NDArray[np.uint8]:
 
 
 def pairs(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Scales `[N, groups]` as `[groups, N]`: of each 16 rows 0, 8, 1, 9, ..., as threads have two."""
+    """Scales `[N, groups]` as `[groups, N]`: of each 16 rows 0, 8, 1, 9, ...: a thread has two."""
     n, groups = numbers.shape
     apart = numbers.T.reshape(groups, n // 16, 2, 8).transpose(0, 1, 3, 2)
     return np.ascontiguousarray(apart).reshape(groups, n)

@@ -12,6 +12,7 @@ from torch import Tensor
 from octavo.backends.cuda.constants import PAIR_BLOCK, TILE, slice_width
 from octavo.backends.cuda.tensors import Matrix
 
+
 def values(w: Matrix) -> Tensor:
     """The weights `[N, K]`, padded, as they are multiplied: bf16 values in fp32."""
     if w.kind == "bf16":
@@ -69,7 +70,7 @@ def e4m3(codes: Tensor) -> Tensor:
 
 def slice_sums(x: Tensor, w: Matrix) -> list[Tensor]:
     """`[T, n]` of each slice."""
-    weights, width = values(w)[: w.n].double(), slice_width(w.n, w.k)
+    weights, width = values(w)[: w.n].double(), slice_width(w.kind, w.n, w.k)
     rows, columns = x.double(), weights.shape[1]
     return [
         (rows[:, at : at + width] @ weights[:, at : at + width].T).float()

@@ -73,7 +73,8 @@ def product(
     KIND: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr, ODD: tl.constexpr,
     SLICE: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Weights from `row` on times tokens at `x`: the sum of slices [first, last). depth: tiles along K."""
+    """Weights from `row` on times tokens at `x`: the sum of slices [first, last). depth: tiles
+    along K."""
     rows = row + tl.arange(0, BN)
     if BN > TILE:
         rows = tl.minimum(rows, wide - 1)  # the last tile may be half
@@ -113,21 +114,21 @@ def _linear(
     tl.store(place, total, (t < tokens)[None, :] & (own < n)[:, None])
 
 
-def odd(k, width):
-    """Whether a slice may have an odd number of tiles."""
-    return (up(k) // TILE % 2 or width // TILE % 2) == 1
+def odd(k):
+    """Whether the last slice has an odd number of tiles; of codes others have an even number."""
+    return up(k) // TILE % 2 == 1
 
 
 def linear(x, w, out):
     """out[p] = x w^T over slice p of the columns, or with one part the sum of all slices."""
     tokens, parts = x.shape[0], out.shape[0]
-    width = slice_width(w.n, w.k)
+    width = slice_width(w.kind, w.n, w.k)
     depth = up(w.k) // TILE
     walk = parts == 1 and width < up(w.k)
     bn, bt, warps, stages = linear_config(w.kind, tokens)
     _linear[(triton.cdiv(up(w.n), bn), triton.cdiv(tokens, bt), parts)](
         w.codes, w.scales, w.minima, w.table, x, out, w.n, up(w.n), depth, w.codes.stride(0),
         tokens, x.stride(0), out.stride(0), out.stride(1), KIND=w.kind, GROUP=w.group,
-        MINIMUM=w.minima is not None, ODD=odd(w.k, width), SLICE=width, WALK=walk, BN=bn, BT=bt, TILE=TILE,
+        MINIMUM=w.minima is not None, ODD=odd(w.k), SLICE=width, WALK=walk, BN=bn, BT=bt, TILE=TILE,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip

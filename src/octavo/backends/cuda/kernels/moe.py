@@ -162,12 +162,12 @@ def sort_pairs(ids, order, owner, *, experts):
 
 def expert_linear(x, w, order, owner, out, *, choices):
     """out[pair] = the pair's row times the weights of its expert."""
-    width = slice_width(w.n, w.k)
+    width = slice_width(w.kind, w.n, w.k)
     _expert_linear[(up(w.n) // TILE, owner.shape[0])](
         w.codes, w.scales, w.minima, w.table, x, order, owner, out, w.n, up(w.n),
         up(w.k) // TILE, w.codes.stride(1), w.codes.stride(0), stride(w.scales), x.stride(0),
         out.stride(0), choices, KIND=w.kind, GROUP=w.group, MINIMUM=w.minima is not None,
-        ODD=odd(w.k, width), SLICE=width, BN=TILE, BT=PAIR_BLOCK, TILE=TILE, num_warps=4, num_stages=5,
+        ODD=odd(w.k), SLICE=width, BN=TILE, BT=PAIR_BLOCK, TILE=TILE, num_warps=4, num_stages=5,
     )  # fmt: skip
 
 

@@ -32,8 +32,6 @@ and.b32 $0, a, 0x87F00000; and.b32 $1, b, 0x87F00000;
 and.b32 $2, c, 0x87F00000; and.b32 $3, d, 0x87F00000; }""")
 
 
-
-
 def _looked_up(shift: int) -> str:
     """Sixteen codes' values: a lane holds one of the table, and gives it to those that ask."""
     words = [
@@ -111,7 +109,7 @@ def _fma(a, b, c):
 
 @triton.jit
 def factors(scale, minimum, KIND: tl.constexpr, MINIMUM: tl.constexpr):
-    """(step, offset) of a group, from its scale and minimum: what `value` multiplies with and adds."""
+    """(step, offset) of a group by its scale and minimum: what `value` multiplies with, adds."""
     scale = scale.to(tl.float32)
     if KIND == "int4":
         if MINIMUM:
@@ -123,7 +121,9 @@ def factors(scale, minimum, KIND: tl.constexpr, MINIMUM: tl.constexpr):
 
 
 @triton.jit
-def value(bytes, step, offset, table, KIND: tl.constexpr, MINIMUM: tl.constexpr, HIGH: tl.constexpr):
+def value(
+    bytes, step, offset, table, KIND: tl.constexpr, MINIMUM: tl.constexpr, HIGH: tl.constexpr
+):
     """The bf16 values of codes; HIGH: those in the high halves of bytes."""
     if KIND == "table4":
         y = step * _entry(bytes, table, HIGH)
@@ -186,26 +186,64 @@ def columns(
         then = tl.minimum(column + 64, end - 64)  # of a tile that is missing, the one before
         a = tl.join(
             tl.join(
-                _half(bytes0, scales, minima, table, rows, column, wide, KIND, GROUP, MINIMUM, False),
-                _half(bytes0, scales, minima, table, rows, column + apart, wide, KIND, GROUP, MINIMUM, True),
+                _half(
+                    bytes0, scales, minima, table, rows, column, wide, KIND, GROUP, MINIMUM, False
+                ),
+                _half(
+                    bytes0,
+                    scales,
+                    minima,
+                    table,
+                    rows,
+                    column + apart,
+                    wide,
+                    KIND,
+                    GROUP,
+                    MINIMUM,
+                    True,
+                ),
             ),
             tl.join(
                 _half(bytes1, scales, minima, table, rows, then, wide, KIND, GROUP, MINIMUM, False),
-                _half(bytes1, scales, minima, table, rows, then + apart, wide, KIND, GROUP, MINIMUM, True),
+                _half(
+                    bytes1,
+                    scales,
+                    minima,
+                    table,
+                    rows,
+                    then + apart,
+                    wide,
+                    KIND,
+                    GROUP,
+                    MINIMUM,
+                    True,
+                ),
             ),
         )
         return a.permute(0, 3, 2, 1).reshape(count, 128)
     else:
         a = tl.join(
             _half(bytes0, scales, minima, table, rows, column, wide, KIND, GROUP, MINIMUM, False),
-            _half(bytes1, scales, minima, table, rows, column + apart, wide, KIND, GROUP, MINIMUM, False),
+            _half(
+                bytes1,
+                scales,
+                minima,
+                table,
+                rows,
+                column + apart,
+                wide,
+                KIND,
+                GROUP,
+                MINIMUM,
+                False,
+            ),
         )
         return a.permute(0, 2, 1).reshape(count, 64)
 
 
 @triton.jit
 def operand(bytes, ROWS: tl.constexpr):
-    """Half a tile as it is stored, `[2 ROWS, 16]`, as `[ROWS, 32]`: every thread keeps its bytes."""
+    """Half a tile as it is stored, `[2 ROWS, 16]`, as `[ROWS, 32]`: threads keep their bytes."""
     apart = bytes.reshape(ROWS // 16, 8, 4, 2, 2, 2, 2)
     return apart.permute(0, 5, 1, 3, 4, 2, 6).reshape(ROWS, 32)
 
