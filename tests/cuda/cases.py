@@ -49,7 +49,7 @@ def step_rows(tokens: int) -> StepRows:
 def linears() -> Iterator[tuple[str, Callable[[], None]]]:
     def call(kind: str, group: int, minima: bool, tokens: int, n: int = 4096) -> None:
         w = matrix(kind, group, minima, n, 4096)
-        parts = slices(w.n, w.k) if tokens <= PARTIAL_TOKENS else 1
+        parts = slices(kind, w.n, w.k) if tokens <= PARTIAL_TOKENS else 1
         coded = kind != "bf16" and tokens >= UNPACKED_TOKENS
         unpacked = empty(n, w.k, dtype=torch.bfloat16) if coded else None
         kernels.linear(act(tokens, w.k), w, empty(parts, tokens, w.n), unpacked)

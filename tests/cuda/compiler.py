@@ -27,7 +27,7 @@ TYPES = {
     torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8",
 }  # fmt: skip
 DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
-COUNTED = ("HGMMA", "HMMA", "UTMALDG", "LDL", "STL")
+COUNTED = ("HGMMA", "HMMA", "UTMALDG", "LDL", "STL", "LDSM", "I2F", "I2FP")
 
 
 def specialize(fn: JITFunction, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PRODUCTS = {"_linear", "_linear_many", "_expert_linear", "_attention"}
+LINEAR = {"_linear", "_linear_many", "_expert_linear"}
+PRODUCTS = LINEAR | {"_attention"}
 SHARED = 227 * 1024
 
 
@@ -51,6 +52,8 @@ def test_compiled(group: str, compilers: dict[str, subprocess.Popen[str]]) -> No
         assert (kernel["HGMMA"] > 0) == (kernel["kernel"] in PRODUCTS), kernel
         assert kernel["HMMA"] == 0, kernel
         assert (kernel["UTMALDG"] > 0) == (kernel["kernel"] == "_linear_many"), kernel
+        if kernel["kernel"] in LINEAR:  # codes are operands where they were loaded, and floats
+            assert kernel["LDSM"] + kernel["I2F"] + kernel["I2FP"] == 0, kernel
     assert {mode for kernel in found for mode in kernel["rounds"]} == {"rn"}  # to nearest
 
 

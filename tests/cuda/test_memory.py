@@ -101,10 +101,11 @@ def test_launches_do_not_depend_on_lengths(host: None, tmp_path: Path) -> None:
     assert len(partials) > 30
 
 
+@pytest.mark.parametrize(("kind", "multiple"), [("bf16", 64), ("int4", 128), ("fp8", 128)])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_slices_depend_on_the_weight_alone(n: int, k: int) -> None:
-    width, count = constants.slice_width(n, k), constants.slices(n, k)
-    assert width % constants.TILE == 0
+def test_slices_depend_on_the_weight_alone(n: int, k: int, kind: str, multiple: int) -> None:
+    width, count = constants.slice_width(kind, n, k), constants.slices(kind, n, k)
+    assert width % multiple == 0
     assert (count - 1) * width < constants.up(k) <= count * width
     assert 256 <= width <= 4096
     busy = -(-n // constants.TILE) * count

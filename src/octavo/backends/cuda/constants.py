@@ -19,7 +19,9 @@ SPLIT_TOKENS = 4  # rows of a query group up to which its slices may be computed
 # Rows that steps are padded to: one CUDA graph each.
 PADDED = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048)
 
-_PROGRAMS = 256  # tiles times slices that keep every multiprocessor busy
+# Tiles times slices that keep every multiprocessor busy: codes need twice as many warps, for
+# ordinary instructions unpack them, and come two tiles at a time.
+_PROGRAMS, _CODED_PROGRAMS = 256, 512
 _NARROWEST, _WIDEST = 256, 4096
 
 
@@ -28,15 +30,17 @@ def up(n: int, multiple: int = TILE) -> int:
     return -(-n // multiple) * multiple
 
 
-def slice_width(n: int, k: int) -> int:
-    """Features of a slice of a linear layer with weights `[n, k]`: a multiple of 64."""
-    wanted = max(1, -(-_PROGRAMS // -(-n // TILE)))
-    return min(max(up(-(-k // wanted)), _NARROWEST), _WIDEST)
+def slice_width(kind: str, n: int, k: int) -> int:
+    """Features of a slice of a linear layer with weights `[n, k]`: a multiple of 64, of codes of
+    128."""
+    coded = kind != "bf16"
+    wanted = -(-(_CODED_PROGRAMS if coded else _PROGRAMS) // -(-n // TILE))
+    return min(max(up(-(-k // wanted), 2 * TILE if coded else TILE), _NARROWEST), _WIDEST)
 
 
-def slices(n: int, k: int) -> int:
+def slices(kind: str, n: int, k: int) -> int:
     """Slices of a linear layer with weights `[n, k]`."""
-    return -(-up(k) // slice_width(n, k))
+    return -(-up(k) // slice_width(kind, n, k))
 
 
 def query_columns(rows: int) -> int:

@@ -260,7 +260,7 @@ class _Lowering:
             joined = list(run)
             ref = self.matrix(*(op.weight for op in joined))
             spec = self.out.matrices[ref.number]
-            count = slices(spec.n, spec.k)
+            count = slices(spec.form.kind, spec.n, spec.k)
             buffer = self.buffer("sums", joined[0].out, spec.n, slices=count)
             coded = spec.form.kind != "bf16" and not source.selected
             unpacked = UnpackedRef(ref.number) if coded else None

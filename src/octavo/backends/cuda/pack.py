@@ -59,7 +59,7 @@ def _fill(tensors: tuple[Tensor, ...], arrays: dict[str, torch.Tensor]) -> None:
             parts = [part for c in found if (part := getattr(c, name)) is not None]
             numbers = np.zeros(arrays[name].shape[::-1], np.float32)
             _stack(numbers, parts)
-            arrays[name].copy_(torch.from_numpy(np.ascontiguousarray(numbers.T)))
+            arrays[name].copy_(torch.from_numpy(pairs(numbers)))
     if "table" in arrays and found[0].table is not None:
         arrays["table"].copy_(torch.from_numpy(np.array(found[0].table, np.float32)))
 
@@ -80,14 +80,23 @@ def _floats(tensor: Tensor) -> torch.Tensor:
 
 
 def tiles(codes: npt.NDArray[np.uint8], nibbles: bool) -> npt.NDArray[np.uint8]:
-    """Codes `[N, K]` as tiles of 64 x 64; nibbles: two to a byte, 32 columns apart."""
+    """Codes `[N, K]` as tiles of 64 x 64, each 32 columns after the other, in the order in which
+    threads hold the first operand of `wgmma`; nibbles: two to a byte, 32 columns apart."""
     n, k = codes.shape
     square = codes.reshape(n // TILE, TILE, k // TILE, TILE).transpose(0, 2, 1, 3)
-    out: npt.NDArray[np.uint8] = square
-    if nibbles:
-        half = TILE // 2
-        out = square[..., :half] | square[..., half:] << np.uint8(4)
-    return np.ascontiguousarray(out)
+    low, high = square[..., : TILE // 2], square[..., TILE // 2 :]
+    halves = (low | high << np.uint8(4))[None] if nibbles else np.stack([low, high])
+    # rows: 16s, 8s, 1s; columns: 16s, 8s, pairs, 1s
+    apart = halves.reshape(len(halves), n // TILE, k // TILE, TILE // 16, 2, 8, 2, 2, 4, 2)
+    stored = apart.transpose(1, 2, 0, 3, 5, 8, 6, 7, 4, 9)
+    return np.ascontiguousarray(stored).reshape(n // TILE, k // TILE, TILE, -1)
+
+
+def pairs(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Scales `[N, groups]` as `[groups, N]`: of each 16 rows 0, 8, 1, 9, ...: a thread has two."""
+    n, groups = numbers.shape
+    apart = numbers.T.reshape(groups, n // 16, 2, 8).transpose(0, 1, 3, 2)
+    return np.ascontiguousarray(apart).reshape(groups, n)
 
 
 def codes_of(tensor: Tensor) -> Codes:

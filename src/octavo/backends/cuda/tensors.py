@@ -14,8 +14,9 @@ class Matrix(NamedTuple):
     """Weights `[n, k]` on the device, padded to tiles of 64; experts have a leading dimension.
 
     kind: "bf16" (codes are `[N, K]`), "int4" and "table4" (`[N/64, K/64, 64, 32]` bytes of two
-    codes, 32 columns apart), "int8" and "fp8" (`[N/64, K/64, 64, 64]`). group: columns that share a
-    scale, 0 for bf16. scales, minima: `[groups, N]`. table: the 16 values of "table4".
+    codes, 32 columns apart), "int8" and "fp8" (`[N/64, K/64, 64, 64]`); bytes of a tile are in the
+    order of `pack.tiles`. group: columns that share a scale, 0 for bf16. scales, minima:
+    `[groups, N]`, rows in the order of `pack.pairs`. table: the 16 values of "table4".
     """
 
     kind: str

@@ -12,8 +12,6 @@ from torch import Tensor
 from octavo.backends.cuda.constants import PAIR_BLOCK, TILE, slice_width
 from octavo.backends.cuda.tensors import Matrix
 
-ZERO = {"int4": 8.0, "int8": 128.0}
-
 
 def values(w: Matrix) -> Tensor:
     """The weights `[N, K]`, padded, as they are multiplied: bf16 values in fp32."""
@@ -23,25 +21,42 @@ def values(w: Matrix) -> Tensor:
     rows, columns = codes.shape
     group = torch.arange(columns) // w.group
     assert w.scales is not None
-    scale = w.scales.float()[group].T
+    scale = _rows(w.scales)[:, group]
+    least = _rows(w.minima)[:, group] if w.minima is not None else None
     if w.kind == "table4":
         assert w.table is not None
         x = scale * w.table[codes.long()]
     elif w.kind == "fp8":
         x = scale * e4m3(codes)
-    elif w.minima is not None:
-        x = scale * codes.float() + w.minima.float()[group].T
+    elif w.kind == "int4":
+        offset = -136.0 * scale if least is None else _fma(scale, -128.0, least)
+        x = _fma(128.0 * scale, 1 + codes / 128, offset)
+    elif least is not None:
+        x = _fma(scale, codes, least)
     else:
-        x = scale * (codes.float() - ZERO[w.kind])
+        x = scale * (codes.float() - 128.0)
     return x.bfloat16().float().reshape(rows, columns)
+
+
+def _fma(a: Tensor, b: Tensor | float, c: Tensor) -> Tensor:
+    """a b + c, rounded once."""
+    return (a.double() * b + c).float()
 
 
 def _codes(w: Matrix) -> Tensor:
     """Codes `[N, K]`."""
-    tiles = w.codes
+    down, along = w.codes.shape[:2]
+    halves = w.codes.reshape(down, along, -1, TILE // 16, 8, 4, 2, 2, 2, 2)
+    halves = halves.permute(0, 1, 2, 3, 8, 4, 6, 7, 5, 9).reshape(down, along, -1, TILE, TILE // 2)
     if w.kind in ("int4", "table4"):
-        tiles = torch.cat([tiles & 15, tiles >> 4], dim=-1)
-    return tiles.transpose(1, 2).reshape(tiles.shape[0] * TILE, -1)
+        halves = torch.cat([halves & 15, halves >> 4], dim=2)
+    return halves.permute(0, 3, 1, 2, 4).reshape(down * TILE, -1)
+
+
+def _rows(stored: Tensor) -> Tensor:
+    """Scales or minima `[N, groups]`."""
+    groups, n = stored.shape
+    return stored.float().reshape(groups, n // 16, 8, 2).transpose(2, 3).reshape(groups, n).T
 
 
 def e4m3(codes: Tensor) -> Tensor:
@@ -55,7 +70,7 @@ def e4m3(codes: Tensor) -> Tensor:
 
 def slice_sums(x: Tensor, w: Matrix) -> list[Tensor]:
     """`[T, n]` of each slice."""
-    weights, width = values(w)[: w.n].double(), slice_width(w.n, w.k)
+    weights, width = values(w)[: w.n].double(), slice_width(w.kind, w.n, w.k)
     rows, columns = x.double(), weights.shape[1]
     return [
         (rows[:, at : at + width] @ weights[:, at : at + width].T).float()
@@ -67,7 +82,6 @@ def linear(x: Tensor, w: Matrix, out: Tensor, unpacked: Tensor | None = None) ->
     """out[p] = the product of slice p, or out[0] = their sum. unpacked: becomes the weights."""
     if unpacked is not None:
         unpacked.copy_(values(w))
-        w = Matrix("bf16", w.n, w.k, 0, unpacked)
     sums = slice_sums(x, w)
     if out.shape[0] == len(sums):
         for p, each in enumerate(sums):

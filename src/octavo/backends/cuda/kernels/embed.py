@@ -7,7 +7,7 @@ import triton.language as tl
 
 from octavo.backends.cuda.constants import TILE, up
 from octavo.backends.cuda.kernels.common import FOLLOWING, follow, stride
-from octavo.backends.cuda.kernels.unpack import value
+from octavo.backends.cuda.kernels.unpack import factors, place_in_half, place_of_row, value
 
 BLOCK = 1024
 
@@ -30,17 +30,22 @@ def _embed(
     else:
         tile = (row // TILE).to(tl.int64) * depth + at // TILE
         column = at % TILE
-        if KIND == "int4" or KIND == "table4":
-            half: tl.constexpr = TILE // 2
-            place = (tile * TILE + row % TILE) * half + column % half
-            code = tl.load(codes + place, mask, other=0)
-            code = tl.where(column < half, code & 15, code >> 4)
+        place = place_in_half(row % TILE, column)
+        half: tl.constexpr = TILE * TILE // 2
+        nibbles: tl.constexpr = KIND == "int4" or KIND == "table4"
+        if nibbles:
+            code = tl.load(codes + tile * half + place, mask, other=0)
         else:
-            code = tl.load(codes + (tile * TILE + row % TILE) * TILE + column, mask, other=0)
-        group = at // GROUP * wide + row
+            place += column // 32 * half
+            code = tl.load(codes + tile * (2 * half) + place, mask, other=0)
+        group = at // GROUP * wide + place_of_row(row)
         s = tl.load(scales + group, mask, other=0.0)
         least = tl.load(minima + group, mask, other=0.0) if MINIMUM else s
-        y = value(code, s, least, table, KIND, MINIMUM)
+        step, least = factors(s, least, KIND, MINIMUM)
+        y = value(code, step, least, table, KIND, MINIMUM, False)
+        if nibbles:
+            high = value(code, step, least, table, KIND, MINIMUM, True)
+            y = tl.where(column < 32, y, high)
     tl.store(out + t * out_row + at, y.to(tl.float32) * scale, mask)
 
 

@@ -14,7 +14,7 @@ from octavo.backends.cuda.constants import TILE, slice_width, up
 from octavo.backends.cuda.kernels.common import FOLLOWING, dot, follow, prefetch
 from octavo.backends.cuda.kernels.configs import AHEAD, linear_config
 from octavo.backends.cuda.kernels.many import linear_many, takes, unpack
-from octavo.backends.cuda.kernels.unpack import of_groups, value
+from octavo.backends.cuda.kernels.unpack import lines, weights
 from octavo.backends.cuda.tensors import Matrix
 
 
@@ -35,54 +35,40 @@ def _of_bf16(
 
 @triton.jit
 def _of_codes(
-    w, scales, minima, table, rows, wide, depth, x, t_mask, first, last,
-    KIND: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr, BN: tl.constexpr,
-    BT: tl.constexpr, TILE: tl.constexpr,
+    w, scales, minima, table, row, rows, wide, depth, x, t_mask, first, last,
+    KIND: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr, ODD: tl.constexpr,
+    BN: tl.constexpr, BT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The same of codes, half a tile after the other. Scales are read a tile ahead."""
-    HALF: tl.constexpr = TILE // 2
+    """The same of codes, a tile of bytes or two of nibbles at a time: 32 bytes of every thread.
+    ODD: there may be no second tile."""
+    TILES: tl.constexpr = 2 if KIND == "int4" or KIND == "table4" else 1
     acc = tl.zeros((BN, BT), tl.float32)
-    at = tl.arange(0, HALF)
-    k = first * TILE
-    scale0 = of_groups(scales, rows, k, wide, GROUP, HALF)
-    scale1 = of_groups(scales, rows, k + HALF, wide, GROUP, HALF)
-    least0, least1 = scale0, scale1
-    if MINIMUM:
-        least0 = of_groups(minima, rows, k, wide, GROUP, HALF)
-        least1 = of_groups(minima, rows, k + HALF, wide, GROUP, HALF)
-    for tile in range(first, last):
-        k = tl.minimum(tile + 1, depth - 1) * TILE
-        next0 = of_groups(scales, rows, k, wide, GROUP, HALF)
-        next1 = of_groups(scales, rows, k + HALF, wide, GROUP, HALF)
-        lower0, lower1 = next0, next1
-        if MINIMUM:
-            lower0 = of_groups(minima, rows, k, wide, GROUP, HALF)
-            lower1 = of_groups(minima, rows, k + HALF, wide, GROUP, HALF)
-        x0 = x + (tile * TILE + at)[:, None]
-        low = tl.load(x0, t_mask[None, :], other=0.0)
-        high = tl.load(x0 + HALF, t_mask[None, :], other=0.0)
-        place = (rows // TILE).to(tl.int64) * depth + tile
-        if KIND == "int4" or KIND == "table4":
-            codes = w + (place * (TILE * HALF) + rows % TILE * HALF)[:, None] + at[None, :]
-            both = tl.load(codes)
-            code0, code1 = both & 15, both >> 4
-        else:
-            codes = w + (place * (TILE * TILE) + rows % TILE * TILE)[:, None] + at[None, :]
-            code0, code1 = tl.load(codes), tl.load(codes + HALF)
-        acc = dot(value(code0, scale0, least0, table, KIND, MINIMUM), low, acc)
-        acc = dot(value(code1, scale1, least1, table, KIND, MINIMUM), high, acc)
-        scale0, scale1, least0, least1 = next0, next1, lower0, lower1
+    at = tl.arange(0, TILES * TILE)
+    codes = lines(w, row, wide, depth, KIND, BN, TILE)
+    for tile in range(first, last, TILES):
+        x_mask = t_mask[None, :]
+        if ODD and TILES == 2:
+            x_mask &= at[:, None] < (last - tile) * TILE
+        b = tl.load(x + (tile * TILE + at)[:, None], x_mask, other=0.0)
+        a = weights(
+            codes, scales, minima, table, rows, tile, last, wide, depth,
+            KIND, GROUP, MINIMUM, ODD, BN, TILE,
+        )  # fmt: skip
+        acc = dot(a, b, acc)
     return acc
 
 
 @triton.jit
 def product(
-    w, scales, minima, table, own, wide, codes_row, depth, x, t_mask, first, last,
-    KIND: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr, SLICE: tl.constexpr,
-    BN: tl.constexpr, BT: tl.constexpr, TILE: tl.constexpr,
+    w, scales, minima, table, row, wide, codes_row, depth, x, t_mask, first, last,
+    KIND: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr, ODD: tl.constexpr,
+    SLICE: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Weights `own` times tokens at `x`: the sum of slices [first, last). depth: tiles along K."""
-    rows = tl.minimum(own, wide - 1)  # the last tile may be half
+    """Weights from `row` on times tokens at `x`: the sum of slices [first, last). depth: tiles
+    along K."""
+    rows = row + tl.arange(0, BN)
+    if BN > TILE:
+        rows = tl.minimum(rows, wide - 1)  # the last tile may be half
     slice_tiles: tl.constexpr = SLICE // TILE
     total = tl.zeros((BN, BT), tl.float32)
     for s in range(first, last):
@@ -91,8 +77,8 @@ def product(
             total += _of_bf16(w, rows, codes_row, x, t_mask, begin, end, BN, BT, TILE)
         else:
             total += _of_codes(
-                w, scales, minima, table, rows, wide, depth, x, t_mask, begin, end,
-                KIND, GROUP, MINIMUM, BN, BT, TILE,
+                w, scales, minima, table, row, rows, wide, depth, x, t_mask, begin, end,
+                KIND, GROUP, MINIMUM, ODD, BN, BT, TILE,
             )  # fmt: skip
     return total
 
@@ -100,23 +86,29 @@ def product(
 @triton.jit
 def _linear(
     w, scales, minima, table, x, out, n, wide, depth, codes_row, tokens, x_row, out_part, out_row,
-    KIND: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr, SLICE: tl.constexpr,
-    WALK: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, TILE: tl.constexpr, AHEAD: tl.constexpr,
+    KIND: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr, ODD: tl.constexpr,
+    SLICE: tl.constexpr, WALK: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, TILE: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """One tile of the result: of one slice, or of all of them if WALK. AHEAD: tiles of weights that
     are asked for while the launch before still runs."""
+    row = tl.program_id(0) * BN
+    own = row + tl.arange(0, BN)
     if AHEAD > 0 and KIND == "bf16":
-        rows = tl.minimum(tl.program_id(0) * BN + tl.arange(0, BN), wide - 1).to(tl.int64)
+        rows = tl.minimum(own, wide - 1).to(tl.int64)
         columns = tl.minimum(tl.program_id(2) * SLICE + tl.arange(0, AHEAD) * TILE, codes_row - 1)
         prefetch(w + (rows * codes_row)[:, None] + columns[None, :])
+    elif AHEAD > 0:
+        BYTES: tl.constexpr = TILE * TILE // (2 if KIND == "int4" or KIND == "table4" else 1)
+        place = (row // TILE).to(tl.int64) * depth + tl.program_id(2) * (SLICE // TILE)
+        prefetch(w + place * BYTES + tl.arange(0, AHEAD * BYTES // 128) * 128)
     follow()
-    own = tl.program_id(0) * BN + tl.arange(0, BN)
     t = tl.program_id(1) * BT + tl.arange(0, BT)
     first = 0 if WALK else tl.program_id(2)
     last = tl.cdiv(depth, SLICE // TILE) if WALK else first + 1
     total = product(
-        w, scales, minima, table, own, wide, codes_row, depth, x + (t * x_row)[None, :],
-        t < tokens, first, last, KIND, GROUP, MINIMUM, SLICE, BN, BT, TILE,
+        w, scales, minima, table, row, wide, codes_row, depth, x + (t * x_row)[None, :],
+        t < tokens, first, last, KIND, GROUP, MINIMUM, ODD, SLICE, BN, BT, TILE,
     )  # fmt: skip
     place = out + (t.to(tl.int64) * out_row)[None, :] + own[:, None]
     if not WALK:
@@ -124,23 +116,28 @@ def _linear(
     tl.store(place, total, (t < tokens)[None, :] & (own < n)[:, None])
 
 
+def odd(k):
+    """Whether the last slice has an odd number of tiles; of codes others have an even number."""
+    return up(k) // TILE % 2 == 1
+
+
 def linear(x, w, out, unpacked=None):
     """out[p] = x w^T over slice p of the columns, or with one part the sum of all slices.
     unpacked: room for the values of codes, which then are multiplied as bf16 weights are."""
+    width = slice_width(w.kind, w.n, w.k)
     if unpacked is not None:
         unpack(w, unpacked)
         w = Matrix("bf16", w.n, w.k, 0, unpacked)
     if takes(x, w, out):
-        linear_many(x, w, out)
+        linear_many(x, w, width, out)
         return
     tokens, parts = x.shape[0], out.shape[0]
-    width = slice_width(w.n, w.k)
     depth = up(w.k) // TILE
     walk = parts == 1 and width < up(w.k)
     bn, bt, warps, stages = linear_config(w.kind, tokens)
     _linear[(triton.cdiv(up(w.n), bn), triton.cdiv(tokens, bt), parts)](
         w.codes, w.scales, w.minima, w.table, x, out, w.n, up(w.n), depth, w.codes.stride(0),
         tokens, x.stride(0), out.stride(0), out.stride(1), KIND=w.kind, GROUP=w.group,
-        MINIMUM=w.minima is not None, SLICE=width, WALK=walk, BN=bn, BT=bt, TILE=TILE,
+        MINIMUM=w.minima is not None, ODD=odd(w.k), SLICE=width, WALK=walk, BN=bn, BT=bt, TILE=TILE,
         AHEAD=AHEAD, num_warps=warps, num_stages=stages, **FOLLOWING,
     )  # fmt: skip

@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from octavo.backends.cuda.constants import PARTIAL_TOKENS, TILE, slice_width, up
+from octavo.backends.cuda.constants import PARTIAL_TOKENS, TILE, up
 from octavo.backends.cuda.kernels.common import FOLLOWING, dot, follow
 from octavo.backends.cuda.kernels.configs import many_tile
-from octavo.backends.cuda.kernels.unpack import of_groups, value
+from octavo.backends.cuda.kernels.unpack import lines, weights
 
 TMA = ((9, 0), (12, 0))  # from this capability to before that: later ones have 99 KiB a program
 BESIDE = 8  # tiles of features whose tokens are multiplied before the next ones
@@ -66,49 +66,33 @@ def _linear_many(
 
 
 @triton.jit
-def _scaled(
-    code, scales, minima, table, rows, k, wide,
-    KIND: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr, HALF: tl.constexpr,
-):  # fmt: skip
-    """The values of the codes of columns [k, k + HALF)."""
-    scale = of_groups(scales, rows, k, wide, GROUP, HALF)
-    least = scale
-    if MINIMUM:
-        least = of_groups(minima, rows, k, wide, GROUP, HALF)
-    return value(code, scale, least, table, KIND, MINIMUM)
-
-
-@triton.jit
 def _unpack(
     w, scales, minima, table, out, wide, depth, out_row,
-    KIND: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr, TILE: tl.constexpr,
+    KIND: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr, ODD: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
-    """The values of a tile of codes, half of its columns after the other."""
+    """The values of a tile of bytes, or of two of nibbles."""
     follow()
-    HALF: tl.constexpr = TILE // 2
-    column, block = tl.program_id(0), tl.program_id(1)
-    inside, at = tl.arange(0, TILE), tl.arange(0, HALF)
-    rows, k = block * TILE + inside, column * TILE
-    place = block.to(tl.int64) * depth + column
-    if KIND == "int4" or KIND == "table4":
-        both = tl.load(w + place * (TILE * HALF) + (inside * HALF)[:, None] + at[None, :])
-        code0, code1 = both & 15, both >> 4
-    else:
-        codes = w + place * (TILE * TILE) + (inside * TILE)[:, None] + at[None, :]
-        code0, code1 = tl.load(codes), tl.load(codes + HALF)
-    to = out + (rows.to(tl.int64) * out_row)[:, None] + (k + at)[None, :]
-    low = _scaled(code0, scales, minima, table, rows, k, wide, KIND, GROUP, MINIMUM, HALF)
-    tl.store(to, low)
-    high = _scaled(code1, scales, minima, table, rows, k + HALF, wide, KIND, GROUP, MINIMUM, HALF)
-    tl.store(to + HALF, high)
+    TILES: tl.constexpr = 2 if KIND == "int4" or KIND == "table4" else 1
+    tile, row = tl.program_id(0) * TILES, tl.program_id(1) * TILE
+    rows, at = row + tl.arange(0, TILE), tile * TILE + tl.arange(0, TILES * TILE)
+    codes = lines(w, row, wide, depth, KIND, TILE, TILE)
+    y = weights(
+        codes, scales, minima, table, rows, tile, depth, wide, depth,
+        KIND, GROUP, MINIMUM, ODD, TILE, TILE,
+    )  # fmt: skip
+    place = out + (rows.to(tl.int64) * out_row)[:, None] + at[None, :]
+    tl.store(place, y, (at < depth * TILE)[None, :])
 
 
 def unpack(w, out):
     """out = the weights `[N, K]` in bf16, as a linear layer multiplies them."""
     depth = up(w.k) // TILE
-    _unpack[(depth, up(w.n) // TILE)](
+    each = 2 if w.kind in ("int4", "table4") else 1
+    _unpack[(triton.cdiv(depth, each), up(w.n) // TILE)](
         w.codes, w.scales, w.minima, w.table, out, up(w.n), depth, out.stride(0), KIND=w.kind,
-        GROUP=w.group, MINIMUM=w.minima is not None, TILE=TILE, num_warps=4, **FOLLOWING,
+        GROUP=w.group, MINIMUM=w.minima is not None, ODD=depth % 2 == 1, TILE=TILE, num_warps=4,
+        **FOLLOWING,
     )  # fmt: skip
 
 
@@ -130,9 +114,9 @@ def takes(x, w, out):
     return many and described(x) and described(w.codes) and copies_tiles(x.device)
 
 
-def linear_many(x, w, out):
-    """out[0] = x w^T, the sum of all slices."""
-    tile, tokens, width = many_tile(w.n, x.shape[0]), x.shape[0], slice_width(w.n, w.k)
+def linear_many(x, w, width, out):
+    """out[0] = x w^T, the sum of all slices of so many columns."""
+    tile, tokens = many_tile(w.n, x.shape[0]), x.shape[0]
     bn, bt = tile.features, tile.tokens
     _linear_many[(triton.cdiv(w.n, bn), triton.cdiv(tokens, bt))](
         TensorDescriptor.from_tensor(w.codes, [bn, TILE]),

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from octavo.backends.cuda.constants import PAIR_BLOCK, TILE, slice_width, up
 from octavo.backends.cuda.kernels.common import FOLLOWING, follow, gated, stride, summed
-from octavo.backends.cuda.kernels.linear import product
+from octavo.backends.cuda.kernels.linear import odd, product
 
 BLOCK = 1024
 
@@ -80,8 +80,8 @@ def _sort_pairs(
 def _expert_linear(
     w, scales, minima, table, x, order, owner, out, n, wide, depth, codes_row, codes_expert,
     scales_expert, x_row, out_row, choices,
-    KIND: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr, SLICE: tl.constexpr,
-    BN: tl.constexpr, BT: tl.constexpr, TILE: tl.constexpr,
+    KIND: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr, ODD: tl.constexpr,
+    SLICE: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """One tile of the result for BT pairs of one expert."""
     follow()
@@ -90,17 +90,18 @@ def _expert_linear(
     if expert >= 0:
         pair = tl.load(order + block * BT + tl.arange(0, BT))
         mine = pair >= 0
-        own = tl.program_id(0) * BN + tl.arange(0, BN)
+        row = tl.program_id(0) * BN
+        own = row + tl.arange(0, BN)
         w += expert.to(tl.int64) * codes_expert
         if scales is not None:
             scales += expert.to(tl.int64) * scales_expert
         if MINIMUM:
             minima += expert.to(tl.int64) * scales_expert
         total = product(
-            w, scales, minima, table, own, wide, codes_row, depth,
+            w, scales, minima, table, row, wide, codes_row, depth,
             x + (tl.maximum(pair, 0) // choices * x_row)[None, :], mine, 0,
             tl.cdiv(depth, SLICE // TILE),
-            KIND, GROUP, MINIMUM, SLICE, BN, BT, TILE,
+            KIND, GROUP, MINIMUM, ODD, SLICE, BN, BT, TILE,
         )  # fmt: skip
         place = out + (pair.to(tl.int64) * out_row)[None, :] + own[:, None]
         tl.store(place, total, mine[None, :] & (own < n)[:, None])
@@ -166,11 +167,12 @@ def sort_pairs(ids, order, owner, *, experts):
 
 def expert_linear(x, w, order, owner, out, *, choices):
     """out[pair] = the pair's row times the weights of its expert."""
+    width = slice_width(w.kind, w.n, w.k)
     _expert_linear[(up(w.n) // TILE, owner.shape[0])](
         w.codes, w.scales, w.minima, w.table, x, order, owner, out, w.n, up(w.n),
         up(w.k) // TILE, w.codes.stride(1), w.codes.stride(0), stride(w.scales), x.stride(0),
         out.stride(0), choices, KIND=w.kind, GROUP=w.group, MINIMUM=w.minima is not None,
-        SLICE=slice_width(w.n, w.k), BN=TILE, BT=PAIR_BLOCK, TILE=TILE, num_warps=4, num_stages=5,
+        ODD=odd(w.k), SLICE=width, BN=TILE, BT=PAIR_BLOCK, TILE=TILE, num_warps=4, num_stages=5,
         **FOLLOWING,
     )  # fmt: skip
 
