@@ -11,12 +11,13 @@ AHEAD = 4  # tiles of weights that a program of a linear layer asks for before i
 
 def linear_config(kind: str, tokens: int) -> tuple[int, int, int, int]:
     """(features of a tile, tokens of a tile, warps, stages) of a linear layer."""
+    nibbles = kind in ("int4", "table4")  # a stage has two tiles
     if tokens <= 64:
-        stages = 4 if kind in ("int4", "table4") else 5  # of less bytes: as many in flight
+        stages = (4 if tokens <= 32 else 3) if nibbles else 5
         return 64, max(16, triton.next_power_of_2(tokens)), 4, stages
     if tokens <= 256:
-        return 128, 64, 8 if kind != "bf16" else 4, 4
-    return 128, 128, 8, 3
+        return 128, 64, 8 if kind != "bf16" else 4, 3 if nibbles else 4
+    return 128, 128, 8, 2 if nibbles else 3
 
 
 class Tile(NamedTuple):
