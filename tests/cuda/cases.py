@@ -78,8 +78,8 @@ def attentions() -> Iterator[tuple[str, Callable[[], None]]]:
         heads: int, kv_heads: int, dim: int, window: int, softcap: float, sinks: bool, tokens: int
     ) -> None:
         kv = empty(8, 2, kv_heads, 16, dim, dtype=torch.bfloat16)
-        work, rows = Work(ints(tokens, 8), ints(2 * tokens, 2), ints(4)), step_rows(tokens)
-        kernels.build_work(rows, work, shared=heads // kv_heads, window=window, slots=64)
+        work, rows = Work(ints(tokens, 8), ints(2 * tokens, 8), ints(4)), step_rows(tokens)
+        kernels.build_work(rows, work, heads=heads, kv_heads=kv_heads, window=window, slots=64)
         kernels.attention(
             act(tokens, heads * dim), kv, rows, work, empty(64, 4, heads, dim + 2),
             empty(heads) if sinks else None, act(tokens, heads * dim), heads=heads,

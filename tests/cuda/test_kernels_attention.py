@@ -32,8 +32,8 @@ def fill(kv: Tensor, rows: StepRows, value: Tensor | None = None) -> None:
 
 def work(rows: StepRows, heads: int, kv_heads: int, window: int, slots: int) -> Work:
     size = len(rows.key) + slots
-    out = Work(*(torch.full(s, -9, dtype=torch.int32) for s in ((size, 8), (size, 2), (4,))))
-    kernels.build_work(rows, out, shared=heads // kv_heads, window=window, slots=slots)
+    out = Work(*(torch.full(s, -9, dtype=torch.int32) for s in ((size, 8), (size, 8), (4,))))
+    kernels.build_work(rows, out, heads=heads, kv_heads=kv_heads, window=window, slots=slots)
     return out
 
 
@@ -85,8 +85,10 @@ SPANS = [
 def test_build_work(spans: list[tuple[int, int]], slots: int, window: int) -> None:
     rows = step_rows(spans, blocks=120, padded=3)
     size = len(rows.key) + slots
-    lists = Work(*(torch.full(s, -9, dtype=torch.int32) for s in ((size, 8), (size, 2), (4,))))
-    plain, ours = both("build_work", rows, lists, shared=1, window=window, slots=slots)
+    lists = Work(*(torch.full(s, -9, dtype=torch.int32) for s in ((size, 8), (size, 8), (4,))))
+    plain, ours = both(
+        "build_work", rows, lists, heads=16, kv_heads=16, window=window, slots=slots
+    )
     for expected, got in zip(plain[1], ours[1], strict=True):
         assert torch.equal(expected, got)
 

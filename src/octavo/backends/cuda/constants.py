@@ -22,6 +22,7 @@ PADDED = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048)
 # Tiles times slices that keep every multiprocessor busy: codes need twice as many warps, for
 # ordinary instructions unpack them, and come two tiles at a time.
 _PROGRAMS, _CODED_PROGRAMS = 256, 512
+_ATTENTION_PROGRAMS = 264  # two for each multiprocessor of an H200
 _NARROWEST, _WIDEST = 256, 4096
 
 
@@ -47,6 +48,13 @@ def query_columns(rows: int) -> int:
     """Columns of a query tile, heads that share keys times tokens, in a step of so many rows: few
     where there may be a sequence a row, so that decoding computes little of nothing."""
     return 16 if rows <= 64 else 32
+
+
+def attention_lists(heads: int, kv_heads: int, rows: int) -> tuple[int, int]:
+    """(lists, programs) of attention: how many walk the work list, one of up to a query tile's
+    columns of the heads that share keys, and the programs that share each of them."""
+    lists = kv_heads * -(-(heads // kv_heads) // query_columns(rows))
+    return lists, max(1, _ATTENTION_PROGRAMS // lists)
 
 
 def group_tokens(shared: int, rows: int) -> int:

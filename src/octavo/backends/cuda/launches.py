@@ -68,10 +68,10 @@ class CacheRef(NamedTuple):
 
 
 class WorkRef(NamedTuple):
-    """Attention's work list. shared: heads that share keys. segmented: rows see their segment
-    alone."""
+    """Attention's work list. segmented: rows see their segment alone."""
 
-    shared: int
+    heads: int
+    kv_heads: int
     window: int
     segmented: bool
 

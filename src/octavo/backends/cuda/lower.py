@@ -293,10 +293,10 @@ class _Lowering:
             factor=rope.factor if rope else 1.0, interleaved=bool(rope and rope.interleaved),
         )  # fmt: skip
         self.emit("copy_slots", cache, Given("pairs"))
-        work = WorkRef(a.heads // a.kv_heads, a.window, a.segmented)
+        work = WorkRef(a.heads, a.kv_heads, a.window, a.segmented)
         if work not in self._work:
             self._work.add(work)
-            self.emit("build_work", rows, work, shared=work.shared, window=work.window)
+            self.emit("build_work", rows, work, heads=a.heads, kv_heads=a.kv_heads, window=a.window)
         self.emit(
             "attention", q, cache, rows, work, ScratchRef(a.heads, dim), vector(a.sinks),
             self.new_act(a.out), heads=a.heads, kv_heads=a.kv_heads, scale=a.scale,

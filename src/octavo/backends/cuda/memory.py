@@ -145,7 +145,7 @@ class DeviceMemory:
         items = self.tokens + self.slots
         arrays = {
             "groups": Array("i32", (self.tokens, 8)),
-            "items": Array("i32", (items, 2)),
+            "items": Array("i32", (items, 8)),
             "counts": Array("i32", (4,)),
         }
         return {w: arrays for w in found if isinstance(w, WorkRef)}

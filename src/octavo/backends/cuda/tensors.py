@@ -51,8 +51,9 @@ class StepRows(NamedTuple):
 
 class Work(NamedTuple):
     """What attention computes, int32. groups `[G, 8]`: rows that share a query tile: first row,
-    rows, table, lowest key, end of keys, first slot of scratch or -1. items `[I, 2]`: group and
-    slice of keys, -1 for all of them. counts: groups, items, slots."""
+    rows, table, lowest key, end of keys, first slot of scratch or -1. items `[I, 8]`: a group's
+    first five numbers, the slice of keys and its slot, -1 for all of them. counts: groups, items,
+    slots."""
 
     groups: Tensor
     items: Tensor

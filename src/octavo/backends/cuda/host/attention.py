@@ -5,7 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo.backends.cuda.constants import SOFTMAX_SLICE, SPLIT_TOKENS, group_tokens
+from octavo.backends.cuda.constants import (
+    SOFTMAX_SLICE,
+    SPLIT_TOKENS,
+    attention_lists,
+    group_tokens,
+)
 from octavo.backends.cuda.host.rows import rms, summed
 from octavo.backends.cuda.tensors import StepRows, Work
 
@@ -64,8 +69,12 @@ def seen(rows: StepRows, window: int) -> list[tuple[int, int, int]]:
     return out
 
 
-def build_work(rows: StepRows, work: Work, *, shared: int, window: int, slots: int) -> None:
-    tokens = group_tokens(shared, len(rows.key))
+def build_work(
+    rows: StepRows, work: Work, *, heads: int, kv_heads: int, window: int, slots: int
+) -> None:
+    """Groups of more slices than a program's share are computed a slice at a time."""
+    tokens = group_tokens(heads // kv_heads, len(rows.key))
+    _, programs = attention_lists(heads, kv_heads, len(rows.key))
     groups: list[list[int]] = []
     keys = rows.key.tolist()
     for t, (key, (table, first, last)) in enumerate(zip(keys, seen(rows, window), strict=True)):
@@ -79,15 +88,16 @@ def build_work(rows: StepRows, work: Work, *, shared: int, window: int, slots: i
             groups.append([t, 1, table, first, last, -1, 0, 0])
     items: list[list[int]] = []
     wanted = used = 0
-    for number, g in enumerate(groups):
-        slices = range(g[3] // SOFTMAX_SLICE, (g[4] - 1) // SOFTMAX_SLICE + 1)
-        more = len(slices) if len(slices) > 1 and g[1] <= SPLIT_TOKENS else 0
+    slices = [range(g[3] // SOFTMAX_SLICE, (g[4] - 1) // SOFTMAX_SLICE + 1) for g in groups]
+    share = max(1, -(-sum(map(len, slices)) // programs))
+    for g, own in zip(groups, slices, strict=True):
+        more = len(own) if len(own) > share and g[1] <= SPLIT_TOKENS else 0
         wanted += more
         if more and wanted <= slots:
             g[5], used = wanted - more, used + more
-            items += [[number, s] for s in slices]
+            items += [[*g[:5], s, g[5] + i, 0] for i, s in enumerate(own)]
         else:
-            items.append([number, -1])
+            items.append([*g[:5], -1, -1, 0])
     for out, found in ((work.groups, groups), (work.items, items)):
         if found:
             out[: len(found)] = torch.tensor(found, dtype=torch.int32)

@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 
 from octavo.backends.base import BLOCK as KV_BLOCK
-from octavo.backends.cuda.constants import KEY_TILE, SOFTMAX_SLICE, query_columns
+from octavo.backends.cuda.constants import KEY_TILE, SOFTMAX_SLICE, attention_lists, query_columns
 from octavo.backends.cuda.kernels.common import FOLLOWING, dot, follow, tanh
-from octavo.backends.cuda.kernels.configs import ATTENTION_PROGRAMS, attention_config
+from octavo.backends.cuda.kernels.configs import attention_config
 
 LOG2_E = 1.4426950408889634
 
@@ -46,7 +46,7 @@ def _block(tables, tile, low, high, KEYS: tl.constexpr, KV_BLOCK: tl.constexpr):
 
 @triton.jit
 def _attention(
-    q, kv, key, first, last, tables, groups, items, counts, scratch, sinks, act, q_row, kv_block,
+    q, kv, key, first, last, tables, items, counts, scratch, sinks, act, q_row, kv_block,
     act_row, window, scale, cap,
     HEADS: tl.constexpr, SHARED: tl.constexpr, N: tl.constexpr, KEYS: tl.constexpr,
     SLICE: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, KV_BLOCK: tl.constexpr,
@@ -63,11 +63,10 @@ def _attention(
     d = tl.arange(0, D)
     kv += kv_head * (KV_BLOCK * DIM)
     for item in range(tl.program_id(0), tl.load(counts + 1), tl.num_programs(0)):
-        group = groups + tl.load(items + 2 * item) * 8
-        only = tl.load(items + 2 * item + 1)
-        rows, low, high = tl.load(group + 1), tl.load(group + 3), tl.load(group + 4)
+        entry = items + 8 * item
+        row, rows = tl.load(entry) + token, tl.load(entry + 1)
+        low, high, only = tl.load(entry + 3), tl.load(entry + 4), tl.load(entry + 5)
         mine = (token < rows) & (own < SHARED)
-        row = tl.load(group) + token
         wanted = mine[None, :] & (d < DIM)[:, None]
         place = row.to(tl.int64) * q_row + head * DIM
         query = tl.load(q + place[None, :] + d[:, None], wanted, other=0.0)
@@ -75,13 +74,13 @@ def _attention(
         begin, end = tl.load(first + row, mine, other=0), tl.load(last + row, mine, other=0)
         if window > 0:
             begin, end = tl.maximum(begin, at - window + 1), tl.minimum(end, at + window)
-        table = tables + tl.load(group + 2)
+        table = tables + tl.load(entry + 2)
         whole = only < 0
         from_key = tl.where(whole, low, tl.maximum(low, only * SLICE))
         to_key = tl.where(whole, high, tl.minimum(high, (only + 1) * SLICE))
         tile, tiles = from_key // KEYS, tl.cdiv(to_key, KEYS)
-        m, mass = tl.full((N,), float("-inf"), tl.float32), tl.zeros((N,), tl.float32)
-        total_m, total_mass = m, mass
+        m, sums = tl.full((N,), float("-inf"), tl.float32), tl.zeros((KEYS, N), tl.float32)
+        total_m, total_mass = m, tl.zeros((N,), tl.float32)
         acc, total = tl.zeros((D, N), tl.float32), tl.zeros((D, N), tl.float32)
         block = _block(table, tile, low, high, KEYS, KV_BLOCK)
         for number in range(tile, tiles):
@@ -104,15 +103,15 @@ def _attention(
             s = tl.where(seen, s, float("-inf"))
             new, keep, _ = _shares(m, tl.max(s, 0))
             p = tl.exp2(s - tl.where(new == float("-inf"), 0.0, new)[None, :])
-            mass = tl.fma(mass, keep, tl.sum(p, 0))
+            sums = tl.fma(sums, keep[None, :], p)
             acc = dot(tl.trans(v), p.to(tl.bfloat16), acc * keep[None, :])
             m = new
             if ((number + 1) % (SLICE // KEYS) == 0) | (number + 1 == tiles):  # a slice ends
                 total_m, before, added = _shares(total_m, m)
-                total_mass = tl.fma(total_mass, before, mass * added)
+                total_mass = tl.fma(total_mass, before, tl.sum(sums, 0) * added)
                 total = tl.fma(total, before[None, :], acc * added[None, :])
-                m, mass = tl.full((N,), float("-inf"), tl.float32), tl.zeros((N,), tl.float32)
-                acc = tl.zeros((D, N), tl.float32)
+                m = tl.full((N,), float("-inf"), tl.float32)
+                acc, sums = tl.zeros((D, N), tl.float32), tl.zeros((KEYS, N), tl.float32)
         if whole:
             sink = total_m
             if sinks is not None:
@@ -121,7 +120,7 @@ def _attention(
             out = act + row.to(tl.int64) * act_row + head * DIM
             tl.store(out[None, :] + d[:, None], total.to(tl.bfloat16), wanted)
         else:
-            slot = tl.load(group + 5) + only - low // SLICE
+            slot = tl.load(entry + 6)
             part = scratch + ((slot.to(tl.int64) * SPLIT + token) * HEADS + head) * (DIM + 2)
             tl.store(part[None, :] + d[:, None], total, wanted)
             tl.store(part + DIM, total_m, mine)
@@ -168,16 +167,14 @@ def attention(
     """act = softmax(q k^T scale, capped) v over the keys that each row sees."""
     tokens, dim, shared = q.shape[0], kv.shape[-1], heads // kv_heads
     block = max(64, triton.next_power_of_2(dim))
-    columns = query_columns(tokens)
-    lists = kv_heads * triton.cdiv(shared, columns)
-    programs = max(1, ATTENTION_PROGRAMS // lists)
+    lists, programs = attention_lists(heads, kv_heads, tokens)
     warps, stages = attention_config(block)
     scaled, cap = (scale / softcap, softcap * LOG2_E) if softcap > 0 else (scale * LOG2_E, 0.0)
     _attention[(min(programs, work.items.shape[0]), lists)](
-        q, kv, rows.key, rows.first, rows.last, rows.tables, work.groups, work.items, work.counts,
-        scratch, sinks, act, q.stride(0), kv.stride(0), act.stride(0), window,
-        scaled, cap, HEADS=heads, SHARED=shared, N=columns, KEYS=KEY_TILE, SLICE=SOFTMAX_SLICE,
-        DIM=dim, D=block, KV_BLOCK=KV_BLOCK, HALF=kv.stride(1), SPLIT=scratch.shape[1],
+        q, kv, rows.key, rows.first, rows.last, rows.tables, work.items, work.counts, scratch,
+        sinks, act, q.stride(0), kv.stride(0), act.stride(0), window,
+        scaled, cap, HEADS=heads, SHARED=shared, N=query_columns(tokens), KEYS=KEY_TILE,
+        SLICE=SOFTMAX_SLICE, DIM=dim, D=block, KV_BLOCK=KV_BLOCK, HALF=kv.stride(1), SPLIT=scratch.shape[1],
         CAPPED=softcap > 0, LOG2_E=LOG2_E, num_warps=warps, num_stages=stages, **FOLLOWING,
     )  # fmt: skip
     _merge[(min(programs, tokens), heads)](

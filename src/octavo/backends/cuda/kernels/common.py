@@ -30,16 +30,6 @@ def follow():
 
 
 @triton.jit
-def prefetch(pointers):
-    """Asks for the lines that these point to: what waits in the L2 cache is not waited for."""
-    if HOPPER:
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; // $0", "=r,l", [pointers], dtype=tl.int32, is_pure=False,
-            pack=1,
-        )  # fmt: skip
-
-
-@triton.jit
 def dot(a, b, acc):
     """acc + a b. Triton's interpreter multiplies the bits of bf16 numbers, not what they mean."""
     if INTERPRETED:

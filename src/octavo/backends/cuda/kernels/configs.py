@@ -6,14 +6,12 @@ from typing import NamedTuple
 
 import triton
 
-AHEAD = 4  # tiles of weights that a program of a linear layer asks for before it may begin
-
 
 def linear_config(kind: str, tokens: int) -> tuple[int, int, int, int]:
     """(features of a tile, tokens of a tile, warps, stages) of a linear layer."""
     nibbles = kind in ("int4", "table4")  # a stage has two tiles
     if tokens <= 64:
-        stages = (4 if tokens <= 32 else 3) if nibbles else 5
+        stages = (6 if tokens <= 32 else 3) if nibbles else 5 if kind == "bf16" else 4
         return 64, max(16, triton.next_power_of_2(tokens)), 4, stages
     if tokens <= 256:
         return 128, 64, 8 if kind != "bf16" else 4, 3 if nibbles else 4
@@ -52,9 +50,6 @@ def many_tile(n: int, tokens: int) -> Tile:
         return int(triton.cdiv(tiles, MULTIPROCESSORS) * tile.time)
 
     return min(TILES, key=taken)
-
-
-ATTENTION_PROGRAMS = 264  # that walk the work list: two for each multiprocessor of an H200
 
 
 def attention_config(dim: int) -> tuple[int, int]:

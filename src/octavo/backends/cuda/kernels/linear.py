@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 
 from octavo.backends.cuda.constants import TILE, slice_width, up
-from octavo.backends.cuda.kernels.common import FOLLOWING, dot, follow, prefetch
-from octavo.backends.cuda.kernels.configs import AHEAD, linear_config
+from octavo.backends.cuda.kernels.common import FOLLOWING, dot, follow
+from octavo.backends.cuda.kernels.configs import linear_config
 from octavo.backends.cuda.kernels.many import linear_many, takes, unpack
 from octavo.backends.cuda.kernels.unpack import lines, weights
 from octavo.backends.cuda.tensors import Matrix
@@ -88,21 +88,11 @@ def _linear(
     w, scales, minima, table, x, out, n, wide, depth, codes_row, tokens, x_row, out_part, out_row,
     KIND: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr, ODD: tl.constexpr,
     SLICE: tl.constexpr, WALK: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, TILE: tl.constexpr,
-    AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """One tile of the result: of one slice, or of all of them if WALK. AHEAD: tiles of weights that
-    are asked for while the launch before still runs."""
+    """One tile of the result: of one slice, or of all of them if WALK."""
+    follow()
     row = tl.program_id(0) * BN
     own = row + tl.arange(0, BN)
-    if AHEAD > 0 and KIND == "bf16":
-        rows = tl.minimum(own, wide - 1).to(tl.int64)
-        columns = tl.minimum(tl.program_id(2) * SLICE + tl.arange(0, AHEAD) * TILE, codes_row - 1)
-        prefetch(w + (rows * codes_row)[:, None] + columns[None, :])
-    elif AHEAD > 0:
-        BYTES: tl.constexpr = TILE * TILE // (2 if KIND == "int4" or KIND == "table4" else 1)
-        place = (row // TILE).to(tl.int64) * depth + tl.program_id(2) * (SLICE // TILE)
-        prefetch(w + place * BYTES + tl.arange(0, AHEAD * BYTES // 128) * 128)
-    follow()
     t = tl.program_id(1) * BT + tl.arange(0, BT)
     first = 0 if WALK else tl.program_id(2)
     last = tl.cdiv(depth, SLICE // TILE) if WALK else first + 1
@@ -139,5 +129,5 @@ def linear(x, w, out, unpacked=None):
         w.codes, w.scales, w.minima, w.table, x, out, w.n, up(w.n), depth, w.codes.stride(0),
         tokens, x.stride(0), out.stride(0), out.stride(1), KIND=w.kind, GROUP=w.group,
         MINIMUM=w.minima is not None, ODD=odd(w.k), SLICE=width, WALK=walk, BN=bn, BT=bt, TILE=TILE,
-        AHEAD=AHEAD, num_warps=warps, num_stages=stages, **FOLLOWING,
+        num_warps=warps, num_stages=stages, **FOLLOWING,
     )  # fmt: skip

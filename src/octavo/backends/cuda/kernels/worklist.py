@@ -5,7 +5,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo.backends.cuda.constants import SOFTMAX_SLICE, SPLIT_TOKENS, group_tokens
+from octavo.backends.cuda.constants import (
+    SOFTMAX_SLICE,
+    SPLIT_TOKENS,
+    attention_lists,
+    group_tokens,
+)
 from octavo.backends.cuda.kernels.common import FOLLOWING, follow
 
 
@@ -40,7 +45,7 @@ def _runs(table, key, t, tokens, GROUP: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _build_work(
-    key, table, first, last, groups, items, counts, tokens, window, slots,
+    key, table, first, last, groups, items, counts, tokens, window, slots, programs,
     GROUP: tl.constexpr, BLOCK: tl.constexpr, SLICE: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     follow()
@@ -58,7 +63,8 @@ def _build_work(
             end = tl.minimum(end, tl.where(mine, at + window, 0))
         low, high = tl.minimum(low, begin), tl.maximum(high, end)
     slices = tl.where(heads, (high - 1) // SLICE - low // SLICE + 1, 0)
-    wanted = tl.where((rows <= SPLIT) & (slices > 1), slices, 0)
+    share = tl.maximum(1, tl.cdiv(tl.sum(slices, 0), programs))
+    wanted = tl.where((rows <= SPLIT) & (slices > share), slices, 0)
     taken = tl.cumsum(wanted, 0)
     split = (wanted > 0) & (taken <= slots)
     begun = heads.to(tl.int32)
@@ -66,7 +72,8 @@ def _build_work(
     entry = groups + group * 8
     tl.store(entry, t, heads)
     tl.store(entry + 1, rows, heads)
-    tl.store(entry + 2, tl.load(table + t, heads, other=0), heads)
+    begins = tl.load(table + t, heads, other=0)
+    tl.store(entry + 2, begins, heads)
     tl.store(entry + 3, low, heads)
     tl.store(entry + 4, high, heads)
     tl.store(entry + 5, tl.where(split, taken - wanted, -1), heads)
@@ -75,22 +82,28 @@ def _build_work(
     count = tl.where(split, slices, begun)
     item = tl.cumsum(count, 0) - count
     for s in range(0, tl.max(count, 0)):
-        mine = s < count
-        tl.store(items + (item + s) * 2, group, mine)
-        tl.store(items + (item + s) * 2 + 1, tl.where(split, low // SLICE + s, -1), mine)
+        mine, place = s < count, items + (item + s) * 8
+        tl.store(place, t, mine)
+        tl.store(place + 1, rows, mine)
+        tl.store(place + 2, begins, mine)
+        tl.store(place + 3, low, mine)
+        tl.store(place + 4, high, mine)
+        tl.store(place + 5, tl.where(split, low // SLICE + s, -1), mine)
+        tl.store(place + 6, tl.where(split, taken - wanted + s, -1), mine)
+        tl.store(place + 7, tl.zeros((BLOCK,), tl.int32), mine)
     tl.store(counts, tl.sum(begun, 0))
     tl.store(counts + 1, tl.sum(count, 0))
     tl.store(counts + 2, tl.sum(tl.where(split, slices, 0), 0))
     tl.store(counts + 3, 0)
 
 
-def build_work(rows, work, *, shared, window, slots):
-    """Groups of rows that fill a query tile, of which each row has `shared` columns, and the items
-    that attention computes of them."""
+def build_work(rows, work, *, heads, kv_heads, window, slots):
+    """Groups of rows that fill a query tile, and the items that attention computes of them: those
+    of more slices than a program's share a slice at a time."""
     count = rows.key.shape[0]
     block = max(16, triton.next_power_of_2(count))
     _build_work[(1,)](
         rows.key, rows.table, rows.first, rows.last, work.groups, work.items, work.counts, count,
-        window, slots, GROUP=group_tokens(shared, count), BLOCK=block, SLICE=SOFTMAX_SLICE,
+        window, slots, attention_lists(heads, kv_heads, count)[1], GROUP=group_tokens(heads // kv_heads, count), BLOCK=block, SLICE=SOFTMAX_SLICE,
         SPLIT=SPLIT_TOKENS, num_warps=8 if block > 256 else 4, **FOLLOWING,
     )  # fmt: skip
