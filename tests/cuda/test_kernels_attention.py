@@ -82,12 +82,14 @@ SPANS = [
 @pytest.mark.parametrize("window", [0, 300])
 @pytest.mark.parametrize("slots", [0, 5, 32])
 @pytest.mark.parametrize("spans", SPANS)
-def test_build_work(spans: list[tuple[int, int]], slots: int, window: int) -> None:
+@pytest.mark.parametrize("heads", [16, 66])
+def test_build_work(spans: list[tuple[int, int]], slots: int, window: int, heads: int) -> None:
+    """With many heads few programs walk a list, and each has a share of several slices."""
     rows = step_rows(spans, blocks=120, padded=3)
     size = len(rows.key) + slots
     lists = Work(*(torch.full(s, -9, dtype=torch.int32) for s in ((size, 8), (size, 8), (4,))))
     plain, ours = both(
-        "build_work", rows, lists, heads=16, kv_heads=16, window=window, slots=slots
+        "build_work", rows, lists, heads=heads, kv_heads=heads, window=window, slots=slots
     )
     for expected, got in zip(plain[1], ours[1], strict=True):
         assert torch.equal(expected, got)

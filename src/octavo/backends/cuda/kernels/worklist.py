@@ -102,8 +102,9 @@ def build_work(rows, work, *, heads, kv_heads, window, slots):
     of more slices than a program's share a slice at a time."""
     count = rows.key.shape[0]
     block = max(16, triton.next_power_of_2(count))
+    _, programs = attention_lists(heads, kv_heads, count)
     _build_work[(1,)](
         rows.key, rows.table, rows.first, rows.last, work.groups, work.items, work.counts, count,
-        window, slots, attention_lists(heads, kv_heads, count)[1], GROUP=group_tokens(heads // kv_heads, count), BLOCK=block, SLICE=SOFTMAX_SLICE,
-        SPLIT=SPLIT_TOKENS, num_warps=8 if block > 256 else 4, **FOLLOWING,
+        window, slots, programs, GROUP=group_tokens(heads // kv_heads, count), BLOCK=block,
+        SLICE=SOFTMAX_SLICE, SPLIT=SPLIT_TOKENS, num_warps=8 if block > 256 else 4, **FOLLOWING,
     )  # fmt: skip
