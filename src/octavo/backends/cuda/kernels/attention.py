@@ -175,7 +175,8 @@ def attention(
         sinks, act, q.stride(0), kv.stride(0), act.stride(0), window,
         scaled, cap, HEADS=heads, SHARED=shared, N=query_columns(tokens), KEYS=KEY_TILE,
         SLICE=SOFTMAX_SLICE, DIM=dim, D=block, KV_BLOCK=KV_BLOCK, HALF=kv.stride(1),
-        SPLIT=scratch.shape[1], CAPPED=softcap > 0, LOG2_E=LOG2_E, num_warps=warps, num_stages=stages, **FOLLOWING,
+        SPLIT=scratch.shape[1], CAPPED=softcap > 0, LOG2_E=LOG2_E, num_warps=warps,
+        num_stages=stages, **FOLLOWING,
     )  # fmt: skip
     _merge[(min(programs, tokens), heads)](
         rows.key, work.groups, work.counts, scratch, sinks, act, tokens, act.stride(0),
