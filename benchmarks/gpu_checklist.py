@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from octavo.backends.base import BLOCK, SamplingRow, Span, StepInput, StepLimits
-from octavo.backends.cuda.constants import UNPACKED_TOKENS, up
+from octavo.backends.cuda.constants import PARTIAL_TOKENS, UNPACKED_TOKENS, up
 from octavo.backends.cuda.device import operations, wait
 from octavo.backends.cuda.executable import CudaExecutable
 from octavo.backends.cuda.formats import MatrixSpec
@@ -353,6 +353,43 @@ def kernels(a: argparse.Namespace, device: torch.device) -> Iterator[Line]:
             }  # fmt: skip
 
 
+def constraints(a: argparse.Namespace, device: torch.device) -> Iterator[Line]:
+    """Microseconds of linear layers with their fixed slices, and with those that are fastest."""
+    linear = operations(device).linear
+    module = sys.modules[linear.__module__]
+    fixed = module.slice_width
+    shapes: dict[tuple[int, int], list[Matrix]] = {}
+    for w in Model(a.random, a.format, device, 64).executable.placed.matrices:
+        shapes.setdefault((w.n, w.k), []).append(w)
+
+    def timed(matrices: list[Matrix], x: torch.Tensor, width: int) -> float:
+        w = matrices[0]
+        parts = -(-up(w.k) // width) if len(x) <= PARTIAL_TOKENS else 1
+        out = torch.empty(parts, len(x), w.n, device=device)
+        module.slice_width = lambda *_: width
+        calls: list[Call] = [partial(linear, x, each, out) for each in matrices]
+        took = seconds(device, replayed(lambda: [call() for call in calls], device))
+        module.slice_width = fixed
+        return took * 1e6
+
+    for tokens in (1, 8) if a.random == "tiny" else (1, 64, 2048):
+        total = least = 0.0
+        for (n, k), matrices in shapes.items():
+            if n == SHAPES[a.random].vocabulary and tokens > PARTIAL_TOKENS:
+                continue  # the head, which multiplies selected rows
+            x = torch.randn(tokens, up(k), device=device).bfloat16()
+            own = fixed(matrices[0].kind, n, k)
+            widths = sorted({own, up(k), *(up(-(-k // s)) for s in (2, 3, 4, 6, 8))})
+            found = {width: timed(matrices, x, width) for width in widths}
+            total, least = total + found[own], least + min(found.values())
+            yield {
+                "item": "slices", "tokens": tokens, "shape": [n, k], "fixed": own,
+                "microseconds": found[own], "least": min(found.values()),
+                "fastest": min(found, key=lambda width: found[width]),
+            }  # fmt: skip
+        yield {"item": "exactness", "tokens": tokens, "cost": total / least - 1}
+
+
 def baseline(a: argparse.Namespace, device: torch.device) -> Iterator[Line]:
     """What PyTorch's own operations reach on the same shape: decoding by batch, prompts by length."""
     shape = ",".join(map(str, SHAPES[a.random]))
@@ -363,7 +400,7 @@ def baseline(a: argparse.Namespace, device: torch.device) -> Iterator[Line]:
     yield from map(json.loads, done.stdout.splitlines())
 
 
-PIECES = {f.__name__: f for f in (limits, bits, memcheck, speed, kernels, baseline)}
+PIECES = {f.__name__: f for f in (limits, bits, memcheck, speed, kernels, constraints, baseline)}
 
 
 def chart(lines: list[Line]) -> str:

@@ -16,6 +16,7 @@ def test_all_pieces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "bits",
         "speed",
         "kernels",
+        "constraints",
         "baseline",
         "--random",
         "tiny",
@@ -29,7 +30,7 @@ def test_all_pieces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     items = {line["item"] for line in lines}
     assert items == {
         "versions", "copy", "product", "linear", "chunks", "together", "beside a prompt", "made",
-        "decode", "prefill", "kernel", "baseline decode", "baseline prefill",
+        "decode", "prefill", "kernel", "slices", "exactness", "baseline decode", "baseline prefill",
     }  # fmt: skip
     assert svg.read_text().count("<rect") == 2
     capsys.readouterr()

@@ -12,6 +12,7 @@ from octavo.backends.cuda.executable import CudaExecutable
 from octavo.backends.cuda.probe import HOST
 from octavo.errors import DeviceUnusable
 from tests.api.server import serving
+from tests.cuda.gpu import GPU
 from tests.small_models import Small, save_gguf
 
 
@@ -36,16 +37,18 @@ def test_a_server_gives_what_python_gives(
     monkeypatch.setattr(CudaExecutable, "step", counted)
     prompts = [[5, 6, 7], list(range(10, 50))]
     params = SamplingParams(max_tokens=8, temperature=0.8, seed=3, ignore_eos=True)
-    with LLM(str(small), device="cuda", memory="400MiB", context=128) as llm:
+    memory = "2GiB" if GPU else "400MiB"
+    with LLM(str(small), device="cuda", memory=memory, context=128) as llm:
         expected = [c.text for c in llm.generate(prompts, params)]
     assert steps >= 8
-    arguments = (str(small), "--device", "cuda", "--memory", "400MiB", "--context", "128")
-    with serving(*arguments, log=tmp_path / "log", env={HOST: "torch"}) as server:
+    arguments = (str(small), "--device", "cuda", "--memory", memory, "--context", "128")
+    env = {} if GPU else {HOST: "torch"}
+    with serving(*arguments, log=tmp_path / "log", env=env) as server:
         body = {"max_tokens": 8, "temperature": 0.8, "seed": 3, "ignore_eos": True}
         for ids, text in zip(prompts, expected, strict=True):
             status, reply = server.post("/v1/completions", body | {"prompt": ids})
             assert status == 200 and reply["choices"][0]["text"] == text
-    assert "kernels   host" in (tmp_path / "log").read_text()
+    assert f"kernels   {'sm_' if GPU else 'host'}" in (tmp_path / "log").read_text()
 
 
 def test_without_a_gpu_it_is_refused(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
