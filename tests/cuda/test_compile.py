@@ -63,7 +63,7 @@ def test_compiled(group: str, compilers: dict[str, subprocess.Popen[str]]) -> No
 
 def spilled(kernel: dict[str, Any]) -> int:
     """Registers that may lie in local memory, where two accumulators leave few: with wide heads
-    those of an item that are used before and after the loops over slices and keys; with 256 tokens
-    a part of the sum of slices, while one of them is computed."""
-    least = {"_attention": 128, "_linear_many": 256}.get(kernel["kernel"])
+    those of an item that are used before and after the loops over slices and keys; with 128 tokens
+    or more a part of the sum of slices, while one of them is computed."""
+    least = {"_attention": 128, "_linear_many": 128}.get(kernel["kernel"])
     return 64 if least is not None and kernel["width"] >= least else 0

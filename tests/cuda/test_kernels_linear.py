@@ -161,4 +161,4 @@ def test_codes_become_bf16(kind: str, group: int, minima: bool) -> None:
 
 def test_the_tile_that_takes_the_fewest_waves() -> None:
     found = [many_tile(n, t)[:2] for n, t in [(28672, 2048), (4096, 512), (4096, 256), (1024, 128)]]
-    assert found == [(128, 256), (128, 128), (64, 128), (64, 32)]
+    assert found == [(128, 256), (128, 128), (64, 128), (64, 64)]

@@ -12,7 +12,7 @@ TILE = 64  # packed weights are padded to it in both directions
 KEY_TILE = 64  # keys of a step of the online softmax, counted from position 0
 SOFTMAX_SLICE = 256  # keys whose softmax is computed from nothing, counted from position 0
 PARTIAL_TOKENS = 64  # rows up to which the slices of a linear layer are stored apart
-UNPACKED_TOKENS = 512  # padded rows from which codes become a matrix in bf16 before they multiply
+UNPACKED_TOKENS = 256  # padded rows from which codes become a matrix in bf16 before they multiply
 PAIR_BLOCK = 16  # rows of one expert that are computed together
 SPLIT_TOKENS = 4  # rows of a query group up to which its slices may be computed apart
 

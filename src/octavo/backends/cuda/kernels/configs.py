@@ -11,7 +11,7 @@ def linear_config(kind: str, tokens: int) -> tuple[int, int, int, int]:
     """(features of a tile, tokens of a tile, warps, stages) of a linear layer."""
     nibbles = kind in ("int4", "table4")  # a stage has two tiles
     if tokens <= 64:
-        stages = (6 if tokens <= 32 else 3) if nibbles else 5 if kind == "bf16" else 4
+        stages = (4 if tokens <= 32 else 3) if nibbles else 5 if kind == "bf16" else 4
         return 64, max(16, triton.next_power_of_2(tokens)), 4, stages
     if tokens <= 256:
         return 128, 64, 8 if kind != "bf16" else 4, 3 if nibbles else 4
@@ -29,14 +29,12 @@ class Tile(NamedTuple):
 
 
 MULTIPROCESSORS = 132  # of an H100 and of an H200
-# Measured with 2,048 tokens but for the last two. A larger tile reads less for what it multiplies,
-# and leaves less room beside it: the largest has a multiprocessor for itself.
+# Measured on an H200 with 96 to 2,048 tokens. A larger tile reads less for what it multiplies.
 TILES = (
     Tile(128, 256, 8, 4, 100),
-    Tile(128, 128, 8, 4, 58),
-    Tile(64, 128, 4, 4, 36),
-    Tile(64, 64, 4, 6, 20),
-    Tile(64, 32, 4, 8, 14),
+    Tile(128, 128, 4, 4, 54),
+    Tile(64, 128, 4, 6, 37),
+    Tile(64, 64, 4, 6, 22),
 )
 
 
