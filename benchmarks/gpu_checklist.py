@@ -368,7 +368,7 @@ def constraints(a: argparse.Namespace, device: torch.device) -> Iterator[Line]:
         out = torch.empty(parts, len(x), w.n, device=device)
         module.slice_width = lambda *_: width
         calls: list[Call] = [partial(linear, x, each, out) for each in matrices]
-        took = seconds(device, replayed(lambda: [call() for call in calls], device))
+        took = seconds(device, replayed(lambda: [call() for call in calls], device), 7)
         module.slice_width = fixed
         return took * 1e6
 
@@ -379,7 +379,7 @@ def constraints(a: argparse.Namespace, device: torch.device) -> Iterator[Line]:
                 continue  # the head, which multiplies selected rows
             x = torch.randn(tokens, up(k), device=device).bfloat16()
             own = fixed(matrices[0].kind, n, k)
-            widths = sorted({own, up(k), *(up(-(-k // s)) for s in (2, 3, 4, 6, 8))})
+            widths = sorted({own, up(k), up(-(-k // 2), 128), up(-(-k // 4), 128)})
             found = {width: timed(matrices, x, width) for width in widths}
             total, least = total + found[own], least + min(found.values())
             yield {

@@ -96,4 +96,4 @@ def stride(x, dim=0):
 
 def row_warps(width):
     """Warps that sum a row: they set the order, so the width alone decides."""
-    return min(16, max(1, triton.next_power_of_2(width) // 512))
+    return min(16, max(1, triton.next_power_of_2(width) // 256))
