@@ -56,9 +56,7 @@ def specialize(fn: JITFunction, args: tuple[Any, ...], named: dict[str, Any]) ->
 def measure(fn: JITFunction, args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
     """Compiles one launch; instructions by name, those with local memory among products (inner),
     how numbers become bf16, and bytes of shared memory."""
-    options = {
-        k: named.pop(k) for k in ("num_warps", "num_stages", "maxnreg", "launch_pdl") if k in named
-    }
+    options = {k: named.pop(k) for k in ("num_warps", "num_stages", "launch_pdl") if k in named}
     signature, constants, attributes = specialize(fn, args, named)
     source = ASTSource(fn=fn, signature=signature, constexprs=constants, attrs=attributes)
     kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)

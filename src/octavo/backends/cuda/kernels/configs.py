@@ -7,19 +7,15 @@ from typing import NamedTuple
 import triton
 
 
-def linear_config(kind: str, tokens: int) -> tuple[int, int, dict[str, int]]:
-    """(features of a tile, tokens of a tile, options of the compiler) of a linear layer."""
+def linear_config(kind: str, tokens: int) -> tuple[int, int, int, int]:
+    """(features of a tile, tokens of a tile, warps, stages) of a linear layer."""
     nibbles = kind in ("int4", "table4")  # a stage has two tiles
     if tokens <= 64:
         stages = (4 if tokens <= 32 else 3) if nibbles else 5 if kind == "bf16" else 4
-        options = {"num_warps": 4, "num_stages": stages}
-        if nibbles and tokens <= 32:  # unpacking waits for itself: seven programs side by side
-            options["maxnreg"] = 64
-        return 64, max(16, triton.next_power_of_2(tokens)), options
+        return 64, max(16, triton.next_power_of_2(tokens)), 4, stages
     if tokens <= 256:
-        stages = 3 if nibbles else 4
-        return 128, 64, {"num_warps": 8 if kind != "bf16" else 4, "num_stages": stages}
-    return 128, 128, {"num_warps": 8, "num_stages": 2 if nibbles else 3}
+        return 128, 64, 8 if kind != "bf16" else 4, 3 if nibbles else 4
+    return 128, 128, 8, 2 if nibbles else 3
 
 
 class Tile(NamedTuple):

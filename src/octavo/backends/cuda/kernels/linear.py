@@ -124,10 +124,10 @@ def linear(x, w, out, unpacked=None):
     tokens, parts = x.shape[0], out.shape[0]
     depth = up(w.k) // TILE
     walk = parts == 1 and width < up(w.k)
-    bn, bt, options = linear_config(w.kind, tokens)
+    bn, bt, warps, stages = linear_config(w.kind, tokens)
     _linear[(triton.cdiv(up(w.n), bn), triton.cdiv(tokens, bt), parts)](
         w.codes, w.scales, w.minima, w.table, x, out, w.n, up(w.n), depth, w.codes.stride(0),
         tokens, x.stride(0), out.stride(0), out.stride(1), KIND=w.kind, GROUP=w.group,
         MINIMUM=w.minima is not None, ODD=odd(w.k), SLICE=width, WALK=walk, BN=bn, BT=bt, TILE=TILE,
-        **options, **FOLLOWING,
+        num_warps=warps, num_stages=stages, **FOLLOWING,
     )  # fmt: skip
