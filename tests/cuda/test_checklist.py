@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.gpu_checklist import PIECES, main
+from benchmarks.gpu_checklist import PIECES, SERVE, main
+
+from octavo.backends.cuda.probe import HOST
+
+
+def test_a_server_on_random_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HOST, "torch")
+    done = subprocess.run([sys.executable, SERVE, "tiny"], stdout=subprocess.PIPE, check=True)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["item"] for line in lines] == ["start", "start", "stream", "streams"]
+    assert lines[-1]["same"] and lines[-1]["streams"] == 3
 
 
 def test_all_pieces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
