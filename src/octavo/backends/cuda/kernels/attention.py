@@ -45,6 +45,51 @@ def _block(tables, tile, low, high, KEYS: tl.constexpr, KV_BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _walk(
+    query, kv, kv_block, table, low, high, begin, end, tile, tiles, scale, cap,
+    N: tl.constexpr, KEYS: tl.constexpr, SLICE: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr,
+    KV_BLOCK: tl.constexpr, HALF: tl.constexpr, CAPPED: tl.constexpr,
+):  # fmt: skip
+    """total, m, mass of the slices of tiles [tile, tiles), merged as they end. Column i sees keys
+    [begin, end)[i]. Blocks of keys are looked up a tile ahead."""
+    d = tl.arange(0, D)
+    m, sums = tl.full((N,), float("-inf"), tl.float32), tl.zeros((KEYS, N), tl.float32)
+    total_m, total_mass = m, tl.zeros((N,), tl.float32)
+    acc, total = tl.zeros((D, N), tl.float32), tl.zeros((D, N), tl.float32)
+    block = _block(table, tile, low, high, KEYS, KV_BLOCK)
+    for number in range(tile, tiles):
+        j = number * KEYS + tl.arange(0, KEYS)
+        stored = (j >= low) & (j < high)
+        rest = kv + block.to(tl.int64) * kv_block + j % KV_BLOCK * DIM
+        block = _block(table, number + 1, low, high, KEYS, KV_BLOCK)
+        places = rest[:, None] + d[None, :]
+        if DIM == D:
+            k = tl.load(places)
+            v = tl.load(places + HALF, stored[:, None], other=0.0)
+        else:
+            held = stored[:, None] & (d < DIM)[None, :]
+            k = tl.load(places, held, other=0.0)
+            v = tl.load(places + HALF, held, other=0.0)
+        s = dot(k, query, tl.zeros((KEYS, N), tl.float32)) * scale
+        if CAPPED:
+            s = cap * tanh(s)
+        seen = (j[:, None] >= begin[None, :]) & (j[:, None] < end[None, :])
+        s = tl.where(seen, s, float("-inf"))
+        new, keep, _ = _shares(m, tl.max(s, 0))
+        p = tl.exp2(s - tl.where(new == float("-inf"), 0.0, new)[None, :])
+        sums = tl.fma(sums, keep[None, :], p)
+        acc = dot(tl.trans(v), p.to(tl.bfloat16), acc * keep[None, :])
+        m = new
+        if ((number + 1) % (SLICE // KEYS) == 0) | (number + 1 == tiles):  # a slice ends
+            total_m, before, added = _shares(total_m, m)
+            total_mass = tl.fma(total_mass, before, tl.sum(sums, 0) * added)
+            total = tl.fma(total, before[None, :], acc * added[None, :])
+            m = tl.full((N,), float("-inf"), tl.float32)
+            acc, sums = tl.zeros((D, N), tl.float32), tl.zeros((KEYS, N), tl.float32)
+    return total, total_m, total_mass
+
+
+@triton.jit
 def _attention(
     q, kv, key, first, last, tables, items, counts, scratch, sinks, act, q_row, kv_block,
     act_row, window, scale, cap,
@@ -53,7 +98,7 @@ def _attention(
     HALF: tl.constexpr, SPLIT: tl.constexpr, CAPPED: tl.constexpr, LOG2_E: tl.constexpr,
 ):  # fmt: skip
     """Items of the work list, one after the other, of up to N of the heads that share a key head.
-    N: columns of a query tile. Blocks of keys are looked up a tile ahead."""
+    N: columns of a query tile."""
     follow()
     PER: tl.constexpr = min(SHARED, N)
     TILES: tl.constexpr = (SHARED + PER - 1) // PER
@@ -79,39 +124,10 @@ def _attention(
         from_key = tl.where(whole, low, tl.maximum(low, only * SLICE))
         to_key = tl.where(whole, high, tl.minimum(high, (only + 1) * SLICE))
         tile, tiles = from_key // KEYS, tl.cdiv(to_key, KEYS)
-        m, sums = tl.full((N,), float("-inf"), tl.float32), tl.zeros((KEYS, N), tl.float32)
-        total_m, total_mass = m, tl.zeros((N,), tl.float32)
-        acc, total = tl.zeros((D, N), tl.float32), tl.zeros((D, N), tl.float32)
-        block = _block(table, tile, low, high, KEYS, KV_BLOCK)
-        for number in range(tile, tiles):
-            j = number * KEYS + tl.arange(0, KEYS)
-            stored = (j >= low) & (j < high)
-            rest = kv + block.to(tl.int64) * kv_block + j % KV_BLOCK * DIM
-            block = _block(table, number + 1, low, high, KEYS, KV_BLOCK)
-            places = rest[:, None] + d[None, :]
-            if DIM == D:
-                k = tl.load(places)
-                v = tl.load(places + HALF, stored[:, None], other=0.0)
-            else:
-                held = stored[:, None] & (d < DIM)[None, :]
-                k = tl.load(places, held, other=0.0)
-                v = tl.load(places + HALF, held, other=0.0)
-            s = dot(k, query, tl.zeros((KEYS, N), tl.float32)) * scale
-            if CAPPED:
-                s = cap * tanh(s)
-            seen = (j[:, None] >= begin[None, :]) & (j[:, None] < end[None, :])
-            s = tl.where(seen, s, float("-inf"))
-            new, keep, _ = _shares(m, tl.max(s, 0))
-            p = tl.exp2(s - tl.where(new == float("-inf"), 0.0, new)[None, :])
-            sums = tl.fma(sums, keep[None, :], p)
-            acc = dot(tl.trans(v), p.to(tl.bfloat16), acc * keep[None, :])
-            m = new
-            if ((number + 1) % (SLICE // KEYS) == 0) | (number + 1 == tiles):  # a slice ends
-                total_m, before, added = _shares(total_m, m)
-                total_mass = tl.fma(total_mass, before, tl.sum(sums, 0) * added)
-                total = tl.fma(total, before[None, :], acc * added[None, :])
-                m = tl.full((N,), float("-inf"), tl.float32)
-                acc, sums = tl.zeros((D, N), tl.float32), tl.zeros((KEYS, N), tl.float32)
+        total, total_m, total_mass = _walk(
+            query, kv, kv_block, table, low, high, begin, end, tile, tiles, scale, cap,
+            N, KEYS, SLICE, DIM, D, KV_BLOCK, HALF, CAPPED,
+        )  # fmt: skip
         if whole:
             sink = total_m
             if sinks is not None:
