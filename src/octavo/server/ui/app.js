@@ -2,7 +2,8 @@
 
 import { hasKey, setKey, whenKeyIsWanted } from "./api.js";
 import { Chat } from "./chat.js";
-import { h, icon, iconButton, toast } from "./dom.js";
+import { h, icon, iconButton, styled, toast } from "./dom.js";
+import { formatting } from "./markdown.js";
 import { fillMenus, ModelMenu } from "./models.js";
 
 const main = document.getElementById("main");
@@ -13,11 +14,12 @@ const models = new ModelMenu("Model");
 const chat = new Chat(models, drawHistory);
 const views = { chat: async () => chat, playground: load("./playground.js", "Playground"), dashboard: load("./dashboard.js", "Dashboard") };
 let shown = null;
+let panels;
 
-/** A view that is loaded when it is opened first. */
+/** A view that is loaded when it is opened first, with the styles of all but the chat. */
 function load(file, name) {
   let made;
-  return async () => (made ??= new (await import(file))[name]());
+  return async () => (made ??= new (await Promise.all([import(file), (panels ??= styled("ui/panels.css"))]))[0][name]());
 }
 
 async function route() {
@@ -26,8 +28,8 @@ async function route() {
     if (link.dataset.view === name) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  const view = await views[name]();
-  if (view === shown) return;
+  const view = await views[name]().catch(() => toast("This view cannot be loaded. Does the server still run?"));
+  if (!view || view === shown) return;
   shown?.hide?.();
   shown = view;
   document.title = name === "chat" ? "Octavo" : `${name[0].toUpperCase()}${name.slice(1)} · Octavo`;
@@ -125,3 +127,4 @@ await route();
 document.documentElement.dataset.ready = "";
 performance.mark("ready");
 fillMenus(models);
+(window.requestIdleCallback ?? setTimeout)(formatting); // before it is needed, after all else

@@ -4,6 +4,7 @@ import { explain, stream } from "./api.js";
 import { Composer } from "./composer.js";
 import * as conversation from "./conversation.js";
 import { download, h, icon, iconButton, toast } from "./dom.js";
+import { formatting } from "./markdown.js";
 import { MessageView } from "./message.js";
 import { DEFAULTS, parseTools, settingsForm, toRequest } from "./parameters.js";
 import * as store from "./store.js";
@@ -34,19 +35,31 @@ export class Chat {
       iconButton("export", "Export this chat", () => this.#export()),
       (this.toggle = iconButton("sliders", "Settings of this chat", () => this.#drawer(), { "aria-expanded": String(!this.drawer.hidden) })));
     this.scroller.addEventListener("scroll", () => this.#scrolled());
+    addEventListener("formatted", () => this.#follow && this.#end());
     this.element.addEventListener("dragover", (event) => event.preventDefault());
     this.element.addEventListener("drop", (event) => (event.preventDefault(), this.composer.attach(event.dataTransfer.files)));
     this.element.addEventListener("keydown", (event) => event.key === "Escape" && this.stop());
     models.onchange = (name) => ((this.chat.settings.model = name), this.#remember());
   }
 
+  /** Opens what was open last. If that was nothing, it waits for nothing: to make a database takes a browser long. */
   async load() {
-    this.chats = await store.all().catch(() => (toast("This browser keeps no history here."), []));
-    for (const message of this.chats.flatMap((chat) => chat.messages)) {
+    const last = store.recall("chat", "");
+    const history = this.#history();
+    if (!last) return this.fresh();
+    await Promise.all([history, formatting()]);
+    const chat = this.chats.find(({ id }) => id === last);
+    chat ? this.open(chat) : this.fresh();
+  }
+
+  async #history() {
+    const kept = await store.all().catch(() => (toast("This browser keeps no history here."), []));
+    for (const message of kept.flatMap((chat) => chat.messages)) {
       if (message.busy) delete message.busy, (message.finish = "stopped"); // the page was left meanwhile
     }
-    const last = this.chats.find((chat) => chat.id === store.recall("chat"));
-    last ? this.open(last) : this.fresh();
+    const begun = new Set(this.chats.map(({ id }) => id)); // meanwhile
+    this.chats.push(...kept.filter(({ id }) => !begun.has(id)));
+    if (this.chat) this.changed();
   }
 
   /** Starts a new conversation, with the settings of the last one. */
@@ -57,7 +70,7 @@ export class Chat {
 
   open(chat) {
     this.chat = chat;
-    store.remember("chat", chat.id);
+    store.remember("chat", this.chats.includes(chat) ? chat.id : "");
     this.models.choose(chat.settings.model);
     this.drawer.replaceChildren(h("h2", {}, "Settings"), settingsForm(chat.settings, () => this.#remember()));
     this.composer.busy = this.#running.has(chat.id);
@@ -86,6 +99,7 @@ export class Chat {
 
   #keep(chat) {
     this.chats = [chat, ...this.chats.filter((other) => other !== chat)].sort((a, b) => b.updated - a.updated);
+    if (chat === this.chat) store.remember("chat", chat.id);
     store.save(chat).catch(() => {});
   }
 

@@ -94,18 +94,22 @@ export function download(name, text, type) {
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
 
-/** Makes an element look like another, in place where they are alike: what has the focus, or is being pressed, stays. */
+/** Makes an element look like another, in place where they are alike: what has the focus, or is being pressed, stays. The one that is there then. */
 export function patch(old, fresh) {
-  if (old.nodeName !== fresh.nodeName || old.dataset?.key !== fresh.dataset?.key) return old.replaceWith(fresh);
-  if (old.nodeType === Node.TEXT_NODE) {
-    if (old.data !== fresh.data) old.data = fresh.data;
-    return;
-  }
+  if (old.isEqualNode(fresh)) return old;
+  if (old.nodeName !== fresh.nodeName || old.dataset?.key !== fresh.dataset?.key) return old.replaceWith(fresh), fresh;
+  if (old.nodeType === Node.TEXT_NODE) return (old.data = fresh.data), old;
   for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
   for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   const [had, has] = [[...old.childNodes], [...fresh.childNodes]];
   has.forEach((child, i) => (i < had.length ? patch(had[i], child) : old.append(child)));
   had.slice(has.length).forEach((child) => child.remove());
+  return old;
+}
+
+/** A style sheet that only some views need, once it is there or cannot be had. */
+export function styled(href) {
+  return new Promise((resolve) => document.head.append(h("link", { rel: "stylesheet", href, onload: resolve, onerror: resolve })));
 }
 
 /** Asks before something that cannot be undone. True if it is wanted. */
