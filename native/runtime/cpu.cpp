@@ -1,5 +1,6 @@
 #include "cpu.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 #if defined(__x86_64__)
@@ -74,6 +75,12 @@ std::vector<std::string> runnable_isas() {
 #endif
   std::vector<std::string> names;
   for (const Isa& i : ISAS) if (i.runs()) names.push_back(i.name);
+#if defined(__x86_64__)
+  // Intel's processors take four times as long for products of bf16 pairs as for fp32 ones, which
+  // are half as many: sets without them are quicker there.
+  const auto pairs = std::find(names.begin(), names.end(), "avx512bf16");
+  if (pairs != names.end() && __builtin_cpu_is("intel")) std::iter_swap(pairs, pairs + 1);
+#endif
   return names;
 }
 

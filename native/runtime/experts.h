@@ -70,10 +70,11 @@ class ExpertsOp : public Op {
   int phases() const override { return 6; }
   Cost cost(const Context& c, int phase) const override;
   size_t scratch_floats(int rows) const override {
-    return std::max(size_t(rows_.in.k), size_t(rows) * GatedOp::WIDTH);
+    return std::max(size_t(rows_.in.k), size_t(rows) * WIDTH);
   }
   void run(Context& c, int phase, int thread, Work& work) override;
  private:
+  static constexpr int WIDTH = 2 * PANEL;  // scratch floats a row: gates, then ups
   void gather(Context& c, int row, float* line) const;
   void gate(Context& c, int expert, int panel, int thread) const;
   void emit(Context& c, int row) const;

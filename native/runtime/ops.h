@@ -259,8 +259,8 @@ class AddOp : public Op {
   Rows rows_; Buffer a_, b_, out_;
 };
 
-// Panels a thread takes at a time: 32 KiB of weights.
-inline int linear_chunk(size_t panel_bytes) { return int((32 << 10) / panel_bytes) + 1; }
+// Panels a thread takes at a time: 32 KiB of weights, in whole pairs.
+inline int linear_chunk(size_t panel_bytes) { return int((16 << 10) / panel_bytes) * 2 + 2; }
 
 struct LinearPart { const Matrix* weight; Buffer out; const float* bias; const float* residual; };
 
@@ -291,9 +291,9 @@ class LinearOp : public Op {
   Rows rows_; Input act_; std::vector<LinearPart> parts_;
 };
 
-// Gate and up projections with what follows them, panel by panel: what lies between never leaves
-// the core. Without an up projection the gate is multiplied by one. Phase 0 leaves values in `mid`,
-// 1 emits them.
+// Gate and up projections with what follows them, two panels at a time: what lies between never
+// leaves the core. Without an up projection the gate is multiplied by one. Phase 0 leaves values in
+// `mid`, 1 emits them.
 class GatedOp : public Op {
  public:
   GatedOp(Rows rows, Input in, LinearPart gate, LinearPart up, int kind, Buffer mid, Input out)
@@ -308,7 +308,7 @@ class GatedOp : public Op {
   Cost cost(const Context& c, int phase) const override;
   size_t scratch_floats(int rows) const override { return size_t(rows) * WIDTH; }
   void run(Context& c, int phase, int thread, Work& work) override;
-  static constexpr int WIDTH = 2 * PANEL;  // scratch floats a row: gates, then ups
+  static constexpr int PAIR = 2 * PANEL, WIDTH = 2 * PAIR;  // scratch floats a row: gates, then ups
  private:
   void project(Context& c, int rows, int thread, Work& work) const;
   Rows rows_; Input in_, out_; LinearPart gate_, up_; int kind_; Buffer mid_;

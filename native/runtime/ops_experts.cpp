@@ -88,10 +88,10 @@ void ExpertsOp::gate(Context& c, int expert, int panel, int thread) const {
   for (const Expert::Part* p : {&e.gate, &e.up}) {
     const float* bias = p->bias ? p->bias + panel * PANEL : nullptr;
     const LinearArgs args =
-        p->weight->args(in, rows, p == &e.gate ? y : y + PANEL, GatedOp::WIDTH, bias);
+        p->weight->args(in, rows, p == &e.gate ? y : y + PANEL, WIDTH, bias);
     p->weight->multiply(*c.kernels, args, 0, 1, c.rooms[size_t(thread)], panel);
   }
-  c.kernels->gated(kind_, y, y + PANEL, GatedOp::WIDTH, rows,
+  c.kernels->gated(kind_, y, y + PANEL, WIDTH, rows,
       rows_.gated.row(begin) + panel * PANEL, rows_.gated.stride, PANEL);
 }
 

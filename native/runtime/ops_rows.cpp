@@ -68,7 +68,7 @@ void LinearOp::fetch(int thread, const Work& work) const {
 }
 
 void GatedOp::fetch(int thread, const Work& work) const {
-  const int begin = work.first(thread, gate_.weight->panel_count());
+  const int begin = 2 * work.first(thread, (gate_.weight->panel_count() + 1) / 2);
   gate_.weight->fetch(begin);
   if (up_.weight) up_.weight->fetch(begin);
 }
@@ -275,31 +275,33 @@ void GatedOp::run(Context& c, int phase, int thread, Work& work) {
 
 void GatedOp::project(Context& c, int rows, int thread, Work& work) const {
   const Act& act = in_.of(rows, thread);
-  float *gate = c.scratch[size_t(thread)], *up = gate + PANEL;
+  const int panels = gate_.weight->panel_count();
+  float *gate = c.scratch[size_t(thread)], *up = gate + PAIR;
+  auto project = [&](const LinearPart& p, int part, const Act& in, int first, int rows, int from,
+                     int to, float* out) {
+    const LinearArgs args =
+        p.weight->args(in, rows, out, WIDTH, p.bias ? p.bias + from * PANEL : nullptr);
+    p.weight->multiply(*c.kernels, args, 0, to - from, c.rooms[size_t(thread)], from);
+    if (rows_ == Rows::tokens)
+      add_adapters(c, part, p.weight->id, first, rows, from, to, out, WIDTH);
+  };
+  auto gated = [&](const Act& in, int first, int count, int from) {
+    const int to = std::min(from + PAIR / PANEL, panels), width = (to - from) * PANEL;
+    project(gate_, 0, in, first, count, from, to, gate);
+    if (up_.weight)
+      project(up_, 1, in, first, count, from, to, up);
+    else
+      for (int t = 0; t < count; t++) std::fill_n(up + t * WIDTH, width, 1.0f);
+    c.kernels->gated(kind_, gate, up, WIDTH, count, mid_.row(first) + from * PANEL, mid_.stride,
+        width);
+    if (to == panels)
+      for (int t = first; t < first + count; t++) pad(mid_.row(t), mid_.width, out_.shared.k);
+  };
   Blocks(rows, work.members())
-      .each(work, thread, gate_.weight->panel_count(), 1,
-          [&](int first, int count, int begin, int end) {
-            const Act in = from_row(act, first);
-            auto project = [&](const LinearPart& p, int part, int panel, float* out) {
-              const LinearArgs args =
-                  p.weight->args(in, count, out, WIDTH, p.bias ? p.bias + panel * PANEL : nullptr);
-              p.weight->multiply(*c.kernels, args, 0, 1, c.rooms[size_t(thread)], panel);
-              if (rows_ == Rows::tokens)
-                add_adapters(c, part, p.weight->id, first, count, panel, panel + 1, out, WIDTH);
-            };
-            for (int panel = begin; panel < end; panel++) {
-              project(gate_, 0, panel, gate);
-              if (up_.weight)
-                project(up_, 1, panel, up);
-              else
-                for (int t = 0; t < count; t++) std::fill_n(up + t * WIDTH, PANEL, 1.0f);
-              c.kernels->gated(kind_, gate, up, WIDTH, count, mid_.row(first) + panel * PANEL,
-                  mid_.stride, PANEL);
-              if (panel + 1 == gate_.weight->panel_count())
-                for (int t = first; t < first + count; t++)
-                  pad(mid_.row(t), mid_.width, out_.shared.k);
-            }
-          });
+      .each(work, thread, (panels + 1) / 2, 1, [&](int first, int count, int begin, int end) {
+        const Act in = from_row(act, first);
+        for (int pair = begin; pair < end; pair++) gated(in, first, count, 2 * pair);
+      });
 }
 
 void GluOp::run(Context& c, int, int thread, Work& work) {
