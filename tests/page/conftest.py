@@ -27,6 +27,7 @@ ENDLESS = """() => {
   window.fetch = (url, asked) => whole(url, asked.body
     ? { ...asked, body: JSON.stringify({ ...JSON.parse(asked.body), ...more }) } : asked);
 }"""
+FORMATTING = "() => import('./ui/markdown.js').then(({ formatting }) => formatting())"
 expect.set_options(timeout=1000 * SECONDS)
 
 
@@ -67,6 +68,7 @@ class Watched:
         page = self.context.new_page()
         page.goto((url or self.url) + "/" + view)
         page.wait_for_selector("html[data-ready]")
+        page.evaluate(FORMATTING)  # or a quick reply is plain text for a moment
         return page
 
     def check(self, *hosts: str) -> None:

@@ -19,7 +19,7 @@ from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
 from tests.api.server import Server, serving
-from tests.page.conftest import CHROMIUM, FLAGS, say, settled
+from tests.page.conftest import CHROMIUM, FLAGS, FORMATTING, say, settled
 from tests.page.test_fleet import simulated_gateway
 from tests.terminal import Terminal
 
@@ -53,6 +53,7 @@ def visit(browser: Browser, server: Server, view: str, scheme: str, phone: bool 
     )
     page.goto(f"{server.url}/{view}")
     page.wait_for_selector("html[data-ready]")
+    page.evaluate(FORMATTING)
     return page
 
 

@@ -23,7 +23,6 @@ ASKED = """() => {
   const before = performance.getEntriesByType("resource").filter((each) => each.startTime < ready);
   return before.map((each) => each.name.split("/ui/")[1]);
 }"""
-THERE = "() => import('./ui/markdown.js').then(({ formatting }) => formatting())"
 GROWN = """async ([text, step]) => {
   const { MarkdownView, formatting } = await import("./ui/markdown.js");
   await formatting();
@@ -124,7 +123,6 @@ def test_the_first_load_asks_only_for_what_it_shows(page: Page) -> None:
     named = re.findall(r'(?:src|href)="ui/([^"]+)"', (served.FOLDER / "index.html").read_text())
     assert sorted(asked) == sorted(set(named))  # all at once, none found late
     assert [name for name in asked if name in (*LATER, "panels.css")] == []
-    page.evaluate(THERE)
     names = page.evaluate("performance.getEntriesByType('resource').map((e) => e.name)")
     later = [name.split("/ui/")[1] for name in names if "/ui/" in name]
     assert sorted(set(later) - set(asked)) == LATER
