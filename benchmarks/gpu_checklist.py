@@ -34,7 +34,8 @@ from octavo.backends.cuda.inputs import step_size
 from octavo.backends.cuda.tensors import Matrix
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.gpu_model import FORMATS, SHAPES, Model, replayed, seconds
+from benchmarks.gpu_baseline import replayed
+from benchmarks.gpu_model import FORMATS, SHAPES, Model, seconds
 
 BASELINE = Path(__file__).with_name("gpu_baseline.py")
 SERVE = Path(__file__).with_name("gpu_serve.py")

@@ -145,19 +145,6 @@ class Model:
         return found
 
 
-def replayed(work: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """Work as a CUDA graph; itself on a CPU."""
-    if device.type != "cuda":
-        return work
-    work()
-    wait(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    replay: Callable[[], object] = graph.replay
-    return replay
-
-
 def seconds(device: torch.device, work: Callable[[], object], rounds: int = 20) -> float:
     """Median seconds of a piece of work, after three that do not count."""
     taken = []

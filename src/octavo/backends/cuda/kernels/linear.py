@@ -14,7 +14,7 @@ from octavo.backends.cuda.constants import TILE, slice_width, up
 from octavo.backends.cuda.kernels.common import FOLLOWING, dot, follow
 from octavo.backends.cuda.kernels.configs import linear_config
 from octavo.backends.cuda.kernels.many import linear_many, takes, unpack
-from octavo.backends.cuda.kernels.unpack import lines, weights
+from octavo.backends.cuda.kernels.unpack import lines, odd, weights
 from octavo.backends.cuda.tensors import Matrix
 
 
@@ -104,11 +104,6 @@ def _linear(
     if not WALK:
         place += first * out_part
     tl.store(place, total, (t < tokens)[None, :] & (own < n)[:, None])
-
-
-def odd(k):
-    """Whether the last slice has an odd number of tiles; of codes others have an even number."""
-    return up(k) // TILE % 2 == 1
 
 
 def linear(x, w, out, unpacked=None):

@@ -13,7 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from octavo.backends.cuda.constants import PARTIAL_TOKENS, TILE, up
 from octavo.backends.cuda.kernels.common import FOLLOWING, dot, follow
 from octavo.backends.cuda.kernels.configs import many_tile
-from octavo.backends.cuda.kernels.unpack import lines, weights
+from octavo.backends.cuda.kernels.unpack import lines, odd, weights
 
 TMA = ((9, 0), (12, 0))  # from this capability to before that: later ones have 99 KiB a program
 BESIDE = 8  # tiles of features whose tokens are multiplied before the next ones
@@ -91,7 +91,7 @@ def unpack(w, out):
     each = 2 if w.kind in ("int4", "table4") else 1
     _unpack[(triton.cdiv(depth, each), up(w.n) // TILE)](
         w.codes, w.scales, w.minima, w.table, out, up(w.n), depth, out.stride(0), KIND=w.kind,
-        GROUP=w.group, MINIMUM=w.minima is not None, ODD=depth % 2 == 1, TILE=TILE, num_warps=4,
+        GROUP=w.group, MINIMUM=w.minima is not None, ODD=odd(w.k), TILE=TILE, num_warps=4,
         **FOLLOWING,
     )  # fmt: skip
 

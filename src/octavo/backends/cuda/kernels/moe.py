@@ -7,7 +7,8 @@ import triton.language as tl
 
 from octavo.backends.cuda.constants import PAIR_BLOCK, TILE, slice_width, up
 from octavo.backends.cuda.kernels.common import FOLLOWING, follow, gated, stride, summed
-from octavo.backends.cuda.kernels.linear import odd, product
+from octavo.backends.cuda.kernels.linear import product
+from octavo.backends.cuda.kernels.unpack import odd
 
 BLOCK = 1024
 

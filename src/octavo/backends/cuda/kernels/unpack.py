@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from octavo.backends.cuda.constants import TILE, up
 from octavo.backends.cuda.kernels.common import INTERPRETED
 
 # Four codes of a register each: 1 + code / 128 of low and of high halves, 2^23 + code of bytes.
@@ -23,7 +24,7 @@ prmt.b32 $2, w, 0x3F000000, 0x7244; prmt.b32 $3, w, 0x3F000000, 0x7344; }""")
 _BYTE = tl.constexpr("""prmt.b32 $0, $4, 0x4B000000, 0x7440;
 prmt.b32 $1, $4, 0x4B000000, 0x7441; prmt.b32 $2, $4, 0x4B000000, 0x7442;
 prmt.b32 $3, $4, 0x4B000000, 0x7443;""")
-# The same bits as _e4m3 of the brackets below.
+# The bits that `_e4m3` makes of a code where there is no assembly.
 _FP8 = tl.constexpr("""{ .reg .b32 a, b, c, d;
 prmt.b32 a, $4, 0, 0x0444; prmt.b32 b, $4, 0, 0x1444;
 prmt.b32 c, $4, 0, 0x2444; prmt.b32 d, $4, 0, 0x3444;
@@ -234,6 +235,11 @@ def weights(
             wide, KIND, GROUP, MINIMUM, False,
         )  # fmt: skip
         return a.permute(0, 2, 1).reshape(BN, TILE)
+
+
+def odd(k):
+    """Whether rows of `k` codes are an odd number of tiles: the last of nibbles has no second."""
+    return up(k) // TILE % 2 == 1
 
 
 @triton.jit
