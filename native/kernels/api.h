@@ -83,8 +83,12 @@ struct Act {
                       //                 16 rows of 64 high digits, then as many low ones; see
                       //                 `digits`
   float* scale;       // 1 a row; or k / 32 where groups have scales of their own (`scaled`)
-  int32_t* neg_high;  // k / 32 a row    for fixed point: minus the sum of the high digits
-  int32_t* neg_low;   // k / 32 a row    and of the low ones; of `scaled` groups, too
+  int32_t* start_high;  // k / 32 a row  for fixed point: sums of high digits times -MIDDLE
+  int32_t* start_low;   // k / 32 a row  and of low ones
+  int32_t* pair_high;   // k / 64 a row  two groups' sums of high digits, as halves of 16 bits
+  int32_t* pair_low;    // k / 64 a row  and of low ones
+  int32_t* neg_high;  // k / 32 a row    of `scaled` groups: minus the sum of the high digits
+  int32_t* neg_low;   // k / 32 a row    and of the low ones
   float* sum;         // k / 32 a row    for grouped floats: sum(256 * high + low), for minima;
                       //                 of `scaled` groups times their scale
   int32_t* neg32;     // k / 32 a row    minus that sum: a zero point is removed by a shift

@@ -150,7 +150,9 @@ template <int S, int MASK> static inline VB b_bits(VB a) {
 }
 // acc[row] += sum over 4 of u8 weight * s8 activation; WIDE: weights may exceed 127
 template <bool WIDE> static inline VI b_dot(VI acc, VB w, const int8_t* a) {
-  return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(*(const int32_t*)a))};
+  // GCC 12 does not let the instruction broadcast what it reads
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc.v) : "v"(w.v), "m"(*(const int32_t*)a));
+  return acc;
 }
 
 static inline VF h_load(const uint16_t* p) {

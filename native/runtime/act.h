@@ -36,7 +36,13 @@ inline Act allocate_act(Arena& arena, int rows, int width, ActForms forms,
     a.q = arena.allocate<int8_t>(m * 2 * k);
     a.scale = arena.allocate<float>(forms.scaled ? m * k / 32 : m);
   }
-  if (forms.fixed || forms.scaled) {
+  if (forms.fixed) {
+    a.start_high = arena.allocate<int32_t>(m * k / 32);
+    a.start_low = arena.allocate<int32_t>(m * k / 32);
+    a.pair_high = arena.allocate<int32_t>(m * k / 64);
+    a.pair_low = arena.allocate<int32_t>(m * k / 64);
+  }
+  if (forms.scaled) {
     a.neg_high = arena.allocate<int32_t>(m * k / 32);
     a.neg_low = arena.allocate<int32_t>(m * k / 32);
   }
@@ -66,6 +72,10 @@ inline Act from_row(const Act& a, int row) {
   const size_t n = size_t(row) * size_t(a.k);
   Act b = a;
   if (a.q) b.q += 2 * n, b.scale += scaled(a) ? n / 32 : size_t(row);
+  if (a.start_high) {
+    b.start_high += n / 32, b.start_low += n / 32;
+    b.pair_high += n / 64, b.pair_low += n / 64;
+  }
   if (a.neg_high) b.neg_high += n / 32, b.neg_low += n / 32;
   if (a.sum) b.sum += n / 32, b.neg16 += n / 16;
   if (a.neg32) b.neg32 += n / 32;
@@ -75,9 +85,13 @@ inline Act from_row(const Act& a, int row) {
   return b;
 }
 
-// Steps of no more features than this compute what linear layers read once for each thread: quicker
-// than to divide the rows, wait, and fetch the others' share from their cores.
-constexpr int OWN_FEATURES = 16 << 10;
+// Steps of one tile and no more features than this compute what linear layers read once for each
+// thread: quicker than to divide the rows, wait, and fetch the others' share from their cores.
+constexpr int OWN_FEATURES = 32 << 10;
+
+inline int own_rows(int rows, int width) {
+  return std::min({rows, ROW_TILE, OWN_FEATURES / int(padded_cols(size_t(width)))});
+}
 
 // The input of linear layers: all threads' or, in small steps and where its producer can, each
 // thread's own.
@@ -85,13 +99,9 @@ struct Input {
   Act shared{};
   std::vector<Act> own;  // by thread; empty: always shared
 
-  bool apart(int rows) const { return !own.empty() && rows * shared.k <= OWN_FEATURES; }
+  bool apart(int rows) const { return !own.empty() && rows == own_rows(rows, shared.k); }
   const Act& of(int rows, int thread) const { return apart(rows) ? own[size_t(thread)] : shared; }
 };
-
-inline int own_rows(int rows, int width) {
-  return std::min(rows, OWN_FEATURES / int(padded_cols(size_t(width))));
-}
 
 inline Input allocate_input(Arena& arena, int rows, int width, ActForms forms, int own,
     bool adapted_bf16, bool adapted_f32) {

@@ -157,10 +157,13 @@ struct Context {
 };
 
 // Rows of `in` that this thread computes: all where inputs are apart, else its share, which all
-// threads leave together.
+// threads leave together. Scales and sums of a tile's rows share lines of the cache, so tiles are
+// not divided where that leaves few threads without any.
 template <class F> void each_row(const Input& in, int rows, int thread, Work& work, F&& f) {
-  if (in.apart(rows)) f(0, rows);
-  else work.each(thread, rows, 1, f);
+  if (in.apart(rows)) return f(0, rows);
+  const int size = 2 * rows > ROW_TILE * work.members() ? ROW_TILE : 1;
+  work.each(thread, (rows + size - 1) / size, 1,
+      [&](int begin, int end) { f(begin * size, std::min(end * size, rows)); });
 }
 
 class Op {

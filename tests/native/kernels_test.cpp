@@ -30,6 +30,7 @@ struct Input {
   struct alignas(64) Line { int8_t digits[64]; };  // kernels load and store whole ones
   std::vector<Line> q;
   std::vector<float> scale, sum, f32;
+  std::vector<int32_t> start_high, start_low, pair_high, pair_low;
   std::vector<int32_t> neg32, neg16, neg16_high, neg_high, neg_low;
   std::vector<uint8_t> wide;
   std::vector<uint16_t> bf16;
@@ -40,10 +41,12 @@ struct Input {
     q.resize(2 * n / 64), scale.resize(scaled ? n / 32 : rows), sum.resize(n / 32),
         neg16.resize(n / 16), f32.resize(n), bf16.resize(rows * bf16_stride(act()));
     if (scaled) neg16_high.resize(n / 16), wide.resize(n / 32);
-    for (auto* x : {&neg32, &neg_high, &neg_low}) x->resize(n / 32);
+    for (auto* x : {&neg32, &neg_high, &neg_low, &start_high, &start_low}) x->resize(n / 32);
+    for (auto* x : {&pair_high, &pair_low}) x->resize(n / 64);
   }
   Act act() {
-    return {k, q.data()->digits, scale.data(), neg_high.data(), neg_low.data(), sum.data(), neg32.data(),
+    return {k, q.data()->digits, scale.data(), start_high.data(), start_low.data(),
+        pair_high.data(), pair_low.data(), neg_high.data(), neg_low.data(), sum.data(), neg32.data(),
         neg16.data(), neg16_high.data(), wide.empty() ? nullptr : wide.data(), 2.5f, bf16.data(),
         true, f32.data(), false, false};
   }
