@@ -36,6 +36,8 @@ class SamplingState:
     _allowed: Mask | None = None  # allowed_token_ids
     _masked: bool = False  # the next token may be masked
     _mask: Mask | None = None  # of the next token, once it is known
+    _later: list[tuple[int, Mask | None]] = field(default_factory=list)  # tokens of a draft, and
+    # the masks after them, which need not be found again where those tokens are drawn
 
     def __post_init__(self) -> None:
         p = self.params
@@ -56,7 +58,8 @@ class SamplingState:
         """Follows a token that was appended to `tokens`. Raises ValueError if the grammar does not
         allow it."""
         self.counts[token] += 1
-        self._mask = None
+        follows = bool(self._later) and self._later[0][0] == token
+        self._mask, self._later = (self._later[0][1], self._later[1:]) if follows else (None, [])
         if self.constraint is not None:
             self.constraint.push(token)
 
@@ -132,6 +135,11 @@ class SamplingState:
             return False
         return not self.constraint.allows(token)
 
+    @property
+    def jumps(self) -> bool:
+        """True if tokens that a grammar forces need no step."""
+        return self.constraint is not None and self.params.logprobs is None
+
     def jump_forward(self) -> int | None:
         """The next token where only one is legal: it needs no step. None if log-probabilities are
         wanted, which do."""
@@ -160,7 +168,7 @@ class SamplingState:
         if self.independent:
             row = self.row()
             return [row._replace(position=row.position + 1 + i) for i in range(end)]
-        state, rows = self.fork(list(self.tokens)), list[SamplingRow]()
+        state, rows, later = self.fork(list(self.tokens)), list[SamplingRow](), []
         for token in draft[:end]:
             constraint = state.constraint
             if constraint is not None and not constraint.allows(token):
@@ -173,8 +181,10 @@ class SamplingState:
                 if state.jump_forward() is not None:
                     break  # the step would be saved anyway: nothing is won before the next choice
                 rows.append(state.row())
+                later.append((token, state._mask))
             except ValueError:  # the grammar has become too costly, as the step there will say
                 break
+        self._later = later
         return rows
 
     def row(self) -> SamplingRow:

@@ -111,8 +111,10 @@ class Speculation:
 
     def draft(self, spans: list[ScheduledSpan]) -> list[ScheduledSpan]:
         """A planned step with drafts where they pay, and blocks for them; else as it is."""
-        rows = sum(s.length for s in spans)
-        room = min(self._rows - len(spans), MOST_ROWS - rows)
+        # What a grammar forced since the last step is computed along with drafts and without: rows
+        # that have results are what is counted.
+        rows = streams = len(spans)
+        room = min(self._rows - streams, MOST_ROWS - sum(s.length for s in spans))
         self._written = 0.0
         self._wrote.clear()
         if self._policy is None or room <= 0 or not all(_decodes(s) for s in spans):
@@ -122,7 +124,7 @@ class Speculation:
             self._write(self._ahead, [s.sequence for s in spans], chances, rows, room)
         if not any(chances):
             return spans
-        now, streams = self._clock(), len(spans)
+        now = self._clock()
         chances = [
             self._affordable(s.sequence, c, rows, streams)
             for s, c in zip(spans, chances, strict=True)
@@ -267,11 +269,12 @@ class Speculation:
         if self._policy is None or not all(_decodes(o.span) for o in outcomes):
             return
         times, spans = self._policy.times, [o.span for o in outcomes]
-        rows, drafted = sum(s.length for s in spans), sum(len(s.draft.tokens) for s in spans)
-        if rows + drafted > MOST_ROWS:
+        computed, drafted = sum(s.length for s in spans), sum(len(s.draft.tokens) for s in spans)
+        if computed + drafted > MOST_ROWS:
             return
+        rows = len(spans)
         now, plain = self._clock(), times.plain(rows)
-        if rows == len(spans):  # else some have no results, as runs that a grammar forced
+        if computed == rows:  # else some have no results, as runs that a grammar forced
             times.record(rows + drafted, (seconds - self._written) / steps, now)
         if self._ahead is not None:
             self._ahead.spent(seconds)
