@@ -13,7 +13,7 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
 
-from octavo.engine.drafts import LONGEST_MATCH, Proposal
+from octavo.engine.drafts import FREE, GOES_ON, LONGEST_MATCH, Proposal
 from octavo.engine.limits import MAX_DRAFT
 
 ROW = 0.2  # what a row takes, of what a step takes without rows, before that is measured
@@ -32,6 +32,7 @@ PRIOR_WEIGHT = 4.0  # tokens that what is known beforehand counts for
 MEMORY = 0.997  # of what was seen, after a token more: half is forgotten after 230
 OWN_MEMORY = 0.98  # the same for one request, whose text changes its kind
 ANY = 0  # class of all tokens of a draft model
+_Key = tuple[str, int, int]  # source, class of match or probability, place
 BELIEVED = 0.7  # chance of any of them, before it is measured
 
 
@@ -125,21 +126,19 @@ class Acceptance:
     def __init__(self, known: Acceptance | None = None) -> None:
         self._known = known
         self._keep = MEMORY if known is None else OWN_MEMORY
-        self._seen: dict[tuple[str, int], tuple[float, float]] = {}  # drawn, proposed
+        self._seen: dict[_Key, tuple[float, float]] = {}  # drawn, proposed
 
-    def chance(self, source: str, match: int) -> float:
+    def chance(self, source: str, match: int, place: int = FREE) -> float:
         """The chance that a token is drawn, if those before it in the proposal were."""
-        return (
-            1.0
-            if source == "forced"
-            else self._chance((source, _CLASSES[min(match, LONGEST_MATCH)]))
-        )
+        if source == "forced":
+            return 1.0
+        return self._chance((source, _CLASSES[min(match, LONGEST_MATCH)], place))
 
     def any(self, source: str) -> float:
         """The chance of a token that a draft model has yet to write."""
-        return self._chance((source, ANY))
+        return self._chance((source, ANY, FREE))
 
-    def _chance(self, key: tuple[str, int]) -> float:
+    def _chance(self, key: _Key) -> float:
         believed = self._known._chance(key) if self._known is not None else _prior(key[1])
         drawn, proposed = self._seen.get(key, (0.0, 0.0))
         return (drawn + PRIOR_WEIGHT * believed) / (proposed + PRIOR_WEIGHT)
@@ -147,12 +146,9 @@ class Acceptance:
     def chances(self, proposal: Proposal) -> list[float]:
         """For each token of a proposal, the chance that it and all before it are drawn, up to those
         that are hardly worth a row."""
-        out, chance, likely = [], 1.0, proposal.likely
+        out, chance = [], 1.0
         for i in range(len(proposal.tokens)):
-            if likely:
-                chance *= self._chance((proposal.source, _class_of(likely[i])))
-            else:
-                chance *= self.chance(proposal.source, proposal.match + i)
+            chance *= 1.0 if proposal.source == "forced" else self._chance(_key(proposal, i))
             if chance < LEAST_CHANCE:
                 break
             out.append(chance)
@@ -163,13 +159,13 @@ class Acceptance:
         for i, (token, proposed) in enumerate(zip(drawn, proposal.tokens, strict=False)):
             self._count(_key(proposal, i), token == proposed)
             if proposal.likely:
-                self._count((proposal.source, ANY), token == proposed)
+                self._count((proposal.source, ANY, FREE), token == proposed)
             if token != proposed:
                 break
         if self._known is not None:
             self._known.compare(proposal, drawn)
 
-    def _count(self, key: tuple[str, int], right: bool) -> None:
+    def _count(self, key: _Key, right: bool) -> None:
         drawn, seen = self._seen.get(key, (0.0, 0.0))
         self._seen[key] = (self._keep * drawn + right, self._keep * seen + 1)
 
@@ -179,10 +175,11 @@ def _class_of(likely: float) -> int:
     return -1 - min(9, int(10 * likely))
 
 
-def _key(proposal: Proposal, i: int) -> tuple[str, int]:
+def _key(proposal: Proposal, i: int) -> _Key:
     if proposal.likely:
-        return proposal.source, _class_of(proposal.likely[i])
-    return proposal.source, _CLASSES[min(proposal.match + i, LONGEST_MATCH)]
+        return proposal.source, _class_of(proposal.likely[i]), FREE
+    place = GOES_ON if i and proposal.place != FREE else proposal.place
+    return proposal.source, _CLASSES[min(proposal.match + i, LONGEST_MATCH)], place
 
 
 def _prior(evidence: int) -> float:

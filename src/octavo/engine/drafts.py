@@ -20,19 +20,22 @@ CHAIN = 64  # earlier occurrences looked at
 INDEXED = 1 << 13  # tokens that are searched, of a prompt its last, of a prediction its first
 RECENT_TOKENS = 1 << 14  # of recent replies, of all salts together
 RECENT_SALTS = 64
+FREE, BEGINS, GOES_ON = range(3)  # places: in any text; after what a grammar forced; after that
 START = 8  # match of a prediction that is followed from its first token
 
 
 class Proposal(NamedTuple):
     """Tokens that may follow. match: how many tokens before them are as they were where these were
     found; the longer, the likelier they are. likely: the probabilities that a draft model gave
-    them; second: the likeliest other token in the place of each, with its own."""
+    them; second: the likeliest other token in the place of each, with its own. place: of the first;
+    those after a forced text begin a value, which often looks like others, and seldom is one."""
 
     source: str
     tokens: list[int]
     match: int
     likely: list[float] = []
     second: list[tuple[int, float]] = []
+    place: int = FREE
 
 
 def written(source: str, samples: list[Sample]) -> Proposal:

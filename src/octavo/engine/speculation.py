@@ -14,7 +14,14 @@ from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from octavo.engine.cost import Acceptance, StepTimes
-from octavo.engine.drafts import DraftSource, Proposal, all_sources
+from octavo.engine.drafts import (
+    BEGINS,
+    FREE,
+    GOES_ON,
+    DraftSource,
+    Proposal,
+    all_sources,
+)
 from octavo.engine.kv import KVCache
 from octavo.engine.lookahead import DraftWriter, Lookahead
 from octavo.engine.runner import Outcome
@@ -158,7 +165,7 @@ class Speculation:
         record.proposal, record.others, best = None, [], 0.0
         for source in self._sources:
             if (proposal := _legal(source.propose(sequence), sequence)) is not None:
-                chance = record.acceptance.chance(proposal.source, proposal.match)
+                chance = record.acceptance.chance(proposal.source, proposal.match, proposal.place)
                 if chance > best:
                     proposal, record.proposal, best = record.proposal, proposal, chance
                 if proposal is not None:
@@ -327,8 +334,10 @@ def _legal(proposal: Proposal | None, sequence: Sequence) -> Proposal | None:
     """What the grammar allows of a proposal: what can be drawn says how often it is right."""
     if proposal is None or sequence.sampling.constraint is None:
         return proposal
-    tokens = sequence.sampling.legal(proposal.tokens)
-    return proposal._replace(tokens=tokens) if tokens else None
+    tokens, place = sequence.sampling.legal(proposal.tokens), FREE
+    if sequence.sampling.jumps:
+        place = BEGINS if sequence.kv.pending > 1 else GOES_ON
+    return proposal._replace(tokens=tokens, place=place) if tokens else None
 
 
 def _decodes(span: ScheduledSpan) -> bool:
