@@ -17,6 +17,7 @@ from octavo.backends.cpu import CpuExecutable, load, lower
 from octavo.checkpoint import open_checkpoint
 from octavo.engine.constraint import GrammarCompiler, TokenTable
 from octavo.engine.draft_model import DraftModel, Languages
+from octavo.engine.drafts import FREE
 from octavo.engine.engine import Engine
 from octavo.engine.kv import KVState
 from octavo.engine.lookahead import DraftWriter
@@ -138,7 +139,9 @@ def same(folder: Path, pool: Pool, depth: int = 7) -> tuple[Engine, DraftModel]:
 def trusting(engine: Engine) -> Engine:
     """An engine that has seen drafts be right a million times, however unsure a model was."""
     for source in ("draft", "self"):
-        engine._speculation._known._seen.update({(source, c): (1e6, 1e6) for c in range(-10, 1)})
+        engine._speculation._known._seen.update(
+            {(source, c, FREE): (1e6, 1e6) for c in range(-10, 1)}
+        )
     return engine
 
 

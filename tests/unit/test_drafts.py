@@ -11,6 +11,8 @@ from octavo.engine.bitmask import Mask, mask_of, words_for
 from octavo.engine.blocks import BlockAllocator
 from octavo.engine.cost import GRACE, LEAST_GAIN, MOST_ROW, ROW, Acceptance, CostModel, StepTimes
 from octavo.engine.drafts import (
+    BEGINS,
+    GOES_ON,
     INDEXED,
     LONGEST_MATCH,
     MAX_DRAFT,
@@ -160,6 +162,17 @@ def test_acceptance_is_learned_by_match_and_by_request() -> None:
     assert bad.chance("lookup", 2) < new.chance("lookup", 2) < good.chance("lookup", 2)
     assert bad.chance("recent", 2) == new.chance("recent", 2)
     assert new.chance("forced", 0) == 1.0
+
+
+def test_where_a_value_begins_and_where_it_goes_on_is_judged_apart() -> None:
+    """Under a grammar that forces the text before: its quote is as before, what it says is not."""
+    known, value = Acceptance(), Proposal("lookup", [1, 2, 3], LONGEST_MATCH, place=BEGINS)
+    for _ in range(40):
+        known.compare(value, [1, 9])
+        known.compare(value._replace(place=GOES_ON), [9])
+    assert known.chances(value)[0] > 0.95 and known.chances(value)[1:2] < [0.1]
+    assert known.chance("lookup", LONGEST_MATCH, GOES_ON) < 0.05
+    assert known.chance("lookup", LONGEST_MATCH) == 0.9  # of other text nothing was seen
 
 
 def test_what_was_not_compared_is_not_counted() -> None:
@@ -372,7 +385,7 @@ def test_of_what_is_found_only_what_a_grammar_allows_is_proposed_and_judged(
     chances = speculation._propose(one)
     assert len(chances) == len(legal)
     speculation.compare([Outcome(span, [], [Sample(t, 0.0, [], []) for t in [*legal, 9]], None)])
-    assert speculation._known.chance("lookup", 4) >= 0.55  # what it forbids is no mistake
+    assert speculation._known.chance("lookup", 4, BEGINS) >= 0.55  # what it forbids is no mistake
 
 
 @pytest.mark.parametrize("row", [0.03, 0.15, 0.5])
@@ -404,6 +417,24 @@ def test_what_always_looks_likely_and_is_wrong_costs_next_to_nothing(
     assert drafted  # it was tried
     assert speculation.counts.lost == pytest.approx(lost)
     assert speculation.stats()["speculation_lost_us"] == int(1e6 * speculation.counts.lost)
+
+
+@pytest.mark.parametrize("forced", [0, 8])
+def test_a_run_that_a_grammar_forced_adds_nothing_to_what_drafts_win_or_lose(forced: int) -> None:
+    """It is computed with them and without, and a token that is accepted saves a step of one row."""
+    kv = KVCache(PrefixIndex(BlockAllocator(8)), lambda a, b: None)
+    speculation = Speculation(kv, 32, CostModel(), [Predicted()], clock=lambda: 0.0)
+    speculation._policy.times.record(1, 0.004, 0.0)  # type: ignore[union-attr]
+    speculation._policy.times.record(2, 0.005, 0.0)  # type: ignore[union-attr]
+    one = sequence([1, 2, 3], [4], prediction=[4, 7])
+    for drawn, balance in (([7, 5], 0.003), ([6], 0.002)):
+        assert len(speculation._propose(one)) == 1
+        span = ScheduledSpan(
+            one, 3, 1 + forced, True, NOTHING, NOTHING, Draft([7], [], ["prediction"])
+        )
+        outcome = Outcome(span, [], [Sample(t, 0.0, [], []) for t in drawn], None)
+        speculation.took([outcome], 0.005 + 0.001 * forced, 1)
+        assert speculation._records[one].balance == pytest.approx(balance)
 
 
 def test_what_a_prediction_brought_is_counted() -> None:
@@ -475,3 +506,26 @@ def test_a_draft_ends_before_what_needs_no_step() -> None:
     assert rows([1, 0, 0], None) == 0
     assert rows([0, 0, 1, 0, 0], 0) == 5  # a step for each whose log-probability is wanted
     assert rows([0, 7, 0], 0) == 1
+
+
+def test_masks_after_a_draft_are_not_found_again() -> None:
+    found: list[int] = []
+
+    class Counted(Alternating):
+        def fork(self) -> Counted:
+            return Counted(self.last)
+
+        def mask(self) -> Mask:
+            found.append(self.last)
+            return super().mask()
+
+    params = SamplingParams(grammar="")
+    state = SamplingState(params, [5], 1, 99, constraint=Counted())  # type: ignore[arg-type]
+    other = SamplingState(params, [5], 1, 99, constraint=Alternating())  # type: ignore[arg-type]
+    assert len(state.rows_after([0, 0, 0])) == 3 and len(found) == 3
+    for token, masks in ((0, 3), (0, 3), (1, 4), (0, 5), (0, 6)):  # the third is not the draft's
+        for each in (state, other):
+            each.tokens.append(token)
+            each.push(token)
+        assert bytes(state.mask()) == bytes(other.mask())  # type: ignore[arg-type]
+        assert len(found) == masks
