@@ -97,6 +97,14 @@ def held(page: Page, pattern: str) -> list[Route]:
     return routes
 
 
+def let_go(page: Page, routes: list[Route], count: int) -> None:
+    """Lets this many held requests go on, once they have come."""
+    while len(routes) < count:
+        page.wait_for_timeout(10)
+    while routes:
+        routes.pop().continue_()
+
+
 def begun(visitor: Watched) -> Page:
     """A page that waits for nothing: what is asked of it can be held before."""
     return visitor.context.new_page()
@@ -142,10 +150,7 @@ def test_a_reply_that_begins_before_what_formats_it(visit: Callable[..., Watched
     assert shown.evaluate("e => e.textContent") == HOSTILE + long
     assert shown.locator("*").evaluate_all("all => all.map((e) => e.className)") == ["plain"]
     expect(page.locator("#toasts > *")).to_have_count(0)
-    while len(routes) < len(LIBRARIES):
-        page.wait_for_timeout(10)
-    for route in routes:
-        route.continue_()
+    let_go(page, routes, len(LIBRARIES))
     expect(shown.locator("strong")).to_have_text("bold")
     expect(shown.locator("li")).to_have_count(200)
     expect(shown.locator("img, .plain, [onerror]")).to_have_count(0)
@@ -175,6 +180,26 @@ def test_what_formats_a_reply_cannot_be_loaded(visit: Callable[..., Watched], mi
     expect(shown.locator("img, .plain")).to_have_count(0)
     assert page.evaluate("window.hacked") is None
     visitor.faults = [fault for fault in visitor.faults if "ERR_FAILED" not in fault]
+    visitor.check()
+
+
+def test_what_is_sent_before_the_models_are_known(visit: Callable[..., Watched]) -> None:
+    """It waits for them, and goes to the first; both views."""
+    visitor = visit()
+    page = begun(visitor)
+    routes = held(page, "**/v1/models")
+    ready(page, visitor)
+    sent = replying(page, {"content": "Yes."})
+    say(page, "Are you there?")
+    let_go(page, routes, 2)
+    settled(page)
+    expect(last(page).locator(".text")).to_have_text("Yes.")
+    assert [body["model"] for body in sent] == ["smollm2"]
+    page.get_by_role("link", name="Playground").click()
+    page.get_by_label("Length", exact=True).fill("3")
+    page.get_by_label("Prompt", exact=True).press("Control+Enter")
+    let_go(page, routes, 2)
+    expect(page.locator(".token")).to_have_count(3)
     visitor.check()
 
 

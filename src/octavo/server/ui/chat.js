@@ -194,11 +194,11 @@ export class Chat {
     return this.#reply(result.id);
   }
 
-  #body(chat, parent) {
+  async #body(chat, parent, signal) {
     const said = conversation.path(chat);
     const { model, system, tools, values } = chat.settings;
     const messages = conversation.toApi(said.slice(0, said.findIndex(({ id }) => id === parent) + 1), system);
-    return { model: model || this.models.value, messages, tools: parseTools(tools), ...toRequest(values) };
+    return { model: model || (await this.models.chosen(signal)), messages, tools: parseTools(tools), ...toRequest(values) };
   }
 
   async #reply(parent) {
@@ -232,7 +232,7 @@ export class Chat {
     });
     let [first, last, tokens] = [null, null, 0];
     try {
-      for await (const { choices, usage } of stream("v1/chat/completions", this.#body(chat, message.parent), signal)) {
+      for await (const { choices, usage } of stream("v1/chat/completions", await this.#body(chat, message.parent, signal), signal)) {
         if (usage) tokens = usage.completion_tokens;
         if (!choices.length) continue;
         take(message, choices[0]);

@@ -6,10 +6,10 @@ import { h, toast } from "./dom.js";
 const AGAIN = 1500; // ms between questions while the server loads its model
 
 /** The names of all models that the server has. Waits while it starts. */
-export async function listModels() {
+export async function listModels(signal) {
   for (;;) {
     try {
-      return (await json("v1/models")).data;
+      return (await json("v1/models", { signal })).data;
     } catch (error) {
       if (error.code !== "loading") throw error;
       await new Promise((resolve) => setTimeout(resolve, AGAIN));
@@ -33,6 +33,12 @@ export class ModelMenu {
 
   get value() {
     return this.element.value;
+  }
+
+  /** The name that is chosen; asks the server first for its models where the menu has none yet. Throws ApiError. */
+  async chosen(signal) {
+    if (!this.value) this.fill(await listModels(signal));
+    return this.value;
   }
 
   /** Chooses a model, as soon as it is known; the first if there is none of that name. */

@@ -45,7 +45,8 @@ class Column {
     this.text.replaceChildren(h("span", { class: "kept" }, kept), map?.element ?? plain);
     this.foot.replaceChildren(h("span", { class: "speed" }, "Writing…"));
     try {
-      for await (const { choices, usage } of stream("v1/completions", { ...body, model: this.menu.value }, signal)) {
+      const model = await this.menu.chosen(signal);
+      for await (const { choices, usage } of stream("v1/completions", { ...body, model }, signal)) {
         if (usage) tokens = usage.completion_tokens;
         for (const { text, logprobs } of choices) {
           this.said += text;
