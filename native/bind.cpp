@@ -147,7 +147,8 @@ NB_MODULE(_native, m) {
       .def_rw("scale", &Attention::scale)
       .def_rw("eps", &Attention::eps)
       .def_rw("softcap", &Attention::softcap)
-      .def_rw("interleaved", &Attention::interleaved);
+      .def_rw("interleaved", &Attention::interleaved)
+      .def_rw("remainder", &Attention::remainder);
 
   nb::class_<Model>(m, "Model")
       .def(

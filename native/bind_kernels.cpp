@@ -55,7 +55,8 @@ auto unpack(int type, int group, Bytes data, size_t rows, size_t cols) {
 // Attention under test: query t sees keys first[t] to last[t], in calls of `tile` queries. Keys and
 // values lie in blocks that held `former` everywhere.
 auto attend(const std::string& isa, const std::string& type, Matrix2 q, Matrix2 k, Matrix2 v,
-    Ints first, Ints last, float scale, float softcap, float former, int tile) {
+    Ints first, Ints last, float scale, float softcap, float former, int tile,
+    bool remainder) {
   const Kernels* kernels = select_kernels(isa);
   const KvType kind = kv_type(type);
   const size_t rows = q.shape(0), keys = k.shape(0), head = q.shape(1), padded = align_up(head, 16),
@@ -90,6 +91,7 @@ auto attend(const std::string& isa, const std::string& type, Matrix2 q, Matrix2 
   for (size_t begin = 0; begin < rows; begin += size_t(tile)) {
     AttendArgs a{};
     a.rows = int(std::min(size_t(tile), rows - begin)), a.softcap = softcap;
+    a.remainder = remainder;
     a.head_dim = int(padded), a.block_stride = bytes, a.fetch = true;
     for (size_t c = 0; c < chunks; c++) {
       a.keys = a.next = {pool, table.data(), int(c) * KV_CHUNK, 0};
@@ -124,7 +126,7 @@ void bind_kernels(nb::module_& m) {
   m.def("linear", &linear, "isa"_a, "type"_a, "group"_a, "data"_a, "rows"_a, "cols"_a, "x"_a,
       "tile"_a, "threshold"_a = nb::none(), "remainder"_a = true);
   m.def("attend", &attend, "isa"_a, "type"_a, "q"_a, "k"_a, "v"_a, "first"_a, "last"_a, "scale"_a,
-      "softcap"_a, "former"_a, "tile"_a);
+      "softcap"_a, "former"_a, "tile"_a, "remainder"_a = true);
   m.def("unpack", &unpack, "type"_a, "group"_a, "data"_a, "rows"_a, "cols"_a);
   m.def("measure_limits", [](const std::string& isa, int threads, size_t bytes, double seconds) {
     nb::gil_scoped_release release;

@@ -152,6 +152,7 @@ struct AttendArgs {
   // ATTEND_ROWS or fewer query rows that share one KV head and one block table.
   int rows;
   const void* q[ATTEND_ROWS];    // as store_q of the instruction set wrote them
+  bool remainder = true;         // else queries that are bf16 values and remainders are bf16 alone
   int first[ATTEND_ROWS];        // the row sees keys in [first, last]; first may be negative
   int last[ATTEND_ROWS];
   float softcap;                 // scores s become softcap * tanh(s / softcap); 0: as they are

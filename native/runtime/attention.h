@@ -32,6 +32,7 @@ struct AttentionSpec {
   int interleaved;
   float softcap;                 // 0: none
   const float* sinks;            // one a head, or null
+  bool remainder;                // as in AttendArgs
   Input act;
 };
 

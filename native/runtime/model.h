@@ -77,7 +77,7 @@ class Model {
         q_norm = -1, k_norm = -1, rope = -1;
     int sinks = -1, act = -1;
     float scale = 1, eps = 0, softcap = 0;
-    bool interleaved = false;
+    bool interleaved = false, remainder = true;
   };
   void attention(const Attention& a);
   void route(int in, int out, int top, bool normalize);

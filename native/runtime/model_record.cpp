@@ -140,7 +140,7 @@ void Model::attention(const Attention& a) {
   AttentionSpec s{buffer(a.q), buffer(a.k), buffer(a.v), a.layer, a.heads, a.kv_heads, a.head_dim,
       a.schedule, a.scale, vector(a.q_norm), vector(a.k_norm), a.eps,
       a.rope < 0 ? Rotation{} : ropes_.at(size_t(a.rope)), a.interleaved, a.softcap,
-      vector(a.sinks), act(a.act)};
+      vector(a.sinks), a.remainder, act(a.act)};
   attended_.push_back({a.layer, a.heads, a.kv_heads, a.head_dim});
   ops_.push_back(std::make_unique<AttentionOp>(s));
 }

@@ -190,6 +190,7 @@ void AttentionOp::attend(Context& c, int index, int units, float* tmp) {
     store(c, {span.first, span.table, span.position}, kv_head, spare);
   AttendArgs a{};
   a.rows = item.rows;
+  a.remainder = s_.remainder;
   a.softcap = s_.softcap;
   a.head_dim = d;
   a.block_stride = c.kv.block_bytes;

@@ -13,6 +13,7 @@ from octavo import _native
 Array = npt.NDArray[np.float64]
 CACHES = ["f32", "bf16", "int8"]
 ISAS = _native.isas()
+PRODUCTS = ("avx512bf16", "amx")  # of bf16
 SAME = [isa for isa in ISAS if isa not in ("amx", "scalar")]  # fused multiply-add, registers
 
 
@@ -56,10 +57,12 @@ class Case:
         self.last = np.sort(rng.integers(0, keys, rows)).astype(np.int32)
         self.first = np.where(rng.random(rows) < 0.5, 0, self.last // 3 * 2).astype(np.int32)
 
-    def run(self, isa: str, tile: int = 16, former: float = 0) -> npt.NDArray[np.float32]:
+    def run(
+        self, isa: str, tile: int = 16, former: float = 0, remainder: bool = True
+    ) -> npt.NDArray[np.float32]:
         return _native.attend(
             isa, self.kind, self.q, self.k, self.v, self.first, self.last, self.scale, self.cap,
-            former, tile,
+            former, tile, remainder,
         )  # fmt: skip
 
     def expected(self, isa: str) -> tuple[Array, Array]:
@@ -76,7 +79,7 @@ class Case:
         scores, sizes = q @ k.T, np.abs(q) @ np.abs(k).T
         if self.cap:
             scores = self.cap * np.tanh(scores / self.cap)
-        # fp32 sums; 16-bit queries of an int8 cache, 16 bits in two bf16 on tiles
+        # fp32 sums; 16-bit queries of an int8 cache, 16 bits in two bf16 for bf16 products
         off = sizes * (len(q[0]) + 16) * 2.0**-24 + 4e-7 * max(self.cap, 1)
         if self.kind == "int8":
             off += np.abs(q).max(-1, keepdims=True) / 65534 * np.abs(k).sum(-1)
@@ -85,6 +88,7 @@ class Case:
             off += sizes * (2.0**-16 + (2.0**-9 if self.kind == "int8" else 0))
             weight += 2.0**-8
         elif isa == "avx512bf16" and self.kind == "bf16":
+            off += sizes * 2.0**-16
             weight += 2.0**-9
         result, bound = np.zeros_like(q), np.zeros(len(q))
         for r, (first, last) in enumerate(zip(self.first, self.last, strict=True)):
@@ -131,6 +135,22 @@ def test_instruction_sets_agree(kind: str, head: int) -> None:
     sets = [isa for isa in SAME if kind != "bf16" or isa != "avx512bf16"]
     first, *others = (case.run(isa) for isa in sets)
     assert all(np.array_equal(first, y) for y in others)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("head", [16, 64, 80])
+def test_queries_without_remainders(head: int, isa: str) -> None:
+    """They give what bf16 queries give, where products are of bf16; else they are fp32 all the same."""
+    case = Case("bf16", head, 300, 11, head, 0)
+    case.scale = 0.125  # which rounds nothing
+    whole = case.run(isa)
+    rounded = case.run(isa, remainder=False)
+    for tile in (1, 2, 3):
+        assert np.array_equal(case.run(isa, tile, remainder=False), rounded)
+    assert np.array_equal(rounded, whole) == (isa not in PRODUCTS)
+    if isa in PRODUCTS:
+        case.q = to_bf16(case.q).astype(np.float32)
+    assert np.array_equal(case.run(isa), rounded)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -98,6 +98,9 @@ def test_fp8_equals_torch() -> None:
     assert np.array_equal(e4m3(codes)[codes & 127 != 127], oracle[codes & 127 != 127])
 
 
+FLOATS = [kind for kind in PACKED if kind not in DIGITAL]
+
+
 @pytest.mark.parametrize("kind", BLOCKS, ids=lambda k: k.name)
 def test_dequantize_equals_ggml(kind: TensorType) -> None:
     raw = random_blocks(kind, 8, 512, 1)
@@ -158,6 +161,21 @@ def test_linear(kind: TensorType, isa: str, rows: int, blocks: int, tokens: int,
         unit = scales / 32000 + np.abs(w).sum(-1).max() * 1.01 / 2**24
         bound += unit * (5 * np.abs(x).sum(-1, keepdims=True) + 256 * step[:, :1])
     assert (np.abs(y - x @ w.T) <= bound + 1e-30).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", FLOATS, ids=lambda k: k.name)
+def test_many_features_of_floats(kind: TensorType, isa: str) -> None:
+    """More than are summed at once; some formats compute two panels at once."""
+    rows, cols, tokens = 72, 2336, 27
+    raw = random_blocks(kind, rows, cols, 1)
+    w, group = values(kind, raw, rows, cols, 1).astype(np.float64), group_of(kind, 1)
+    x = np.random.default_rng(1).standard_normal((tokens, cols)).astype(np.float32)
+    y = _native.linear(isa, int(kind), group, raw, rows, cols, x, tokens)
+    for tile in (1, 6, 7, 13, 25):
+        assert np.array_equal(_native.linear(isa, int(kind), group, raw, rows, cols, x, tile), y)
+    step = np.abs(x) * (2.0**-16 if kind is TensorType.BF16 else 0)
+    assert (np.abs(y - x @ w.T) <= rounding(x, w, step)).all()
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -287,7 +305,6 @@ def test_instruction_sets_agree(kind: TensorType, tokens: int, threshold: float 
     assert all(np.array_equal(first, y) for y in others)
 
 
-FLOATS = [kind for kind in PACKED if kind not in DIGITAL]
 ROUNDED_ONCE = [isa for isa in FUSED if isa not in ("avx512bf16", "amx")]  # no bf16 dot products
 
 

@@ -20,10 +20,11 @@ from octavo.backends.base import (
     StepLimits,
 )
 from octavo.checkpoint import Checkpoint
+from octavo.checkpoint.base import TensorType
 from octavo.checkpoint.progress import Advance
 from octavo.models.images import Layout, Vision
 from octavo.models.int8 import in_int8
-from octavo.program import Program
+from octavo.program import Linear, Program
 from octavo.vision.image import ImageInput
 
 CACHE = 64 << 20  # bytes of embeddings that are kept, unless a batch has more
@@ -146,7 +147,10 @@ class CompiledEncoder:
         """dtype: "int8" for a tower whose layers and their inputs are rounded to 8 bits, "auto" as
         it is stored. device: see `get_backend`. Raises Unsupported."""
         tower = vision.tower.program
-        tower = in_int8(tower) if dtype == "int8" else tower
+        halves = device == "cpu" and _stored_in_bf16(tower)
+        tower = replace(
+            in_int8(tower) if dtype == "int8" else tower, kv_dtype="bf16" if halves else "f32"
+        )
         projectors = tuple(_compile(projector, device) for projector in vision.projectors)
         return cls(vision, _compile(tower, device), projectors, dtype)
 
@@ -169,7 +173,13 @@ class CompiledEncoder:
         limits = StepLimits(rows, rows, rows // BLOCK + spans)
         activations = self.tower.activations(self.dtype)
         return (
-            ProgramOptions(limits, threads, "f32", activations=activations, bf16_inputs=True),
+            ProgramOptions(
+                limits,
+                threads,
+                self.tower.kv_dtype("auto"),
+                activations=activations,
+                bf16_inputs=True,
+            ),
             ProgramOptions(StepLimits(tokens, tokens, 1), threads, "f32"),
         )
 
@@ -186,6 +196,12 @@ class CompiledEncoder:
         loaded = self.tower.load(checkpoint, tower, progress)
         projectors = [each.load(checkpoint, projector, progress) for each in self.projectors]
         return ImageEncoder(self.vision, loaded, projectors)
+
+
+def _stored_in_bf16(program: Program) -> bool:
+    return all(
+        op.weight.tensor.type is TensorType.BF16 for op in program.ops if isinstance(op, Linear)
+    )
 
 
 def _compile(program: Program, device: str) -> Compiled:

@@ -80,7 +80,7 @@ class Recorder:
     """Writes a lowered program into a native model, with its weights if the model needs them.
 
     defer: some matrices may stay as they are stored until `pack_pending` has packed them.
-    activations: as in ProgramOptions. remainder: bf16 inputs have one.
+    activations: as in ProgramOptions. remainder: bf16 inputs and queries have one.
     """
 
     def __init__(
@@ -267,5 +267,6 @@ class Recorder:
             sinks=self.plain_vector(op.sinks),
             act=self.act(op.out), scale=op.scale, eps=norm.eps if norm else 0.0,
             softcap=op.softcap, interleaved=rope.interleaved if rope else False,
+            remainder=self._remainder,
         )  # fmt: skip
         self.model.attention(attention)
