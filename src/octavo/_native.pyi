@@ -44,6 +44,7 @@ def attend(
     softcap: float,
     former: float,
     tile: int,
+    remainder: bool = True,
 ) -> Floats: ...
 def unpack(type: int, group: int, data: Bytes, rows: int, cols: int) -> Floats: ...
 def rgb_pixels(parts: list[object], width: int) -> Bytes: ...
@@ -108,6 +109,7 @@ class Attention:
         eps: float,
         softcap: float,
         interleaved: bool,
+        remainder: bool,
     ) -> None: ...
 
 class Model:
