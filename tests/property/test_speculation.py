@@ -39,9 +39,7 @@ class AnyDepths:
         self._rng = random.Random(seed)
         self._most = most
 
-    def depths(
-        self, chances: list[list[float]], rows: int, room: int, now: float, streams: int
-    ) -> list[int]:
+    def depths(self, chances: list[list[float]], rows: int, room: int, now: float) -> list[int]:
         out = []
         for each in chances:
             out.append(self._rng.randint(0, min(len(each), room, self._most)))
@@ -212,10 +210,8 @@ class Everything(AnyDepths):
         super().__init__(0)
         self.forks = 0
 
-    def depths(
-        self, chances: list[list[float]], rows: int, room: int, now: float, streams: int
-    ) -> list[int]:
-        self.forks += len(chances) - streams
+    def depths(self, chances: list[list[float]], rows: int, room: int, now: float) -> list[int]:
+        self.forks += len(chances) - rows
         out = []
         for each in chances:
             out.append(min(len(each), room, 3))

@@ -201,7 +201,7 @@ def test_depth_is_the_one_that_gives_most_tokens_a_second() -> None:
             sorted((rng.random() for _ in range(rng.randrange(5))), reverse=True)
             for _ in range(count)
         ]
-        got = model(times).depths(chances, count, 12, 0.0, count)
+        got = model(times).depths(chances, count, 12, 0.0)
 
         def rate(
             depths: list[int], chances: list[list[float]] = chances, times: dict[int, float] = times
@@ -220,13 +220,13 @@ def test_depth_is_the_one_that_gives_most_tokens_a_second() -> None:
 
 def test_nothing_is_verified_that_does_not_pay() -> None:
     chances = [[0.9, 0.8, 0.7]]
-    assert CostModel().depths(chances, 1, 15, 0.0, 1) == [0]  # no step was measured yet
-    assert model({1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}).depths(chances, 1, 15, 0.0, 1) == [0]
-    assert model({1: 1.0}).depths(chances, 1, 15, 0.0, 1) == [3]
-    assert model({1: 1.0}).depths(chances, 1, 2, 0.0, 1) == [2]
-    assert model({1: 1.0}).depths([[]], 1, 15, 0.0, 1) == [0]
-    assert model({8: 1.0}).depths([[0.9]] * 8, 8, 24, 0.0, 8) == [1] * 8
-    assert model({8: 1.0, 9: 1.5, 16: 1.9}).depths([[0.9]] * 8, 8, 24, 0.0, 8) == [0] * 8
+    assert CostModel().depths(chances, 1, 15, 0.0) == [0]  # no step was measured yet
+    assert model({1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}).depths(chances, 1, 15, 0.0) == [0]
+    assert model({1: 1.0}).depths(chances, 1, 15, 0.0) == [3]
+    assert model({1: 1.0}).depths(chances, 1, 2, 0.0) == [2]
+    assert model({1: 1.0}).depths([[]], 1, 15, 0.0) == [0]
+    assert model({8: 1.0}).depths([[0.9]] * 8, 8, 24, 0.0) == [1] * 8
+    assert model({8: 1.0, 9: 1.5, 16: 1.9}).depths([[0.9]] * 8, 8, 24, 0.0) == [0] * 8
 
 
 def test_times_between_and_beyond_those_measured() -> None:
@@ -266,7 +266,7 @@ def test_a_first_row_that_was_held_up_does_not_end_likely_drafts() -> None:
     policy = CostModel()
     policy.times.record(1, 1.0, 0.0)
     policy.times.record(2, 50.0, 0.0)
-    assert policy.depths([[0.9, 0.85, 0.8]], 1, 15, 0.0, 1) != [0]
+    assert policy.depths([[0.9, 0.85, 0.8]], 1, 15, 0.0) != [0]
 
 
 def test_a_draft_model_writes_as_much_as_gives_most_tokens_a_second() -> None:
@@ -455,21 +455,21 @@ def test_a_step_that_was_held_up_is_tried_again() -> None:
     policy = CostModel()
     policy.times.record(1, 1.0, 0.0)
     policy.times.record(2, 9.0, 0.0)  # of which a step twice as long is believed
-    assert policy.affordable([0.9], 1, 0.0, 1, 0.0) == []
+    assert policy.affordable([0.9], 1, 0.0, 0.0) == []
     policy.times.record(1, 1.0, 20.0)
-    assert policy.affordable([0.9], 1, 20.0, 1, 0.0) == [0.9]
-    assert policy.depths([[0.9]], 1, 1, 20.0, 1) == [1]
+    assert policy.affordable([0.9], 1, 20.0, 0.0) == [0.9]
+    assert policy.depths([[0.9]], 1, 1, 20.0) == [1]
 
 
 def test_what_a_grammar_forces_is_verified_whatever_it_costs() -> None:
     policy = CostModel()
-    assert policy.affordable([0.9], 1, 0.0, 1, 0.0) == [0.9]  # no step was measured yet
+    assert policy.affordable([0.9], 1, 0.0, 0.0) == [0.9]  # no step was measured yet
     policy.times.record(1, 1.0, 0.0)
-    assert policy.affordable([1.0, 1.0, 0.9], 1, 0.0, 1, -5.0) == [1.0, 1.0]
-    assert policy.affordable([0.9, 0.8], 1, 0.0, 1, -5.0) == []
-    assert policy.affordable([0.9] * 9, 1, 0.0, 1, 0.0) == [0.9] * 3  # of 0.2 / 1.2 each
-    assert policy.affordable([0.9] * 9, 1, 0.0, 3, 0.0) == [0.9]  # beside two others
-    assert policy.affordable([0.9] * 9, 1, 0.0, 1, 0.51) == [0.9] * 6
+    assert policy.affordable([1.0, 1.0, 0.9], 1, 0.0, -5.0) == [1.0, 1.0]
+    assert policy.affordable([0.9, 0.8], 1, 0.0, -5.0) == []
+    assert policy.affordable([0.9] * 9, 1, 0.0, 0.0) == [0.9] * 3  # of 0.2 / 1.2 each
+    assert policy.affordable([0.9] * 9, 3, 0.0, 0.0) == [0.9]  # beside two others
+    assert policy.affordable([0.9] * 9, 1, 0.0, 0.51) == [0.9] * 6
 
 
 class Alternating:

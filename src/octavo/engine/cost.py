@@ -130,8 +130,6 @@ class Acceptance:
 
     def chance(self, source: str, match: int, place: int = FREE) -> float:
         """The chance that a token is drawn, if those before it in the proposal were."""
-        if source == "forced":
-            return 1.0
         return self._chance((source, _CLASSES[min(match, LONGEST_MATCH)], place))
 
     def any(self, source: str) -> float:
@@ -139,6 +137,8 @@ class Acceptance:
         return self._chance((source, ANY, FREE))
 
     def _chance(self, key: _Key) -> float:
+        if key[0] == "forced":
+            return 1.0
         believed = self._known._chance(key) if self._known is not None else _prior(key[1])
         drawn, proposed = self._seen.get(key, (0.0, 0.0))
         return (drawn + PRIOR_WEIGHT * believed) / (proposed + PRIOR_WEIGHT)
@@ -148,7 +148,7 @@ class Acceptance:
         that are hardly worth a row."""
         out, chance = [], 1.0
         for i in range(len(proposal.tokens)):
-            chance *= 1.0 if proposal.source == "forced" else self._chance(_key(proposal, i))
+            chance *= self._chance(_key(proposal, i))
             if chance < LEAST_CHANCE:
                 break
             out.append(chance)
@@ -196,31 +196,29 @@ class CostModel:
     def __init__(self) -> None:
         self.times = StepTimes()
 
-    def depths(
-        self, chances: list[list[float]], rows: int, room: int, now: float, streams: int
-    ) -> list[int]:
+    def depths(self, chances: list[list[float]], rows: int, room: int, now: float) -> list[int]:
         """For each sequence, the tokens of its proposal to verify.
 
-        chances: of each token of each proposal, descending; first those of the sequences, so many
-        `streams`, then those of forks. rows: of the step without drafts. room: most rows to add.
+        chances: of each token of each proposal, descending; first those of the sequences, then
+        those of forks. rows: of the step without drafts: one a sequence. room: most rows to add.
         """
         out = [0] * len(chances)
-        for i in self._best(chances, rows, room, now, streams)[1]:
+        for i in self._best(chances, rows, room, now)[1]:
             out[i] += 1
         return out
 
     def affordable(
-        self, chances: list[float], rows: int, now: float, streams: int, allowance: float
+        self, chances: list[float], rows: int, now: float, allowance: float
     ) -> list[float]:
         """Of the tokens of a proposal those that may all be wrong, so that no text makes a request
         lose more than a little; what a grammar forces is right.
 
-        chances, rows, streams: see `depths`. allowance: seconds that speculation may lose, but for
+        chances, rows: see `depths`. allowance: seconds that speculation may lose, but for
         what it begins with.
         """
         if (plain := self.times.plain(rows)) is None:
             return chances
-        most, count = allowance + GRACE * plain / streams, chances.count(1.0)
+        most, count = allowance + GRACE * plain / rows, chances.count(1.0)
         while (
             count < len(chances)
             and self.times.estimate(rows + count + 1, rows, now) <= most + plain
@@ -240,7 +238,7 @@ class CostModel:
         """
         if self.times.plain(rows) is None:
             return 0
-        best, depth = self._best(chances, rows, room, now, len(chances))[0], 0
+        best, depth = self._best(chances, rows, room, now)[0], 0
         expected, chain = float(len(chances)), [1.0] * len(likely)
         for k in range(1, min(MAX_DRAFT, room // len(likely)) + 1):
             chain = [a * b for a, b in zip(chain, likely, strict=True)]
@@ -251,12 +249,12 @@ class CostModel:
         return depth
 
     def _best(
-        self, chances: list[list[float]], rows: int, room: int, now: float, count: int
+        self, chances: list[list[float]], rows: int, room: int, now: float
     ) -> tuple[float, list[int]]:
         """Most tokens a second, and the sequences of which a token more each is verified for it."""
         if (base := self.times.plain(rows)) is None:
             return 0.0, []
-        best, expected, kept = LEAST_GAIN * count / base, float(count), 0
+        best, expected, kept = LEAST_GAIN * rows / base, float(rows), 0
         taken: list[int] = []  # sequences, in the order in which tokens of theirs are added
         heap = [(-c[0], i, 0) for i, c in enumerate(chances) if c]
         heapq.heapify(heap)

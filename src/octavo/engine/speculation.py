@@ -38,14 +38,12 @@ class DepthPolicy(Protocol):
 
     times: StepTimes
 
-    def depths(
-        self, chances: list[list[float]], rows: int, room: int, now: float, streams: int
-    ) -> list[int]:
+    def depths(self, chances: list[list[float]], rows: int, room: int, now: float) -> list[int]:
         """See `CostModel.depths`."""
         ...
 
     def affordable(
-        self, chances: list[float], rows: int, now: float, streams: int, allowance: float
+        self, chances: list[float], rows: int, now: float, allowance: float
     ) -> list[float]:
         """See `CostModel.affordable`."""
         ...
@@ -119,9 +117,9 @@ class Speculation:
     def draft(self, spans: list[ScheduledSpan]) -> list[ScheduledSpan]:
         """A planned step with drafts where they pay, and blocks for them; else as it is."""
         # What a grammar forced since the last step is computed along with drafts and without: rows
-        # that have results are what is counted.
-        rows = streams = len(spans)
-        room = min(self._rows - streams, MOST_ROWS - sum(s.length for s in spans))
+        # that have results are what is counted, one a sequence.
+        rows = len(spans)
+        room = min(self._rows - rows, MOST_ROWS - sum(s.length for s in spans))
         self._written = 0.0
         self._wrote.clear()
         if self._policy is None or room <= 0 or not all(_decodes(s) for s in spans):
@@ -133,12 +131,11 @@ class Speculation:
             return spans
         now = self._clock()
         chances = [
-            self._affordable(s.sequence, c, rows, streams)
-            for s, c in zip(spans, chances, strict=True)
+            self._affordable(s.sequence, c, rows) for s, c in zip(spans, chances, strict=True)
         ]
         found = self._forks(spans, chances)
         each = [*chances, *(f.chances for f in found)]
-        depths = self._policy.depths(each, rows, room, now, streams)
+        depths = self._policy.depths(each, rows, room, now)
         out = []
         for i, (span, depth) in enumerate(zip(spans, depths, strict=False)):
             further = zip(found, depths[len(spans) :], strict=True)
@@ -174,15 +171,13 @@ class Speculation:
             return []
         return record.acceptance.chances(record.proposal)[: _left(sequence)]
 
-    def _affordable(
-        self, sequence: Sequence, chances: list[float], rows: int, streams: int
-    ) -> list[float]:
+    def _affordable(self, sequence: Sequence, chances: list[float], rows: int) -> list[float]:
         """The chances of those tokens that may be verified, as the policy says."""
         if not chances:
             return chances
         assert self._policy is not None
         allowance = self._records[sequence].allowance
-        return self._policy.affordable(chances, rows, self._clock(), streams, allowance)
+        return self._policy.affordable(chances, rows, self._clock(), allowance)
 
     def _write(
         self, ahead: Lookahead, sequences: list[Sequence], chances: list[list[float]], rows: int,
@@ -195,7 +190,7 @@ class Speculation:
         served = [
             (i, s)
             for i, s in enumerate(sequences)
-            if self._served(writer, s) and self._affordable(s, [0.0], rows, len(sequences))
+            if self._served(writer, s) and self._affordable(s, [0.0], rows)
         ]
         if not served or (plain := policy.times.plain(rows)) is None:
             return
