@@ -285,3 +285,20 @@ def test_tls_is_verified(host: Any, authority: trustme.CA) -> None:
         with pytest.raises(RequestError) as e:
             get(one.port, "https")
         assert str(e.value) == f"{AT}: the image could not be fetched" and one.hits == 0
+
+
+def test_nothing_is_fetched_for_a_detail_that_is_refused(host: Any) -> None:
+    one = host(response(file()))
+    fetcher = Fetcher(("allowed.test",), lookups=Lookups(local), allowed=lambda _: True)
+    reader = MediaReader(MediaPolicy(fetcher=fetcher))
+
+    def read_one(detail: str) -> GenerationRequest:
+        url = {"url": f"http://allowed.test:{one.port}/", "detail": detail}
+        parts = [{"type": "image_url", "image_url": url}]
+        messages = read_messages([{"role": "user", "content": parts}])
+        return asyncio.run(reader.read(GenerationRequest(messages=messages), MODEL))
+
+    with pytest.raises(RequestError, match="one resolution") as e:
+        read_one("high")
+    assert e.value.param == AT + ".detail" and one.hits == 0
+    assert len(read_one("auto").media or ()) == one.hits == 1

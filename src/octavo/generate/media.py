@@ -22,7 +22,7 @@ from octavo.generate.sources import is_remote, load_source
 from octavo.generate.videos import read_video
 from octavo.text.messages import ImagePart, Message, VideoPart, text_only
 from octavo.vision.decode import decode_image, to_rgb, upright
-from octavo.vision.preprocess import Processed, read_detail
+from octavo.vision.preprocess import Detail, Processed, read_detail
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -92,7 +92,7 @@ def _url(part: Medium) -> Any:
 
 
 def _check(parts: Sequence[Medium], model: ServedModel, policy: MediaPolicy) -> None:
-    """Raises RequestError for kinds that the model does not take, and for too many."""
+    """Raises RequestError for kinds and details that the model does not take, and for too many."""
     images = [p for p in parts if isinstance(p, ImagePart)]
     videos = [p for p in parts if isinstance(p, VideoPart)]
     if parts and model.images is None:
@@ -106,6 +106,8 @@ def _check(parts: Sequence[Medium], model: ServedModel, policy: MediaPolicy) -> 
         )  # fmt: skip
     _check_count(images, policy.images, "images")
     _check_count(videos, policy.videos, "videos")
+    for part in images:
+        _detail(part, model)
 
 
 def _check_count(parts: Sequence[Medium], most: int, what: str) -> None:
@@ -123,9 +125,14 @@ def _processed(part: Medium, model: ServedModel, policy: MediaPolicy) -> Process
 
 def _image(part: ImagePart, model: ServedModel, policy: MediaPolicy) -> Processed:
     assert model.images is not None
-    detail = part.source.get("detail") if isinstance(part.source, Mapping) else None
-    level = read_detail(detail, model.images, part.at)
-    return model.images(_still(_url(part), policy, part.at), level, part.at)
+    detail = _detail(part, model)
+    return model.images(_still(_url(part), policy, part.at), detail, part.at)
+
+
+def _detail(part: ImagePart, model: ServedModel) -> Detail:
+    assert model.images is not None
+    given = part.source.get("detail") if isinstance(part.source, Mapping) else None
+    return read_detail(given, model.images, part.at)
 
 
 def _video(part: VideoPart, model: ServedModel, policy: MediaPolicy) -> Processed:
