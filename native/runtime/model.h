@@ -176,6 +176,7 @@ class Model {
   std::vector<uint8_t> skipped_;  // by operation, in brief steps
   Context context_;
   Profile profile_;
+  const int sampling_phase_ = profile_.add("sample");
   std::unique_ptr<Trace> trace_;  // null: nothing is recorded
   std::atomic<uint64_t> operations_{0};
   std::vector<std::unique_ptr<ExpertRows>> expert_rows_;

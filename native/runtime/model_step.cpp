@@ -164,6 +164,10 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
         Op* op = (*list)[i].get();
         after = next(i + 1);
         if (thread == 0) operations_.fetch_add(1, std::memory_order_relaxed);
+        if (thread == 0 && op->profiled < 0) {
+          op->profiled = profile_.add(op->name(0));
+          for (int p = 1; p < op->phases(); p++) profile_.add(op->name(p));
+        }
         // so that memory is busy where this one is not
         if (after < list->size()) (*list)[after]->fetch(thread, work);
         for (int p = 0; p < op->phases(); p++) {
@@ -172,7 +176,7 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
           if (trace && !idle)
             trace->mark(
                 thread, op, p, work.done(thread), thread ? Cost{} : op->cost(context_, p));
-          if (thread == 0) profile_.mark([&] { return op->name(p); });
+          if (thread == 0) profile_.mark(op->profiled + p);
         }
       }
     }
@@ -184,7 +188,7 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
     if (trace) trace->mark(thread, nullptr, Trace::SAMPLE, work.done(thread), {});
   });
   if (trace) trace->mark(0, nullptr, Trace::JOIN, 0, {});
-  profile_.mark([] { return std::string("sample"); });
+  profile_.mark(sampling_phase_);
   profile_.end();
   return samples;
 }

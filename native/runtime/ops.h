@@ -170,6 +170,7 @@ class Op {
  public:
   virtual ~Op() = default;
   virtual std::string name(int phase) const = 0;  // for the profile
+  int profiled = -1;  // the profile's number of its first phase, once it has run
   virtual int phases() const { return 1; }
   // of each thread, for steps of so many rows
   virtual size_t scratch_floats(int /*rows*/) const { return 0; }

@@ -17,13 +17,16 @@ class Profile {
   void begin() {
     began_ = Clock::now();
     first_ = last_ = ticks();
-    at_ = 0;
   }
-  // The next phase of the recorded program is over. `name` is called the first time only.
-  template <class Name> void mark(Name&& name) {
-    if (at_ == phases_.size()) phases_.push_back({name(), 0});
+  // A phase of this name, to be marked; its number.
+  int add(std::string name) {
+    phases_.push_back({std::move(name), 0});
+    return int(phases_.size()) - 1;
+  }
+  // What has run since the last mark was this phase.
+  void mark(int phase) {
     const uint64_t now = ticks();
-    phases_[at_++].ticks += now - last_;
+    phases_[size_t(phase)].ticks += now - last_;
     last_ = now;
   }
   void end() {
@@ -52,7 +55,6 @@ class Profile {
 #endif
   }
   std::vector<Phase> phases_;
-  size_t at_ = 0;
   Clock::time_point began_;
   uint64_t first_ = 0, last_ = 0, ticks_ = 0;
   double seconds_ = 0;

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from octavo.backends.base import TRACED
+from octavo.backends.base import TRACED, Span, StepInput
 from octavo.bench.accounting import account, nested, ticks
 from octavo.engine.constraint import TokenTable
 from octavo.engine.engine import Engine
@@ -131,6 +131,21 @@ def test_experts_read_what_is_counted_elsewhere(tmp_path: Path) -> None:
     of_experts = np.char.startswith(np.array(names)[rows["name"]], "experts")
     assert not full
     assert rows["bytes"][of_experts].sum() == executable.counters.expert_bytes > 0
+
+
+def test_seconds_of_a_part_of_a_step_are_of_its_operations(folder: Path) -> None:
+    opened = open_model(folder)
+    plan = make_plan(opened.compiled, name="m", context=512, threads=THREADS, speculation="off")
+    executable = load_executable(opened, plan)
+    rows = np.arange(3, dtype=np.int32)
+    step = StepInput(rows + 5, rows, [Span(0, 3, 0, 0)], rows[:1], rows[-1:])
+    executable.step(step)
+    whole, middle = executable.counters.phases, executable.pauses[len(executable.pauses) // 2]
+    executable.run(step, middle, executable.pauses[-1])
+    phases = executable.counters.phases
+    assert phases.keys() == whole.keys()
+    assert phases["embed"] == pytest.approx(whole["embed"], rel=0.01)  # as ticks of a clock are
+    assert all(phases[name] > whole[name] for name in ("attention", "select_rows"))
 
 
 def test_a_trace_that_is_full_says_so(folder: Path) -> None:

@@ -222,6 +222,31 @@ def test_int8(name: str, saved: dict[str, tuple[Path, torch.nn.Module]]) -> None
     assert NOISE / 10 < error < NOISE * (2 * 4 * 3) ** 0.5
 
 
+def test_a_tower_stored_in_bf16(
+    tmp_path: Path, saved: dict[str, tuple[Path, torch.nn.Module]]
+) -> None:
+    """Its keys and values are bf16, and the error one of inputs rounded to bf16; images together
+    are as each is alone. A tower of fp32 weights has a cache of fp32."""
+    family = VISION_FAMILIES["llava"]
+    family.save(tmp_path, "bfloat16")
+    kinds = []
+    for folder in (saved["llava"][0], tmp_path):
+        vision = build_vision(open_checkpoint(folder))
+        assert vision is not None
+        kinds.append(CompiledEncoder.of(vision).tower.kv_dtype("auto"))
+    assert kinds == ["f32", "bf16"]
+    encoder = CompiledEncoder.of(vision).load(open_checkpoint(tmp_path), 2, lambda _: None)
+    images = [family.image(seed) for seed in range(3)]
+    assert encoder.takes(images)
+    encoder.begin(images)
+    together = encoder.run(60.0) or []
+    assert len(together) == 3
+    for image, found in zip(images, together, strict=True):
+        assert np.array_equal(encoded(open_checkpoint(tmp_path), image), found)
+        exact = reference_embeddings(vision, image).numpy()
+        assert np.linalg.norm(found - exact) / np.linalg.norm(exact) < 2**-8
+
+
 def test_a_tower_stored_in_int8(tmp_path: Path) -> None:
     """As compressed-tensors writes 8-bit layers: what its values give, and less in memory."""
     family = VISION_FAMILIES["llava"]
