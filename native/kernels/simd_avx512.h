@@ -178,6 +178,15 @@ static inline VF h_dot(VF acc, const uint16_t* line, const uint16_t* pair) {
 static inline void h_store(uint16_t* p, VF a) {
   _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(a.v));
 }
+// two values as bf16, what is left of them as bf16, and so on
+static inline void h_store_pairs(uint16_t* p, VF a) {
+  const __m256bh values = _mm512_cvtneps_pbh(a.v);
+  const __m512 rest = _mm512_sub_ps(a.v, _mm512_cvtpbh_ps(values));
+  const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512((__m256i)values),
+                    (__m256i)_mm512_cvtneps_pbh(rest), 1),
+                by_turns = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+  _mm512_storeu_si512(p, _mm512_permutexvar_epi32(by_turns, both));
+}
 #else
 static inline VF h_dot(VF acc, const uint16_t* line, const uint16_t* pair) {
   const __m512i x = _mm512_load_si512(line), y = _mm512_set1_epi32(*(const int32_t*)pair),
