@@ -233,7 +233,7 @@ def test_a_tower_stored_in_bf16(
     for folder in (saved["llava"][0], tmp_path):
         vision = build_vision(open_checkpoint(folder))
         assert vision is not None
-        kinds.append(CompiledEncoder.of(vision).tower.kv_dtype("auto"))
+        kinds.append(CompiledEncoder.of(vision).kv_dtype)
     assert kinds == ["f32", "bf16"]
     encoder = CompiledEncoder.of(vision).load(open_checkpoint(tmp_path), 2, lambda _: None)
     images = [family.image(seed) for seed in range(3)]

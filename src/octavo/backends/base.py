@@ -35,7 +35,8 @@ class ProgramOptions:
     """How to load a program. packed: keep packed weights in a file and map them at the next start.
     adapter_bytes: what LoRA adapters may take together. activations: how inputs of quantized linear
     layers are rounded, as `Compiled.activations` gave it. bf16_inputs: layers with bf16 weights
-    read inputs that are rounded to bf16, too, and so are queries where keys are bf16."""
+    read inputs that are rounded to bf16, too; so are queries of bf16 keys that have bf16
+    products."""
 
     limits: StepLimits
     threads: int

@@ -213,8 +213,8 @@ class CostModel:
         """Of the tokens of a proposal those that may all be wrong, so that no text makes a request
         lose more than a little; what a grammar forces is right.
 
-        chances, rows: see `depths`. allowance: seconds that speculation may lose, but for
-        what it begins with.
+        chances, rows: see `depths`. allowance: seconds that speculation may lose, but for what it
+        begins with.
         """
         if (plain := self.times.plain(rows)) is None:
             return chances

@@ -135,24 +135,24 @@ def _given(features: Floats, positions: np.ndarray, spans: list[Span], blocks: i
 
 @dataclass(frozen=True)
 class CompiledEncoder:
-    """An encoder before its weights are loaded. dtype: of the tower, as `of` was given it."""
+    """An encoder before its weights are loaded. dtype: of the tower, as `of` was given it.
+    kv_dtype: of the tower's keys and values."""
 
     vision: Vision
     tower: Compiled
     projectors: tuple[Compiled, ...]
     dtype: str = "auto"
+    kv_dtype: str = "f32"
 
     @classmethod
     def of(cls, vision: Vision, dtype: str = "auto", device: str = "cpu") -> CompiledEncoder:
         """dtype: "int8" for a tower whose layers and their inputs are rounded to 8 bits, "auto" as
         it is stored. device: see `get_backend`. Raises Unsupported."""
         tower = vision.tower.program
-        halves = device == "cpu" and _stored_in_bf16(tower)
-        tower = replace(
-            in_int8(tower) if dtype == "int8" else tower, kv_dtype="bf16" if halves else "f32"
-        )
+        kv_dtype = "bf16" if device == "cpu" and _stored_in_bf16(tower) else "f32"
+        tower = in_int8(tower) if dtype == "int8" else tower
         projectors = tuple(_compile(projector, device) for projector in vision.projectors)
-        return cls(vision, _compile(tower, device), projectors, dtype)
+        return cls(vision, _compile(tower, device), projectors, dtype, kv_dtype)
 
     @property
     def cache_bytes(self) -> int:
@@ -176,7 +176,7 @@ class CompiledEncoder:
             ProgramOptions(
                 limits,
                 threads,
-                self.tower.kv_dtype("auto"),
+                self.kv_dtype,
                 activations=activations,
                 bf16_inputs=True,
             ),
@@ -199,6 +199,7 @@ class CompiledEncoder:
 
 
 def _stored_in_bf16(program: Program) -> bool:
+    """True if all inputs of linear layers are rounded to bf16: so may be those of attention."""
     return all(
         op.weight.tensor.type is TensorType.BF16 for op in program.ops if isinstance(op, Linear)
     )

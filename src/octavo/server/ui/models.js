@@ -5,14 +5,17 @@ import { h, toast } from "./dom.js";
 
 const AGAIN = 1500; // ms between questions while the server loads its model
 
-/** The names of all models that the server has. Waits while it starts. */
+/** All models that the server has. Waits while it starts, until `signal` ends that. */
 export async function listModels(signal) {
   for (;;) {
     try {
       return (await json("v1/models", { signal })).data;
     } catch (error) {
       if (error.code !== "loading") throw error;
-      await new Promise((resolve) => setTimeout(resolve, AGAIN));
+      await new Promise((resolve, reject) => {
+        setTimeout(resolve, AGAIN);
+        signal?.addEventListener("abort", () => reject(signal.reason), { once: true });
+      });
     }
   }
 }
@@ -37,8 +40,11 @@ export class ModelMenu {
 
   /** The name that is chosen; asks the server first for its models where the menu has none yet. Throws ApiError. */
   async chosen(signal) {
-    if (!this.value) this.fill(await listModels(signal));
-    return this.value;
+    if (this.value) return this.value;
+    const wanted = this.#wanted; // now: another chat may choose another one meanwhile
+    const models = await listModels(signal);
+    this.fill(models);
+    return (models.find(({ id }) => id === wanted) ?? models[0]).id;
   }
 
   /** Chooses a model, as soon as it is known; the first if there is none of that name. */
