@@ -174,11 +174,7 @@ class CompiledEncoder:
         activations = self.tower.activations(self.dtype)
         return (
             ProgramOptions(
-                limits,
-                threads,
-                self.kv_dtype,
-                activations=activations,
-                bf16_inputs=True,
+                limits, threads, self.kv_dtype, activations=activations, bf16_inputs=True
             ),
             ProgramOptions(StepLimits(tokens, tokens, 1), threads, "f32"),
         )

@@ -44,7 +44,7 @@ export class ModelMenu {
     const wanted = this.#wanted; // now: another chat may choose another one meanwhile
     const models = await listModels(signal);
     this.fill(models);
-    return (models.find(({ id }) => id === wanted) ?? models[0]).id;
+    return (models.find(({ id }) => id === wanted) ?? models[0])?.id ?? ""; // none: the server says so
   }
 
   /** Chooses a model, as soon as it is known; the first if there is none of that name. */
