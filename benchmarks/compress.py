@@ -7,8 +7,9 @@
 Makes a model under --work for each recipe, unless it is there already, and measures it against FOLDER
 on text that it was not calibrated with. GGUF recipes take FOLDER as a GGUF file. Of layers that take
 int8 inputs, losses are computed as config.json says (`int8_inputs.py`), speed and memory as Octavo
-serves them, with 16 bits. --peer adds what llm-compressor makes with the same tokens
-(installed under --work; reported with the reason where it cannot be), --also models made elsewhere.
+serves them, with 16 bits. --peer adds what others make with the same tokens (installed under --work;
+reported with the reason where they cannot be): llm-compressor:gptq or :awq, gptqmodel:gptq or :awq,
+auto-round:ITERATIONS, llama.cpp:Q4_K_M. --also adds models made elsewhere.
 What --json holds already is not measured again. --update puts the table where a Markdown file has
 `<!-- compare NAME -->` and `<!-- end -->`, NAME being the folder's.
 """
@@ -38,8 +39,13 @@ from octavo.compress.recipe_file import find_recipe
 from octavo.compress.recipes import GgufRecipe
 from octavo.text.tokenizer import load_tokenizer
 
-PEER = Path(__file__).parent / "peers" / "llm_compressor.py"
-PACKAGES = ["torch==2.13.0", "llmcompressor"]
+HERE = Path(__file__).parent / "peers"
+PEERS = {  # name: (script, packages in order of installation)
+    "llm-compressor": ("llm_compressor.py", ["torch==2.13.0", "llmcompressor"]),
+    "gptqmodel": ("gptqmodel_folder.py", ["torch==2.13.0", "gptqmodel"]),
+    "auto-round": ("auto_round_folder.py", ["torch==2.13.0", "auto-round"]),
+    "llama.cpp": ("llama_cpp_quantize.py", ["numpy", "llama-cpp-python"]),
+}
 SPEEDS = ("decoding", "prefill")
 HEADER = """\
 | | MB | perplexity | NLL lost | of rounding's loss | KL | same top-1 | BLEU-4 | decoding | prefill | peak RSS, MB | CPU minutes |
@@ -55,14 +61,19 @@ def made(model: Path, recipe: str, work: Path) -> tuple[Path, float]:
     if output.exists():
         return output, float(minutes.read_text())
     if isinstance(found, GgufRecipe):
-        source = work / f"{model.name}.gguf"
-        if not source.exists():
-            Conversion(open_checkpoint(model), source, "gguf").run()
-        model = source
+        model = as_gguf(model, work)
     begin = time.process_time()
     octavo.quantize(model, recipe=recipe, output=output)
     minutes.write_text(str((time.process_time() - begin) / 60))
     return output, float(minutes.read_text())
+
+
+def as_gguf(model: Path, work: Path) -> Path:
+    """The folder as a GGUF file."""
+    output = work / f"{model.name}.gguf"
+    if not output.exists():
+        Conversion(open_checkpoint(model), output, "gguf").run()
+    return output
 
 
 def measured(output: Path, model: Path, tokens: int) -> dict[str, float]:
@@ -85,24 +96,41 @@ def measured(output: Path, model: Path, tokens: int) -> dict[str, float]:
     return figures
 
 
-def made_by_peer(model: Path, method: str, work: Path) -> tuple[Path, float]:
-    """The same by llm-compressor. Raises RuntimeError with what it says."""
-    output, python = work / f"llm-compressor-{method}", work / "llm-compressor" / "bin" / "python"
+def made_by_peer(model: Path, what: str, work: Path) -> tuple[Path, float]:
+    """What a peer makes by a method, given as `peer:method`. Raises RuntimeError with what it says."""
+    peer, _, method = what.partition(":")
+    script, gguf = str(HERE / PEERS[peer][0]), peer == "llama.cpp"
+    output = work / (f"{peer}-{method}.gguf" if gguf else f"{peer}-{method}")
     if output.exists():
         return output, 0.0
+    python = str(installed(peer, work))
+    begin = children_time()
+    if gguf:
+        run([python, script, str(as_gguf(model, work)), method, str(output)])
+    else:
+        run([python, script, str(model), method, str(tokens_file(model, work)), str(output)])
+        for file in model.glob("*token*.json"):
+            shutil.copy(file, output)
+    return output, (children_time() - begin) / 60
+
+
+def installed(peer: str, work: Path) -> Path:
+    """A peer's python, installed if it is not."""
+    python = work / peer / "bin" / "python"
     if not python.exists():
         run([sys.executable, "-m", "venv", str(python.parents[1])])
-        for package in PACKAGES:
+        for package in PEERS[peer][1]:
             run([str(python), "-m", "pip", "install", "-q", package])
+    return python
+
+
+def tokens_file(model: Path, work: Path) -> Path:
+    """The tokens that recipes see, as JSON."""
     tokenizer = load_tokenizer(open_checkpoint(model))
     blocks = token_blocks(split("calibration"), tokenizer, calibrated.LENGTH, calibrated.SEQUENCES)
-    tokens = work / "tokens.json"
-    tokens.write_text(json.dumps(blocks.tolist()))
-    begin = children_time()
-    run([str(python), "-I", str(PEER), str(model), method, str(tokens), str(output)])
-    for file in model.glob("*token*.json"):
-        shutil.copy(file, output)
-    return output, (children_time() - begin) / 60
+    output = work / "tokens.json"
+    output.write_text(json.dumps(blocks.tolist()))
+    return output
 
 
 def as_given(model: Path, path: str, work: Path) -> tuple[Path, float]:
@@ -144,7 +172,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--recipes", nargs="+", default=["rtn-4", "awq-4", "gptq-4", "healed-4"])
-    parser.add_argument("--peer", nargs="*", default=[], choices=["gptq", "awq"])
+    parser.add_argument("--peer", nargs="*", default=[], metavar="PEER:METHOD")
     parser.add_argument("--also", nargs="*", default=[], type=Path, help="models made elsewhere")
     parser.add_argument("--tokens", type=int, default=16_384)
     parser.add_argument("--sequences", type=int, default=calibrated.SEQUENCES)
@@ -157,7 +185,7 @@ def main() -> None:
     known = args.json is not None and args.json.exists()
     results: dict[str, dict[str, float]] = json.loads(args.json.read_text()) if known else {}
     jobs = [(Path(r).stem, made, r) for r in args.recipes]
-    jobs += [(f"llm-compressor {m}", made_by_peer, m) for m in args.peer]
+    jobs += [(p.replace(":", " "), made_by_peer, p) for p in args.peer]
     jobs += [(p.stem, as_given, str(p)) for p in args.also]
     for name, make, what in (job for job in jobs if job[0] not in results):
         try:

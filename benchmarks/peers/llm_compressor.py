@@ -9,6 +9,8 @@ import json
 import sys
 from typing import Any
 
+# This file's folder must not hide packages of the same names as its neighbours.
+sys.path.pop(0)
 import torch
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from datasets import Dataset

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from octavo import __version__
 from octavo.checkpoint.base import TensorType
 from octavo.checkpoint.writer import NewTensor
 from octavo.compress.fit import F32, Affine
@@ -25,6 +26,9 @@ U8 = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.int32]
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # which output each nibble of a word belongs to
 Tensors = dict[str, NewTensor]
+# GPTQModel, by which transformers reads GPTQ, refuses grids with zeros that it has not made itself,
+# by 0.9.0 or later: before, zeros of 0 were stored wrong. There are none here.
+QUANTIZERS = [f"octavo:{__version__}", "gptqmodel:0.9.0"]
 KV_SCHEMES = {  # scales are found as keys and values come: files hold none
     "int8": {
         "num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True,
@@ -186,7 +190,7 @@ def config(
         own: dict[str, Any] = {
             "quant_method": "gptq", "bits": main.bits, "group_size": main.group or -1,
             "sym": main.symmetric, "desc_act": False, "checkpoint_format": "gptq",
-            "dynamic": dynamic,
+            "dynamic": dynamic, "meta": {"quantizer": QUANTIZERS},
         }  # fmt: skip
     else:
         own = {
