@@ -179,6 +179,7 @@ struct Taps {
 
 struct Kernels {
   const char* name;
+  int block_rows;  // for so many, each thread may well unpack all weights
   void (*linear[FORMATS])(const LinearArgs&, int panel_begin, int panel_end);
   void (*emit)(const Act&, int row, const float* x);  // x: as many values as act.k
   void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* y);

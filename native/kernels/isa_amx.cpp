@@ -20,6 +20,7 @@ namespace amx {
 #include "amx_linear.inc"
 #include "amx_attention.inc"
 #include "amx_limits.inc"
+#define BLOCK_ROWS SHARED_ROWS
 #define LINEAR(FORMAT, NUMBER) tile_linear<FORMAT, NUMBER>
 #define LINEAR_BF16 bf16_linear
 #define ATTEND_BF16 Tiles<false>

@@ -14,13 +14,14 @@ namespace {
 void pad(float* x, int n, int to) { for (int i = n; i < to; i++) x[i] = 0; }
 
 // Rows of a step in blocks that pass all panels. Small steps are one, whose panels the threads
-// divide. Large ones have one a thread, which then reads what it wrote itself: lines come slowly
-// from other cores.
+// divide. Larger ones have one a thread if they can be divided so, which then reads what it wrote
+// itself: lines come slowly from other cores.
 class Blocks {
  public:
-  Blocks(int rows, int threads) : rows_(rows), size_(rows) {
-    const int count = std::min(rows / LEAST, threads);
-    if (count > 1) size_ = int(align_up(size_t(rows + count - 1) / size_t(count), ROW_TILE));
+  Blocks(const Context& c, int rows, int threads) : rows_(rows), size_(rows) {
+    const int count = std::min(rows / LEAST, threads), own = each_of(threads);
+    if (rows >= threads * c.kernels->block_rows && 4 * own * threads <= 5 * rows) size_ = own;
+    else if (count > 1) size_ = each_of(count);
   }
 
   // f(first row, rows, begin, end) over every block's items.
@@ -36,7 +37,10 @@ class Blocks {
   }
 
  private:
-  static constexpr int LEAST = 64;  // rows that are worth unpacking a panel again
+  static constexpr int LEAST = 64;  // rows of blocks whose panels several threads divide
+  int each_of(int blocks) const {
+    return int(align_up(size_t(rows_ + blocks - 1) / size_t(blocks), ROW_TILE));
+  }
   int rows_, size_;
 };
 
@@ -211,7 +215,7 @@ void LinearOp::run(Context& c, int, int thread, Work& work) {
     return run_head(c, rows, act, thread, work);
   int total = 0;
   for (const LinearPart& p : parts_) total += p.weight->panel_count();
-  Blocks(rows, work.members())
+  Blocks(c, rows, work.members())
       .each(work, thread, total, linear_chunk(parts_[0].weight->panel_bytes),
           [&](int first, int count, int begin, int end) {
             const Act in = from_row(act, first);
@@ -297,7 +301,7 @@ void GatedOp::project(Context& c, int rows, int thread, Work& work) const {
     if (to == panels)
       for (int t = first; t < first + count; t++) pad(mid_.row(t), mid_.width, out_.shared.k);
   };
-  Blocks(rows, work.members())
+  Blocks(c, rows, work.members())
       .each(work, thread, (panels + 1) / 2, 1, [&](int first, int count, int begin, int end) {
         const Act in = from_row(act, first);
         for (int pair = begin; pair < end; pair++) gated(in, first, count, 2 * pair);

@@ -115,6 +115,18 @@ def test_other_instruction_sets(isa: str, tmp_path: Path, monkeypatch: pytest.Mo
     _check_small(tmp_path / "m.gguf", small.vocabulary, 2)
 
 
+def test_threads_divide_rows_as_they_like(tmp_path: Path) -> None:
+    """Steps whose rows threads divide, whose panels they divide, and what lies between."""
+    small = Small(heads=4, kv_heads=2, hidden=128, ffn=320)
+    save_gguf(small, tmp_path / "m.gguf", Q.Q4_1)
+    ids = np.random.default_rng(1).integers(3, small.vocabulary, 131).tolist()
+    alone = Runner(tmp_path / "m.gguf", threads=1).logits(ids)
+    for threads in (2, 3, 4):
+        runner = Runner(tmp_path / "m.gguf", threads=threads)
+        for rows in (15, 16, 31, 32, 33, 40, 47, 48, 49, 56, 63, 64, 65, 80, 96, 128, 131):
+            assert np.array_equal(runner.logits(ids[:rows]), alone[:rows])
+
+
 def divergence(p: np.ndarray | torch.Tensor, q: np.ndarray) -> float:
     a, b = (torch.as_tensor(x).double().log_softmax(-1) for x in (p, q))
     return (a.exp() * (a - b)).sum(-1).mean().item()
