@@ -151,12 +151,15 @@ def run(command: Sequence[str]) -> None:
 
 
 def table(results: dict[str, dict[str, float]]) -> str:
-    """Markdown; the share of rounding's loss and speeds where they were measured."""
+    """Markdown; the share of rounding's loss where that is more than two errors, and speeds where
+    they were measured."""
     lines = []
     for name, r in results.items():
         decoding, prefill = (f"{r[k]:.2f} x" if k in r else "" for k in SPEEDS)
-        plain = results.get(f"rtn-{name.rpartition('-')[2]}", {}).get("nll_lost")
-        share = f"{r['nll_lost'] / plain:.0%}" if plain else ""
+        plain = results.get(f"rtn-{name.rpartition('-')[2]}", r)
+        known = name.startswith("rtn-") or plain is not r
+        known &= plain["nll_lost"] > 2 * plain["nll_error"]
+        share = f"{r['nll_lost'] / plain['nll_lost']:.0%}" if known else ""
         minutes = f"{r['minutes']:.1f}" if r["minutes"] else ""
         error = f"{r['nll_lost']:+.4f} ± {r['nll_error']:.4f}"
         lines.append(
