@@ -26,10 +26,13 @@ from octavo.compress.packing import as_floats
 
 ROUND = """
 import os, sys, octavo
+from octavo.cli.quantize import MATRIX
 from octavo.compress import calibrated
 from octavo.compress.serving import peak_rss
+from octavo.process import unmap_freed_blocks
 folder, recipe, output, sequences = sys.argv[1:]
 calibrated.SEQUENCES = int(sequences)
+unmap_freed_blocks(MATRIX)  # as the command does
 octavo.quantize(folder, recipe=recipe, output=output)
 print(peak_rss(os.getpid()))
 """

@@ -28,12 +28,12 @@ def die_with_parent(parent: int) -> None:
         sys.exit(0)
 
 
-def unmap_freed_blocks() -> None:
-    """Has the allocator return freed blocks of a mebibyte and more to the system at once.
+def unmap_freed_blocks(least: int = LARGE_BLOCK) -> None:
+    """Has the allocator return freed blocks of `least` bytes and more to the system at once.
 
     glibc raises this bound to the largest block that was freed, at most 32 MiB, and from then on
     each thread's arena may keep twice as much: 64 MiB for every thread that decodes images.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's
     if set_option is not None and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
-        set_option(M_MMAP_THRESHOLD, LARGE_BLOCK)
+        set_option(M_MMAP_THRESHOLD, least)

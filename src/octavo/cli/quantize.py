@@ -12,6 +12,7 @@ from octavo.cli.budget import budget_options, search_mix
 from octavo.cli.next_step import say_next
 from octavo.cli.options import json_flag, model_argument, offline_option
 from octavo.cli.screen import progress_bar, say, say_json, size, table
+from octavo.process import unmap_freed_blocks
 
 if TYPE_CHECKING:
     from octavo.compress.jobs import Rounded
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 
 MOST_KEPT = 12  # layers that are named
+MATRIX = 4 << 20  # bytes: what is smaller is allocated too often to be worth it
 
 
 def _list(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -97,6 +99,7 @@ def quantize(
     if any(v is not None for v in limits.values()):
         raise UsageError("--context, --concurrency, --max-kl and --chart go with --budget")
     job = job_of(checkpoint, found, output, format, data)
+    unmap_freed_blocks(MATRIX)
     if dry_run:
         return _show(job.forecast(), found, as_json, "would take")
     with progress_bar(f"Rounding to {found.name}", job.work) as advance:
