@@ -22,17 +22,22 @@ from octavo.checkpoint.dequantize import dequantize
 LOADERS = {"gptq": "gptqmodel", "awq": "gptqmodel", "compressed-tensors": "llm-compressor"}
 
 
-def equal_layers(folder: Path, work: Path) -> tuple[str, int, int]:
-    """Who else read it, how many layers were the same, of how many."""
+def equal_layers(folder: Path, work: Path) -> tuple[str, int, int, float]:
+    """Who else read it, how many layers were the same, of how many, and the largest difference as a
+    share of a layer's largest weight."""
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
     loader, output = LOADERS[config["quant_method"]], work / "loaded.npz"
     run([str(installed(loader, work)), str(HERE / "loaded_weights.py"), str(folder), str(output)])
     tensors = open_checkpoint(folder).tensors
     with np.load(output) as theirs:
         names = theirs.files
-        same = sum(np.array_equal(dequantize(tensors[name]), theirs[name]) for name in names)
+        apart = [difference(dequantize(tensors[name]), theirs[name]) for name in names]
     output.unlink()
-    return loader, same, len(names)
+    return loader, apart.count(0), len(names), max(apart, default=0)
+
+
+def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
+    return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
 
 
 def main() -> None:
@@ -42,8 +47,9 @@ def main() -> None:
     args = parser.parse_args()
     different = 0
     for folder in args.folders:
-        loader, same, count = equal_layers(folder, args.work)
-        print(f"{folder.name}: {same} of {count} layers as {loader} reads them", flush=True)
+        loader, same, count, apart = equal_layers(folder, args.work)
+        rest = f"; {apart:.1e} apart at most" if same < count else ""
+        print(f"{folder.name}: {same} of {count} layers as {loader} reads them{rest}", flush=True)
         different += count - same or count == 0
     raise SystemExit(1 if different else 0)
 
