@@ -9,7 +9,7 @@ on text that it was not calibrated with. GGUF recipes take FOLDER as a GGUF file
 int8 inputs, losses are computed as config.json says (`int8_inputs.py`), speed and memory as Octavo
 serves them, with 16 bits. --peer adds what others make with the same tokens (installed under --work;
 reported with the reason where they cannot be): llm-compressor:gptq or :awq, gptqmodel:gptq or :awq,
-auto-round:ITERATIONS, llama.cpp:Q4_K_M. --also adds models made elsewhere.
+llama.cpp:Q4_K_M. --also adds models made elsewhere.
 What --json holds already is not measured again. --update puts the table where a Markdown file has
 `<!-- compare NAME -->` and `<!-- end -->`, NAME being the folder's.
 """
@@ -43,7 +43,6 @@ HERE = Path(__file__).parent / "peers"
 PEERS = {  # name: (script, packages in order of installation)
     "llm-compressor": ("llm_compressor.py", ["torch==2.13.0", "llmcompressor"]),
     "gptqmodel": ("gptqmodel_folder.py", ["torch==2.13.0", "gptqmodel"]),
-    "auto-round": ("auto_round_folder.py", ["torch==2.13.0", "auto-round"]),
     "llama.cpp": ("llama_cpp_quantize.py", ["numpy", "llama-cpp-python"]),
 }
 SPEEDS = ("decoding", "prefill")
@@ -106,9 +105,9 @@ def made_by_peer(model: Path, what: str, work: Path) -> tuple[Path, float]:
     python = str(installed(peer, work))
     begin = children_time()
     if gguf:
-        run([python, script, str(as_gguf(model, work)), method, str(output)])
+        run([python, script, str(as_gguf(model, work)), method, str(output)], work)
     else:
-        run([python, script, str(model), method, str(tokens_file(model, work)), str(output)])
+        run([python, script, str(model), method, str(tokens_file(model, work)), str(output)], work)
         for file in model.glob("*token*.json"):
             shutil.copy(file, output)
     return output, (children_time() - begin) / 60
@@ -144,8 +143,10 @@ def children_time() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
+def run(command: Sequence[str], folder: Path | None = None) -> None:
+    """Runs a command in a folder, as some write logs to the one they are in. Raises RuntimeError with
+    the last line of what it says."""
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     if done.returncode:
         raise RuntimeError(done.stderr.strip().splitlines()[-1][:200])
 
@@ -156,10 +157,9 @@ def table(results: dict[str, dict[str, float]]) -> str:
     lines = []
     for name, r in results.items():
         decoding, prefill = (f"{r[k]:.2f} x" if k in r else "" for k in SPEEDS)
-        plain = results.get(f"rtn-{name.rpartition('-')[2]}", r)
-        known = name.startswith("rtn-") or plain is not r
-        known &= plain["nll_lost"] > 2 * plain["nll_error"]
-        share = f"{r['nll_lost'] / plain['nll_lost']:.0%}" if known else ""
+        plain = results.get(f"rtn-{name.rpartition('-')[2]}")
+        known = plain is not None and plain["nll_lost"] > 2 * plain["nll_error"]
+        share = f"{r['nll_lost'] / plain['nll_lost']:.0%}" if plain and known else ""
         minutes = f"{r['minutes']:.1f}" if r["minutes"] else ""
         error = f"{r['nll_lost']:+.4f} ± {r['nll_error']:.4f}"
         lines.append(
@@ -183,6 +183,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--update", type=Path)
     args = parser.parse_args()
+    args.model, args.work = args.model.resolve(), args.work.resolve()
     calibrated.SEQUENCES = args.sequences
     args.work.mkdir(parents=True, exist_ok=True)
     known = args.json is not None and args.json.exists()

@@ -10,8 +10,6 @@ import pytest
 
 PAGE = (Path(__file__).parents[2] / "docs" / "compression.md").read_text()
 WORDS = " ".join(PAGE.split())
-
-
 MODELS = ["smollm2", "gemma3-270m"]
 
 

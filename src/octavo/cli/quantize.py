@@ -99,9 +99,9 @@ def quantize(
     if any(v is not None for v in limits.values()):
         raise UsageError("--context, --concurrency, --max-kl and --chart go with --budget")
     job = job_of(checkpoint, found, output, format, data)
-    unmap_freed_blocks(MATRIX)
     if dry_run:
         return _show(job.forecast(), found, as_json, "would take")
+    unmap_freed_blocks(MATRIX)
     with progress_bar(f"Rounding to {found.name}", job.work) as advance:
         result = job.run(advance, lambda text: say(text, err=True))
     _show(result, found, as_json, "takes")
