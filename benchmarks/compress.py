@@ -158,8 +158,9 @@ def table(results: dict[str, dict[str, float]]) -> str:
     for name, r in results.items():
         decoding, prefill = (f"{r[k]:.2f} x" if k in r else "" for k in SPEEDS)
         plain = results.get(f"rtn-{name.rpartition('-')[2]}")
-        known = plain is not None and plain["nll_lost"] > 2 * plain["nll_error"]
-        share = f"{r['nll_lost'] / plain['nll_lost']:.0%}" if plain and known else ""
+        share = ""
+        if plain and plain["nll_lost"] > 2 * plain["nll_error"]:
+            share = f"{r['nll_lost'] / plain['nll_lost']:.0%}"
         minutes = f"{r['minutes']:.1f}" if r["minutes"] else ""
         error = f"{r['nll_lost']:+.4f} ± {r['nll_error']:.4f}"
         lines.append(
