@@ -3,8 +3,9 @@
 Lin et al., "AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration"
 (arXiv:2306.00978). Columns are multiplied with s and inputs divided by it, where what makes them
 can take that (`folding.py`); s = mean|x|^a, or mean|x|^a / mean|w|^(1 - a), with the a of least
-output error; then groups are clipped (`clipping.py`). The paper measures the error on samples; here
-it is tr(D H D^T) for weights' errors D and H the mean of x x^T, which is the same over all tokens.
+output error on grids that span each group; then groups are clipped (`clipping.py`). The paper
+measures the error on samples; here it is tr(D H D^T) for weights' errors D and H the mean of x x^T,
+which is the same over all tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from octavo.compress.clipping import clip_quantize
+from octavo.compress.clipping import range_quantize
 from octavo.compress.fit import F32, Hessian, divide
 from octavo.compress.gptq import energy
 from octavo.compress.grids import Grid
@@ -39,7 +40,8 @@ def best_scales(
             s = foldable(balanced(wanted)) if alpha or by_size else np.ones_like(mean_abs)
             if not (np.isfinite(s).all() and (s > 0).all()):
                 continue
-            lost = _lost(some, s, hessian, grid)
+            errors = (x - range_quantize(x * s, grid) / s for x in some)
+            lost = sum(energy(d, hessian) for d in errors)
             if lost < best[0]:
                 best = lost, alpha, s if alpha or by_size else None
     return best[1], best[2]
@@ -63,10 +65,3 @@ def _relative_sizes(weights: Sequence[F32], width: int) -> F32:
         total += divide(groups, groups.max(-1, keepdims=True)).reshape(x.shape).sum(0)
         rows += len(x)
     return (total / max(1, rows)).astype(np.float32)
-
-
-def _lost(weights: Sequence[F32], s: F32, hessian: Hessian, grid: Grid) -> float:
-    """tr(D H D^T) for columns that are rounded times s."""
-    behind = hessian / np.outer(s, s)
-    errors = [x - clip_quantize(x * s, behind, grid).values() / s for x in weights]
-    return sum(energy(d, hessian) for d in errors)

@@ -27,6 +27,7 @@ from octavo.models import build_program
 from octavo.text.tokenizer import load_tokenizer
 
 SEQUENCES, LENGTH = 64, 512  # of tokens that inputs are seen with
+SEARCH_WITH = 16  # of them, evenly, scales of inputs are looked for with: they have few choices
 LEARN_FROM = 8  # sequences at least that scales are learned with; half of so few judge
 SCALES, LEARNED = "scales", "learned"  # of inputs and of weights, in the journal
 
@@ -114,7 +115,8 @@ class Task:
 
         program = build_program(self.checkpoint)
         if not journal.has(SCALES):
-            found = find_scales(program, self.wanted, tokens, journal.folder, search, progress)
+            some = tokens[:: -(-len(tokens) // SEARCH_WITH)]
+            found = find_scales(program, self.wanted, some, journal.folder, search, progress)
             journal.save(SCALES, {str(i): s for i, s in found.items()}, {})
         scales = {int(i): np.array(s) for i, s in journal.arrays(SCALES).items()}
         return folded(self.checkpoint, program, self.wanted, scales)
