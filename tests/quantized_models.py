@@ -287,6 +287,7 @@ WRITERS: dict[str, Writer] = {
     "awq-128": awq(group=128),
     "ct-pack-4": compressed(),
     "ct-pack-4-asym": compressed(symmetric=False, group=128),
+    "ct-pack-4-asym-f32": compressed(symmetric=False, group=128, dtype=torch.float32),
     "ct-pack-4-row": compressed(strategy="channel", group=None),
     "ct-pack-8": compressed(bits=8, group=32),
     "ct-pack-3": compressed(bits=3),

@@ -28,12 +28,14 @@ WITH_MINIMUM = (TensorType.INT4_MIN, TensorType.INT8_MIN)
 
 
 class Codes(NamedTuple):
-    """codes `[rows, columns]`; scales, minima `[rows, groups]`; table `[16]`."""
+    """codes `[rows, columns]`; scales, minima `[rows, groups]`; table `[16]`. zeros: codes that
+    minima stand for as numbers, of the same shape, in files that hold those."""
 
     codes: U8
     scales: F32
     minima: F32 | None = None
     table: F32 | None = None
+    zeros: F32 | None = None
 
 
 def e4m3(codes: U8) -> F32:
@@ -70,24 +72,30 @@ class Grouped(Tensor):
         return np.concatenate([part.reshape(-1).view(np.uint8) for part in _parts(self.read())])
 
     def values(self) -> F32:
-        """The values in fp32, with columns in stored order."""
+        """The values in fp32, with columns in stored order; with zeros scale * (code - zero), which
+        is rounded once where a minimum of a scale of fp32 has been rounded, too."""
         c = self.read()
-        n = self.shape[1]
-        scales = np.repeat(c.scales, self.columns, axis=1)[:, :n]
+        scales = self._wide(c.scales)
         if self.type is TensorType.FP8:
             return scales * e4m3(c.codes)
         if c.table is not None:
             return scales * c.table[c.codes]
+        codes = c.codes.astype(np.float32)
+        if c.zeros is not None:
+            return scales * (codes - self._wide(c.zeros))
         if c.minima is not None:
-            minima = np.repeat(c.minima, self.columns, axis=1)[:, :n]
-            return scales * c.codes.astype(np.float32) + minima
-        return scales * (c.codes.astype(np.float32) - np.float32(ZERO[self.type]))
+            return scales * codes + self._wide(c.minima)
+        return scales * (codes - np.float32(ZERO[self.type]))
+
+    def _wide(self, x: F32) -> F32:
+        """Numbers of groups as those of columns."""
+        return np.repeat(x, self.columns, axis=1)[:, : self.shape[1]]
 
     def rows(self, begin: int, end: int) -> Grouped:
         def read() -> Codes:
-            codes, scales, minima, table = self.read()
-            cut = slice(begin, end)
-            return Codes(codes[cut], scales[cut], None if minima is None else minima[cut], table)
+            c, cut = self.read(), slice(begin, end)
+            minima, zeros = (None if x is None else x[cut] for x in (c.minima, c.zeros))
+            return Codes(c.codes[cut], c.scales[cut], minima, c.table, zeros)
 
         name, _, shape = self._cut(begin, end)
         stored = self.stored * (end - begin) // self.shape[0]

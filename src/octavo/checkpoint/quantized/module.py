@@ -74,8 +74,8 @@ class Module:
     ) -> Grouped:  # fmt: skip
         """scale * (code - zero), zeros and scales `[rows, groups]`. No zeros: the middle.
 
-        The zero point times the scale is exact in fp32: at most nine bits times a scale's eleven
-        (fp16) or eight (bf16).
+        The minimum, zero times scale, is exact in fp32 for scales of fp16 (nine bits times eleven)
+        and bf16 (times eight), and rounded for those of fp32.
         """
         rows, middle = shape[0], 1 << (bits - 1)
         wide = bits > 4
@@ -89,12 +89,14 @@ class Module:
             if wide
             else (TensorType.INT4, TensorType.INT4_MIN)
         )
-        minima = None
+        minima = points = None
         if not symmetric:
-            minima = np.broadcast_to(-zeros.astype(np.float32) * scales, scales.shape)
+            points = np.broadcast_to(zeros.astype(np.float32), scales.shape)
+            minima = -points * scales
 
         def read() -> Codes:
-            return Codes(codes(), np.broadcast_to(scales, (rows, scales.shape[1])), minima)
+            wide = np.broadcast_to(scales, (rows, scales.shape[1]))
+            return Codes(codes(), wide, minima, zeros=points)
 
         return self.grouped(kinds[not symmetric], shape, group, read, bits, order)
 
