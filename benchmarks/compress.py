@@ -43,6 +43,7 @@ HERE = Path(__file__).parent / "peers"
 PEERS = {  # name: (script, packages in order of installation)
     "llm-compressor": ("llm_compressor.py", ["torch==2.13.0", "llmcompressor"]),
     "gptqmodel": ("gptqmodel_folder.py", ["torch==2.13.0", "gptqmodel"]),
+    "auto-round": ("auto_round_folder.py", ["torch==2.13.0", "auto-round"]),
     "llama.cpp": ("llama_cpp_quantize.py", ["numpy", "llama-cpp-python"]),
 }
 SPEEDS = ("decoding", "prefill")

@@ -80,9 +80,10 @@ class Lookahead:
         return DraftCost(late * (BATCHED * each if self._each is None else self._each), each)
 
     def trial(self, cost: DraftCost) -> int:
-        """How many tokens to write though it does not seem to pay."""
+        """How many tokens to write though it does not seem to pay. The first time is at once: until
+        then there are guesses alone."""
         seconds = cost.once + TRIAL * cost.each
-        if self._tried + seconds > TRIED * self._spent:
+        if self._tried and self._tried + seconds > TRIED * self._spent:
             return 0
         self._tried += seconds
         return TRIAL
