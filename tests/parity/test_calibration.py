@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from octavo.checkpoint import open_checkpoint
 from octavo.checkpoint.base import TensorType
 from octavo.checkpoint.dequantize import dequantize
 from octavo.checkpoint.writer import NewTensor, write_folder
-from octavo.compress import calibrated, written
+from octavo.compress import calibrated, scaled, written
 from octavo.compress.beside import beside
 from octavo.compress.blocks import encode
 from octavo.compress.calibration import Calibration
@@ -42,7 +43,7 @@ from octavo.compress.recipes import FolderRecipe, Recipe
 from octavo.compress.statistics import InputStatistics
 from octavo.errors import UsageError, WriteError
 from octavo.models import build_program
-from octavo.program import Experts, Linear
+from octavo.program import Experts, Linear, Program
 from octavo.text.tokenizer import load_tokenizer
 from tests.conftest import Runner
 from tests.families import FAMILIES, save_family
@@ -330,6 +331,25 @@ def test_importance(gguf: Path, text: Path, tmp_path: Path) -> None:
         assert lost[0] < lost[1]
 
 
+@pytest.mark.parametrize(("most", "step"), [(16, 1), (3, 2), (1, 4)])
+def test_scales_are_looked_for_with_some_of_the_sequences(
+    most: int, step: int, folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`SEARCH_WITH` of the four at most, evenly."""
+    seen = []
+
+    def search(program: Program, wanted: Any, tokens: np.ndarray, *rest: Any) -> dict[int, Any]:
+        seen.append(tokens)
+        return {}
+
+    monkeypatch.setattr(calibrated, "SEARCH_WITH", most)
+    monkeypatch.setattr(scaled, "find_scales", search)
+    quantized(folder, "awq-4", tmp_path / "out", text)
+    tokenizer = load_tokenizer(open_checkpoint(folder))
+    tokens = token_blocks(split("calibration", text), tokenizer, 96, 4)
+    assert len(seen) == 1 and np.array_equal(seen[0], tokens[::step])
+
+
 # -- going on -----------------------------------------------------------------------------------
 
 
@@ -585,6 +605,7 @@ def test_a_full_disk(folder: Path, text: Path, tmp_path: Path) -> None:
 MEMORY = """
 import os, sys
 from pathlib import Path
+from typing import Any
 import numpy as np
 from octavo.backends.torch.spans import Spans
 from octavo.checkpoint import open_checkpoint

@@ -121,6 +121,18 @@ def test_awq_measures_what_the_producer_can_take() -> None:
         assert awq([w], seen, grid, lambda s, u=useless: np.full_like(s, u))[0] is None
 
 
+def test_awq_takes_the_largest_group_that_divides() -> None:
+    """96 columns are no whole groups of 64: scales are those for groups of 32."""
+    _, seen = inputs_of(columns=96)
+    weights = weights_of(32, 48, columns=96)
+    found = [
+        best_scales(weights, seen.mean_abs, hessian(seen), Grid(4, group, False), as_it_is)
+        for group in (64, 32)
+    ]
+    assert found[0][1] is not None and found[0][0] == found[1][0]
+    assert np.array_equal(found[0][1], found[1][1])
+
+
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_clipping_minimises_what_outputs_lose(symmetric: bool) -> None:
     """Group by group no more than grids that span the range, with inputs of the group alone."""

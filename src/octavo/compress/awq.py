@@ -11,13 +11,14 @@ which is the same over all tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from octavo.compress.clipping import range_quantize
 from octavo.compress.fit import F32, Hessian, divide
 from octavo.compress.gptq import energy
-from octavo.compress.grids import Grid
+from octavo.compress.grids import Grid, check_finite, largest_group
 
 ALPHAS = tuple(i / 10 for i in range(1, 7))
 ROWS = 64  # of each matrix, that exponents are tried on
@@ -28,8 +29,16 @@ Foldable = Callable[[F32], F32]
 def best_scales(
     weights: Sequence[F32], mean_abs: F32, hessian: Hessian, grid: Grid, foldable: Foldable
 ) -> tuple[float, F32 | None]:
-    """The exponent and scales of least output error of some rows; None for none."""
-    size = _relative_sizes(weights, grid.group or len(mean_abs))
+    """The exponent and scales of least output error of some rows; None for none.
+
+    Of columns that are not whole groups of the grid, the largest that they are. Raises UsageError
+    for weights that are not finite.
+    """
+    for x in weights:
+        check_finite(x)
+    columns = len(mean_abs)
+    grid = replace(grid, group=largest_group(columns, grid.group))
+    size = _relative_sizes(weights, grid.group or columns)
     some = [x[:: -(-len(x) // ROWS)] for x in weights]
     best: tuple[float, float, F32 | None] = (np.inf, 0.0, None)
     for by_size in (False, True):
