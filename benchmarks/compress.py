@@ -9,7 +9,7 @@ on text that it was not calibrated with. GGUF recipes take FOLDER as a GGUF file
 int8 inputs, losses are computed as config.json says (`int8_inputs.py`), speed and memory as Octavo
 serves them, with 16 bits. --peer adds what others make with the same tokens (installed under --work;
 reported with the reason where they cannot be): llm-compressor:gptq or :awq, gptqmodel:gptq or :awq,
-llama.cpp:Q4_K_M. --also adds models made elsewhere.
+auto-round:50 (iterations of a block), llama.cpp:Q4_K_M. --also adds models made elsewhere.
 What --json holds already is not measured again. --update puts the table where a Markdown file has
 `<!-- compare NAME -->` and `<!-- end -->`, NAME being the folder's.
 """

@@ -29,10 +29,11 @@ def main() -> None:
         seqlen=ids.shape[1], nsamples=len(ids), device_map="cpu",
     )  # fmt: skip
     tuned.quantize_and_save(output, format="auto_gptq")
-    (made,) = Path(output).iterdir()  # it makes a folder in the one that is named
-    for file in made.iterdir():
-        file.rename(Path(output) / file.name)
-    made.rmdir()
+    made = next(Path(output).rglob("config.json")).parent
+    if made != Path(output):  # it makes a folder in the one that is named
+        for file in made.iterdir():
+            file.rename(Path(output) / file.name)
+        made.rmdir()
 
 
 if __name__ == "__main__":

@@ -605,7 +605,6 @@ def test_a_full_disk(folder: Path, text: Path, tmp_path: Path) -> None:
 MEMORY = """
 import os, sys
 from pathlib import Path
-from typing import Any
 import numpy as np
 from octavo.backends.torch.spans import Spans
 from octavo.checkpoint import open_checkpoint

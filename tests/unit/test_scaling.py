@@ -121,16 +121,21 @@ def test_awq_measures_what_the_producer_can_take() -> None:
         assert awq([w], seen, grid, lambda s, u=useless: np.full_like(s, u))[0] is None
 
 
-def test_awq_takes_the_largest_group_that_divides() -> None:
-    """96 columns are no whole groups of 64: scales are those for groups of 32."""
-    _, seen = inputs_of(columns=96)
-    weights = weights_of(32, 48, columns=96)
-    found = [
-        best_scales(weights, seen.mean_abs, hessian(seen), Grid(4, group, False), as_it_is)
-        for group in (64, 32)
-    ]
-    assert found[0][1] is not None and found[0][0] == found[1][0]
-    assert np.array_equal(found[0][1], found[1][1])
+@pytest.mark.parametrize(("columns", "group", "taken"), [(192, 128, 96), (96, 64, 32), (128, 0, 0), (128, 64, 64)])  # fmt: skip
+def test_awq_tries_groups_that_divide(
+    columns: int, group: int, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, seen = inputs_of(columns=columns)
+    tried = set()
+
+    def quantized(x: np.ndarray, grid: Grid) -> np.ndarray:
+        tried.add(grid.group)
+        return range_quantize(x, grid)
+
+    monkeypatch.setattr("octavo.compress.awq.range_quantize", quantized)
+    weights, grid = weights_of(32, 48, columns=columns), Grid(4, group, False)
+    assert best_scales(weights, seen.mean_abs, hessian(seen), grid, as_it_is)[1] is not None
+    assert tried == {taken}
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -216,12 +221,8 @@ def test_inputs_that_say_little() -> None:
             assert smooth.error <= smooth.plain_error == plain.error
             assert np.isfinite(smooth.weights[0].values()).all()
     wrong = np.full((32, COLUMNS), np.nan, np.float32)
-    for call in (
-        lambda: best_scales([wrong], one.mean_abs, np.eye(COLUMNS), Grid(), as_it_is),
-        lambda: w8a8([wrong], one, "dynamic", as_it_is),
-    ):
-        with pytest.raises(UsageError, match="not finite"):
-            call()
+    with pytest.raises(UsageError, match="not finite"):
+        w8a8([wrong], one, "dynamic", as_it_is)
     with pytest.raises(UsageError, match="whole groups"):
         clip_quantize(zeros[:, :100], np.eye(100), Grid())
     assert (balanced(np.float32([0.25, 1, 4])) == np.float32([0.25, 1, 4])).all()

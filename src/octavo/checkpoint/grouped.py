@@ -4,7 +4,7 @@ One type stands for GPTQ, AWQ, compressed-tensors, FP8, bitsandbytes and MLX: th
 how to read codes, scales and minima, and the value of a code is
 
     INT4, INT8          scale * (code - 8), scale * (code - 128)
-    INT4_MIN, INT8_MIN  scale * code + minimum
+    INT4_MIN, INT8_MIN  scale * code + minimum, or scale * (code - zero) where files have zeros
     TABLE4              scale * table[code]
     FP8                 scale * e4m3(code)
 """
@@ -28,8 +28,8 @@ WITH_MINIMUM = (TensorType.INT4_MIN, TensorType.INT8_MIN)
 
 
 class Codes(NamedTuple):
-    """codes `[rows, columns]`; scales, minima `[rows, groups]`; table `[16]`. zeros: codes that
-    minima stand for as numbers, of the same shape, in files that hold those."""
+    """codes `[rows, columns]`; scales, minima `[rows, groups]`; table `[16]`. zeros: the zero
+    points `[rows, groups]` that minima are -scale times, where the file has them."""
 
     codes: U8
     scales: F32
@@ -72,8 +72,8 @@ class Grouped(Tensor):
         return np.concatenate([part.reshape(-1).view(np.uint8) for part in _parts(self.read())])
 
     def values(self) -> F32:
-        """The values in fp32, with columns in stored order; with zeros scale * (code - zero), which
-        is rounded once where a minimum of a scale of fp32 has been rounded, too."""
+        """The values in fp32, with columns in stored order. By a zero they are rounded once; by way
+        of a minimum they would be three times, where scales are fp32."""
         c = self.read()
         scales = self._wide(c.scales)
         if self.type is TensorType.FP8:

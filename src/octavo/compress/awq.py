@@ -18,7 +18,7 @@ import numpy as np
 from octavo.compress.clipping import range_quantize
 from octavo.compress.fit import F32, Hessian, divide
 from octavo.compress.gptq import energy
-from octavo.compress.grids import Grid, check_finite, largest_group
+from octavo.compress.grids import Grid, largest_group
 
 ALPHAS = tuple(i / 10 for i in range(1, 7))
 ROWS = 64  # of each matrix, that exponents are tried on
@@ -31,13 +31,12 @@ def best_scales(
 ) -> tuple[float, F32 | None]:
     """The exponent and scales of least output error of some rows; None for none.
 
-    Of columns that are not whole groups of the grid, the largest that they are. Raises UsageError
-    for weights that are not finite.
+    weights: finite. Where the grid's group does not divide their columns, the largest usual one
+    below that does.
     """
-    for x in weights:
-        check_finite(x)
     columns = len(mean_abs)
-    grid = replace(grid, group=largest_group(columns, grid.group))
+    if grid.group and columns % grid.group:
+        grid = replace(grid, group=largest_group(columns, grid.group))
     size = _relative_sizes(weights, grid.group or columns)
     some = [x[:: -(-len(x) // ROWS)] for x in weights]
     best: tuple[float, float, F32 | None] = (np.inf, 0.0, None)

@@ -1,4 +1,5 @@
-"""Quantized matrices moved from one format's grid to another's without a change of any value.
+"""Quantized matrices moved from one format's grid to another's without a change of any value, but
+for the last bit where MLX's minima stand for zero points and scales are fp32.
 
 Where a format cannot hold a grid exactly, the answer is None: its group is another, a minimum is no
 whole number of steps, or a scale is none of the format's numbers.

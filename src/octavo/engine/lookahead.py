@@ -72,6 +72,7 @@ class Lookahead:
         self._each: float | None = None  # seconds a token of a text to catch up with
         self._spent = 0.0  # seconds in steps
         self._tried = 0.0  # of those, to see whether it pays
+        self._asked = False  # until then there are guesses alone
 
     def cost(self, sequences: list[Sequence], plain: float) -> DraftCost:
         """What it takes to write after each sequence. plain: seconds of a step of the target."""
@@ -80,10 +81,11 @@ class Lookahead:
         return DraftCost(late * (BATCHED * each if self._each is None else self._each), each)
 
     def trial(self, cost: DraftCost) -> int:
-        """How many tokens to write though it does not seem to pay. The first time is at once: until
-        then there are guesses alone."""
+        """How many tokens to write though it does not seem to pay."""
+        if not self._asked:
+            return TRIAL
         seconds = cost.once + TRIAL * cost.each
-        if self._tried and self._tried + seconds > TRIED * self._spent:
+        if self._tried + seconds > TRIED * self._spent:
             return 0
         self._tried += seconds
         return TRIAL
@@ -95,6 +97,7 @@ class Lookahead:
     def write(self, sequences: list[Sequence], depth: int) -> tuple[list[Proposal | None], float]:
         """Drafts of `depth` tokens, and the seconds they took. One that fails is none."""
         late, began = sum(map(self.writer.lag, sequences)), self._clock()
+        self._asked = True
         try:
             out = self.writer.propose(sequences, depth)
         except Exception as e:

@@ -89,14 +89,14 @@ class Module:
             if wide
             else (TensorType.INT4, TensorType.INT4_MIN)
         )
-        minima = points = None
-        if not symmetric:
-            points = np.broadcast_to(zeros.astype(np.float32), scales.shape)
-            minima = -points * scales
+        points = None if symmetric else np.broadcast_to(zeros.astype(np.int16), scales.shape)
 
         def read() -> Codes:
-            wide = np.broadcast_to(scales, (rows, scales.shape[1]))
-            return Codes(codes(), wide, minima, zeros=points)
+            each = np.broadcast_to(scales, (rows, scales.shape[1]))
+            if points is None:
+                return Codes(codes(), each)
+            wide_points = points.astype(np.float32)
+            return Codes(codes(), each, -wide_points * scales, zeros=wide_points)
 
         return self.grouped(kinds[not symmetric], shape, group, read, bits, order)
 
