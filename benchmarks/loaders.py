@@ -37,6 +37,7 @@ def equal_layers(folder: Path, work: Path) -> tuple[str, int, int, float]:
 
 
 def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """The largest difference of two matrices, as a share of the second's largest weight."""
     return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
 
 

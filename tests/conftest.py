@@ -39,8 +39,8 @@ settings.load_profile("octavo")
 
 
 def pytest_collection_finish() -> None:
-    """Collections of garbage leave out what is loaded by now. A million objects take half a second, in which a client
-    here reads nothing: a stream can be over when its test looks again."""
+    """Freezes what is loaded, so that the garbage collector leaves it out: a million objects take half a second, in
+    which a client here reads nothing, and a stream can be over when its test looks again."""
     gc.freeze()
 
 

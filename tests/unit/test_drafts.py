@@ -26,6 +26,7 @@ from octavo.engine.drafts import (
     Recent,
 )
 from octavo.engine.kv import KVCache, KVState
+from octavo.engine.lookahead import TRIAL, TRIED, Lookahead
 from octavo.engine.prefix import PrefixIndex
 from octavo.engine.request import Request, SamplingParams
 from octavo.engine.runner import Outcome
@@ -330,6 +331,29 @@ class Wrong:
 
     def prepare(self, idle: bool) -> bool:
         return False
+
+
+class Late(Wrong):
+    """One that has a long prompt to compute first."""
+
+    def lag(self, sequence: Sequence) -> int:
+        return 400
+
+
+def test_the_first_trial_is_at_once_and_later_ones_take_a_small_share_of_the_time() -> None:
+    writer, asked = Late(), [sequence([1, 2], [3])]
+    ahead = Lookahead(writer, lambda: writer.now)
+    guessed = ahead.cost(asked, 0.01)
+    assert ahead.trial(guessed) == ahead.trial(guessed) == TRIAL  # nothing was written yet
+    assert ahead.write(asked, TRIAL)[1] == 0.4
+    cost = ahead.cost(asked, 0.01)
+    assert cost.once == pytest.approx(0.4) and guessed.once < cost.once
+    assert ahead.trial(cost) == 0
+    ahead.spent(0.99 * (cost.once + TRIAL * cost.each) / TRIED)
+    assert ahead.trial(cost) == 0
+    ahead.spent(0.02 * (cost.once + TRIAL * cost.each) / TRIED)
+    assert ahead.trial(cost) == TRIAL
+    assert ahead.trial(cost) == 0
 
 
 def test_a_draft_model_that_does_not_pay_is_hardly_asked() -> None:

@@ -29,7 +29,7 @@ WITH_MINIMUM = (TensorType.INT4_MIN, TensorType.INT8_MIN)
 
 class Codes(NamedTuple):
     """codes `[rows, columns]`; scales, minima `[rows, groups]`; table `[16]`. zeros: the zero
-    points `[rows, groups]` that minima are -scale times, where the file has them."""
+    points `[rows, groups]`, where the file has them; minima are -scale * zero then."""
 
     codes: U8
     scales: F32
@@ -72,8 +72,8 @@ class Grouped(Tensor):
         return np.concatenate([part.reshape(-1).view(np.uint8) for part in _parts(self.read())])
 
     def values(self) -> F32:
-        """The values in fp32, with columns in stored order. By a zero they are rounded once; by way
-        of a minimum they would be three times, where scales are fp32."""
+        """The values in fp32, with columns in stored order. With zeros they are rounded once; with
+        minima they would be rounded three times where scales are fp32."""
         c = self.read()
         scales = self._wide(c.scales)
         if self.type is TensorType.FP8:
@@ -88,7 +88,7 @@ class Grouped(Tensor):
         return scales * (codes - np.float32(ZERO[self.type]))
 
     def _wide(self, x: F32) -> F32:
-        """Numbers of groups as those of columns."""
+        """Numbers of groups `[rows, groups]`, repeated for each column of a group."""
         return np.repeat(x, self.columns, axis=1)[:, : self.shape[1]]
 
     def rows(self, begin: int, end: int) -> Grouped:

@@ -27,7 +27,7 @@ from octavo.models import build_program
 from octavo.text.tokenizer import load_tokenizer
 
 SEQUENCES, LENGTH = 64, 512  # of tokens that inputs are seen with
-SEARCH_WITH = 16  # at most, evenly, that scales of inputs are looked for with: few are compared
+SEARCH_WITH = 16  # sequences at most, evenly spaced, that scales of inputs are searched with
 LEARN_FROM = 8  # sequences at least that scales are learned with; half of so few judge
 SCALES, LEARNED = "scales", "learned"  # of inputs and of weights, in the journal
 

@@ -72,7 +72,7 @@ class Lookahead:
         self._each: float | None = None  # seconds a token of a text to catch up with
         self._spent = 0.0  # seconds in steps
         self._tried = 0.0  # of those, to see whether it pays
-        self._asked = False  # until then there are guesses alone
+        self._asked = False  # whether drafts were written; until then costs are guesses
 
     def cost(self, sequences: list[Sequence], plain: float) -> DraftCost:
         """What it takes to write after each sequence. plain: seconds of a step of the target."""

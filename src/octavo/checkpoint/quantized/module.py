@@ -92,11 +92,11 @@ class Module:
         points = None if symmetric else np.broadcast_to(zeros.astype(np.int16), scales.shape)
 
         def read() -> Codes:
-            each = np.broadcast_to(scales, (rows, scales.shape[1]))
+            of_rows = np.broadcast_to(scales, (rows, scales.shape[1]))
             if points is None:
-                return Codes(codes(), each)
-            wide_points = points.astype(np.float32)
-            return Codes(codes(), each, -wide_points * scales, zeros=wide_points)
+                return Codes(codes(), of_rows)
+            floats = points.astype(np.float32)
+            return Codes(codes(), of_rows, -floats * scales, zeros=floats)
 
         return self.grouped(kinds[not symmetric], shape, group, read, bits, order)
 
