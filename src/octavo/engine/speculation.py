@@ -31,6 +31,8 @@ from octavo.engine.trees import Fork, forks, grow, keep_branch, tally
 
 MOST_ROWS = 64  # of a step that verifies drafts: one that computes a prompt has no time to spare
 LEEWAY = 0.01  # of its time that a request may lose by speculation, beyond what it begins with
+FRUITLESS = 16  # calls in a row without drafts after which only every SELDOM-th looks for some
+SELDOM = 4
 
 
 class DepthPolicy(Protocol):
@@ -109,20 +111,43 @@ class Speculation:
         self._ahead = Lookahead(writer, clock) if writer is not None else None
         self._written = 0.0  # seconds that drafts for this step took to write
         self._wrote: dict[Sequence, float] = {}  # what they count for, by sequence
+        self._fruitless = 0  # calls in a row without drafts
+        self._rests = False  # whether this call does not look for any
+        self._unseen = 0.0  # seconds of calls that did not, since one that did
         names = [s.name for s in self._sources] + ([writer.name] if writer is not None else [])
         self.counts = Counts(dict.fromkeys(names, 0), dict.fromkeys(names, 0))
 
     # -- before a step --------------------------------------------------------------------------
 
     def draft(self, spans: list[ScheduledSpan]) -> list[ScheduledSpan]:
-        """A planned step with drafts where they pay, and blocks for them; else as it is."""
+        """A planned step with drafts where they pay, and blocks for them; else as it is.
+
+        Looking for drafts takes up to one percent of a step. Where none was worth verifying for a
+        while that is saved most of the time; a prompt or a grammar ends that.
+        """
+        if self._policy is None:
+            return spans
+        decodes = all(_decodes(s) for s in spans)
+        if not decodes or any(s.sequence.sampling.constraint is not None for s in spans):
+            self._fruitless = 0
+        self._rests = self._fruitless >= FRUITLESS and self._fruitless % SELDOM > 0
+        self._fruitless += 1
+        if not decodes or self._rests:
+            return spans
+        spans = self._with_drafts(spans, self._policy)
+        if any(s.draft.tokens for s in spans):
+            self._fruitless = 0
+        return spans
+
+    def _with_drafts(self, spans: list[ScheduledSpan], policy: DepthPolicy) -> list[ScheduledSpan]:
+        """Spans of sequences that all decode, with drafts where they pay."""
         # What a grammar forced since the last step is computed along with drafts and without: rows
         # that have results are what is counted, one a sequence.
         rows = len(spans)
         room = min(self._rows - rows, MOST_ROWS - sum(s.length for s in spans))
         self._written = 0.0
         self._wrote.clear()
-        if self._policy is None or room <= 0 or not all(_decodes(s) for s in spans):
+        if room <= 0:
             return spans
         chances = [self._propose(s.sequence) for s in spans]
         if self._ahead is not None:
@@ -135,7 +160,7 @@ class Speculation:
         ]
         found = self._forks(spans, chances)
         each = [*chances, *(f.chances for f in found)]
-        depths = self._policy.depths(each, rows, room, now)
+        depths = policy.depths(each, rows, room, now)
         out = []
         for i, (span, depth) in enumerate(zip(spans, depths, strict=False)):
             further = zip(found, depths[len(spans) :], strict=True)
@@ -244,6 +269,8 @@ class Speculation:
 
     def compare(self, outcomes: list[Outcome]) -> None:
         """Compares what was proposed with what was drawn, and keeps the branch that was."""
+        if self._rests:
+            return
         for outcome in outcomes:
             sequence, draft = outcome.span.sequence, outcome.span.draft
             keep_branch(self._kv, outcome.span, outcome.branch)
@@ -268,6 +295,9 @@ class Speculation:
 
     def took(self, outcomes: list[Outcome], seconds: float, steps: int) -> None:
         """Takes the time of a call that computed `steps` steps."""
+        if self._rests:
+            self._unseen += seconds
+            return
         if self._policy is None or not all(_decodes(o.span) for o in outcomes):
             return
         times, spans = self._policy.times, [o.span for o in outcomes]
@@ -278,11 +308,12 @@ class Speculation:
         now, plain = self._clock(), times.plain(rows)
         if computed == rows:  # else some have no results, as runs that a grammar forced
             times.record(rows + drafted, (seconds - self._written) / steps, now)
+        spent, self._unseen = seconds + self._unseen, 0.0
         if self._ahead is not None:
-            self._ahead.spent(seconds)
+            self._ahead.spent(spent)
         for span in spans:
             if (record := self._records.get(span.sequence)) is not None:
-                record.spent += seconds / len(spans)
+                record.spent += spent / len(spans)
         if plain is None or not (drafted or self._wrote):
             return
         # By mean times: how long this one step took says more of what else the host does.
