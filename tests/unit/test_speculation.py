@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from octavo.backends.base import Sample
@@ -21,7 +23,7 @@ from octavo.engine.prefix import PrefixIndex
 from octavo.engine.runner import Outcome
 from octavo.engine.scheduler import NOTHING, Draft, ScheduledSpan
 from octavo.engine.sequence import Sequence
-from octavo.engine.speculation import FRUITLESS, LEEWAY, SELDOM, Speculation
+from octavo.engine.speculation import LEEWAY, MOST_SKIPPED, SHARE, Speculation
 from tests.unit.sequences import sequence
 
 
@@ -187,39 +189,40 @@ def played(source: Waits, one: Sequence, calls: int) -> tuple[Speculation, list[
     return speculation, asked
 
 
-def test_where_nothing_is_found_only_every_fourth_call_looks_and_time_is_kept() -> None:
+def test_where_nothing_is_found_more_and_more_calls_are_skipped_and_their_time_counts() -> None:
     one, source = sequence([1, 2, 3], [4]), Waits()
-    speculation, asked = played(source, one, FRUITLESS + 2 * SELDOM + 1)
-    assert asked[FRUITLESS - 1] == FRUITLESS
-    assert asked[FRUITLESS:] == [FRUITLESS + 1] * SELDOM + [FRUITLESS + 2] * SELDOM + [
-        FRUITLESS + 3
-    ]
+    speculation, asked = played(source, one, 120)
+    looks = [i for i in range(1, len(asked)) if asked[i] > asked[i - 1]]
+    gaps = [b - a for a, b in itertools.pairwise([0, *looks])]
+    skipped = [min(MOST_SKIPPED, (look + 1) // SHARE) for look in [0, *looks]]
+    assert gaps == [1 + n for n in skipped[:-1]]
+    assert gaps[: SHARE + 4] == [1] * (SHARE - 1) + [2] * 4 + [3]
+    assert gaps[-4:] == [1 + MOST_SKIPPED] * 4
+    assert looks[-1] == len(asked) - 1
     assert speculation._records[one].spent == len(asked)
 
 
 def test_where_something_is_found_every_call_looks_again() -> None:
-    source = Waits(until=FRUITLESS + 1)
-    asked = played(source, sequence([1, 2, 3], [4]), FRUITLESS + 3 * SELDOM)[1]
-    found = asked.index(FRUITLESS + 2)
-    assert found == FRUITLESS + SELDOM
-    assert asked[found:] == list(range(FRUITLESS + 2, FRUITLESS + 2 + len(asked) - found))
+    source = Waits(until=2 * SHARE)
+    asked = played(source, sequence([1, 2, 3], [4]), 8 * SHARE)[1]
+    found = asked.index(2 * SHARE + 1)
+    assert asked[found:] == list(range(asked[found], asked[found] + len(asked) - found))
 
 
 def test_every_call_looks_where_a_grammar_may_force_something() -> None:
     one, source = sequence([1, 2, 3], [4]), Waits()
     one.sampling.constraint = Numbers()  # type: ignore[assignment]
-    assert played(source, one, 3 * FRUITLESS)[1][-1] == 3 * FRUITLESS
+    assert played(source, one, 8 * SHARE)[1][-1] == 8 * SHARE
 
 
 def test_a_prompt_has_every_call_look_again() -> None:
     one, source = sequence([1, 2, 3], [4]), Waits()
-    speculation, asked = played(source, one, FRUITLESS + 2)
-    assert asked[-1] == FRUITLESS + 1
+    speculation, asked = played(source, one, 8 * SHARE)
     prompt = ScheduledSpan(sequence([1, 2, 3], []), 0, 2, False, NOTHING, NOTHING)
     assert speculation.draft([prompt]) == [prompt]
-    for _ in range(SELDOM):
+    for _ in range(SHARE):
         speculation.draft([ScheduledSpan(one, 3, 1, True, NOTHING, NOTHING)])
-    assert source.asked == FRUITLESS + 1 + SELDOM
+    assert source.asked == asked[-1] + SHARE
 
 
 @pytest.mark.parametrize("forced", [0, 8])

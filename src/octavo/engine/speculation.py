@@ -31,8 +31,8 @@ from octavo.engine.trees import Fork, forks, grow, keep_branch, tally
 
 MOST_ROWS = 64  # of a step that verifies drafts: one that computes a prompt has no time to spare
 LEEWAY = 0.01  # of its time that a request may lose by speculation, beyond what it begins with
-FRUITLESS = 16  # calls in a row without drafts after which only every SELDOM-th looks for some
-SELDOM = 4
+SHARE = 8  # calls in a row that drafted nothing, for each that is then skipped
+MOST_SKIPPED = 7  # calls between two that look for drafts
 
 
 class DepthPolicy(Protocol):
@@ -111,9 +111,10 @@ class Speculation:
         self._ahead = Lookahead(writer, clock) if writer is not None else None
         self._written = 0.0  # seconds that drafts for this step took to write
         self._wrote: dict[Sequence, float] = {}  # what they count for, by sequence
-        self._fruitless = 0  # calls in a row without drafts
-        self._rests = False  # whether this call does not look for any
-        self._unseen = 0.0  # seconds of calls that did not, since one that did
+        self._fruitless = 0  # calls in a row that drafted nothing
+        self._skip = 0  # calls that do not look for drafts, from the next on
+        self._skipped = False  # whether this one did not
+        self._unseen = 0.0  # seconds of skipped calls since one that was not
         names = [s.name for s in self._sources] + ([writer.name] if writer is not None else [])
         self.counts = Counts(dict.fromkeys(names, 0), dict.fromkeys(names, 0))
 
@@ -122,21 +123,26 @@ class Speculation:
     def draft(self, spans: list[ScheduledSpan]) -> list[ScheduledSpan]:
         """A planned step with drafts where they pay, and blocks for them; else as it is.
 
-        Looking for drafts takes up to one percent of a step. Where none was worth verifying for a
-        while that is saved most of the time; a prompt or a grammar ends that.
+        Looking for drafts takes about a percent of a step, for nothing where nothing is worth
+        verifying. So calls are skipped, the more of them the longer that was so, until there is a
+        prompt, or a grammar, which may force something at any time.
         """
         if self._policy is None:
             return spans
         decodes = all(_decodes(s) for s in spans)
         if not decodes or any(s.sequence.sampling.constraint is not None for s in spans):
-            self._fruitless = 0
-        self._rests = self._fruitless >= FRUITLESS and self._fruitless % SELDOM > 0
+            self._fruitless = self._skip = 0
+        self._skipped = self._skip > 0
+        if not decodes:
+            return spans
         self._fruitless += 1
-        if not decodes or self._rests:
+        if self._skipped:
+            self._skip -= 1
             return spans
         spans = self._with_drafts(spans, self._policy)
         if any(s.draft.tokens for s in spans):
             self._fruitless = 0
+        self._skip = min(MOST_SKIPPED, self._fruitless // SHARE)
         return spans
 
     def _with_drafts(self, spans: list[ScheduledSpan], policy: DepthPolicy) -> list[ScheduledSpan]:
@@ -269,7 +275,7 @@ class Speculation:
 
     def compare(self, outcomes: list[Outcome]) -> None:
         """Compares what was proposed with what was drawn, and keeps the branch that was."""
-        if self._rests:
+        if self._skipped:
             return
         for outcome in outcomes:
             sequence, draft = outcome.span.sequence, outcome.span.draft
@@ -295,7 +301,7 @@ class Speculation:
 
     def took(self, outcomes: list[Outcome], seconds: float, steps: int) -> None:
         """Takes the time of a call that computed `steps` steps."""
-        if self._rests:
+        if self._skipped:
             self._unseen += seconds
             return
         if self._policy is None or not all(_decodes(o.span) for o in outcomes):
