@@ -28,7 +28,7 @@ def main() -> None:
         iters=int(iterations), dataset=[{"input_ids": x[None]} for x in ids],
         seqlen=ids.shape[1], nsamples=len(ids), device_map="cpu",
     )  # fmt: skip
-    tuned.quantize_and_save(output, format="auto_gptq")
+    tuned.quantize_and_save(output, format="auto_awq")
     made = next(Path(output).rglob("config.json")).parent
     if made != Path(output):  # it makes a folder in the one that is named
         for file in made.iterdir():

@@ -1,10 +1,9 @@
 """The weights of a quantized folder as its format's own loader reads them, in fp32.
 
-python loaded_weights.py LOADER FOLDER OUTPUT.npz
+python loaded_weights.py FOLDER OUTPUT.npz
 
-LOADER: gptqmodel or auto-round for gptq, gptqmodel for awq, llm-compressor (transformers with
-compressed-tensors) for compressed-tensors. Scales are widened before weights are multiplied with
-them, as the fp16 that loaders compute with would round.
+GPTQModel for gptq and awq, transformers with compressed-tensors for that. Scales are widened
+before weights are multiplied with them, as the fp16 that loaders compute with would round.
 """
 
 from __future__ import annotations
@@ -22,12 +21,10 @@ import numpy as np
 import torch
 
 
-def by_gptqmodel(folder: str) -> Iterator[tuple[str, torch.Tensor]]:
+def by_gptqmodel(folder: str, method: str) -> Iterator[tuple[str, torch.Tensor]]:
     from gptqmodel import BACKEND, GPTQModel
     from gptqmodel.quantization.awq.utils.packing_utils import dequantize_gemm
 
-    config = json.loads((Path(folder) / "config.json").read_text())["quantization_config"]
-    method = config["quant_method"]
     backend = BACKEND.GPTQ_TORCH if method == "gptq" else BACKEND.AWQ_TORCH
     model = GPTQModel.load(folder, backend=backend, device="cpu", dtype=torch.float16)
     for name, layer in model.model.named_modules():
@@ -43,19 +40,6 @@ def by_gptqmodel(folder: str) -> Iterator[tuple[str, torch.Tensor]]:
         yield name, weight.T
 
 
-def by_auto_round(folder: str) -> Iterator[tuple[str, torch.Tensor]]:
-    from transformers import AutoModelForCausalLM, AutoRoundConfig
-
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, quantization_config=AutoRoundConfig(backend="torch"), dtype=torch.float32,
-        device_map="cpu",
-    )  # fmt: skip
-    for name, layer in model.named_modules():
-        if hasattr(layer, "qweight"):
-            layer.scales = layer.scales.float()
-            yield name, layer(torch.eye(layer.infeatures)).T
-
-
 def by_transformers(folder: str) -> Iterator[tuple[str, torch.Tensor]]:
     from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
@@ -68,14 +52,11 @@ def by_transformers(folder: str) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, layer.weight
 
 
-LOADERS = {
-    "gptqmodel": by_gptqmodel, "auto-round": by_auto_round, "llm-compressor": by_transformers,
-}  # fmt: skip
-
-
 def main() -> None:
-    loader, folder, output = sys.argv[1:]
-    found = LOADERS[loader](folder)
+    folder, output = sys.argv[1:]
+    config = json.loads((Path(folder) / "config.json").read_text())["quantization_config"]
+    method = config["quant_method"]
+    found = by_gptqmodel(folder, method) if method in ("gptq", "awq") else by_transformers(folder)
     np.savez(output, **{f"{n}.weight": w.detach().float().numpy() for n, w in found})
 
 
