@@ -19,8 +19,6 @@ from octavo.compress.jobs import Rounded
 from tests.small_models import Small
 
 SMALL = Small(heads=4, kv_heads=2, head_dim=32, hidden=128, ffn=256, layers=2, tied=False)
-
-
 COMMAND = [sys.executable, "-m", "octavo.cli.main", "quantize"]
 
 

@@ -13,8 +13,6 @@ from octavo.errors import UsageError
 from tests.calibration.small import quantized, save_changed
 
 DIFFERENT = ("healed-4", "awq-4", "w8a8")  # in how they look at layers
-
-
 ODD = "model.layers.1.mlp.up_proj.weight"
 
 

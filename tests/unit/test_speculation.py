@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from octavo.backends.base import Sample
+from octavo.engine import pauses
 from octavo.engine.blocks import BlockAllocator
 from octavo.engine.cost import GRACE, CostModel
 from octavo.engine.drafts import (
@@ -19,11 +18,12 @@ from octavo.engine.drafts import (
 )
 from octavo.engine.kv import KVCache
 from octavo.engine.lookahead import TRIAL, TRIED, Lookahead
+from octavo.engine.pauses import LONGEST, STRETCH
 from octavo.engine.prefix import PrefixIndex
 from octavo.engine.runner import Outcome
 from octavo.engine.scheduler import NOTHING, Draft, ScheduledSpan
 from octavo.engine.sequence import Sequence
-from octavo.engine.speculation import LEEWAY, MOST_SKIPPED, SHARE, Speculation
+from octavo.engine.speculation import LEEWAY, Speculation
 from tests.unit.sequences import sequence
 
 
@@ -162,67 +162,191 @@ def test_what_always_looks_likely_and_is_wrong_costs_next_to_nothing(
     assert speculation.stats()["speculation_lost_us"] == int(1e6 * speculation.counts.lost)
 
 
-class Waits(Lookup):
-    """Finds nothing before so many calls."""
+class Proposes(Lookup):
+    """Proposes the same after every token: of one sequence only, or of all."""
 
-    def __init__(self, until: int = 10**6) -> None:
-        self.until, self.asked = until, 0
+    def __init__(self, match: int = LONGEST_MATCH, only: Sequence | None = None) -> None:
+        self.match, self.only, self.asked = match, only, list[Sequence]()
 
     def propose(self, sequence: Sequence) -> Proposal | None:
-        self.asked += 1
-        found = self.asked > self.until
-        return Proposal("lookup", [7] * MAX_DRAFT, LONGEST_MATCH) if found else None
+        self.asked.append(sequence)
+        if self.only not in (None, sequence):
+            return None
+        return Proposal("lookup", [7] * MAX_DRAFT, self.match)
 
 
-def played(source: Waits, one: Sequence, calls: int) -> tuple[Speculation, list[int]]:
-    """After calls of a second each, all of which draw what `source` proposes: what the source was
-    asked by then, after each."""
-    kv = KVCache(PrefixIndex(BlockAllocator(8)), lambda a, b: None)
-    speculation, asked = Speculation(kv, 32, CostModel(), [source], clock=lambda: 0.0), []
-    for _ in range(calls):
-        (span,) = speculation.draft([ScheduledSpan(one, 3, 1, True, NOTHING, NOTHING)])
-        drawn = [Sample(7, 0.0, [], []) for _ in range(1 + len(span.draft.tokens))]
-        outcomes = [Outcome(span, [], drawn, None)]
-        speculation.compare(outcomes)
-        speculation.took(outcomes, 1.0, 1)
-        asked.append(source.asked)
-    return speculation, asked
+class Nothing(Proposes):
+    """Never finds anything."""
+
+    def propose(self, sequence: Sequence) -> Proposal | None:
+        super().propose(sequence)
+        return None
 
 
-def test_where_nothing_is_found_more_and_more_calls_are_skipped_and_their_time_counts() -> None:
-    one, source = sequence([1, 2, 3], [4]), Waits()
-    speculation, asked = played(source, one, 120)
-    looks = [i for i in range(1, len(asked)) if asked[i] > asked[i - 1]]
-    gaps = [b - a for a, b in itertools.pairwise([0, *looks])]
-    skipped = [min(MOST_SKIPPED, (look + 1) // SHARE) for look in [0, *looks]]
-    assert gaps == [1 + n for n in skipped[:-1]]
-    assert gaps[: SHARE + 4] == [1] * (SHARE - 1) + [2] * 4 + [3]
-    assert gaps[-4:] == [1 + MOST_SKIPPED] * 4
-    assert looks[-1] == len(asked) - 1
-    assert speculation._records[one].spent == len(asked)
+class Played:
+    """An engine's part: calls of a second for each of some sequences that decode."""
+
+    def __init__(self, source: Proposes, writer: Wrong | None = None) -> None:
+        self.source, self.writer = source, writer
+        self.kv = KVCache(PrefixIndex(BlockAllocator(99)), lambda a, b: None)
+        self.speculation = Speculation(self.kv, 32, CostModel(), [source], writer, clock=self.now)
+
+    def now(self) -> float:
+        return self.writer.now if self.writer is not None else 0.0
+
+    def call(
+        self, *sequences: Sequence, right: bool = False, steps: int = 1, start: int = 4
+    ) -> list[int]:
+        """Draft tokens of each, after drawing what was proposed, or not."""
+        spans = [ScheduledSpan(s, start, 1, True, NOTHING, NOTHING) for s in sequences]
+        before = self.now()
+        spans = self.speculation.draft(spans)
+        outcomes = []
+        for span in spans:
+            count = 1 + len(span.draft.tokens) if right else steps
+            drawn = [Sample(7 if right else 5, 0.0, [], []) for _ in range(count)]
+            outcomes.append(Outcome(span, [], drawn, None))
+        self.speculation.compare(outcomes)
+        self.speculation.took(outcomes, len(spans) + self.now() - before, steps)
+        return [len(s.draft.tokens) for s in spans]
+
+    def looks(self, *sequences: Sequence, calls: int = 1, steps: int = 1) -> list[bool]:
+        """Whether each of some calls asked the source, for all sequences or for none."""
+        out = []
+        for _ in range(calls):
+            self.source.asked.clear()
+            self.call(*sequences, steps=steps)
+            assert self.source.asked in ([], list(sequences))
+            out.append(bool(self.source.asked))
+        return out
 
 
-def test_where_something_is_found_every_call_looks_again() -> None:
-    source = Waits(until=2 * SHARE)
-    asked = played(source, sequence([1, 2, 3], [4]), 8 * SHARE)[1]
-    found = asked.index(2 * SHARE + 1)
-    assert asked[found:] == list(range(asked[found], asked[found] + len(asked) - found))
+def decoding() -> Sequence:
+    return sequence([1, 2, 3], [4, 4])
 
 
-def test_every_call_looks_where_a_grammar_may_force_something() -> None:
-    one, source = sequence([1, 2, 3], [4]), Waits()
-    one.sampling.constraint = Numbers()  # type: ignore[assignment]
-    assert played(source, one, 8 * SHARE)[1][-1] == 8 * SHARE
+def begun(played: Played) -> Sequence:
+    """A sequence for which calls look seldom by now."""
+    one = decoding()
+    assert played.looks(one, calls=120)[-9:].count(True) == 1
+    played.speculation._pauses.looked(False)
+    assert played.looks(one) == [False]
+    return one
 
 
-def test_a_prompt_has_every_call_look_again() -> None:
-    one, source = sequence([1, 2, 3], [4]), Waits()
-    speculation, asked = played(source, one, 8 * SHARE)
+def test_where_nothing_is_found_calls_stop_looking_for_an_eighth_as_many_steps() -> None:
+    found = "".join("x" if x else "." for x in Played(Nothing()).looks(decoding(), calls=200))
+    assert found.startswith("xxxxxxxxx.x.x.x.x..x..x..x...x...x....x....x")
+    assert set(found[100:].split("x")[1:-1]) == {"." * LONGEST}
+
+
+@pytest.mark.parametrize("steps, skipped", [(1, 8), (4, 2), (8, 1), (9, 0)])
+def test_steps_are_counted_however_many_a_call_computes(steps: int, skipped: int) -> None:
+    found = Played(Nothing()).looks(decoding(), calls=300, steps=steps)
+    assert found[-100:].count(True) == pytest.approx(100 / (skipped + 1), abs=1)
+
+
+def test_a_draft_that_is_verified_has_every_call_look() -> None:
+    one, other = decoding(), decoding()
+    played = Played(Proposes(only=one))
+    begun(played)
+    while not any(played.call(one, other, right=True)):
+        pass
+    for _ in range(20):
+        played.source.asked.clear()
+        assert played.call(one, other, right=True)[0] > 0
+        assert played.source.asked == [one, other]
+    played.source.only = sequence([], [])
+    assert all(played.looks(one, other, calls=STRETCH))
+
+
+def test_beside_a_prompt_nothing_is_looked_for() -> None:
+    played, one = Played(Proposes()), decoding()
     prompt = ScheduledSpan(sequence([1, 2, 3], []), 0, 2, False, NOTHING, NOTHING)
-    assert speculation.draft([prompt]) == [prompt]
-    for _ in range(SHARE):
-        speculation.draft([ScheduledSpan(one, 3, 1, True, NOTHING, NOTHING)])
-    assert source.asked == asked[-1] + SHARE
+    spans = [ScheduledSpan(one, 4, 1, True, NOTHING, NOTHING), prompt]
+    assert played.speculation.draft(spans) == spans and not played.source.asked
+
+
+def test_every_call_looks_while_a_grammar_of_any_sequence_may_force_something() -> None:
+    played = Played(Nothing())
+    one, other = begun(played), decoding()
+    other.sampling.constraint = Numbers()  # type: ignore[assignment]
+    assert all(played.looks(one, other, calls=40))
+
+
+@pytest.mark.parametrize("start", [0, 2])  # of three: the whole of it, and what a cache leaves
+def test_every_call_looks_after_a_prompt(start: int) -> None:
+    played = Played(Nothing())
+    one = begun(played)
+    played.call(one, start=start)
+    assert all(played.looks(one, calls=8))
+
+
+def test_a_proposal_that_is_right_has_the_next_call_look() -> None:
+    played, one = Played(Proposes(match=2)), decoding()
+    while played.speculation._pauses.over:
+        played.call(one)
+    played.speculation._pauses.interrupt()
+    for _ in range(3):  # too little to verify anything, after so many that were wrong
+        played.source.asked.clear()
+        assert played.call(one, right=True) == [0]
+        assert played.source.asked == [one]
+
+
+@pytest.mark.parametrize("match", [2, LONGEST_MATCH])
+@pytest.mark.parametrize("wrong", [30, 100, 300])
+def test_a_copy_after_wrong_proposals_is_found_nearly_as_soon_as_without_pauses(
+    match: int, wrong: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for longest in (0, LONGEST):
+        monkeypatch.setattr(pauses, "LONGEST", longest)
+        played, one = Played(Proposes(match)), decoding()
+        for _ in range(wrong):
+            played.call(one)
+        found.append(next(i for i in range(1000) if played.call(one, right=True)[0]))
+    assert found[1] <= 1.25 * found[0] + LONGEST
+
+
+def test_what_may_be_lost_follows_the_time_since_a_sequence_came() -> None:
+    played = Played(Nothing())
+    first, second = decoding(), decoding()
+    for _ in range(30):
+        played.call(first)
+    played.call(first, second, start=2)
+    for _ in range(99):
+        played.call(first, second, steps=4)
+    records, share = played.speculation._records, played.speculation._share
+    assert records[first].allowance(share) == pytest.approx(LEEWAY * 130)
+    assert records[second].allowance(share) == pytest.approx(LEEWAY * 100)
+
+
+def test_what_a_step_that_failed_proposed_is_not_judged_later() -> None:
+    played, one = Played(Proposes()), decoding()
+    played.speculation._policy.times.record(1, 1.0, 0.0)  # type: ignore[union-attr]
+    span = ScheduledSpan(one, 4, 1, True, NOTHING, NOTHING)
+    drafted = played.speculation.draft([span])
+    played.speculation.drop(drafted)
+    known = played.speculation._known.chance("lookup", LONGEST_MATCH)
+    played.speculation.compare([Outcome(span, [], [Sample(5, 0.0, [], [])], None)])
+    assert played.speculation._known.chance("lookup", LONGEST_MATCH) == known
+
+
+def test_what_a_draft_model_wrote_counts_once() -> None:
+    writer = Wrong()
+    played, one = Played(Nothing(), writer), decoding()
+    while not writer.asked:
+        played.call(one)
+    lost = played.speculation.counts.lost
+    balance = played.speculation._records[one].balance
+    assert lost > 0 > balance
+    while played.speculation._pauses.over:
+        played.call(one)
+        lost, balance = played.speculation.counts.lost, played.speculation._records[one].balance
+    played.call(one)
+    assert played.speculation._policy.times.plain(1) == pytest.approx(1)  # type: ignore[union-attr]
+    assert played.speculation.counts.lost == lost
+    assert played.speculation._records[one].balance == balance
 
 
 @pytest.mark.parametrize("forced", [0, 8])

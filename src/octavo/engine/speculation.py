@@ -24,6 +24,7 @@ from octavo.engine.drafts import (
 )
 from octavo.engine.kv import KVCache
 from octavo.engine.lookahead import DraftWriter, Lookahead
+from octavo.engine.pauses import Pauses
 from octavo.engine.runner import Outcome
 from octavo.engine.scheduler import Draft, ScheduledSpan
 from octavo.engine.sequence import Sequence
@@ -31,8 +32,6 @@ from octavo.engine.trees import Fork, forks, grow, keep_branch, tally
 
 MOST_ROWS = 64  # of a step that verifies drafts: one that computes a prompt has no time to spare
 LEEWAY = 0.01  # of its time that a request may lose by speculation, beyond what it begins with
-SHARE = 8  # calls in a row that drafted nothing, for each that is then skipped
-MOST_SKIPPED = 7  # calls between two that look for drafts
 
 
 class DepthPolicy(Protocol):
@@ -60,19 +59,18 @@ class DepthPolicy(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Record:
-    """What is known of one sequence. balance: seconds that speculation has won, of `spent`, which
-    are its share of its steps."""
+    """What is known of one sequence. since: what `Speculation._share` was when it
+    was first looked at. balance: seconds that speculation has won."""
 
     acceptance: Acceptance
+    since: float
     proposal: Proposal | None = None
     others: list[Proposal] = field(default_factory=list)
     balance: float = 0.0
-    spent: float = 0.0
 
-    @property
-    def allowance(self) -> float:
+    def allowance(self, share: float) -> float:
         """Seconds that speculation may lose now, but for what it begins with."""
-        return self.balance + LEEWAY * self.spent
+        return self.balance + LEEWAY * (share - self.since)
 
 
 @dataclass(slots=True)
@@ -111,48 +109,35 @@ class Speculation:
         self._ahead = Lookahead(writer, clock) if writer is not None else None
         self._written = 0.0  # seconds that drafts for this step took to write
         self._wrote: dict[Sequence, float] = {}  # what they count for, by sequence
-        self._fruitless = 0  # calls in a row that drafted nothing
-        self._skip = 0  # calls that do not look for drafts, from the next on
-        self._skipped = False  # whether this one did not
-        self._unseen = 0.0  # seconds of skipped calls since one that was not
+        self._pauses = Pauses()
+        self._looks = True  # whether this call looks for drafts
+        self._share = 0.0  # seconds of decoding: of each step what one of its sequences gets
         names = [s.name for s in self._sources] + ([writer.name] if writer is not None else [])
         self.counts = Counts(dict.fromkeys(names, 0), dict.fromkeys(names, 0))
 
     # -- before a step --------------------------------------------------------------------------
 
     def draft(self, spans: list[ScheduledSpan]) -> list[ScheduledSpan]:
-        """A planned step with drafts where they pay, and blocks for them; else as it is.
-
-        Looking for drafts takes about a percent of a step, for nothing where nothing is worth
-        verifying. So calls are skipped, the more of them the longer that was so, until there is a
-        prompt, or a grammar, which may force something at any time.
-        """
+        """A planned step with drafts where they pay, and blocks for them; else as it is."""
+        self._written = 0.0
+        self._wrote.clear()
         if self._policy is None:
             return spans
-        decodes = all(_decodes(s) for s in spans)
-        if not decodes or any(s.sequence.sampling.constraint is not None for s in spans):
-            self._fruitless = self._skip = 0
-        self._skipped = self._skip > 0
-        if not decodes:
-            return spans
-        self._fruitless += 1
-        if self._skipped:
-            self._skip -= 1
-            return spans
-        spans = self._with_drafts(spans, self._policy)
-        if any(s.draft.tokens for s in spans):
-            self._fruitless = 0
-        self._skip = min(MOST_SKIPPED, self._fruitless // SHARE)
+        # A request that begins may be like others, and a grammar may force something at any time.
+        if any(_begins(s) or s.sequence.sampling.constraint is not None for s in spans):
+            self._pauses.end()
+        self._looks = self._pauses.over and all(_decodes(s) for s in spans)
+        if self._looks:
+            spans = self._look(spans, self._policy)
+            self._pauses.looked(any(s.draft.tokens for s in spans))
         return spans
 
-    def _with_drafts(self, spans: list[ScheduledSpan], policy: DepthPolicy) -> list[ScheduledSpan]:
-        """Spans of sequences that all decode, with drafts where they pay."""
+    def _look(self, spans: list[ScheduledSpan], policy: DepthPolicy) -> list[ScheduledSpan]:
+        """Spans of sequences that all decode, with the drafts that are found where they pay."""
         # What a grammar forced since the last step is computed along with drafts and without: rows
         # that have results are what is counted, one a sequence.
         rows = len(spans)
         room = min(self._rows - rows, MOST_ROWS - sum(s.length for s in spans))
-        self._written = 0.0
-        self._wrote.clear()
         if room <= 0:
             return spans
         chances = [self._propose(s.sequence) for s in spans]
@@ -189,7 +174,8 @@ class Speculation:
         if not sequence.request.params.speculates:
             return []
         if (record := self._records.get(sequence)) is None:
-            record = self._records[sequence] = _Record(Acceptance(self._known))
+            record = _Record(Acceptance(self._known), self._share)
+            self._records[sequence] = record
         record.proposal, record.others, best = None, [], 0.0
         for source in self._sources:
             if (proposal := _legal(source.propose(sequence), sequence)) is not None:
@@ -207,7 +193,7 @@ class Speculation:
         if not chances:
             return chances
         assert self._policy is not None
-        allowance = self._records[sequence].allowance
+        allowance = self._records[sequence].allowance(self._share)
         return self._policy.affordable(chances, rows, self._clock(), allowance)
 
     def _write(
@@ -275,7 +261,7 @@ class Speculation:
 
     def compare(self, outcomes: list[Outcome]) -> None:
         """Compares what was proposed with what was drawn, and keeps the branch that was."""
-        if self._skipped:
+        if not self._looks:
             return
         for outcome in outcomes:
             sequence, draft = outcome.span.sequence, outcome.span.draft
@@ -284,6 +270,8 @@ class Speculation:
             if record is None or record.proposal is None:
                 continue
             record.acceptance.compare(record.proposal, [s.token for s in outcome.tokens])
+            if outcome.tokens[0].token == record.proposal.tokens[0]:
+                self._pauses.interrupt()
             record.proposal = None
             if not draft.tokens:
                 continue
@@ -295,15 +283,14 @@ class Speculation:
                     sequence.predicted = (right + accepted, wrong + drafted - accepted)
 
     def drop(self, spans: list[ScheduledSpan]) -> None:
-        """A step with drafts has failed."""
+        """A step with drafts has failed: what was proposed is forgotten."""
         for span in spans:
             keep_branch(self._kv, span, 0)
+            if (record := self._records.get(span.sequence)) is not None:
+                record.proposal = None
 
     def took(self, outcomes: list[Outcome], seconds: float, steps: int) -> None:
         """Takes the time of a call that computed `steps` steps."""
-        if self._skipped:
-            self._unseen += seconds
-            return
         if self._policy is None or not all(_decodes(o.span) for o in outcomes):
             return
         times, spans = self._policy.times, [o.span for o in outcomes]
@@ -314,12 +301,10 @@ class Speculation:
         now, plain = self._clock(), times.plain(rows)
         if computed == rows:  # else some have no results, as runs that a grammar forced
             times.record(rows + drafted, (seconds - self._written) / steps, now)
-        spent, self._unseen = seconds + self._unseen, 0.0
+        self._share += seconds / rows
+        self._pauses.took(steps)
         if self._ahead is not None:
-            self._ahead.spent(spent)
-        for span in spans:
-            if (record := self._records.get(span.sequence)) is not None:
-                record.spent += spent / len(spans)
+            self._ahead.spent(seconds)
         if plain is None or not (drafted or self._wrote):
             return
         # By mean times: how long this one step took says more of what else the host does.
@@ -370,6 +355,11 @@ def _legal(proposal: Proposal | None, sequence: Sequence) -> Proposal | None:
     if sequence.sampling.jumps:
         place = BEGINS if sequence.kv.pending > 1 else GOES_ON
     return proposal._replace(tokens=tokens, place=place) if tokens else None
+
+
+def _begins(span: ScheduledSpan) -> bool:
+    """True if a span computes something of a prompt, and be it the token that its cache leaves."""
+    return span.start < span.sequence.sampling.prompt
 
 
 def _decodes(span: ScheduledSpan) -> bool:
