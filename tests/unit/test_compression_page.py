@@ -59,6 +59,7 @@ def test_three_and_eight_bits(model: str) -> None:
     assert f"GPTQ makes it {times['gptq-3']:.2f} times as high" in words
     grown = {name: 100 * math.expm1(nll) for name, (_, nll) in found.items()}
     assert grown["rtn-8"] <= 0.1 and grown["w8a8"] <= 1
+    assert grown["smoothquant"] <= grown["int8-dynamic"]
     said = dict(re.findall(r"`([\w-]+)`(?: costs)? (-?[\d.]+)(?: ± [\d.]+)? %", words))
-    for name in ("rtn-8", "w8a8", "int8-dynamic", "fp8"):  # of figures with four digits
+    for name in ("rtn-8", "smoothquant", "w8a8", "int8-dynamic", "fp8"):  # of figures with four digits
         assert float(said[name]) == pytest.approx(grown[name], abs=0.05)
