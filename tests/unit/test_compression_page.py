@@ -61,11 +61,6 @@ def test_three_and_eight_bits(model: str) -> None:
     assert grown["rtn-8"] <= 0.1 and grown["w8a8"] <= 1
     assert grown["smoothquant"] <= grown["int8-dynamic"]
     said = dict(re.findall(r"`([\w-]+)`(?: costs)? (-?[\d.]+)(?: ± [\d.]+)? %", words))
-    for name in (
-        "rtn-8",
-        "smoothquant",
-        "w8a8",
-        "int8-dynamic",
-        "fp8",
-    ):  # of figures with four digits
+    # Of figures with four digits.
+    for name in ("rtn-8", "smoothquant", "w8a8", "int8-dynamic", "fp8"):
         assert float(said[name]) == pytest.approx(grown[name], abs=0.05)

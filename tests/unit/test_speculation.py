@@ -286,7 +286,7 @@ def test_a_proposal_that_is_right_has_the_next_call_look() -> None:
     played, one = Played(Proposes(match=2)), decoding()
     while played.speculation._pauses.over:
         played.call(one)
-    played.speculation._pauses.interrupt()
+    played.speculation._pauses.end()
     for _ in range(3):  # too little to verify anything, after so many that were wrong
         played.source.asked.clear()
         assert played.call(one, right=True) == [0]

@@ -31,10 +31,10 @@ class Pauses:
         """A call has computed so many steps."""
         self._steps += steps
 
-    def end(self) -> None:
-        """Something has come that may be worth it, as if it were the first."""
+    def reset(self) -> None:
+        """Forgets the stretch: something new has come."""
         self._steps = self._until = 0
 
-    def interrupt(self) -> None:
-        """What was proposed was right: the next call looks."""
+    def end(self) -> None:
+        """Ends the pause, if there is one: the next call looks. The stretch goes on."""
         self._until = 0

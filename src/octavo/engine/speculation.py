@@ -110,7 +110,7 @@ class Speculation:
         self._written = 0.0  # seconds that drafts for this step took to write
         self._wrote: dict[Sequence, float] = {}  # what they count for, by sequence
         self._pauses = Pauses()
-        self._looks = True  # whether this call looks for drafts
+        self._looked = True  # whether this call has looked for drafts
         self._share = 0.0  # seconds of decoding: of each step what one of its sequences gets
         names = [s.name for s in self._sources] + ([writer.name] if writer is not None else [])
         self.counts = Counts(dict.fromkeys(names, 0), dict.fromkeys(names, 0))
@@ -125,9 +125,9 @@ class Speculation:
             return spans
         # A request that begins may be like others, and a grammar may force something at any time.
         if any(_begins(s) or s.sequence.sampling.constraint is not None for s in spans):
-            self._pauses.end()
-        self._looks = self._pauses.over and all(_decodes(s) for s in spans)
-        if self._looks:
+            self._pauses.reset()
+        self._looked = self._pauses.over and all(_decodes(s) for s in spans)
+        if self._looked:
             spans = self._look(spans, self._policy)
             self._pauses.looked(any(s.draft.tokens for s in spans))
         return spans
@@ -261,7 +261,7 @@ class Speculation:
 
     def compare(self, outcomes: list[Outcome]) -> None:
         """Compares what was proposed with what was drawn, and keeps the branch that was."""
-        if not self._looks:
+        if not self._looked:
             return
         for outcome in outcomes:
             sequence, draft = outcome.span.sequence, outcome.span.draft
@@ -271,7 +271,7 @@ class Speculation:
                 continue
             record.acceptance.compare(record.proposal, [s.token for s in outcome.tokens])
             if outcome.tokens[0].token == record.proposal.tokens[0]:
-                self._pauses.interrupt()
+                self._pauses.end()
             record.proposal = None
             if not draft.tokens:
                 continue
@@ -358,7 +358,7 @@ def _legal(proposal: Proposal | None, sequence: Sequence) -> Proposal | None:
 
 
 def _begins(span: ScheduledSpan) -> bool:
-    """True if a span computes something of a prompt, and be it the token that its cache leaves."""
+    """True if a span computes something of a prompt, even if a cache leaves only its last token."""
     return span.start < span.sequence.sampling.prompt
 
 
