@@ -283,7 +283,8 @@ class Speculation:
                     sequence.predicted = (right + accepted, wrong + drafted - accepted)
 
     def drop(self, spans: list[ScheduledSpan]) -> None:
-        """A step with drafts has failed: what was proposed is forgotten."""
+        """A step with drafts has failed: what was proposed is forgotten, and looked for again."""
+        self._pauses.end()
         for span in spans:
             keep_branch(self._kv, span, 0)
             if (record := self._records.get(span.sequence)) is not None:
