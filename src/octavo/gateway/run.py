@@ -113,7 +113,7 @@ async def _serve(
             tasks.append(asyncio.create_task(keyring.watch()))
         tasks.append(asyncio.create_task(_tell(upstreams, ready)))
         batches.resume()
-        await tasks[0]
+        await asyncio.shield(tasks[0])  # which ends in order, also if this is cancelled
     finally:
         server.should_exit = True
         for task in tasks[1:]:

@@ -146,7 +146,7 @@ async def _serve(
             starting.result()
             ready(models)
             batches.resume()
-        await running
+        await asyncio.shield(running)  # which ends in order, also if this is cancelled
     finally:
         server.should_exit = True
         for task in tasks[1:]:
