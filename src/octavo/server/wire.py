@@ -1,4 +1,5 @@
-"""A transport that can send the first bytes of a response before there is a response."""
+"""A transport that sends the head of a response along with what follows it, and the first bytes of
+a response before there is one."""
 
 from __future__ import annotations
 
@@ -11,13 +12,18 @@ BEGINNING = b"HTTP/1.1 "  # of every response
 class Wire:
     """Writes to a transport, `inner`. Bytes that were sent ahead are left out of the next write.
 
+    A head waits for its body, until the event loop goes on: two calls of the system for one answer
+    would wake its client twice.
+
     A client that has closed its sending side may still read, or be gone. Only sending tells which:
     a host answers data for a closed socket with a reset.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self.inner = transport
+        self._loop = asyncio.get_running_loop()
         self._ahead = 0
+        self._head = b""  # that waits
 
     def begin_answer(self) -> None:
         """Sends the next byte that every response begins with."""
@@ -26,8 +32,26 @@ class Wire:
             self._ahead += 1
 
     def write(self, data: bytes) -> None:
-        self.inner.write(data[self._ahead :])
-        self._ahead = 0
+        if data.startswith(BEGINNING):
+            self._flush()
+            self._head, self._ahead = data[self._ahead :], 0
+            self._loop.call_soon(self._flush)
+        else:
+            head, self._head = self._head, b""
+            self.inner.write(head + data if head else data)
+
+    def write_eof(self) -> None:
+        self._flush()
+        self.inner.write_eof()
+
+    def close(self) -> None:
+        self._flush()
+        self.inner.close()
+
+    def _flush(self) -> None:
+        head, self._head = self._head, b""
+        if head and not self.inner.is_closing():
+            self.inner.write(head)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
