@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import statistics
 import time
@@ -33,6 +34,7 @@ from octavo.text.messages import message
 WAYS = ("off", "auto")
 GREEDY = SamplingRow()
 CUE = "\n\nAnswer:\n"  # after texts for models without a chat template
+NORMAL_DISTANCE = statistics.NormalDist().inv_cdf(0.75)  # of half its values: 0.67 deviations
 LOTS = 600  # digits that a request predicts
 CONTEXT, ROUNDS = 256, 9  # tokens of the sequence, and steps of each number of rows that are timed
 NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Ivo Jana Kai Lea Max Nora Otto Pia".split()
@@ -110,14 +112,15 @@ CASES = (
 class Saving:
     """tps: tokens a second without and with, after the first. Medians over rounds of the ratio of
     both: gain, in the time of whole requests; writing, writing_cpu, in the time after the first
-    token, and its processor time. step: tokens a stream gets in a step, with. drafted, accepted:
-    tokens, over all rounds."""
+    token, and its processor time. error: the standard error of writing. step: tokens a stream gets
+    in a step, with. drafted, accepted: tokens, over all rounds."""
 
     name: str
     tps: tuple[float, float]
     gain: float
     writing: float
     writing_cpu: float
+    error: float
     step: float
     drafted: int
     accepted: int
@@ -243,6 +246,17 @@ def row_times(executable: Executable, vocabulary: int) -> dict[int, float]:
     return {rows: statistics.median(found) for rows, found in times.items()}
 
 
+def error_of_median(values: Sequence[float]) -> float:
+    """The standard error of the median of values that spread as a normal distribution does: their
+    deviation by the median of distances from it, which single outliers leave alone. nan of fewer
+    than three."""
+    if len(values) < 3:
+        return math.nan
+    middle = statistics.median(values)
+    deviation = statistics.median(abs(v - middle) for v in values) / NORMAL_DISTANCE
+    return math.sqrt(math.pi / 2 / len(values)) * deviation
+
+
 async def _saving(
     client: InProcessClient, case: Case, prompt: list[int], digits: list[int], repeats: int
 ) -> Saving:
@@ -262,19 +276,20 @@ async def _saving(
         pairs = zip(count, found, strict=True)
         return statistics.median((n - case.streams) / r.writing for n, r in pairs)
 
-    def gain(seconds: Callable[[_Run], float]) -> float:
-        pairs = zip(off, auto, strict=True)
-        return statistics.median(seconds(a) / seconds(b) for a, b in pairs)
+    def gains(seconds: Callable[[_Run], float]) -> list[float]:
+        return [seconds(a) / seconds(b) for a, b in zip(off, auto, strict=True)]
 
     def total(kind: str) -> int:
         return sum(v for r in auto for k, v in r.stats.items() if k.startswith(kind))
 
+    writing = gains(lambda r: r.writing)
     return Saving(
         name=case.name,
         tps=(speed(off), speed(auto)),
-        gain=gain(lambda r: r.seconds),
-        writing=gain(lambda r: r.writing),
-        writing_cpu=gain(lambda r: r.writing_cpu),
+        gain=statistics.median(gains(lambda r: r.seconds)),
+        writing=statistics.median(writing),
+        writing_cpu=statistics.median(gains(lambda r: r.writing_cpu)),
+        error=error_of_median(writing),
         step=sum(count) / steps / case.streams,
         drafted=total("drafted_"),
         accepted=total("accepted_"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import click
@@ -158,10 +159,13 @@ def speculation(
     draft: str | None, svg: Path | None, offline: bool,
 ) -> None:  # fmt: skip
     """How much faster MODEL writes with speculative decoding, by kind of text."""
-    from octavo.bench.speculation import CASES, bench_speculation
+    from octavo.bench.speculation import CASES, Saving, bench_speculation
     from octavo.bench.speculation_chart import chart
     from octavo.checkpoint.hub import locate
     from octavo.errors import UsageError
+
+    def gained(s: Saving) -> str:
+        return f"{s.writing:.3f}" + ("" if math.isnan(s.error) else f" ± {s.error:.3f}")
 
     known = {c.name: c for c in CASES}
     wanted = cases.split(",") if cases else list(known)
@@ -175,7 +179,7 @@ def speculation(
     )  # fmt: skip
     rows = [
         (
-            s.name, f"{s.tps[0]:.0f}", f"{s.tps[1]:.0f}", f"{s.writing:.2f}",
+            s.name, f"{s.tps[0]:.0f}", f"{s.tps[1]:.0f}", gained(s),
             f"{s.writing_cpu:.2f}", f"{s.gain:.2f}", f"{s.step:.2f}",
             f"{s.accepted:,} of {s.drafted:,}",
         )
