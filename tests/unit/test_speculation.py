@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
 from octavo.backends.base import Sample
@@ -234,9 +236,9 @@ def begun(played: Played) -> Sequence:
     return one
 
 
-def test_where_nothing_is_found_calls_stop_looking_for_an_eighth_as_many_steps() -> None:
+def test_where_nothing_is_found_calls_stop_looking_for_a_quarter_as_many_steps() -> None:
     found = "".join("x" if x else "." for x in Played(Nothing()).looks(decoding(), calls=200))
-    assert found.startswith("xxxxxxxxx.x.x.x.x..x..x..x...x...x....x....x")
+    assert found.startswith("xxxxx.x.x..x..x...x....x.....x.......x........x")
     assert set(found[100:].split("x")[1:-1]) == {"." * LONGEST}
 
 
@@ -244,6 +246,15 @@ def test_where_nothing_is_found_calls_stop_looking_for_an_eighth_as_many_steps()
 def test_steps_are_counted_however_many_a_call_computes(steps: int, skipped: int) -> None:
     found = Played(Nothing()).looks(decoding(), calls=300, steps=steps)
     assert found[-100:].count(True) == pytest.approx(100 / (skipped + 1), abs=1)
+
+
+def test_looking_is_time_that_is_lost() -> None:
+    played, one = Played(Nothing()), decoding()
+    played.speculation._clock = count(0.0).__next__  # a second passes whenever it is asked
+    for looked in (*[True] * (STRETCH + 1), False):
+        before = played.speculation.counts.lost
+        assert played.looks(one) == [looked]
+        assert played.speculation.counts.lost - before == (2 if looked else 0)
 
 
 def test_a_draft_that_is_verified_has_every_call_look() -> None:
@@ -279,12 +290,12 @@ def test_every_call_looks_after_a_prompt(start: int) -> None:
     played = Played(Nothing())
     one = begun(played)
     played.call(one, start=start)
-    assert all(played.looks(one, calls=8))
+    assert all(played.looks(one, calls=STRETCH))
 
 
 def test_a_proposal_that_is_right_has_the_next_call_look() -> None:
     played, one = Played(Proposes(match=2)), decoding()
-    while played.speculation._pauses.over:
+    for _ in range(4 * STRETCH):
         played.call(one)
     played.speculation._pauses.end()
     for _ in range(3):  # too little to verify anything, after so many that were wrong

@@ -33,8 +33,8 @@ def test_the_speed_is_that_of_steps_played_out(depth: int, chance: float) -> Non
 
 def test_the_chart_has_a_curve_for_each_depth_and_a_dot_for_each_text() -> None:
     savings = [
-        Saving("copy", (50.0, 100.0), 1.5, 2.0, 2.0, 0.1, 4.0, 100, 80),
-        Saving("noise <2>", (50.0, 50.0), 1.0, 1.0, 1.0, 0.1, 1.0, 0, 0),
+        Saving("copy", (50.0, 100.0), 1.5, 2.0, 2.0, 0.1, 0.0, 4.0, 100, 80),
+        Saving("noise <2>", (50.0, 50.0), 1.0, 1.0, 1.0, 0.1, 0.0, 1.0, 0, 0),
     ]
     svg = ElementTree.fromstring(chart("a & b", TIMES, savings))
     kinds = [element.tag.rpartition("}")[2] for element in svg.iter()]

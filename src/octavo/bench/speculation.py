@@ -112,8 +112,9 @@ CASES = (
 class Saving:
     """tps: tokens a second without and with, after the first. Medians over rounds of the ratio of
     both: gain, in the time of whole requests; writing, writing_cpu, in the time after the first
-    token, and its processor time. error: the standard error of writing. step: tokens a stream gets
-    in a step, with. drafted, accepted: tokens, over all rounds."""
+    token, and its processor time. error: the standard error of writing. lost: the part of the time
+    after the first token that went to looking for drafts and to rejected ones. step: tokens a
+    stream gets in a step, with. drafted, accepted: tokens, over all rounds."""
 
     name: str
     tps: tuple[float, float]
@@ -121,6 +122,7 @@ class Saving:
     writing: float
     writing_cpu: float
     error: float
+    lost: float
     step: float
     drafted: int
     accepted: int
@@ -290,6 +292,7 @@ async def _saving(
         writing=statistics.median(writing),
         writing_cpu=statistics.median(gains(lambda r: r.writing_cpu)),
         error=error_of_median(writing),
+        lost=1e-6 * total("speculation_lost_us") / sum(r.writing for r in auto),
         step=sum(count) / steps / case.streams,
         drafted=total("drafted_"),
         accepted=total("accepted_"),

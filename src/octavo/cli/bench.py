@@ -180,7 +180,7 @@ def speculation(
     rows = [
         (
             s.name, f"{s.tps[0]:.0f}", f"{s.tps[1]:.0f}", gained(s),
-            f"{s.writing_cpu:.2f}", f"{s.gain:.2f}", f"{s.step:.2f}",
+            f"{s.writing_cpu:.2f}", f"{s.gain:.2f}", f"{100 * s.lost:.1f} %", f"{s.step:.2f}",
             f"{s.accepted:,} of {s.drafted:,}",
         )
         for s in savings
@@ -188,10 +188,10 @@ def speculation(
     table(
         rows,
         (
-            "", "tok/s without", "with", "gain", "in CPU time", "prompt included", "tokens a step",
-            "drafts accepted",
+            "", "tok/s without", "with", "gain", "in CPU time", "prompt included", "time lost",
+            "tokens a step", "drafts accepted",
         ),
-        right=tuple(range(1, 8)),
+        right=tuple(range(1, 9)),
     )  # fmt: skip
     steps = ", ".join(f"{rows} {1000 * seconds:.1f}" for rows, seconds in times.items())
     say(f"ms of a step by rows: {steps}")

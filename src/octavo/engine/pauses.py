@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-STRETCH = 8  # steps without a draft, for each that then goes unseen before the next look
+STRETCH = 4  # steps without a draft, for each that then goes unseen before the next look
 LONGEST = 8  # steps that may go unseen
 
 
@@ -10,7 +10,7 @@ class Pauses:
     """When an engine looks for drafts.
 
     Looking takes up to a percent of a step. Where nothing is worth verifying that is saved: after a
-    stretch of steps without a draft nobody looks for an eighth as many, of `LONGEST` at most.
+    stretch of steps without a draft nobody looks for a quarter as many, of `LONGEST` at most.
     """
 
     def __init__(self) -> None:

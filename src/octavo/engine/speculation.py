@@ -75,8 +75,8 @@ class _Record:
 
 @dataclass(slots=True)
 class Counts:
-    """Tokens by source, and microseconds that steps with drafts took longer than plain ones would
-    have taken for the tokens that were drawn."""
+    """Tokens by source. lost: seconds that went to looking for drafts, and that steps with drafts
+    took longer than plain ones would have taken for the tokens that were drawn."""
 
     drafted: dict[str, int] = field(default_factory=dict)
     accepted: dict[str, int] = field(default_factory=dict)
@@ -128,8 +128,10 @@ class Speculation:
             self._pauses.reset()
         self._looked = self._pauses.over and all(_decodes(s) for s in spans)
         if self._looked:
+            began = self._clock()
             spans = self._look(spans, self._policy)
             self._pauses.looked(any(s.draft.tokens for s in spans))
+            self.counts.lost += self._clock() - began - self._written  # which `took` judges
         return spans
 
     def _look(self, spans: list[ScheduledSpan], policy: DepthPolicy) -> list[ScheduledSpan]:
@@ -263,6 +265,11 @@ class Speculation:
         """Compares what was proposed with what was drawn, and keeps the branch that was."""
         if not self._looked:
             return
+        began = self._clock()
+        self._compare(outcomes)
+        self.counts.lost += self._clock() - began
+
+    def _compare(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
             sequence, draft = outcome.span.sequence, outcome.span.draft
             keep_branch(self._kv, outcome.span, outcome.branch)

@@ -10,8 +10,9 @@ class EngineStats:
     """Counts since the start, and what is held now. busy_us: microseconds spent in steps.
 
     drafted, accepted: tokens of drafts by source (`octavo.engine.drafts`, `draft_model`,
-    `self_draft`). speculation_lost_us: microseconds that drafts took more, to be written and
-    verified, than plain steps would have for what was drawn. blocks_reached: that were ever used.
+    `self_draft`). speculation_lost_us: microseconds that drafts took more, to be looked for,
+    written and verified, than plain steps would have for what was drawn. blocks_reached: that were
+    ever used.
     prepared: parts of weights and of KV blocks that were written to memory ahead of their use.
     step_us: what a step without prompts takes now; prompt_token_ns: what a token of a prompt takes,
     with all that is computed beside it; 0 before that was measured. slowdown_permille: of what

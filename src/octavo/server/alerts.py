@@ -295,7 +295,7 @@ RESOURCES = (
     Alert("OctavoDraftsLose", "warning",
           f"{_by('octavo_speculation_lost_seconds_total')} / "
           f"{_by(BUSY)}",
-          0.1, "15m", "%", "Rejected drafts take {} of the engine's time",
+          0.1, "15m", "%", "Looking for drafts and rejected ones take {} of the engine's time",
           "octavo tune finds what pays; --speculation off ends it",
           lambda w: share(w.increase("octavo_speculation_lost_seconds_total"),
                           w.increase(BUSY))),
