@@ -46,8 +46,8 @@ class AnyDepths:
             room -= out[-1]
         return out
 
-    def affordable(self, chances: list[float], *_: object) -> list[float]:
-        return chances
+    def affordable(self, rows: int, now: float, allowance: float) -> int:
+        return MAX_DRAFT
 
     def ahead(
         self, likely: list[float], chances: list[list[float]], rows: int, room: int, now: float,

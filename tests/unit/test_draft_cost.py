@@ -181,18 +181,18 @@ def test_a_step_that_was_held_up_is_tried_again() -> None:
     policy = CostModel()
     policy.times.record(1, 1.0, 0.0)
     policy.times.record(2, 9.0, 0.0)  # of which a step twice as long is believed
-    assert policy.affordable([0.9], 1, 0.0, 0.0) == []
+    assert policy.affordable(1, 0.0, 0.0) == 0
     policy.times.record(1, 1.0, 20.0)
-    assert policy.affordable([0.9], 1, 20.0, 0.0) == [0.9]
+    assert policy.affordable(1, 20.0, 0.0) > 0
     assert policy.depths([[0.9]], 1, 1, 20.0) == [1]
 
 
-def test_what_a_grammar_forces_is_verified_whatever_it_costs() -> None:
+def test_as_many_tokens_may_be_wrong_as_a_request_may_lose() -> None:
     policy = CostModel()
-    assert policy.affordable([0.9], 1, 0.0, 0.0) == [0.9]  # no step was measured yet
+    assert policy.affordable(1, 0.0, 0.0) == MAX_DRAFT  # no step was measured yet
     policy.times.record(1, 1.0, 0.0)
-    assert policy.affordable([1.0, 1.0, 0.9], 1, 0.0, -5.0) == [1.0, 1.0]
-    assert policy.affordable([0.9, 0.8], 1, 0.0, -5.0) == []
-    assert policy.affordable([0.9] * 9, 1, 0.0, 0.0) == [0.9] * 3  # of 0.2 / 1.2 each
-    assert policy.affordable([0.9] * 9, 3, 0.0, 0.0) == [0.9]  # beside two others
-    assert policy.affordable([0.9] * 9, 1, 0.0, 0.51) == [0.9] * 6
+    assert policy.affordable(1, 0.0, -5.0) == 0
+    assert policy.affordable(1, 0.0, 0.0) == 3  # of 0.2 / 1.2 each
+    assert policy.affordable(3, 0.0, 0.0) == 1  # beside two others
+    assert policy.affordable(1, 0.0, 0.51) == 6
+    assert policy.affordable(1, 0.0, 99.0) == MAX_DRAFT

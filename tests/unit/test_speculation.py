@@ -12,6 +12,7 @@ from octavo.engine.blocks import BlockAllocator
 from octavo.engine.cost import GRACE, CostModel
 from octavo.engine.drafts import (
     BEGINS,
+    FORCED,
     LONGEST_MATCH,
     MAX_DRAFT,
     Lookup,
@@ -127,7 +128,7 @@ def test_of_what_is_found_only_what_a_grammar_allows_is_proposed_and_judged(
     one = sequence([1, 2, 3], [4])
     one.sampling.constraint = Numbers()  # type: ignore[assignment]
     span = ScheduledSpan(one, 3, 1, True, NOTHING, NOTHING)
-    chances = speculation._propose(one)
+    chances = speculation._propose(one, 1, 0.0)
     assert len(chances) == len(legal)
     speculation.compare([Outcome(span, [], [Sample(t, 0.0, [], []) for t in [*legal, 9]], None)])
     assert speculation._known.chance("lookup", 4, BEGINS) >= 0.55  # what it forbids is no mistake
@@ -162,6 +163,19 @@ def test_what_always_looks_likely_and_is_wrong_costs_next_to_nothing(
     assert drafted  # it was tried
     assert speculation.counts.lost == pytest.approx(lost)
     assert speculation.stats()["speculation_lost_us"] == int(1e6 * speculation.counts.lost)
+
+
+@pytest.mark.parametrize("source, verified", [(FORCED, 5), ("lookup", 0)])
+def test_what_a_grammar_forces_is_verified_whatever_it_costs(source: str, verified: int) -> None:
+    class Found(Lookup):
+        def propose(self, sequence: Sequence) -> Proposal | None:
+            return Proposal(source, [7] * 5, LONGEST_MATCH)
+
+    policy, kv = CostModel(), KVCache(PrefixIndex(BlockAllocator(8)), lambda a, b: None)
+    policy.times.record(1, 1.0, 0.0)
+    policy.times.record(2, 2.0, 0.0)  # more than a request may lose
+    speculation = Speculation(kv, 32, policy, [Found()], clock=lambda: 0.0)
+    assert speculation._propose(sequence([1, 2, 3], [4]), 1, 0.0) == [1.0] * verified
 
 
 class Proposes(Lookup):
@@ -369,7 +383,7 @@ def test_a_run_that_a_grammar_forced_adds_nothing_to_what_drafts_win_or_lose(for
     speculation._policy.times.record(2, 0.005, 0.0)  # type: ignore[union-attr]
     one = sequence([1, 2, 3], [4], prediction=[4, 7])
     for drawn, balance in (([7, 5], 0.003), ([6], 0.002)):
-        assert len(speculation._propose(one)) == 1
+        assert len(speculation._propose(one, 1, 0.0)) == 1
         span = ScheduledSpan(
             one, 3, 1 + forced, True, NOTHING, NOTHING, Draft([7], [], ["prediction"])
         )
@@ -383,7 +397,7 @@ def test_what_a_prediction_brought_is_counted() -> None:
     speculation = Speculation(kv, 32, CostModel(), [Predicted()], clock=lambda: 0.0)
     one = sequence([1, 2, 3], [4], prediction=[4, 7, 8, 9])
     for drawn, counted in (([7, 8, 5], (2, 1)), ([6], (2, 4)), ([7, 8, 9, 6], (5, 4))):
-        assert len(speculation._propose(one)) == 3
+        assert len(speculation._propose(one, 1, 0.0)) == 3
         draft = Draft([7, 8, 9], [], ["prediction"])
         span = ScheduledSpan(one, 3, 1, True, NOTHING, NOTHING, draft)
         speculation.compare([Outcome(span, [], [Sample(t, 0.0, [], []) for t in drawn], None)])

@@ -13,7 +13,7 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
 
-from octavo.engine.drafts import FREE, GOES_ON, LONGEST_MATCH, Proposal
+from octavo.engine.drafts import FORCED, FREE, GOES_ON, LONGEST_MATCH, Proposal
 from octavo.engine.limits import MAX_DRAFT
 
 ROW = 0.2  # what a row takes, of what a step takes without rows, before that is measured
@@ -137,17 +137,17 @@ class Acceptance:
         return self._chance((source, ANY, FREE))
 
     def _chance(self, key: _Key) -> float:
-        if key[0] == "forced":
+        if key[0] == FORCED:
             return 1.0
         believed = self._known._chance(key) if self._known is not None else _prior(key[1])
         drawn, proposed = self._seen.get(key, (0.0, 0.0))
         return (drawn + PRIOR_WEIGHT * believed) / (proposed + PRIOR_WEIGHT)
 
-    def chances(self, proposal: Proposal) -> list[float]:
+    def chances(self, proposal: Proposal, most: int = MAX_DRAFT) -> list[float]:
         """For each token of a proposal, the chance that it and all before it are drawn, up to those
-        that are hardly worth a row."""
+        that are hardly worth a row, of the first `most`."""
         out, chance = [], 1.0
-        for i in range(len(proposal.tokens)):
+        for i in range(min(most, len(proposal.tokens))):
             chance *= self._chance(_key(proposal, i))
             if chance < LEAST_CHANCE:
                 break
@@ -207,24 +207,19 @@ class CostModel:
             out[i] += 1
         return out
 
-    def affordable(
-        self, chances: list[float], rows: int, now: float, allowance: float
-    ) -> list[float]:
-        """Of the tokens of a proposal those that may all be wrong, so that no text makes a request
-        lose more than a little; what a grammar forces is right.
+    def affordable(self, rows: int, now: float, allowance: float) -> int:
+        """How many tokens of a proposal may all be wrong, so that no text makes a request lose more
+        than a little.
 
-        chances, rows: see `depths`. allowance: seconds that speculation may lose, but for what it
-        begins with.
+        rows: see `depths`. allowance: seconds that speculation may lose, but for what it begins
+        with.
         """
         if (plain := self.times.plain(rows)) is None:
-            return chances
-        most, count = allowance + GRACE * plain / rows, chances.count(1.0)
-        while (
-            count < len(chances)
-            and self.times.estimate(rows + count + 1, rows, now) <= most + plain
-        ):
+            return MAX_DRAFT
+        most, count = plain + allowance + GRACE * plain / rows, 0
+        while count < MAX_DRAFT and self.times.estimate(rows + count + 1, rows, now) <= most:
             count += 1
-        return chances[:count]
+        return count
 
     def ahead(
         self, likely: list[float], chances: list[list[float]], rows: int, room: int, now: float,

@@ -21,6 +21,7 @@ INDEXED = 1 << 13  # tokens that are searched, of a prompt its last, of a predic
 RECENT_TOKENS = 1 << 14  # of recent replies, of all salts together
 RECENT_SALTS = 64
 FREE, BEGINS, GOES_ON = range(3)  # places: in any text; after what a grammar forced; after that
+FORCED = "forced"  # source of what is always drawn
 START = 8  # match of a prediction that is followed from its first token
 
 
@@ -118,7 +119,7 @@ class ForcedRuns:
     """What a grammar forces next. Without log-probabilities those tokens need no step at all (see
     `SamplingState.jump_forward`); with them, one step gives those of the whole run."""
 
-    name = "forced"
+    name = FORCED
 
     def propose(self, sequence: Sequence) -> Proposal | None:
         run = sequence.sampling.forced_run[:MAX_DRAFT]

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 from octavo.engine.cost import Acceptance, StepTimes
 from octavo.engine.drafts import (
     BEGINS,
+    FORCED,
     FREE,
     GOES_ON,
     DraftSource,
@@ -43,9 +44,7 @@ class DepthPolicy(Protocol):
         """See `CostModel.depths`."""
         ...
 
-    def affordable(
-        self, chances: list[float], rows: int, now: float, allowance: float
-    ) -> list[float]:
+    def affordable(self, rows: int, now: float, allowance: float) -> int:
         """See `CostModel.affordable`."""
         ...
 
@@ -129,12 +128,14 @@ class Speculation:
         self._looked = self._pauses.over and all(_decodes(s) for s in spans)
         if self._looked:
             began = self._clock()
-            spans = self._look(spans, self._policy)
+            spans = self._look(spans, self._policy, began)
             self._pauses.looked(any(s.draft.tokens for s in spans))
             self.counts.lost += self._clock() - began - self._written  # which `took` judges
         return spans
 
-    def _look(self, spans: list[ScheduledSpan], policy: DepthPolicy) -> list[ScheduledSpan]:
+    def _look(
+        self, spans: list[ScheduledSpan], policy: DepthPolicy, now: float
+    ) -> list[ScheduledSpan]:
         """Spans of sequences that all decode, with the drafts that are found where they pay."""
         # What a grammar forced since the last step is computed along with drafts and without: rows
         # that have results are what is counted, one a sequence.
@@ -142,15 +143,11 @@ class Speculation:
         room = min(self._rows - rows, MOST_ROWS - sum(s.length for s in spans))
         if room <= 0:
             return spans
-        chances = [self._propose(s.sequence) for s in spans]
+        chances = [self._propose(s.sequence, rows, now) for s in spans]
         if self._ahead is not None:
-            self._write(self._ahead, [s.sequence for s in spans], chances, rows, room)
+            self._write(self._ahead, [s.sequence for s in spans], chances, rows, room, now)
         if not any(chances):
             return spans
-        now = self._clock()
-        chances = [
-            self._affordable(s.sequence, c, rows) for s, c in zip(spans, chances, strict=True)
-        ]
         found = self._forks(spans, chances)
         each = [*chances, *(f.chances for f in found)]
         depths = policy.depths(each, rows, room, now)
@@ -171,7 +168,7 @@ class Speculation:
                     out += forks(i, record.proposal, own, record.others, record.acceptance)
         return out
 
-    def _propose(self, sequence: Sequence) -> list[float]:
+    def _propose(self, sequence: Sequence, rows: int, now: float) -> list[float]:
         """Takes the likeliest proposal for a sequence; gives the chances of its tokens."""
         if not sequence.request.params.speculates:
             return []
@@ -188,28 +185,34 @@ class Speculation:
                     record.others.append(proposal)
         if record.proposal is None:
             return []
-        return record.acceptance.chances(record.proposal)[: _left(sequence)]
+        return self._chances(sequence, record.proposal, rows, now)
 
-    def _affordable(self, sequence: Sequence, chances: list[float], rows: int) -> list[float]:
-        """The chances of those tokens that may be verified, as the policy says."""
-        if not chances:
-            return chances
+    def _chances(
+        self, sequence: Sequence, proposal: Proposal, rows: int, now: float
+    ) -> list[float]:
+        """The chances of those tokens of a proposal that may be verified."""
+        most = _left(sequence)
+        if proposal.source != FORCED:
+            most = min(most, self._affordable(sequence, rows, now))
+        return self._records[sequence].acceptance.chances(proposal, most)
+
+    def _affordable(self, sequence: Sequence, rows: int, now: float) -> int:
+        """How many tokens of a proposal may be wrong, as the policy says."""
         assert self._policy is not None
-        allowance = self._records[sequence].allowance(self._share)
-        return self._policy.affordable(chances, rows, self._clock(), allowance)
+        return self._policy.affordable(rows, now, self._records[sequence].allowance(self._share))
 
     def _write(
         self, ahead: Lookahead, sequences: list[Sequence], chances: list[list[float]], rows: int,
-        room: int,
+        room: int, now: float,
     ) -> None:  # fmt: skip
         """Has drafts written where that is likely to pay, and takes those that are better than what
         was found."""
-        writer, now, policy = ahead.writer, self._clock(), self._policy
+        writer, policy = ahead.writer, self._policy
         assert policy is not None
         served = [
             (i, s)
             for i, s in enumerate(sequences)
-            if self._served(writer, s) and self._affordable(s, [0.0], rows)
+            if self._served(writer, s) and self._affordable(s, rows, now)
         ]
         if not served or (plain := policy.times.plain(rows)) is None:
             return
@@ -229,7 +232,7 @@ class Speculation:
         for (i, sequence), proposal in zip(served, proposals, strict=True):
             if proposal is not None:
                 record = self._records[sequence]
-                found = record.acceptance.chances(proposal)[: _left(sequence)]
+                found = self._chances(sequence, proposal, rows, now)
                 if sum(found) > sum(chances[i]):
                     record.others += [record.proposal] if record.proposal is not None else []
                     record.proposal, chances[i] = proposal, found
