@@ -79,9 +79,10 @@ async def gateway(database: str | None = None, **pools: ASGIApp) -> AsyncIterato
         for server in servers:
             server.should_exit = True
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert socks[0].fileno() < 0  # whoever served on it has closed it
+        closed = socks[0].fileno() < 0
         for sock in socks:
             sock.close()
+    assert closed  # by whoever served on it
 
 
 def sound(name: str = "m") -> ASGIApp:

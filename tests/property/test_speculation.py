@@ -46,12 +46,12 @@ class AnyDepths:
             room -= out[-1]
         return out
 
-    def affordable(self, rows: int, now: float, allowance: float) -> int:
-        return MAX_DRAFT
+    def affordable(self, rows: int, now: float, allowance: float, most: int) -> int:
+        return most
 
     def ahead(
         self, likely: list[float], chances: list[list[float]], rows: int, room: int, now: float,
-        cost: Callable[[int], float],
+        cost: Callable[[int], float], most: int,
     ) -> int:  # fmt: skip
         return self._rng.choice([0, 1, 2, 5, self._most])
 

@@ -221,6 +221,26 @@ def test_half_closed_pipeline_is_answered_in_order() -> None:
         assert text.count(b"HTTP/1.1 200 OK") == 3
 
 
+@pytest.mark.parametrize("then", [b"", request("/second")])
+def test_half_closed_client_gets_a_head_without_a_body(then: bytes) -> None:
+    with backend() as server, server.dial() as sock:
+        sock.sendall(request("/first", method="HEAD") + then)
+        sock.shutdown(socket.SHUT_WR)
+        heads = read_all(sock).split(b"HTTP/1.1 200 OK\r\n")
+        assert heads[0] == b"" and len(heads) == (3 if then else 2)
+
+
+def test_half_closed_client_is_told_to_go_on_before_its_answer() -> None:
+    with backend() as server, server.dial() as sock:
+        head = request("/wait", "Expect: 100-continue", "Content-Length: 4", method="POST")
+        sock.sendall(head + b"body")
+        sock.shutdown(socket.SHUT_WR)
+        time.sleep(0.3)  # in which the first bytes of the answer are sent
+        server.release.set()
+        told, _, answer = read_all(sock).partition(b"\r\n\r\n")
+        assert told == b"HTTP/1.1 100 Continue" and answer.startswith(b"HTTP/1.1 200 OK\r\n")
+
+
 @pytest.mark.parametrize("path", ["/wait", "/flood"])
 def test_closed_client_is_noticed(path: str) -> None:
     """Closing sends the same packet as half-closing; it must not be taken for it."""

@@ -153,7 +153,7 @@ def test_a_draft_model_writes_as_much_as_gives_most_tokens_a_second() -> None:
             return tokens / (1.0 + 0.1 * count * (depth + 1) + written)
 
         free: list[list[float]] = [[] for _ in likely]
-        got = made.ahead(likely, free, count, 12, 0.0, lambda k: once + k * each)  # noqa: B023
+        got = made.ahead(likely, free, count, 12, 0.0, lambda k: once + k * each, MAX_DRAFT)  # noqa: B023
         best = max(range(12 // count + 1), key=rate)
         assert got == (best if rate(best) > LEAST_GAIN * rate(0) else 0)
 
@@ -161,9 +161,11 @@ def test_a_draft_model_writes_as_much_as_gives_most_tokens_a_second() -> None:
 def test_a_draft_model_is_not_asked_where_what_is_found_is_better() -> None:
     made = model({n: 1.0 + 0.1 * n for n in range(1, 20)})
     found = [[0.99**k for k in range(1, 16)]]
-    assert made.ahead([0.6], [[]], 1, 15, 0.0, lambda k: 0.05 * k) > 0
-    assert made.ahead([0.6], found, 1, 15, 0.0, lambda k: 0.05 * k) == 0
-    assert CostModel().ahead([0.6], [[]], 1, 15, 0.0, lambda k: 0.0) == 0  # nothing was measured
+    assert made.ahead([0.6], [[]], 1, 15, 0.0, lambda k: 0.05 * k, MAX_DRAFT) > 1
+    assert made.ahead([0.6], [[]], 1, 15, 0.0, lambda k: 0.05 * k, 1) == 1  # may be wrong
+    assert made.ahead([0.6], found, 1, 15, 0.0, lambda k: 0.05 * k, MAX_DRAFT) == 0
+    unmeasured = CostModel()
+    assert unmeasured.ahead([0.6], [[]], 1, 15, 0.0, lambda k: 0.0, MAX_DRAFT) == 0
 
 
 def test_chances_of_what_a_draft_model_writes_follow_its_own_probabilities() -> None:
@@ -181,18 +183,18 @@ def test_a_step_that_was_held_up_is_tried_again() -> None:
     policy = CostModel()
     policy.times.record(1, 1.0, 0.0)
     policy.times.record(2, 9.0, 0.0)  # of which a step twice as long is believed
-    assert policy.affordable(1, 0.0, 0.0) == 0
+    assert policy.affordable(1, 0.0, 0.0, MAX_DRAFT) == 0
     policy.times.record(1, 1.0, 20.0)
-    assert policy.affordable(1, 20.0, 0.0) > 0
+    assert policy.affordable(1, 20.0, 0.0, MAX_DRAFT) > 0
     assert policy.depths([[0.9]], 1, 1, 20.0) == [1]
 
 
 def test_as_many_tokens_may_be_wrong_as_a_request_may_lose() -> None:
     policy = CostModel()
-    assert policy.affordable(1, 0.0, 0.0) == MAX_DRAFT  # no step was measured yet
+    assert policy.affordable(1, 0.0, 0.0, MAX_DRAFT) == MAX_DRAFT  # no step was measured yet
     policy.times.record(1, 1.0, 0.0)
-    assert policy.affordable(1, 0.0, -5.0) == 0
-    assert policy.affordable(1, 0.0, 0.0) == 3  # of 0.2 / 1.2 each
-    assert policy.affordable(3, 0.0, 0.0) == 1  # beside two others
-    assert policy.affordable(1, 0.0, 0.51) == 6
-    assert policy.affordable(1, 0.0, 99.0) == MAX_DRAFT
+    assert policy.affordable(1, 0.0, -5.0, MAX_DRAFT) == 0
+    assert policy.affordable(1, 0.0, 0.0, MAX_DRAFT) == 3  # of 0.2 / 1.2 each
+    assert policy.affordable(3, 0.0, 0.0, MAX_DRAFT) == 1  # beside two others
+    assert policy.affordable(1, 0.0, 0.51, MAX_DRAFT) == 6
+    assert policy.affordable(1, 0.0, 0.51, 5) == 5  # there are no more

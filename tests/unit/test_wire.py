@@ -85,6 +85,17 @@ def test_what_was_sent_ahead_is_not_sent_again(ahead: int) -> None:
     assert len(after) == min(ahead, len(BEGINNING)) + 1
 
 
+def test_what_is_sent_ahead_of_the_next_answer_comes_after_a_head() -> None:
+    def answers(wire: Wire) -> None:
+        wire.write(HEAD)
+        wire.begin_answer()
+        wire.write(HEAD)
+        wire.write(BODY)
+
+    _, after = done(answers)
+    assert b"".join(after) == HEAD + HEAD + BODY
+
+
 @pytest.mark.parametrize(("way", "said"), [("close", b"close"), ("write_eof", b"eof")])
 def test_an_end_comes_after_the_head(way: str, said: bytes) -> None:
     def answer(wire: Wire) -> None:

@@ -207,26 +207,27 @@ class CostModel:
             out[i] += 1
         return out
 
-    def affordable(self, rows: int, now: float, allowance: float) -> int:
-        """How many tokens of a proposal may all be wrong, so that no text makes a request lose more
-        than a little.
+    def affordable(self, rows: int, now: float, allowance: float, most: int) -> int:
+        """How many of `most` tokens of a proposal may all be wrong, so that no text makes a request
+        lose more than a little.
 
         rows: see `depths`. allowance: seconds that speculation may lose, but for what it begins
         with.
         """
         if (plain := self.times.plain(rows)) is None:
-            return MAX_DRAFT
-        most, count = plain + allowance + GRACE * plain / rows, 0
-        while count < MAX_DRAFT and self.times.estimate(rows + count + 1, rows, now) <= most:
+            return most
+        limit, count = plain + allowance + GRACE * plain / rows, 0
+        while count < most and self.times.estimate(rows + count + 1, rows, now) <= limit:
             count += 1
         return count
 
     def ahead(
         self, likely: list[float], chances: list[list[float]], rows: int, room: int, now: float,
-        cost: Callable[[int], float],
+        cost: Callable[[int], float], most: int,
     ) -> int:  # fmt: skip
-        """How many tokens a draft model is to write for each sequence it serves; 0: it is not
-        asked, because plain steps or what is proposed at no cost give more tokens a second.
+        """How many tokens, `most` at most, a draft model is to write for each sequence it serves;
+        0: it is not asked, because plain steps or what is proposed at no cost give more tokens a
+        second.
 
         likely: for each of those sequences, the chance that a token is drawn. chances, rows, room:
         see `depths`. cost: seconds that it takes for so many tokens.
@@ -235,7 +236,7 @@ class CostModel:
             return 0
         best, depth = self._best(chances, rows, room, now)[0], 0
         expected, chain = float(len(chances)), [1.0] * len(likely)
-        for k in range(1, min(MAX_DRAFT, room // len(likely)) + 1):
+        for k in range(1, min(most, room // len(likely)) + 1):
             chain = [a * b for a, b in zip(chain, likely, strict=True)]
             expected += sum(chain)
             rate = expected / (self.times.estimate(rows + k * len(likely), rows, now) + cost(k))

@@ -24,6 +24,7 @@ from octavo.engine.drafts import (
     all_sources,
 )
 from octavo.engine.kv import KVCache
+from octavo.engine.limits import MAX_DRAFT
 from octavo.engine.lookahead import DraftWriter, Lookahead
 from octavo.engine.pauses import Pauses
 from octavo.engine.runner import Outcome
@@ -44,13 +45,13 @@ class DepthPolicy(Protocol):
         """See `CostModel.depths`."""
         ...
 
-    def affordable(self, rows: int, now: float, allowance: float) -> int:
+    def affordable(self, rows: int, now: float, allowance: float, most: int) -> int:
         """See `CostModel.affordable`."""
         ...
 
     def ahead(
         self, likely: list[float], chances: list[list[float]], rows: int, room: int, now: float,
-        cost: Callable[[int], float],
+        cost: Callable[[int], float], most: int,
     ) -> int:  # fmt: skip
         """See `CostModel.ahead`."""
         ...
@@ -109,7 +110,7 @@ class Speculation:
         self._written = 0.0  # seconds that drafts for this step took to write
         self._wrote: dict[Sequence, float] = {}  # what they count for, by sequence
         self._pauses = Pauses()
-        self._looked = True  # whether this call has looked for drafts
+        self._looked = policy is not None  # whether this call has looked for drafts
         self._share = 0.0  # seconds of decoding: of each step what one of its sequences gets
         names = [s.name for s in self._sources] + ([writer.name] if writer is not None else [])
         self.counts = Counts(dict.fromkeys(names, 0), dict.fromkeys(names, 0))
@@ -191,15 +192,16 @@ class Speculation:
         self, sequence: Sequence, proposal: Proposal, rows: int, now: float
     ) -> list[float]:
         """The chances of those tokens of a proposal that may be verified."""
-        most = _left(sequence)
+        most = min(_left(sequence), len(proposal.tokens))
         if proposal.source != FORCED:
-            most = min(most, self._affordable(sequence, rows, now))
+            most = self._affordable(sequence, rows, now, most)
         return self._records[sequence].acceptance.chances(proposal, most)
 
-    def _affordable(self, sequence: Sequence, rows: int, now: float) -> int:
-        """How many tokens of a proposal may be wrong, as the policy says."""
+    def _affordable(self, sequence: Sequence, rows: int, now: float, most: int) -> int:
+        """How many of `most` tokens of a proposal may be wrong, as the policy says."""
         assert self._policy is not None
-        return self._policy.affordable(rows, now, self._records[sequence].allowance(self._share))
+        allowance = self._records[sequence].allowance(self._share)
+        return self._policy.affordable(rows, now, allowance, most)
 
     def _write(
         self, ahead: Lookahead, sequences: list[Sequence], chances: list[list[float]], rows: int,
@@ -209,22 +211,22 @@ class Speculation:
         was found."""
         writer, policy = ahead.writer, self._policy
         assert policy is not None
-        served = [
-            (i, s)
+        able = {
+            i: most
             for i, s in enumerate(sequences)
-            if self._served(writer, s) and self._affordable(s, rows, now)
-        ]
-        if not served or (plain := policy.times.plain(rows)) is None:
+            if self._served(writer, s) and (most := self._affordable(s, rows, now, MAX_DRAFT))
+        }
+        if not able or (plain := policy.times.plain(rows)) is None:
             return
-        asked = [s for _, s in served[:room]]
+        served = [(i, sequences[i]) for i in able][:room]
+        asked, most = [s for _, s in served], max(able.values())
         cost = ahead.cost(asked, plain)
         likely = [self._records[s].acceptance.any(writer.name) for s in asked]
-        depth = policy.ahead(likely, chances, rows, room, now, cost.of) or ahead.trial(cost)
+        depth = policy.ahead(likely, chances, rows, room, now, cost.of, most)
+        depth = depth or min(ahead.trial(cost), most)
         if not depth:
             return
-        served = [
-            (i, s) for i, s in served[:room] if self._kv.extend(s.kv, len(s.kv.tokens) + depth)
-        ]
+        served = [(i, s) for i, s in served if self._kv.extend(s.kv, len(s.kv.tokens) + depth)]
         if not (asked := [s for _, s in served]):
             return
         proposals, self._written = ahead.write(asked, depth)

@@ -106,14 +106,14 @@ async def _serve(
     )  # fmt: skip
     seconds = options.server.drain_timeout
     server = http_server(app, door, seconds, options.write_timeout, observe, timelines.running)
-    tasks = [*map(asyncio.create_task, (server.serve([sock]), memory.watch()))]
+    tasks = [*map(asyncio.create_task, (server.serve_on(sock), memory.watch()))]
     try:
         await control.start()
         if keyring is not None:
             tasks.append(asyncio.create_task(keyring.watch()))
         tasks.append(asyncio.create_task(_tell(upstreams, ready)))
         batches.resume()
-        await asyncio.shield(tasks[0])  # which ends in order, also if this is cancelled
+        await tasks[0]
     finally:
         server.should_exit = True
         for task in tasks[1:]:

@@ -295,7 +295,8 @@ RESOURCES = (
     Alert("OctavoDraftsLose", "warning",
           f"{_by('octavo_speculation_lost_seconds_total')} / "
           f"{_by(BUSY)}",
-          0.1, "15m", "%", "Looking for drafts and rejected ones take {} of the engine's time",
+          0.1, "15m", "%",
+          "{} of the engine's time is lost to looking for drafts and to rejected ones",
           "octavo tune finds what pays; --speculation off ends it",
           lambda w: share(w.increase("octavo_speculation_lost_seconds_total"),
                           w.increase(BUSY))),

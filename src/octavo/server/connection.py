@@ -269,6 +269,7 @@ class Connection(HttpToolsProtocol):
     # -- writing ------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
+        self.transport.flush()  # a head that no body follows
         self._open = [c for c in self._open if not c.response_complete]
         self._used = time.monotonic()
         super().on_response_complete()

@@ -54,6 +54,16 @@ class HttpServer(uvicorn.Server):
         if self.force_exit:
             self._loop.call_soon_threadsafe(self._hang_up)
 
+    async def serve_on(self, sock: socket.socket) -> None:
+        """Serves on a socket until its end, which is in order if the caller is cancelled, too."""
+        serving = asyncio.create_task(self.serve([sock]))
+        try:
+            await asyncio.shield(serving)
+        except asyncio.CancelledError:
+            self.handle_exit(0, None)
+            await serving
+            raise
+
     def _hang_up(self) -> None:
         for connection in list(self.server_state.connections):
             connection.transport.abort()

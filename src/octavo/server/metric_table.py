@@ -124,7 +124,7 @@ ENGINE = (
     _drafts("verified_draft_tokens", "drafted", "Tokens of drafts that steps verified, by source"),
     _drafts("accepted_draft_tokens", "accepted", "Of these, accepted"),
     _stats("speculation_lost_seconds", "counter", "seconds",
-           "Time that looking for drafts and rejected ones took", "speculation_lost_us", 1e6),
+           "Time lost to looking for drafts and to rejected ones", "speculation_lost_us", 1e6),
     _stats("images_encoded", "counter", "images", "Images encoded", "images_encoded"),
     _stats("image_hits", "counter", "images", "Images whose embeddings were kept from before",
            "image_hits"),

@@ -134,7 +134,7 @@ async def _serve(
     server = http_server(
         app, models, options.drain_timeout, options.write_timeout, observe, answered
     )
-    running = asyncio.create_task(server.serve([sock]))
+    running = asyncio.create_task(server.serve_on(sock))
     tasks = [running, starting, *map(asyncio.create_task, (pool.expire(), memory.watch()))]
     if keyring is not None:
         tasks.append(asyncio.create_task(keyring.watch()))
@@ -146,7 +146,7 @@ async def _serve(
             starting.result()
             ready(models)
             batches.resume()
-        await asyncio.shield(running)  # which ends in order, also if this is cancelled
+        await running
     finally:
         server.should_exit = True
         for task in tasks[1:]:

@@ -10,10 +10,10 @@ BEGINNING = b"HTTP/1.1 "  # of every response
 
 
 class Wire:
-    """Writes to a transport, `inner`. Bytes that were sent ahead are left out of the next write.
+    """Writes to a transport, `inner`. Bytes that were sent ahead are left out of the next head.
 
-    A head waits for its body, until the event loop goes on: two calls of the system for one answer
-    would wake its client twice.
+    A head waits for its body, until the event loop goes on at most: two calls of the system for one
+    answer would wake its client twice.
 
     A client that has closed its sending side may still read, or be gone. Only sending tells which:
     a host answers data for a closed socket with a reset.
@@ -27,28 +27,30 @@ class Wire:
 
     def begin_answer(self) -> None:
         """Sends the next byte that every response begins with."""
+        self.flush()
         if self._ahead < len(BEGINNING):
             self.inner.write(BEGINNING[self._ahead : self._ahead + 1])
             self._ahead += 1
 
     def write(self, data: bytes) -> None:
         if data.startswith(BEGINNING):
-            self._flush()
+            self.flush()
             self._head, self._ahead = data[self._ahead :], 0
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         else:
             head, self._head = self._head, b""
             self.inner.write(head + data if head else data)
 
     def write_eof(self) -> None:
-        self._flush()
+        self.flush()
         self.inner.write_eof()
 
     def close(self) -> None:
-        self._flush()
+        self.flush()
         self.inner.close()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Sends a head that waits."""
         head, self._head = self._head, b""
         if head and not self.inner.is_closing():
             self.inner.write(head)
