@@ -141,6 +141,7 @@ def test_texts_and_log_probabilities_are_the_same(
     """Chains and trees, where a source proposes two ways or a model has written a second best."""
     monkeypatch.setattr("octavo.engine.speculation.LEEWAY", 1e9)  # no matter how long steps take
     monkeypatch.setattr("octavo.engine.cost.LEAST_CHANCE", 0.0)  # nor how often drafts are wrong
+    monkeypatch.setattr("octavo.engine.pause.LONGEST", 0)  # nor how long none was verified
     asked, rng = requests(seed, 8), random.Random(seed)
     blocks, threads, activations = rng.choice([45, 400]), rng.choice([1, 2]), ACTIVATIONS[seed]
     expected = alone(pool, asked, activations)

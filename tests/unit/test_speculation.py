@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from itertools import count
 
 import pytest
 
 from octavo.backends.base import Sample
-from octavo.engine import pauses
+from octavo.engine import pause
 from octavo.engine.blocks import BlockAllocator
 from octavo.engine.cost import GRACE, CostModel
 from octavo.engine.drafts import (
@@ -21,7 +22,7 @@ from octavo.engine.drafts import (
 )
 from octavo.engine.kv import KVCache
 from octavo.engine.lookahead import TRIAL, TRIED, Lookahead
-from octavo.engine.pauses import LONGEST, STRETCH
+from octavo.engine.pause import LONGEST, STRETCH
 from octavo.engine.prefix import PrefixIndex
 from octavo.engine.runner import Outcome
 from octavo.engine.scheduler import NOTHING, Draft, ScheduledSpan
@@ -226,15 +227,17 @@ class Played:
         self.speculation.took(outcomes, len(spans) + self.now() - before, steps)
         return [len(s.draft.tokens) for s in spans]
 
-    def looks(self, *sequences: Sequence, calls: int = 1, steps: int = 1) -> list[bool]:
-        """Whether each of some calls asked the source, for all sequences or for none."""
+    def looks(self, *sequences: Sequence, calls: int = 1, steps: int = 1) -> list[list[bool]]:
+        """Whether each of some calls asked the source, for each of the sequences."""
         out = []
         for _ in range(calls):
             self.source.asked.clear()
             self.call(*sequences, steps=steps)
-            assert self.source.asked in ([], list(sequences))
-            out.append(bool(self.source.asked))
-        return out
+            out.append([s in self.source.asked for s in sequences])
+        return [list(each) for each in zip(*out, strict=True)]
+
+    def paused(self, one: Sequence) -> bool:
+        return not self.speculation._records[one].pause.over(self.speculation._steps)
 
 
 def decoding() -> Sequence:
@@ -244,21 +247,27 @@ def decoding() -> Sequence:
 def begun(played: Played) -> Sequence:
     """A sequence for which calls look seldom by now."""
     one = decoding()
-    assert played.looks(one, calls=120)[-9:].count(True) == 1
-    played.speculation._pauses.looked(False)
-    assert played.looks(one) == [False]
+    (found,) = played.looks(one, calls=120)
+    assert found[-9:].count(True) == 1
+    while not played.paused(one):
+        played.call(one)
     return one
 
 
+def as_text(looks: list[bool]) -> str:
+    return "".join("x" if looked else "." for looked in looks)
+
+
 def test_where_nothing_is_found_calls_stop_looking_for_a_quarter_as_many_steps() -> None:
-    found = "".join("x" if x else "." for x in Played(Nothing()).looks(decoding(), calls=200))
+    (looks,) = Played(Nothing()).looks(decoding(), calls=200)
+    found = as_text(looks)
     assert found.startswith("xxxxx.x.x..x..x...x....x.....x.......x........x")
     assert set(found[100:].split("x")[1:-1]) == {"." * LONGEST}
 
 
 @pytest.mark.parametrize("steps, skipped", [(1, 8), (4, 2), (8, 1), (9, 0)])
 def test_steps_are_counted_however_many_a_call_computes(steps: int, skipped: int) -> None:
-    found = Played(Nothing()).looks(decoding(), calls=300, steps=steps)
+    (found,) = Played(Nothing()).looks(decoding(), calls=300, steps=steps)
     assert found[-100:].count(True) == pytest.approx(100 / (skipped + 1), abs=1)
 
 
@@ -267,22 +276,46 @@ def test_looking_is_time_that_is_lost() -> None:
     played.speculation._clock = count(0.0).__next__  # a second passes whenever it is asked
     for looked in (*[True] * (STRETCH + 1), False):
         before = played.speculation.counts.lost
-        assert played.looks(one) == [looked]
+        assert played.looks(one) == [[looked]]
         assert played.speculation.counts.lost - before == (2 if looked else 0)
 
 
-def test_a_draft_that_is_verified_has_every_call_look() -> None:
-    one, other = decoding(), decoding()
-    played = Played(Proposes(only=one))
-    begun(played)
+def test_without_a_policy_no_time_is_lost() -> None:
+    kv = KVCache(PrefixIndex(BlockAllocator(8)), lambda a, b: None)
+    speculation = Speculation(kv, 32, None, [Proposes()], clock=count(0.0).__next__)
+    span = ScheduledSpan(decoding(), 4, 1, True, NOTHING, NOTHING)
+    assert speculation.draft([span]) == [span]
+    speculation.compare([Outcome(span, [], [Sample(5, 0.0, [], [])], None)])
+    assert speculation.counts.lost == 0
+
+
+def test_a_draft_that_is_verified_has_every_call_look_at_its_sequence() -> None:
+    played, one, other = Played(Proposes()), decoding(), decoding()
+    played.source.only = one
     while not any(played.call(one, other, right=True)):
         pass
-    for _ in range(20):
+    for _ in range(99):
         played.source.asked.clear()
         assert played.call(one, other, right=True)[0] > 0
-        assert played.source.asked == [one, other]
+        assert one in played.source.asked
+    assert played.paused(other)
     played.source.only = sequence([], [])
-    assert all(played.looks(one, other, calls=STRETCH))
+    assert all(played.looks(one, calls=STRETCH)[0])
+
+
+@pytest.mark.parametrize("streams", [1, 3, 4, 8, 9])
+def test_pauses_grow_as_the_root_of_the_streams(streams: int) -> None:
+    found = Played(Nothing()).looks(*(decoding() for _ in range(streams)), calls=400)
+    times = math.isqrt(streams)
+    assert all(f"x{'.' * LONGEST * times}x" in as_text(looks[300:]) for looks in found)
+    assert as_text(found[0]).startswith(f"xxxxx{'.' * times}x")
+
+
+def test_each_sequence_is_looked_at_by_itself() -> None:
+    played = Played(Nothing())
+    one, other = begun(played), decoding()
+    first, second = played.looks(one, other, calls=STRETCH + 1)
+    assert all(second) and first.count(True) <= 1
 
 
 def test_beside_a_prompt_nothing_is_looked_for() -> None:
@@ -292,26 +325,19 @@ def test_beside_a_prompt_nothing_is_looked_for() -> None:
     assert played.speculation.draft(spans) == spans and not played.source.asked
 
 
-def test_every_call_looks_while_a_grammar_of_any_sequence_may_force_something() -> None:
+def test_every_call_looks_while_a_grammar_may_force_something() -> None:
     played = Played(Nothing())
-    one, other = begun(played), decoding()
+    one, other = begun(played), begun(played)
     other.sampling.constraint = Numbers()  # type: ignore[assignment]
-    assert all(played.looks(one, other, calls=40))
-
-
-@pytest.mark.parametrize("start", [0, 2])  # of three: the whole of it, and what a cache leaves
-def test_every_call_looks_after_a_prompt(start: int) -> None:
-    played = Played(Nothing())
-    one = begun(played)
-    played.call(one, start=start)
-    assert all(played.looks(one, calls=STRETCH))
+    first, second = played.looks(one, other, calls=90)
+    assert all(second) and first.count(True) == 10
 
 
 def test_a_proposal_that_is_right_has_the_next_call_look() -> None:
     played, one = Played(Proposes(match=2)), decoding()
     for _ in range(4 * STRETCH):
         played.call(one)
-    played.speculation._pauses.end()
+    played.speculation._records[one].pause.end()
     for _ in range(3):  # too little to verify anything, after so many that were wrong
         played.source.asked.clear()
         assert played.call(one, right=True) == [0]
@@ -325,7 +351,7 @@ def test_a_copy_after_wrong_proposals_is_found_nearly_as_soon_as_without_pauses(
 ) -> None:
     found = []
     for longest in (0, LONGEST):
-        monkeypatch.setattr(pauses, "LONGEST", longest)
+        monkeypatch.setattr(pause, "LONGEST", longest)
         played, one = Played(Proposes(match)), decoding()
         for _ in range(wrong):
             played.call(one)
@@ -365,7 +391,7 @@ def test_what_a_draft_model_wrote_counts_once() -> None:
     lost = played.speculation.counts.lost
     balance = played.speculation._records[one].balance
     assert lost > 0 > balance
-    while played.speculation._pauses.over:
+    while not played.paused(one):
         played.call(one)
         lost, balance = played.speculation.counts.lost, played.speculation._records[one].balance
     played.call(one)

@@ -26,7 +26,7 @@ from octavo.engine.drafts import (
 from octavo.engine.kv import KVCache
 from octavo.engine.limits import MAX_DRAFT
 from octavo.engine.lookahead import DraftWriter, Lookahead
-from octavo.engine.pauses import Pauses
+from octavo.engine.pause import Pause
 from octavo.engine.runner import Outcome
 from octavo.engine.scheduler import Draft, ScheduledSpan
 from octavo.engine.sequence import Sequence
@@ -64,6 +64,7 @@ class _Record:
 
     acceptance: Acceptance
     since: float
+    pause: Pause
     proposal: Proposal | None = None
     others: list[Proposal] = field(default_factory=list)
     balance: float = 0.0
@@ -109,7 +110,7 @@ class Speculation:
         self._ahead = Lookahead(writer, clock) if writer is not None else None
         self._written = 0.0  # seconds that drafts for this step took to write
         self._wrote: dict[Sequence, float] = {}  # what they count for, by sequence
-        self._pauses = Pauses()
+        self._steps = 0  # in which all sequences were decoding
         self._looked = policy is not None  # whether this call has looked for drafts
         self._share = 0.0  # seconds of decoding: of each step what one of its sequences gets
         names = [s.name for s in self._sources] + ([writer.name] if writer is not None else [])
@@ -121,32 +122,49 @@ class Speculation:
         """A planned step with drafts where they pay, and blocks for them; else as it is."""
         self._written = 0.0
         self._wrote.clear()
-        if self._policy is None:
-            return spans
-        # A request that begins may be like others, and a grammar may force something at any time.
-        if any(_begins(s) or s.sequence.sampling.constraint is not None for s in spans):
-            self._pauses.reset()
-        self._looked = self._pauses.over and all(_decodes(s) for s in spans)
-        if self._looked:
+        looking = [] if self._policy is None else self._looking(spans)
+        self._looked = bool(looking)
+        if self._policy is not None and looking:
             began = self._clock()
-            spans = self._look(spans, self._policy, began)
-            self._pauses.looked(any(s.draft.tokens for s in spans))
+            spans = self._look(spans, looking, self._policy, began)
+            for i in looking:
+                found = bool(spans[i].draft.tokens)
+                self._records[spans[i].sequence].pause.looked(self._steps, found, len(spans))
             self.counts.lost += self._clock() - began - self._written  # which `took` judges
         return spans
 
+    def _looking(self, spans: list[ScheduledSpan]) -> list[int]:
+        """Which spans of a step may get drafts, and are to be looked at now: none if there is no
+        room, or where a prompt is computed."""
+        if self._room(spans) <= 0 or not all(_decodes(s) for s in spans):
+            return []
+        return [i for i, s in enumerate(spans) if self._is_due(s.sequence)]
+
+    def _room(self, spans: list[ScheduledSpan]) -> int:
+        """Rows that drafts may add to a step. What a grammar forced since the last step is computed
+        along with drafts and without: rows that have results are what is counted, one a sequence.
+        """
+        return min(self._rows - len(spans), MOST_ROWS - sum(s.length for s in spans))
+
+    def _is_due(self, sequence: Sequence) -> bool:
+        """True if drafts of a sequence are looked for now. A grammar may force any at any time."""
+        if not sequence.request.params.speculates:
+            return False
+        if sequence.sampling.constraint is not None:
+            return True
+        record = self._records.get(sequence)
+        return record is None or record.pause.over(self._steps)
+
     def _look(
-        self, spans: list[ScheduledSpan], policy: DepthPolicy, now: float
+        self, spans: list[ScheduledSpan], looking: list[int], policy: DepthPolicy, now: float
     ) -> list[ScheduledSpan]:
-        """Spans of sequences that all decode, with the drafts that are found where they pay."""
-        # What a grammar forced since the last step is computed along with drafts and without: rows
-        # that have results are what is counted, one a sequence.
-        rows = len(spans)
-        room = min(self._rows - rows, MOST_ROWS - sum(s.length for s in spans))
-        if room <= 0:
-            return spans
-        chances = [self._propose(s.sequence, rows, now) for s in spans]
+        """Spans of sequences that all decode, those of `looking` with drafts where they pay."""
+        rows, room = len(spans), self._room(spans)
+        chances: list[list[float]] = [[] for _ in spans]
+        for i in looking:
+            chances[i] = self._propose(spans[i].sequence, rows, now)
         if self._ahead is not None:
-            self._write(self._ahead, [s.sequence for s in spans], chances, rows, room, now)
+            self._write(self._ahead, {i: spans[i].sequence for i in looking}, chances, room, now)
         if not any(chances):
             return spans
         found = self._forks(spans, chances)
@@ -171,10 +189,8 @@ class Speculation:
 
     def _propose(self, sequence: Sequence, rows: int, now: float) -> list[float]:
         """Takes the likeliest proposal for a sequence; gives the chances of its tokens."""
-        if not sequence.request.params.speculates:
-            return []
         if (record := self._records.get(sequence)) is None:
-            record = _Record(Acceptance(self._known), self._share)
+            record = _Record(Acceptance(self._known), self._share, Pause(self._steps))
             self._records[sequence] = record
         record.proposal, record.others, best = None, [], 0.0
         for source in self._sources:
@@ -204,16 +220,16 @@ class Speculation:
         return self._policy.affordable(rows, now, allowance, most)
 
     def _write(
-        self, ahead: Lookahead, sequences: list[Sequence], chances: list[list[float]], rows: int,
+        self, ahead: Lookahead, sequences: dict[int, Sequence], chances: list[list[float]],
         room: int, now: float,
     ) -> None:  # fmt: skip
-        """Has drafts written where that is likely to pay, and takes those that are better than what
-        was found."""
-        writer, policy = ahead.writer, self._policy
+        """Has drafts of sequences, by their places among `chances`, written where that is likely to
+        pay, and takes those that are better than what was found."""
+        writer, policy, rows = ahead.writer, self._policy, len(chances)
         assert policy is not None
         able = {
             i: most
-            for i, s in enumerate(sequences)
+            for i, s in sequences.items()
             if self._served(writer, s) and (most := self._affordable(s, rows, now, MAX_DRAFT))
         }
         if not able or (plain := policy.times.plain(rows)) is None:
@@ -243,10 +259,7 @@ class Speculation:
 
     def _served(self, writer: DraftWriter, sequence: Sequence) -> bool:
         """True if drafts may be written for a sequence."""
-        record = self._records.get(sequence)
-        if record is None or not _left(sequence):
-            return False
-        return sequence.request.params.speculates and writer.serves(sequence)
+        return _left(sequence) > 0 and writer.serves(sequence)
 
     def _with_draft(
         self, span: ScheduledSpan, depth: int, chosen: list[tuple[Fork, int]]
@@ -283,7 +296,7 @@ class Speculation:
                 continue
             record.acceptance.compare(record.proposal, [s.token for s in outcome.tokens])
             if outcome.tokens[0].token == record.proposal.tokens[0]:
-                self._pauses.end()
+                record.pause.end()
             record.proposal = None
             if not draft.tokens:
                 continue
@@ -296,11 +309,11 @@ class Speculation:
 
     def drop(self, spans: list[ScheduledSpan]) -> None:
         """A step with drafts has failed: what was proposed is forgotten, and looked for again."""
-        self._pauses.end()
         for span in spans:
             keep_branch(self._kv, span, 0)
             if (record := self._records.get(span.sequence)) is not None:
                 record.proposal = None
+                record.pause.end()
 
     def took(self, outcomes: list[Outcome], seconds: float, steps: int) -> None:
         """Takes the time of a call that computed `steps` steps."""
@@ -315,7 +328,7 @@ class Speculation:
         if computed == rows:  # else some have no results, as runs that a grammar forced
             times.record(rows + drafted, (seconds - self._written) / steps, now)
         self._share += seconds / rows
-        self._pauses.took(steps)
+        self._steps += steps
         if self._ahead is not None:
             self._ahead.spent(seconds)
         if plain is None or not (drafted or self._wrote):
@@ -368,11 +381,6 @@ def _legal(proposal: Proposal | None, sequence: Sequence) -> Proposal | None:
     if sequence.sampling.jumps:
         place = BEGINS if sequence.kv.pending > 1 else GOES_ON
     return proposal._replace(tokens=tokens, place=place) if tokens else None
-
-
-def _begins(span: ScheduledSpan) -> bool:
-    """True if a span computes something of a prompt, even if a cache leaves only its last token."""
-    return span.start < span.sequence.sampling.prompt
 
 
 def _decodes(span: ScheduledSpan) -> bool:
