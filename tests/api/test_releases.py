@@ -188,6 +188,21 @@ def test_promotion_and_rollback_under_load_drop_nothing(tmp_path: Path) -> None:
     asyncio.run(alone())
 
 
+def test_a_gateway_that_is_cancelled_ends_its_answers_first() -> None:
+    async def test() -> None:
+        slow = SimulatedServer(Simulated("m", 0, Speed(1e6, 0.1, 64)))
+        async with aiohttp.ClientSession() as session:
+            async with gateway(default=slow) as at:
+                client = Client(session, at)
+                asking = asyncio.create_task(client.ask(max_tokens=10))
+                await asyncio.sleep(0.5)
+                assert not asking.done()
+            await asking
+            assert client.status == {200: 1}
+
+    asyncio.run(test())
+
+
 def test_an_experiment_alters_bodies_and_takes_feedback() -> None:
     async def test() -> None:
         asked: list[dict[str, Any]] = []

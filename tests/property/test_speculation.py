@@ -141,8 +141,9 @@ def test_texts_and_log_probabilities_are_the_same(
     """Chains and trees, where a source proposes two ways or a model has written a second best."""
     monkeypatch.setattr("octavo.engine.speculation.LEEWAY", 1e9)  # no matter how long steps take
     monkeypatch.setattr("octavo.engine.cost.LEAST_CHANCE", 0.0)  # nor how often drafts are wrong
-    monkeypatch.setattr("octavo.engine.pause.LONGEST", 0)  # nor how long none was verified
-    asked, rng = requests(seed, 8), random.Random(seed)
+    asked, rng, look = requests(seed, 8), random.Random(seed), random.Random(seed)
+    share = (1.0, 0.9, 0.7)[seed]  # of sequences that a call looks at
+    monkeypatch.setattr("octavo.engine.pause.Pause.over", lambda *_: look.random() < share)
     blocks, threads, activations = rng.choice([45, 400]), rng.choice([1, 2]), ACTIVATIONS[seed]
     expected = alone(pool, asked, activations)
     given = sources_of(sources, pool, pool.executable(blocks, threads, activations), expected, rng)

@@ -67,16 +67,17 @@ def test_the_first_trial_is_at_once_and_later_ones_take_a_small_share_of_the_tim
     writer, asked = Late(), [sequence([1, 2], [3])]
     ahead = Lookahead(writer, lambda: writer.now)
     guessed = ahead.cost(asked, 0.01)
-    assert ahead.trial(guessed) == ahead.trial(guessed) == TRIAL  # nothing was written yet
+    assert ahead.trial(guessed, 9) == ahead.trial(guessed, 9) == TRIAL  # nothing was written yet
+    assert ahead.trial(guessed, 2) == 2
     assert ahead.write(asked, TRIAL)[1] == 0.4
     cost = ahead.cost(asked, 0.01)
     assert cost.once == pytest.approx(0.4) and guessed.once < cost.once
-    assert ahead.trial(cost) == 0
+    assert ahead.trial(cost, 9) == 0
     ahead.spent(0.99 * (cost.once + TRIAL * cost.each) / TRIED)
-    assert ahead.trial(cost) == 0
+    assert ahead.trial(cost, 9) == 0
     ahead.spent(0.02 * (cost.once + TRIAL * cost.each) / TRIED)
-    assert ahead.trial(cost) == TRIAL
-    assert ahead.trial(cost) == 0
+    assert ahead.trial(cost, 9) == TRIAL
+    assert ahead.trial(cost, 9) == 0
 
 
 def test_a_draft_model_that_does_not_pay_is_hardly_asked() -> None:
@@ -261,14 +262,14 @@ def as_text(looks: list[bool]) -> str:
 def test_where_nothing_is_found_calls_stop_looking_for_a_quarter_as_many_steps() -> None:
     (looks,) = Played(Nothing()).looks(decoding(), calls=200)
     found = as_text(looks)
-    assert found.startswith("xxxxx.x.x..x..x...x....x.....x.......x........x")
+    assert found.startswith("xxxxx.x.xx..x...x...x...x...x...x...x........x........x")
     assert set(found[100:].split("x")[1:-1]) == {"." * LONGEST}
 
 
-@pytest.mark.parametrize("steps, skipped", [(1, 8), (4, 2), (8, 1), (9, 0)])
-def test_steps_are_counted_however_many_a_call_computes(steps: int, skipped: int) -> None:
+@pytest.mark.parametrize("steps", [1, 2, 4, 8, 9, 20])
+def test_steps_are_counted_however_many_a_call_computes(steps: int) -> None:
     (found,) = Played(Nothing()).looks(decoding(), calls=300, steps=steps)
-    assert found[-100:].count(True) == pytest.approx(100 / (skipped + 1), abs=1)
+    assert found[-100:].count(True) == pytest.approx(min(1, steps / (1 + LONGEST)) * 100, abs=1)
 
 
 def test_looking_is_time_that_is_lost() -> None:
@@ -307,8 +308,17 @@ def test_a_draft_that_is_verified_has_every_call_look_at_its_sequence() -> None:
 def test_pauses_grow_as_the_root_of_the_streams(streams: int) -> None:
     found = Played(Nothing()).looks(*(decoding() for _ in range(streams)), calls=400)
     times = math.isqrt(streams)
-    assert all(f"x{'.' * LONGEST * times}x" in as_text(looks[300:]) for looks in found)
-    assert as_text(found[0]).startswith(f"xxxxx{'.' * times}x")
+    assert {as_text(looks[300:]) for looks in found} == {as_text(found[0][300:])}
+    assert f"x{'.' * LONGEST * times}x" in as_text(found[0][300:])
+
+
+def test_sequences_that_came_at_different_times_are_looked_at_together() -> None:
+    played, running = Played(Nothing()), list[Sequence]()
+    for _ in range(5):
+        running.append(decoding())
+        played.looks(*running, calls=7)
+    found = played.looks(*running, calls=200)
+    assert len({as_text(looks[80:]) for looks in found}) == 1
 
 
 def test_each_sequence_is_looked_at_by_itself() -> None:
@@ -330,7 +340,7 @@ def test_every_call_looks_while_a_grammar_may_force_something() -> None:
     one, other = begun(played), begun(played)
     other.sampling.constraint = Numbers()  # type: ignore[assignment]
     first, second = played.looks(one, other, calls=90)
-    assert all(second) and first.count(True) == 10
+    assert all(second) and first.count(True) == pytest.approx(10, abs=1)
 
 
 def test_a_proposal_that_is_right_has_the_next_call_look() -> None:
@@ -381,6 +391,7 @@ def test_what_a_step_that_failed_proposed_is_not_judged_later() -> None:
     known = played.speculation._known.chance("lookup", LONGEST_MATCH)
     played.speculation.compare([Outcome(span, [], [Sample(5, 0.0, [], [])], None)])
     assert played.speculation._known.chance("lookup", LONGEST_MATCH) == known
+    assert not played.paused(one)
 
 
 def test_what_a_draft_model_wrote_counts_once() -> None:

@@ -252,7 +252,8 @@ def row_times(executable: Executable, vocabulary: int) -> dict[int, float]:
 def error_of_median(values: Sequence[float]) -> float:
     """The standard error of the median of values that spread as a normal distribution does, nan of
     fewer than three. Their deviation is estimated by the median of distances from theirs, which
-    single outliers leave alone, and which is too small of few (Croux and Rousseeuw 1992)."""
+    single outliers leave alone, and which is too small of few (Croux and Rousseeuw 1992); the root
+    is that of many, a tenth too large of four."""
     if (n := len(values)) < 3:
         return math.nan
     middle = statistics.median(values)

@@ -20,7 +20,7 @@ LOG = logging.getLogger(__name__)
 GUESS = 0.2  # of the target's time that a step takes, before it is measured
 BATCHED = 0.1  # of a step's time that a token more takes where many are computed together, likewise
 SPREAD = 16  # steps over which the time to catch up with a sequence is counted
-TRIAL = 4  # tokens that are written to see whether it pays
+TRIAL = 4  # tokens that are written at most to see whether it pays
 TRIED = 0.005  # of the time that may be lost by that
 NEWEST = 0.2  # weight of the latest time of a token to catch up
 
@@ -80,15 +80,16 @@ class Lookahead:
         late = sum(map(self.writer.lag, sequences))
         return DraftCost(late * (BATCHED * each if self._each is None else self._each), each)
 
-    def trial(self, cost: DraftCost) -> int:
-        """How many tokens to write though it does not seem to pay."""
+    def trial(self, cost: DraftCost, most: int) -> int:
+        """How many tokens, `most` at most, to write though it does not seem to pay."""
+        depth = min(TRIAL, most)
         if not self._asked:
-            return TRIAL
-        seconds = cost.once + TRIAL * cost.each
+            return depth
+        seconds = cost.once + depth * cost.each
         if self._tried + seconds > TRIED * self._spent:
             return 0
         self._tried += seconds
-        return TRIAL
+        return depth
 
     def spent(self, seconds: float) -> None:
         """Takes the time of a step of the target."""

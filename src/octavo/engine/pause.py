@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 STRETCH = 4  # steps without a draft, for each that then goes unseen before the next look
-LONGEST = 8  # steps that may go unseen
+LONGEST = 8  # steps that may go unseen, of a sequence alone
 
 
 class Pause:
@@ -14,13 +14,15 @@ class Pause:
     Looking takes up to a percent of a step. Where nothing is worth verifying that is saved: after a
     stretch of steps without a draft nobody looks for a quarter as many, of `LONGEST` at most. What
     a draft of one of n streams wins is an nth of a step, and looking takes as long as ever: if both
-    are to be as much, pauses grow as the root of n.
+    are to be as much, pauses grow as the root of n. Looks come at multiples of their distance, so
+    that sequences are looked at together: what they may win together pays where what one may win
+    does not.
     """
 
     __slots__ = ("_since", "_until")
 
     def __init__(self, step: int) -> None:
-        self._since = step  # when a draft was verified last
+        self._since = step  # when a draft was verified last, at first when it came
         self._until = step  # of the next look
 
     def over(self, step: int) -> bool:
@@ -28,11 +30,11 @@ class Pause:
         return step >= self._until
 
     def looked(self, step: int, found: bool, streams: int) -> None:
-        """A call at this step has looked for drafts. found: one is worth verifying."""
+        """A call at this step, of so many streams, has looked. found: a draft is verified."""
         if found:
             self._since = step
-        pause = min(LONGEST, (step - self._since) // STRETCH)
-        self._until = step + 1 + pause * math.isqrt(streams)
+        period = 1 + min(LONGEST, (step - self._since) // STRETCH) * math.isqrt(streams)
+        self._until = (step // period + 1) * period
 
     def end(self) -> None:
         """The next call looks. The stretch goes on."""

@@ -230,16 +230,16 @@ class Speculation:
         able = {
             i: most
             for i, s in sequences.items()
-            if self._served(writer, s) and (most := self._affordable(s, rows, now, MAX_DRAFT))
+            if writer.serves(s) and (most := self._affordable(s, rows, now, _left(s)))
         }
         if not able or (plain := policy.times.plain(rows)) is None:
             return
         served = [(i, sequences[i]) for i in able][:room]
-        asked, most = [s for _, s in served], max(able.values())
+        asked, most = [s for _, s in served], max(able[i] for i, _ in served)
         cost = ahead.cost(asked, plain)
         likely = [self._records[s].acceptance.any(writer.name) for s in asked]
         depth = policy.ahead(likely, chances, rows, room, now, cost.of, most)
-        depth = depth or min(ahead.trial(cost), most)
+        depth = depth or ahead.trial(cost, most)
         if not depth:
             return
         served = [(i, s) for i, s in served if self._kv.extend(s.kv, len(s.kv.tokens) + depth)]
@@ -256,10 +256,6 @@ class Speculation:
                     record.proposal, chances[i] = proposal, found
                 else:
                     record.others.append(proposal)
-
-    def _served(self, writer: DraftWriter, sequence: Sequence) -> bool:
-        """True if drafts may be written for a sequence."""
-        return _left(sequence) > 0 and writer.serves(sequence)
 
     def _with_draft(
         self, span: ScheduledSpan, depth: int, chosen: list[tuple[Fork, int]]
@@ -370,7 +366,7 @@ class Speculation:
 
 def _left(sequence: Sequence) -> int:
     """Most tokens of a draft: the last token of a sequence is drawn after them."""
-    return max(0, sequence.limit - len(sequence.kv.tokens) - 1)
+    return max(0, min(MAX_DRAFT, sequence.limit - len(sequence.kv.tokens) - 1))
 
 
 def _legal(proposal: Proposal | None, sequence: Sequence) -> Proposal | None:

@@ -55,14 +55,18 @@ class HttpServer(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._hang_up)
 
     async def serve_on(self, sock: socket.socket) -> None:
-        """Serves on a socket until its end, which is in order if the caller is cancelled, too."""
+        """Serves on a socket until its end. Being cancelled is as a signal: the first time it
+        drains."""
         serving = asyncio.create_task(self.serve([sock]))
-        try:
-            await asyncio.shield(serving)
-        except asyncio.CancelledError:
-            self.handle_exit(0, None)
-            await serving
-            raise
+        cancelled: asyncio.CancelledError | None = None
+        while not serving.done():
+            try:
+                await asyncio.shield(serving)
+            except asyncio.CancelledError as e:
+                cancelled = e
+                self.handle_exit(0, None)
+        if cancelled is not None:
+            raise cancelled
 
     def _hang_up(self) -> None:
         for connection in list(self.server_state.connections):
