@@ -185,7 +185,7 @@ def _requests(
     return [
         Request(
             id=str(i), prompt=prompt, params=SamplingParams(seed=1000 * turn + i, **fields),
-            salt=f"{turn}{way}{i}", prediction=lots,
+            salt=f"{case.name}{turn}{way}{i}", prediction=lots,
         )
         for i in range(case.streams)
     ]  # fmt: skip
