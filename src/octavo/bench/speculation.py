@@ -34,8 +34,10 @@ from octavo.text.messages import message
 WAYS = ("off", "auto")
 GREEDY = SamplingRow()
 CUE = "\n\nAnswer:\n"  # after texts for models without a chat template
-NORMAL_DISTANCE = statistics.NormalDist().inv_cdf(0.75)  # of half its values: 0.67 deviations
-FEW = {3: 1.495, 4: 1.363, 5: 1.206, 6: 1.2, 7: 1.14, 8: 1.129, 9: 1.107}  # times what it seems
+# In deviations: half of all values are nearer to the mean. And by how much a deviation that is
+# taken from that is too small, by the number of values.
+NORMAL_DISTANCE = statistics.NormalDist().inv_cdf(0.75)
+FEW = {3: 1.495, 4: 1.363, 5: 1.206, 6: 1.2, 7: 1.14, 8: 1.129, 9: 1.107}
 LOTS = 600  # digits that a request predicts
 CONTEXT, ROUNDS = 256, 9  # tokens of the sequence, and steps of each number of rows that are timed
 NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Ivo Jana Kai Lea Max Nora Otto Pia".split()

@@ -30,7 +30,8 @@ class Pause:
         return step >= self._until
 
     def looked(self, step: int, found: bool, streams: int) -> None:
-        """A call at this step, of so many streams, has looked. found: a draft is verified."""
+        """Sets the next look, after one at this step. found: a draft is verified, so that there is
+        no pause. streams: sequences of the step."""
         if found:
             self._since = step
         period = 1 + min(LONGEST, (step - self._since) // STRETCH) * math.isqrt(streams)

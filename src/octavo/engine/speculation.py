@@ -122,20 +122,20 @@ class Speculation:
         """A planned step with drafts where they pay, and blocks for them; else as it is."""
         self._written = 0.0
         self._wrote.clear()
-        looking = [] if self._policy is None else self._looking(spans)
-        self._looked = bool(looking)
-        if self._policy is not None and looking:
-            began = self._clock()
-            spans = self._look(spans, looking, self._policy, began)
-            for i in looking:
-                found = bool(spans[i].draft.tokens)
-                self._records[spans[i].sequence].pause.looked(self._steps, found, len(spans))
-            self.counts.lost += self._clock() - began - self._written  # which `took` judges
+        self._looked = False
+        if self._policy is None or not (due := self._due(spans)):
+            return spans
+        self._looked, began = True, self._clock()
+        spans = self._look(spans, due, self._policy, began)
+        for i in due:
+            found = bool(spans[i].draft.tokens)
+            self._records[spans[i].sequence].pause.looked(self._steps, found, len(spans))
+        self.counts.lost += self._clock() - began - self._written  # which `took` judges
         return spans
 
-    def _looking(self, spans: list[ScheduledSpan]) -> list[int]:
-        """Which spans of a step may get drafts, and are to be looked at now: none if there is no
-        room, or where a prompt is computed."""
+    def _due(self, spans: list[ScheduledSpan]) -> list[int]:
+        """The places of spans for which drafts are looked for now: of none if there is no room, or
+        where a prompt is computed."""
         if self._room(spans) <= 0 or not all(_decodes(s) for s in spans):
             return []
         return [i for i, s in enumerate(spans) if self._is_due(s.sequence)]
@@ -156,15 +156,15 @@ class Speculation:
         return record is None or record.pause.over(self._steps)
 
     def _look(
-        self, spans: list[ScheduledSpan], looking: list[int], policy: DepthPolicy, now: float
+        self, spans: list[ScheduledSpan], due: list[int], policy: DepthPolicy, now: float
     ) -> list[ScheduledSpan]:
-        """Spans of sequences that all decode, those of `looking` with drafts where they pay."""
+        """Spans of sequences that all decode, those that are due with drafts where they pay."""
         rows, room = len(spans), self._room(spans)
         chances: list[list[float]] = [[] for _ in spans]
-        for i in looking:
+        for i in due:
             chances[i] = self._propose(spans[i].sequence, rows, now)
         if self._ahead is not None:
-            self._write(self._ahead, {i: spans[i].sequence for i in looking}, chances, room, now)
+            self._write(self._ahead, {i: spans[i].sequence for i in due}, chances, room, now)
         if not any(chances):
             return spans
         found = self._forks(spans, chances)

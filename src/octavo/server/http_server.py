@@ -55,8 +55,8 @@ class HttpServer(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._hang_up)
 
     async def serve_on(self, sock: socket.socket) -> None:
-        """Serves on a socket until its end. Being cancelled is as a signal: the first time it
-        drains."""
+        """Serves on a socket until a signal. To be cancelled is as one: the first time drains, the
+        second ends at once."""
         serving = asyncio.create_task(self.serve([sock]))
         cancelled: asyncio.CancelledError | None = None
         while not serving.done():
