@@ -112,6 +112,7 @@ NB_MODULE(_native, m) {
   keyword_struct<ActForms>(m, "Forms")
       .def_rw("fixed", &ActForms::fixed)
       .def_rw("grouped", &ActForms::grouped)
+      .def_rw("halves", &ActForms::halves)
       .def_rw("scaled", &ActForms::scaled)
       .def_rw("threshold", &ActForms::threshold)
       .def_rw("bf16", &ActForms::bf16)

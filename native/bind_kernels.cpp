@@ -116,6 +116,7 @@ auto attend(const std::string& isa, const std::string& type, Matrix2 q, Matrix2 
 
 void bind_kernels(nb::module_& m) {
   m.def("is_fixed", [](int type) { return is_fixed(panel_format(type)); });
+  m.def("has_halves", [](int type) { return has_halves(panel_format(type)); });
   m.def("matrix_bytes", [](int type, int group, size_t rows, size_t cols) {
     return Model::matrix_bytes({type, group}, rows, cols);
   });

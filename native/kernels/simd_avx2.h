@@ -284,11 +284,6 @@ static inline void b_widen(const int8_t* low, const int8_t* high, int16_t* out) 
   _mm256_store_si256((__m256i*)out, even);
   _mm256_store_si256((__m256i*)out + 1, odd);
 }
-// Bit i: whether the ith of 16 bytes is other than zero.
-static inline unsigned b_nonzero(const uint8_t* p) {
-  const __m128i x = _mm_loadu_si128((const __m128i*)p);
-  return ~(unsigned)_mm_movemask_epi8(_mm_cmpeq_epi8(x, _mm_setzero_si128())) & 0xFFFF;
-}
 #endif
 
 static inline __m256 h_half(__m256 acc, __m256i line, __m256i pair) {

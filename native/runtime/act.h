@@ -12,8 +12,9 @@ namespace octavo {
 
 // Digits of a row with the sums that fixed point needs or with those of grouped floats, digits of
 // groups with scales of their own (`threshold` as in Act), or floats (`remainder` as in Act).
+// halves: of such groups' sums, too.
 struct ActForms {
-  bool fixed, grouped, scaled, bf16, f32;
+  bool fixed, grouped, halves, scaled, bf16, f32;
   float threshold = 0;
   bool remainder = true;
   bool digits() const { return fixed || grouped || scaled; }
@@ -22,7 +23,7 @@ struct ActForms {
 // All that kernels by themselves may be given. No threshold: digits of rows.
 inline ActForms every_form(std::optional<float> threshold) {
   const bool scaled = threshold.has_value();
-  return {!scaled, !scaled, scaled, true, true, threshold.value_or(0)};
+  return {!scaled, !scaled, true, scaled, true, true, threshold.value_or(0)};
 }
 
 inline Act allocate_act(Arena& arena, int rows, int width, ActForms forms,
@@ -48,11 +49,11 @@ inline Act allocate_act(Arena& arena, int rows, int width, ActForms forms,
   }
   if (forms.grouped || forms.scaled) {
     a.sum = arena.allocate<float>(m * k / 32);
-    a.neg16 = arena.allocate<int32_t>(m * k / 16);
+    if (forms.halves) a.neg16 = arena.allocate<int32_t>(m * k / 16);
   }
   if (forms.grouped) a.neg32 = arena.allocate<int32_t>(m * k / 32);
   if (forms.scaled) {
-    a.neg16_high = arena.allocate<int32_t>(m * k / 16);
+    if (forms.halves) a.neg16_high = arena.allocate<int32_t>(m * k / 16);
     a.wide = arena.allocate<uint8_t>(m * k / 32);
   }
   if (forms.bf16) a.bf16 = arena.allocate<uint16_t>(m * bf16_stride(a));
@@ -77,9 +78,11 @@ inline Act from_row(const Act& a, int row) {
     b.pair_high += n / 64, b.pair_low += n / 64;
   }
   if (a.neg_high) b.neg_high += n / 32, b.neg_low += n / 32;
-  if (a.sum) b.sum += n / 32, b.neg16 += n / 16;
+  if (a.sum) b.sum += n / 32;
   if (a.neg32) b.neg32 += n / 32;
-  if (scaled(a)) b.neg16_high += n / 16, b.wide += n / 32;
+  if (a.neg16) b.neg16 += n / 16;
+  if (a.neg16_high) b.neg16_high += n / 16;
+  if (scaled(a)) b.wide += n / 32;
   if (a.bf16) b.bf16 += size_t(row) * bf16_stride(a);
   if (a.f32) b.f32 += n;
   return b;

@@ -281,6 +281,8 @@ bool is_fixed(Format f) {
   return f == Q4_0 || f == Q4_1 || f == Q4_K || f == CODE4 || f == CODE4_MIN;
 }
 
+bool has_halves(Format f) { return f == Q2_K || f == Q3_K || f == Q6_K; }
+
 bool is_grouped(Format f) { return (f >= CODE4 && f <= CODE8_MIN) || f == TABLE4 || f == FP8; }
 
 namespace {

@@ -17,10 +17,12 @@ FLOATING = {TensorType.F32, TensorType.F16, TensorType.TABLE4, TensorType.FP8}  
 
 
 class Forms(NamedTuple):
-    """Copies of a linear layer's input: for fixed point, for groups of integers, as bf16, fp32."""
+    """Copies of a linear layer's input: for fixed point, for groups of integers (halves: and of
+    halves of them), as bf16, fp32."""
 
     fixed: bool
     grouped: bool
+    halves: bool
     bf16: bool
     f32: bool
 
@@ -65,7 +67,8 @@ def forms(weights: Iterable[Weight], floats: bool = False, adapters: bool = Fals
     fixed = {kind for kind in kinds if _native.is_fixed(int(kind))}
     grouped = kinds - fixed - FLOATING - {TensorType.BF16}
     bf16 = TensorType.BF16 in kinds
-    return Forms(bool(fixed), bool(grouped), bf16, floats or bool(kinds & FLOATING))
+    halves = any(_native.has_halves(int(kind)) for kind in grouped)
+    return Forms(bool(fixed), bool(grouped), halves, bf16, floats or bool(kinds & FLOATING))
 
 
 def _assign(lowered: Lowered) -> None:

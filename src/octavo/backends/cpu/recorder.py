@@ -80,7 +80,8 @@ class Recorder:
     """Writes a lowered program into a native model, with its weights if the model needs them.
 
     defer: some matrices may stay as they are stored until `pack_pending` has packed them.
-    activations: as in ProgramOptions. remainder: bf16 inputs and queries have one.
+    activations: as in ProgramOptions. remainder: bf16 inputs have one, and bf16 queries,
+    unless layers round their inputs more than bf16 does, to one digit.
     """
 
     def __init__(
@@ -89,6 +90,8 @@ class Recorder:
     ) -> None:  # fmt: skip
         self.lowered, self.model = lowered, model
         self._activations, self._remainder = activations, remainder
+        digits = (x.forms.fixed or x.forms.grouped for x in lowered.acts if not x.selected)
+        self._rounded = threshold(activations, head=False) is not None and any(digits)
         if lowered.adapters:
             model.allow_adapters()
         matrices, vectors = weights_of(lowered)
@@ -145,8 +148,8 @@ class Recorder:
         if limit is None:
             return _native.Forms(**forms._asdict(), scaled=False, remainder=self._remainder)
         return _native.Forms(
-            fixed=False, grouped=False, scaled=forms.fixed or forms.grouped, bf16=forms.bf16,
-            f32=forms.f32, threshold=limit, remainder=self._remainder,
+            fixed=False, grouped=False, halves=forms.halves, scaled=forms.fixed or forms.grouped,
+            bf16=forms.bf16, f32=forms.f32, threshold=limit, remainder=self._remainder,
         )  # fmt: skip
 
     def _add_act(self, shape: ActShape) -> int:
@@ -267,6 +270,6 @@ class Recorder:
             sinks=self.plain_vector(op.sinks),
             act=self.act(op.out), scale=op.scale, eps=norm.eps if norm else 0.0,
             softcap=op.softcap, interleaved=rope.interleaved if rope else False,
-            remainder=self._remainder,
+            remainder=self._remainder and not self._rounded,
         )  # fmt: skip
         self.model.attention(attention)
