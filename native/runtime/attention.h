@@ -37,8 +37,8 @@ struct AttentionSpec {
 };
 
 // Phase 0 writes keys and values into the cache, 1 attends, 2 merges partials. Where every sequence
-// has one new token, who attends to its newest keys writes them first, and phase 0 has nothing to
-// do.
+// has one new token, and all attend, who attends to its newest keys writes them first, and phase 0
+// has nothing to do.
 class AttentionOp : public Op {
  public:
   explicit AttentionOp(const AttentionSpec& s) : s_(s) {}
@@ -62,7 +62,7 @@ class AttentionOp : public Op {
   bool stores_first(const Context& c) const;
   KeyRange keys(const Context& c, int index) const;
   void attend(Context& c, int index, int units, float* tmp);
-  void merge(Context& c, int t, const Act& act, float* row);
+  void merge(Context& c, int t, const Act& act, int out, float* row);
   AttentionSpec s_;
 };
 

@@ -57,7 +57,7 @@ class Model {
       Rows rows, int width, ActForms forms, bool apart, bool adapted_bf16, bool adapted_f32);
   int add_rope(const float* frequencies, int half, float factor, std::vector<int32_t> axes);
   int add_order(const int32_t* order, int n);
-  int add_schedule(int window, bool causal, int group, bool segmented);
+  int add_schedule(int window, bool causal, int group, bool segmented, bool selected);
   void embed(int matrix, int out, float scale, int index, int offset, bool replaceable);
   void select_rows(int in, int out, int act);
   void layer_norm(int in, int weight, int bias, float eps, int out, int act);

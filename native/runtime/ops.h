@@ -47,13 +47,15 @@ struct KvWrite {
 // rows see no more than the first `keys`
 struct AttendItem { int span, row, rows, keys, chunk_begin, chunk_end, part; };
 
-// attention work of a step; the same for every layer with this window, direction and group
+// attention work of a step; the same for every layer with this window, direction, group and rows
 struct Schedule {
   int window;
   // else tokens see to both sides, and the span holds its sequence from the first token on
   bool causal;
   int group;    // query heads that share a KV head
   bool segmented;  // tokens see their segment alone
+  bool selected;   // attention of rows that are selected alone
+  bool partial = false;  // in this step some are not
   std::vector<AttendItem> items;
   std::vector<int> part_begin;  // per token, index of its first partial; one more at the end
 };

@@ -26,6 +26,18 @@ int last_key(const Context& c, const Schedule& s, const Span& span, int t) {
   return span.position + reach;
 }
 
+// Leaves out what only rows read that are not selected.
+void keep_selected(const Context& c, Schedule& s) {
+  std::vector<uint8_t> wanted(size_t(c.step.tokens), 0);
+  for (int i = 0; i < c.step.selected; i++) wanted[size_t(c.step.logits_indices[i])] = 1;
+  s.partial = std::find(wanted.begin(), wanted.end(), 0) != wanted.end();
+  std::erase_if(s.items, [&](const AttendItem& item) {
+    const auto from = wanted.begin() + c.step.spans[size_t(item.span)].first;
+    return std::find(from + item.row / s.group, from + (item.row + item.rows - 1) / s.group + 1,
+               1) == from + (item.row + item.rows - 1) / s.group + 1;
+  });
+}
+
 }  // namespace
 
 void plan_attention(const Context& c, Schedule& s) {
@@ -72,6 +84,7 @@ void plan_attention(const Context& c, Schedule& s) {
     tokens_left -= span.count;
   }
   s.part_begin[size_t(c.step.tokens)] = part;
+  if (s.selected) keep_selected(c, s);
 }
 
 void RopeTableOp::run(Context& c, int, int thread, Work& work) {
@@ -114,9 +127,12 @@ void AttentionOp::run(Context& c, int phase, int thread, Work& work) {
       for (int i = begin; i < end; i++) attend(c, i, units, tmp);
     });
   } else {
-    each_row(s_.act, c.step.tokens, thread, work, [&](int begin, int end) {
-      const Act act = c.wanted(s_.act.of(c.step.tokens, thread));
-      for (int t = begin; t < end; t++) merge(c, t, act, tmp);
+    const bool selected = c.schedules[size_t(s_.schedule)].selected;
+    const int rows = c.step.rows(selected ? Rows::selected : Rows::tokens);
+    each_row(s_.act, rows, thread, work, [&](int begin, int end) {
+      const Act act = c.wanted(s_.act.of(rows, thread));
+      for (int i = begin; i < end; i++)
+        merge(c, selected ? c.step.logits_indices[i] : i, act, i, tmp);
     });
   }
 }
@@ -142,7 +158,7 @@ Cost AttentionOp::cost(const Context& c, int phase) const {
 
 bool AttentionOp::stores_first(const Context& c) const {
   return c.step.tokens > int(c.step.spans.size()) || !c.step.kv_writes.empty() ||
-      s_.heads / s_.kv_heads > ATTEND_ROWS;
+      s_.heads / s_.kv_heads > ATTEND_ROWS || c.schedules[size_t(s_.schedule)].partial;
 }
 
 // A head's row, normalised and rotated if that is asked for; `tmp` has room for two.
@@ -225,7 +241,8 @@ void AttentionOp::attend(Context& c, int index, int units, float* tmp) {
   }
 }
 
-void AttentionOp::merge(Context& c, int t, const Act& act, float* row) {
+// Token t's result, as row `out` of what linear layers read.
+void AttentionOp::merge(Context& c, int t, const Act& act, int out, float* row) {
   const Schedule& s = c.schedules[size_t(s_.schedule)];
   const int d = cache(c).padded, first = s.part_begin[size_t(t)],
             count = s.part_begin[size_t(t) + 1] - first;
@@ -235,7 +252,7 @@ void AttentionOp::merge(Context& c, int t, const Act& act, float* row) {
         s_.heads, d, s_.head_dim, s_.sinks ? s_.sinks + head : nullptr, row + head * s_.head_dim);
   }
   for (int i = s_.heads * s_.head_dim; i < act.k; i++) row[i] = 0;
-  c.kernels->emit(act, t, row);
+  c.kernels->emit(act, out, row);
 }
 
 }  // namespace octavo

@@ -270,6 +270,7 @@ Cost GatedOp::cost(const Context& c, int phase) const {
 
 void GatedOp::run(Context& c, int phase, int thread, Work& work) {
   const int rows = c.step.rows(rows_);
+  if (!rows) return;
   if (phase == 0) return project(c, rows, thread, work);
   const Act act = c.wanted(out_.of(rows, thread));
   each_row(out_, rows, thread, work, [&](int begin, int end) {

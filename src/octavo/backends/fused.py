@@ -218,7 +218,8 @@ class GluOp:
 
 @dataclass(frozen=True)
 class AttentionOp:
-    """Attention with the norms and the rotation of its queries and keys. q, k: before these."""
+    """Attention with the norms and the rotation of its queries and keys. q, k: before these. out:
+    the result, or the selected rows of it."""
 
     op: Attention
     q: Value
@@ -226,10 +227,11 @@ class AttentionOp:
     q_norm: RmsNorm | None
     k_norm: RmsNorm | None
     rope: Rope | None
+    out: Value
 
     @property
     def effects(self) -> Effects:
-        return Effects((self.q, self.k, self.op.v), act=self.op.out, per_thread=True)
+        return Effects((self.q, self.k, self.op.v), act=self.out, per_thread=True)
 
 
 FusedOp = (

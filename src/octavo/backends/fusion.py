@@ -1,8 +1,8 @@
 """A program with neighbouring operations fused, for backends to place.
 
-Fusions: rotation and QK norm into attention; projections of one input into one operation; a gate
-into its two projections; a residual addition into the linear layer or norm that feeds it. None
-changes an operation's arithmetic.
+Fusions: rotation, QK norm and selected rows into attention; projections of one input into one
+operation; a gate into its two projections; a residual addition into the linear layer or norm that
+feeds it. None changes an operation's arithmetic.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class _Fusion:
     def __init__(self, program: Program, widest_head: int) -> None:
         self.program, self.widest_head = program, widest_head
         self.producer = {op.out.id: op for op in program.ops}
+        self.place = {value: i for i, value in enumerate(self.producer)}
         self.uses: dict[int, list[Op]] = {}
         for op in program.ops:
             for value in op.inputs:
@@ -93,7 +94,11 @@ class _Fusion:
         )  # fmt: skip
         if not same:
             raise Unsupported("attention whose queries and keys are rotated differently")
-        return AttentionOp(op, q, k, q_norm, k_norm, q_rope)
+        use, out = self.uses[op.out.id][0], op.out
+        if isinstance(use, SelectRows) and self.sole_use(out):
+            out = use.out
+            self.folded.add(out.id)
+        return AttentionOp(op, q, k, q_norm, k_norm, q_rope, out)
 
     def fused(self) -> list[FusedOp]:
         attentions = {
@@ -139,14 +144,15 @@ class _Fusion:
                 case Inject():
                     out.append(InjectOp(op))
                 case SelectRows():
-                    out.append(SelectOp(op, self.act(op.out)))
+                    if op.out.id not in self.folded:
+                        out.append(SelectOp(op, self.act(op.out)))
                 case _ if op.out.id not in self.folded:
                     raise Unsupported(f"{op.name} where no backend can place it")
         return out
 
     def residual_target(self, op: Add) -> Value | None:
         """The addend whose producer can add the other one itself: computed last, used only here."""
-        last = op.b if op.b.id > op.a.id else op.a
+        last = max(op.a, op.b, key=lambda value: self.place[value.id])
         producer = self.producer[last.id]
         fits = isinstance(producer, Linear | Experts) or (
             isinstance(producer, RmsNorm) and producer.heads == 1

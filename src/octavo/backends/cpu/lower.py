@@ -9,6 +9,7 @@ from typing import NamedTuple
 from octavo import _native
 from octavo.backends.fused import EmitOp, FusedOp, GatedOp, LinearOp
 from octavo.backends.fusion import fuse
+from octavo.backends.selection import select_early
 from octavo.checkpoint import TensorType
 from octavo.errors import Unsupported
 from octavo.program import Program, Value, Weight
@@ -35,10 +36,11 @@ class BufferShape(NamedTuple):
 
 
 class ActShape(NamedTuple):
-    """An input of linear layers. adapted: the forms that only adapters read. per_thread: each
-    thread may have its own."""
+    """An input of linear layers. head: of those that end the program. adapted: the forms that only
+    adapters read. per_thread: each thread may have its own."""
 
     selected: bool
+    head: bool
     width: int
     forms: Forms
     adapted: Forms
@@ -52,6 +54,7 @@ class Lowered:
     program: Program
     ops: list[FusedOp]
     adapters: bool = False  # whether LoRA adapters may be loaded
+    early: frozenset[int] = frozenset()  # values of rows selected before the last layer ends
     buffers: list[BufferShape] = field(default_factory=list)
     acts: list[ActShape] = field(default_factory=list)
     buffer_of: dict[int, int] = field(default_factory=dict)  # value id -> buffer
@@ -143,7 +146,8 @@ def _assign_act(
     adapters = lowered.adapters and not value.selected
     own, every = forms(weights, permuted), forms(weights, permuted, adapters)
     adapted = Forms(*(late and not early for late, early in zip(every, own, strict=True)))
-    key = ActShape(value.selected, value.width, every, adapted, per_thread)
+    head = value.selected and value.id not in lowered.early
+    key = ActShape(value.selected, head, value.width, every, adapted, per_thread)
     if free.get(key):
         lowered.act_of[value.id] = free[key].pop()
     else:
@@ -170,6 +174,9 @@ def lower(program: Program, adapters: bool = False) -> Lowered:
 
     Raises Unsupported for a composition it cannot place.
     """
-    lowered = Lowered(program, fuse(program, _native.WIDEST_HEAD), adapters)
+    early: frozenset[int] = frozenset()
+    if not adapters:  # which know their rows by the step's tokens
+        program, early = select_early(program)
+    lowered = Lowered(program, fuse(program, _native.WIDEST_HEAD), adapters, early)
     _assign(lowered)
     return lowered

@@ -90,7 +90,7 @@ class Recorder:
     ) -> None:  # fmt: skip
         self.lowered, self.model = lowered, model
         self._activations, self._remainder = activations, remainder
-        digits = (x.forms.fixed or x.forms.grouped for x in lowered.acts if not x.selected)
+        digits = (x.forms.fixed or x.forms.grouped for x in lowered.acts if not x.head)
         self._rounded = threshold(activations, head=False) is not None and any(digits)
         if lowered.adapters:
             model.allow_adapters()
@@ -111,8 +111,8 @@ class Recorder:
             self.vector[key] = model.add_vector(self._values(w), w.tensor.shape[0])
         self.rope: dict[Rotation, int] = {}
         self.order: dict[tuple[int, ...], int] = {}
-        # by window, causal, heads a KV head, segmented
-        self.schedule: dict[tuple[int, bool, int, bool], int] = {}
+        # by window, causal, heads a KV head, segmented, selected
+        self.schedule: dict[tuple[int, bool, int, bool, bool], int] = {}
         self.expert_rows: dict[ExpertShape, int] = {}
         self.buffers = [model.add_buffer(*shape) for shape in lowered.buffers]
         self.acts = [self._add_act(shape) for shape in lowered.acts]
@@ -153,7 +153,7 @@ class Recorder:
         )  # fmt: skip
 
     def _add_act(self, shape: ActShape) -> int:
-        forms, adapted = (self._forms(x, head=shape.selected) for x in (shape.forms, shape.adapted))
+        forms, adapted = (self._forms(x, head=shape.head) for x in (shape.forms, shape.adapted))
         return self.model.add_act(
             selected=shape.selected, width=shape.width, forms=forms, adapted=adapted,
             apart=shape.per_thread,
@@ -254,7 +254,8 @@ class Recorder:
 
     def _attention(self, native: AttentionOp) -> None:
         op, norm, rope = native.op, native.q_norm or native.k_norm, native.rope
-        kind = op.window, op.causal, op.heads // op.kv_heads, op.segmented
+        group, selected = op.heads // op.kv_heads, native.out.selected
+        kind = op.window, op.causal, group, op.segmented, selected
         if kind not in self.schedule:
             self.schedule[kind] = self.model.add_schedule(*kind)
         if rope and _rotation(rope) not in self.rope:
@@ -268,7 +269,7 @@ class Recorder:
             k_norm=self.norm_weight(native.k_norm),
             rope=self.rope[_rotation(rope)] if rope else -1,
             sinks=self.plain_vector(op.sinks),
-            act=self.act(op.out), scale=op.scale, eps=norm.eps if norm else 0.0,
+            act=self.act(native.out), scale=op.scale, eps=norm.eps if norm else 0.0,
             softcap=op.softcap, interleaved=rope.interleaved if rope else False,
             remainder=self._remainder and not self._rounded,
         )  # fmt: skip

@@ -278,6 +278,8 @@ class _Lowering:
 
     def attention(self, op: AttentionOp) -> None:
         a, rope, norm = op.op, op.rope, op.q_norm or op.k_norm
+        if op.out != a.out:
+            raise Unsupported("attention of selected rows alone")
         parts = [self.plain(value) for value in (op.q, op.k, a.v)]
         dim = a.q.width // a.heads
         frequencies = rope.frequencies if rope else ()

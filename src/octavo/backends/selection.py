@@ -1,0 +1,81 @@
+"""Rows selected early: the last layer computes no more than what is read of it."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+from octavo.program import (
+    Activate,
+    Add,
+    Attention,
+    Glu,
+    LayerNorm,
+    Linear,
+    Op,
+    Permute,
+    Program,
+    RmsNorm,
+    SelectRows,
+    Value,
+)
+
+BY_ROW = (Linear, RmsNorm, LayerNorm, Glu, Activate, Add)  # a row of theirs depends on no other
+IN_NO_BUFFER = (Glu, Activate, Permute)  # results that only linear layers can read
+
+
+def select_early(program: Program) -> tuple[Program, frozenset[int]]:
+    """A generating program that selects rows before what follows its last attention, and which
+    values it selects that the program given did not. A prompt's keys and values are needed of all
+    its tokens, the rest of the last layer of its last one alone.
+
+    The same program where its last layer is of another kind.
+    """
+    selects = [op for op in program.ops if isinstance(op, SelectRows)]
+    if program.task != "generate" or program.taps or len(selects) != 1:
+        return program, frozenset()
+    select = selects[0]
+    users: dict[int, list[Op]] = {}
+    for op in program.ops:
+        for value in op.inputs:
+            users.setdefault(value.id, []).append(op)
+    moved: set[int] = set()
+    for op in reversed(program.ops):
+        reads = users.get(op.out.id, [])
+        if isinstance(op, BY_ROW) and reads and not op.out.selected and all(
+            user is select or user.out.id in moved for user in reads
+        ):  # fmt: skip
+            moved.add(op.out.id)
+    given = {v.id for op in program.ops if op.out.id in moved for v in op.inputs} - moved
+    makers = [op for op in program.ops if op.out.id in given]
+    read = {user.out.id for op in makers if isinstance(op, Attention) for user in users[op.out.id]}
+    linear = all(isinstance(op, Linear) for op in program.ops if op.out.id in read)
+    in_no_buffer = any(isinstance(op, IN_NO_BUFFER) for op in makers)
+    if not read or not read <= moved or not linear or in_no_buffer:
+        return program, frozenset()
+    return _rewritten(program, select, moved, given)
+
+
+def _rewritten(
+    program: Program, select: SelectRows, moved: set[int], given: set[int]
+) -> tuple[Program, frozenset[int]]:
+    number = max(op.out.id for op in program.ops)
+    ops: list[Op] = []
+    chosen: dict[int, Value] = {}  # selected rows, by the number of the value they are of
+    for op in program.ops:
+        out = op.out
+        if op is select:
+            chosen[out.id] = chosen[op.x.id]
+            continue
+        if out.id in moved or out.selected:
+            named = ((f.name, getattr(op, f.name)) for f in fields(op) if f.name != "out")
+            inputs = {name: chosen[v.id] for name, v in named if isinstance(v, Value)}
+            chosen[out.id] = replace(out, selected=True)
+            op = replace(op, out=chosen[out.id], **inputs)
+        ops.append(op)
+        if out.id in given:
+            number += 1
+            chosen[out.id] = Value(number, out.width, True)
+            ops.append(SelectRows(chosen[out.id], out))
+    early = frozenset(chosen[value].id for value in moved | given)
+    output, hidden = chosen[program.output.id], chosen[program.hidden.id]
+    return replace(program, ops=tuple(ops), output=output, hidden=hidden), early
