@@ -92,7 +92,8 @@ struct Act {
   float* sum;         // k / 32 a row    for grouped floats: sum(256 * high + low), for minima;
                       //                 of `scaled` groups times their scale
   int32_t* neg32;     // k / 32 a row    minus that sum: a zero point is removed by a shift
-  int32_t* neg16;     // k / 16 a row    the same per 16, for halves; if `scaled`, of low digits
+  // the same per 16, for formats with scales for so many, and null where none of them reads it
+  int32_t* neg16;       // k / 16 a row  if `scaled`, of low digits
   int32_t* neg16_high;  // k / 16 a row  and of high ones
   // k / 32 a row: whether high digits of a `scaled` group are other than zero. Null: a row has one
   // scale.

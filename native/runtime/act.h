@@ -12,7 +12,7 @@ namespace octavo {
 
 // Digits of a row with the sums that fixed point needs or with those of grouped floats, digits of
 // groups with scales of their own (`threshold` as in Act), or floats (`remainder` as in Act).
-// halves: of such groups' sums, too.
+// halves: sums by 16, too.
 struct ActForms {
   bool fixed, grouped, halves, scaled, bf16, f32;
   float threshold = 0;

@@ -48,8 +48,7 @@ int Model::add_order(const int32_t* order, int n) {
   return int(orders_.size()) - 1;
 }
 
-int Model::add_schedule(
-    int window, bool causal, int group, bool segmented, bool selected) {
+int Model::add_schedule(int window, bool causal, int group, bool segmented, bool selected) {
   if (segmented && (causal || window))
     throw std::invalid_argument("segments are for attention to both sides, without a window");
   context_.schedules.push_back({window, causal, group, segmented, selected, false, {}, {}});

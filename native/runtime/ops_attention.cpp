@@ -26,15 +26,16 @@ int last_key(const Context& c, const Schedule& s, const Span& span, int t) {
   return span.position + reach;
 }
 
-// Leaves out what only rows read that are not selected.
+// Leaves out items of which no row is selected.
 void keep_selected(const Context& c, Schedule& s) {
-  std::vector<uint8_t> wanted(size_t(c.step.tokens), 0);
-  for (int i = 0; i < c.step.selected; i++) wanted[size_t(c.step.logits_indices[i])] = 1;
-  s.partial = std::find(wanted.begin(), wanted.end(), 0) != wanted.end();
+  std::vector<bool> wanted(size_t(c.step.tokens), false);
+  for (int i = 0; i < c.step.selected; i++) wanted[size_t(c.step.logits_indices[i])] = true;
+  s.partial = std::find(wanted.begin(), wanted.end(), false) != wanted.end();
   std::erase_if(s.items, [&](const AttendItem& item) {
-    const auto from = wanted.begin() + c.step.spans[size_t(item.span)].first;
-    return std::find(from + item.row / s.group, from + (item.row + item.rows - 1) / s.group + 1,
-               1) == from + (item.row + item.rows - 1) / s.group + 1;
+    const auto span = wanted.begin() + c.step.spans[size_t(item.span)].first,
+               first = span + item.row / s.group,
+               last = span + (item.row + item.rows - 1) / s.group;
+    return std::find(first, last + 1, true) == last + 1;
   });
 }
 

@@ -94,10 +94,11 @@ class _Fusion:
         )  # fmt: skip
         if not same:
             raise Unsupported("attention whose queries and keys are rotated differently")
-        use, out = self.uses[op.out.id][0], op.out
-        if isinstance(use, SelectRows) and self.sole_use(out):
-            out = use.out
-            self.folded.add(out.id)
+        out = op.out
+        for use in self.uses.get(out.id, []):
+            if isinstance(use, SelectRows) and self.sole_use(out) and self.act(use.out):
+                out = use.out
+                self.folded.add(out.id)
         return AttentionOp(op, q, k, q_norm, k_norm, q_rope, out)
 
     def fused(self) -> list[FusedOp]:

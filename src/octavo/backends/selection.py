@@ -1,9 +1,10 @@
-"""Rows selected early: the last layer computes no more than what is read of it."""
+"""Rows selected early: what follows the last attention is computed for those alone."""
 
 from __future__ import annotations
 
 from dataclasses import fields, replace
 
+from octavo.backends.fusion import EMITTING_ONLY
 from octavo.program import (
     Activate,
     Add,
@@ -12,7 +13,6 @@ from octavo.program import (
     LayerNorm,
     Linear,
     Op,
-    Permute,
     Program,
     RmsNorm,
     SelectRows,
@@ -20,13 +20,12 @@ from octavo.program import (
 )
 
 BY_ROW = (Linear, RmsNorm, LayerNorm, Glu, Activate, Add)  # a row of theirs depends on no other
-IN_NO_BUFFER = (Glu, Activate, Permute)  # results that only linear layers can read
 
 
 def select_early(program: Program) -> tuple[Program, frozenset[int]]:
-    """A generating program that selects rows before what follows its last attention, and which
-    values it selects that the program given did not. A prompt's keys and values are needed of all
-    its tokens, the rest of the last layer of its last one alone.
+    """A generating program that selects rows before what follows its last attention, and the values
+    that this has made selected and that what follows the given program's selection does not read.
+    A prompt's keys and values are needed of all its tokens, the rest of its last layer of one.
 
     The same program where its last layer is of another kind.
     """
@@ -40,17 +39,18 @@ def select_early(program: Program) -> tuple[Program, frozenset[int]]:
             users.setdefault(value.id, []).append(op)
     moved: set[int] = set()
     for op in reversed(program.ops):
-        reads = users.get(op.out.id, [])
-        if isinstance(op, BY_ROW) and reads and not op.out.selected and all(
-            user is select or user.out.id in moved for user in reads
-        ):  # fmt: skip
+        read = users.get(op.out.id, [])
+        later = all(user is select or user.out.id in moved for user in read)
+        if isinstance(op, BY_ROW) and read and later and not op.out.selected:
             moved.add(op.out.id)
     given = {v.id for op in program.ops if op.out.id in moved for v in op.inputs} - moved
     makers = [op for op in program.ops if op.out.id in given]
-    read = {user.out.id for op in makers if isinstance(op, Attention) for user in users[op.out.id]}
-    linear = all(isinstance(op, Linear) for op in program.ops if op.out.id in read)
-    in_no_buffer = any(isinstance(op, IN_NO_BUFFER) for op in makers)
-    if not read or not read <= moved or not linear or in_no_buffer:
+    attended = [op for op in makers if isinstance(op, Attention)]
+    reads = [user for op in attended for user in users[op.out.id]]
+    linear = all(isinstance(user, Linear) and user.out.id in moved for user in reads)
+    # of which nothing but linear layers can read
+    others = any(isinstance(op, EMITTING_ONLY) for op in makers if op not in attended)
+    if not attended or not linear or others:
         return program, frozenset()
     return _rewritten(program, select, moved, given)
 
@@ -76,6 +76,6 @@ def _rewritten(
             number += 1
             chosen[out.id] = Value(number, out.width, True)
             ops.append(SelectRows(chosen[out.id], out))
-    early = frozenset(chosen[value].id for value in moved | given)
+    early = frozenset(chosen[value].id for value in (moved | given) - {select.x.id})
     output, hidden = chosen[program.output.id], chosen[program.hidden.id]
     return replace(program, ops=tuple(ops), output=output, hidden=hidden), early

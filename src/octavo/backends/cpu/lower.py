@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from octavo import _native
-from octavo.backends.fused import EmitOp, FusedOp, GatedOp, LinearOp
+from octavo.backends.fused import EmitOp, FusedOp, GatedOp, LinearOp, SoftcapOp
 from octavo.backends.fusion import fuse
 from octavo.backends.selection import select_early
 from octavo.checkpoint import TensorType
@@ -36,8 +36,8 @@ class BufferShape(NamedTuple):
 
 
 class ActShape(NamedTuple):
-    """An input of linear layers. head: of those that end the program. adapted: the forms that only
-    adapters read. per_thread: each thread may have its own."""
+    """An input of linear layers. head: of what the program given has after its rows are selected.
+    adapted: the forms that only adapters read. per_thread: each thread may have its own."""
 
     selected: bool
     head: bool
@@ -54,7 +54,7 @@ class Lowered:
     program: Program
     ops: list[FusedOp]
     adapters: bool = False  # whether LoRA adapters may be loaded
-    early: frozenset[int] = frozenset()  # values of rows selected before the last layer ends
+    early: frozenset[int] = frozenset()  # selected values, as of `select_early`
     buffers: list[BufferShape] = field(default_factory=list)
     acts: list[ActShape] = field(default_factory=list)
     buffer_of: dict[int, int] = field(default_factory=dict)  # value id -> buffer
@@ -79,6 +79,9 @@ def _assign(lowered: Lowered) -> None:
     effects = [op.effects for op in lowered.ops]
     p = lowered.program
     results = (p.output, p.hidden, *p.taps)  # read after the step
+    logits = _logits(lowered)  # by whose buffer the head is known
+    if logits:
+        lowered.buffers.append(_shape(p.output))
     last: dict[int, int] = {}
     for i, e in enumerate(effects):
         ids = [v.id for v in e.reads] + ([e.source.id] if e.source else [])
@@ -95,12 +98,12 @@ def _assign(lowered: Lowered) -> None:
         return len(lowered.buffers) - 1
 
     for i, e in enumerate(effects):
-        dead = [v for v in e.reads if last[v.id] == i and v not in results]
+        dead = [v for v in e.reads if last[v.id] == i and v not in results and v.id not in logits]
         in_place = [v for v in dead if v == e.residual and len(e.writes) == 1]
         for value in in_place:
             free.setdefault(_shape(value), []).append(lowered.buffer_of[value.id])
         for value in e.writes:
-            lowered.buffer_of[value.id] = take(_shape(value))
+            lowered.buffer_of[value.id] = 0 if value.id in logits else take(_shape(value))
         if e.act is not None:
             _assign_act(lowered, e.act, e.per_thread, free_acts)
         # What only linear layers read, they read elsewhere.
@@ -122,6 +125,15 @@ def _assign(lowered: Lowered) -> None:
                 f"a program whose output, hidden states or taps are %{value.id}, which are "
                 "computed inside a fused operation"
             )
+
+
+def _logits(lowered: Lowered) -> set[int]:
+    """The logits, before their soft cap and after it, of a program that generates."""
+    found = {lowered.program.output.id} if lowered.program.task == "generate" else set[int]()
+    for op in reversed(lowered.ops):
+        if isinstance(op, SoftcapOp) and op.op.out.id in found:
+            found.add(op.op.x.id)
+    return found
 
 
 def _shape(value: Value) -> BufferShape:
@@ -174,9 +186,8 @@ def lower(program: Program, adapters: bool = False) -> Lowered:
 
     Raises Unsupported for a composition it cannot place.
     """
-    early: frozenset[int] = frozenset()
-    if not adapters:  # which know their rows by the step's tokens
-        program, early = select_early(program)
-    lowered = Lowered(program, fuse(program, _native.WIDEST_HEAD), adapters, early)
+    # Adapters know their rows by the step's tokens.
+    computed, early = (program, frozenset[int]()) if adapters else select_early(program)
+    lowered = Lowered(program, fuse(computed, _native.WIDEST_HEAD), adapters, early)
     _assign(lowered)
     return lowered
