@@ -36,7 +36,7 @@ class ProgramOptions:
     adapter_bytes: what LoRA adapters may take together. activations: how inputs of quantized linear
     layers are rounded, as `Compiled.activations` gave it. bf16_inputs: layers with bf16 weights
     read inputs that are rounded to bf16, too; so are queries of bf16 keys that have bf16
-    products, which are in any case where inputs of quantized layers have one digit."""
+    products."""
 
     limits: StepLimits
     threads: int

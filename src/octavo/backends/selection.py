@@ -30,7 +30,8 @@ def select_early(program: Program) -> tuple[Program, frozenset[int]]:
     The same program where its last layer is of another kind.
     """
     selects = [op for op in program.ops if isinstance(op, SelectRows)]
-    if program.task != "generate" or program.taps or len(selects) != 1:
+    ends = program.output.selected and program.hidden.selected and not program.taps
+    if program.task != "generate" or not ends or len(selects) != 1:
         return program, frozenset()
     select = selects[0]
     users: dict[int, list[Op]] = {}

@@ -80,8 +80,7 @@ class Recorder:
     """Writes a lowered program into a native model, with its weights if the model needs them.
 
     defer: some matrices may stay as they are stored until `pack_pending` has packed them.
-    activations: as in ProgramOptions. remainder: bf16 inputs have one, and bf16 queries,
-    unless layers round their inputs more than bf16 does, to one digit.
+    activations: as in ProgramOptions. remainder: bf16 inputs and queries have one.
     """
 
     def __init__(
@@ -90,8 +89,6 @@ class Recorder:
     ) -> None:  # fmt: skip
         self.lowered, self.model = lowered, model
         self._activations, self._remainder = activations, remainder
-        digits = (x.forms.fixed or x.forms.grouped for x in lowered.acts if not x.head)
-        self._rounded = threshold(activations, head=False) is not None and any(digits)
         if lowered.adapters:
             model.allow_adapters()
         matrices, vectors = weights_of(lowered)
@@ -271,6 +268,6 @@ class Recorder:
             sinks=self.plain_vector(op.sinks),
             act=self.act(native.out), scale=op.scale, eps=norm.eps if norm else 0.0,
             softcap=op.softcap, interleaved=rope.interleaved if rope else False,
-            remainder=self._remainder and not self._rounded,
+            remainder=self._remainder,
         )  # fmt: skip
         self.model.attention(attention)
