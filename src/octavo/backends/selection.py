@@ -30,10 +30,12 @@ def select_early(program: Program) -> tuple[Program, frozenset[int]]:
     The same program where its last layer is of another kind.
     """
     selects = [op for op in program.ops if isinstance(op, SelectRows)]
-    ends = program.output.selected and program.hidden.selected and not program.taps
-    if program.task != "generate" or not ends or len(selects) != 1:
+    if program.task != "generate" or program.taps or len(selects) != 1:
         return program, frozenset()
     select = selects[0]
+    results = (program.output, program.hidden)
+    if select.out in results or not all(value.selected for value in results):
+        return program, frozenset()
     users: dict[int, list[Op]] = {}
     for op in program.ops:
         for value in op.inputs:
