@@ -72,7 +72,8 @@ def _step(
 
 
 def _check(path: Path, activations: str = "int16") -> None:
-    """Of steps and those after them, whichever rows of the first were selected."""
+    """Logits of steps, and of those after them, are the given program's, whichever rows of the first
+    were selected."""
     late, early = (_executable(path, adapters, activations) for adapters in (True, False))
 
     def run(executable: Executable, counts: Sequence[int], selected: Sequence[int]) -> list:

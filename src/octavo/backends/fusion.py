@@ -95,10 +95,10 @@ class _Fusion:
         if not same:
             raise Unsupported("attention whose queries and keys are rotated differently")
         out = op.out
-        for use in self.uses.get(out.id, []):
-            if isinstance(use, SelectRows) and self.sole_use(out) and self.act(use.out):
-                out = use.out
-                self.folded.add(out.id)
+        use = self.uses[out.id][0] if self.sole_use(out) else None
+        if isinstance(use, SelectRows) and self.act(use.out):
+            out = use.out
+            self.folded.add(out.id)
         return AttentionOp(op, q, k, q_norm, k_norm, q_rope, out)
 
     def fused(self) -> list[FusedOp]:

@@ -23,11 +23,12 @@ BY_ROW = (Linear, RmsNorm, LayerNorm, Glu, Activate, Add)  # a row of theirs dep
 
 
 def select_early(program: Program) -> tuple[Program, frozenset[int]]:
-    """A generating program that selects rows before what follows its last attention, and the values
-    that this has made selected and that what follows the given program's selection does not read.
-    A prompt's keys and values are needed of all its tokens, the rest of its last layer of one.
+    """A program with its rows selected right after its last attention, not at its end, and the
+    numbers of the values between. Of most of a prompt's tokens nothing else of the last layer is
+    read than keys and values.
 
-    The same program where its last layer is of another kind.
+    The program itself and no values if it generates no text or its last layer has parts that need
+    all rows.
     """
     selects = [op for op in program.ops if isinstance(op, SelectRows)]
     if program.task != "generate" or program.taps or len(selects) != 1:
@@ -51,7 +52,7 @@ def select_early(program: Program) -> tuple[Program, frozenset[int]]:
     attended = [op for op in makers if isinstance(op, Attention)]
     reads = [user for op in attended for user in users[op.out.id]]
     linear = all(isinstance(user, Linear) and user.out.id in moved for user in reads)
-    # of which nothing but linear layers can read
+    # What these give lies in no buffer to select rows from.
     others = any(isinstance(op, EMITTING_ONLY) for op in makers if op not in attended)
     if not attended or not linear or others:
         return program, frozenset()
@@ -61,6 +62,8 @@ def select_early(program: Program) -> tuple[Program, frozenset[int]]:
 def _rewritten(
     program: Program, select: SelectRows, moved: set[int], given: set[int]
 ) -> tuple[Program, frozenset[int]]:
+    """As `select_early` gives it. moved: values to be computed for selected rows. given: those that
+    they are computed from, each followed by a selection of its own."""
     number = max(op.out.id for op in program.ops)
     ops: list[Op] = []
     chosen: dict[int, Value] = {}  # selected rows, by the number of the value they are of
