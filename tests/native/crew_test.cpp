@@ -26,7 +26,26 @@ static double drive(Crew& crew, double seconds, const std::function<double(int)>
   return worked / calls;
 }
 
+// The calls by the second of a crew of two where a call of one takes 10 ms and one of two, in vain,
+// `slow`, and what either gets done differs from call to call by up to all of it.
+static double restless(double slow) {
+  Crew crew(2);
+  uint32_t random = 1;
+  double seconds = 0;
+  int calls = 0;
+  for (; seconds < 120; calls++) {
+    random = random * 1664525 + 1013904223;
+    const double took = crew.size() == 1 ? 0.01 : slow;
+    crew.note(took, took * 0.6 * double(random >> 8) / (1 << 24));
+    seconds += took;
+  }
+  return calls / seconds;
+}
+
 int main() {
+  for (double slow : {0.02, 0.05, 0.2, 1.0})
+    expect(restless(slow) > 92, "trials cost little where nothing is steady", restless(slow));
+
   for (int most : {1, 2, 3, 16}) {
     Crew crew(most);
     const auto free = [](int members) { return 0.95 * members; };
