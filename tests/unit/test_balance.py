@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -127,7 +127,17 @@ FIGURES = st.builds(
 EVENTS = st.lists(FIGURES | st.tuples(NAMES, st.integers(0, 20)), max_size=20)
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.fixture(params=[0, 12])
+def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fleets of these tests as rows of a table, and looked at one by one."""
+    for module in ("replica", "policies"):
+        monkeypatch.setattr(f"octavo.balance.{module}.FEW", request.param)
+
+
+@pytest.mark.usefixtures("few")
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     EVENTS,
     st.builds(Ask, st.integers(0, 400), images=st.integers(0, 2), reply=st.sampled_from([0, 50])),
@@ -184,6 +194,7 @@ def chosen(router: Router, ask: Ask = ANY, barred: tuple[str, ...] = ()) -> str 
     return route.replica if route else None
 
 
+@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_policies_take_replicas_that_are_up_and_not_barred(policy: str) -> None:
     router = router_of(policy, [Replica("a"), Replica("b", "draining"), Replica("c", "down")])

@@ -8,10 +8,12 @@ else happens, since engines compare tokens.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import accumulate
 
 
+@lru_cache(1 << 13)
 def root(salt: str) -> int:
     """What the chain of a prompt begins with: prefixes are shared within a salt."""
     return int.from_bytes(blake2b(salt.encode(), digest_size=7).digest())

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import random
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.balance.chain import root
-from octavo.balance.cost import Ask, totals
+from octavo.balance.cost import Ask, cost, totals
 from octavo.balance.prefix_index import ReplicaMatch
-from octavo.balance.replica import REQUESTS, Fleet
-
-Able = NDArray[np.bool_]  # replicas that may be chosen: one at least
+from octavo.balance.replica import FEW, REQUESTS, Fleet, Places
 
 
 class Policy(Protocol):
-    """Chooses among replicas."""
+    """Chooses among replicas. able: those that may be chosen, one at least."""
 
-    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Able) -> int:
-        """The place in the fleet of one that is able."""
+    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Places) -> int:
+        """The place of one that is able."""
         ...
 
 
@@ -32,10 +30,17 @@ class LeastCost:
         self._known = -1, -1
         self._slots: NDArray[np.int64] = np.empty(0, np.int64)
 
-    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Able) -> int:
-        total = np.where(able, totals(fleet, ask, match, self._of(fleet, match)), np.inf)
-        least = np.flatnonzero(total == total.min())
-        return int(least[fleet.table[REQUESTS, least].argmin()])
+    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Places) -> int:
+        if len(able) > FEW:
+            total = totals(fleet, ask, match, self._of(fleet, match))[able]
+            least = np.asarray(able)[total == total.min()]
+            return int(least[int(fleet.table[REQUESTS, least].argmin())])
+
+        def order(place: int) -> tuple[float, int]:
+            one = fleet.at(place)
+            return cost(one, ask, match.blocks(one.id)).total, one.requests
+
+        return int(min(able, key=order))
 
     def _of(self, fleet: Fleet, match: ReplicaMatch) -> NDArray[np.int64]:
         """The slot of each replica in a match."""
@@ -48,8 +53,8 @@ class LeastCost:
 class LeastLoad:
     """The fewest requests in flight, then the first by id."""
 
-    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Able) -> int:
-        return int(np.where(able, fleet.table[REQUESTS], np.inf).argmin())
+    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Places) -> int:
+        return int(able[int(fleet.table[REQUESTS, able].argmin())])
 
 
 class RoundRobin:
@@ -58,10 +63,9 @@ class RoundRobin:
     def __init__(self) -> None:
         self._last = ""
 
-    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Able) -> int:
-        places = np.flatnonzero(able)
-        after = np.searchsorted(places, bisect_right(fleet.ids, self._last))
-        place = int(places[after % len(places)])
+    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Places) -> int:
+        after = bisect_left(able, bisect_right(fleet.ids, self._last))
+        place = int(able[after % len(able)])
         self._last = fleet.ids[place]
         return place
 
@@ -72,18 +76,11 @@ class PrefixHash:
 
     def __init__(self, leading: int = 4) -> None:
         self._leading = leading
-        self._roots: dict[str, int] = {}
 
-    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Able) -> int:
+    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Places) -> int:
         blocks = ask.blocks[: self._leading]
         key = blocks[-1] if blocks else ask.tokens
-        places: list[int] = np.flatnonzero(able).tolist()
-        return max(places, key=lambda place: hash((self._root(fleet.ids[place]) ^ key,)))
-
-    def _root(self, replica: str) -> int:
-        if replica not in self._roots:
-            self._roots[replica] = root(replica)
-        return self._roots[replica]
+        return int(max(able, key=lambda place: hash((root(fleet.ids[place]) ^ key,))))
 
 
 class Random:
@@ -92,9 +89,8 @@ class Random:
     def __init__(self, seed: int | None = None) -> None:
         self._random = random.Random(seed)
 
-    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Able) -> int:
-        places = np.flatnonzero(able)
-        return int(places[self._random.randrange(len(places))])
+    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Places) -> int:
+        return int(able[self._random.randrange(len(able))])
 
 
 POLICIES: dict[str, type[Policy]] = {

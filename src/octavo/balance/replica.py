@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 State = Literal["up", "full", "draining", "down"]
 STATES: tuple[State, ...] = get_args(State)
 STATE, REQUESTS, DRAIN, PROMPT_TOKEN, STEP, IMAGE = range(6)  # rows of a fleet's table
+FEW = 8  # replicas that take less time one by one than as rows of a table
+Places = Sequence[int] | NDArray[np.int64]  # in a fleet, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,8 @@ class Replica:
 
 
 class Fleet:
-    """Replicas in the order of their ids, each with a column of numbers in `table`: a decision
-    among thousands is a few operations on whole rows.
+    """Replicas in the order of their ids. A decision among thousands is a few operations on whole
+    rows of `table`, which has a column of numbers for each.
 
     generation: goes up when a replica comes or leaves.
     """
@@ -63,7 +65,8 @@ class Fleet:
     def __init__(self) -> None:
         self._replicas: dict[str, Replica] = {}
         self.ids: list[str] = []
-        self.table: NDArray[np.float64] = np.empty((6, 0))
+        self._table: NDArray[np.float64] = np.empty((6, 0))
+        self._stale: set[str] = set()  # whose columns are written when the table is read
         self.generation = 0
 
     def __len__(self) -> int:
@@ -78,31 +81,49 @@ class Fleet:
     def __contains__(self, replica: str) -> bool:
         return replica in self._replicas
 
-    def those(self, state: State, barred: Collection[str] = ()) -> NDArray[np.bool_]:
-        """Who is in a state and not barred."""
-        found: NDArray[np.bool_] = self.table[STATE] == STATES.index(state)
+    def at(self, place: int) -> Replica:
+        return self._replicas[self.ids[place]]
+
+    @property
+    def table(self) -> NDArray[np.float64]:
+        for name in self._stale:
+            one = self._replicas[name]
+            self._table[:, self._place(name)] = (
+                STATES.index(one.state), one.requests, one.drain, one.prompt_token, one.step,
+                one.image,
+            )  # fmt: skip
+        self._stale.clear()
+        return self._table
+
+    def those(self, state: State, barred: Collection[str] = ()) -> Places:
+        """The places of those who are in a state and not barred."""
+        if len(self) <= FEW:
+            known = self._replicas
+            return [
+                place for place, name in enumerate(self.ids)
+                if known[name].state == state and name not in barred
+            ]  # fmt: skip
+        found = self.table[STATE] == STATES.index(state)
         found[[self._place(name) for name in barred if name in self._replicas]] = False
-        return found
+        return np.flatnonzero(found)
 
     def put(self, replica: Replica) -> None:
         """Adds a replica, or replaces what was known of it."""
-        place = self._place(replica.id)
         if replica.id not in self._replicas:
+            place = self._place(replica.id)
             self.ids.insert(place, replica.id)
-            self.table = np.insert(self.table, place, 0.0, axis=1)
+            self._table = np.insert(self._table, place, 0.0, axis=1)
             self.generation += 1
         self._replicas[replica.id] = replica
-        self.table[:, place] = (
-            STATES.index(replica.state), replica.requests, replica.drain, replica.prompt_token,
-            replica.step, replica.image,
-        )  # fmt: skip
+        self._stale.add(replica.id)
 
     def remove(self, replica: str) -> None:
         """Forgets a replica, if it was known."""
         if self._replicas.pop(replica, None) is not None:
             place = self._place(replica)
             del self.ids[place]
-            self.table = np.delete(self.table, place, axis=1)
+            self._table = np.delete(self._table, place, axis=1)
+            self._stale.discard(replica)
             self.generation += 1
 
     def _place(self, replica: str) -> int:

@@ -88,7 +88,7 @@ class Router:
         name, why = self.sessions.get(ask.session) if ask.session else "", "session"
         if name not in self.fleet or self.fleet[name].state != "up" or name in barred:
             able = self.fleet.those("up", barred)
-            if not able.any():
+            if not len(able):
                 return None
             place = self._policy.choose(self.fleet, ask, match, able)
             name, why = self.fleet.ids[place], self._name

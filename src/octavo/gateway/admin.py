@@ -102,7 +102,7 @@ class Admin:
         session = request.headers.get(SESSION, "")
         asked = Relayed("", "", body, outline, salt, session)
         sender, one = principal(request.scope), exchange(request.scope)
-        units = units_of(request, outline, sender, one)
+        units = units_of(request.headers, outline, sender, one)
         dealt = self._relay.traffic.deal(outline.model, units)
         pool = dealt.pools[0]
         found = self._upstreams.explain(pool, outline.model, asked.ask)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from starlette.types import Scope
+
 from octavo.gateway.upstream import Upstream
 
 KEYS = ("authorization", "x-api-key")
@@ -12,6 +14,11 @@ PASSED_ON = (
     "x-slo-ttft-ms",
 )  # fmt: skip
 PASSED_BACK = ("retry-after", "retry-after-ms", "x-should-retry")
+
+
+def headers_of(scope: Scope) -> dict[str, str]:
+    """The headers of a request: the first of each name, in lower case."""
+    return {k.decode("latin-1"): v.decode("latin-1") for k, v in reversed(scope["headers"])}
 
 
 def onward(given: Mapping[str, str], id: str, guarded: bool) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -28,7 +28,7 @@ from octavo.gateway.answers import (
 from octavo.gateway.body import RESPONSES, Relayed, read_outline
 from octavo.gateway.errors import NoUpstream, UpstreamFailed
 from octavo.gateway.events import Finished
-from octavo.gateway.headers import back, onward, with_key
+from octavo.gateway.headers import back, headers_of, onward, with_key
 from octavo.gateway.health import Health
 from octavo.gateway.hedge import Begun, begin, first_good, good
 from octavo.gateway.job import RelayJob, reserve
@@ -66,9 +66,9 @@ class Relay:
         self.hedges, self.cache = Hedges(), ResponseCache()
         self._budget = RetryBudget(time.monotonic)
 
-    def onward(self, request: Request) -> dict[str, str]:
-        """The headers of a request that upstreams get."""
-        return onward(request.headers, exchange(request.scope).id, self._guarded)
+    def onward(self, given: Mapping[str, str], id: str) -> dict[str, str]:
+        """The headers of a request that upstreams get, from those it came with and its id."""
+        return onward(given, id, self._guarded)
 
     async def answer(self, request: Request, path: str, keeper: Keeper | None = None) -> Response:
         """The answer of an upstream. path: the route's. keeper: finds who has what the request
@@ -79,7 +79,8 @@ class Relay:
         model = outline.model or outline.name or self._admission.only_model
         outline.model = model
         sender.check_model(model)
-        units = units_of(request, outline, sender, one)
+        given = headers_of(request.scope)
+        units = units_of(given, outline, sender, one)
         dealt = self.traffic.deal(model, units)
         if dealt.chosen is not None:
             body = dealt.body(body)
@@ -92,10 +93,11 @@ class Relay:
             dealt = dealt.kept_in(at.place.pool)
         query = request.scope["query_string"].decode()
         target = f"{path}?{query}" if query else path
-        session = request.headers.get(SESSION, "")
+        session = given.get(SESSION, "")
         name = "" if at is None else at.id
         asked = Relayed(path, target, body, outline, sender.salt, session, name)
-        job = RelayJob(asked, self.onward(request), dealt, Usage(began=one.began), asked.resume())
+        passed_on = self.onward(given, one.id)
+        job = RelayJob(asked, passed_on, dealt, Usage(began=one.began), asked.resume())
         one.usage, one.operation = job.usage, asked.operation
         await reserve(request.scope, job)
         key = key_of(job) if self.cache.limit else None

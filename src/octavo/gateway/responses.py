@@ -26,6 +26,7 @@ from octavo.gateway.transport import Answer, Transport
 from octavo.gateway.upstream import Upstream
 from octavo.gateway.upstreams import Upstreams
 from octavo.server.endpoint import Endpoint, Handler
+from octavo.server.exchange import exchange
 from octavo.server.guard import principal
 from octavo.server.http import EventStream, while_connected
 from octavo.server.runner import answering
@@ -120,7 +121,8 @@ class Responses:
 
     async def _ask(self, request: Request, upstream: Upstream, path: str) -> Response:
         """The answer of an upstream to a request without a body. Raises UpstreamFailed."""
-        headers = with_key(self._relay.onward(request), upstream)
+        onward = self._relay.onward(request.headers, exchange(request.scope).id)
+        headers = with_key(onward, upstream)
         timeouts = self._transport.timeouts
         try:
             answer = await self._transport.open(

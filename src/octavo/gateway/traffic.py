@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import msgspec
-from starlette.requests import Request
 
 from octavo.errors import DeadlineExceeded
 from octavo.experiments.bodies import altered
@@ -79,16 +78,17 @@ class Dealt:
 
 
 def units_of(
-    request: Request, outline: Outline, sender: Principal, one: Exchange
+    given: Mapping[str, str], outline: Outline, sender: Principal, one: Exchange
 ) -> dict[Unit, str]:
-    """Who sends a request, the most lasting first; what is not known is empty."""
+    """Who sends a request, the most lasting first; what is not known is empty. given: headers."""
     named = ""
-    with suppress(msgspec.MsgspecError, UnicodeDecodeError):
-        named = msgspec.json.decode(outline.user, type=str)
+    if bytes(outline.user):
+        with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+            named = msgspec.json.decode(outline.user, type=str)
     return {
-        "header": request.headers.get(UNIT, ""),
+        "header": given.get(UNIT, ""),
         "user": named,
-        "session": request.headers.get(SESSION, ""),
+        "session": given.get(SESSION, ""),
         "key": sender.salt,
         "request": one.id,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -24,7 +25,7 @@ class Place:
     pool: str = DEFAULT
     key: str | None = None
 
-    @property
+    @cached_property
     def id(self) -> str:
         """Host and port, and the path if there is one."""
         return self.url.partition("://")[2]

@@ -87,6 +87,7 @@ class Upstreams:
         self._all: dict[str, Upstream] = {}
         self._routers: dict[tuple[str, str], Router] = {}  # by pool and model
         self._tripped: dict[str, Upstream] = {}  # those whose breakers are not closed
+        self._changed: dict[str, Upstream] = {}  # since somebody was chosen, by id
         self.freed: Callable[[], None] = lambda: None
 
     def __iter__(self) -> Iterator[Upstream]:
@@ -126,6 +127,7 @@ class Upstreams:
         if self._all.pop(upstream.id, None) is not None:
             self._withdraw(upstream, upstream.models)
             self._tripped.pop(upstream.id, None)
+            self._changed.pop(upstream.id, None)
             self._cut(upstream, "was removed")
             upstream.state = "down"
 
@@ -166,12 +168,17 @@ class Upstreams:
                     del self._routers[upstream.place.pool, model]
 
     def changed(self, upstream: Upstream) -> None:
-        """Takes over what is known of an upstream now."""
+        """What is known of an upstream is taken over before the next one is chosen."""
         if self._all.get(upstream.id) is upstream:  # one of that name may have come in its place
+            self._changed[upstream.id] = upstream
+
+    def _take_over(self) -> None:
+        changed, self._changed = self._changed, {}
+        for name, upstream in changed.items():
             if upstream.breaker.state == "closed":
-                self._tripped.pop(upstream.id, None)
+                self._tripped.pop(name, None)
             else:
-                self._tripped[upstream.id] = upstream
+                self._tripped[name] = upstream
             figures = upstream.figures(self._places)
             for model in upstream.models:
                 self._router(upstream.place.pool, model).fleet.put(figures)
@@ -192,12 +199,13 @@ class Upstreams:
 
     def choose(self, pool: str, model: str, ask: Ask, barred: Collection[str] = ()) -> Selection:
         """The upstream of a pool for a request. barred: not these."""
+        self._take_over()
         router = self._routers.get((pool, model))
         if router is None:
             return Selection(None, known=False)
         rather_not = {*barred, *self._broken()}
         route = router.choose(ask, rather_not)
-        if route is None and not router.fleet.those("full", rather_not).any():
+        if route is None and not len(router.fleet.those("full", rather_not)):
             route = router.choose(ask, barred)  # rather one that fails than none
         if route is None:
             return Selection(None)
@@ -211,6 +219,7 @@ class Upstreams:
 
     def explain(self, pool: str, model: str, ask: Ask) -> list[Candidate]:
         """What a request costs at every upstream of a pool."""
+        self._take_over()
         router = self._routers.get((pool, model))
         if router is None:
             return []

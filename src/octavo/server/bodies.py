@@ -53,9 +53,13 @@ class Bodies:
         if declared.isdigit() and int(declared[:20]) > DRAIN:
             raise TooLarge(f"the body has {declared[:20]} bytes; {MAX_BODY} at most")
         data = bytearray()
-        total = 0
+        total, more = 0, True
         try:
-            async for chunk in request.stream():
+            while more:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                chunk, more = message.get("body", b""), message.get("more_body", False)
                 total += len(chunk)
                 if total <= MAX_BODY:
                     self._held += len(chunk)

@@ -7,6 +7,7 @@ import ipaddress
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from urllib.parse import urlsplit
 
 from starlette.middleware.cors import CORSMiddleware
@@ -23,6 +24,7 @@ OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready", "/docs"
 PAGE = "/ui/"  # files of the page, which asks for a key itself
 ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s?#]+")
 EXPOSED = ("retry-after", "retry-after-ms", "x-should-retry", "x-request-id", *RATE_HEADERS)
+KNOWN = 256  # names that need not be read again
 METHODS = ("GET", "POST", "DELETE", "HEAD", "OPTIONS")
 
 
@@ -62,7 +64,7 @@ class Access:
                     f"--cors-origin {origin!r} is no origin", "--cors-origin http://localhost:3000"
                 )
 
-    @property
+    @cached_property
     def checks_host(self) -> bool:
         return bool(self.hosts) or _loopback(self.host)
 
@@ -106,6 +108,7 @@ def _loopback(host: str) -> bool:
         return host == "localhost"
 
 
+@lru_cache(KNOWN)
 def _hostname(header: str) -> str:
     """The name in a Host header, "" if the header is malformed."""
     try:
@@ -115,6 +118,7 @@ def _hostname(header: str) -> str:
     return "" if set(header) & set("@/?#\\") else name.rstrip(".")
 
 
+@lru_cache(KNOWN)
 def _numeric(name: str) -> bool:
     """True for an IP address, which a rebound DNS name never is."""
     try:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import accumulate
+from typing import TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -30,6 +32,13 @@ from octavo.server.registry import Entry
 
 # A series for each, which nobody reads.
 disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+Labelled = TypeVar("Labelled", Counter, Histogram)
+
+
+def _series(metric: Labelled, *labels: str) -> Labelled:
+    return metric.labels(*labels)
 
 
 class GapsCollector(Collector):
@@ -59,6 +68,7 @@ class Metrics:
     def __init__(self, models: Iterable[Entry] = ()) -> None:
         self.registry = registry = CollectorRegistry()
         self._gaps = GapsCollector()
+        self.series = cache(_series)  # of a metric, with labels that it may have had before
         for collector in (EngineCollector(models), ProcessesCollector(models), self._gaps):
             registry.register(collector)
         ProcessCollector(registry=registry)
@@ -96,22 +106,22 @@ class Metrics:
 
     def finished(self, one: Exchange) -> None:
         """Counts a request that has ended."""
-        self._requests.labels(one.route, str(one.status)).inc()
+        self.series(self._requests, one.route, str(one.status)).inc()
         self._replayed.inc(one.replayed)
         if one.status in (429, 503) and one.code is not None:
-            self._refused.labels(one.code).inc()
+            self.series(self._refused, one.code).inc()
         usage, model = one.usage, one.model
         if usage is None or model is None:
             return
         for reason in usage.finishes:
-            self._finished.labels(model, reason).inc()
+            self.series(self._finished, model, reason).inc()
         for sign in usage.signs:
-            self._signs.labels(model, sign).inc()
-        self._tokens.labels(model, "input", one.outcome).inc(usage.prompt)
-        self._tokens.labels(model, "output", one.outcome).inc(usage.completion)
+            self.series(self._signs, model, sign).inc()
+        self.series(self._tokens, model, "input", one.outcome).inc(usage.prompt)
+        self.series(self._tokens, model, "output", one.outcome).inc(usage.completion)
         if one.status == 200:
-            self._whole.labels(one.operation, model).observe(one.seconds)
-            self._prompt.labels(model).observe(usage.prompt)
+            self.series(self._whole, one.operation, model).observe(one.seconds)
+            self.series(self._prompt, model).observe(usage.prompt)
         if usage.first is not None and usage.last is not None:
             self._timed(one, model)
 
@@ -119,23 +129,23 @@ class Metrics:
         """Counts the times of a request that got tokens."""
         usage = one.usage
         assert usage is not None and usage.first is not None and usage.last is not None
-        self._first.labels(one.operation, model).observe(one.ttft or 0.0)
-        self._generated.labels(model).observe(usage.completion)
+        self.series(self._first, one.operation, model).observe(one.ttft or 0.0)
+        self.series(self._generated, model).observe(usage.completion)
         self._gaps.add(model, usage.gaps)
         if usage.completion > 1:
             mean = (usage.last - usage.first) / (usage.completion - 1)
-            self._each.labels(one.operation, model).observe(mean)
+            self.series(self._each, one.operation, model).observe(mean)
         spent = phases(one)
         for phase in self._phases.keys() & spent.keys():
-            self._phases[phase].labels(model).observe(spent[phase])
+            self.series(self._phases[phase], model).observe(spent[phase])
 
     def slow(self, model: str, cause: str) -> None:
         """Counts a request that was far slower than those before it."""
-        self._slow.labels(model, cause).inc()
+        self.series(self._slow, model, cause).inc()
 
     def spiked(self, model: str, cause: str) -> None:
         """Counts a spike of memory of a model's engine, or with "" of the server."""
-        self._spikes.labels(model, cause).inc()
+        self.series(self._spikes, model, cause).inc()
 
     def render(self) -> bytes:
         return exposition(self.registry.collect())
