@@ -26,13 +26,14 @@ FLOOD = chunk(" more") * 100_000 + b"data: [DONE]\n\n"  # more than sockets hold
 
 
 class Faulty:
-    """posts: requests that came for an answer; asked: the last. left: was set once a client closed
-    its side."""
+    """posts: requests that came for an answer; asked: the last, `own.asked` that which a behaviour
+    is to answer. left: was set once a client closed its side."""
 
     def __init__(self, behaviour: Behaviour, models: bytes | None) -> None:
         self.behaviour, self.models = behaviour, models
         self.posts = 0
         self.asked = b""
+        self.own = threading.local()
         self.left = threading.Event()
         self.over = threading.Event()
         self.url = ""
@@ -46,7 +47,7 @@ class Faulty:
                 head += data
             if head.startswith(b"POST"):
                 self.posts += 1
-                self.asked = _whole(connection, head)
+                self.own.asked = self.asked = _whole(connection, head)
                 self.behaviour(connection, self)
             elif self.models is None:
                 self.over.wait()
@@ -185,7 +186,7 @@ def proxy(
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         had = 0
         with socket.create_connection(("127.0.0.1", port)) as behind:
-            behind.sendall(one.asked.replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
+            behind.sendall(one.own.asked.replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
             while data := behind.recv(65536):
                 for start in range(0, len(data), size):
                     if pause:
