@@ -40,8 +40,8 @@ STEP = 0.01  # seconds of a token of a simulated engine
 STOPPED = 30.0  # seconds that an engine is stopped for
 QUICK = (
     "--probe-interval", "0.2", "--connect-timeout", "1", "--first-token-timeout", "5",
-    "--idle-timeout", "2", "--queue-timeout", "60", "--routing", "round-robin",
-    "--admin-key", "admin",
+    "--idle-timeout", "2", "--total-timeout", "20", "--queue-timeout", "60",
+    "--routing", "round-robin", "--admin-key", "admin",
 )  # fmt: skip
 ADMIN = {"authorization": "Bearer admin"}
 
@@ -245,7 +245,7 @@ def half(port: int) -> faulty.Behaviour:
 CANARIES: dict[str, Callable[[int], faulty.Behaviour]] = {  # by the port of a good one
     "F17 crash": lambda port: faulty.closes,
     "F17 half": half,
-    "F17 slow": lambda port: faulty.proxy(port, 2 * TOKENS, faulty.closes, pause=9 * STEP),
+    "F17 slow": lambda port: faulty.proxy(port, 2 * TOKENS, faulty.closes, 256, 9 * STEP),
     "F17 silent": lambda port: faulty.says_nothing,
 }
 
@@ -278,7 +278,7 @@ def canary(fault: Callable[[int], faulty.Behaviour]) -> Row:
                 await asyncio.sleep(0.01)
             began, model = time.monotonic(), "/v1/releases?model=simulated"
             given = {"model": "simulated", "stable": "default", "canary": "next", "steps": [25, 100],
-                     "hold": "1h", "max_hold": "2h"}  # fmt: skip
+                     "hold": "1h", "max_hold": "2h", "warmup": "5s"}  # fmt: skip
             await bed.admin("POST", "/v1/releases", given)
             while (await bed.admin("GET", model))["phase"] != "rolled_back":
                 if bed.tally.done >= bed.requests:

@@ -26,17 +26,18 @@ static double drive(Crew& crew, double seconds, const std::function<double(int)>
   return worked / calls;
 }
 
-// The calls by the second of a crew of two where a call of one takes 10 ms and one of two, in vain,
-// `slow`, and what either gets done differs from call to call by up to all of it.
-static double restless(double slow) {
+// What two members of a crew that is tried in vain cost: the calls by the second where one of one
+// takes 10 ms and one of two, for nothing, `slow`, and what either gets done differs from window to
+// window by up to `noise` of a core.
+static double restless(double slow, double rate, double noise) {
   Crew crew(2);
   uint32_t random = 1;
   double seconds = 0;
   int calls = 0;
-  for (; seconds < 120; calls++) {
+  for (; seconds < 600; calls++) {
     random = random * 1664525 + 1013904223;
     const double took = crew.size() == 1 ? 0.01 : slow;
-    crew.note(took, took * 0.6 * double(random >> 8) / (1 << 24));
+    crew.note(took, took * (rate + noise * (double(random >> 8) / (1 << 24) - 0.5)));
     seconds += took;
   }
   return calls / seconds;
@@ -44,7 +45,11 @@ static double restless(double slow) {
 
 int main() {
   for (double slow : {0.02, 0.05, 0.2, 1.0})
-    expect(restless(slow) > 92, "trials cost little where nothing is steady", restless(slow));
+    for (double rate : {0.3, 0.95})
+      for (double noise : {0.0, 0.6}) {
+        const double calls = restless(slow, rate, noise);
+        expect(calls > 92, "trials in vain cost little", calls);
+      }
 
   for (int most : {1, 2, 3, 16}) {
     Crew crew(most);
@@ -59,6 +64,20 @@ int main() {
         "on a crowded host one works, nearly always", crew.size());
     drive(crew, 10 + most, free);  // the longest pause, then one member after the other
     expect(crew.size() == most, "all come back", crew.size());
+
+    // A host that gives all a little less than a core wants all of them.
+    const auto shares = [](int members) { return 0.8 * members; };
+    drive(crew, 2, crowded);
+    drive(crew, 40 + most, shares);
+    expect(crew.size() == most, "all come back to cores of four fifths", crew.size());
+
+    // Fewer get less done, if only by a little.
+    for (double each : {0.05, 0.17}) {
+      Crew weak(most);
+      const auto little = [&](int members) { return 0.2 + each * members; };
+      drive(weak, 30, little);
+      expect(weak.size() == most, "all stay where fewer do less", weak.size());
+    }
 
     // One core of all is taken: the others work on without it.
     const auto shared = [&](int members) {

@@ -127,9 +127,9 @@ FIGURES = st.builds(
 EVENTS = st.lists(FIGURES | st.tuples(NAMES, st.integers(0, 20)), max_size=20)
 
 
-@pytest.fixture(params=[0, 12])
+@pytest.fixture(params=[0, 3, 12])
 def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fleets of these tests as rows of a table, and looked at one by one."""
+    """How many replicas are looked at one by one: none, some of these tests' fleets, all."""
     for module in ("replica", "policies"):
         monkeypatch.setattr(f"octavo.balance.{module}.FEW", request.param)
 

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from itertools import accumulate
 
 
-@lru_cache(1 << 13)
+@lru_cache(1024)
 def root(salt: str) -> int:
     """What the chain of a prompt begins with: prefixes are shared within a salt."""
     return int.from_bytes(blake2b(salt.encode(), digest_size=7).digest())

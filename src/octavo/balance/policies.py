@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from octavo.balance.chain import root
 from octavo.balance.cost import Ask, cost, totals
 from octavo.balance.prefix_index import ReplicaMatch
-from octavo.balance.replica import FEW, REQUESTS, Fleet, Places
+from octavo.balance.replica import FEW, REQUESTS, Fleet, Positions
 
 
 class Policy(Protocol):
     """Chooses among replicas. able: those that may be chosen, one at least."""
 
-    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Places) -> int:
-        """The place of one that is able."""
+    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Positions) -> int:
+        """The position of one that is able."""
         ...
 
 
@@ -30,14 +30,14 @@ class LeastCost:
         self._known = -1, -1
         self._slots: NDArray[np.int64] = np.empty(0, np.int64)
 
-    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Places) -> int:
+    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Positions) -> int:
         if len(able) > FEW:
             total = totals(fleet, ask, match, self._of(fleet, match))[able]
             least = np.asarray(able)[total == total.min()]
             return int(least[int(fleet.table[REQUESTS, least].argmin())])
 
-        def order(place: int) -> tuple[float, int]:
-            one = fleet.at(place)
+        def order(position: int) -> tuple[float, int]:
+            one = fleet.at(position)
             return cost(one, ask, match.blocks(one.id)).total, one.requests
 
         return int(min(able, key=order))
@@ -53,7 +53,7 @@ class LeastCost:
 class LeastLoad:
     """The fewest requests in flight, then the first by id."""
 
-    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Places) -> int:
+    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Positions) -> int:
         return int(able[int(fleet.table[REQUESTS, able].argmin())])
 
 
@@ -63,11 +63,11 @@ class RoundRobin:
     def __init__(self) -> None:
         self._last = ""
 
-    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Places) -> int:
+    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Positions) -> int:
         after = bisect_left(able, bisect_right(fleet.ids, self._last))
-        place = int(able[after % len(able)])
-        self._last = fleet.ids[place]
-        return place
+        position = int(able[after % len(able)])
+        self._last = fleet.ids[position]
+        return position
 
 
 class PrefixHash:
@@ -76,11 +76,16 @@ class PrefixHash:
 
     def __init__(self, leading: int = 4) -> None:
         self._leading = leading
+        self._known = -1
+        self._roots: list[int] = []
 
-    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Places) -> int:
+    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Positions) -> int:
         blocks = ask.blocks[: self._leading]
         key = blocks[-1] if blocks else ask.tokens
-        return int(max(able, key=lambda place: hash((root(fleet.ids[place]) ^ key,))))
+        if fleet.generation != self._known:
+            self._known, self._roots = fleet.generation, list(map(root, fleet.ids))
+        roots = self._roots
+        return max(map(int, able), key=lambda position: hash((roots[position] ^ key,)))
 
 
 class Random:
@@ -89,7 +94,7 @@ class Random:
     def __init__(self, seed: int | None = None) -> None:
         self._random = random.Random(seed)
 
-    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Places) -> int:
+    def choose(self, fleet: Fleet, ask: Ask, match: ReplicaMatch, able: Positions) -> int:
         return int(able[self._random.randrange(len(able))])
 
 

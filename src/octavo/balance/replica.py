@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 State = Literal["up", "full", "draining", "down"]
 STATES: tuple[State, ...] = get_args(State)
 STATE, REQUESTS, DRAIN, PROMPT_TOKEN, STEP, IMAGE = range(6)  # rows of a fleet's table
-FEW = 8  # replicas that take less time one by one than as rows of a table
-Places = Sequence[int] | NDArray[np.int64]  # in a fleet, in order
+FEW = 8  # replicas that take less time one by one than as columns of a table
+Positions = Sequence[int] | NDArray[np.int64]  # of replicas in a fleet, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,38 +81,40 @@ class Fleet:
     def __contains__(self, replica: str) -> bool:
         return replica in self._replicas
 
-    def at(self, place: int) -> Replica:
-        return self._replicas[self.ids[place]]
+    def at(self, position: int) -> Replica:
+        """The replica at a position in `ids`."""
+        return self._replicas[self.ids[position]]
 
     @property
     def table(self) -> NDArray[np.float64]:
+        """The numbers of all, until the next `put` or `remove`."""
         for name in self._stale:
             one = self._replicas[name]
-            self._table[:, self._place(name)] = (
+            self._table[:, self._position(name)] = (
                 STATES.index(one.state), one.requests, one.drain, one.prompt_token, one.step,
                 one.image,
             )  # fmt: skip
         self._stale.clear()
         return self._table
 
-    def those(self, state: State, barred: Collection[str] = ()) -> Places:
-        """The places of those who are in a state and not barred."""
+    def those(self, state: State, barred: Collection[str] = ()) -> Positions:
+        """Where those are who are in a state and not barred."""
         if len(self) <= FEW:
             known = self._replicas
             return [
-                place for place, name in enumerate(self.ids)
+                position for position, name in enumerate(self.ids)
                 if known[name].state == state and name not in barred
             ]  # fmt: skip
         found = self.table[STATE] == STATES.index(state)
-        found[[self._place(name) for name in barred if name in self._replicas]] = False
+        found[[self._position(name) for name in barred if name in self._replicas]] = False
         return np.flatnonzero(found)
 
     def put(self, replica: Replica) -> None:
         """Adds a replica, or replaces what was known of it."""
         if replica.id not in self._replicas:
-            place = self._place(replica.id)
-            self.ids.insert(place, replica.id)
-            self._table = np.insert(self._table, place, 0.0, axis=1)
+            position = self._position(replica.id)
+            self.ids.insert(position, replica.id)
+            self._table = np.insert(self._table, position, 0.0, axis=1)
             self.generation += 1
         self._replicas[replica.id] = replica
         self._stale.add(replica.id)
@@ -120,11 +122,11 @@ class Fleet:
     def remove(self, replica: str) -> None:
         """Forgets a replica, if it was known."""
         if self._replicas.pop(replica, None) is not None:
-            place = self._place(replica)
-            del self.ids[place]
-            self._table = np.delete(self._table, place, axis=1)
+            position = self._position(replica)
+            del self.ids[position]
+            self._table = np.delete(self._table, position, axis=1)
             self._stale.discard(replica)
             self.generation += 1
 
-    def _place(self, replica: str) -> int:
+    def _position(self, replica: str) -> int:
         return bisect_left(self.ids, replica)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 
 import msgspec
@@ -60,15 +60,11 @@ class Relay:
         self.traffic = traffic
         self._admission, self._transport, self._health = admission, transport, health
         self._watch = watch
-        self._guarded = guarded
+        self.guarded = guarded
         self._bodies = Bodies()
         self._backoff = Backoff()
         self.hedges, self.cache = Hedges(), ResponseCache()
         self._budget = RetryBudget(time.monotonic)
-
-    def onward(self, given: Mapping[str, str], id: str) -> dict[str, str]:
-        """The headers of a request that upstreams get, from those it came with and its id."""
-        return onward(given, id, self._guarded)
 
     async def answer(self, request: Request, path: str, keeper: Keeper | None = None) -> Response:
         """The answer of an upstream. path: the route's. keeper: finds who has what the request
@@ -96,7 +92,7 @@ class Relay:
         session = given.get(SESSION, "")
         name = "" if at is None else at.id
         asked = Relayed(path, target, body, outline, sender.salt, session, name)
-        passed_on = self.onward(given, one.id)
+        passed_on = onward(given, one.id, self.guarded)
         job = RelayJob(asked, passed_on, dealt, Usage(began=one.began), asked.resume())
         one.usage, one.operation = job.usage, asked.operation
         await reserve(request.scope, job)

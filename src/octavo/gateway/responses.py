@@ -18,7 +18,7 @@ from octavo.database import DatabaseError
 from octavo.gateway.answers import STREAMS
 from octavo.gateway.body import RESPONSES
 from octavo.gateway.errors import NoUpstream, UpstreamFailed
-from octavo.gateway.headers import back, with_key
+from octavo.gateway.headers import back, onward, with_key
 from octavo.gateway.health import Health
 from octavo.gateway.kept import KeptResponses
 from octavo.gateway.relay import Relay
@@ -121,8 +121,8 @@ class Responses:
 
     async def _ask(self, request: Request, upstream: Upstream, path: str) -> Response:
         """The answer of an upstream to a request without a body. Raises UpstreamFailed."""
-        onward = self._relay.onward(request.headers, exchange(request.scope).id)
-        headers = with_key(onward, upstream)
+        id = exchange(request.scope).id
+        headers = with_key(onward(request.headers, id, self._relay.guarded), upstream)
         timeouts = self._transport.timeouts
         try:
             answer = await self._transport.open(

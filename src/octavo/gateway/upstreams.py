@@ -168,11 +168,12 @@ class Upstreams:
                     del self._routers[upstream.place.pool, model]
 
     def changed(self, upstream: Upstream) -> None:
-        """What is known of an upstream is taken over before the next one is chosen."""
+        """Something of an upstream has changed, which routers hear of before the next choice."""
         if self._all.get(upstream.id) is upstream:  # one of that name may have come in its place
             self._changed[upstream.id] = upstream
 
     def _take_over(self) -> None:
+        """Tells routers of the upstreams that have changed, as these are now."""
         changed, self._changed = self._changed, {}
         for name, upstream in changed.items():
             if upstream.breaker.state == "closed":

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from octavo.errors import Overloaded, RequestError
 from octavo.server.exchange import exchange
@@ -34,17 +34,14 @@ class Bodies:
         self, request: Request, kind: type[Body], fields: Fields, find: FindBounds
     ) -> Body:
         """The request's body as `kind`, see `parse`. Raises RequestError, ClientGone."""
-        try:
-            async with self.whole(request) as data:
-                if len(data) <= SMALL:
-                    return parse(data, kind, fields, find)
-                return await asyncio.to_thread(parse, data, kind, fields, find)
-        except ClientDisconnect:
-            raise ClientGone from None
+        async with self.whole(request) as data:
+            if len(data) <= SMALL:
+                return parse(data, kind, fields, find)
+            return await asyncio.to_thread(parse, data, kind, fields, find)
 
     @asynccontextmanager
     async def whole(self, request: Request) -> AsyncIterator[bytes]:
-        """The body's bytes. Raises TooLarge past MAX_BODY.
+        """The body's bytes. Raises TooLarge past MAX_BODY, ClientGone.
 
         A body up to DRAIN bytes is read to its end before, because clients read no response while
         they send.
@@ -58,7 +55,7 @@ class Bodies:
             while more:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
-                    raise ClientDisconnect
+                    raise ClientGone
                 chunk, more = message.get("body", b""), message.get("more_body", False)
                 total += len(chunk)
                 if total <= MAX_BODY:

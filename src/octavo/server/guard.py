@@ -24,7 +24,8 @@ OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready", "/docs"
 PAGE = "/ui/"  # files of the page, which asks for a key itself
 ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s?#]+")
 EXPOSED = ("retry-after", "retry-after-ms", "x-should-retry", "x-request-id", *RATE_HEADERS)
-KNOWN = 256  # names that need not be read again
+REMEMBERED = 256  # host names, which need not be read again
+LONGEST_HOST = 300  # characters; a name has 253 at most
 METHODS = ("GET", "POST", "DELETE", "HEAD", "OPTIONS")
 
 
@@ -108,7 +109,7 @@ def _loopback(host: str) -> bool:
         return host == "localhost"
 
 
-@lru_cache(KNOWN)
+@lru_cache(REMEMBERED)
 def _hostname(header: str) -> str:
     """The name in a Host header, "" if the header is malformed."""
     try:
@@ -118,7 +119,7 @@ def _hostname(header: str) -> str:
     return "" if set(header) & set("@/?#\\") else name.rstrip(".")
 
 
-@lru_cache(KNOWN)
+@lru_cache(REMEMBERED)
 def _numeric(name: str) -> bool:
     """True for an IP address, which a rebound DNS name never is."""
     try:
@@ -161,7 +162,7 @@ class Hosts:
         if len(given) > 1 or (not given and scope["http_version"] != "1.0"):
             raise RequestError("a request has one Host header", None, "invalid_host")
         host = given[0].decode("latin-1").lower() if given else "localhost"
-        name = _hostname(host)
+        name = _hostname(host) if len(host) <= LONGEST_HOST else ""
         known = name in self._names or name.endswith(".localhost") or _numeric(name)
         if self._access.checks_host and not known and "*" not in self._names:
             raise Forbidden(

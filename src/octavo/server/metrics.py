@@ -68,7 +68,8 @@ class Metrics:
     def __init__(self, models: Iterable[Entry] = ()) -> None:
         self.registry = registry = CollectorRegistry()
         self._gaps = GapsCollector()
-        self.series = cache(_series)  # of a metric, with labels that it may have had before
+        # `labels` of a metric, remembered: it takes as long as counting, and no series ever goes.
+        self.series = cache(_series)
         for collector in (EngineCollector(models), ProcessesCollector(models), self._gaps):
             registry.register(collector)
         ProcessCollector(registry=registry)
