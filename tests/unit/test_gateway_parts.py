@@ -210,6 +210,21 @@ def test_who_was_removed_says_nothing_of_one_in_its_place() -> None:
     assert found is not None and found.upstream is new
 
 
+def test_what_has_changed_counts_at_the_next_choice() -> None:
+    upstreams = known("a", "b", "c")
+    a, b, c = upstreams
+    upstreams.remove(a)
+    upstreams.drain(c)
+    found = upstreams.choose("default", "m", asked().ask).lease
+    assert found is not None and found.upstream is b
+    upstreams.configure("round-robin", 1)
+    assert upstreams.choose("default", "m", asked().ask).lease is None  # it has its one request
+    found.end(True)
+    assert upstreams.choose("default", "m", asked().ask).lease is not None
+    seen = {one.replica: one.state for one in upstreams.explain("default", "m", asked().ask)}
+    assert seen == {"b": "full", "c": "draining"}
+
+
 def test_leases_leave_nothing() -> None:
     upstreams = known("a", "b")
     leases = [upstreams.choose("default", "m", asked().ask).lease for _ in range(8)]
