@@ -214,6 +214,7 @@ def test_what_has_changed_counts_at_the_next_choice() -> None:
     upstreams = known("a", "b", "c")
     a, b, c = upstreams
     upstreams.remove(a)
+    assert {one.replica for one in upstreams.explain("default", "m", asked().ask)} == {"b", "c"}
     upstreams.drain(c)
     found = upstreams.choose("default", "m", asked().ask).lease
     assert found is not None and found.upstream is b
