@@ -132,6 +132,14 @@ def test_clients_that_vanish_hold_nothing(gateway: Server, good: Server) -> None
     wait(lambda: json.loads(good.get("/health")[1])["running"] == 0, 2)
 
 
+def test_a_client_that_vanishes_within_its_body_is_no_failure(gateway: Server) -> None:
+    with socket.create_connection(("127.0.0.1", gateway.port)) as leaving:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
+        leaving.sendall(head + b"content-length: 1000\r\n\r\n{")
+    counted = 'octavo_requests_total{route="/v1/chat/completions",status="499"} 1.0'
+    wait(lambda: counted in gateway.get("/metrics")[1], 5)
+
+
 def test_what_is_too_much_is_refused_with_a_time(good: Server, folder: Path) -> None:
     """80 at once, 4 places, a line of 16: who is let in has the right text, all others get 503."""
     arguments = ("--upstream", good.url, *QUICK, "--max-inflight", "4", "--max-queue", "16")
