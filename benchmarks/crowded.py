@@ -2,8 +2,8 @@
 
 python benchmarks/crowded.py MODEL.gguf [--threads N] [--loops N] [--rounds 15]
 
-Prints tokens by the second of both, each a median of one-second turns, and their ratio over all.
-`--loops` busy processes run beside them: one a core if not given.
+Prints tokens per second of both, each a median of turns of a second, and the ratio of all tokens.
+`--loops` busy processes run beside them, one for each core if it is not given.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ TURN = 1.0  # seconds
 
 @contextmanager
 def busy(loops: int) -> Iterator[None]:
+    """Keeps so many processes busy."""
     processes = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(loops)]
     try:
         yield
@@ -48,7 +49,7 @@ def make_engine(model: Path, threads: int) -> Engine:
 
 
 def take_turn(engine: Engine) -> float:
-    """Tokens by the second of one sequence, a new one where the last is through."""
+    """Tokens per second of one sequence, which is followed by another where it ends."""
     began, tokens = time.monotonic(), 0
     while time.monotonic() < began + TURN:
         if not engine.has_work:

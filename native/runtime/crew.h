@@ -29,7 +29,7 @@ class Crew {
  private:
   static constexpr double WINDOW = 0.03;  // seconds: some slices of a scheduler's
   static constexpr double BUSY = 0.65;    // of the members' time: above, nothing is wrong
-  static constexpr double ALIKE = 0.97;   // of a rate: no less than it
+  static constexpr double ALIKE = 0.97;   // the share of a rate that counts as no less than it
   static constexpr double GAIN = 0.3;     // that another member must bring, of a core
   static constexpr int WINDOWS = 3;       // in which it must, one after the other
   static constexpr double LATEST = 0.25;  // the last window's share in the rate that is known

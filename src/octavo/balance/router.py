@@ -90,8 +90,8 @@ class Router:
             able = self.fleet.those("up", barred)
             if not len(able):
                 return None
-            place = self._policy.choose(self.fleet, ask, match, able)
-            name, why = self.fleet.ids[place], self._name
+            position = self._policy.choose(self.fleet, ask, match, able)
+            name, why = self.fleet.ids[position], self._name
         if ask.session:
             self.sessions.put(ask.session, name)
         return RoutingDecision(name, why, cost(self.fleet[name], ask, match.blocks(name)))

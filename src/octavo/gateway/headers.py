@@ -17,7 +17,8 @@ PASSED_BACK = ("retry-after", "retry-after-ms", "x-should-retry")
 
 
 def headers_of(scope: Scope) -> dict[str, str]:
-    """The headers of a request by their names, which servers make lower case: the first of each."""
+    """The headers of a request by their names, which servers make lower case: the first of each.
+    Starlette's own look through all of them for every name."""
     return {k.decode("latin-1"): v.decode("latin-1") for k, v in reversed(scope["headers"])}
 
 

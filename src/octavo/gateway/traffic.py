@@ -82,9 +82,8 @@ def units_of(
 ) -> dict[Unit, str]:
     """Who sends a request, the most lasting first; what is not known is empty. given: headers."""
     named = ""
-    if bytes(outline.user):
-        with suppress(msgspec.MsgspecError, UnicodeDecodeError):
-            named = msgspec.json.decode(outline.user, type=str)
+    with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+        named = msgspec.json.decode(outline.user, type=str)
     return {
         "header": given.get(UNIT, ""),
         "user": named,

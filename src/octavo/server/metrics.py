@@ -37,7 +37,8 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 Labelled = TypeVar("Labelled", Counter, Histogram)
 
 
-def _series(metric: Labelled, *labels: str) -> Labelled:
+def _with_labels(metric: Labelled, *labels: str) -> Labelled:
+    """The series of a metric that has these labels."""
     return metric.labels(*labels)
 
 
@@ -68,8 +69,8 @@ class Metrics:
     def __init__(self, models: Iterable[Entry] = ()) -> None:
         self.registry = registry = CollectorRegistry()
         self._gaps = GapsCollector()
-        # `labels` of a metric, remembered: it takes as long as counting, and no series ever goes.
-        self.series = cache(_series)
+        # Finding a series takes as long as counting in it, and none ever goes.
+        self._series = cache(_with_labels)
         for collector in (EngineCollector(models), ProcessesCollector(models), self._gaps):
             registry.register(collector)
         ProcessCollector(registry=registry)
@@ -107,22 +108,22 @@ class Metrics:
 
     def finished(self, one: Exchange) -> None:
         """Counts a request that has ended."""
-        self.series(self._requests, one.route, str(one.status)).inc()
+        self._series(self._requests, one.route, str(one.status)).inc()
         self._replayed.inc(one.replayed)
         if one.status in (429, 503) and one.code is not None:
-            self.series(self._refused, one.code).inc()
+            self._series(self._refused, one.code).inc()
         usage, model = one.usage, one.model
         if usage is None or model is None:
             return
         for reason in usage.finishes:
-            self.series(self._finished, model, reason).inc()
+            self._series(self._finished, model, reason).inc()
         for sign in usage.signs:
-            self.series(self._signs, model, sign).inc()
-        self.series(self._tokens, model, "input", one.outcome).inc(usage.prompt)
-        self.series(self._tokens, model, "output", one.outcome).inc(usage.completion)
+            self._series(self._signs, model, sign).inc()
+        self._series(self._tokens, model, "input", one.outcome).inc(usage.prompt)
+        self._series(self._tokens, model, "output", one.outcome).inc(usage.completion)
         if one.status == 200:
-            self.series(self._whole, one.operation, model).observe(one.seconds)
-            self.series(self._prompt, model).observe(usage.prompt)
+            self._series(self._whole, one.operation, model).observe(one.seconds)
+            self._series(self._prompt, model).observe(usage.prompt)
         if usage.first is not None and usage.last is not None:
             self._timed(one, model)
 
@@ -130,23 +131,23 @@ class Metrics:
         """Counts the times of a request that got tokens."""
         usage = one.usage
         assert usage is not None and usage.first is not None and usage.last is not None
-        self.series(self._first, one.operation, model).observe(one.ttft or 0.0)
-        self.series(self._generated, model).observe(usage.completion)
+        self._series(self._first, one.operation, model).observe(one.ttft or 0.0)
+        self._series(self._generated, model).observe(usage.completion)
         self._gaps.add(model, usage.gaps)
         if usage.completion > 1:
             mean = (usage.last - usage.first) / (usage.completion - 1)
-            self.series(self._each, one.operation, model).observe(mean)
+            self._series(self._each, one.operation, model).observe(mean)
         spent = phases(one)
         for phase in self._phases.keys() & spent.keys():
-            self.series(self._phases[phase], model).observe(spent[phase])
+            self._series(self._phases[phase], model).observe(spent[phase])
 
     def slow(self, model: str, cause: str) -> None:
         """Counts a request that was far slower than those before it."""
-        self.series(self._slow, model, cause).inc()
+        self._series(self._slow, model, cause).inc()
 
     def spiked(self, model: str, cause: str) -> None:
         """Counts a spike of memory of a model's engine, or with "" of the server."""
-        self.series(self._spikes, model, cause).inc()
+        self._series(self._spikes, model, cause).inc()
 
     def render(self) -> bytes:
         return exposition(self.registry.collect())
