@@ -71,6 +71,16 @@ int main() {
     drive(crew, 40 + most, shares);
     expect(crew.size() == most, "all come back to cores of four fifths", crew.size());
 
+    // A trial that took a minute is repeated after half a minute.
+    if (most > 1) {
+      Crew frozen(most);
+      drive(frozen, 10 + most, crowded);
+      while (frozen.size() == 1) frozen.note(0.005, 0.005 * 0.67);
+      frozen.note(60, 3);
+      drive(frozen, 35 + most, free);
+      expect(frozen.size() == most, "a long trial is not the last", frozen.size());
+    }
+
     // Fewer get less done, if only by a little.
     for (double each : {0.05, 0.17}) {
       Crew weak(most);
