@@ -181,6 +181,7 @@ struct Taps {
 struct Kernels {
   const char* name;
   int block_rows;  // for so many, each thread may well unpack all weights
+  bool digits_together;  // codes of bytes meet both digits of an input at once, for the cost of one
   void (*linear[FORMATS])(const LinearArgs&, int panel_begin, int panel_end);
   void (*emit)(const Act&, int row, const float* x);  // x: as many values as act.k
   void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* y);
@@ -203,6 +204,8 @@ struct Kernels {
   float (*row_max)(const float* x, int n);
   // out[i] = max of x[i], x[16 + i], x[32 + i] ...; n is a multiple of 16
   void (*peaks)(const float* x, int n, float* out);
+  // the largest of 2^DIGIT * x + error * norm; n is a multiple of 16
+  float (*bound)(const float* x, const float* norms, float error, int n);
   double (*exp_sum)(const float* x, int n, float max, float inv_temperature, float* p);
   // Limits of the host: all bytes read; operations of byte products in registers, and by the widest
   // means there is.

@@ -88,6 +88,17 @@ inline Act from_row(const Act& a, int row) {
   return b;
 }
 
+// A row of an act whose groups have scales of their own, wherever it lies in its tile.
+inline Act one_row(const Act& act, int row) {
+  Act one = from_row(act, row / ROW_TILE * ROW_TILE);
+  const int at = row % ROW_TILE;
+  one.q += at * LINE;
+  one.scale += at, one.sum += at, one.wide += at;
+  one.neg_high += at, one.neg_low += at;
+  if (one.neg16) one.neg16 += at, one.neg16_high += at;
+  return one;
+}
+
 // Steps of one tile and no more features than this compute what linear layers read once for each
 // thread: quicker than to divide the rows, wait, and fetch the others' share from their cores.
 constexpr int OWN_FEATURES = 32 << 10;

@@ -119,7 +119,7 @@ bool Model::pack(size_t bytes) {
     give_back(m.stored, m.stored + m.bytes());
     m.stored = nullptr;
   }
-  return false;
+  return greedy_head_ && !greedy_head_->ready() && greedy_head_->measure(bytes, *team_);
 }
 
 int Model::add_vector(const float* data, size_t n) {

@@ -9,6 +9,7 @@
 #include "act.h"
 #include "attention.h"
 #include "experts.h"
+#include "greedy_head.h"
 #include "profile.h"
 #include "sampling.h"
 #include "trace.h"
@@ -48,7 +49,9 @@ class Model {
   // must stay.
   int add_stored(Storage storage, const uint8_t* data, size_t data_bytes, size_t rows, size_t cols);
   void read_stored();        // brings those into memory, when all have been added
-  bool pack(size_t bytes);   // packs about so much more of them; whether any are left
+  // Packs about so much more of them, then reads packed weights for what the head has to know of
+  // them; whether any are left.
+  bool pack(size_t bytes);
   int add_vector(const float* data, size_t n);  // padded with zeros to 16
   int add_buffer(Rows rows, int width);
   // apart: its producer can give each thread its own; what that reads must then stay until the
@@ -155,6 +158,11 @@ class Model {
   void place_segments();
   void plan_head(const std::vector<SamplingRow>& sampling);
   void plan_live(const std::vector<SamplingRow>& sampling);
+  void plan_adapters();
+  void plan_operations();
+  void plan(const Step& step, const std::vector<SamplingRow>& sampling);  // all that ops may read
+  void run(Op& op, int thread, Work& work);
+  Sample draw(int row, const SamplingRow& sampling) const;
 
   const Kernels* kernels_;
   std::shared_ptr<Team> team_;
@@ -174,6 +182,7 @@ class Model {
   std::vector<std::unique_ptr<Op>> ops_;
   std::vector<std::unique_ptr<Op>> prologue_;
   std::vector<uint8_t> skipped_;  // by operation, in brief steps
+  std::vector<Op*> planned_;      // the operations of a step
   Context context_;
   Profile profile_;
   const int sampling_phase_ = profile_.add("sample");
@@ -181,6 +190,7 @@ class Model {
   std::atomic<uint64_t> operations_{0};
   std::vector<std::unique_ptr<ExpertRows>> expert_rows_;
   std::vector<std::unique_ptr<Adapter>> adapters_;  // by slot
+  std::unique_ptr<GreedyHead> greedy_head_;  // null: there is none that could be quicker
   bool last_ = false;  // the head is the last operation: nothing changes the logits after it
   // ids, positions and types that the tables they look up have rows for
   int known_[3] = {INT_MAX, INT_MAX, INT_MAX};

@@ -172,7 +172,12 @@ void Model::output(int b, int width, bool last) {
   context_.head = logits().data;
   width_ = width;
   last_ = last;
-  size_t scratch = 0;
+  if (last) {
+    const LinearOp& head = static_cast<LinearOp&>(*ops_.back());
+    greedy_head_ = GreedyHead::of(
+        *kernels_, head.part(0), head.act(), limits_.selected, threads(), *buffers_arena_);
+  }
+  size_t scratch = greedy_head_ ? GreedyHead::scratch_floats(limits_.selected) : 0;
   for (const auto& op : ops_)
     scratch = std::max(scratch, op->scratch_floats(std::max(limits_.tokens, limits_.selected)));
   for (float*& s : context_.scratch)

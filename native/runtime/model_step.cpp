@@ -107,17 +107,21 @@ void Model::place_segments() {
 
 void Model::plan_head(const std::vector<SamplingRow>& sampling) {
   plan_live(sampling);
-  context_.measured = last_ && context_.live.empty();
   context_.inverses.assign(size_t(context_.step.selected), 0);
   for (size_t i = 0; i < sampling.size(); i++)
     context_.inverses[i] = summed_inverse(sampling[i], width_);
+  const bool greedy = greedy_head_ && greedy_head_->ready() && !sampling.empty() &&
+      !context_.step.all_logits && std::all_of(sampling.begin(), sampling.end(), wants_argmax);
+  if (greedy) greedy_head_->begin(context_.step.selected);
+  context_.greedy_head = greedy ? greedy_head_.get() : nullptr;
+  context_.measured = last_ && context_.live.empty() && !greedy;
 }
 
 // Panels of the head without a token that may be drawn need not be computed, unless
 // log-probabilities sum over them.
 void Model::plan_live(const std::vector<SamplingRow>& sampling) {
   context_.live.clear();
-  if (context_.step.all_logits && int(sampling.size()) < context_.step.selected) return;
+  if (context_.step.all_logits) return;
   for (const SamplingRow& r : sampling) if (!r.mask || r.logprobs >= 0) return;
   context_.live.assign(size_t(width_ + PANEL - 1) / PANEL, 0);
   for (size_t p = 0; p < context_.live.size(); p++)
@@ -125,17 +129,9 @@ void Model::plan_live(const std::vector<SamplingRow>& sampling) {
       context_.live[p] |= uint16_t(r.mask[p / 2] >> (p % 2 * PANEL)) != 0;
 }
 
-std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>& sampling) {
-  if (!buffers_arena_->writable()) throw std::logic_error("a model that only counts cannot be run");
-  Trace* trace = trace_.get();
-  if (trace) trace->begin(0);
-  check(step);
-  context_.step = step;
-  place_kv_writes(context_.step);
-  place_segments();
-  plan_head(sampling);
+void Model::plan_adapters() {
   context_.runs.clear();
-  for (const Span& s : step.spans)
+  for (const Span& s : context_.step.spans)
     if (s.adapter >= 0) {
       if (!adapters_.at(size_t(s.adapter))) throw std::invalid_argument("no such adapter");
       context_.runs.push_back({adapters_[size_t(s.adapter)].get(), s.first, s.count});
@@ -143,7 +139,50 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
   context_.reads_bf16 = context_.reads_f32 = false;
   for (const AdapterRun& run : context_.runs)
     context_.reads_bf16 |= run.adapter->reads(BF16), context_.reads_f32 |= run.adapter->reads(F32);
+}
+
+void Model::plan_operations() {
+  const Step& step = context_.step;
+  planned_.clear();
+  if (step.first_op == 0)
+    for (const auto& op : prologue_) planned_.push_back(op.get());
+  const size_t last = std::min(size_t(step.last_op), ops_.size());
+  for (size_t i = size_t(step.first_op); i < last; i++)
+    if (!step.brief || !skipped_[i]) planned_.push_back(ops_[i].get());
+  for (Op* op : planned_) {
+    if (op->profiled >= 0) continue;
+    op->profiled = profile_.add(op->name(0));
+    for (int p = 1; p < op->phases(); p++) profile_.add(op->name(p));
+  }
+}
+
+void Model::plan(const Step& step, const std::vector<SamplingRow>& sampling) {
+  check(step);
+  context_.step = step;
+  place_kv_writes(context_.step);
+  place_segments();
+  plan_head(sampling);
+  plan_adapters();
+  plan_operations();
   for (Schedule& s : context_.schedules) plan_attention(context_, s);
+}
+
+void Model::run(Op& op, int thread, Work& work) {
+  if (thread == 0) operations_.fetch_add(1, std::memory_order_relaxed);
+  for (int p = 0; p < op.phases(); p++) {
+    const bool idle = op.idle(context_);
+    if (!idle) op.run(context_, p, thread, work);
+    if (trace_ && !idle)
+      trace_->mark(thread, &op, p, work.done(thread), thread ? Cost{} : op.cost(context_, p));
+    if (thread == 0) profile_.mark(op.profiled + p);
+  }
+}
+
+std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>& sampling) {
+  if (!buffers_arena_->writable()) throw std::logic_error("a model that only counts cannot be run");
+  Trace* trace = trace_.get();
+  if (trace) trace->begin(0);
+  plan(step, sampling);
   std::vector<Sample> samples(sampling.size());
   profile_.begin();
   if (trace) trace->mark(0, nullptr, Trace::PLAN, 0, {});
@@ -151,39 +190,13 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
     work.set_timed(thread, trace);
     if (trace && thread) trace->begin(thread);
     if (trace && !thread) trace->mark(0, nullptr, Trace::WAKE, 0, {});
-    for (auto* list : {&prologue_, &ops_}) {
-      const size_t first = list == &ops_ ? size_t(step.first_op) : 0,
-                   last = list == &ops_ ? std::min(size_t(step.last_op), list->size())
-          : step.first_op               ? 0
-                                        : list->size();
-      const auto next = [&](size_t i) {
-        while (step.brief && list == &ops_ && i < last && skipped_[i]) i++;
-        return i;
-      };
-      for (size_t i = next(first), after; i < last; i = after) {
-        Op* op = (*list)[i].get();
-        after = next(i + 1);
-        if (thread == 0) operations_.fetch_add(1, std::memory_order_relaxed);
-        if (thread == 0 && op->profiled < 0) {
-          op->profiled = profile_.add(op->name(0));
-          for (int p = 1; p < op->phases(); p++) profile_.add(op->name(p));
-        }
-        // so that memory is busy where this one is not
-        if (after < list->size()) (*list)[after]->fetch(thread, work);
-        for (int p = 0; p < op->phases(); p++) {
-          const bool idle = op->idle(context_);
-          if (!idle) op->run(context_, p, thread, work);
-          if (trace && !idle)
-            trace->mark(
-                thread, op, p, work.done(thread), thread ? Cost{} : op->cost(context_, p));
-          if (thread == 0) profile_.mark(op->profiled + p);
-        }
-      }
+    for (size_t i = 0; i < planned_.size(); i++) {
+      // so that memory is busy where this one is not
+      if (i + 1 < planned_.size()) planned_[i + 1]->fetch(thread, work);
+      run(*planned_[i], thread, work);
     }
     work.each(thread, int(sampling.size()), 1, [&](int begin, int end) {
-      for (int i = begin; i < end; i++)
-        samples[size_t(i)] = sample(*kernels_, logits().row(i), context_.statistics_of(i),
-            context_.measured, width_, sampling[size_t(i)]);
+      for (int i = begin; i < end; i++) samples[size_t(i)] = draw(i, sampling[size_t(i)]);
     });
     if (trace) trace->mark(thread, nullptr, Trace::SAMPLE, work.done(thread), {});
   });
@@ -191,6 +204,14 @@ std::vector<Sample> Model::step(const Step& step, const std::vector<SamplingRow>
   profile_.mark(sampling_phase_);
   profile_.end();
   return samples;
+}
+
+Sample Model::draw(int row, const SamplingRow& sampling) const {
+  const GreedyHead* greedy = context_.greedy_head;
+  const int32_t token = greedy ? greedy->token(row) : NO_TOKEN;
+  if (token != NO_TOKEN) return {token, 0, {}, {}};
+  return sample(*kernels_, logits().row(row), context_.statistics_of(row), context_.measured,
+      width_, sampling);
 }
 
 void Model::skip(const std::vector<int>& ops) {

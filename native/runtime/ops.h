@@ -99,7 +99,7 @@ struct Step {  // what changes from step to step
   int tokens = 0, selected = 0, blocks = 0;  // blocks: entries of `block_tables`
   const int32_t *ids = nullptr, *positions = nullptr, *logits_indices = nullptr,
                 *block_tables = nullptr, *token_type_ids = nullptr;  // the last null: all 0
-  bool all_logits = true;          // those of rows that are not sampled will be read
+  bool all_logits = true;          // they will be read, also those that no sample needs
   std::vector<Span> spans;         // one after the other, of all rows
   // Rows that replace those of the table: `embedded` of them, for tokens in ascending order.
   const float* embeddings = nullptr;
@@ -122,6 +122,8 @@ struct Step {  // what changes from step to step
   }
   int rows(Rows r) const { return r == Rows::tokens ? tokens : selected; }
 };
+
+class GreedyHead;
 
 struct Context {
   const Kernels* kernels;
@@ -154,6 +156,8 @@ struct Context {
   float* projected(int part, int token) const {
     return low_rank + (size_t(part) * size_t(low_rank_tokens) + size_t(token)) * MAX_RANK;
   }
+  // of steps that want the largest logit of each row and nothing else; null: any other
+  GreedyHead* greedy_head = nullptr;
   // by panel of the head: whether a token in it may be drawn; empty: compute all
   std::vector<uint8_t> live;
 };
@@ -288,6 +292,8 @@ class LinearOp : public Op {
       : rows_(rows),
         act_(act),
         parts_(std::move(parts)) {}
+  const LinearPart& part(int i) const { return parts_[size_t(i)]; }
+  const Act& act() const { return act_.shared; }
   void fetch(int thread, const Work& work) const override;
   std::string name(int) const override;  // "linear IN->OUT"
   Cost cost(const Context& c, int phase) const override;

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "greedy_head.h"
 #include "logits.h"
 #include "ops.h"
 #include "pack.h"
@@ -241,6 +242,7 @@ void LinearOp::run(Context& c, int, int thread, Work& work) {
 // Logits, and the statistics of their sets while they are in the core's cache. Of panels that no
 // token may be drawn from, neither.
 void LinearOp::run_head(Context& c, int rows, const Act& act, int thread, Work& work) const {
+  if (c.greedy_head) return c.greedy_head->run(c, rows, act, thread, work);
   const LinearPart& p = parts_[0];
   const int panels = p.weight->panel_count(), sets = set_count(panels * PANEL);
   const LinearArgs args = p.weight->args(act, rows, p.out.data, p.out.stride, p.bias, p.residual);

@@ -196,7 +196,10 @@ struct Scales { float scale, minimum; };
 // Of feature `i` of a group.
 Scales scales_of(Format f, const uint8_t* tile, int g, int lane, int i = 0) {
   const Layout& l = layout(f);
-  if (f == MXFP4) return {std::ldexp(1.0f, tile[g * 16 + lane] - 128), 0};
+  if (f == MXFP4) {  // 255: no number
+    const uint8_t exponent = tile[g * 16 + lane];
+    return {exponent == 255 ? INFINITY : std::ldexp(1.0f, exponent - 128), 0};
+  }
   if (f <= Q8_0)
     return {half(tile + g * 32 + lane * 2),
         l.minimum >= 0 ? half(tile + l.minimum + g * 32 + lane * 2) : 0};
@@ -283,6 +286,10 @@ bool is_fixed(Format f) {
 
 bool has_halves(Format f) { return f == Q2_K || f == Q3_K || f == Q6_K; }
 
+bool has_minima(Format f) {
+  return is_grouped(f) ? has_minimum(f) : f < BF16 && layout(f).minimum >= 0;
+}
+
 bool is_grouped(Format f) { return (f >= CODE4 && f <= CODE8_MIN) || f == TABLE4 || f == FP8; }
 
 namespace {
@@ -365,10 +372,11 @@ void unpack_row(Format f, int group, const uint8_t* panel, int lane, size_t cols
   for (size_t k = 0; k < cols; k += GROUP) {
     const uint8_t* tile = panel + k / size_t(l.tile_k) * size_t(l.tile);
     const int g = int(k % size_t(l.tile_k)) / GROUP;
-    for (int i = 0; i < GROUP && k + size_t(i) < cols; i++) {
-      const Scales s = scales_of(f, tile, g, lane, i);
-      out[k + size_t(i)] =
-          s.scale * float(get_code(f, tile, g, lane, i) - ZERO_POINT[f]) + s.minimum;
+    for (int half = 0; half < GROUP; half += GROUP / 2) {
+      const Scales s = scales_of(f, tile, g, lane, half);
+      for (int i = half; i < half + GROUP / 2 && k + size_t(i) < cols; i++)
+        out[k + size_t(i)] =
+            s.scale * float(get_code(f, tile, g, lane, i) - ZERO_POINT[f]) + s.minimum;
     }
   }
 }

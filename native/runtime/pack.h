@@ -47,6 +47,7 @@ Format panel_format(int ggml_type);
 bool is_grouped(Format format);
 bool is_fixed(Format format);                           // multiplied in fixed point
 bool has_halves(Format format);                         // scales for each 16 features
+bool has_minima(Format format);                         // codes stand for scale * code + minimum
 size_t stored_bytes(Storage storage, size_t rows, size_t cols);
 size_t panel_bytes(Format format, int group, size_t cols);
 inline size_t padded_cols(size_t cols) { return (cols + 63) / 64 * 64; }

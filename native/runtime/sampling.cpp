@@ -314,6 +314,11 @@ double uniform(uint64_t seed, uint64_t position) {
   return double((uint64_t(c[0]) << 32 | c[1]) >> 11) * 0x1p-53;
 }
 
+bool wants_argmax(const SamplingRow& row) {
+  return row.temperature <= 0 && row.target < 0 && row.logprobs < 0 && !row.mask &&
+      !row.adjustment_count;
+}
+
 float summed_inverse(const SamplingRow& row, int vocabulary) {
   const bool changed = row.mask || row.adjustment_count,
              drawn = row.target < 0 && row.temperature > 0 && !limited(row, vocabulary);

@@ -36,6 +36,9 @@ struct Sample {
   std::vector<float> top_logprobs;
 };
 
+// Whether nothing but the token of the largest logit is asked for.
+bool wants_argmax(const SamplingRow& row);
+
 // The inverse temperature of the sums that `row` asks of the head; 0: none.
 float summed_inverse(const SamplingRow& row, int vocabulary);
 

@@ -17,6 +17,7 @@ from tests.conftest import Runner, real_text
 from tests.small_models import GGUF_TYPES, K_TYPES, Small, save_gguf, save_hf
 
 DOCUMENT = 512
+ROWS = 32  # of logits that are compared at once: large vocabularies take much memory
 
 
 class Divergence:
@@ -28,12 +29,14 @@ class Divergence:
         self.losses: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
 
     def add(self, expected: torch.Tensor, got: np.ndarray, ids: list[int]) -> None:
-        p, q = expected.log_softmax(-1), torch.from_numpy(got).log_softmax(-1)
-        self.kl.append((p.exp() * (p - q)).sum(-1))
-        self.same.append(p.argmax(-1) == q.argmax(-1))
-        following = torch.tensor(ids[1:])[:, None]
-        for losses, x in zip(self.losses, (p, q), strict=True):
-            losses.append(-x[:-1].gather(1, following)[:, 0])
+        for begin in range(0, len(ids), ROWS):
+            rows = slice(begin, begin + ROWS)
+            p, q = (x[rows].log_softmax(-1) for x in (expected, torch.from_numpy(got)))
+            self.kl.append((p.exp() * (p - q)).sum(-1))
+            self.same.append(p.argmax(-1) == q.argmax(-1))
+            following = torch.tensor(ids[1:][rows])[:, None]
+            for losses, x in zip(self.losses, (p, q), strict=True):
+                losses.append(-x[: len(following)].gather(1, following)[:, 0])
 
     def check(self) -> None:
         kl, same = torch.cat(self.kl), torch.cat(self.same).double()

@@ -27,7 +27,7 @@ from octavo.checkpoint.dequantize import dequantize
 from octavo.compress.quantize import job_of
 from octavo.compress.recipe_file import builtin, read_recipe
 from octavo.compress.recipes import FolderRecipe, GgufRecipe, Layout, Recipe
-from octavo.errors import UsageError, WriteError
+from octavo.errors import CheckpointError, UsageError, WriteError
 from tests.conftest import Runner
 from tests.families import FAMILIES, save_family
 from tests.families import save_gguf as save_family_gguf
@@ -87,6 +87,15 @@ def test_gguf(recipe: GgufRecipe, source: Path, tmp_path: Path) -> None:
     assert made.metadata["general.file_type"] == recipe.file_type
     assert {t.tensor_type.name for t in gguf.GGUFReader(done.output).tensors} == set(done.kinds)
     assert 0 < distance(source, done.output) < min(1, bound(source, done.output))
+
+
+@pytest.mark.parametrize("count", ["8", [8], -1, 1.5])
+def test_numbers_of_layers_that_cannot_be(count: Any, source: Path) -> None:
+    checkpoint = open_checkpoint(source)
+    metadata = {**checkpoint.metadata, "llama.block_count": count}
+    job = job_of(replace(checkpoint, metadata=metadata), RECIPES["q4_k_m"], Path("x.gguf"))
+    with pytest.raises(CheckpointError, match="block_count"):
+        job.forecast()
 
 
 def test_the_mix_of_q4_k_m(source: Path) -> None:

@@ -152,6 +152,8 @@ class Sample(NamedTuple):
 
     @property
     def alternatives(self) -> list[tuple[int, float]]:
+        if not self.top_tokens:
+            return []
         return list(zip(self.top_tokens, self.top_logprobs, strict=True))
 
 
@@ -162,7 +164,7 @@ class StepInput:
     ids: `[T]`. positions: `[T]`, for rotations and tables of positions. spans: cover the rows in
     order. logits_indices: rows whose results are computed; the first `len(sampling)` of them are
     sampled. token_type_ids: `[T]` segment numbers, or empty for all 0. all_logits: the logits of
-    selected rows that are not sampled will be read.
+    selected rows will be read; else those that no sample needs may be left out.
 
     embeddings: `[E, width]` rows that replace the embeddings of the rows `embedding_rows`, which
     ascend. kv_writes: `[W, 2]` of row, offset of a block table in `block_tables`: stores the row's
@@ -310,7 +312,8 @@ class Executable(Protocol):
         ...
 
     def pack_pending(self) -> bool:
-        """Packs up to 16 MiB more weights. Returns True while any remain."""
+        """Packs up to 16 MiB more weights, or does as much other work left over from loading.
+        Returns True while any remains."""
         ...
 
     def prefault_kv(self, reached: int, idle: bool) -> bool:

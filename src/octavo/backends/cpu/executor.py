@@ -112,7 +112,7 @@ class CpuExecutable:
         return self.model.rows(self._taps[tap], 0, rows)
 
     def pack_pending(self) -> bool:
-        """Packs more weights. Returns True while any remain."""
+        """Packs more weights, or measures those of the head. Returns True while any remain."""
         return self.model.pack(PACKED_BYTES)
 
     def prefault_kv(self, reached: int, idle: bool) -> bool:
@@ -125,7 +125,16 @@ class CpuExecutable:
 
 
 def _keep(model: _native.Model, packed: Path) -> None:
-    """Writes packed weights, in place of those of older states of the same model."""
+    """Writes packed weights, in place of those of older states of the same model. A folder that
+    cannot be written is logged: the next start packs them anew."""
+    try:
+        _replace(model, packed)
+    except OSError as e:
+        LOG.warning("packed weights are not kept in %s: %s", packed.parent, e.strerror or e)
+
+
+def _replace(model: _native.Model, packed: Path) -> None:
+    """Writes packed weights and deletes those of older states. Raises OSError."""
     packed.parent.mkdir(parents=True, exist_ok=True)
     part = packed.with_suffix(f".{os.getpid()}")
     if model.save_weights(str(part)):
