@@ -128,3 +128,16 @@ def test_changed_model_has_another_file(folder: Path, small: Path) -> None:
     answer(small)
     (new,) = folder.iterdir()
     assert new.name != old.name
+
+
+def test_a_folder_that_cannot_be_made(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Packed weights are a cache: the model answers without them."""
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "kept"))
+    expected = answer(small)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "file" / "cache"))
+    caplog.clear()
+    assert answer(small) == expected
+    assert [r.message for r in caplog.records if "packed weights are not kept" in r.message]

@@ -18,12 +18,13 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 import octavo
 from octavo.checkpoint import Checkpoint, open_checkpoint
+from octavo.checkpoint.demo import BUNDLED
 from octavo.checkpoint.writer import NewTensor, write_gguf
 from octavo.cli.main import cli
 from octavo.compress.conversion import Conversion
 from octavo.engine.encoder import CompiledEncoder
 from octavo.engine.open import open_model
-from octavo.errors import CheckpointError, OctavoError, Unsupported, UsageError
+from octavo.errors import CheckpointError, OctavoError, Unsupported, UsageError, WriteError
 from octavo.models import build_vision
 from octavo.models.mmproj import with_mmproj
 from octavo.text.chat import ChatTemplate
@@ -321,3 +322,22 @@ def test_templates_of_text_show_pictures_as_lines(pairs: dict[str, tuple[Path, P
     said = tokenizer.decode([i for i in ids if i != PLACEHOLDER])
     assert said == "user: \nIs <image> it?\n;"
     template.close()
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_nothing_is_left_of_half_a_conversion(
+    older: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The encoder's file goes again if the model's cannot be written, unless it took another's place."""
+    if older:
+        (tmp_path / "mmproj-m.gguf").write_bytes(b"older")
+
+    def full(path: Path, *rest: Any) -> None:
+        if path.name == "m.gguf":
+            raise WriteError("No space left on device")
+        write_gguf(path, *rest)
+
+    monkeypatch.setattr("octavo.compress.conversion.write_gguf", full)
+    with pytest.raises(WriteError):
+        Conversion(open_checkpoint(BUNDLED["tiny-vlm"].path), tmp_path / "m.gguf", "gguf").run()
+    assert [p.name for p in tmp_path.iterdir()] == ["mmproj-m.gguf"] * older

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Q
 from hypothesis import HealthCheck, given, settings
@@ -185,6 +186,8 @@ def test_files_that_are_no_files(
     path = folder / name
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)
+    if name.endswith(".index.json"):  # which is not asked beside a whole file
+        (folder / "model.safetensors").unlink()
     monkeypatch.chdir(path.parent)  # the path of a socket has 107 bytes at most
     if kind == "fifo":
         os.mkfifo(path)
@@ -385,6 +388,20 @@ def test_shards(good: bytes, tmp_path: Path) -> None:
     parts[1].unlink()
     with pytest.raises(OctavoError, match="m-00002-of-00002.gguf is missing"):
         open_checkpoint(parts[0])
+    with pytest.raises(CheckpointError, match="0 parts"):
+        open_checkpoint(_write(tmp_path / "x-00001-of-00000.gguf", good))
+
+
+def test_tensors_of_nothing(tmp_path: Path) -> None:
+    """Also if the model does not use them."""
+    w = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    w.add_tensor("unused", np.zeros((0, 64), np.float32))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    with pytest.raises(CheckpointError, match=r"'unused' has shape \[0, 64\]"):
+        open_checkpoint(tmp_path / "m.gguf")
 
 
 def _write(path: Path, data: bytes) -> Path:

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from octavo.checkpoint import open_checkpoint
 from octavo.checkpoint.adapter import read_adapter
+from octavo.errors import OctavoError
 from tests.mutations import BAD, document, outcome, places, replaced
 from tests.parity.test_encoders import dense, modules, small_encoder
 from tests.parity.test_lora import make_adapter
@@ -115,6 +116,98 @@ SETTINGS: dict[str, tuple[dict[str, torch.Tensor], dict[str, Any]]] = {
     ),
     "mlx": (MLX, {"bits": 4, "group_size": 64, "mode": "affine", NAME: {"bits": 4, "group_size": 64}}),
 }  # fmt: skip
+
+BNB_STATE = {"blocksize": 64, "shape": [64, 128], "nested_blocksize": 256, "nested_offset": 0.5}
+MODULES: dict[str, tuple[dict[str, torch.Tensor], dict[str, Any]]] = {
+    **SETTINGS,
+    "gptq act-order": (GPTQ | {"g_idx": (torch.arange(128) // 64).int()}, {"bits": 4, "group_size": 64}),
+    "compressed-tensors zeros": (
+        PACKED | {"weight_zero_point": ints(8, 2), "weight_g_idx": (torch.arange(128) // 64).int()},
+        SETTINGS["compressed-tensors"][1],
+    ),
+    "compressed-tensors int8": (
+        {"weight": torch.ones(64, 128).to(torch.int8), "weight_scale": torch.ones(64, 1),
+         "weight_zero_point": torch.zeros(64, 1).to(torch.int8)},
+        {"config_groups": {"g": {"weights": {"num_bits": 8}}}},
+    ),
+    "compressed-tensors mxfp4": (
+        {"weight_packed": torch.zeros(64, 64, dtype=torch.uint8), "weight_scale": torch.zeros(64, 4, dtype=torch.uint8)},
+        {},
+    ),
+    "compressed-tensors fp8": (
+        {"weight": torch.ones(64, 128).to(torch.float8_e4m3fn), "weight_scale": torch.ones(64, 1)}, {}
+    ),
+    "bitsandbytes nf4": (
+        {"weight": torch.zeros((4096, 1), dtype=torch.uint8), "weight.absmax": torch.zeros(128, dtype=torch.uint8),
+         "weight.nested_absmax": torch.ones(1), "weight.nested_quant_map": torch.ones(256),
+         "weight.quant_map": torch.ones(16),
+         "weight.quant_state.bitsandbytes__nf4": torch.tensor(list(json.dumps(BNB_STATE).encode()), dtype=torch.uint8)},
+        {},
+    ),
+    "bitsandbytes int8": ({"weight": torch.zeros((64, 128), dtype=torch.int8), "SCB": torch.ones(64)}, {}),
+    "mxfp4": (
+        {f"{part}_{kind}": torch.zeros(shape, dtype=torch.uint8)
+         for part in ("gate_up_proj", "down_proj")
+         for kind, shape in (("blocks", (2, 64, 2, 16)), ("scales", (2, 64, 2)))},
+        {},
+    ),
+}  # fmt: skip
+GOOD_TOO = {  # a smaller matrix, or one scale for all of it, as files may have them
+    ("gptq", "qweight", "fewer"), ("awq", "qweight", "fewer"), ("fp8", "weight", "fewer"), ("fp8", "weight", "more"),
+    ("fp8", "weight_scale_inv", "scalar"), ("compressed-tensors fp8", "weight_scale", "scalar"),
+    ("compressed-tensors int8", "weight_scale", "scalar"), ("compressed-tensors int8", "weight_zero_point", "scalar"),
+}  # fmt: skip
+
+
+def damaged(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What is left of a tensor whose shape nothing may have."""
+    return {
+        "scalar": tensor.reshape(-1)[0], "empty": tensor[:0], "deeper": tensor[..., None],
+        "fewer": tensor[:-1], "more": torch.cat([tensor, tensor[:1]]),
+    }  # fmt: skip
+
+
+def reshaped(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The same numbers in shapes that some formats have and some have not."""
+    n = tensor.numel()
+    return [tensor.reshape(shape) for shape in ((n,), (1, n), (n, 1))] + [tensor.reshape(-1)[:1]]
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_shapes_of_quantized_modules(kind: str, tmp_path: Path) -> None:
+    """Each tensor damaged, one by one: refused in a line that names the tensor where its own shape
+    is none it can have, and its module where it does not fit the others."""
+    tensors, settings = MODULES[kind]
+    config = {"quantization_config": {"quant_method": kind.split()[0]} | settings}
+    read_all(folder(tmp_path, tensors, **config))
+    for ending, tensor in tensors.items():
+        for what, bad in damaged(tensor).items():
+            path = folder(tmp_path, tensors | {ending: bad.contiguous()}, **config)
+            if (kind, ending, what) in GOOD_TOO:
+                read_all(path)
+                continue
+            with pytest.raises(OctavoError) as e:
+                read_all(path)
+            own = what in ("scalar", "empty", "deeper")
+            assert (f"{NAME}.{ending}" if own else NAME) in str(e.value), (ending, what)
+            assert "\n" not in str(e.value)
+        for other in reshaped(tensor):
+            path = folder(tmp_path, tensors | {ending: other.contiguous()}, **config)
+            assert not outcome(lambda p=path: read_all(p)), (ending, other.shape)  # type: ignore[misc]
+
+
+STATES = [
+    {"nested_offset": "x"}, {"nested_offset": [1.0]}, {"nested_blocksize": 1 << 62},
+    {"nested_blocksize": 0}, {"blocksize": 1 << 62}, {"shape": [1 << 62, 128]}, {"shape": 64},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", STATES, ids=str)
+def test_states_of_bitsandbytes(change: dict[str, Any], tmp_path: Path) -> None:
+    state = torch.tensor(list(json.dumps(BNB_STATE | change).encode()), dtype=torch.uint8)
+    tensors = MODULES["bitsandbytes nf4"][0] | {"weight.quant_state.bitsandbytes__nf4": state}
+    path = folder(tmp_path, tensors, quantization_config={"quant_method": "bitsandbytes"})
+    assert not outcome(lambda: read_all(path))
 
 
 @pytest.mark.parametrize("method", SETTINGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from xml.etree import ElementTree
@@ -17,6 +18,7 @@ from octavo.compress.data import split, token_blocks
 from octavo.compress.search import Budget, best, search
 from octavo.compress.sensitivity import Encoded, Option, ReferenceLogits, matrices, types_of
 from octavo.errors import OctavoError, UsageError
+from octavo.models import build_program
 from octavo.text import load_tokenizer
 from tests.small_models import Small, save_gguf
 from tests.ux.test_command_line import fails
@@ -178,3 +180,15 @@ def test_what_cannot_be_had(model: Path, tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == {"m.gguf", "cache"}
     with pytest.raises(UsageError, match=r"o\.bin does not end with \.gguf"):
         search(open_checkpoint(model), Budget(size), tmp_path / "o.bin", threads=1)
+
+
+def test_only_of_models_that_generate(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused before anything is computed or written."""
+    source = open_checkpoint(model)
+    encoder = replace(build_program(source), task="embed")
+    monkeypatch.setattr("octavo.compress.search.build_program", lambda _: encoder)
+    with pytest.raises(UsageError, match="generates no text"):
+        search(source, Budget(10**9), tmp_path / "o.gguf", threads=1)
+    assert {p.name for p in tmp_path.iterdir()} == {"m.gguf"}

@@ -14,8 +14,12 @@ _MMPROJ = re.compile(r"(^|[-_.])mmproj([-_.].*)?\.gguf$", re.IGNORECASE)
 
 
 def is_model_folder(folder: Path) -> bool:
-    """True if the folder holds a Hugging Face model: a configuration and weights."""
-    return (folder / "config.json").exists() and any(folder.glob("*.safetensors"))
+    """True if the folder holds a Hugging Face model: a configuration and weights. One that nobody
+    may look into holds none."""
+    try:
+        return (folder / "config.json").exists() and any(folder.glob("*.safetensors"))
+    except OSError:
+        return False
 
 
 def gguf_models(files: Iterable[str]) -> list[str]:
@@ -70,10 +74,14 @@ def missing(path: Path) -> list[str]:
         return [name for name in parts(path.name) if not (path.parent / name).exists()]
     wanted: set[str] = set()
     for index in path.glob("*.safetensors.index.json"):
+        if index.with_name(index.name.removesuffix(".index.json")).exists():
+            continue  # a whole file comes before an index
         try:
             wanted.update(map(str, json.loads(index.read_bytes())["weight_map"].values()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue  # whoever opens the model will say what is wrong with it
+    whole = (path / "model.safetensors").exists()
     for file in path.glob("*.safetensors"):
-        wanted.update(parts(file.name))
+        if not (whole and file.name.startswith("model-")):
+            wanted.update(parts(file.name))
     return sorted(name for name in wanted if not (path / name).exists())

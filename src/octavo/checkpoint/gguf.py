@@ -171,6 +171,8 @@ def _read_tensor(r: _Reader) -> tuple[str, TensorType, tuple[int, ...], int]:
     if not 1 <= dims <= MAX_DIMENSIONS:
         raise r.fail(f"tensor {name[:64]!r} has {dims} dimensions")
     shape = tuple(r.scalar("Q") for _ in range(dims))[::-1]
+    if 0 in shape:
+        raise r.fail(f"tensor {name[:64]!r} has shape {list(shape)}")
     kind, offset = r.scalar("I"), r.scalar("Q")
     if kind not in READABLE:
         raise Unsupported(
@@ -214,6 +216,8 @@ def _shards(path: Path) -> list[Path]:
     if not match:
         return [path]
     stem, _, count = match.groups()
+    if int(count) == 0:
+        raise CheckpointError(f"{path.name}: a model of 0 parts, by its name")
     paths = [path.with_name(f"{stem}-{i:05d}-of-{count}.gguf") for i in range(1, int(count) + 1)]
     for p in paths:
         if not p.exists():

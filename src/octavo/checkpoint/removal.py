@@ -49,7 +49,7 @@ def find_removal(name: str) -> Removal:
             model=name,
             instead=(hub.repo,),
         )
-    elif name in BUNDLED or Path(name).expanduser().exists():
+    elif name in BUNDLED or _exists(name):
         raise ModelNotFound(
             f"{name} is not in a cache, and rm deletes nothing else", "octavo models"
         )
@@ -60,6 +60,14 @@ def find_removal(name: str) -> Removal:
     if not there:
         raise ModelNotFound(f"no model {name!r} in the caches", "octavo models")
     return Removal(hub.repo if hub else name, there, sum(map(_size, there)))
+
+
+def _exists(name: str) -> bool:
+    """True if the name is a path of something; False for what is no path."""
+    try:
+        return Path(name).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # too long, no home, a null character
+        return False
 
 
 def _size(folder: Path) -> int:

@@ -83,9 +83,10 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
 
 
 def _weight_map(folder: Path, names: Collection[str]) -> dict[str, str]:
-    """The file of each tensor, as the index says. Other files of the folder are ignored."""
+    """The file of each tensor, as the index says. Other files of the folder are ignored. A whole
+    file comes before an index, which may be left of what was there before."""
     index = "model.safetensors.index.json"
-    if index not in names:
+    if index not in names or "model.safetensors" in names:
         return {}
     mapping = read_json(folder / index).get("weight_map")
     if not isinstance(mapping, dict) or not mapping:

@@ -140,8 +140,14 @@ class Conversion:
         write = self._to_mmproj(vision, half, number) if vision is not None else lambda: None
 
         def both() -> None:
+            new = self.mmproj is not None and not self.mmproj.exists()
             write()
-            write_gguf(self._output, metadata, out)
+            try:
+                write_gguf(self._output, metadata, out)
+            except BaseException:  # whole or not at all, also where it is interrupted
+                if self.mmproj is not None and new:
+                    self.mmproj.unlink(missing_ok=True)
+                raise
 
         return both
 
@@ -247,7 +253,7 @@ class Conversion:
         def read() -> Any:
             x = part.values()
             with named(part.name):
-                check_finite(x)
+                check_finite(x, kind)
             stored = as_floats(x, kind)
             self._compare(part, kind.name, _as_f32(stored, kind), x)
             return stored

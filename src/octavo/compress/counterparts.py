@@ -27,6 +27,8 @@ Rows = npt.NDArray[np.int64]
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 # Tensors of GGUF files that config.json stands for.
 _SETTINGS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+# Ends of names of what older folders hold and nothing is computed with: frequencies, causal masks.
+_BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 
 
 def in_order(tensor: Tensor) -> F32:
@@ -116,11 +118,13 @@ def of_gguf(checkpoint: Checkpoint, program: Program, scheme: Scheme) -> Iterato
     names = {m: m for m in scheme.modules.values()}
     real = hf_names(names | {"embed": scheme.embed}, checkpoint.tensors).modules
     modules = {real[hf].replace("{{}}", "{}"): gguf for gguf, hf in scheme.modules.items()}
-    head = f"{real[scheme.modules['output']]}.weight"
+    head, embed = f"{real[scheme.modules['output']]}.weight", f"{real['embed']}.weight"
     tied = checkpoint.metadata.get("tie_word_embeddings", scheme.tied)
     experts: dict[str, list[tuple[int, Tensor]]] = {}
     for name, tensor in checkpoint.tensors.items():
-        if tied and name == head:
+        if name == head and tied and _same(tensor, checkpoint.tensors[embed]):
+            continue
+        if name.endswith(_BUFFERS):
             continue
         stem, _, kind = name.rpartition(".")
         numbers = _LAYER.findall(name)
@@ -137,6 +141,12 @@ def of_gguf(checkpoint: Checkpoint, program: Program, scheme: Scheme) -> Iterato
     for full, each in experts.items():
         each.sort(key=lambda pair: pair[0])
         yield Counterpart(full, tuple(t for _, t in each), stacked=True)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are stored alike: a folder may say that its head is its embedding, and
+    hold another one, which is what is computed with."""
+    return (a.type, a.shape) == (b.type, b.shape) and np.array_equal(a.raw(), b.raw())
 
 
 def _unknown(checkpoint: Checkpoint, name: str, where: str) -> Unsupported:

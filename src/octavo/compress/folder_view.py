@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, replace
 
 import numpy as np
@@ -14,6 +15,8 @@ from octavo.errors import Unsupported
 from octavo.models import build_program
 from octavo.models.schemes import SCHEMES, Scheme
 from octavo.program import Attention, Op, Permute, Program, Value, Weight
+
+_EXPERT = re.compile(r"\.experts\.(gate_up|down)_proj\.\d+$")  # as MXFP4's importer names them
 
 
 def scheme_of(checkpoint: Checkpoint, program: Program) -> Scheme:
@@ -49,6 +52,11 @@ def folder_parts(
 ) -> tuple[Checkpoint, tuple[Counterpart, ...]]:
     """See as_folder; also what each tensor is made of."""
     if checkpoint.format == "hf":
+        if any(_EXPERT.search(name) for name in checkpoint.tensors):
+            raise Unsupported(
+                f"{checkpoint.path.name}: the experts of gpt-oss in MXFP4 have no form as floats",
+                "use it as it is: 4 bits a weight is what it was trained with",
+            )
         return checkpoint, tuple(Counterpart(n, (t,)) for n, t in checkpoint.tensors.items())
     program = build_program(checkpoint)
     scheme = scheme_of(checkpoint, program)

@@ -25,6 +25,7 @@ from octavo.compress.recipes import GgufRecipe, check_rules
 from octavo.compress.writing import converted, metadata_of
 from octavo.errors import UsageError
 from octavo.models import build_program
+from octavo.models.metadata import Metadata
 from octavo.program import Experts, Linear, Weight
 
 
@@ -59,8 +60,8 @@ class GgufJob:
     @cached_property
     def types(self) -> dict[str, TensorType]:
         """The type that each tensor gets: one in blocks keeps its own where that is no larger."""
-        tensors, architecture = self.checkpoint.tensors, self.checkpoint.architecture
-        layers = int(self.checkpoint.metadata.get(f"{architecture}.block_count", 0))
+        tensors = self.checkpoint.tensors
+        layers = Metadata(self.checkpoint).size("block_count", 0)
         tied = "output.weight" not in tensors
         wanted = {n: self.recipe.type_of(n, t.shape, layers, tied) for n, t in tensors.items()}
 

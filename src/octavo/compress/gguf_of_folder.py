@@ -35,10 +35,13 @@ class GgufOfFolderJob:
         cls, checkpoint: Checkpoint, recipe: FolderRecipe, output: Path,
         texts: Callable[[], Iterable[str]] = tuple,
     ) -> GgufOfFolderJob:  # fmt: skip
-        """Raises UsageError for what the blocks cannot hold, and what FolderJob does."""
+        """Raises UsageError for what the blocks cannot hold, and what Conversion and FolderJob
+        do."""
         if output.suffix != ".gguf":
             raise UsageError(f"{output} does not end with .gguf", f"--output {output}.gguf")
         check_new_file(output)
+        if checkpoint.format == "hf":
+            Conversion(checkpoint, output, "gguf")  # what has no such form is refused before
         unsaid = {"activations": recipe.activations, "what encodes images": recipe.vision,
                   "the KV cache": recipe.kv}  # fmt: skip
         for what in (name for name, said in unsaid.items() if said is not None):

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from octavo.checkpoint.base import TensorType
 from octavo.checkpoint.grouped import e4m3
 from octavo.compress.fit import (
     F32,
@@ -30,7 +31,7 @@ from octavo.errors import UsageError
 U8 = npt.NDArray[np.uint8]
 ScaleType = Literal["f16", "bf16", "f32"]
 E4M3_MAX = np.float32(448)
-GROUPS = (128, 96, 64, 32)  # that readers take everywhere
+GROUPS = (128, 64, 32)  # that readers take everywhere, each a part of the one before
 ROUNDS = 3
 LARGEST = 60_000  # a value that a scale of fp16 holds
 CHUNK = 1 << 16  # weights that are searched at a time: what caches hold
@@ -118,12 +119,13 @@ def largest_group(columns: int, wanted: int) -> int:
     return next(fits, 0)
 
 
-def check_finite(x: F32) -> None:
-    """Raises UsageError for values that are no numbers, or too large for scales of fp16."""
+def check_finite(x: F32, kind: TensorType = TensorType.F16) -> None:
+    """Raises UsageError for values that are no numbers, or too large for a type, or for scales of
+    it."""
     widest = float(np.maximum(x.max(initial=0), -x.min(initial=0)))
     if not np.isfinite(widest):
         raise UsageError(f"{np.count_nonzero(~np.isfinite(x))} of the weights are not finite")
-    if widest > LARGEST:
+    if kind is TensorType.F16 and widest > LARGEST:
         raise UsageError(f"weights up to {widest:.3g}; {LARGEST:,} is the largest that is taken")
 
 
@@ -262,6 +264,14 @@ _E4M3 = e4m3(np.arange(127, dtype=np.uint8))  # ascending; 127 is the NaN
 
 def to_e4m3(x: F32) -> U8:
     """The nearest codes; of two that are as near the even one; 448 at most."""
+    values = x.reshape(-1)
+    return np.concatenate(each(len(values), CHUNK, lambda here: _nearest(values[here]))).reshape(
+        x.shape
+    )
+
+
+def _nearest(x: F32) -> U8:
+    """`to_e4m3` of values that caches hold."""
     magnitude = np.minimum(np.abs(x), E4M3_MAX)
     above = np.searchsorted(_E4M3, magnitude).clip(1, 126)
     below = above - 1

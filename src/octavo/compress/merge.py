@@ -105,7 +105,7 @@ def _reader(
         for f in factors:
             x = x + _product(folder, part, f)
         with named(part.name):
-            check_finite(x)
+            check_finite(x, kind)
         progress(sum(t.nbytes for t in part.sources))
         return as_floats(x, kind)
 

@@ -34,6 +34,7 @@ from octavo.compress.sensitivity import (
 from octavo.compress.writing import metadata_of
 from octavo.engine.host import usable_threads
 from octavo.errors import OctavoError, UsageError
+from octavo.models import build_program
 from octavo.text import load_tokenizer
 
 SLOTS = 8192  # that the bytes above the smallest mix are counted in
@@ -89,6 +90,8 @@ def search(
         raise UsageError(f"{checkpoint.path.name} is a folder; --budget makes a GGUF file of one")
     if output.suffix != ".gguf":
         raise UsageError(f"{output} does not end with .gguf", f"--output {output}.gguf")
+    if build_program(checkpoint).task != "generate":
+        raise UsageError(f"{checkpoint.path.name} generates no text, so it is not measured")
     check_new_file(output)
     if not matrices(checkpoint):
         raise UsageError(f"{checkpoint.path.name} has no matrix that can become smaller")

@@ -64,7 +64,7 @@ def encoded(x: F32, kind: TensorType, importance: F32 | None = None) -> Any:
         if importance is not None and importance.ndim == 2:
             return np.stack([encode(a, kind, b) for a, b in zip(x, importance, strict=True)])
         return encode(x.reshape(-1, x.shape[-1]), kind, importance)
-    check_finite(x)
+    check_finite(x, kind)
     return as_floats(x, kind)
 
 

@@ -44,14 +44,14 @@ def _group_size(config: dict[str, Any]) -> int:
 
 def _packed(m: Module, config: dict[str, Any]) -> Grouped:
     packed = m.get("weight_packed", TensorType.I32)
-    shape = m.get("weight_shape", TensorType.I64, TensorType.I32, dims=1).array()
+    shape = m.get("weight_shape", TensorType.I64, TensorType.I32, dims=(1,)).array()
     if len(shape) != 2 or int(shape[0]) != packed.shape[0] or int(shape[1]) < 1:
         raise CheckpointError(f"{m.name[:80]}.weight_shape is {shape.tolist()[:4]}")
     rows, columns = int(shape[0]), int(shape[1])
     bits = packed.shape[1] * 32 // columns
     if not 2 <= bits <= 8 or packed.shape[1] != -(-columns * bits // 32):
         raise m.mismatch("weight_packed", packed.shape, (rows, -(-columns * 4 // 32)))
-    groups = (m.get("weight_scale", *FLOATS).shape + (1,))[1]
+    groups = m.get("weight_scale", *FLOATS).shape[1]
     scales = m.floats("weight_scale", (rows, groups))
     group = m.group(columns, groups, _group_size(config))
     zeros = None
@@ -62,7 +62,9 @@ def _packed(m: Module, config: dict[str, Any]) -> Grouped:
         zeros = unpack(words.T, bits, rows).T.astype(np.int32)
     order = None
     if m.has("weight_g_idx"):
-        indices = m.get("weight_g_idx", TensorType.I32, TensorType.I64, dims=1).array()
+        indices = m.get("weight_g_idx", TensorType.I32, TensorType.I64, dims=(1,)).array()
+        if len(indices) != columns:
+            raise m.mismatch("weight_g_idx", indices.shape, (columns,))
         order = order_of(indices, group, m.name)
 
     def codes() -> U8:
@@ -75,14 +77,14 @@ def _packed(m: Module, config: dict[str, Any]) -> Grouped:
 def _int8(m: Module, config: dict[str, Any]) -> Grouped:
     weight = m.get("weight", TensorType.I8)
     rows, columns = weight.shape
-    stored = m.get("weight_scale", *FLOATS)
+    stored = m.get("weight_scale", *FLOATS, dims=(0, 1, 2))
     groups = (*stored.shape, 1, 1)[1]
-    scales = np.broadcast_to(stored.vector().reshape(-1, groups), (rows, groups))
-    group = m.group(columns, scales.shape[1], _group_size(config))
+    scales = m.of_rows("weight_scale", stored.vector(), rows, groups)
+    group = m.group(columns, groups, _group_size(config))
     zeros = None
     if m.has("weight_zero_point"):
-        points = m.get("weight_zero_point", TensorType.I8).array().astype(np.int32)
-        zeros = np.broadcast_to(points.reshape(-1, scales.shape[1]), scales.shape) + 128
+        points = m.get("weight_zero_point", TensorType.I8, dims=(0, 1, 2)).array().astype(np.int32)
+        zeros = m.of_rows("weight_zero_point", points, rows, groups) + 128
 
     def codes() -> U8:
         return weight.array().view(np.uint8) ^ np.uint8(128)
@@ -92,7 +94,7 @@ def _int8(m: Module, config: dict[str, Any]) -> Grouped:
 
 def _mxfp4(m: Module) -> Computed:
     packed, exponents = (m.get(f"weight_{p}", TensorType.U8) for p in ("packed", "scale"))
-    expected = (exponents.shape[0], exponents.shape[-1] * 16)
+    expected = (exponents.shape[0], exponents.shape[1] * 16)
     if packed.shape != expected:
         raise m.mismatch("weight_packed", packed.shape, expected)
     return mxfp4.tensor(f"{m.name}.weight", packed, exponents)
@@ -104,7 +106,7 @@ def read(m: Module, config: dict[str, Any]) -> Grouped | Computed | None:
         raise Unsupported(f"{m.name[:80]}: nvfp4-pack-quantized", f"supported: {FORMATS}")
     if m.has("weight_packed"):
         return _mxfp4(m) if m.stored["weight_packed"].type is TensorType.U8 else _packed(m, config)
-    kind = m.get("weight", TensorType.I8, TensorType.FP8_E4M3, *FLOATS).type
+    kind = m.get("weight", TensorType.I8, TensorType.FP8_E4M3, *FLOATS, dims=(1, 2)).type
     if kind is TensorType.I8:
         return _int8(m, config)
     if kind is TensorType.FP8_E4M3:

@@ -22,14 +22,14 @@ def _scales(m: Module, rows: int, columns: int, block: tuple[int, int]) -> tuple
     ending = next((e for e in SCALES if m.has(e)), None)
     if ending is None:
         return np.ones((rows, 1), np.float32), m.group(columns, 1, 0)
-    scales = m.get(ending, *FLOATS).vector()
+    scales = m.get(ending, *FLOATS, dims=(0, 1, 2)).vector()
     if scales.size in (1, rows) and (scales.ndim < 2 or scales.shape[1] == 1):
         return np.broadcast_to(scales.reshape(-1, 1), (rows, 1)), m.group(columns, 1, 0)
     high, wide = block
     expected = (-(-rows // high), -(-columns // wide))
     if scales.shape != expected:
         raise m.mismatch(ending, scales.shape, expected)
-    return np.repeat(scales, high, axis=0)[:rows], m.group(columns, expected[1], wide)
+    return np.repeat(scales, min(high, rows), axis=0)[:rows], m.group(columns, expected[1], wide)
 
 
 def read_scaled(m: Module, block: object) -> Grouped:

@@ -26,9 +26,9 @@ def read(m: Module, config: dict[str, Any]) -> Grouped:
     qweight = m.get("qweight", TensorType.I32)
     qzeros = m.get("qzeros", TensorType.I32)
     words, outputs = qweight.shape
-    indices = m.get("g_idx", TensorType.I32, dims=1).array() if m.has("g_idx") else None
+    indices = m.get("g_idx", TensorType.I32, dims=(1,)).array() if m.has("g_idx") else None
     bits = config.get("bits")
-    if indices is not None and len(indices):
+    if indices is not None:
         bits = words * 32 // len(indices)  # each module may have its own
     if bits not in BITS:
         raise Unsupported(f"{m.name[:80]}: GPTQ with {str(bits)[:20]} bits")

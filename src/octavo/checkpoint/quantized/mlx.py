@@ -23,7 +23,7 @@ def read(m: Module, config: dict[str, Any]) -> Grouped:
     weight = m.get("weight", TensorType.U32)
     rows, words = weight.shape
     size = settings.get("group_size", 64)
-    groups = (m.get("scales", *FLOATS).shape + (1,))[1]
+    groups = m.get("scales", *FLOATS).shape[1]
     scales, minima = m.floats("scales", (rows, groups)), m.floats("biases", (rows, groups))
     columns = groups * size if isinstance(size, int) else 0
     bits = words * 32 // columns if columns else 0

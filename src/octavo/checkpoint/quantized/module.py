@@ -28,23 +28,33 @@ class Module:
     def has(self, *endings: str) -> bool:
         return all(ending in self.stored for ending in endings)
 
-    def get(self, ending: str, *types: TensorType, dims: int = 2) -> Stored:
-        """The tensor with this suffix. Raises CheckpointError unless it has one of these types."""
+    def get(self, ending: str, *types: TensorType, dims: tuple[int, ...] = (2,)) -> Stored:
+        """The tensor with this suffix. Raises CheckpointError unless it has one of these types and
+        numbers of dimensions, and something in it."""
         tensor = self.stored.get(ending)
         if tensor is None:
             raise CheckpointError(f"{self.name[:80]}: {ending} is missing")
-        if tensor.type not in types or len(tensor.shape) > dims:
+        if tensor.type not in types or len(tensor.shape) not in dims or 0 in tensor.shape:
             raise CheckpointError(
-                f"{tensor.name[:80]}: {tensor.type.name} {list(tensor.shape)}, "
-                f"expected {' or '.join(t.name for t in types)} of {dims} dimensions"
+                f"{self.name[:80]}.{ending}: {tensor.type.name} {list(tensor.shape)}, "
+                f"expected {' or '.join(t.name for t in types)} "
+                f"of {' or '.join(map(str, dims))} dimensions, none of them 0"
             )
         return tensor
 
     def floats(self, ending: str, shape: tuple[int, ...]) -> F32:
-        tensor = self.get(ending, *FLOATS)
+        tensor = self.get(ending, *FLOATS, dims=(len(shape),))
         if tensor.shape != shape:
             raise self.mismatch(ending, tensor.shape, shape)
         return tensor.vector()
+
+    def of_rows(self, ending: str, x: npt.NDArray[Any], rows: int, groups: int) -> npt.NDArray[Any]:
+        """`[rows, groups]` of a tensor that may have one row for all, and no dimension for groups
+        where there is one of them. Raises CheckpointError."""
+        each = x.reshape(-1, (*x.shape, 1, 1)[1])
+        if each.shape not in ((1, groups), (rows, groups)):
+            raise self.mismatch(ending, x.shape, (rows, groups))
+        return np.broadcast_to(each, (rows, groups))
 
     def mismatch(
         self, ending: str, shape: tuple[int, ...], expected: tuple[int, ...]

@@ -43,8 +43,8 @@ def read(m: Module, config: dict[str, Any]) -> list[Computed]:
     """Every expert's matrices, named `gate_up_proj.0` and so on. Raises CheckpointError."""
     out = []
     for part in PARTS:
-        packed = m.get(f"{part}_blocks", TensorType.U8, dims=4)
-        exponents = m.get(f"{part}_scales", TensorType.U8, dims=3)
+        packed = m.get(f"{part}_blocks", TensorType.U8, dims=(4,))
+        exponents = m.get(f"{part}_scales", TensorType.U8, dims=(3,))
         if packed.shape != (*exponents.shape, 16):
             raise m.mismatch(f"{part}_blocks", packed.shape, (*exponents.shape, 16))
         out += [
