@@ -10,6 +10,7 @@ import pytest
 import octavo
 from octavo.bench.tune import expected_gain, tune
 from octavo.cli.screen import step_bar
+from octavo.engine.stats import EngineStats
 from octavo.engine.tuned import read_tuned
 from octavo.errors import ModelNotFound, UsageError
 from tests.api.server import serving
@@ -17,6 +18,7 @@ from tests.draft_pair import write_pair
 from tests.small_models import Small
 from tests.ux.test_command_line import fails
 from tests.ux.test_command_line import octavo as run
+from tests.waiting import until
 
 # Large enough that a draft is worth its time.
 SHAPE = Small(heads=6, kv_heads=2, head_dim=64, hidden=384, ffn=1536, layers=2, vocabulary=320)
@@ -46,13 +48,25 @@ def texts(llm: octavo.LLM) -> list[list[int]]:
     return out
 
 
+def until_drafted(llm: octavo.LLM, name: str) -> EngineStats:
+    """The counts once drafts of a source were verified. They may wait for a quieter machine: they
+    are only made where they seem to save time."""
+
+    def drafted() -> int:
+        llm.generate(PROMPTS, octavo.SamplingParams(max_tokens=400), progress=False)
+        return int(getattr(llm.stats(), f"accepted_{name}"))
+
+    until(drafted)
+    return llm.stats()
+
+
 def test_texts_are_the_same_with_a_draft_model(pair: Path) -> None:
     with large(pair, speculation="off") as llm:
         expected = texts(llm)
     with large(pair, draft=str(pair / "small.gguf"), speculation="draft") as llm:
         assert texts(llm) == expected
-        stats = llm.stats()
-        assert 0 < stats.accepted_draft <= stats.drafted_draft and stats.drafted_lookup == 0
+        stats = until_drafted(llm, "draft")
+        assert stats.accepted_draft <= stats.drafted_draft and stats.drafted_lookup == 0
 
 
 def test_a_stop_string_ends_a_run_of_accepted_tokens(pair: Path) -> None:
@@ -60,15 +74,15 @@ def test_a_stop_string_ends_a_run_of_accepted_tokens(pair: Path) -> None:
     with large(pair, speculation="off") as llm:
         whole = llm.generate(PROMPTS[0], params, progress=False)[0].text
     with large(pair, draft=str(pair / "small.gguf"), speculation="draft") as llm:
+        until_drafted(llm, "draft")
         for at in (40, 31, 20, 7):
             stop = whole[at : at + 4]
             params = octavo.SamplingParams(
                 temperature=0, max_tokens=60, ignore_eos=True, stop=[stop]
             )
-            for _ in range(3):  # drafts begin when steps were measured
+            for _ in range(3):
                 (done,) = llm.generate(PROMPTS[0], params, progress=False)
                 assert (done.text, done.finish_reason) == (whole[: whole.index(stop)], "stop")
-        assert llm.stats().accepted_draft > 0
 
 
 def test_the_server_has_a_draft_model(pair: Path, tmp_path: Path) -> None:
@@ -131,8 +145,9 @@ def test_self_speculation_is_tuned_once(
     )
     with large(pair, speculation="self") as llm:
         assert texts(llm) == expected
-        assert llm.stats().drafted_self > 0
-        assert llm.stats().drafted_lookup == llm.stats().drafted_draft == 0
+        stats = until_drafted(llm, "self")
+        assert stats.accepted_self <= stats.drafted_self
+        assert stats.drafted_lookup == stats.drafted_draft == 0
 
 
 def test_what_is_tuned_is_of_the_files_as_they_are(

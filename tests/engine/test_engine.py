@@ -11,7 +11,7 @@ import pytest
 
 from octavo.backends.base import BLOCK, Sample, StepInput, StepLimits
 from octavo.engine.constraint import GrammarCompiler, TokenTable
-from octavo.engine.engine import Engine
+from octavo.engine.engine import MULTI_STEP_SECONDS, Engine
 from octavo.engine.events import Ended, Mark, PromptLogprobs, Times, Token, TokenEvent, ends
 from octavo.engine.request import BeamSearch, Request, SamplingParams, Thinking, shown
 from octavo.errors import RequestError
@@ -228,7 +228,7 @@ def test_a_refusal_while_running_names_its_cause(params: dict[str, object], fiel
 @pytest.mark.parametrize(
     ("name", "bad"),
     [("beam", BeamSearch(1 << 40)), ("beam", BeamSearch(2, 3)), ("beam", BeamSearch(2, 1, math.nan)),
-     ("thinking", Thinking(1 << 31, [1])), ("thinking", Thinking(-1, [1])), ("thinking", Thinking(1, [1000]))],
+     ("thinking", Thinking(1 << 31, [1])), ("thinking", Thinking(-1, [1])), ("thinking", Thinking(1, [1000])), ("thinking", Thinking(1, [1], 1000))],
 )  # fmt: skip
 def test_bad_searches_and_thoughts(name: str, bad: object) -> None:
     params = SamplingParams(temperature=0, max_tokens=5, **{name: bad})  # type: ignore[arg-type]
@@ -330,6 +330,36 @@ def test_steady_requests_take_several_steps_in_a_row() -> None:
     for second in ({"bad_words": [[7]]}, {"presence_penalty": 1.0}, {"min_tokens": 8}):
         given, calls, steps = run(1e9, **second)
         assert given == expected and steps == 30 and 8 < calls < 16  # one by one while "b" runs
+
+
+class Timed(Counting):
+    """Steps take some time of a clock. asked: how many each call was to compute."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        super().__init__()
+        self.clock, self.seconds = clock, seconds
+        self.asked: list[int] = []
+
+    def step(self, step: StepInput) -> list[Sample]:
+        self.clock.now += self.seconds
+        return super().step(step)
+
+    def decode(self, step: StepInput, steps: int, ends: list[list[int]]) -> list[list[Sample]]:
+        self.asked.append(steps)
+        return super().decode(step, steps, ends)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps"), [(0.004, 5), (0.0067, 3), (0.0085, 2), (0.013, 2), (0.014, 1)]
+)
+def test_a_call_of_several_steps_comes_near_to_a_fiftieth_of_a_second(
+    seconds: float, steps: int
+) -> None:
+    executable = Timed(Clock(), seconds)
+    e = engine(executable, multi_step=MULTI_STEP_SECONDS, clock=executable.clock)
+    e.add(request("a", tokens=1 + 4 * steps))
+    finish(e)
+    assert executable.asked == ([] if steps == 1 else [steps] * 4)
 
 
 POISON = chr(700)  # its prompt holds token 700
@@ -477,6 +507,23 @@ def test_thoughts_end_with_their_budget() -> None:
         )
     )
     assert 901 not in generated(e)
+
+
+@pytest.mark.parametrize(
+    ("opening", "expected"),
+    [
+        (110, [110, 111, 112, 900, 901, 115, 116, 117]),
+        (111, [110, 111, 112, 113, 114, 115, 116, 117]),  # not the first token
+    ],
+)
+def test_thoughts_that_the_model_opens_end_with_their_budget(
+    opening: int, expected: list[int]
+) -> None:
+    thinking = Thinking(budget=2, closing=[900, 901], opening=opening)
+    e = engine()
+    params = SamplingParams(max_tokens=8, temperature=0, thinking=thinking)
+    e.add(Request(id="a", prompt=[1] * 10, params=params))
+    assert generated(e) == expected
 
 
 def test_bad_words_and_min_tokens_are_masked() -> None:

@@ -69,7 +69,7 @@ def test_the_first_trial_is_at_once_and_later_ones_take_a_small_share_of_the_tim
     guessed = ahead.cost(asked, 0.01)
     assert ahead.trial(guessed, 9) == ahead.trial(guessed, 9) == TRIAL  # nothing was written yet
     assert ahead.trial(guessed, 2) == 2
-    assert ahead.write(asked, TRIAL)[1] == 0.4
+    assert ahead.write(asked, TRIAL, 0.01)[1] == 0.4
     cost = ahead.cost(asked, 0.01)
     assert cost.once == pytest.approx(0.4) and guessed.once < cost.once
     assert ahead.trial(cost, 9) == 0
@@ -78,6 +78,16 @@ def test_the_first_trial_is_at_once_and_later_ones_take_a_small_share_of_the_tim
     ahead.spent(0.02 * (cost.once + TRIAL * cost.each) / TRIED)
     assert ahead.trial(cost, 9) == TRIAL
     assert ahead.trial(cost, 9) == 0
+
+
+@pytest.mark.parametrize("writer", [Wrong(), Late()])
+def test_a_draft_that_was_held_up_once_is_tried_again_soon(writer: Wrong) -> None:
+    asked = [sequence([1, 2], [3])]
+    ahead = Lookahead(writer, lambda: writer.now)
+    writer.now, before = 0.0, ahead.cost(asked, 0.0001)
+    ahead.write(asked, TRIAL, 0.0001)  # takes 0.1 s a token
+    held_up = ahead.cost(asked, 0.0001)
+    assert before.each <= held_up.each <= 0.0001 and held_up.once <= writer.lag(asked[0]) * 0.0001
 
 
 def test_a_draft_model_that_does_not_pay_is_hardly_asked() -> None:

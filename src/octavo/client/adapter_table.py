@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from octavo.checkpoint.identity import FileState, file_states
 from octavo.client.link import EngineLink
 from octavo.client.protocol import Adapted, LoadAdapter, UnloadAdapter
+from octavo.client.replay import Stream
 from octavo.errors import EngineFailed, RequestError
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -36,6 +38,8 @@ class AdapterTable:
 
     def __init__(self) -> None:
         self.adapters: dict[str, Adapter] = {}
+        self.restoring = ""  # the one that a new engine is loading
+        self._used: dict[Stream, Adapter] = {}  # by requests; another may have its name by now
         self._asked: dict[int, asyncio.Future[Adapted]] = {}  # of the present engine, by serial
         self._serials = count()
 
@@ -68,6 +72,26 @@ class AdapterTable:
             kind = EngineFailed if said.code == "engine_failed" else RequestError
             raise kind(said.message, said.param, said.code)
 
+    async def restore(self, link: EngineLink, lose: Callable[[str, str], None]) -> None:
+        """Has a new engine load all, but those that leave meanwhile. lose: is told of those that it
+        cannot load, and why. Raises EngineFailed when it ends."""
+        loaded: dict[str, Adapter] = {}
+        for name, adapter in list(self.adapters.items()):
+            if self.adapters.get(name) is not adapter:
+                continue
+            self.restoring = name
+            try:
+                await self.load(link, name, adapter)
+                loaded[name] = adapter
+            except RequestError as e:
+                if link.over:
+                    raise
+                lose(name, str(e))
+        self.restoring = ""
+        for name, adapter in loaded.items():
+            if self.adapters.get(name) is not adapter:
+                link.send(UnloadAdapter(name))
+
     def answered(self, message: Adapted) -> None:
         """What an engine has said."""
         answer = self._asked.get(message.serial)
@@ -80,19 +104,21 @@ class AdapterTable:
             said = "the engine ended while it loaded the adapter"
             self.answered(Adapted(serial, said, "lora_path", "engine_failed"))
 
-    def acquire(self, name: str) -> None:
+    def acquire(self, stream: Stream) -> None:
         """Counts a request. Raises RequestError if there is no such adapter."""
-        if not name:
+        if not (name := stream.request.adapter):
             return
         if name not in self.names:
             raise RequestError(f"no adapter {name[:64]!r}", "adapter", "model_not_found")
+        self._used[stream] = self.adapters[name]
         self.adapters[name].users += 1
 
-    def release(self, name: str) -> bool:
-        """Counts the end of a request; whether the adapter is to be unloaded now."""
-        if adapter := self.adapters.get(name):
-            adapter.users -= 1
-        return self._gone(name)
+    def release(self, stream: Stream) -> bool:
+        """Counts the end of a request; whether its adapter is to be unloaded now."""
+        if (adapter := self._used.pop(stream, None)) is None:
+            return False
+        adapter.users -= 1
+        return self._gone(stream.request.adapter)
 
     def leave(self, name: str) -> bool:
         """Keeps an adapter from new requests; whether it is to be unloaded now. Raises

@@ -35,6 +35,7 @@ class EngineLink:
         self._operations = -1
         self._profiles: deque[asyncio.Future[Profile]] = deque()  # that are asked for
         self.signs = 0  # of its work getting on; they only ever grow
+        self.over = False  # its end has been found
 
     async def open(self) -> None:
         """Joins the socket to the event loop."""
@@ -45,13 +46,16 @@ class EngineLink:
         return self._writer is not None
 
     def send(self, message: ToEngine) -> None:
-        """Raises ValueError, TypeError or OverflowError for what cannot be sent."""
+        """Sends a message, or nothing to a process that has ended, as `receive` will say. Raises
+        ValueError, TypeError or OverflowError for what cannot be sent."""
         data = frame(message)
-        if self._writer is not None:
+        if self._writer is not None and not self._writer.is_closing():
             self._writer.write(data)
 
     async def profile(self, work: asyncio.Future[None]) -> Profile:
         """What the process does until `work` is done. Raises EngineFailed if it ends meanwhile."""
+        if self.over:
+            raise _ended()
         asked: asyncio.Future[Profile] = asyncio.get_running_loop().create_future()
         either: set[asyncio.Future[Any]] = {work, asked}
         self._profiles.append(asked)
@@ -113,10 +117,10 @@ class EngineLink:
 
     async def end(self) -> int:
         """Ends the process; gives its exit status, negative for the signal that ended it before."""
+        self.over = True
         for asked in self._profiles:
             if not asked.done():
-                reason = "the engine ended while it was profiled"
-                asked.set_exception(EngineFailed(reason, code="engine_error"))
+                asked.set_exception(_ended())
                 asked.exception()  # who asked may be gone
         if self._writer is not None:
             self._writer.close()
@@ -126,7 +130,7 @@ class EngineLink:
             status = await self._status()
         finally:
             self.kill()
-        await asyncio.to_thread(self._process.wait)  # much memory takes long to be given back
+            await asyncio.to_thread(self._process.wait)  # much memory takes long to be given back
         return status if status is not None else -signal.SIGKILL
 
     async def _status(self) -> int | None:
@@ -136,3 +140,7 @@ class EngineLink:
                 return status
             await asyncio.sleep(0.005)
         return None
+
+
+def _ended() -> EngineFailed:
+    return EngineFailed("the engine ended while it was profiled", code="engine_error")

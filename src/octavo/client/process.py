@@ -74,7 +74,6 @@ class EngineProcessClient:
         self._progress = progress
         self._replay = Replay()
         self._adapters = AdapterTable()
-        self._restoring = ""  # the adapter that a new engine is loading
         self._one_at_a_time = asyncio.Lock()
         self.link = EngineLink(spawned) if spawned is not None else None
         self._tasks: list[asyncio.Task[None]] = []  # that end with this engine
@@ -84,6 +83,7 @@ class EngineProcessClient:
         self._served = self._fruitful = False  # this engine has; it has computed something
         self._closing = False
         self._cause = ""  # why this engine is being killed
+        self.judging = False  # it is not known yet what an engine has ended of
         self.overseer: Overseer | None = None
         self._stats: dict[str, int] = {}
         self.restarts = 0
@@ -200,13 +200,17 @@ class EngineProcessClient:
         self._adapters.engine_ended()
         if link is None:
             return
-        status, cause = await link.end(), self._cause
+        self.judging = True
+        try:
+            status, cause = await link.end(), self._cause
+        finally:
+            self.judging = False
         self._cause = ""
-        if error is not None:
-            return
-        doubt, ending = verdict(status, cause)
-        LOG.warning("an engine has ended: %s%s", ending, "" if self._served else ", while starting")
-        self._blame(doubt)
+        if error is None:
+            doubt, ending = verdict(status, cause)
+            when = "" if self._served else ", while starting"
+            LOG.warning("an engine has ended: %s%s", ending, when)
+            self._blame(doubt)
         if self.overseer is not None:
             self.overseer.changed(self)
 
@@ -217,11 +221,11 @@ class EngineProcessClient:
 
     def _blame(self, doubt: int) -> None:
         """Ends the request, or drops the adapter, that an engine has died of."""
-        if adapter := self._adapters.adapters.get(self._restoring):
+        restoring, self._adapters.restoring = self._adapters.restoring, ""
+        if adapter := self._adapters.adapters.get(restoring):
             adapter.doubt += doubt
             if adapter.doubt >= SUSPECT:
-                self._lose_adapter(self._restoring, "the engine ended while it loaded it")
-        self._restoring = ""
+                self._lose_adapter(restoring, "the engine ended while it loaded it")
         if culprit := self._replay.died(doubt):
             LOG.error("a request has stopped the engine repeatedly, and was ended")
             message = "the engine stopped while it computed this request, also when it was alone"
@@ -340,7 +344,7 @@ class EngineProcessClient:
 
     def adopt(self, stream: Stream) -> None:
         """Takes a stream, wherever it has got to, until it is released. Raises RequestError."""
-        self._adapters.acquire(stream.request.adapter)
+        self._adapters.acquire(stream)
         self._replay.add(stream)
         self._turn()
 
@@ -348,7 +352,7 @@ class EngineProcessClient:
         """Forgets a stream, and ends what the engine computes of it."""
         if (name := self._replay.remove(stream)) and not stream.over:
             self._send(Abort(name))
-        if self._adapters.release(stream.request.adapter):
+        if self._adapters.release(stream):
             self._send(UnloadAdapter(stream.request.adapter))
         self._turn()  # it may have been the one that others wait for
 
@@ -372,15 +376,10 @@ class EngineProcessClient:
 
     async def _restore(self, link: EngineLink) -> None:
         """Gives a new engine the adapters, then the requests that others did not finish."""
-        for name, adapter in list(self._adapters.adapters.items()):
-            self._restoring = name
-            try:
-                await self._adapters.load(link, name, adapter)
-            except RequestError as e:
-                if link is not self.link:
-                    return
-                self._lose_adapter(name, str(e))
-        self._restoring = ""
+        try:
+            await self._adapters.restore(link, self._lose_adapter)
+        except EngineFailed:
+            return
         if self._started:
             self.restarts += 1
             LOG.warning("the engine is ready again")
@@ -392,8 +391,9 @@ class EngineProcessClient:
 
     def _lose_adapter(self, name: str, reason: str) -> None:
         """An engine cannot have an adapter any more: it goes, with the requests that use it."""
+        if self._adapters.adapters.pop(name, None) is None:  # it has left meanwhile
+            return
         LOG.error("adapter %s is unloaded: %s", name, reason)
-        del self._adapters.adapters[name]
         for stream in self._replay.streams:
             if stream.request.adapter == name:
                 message = f"the adapter {name!r} could not be loaded again: {reason}"

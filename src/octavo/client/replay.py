@@ -134,7 +134,7 @@ class Replay:
     @property
     def suspicious(self) -> bool:
         """Whether there are requests that run alone."""
-        return any(s.doubt >= SUSPECT for s in self.streams)
+        return any(s.doubt >= SUSPECT and not s.over for s in self.streams)
 
     def _take_back(self, stream: Stream) -> str:
         name, stream.name = stream.name, ""
@@ -145,7 +145,7 @@ class Replay:
         """What the engine is to give back, by name, and what it gets instead."""
         if any(s.doubt >= SUSPECT for s in self._held.values()):
             return [], []
-        waiting = [s for s in self.streams if not s.name]
+        waiting = [s for s in self.streams if not s.name and not s.over]
         suspects = [s for s in waiting if s.doubt >= SUSPECT][:1]
         back = [self._take_back(s) for s in list(self._held.values())] if suspects else []
         for stream in suspects or waiting:
@@ -155,14 +155,18 @@ class Replay:
         return back, suspects or waiting
 
     def stepped(self) -> bool:
-        """After a frame of events: whether a suspect has got past where it was.
+        """After a frame of events: whether a suspect has got past where it was, or to its end.
 
-        Each frame is a step at least; at most MAX_AHEAD tokens are computed but not given.
+        Each frame is a step at least; at most MAX_AHEAD tokens are computed but not given. The
+        engine does not have what has ended, however long its client reads.
         """
         self._frames += 1
         cleared = False
-        for stream in self._held.values():
-            if stream.doubt and (
+        for stream in list(self._held.values()):
+            if stream.over:
+                cleared |= stream.doubt >= SUSPECT
+                self._take_back(stream)
+            elif stream.doubt and (
                 len(stream.given) - stream.start > MAX_AHEAD
                 or self._frames - stream.since > stream.reached + MAX_AHEAD
             ):

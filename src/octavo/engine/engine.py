@@ -31,7 +31,7 @@ from octavo.engine.speculation import DepthPolicy, Speculation
 from octavo.engine.stats import EngineStats
 from octavo.errors import RequestError
 
-MULTI_STEP_SECONDS = 0.02
+MULTI_STEP_SECONDS = 0.02  # that a call of several steps comes nearest to
 COUNTS = ("steps", "prompt_tokens", "cached_tokens", "generated_tokens", "prepared")
 ENCODE_SECONDS = 0.05  # of images between looks at what has come, while nothing else is to do
 NO_TOKEN_LEFT = "no token is left that may follow"
@@ -260,7 +260,7 @@ class Engine:
         if not all(self._samples_independently(s) for s in spans):
             return 1
         left = min(s.sequence.limit - len(s.sequence.kv.tokens) for s in spans)
-        steps = min(left, MAX_MULTI_STEPS, int(self._multi_step_seconds / self._pace.last))
+        steps = min(left, MAX_MULTI_STEPS, round(self._multi_step_seconds / self._pace.last))
         return steps if steps > 1 and scheduler.can_repeat(spans, steps) else 1
 
     def _compute_apart(self, spans: list[ScheduledSpan], error: Exception) -> list[TokenEvent]:

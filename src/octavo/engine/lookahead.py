@@ -95,8 +95,14 @@ class Lookahead:
         """Takes the time of a step of the target."""
         self._spent += seconds
 
-    def write(self, sequences: list[Sequence], depth: int) -> tuple[list[Proposal | None], float]:
-        """Drafts of `depth` tokens, and the seconds they took. One that fails is none."""
+    def write(
+        self, sequences: list[Sequence], depth: int, plain: float
+    ) -> tuple[list[Proposal | None], float]:
+        """Drafts of `depth` tokens, and the seconds they took. One that fails is none.
+
+        plain: seconds of a step of the target. Where the first token took longer than that, it was
+        held up by something else, which must not say for long that drafts do not pay.
+        """
         late, began = sum(map(self.writer.lag, sequences)), self._clock()
         self._asked = True
         try:
@@ -108,10 +114,14 @@ class Lookahead:
             return [None] * len(sequences), self._clock() - began
         now = self._clock()
         seconds = now - began
+        known = self._times.plain(len(sequences))
         if late <= len(sequences):
-            self._times.record(len(sequences), seconds / depth, now)
+            each = seconds / depth
+            self._times.record(len(sequences), min(each, plain) if known is None else each, now)
         else:
-            each = self._times.plain(len(sequences)) or 0.0
-            token = max(0.0, seconds - depth * each) / late
-            self._each = token if self._each is None else (1 - NEWEST) * self._each + NEWEST * token
+            token = max(0.0, seconds - depth * (known or 0.0)) / late
+            self._each = (
+                min(token, plain) if self._each is None
+                else (1 - NEWEST) * self._each + NEWEST * token
+            )  # fmt: skip
         return out, seconds

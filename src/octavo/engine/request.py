@@ -44,16 +44,24 @@ def are_tokens(ids: Collection[int], vocabulary: int) -> bool:
 
 
 class Thinking(msgspec.Struct, frozen=True):
-    """A thinking budget: after `budget` tokens without `closing[0]`, `closing` follows."""
+    """A thinking budget: after `budget` tokens without `closing[0]`, `closing` follows.
+
+    opening: the token that thoughts begin with where the model writes one first; None: the prompt
+    has opened them.
+    """
 
     budget: int
     closing: list[int]
+    opening: int | None = None
 
     def check(self, vocabulary: int) -> None:
         """Raises RequestError naming the field at fault."""
         check_number("thinking_token_budget", self.budget, int, 0, MAX_INT32)
-        if not are_tokens(self.closing, vocabulary):
-            raise RequestError("thoughts end with an unknown token", "thinking_token_budget")
+        opening = [] if self.opening is None else [self.opening]
+        if not are_tokens([*self.closing, *opening], vocabulary):
+            raise RequestError(
+                "thoughts begin or end with an unknown token", "thinking_token_budget"
+            )
 
 
 class BeamSearch(msgspec.Struct, frozen=True):

@@ -190,6 +190,8 @@ def draft_input(spans: list[DraftSpan]) -> StepInput:
 
 def _accepted(samples: list[Sample], draft: list[int]) -> list[Sample]:
     """Of samples after a token and after each of a draft, those whose draft was drawn before."""
+    if not draft:
+        return samples
     pairs = enumerate(zip(samples, draft, strict=False))
     return samples[: 1 + next((i for i, (s, token) in pairs if s.token != token), len(draft))]
 

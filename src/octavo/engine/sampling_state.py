@@ -115,10 +115,15 @@ class SamplingState:
         """The next token of the thinking budget's closing text, if the budget is used up."""
         if (thinking := self.params.thinking) is None:
             return None
-        past = self.generated - thinking.budget
+        begin = self.prompt
+        if thinking.opening is not None:
+            if self.tokens[begin : begin + 1] != [thinking.opening]:
+                return None  # nothing yet, or no thoughts
+            begin += 1
+        past = len(self.tokens) - begin - thinking.budget
         if not 0 <= past < len(thinking.closing):
             return None
-        thoughts = self.tokens[self.prompt : self.prompt + thinking.budget]
+        thoughts = self.tokens[begin : begin + thinking.budget]
         return None if thinking.closing[0] in thoughts else thinking.closing[past]
 
     @property

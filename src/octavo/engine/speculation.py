@@ -245,7 +245,7 @@ class Speculation:
         served = [(i, s) for i, s in served if self._kv.extend(s.kv, len(s.kv.tokens) + depth)]
         if not (asked := [s for _, s in served]):
             return
-        proposals, self._written = ahead.write(asked, depth)
+        proposals, self._written = ahead.write(asked, depth, plain)
         self._wrote = dict.fromkeys(asked, cost.of(depth) / len(asked))
         for (i, sequence), proposal in zip(served, proposals, strict=True):
             if proposal is not None:
