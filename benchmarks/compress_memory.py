@@ -102,11 +102,13 @@ def peak(*given: object) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True, help="a new folder")
     parser.add_argument("--recipes", nargs="+", default=["rtn-4", "gptq-4"])
     parser.add_argument("--layers", type=int, default=22)
     parser.add_argument("--sequences", type=int, default=4, help="of 512 tokens that layers see")
     args = parser.parse_args()
+    if args.work.exists():
+        parser.error(f"{args.work} is there already, and would be removed")
     folder, output = args.work / "model", args.work / "made"
     args.work.mkdir(parents=True)
     try:

@@ -1,14 +1,16 @@
 """What a gateway adds: time to the first chunk and processor time, beside going there directly.
 
     python benchmarks/gateway.py [--streams 1 32] [--rounds 3] [--body 4096] [--chunks 64]
-                                 [--peer NAME=ENV]
+                                 [--peer NAME=ENV] [--anywhere]
 
-The upstream says so many chunks, 5 ms apart, and costs next to nothing. Ways take turns within each
-round, so that what else the machine does is felt by all of them. "bytes alone" passes on what comes
-and reads none of it: what sockets and the event loop cost anybody. "uvicorn alone" is an
-application of twenty lines that passes streams on and does nothing else. What a request costs once
-is in the figures for each chunk, the less the more chunks there are. Peers are started from
-environments of their own, in which they have been installed (`peers/gateways.py`):
+The upstream says so many chunks, 5 ms apart, and costs next to nothing. It and the clients have
+half of the cores and what is measured has the other half, as if on another host; --anywhere lets
+all run wherever the system puts them. Ways take turns within each round, so that what else the
+machine does is felt by all of them. "bytes alone" passes on what comes and reads none of it: what
+sockets and the event loop cost anybody. "uvicorn alone" is an application of twenty lines that
+passes streams on and does nothing else. What a request costs once is in the figures for each chunk,
+the less the more chunks there are. Peers are started from environments of their own, in which they
+have been installed (`peers/gateways.py`):
 
     python -m venv smg && smg/bin/pip install smg
     python benchmarks/gateway.py --peer smg=smg --peer vllm-router=router --peer litellm=litellm
@@ -229,8 +231,20 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def start(command: list[str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def start(command: list[str], cores: set[int]) -> subprocess.Popen[bytes]:
+    """Starts a process that runs on these cores alone."""
+    return subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
+    )  # fmt: skip
+
+
+def halves(anywhere: bool) -> tuple[set[int], set[int]]:
+    """The cores of clients and upstreams, and of what is between them."""
+    cores = sorted(os.sched_getaffinity(0))
+    if anywhere or len(cores) == 1:
+        return set(cores), set(cores)
+    return set(cores[: len(cores) // 2]), set(cores[len(cores) // 2 :])
 
 
 def wait_for(port: int, seconds: float = 90) -> None:
@@ -265,6 +279,7 @@ def main() -> None:
     parser.add_argument("--body", type=int, default=4096, help="bytes of a request")
     parser.add_argument("--chunks", type=int, default=64, help="of a stream")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=ENV")
+    parser.add_argument("--anywhere", action="store_true", help="no process has cores of its own")
     parser.add_argument("--upstream", metavar="PORT:OWNER", help=argparse.SUPPRESS)
     parser.add_argument("--splice", metavar="PORT:PORT", help=argparse.SUPPRESS)
     parser.add_argument("--bare", metavar="PORT:PORT", help=argparse.SUPPRESS)
@@ -285,6 +300,8 @@ def main() -> None:
         port, _, there = options.bare.partition(":")
         return uvicorn.run(bare(int(there)), port=int(port), log_level="critical", lifespan="off")
     ways = []
+    ends, middle = halves(options.anywhere)
+    os.sched_setaffinity(0, ends)
     try:
         upstream = [sys.executable, __file__, "--chunks", str(options.chunks), "--upstream"]
         for owner in ("somebody", "octavo"):
@@ -293,7 +310,7 @@ def main() -> None:
                 Way(
                     f"direct ({owner})",
                     port,
-                    start([*upstream, f"{port}:{owner}"]),
+                    start([*upstream, f"{port}:{owner}"], ends),
                 )
             )
             wait_for(port)
@@ -301,7 +318,7 @@ def main() -> None:
         for name, option in (("bytes alone", "--splice"), ("uvicorn alone", "--bare")):
             port = free_port()
             command = [sys.executable, __file__, option, f"{port}:{direct.port}"]
-            ways.append(Way(name, port, start(command)))
+            ways.append(Way(name, port, start(command, middle)))
         gateway = [sys.executable, "-P", "-m", "octavo.cli.main", "gateway", "--log-level", "error"]
         for name, behind in (("gateway", direct), ("gateway, resumable", own)):
             port = free_port()
@@ -312,12 +329,12 @@ def main() -> None:
                 "--upstream",
                 f"http://127.0.0.1:{behind.port}",
             ]
-            ways.append(Way(name, port, start(command)))
+            ways.append(Way(name, port, start(command, middle)))
         for peer in options.peer:
             name, _, how = peer.partition("=")
             port = free_port()
             words = command_of(name, how, port, f"http://127.0.0.1:{direct.port}")
-            ways.append(Way(name, port, start(words)))
+            ways.append(Way(name, port, start(words, middle)))
         for way in list(ways):
             try:
                 wait_for(way.port, 40)

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
@@ -24,6 +24,7 @@ from tests.api import faulty
 from tests.api.faulty import Faulty
 from tests.api.server import Server, free_port, serving
 from tests.terminal import OCTAVO
+from tests.waiting import until
 
 ADMIN = {"Authorization": "Bearer admin"}
 QUICK = (
@@ -64,7 +65,7 @@ def behind(gateway: Server, url: str, state: str = "up") -> Iterator[str]:
     """An upstream, added while the gateway serves, and removed again."""
     reply = gateway.post("/v1/upstreams", {"upstream": url}, ADMIN)[1]
     name = reply["upstreams"][0]["id"]
-    wait(lambda: upstreams(gateway)[name]["state"] == state)
+    until(lambda: upstreams(gateway)[name]["state"] == state)
     try:
         yield name
     finally:
@@ -74,13 +75,6 @@ def behind(gateway: Server, url: str, state: str = "up") -> Iterator[str]:
 def upstreams(gateway: Server) -> dict[str, Any]:
     reply = json.loads(gateway.get("/v1/upstreams", ADMIN)[1])
     return {up["id"]: up for up in reply["upstreams"]}
-
-
-def wait(true: Callable[[], object], seconds: float = 40) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @cache
@@ -107,7 +101,7 @@ def streamed(server: Server, prompt: str, tokens: int = 8) -> str:
 
 def at_rest(gateway: Server) -> None:
     """Nothing is counted any longer, and nothing is held."""
-    wait(lambda: not any(u["running"] + u["waiting"] + u["waiting_tokens"] for u in upstreams(gateway).values()))  # fmt: skip
+    until(lambda: not any(u["running"] + u["waiting"] + u["waiting_tokens"] for u in upstreams(gateway).values()))  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -163,7 +157,7 @@ def test_a_doctor_names_what_is_down_and_what_fails(gateway: Server, good: Serve
 def test_one_that_takes_connections_and_says_nothing_is_never_asked(gateway: Server) -> None:
     with faulty.faulty(faulty.byte_by_byte, healthy=False) as bad:
         with behind(gateway, bad.url, state="starting") as name:
-            wait(lambda: upstreams(gateway)[name]["state"] == "down")
+            until(lambda: upstreams(gateway)[name]["state"] == "down")
             assert "in time" in upstreams(gateway)[name]["reason"]
             text(gateway, "x"), text(gateway, "y")
             assert bad.posts == 0
@@ -179,7 +173,7 @@ def foreign(gateway: Server, good: Server, fault: faulty.Behaviour) -> Iterator[
             yield bad
     finally:
         gateway.post("/v1/upstreams", {"upstream": good.url}, ADMIN)
-        wait(lambda: upstreams(gateway)[name]["state"] == "up")
+        until(lambda: upstreams(gateway)[name]["state"] == "up")
 
 
 @pytest.mark.parametrize(
@@ -214,7 +208,7 @@ def test_what_breaks_after_its_end_is_whole(gateway: Server, good: Server) -> No
             gateway.post("/v1/upstreams/drain", {"upstream": name}, ADMIN)
             assert streamed(gateway, "x") == " one two"
             gateway.post("/v1/upstreams", {"upstream": good.url}, ADMIN)
-            wait(lambda: upstreams(gateway)[name]["state"] == "up")
+            until(lambda: upstreams(gateway)[name]["state"] == "up")
             assert bad.posts == 1
 
 
@@ -254,16 +248,16 @@ def test_streams_survive_the_death_of_an_upstream(
         assert text(gateway, "warm") == text(good, "warm")
         with ThreadPoolExecutor(STREAMS) as pool:
             answers = [pool.submit(streamed, gateway, p, 100) for p in prompts]
-            wait(lambda: running(gateway)[name] >= STREAMS // 2)
+            until(lambda: running(gateway)[name] >= STREAMS // 2)
             os.kill(dying.process.pid, sig)
             assert [a.result() for a in answers] == expected
-        wait(lambda: upstreams(gateway)[name]["state"] == "down")
+        until(lambda: upstreams(gateway)[name]["state"] == "down")
         at_rest(gateway)
         os.kill(dying.process.pid, signal.SIGCONT)
         if sig == signal.SIGSTOP:
-            wait(lambda: upstreams(gateway)[name]["state"] == "up")
+            until(lambda: upstreams(gateway)[name]["state"] == "up")
             assert [text(gateway, f"back {i}") for i in range(4)]
-    wait(lambda: gateway.metric("octavo_upstream_failovers_total") >= STREAMS // 2)
+    until(lambda: gateway.metric("octavo_upstream_failovers_total") >= STREAMS // 2)
 
 
 def test_streams_go_on_when_their_upstream_is_removed(
@@ -272,7 +266,7 @@ def test_streams_go_on_when_their_upstream_is_removed(
     with simulated(folder, "--step", "30") as leaving:
         with behind(gateway, leaving.url) as name, ThreadPoolExecutor(4) as pool:
             answers = [pool.submit(streamed, gateway, f"r{i}", 100) for i in range(4)]
-            wait(lambda: running(gateway)[name] >= 1)
+            until(lambda: running(gateway)[name] >= 1)
             gateway.post("/v1/upstreams/remove", {"upstream": name}, ADMIN)
             assert name not in upstreams(gateway)
             assert [a.result() for a in answers] == [text(good, f"r{i}", 100) for i in range(4)]
@@ -300,7 +294,7 @@ def test_a_drained_upstream_is_used_again(gateway: Server, folder: Path) -> None
     with simulated(folder) as second, behind(gateway, second.url) as name:
         for action, state in (("drain", "draining"), ("resume", "up")):
             assert gateway.post(f"/v1/upstreams/{action}", {"upstream": name}, ADMIN)[0] == 200
-            wait(lambda state=state: upstreams(gateway)[name]["state"] == state)
+            until(lambda state=state: upstreams(gateway)[name]["state"] == state)
 
 
 def test_the_page_and_what_is_served(gateway: Server, folder: Path, good: Server) -> None:
@@ -324,9 +318,9 @@ def test_requests_wait_for_a_place_and_are_turned_away_in_time(folder: Path, goo
     with serving(*arguments, log=folder / "full.log", does="gateway") as full:
         with ThreadPoolExecutor(2) as pool:
             first = pool.submit(streamed, full, "one", 500)
-            wait(lambda: running(full)[good.url.partition("://")[2]] == 1)
+            until(lambda: running(full)[good.url.partition("://")[2]] == 1)
             second = pool.submit(text, full, "two", 4)
-            wait(lambda: full.metric("octavo_gateway_waiting") == 1)
+            until(lambda: full.metric("octavo_gateway_waiting") == 1)
             status, body = full.post("/v1/completions", {"model": "simulated", "prompt": "three"})
             assert (status, body["error"]["code"]) == (503, "overloaded")
             assert not second.done()
@@ -342,7 +336,7 @@ def test_upstreams_come_and_go_with_their_file(folder: Path, good: Server) -> No
         with simulated(folder) as second:
             file.write_text(f"{second.url}\n")
             name = second.url.partition("://")[2]
-            wait(lambda: list(upstreams(found)) == [name])
+            until(lambda: list(upstreams(found)) == [name])
             assert text(found, "x") == text(good, "x")
             file.write_text("nonsense\n")
             time.sleep(1.2)
@@ -352,11 +346,11 @@ def test_upstreams_come_and_go_with_their_file(folder: Path, good: Server) -> No
 def test_requests_wait_for_an_upstream_that_is_not_there_yet(folder: Path, good: Server) -> None:
     server = Server("--admin-key", "admin", log=folder / "early.log", does="gateway")
     try:
-        wait(lambda: server.get("/health/live")[0] == 200)
+        until(lambda: server.get("/health/live")[0] == 200)
         assert server.get("/health/ready")[0] == 503
         with ThreadPoolExecutor(1) as pool:
             early = pool.submit(text, server, "early")
-            wait(lambda: server.metric("octavo_gateway_waiting") == 1)
+            until(lambda: server.metric("octavo_gateway_waiting") == 1)
             server.post("/v1/upstreams", {"upstream": good.url}, ADMIN)
             assert early.result() == text(good, "early")
     finally:
@@ -369,7 +363,7 @@ def test_fallbacks_answer_when_nobody_else_can_until_the_end(folder: Path, good:
     log = folder / "fallback.log"
     with serving(*arguments, log=log, does="gateway") as server, ThreadPoolExecutor(1) as pool:
         last = pool.submit(streamed, server, "end", 100)
-        wait(lambda: running(server)[good.url.partition("://")[2]] == 1)
+        until(lambda: running(server)[good.url.partition("://")[2]] == 1)
         assert psutil.Process(server.process.pid).children() == []
         assert server.stop() == 0
         assert last.result() == text(good, "end", 100)

@@ -27,8 +27,8 @@ from tests.api.test_gateway import (
     streamed,
     text,
     upstreams,
-    wait,
 )
+from tests.waiting import until
 
 KEYS = {"OCTAVO_ADMIN_KEY": "admin", "OCTAVO_UP": "up"}
 
@@ -72,7 +72,7 @@ def in_force(gateway: Server) -> dict[str, Any]:
 def hang_up(gateway: Server, version: int) -> None:
     """Sends SIGHUP, until that version is in force."""
     os.kill(gateway.process.pid, signal.SIGHUP)
-    wait(lambda: in_force(gateway)["version"] == version, 10)
+    until(lambda: in_force(gateway)["version"] == version)
 
 
 @pytest.fixture
@@ -91,19 +91,19 @@ def test_upstreams_change_while_streams_run_and_none_is_lost(
     expected = [text(other, f"c{i}", 60) for i in range(6)]
     with ThreadPoolExecutor(6) as pool:
         had = [pool.submit(streamed, gateway, f"c{i}", 60) for i in range(3)]
-        wait(lambda: running(gateway)[name(slow)] == 3)
+        until(lambda: running(gateway)[name(slow)] == 3)
         configured(file, other, pools={"default": {"upstreams": [other.url]}, "next": {"upstreams": [slow.url]}}, max_inflight=7)  # fmt: skip
         hang_up(gateway, 2)
         assert {n: up["pool"] for n, up in upstreams(gateway).items()} == {name(slow): "next", name(other): "default"}  # fmt: skip
-        wait(lambda: upstreams(gateway)[name(other)]["state"] == "up")
+        until(lambda: upstreams(gateway)[name(other)]["state"] == "up")
         had += [pool.submit(streamed, gateway, f"c{i}", 60) for i in range(3, 6)]
-        wait(lambda: running(gateway)[name(other)] + had[3].done() >= 1)
+        until(lambda: running(gateway)[name(other)] + had[3].done() >= 1)
         assert running(gateway)[name(slow)] == 3  # the new ones went to the other pool
         configured(file, other, pools={"default": {"upstreams": [other.url]}})
         hang_up(gateway, 3)
         assert upstreams(gateway)[name(slow)]["state"] == "draining"
         assert [answer.result() for answer in had] == expected
-    wait(lambda: list(upstreams(gateway)) == [name(other)])
+    until(lambda: list(upstreams(gateway)) == [name(other)])
     assert gateway.metric("octavo_upstream_failovers_total") == 0
     config = in_force(gateway)["config"]
     assert config["max_inflight"] == 256 and list(config["pools"]) == ["default"]
@@ -125,7 +125,7 @@ def test_a_bad_file_changes_nothing(gateway: Server, tmp_path: Path, slow: Serve
         status, body = gateway.post("/v1/gateway/config/reload", {}, ADMIN)
         assert status == 400 and says in body["error"]["message"]
     os.kill(gateway.process.pid, signal.SIGHUP)
-    wait(lambda: f"{says}; the configuration stays as it is" in gateway.log.read_text())
+    until(lambda: f"{says}; the configuration stays as it is" in gateway.log.read_text())
     assert in_force(gateway) == before
     assert text(gateway, "x") == text(slow, "x")
 
@@ -154,7 +154,7 @@ def test_admins_change_it_and_go_back(gateway: Server, slow: Server, other: Serv
     assert gateway.post("/v1/gateway/config/rollback", {"version": 9}, ADMIN)[0] == 404
     assert gateway.get("/v1/gateway/config", {})[0] == 401
     assert gateway.post("/v1/gateway/config", second, {})[0] == 401
-    wait(lambda: list(upstreams(gateway)) == [name(slow)])
+    until(lambda: list(upstreams(gateway)) == [name(slow)])
 
 
 def test_a_file_is_compared_with_what_is_in_force(
@@ -201,7 +201,7 @@ def test_a_prepared_answer_when_nobody_answers(tmp_path: Path, other: Server) ->
     configured(file, pools={"default": dead}, models={"simulated": model}, queue_timeout=0.5)
     gateway = Server("--config", str(file), log=log, does="gateway", env=KEYS)
     try:
-        wait(lambda: gateway.get("/health/live")[0] == 200)
+        until(lambda: gateway.get("/health/live")[0] == 200)
         asked = client(gateway)
         chat: Any = {"model": "simulated", "messages": [{"role": "user", "content": "hi"}]}
         raw = asked.chat.completions.with_raw_response.create(**chat)
@@ -211,13 +211,13 @@ def test_a_prepared_answer_when_nobody_answers(tmp_path: Path, other: Server) ->
         assert "".join(c.choices[0].delta.content or "" for c in chunks) == said
         assert chunks[-1].choices[0].finish_reason == "stop"
         assert text(gateway, "x") == streamed(gateway, "x") == said
-        wait(lambda: gateway.metric("octavo_gateway_prepared_total") == 4)  # counted once sent
+        until(lambda: gateway.metric("octavo_gateway_prepared_total") == 4)  # counted once sent
         assert gateway.metric("octavo_upstream_requests_total", status="503") == 4
         for path, body in (("/v1/embeddings", {"input": "x"}), ("/v1/completions", {"model": "o"})):
             assert gateway.post(path, {"model": "simulated"} | body)[0] == 503
         configured(file, other, models={"simulated": model}, queue_timeout=0.5)
         hang_up(gateway, 2)
-        wait(lambda: gateway.get("/health/ready")[0] == 200)
+        until(lambda: gateway.get("/health/ready")[0] == 200)
         assert text(gateway, "x") == text(other, "x")
         many = {"model": "simulated", "prompt": "x", "max_tokens": "many"}
         assert gateway.post("/v1/completions", many)[0] == 400

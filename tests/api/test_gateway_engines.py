@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.api.server import Server, serving
-from tests.api.test_gateway import wait
+from tests.waiting import until
 
 SCHEMA = {
     "type": "object", "properties": {"words": {"type": "array", "items": {"type": "string"}}},
@@ -51,8 +51,8 @@ def test_texts_go_on_bit_equal(server: Server, tmp_path: Path) -> None:
                 answers = [pool.submit(said, gateway, call) for call in CALLS]
                 name = second.url.partition("://")[2]
                 running = partial(gateway.metric, "octavo_upstream_requests_running", replica=name)
-                wait(lambda: running() >= 2)
+                until(lambda: running() >= 2)
                 second.stop(signal.SIGKILL)
                 assert [a.result() for a in answers] == expected
-            wait(lambda: gateway.metric("octavo_upstream_failovers_total") >= 2)
+            until(lambda: gateway.metric("octavo_upstream_failovers_total") >= 2)
     server.wait_idle()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from websockets.sync.client import connect
 
 from octavo.server.keys import Key, KeyStore
 from tests.api.server import Server, serving
-from tests.api.test_gateway import wait
+from tests.waiting import until
 
 ADMIN = {"Authorization": "Bearer admin"}
 BATCH = "/v1/completions"
@@ -65,11 +64,9 @@ def completed(asked: openai.OpenAI, text: bytes, endpoint: Any) -> Any:
     """A batch of these lines, once it is."""
     given = asked.files.create(file=("in.jsonl", text), purpose="batch")
     batch = asked.batches.create(input_file_id=given.id, endpoint=endpoint, completion_window="24h")
-    deadline = time.monotonic() + 30
-    while batch.status != "completed":
-        assert time.monotonic() < deadline and batch.status != "failed", batch
-        time.sleep(0.05)
-        batch = asked.batches.retrieve(batch.id)
+    until(lambda: asked.batches.retrieve(batch.id).status in ("completed", "failed"))
+    batch = asked.batches.retrieve(batch.id)
+    assert batch.status == "completed", batch
     return batch
 
 
@@ -132,10 +129,7 @@ def test_what_a_lost_upstream_kept_is_said_to_be_away(server: Server, tmp_path: 
                 kept[raw.headers["x-replica"]] = raw.parse().id
             name = second.url.partition("://")[2]
             second.stop()
-            deadline = time.monotonic() + 20
-            while gateway.metric("octavo_upstream_state", replica=name, state="down") == 0:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            until(lambda: gateway.metric("octavo_upstream_state", replica=name, state="down"))
             with pytest.raises(openai.InternalServerError) as away:
                 asked.responses.retrieve(kept.pop(name))
             assert (away.value.status_code, away.value.code) == (503, "no_upstream")
@@ -216,7 +210,7 @@ def test_requests_of_a_socket_go_where_others_go(simulated: list[Server], tmp_pa
                     for name in names:
                         assert gateway.metric("octavo_upstream_requests_running", replica=name) == 2
                     gateway.post("/v1/upstreams/remove", {"upstream": names[0]}, ADMIN)
-            wait(lambda: gateway.metric("octavo_upstream_failovers_total") == 2)
+            until(lambda: gateway.metric("octavo_upstream_failovers_total") == 2)
             socket.send(json.dumps({"id": "x", "path": "/v1/nothing", "body": {}}))
             assert json.loads(socket.recv(20))["status"] == 404
     for i, parts in enumerate(said.values()):

@@ -20,7 +20,7 @@ from octavo.gateway.config import (
     Model,
     UpstreamPool,
     changes,
-    read_yaml,
+    parse_config,
     schema,
 )
 from octavo.gateway.config_history import KEPT, ConfigHistory, NoSuchConfig, hash_of
@@ -43,14 +43,14 @@ ENVIRON = {"OCTAVO_B": "b", "OCTAVO_NEXT": "n", "OCTAVO_ALL": "all"}
 
 
 def test_a_file() -> None:
-    found = read_yaml(TEXT)
+    found = parse_config(TEXT)
     assert found.server.port == 9000 and found.max_inflight == 4
     assert found.models == {"m": Model(pool="next", fallback=("default",))}
     assert found.places(ENVIRON) == [
         Place("http://a:1", "default", "all"), Place("http://b:2", "default", "b")
     ]  # fmt: skip
     assert found.key("next", ENVIRON) == "n"
-    assert read_yaml("").running == GatewayConfig()
+    assert parse_config("").running == GatewayConfig()
     with pytest.raises(UsageError, match="^OCTAVO_B is not set"):
         found.places({"OCTAVO_ALL": "x"})
 
@@ -59,6 +59,7 @@ def test_a_file() -> None:
     ("text", "says"),
     [
         ("pools: [", "it is no YAML: expected the node content, but found '<stream end>', line 1"),
+        ("pools: 2001-13-45", "it is no YAML: month must be in 1..12"),
         ("[]", "the configuration: Expected `object`, got `array`"),
         ("routng: cost", "routng is no field of the configuration"),
         ("pools: {a: {upstream: x}}", "pools.a.upstream is no field of the configuration"),
@@ -75,7 +76,7 @@ def test_a_file() -> None:
 )  # fmt: skip
 def test_what_is_wrong_is_said_in_a_line_that_names_the_field(text: str, says: str) -> None:
     with pytest.raises(UsageError) as raised:
-        read_yaml(text)
+        parse_config(text)
     assert str(raised.value) == says
     assert "secret" not in str(raised.value)
 
@@ -84,16 +85,16 @@ def test_where_upstreams_are_looked_for(tmp_path: Path) -> None:
     """Equal sources have equal names, so that those of another configuration go on."""
     text = "pools: {a: {upstreams: [k8s://llm/engines:http, http://x], dns: [http://y], file: z}}"
     environ = ENVIRON | {"OCTAVO_KUBERNETES": "http://127.0.0.1:1"}
-    found = sources_of(read_yaml(text), environ)
+    found = sources_of(parse_config(text), environ)
     assert list(found) == [
         ("file", "z", "a", None), ("dns", "http://y", "a", None),
         ("kubernetes", "k8s://llm/engines:http", "a", None),
     ]  # fmt: skip
-    assert [place.id for place in read_yaml(text).places(environ)] == ["x"]
+    assert [place.id for place in parse_config(text).places(environ)] == ["x"]
     with pytest.raises(UsageError, match="k8s:// needs a pod of a cluster"):
-        sources_of(read_yaml(text), ENVIRON)
+        sources_of(parse_config(text), ENVIRON)
     with pytest.raises(UsageError, match="is not k8s://NAMESPACE/SERVICE:PORT"):
-        read_yaml("pools: {a: {upstreams: [k8s://engines]}}")
+        parse_config("pools: {a: {upstreams: [k8s://engines]}}")
 
 
 def test_the_schema_takes_what_is_read_and_refuses_what_is_not() -> None:
@@ -165,7 +166,7 @@ def test_who_keeps_a_response_is_known_to_all_gateways(url: str) -> None:
 
 def test_what_is_kept_has_no_key(tmp_path: Path) -> None:
     database = open_database(str(tmp_path / "state"), TABLES)
-    config = read_yaml(TEXT).running
+    config = parse_config(TEXT).running
     ConfigHistory(database).put(config, "me", 0)
     with database.transaction() as db:
         ((body,),) = db.execute("select body from gateway_configs")

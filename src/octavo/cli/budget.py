@@ -73,7 +73,7 @@ def _explain(found: FoundMix, name: str, typed: str) -> None:
         chosen = "<" if p == found.chosen else ""
         return f"{p.nbytes / 1e6:,.1f}", f"{p.predicted:.4g}", f"{p.kl:.4g}", kinds, chosen
 
-    say(f"Each matrix of {name} was measured alone in its smallest type, these mixes whole:")
+    say(f"Each matrix of {name} was measured alone on a grid of 4 bits, these mixes whole:")
     say()
     columns = ("MB", "KL predicted", "KL measured", "matrices", "")
     table(map(row, found.frontier), columns, right=(0, 1, 2))

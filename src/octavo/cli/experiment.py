@@ -12,8 +12,8 @@ from octavo.cli.numbers import Number
 from octavo.cli.options import json_flag
 from octavo.cli.remote import Remote, gateway_options
 from octavo.cli.screen import say, say_json, table
-from octavo.cli.yaml_file import read_yaml
 from octavo.errors import UsageError
+from octavo.yaml_file import read_yaml
 
 
 @click.group()

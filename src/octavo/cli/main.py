@@ -79,6 +79,12 @@ class _Lazy(click.Group):
             raise UsageError(f"no command {args[0]!r}", *(hints or ["octavo --help"]))
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # click would take it for a failure
+            _broken_pipe()
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         def also(name: str) -> str:
             return ", ".join([name, *(a for a, c in ALIASES.items() if c == name)])
@@ -186,12 +192,14 @@ def main() -> None:
     """Runs the command line; exit codes are listed in docs/cli.md."""
     from octavo.errors import OctavoError
 
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if stream is not None:  # it was closed
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     debug = "--debug" in sys.argv
     try:
         code = cli.main(prog_name="octavo", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)  # --help and --version
     except click.exceptions.Exit as e:
         sys.exit(e.exit_code)

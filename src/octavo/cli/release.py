@@ -13,8 +13,8 @@ from octavo.cli.numbers import count
 from octavo.cli.options import json_flag, together
 from octavo.cli.remote import Remote, gateway_options
 from octavo.cli.screen import say, say_json, table, utc
-from octavo.cli.yaml_file import read_yaml
 from octavo.errors import UsageError
+from octavo.yaml_file import read_yaml
 
 UPDATE = 3600.0  # seconds for the new version to be loaded
 spec_options = together(

@@ -362,7 +362,7 @@ def _choice(
     from octavo.backends import resolve_device
     from octavo.checkpoint.hub import Located, locate
     from octavo.cli.options import parse_adapters
-    from octavo.cli.served import ServedChoice
+    from octavo.cli.served import ServedChoice, read_template
     from octavo.client.load import QueueLimits
     from octavo.engine.host import available_memory
     from octavo.engine.open import open_draft
@@ -376,7 +376,7 @@ def _choice(
     for option, given in one.items():
         if given and (count != 1 or models_dir is not None or on_demand):
             raise UsageError(f"{option} is about one model; {count} are named, or a folder")
-    template = chat_template.read_text() if chat_template is not None else None
+    template = read_template(chat_template) if chat_template is not None else None
     lora_bytes = 0
     if loras or lora_dir or lora_memory:
         lora_bytes = parse_size(lora_memory or "256MiB", available_memory(), "--lora-memory")

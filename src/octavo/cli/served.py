@@ -50,10 +50,11 @@ class ServedChoice:
     ) -> list[NamedSource]:  # fmt: skip
         """The models that are named. Raises OctavoError."""
         self._count = max(1, len(names))
-        served = []
+        served, models = [], set[str]()
         for name in names:
             located = locate(name, offline=offline, progress=progress)
-            called = {name, located.name, *located.aliases}
+            called = {name, self.like.name or located.name, located.name, *located.aliases}
+            models |= called
             served.append(
                 replace(
                     self.like,
@@ -63,11 +64,10 @@ class ServedChoice:
                     pinned=bool(called & set(pinned)),
                 )
             )
-        found = {n for options in served for n in (options.name, *options.also)} | set(names)
         for option, wanted in (("--pin", pinned), ("--alias", [m for _, m in aliases])):
-            if unknown := [model for model in wanted if model not in found]:
+            if unknown := [model for model in wanted if model not in models]:
                 raise UsageError(f"{option}: {unknown[0]!r} is none of the models that are named")
-        self.known |= found
+        self.known |= models.union(*(options.also for options in served))
         return [(options, self._source(options, self.sizing)) for options in served]
 
     def find(self) -> list[NamedSource]:
@@ -122,6 +122,14 @@ def parse_aliases(given: Sequence[str]) -> Iterator[tuple[str, str]]:
         if not (equals and name and model):
             raise UsageError(f"--alias {text!r} is not NAME=MODEL", "--alias gpt-4o=smollm2")
         yield name, model
+
+
+def read_template(file: Path) -> str:
+    """A chat template. Raises UsageError, OSError."""
+    try:
+        return file.read_text("utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"--chat-template {file} is not in UTF-8") from None
 
 
 def parse_seconds(text: str) -> float | None:

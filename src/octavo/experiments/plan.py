@@ -33,6 +33,22 @@ def plan(
     """
     if not (mean and deviation > 0 and effect and 0 < share < 1 and 0 <= explained < 1):
         raise UsageError("a plan needs a mean and an effect other than 0, and a share below 1")
+    if not (0 < alpha < 1 and 0 < power < 1):
+        raise UsageError("nothing is sure: alpha and power lie between 0 and 1")
+    try:
+        return _plan(mean, deviation, effect, alpha, power, share, explained, per_day)
+    except (OverflowError, ZeroDivisionError):
+        raise UsageError(f"an effect of {effect:g} is too small to be found") from None
+    except ValueError:  # of the normal distribution at 0 and 1, and of what is no number
+        raise UsageError(f"no plan is as sure as alpha {alpha:g} and power {power:g}") from None
+
+
+def _plan(
+    mean: float, deviation: float, effect: float, alpha: float, power: float, share: float,
+    explained: float, per_day: float | None,
+) -> SamplePlan:  # fmt: skip
+    """`plan`, where a float holds all numbers. Raises OverflowError, ZeroDivisionError,
+    ValueError."""
     gap = abs(mean * effect)
     one = deviation**2 * (1 - explained) / (share * (1 - share))  # variance, times units
     normal = NormalDist()

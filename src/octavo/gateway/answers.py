@@ -14,6 +14,7 @@ from octavo.gateway.job import RelayJob
 from octavo.gateway.transport import Answer
 from octavo.gateway.upstreams import UpstreamLease
 from octavo.generate.reply import Usage
+from octavo.server.parsing import NOT_JSON
 from octavo.server.resume import Spent
 
 STREAMS = ("text/event-stream", "application/x-ndjson")
@@ -95,7 +96,7 @@ def read_spent(body: bytes, who: str) -> Spent:
         return msgspec.json.decode(body, type=_Whole).spent
     except msgspec.ValidationError:
         return Spent()  # of another dialect
-    except msgspec.DecodeError:
+    except NOT_JSON:
         raise UpstreamFailed(f"upstream {who} answers with broken JSON") from None
 
 
@@ -112,7 +113,7 @@ def is_final(rest: bytes) -> bool:
     data = rest.partition(b"data: ")[2].partition(b"\n")[0]
     try:
         return msgspec.json.decode(data, type=_Failure).error.code not in ELSEWHERE
-    except msgspec.MsgspecError:
+    except NOT_JSON:
         return False
 
 
@@ -139,7 +140,7 @@ def _response_spent(tail: bytes) -> Spent | None:
     try:
         data = tail.rpartition(b"data: ")[2].partition(b"\n")[0]
         last = msgspec.json.decode(data, type=_Last)
-    except msgspec.MsgspecError:
+    except NOT_JSON:
         return None
     return last.response.spent if last.type in LAST else None
 
@@ -149,11 +150,11 @@ def count(usage: Usage, spent: Spent) -> None:
     usage.reached, usage.reused = {0: spent.prompt_tokens}, {0: spent.cached_tokens}
 
 
-def failure(job: RelayJob, error: RequestError) -> bytes:
-    """The end of a stream that cannot go on."""
+def failure(path: str, error: RequestError) -> bytes:
+    """The end of a stream that cannot go on. path: of its route."""
     said = {"message": str(error), "type": "upstream_error", "param": None, "code": error.code}
     body = msgspec.json.encode({"type": "error", "error": said})
-    if job.asked.path.startswith("/api/"):
+    if path.startswith("/api/"):
         return msgspec.json.encode({"error": str(error)}) + b"\n"
-    event = b"event: error\n" if job.asked.path == "/v1/messages" else b""
+    event = b"event: error\n" if path == "/v1/messages" else b""
     return event + b"data: " + body + b"\n\n"

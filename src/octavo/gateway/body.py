@@ -13,6 +13,7 @@ from msgspec import Raw
 from octavo.balance.chain import text_chain
 from octavo.balance.cost import Ask
 from octavo.errors import InvalidValue
+from octavo.server.parsing import NOT_JSON
 from octavo.server.resume import Resume
 
 PREFIX_BYTES = 512  # bytes of text that prefixes are compared by
@@ -56,14 +57,14 @@ class Outline(msgspec.Struct):
             return None
         try:
             return msgspec.json.decode(self.previous_response_id, type=str)
-        except msgspec.MsgspecError:
+        except NOT_JSON:
             raise InvalidValue("previous_response_id is a string", "previous_response_id") from None
 
 
 def _number(raw: Raw, otherwise: int | None) -> int | None:
     try:
         return msgspec.json.decode(raw, type=int) if bytes(raw) else otherwise
-    except msgspec.MsgspecError:
+    except NOT_JSON:
         return otherwise
 
 
@@ -131,5 +132,5 @@ def read_outline(body: bytes) -> Outline:
     except msgspec.ValidationError as e:
         what = str(e) if body.lstrip()[:1] == b"{" else "the body must be a JSON object"
         raise InvalidValue(what[:200]) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except NOT_JSON:
         raise InvalidValue("the body is not valid JSON in UTF-8") from None

@@ -13,6 +13,7 @@ from msgspec import Meta
 from octavo.errors import UsageError
 from octavo.gateway.discovery import KUBERNETES, parse_service
 from octavo.gateway.upstream import DEFAULT, FALLBACK, Place, parse_place
+from octavo.yaml_file import parse_yaml, reading
 
 Routing = Literal["cost", "least-load", "round-robin", "prefix-hash", "random"]
 # A variable, so that neither the file nor its history has keys in it. OCTAVO_: whoever may change
@@ -171,25 +172,13 @@ def secret(name: str | None, environ: Mapping[str, str]) -> str | None:
 
 def read_config(file: Path) -> ConfigFile:
     """A gateway's file. Raises UsageError, which names it."""
-    try:
-        return read_yaml(file.read_bytes())
-    except OSError as e:
-        raise UsageError(f"--config {str(file)!r} cannot be read: {e.strerror}") from None
-    except UsageError as e:
-        raise UsageError(f"--config {str(file)!r}: {e}") from None
+    with reading(f"--config {str(file)!r}"):
+        return parse_config(file.read_bytes())
 
 
-def read_yaml(text: str | bytes) -> ConfigFile:
+def parse_config(text: str | bytes) -> ConfigFile:
     """A file's contents, in YAML or JSON. Raises UsageError."""
-    import yaml
-
-    try:
-        value = yaml.SafeLoader(text).get_single_data()
-    except yaml.MarkedYAMLError as e:
-        line = "" if e.problem_mark is None else f", line {e.problem_mark.line + 1}"
-        raise UsageError(f"it is no YAML: {e.problem}{line}") from None
-    except (yaml.YAMLError, RecursionError) as e:
-        raise UsageError(f"it is no YAML: {e}") from None
+    value = parse_yaml(text)
     return convert({} if value is None else value, ConfigFile)
 
 

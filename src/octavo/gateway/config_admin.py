@@ -21,7 +21,7 @@ from octavo.server.bodies import Bodies
 from octavo.server.endpoint import Endpoint
 from octavo.server.guard import require_admin
 from octavo.server.http import json_response
-from octavo.server.parsing import Fields, parse
+from octavo.server.parsing import NOT_JSON, Fields, parse
 from octavo.server.runner import answering
 
 encode = msgspec.json.Encoder().encode
@@ -75,7 +75,7 @@ class ConfigAdmin:
         async with self._bodies.whole(request) as body:
             try:
                 config = convert(msgspec.json.decode(body), GatewayConfig)
-            except msgspec.DecodeError:
+            except NOT_JSON:
                 raise InvalidValue("the body is not valid JSON in UTF-8") from None
             except UsageError as e:
                 raise InvalidValue(str(e)) from None

@@ -46,8 +46,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """Another request can be sent: the last has its whole answer, and both sides stay."""
-        return self.error is None and not self._transport.is_closing()
+        """Another request can be sent: the last has its whole answer, and both sides stay and
+        read."""
+        return self.error is None and not self._paused and not self._transport.is_closing()
 
     @property
     def held(self) -> bool:
@@ -55,7 +56,10 @@ class UpstreamConnection(asyncio.Protocol):
         return bool(self._parts)
 
     def ask(self, head: bytes, body: bytes) -> None:
-        """Sends a request."""
+        """Sends a request. Raises OSError if the upstream has left, maybe since it was connected
+        to."""
+        if not self.usable:
+            raise self.error or ConnectionResetError()
         self._reset()
         self._asked = True
         self._transport.writelines((head, body))

@@ -18,6 +18,23 @@ class UpstreamFailed(RequestError):
             self.status = 504
 
 
+class Exhausted(UpstreamFailed):
+    """The gateway itself has no handle or memory left for a connection, which says nothing of the
+    upstream."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"the gateway cannot connect to anybody: {why}", "overloaded", True)
+        self.status = 503
+
+
+class RolledBack(UpstreamFailed):
+    """An upstream has a version that was rolled back before it answered, which is no fault of the
+    upstream."""
+
+    def __init__(self, upstream: str) -> None:
+        super().__init__(f"upstream {upstream} has a version that was rolled back")
+
+
 class NoUpstream(RequestError):
     """Nobody can take the request now."""
 

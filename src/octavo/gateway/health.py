@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 
 import msgspec
 
-from octavo.gateway.errors import UpstreamFailed
+from octavo.errors import place
+from octavo.gateway.errors import Exhausted, UpstreamFailed
 from octavo.gateway.transport import Transport
 from octavo.gateway.upstream import Place, Upstream
 from octavo.gateway.upstreams import Upstreams
+from octavo.server.parsing import NOT_JSON
 
+LOG = logging.getLogger("octavo.gateway")
 OWNER = "octavo"  # of the models of a server whose streams can go on elsewhere
 
 
@@ -43,6 +47,7 @@ class Health:
         self._tasks: dict[Upstream, asyncio.Task[None]] = {}
         self._asked: dict[Upstream, asyncio.Event] = {}
         self._retired: set[Upstream] = set()
+        self._lack = ""  # why nobody can be connected to, once it was said
 
     def add(self, place: Place) -> Upstream:
         """Takes an upstream in; it gets requests once it has answered."""
@@ -81,13 +86,15 @@ class Health:
             asked.clear()
             try:
                 models, own = await self._probe(upstream)
-            except UpstreamFailed as e:
+            except Exhausted as e:
+                if str(e) != self._lack:
+                    LOG.error("%s", e)
+                self._lack = str(e)
+            except Exception as e:  # whatever it is, it is not the last probe
                 good = 0
-                upstream.misses += 1
-                if e.code == "upstream_down" or upstream.misses >= self.check.misses:
-                    self._upstreams.down(upstream, str(e))
+                self._missed(upstream, e)
             else:
-                good, upstream.misses = good + 1, 0
+                good, upstream.misses, self._lack = good + 1, 0, ""
                 back = upstream.state != "down" or good >= self.check.returns
                 if upstream.state != "draining" and back:
                     self._upstreams.up(upstream, models, own)
@@ -101,6 +108,16 @@ class Health:
             except TimeoutError:
                 pass
 
+    def _missed(self, upstream: Upstream, error: Exception) -> None:
+        """A probe was not answered as it has to be."""
+        upstream.misses += 1
+        if isinstance(error, UpstreamFailed):
+            gone, reason = error.code == "upstream_down", str(error)
+        else:
+            gone, reason = False, f"upstream {upstream.id} cannot be probed: {place(error)}"
+        if gone or upstream.misses >= self.check.misses:
+            self._upstreams.down(upstream, reason)
+
     async def _probe(self, upstream: Upstream) -> tuple[tuple[str, ...], bool]:
         """The models of an upstream, and whether it is Octavo. Raises UpstreamFailed."""
         timeout = self.check.timeout
@@ -110,7 +127,7 @@ class Health:
             raise UpstreamFailed(f"upstream {upstream.id} answers /v1/models with {status}{hint}")
         try:
             cards = msgspec.json.decode(text, type=_Cards).data
-        except msgspec.MsgspecError:
+        except NOT_JSON:
             raise UpstreamFailed(
                 f"upstream {upstream.id} is no OpenAI-compatible server: /v1/models is no list"
             ) from None

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.responses import Response
 
 from octavo.balance.retry import RETRYABLE
-from octavo.gateway.errors import UpstreamFailed
+from octavo.gateway.errors import Exhausted, RolledBack, UpstreamFailed
 from octavo.gateway.transport import Answer
 from octavo.gateway.upstreams import UpstreamLease
 
@@ -42,7 +42,10 @@ class Try:
         if task.cancelled():
             result = None
         elif (error := task.exception()) is not None:
-            result = False if isinstance(error, UpstreamFailed) else None
+            innocent = not isinstance(error, UpstreamFailed) or isinstance(
+                error, RolledBack | Exhausted
+            )
+            result = None if innocent else False
         else:
             result = None if good(found := task.result()) or found_busy(found) else False
             if not isinstance(found, Response):

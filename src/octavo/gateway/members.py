@@ -106,6 +106,8 @@ class Members:
         return partial(self._take, name)
 
     def _take(self, name: Name, places: list[Place]) -> None:
+        if name not in self._tasks:  # which has not heard yet that it is no source any longer
+            return
         self._found[name] = places
         self._update()
 

@@ -21,7 +21,7 @@ class Passage:
         self._direct = one.direct if direct else None
 
     def feed(self, data: bytes) -> bytes:
-        """What can be passed on once this has come, maybe nothing. Raises MsgspecError."""
+        """What can be passed on once this has come, maybe nothing. Raises NOT_JSON."""
         job, usage = self._job, self._job.usage
         usage.last = time.monotonic()
         if usage.first is None:
@@ -50,7 +50,7 @@ class Passage:
 
     def _pass_on(self) -> bool:
         """Writes what has come, in the midst of a stream, without waking the task that reads it:
-        whether it did. Raises MsgspecError."""
+        whether it did. Raises NOT_JSON."""
         one, direct = self._one, self._direct
         if direct is None or one.streamed is None or not direct.open:
             return False

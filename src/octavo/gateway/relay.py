@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -26,11 +25,12 @@ from octavo.gateway.answers import (
     wanted_wait,
 )
 from octavo.gateway.body import RESPONSES, Relayed, read_outline
-from octavo.gateway.errors import NoUpstream, UpstreamFailed
+from octavo.gateway.deadline import Deadline
+from octavo.gateway.errors import NoUpstream, RolledBack, UpstreamFailed
 from octavo.gateway.events import Finished
 from octavo.gateway.headers import back, headers_of, onward, with_key
 from octavo.gateway.health import Health
-from octavo.gateway.hedge import Begun, begin, first_good, good
+from octavo.gateway.hedge import Begun, Try, begin, first_good, good
 from octavo.gateway.job import RelayJob, reserve
 from octavo.gateway.passage import Passage
 from octavo.gateway.response_cache import ResponseCache, key_of
@@ -39,10 +39,12 @@ from octavo.gateway.transport import Answer, Transport
 from octavo.gateway.upstream import Upstream
 from octavo.gateway.upstreams import UpstreamLease
 from octavo.generate.reply import Usage
+from octavo.server.background import to_its_end
 from octavo.server.bodies import Bodies
 from octavo.server.exchange import Exchange, exchange
 from octavo.server.guard import principal
 from octavo.server.http import EventStream, while_connected
+from octavo.server.parsing import NOT_JSON
 from octavo.server.resume import Follower
 
 Keeper = Callable[[str], Awaitable[Upstream]]  # of a response, by its id
@@ -192,10 +194,19 @@ class Relay:
             tries.append(first)
             raise
         finally:
-            for one in tries[1:]:
-                if await one.leave() is False:
-                    job.failed.add(one.lease.upstream.id)
-                    self._health.look(one.lease.upstream)
+            if tries[1:]:
+                try:
+                    await to_its_end(self._leave(job, tries[1:]))
+                except asyncio.CancelledError:
+                    await to_its_end(self._leave(job, tries[:1]))  # nobody hears of it
+                    raise
+
+    async def _leave(self, job: RelayJob, tries: list[Try]) -> None:
+        """Ends what is not wanted."""
+        for one in tries:
+            if await one.leave() is False:
+                job.failed.add(one.lease.upstream.id)
+                self._health.look(one.lease.upstream)
 
     def _spare(self, job: RelayJob, lease: UpstreamLease) -> UpstreamLease | None:
         """Another upstream for a request, if there is one and the budget allows it."""
@@ -208,26 +219,22 @@ class Relay:
         return found
 
     async def _limited(self, job: RelayJob, lease: UpstreamLease) -> Begun:
-        """What an upstream answers in time, and while it is not known to be down."""
-        up, timeouts, loop = lease.upstream, self._transport.timeouts, asyncio.get_running_loop()
-        seconds = timeouts.first if job.asked.stream else timeouts.total
-        said: list[str] = []
-
-        def cut(why: str) -> None:
-            said.append(why)
-            limit.reschedule(loop.time())
-
-        up.cut.add(cut)
+        """What an upstream answers in time, while it is not known to be down and its version is not
+        rolled back."""
+        up, timeouts = lease.upstream, self._transport.timeouts
+        limit = Deadline(up, timeouts.first if job.asked.stream else timeouts.total)
+        if self.traffic.rolled_back(job.dealt, up.place.pool):
+            raise RolledBack(up.id)
+        self.traffic.sent(job.dealt, up.place.pool, limit.cut)
         try:
-            async with asyncio.timeout(seconds) as limit:
+            async with limit:
                 found = await self._try(job, lease)
-        except TimeoutError:
-            if said:
-                raise UpstreamFailed(f"upstream {up.id} {said[0]}", "upstream_down") from None
-            why = f"upstream {up.id} gave no first token for {seconds:g} s"
-            raise UpstreamFailed(why, "upstream_timeout", True) from None
+        except UpstreamFailed:
+            if limit.over and self.traffic.rolled_back(job.dealt, up.place.pool):
+                raise RolledBack(up.id) from None
+            raise
         finally:
-            up.cut.discard(cut)
+            self.traffic.answered(limit.cut)
         if not isinstance(found, Response):
             up.cut.add(found[0].cut)
         return found
@@ -275,6 +282,10 @@ class Relay:
         An upstream that is gone can be left without more load on others than there was; what is
         busy may not be asked much more often than it is anyhow.
         """
+        if isinstance(error, RolledBack):
+            lease.end()
+            job.dealt = replace(job.dealt, rolled_back=True)
+            return True
         lease.end(None if error.code == "overloaded" else False)
         self._health.look(lease.upstream)
         job.failed.add(lease.upstream.id)
@@ -309,7 +320,7 @@ class Relay:
                     yield rest
                 lease.end(True, job.tokens)
                 return
-            except (UpstreamFailed, msgspec.MsgspecError) as e:
+            except (UpstreamFailed, *NOT_JSON) as e:
                 error = e if isinstance(e, UpstreamFailed) else UpstreamFailed(
                     f"upstream {lease.upstream.id} sends what no server says"
                 )  # fmt: skip
@@ -323,13 +334,13 @@ class Relay:
                 lease.end(False)
                 self._health.look(lease.upstream)
                 one.failed(error)
-                yield failure(job, error)
+                yield failure(job.asked.path, error)
                 return
             try:
                 answer, data = await self._elsewhere(job, lease, error)
             except RequestError as last:
                 one.failed(last)
-                yield failure(job, last)
+                yield failure(job.asked.path, last)
                 return
 
     async def _elsewhere(

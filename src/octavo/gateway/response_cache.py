@@ -17,6 +17,7 @@ from starlette.responses import Response
 from octavo.gateway.body import RESPONSES, Relayed
 from octavo.gateway.job import RelayJob
 from octavo.server.http import STREAM_HEADERS
+from octavo.server.parsing import NOT_JSON
 
 NOT_ASKED = ("x-request-id", "traceparent", "x-slo-ttft-ms")  # change nothing in an answer
 HEADER = "x-cache"
@@ -38,7 +39,7 @@ def deterministic(body: bytes) -> bool:
         said = msgspec.json.decode(body, type=_Sampling)
         zero = bytes(said.temperature) not in (b"", b"null") and float(bytes(said.temperature)) == 0
         return zero or bytes(said.seed) not in (b"", b"null")
-    except (msgspec.MsgspecError, ValueError):
+    except (*NOT_JSON, ValueError):
         return False
 
 

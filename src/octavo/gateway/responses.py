@@ -15,8 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.database import DatabaseError
-from octavo.gateway.answers import STREAMS
+from octavo.gateway.answers import STREAMS, failure
 from octavo.gateway.body import RESPONSES
+from octavo.gateway.deadline import Deadline
 from octavo.gateway.errors import NoUpstream, UpstreamFailed
 from octavo.gateway.headers import back, onward, with_key
 from octavo.gateway.health import Health
@@ -29,6 +30,7 @@ from octavo.server.endpoint import Endpoint, Handler
 from octavo.server.exchange import exchange
 from octavo.server.guard import principal
 from octavo.server.http import EventStream, while_connected
+from octavo.server.parsing import NOT_JSON
 from octavo.server.runner import answering
 from octavo.server.store import NotStored
 
@@ -110,7 +112,7 @@ class Responses:
         found in them."""
         try:
             made = _made(data)
-        except msgspec.MsgspecError:
+        except NOT_JSON:
             return False
         if made.store is not False:
             try:
@@ -125,24 +127,46 @@ class Responses:
         headers = with_key(onward(request.headers, id, self._relay.guarded), upstream)
         timeouts = self._transport.timeouts
         try:
-            answer = await self._transport.open(
-                upstream, path, headers, b"", timeouts.foreign, request.method
-            )
+            async with Deadline(upstream, timeouts.first):
+                answer = await self._transport.open(
+                    upstream, path, headers, b"", timeouts.foreign, request.method
+                )
+                upstream.cut.add(answer.cut)
             if answer.status == 200 and answer.media_type in STREAMS:
-                return EventStream(_frames(answer), answer.headers["content-type"])
+                kind = answer.headers["content-type"]
+                return EventStream(self._frames(request, upstream, answer), kind)
             try:
                 body = await answer.whole()
             finally:
-                answer.close()
+                _leave(upstream, answer)
         except UpstreamFailed:
             self._health.look(upstream)
             raise
-        kind = answer.headers.get("content-type")
-        return Response(body, answer.status, back(answer.headers, upstream), kind)
+        headers = back(answer.headers, upstream)
+        return Response(body, answer.status, headers, answer.headers.get("content-type"))
+
+    async def _frames(
+        self, request: Request, upstream: Upstream, answer: Answer
+    ) -> AsyncGenerator[bytes, None]:
+        """The bytes of a stream."""
+        try:
+            while data := await answer.read():
+                yield data
+        except UpstreamFailed as e:
+            self._health.look(upstream)
+            exchange(request.scope).failed(e)
+            yield failure(RESPONSES, e)
+        finally:
+            _leave(upstream, answer)
+
+
+def _leave(upstream: Upstream, answer: Answer) -> None:
+    upstream.cut.discard(answer.cut)
+    answer.close()
 
 
 def _made(data: bytes) -> _Made:
-    """The response that a body, or the events of a stream, tell of. Raises MsgspecError."""
+    """The response that a body, or the events of a stream, tell of. Raises NOT_JSON."""
     if data[:1] == b"{":
         return msgspec.json.decode(data, type=_Made)
     event = data.partition(b"data: ")[2].partition(b"\n")[0]
@@ -158,14 +182,6 @@ async def _noted(
         async for frame in rest:
             known = known or await note(frame)
             yield frame
-
-
-async def _frames(answer: Answer) -> AsyncGenerator[bytes, None]:
-    try:
-        while data := await answer.read():
-            yield data
-    finally:
-        answer.close()
 
 
 async def _said(work: Awaitable[T]) -> T:

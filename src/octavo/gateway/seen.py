@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from octavo.release.answers import LONGEST, ROUNDS, repeating
+from octavo.server.parsing import NOT_JSON
 
 
 class _Said(msgspec.Struct):
@@ -58,7 +59,7 @@ class Seen:
     def _take(self, data: bytes, streamed: bool) -> None:
         try:
             answer = msgspec.json.decode(data, type=_Answer)
-        except msgspec.MsgspecError:
+        except NOT_JSON:
             return
         for choice in answer.choices:
             said = choice.delta or choice.message or _Said(choice.text)

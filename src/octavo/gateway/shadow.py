@@ -19,6 +19,7 @@ from octavo.gateway.headers import with_key
 from octavo.gateway.transport import Transport
 from octavo.release.controller import Assigned, Releases
 from octavo.release.divergence import token_kl
+from octavo.server.parsing import NOT_JSON
 
 LOG = logging.getLogger("octavo.gateway")
 COMPLETIONS = "/v1/completions"
@@ -84,7 +85,7 @@ class Shadow:
                 )
             )
             kl = mean_kl(old.choices[0], new.choices[0], len(answer))
-        except (RequestError, msgspec.MsgspecError, LookupError, TimeoutError) as e:
+        except (RequestError, *NOT_JSON, LookupError, ValueError, TimeoutError) as e:
             if assigned.release not in self._told:
                 self._told.add(assigned.release)
                 why = str(e) if isinstance(e, RequestError) else type(e).__name__
@@ -92,10 +93,10 @@ class Shadow:
             return
         if kl is not None:
             with suppress(RequestError):  # the release has ended meanwhile
-                self._releases.shadow(model, [kl])
+                self._releases.shadow(model, [kl], assigned.release)
 
     async def _ask(self, asked: Relayed, pool: str, path: str, body: Mapping[str, Any]) -> _Answer:
-        """What an upstream of a pool answers. Raises UpstreamFailed, MsgspecError, TimeoutError."""
+        """What an upstream of a pool answers. Raises UpstreamFailed, TimeoutError, NOT_JSON."""
         lease = self._admission.spare(asked, (pool,), ())
         if lease is None:
             raise UpstreamFailed(f"no upstream of {pool} is free", "overloaded")
@@ -133,7 +134,7 @@ def greedy(asked: Relayed) -> dict[str, Any] | None:
     else:
         contents = [message.get("content") for message in body.get("messages", ())]
         parts = [part for c in contents if isinstance(c, list) for part in c]
-        single = all(part.get("type") == "text" for part in parts)
+        single = all(isinstance(part, str) or part.get("type") == "text" for part in parts)
     if not single:
         return None
     most = min(MOST_TOKENS, asked.most_tokens or MOST_TOKENS)

@@ -19,11 +19,14 @@ from octavo.gateway.config import Model
 from octavo.gateway.events import Finished
 from octavo.gateway.seen import Seen
 from octavo.gateway.shadow import Shadow
+from octavo.gateway.upstream import Cut
 from octavo.release.controller import Assigned, Releases
 from octavo.release.events import RequestEvent
+from octavo.release.store import Release
 from octavo.release.tally import STABLE
 from octavo.server.exchange import Exchange
 from octavo.server.guard import Principal
+from octavo.server.parsing import NOT_JSON
 
 OTHER = Model()  # that are not named
 GONE = 499  # the status of requests whose clients have left
@@ -42,6 +45,7 @@ class Dealt:
     chosen: Chosen | None = None
     seen: Seen | None = None
     only: str = ""  # the pool that can answer it, where no other can
+    rolled_back: bool = False  # its version was, before it was answered
 
     @property
     def pools(self) -> tuple[str, ...]:
@@ -50,6 +54,8 @@ class Dealt:
             return (self.only,)
         if (assigned := self.assigned) is None:
             return self.route.pool, *self.route.fallback
+        if self.rolled_back:
+            return assigned.stable, *self.route.fallback
         old = (assigned.stable,) if assigned.watched and assigned.stable != assigned.pool else ()
         return assigned.pool, *old, *self.route.fallback
 
@@ -77,13 +83,23 @@ class Dealt:
         return body if self.chosen is None else altered(body, self.chosen.variant)
 
 
+def _trial(dealt: Dealt, pool: str) -> Assigned | None:
+    """What a release has said of a request that a pool is asked, if that is its canary's and the
+    old version could answer as well."""
+    assigned = dealt.assigned
+    if assigned is None or not assigned.watched or dealt.only or dealt.rolled_back:
+        return None
+    return assigned if pool == assigned.pool == assigned.canary else None
+
+
 def units_of(
     given: Mapping[str, str], outline: Outline, sender: Principal, one: Exchange
 ) -> dict[Unit, str]:
     """Who sends a request, the most lasting first; what is not known is empty. given: headers."""
     named = ""
-    with suppress(msgspec.MsgspecError, UnicodeDecodeError):
-        named = msgspec.json.decode(outline.user, type=str)
+    if bytes(outline.user):
+        with suppress(*NOT_JSON):
+            named = msgspec.json.decode(outline.user, type=str)
     return {
         "header": given.get(UNIT, ""),
         "user": named,
@@ -105,6 +121,9 @@ class Traffic:
         self.known: Callable[[str], bool] = lambda pool: True
         self._releases, self._experiments, self._clock = releases, experiments, clock
         self._shadow = shadow
+        # requests that a canary has not answered yet: where each goes, by what ends it
+        self._unanswered: dict[Cut, tuple[Dealt, str]] = {}
+        releases.changed = self._cut_rolled_back
 
     def deal(self, model: str, units: Mapping[Unit, str]) -> Dealt:
         """Where a request for a model goes. units: who sends it, the most lasting first."""
@@ -120,6 +139,30 @@ class Traffic:
         route = self.models.get(model, OTHER)
         return Dealt(model, route, assigned, chosen, Seen() if watched else None)
 
+    def sent(self, dealt: Dealt, pool: str, cut: Cut) -> None:
+        """A pool is sent a request. cut: is called if its version is rolled back before
+        `answered`."""
+        if _trial(dealt, pool) is not None:
+            self._unanswered[cut] = dealt, pool
+
+    def answered(self, cut: Cut) -> None:
+        """The answer to what was `sent` has begun, or there will be none."""
+        self._unanswered.pop(cut, None)
+
+    def rolled_back(self, dealt: Dealt, pool: str) -> bool:
+        """Whether a pool has a version that was rolled back since a request was dealt to it."""
+        if (assigned := _trial(dealt, pool)) is None:
+            return False
+        last = self._releases.last(dealt.model)
+        if last is None or last.id == assigned.release:
+            return last is not None and last.state.phase == "rolled_back"
+        return last.spec.stable != pool  # a later release knows which of both it was
+
+    def _cut_rolled_back(self, release: Release) -> None:
+        for cut, (dealt, pool) in list(self._unanswered.items()):
+            if self.rolled_back(dealt, pool):
+                cut("has a version that was rolled back")
+
     def ended(
         self, dealt: Dealt, asked: Relayed, one: Finished, cached: int, batch: int, down: bool
     ) -> None:
@@ -127,7 +170,7 @@ class Traffic:
         of its version's upstreams is up."""
         if dealt.seen is None or one.status in NOT_ASKED or one.code == "shutting_down":
             return
-        assigned, seen = dealt.assigned, dealt.seen
+        assigned, seen = None if dealt.rolled_back else dealt.assigned, dealt.seen
         elsewhere = assigned is not None and one.pool not in ("", assigned.pool)
         if elsewhere and not (one.retries or down):
             return  # its version had no place, which is no fault of it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
 from collections.abc import Callable, Mapping
@@ -11,11 +12,12 @@ from functools import cache, partial
 from urllib.parse import SplitResult, quote, urlsplit
 
 from octavo.gateway.connection import Sink, UpstreamConnection, head_of
-from octavo.gateway.errors import UpstreamFailed
+from octavo.gateway.errors import Exhausted, UpstreamFailed
 from octavo.gateway.upstream import Upstream
 
 KEEP_ALIVE = 4.0  # seconds: uvicorn closes idle connections after 5
 MOST_WHOLE = 256 << 20  # bytes of an answer that is not streamed
+OWN = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}  # what the gateway itself lacks
 FAULTS = (OSError, TimeoutError, ValueError)  # no host, no certificate, no answer; no header
 SAFE = "/?&=%:+,;@!$'()*~-._[]"  # of a path and a query, as they are
 
@@ -44,6 +46,7 @@ class Answer:
         leave: Callable[[UpstreamConnection], None],
     ) -> None:  # fmt: skip
         self.status, self.headers = connection.status, connection.headers
+        self.media_type = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         self._connection, self._leave = connection, leave
         self.take = connection.take
         self._who, self._idle = who, idle
@@ -51,10 +54,6 @@ class Answer:
         self._closed = False
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(idle, self._look)
-
-    @property
-    def media_type(self) -> str:
-        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     def _look(self) -> None:
         """Cuts an answer that has paused too long."""
@@ -218,6 +217,8 @@ def failed(who: str, error: BaseException, connecting: bool = False) -> Upstream
     """What went wrong with an upstream, in words that say nothing of the request."""
     if isinstance(error, ssl.SSLError):
         return UpstreamFailed(f"upstream {who} has no certificate that is trusted")
+    if connecting and isinstance(error, OSError) and (lack := _lack(error)):
+        return Exhausted(lack)
     if isinstance(error, socket.gaierror):
         return UpstreamFailed(f"upstream {who} has a name that nobody knows")
     if isinstance(error, TimeoutError):
@@ -225,3 +226,15 @@ def failed(who: str, error: BaseException, connecting: bool = False) -> Upstream
     if connecting and isinstance(error, OSError):
         return UpstreamFailed(f"upstream {who} takes no connection", "upstream_down")
     return UpstreamFailed(f"upstream {who} broke the connection off")
+
+
+def _lack(error: OSError) -> str:
+    """What the gateway itself lacks so that nobody can be connected to, "" for nothing. Looking up
+    a name without handles fails in other words, so a socket is tried."""
+    if error.errno in OWN:
+        return error.strerror or "no memory"
+    try:
+        socket.socket().close()
+    except OSError as e:
+        return e.strerror or "no sockets"
+    return ""

@@ -27,6 +27,7 @@ from octavo.server.bodies import Bodies
 from octavo.server.endpoint import Endpoint
 from octavo.server.guard import require_admin
 from octavo.server.http import json_response
+from octavo.server.parsing import NOT_JSON
 from octavo.server.runner import answering
 
 LOG = logging.getLogger("octavo.gateway")
@@ -65,7 +66,7 @@ class Updates:
         async with self._bodies.whole(request) as data:
             try:
                 body = msgspec.json.decode(data, type=UpdateBody)
-            except msgspec.MsgspecError as e:
+            except NOT_JSON as e:
                 raise InvalidValue(f"the body is no update: {e}") from None
         began: asyncio.Future[Release] = asyncio.get_running_loop().create_future()
         running = self._tasks.get(body.model)
@@ -143,16 +144,33 @@ class Updates:
         return sum(spec.model in u.models for u in up)
 
     async def _ended(self, release: Release, spec: ReleaseSpec) -> None:
-        """Removes the pool that lost, once the release has ended and nobody is served by it."""
+        """Removes the pool that lost, once the release has ended and nobody is served by it, unless
+        the next release has it."""
         while True:
             last = self._releases.last(spec.model)
-            if last is not None and last.id == release.id and last.state.phase in ENDED:
+            if (
+                last is not None
+                and last.created >= release.created
+                and (last.id != release.id or last.state.phase in ENDED)
+            ):
                 break
             await asyncio.sleep(LOOK)
-        lost = spec.stable if last.winner == spec.canary else spec.canary
+        winner = last.winner if last.id == release.id else last.spec.stable
+        lost = spec.stable if winner == spec.canary else spec.canary
+        if winner not in (spec.stable, spec.canary) or self._has_next(release, lost):
+            return
         await self._settled(lost)
-        LOG.info("%s is %s: pool %s ends", spec.model, last.state.phase.replace("_", " "), lost)
+        if self._has_next(release, lost):  # which has begun meanwhile
+            return
+        LOG.info("the release of %s has ended, and with it pool %s", spec.model, lost)
         await self._control.edit(partial(_decided, spec=spec, lost=lost), "octavo")
+
+    def _has_next(self, release: Release, pool: str) -> bool:
+        """Whether the release after this one has a pool."""
+        last = self._releases.last(release.spec.model)
+        if last is None or last.id == release.id:
+            return False
+        return pool in (last.spec.stable, last.spec.canary)
 
     async def _settled(self, pool: str) -> None:
         """Until no request has been in a pool, or waited for it, for some time."""

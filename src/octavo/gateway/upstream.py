@@ -12,6 +12,7 @@ from octavo.balance.breaker import Breaker
 from octavo.balance.replica import Replica, State
 from octavo.errors import UsageError
 
+Cut = Callable[[str], None]  # ends a request or an answer; is told why
 UpstreamState = Literal["starting", "up", "draining", "down"]
 DEFAULT, FALLBACK = "default", "fallback"  # pools
 WEIGHT = 0.1  # of the latest measurement in what is known
@@ -81,7 +82,7 @@ class Upstream:
     step: float = 0.0
     misses: int = 0
     reason: str = ""  # why it is down
-    cut: set[Callable[[str], None]] = field(default_factory=set)
+    cut: set[Cut] = field(default_factory=set)
 
     @property
     def id(self) -> str:

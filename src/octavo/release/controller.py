@@ -68,11 +68,9 @@ class _Local:
 class Releases:
     """clock: seconds since 1970; changed: called when a release goes on, with its new state."""
 
-    def __init__(
-        self, store: ReleaseStore, clock: Callable[[], float] = time.time,
-        changed: Callable[[Release], None] = lambda release: None,
-    ) -> None:  # fmt: skip
-        self._store, self._clock, self._changed = store, clock, changed
+    def __init__(self, store: ReleaseStore, clock: Callable[[], float] = time.time) -> None:
+        self._store, self._clock = store, clock
+        self.changed: Callable[[Release], None] = lambda release: None
         self._owner = secrets.token_hex(8)
         self._local: dict[str, _Local] = {}  # by model
         self._adopt(store.latest())
@@ -105,11 +103,16 @@ class Releases:
             return
         local.observe(event)
 
-    def shadow(self, model: str, kl: Sequence[float]) -> None:
+    def shadow(self, model: str, kl: Sequence[float], release: str = "") -> None:
         """What was measured of answers of the old version that the canary was shown: how far they
-        are apart, nats a token. Raises NoRelease."""
+        are apart, nats a token. release: which it was measured for, if that is known. Raises
+        NoRelease."""
         local = self._local.get(model)
-        if local is None or local.release.state.phase in ENDED:
+        if (
+            local is None
+            or local.release.state.phase in ENDED
+            or release not in ("", local.release.id)
+        ):
             raise NoRelease(f"{model[:64]!r} has no release that goes on", "model")
         state = local.release.state
         for value in kl:
@@ -160,7 +163,7 @@ class Releases:
                 continue
             else:
                 local.release = release
-            self._changed(release)
+            self.changed(release)
 
     # -- what people ask for: may wait for the database -----------------------------------------
 

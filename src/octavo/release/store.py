@@ -29,6 +29,7 @@ TABLES = (
     " until double precision not null)",
 )
 LEASE = 10.0  # seconds for which who decides about releases need not ask
+APART = 0.001  # seconds that releases of a model are apart at least
 
 
 class NoRelease(RequestError):
@@ -43,7 +44,8 @@ class AlreadyRuns(RequestError):
 
 @dataclass(frozen=True)
 class Release:
-    """A release as it is kept. version: of its state; each change makes the next."""
+    """A release as it is kept. created: seconds since 1970; later than that of any before it.
+    version: of its state; each change makes the next."""
 
     id: str
     spec: ReleaseSpec
@@ -73,19 +75,22 @@ class ReleaseStore:
         self._database = database
 
     def start(self, spec: ReleaseSpec, state: State, who: str) -> Release:
-        """Keeps a new release. Raises Running if its model has one that has not ended."""
-        found = Release(f"rel_{secrets.token_hex(6)}", spec, state, state.since)
-        encoded = _json(spec), _json(state)
+        """Keeps a new release, which is the last whatever the clock said before. Raises AlreadyRuns
+        if its model has one that has not ended."""
+        id, encoded = f"rel_{secrets.token_hex(6)}", (_json(spec), _json(state))
         try:
             with self._database.transaction() as db:
+                before = "select max(created) from releases where model = ?"
+                ((last,),) = db.execute(before, (spec.model,))
+                created = max(state.since, (last or 0.0) + APART)
                 db.execute(
                     "insert into releases values (?, ?, ?, 0, 0, ?, ?)",
-                    (found.id, spec.model, found.created, *encoded),
+                    (id, spec.model, created, *encoded),
                 )
-                audit(db, AuditEntry(state.since, found.id, who, "start", encoded[0]))
+                audit(db, AuditEntry(state.since, id, who, "start", encoded[0]))
         except Conflict:
             raise AlreadyRuns(f"{spec.model!r} has a release that has not ended", "model") from None
-        return found
+        return Release(id, spec, state, created)
 
     def latest(self) -> dict[str, Release]:
         """The last release of each model."""
