@@ -5,9 +5,13 @@ Both know the types text, bytea, bigint and double precision: SQLite goes by par
 
 from __future__ import annotations
 
+import math
+import os
 import re
+import socket
 import sqlite3
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -16,6 +20,8 @@ from typing import Any, Protocol
 from octavo.errors import OctavoError, UsageError
 
 WAIT = 5  # seconds for another process to finish writing, and for a server to answer
+LONGEST = 2 * WAIT  # seconds after which a transaction is broken off
+AGAIN = 1.0  # seconds after which one that could not be connected to is tried again
 AMBIGUOUS = frozenset("@/?#")  # in a name or a password: where does it end?
 EXAMPLE = "postgresql://USER@HOST:5432/DATABASE"
 Row = tuple[Any, ...]
@@ -63,7 +69,7 @@ class SQLite:
                 )
                 undo.callback(self._db.close)
                 self._db.isolation_level = None
-                self._db.execute("pragma journal_mode = wal")
+                self._write_ahead()
                 self._db.execute("pragma synchronous = normal")
                 for table in tables:
                     self._db.execute(table)
@@ -71,6 +77,18 @@ class SQLite:
             except (sqlite3.Error, OSError) as e:
                 raise DatabaseError(f"{path} cannot be used: {e}") from None
             undo.pop_all()
+
+    def _write_ahead(self) -> None:
+        """Of several that open a new file at once, SQLite refuses some without waiting."""
+        until = time.monotonic() + WAIT
+        while True:
+            try:
+                self._db.execute("pragma journal_mode = wal")
+                return
+            except sqlite3.OperationalError as e:
+                if e.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                    raise
+                time.sleep(0.01)
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
         return self._db.execute(sql, values).fetchall()
@@ -97,7 +115,9 @@ class SQLite:
 
 
 class PostgreSQL:
-    """A server. A connection that is lost is opened again by the next transaction."""
+    """A server. A connection that is lost is opened again by the next transaction. Nobody waits for
+    one that hangs: statements and transactions are limited, and who cannot have the connection soon
+    is refused."""
 
     def __init__(self, url: str, tables: Sequence[str]) -> None:
         try:
@@ -119,22 +139,39 @@ class PostgreSQL:
         self._module, self._url, self._tables = psycopg, url, tables
         self._lock = threading.Lock()
         self._db: Any = None
+        self._socket: socket.socket | None = None  # the connection's
+        self._away = "", -math.inf  # why it could not be connected to, and until when it is not
         with self.transaction():
             pass
 
-    def _open(self) -> Any:
+    def _open(self) -> None:
+        """Connects. Raises psycopg's Error, OSError."""
+        self.close()
         wrong = self._module.errors
+        why, until = self._away
+        if time.monotonic() < until:
+            raise self._module.OperationalError(why)
         with ExitStack() as undo:
-            db = self._module.connect(
-                self._url, connect_timeout=WAIT, tcp_user_timeout=1000 * WAIT, autocommit=True
-            )
+            try:
+                db = self._module.connect(
+                    self._url, connect_timeout=WAIT, tcp_user_timeout=1000 * WAIT, autocommit=True
+                )
+            except self._module.Error as e:
+                self._away = str(e), time.monotonic() + AGAIN
+                raise
             undo.callback(db.close)
-            for table in self._tables:
-                # Two may begin at the same time: the other has made it.
-                with suppress(wrong.UniqueViolation, wrong.DuplicateObject, wrong.DuplicateTable):
-                    db.execute(table)
+            ours = socket.socket(fileno=os.dup(db.fileno()))
+            undo.callback(ours.close)
+            with _limited(ours):
+                db.execute(f"set statement_timeout = '{WAIT}s'")
+                for table in self._tables:
+                    # Two may begin at the same time: the other has made it.
+                    with suppress(
+                        wrong.UniqueViolation, wrong.DuplicateObject, wrong.DuplicateTable
+                    ):
+                        db.execute(table)
             undo.pop_all()
-        return db
+        self._db, self._socket = db, ours
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
         done = self._db.execute(sql.replace("?", "%s"), values)
@@ -146,23 +183,53 @@ class PostgreSQL:
 
     @contextmanager
     def transaction(self) -> Iterator[DatabaseConnection]:
-        with self._lock:
-            try:
-                if self._db is None or self._db.closed:
-                    self._db = self._open()
-                with self._db.transaction():
-                    yield self
-            except self._module.errors.UniqueViolation as e:
-                raise Conflict(str(e)) from None
-            except self._module.Error as e:
-                where, why = place(self._url), " ".join(str(e).split())
-                raise DatabaseError(
-                    f"{where} cannot be used: {why}", f"pg_isready -d {where}"
-                ) from None
+        if not self._lock.acquire(timeout=WAIT):
+            raise self._unusable(f"others have waited for it for {WAIT} s")
+        try:
+            if self._db is None or self._db.closed:
+                self._open()
+            assert self._socket is not None
+            with _limited(self._socket), self._db.transaction():
+                yield self
+        except self._module.errors.UniqueViolation as e:
+            raise Conflict(str(e)) from None
+        except (self._module.Error, OSError) as e:
+            raise self._unusable(str(e)) from None
+        finally:
+            self._lock.release()
+
+    def _unusable(self, why: str) -> DatabaseError:
+        where = place(self._url)
+        why = " ".join(why.split())
+        return DatabaseError(f"{where} cannot be used: {why}", f"pg_isready -d {where}")
 
     def close(self) -> None:
         if self._db is not None:
             self._db.close()
+        if self._socket is not None:
+            self._socket.close()
+
+
+@contextmanager
+def _limited(ours: socket.socket) -> Iterator[None]:
+    """A context that breaks a connection off if it takes too long: the host of a server that is
+    stopped goes on confirming what it gets. Raises OSError if the system has no thread for it."""
+
+    def leave() -> None:
+        with suppress(OSError):  # it has ended
+            ours.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(LONGEST, leave)
+    timer.daemon = True
+    try:
+        timer.start()
+    except RuntimeError as e:
+        raise OSError(str(e)) from None
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def place(url: str) -> str:

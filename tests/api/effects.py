@@ -12,6 +12,7 @@ from typing import Any
 
 from octavo.server.resume import TOKENS, Follower
 from tests.api.server import Server
+from tests.waiting import until
 
 # A template that shows what it is given.
 TEMPLATE = """{% if word is defined %}{{ word }}
@@ -409,21 +410,12 @@ def speculation(a: Asking) -> None:
         assert a.likeliest(**asked, speculation="off") == a.likeliest(**asked, speculation="auto")
         return verified(a) > before
 
-    soon(verifies)
+    until(verifies)  # that may look dear while a machine is busy with others, for a while
     between = verified(a)
     a.ids(**asked, speculation="off")
     assert verified(a) == between
     status, reply = a.server.post(ROUTES[a.route], a.body(speculation="on"))
     assert (status, reply["error"]["param"]) == (400, "speculation")
-
-
-def soon(holds: Callable[[], bool], seconds: float = 90) -> None:
-    """Waits until something holds: verifying may look dear while a machine is busy with others, and
-    is tried again when that was a while ago."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
 
 
 def verified(a: Asking) -> float:
@@ -454,7 +446,7 @@ def prediction(a: Asking) -> None:
             details = told["usage"].get("completion_tokens_details", {})
             return bool(details.get("accepted_prediction_tokens", 0) > 20)
 
-        soon(accepts)
+        until(accepts)
     for wrong in (
         {"type": "text", "content": "a"},
         {"type": "content", "content": [{"type": "x", "text": "a"}]},

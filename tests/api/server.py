@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests import published
+from tests.waiting import SECONDS, until
 
 
 def free_port() -> int:
@@ -60,14 +60,12 @@ class Server:
             env=os.environ | (env or {}),
         )  # fmt: skip
 
-    def wait_ready(self, seconds: float = 60) -> None:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+    def wait_ready(self, seconds: float = SECONDS) -> None:
+        def ready() -> bool:
             assert self.process.poll() is None, self.log.read_text()
-            if self.get("/health/ready")[0] == 200:
-                return
-            time.sleep(0.02)
-        raise AssertionError(f"not ready after {seconds} s: {self.log.read_text()}")
+            return self.get("/health/ready")[0] == 200
+
+        until(ready, seconds)
 
     def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
         return self.call("GET", path, None, self.headers if headers is None else headers)
@@ -99,16 +97,14 @@ class Server:
         assert found, f"no metric {name}"
         return sum(found)
 
-    def wait_idle(self, seconds: float = 5) -> None:
+    def wait_idle(self, seconds: float = SECONDS) -> None:
         """Until nothing runs and no block is held."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+
+        def idle() -> bool:
             busy = [self.metric(f"octavo_requests_{state}") for state in ("running", "waiting")]
-            busy.append(self.metric("octavo_kv_blocks", state="held"))
-            if not any(busy):
-                return
-            time.sleep(0.02)
-        raise AssertionError(busy)
+            return not any([*busy, self.metric("octavo_kv_blocks", state="held")])
+
+        until(idle, seconds)
 
     def engine(self) -> psutil.Process:
         """The process that loads the model; others compile grammars."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import openai
 import pytest
 
 from tests.api.server import Server, serving
+from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
 
@@ -60,10 +60,15 @@ def begin(client: openai.OpenAI, text: str, endpoint: Any = CHAT) -> Any:
 
 
 def wait(client: openai.OpenAI, id: str, *states: str) -> Any:
-    deadline = time.monotonic() + 40
-    while (batch := client.batches.retrieve(id)).status not in states:
-        assert time.monotonic() < deadline and batch.status != "failed", batch
-        time.sleep(0.05)
+    batch: Any = None
+
+    def there() -> bool:
+        nonlocal batch
+        batch = client.batches.retrieve(id)
+        return batch.status in (*states, "failed")
+
+    until(there)
+    assert batch.status in states, batch
     return batch
 
 
@@ -129,10 +134,7 @@ def test_a_batch_of_responses(client: openai.OpenAI, server: Server) -> None:
 )  # fmt: skip
 def test_what_is_no_batch(client: openai.OpenAI, text: str, number: int, words: str) -> None:
     begun = begin(client, text)
-    deadline = time.monotonic() + 20
-    while (batch := client.batches.retrieve(begun.id)).status != "failed":
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    batch = wait(client, begun.id, "failed")
     assert batch.errors and batch.errors.data
     assert batch.errors.data[0].line == number and words in str(batch.errors.data[0].message)
 
@@ -198,15 +200,12 @@ def test_a_restart(server: Server, folder: Path, client: openai.OpenAI) -> None:
     count = 400
     begun = begin(client, "".join(line(i, max_tokens=2) for i in range(count)))
     output = folder / "data" / "batches" / f"{begun.id}.output"
-    deadline = time.monotonic() + 40
-    while not output.exists() or output.read_bytes().count(b"\n") < 5:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    until(lambda: output.exists() and output.read_bytes().count(b"\n") >= 5)
     server.process.kill()
     server.process.wait(10)
     before = output.read_bytes()
     assert 5 <= before.count(b"\n") < count
-    output.write_bytes(before + b'{"custom_id": "cut o')
+    output.write_bytes(before + b'{"id":"batch_req_0')
     data = str(folder / "data")
     with serving("smollm2", "--offline", "--data-dir", data, log=folder / "log2") as again:
         other = client_of(again)
@@ -242,7 +241,7 @@ def test_the_command(smollm2: object, tmp_path: Path) -> None:
     assert text == said(made["r1"]["response"]["body"])
     assert text == made["s1"]["response"]["body"]["output"][0]["content"][0]["text"]
     kept = target.read_bytes().splitlines(keepends=True)[:4]
-    target.write_bytes(b"".join(kept) + b'{"cus')
+    target.write_bytes(b"".join(kept) + b'{"id":"bat')
     second = run()
     assert "8 requests, 4 answered now" in second.stdout
     lines = target.read_bytes().splitlines(keepends=True)

@@ -9,7 +9,6 @@ import os
 import resource
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,9 @@ import torch
 from tests.api.server import Server, serving
 from tests.api.test_robust import body, stream
 from tests.parity.test_lora import make_adapter
+from tests.waiting import async_until
 
 READY_AGAIN = 10.0  # seconds after the end of a cause
-
-
-async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
 
 
 def ready(server: Server) -> bool:
@@ -40,17 +33,17 @@ async def flowing(server: Server, tokens: int = 1) -> None:
     """Until so many more tokens have come."""
     name = "octavo_generated_tokens_total"
     made = server.metric(name)
-    await until(lambda: server.metric(name) >= made + tokens)
+    await async_until(lambda: server.metric(name) >= made + tokens)
 
 
 async def gone(process: psutil.Process) -> None:
-    await until(lambda: not psutil.pid_exists(process.pid))
+    await async_until(lambda: not psutil.pid_exists(process.pid))
 
 
 async def ready_again(server: Server) -> float:
     """The seconds until then."""
     began = time.monotonic()
-    await until(lambda: ready(server))
+    await async_until(lambda: ready(server))
     return time.monotonic() - began
 
 
@@ -106,7 +99,7 @@ def test_a_stopped_engine_is_replaced(server: Server) -> None:
             late = await client.post(
                 server.url + "/v1/chat/completions", json=body(100, stream=False, timeout=0.5)
             )
-            assert 0.5 <= time.monotonic() - began < 2
+            assert 0.5 <= time.monotonic() - began < 5
             assert late.json()["error"]["code"] == "deadline_exceeded"
             await gone(engine)
             assert time.monotonic() - began < READY_AGAIN
@@ -166,7 +159,7 @@ def test_a_lost_file_and_its_return(own: Path, tmp_path: Path) -> None:
         expected = complete(s)
         own.rename(tmp_path / "away")
         s.engine().kill()
-        await until(lambda: complete(s, timeout=20)[0] == 503, 20)
+        await async_until(lambda: complete(s, timeout=20)[0] == 503, 20)
         for _ in range(2):
             status, reply = complete(s)
             assert status == 503 and reply["error"]["code"] == "engine_failed"

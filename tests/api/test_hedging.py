@@ -22,8 +22,8 @@ from tests.api.test_gateway import (
     streamed,
     text,
     upstreams,
-    wait,
 )
+from tests.waiting import until
 
 HEDGE = 0.3
 
@@ -67,7 +67,7 @@ def test_who_answers_first_is_heard_and_the_other_is_told_to_stop(
             assert HEDGE <= time.monotonic() - began < 15
             assert silent.left.wait(5)
         assert asked <= 6 and silent.posts == 3
-        wait(lambda: gateway.metric("octavo_upstream_hedges_total", won="yes") == 3)
+        until(lambda: gateway.metric("octavo_upstream_hedges_total", won="yes") == 3)
         assert upstreams(gateway)[name]["breaker"] == "closed"
         at_rest(gateway)
 
@@ -83,7 +83,7 @@ def test_a_second_that_fails_is_left_to_the_first(
                 body = {"model": "simulated", "prompt": f"s{i}", "max_tokens": 12}
                 reply = gateway.post("/v1/completions", body, session)[1]
                 assert reply["choices"][0]["text"] == text(good, f"s{i}", 12)
-            wait(lambda: gateway.metric("octavo_upstream_hedges_total", won="no") >= 1)
+            until(lambda: gateway.metric("octavo_upstream_hedges_total", won="no") >= 1)
             at_rest(gateway)
 
 

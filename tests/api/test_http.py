@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from tests.api.server import Server, serving
+from tests.waiting import until
 
 STALL = 0.25  # seconds that health may take on a busy machine
 USER = [{"role": "user", "content": "Count upwards from one, in words."}]
@@ -210,15 +211,10 @@ def test_streams_that_are_not_read_give_back_their_place(smollm2: Path, tmp_path
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             sock.connect(("127.0.0.1", s.port))
             sock.sendall(post("/v1/chat/completions", body))
-        deadline = time.monotonic() + 60
-        while s.metric("octavo_requests_running") < 2:  # asked in no place of the queue
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: s.metric("octavo_requests_running") >= 2)  # asked in no place of the queue
         assert s.post("/v1/chat/completions", chat())[0] == 503
-        while s.post("/v1/chat/completions", chat())[0] != 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-        s.wait_idle(60)
+        until(lambda: s.post("/v1/chat/completions", chat())[0] == 200)
+        s.wait_idle()
     assert len(re.findall(r" ms  499\b", (tmp_path / "log").read_text())) == 2
 
 

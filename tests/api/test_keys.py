@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psycopg
@@ -15,6 +14,7 @@ from gguf import GGMLQuantizationType
 from tests import postgres
 from tests.api.server import Server, serving
 from tests.small_models import Small, save_gguf
+from tests.waiting import until
 
 PASSWORD = "p4ssw0rd-x"
 BODY = {"model": "m", "prompt": [5, 6, 7, 8], "max_tokens": 2, "ignore_eos": True}
@@ -27,13 +27,10 @@ def octavo(*arguments: str, url: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60)
 
 
-def until(server: Server, secret: str, wanted: int) -> None:
+def until_answered(server: Server, secret: str, wanted: int) -> None:
     """Waits for the status that a key's request has."""
-    deadline = time.monotonic() + 20
     headers = {"Authorization": f"Bearer {secret}"}
-    while (status := server.post("/v1/completions", BODY, headers)[0]) != wanted:
-        assert time.monotonic() < deadline, status
-        time.sleep(0.1)
+    until(lambda: server.post("/v1/completions", BODY, headers)[0] == wanted)
 
 
 def test_a_server_whose_keys_are_in_postgresql(tmp_path: Path) -> None:
@@ -46,22 +43,21 @@ def test_a_server_whose_keys_are_in_postgresql(tmp_path: Path) -> None:
         options = ("--memory", "150MiB", "--log-format", "json")
         log = tmp_path / "log"
         with serving(str(tmp_path / "m.gguf"), *options, log=log, env={"OCTAVO_KEYS": url}) as one:
-            until(one, ann, 200)
+            until_answered(one, ann, 200)
             assert octavo("key", "revoke", "bob", url=url).stdout == "revoked bob\n"
-            until(one, bob, 401)
+            until_answered(one, bob, 401)
             database.stop()
             headers = {"Authorization": f"Bearer {ann}"}
             assert one.post("/v1/completions", BODY, headers)[0] == 200
-            while "the keys stay as they were" not in log.read_text():
-                time.sleep(0.05)
+            until(lambda: "the keys stay as they were" in log.read_text())
             status, text = one.get("/v1/usage", headers)
             assert status == 503 and "team" not in text and "127.0.0.1" not in text
-            until(one, ann, 200)
+            until_answered(one, ann, 200)
             away = octavo("key", "list", url=url)
             database.start()
             eve = octavo("key", "create", "eve", url=url).stdout.strip()
-            until(one, eve, 200)
-            until(one, ann, 200)
+            until_answered(one, eve, 200)
+            until_answered(one, ann, 200)
             command_line = Path(f"/proc/{one.engine().pid}/cmdline").read_text()
         listed = json.loads(octavo("key", "list", "--json", url=url).stdout)
         used = json.loads(octavo("usage", "--json", url=url).stdout)

@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from octavo.cli.release import release
 from octavo.errors import OctavoError
 from tests.api.server import Server, serving
-from tests.api.test_gateway import wait
 from tests.small_models import Q, Small
+from tests.waiting import until
 
 KEYS = {"OCTAVO_ADMIN_KEY": "admin"}
 ADMIN = {"authorization": "Bearer admin"}
@@ -129,26 +129,26 @@ def test_updates_under_load_lose_nothing(gateway: Server, versions: list[Path]) 
     (before,) = owned(gateway)
     with Load(gateway) as load:
         assert "default-next" in run(gateway, "update", "m", "--to", second, *QUICK)
-        wait(lambda: pools(gateway) == {"default-next": second}, 40)
-        wait(lambda: gone([before]), 10)
+        until(lambda: pools(gateway) == {"default-next": second})
+        until(lambda: gone([before]))
     new = said(gateway, 0)
     assert new != old and set(load.texts) == {old, new}
 
     with Load(gateway) as load:
         run(gateway, "update", "m", "--to", first, *QUICK)
-        wait(lambda: pools(gateway) == {"default": first}, 40)
+        until(lambda: pools(gateway) == {"default": first})
     assert set(load.texts) == {old, new} and said(gateway, 0) == old
 
-    wait(lambda: len(owned(gateway)) == 1, 10)
+    until(lambda: len(owned(gateway)) == 1)
     (kept,) = owned(gateway)
     file = gateway.log.parent / "release.yaml"
     file.write_text("{steps: [1, 100], shadow: 100%, guards: [{metric: shadow_kl, max: 0.01}]}")
     with Load(gateway) as load:
         run(gateway, "update", "m", "--to", second, "--file", str(file))
         (tried,) = [p for p in owned(gateway) if p != kept]
-        wait(lambda: "rolled_back" in run(gateway, "status", "m"), 20)
+        until(lambda: "rolled_back" in run(gateway, "status", "m"))
     assert set(load.texts) <= {old, new}
-    wait(lambda: gone([tried]), 20)
+    until(lambda: gone([tried]))
     assert owned(gateway) == [kept] and pools(gateway) == {"default": first}
     assert {said(gateway, n) for n in range(8)} == {old}
 
@@ -186,4 +186,4 @@ def test_nothing_outlives_a_gateway(versions: list[Path], tmp_path: Path, sig: i
         found = family(gateway)
         assert len(found) >= 2
         gateway.stop(sig)
-        wait(lambda: gone(found), 10)
+        until(lambda: gone(found))

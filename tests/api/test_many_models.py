@@ -20,6 +20,7 @@ from gguf import GGMLQuantizationType
 import octavo
 from tests.api.server import Server, serving
 from tests.small_models import Small, save_gguf
+from tests.waiting import until
 
 REQUESTS, CLIENTS = 48, 8
 BUDGET = 290  # MiB: each takes 123
@@ -168,10 +169,7 @@ def test_a_folder_is_served_as_it_is(folder: Path, tmp_path: Path) -> None:
         assert str(place) not in json.dumps(reply)
         assert states(one)["org/b"] == "ready"
         (place / "late.gguf").symlink_to(folder / "c.gguf")
-        deadline = time.monotonic() + 20
-        while "late" not in states(one) or set(states(one).values()) != {"unloaded"}:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        until(lambda: "late" in states(one) and set(states(one).values()) == {"unloaded"})
         assert complete(one, "late", [1, 2, 3])[0] == 200
 
 

@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +20,7 @@ from octavo.cli.profile import profile
 from octavo.errors import UsageError
 from octavo.generate.trace import TraceFile
 from tests.api.server import Server, serving
+from tests.waiting import until
 
 ADMIN = {"Authorization": "Bearer admin"}
 SECRET = "Antarctica"
@@ -88,21 +88,16 @@ def test_one_profile_at_a_time_and_for_admins(server: Server) -> None:
 def test_who_leaves_ends_the_profile(server: Server) -> None:
     gone = http.client.HTTPConnection("127.0.0.1", server.port)
     gone.request("POST", "/v1/profile", '{"seconds": 60}', ADMIN)
-    while '"/v1/profile"' not in server.get("/v1/requests", ADMIN)[1]:
-        time.sleep(0.02)
+    until(lambda: '"/v1/profile"' in server.get("/v1/requests", ADMIN)[1])
     gone.close()
-    deadline = time.monotonic() + 10
-    while (status := record(server, 0.1)[0]) == 409 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert status == 200
+    until(lambda: record(server, 0.1)[0] == 200)
 
 
 def test_an_engine_that_dies_ends_its_profile(server: Server) -> None:
     expected = complete(server)
     with ThreadPoolExecutor() as pool:
         recording = pool.submit(record, server, 20)
-        while '"/v1/profile"' not in server.get("/v1/requests", ADMIN)[1]:
-            time.sleep(0.02)
+        until(lambda: '"/v1/profile"' in server.get("/v1/requests", ADMIN)[1])
         assert complete(server) == expected  # by when it has begun
         os.kill(server.engine().pid, signal.SIGKILL)
         assert complete(server) == expected

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from gguf import GGMLQuantizationType
 from tests.api.server import Server, serving
 from tests.fake_hub import FakeHub
 from tests.small_models import Small, save_gguf
+from tests.waiting import until
 
 REPOSITORY = "org/small-GGUF"
 SAY = {"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
@@ -97,7 +97,4 @@ def test_a_client_that_leaves_ends_nothing(repos: dict[str, Path], tmp_path: Pat
         assert next(left).status == "pulling manifest"
         left.close()
         client.close()
-        deadline = time.monotonic() + 20
-        while REPOSITORY not in names(one):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: REPOSITORY in names(one))

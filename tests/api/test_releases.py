@@ -46,6 +46,22 @@ class Broken:
         await self._app(scope, receive, send)
 
 
+class Silent:
+    """A server that takes requests and says nothing. taken: so many."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self.taken = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST":
+            self.taken += 1
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            return
+        await self._app(scope, receive, send)
+
+
 def listening() -> socket.socket:
     sock = socket.socket(proto=socket.IPPROTO_TCP)  # without it asyncio leaves Nagle's delay on
     sock.bind(("127.0.0.1", 0))
@@ -57,18 +73,21 @@ def url(sock: socket.socket) -> str:
 
 
 @asynccontextmanager
-async def gateway(database: str | None = None, **pools: ASGIApp) -> AsyncIterator[str]:
-    """The address of one, with a server in each pool."""
-    servers, tasks, places, socks = [], [], {}, [listening()]
+async def gateway(
+    database: str | None = None, places: int = 256, **pools: ASGIApp
+) -> AsyncIterator[str]:
+    """The address of one, with a server in each pool. places: requests at each."""
+    servers, tasks, found, socks = [], [], {}, [listening()]
     for pool, app in pools.items():
         config = uvicorn.Config(app, log_level="critical", lifespan="off")
         servers.append(uvicorn.Server(config))
         socks.append(listening())
         tasks.append(asyncio.create_task(servers[-1].serve([socks[-1]])))
-        places[pool] = UpstreamPool(upstreams=(url(socks[-1]),))
+        found[pool] = UpstreamPool(upstreams=(url(socks[-1]),))
     ready = asyncio.Event()
     state = GatewayServer(database=database, drain_timeout=2)
-    options = GatewayOptions(Access(admin_key=ADMIN), ConfigFile(pools=places), state)
+    config = ConfigFile(pools=found, max_inflight=places)
+    options = GatewayOptions(Access(admin_key=ADMIN), config, state)
     serving = serve(options, socks[0], ready=lambda _: ready.set(), ended=lambda _: None)
     tasks.append(asyncio.create_task(serving))
     try:
@@ -110,7 +129,7 @@ class Client:
         self.status[response.status] += 1
         self.versions[response.headers.get("x-version", "")] += 1
         if response.status == 200:
-            assert text.rstrip().endswith("[DONE]")
+            assert text.rstrip().endswith("[DONE]" if more.get("stream", True) else "}")
             self.replicas[response.headers["x-replica"]] += 1
         return response
 
@@ -186,6 +205,86 @@ def test_promotion_and_rollback_under_load_drop_nothing(tmp_path: Path) -> None:
 
     asyncio.run(test())
     asyncio.run(alone())
+
+
+@asynccontextmanager
+async def silent_version(
+    default: ASGIApp, **options: Any
+) -> AsyncIterator[tuple[Client, dict[str, Any], Silent]]:
+    """A client of a gateway that gives half of its requests to a version that says nothing; the
+    release that does so, and that version."""
+    silent = Silent(sound())
+    release = QUICK | {
+        "model": "m", "stable": "default", "canary": "next", "steps": [50, 100], "warmup": 3600,
+    }  # fmt: skip
+    async with (
+        gateway(default=default, next=silent, **options) as at,
+        aiohttp.ClientSession() as session,
+    ):
+        client = Client(session, at)
+        assert (await client.admin("POST", "/v1/releases", release))[0] == 200
+        yield client, release, silent
+
+
+async def ask_until_taken(
+    client: Client, silent: Silent, count: int, stream: bool
+) -> list[asyncio.Task[aiohttp.ClientResponse]]:
+    """Requests of which the silent version has so many."""
+    asked = []
+    async with asyncio.timeout(30):
+        while silent.taken < count:
+            asked.append(asyncio.create_task(client.ask(stream=stream)))
+            await asyncio.sleep(0.02)
+    return asked
+
+
+async def roll_back(client: Client) -> None:
+    assert (await client.admin("POST", "/v1/releases/rollback", {"model": "m"}))[0] == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_version_has_not_answered_is_asked_of_the_old_one(stream: bool) -> None:
+    """When it is rolled back; until then whole answers may take an hour."""
+
+    async def test() -> None:
+        async with silent_version(sound()) as (client, _, silent):
+            asked = await ask_until_taken(client, silent, 8, stream)
+            async with asyncio.timeout(30):
+                while len(asked) - sum(task.done() for task in asked) > silent.taken:
+                    await asyncio.sleep(0.02)
+            await roll_back(client)
+            async with asyncio.timeout(30):
+                await asyncio.gather(*asked)
+            assert client.status == {200: len(asked)} and len(client.replicas) == 1
+            taken = silent.taken
+            for _ in range(10):
+                await client.ask(stream=stream)
+            assert (silent.taken, client.status) == (taken, {200: len(asked) + 10})
+
+    asyncio.run(test())
+
+
+def test_a_version_that_was_rolled_back_is_asked_nothing_more() -> None:
+    """Not even by those who wait in line, nor if another release begins at once; and it is not
+    blamed."""
+    busy = SimulatedServer(Simulated("m", 0, Speed(1e6, 0.03, 64)))
+
+    async def test() -> None:
+        async with silent_version(busy, places=2, third=sound()) as (client, release, silent):
+            asked = await ask_until_taken(client, silent, 2, stream=False)
+            asked += [asyncio.create_task(client.ask(stream=False)) for _ in range(20)]
+            await asyncio.sleep(0.1)
+            assert sum(not task.done() for task in asked) > 10  # in line
+            await roll_back(client)
+            again = release | {"canary": "third"}
+            assert (await client.admin("POST", "/v1/releases", again))[0] == 200
+            async with asyncio.timeout(30):
+                await asyncio.gather(*asked)
+            assert client.status == {200: len(asked)} and silent.taken == 2
+            upstreams = (await client.admin("GET", "/v1/upstreams"))[1]["upstreams"]
+            assert [one["breaker"] for one in upstreams] == ["closed"] * 3
+
+    asyncio.run(test())
 
 
 def test_a_gateway_that_is_cancelled_ends_its_answers_first() -> None:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import signal
-import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from octavo.errors import EngineFailed, Overloaded, RequestError
 from octavo.generate.output import failure
 from tests.api.poisoned_engine import POISON
 from tests.small_models import Small, save_hf
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 NEIGHBOURS = 8
@@ -43,10 +43,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def client_of(
-    folder: Path, module: str = ENGINE, spawned: Spawned | None = None
+    folder: Path, module: str = ENGINE, spawned: Spawned | None = None, adapters: int = 0
 ) -> AsyncGenerator[EngineProcessClient, None]:
-    model = open_model(folder)
-    plan = make_plan(model.compiled, name="m", context=512)
+    model = open_model(folder, adapters > 0)
+    plan = make_plan(model.compiled, name="m", context=512, adapters=adapters)
     client = EngineProcessClient(
         str(folder), plan, 320, files=model.checkpoint.states, module=module, spawned=spawned
     )
@@ -118,9 +118,7 @@ def test_an_adapter_is_not_loaded_into_an_engine_that_is_gone(
             def at(path: str) -> Adapter:
                 assert client.pid is not None
                 os.kill(client.pid, signal.SIGKILL)
-                deadline = time.monotonic() + 20
-                while client.ready:
-                    assert time.monotonic() < deadline
+                until(lambda: not client.ready)
                 return looked(path)
 
             monkeypatch.setattr(Adapter, "at", at)

@@ -7,7 +7,6 @@ import asyncio
 import json
 import os
 import signal
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -34,6 +33,7 @@ from tests.api.server import Server, serving
 from tests.api.test_replay import ROOT, Answer, ask, neighbours, request
 from tests.parity.test_lora import make_adapter
 from tests.small_models import Small, save_hf
+from tests.waiting import until
 
 STREAMS = 16
 LENGTH = 200
@@ -308,12 +308,6 @@ def said(server: Server, number: int) -> str:
 def cards(server: Server) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(server.get("/v1/replicas", ADMIN)[1])["data"]
     return found
-
-
-def until(happened: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < deadline
 
 
 def test_a_server_loses_no_request_with_an_engine(server: Server) -> None:

@@ -14,7 +14,8 @@ import pytest
 from octavo.gateway.response_cache import OVERHEAD, SECONDS, ResponseCache, deterministic
 from tests.api import faulty
 from tests.api.server import Server, serving
-from tests.api.test_gateway import ADMIN, QUICK, at_rest, behind, simulated, wait
+from tests.api.test_gateway import ADMIN, QUICK, at_rest, behind, simulated
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +65,8 @@ def test_one_is_computed_for_all_who_ask_at_once(gateway: Server, good: Server) 
         answers = [one.result() for one in asked]
     assert sorted(str(hit) for hit, _ in answers) == ["None"] + ["hit"] * 7
     assert len({body for _, body in answers}) == 1
-    wait(lambda: gateway.metric("octavo_response_cache_total", result="hit") >= 7)
-    wait(lambda: gateway.metric("octavo_upstream_requests_total") == before + 1)
+    until(lambda: gateway.metric("octavo_response_cache_total", result="hit") >= 7)
+    until(lambda: gateway.metric("octavo_upstream_requests_total") == before + 1)
     assert gateway.metric("octavo_response_cache_bytes") > len(answers[0][1])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import openai
 import pytest
 
 from tests.api.server import Server, serving
+from tests.waiting import until
 
 HI = "Tell me a story about a king."
 TOOL: Any = {
@@ -76,6 +76,22 @@ def test_turns(client: openai.OpenAI) -> None:
     assert [item.content[0].text for item in items] == ["And then?"]  # type: ignore[union-attr,index]
 
 
+def test_items_that_a_client_called_alike_have_pages(client: openai.OpenAI) -> None:
+    said = [{"type": "message", "id": "m1", "role": "user", "content": word} for word in "ab"]
+    made = make(client, said)
+    listed = client.responses.input_items.list(made.id, limit=1, order="asc")
+    items: list[Any] = list(listed)  # all pages
+    assert [item.content[0].text for item in items] == ["a", "b"]
+    assert items[0].id == "m1" != items[1].id
+
+
+def test_what_is_asked_for_is_told(client: openai.OpenAI) -> None:
+    assert make(client, text={"verbosity": "medium"}).text.verbosity == "medium"
+    assert make(client, reasoning={"effort": "none"}).reasoning.effort == "none"
+    with pytest.raises(openai.BadRequestError, match="effort"):
+        make(client, reasoning={"effort": "banana"})
+
+
 def test_streams(client: openai.OpenAI) -> None:
     events = list(make(client, stream=True, include=["message.output_text.logprobs"]))
     assert [e.sequence_number for e in events] == list(range(len(events)))
@@ -125,11 +141,8 @@ def test_what_is_not_kept(client: openai.OpenAI) -> None:
 
 
 def wait(client: openai.OpenAI, id: str) -> Any:
-    deadline = time.monotonic() + 20
-    while (made := client.responses.retrieve(id)).status in ("queued", "in_progress"):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return made
+    until(lambda: client.responses.retrieve(id).status not in ("queued", "in_progress"))
+    return client.responses.retrieve(id)
 
 
 def test_the_background(client: openai.OpenAI, server: Server) -> None:

@@ -69,6 +69,11 @@ def test_answers_beside_transformers(server: Server) -> None:
     assert abs(sum(ours) - sum(theirs)) <= QUESTIONS // 100
 
 
+def test_ollamas_clients_are_told_that_it_sees(server: Server) -> None:
+    status, shown = server.post("/api/show", {"model": "tiny-vlm"})
+    assert (status, shown["capabilities"]) == (200, ["completion", "tools", "vision"])
+
+
 def test_plain_drawings(server: Server) -> None:
     """As anybody would make them, in any size, asked by a client that knows nothing of this server."""
     client = openai.OpenAI(base_url=server.url + "/v1", api_key="x")

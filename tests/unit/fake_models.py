@@ -39,6 +39,7 @@ from octavo.server.store import Store
 from octavo.server.timelines import Timelines
 from octavo.text import ChatTemplate, Tokenizer
 from tests import published
+from tests.waiting import until
 
 
 @dataclass
@@ -149,16 +150,14 @@ class Listener:
 
     def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
         """The status and text of the response, once it is recorded; a GET without a body."""
-        recorded, deadline = len(self.exchanges), time.monotonic() + 30
+        recorded = len(self.exchanges)
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         data = None if body is None else json.dumps(body)
         connection.request("GET" if body is None else "POST", path, data, headers)
         response = connection.getresponse()
         text = response.read().decode()
         connection.close()
-        while len(self.exchanges) == recorded:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        until(lambda: len(self.exchanges) > recorded)
         published.check(path, response.status, text, (data or "").encode())
         return response.status, text
 

@@ -14,10 +14,10 @@ import pytest
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
-from octavo.errors import InvalidValue, Overloaded
+from octavo.errors import InvalidValue, Overloaded, UsageError
 from octavo.server import batches as batches_module
 from octavo.server import files as files_module
-from octavo.server.batch import AT_ONCE, Fault, read_lines
+from octavo.server.batch import AT_ONCE, Fault, encode, finished_ids, read_lines
 from octavo.server.batches import Batches
 from octavo.server.bodies import Bodies, TooLarge
 from octavo.server.guard import Principal
@@ -113,6 +113,47 @@ def test_a_batch_that_cannot_go_on_has_failed(
         assert "secret" not in caplog.text + json.dumps(batch) and "OSError" in caplog.text
 
     asyncio.run(test())
+
+
+def test_a_batch_that_has_lost_its_input_keeps_what_is_done(store: Store, tmp_path: Path) -> None:
+    async def test() -> None:
+        batches, _ = made(store)
+        done = encode({"id": "batch_req_1", "custom_id": "0"}) + b"\n"
+        (tmp_path / "data/batches/a.output").write_bytes(done)
+        task = begin(batches, tmp_path, "a", 5)
+        batches.files.path(store.get_object("", "batch", "a")["input_file_id"]).unlink()
+        await task
+        batch = store.get_object("", "batch", "a")
+        assert batch["status"] == "failed" and batch["failed_at"] > 0
+        assert [e["message"] for e in batch["errors"]["data"]] == ["the input file is gone"]
+        assert batches.files.path(batch["output_file_id"]).read_bytes() == done
+        assert not list((tmp_path / "data/batches").iterdir())
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("my notes\n", 1), ("precious", 1), ('{"a": 1}\n', 1), ("[]\n", 1), ("\n", 1),
+        ('{"id":"batch_req_1","custom_id":"0"}\n{"id":"x', 2), (lines(1), 1),
+        ('{"id": "batch_req_1", "custom_id": "0"}', 1),
+    ],
+)  # fmt: skip
+def test_what_holds_no_results_stays_as_it_is(tmp_path: Path, text: str, line: int) -> None:
+    file = tmp_path / "out.jsonl"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=f"line {line} of out.jsonl is no result of a batch"):
+        finished_ids(file)
+    assert file.read_text() == text
+
+
+@pytest.mark.parametrize("cut", ["", "{", '{"id":"batch_req_', '{"id":"batch_req_1","custom'])
+def test_a_result_that_was_cut_off_is_asked_again(tmp_path: Path, cut: str) -> None:
+    file = tmp_path / "out.jsonl"
+    whole = '{"id":"batch_req_1","custom_id":"0"}\n'
+    file.write_text(whole + cut)
+    assert finished_ids(file) == {"0"} and file.read_text() == whole
 
 
 def test_a_batch_that_ends_as_it_is_cancelled_has_one_end(

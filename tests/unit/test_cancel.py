@@ -17,6 +17,7 @@ from octavo.server import patience
 from octavo.server.guard import Access
 from octavo.text import Tokenizer, load_tokenizer
 from tests.unit.fake_models import Listener, ScriptedClient, fake_model, listening
+from tests.waiting import until
 
 KEYS = ("one", "two")
 
@@ -59,17 +60,10 @@ class Asking(threading.Thread):
         connection.close()
 
 
-def until(listener: Listener, client: ScriptedClient, running: int) -> None:
-    deadline = time.monotonic() + 5
-    while client.running != running:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_a_request_is_cancelled_by_its_name(silent: tuple[Listener, ScriptedClient]) -> None:
     listener, client = silent
     first, second = Asking(listener, "my-request"), Asking(listener, "another")
-    until(listener, client, 2)
+    until(lambda: client.running == 2)
     path = "/v1/requests/my-request/cancel"
     assert listener.json(path, {}, **key("two"))[0] == 404  # of another key
     assert client.running == 2
@@ -77,7 +71,7 @@ def test_a_request_is_cancelled_by_its_name(silent: tuple[Listener, ScriptedClie
     first.join(5)
     assert (first.status, first.id) == (499, "my-request")
     assert json.loads(first.text)["error"]["code"] == "cancelled"
-    until(listener, client, 1)
+    until(lambda: client.running == 1)
     assert listener.json(path, {}, **key("one"))[0] == 404
     assert listener.json("/v1/requests/another/cancel", {}, **key("one"))[0] == 200
     second.join(5)
@@ -90,13 +84,13 @@ def test_a_stream_that_waits_shows_signs_of_life(
     monkeypatch.setattr(patience, "PATIENCE", 0.05)
     listener, client = silent
     asking = Asking(listener, "waits", stream=True)
-    until(listener, client, 1)
+    until(lambda: client.running == 1)
     time.sleep(0.3)
     assert listener.json("/v1/requests/waits/cancel", {}, **key("one"))[0] == 200
     asking.join(5)
     assert asking.status == 200 and set(asking.text.split("\n\n")) == {": waiting", ""}
     assert asking.text.count(": waiting") >= 3
-    until(listener, client, 0)
+    until(lambda: client.running == 0)
 
 
 def test_late_texts_follow_the_comments(

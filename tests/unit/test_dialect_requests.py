@@ -222,6 +222,15 @@ def test_keys_and_the_forms_of_errors(server: Listener) -> None:
     assert server.json("/nowhere", None, **KEY)[0] == 404  # the root is no prefix
 
 
+def test_ollamas_seed_below_zero_is_drawn(server: Listener) -> None:
+    client = server.models.entry("ann").client
+    assert isinstance(client, ScriptedClient)
+    for seed in (-1, -1, 7, 7):
+        server.ask("/api/chat", {"messages": HI, "options": {"seed": seed}}, **KEY)
+    one, two, *same = [r.params.seed for r in client.requests[-4:]]
+    assert one != two and same == [7, 7]
+
+
 def test_limits_beyond_the_context(server: Listener) -> None:
     """Anthropic's and Ollama's clients name limits that no context has; the engine is told none."""
     client = server.models.entry("ann").client

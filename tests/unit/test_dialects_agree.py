@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from octavo.checkpoint import open_checkpoint
+from octavo.generate.reply import call_arguments
 from octavo.text import Tokenizer, load_tokenizer
 from tests.api.test_forced import TEXTS
 from tests.unit.dialects import Reply, events, scripted, speaking
@@ -231,3 +232,39 @@ def test_stop_strings(server: Listener, tokenizer: Tokenizer, text: str) -> None
             at = min(text.find(s) for s in stop)
             made = [ask(server, stream, stop) for ask in PLAIN for stream in (False, True)]
             assert made == [Reply(text[:at], finish="stop")] * 2 * len(PLAIN)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_response_tells_the_log_probabilities_of_its_text_alone(
+    server: Listener, tokenizer: Tokenizer, name: str
+) -> None:
+    say(server, tokenizer, SCRIPTS[name])
+    body = {"input": HI, "tools": [TOOL | {"type": "function"}],
+            "include": ["message.output_text.logprobs"]}  # fmt: skip
+    _, made = server.json("/v1/responses", body)
+    texts = [item["content"][0] for item in made["output"] if item["type"] == "message"]
+    for part in texts:
+        told = b"".join(bytes(one["bytes"]) for one in part["logprobs"]).decode()
+        assert told.strip() == part["text"].strip()
+
+
+def test_a_response_that_ended_within_a_call_is_continued(
+    server: Listener, tokenizer: Tokenizer
+) -> None:
+    """Errors name the arguments of a body as that body has them, whatever was said before."""
+    say(server, tokenizer, (CALL % '{"city": "Paris"}').partition("Par")[0])
+    tools = {"tools": [TOOL | {"type": "function"}]}
+    _, cut = server.json("/v1/responses", {"input": HI, **tools})
+    (call,) = cut["output"]
+    assert call["arguments"].startswith('{"city":') and "}" not in call["arguments"]
+    after = {"previous_response_id": cut["id"], **tools}
+    assert server.ask("/v1/responses", {"input": "Go on.", **after})[0] == 200
+    wrong = {"type": "function_call", "call_id": "c", "name": "get", "arguments": "no"}
+    status, told = server.json("/v1/responses", {"input": [wrong], **after})
+    assert (status, told["error"]["param"]) == (400, "input[0].arguments")
+    assert told["error"]["message"] == "input[0].arguments is not a JSON object"
+
+
+@pytest.mark.parametrize("text", ['{"city": ', "[1]", '{"a": ' * 5000, '{"a": ' + "[" * 5000])
+def test_arguments_that_a_reply_ended_within_are_none(text: str) -> None:
+    assert call_arguments(text) == {}

@@ -27,6 +27,7 @@ from octavo.text import ChatTemplate, Tokenizer, load_tokenizer
 from tests.unit.asgi import scope
 from tests.unit.dialects import TEMPLATE
 from tests.unit.fake_models import Listener, ScriptedClient, fake_model, listening, registry
+from tests.waiting import until
 
 SAID = [{"role": "user", "content": "Hi"}]
 BODIES: dict[str, Any] = {
@@ -78,28 +79,21 @@ class Served:
 
     def recorded(self, count: int) -> list[Exchange]:
         """The exchanges, once there are `count`: each is recorded after its last byte is sent."""
-        deadline = time.monotonic() + 5
-        while len(self.listener.exchanges) < count:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        until(lambda: len(self.listener.exchanges) >= count)
         return list(self.listener.exchanges)
 
     def until_begun(self, id: str, tokens: int) -> None:
         """Until a request that runs has so many tokens."""
-        deadline = time.monotonic() + 5
-        while True:
+
+        def begun() -> bool:
             scopes = [s for each in self.listener.timelines.running.values() for s in each]
-            running = {one.id: one.usage for one in map(exchange, scopes)}
-            if (usage := running.get(id)) is not None and usage.completion == tokens:
-                return
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+            usage = {one.id: one.usage for one in map(exchange, scopes)}.get(id)
+            return usage is not None and usage.completion == tokens
+
+        until(begun)
 
     def until_idle(self) -> None:
-        deadline = time.monotonic() + 5
-        while self.entry.users or self.account.running or self.account.held:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        until(lambda: not (self.entry.users or self.account.running or self.account.held))
 
 
 @pytest.fixture

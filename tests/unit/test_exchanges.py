@@ -70,6 +70,25 @@ def test_errors_are_written_in_the_form_of_their_route() -> None:
     assert [(one.status, one.code) for one in seen] == 2 * [(400, "invalid_value")]
 
 
+def test_what_fails_after_an_answer_loses_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[Exchange] = []
+    running: dict[str, list[Scope]] = {}
+    done: list[str] = []
+
+    def broken() -> None:
+        raise KeyError("a secret")
+
+    async def app(given: Scope, receive: Receive, send: Send) -> None:
+        exchange(given).at_end += [broken, lambda: done.append("the next")]
+        await answers(given, receive, send)
+
+    label = RouteLabel("/v1/a", error_body)
+    with caplog.at_level(logging.ERROR):
+        call(ExchangeMiddleware(app, {}, label, seen.append, running), scope())
+    assert [one.status for one in seen] == [200] and done == ["the next"] and not running
+    assert "after a request: KeyError" in caplog.text and "secret" not in caplog.text
+
+
 def test_unexpected_errors(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[Exchange] = []
     with caplog.at_level(logging.ERROR):

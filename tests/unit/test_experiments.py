@@ -103,6 +103,15 @@ def test_plans() -> None:
         rate_plan(1.0, 0.1)
     with pytest.raises(UsageError, match="other than 0"):
         plan(1.0, 1.0, 0.0)
+    for alpha, power in ((0, 0.8), (1, 0.8), (0.05, 0), (0.05, 1)):
+        with pytest.raises(UsageError, match="alpha and power lie between 0 and 1"):
+            rate_plan(0.1, 0.1, alpha=alpha, power=power)
+    for sure in ({"alpha": 1e-17}, {"power": 1 - 1e-17}):
+        with pytest.raises(UsageError):
+            rate_plan(0.1, 0.1, **sure)
+    for effect in (1e-300, -1e-160):
+        with pytest.raises(UsageError, match="is too small to be found"):
+            rate_plan(0.1, effect)
 
 
 def test_a_plan_keeps_its_promise() -> None:

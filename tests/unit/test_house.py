@@ -35,6 +35,7 @@ LAYERS = [
     "program",
     "checkpoint",
     "database",
+    "yaml_file",
     "errors",
     "process",
 ]

@@ -263,7 +263,7 @@ def test_what_may_be_deleted(cache: Path, tmp_path: Path, monkeypatch: pytest.Mo
     (cache / "models--org--link").symlink_to(outside, target_is_directory=True)
     for name in (
         str(outside), "org/link", "org/none", "..", "../outside", ".", "", "/", "org/kept:Q4_0", "smollm2",
-        "../..", "org/..",
+        "../..", "org/..", "~nobody-here/x", "a\0b/c/d", "x/" * 3000,
     ):  # fmt: skip
         with pytest.raises(ModelNotFound):
             find_removal(name)

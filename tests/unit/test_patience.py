@@ -19,6 +19,7 @@ from octavo.server.registry import ModelLease
 from octavo.text import load_tokenizer
 from tests.unit.dialects import scripted, speaking
 from tests.unit.fake_models import Listener, ScriptedClient
+from tests.waiting import until
 
 COMMENT = patience.COMMENT.decode()
 HI = [{"role": "user", "content": "hi"}]
@@ -100,10 +101,7 @@ def test_who_leaves_waits_for_nothing(late: tuple[Listener, Loading]) -> None:
     connection.request("POST", "/v1/completions", asked)
     assert connection.getresponse().read(len(COMMENT)) == patience.COMMENT
     connection.close()
-    began = time.monotonic()
-    while not server.exchanges:
-        assert time.monotonic() < began + 5
-        time.sleep(0.005)
+    until(lambda: server.exchanges, 15)
     assert [one.status for one in server.exchanges] == [499]
 
 

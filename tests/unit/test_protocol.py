@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
+import uvloop
 
 from octavo.backends.base import StepLimits
 from octavo.client.link import EngineLink
@@ -66,25 +70,52 @@ def test_what_is_too_long_or_broken() -> None:
         assert read(part) == []
 
 
+@asynccontextmanager
+async def linked() -> AsyncIterator[tuple[EngineLink, socket.socket]]:
+    """A link whose process prints a text and ends, and the other end of its socket."""
+    process = spawn(module="this")
+    process.sock.close()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        link = EngineLink(replace(process, sock=ours))
+        try:
+            await link.open()
+            yield link, theirs
+        finally:
+            link.kill()
+            await link.end()
+
+
 def test_a_process_that_sends_no_frames_has_ended() -> None:
     """As one that has ended: it is replaced."""
 
     async def run(said: bytes) -> None:
-        link = EngineLink(spawn(module="this"))  # which prints a text and ends
-        ours, theirs = socket.socketpair()
-        with theirs:
-            link._reader, writer = await asyncio.open_unix_connection(sock=ours)
+        async with linked() as (link, theirs):
             theirs.sendall(frame(Loading(1)) + said)
             assert await link.receive() == Loading(1)
             with pytest.raises(EOFError):
                 theirs.shutdown(socket.SHUT_WR)
                 await link.receive()
-            writer.close()
-        link.kill()
-        await link.end()
 
     for said in (b"\xff\xff\xff\xff", b"\x02\0\0\0\xc1\xc1", b"\x08\0\0\0ab", b""):
-        asyncio.run(run(said))
+        uvloop.run(run(said))
+
+
+def test_messages_to_a_process_that_has_ended_are_dropped() -> None:
+    """Whoever sends them waits for the next process; only the reader is told."""
+
+    async def run() -> None:
+        async with linked() as (link, theirs):
+            link.send(Abort("not read by then"))
+            theirs.close()
+            for _ in range(8):
+                link.send(Abort("a"))
+                await asyncio.sleep(0)
+            with pytest.raises(EOFError):
+                await link.receive()
+            link.send(Abort("a"))
+
+    uvloop.run(run())
 
 
 def test_messages_are_cut_wherever_they_arrive() -> None:

@@ -204,6 +204,7 @@ def test_consolidated_weights(tmp_path: Path) -> None:
 
 def test_a_tensor_in_two_files_is_read_from_the_one_the_index_names(tmp_path: Path) -> None:
     folder(tmp_path, {})
+    (tmp_path / "model.safetensors").unlink()
     for part, value in (("a", 1.0), ("b", 2.0)):
         name = f"model-{part}.safetensors"
         save_file({"x": torch.full((2, 2), value), part: torch.ones(2)}, tmp_path / name)

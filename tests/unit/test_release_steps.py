@@ -10,13 +10,13 @@ import msgspec
 import pytest
 import yaml
 
-from octavo.cli.yaml_file import read_yaml
 from octavo.errors import UsageError
 from octavo.release import machine
 from octavo.release.guards import Figures
 from octavo.release.machine import NotNow, State, act, advance, arm, shares, start
 from octavo.release.spec import Guard, ReleaseSpec, convert, seconds
 from octavo.release.tally import BASELINE, CANARY, STABLE, Reading, ReleaseSummary
+from octavo.yaml_file import read_yaml
 
 SPEC = ReleaseSpec(model="m", stable="old", canary="new", hold=60, max_hold=600, min_events=50)
 WELL = Reading("error_rate > 0.01", Figures(100, 0.0), -2.0, 5.0)

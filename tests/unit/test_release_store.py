@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import signal
+import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import wraps
 from pathlib import Path
-from threading import Thread
+from threading import Barrier, Thread
+from typing import cast
 
 import msgspec
 import numpy as np
 import psycopg
 import pytest
 
-from octavo.database import Database, DatabaseError, open_database, place
+from octavo import database as database_module
+from octavo.database import Database, DatabaseError, PostgreSQL, open_database, place
 from octavo.errors import UsageError
 from octavo.experiments.controller import Experiments
 from octavo.experiments.spec import ExperimentSpec, Variant
@@ -135,6 +143,121 @@ def test_many_begin_at_the_same_time(url: str) -> None:
     assert sorted(found) == ["lease", "release"]
 
 
+def test_a_new_file_is_opened_by_many_at_once(tmp_path: Path) -> None:
+    """A hundred files by eight threads each: SQLite refuses one of 500 without waiting."""
+    opened: list[int] = []
+
+    def begin(number: int, ready: Barrier) -> None:
+        ready.wait()
+        open_database(str(tmp_path / str(number)), TABLES).close()
+        opened.append(number)
+
+    for number in range(100):
+        ready = Barrier(8)
+        threads = [Thread(target=begin, args=(number, ready)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(opened) == 800
+
+
+def test_nobody_waits_for_a_server_that_hangs(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backend that is stopped, whose host goes on confirming what it gets; a statement that takes
+    too long; a transaction that another does not end."""
+    monkeypatch.setattr(database_module, "WAIT", 2)
+    monkeypatch.setattr(database_module, "LONGEST", 0.5)
+    with closing(open_database(postgres_url, ())) as found:
+        with found.transaction() as db:
+            ((stopped,),) = db.execute("select pg_backend_pid()")
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            with pytest.raises(DatabaseError), found.transaction() as db:
+                db.execute("select 1")
+            monkeypatch.setattr(database_module, "LONGEST", 60)
+            with found.transaction() as db:  # over a connection of its own
+                ((other,),) = db.execute("select pg_backend_pid()")
+            assert other != stopped
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        with pytest.raises(DatabaseError, match="statement timeout"), found.transaction() as db:
+            db.execute("select pg_sleep(60)")
+        with found.transaction() as db, ThreadPoolExecutor() as threads:
+            waiting = threads.submit(lambda: found.transaction().__enter__())
+            assert "others have waited" in str(waiting.exception())
+
+
+def test_a_server_that_cannot_be_connected_to_is_not_tried_by_everybody(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An address that takes connections and says nothing."""
+    monkeypatch.setattr(database_module, "WAIT", 2)
+    monkeypatch.setattr(database_module, "AGAIN", 60.0)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        found = cast(PostgreSQL, open_database(postgres_url, ()))
+        found.close()
+        found._url = f"postgresql://octavo@127.0.0.1:{listening.getsockname()[1]}/postgres"
+        said = []
+        for _ in range(5):
+            with pytest.raises(DatabaseError) as raised, found.transaction():
+                pass
+            said.append(str(raised.value))
+        assert len(set(said)) == 1 and "timeout" in said[0]
+        listening.setblocking(False)
+        listening.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            listening.accept()
+
+
+def test_a_server_that_hangs_after_the_login_is_left(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "LONGEST", 0.5)
+
+    def login(listening: socket.socket) -> bytes:
+        """Lets a client in, and hears the rest of what it says."""
+        connection, _ = listening.accept()
+        with connection:
+            while (asked := connection.recv(4096))[4:6] == b"\x04\xd2":  # encryption
+                connection.sendall(b"N")
+            assert b"octavo" in asked
+            connection.sendall(b"R\0\0\0\x08\0\0\0\0Z\0\0\0\x05I")
+            heard = b""
+            while data := connection.recv(4096):
+                heard += data
+            return heard
+
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor() as threads:
+        found = cast(PostgreSQL, open_database(postgres_url, ()))
+        found.close()
+        found._url = f"postgresql://octavo@127.0.0.1:{listening.getsockname()[1]}/postgres"
+        heard = threads.submit(login, listening)
+        with pytest.raises(DatabaseError), found.transaction():
+            pass
+        assert b"statement_timeout" in heard.result()
+
+
+def test_a_transaction_takes_no_handle_and_lack_of_threads_is_an_error(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with closing(open_database(postgres_url, ())) as found:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "dup", none)
+            with found.transaction() as db:
+                assert db.execute("select 1") == [(1,)]
+        monkeypatch.setattr(Thread, "start", no_thread)
+        with pytest.raises(DatabaseError, match="start new thread"), found.transaction():
+            pass
+
+
 async def serve(
     gateway: Releases, clock: Now, requests: range, errors: float, seed: int = 0
 ) -> list[Assigned]:
@@ -193,7 +316,8 @@ async def test_two_gateways_agree(url: str) -> None:
 @in_loop
 async def test_a_broken_version_is_rolled_back_by_itself(database: Database) -> None:
     clock, changes = Now(), []
-    gateway = Releases(ReleaseStore(database), clock, lambda r: changes.append(r.state.phase))
+    gateway = Releases(ReleaseStore(database), clock)
+    gateway.changed = lambda release: changes.append(release.state.phase)
     gateway.start(msgspec.structs.replace(SPEC, steps=(20, 100)), "ann")
     await gateway.tick()
     served = await serve(gateway, clock, range(300), 0.5, seed=1)
@@ -224,6 +348,36 @@ async def test_what_shadow_traffic_shows_rolls_back(database: Database) -> None:
     assert status.seen.readings[0].figures.count == 120
     with pytest.raises(NoRelease):
         gateway.shadow("m", [0.01])
+
+
+@in_loop
+async def test_what_was_measured_for_a_release_says_nothing_of_the_next(database: Database) -> None:
+    gateway = Releases(ReleaseStore(database), Now())
+    measured = msgspec.structs.replace(SPEC, guards=(Guard(metric="shadow_kl", max=0.03),))
+    first = gateway.start(measured, "ann")
+    gateway.act("m", "rollback", "ann")
+    second = gateway.start(measured, "ann")
+    await gateway.tick()
+    with pytest.raises(NoRelease):
+        gateway.shadow("m", [9.0] * 200, first.id)
+    gateway.shadow("m", [0.01], second.id)
+    await gateway.tick()
+    assert gateway.status("m").seen.readings[0].figures.count == 1
+
+
+def test_the_last_release_is_the_one_that_began_last_whatever_the_clock_says(
+    database: Database,
+) -> None:
+    clock = Now()
+    gateway = Releases(ReleaseStore(database), clock)
+    gateway.start(SPEC, "ann")
+    gateway.act("m", "rollback", "ann")
+    clock.now -= 3600
+    second = gateway.start(SPEC, "ann")
+    assert gateway.latest()["m"].id == second.id
+    gateway.act("m", "rollback", "ann")
+    third = gateway.start(SPEC, "ann")
+    assert gateway.latest()["m"].id == third.id and third.created > second.created
 
 
 def spec(**weights: float) -> ExperimentSpec:

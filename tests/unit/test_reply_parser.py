@@ -33,9 +33,10 @@ def read(
     cuts: list[int],
     reasoning: bool = False,
     thinking: bool = False,
+    names: frozenset[str] | None = None,
 ) -> Taken:
     """(content, reasoning, calls) of a text that comes in pieces."""
-    parser = ReplyParser(style, reasoning, thinking)
+    parser = ReplyParser(style, reasoning, thinking, names)
     content = thoughts = ""
     calls: list[list[str]] = []
     edges = [0, *sorted(c for c in cuts if c < len(text)), len(text)]
@@ -143,6 +144,7 @@ def test_plain_text_passes(text: str, cuts: list[int]) -> None:
     ("text", "style", "calls"),
     [
         ('[TOOL_CALLS]f[ARGS]{"a": {"b": 1}}[TOOL_CALLS]g{}', MISTRAL, [("f", '{"a": {"b": 1}}'), ("g", "{}")]),
+        ('[TOOL_CALLS]f[CALL_ID]a1[ARGS]{"b": 1}', MISTRAL, [("f", '{"b": 1}')]),
         ('<|python_tag|>{"type": "function", "name": "f", "parameters": {}}', LLAMA3, [("f", "{}")]),
         ('{"name": "f"}', GEMMA, [("f", "{}")]),
         ('Sure.\n<tool_call>{"name": "f", "arguments": {"a', HERMES, [("f", '{"a')]),
@@ -153,6 +155,29 @@ def test_other_ways_to_write_a_call(
 ) -> None:
     for step in (1, 3, 1000):
         assert read(text, style, list(range(0, len(text), step)))[2] == calls
+
+
+@pytest.mark.parametrize("style", [LLAMA3, GEMMA], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "Bob", "age": 5}', '{"name": "Bob"}', '{"type": "x", "name": "Bob", "arguments": {}}',
+        '{"id": 1, "name": "Bo', '{"name": "Bob", "name": "f"}',
+    ],
+)  # fmt: skip
+def test_json_that_names_no_function_is_content(style: ToolFormat, text: str) -> None:
+    for said in (text, f"```json\n{text}\n```" if style is GEMMA else text):
+        for step in (1, 3, 1000):
+            cuts = list(range(0, len(said), step))
+            assert read(said, style, cuts, names=frozenset({"f"})) == (said, "", [])
+    call = '{"name": "f", "parameters": {"a": 1}}'
+    assert read(call, style, [], names=frozenset({"f"}))[2] == [("f", '{"a": 1}')]
+    for step in (1, 1000):  # the first name counts
+        twice = '{"name": "f", "parameters": {"a": 1}, "name": "x"}'
+        cuts = list(range(0, len(twice), step))
+        assert read(twice, style, cuts, names=frozenset({"f"})) == ("", "", [("f", '{"a": 1}')])
+    marked = '<tool_call>{"name": "Bob", "arguments": {}}</tool_call>'
+    assert read(marked, HERMES, [], names=frozenset({"f"}))[2] == [("Bob", "{}")]
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_awq_measures_what_the_producer_can_take() -> None:
         assert awq([w], seen, grid, lambda s, u=useless: np.full_like(s, u))[0] is None
 
 
-@pytest.mark.parametrize(("columns", "group", "taken"), [(192, 128, 96), (96, 64, 32), (128, 0, 0), (128, 64, 64)])  # fmt: skip
+@pytest.mark.parametrize(("columns", "group", "taken"), [(192, 128, 64), (96, 64, 32), (128, 0, 0), (128, 64, 64)])  # fmt: skip
 def test_awq_tries_groups_that_divide(
     columns: int, group: int, taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

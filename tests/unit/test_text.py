@@ -250,6 +250,23 @@ def test_a_closed_template_starts_no_worker(tokenizer: Tokenizer) -> None:
     template.close()
 
 
+@pytest.mark.parametrize(
+    "last", ["|", "<", "e", "im_end", "<|im_end|>", "assistant", "I am", "a\nb"]
+)
+def test_a_message_is_continued_where_it_ends(chatml: ChatTemplate, last: str) -> None:
+    """Also if its text is like what follows it, or like what comes before."""
+
+    def rest(last: str) -> tuple[str, str]:
+        said = [message("user", f"{last} hi {last}"), message("assistant", last)]
+        whole = chatml.write(said, generation=False)
+        begun = chatml.write(said, generation=False, continued=True)
+        assert whole.escape == begun.escape and whole.text.startswith(begun.text)
+        shielded = chatml._tokenizer.shield(last, begun.escape)
+        return begun.text[-len(shielded) :].replace(shielded, ""), whole.text[len(begun.text) :]
+
+    assert rest(last) == rest("something else") == ("", rest("another")[1])
+
+
 def test_a_last_message_without_content_cannot_be_continued(chatml: ChatTemplate) -> None:
     messages = read_messages(
         [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None}]

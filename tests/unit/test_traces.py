@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from octavo.server.traces import Trace, Traces, open_traces
 from octavo.text import Tokenizer, load_tokenizer
 from tests.unit.asgi import scope
 from tests.unit.fake_models import Listener, fake_model, listening
+from tests.waiting import until
 
 SECRET = "CANARY-secret"
 PARENT = f"00-{'ab' * 16}-{'cd' * 8}-01"
@@ -96,10 +96,8 @@ def test_an_answer_names_its_span(traced: Listener, spans: InMemorySpanExporter)
     answer = asked.getresponse()
     answer.read()
     asked.close()
-    deadline = time.monotonic() + 10
-    while not (sent := spans.get_finished_spans()):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    until(spans.get_finished_spans)
+    sent = spans.get_finished_spans()
     assert sent[0].context is not None
     assert answer.getheader("traceparent") == f"00-{'ab' * 16}-{sent[0].context.span_id:016x}-01"
 

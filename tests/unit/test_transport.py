@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Awaitable, Callable
 
 import pytest
+import uvloop
 
 from octavo.balance.breaker import Breaker
-from octavo.gateway.connection import MOST_HELD, head_of
+from octavo.gateway.connection import MOST_HELD, UpstreamConnection, head_of
 from octavo.gateway.errors import UpstreamFailed
 from octavo.gateway.transport import Timeouts, Transport
 from octavo.gateway.upstream import Place, Upstream
@@ -57,7 +60,7 @@ def run(
             await transport.close()
             server.close()
 
-    return asyncio.run(test())
+    return uvloop.run(test())
 
 
 async def whole(transport: Transport, upstream: Upstream, path: str = "/x") -> bytes:
@@ -153,6 +156,26 @@ def test_a_head_is_one_request_whatever_it_names() -> None:
     for value in ("a\r\nb", "a\nb", "a\0b"):
         with pytest.raises(ValueError, match="several lines"):
             head_of("GET", "/", {"authorization": value}, 0)
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_who_leaves_once_connected_is_not_asked(run: Callable[..., None]) -> None:
+    """What is sent then may raise or be dropped, by the event loop."""
+
+    async def test() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            loop, (host, port) = asyncio.get_running_loop(), listening.getsockname()
+            _, connection = await loop.create_connection(UpstreamConnection, host, port)
+            accepted, _ = listening.accept()
+        reset_on_close = struct.pack("ii", 1, 0)
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset_on_close)
+        accepted.close()
+        while connection.usable:
+            await asyncio.sleep(0.01)
+        with pytest.raises(ConnectionResetError):
+            connection.ask(head_of("GET", "/x", {}, 0), b"")
+
+    run(test())
 
 
 def test_who_takes_no_connection_is_down() -> None:

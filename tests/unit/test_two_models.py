@@ -15,8 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.checkpoint import open_checkpoint
 from octavo.client.adapter_table import AdapterTable
+from octavo.client.replay import Stream
 from octavo.engine.events import Ended, TokenEvent
-from octavo.engine.request import Request
+from octavo.engine.request import Request, SamplingParams
 from octavo.errors import RequestError
 from octavo.generate.prepare import prepare
 from octavo.server import runner
@@ -24,6 +25,7 @@ from octavo.server.guard import Access
 from octavo.text import ChatTemplate, Tokenizer, load_tokenizer
 from octavo.text.chat import template_source
 from tests.unit.fake_models import Listener, ScriptedClient, fake_model, listening
+from tests.waiting import until
 
 HELLO = [{"role": "user", "content": "hi"}]
 
@@ -171,7 +173,7 @@ class Leaving(ScriptedClient):
     """Its adapters are gone by the time that a request comes to it, as the engine says."""
 
     async def submit(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
-        AdapterTable().acquire(request.adapter)
+        AdapterTable().acquire(Stream.of(request, 0))
         async for event in super().submit(request):
             yield event
 
@@ -181,7 +183,9 @@ def test_an_adapter_that_is_gone_is_blamed_on_the_model(
 ) -> None:
     """Which is what a body names it as; the engine calls it an adapter."""
     with pytest.raises(RequestError) as refused:
-        AdapterTable().acquire("poems")
+        AdapterTable().acquire(
+            Stream.of(Request(id="1", prompt=[1], params=SamplingParams(), adapter="poems"), 0)
+        )
     assert (refused.value.param, refused.value.code) == ("adapter", "model_not_found")
     client = Leaving(tokenizer.encode("a", add_bos=False), adapters=["poems"])
     red = fake_model(tokenizer, "red", client=client, template=template)
@@ -261,11 +265,8 @@ def test_a_client_that_leaves_ends_its_requests(tokenizer: Tokenizer, stream: bo
     with listening(fake_model(tokenizer, "red", client=client)) as one:
         with pytest.raises(httpx.ReadTimeout):
             body = {"prompt": ["a", "b"], "stream": stream}
-            httpx.post(f"http://127.0.0.1:{one.port}/v1/completions", json=body, timeout=0.5)
-        deadline = time.monotonic() + 5
-        while client.running or not one.exchanges:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+            httpx.post(f"http://127.0.0.1:{one.port}/v1/completions", json=body, timeout=2)
+        until(lambda: one.exchanges and not client.running)
     assert len(client.requests) == 2
     assert [(e.status, e.model) for e in one.exchanges] == [(499, "red")]
 

@@ -111,3 +111,13 @@ def test_nothing_is_written_to_a_connection_that_was_cut() -> None:
         wire.abort()
 
     assert done(answer) == ([], [])
+
+
+def test_nothing_is_sent_after_the_end() -> None:
+    """As an invitation to go on would be, of a request that has been refused."""
+
+    def refuse(wire: Wire) -> None:
+        wire.write_eof()
+        wire.write(HEAD)
+
+    assert done(refuse) == ([b"eof"], [b"eof"])

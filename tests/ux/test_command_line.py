@@ -9,7 +9,6 @@ import resource
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,6 +16,7 @@ import psutil
 import pytest
 
 from tests.api.server import serving
+from tests.waiting import until
 
 OCTAVO = [sys.executable, "-m", "octavo.cli.main"]
 
@@ -78,12 +78,11 @@ def test_a_start_that_fails_leaves_no_process(tmp_path: Path) -> None:
     assert "no model named" in fails(3, "serve", name, "--port", "0")
     (tmp_path / name).mkdir()
     assert "no config.json" in fails(3, "serve", str(tmp_path / name), "--port", "0")
-    deadline = time.monotonic() + 20
-    while left := [
-        p for p in psutil.process_iter(["cmdline"]) if (p.info["cmdline"] or [""])[-1] == name
-    ]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.02)
+    until(
+        lambda: all(
+            (p.info["cmdline"] or [""])[-1] != name for p in psutil.process_iter(["cmdline"])
+        )
+    )
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:
@@ -113,6 +112,19 @@ def test_unusable_options(smollm2: Path) -> None:
     assert "a number from 1 to 256" in fails(2, "plan", "smollm2", "--threads", "-1")
     assert octavo("serve", "--port", "notanumber").returncode == 2
     assert octavo("frobnicate").returncode == 2
+
+
+def test_names_that_options_give_to_models(smollm2: Path, tmp_path: Path) -> None:
+    """--alias and --pin know a model by --name, too, but not by another alias."""
+    assert "--alias: 'b'" in fails(2, "serve", "--alias", "b=smollm2", "--alias", "c=b")
+    assert "--pin: 'b'" in fails(2, "serve", "--alias", "b=smollm2", "--pin", "b")
+    latin = tmp_path / "latin.jinja"
+    latin.write_bytes(b'{{ "caf\xe9" }}')
+    assert "is not in UTF-8" in fails(2, "serve", "--chat-template", str(latin))
+    options = ("--name", "prod", "--alias", "gpt-4o=prod", "--pin", "prod")
+    with serving("smollm2", "--offline", *options, log=tmp_path / "log") as server:
+        body = {"model": "gpt-4o", "prompt": "a", "max_tokens": 1}
+        assert server.post("/v1/completions", body)[0] == 200
 
 
 def test_port_taken_is_noticed_first() -> None:

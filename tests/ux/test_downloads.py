@@ -16,6 +16,7 @@ from gguf import GGMLQuantizationType as Q
 from tests.fake_hub import COMMIT, FakeHub
 from tests.small_models import Small, hf_model, save_gguf
 from tests.ux.test_command_line import OCTAVO
+from tests.waiting import until
 
 SHARDED, QUANTS = "org/sharded", "org/quants-GGUF"
 MMPROJ = "mmproj-small-Q8_0.gguf"
@@ -74,10 +75,7 @@ def interrupt(hub: FakeHub, home: Path, name: str, file: str) -> None:
     assert hub.half_sent.wait(60)
     snapshot = home / "hf/hub" / f"models--{name.replace('/', '--')}" / "snapshots" / COMMIT
     others = {f.name for f in hub.repos[name].iterdir() if f.is_file()} - {file, "README.md"}
-    deadline = time.monotonic() + 60  # the others come beside it
-    while time.monotonic() < deadline and {f.name for f in snapshot.glob("*")} != others:
-        time.sleep(0.05)
-    assert {f.name for f in snapshot.glob("*")} == others
+    until(lambda: {f.name for f in snapshot.glob("*")} == others)  # which come beside it
     process.send_signal(signal.SIGKILL)
     process.wait()
     hub.stalled.clear()
@@ -161,9 +159,7 @@ def test_an_interrupted_encoder_is_fetched_at_the_next_start(hub: FakeHub, tmp_p
     process = subprocess.Popen([*OCTAVO, "pull", name], env=environment(hub, tmp_path))
     model = tmp_path / "hf/hub/models--org--quants-GGUF/snapshots" / COMMIT / "small-Q8_0.gguf"
     assert hub.half_sent.wait(60)
-    deadline = time.monotonic() + 60
-    while not model.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(model.exists)
     process.kill()
     process.wait()
     hub.stalled.clear()

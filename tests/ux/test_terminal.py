@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import http.client
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from tests.api.server import serving
 from tests.small_models import Small, save_gguf, save_hf, write_config
 from tests.terminal import OCTAVO, Terminal, plain
 from tests.ux.test_command_line import fails, octavo
+from tests.waiting import until
 
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31mname\r\x00"
@@ -82,9 +84,10 @@ def test_nothing_from_a_file_steers_the_terminal(hostile: Path, tmp_path: Path) 
         result = octavo(*arguments)
         assert not CONTROLS.search(result.stdout + result.stderr), arguments
         assert "Traceback" not in result.stderr and len(result.stdout + result.stderr) > 10
-    with serving(str(hostile), log=tmp_path / "log"):
-        screen = (tmp_path / "log").read_text()
-    assert "evil[2J" in screen and not CONTROLS.search(screen)
+    screen = tmp_path / "log"
+    with serving(str(hostile), log=screen):
+        until(lambda: "evil[2J" in screen.read_text())
+    assert not CONTROLS.search(screen.read_text())
 
 
 def test_an_error_that_quotes_a_file(tmp_path: Path) -> None:
@@ -129,6 +132,49 @@ def test_pipes_get_whole_lines_without_colours(smollm2: Path) -> None:
         result = octavo(*command.split(), COLUMNS="20", FORCE_COLOR="")
         assert result.returncode == 0 and "\x1b" not in result.stdout
     assert str(smollm2) in octavo("models").stdout
+
+
+def test_who_reads_no_longer_makes_no_command_fail(smollm2: Path) -> None:
+    process = subprocess.Popen([*OCTAVO, "models"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.communicate()[1] == b"" and process.returncode == 0
+
+
+def test_a_server_goes_on_where_nobody_reads_its_lines(hostile: Path, tmp_path: Path) -> None:
+    command = [*OCTAVO, "serve", str(hostile), "--port", "0"]
+    with (tmp_path / "errors").open("w") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+    assert process.stdout is not None
+    shown = ""
+    while not shown.endswith("}'\n"):  # the end of what it says once it is ready
+        assert (line := process.stdout.readline()), shown
+        shown += line
+    port = int(shown.partition("127.0.0.1:")[2].partition("/")[0])
+    process.stdout.close()
+    for _ in range(3):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("POST", "/v1/completions", '{"prompt": "a", "max_tokens": 2}')
+        assert connection.getresponse().status == 200
+        connection.close()
+    process.terminate()
+    assert process.wait(60) == 0
+    assert "Traceback" not in (tmp_path / "errors").read_text()
+
+
+def test_closed_streams_are_no_fault() -> None:
+    for closed in ("<&-", ">&-", "2>&-"):
+        command = shlex.join([*OCTAVO, "--version"])
+        result = subprocess.run(["sh", "-c", f"{command} {closed}"], capture_output=True, text=True)
+        assert result.returncode == 0 and "Traceback" not in result.stderr
+
+
+def test_a_prompt_that_is_not_unicode(hostile: Path) -> None:
+    result = subprocess.run(
+        [*OCTAVO, "generate", str(hostile), "--max-tokens", "3"], input=b"caf\xe9",
+        capture_output=True, env=os.environ | {"PYTHONIOENCODING": "utf-8:strict"},
+    )  # fmt: skip
+    assert result.returncode == 0 and b"Traceback" not in result.stderr
 
 
 def test_streams_that_are_not_unicode(hostile: Path) -> None:

@@ -16,7 +16,14 @@ from octavo.errors import RequestError
 from octavo.generate.output import OutputProcessor, failure
 from octavo.generate.prepare import PreparedRequest
 from octavo.generate.quality import Quality
-from octavo.generate.reply import Completion, TextDelta, TokenInfo, Usage, whole_calls
+from octavo.generate.reply import (
+    Completion,
+    TextDelta,
+    TokenInfo,
+    Usage,
+    prompt_scores,
+    whole_calls,
+)
 from octavo.text.structure import JsonSchema
 
 
@@ -58,25 +65,26 @@ async def generate_whole(job: PreparedRequest, usage: Usage) -> list[list[TextDe
     if job.made == job.n:
         return choices
     groups = (choices[i : i + job.made] for i in range(0, len(choices), job.made))
-    return [best for group in groups for best in sorted(group, key=_rank)[: job.n]]
+    each = zip(job.prompts, groups, strict=True)
+    return [best for prompt, group in each for best in _best(job, prompt, group)]
 
 
 def completions(
     job: PreparedRequest, choices: list[list[TextDelta]], usage: Usage
 ) -> list[Completion]:
     """The choices of `generate_whole` as finished replies, without empty ones."""
-    each = [(job.prompts[i // job.n], deltas) for i, deltas in enumerate(choices)]
-    return [_completion(job, prompt, deltas, usage) for prompt, deltas in each if deltas]
+    scores = prompt_scores(job.prompts, choices)
+    each = zip((job.prompts[i // job.n] for i in range(len(choices))), choices, scores, strict=True)
+    return [_completion(job, *one, usage) for one in each if one[1]]
 
 
 def _completion(
-    job: PreparedRequest, prompt: list[int], deltas: list[TextDelta], usage: Usage
-) -> Completion:
+    job: PreparedRequest, prompt: list[int], deltas: list[TextDelta], scored: list[TokenInfo],
+    usage: Usage,
+) -> Completion:  # fmt: skip
     stopped = any(d.stop_token is not None for d in deltas)
     ids = [i for d in deltas for i in d.ids]
     tokens = [t for d in deltas for t in d.tokens] if job.params.logprobs is not None else None
-    first = [TokenInfo(prompt[0], None, [])]
-    scored = next((d.prompt for d in deltas if d.prompt), first)
     scores = scored if job.params.prompt_logprobs is not None else None
     return Completion(
         text="".join(d.text for d in deltas),
@@ -94,10 +102,18 @@ def _completion(
     )
 
 
-def _rank(deltas: list[TextDelta]) -> float:
-    """Orders choices by log-probability per token, best first."""
-    logprobs = [t.logprob for d in deltas for t in d.tokens if t.logprob is not None]
-    return -sum(logprobs) / max(1, len(logprobs))
+def _best(
+    job: PreparedRequest, prompt: list[int], group: list[list[TextDelta]]
+) -> list[list[TextDelta]]:
+    """The `n` choices of a prompt with the highest log-probability per token, best first."""
+    # An echoed prompt counts for none of them: it would weigh more the shorter they are.
+    echoed = len(prompt) if job.echo and job.params.prompt_logprobs is not None else 0
+
+    def rank(deltas: list[TextDelta]) -> float:
+        logprobs = [t.logprob or 0.0 for d in deltas for t in d.tokens][echoed:]
+        return -sum(logprobs) / max(1, len(logprobs))
+
+    return sorted(group, key=rank)[: job.n]
 
 
 async def _constrained(job: PreparedRequest) -> SamplingParams:
@@ -234,18 +250,23 @@ async def _all(
 async def _echoed(
     job: PreparedRequest, deltas: AsyncGenerator[TextDelta, None]
 ) -> AsyncGenerator[TextDelta, None]:
-    """Puts each prompt, with its log-probabilities if asked for, before its continuation."""
+    """Puts each prompt, with its log-probabilities if asked for, before its continuation. They have
+    as many alternatives as a reply's, although more may be wanted of the prompt."""
     begun: set[int] = set()
     scored: dict[int, list[TokenInfo]] = {}  # by prompt: the texts of a beam search share theirs
+    wanted = job.params.prompt_logprobs is not None
+    for number, prompt in enumerate(job.prompts if wanted else ()):
+        if len(prompt) == 1:  # of which nothing is told
+            scored[number] = [TokenInfo(prompt[0], None, [])]
     async with aclosing(deltas):
         async for delta in deltas:
             number = delta.choice // job.made
             if delta.prompt:
                 scored[number] = delta.prompt
-            wanted = job.params.prompt_logprobs is not None
-            ready = not wanted or number in scored or len(job.prompts[number]) == 1
-            if delta.choice not in begun and ready:
+            if delta.choice not in begun and (number in scored or not wanted):
                 begun.add(delta.choice)
                 text = job.model.tokenizer.decode(job.prompts[number]) + delta.text
-                delta = replace(delta, text=text, tokens=scored.get(number, []) + delta.tokens)
+                top = job.params.logprobs
+                first = [replace(t, top=t.top[:top]) for t in scored.get(number, ())]
+                delta = replace(delta, text=text, tokens=first + delta.tokens)
             yield delta

@@ -24,14 +24,15 @@ Sampled = tuple[int, float, list[tuple[int, float]]]  # token, log-probability, 
 
 @dataclass(frozen=True, slots=True)
 class ReplyFormat:
-    """How a chat reply is told apart into thoughts, content and tool calls."""
+    """How a chat reply is told apart into thoughts, content and tool calls. names: of functions."""
 
     tools: ToolFormat | None
     reasoning: bool
     thinking: bool
+    names: frozenset[str] = frozenset()
 
     def parser(self) -> ReplyParser:
-        return ReplyParser(self.tools, self.reasoning, self.thinking)
+        return ReplyParser(self.tools, self.reasoning, self.thinking, self.names)
 
 
 def failure(event: Ended) -> RequestError | None:

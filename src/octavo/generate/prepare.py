@@ -169,7 +169,8 @@ def _completion(
         ends = filling(model).ends
         params = msgspec.structs.replace(params, stop_token_ids=[*params.stop_token_ids, *ends])
     if request.echo and params.logprobs is not None:
-        params = msgspec.structs.replace(params, prompt_logprobs=params.logprobs)
+        most = max(params.logprobs, params.prompt_logprobs or 0)
+        params = msgspec.structs.replace(params, prompt_logprobs=most)
     return PreparedRequest(
         model=model, prompts=ids, params=params, n=n, made=made, echo=request.echo,
         structure=_only(request.structure, params), priority=request.priority,
@@ -207,11 +208,12 @@ def _chat(request: GenerationRequest, model: ServedModel, n: int, made: int) -> 
     if request.thinking_budget is not None:
         params = _bounded(params, request.thinking_budget, model, thinking)
     style = template.style if use is not None else None
+    names = frozenset(t.name for t in use.callable) if use is not None else frozenset()
     images = [image for p in request.media or () for image in p.images]
     return PreparedRequest(
         model=model, prompts=[ids], params=params, n=n, made=made,
         images=images, image_offsets=_image_offsets(ids, images, model), echo=request.echo,
-        reply=ReplyFormat(style, template.reasons, thinking), structure=structure,
+        reply=ReplyFormat(style, template.reasons, thinking, names), structure=structure,
         constraint=constraint, priority=request.priority, timeout=request.timeout,
         salt=_salt(request), tenant=request.tenant, ttft=request.ttft,
         prediction=_predicted(request, model),
@@ -326,16 +328,17 @@ def _only(structure: Structure | None, params: SamplingParams) -> Structure | No
 def _bounded(
     params: SamplingParams, budget: int, model: ServedModel, thinking: bool
 ) -> SamplingParams:
-    """Parameters that end thoughts after `budget` tokens."""
-    end = model.tokenizer.vocabulary.get(THOUGHT)
+    """Parameters that end thoughts after `budget` tokens. thinking: the prompt has opened them."""
+    begin, end = (model.tokenizer.vocabulary.get(marker) for marker in (THINK, THOUGHT))
     if not model.chat_template.reasons or end is None:
         raise InvalidValue("this model does not think", "thinking_budget")
     if budget < 0:
         raise InvalidValue("thinking_budget is below 0", "thinking_budget")
-    if not thinking:
-        return params
-    after = model.tokenizer.encode("\n\n", add_bos=False)
-    return msgspec.structs.replace(params, thinking=Thinking(budget, [end, *after]))
+    if not thinking and begin is None:
+        return params  # they begin with several tokens, if they do
+    closing = [end, *model.tokenizer.encode("\n\n", add_bos=False)]
+    bounded = Thinking(budget, closing, None if thinking else begin)
+    return msgspec.structs.replace(params, thinking=bounded)
 
 
 def _salt(request: GenerationRequest) -> str:

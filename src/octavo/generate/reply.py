@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -110,11 +110,27 @@ def whole_calls(deltas: Iterable[TextDelta]) -> list[FunctionCall]:
     return calls
 
 
+def prompt_scores(
+    prompts: Sequence[list[int]], choices: Sequence[Sequence[TextDelta]]
+) -> list[list[TokenInfo]]:
+    """The log-probabilities of each choice's prompt, where they were asked for; empty if the
+    request ended before.
+
+    Choices of one prompt follow each other. Of a prompt of one token nothing is told, and one text
+    of a beam search tells for all.
+    """
+    each = len(choices) // len(prompts)
+    told = [[TokenInfo(p[0], None, [])] if len(p) == 1 else [] for p in prompts]
+    for i, deltas in enumerate(choices):
+        told[i // each] = next((d.prompt for d in deltas if d.prompt), told[i // each])
+    return [told[i // each] for i in range(len(choices))]
+
+
 def call_arguments(text: str) -> dict[str, Any]:
     """The arguments of a call as an object; empty if the reply ended within them."""
     try:
         value = msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -6,17 +6,19 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from octavo.errors import RequestError
+from octavo.errors import RequestError, UsageError
+from octavo.server.parsing import NOT_JSON
 
 AT_ONCE = 64  # requests of all batches that are in flight
 PAUSE = 0.5  # seconds before a request that is not served now is sent again
 LONGEST = 15.0  # of them, for each is twice the one before
 MOST_LINES = 50_000
 MAX_LINE = 8 << 20
+BEGINNING = b'{"id":"batch_req_'  # of each line of results
 encode = msgspec.json.Encoder().encode
 Ask = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]  # a path and a body
 Write = Callable[[bytes, bool], None]  # a line of results, and whether it is an answer
@@ -27,6 +29,12 @@ class Line(msgspec.Struct):
     url: str
     body: msgspec.Raw
     method: str = "POST"
+
+
+class Result(msgspec.Struct):
+    """What is read of a line of results."""
+
+    custom_id: str
 
 
 class Fault(NamedTuple):
@@ -52,7 +60,7 @@ def read_lines(path: Path, urls: Iterable[str]) -> Iterator[Line | Fault]:
                 continue
             try:
                 line = msgspec.json.decode(text, type=Line)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+            except NOT_JSON as e:
                 yield Fault(number, f"not a request: {e}")
                 continue
             if line.custom_id in seen:
@@ -65,17 +73,24 @@ def read_lines(path: Path, urls: Iterable[str]) -> Iterator[Line | Fault]:
 
 
 def finished_ids(path: Path) -> set[str]:
-    """The requests that a file of results answers. A line that was cut off is removed from it."""
+    """The requests that a file of results answers. A line that was cut off is removed from it.
+    Raises UsageError for a file of anything else, which stays as it is."""
     found: set[str] = set()
     if not path.exists():
         return found
     with path.open("r+b") as file:
         end = 0
-        for text in file:
-            if not text.endswith(b"\n"):
+        for number, text in enumerate(file, 1):
+            if not text.endswith(b"\n") and text[: len(BEGINNING)] == BEGINNING[: len(text)]:
                 break
+            try:
+                if not (text.startswith(BEGINNING) and text.endswith(b"\n")):
+                    raise ValueError
+                found.add(msgspec.json.decode(text, type=Result).custom_id)
+            except (ValueError, *NOT_JSON):
+                what = f"line {number} of {path.name} is no result of a batch"
+                raise UsageError(f"{what}; name another file") from None
             end += len(text)
-            found.add(msgspec.json.decode(text, type=dict[str, Any])["custom_id"])
         file.truncate(end)
     return found
 

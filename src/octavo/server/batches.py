@@ -244,9 +244,8 @@ class Batches:
         total, faults = await asyncio.to_thread(check)
         if not faults:
             return total
-        batch |= {"status": "failed", "failed_at": int(time.time())}
         _tell(batch, faults)
-        await self._save(owner, batch)
+        await to_its_end(asyncio.to_thread(self._close, owner, batch, "failed"))
         return 0
 
     def _close(self, owner: str, batch: Object, status: str) -> None:

@@ -107,9 +107,10 @@ class Connection(HttpToolsProtocol):
         excess = len(self.connections) - self._limits.connections
         if excess <= 0:
             return
+        others = cast("Iterable[Connection]", self.connections)
         if excess > OVERFLOW:
             self.transport.abort()
-        elif not _evict(cast("Iterable[Connection]", self.connections), self):
+        elif excess > sum(c.leaving for c in others) and not _evict(others, self):
             self._refuse(Refusal(503, "the server has too many connections", "overloaded"))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -139,9 +140,14 @@ class Connection(HttpToolsProtocol):
         """True while a completely received request waits for its response."""
         return any(not c.more_body for c in self._open)
 
+    @property
+    def leaving(self) -> bool:
+        """True once no request of this connection is answered any more."""
+        return self.transport.is_closing() or (self._deaf and not self.working)
+
     def give_way(self) -> float | None:
         """When the connection was last used, None if it must not be closed."""
-        return None if self.working or self._deaf or self.transport.is_closing() else self._used
+        return None if self.working or self.leaving else self._used
 
     # -- reading ------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -11,10 +12,11 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Scope
 
-from octavo.errors import RequestError
+from octavo.errors import RequestError, place
 from octavo.generate.reply import Usage
 from octavo.server.direct import DirectWriter
 
+LOG = logging.getLogger("octavo.server")
 OTHER = "other"  # the route of paths without one
 
 
@@ -69,10 +71,14 @@ class Exchange:
             task.cancel()
 
     def finish(self) -> None:
-        """The request has ended, whatever its status."""
+        """The request has ended, whatever its status. As its answer has been sent, what goes wrong
+        is only logged."""
         self.ended = time.monotonic()
         for give_back in self.at_end:
-            give_back()
+            try:
+                give_back()
+            except Exception as e:
+                LOG.error("after a request: %s", place(e))
 
     def failed(self, error: RequestError) -> None:
         self.status, self.code = error.status, error.code

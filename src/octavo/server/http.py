@@ -114,9 +114,9 @@ class EventStream(Response):
     """A response in chunks from a generator, which is closed as soon as the client is gone."""
 
     def __init__(self, frames: AsyncGenerator[bytes, None], media_type: str) -> None:
-        super().__init__(None, 200, STREAM_HEADERS, media_type)
-        del self.headers["content-length"]
         self.frames = frames
+        self.status_code, self.media_type, self.background = 200, media_type, None
+        self.init_headers(STREAM_HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange(scope).direct = getattr(send, "direct", None)

@@ -52,6 +52,13 @@ class _Queue(QueueHandler):
         return record
 
 
+class _Stream(logging.StreamHandler[TextIO]):
+    """Writes lines as long as somebody reads them."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Says nothing: there is nobody, or no room, to say it to."""
+
+
 def _write(waiting: Queue[logging.LogRecord | None], handler: logging.Handler) -> None:
     while (record := waiting.get()) is not None:
         handler.handle(record)
@@ -63,7 +70,7 @@ def logging_to(stream: TextIO, level: str = "info", form: str = "text") -> Itera
 
     A thread writes them: a blocked terminal must not block the server.
     """
-    written = logging.StreamHandler(stream)
+    written = _Stream(stream)
     written.setFormatter(JsonFormat() if form == "json" else TextFormat())
     waiting: Queue[logging.LogRecord | None] = Queue(MOST_LINES)
     writer = Thread(target=_write, args=(waiting, written), daemon=True)

@@ -15,6 +15,8 @@ from octavo.errors import InvalidValue, RequestError
 from octavo.server.sizes import SMALL, SizeBounds
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+# what msgspec raises for what it cannot read
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 FindBounds = Callable[[str | None], SizeBounds]
 _AT = " - at `$"  # before the path of the field at fault, in what msgspec says
 _FIELD = re.compile(r"Object (contains unknown|missing required) field `(.*)`$", re.DOTALL)

@@ -19,6 +19,7 @@ from typing import Annotated
 import msgspec
 
 from octavo.generate.reply import TextDelta
+from octavo.server.parsing import NOT_JSON
 
 encode = msgspec.json.Encoder().encode
 TOKENS, USAGE = b": tokens ", b": usage "
@@ -93,7 +94,7 @@ class Follower:
         self._seen = 0  # bytes of what is held that have been looked through
 
     def feed(self, data: bytes) -> bytes:
-        """What can be passed on now. Raises msgspec.MsgspecError for what no server says."""
+        """What can be passed on now. Raises NOT_JSON for what no server says."""
         held = self._held + data if self._held else data
         ready, begin, look = b"", 0, self._seen
         while (end := held.find(END, look)) >= 0:
@@ -102,7 +103,7 @@ class Follower:
                 continue
             try:
                 ours = self._take(held[start:end])
-            except msgspec.MsgspecError:
+            except NOT_JSON:
                 if not ready:
                     raise
                 look = start  # it is raised once what came before has been passed on

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -13,7 +14,7 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from octavo.errors import UsageError
+from octavo.errors import UsageError, place
 from octavo.generate.media import MediaPolicy
 from octavo.server.background import Background
 from octavo.server.batches import Batches
@@ -30,6 +31,7 @@ from octavo.server.store import Store
 from octavo.server.timelines import Timelines
 
 Find = Callable[[], Sequence[NamedSource]]
+LOG = logging.getLogger("octavo.server")
 FIND_SECONDS = 5.0  # between looks for models
 
 
@@ -73,10 +75,17 @@ class Models:
 
 async def _find(models: Registry, find: Find) -> None:
     """Adds models that are found while serving, for ever. One with a taken name is left out."""
+    known = ""
     while True:
-        for options, source in await asyncio.to_thread(find):
-            with contextlib.suppress(UsageError):
-                add_source(models, options, source)
+        try:
+            for options, source in await asyncio.to_thread(find):
+                with contextlib.suppress(UsageError):
+                    add_source(models, options, source)
+            known = ""
+        except Exception as e:  # the next look may go well
+            if (wrong := place(e)) != known:
+                LOG.error("models could not be looked for: %s", wrong)
+            known = wrong
         await asyncio.sleep(FIND_SECONDS)
 
 

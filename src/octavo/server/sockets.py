@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,6 +14,7 @@ from octavo.errors import InvalidValue, Overloaded, RequestError
 from octavo.server.dialect import ErrorBody
 from octavo.server.guard import Principal, principal
 from octavo.server.loopback import Loopback
+from octavo.server.parsing import NOT_JSON
 
 MOST_RUNNING = 64  # requests of one socket
 MAX_ID = 64
@@ -120,7 +122,7 @@ def _read(text: str) -> SocketMessage:
     """A message. Raises InvalidValue."""
     try:
         asked = msgspec.json.decode(text, type=SocketMessage)
-    except (msgspec.DecodeError, RecursionError) as e:
+    except NOT_JSON as e:
         raise InvalidValue(f"a message is an object with id, path and body: {e}") from None
     if not 1 <= len(asked.id) <= MAX_ID:
         raise InvalidValue(f"id has 1 to {MAX_ID} characters", "id")
@@ -141,4 +143,6 @@ def _chunks(media: str, data: bytes) -> Iterator[bytes]:
 
 
 async def _send(socket: WebSocket, id: str | None, **fields: Any) -> None:
-    await socket.send_text(encode({"id": id, **fields}).decode())
+    """Sends a message, or nothing to a client that has left, as `_text` will say."""
+    with suppress(WebSocketDisconnect, RuntimeError):  # the second: both sides are closing
+        await socket.send_text(encode({"id": id, **fields}).decode())

@@ -21,7 +21,14 @@ from octavo.engine.constraint import TokenTable
 from octavo.engine.defaults import GenerationConfig
 from octavo.engine.open import OpenModel, open_model
 from octavo.engine.plan import Plan
-from octavo.errors import ModelChanged, ModelNotFound, RequestError, UsageError
+from octavo.errors import (
+    EngineFailed,
+    ModelChanged,
+    ModelNotFound,
+    Overloaded,
+    RequestError,
+    UsageError,
+)
 from octavo.generate.model import ServedModel
 from octavo.generate.served import served_model, token_table
 from octavo.server.registry import Entry, Registry
@@ -179,13 +186,16 @@ class ModelSource:
         return replace(served, aliases=options.also, created=self.created)
 
     async def _load_adapters(self, client: Engines) -> None:
-        """Loads the adapters. Raises UsageError the first time; later, those that are gone go."""
+        """Loads the adapters. Raises UsageError the first time; later, those that are gone go.
+        Raises RequestError if the engine ends meanwhile."""
         for name, path in list(self.adapters.items()):
             try:
                 await client.load_adapter(name, path)
             except RequestError as e:
                 if not self._loads:
                     raise UsageError(f"--lora {name}: {e}") from None
+                if isinstance(e, EngineFailed | Overloaded):
+                    raise
                 LOG.error("adapter %s is not loaded again: %s", name, e)
                 del self.adapters[name]
 

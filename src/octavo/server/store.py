@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,8 @@ class Store:
     """Responses by id. Each belongs to an owner, and nobody else finds it.
 
     folder: where they outlive the server, None for a folder that ends with it. All of it may be
-    called from any thread. Raises UsageError for a folder that another server uses.
+    called from any thread. Raises UsageError for a folder that another server uses, or
+    whose file is damaged.
     """
 
     def __init__(self, folder: Path | None = None, most: int = MOST_BYTES) -> None:
@@ -74,12 +75,20 @@ class Store:
         except OSError:
             self._held.close()
             raise UsageError(f"another server keeps its data in {self.folder}") from None
-        self._db = sqlite3.connect(self.folder / "octavo.sqlite3", check_same_thread=False)
-        with self._write() as db:
-            db.executescript(SCHEMA)
-        self._total = self._db.execute(
-            "SELECT COALESCE(SUM(LENGTH(input) + LENGTH(response)), 0) FROM responses"
-        ).fetchone()[0]
+        file = self.folder / "octavo.sqlite3"
+        with ExitStack() as undo:
+            undo.callback(self._held.close)
+            try:
+                self._db = sqlite3.connect(file, check_same_thread=False)
+                undo.callback(self._db.close)
+                with self._write() as db:
+                    db.executescript(SCHEMA)
+                self._total = self._db.execute(
+                    "SELECT COALESCE(SUM(LENGTH(input) + LENGTH(response)), 0) FROM responses"
+                ).fetchone()[0]
+            except sqlite3.Error as e:
+                raise UsageError(f"{file} cannot be used: {e}") from None
+            undo.pop_all()
 
     @contextmanager
     def _write(self) -> Iterator[sqlite3.Connection]:
@@ -154,13 +163,16 @@ class Store:
     # -- objects ------------------------------------------------------------------------------
 
     def put_object(self, owner: str, value: Object) -> None:
-        """Keeps an object (a file's or a batch's description), in place of one with its id."""
+        """Keeps an object (a file's or a batch's description), in the place of one with its id."""
         row = (
             value["id"], value["object"], owner, value["created_at"], value["status"],
             msgspec.json.encode(value),
         )  # fmt: skip
         with self._write() as db:
-            db.execute("INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?, ?)", row)
+            db.execute(
+                "INSERT INTO objects VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE "
+                "SET status = excluded.status, body = excluded.body", row,
+            )  # fmt: skip
 
     def get_object(self, owner: str, kind: str, id: str) -> Object:
         """An object. Raises NotStored."""

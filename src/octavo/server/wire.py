@@ -24,6 +24,7 @@ class Wire:
         self._loop = asyncio.get_running_loop()
         self._ahead = 0
         self._head = b""  # that waits
+        self._ended = False  # nothing more can be sent
 
     def begin_answer(self) -> None:
         """Sends the next byte that every response begins with."""
@@ -43,6 +44,7 @@ class Wire:
 
     def write_eof(self) -> None:
         self.flush()
+        self._ended = True
         self.inner.write_eof()
 
     def close(self) -> None:
@@ -52,7 +54,7 @@ class Wire:
     def flush(self) -> None:
         """Sends a head that waits."""
         head, self._head = self._head, b""
-        if head and not self.inner.is_closing():
+        if head and not self._ended and not self.inner.is_closing():
             self.inner.write(head)
 
     def __getattr__(self, name: str) -> Any:

@@ -6,6 +6,8 @@ complete, exactly as the model wrote them. It evaluates nothing.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 MAX_NAME = 256  # characters of a function's name
 ARGUMENTS = frozenset(("arguments", "parameters"))
 KEYS = ARGUMENTS | {"name", "id", "type"}
@@ -55,12 +57,12 @@ class ObjectScanner:
 class CallScanner:
     """Finds name and arguments in `{"name": ..., "arguments": {...}}`, keys in any order.
 
-    Created with a name, it takes the whole object as the arguments. done: the object has ended.
-    failed: it is no call.
+    Created with a name, it takes the whole object as the arguments. names: what may be called, None
+    for anything. done: the object has ended. failed: it is no call.
     """
 
-    def __init__(self, name: str | None = None) -> None:
-        self.name = name
+    def __init__(self, name: str | None = None, names: Collection[str] | None = None) -> None:
+        self.name, self._names = name, names
         self.done = self.failed = False
         self._read: list[str] = []  # as long as it may be no call
         self._only_arguments = name is not None
@@ -92,8 +94,11 @@ class CallScanner:
             self._arguments.append(c)
         elif key is None and scan.key is not None:
             self.failed = self.name is None and scan.key not in KEYS
-        elif in_string and not scan.in_string and depth == 1 and key == "name":
-            self.name = scan.string
+        elif (
+            in_string and not scan.in_string and depth == 1 and key == "name" and self.name is None
+        ):
+            self.failed = self._names is not None and scan.string not in self._names
+            self.name = None if self.failed else scan.string
         if scan.depth == 0:
             self.done = True
             self.failed = self.name is None

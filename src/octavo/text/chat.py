@@ -162,15 +162,16 @@ class ChatTemplate:
         given = [[message_variables(m, parts) for m in messages], extra]
         everything = _json(given, ensure_ascii=False)
         unused = [c for c in ESCAPES if c not in everything]
-        if len(unused) < 2:
+        if len(unused) < 3:
             raise RequestError("the messages use every Unicode noncharacter", "messages")
-        escape, mark = unused[:2]
+        escape, mark, end = unused[:3]
         if placeholders and not parts:
             placeholders, given[0] = (mark,), [message_variables(m, mark=mark) for m in messages]
         shielded, extra = _map_text(given, lambda s: self._tokenizer.shield(s, escape))
         text = self._render(shielded, extra)
         if continued:
-            text = _left_open(text, _last_text(shielded[-1].get("content", "")))
+            marked = self._render([*shielded[:-1], _ending(shielded[-1], end)], extra)
+            text = _left_open(text, marked.rpartition(end)[0])
         if placeholders:
             text = _with_media(text, placeholders, media)
         return Written(text, escape)
@@ -202,18 +203,23 @@ def _with_media(text: str, placeholders: Sequence[str], media: Sequence[str]) ->
     return between[0] + "".join(shown + after for shown, after in rest)
 
 
-def _last_text(content: Any) -> str:
-    """The text that a message ends with."""
-    return content[-1].get("text", "") if isinstance(content, list) and content else content or ""
-
-
-def _left_open(text: str, last: str) -> str:
-    """The rendered text up to the end of the last message's content."""
-    at = text.rfind(last.strip())
-    if at < 0 or not last.strip():
+def _ending(message: dict[str, Any], end: str) -> dict[str, Any]:
+    """A message whose text ends with `end`. Raises RequestError for one without a text."""
+    content = message.get("content") or ""
+    parts = content if isinstance(content, list) else [{"text": content}]
+    if not (text := parts[-1].get("text", "")).strip():
         raise RequestError("the last message leaves nothing to continue", "continue_final_message")
-    kept = last.lstrip() if text.startswith(last.lstrip(), at) else last.strip()
-    return text[: at + len(kept)]
+    last = parts[-1] | {"text": text + end}
+    return message | {"content": [*parts[:-1], last] if parts is content else last["text"]}
+
+
+def _left_open(text: str, before: str) -> str:
+    """The rendered text up to the end of the last message's content. before: what is before a mark
+    at that end, white space too, which the template may leave out where there is no mark."""
+    before = before if text.startswith(before) else before.rstrip()
+    if not before or not text.startswith(before):
+        raise RequestError("the last message leaves nothing to continue", "continue_final_message")
+    return before
 
 
 def _map_text(value: Any, change: Callable[[str], str]) -> Any:

@@ -83,5 +83,6 @@ def after_thoughts(grammar: str, opening: str, closing: str, inside: bool) -> st
         thoughts = f"thoughts: THOUGHTS {closing} SPACE?\nTHOUGHTS: /(.|\\n)*/"
     else:
         thoughts = f"thoughts: closed SPACE?\nclosed[lazy]: /(.|\\n)*/ {closing}"
-    answer = re.sub(r"(?m)^start\s*:", "answer:", grammar, count=1)
-    return f"{answer}\nstart: {head} answer\n{thoughts}\nSPACE: /\\s+/"
+    options, _, rules = grammar.partition("\n")  # nested: its rules may have any names
+    answer = f"answer: %lark {{\n{rules}\n}}"
+    return f"{options}\nstart: {head} answer\n{answer}\n{thoughts}\nSPACE: /\\s+/"

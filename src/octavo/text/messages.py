@@ -187,12 +187,12 @@ def _call(at: str, given: Any) -> ToolCall:
     function = call.get("function", call)
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidValue(f"{at}.function.name is not a string", f"{at}.function.name")
-    arguments = call_arguments(at, function.get("arguments", {}))
+    arguments = call_arguments(f"{at}.function.arguments", function.get("arguments", {}))
     return ToolCall(function["name"], arguments, _string(at, dict(call), "id"))
 
 
-def call_arguments(at: str, given: Any) -> JsonObject:
-    """A call's arguments, given as JSON text or as an object. Raises RequestError naming `at`."""
+def call_arguments(name: str, given: Any) -> JsonObject:
+    """A call's arguments, given as JSON text or as an object. Raises RequestError naming `name`."""
     value = given
     if isinstance(given, str):
         try:
@@ -200,7 +200,6 @@ def call_arguments(at: str, given: Any) -> JsonObject:
         except (msgspec.DecodeError, ValueError, RecursionError):
             value = None
     if not isinstance(value, dict):
-        name = f"{at}.function.arguments"
         raise InvalidValue(f"{name} is not a JSON object", name)
     return value
 

@@ -8,7 +8,7 @@ may still belong to a marker is held back; how much is bounded, so the work is l
 from __future__ import annotations
 
 import secrets
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from dataclasses import dataclass, field
 
 from octavo.text.call_scanner import MAX_NAME, CallScanner
@@ -46,11 +46,16 @@ class ReplyParser:
     """Splits one reply.
 
     tools: how the model writes calls, None if it may make none. reasoning: whether to look for
-    thoughts. thinking: whether the prompt ended within thoughts. calls: number of calls so far.
+    thoughts. thinking: whether the prompt ended within thoughts. names: of functions, None for any:
+    in formats that need no marker, JSON that names no such function is content. calls: number of
+    calls so far.
     """
 
-    def __init__(self, tools: ToolFormat | None, reasoning: bool, thinking: bool) -> None:
-        self._stream = _Stream()
+    def __init__(
+        self, tools: ToolFormat | None, reasoning: bool, thinking: bool,
+        names: Collection[str] | None = None,
+    ) -> None:  # fmt: skip
+        self._stream = _Stream(names if tools is not None and tools.bare else None)
         self._parser = _parse_reply(self._stream, tools, reasoning, thinking and reasoning)
 
     @property
@@ -77,10 +82,12 @@ class ReplyParser:
 class _Stream:
     """The text to parse, and what was found in it.
 
-    text: received, not parsed. ended: no more will come. preamble: parsed, and content if no call
-    follows. delta: found since the last `push`. calls: begun so far. shown: any content was found.
+    names: what may be called, None for anything. text: received, not parsed. ended: no more will
+    come. preamble: parsed, and content if no call follows. delta: found since the last `push`.
+    calls: begun so far. shown: any content was found.
     """
 
+    names: Collection[str] | None
     text: str = ""
     ended: bool = False
     preamble: str = ""
@@ -198,7 +205,7 @@ def _parse_calls(s: _Stream, style: ToolFormat) -> Iterator[None]:
         marker = max((m for m in markers if rest.startswith(m)), key=len, default="")
         heading, brace, _ = rest.partition("{")
         may_be_name = style.named and len(heading) < MAX_NAME and "\n" not in heading
-        name = heading.removesuffix("[ARGS]").strip()
+        name = heading.removesuffix("[ARGS]").partition("[CALL_ID]")[0].strip()
         if len(s.preamble) + space > MAX_PREAMBLE:
             break
         if undecided:
@@ -219,7 +226,7 @@ def _parse_calls(s: _Stream, style: ToolFormat) -> Iterator[None]:
             yield
         elif brace and (not heading or (may_be_name and name)):
             s.skip(space + len(heading))
-            if not (yield from _parse_call(s, CallScanner(name or None))):
+            if not (yield from _parse_call(s, CallScanner(name or None, s.names))):
                 return
         else:
             break

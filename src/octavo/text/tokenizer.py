@@ -151,8 +151,16 @@ class Tokenizer:
         return self.bytes_saying(tuple(self._control))
 
     def decode(self, ids: list[int]) -> str:
-        """Text of token ids. Control tokens are dropped; invalid UTF-8 becomes U+FFFD."""
-        return b"".join(self.bytes[i] for i in ids).decode("utf-8", "replace")
+        """Text of token ids. Control tokens are dropped, and those that only the model has; invalid
+        UTF-8 becomes U+FFFD."""
+        known = len(self.bytes)
+        return b"".join(self.bytes[i] for i in ids if i < known).decode("utf-8", "replace")
+
+    def spelled(self, token: int) -> bytes:
+        """The bytes of a token, of a control token its name; none of one that only the model has:
+        embeddings may have more rows than there are tokens."""
+        known = self.bytes[token] if token < len(self.bytes) else b""
+        return known or self.name(token).encode()
 
     def save(self, path: Path) -> None:
         """Writes a tokenizer.json."""

@@ -25,7 +25,8 @@ from octavo.text.tokenizer import Tokenizer
 # Markers that are control tokens in some vocabularies; their text is needed to find calls.
 THINK, THOUGHT = "<think>", "</think>"
 MARKERS = (
-    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", THINK, THOUGHT,
+    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<|python_tag|>", THINK,
+    THOUGHT,
 )  # fmt: skip
 
 

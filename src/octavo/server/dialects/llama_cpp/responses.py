@@ -175,5 +175,4 @@ def _stop_type(last: TextDelta) -> str:
 
 def _text(tokenizer: Tokenizer, ids: list[int]) -> str:
     """The text of a prompt, with the names of its control tokens."""
-    pieces = (tokenizer.bytes[i] or tokenizer.name(i).encode() for i in ids)
-    return b"".join(pieces).decode("utf-8", "replace")
+    return b"".join(map(tokenizer.spelled, ids)).decode("utf-8", "replace")

@@ -73,6 +73,8 @@ def show(body: ShowBody, served: ServedModel) -> bytes:
         able.append("insert")
     if template is not None and served.task == "generate":
         able += ["tools", *(["thinking"] if template.reasons else [])]
+    if served.images is not None and served.task == "generate":
+        able.append("vision")
     info = {
         "general.architecture": about.architecture,
         "general.parameter_count": about.parameters,

@@ -112,6 +112,8 @@ def _sampling(options: Options, logprobs: int | None) -> Sampling:
     given = {name: getattr(options, option) for name, option in SAMPLING.items()}
     if options.repeat_last_n == 0:  # no token is looked back at
         given |= PENALTIES
+    if options.seed == -1:
+        given["seed"] = None
     limit = options.num_predict  # 0 and below: until the context is full
     limit = limit if limit is not None and limit > 0 else None
     return Sampling(max_tokens=limit, logprobs=logprobs, **given)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -10,11 +10,12 @@ from msgspec import Raw
 
 from octavo.engine.request import MAX_INT32, MAX_LOGPROBS
 from octavo.errors import InvalidValue, RequestError
+from octavo.generate.reply import call_arguments as reply_arguments
 from octavo.generate.request import GenerationRequest, NamedTool, Sampling, read_response_format
 from octavo.server.bounds import sampling, within
 from octavo.server.dialects.openai.messages import MAX_MESSAGES, MAX_PARTS
 from octavo.server.dialects.openai.requests import required_options
-from octavo.server.dialects.openai.schemas import KIB, Int, Verbosity
+from octavo.server.dialects.openai.schemas import KIB, Effort, Int, Verbosity
 from octavo.server.parsing import Fields
 from octavo.server.sizes import AtMost, Entries
 from octavo.text import messages as neutral
@@ -98,7 +99,7 @@ class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Reasoning(msgspec.Struct, forbid_unknown_fields=True):
-    effort: str | None = None
+    effort: Effort | None = None
     summary: Raw = Raw()
     generate_summary: Raw = Raw()
 
@@ -182,7 +183,7 @@ def responses_request(body: ResponsesBody, history: list[Any]) -> GenerationRequ
     """What a body asks for after what was said before. Raises RequestError."""
     _check(body)
     messages = [neutral.message("system", body.instructions)] if body.instructions else []
-    messages += conversation([*map(_kept, history), *read_items(body.input)])
+    messages += conversation([_kept(item) for item in history], read_items(body.input))
     effort = body.reasoning.effort if body.reasoning else None
     options: dict[str, Any] = {}
     if effort is not None:
@@ -236,18 +237,23 @@ def _structure(given: TextOptions | None) -> Structure | None:
     return read_response_format({"type": form.type, "schema": form.schema})
 
 
-def conversation(items: Iterable[Item]) -> list[neutral.Message]:
-    """Items as messages: thoughts and calls belong to the answer they come with."""
+def _arguments(i: int, given: str) -> dict[str, Any]:
+    """The arguments of a call. Raises RequestError, but not for what was said before, whose index
+    is negative: a reply may have ended within its call."""
+    return reply_arguments(given) if i < 0 else call_arguments(f"input[{i}].arguments", given)
+
+
+def conversation(kept: Sequence[Item], given: Sequence[Item]) -> list[neutral.Message]:
+    """What was said before and an input as messages: thoughts and calls belong to the answer they
+    come with."""
     out: list[neutral.Message] = []
     thoughts = ""
-    for i, item in enumerate(items):
+    for i, item in enumerate([*kept, *given], -len(kept)):
         match item:
             case ReasoningItem():
                 thoughts += _text(item.content or item.summary)
             case CallItem():
-                call = neutral.ToolCall(
-                    item.name, call_arguments(f"input[{i}]", item.arguments), item.call_id
-                )
+                call = neutral.ToolCall(item.name, _arguments(i, item.arguments), item.call_id)
                 if out and out[-1].role == "assistant" and not thoughts:
                     said = out[-1]
                     calls = (*said.tool_calls, call)

@@ -30,7 +30,7 @@ def response_object(body: ResponsesBody, id: str, model: str, created: int) -> O
     if body.text is not None and body.text.format is not None:
         given = builtins(body.text.format)
         form = {k: v for k, v in given.items() if v is not None}
-    reasoning = body.reasoning
+    reasoning, verbosity = body.reasoning, (body.text and body.text.verbosity) or "medium"
     return {
         "id": id, "object": "response", "created_at": created, "status": "queued",
         "background": bool(body.background), "error": None, "incomplete_details": None,
@@ -40,7 +40,7 @@ def response_object(body: ResponsesBody, id: str, model: str, created: int) -> O
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": reasoning.effort if reasoning else None, "summary": None},
         "service_tier": "default", "store": body.store is not False,
-        "temperature": body.temperature, "text": {"format": form},
+        "temperature": body.temperature, "text": {"format": form, "verbosity": verbosity},
         "tool_choice": builtins(body.tool_choice or "auto"),
         "tools": [_tool(builtins(t)) for t in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0, "top_p": body.top_p,
@@ -53,14 +53,16 @@ def _tool(given: Object) -> Object:
 
 
 def input_items(body: ResponsesBody) -> list[Object]:
-    """An input as it is kept: every item has an id, and content is a list."""
+    """An input as it is kept: every item has an id of its own, and content is a list."""
     given = body.input
     read_items(given)
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    out = []
+    out, ids = [], set[str]()
     for item in items:
         made = {"type": "message", **item}
-        made["id"] = made.get("id") or f"{PREFIXES[made['type']]}_{secrets.token_hex(12)}"
+        if not made.get("id") or made["id"] in ids:
+            made["id"] = f"{PREFIXES[made['type']]}_{secrets.token_hex(12)}"
+        ids.add(made["id"])
         if isinstance(made.get("content"), str):
             kind = "output_text" if made["role"] == "assistant" else "input_text"
             part: Object = {"type": kind, "text": made["content"]}
@@ -111,6 +113,8 @@ class ItemsWriter:
     def chunks(self, delta: TextDelta) -> bytes:
         """The events of a delta: items that begin, grow and end."""
         self._untold += delta.tokens
+        if not delta.text and (delta.reasoning or delta.calls):
+            self._untold = []  # they are of what is no text
         out = b"".join(map(self._change, self._blocks.push(delta)))
         if delta.reasoning and not delta.text:
             self._thoughts += len(delta.ids)
@@ -130,14 +134,19 @@ class ItemsWriter:
             return self._event("function_call_arguments.delta", delta=change.text, **place)
         fields: Object = {"content_index": 0, "delta": change.text, **place}
         if name == "output_text":
-            fields["logprobs"] = self._logprobs(self._tell())
-        else:
-            self._untold = []
+            fields["logprobs"] = self._logprobs(self._tell(change.text))
         return self._event(f"{name}.delta", **fields)
 
-    def _tell(self) -> list[TokenInfo]:
-        """Takes the tokens of a text that have come since the last time."""
+    def _tell(self, text: str) -> list[TokenInfo]:
+        """Takes the tokens of new text that have come since the last time. Those before the first
+        text may be of what is not shown, such as markers: the last that can hold it are its."""
         told, self._untold = self._untold, []
+        if not self._tokens[-1]:
+            missing, first = len(text.encode()), len(told)
+            while missing > 0 and first > 0:
+                first -= 1
+                missing -= len(self._job.model.tokenizer.spelled(told[first].token))
+            told = told[first:]
         self._tokens[-1] += told
         return told
 
@@ -172,7 +181,7 @@ class ItemsWriter:
             part: Object = {"type": name, "text": block.text}
             text: Object = {"text": block.text, "content_index": 0, **place}
             if name == "output_text":
-                self._tell()
+                self._untold = []  # nothing of them is shown
                 scored = self._logprobs(self._tokens[-1])
                 part |= {"annotations": [], "logprobs": scored}
                 text["logprobs"] = scored

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
+from codecs import getincrementaldecoder
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,7 +13,7 @@ import msgspec
 
 from octavo.errors import RequestError
 from octavo.generate.prepare import PreparedRequest
-from octavo.generate.reply import TextDelta, TokenInfo, Usage, whole_calls
+from octavo.generate.reply import TextDelta, TokenInfo, Usage, prompt_scores, whole_calls
 from octavo.server.dialects.openai.errors import error_body
 from octavo.server.dialects.openai.schemas import ChatBody, CompletionBody
 from octavo.text import CallDelta, Tokenizer
@@ -24,14 +26,10 @@ def sse(value: Any) -> bytes:
     return b"data: " + encode(value) + b"\n\n"
 
 
-def _token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
-    return tokenizer.bytes[token] or tokenizer.name(token).encode()
-
-
 def token_entry(
     tokenizer: Tokenizer, token: int, logprob: float | None, named: bool = False
 ) -> dict[str, Any]:
-    raw = _token_bytes(tokenizer, token)
+    raw = tokenizer.spelled(token)
     text = f"token_id:{token}" if named else raw.decode("utf-8", "replace")
     return {"token": text, "logprob": logprob, "bytes": list(raw)}
 
@@ -48,7 +46,7 @@ def _key(tokenizer: Tokenizer, token: int, named: bool) -> str:
     """A token as completions write it: its text, or its bytes if they are not UTF-8."""
     if named:
         return f"token_id:{token}"
-    raw = _token_bytes(tokenizer, token)
+    raw = tokenizer.spelled(token)
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -66,31 +64,41 @@ def _alternatives(tokenizer: Tokenizer, info: TokenInfo, named: bool) -> dict[st
     return out
 
 
+class Offsets:
+    """Where in a text its tokens begin: those that hold a part of a character begin with it."""
+
+    def __init__(self) -> None:
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+        self._length = 0
+
+    def push(self, token: bytes) -> int:
+        """Where the next token begins."""
+        begin = self._length
+        self._length += len(self._decoder.decode(token))
+        return begin
+
+
 def completion_logprobs(
-    tokenizer: Tokenizer, tokens: list[TokenInfo], offset: int, named: bool
-) -> tuple[dict[str, Any], int]:
-    """The tokens' log-probabilities, and where the text after them begins."""
-    offsets = []
-    for t in tokens:
-        offsets.append(offset)
-        offset += len(_token_bytes(tokenizer, t.token).decode("utf-8", "replace"))
-    value = {
+    tokenizer: Tokenizer, tokens: list[TokenInfo], offsets: Offsets, named: bool
+) -> dict[str, Any]:
+    """The tokens' log-probabilities. offsets: of the tokens before them."""
+    return {
         "tokens": [_key(tokenizer, t.token, named) for t in tokens],
         "token_logprobs": [t.logprob for t in tokens],
         "top_logprobs": [_alternatives(tokenizer, t, named) for t in tokens],
-        "text_offset": offsets,
+        "text_offset": [offsets.push(tokenizer.spelled(t.token)) for t in tokens],
     }
-    return value, offset
 
 
-def prompt_logprobs(tokenizer: Tokenizer, tokens: list[TokenInfo]) -> list[Any]:
-    """vLLM's form: for each token a map of ids, itself among them, to log-probabilities."""
+def prompt_logprobs(tokenizer: Tokenizer, tokens: list[TokenInfo], top: int) -> list[Any]:
+    """vLLM's form: for each token a map of ids, itself among them, to log-probabilities. top: how
+    many others."""
     out: list[Any] = []
     for t in tokens:
         if t.logprob is None:
             out.append(None)
             continue
-        entries = dict(t.top) | {t.token: t.logprob}
+        entries = dict(t.top[:top]) | {t.token: t.logprob}
         out.append(
             {
                 str(i): {"logprob": p, "decoded_token": token_entry(tokenizer, i, 0)["token"]}
@@ -138,6 +146,7 @@ class ResponseWriter:
         self._chat = isinstance(body, ChatBody)
         self._role = _role(body) if isinstance(body, ChatBody) else ""
         self._ids = bool(body.return_token_ids)
+        self._prompt_top = body.prompt_logprobs  # alternatives
         self._named = bool(body.return_tokens_as_token_ids)
         self._base = {
             "id": ("chatcmpl-" if self._chat else "cmpl-") + secrets.token_hex(12),
@@ -147,7 +156,7 @@ class ResponseWriter:
         }
         if body.resume is not None:
             self._base |= {"id": body.resume.id, "created": body.resume.created}
-        self._offsets: dict[int, int] = {}
+        self._offsets = defaultdict[int, Offsets](Offsets)
         self._generated: dict[int, int] = {}  # tokens of each choice
 
     def _logprobs(self, choice: int, tokens: list[TokenInfo]) -> dict[str, Any] | None:
@@ -156,9 +165,7 @@ class ResponseWriter:
         tokenizer, named = self._served.tokenizer, self._named
         if self._chat:
             return chat_logprobs(tokenizer, tokens, named)
-        begin = self._offsets.get(choice, 0)
-        value, self._offsets[choice] = completion_logprobs(tokenizer, tokens, begin, named)
-        return value
+        return completion_logprobs(tokenizer, tokens, self._offsets[choice], named)
 
     def _prompt(self, choice: int) -> list[int]:
         return self._job.prompts[choice // self._job.made]
@@ -242,6 +249,7 @@ class ResponseWriter:
         """The response of a request that does not stream."""
         out = []
         scored: list[Any] | None = None
+        prompts = prompt_scores(self._job.prompts, choices)
         for index, deltas in enumerate(choices):
             if not deltas:
                 continue  # a beam search may find fewer texts than were asked for
@@ -256,9 +264,9 @@ class ResponseWriter:
                 if not self._chat:
                     body["prompt_token_ids"] = self._job.prompts[index // self._job.n]
             choice = self._choice(index, body, logprobs, finish)
-            prompt = next((d.prompt for d in deltas if d.prompt), None)
-            if prompt is not None and not self._job.echo:
-                scored = prompt_logprobs(self._served.tokenizer, prompt)
+            if self._prompt_top is not None and prompts[index]:
+                tokenizer = self._served.tokenizer
+                scored = prompt_logprobs(tokenizer, prompts[index], self._prompt_top)
                 if not self._chat:
                     choice["prompt_logprobs"] = scored
             out.append(_scored(choice, deltas[-1]))

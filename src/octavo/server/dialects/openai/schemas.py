@@ -55,6 +55,7 @@ FIELDS = Fields(
 )
 
 Verbosity = Literal["low", "medium", "high"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Int = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]  # what all that computes can hold
 
 
@@ -162,9 +163,7 @@ class ChatBody(Common, kw_only=True):
     tool_choice: Annotated[str | ToolChoice | None, AtMost(4 * KIB)] = None
     parallel_tool_calls: bool | None = None
     thinking_token_budget: Annotated[Int | None, within(0, MAX_INT32)] = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
-        None
-    )
+    reasoning_effort: Effort | None = None
     verbosity: Verbosity | None = None
     prediction: Annotated[Prediction | None, AtMost(1024 * KIB)] = None
 

@@ -37,7 +37,7 @@ def _ids(body: TokenizeBody, served: ServedModel) -> list[int]:
 
 def _piece(token: int, served: ServedModel) -> dict[str, Any]:
     """A token with its text, or with its bytes if they are not UTF-8."""
-    raw = served.tokenizer.bytes[token] or served.tokenizer.name(token).encode()
+    raw = served.tokenizer.spelled(token)
     try:
         return {"id": token, "piece": raw.decode()}
     except UnicodeDecodeError:
